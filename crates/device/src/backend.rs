@@ -1,0 +1,269 @@
+//! The operations a forward pass is made of, and the memory they work on.
+//!
+//! A backend owns its memory: tensors, weights and KV storage are opaque handles made once at start. The operations
+//! of a step allocate nothing, return nothing to the host and never branch on a tensor's contents, so that a device
+//! may record them once and replay them; only `upload` and `download` cross the border. Activations are `[rows,
+//! width]`, one row a token, whatever request it belongs to.
+//!
+//! Every operation is row-independent: a row's result depends on that row's inputs alone, bit for bit, never on how
+//! many rows run beside it or on the number of threads. Reductions run in one fixed order.
+
+use folio_formats::Matrix;
+
+use crate::{Batch, Result};
+
+/// A device that can run a decoder.
+pub trait Backend: Send + 'static {
+    /// f32-valued activations `[rows, cols]`; the device may hold them in a narrower type.
+    type Tensor: Send;
+    /// A short constant vector: norm weights, biases, sinks, inverse frequencies.
+    type Vector: Send;
+    /// `[outputs, inputs]` of one linear layer (or an embedding table), in the layout its kernels stream.
+    type Weight: Send;
+    /// The experts of one layer.
+    type Experts: Send;
+    /// Paged keys and values of one layer group.
+    type Kv: Send;
+    /// What one step is about: ids, positions, spans, block tables; and the scratch that follows from its size.
+    type Inputs: Send;
+
+    // ---- made once, at start ----
+
+    fn tensor(&mut self, rows: usize, cols: usize) -> Result<Self::Tensor>;
+    fn vector(&mut self, values: &[f32]) -> Result<Self::Vector>;
+    /// Copies and repacks; the matrix's bytes are not needed afterwards.
+    fn weight(&mut self, matrix: &Matrix<'_>) -> Result<Self::Weight>;
+    fn experts(&mut self, source: ExpertsSource<'_>) -> Result<Self::Experts>;
+    fn kv(&mut self, shape: KvShape) -> Result<Self::Kv>;
+    fn inputs(&mut self, limits: InputLimits) -> Result<Self::Inputs>;
+
+    /// Bytes a weight occupies on the device, padding included.
+    fn weight_bytes(&self, weight: &Self::Weight) -> u64;
+
+    // ---- one step ----
+
+    /// Takes over the step's ids, positions, spans and tables.
+    fn upload(&mut self, inputs: &mut Self::Inputs, batch: &Batch);
+
+    /// Cosines and sines of this step's positions for rope number `rope`: angle = position * inv_freq[i] in f32, both
+    /// multiplied by `magnitude`.
+    fn rope_angles(&mut self, inputs: &mut Self::Inputs, rope: usize, inv_freq: &Self::Vector, magnitude: f32);
+
+    /// `out[r] = table[ids[r]] * scale`.
+    fn embed(&mut self, out: &mut Self::Tensor, table: &Self::Weight, inputs: &Self::Inputs, scale: f32);
+
+    /// `out = x / rms(x) * weight`, row by row.
+    fn rms_norm(&mut self, out: &mut Self::Tensor, x: &Self::Tensor, weight: &Self::Vector, eps: f32, rows: usize);
+
+    /// `residual += x * scale`.
+    fn add(&mut self, residual: &mut Self::Tensor, x: &Self::Tensor, scale: f32, rows: usize);
+
+    /// `residual += x * scale; out = rms_norm(residual)`.
+    fn add_rms_norm(
+        &mut self,
+        out: &mut Self::Tensor,
+        residual: &mut Self::Tensor,
+        x: &Self::Tensor,
+        scale: f32,
+        weight: &Self::Vector,
+        eps: f32,
+        rows: usize,
+    );
+
+    /// `out = x * weight^T (+ bias)`.
+    fn linear(
+        &mut self,
+        out: &mut Self::Tensor,
+        x: &Self::Tensor,
+        weight: &Self::Weight,
+        bias: Option<&Self::Vector>,
+        rows: usize,
+    );
+
+    /// On rows `[q heads | k heads | v heads]`: norms q and k where asked, rotates them, and writes k and v to the
+    /// step's slots of layer `layer` of the group. q stays in `qkv` for [`Backend::attention`].
+    fn prepare_qkv(
+        &mut self,
+        qkv: &mut Self::Tensor,
+        kv: &mut Self::Kv,
+        layer: usize,
+        op: &PrepareQkv<'_, Self>,
+        inputs: &Self::Inputs,
+    ) where
+        Self: Sized;
+
+    /// Causal attention of the step's q over its spans' blocks, by online softmax: `out` is `[rows, heads * head_dim]`.
+    fn attention(
+        &mut self,
+        out: &mut Self::Tensor,
+        qkv: &Self::Tensor,
+        kv: &Self::Kv,
+        layer: usize,
+        op: &Attention<'_, Self>,
+        inputs: &Self::Inputs,
+    ) where
+        Self: Sized;
+
+    /// Rows `[gate | up]` to `act(gate) * up`, half as wide.
+    fn gate(&mut self, out: &mut Self::Tensor, gate_up: &Self::Tensor, activation: Activation, rows: usize);
+
+    /// Chooses experts by the router's logits `[rows, experts]` and adds their outputs, weighted, in expert order:
+    /// `out = sum_e w_e * down_e(act(gate_e(x)) * up_e(x))`. Rows are computed grouped by expert.
+    fn experts_forward(
+        &mut self,
+        out: &mut Self::Tensor,
+        x: &Self::Tensor,
+        router_logits: &Self::Tensor,
+        experts: &Self::Experts,
+        op: &Routing<'_, Self>,
+        rows: usize,
+    ) where
+        Self: Sized;
+
+    /// `out[r] += x[r] * sigmoid(gate[r])`: a shared expert behind its gate; `gate` is `[rows, 1]`.
+    fn add_gated(&mut self, out: &mut Self::Tensor, x: &Self::Tensor, gate: &Self::Tensor, rows: usize);
+
+    /// The rows whose logits were asked for: `out[i] = x[inputs.outputs[i]]`.
+    fn gather_outputs(&mut self, out: &mut Self::Tensor, x: &Self::Tensor, inputs: &Self::Inputs);
+
+    /// `logits = cap * tanh(logits * scale / cap)`, or `logits * scale` without a cap.
+    fn finish_logits(&mut self, logits: &mut Self::Tensor, scale: f32, soft_cap: Option<f32>, rows: usize);
+
+    /// Copies whole blocks, all layers of the group: pairs of (from, to).
+    fn copy_blocks(&mut self, kv: &mut Self::Kv, pairs: &[(u32, u32)]);
+
+    // ---- back to the host ----
+
+    /// The first `rows` rows, packed, into `out`.
+    fn download(&mut self, tensor: &Self::Tensor, rows: usize, out: &mut Vec<f32>);
+}
+
+/// Storage of keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvFormat {
+    F32,
+    F16,
+    BF16,
+}
+
+impl KvFormat {
+    pub fn bytes(self) -> usize {
+        match self {
+            KvFormat::F32 => 4,
+            KvFormat::F16 | KvFormat::BF16 => 2,
+        }
+    }
+}
+
+/// Size of one layer group's paged storage. A block holds [`crate::BLOCK_TOKENS`] tokens of every layer of the group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvShape {
+    pub layers: usize,
+    pub blocks: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub format: KvFormat,
+}
+
+impl KvShape {
+    /// Bytes of one block over all layers of the group: 2 x layers x kv_heads x head_dim x tokens x bytes.
+    pub fn block_bytes(&self) -> u64 {
+        2 * (self.layers * self.kv_heads * self.head_dim * crate::BLOCK_TOKENS * self.format.bytes()) as u64
+    }
+}
+
+/// The largest step that `Inputs` must hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InputLimits {
+    pub rows: usize,
+    pub spans: usize,
+    /// Block-table entries of all spans together, per group.
+    pub table_entries: usize,
+    pub groups: usize,
+    pub ropes: usize,
+    /// Width of the widest rope, in pairs.
+    pub rope_pairs: usize,
+}
+
+/// Which values a q or k norm runs over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormSpan {
+    /// Each head by itself; one weight of `head_dim` shared by all heads.
+    Head,
+    /// All heads of the row together; a weight as wide as the projection.
+    Row,
+}
+
+pub struct PrepareQkv<'a, B: Backend> {
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    /// Layer group whose slots are written.
+    pub group: usize,
+    /// Rope number, or none for layers without positions. Rotates the first `2 * inv_freq.len()` values of each head,
+    /// value `i` paired with value `i + inv_freq.len()`.
+    pub rope: Option<usize>,
+    pub q_norm: Option<&'a B::Vector>,
+    pub k_norm: Option<&'a B::Vector>,
+    pub norm_span: NormSpan,
+    pub eps: f32,
+}
+
+pub struct Attention<'a, B: Backend> {
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub group: usize,
+    /// Scores are multiplied by this before cap and softmax.
+    pub scale: f32,
+    /// A row at position p sees positions p-window+1 ..= p.
+    pub window: Option<usize>,
+    /// Scores become `cap * tanh(score / cap)`.
+    pub soft_cap: Option<f32>,
+    /// One logit a head that takes part in the softmax and adds nothing.
+    pub sinks: Option<&'a B::Vector>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Activation {
+    Silu,
+    Gelu,
+    GeluTanh,
+    /// gpt-oss: gate clamped above, up clamped both ways at `limit`; `(up + 1) * gate * sigmoid(alpha * gate)`.
+    SwigluClamped { alpha: f32, limit: f32 },
+}
+
+/// How router logits become expert weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RouterScore {
+    /// Softmax over all experts, then the best k.
+    Softmax,
+    /// The best k logits, then softmax over those.
+    SoftmaxOfBest,
+    /// Sigmoid of each logit.
+    Sigmoid,
+}
+
+pub struct Routing<'a, B: Backend> {
+    pub score: RouterScore,
+    pub top_k: usize,
+    /// Divide the chosen weights by their sum.
+    pub normalize: bool,
+    /// Multiply the chosen weights.
+    pub scale: f32,
+    /// Added to the scores for the choice only, never to the weight.
+    pub choice_bias: Option<&'a B::Vector>,
+    /// Experts lie in this many groups, of which the best `groups_kept` (by the sum of their two best scores) compete.
+    pub groups: usize,
+    pub groups_kept: usize,
+    pub activation: Activation,
+}
+
+/// All experts of one layer, as matrices; gate rows lie above up rows.
+pub struct ExpertsSource<'a> {
+    pub gate_up: Vec<Matrix<'a>>,
+    pub down: Vec<Matrix<'a>>,
+    /// `[experts][2 * inter]` and `[experts][hidden]`.
+    pub gate_up_bias: Option<Vec<Vec<f32>>>,
+    pub down_bias: Option<Vec<Vec<f32>>>,
+}

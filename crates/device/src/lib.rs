@@ -1,0 +1,16 @@
+//! Where a forward pass computes: the trait [`Backend`] and its implementations.
+//!
+//! `reference` is plain loops and the judge of all others; `cpu` is fast. Nothing here hears of requests, families or
+//! text. Nearly all unsafe code of the project lives in this crate.
+
+mod backend;
+mod batch;
+mod error;
+
+pub mod cpu;
+pub mod recording;
+pub mod reference;
+
+pub use backend::*;
+pub use batch::{BLOCK_TOKENS, Batch, GroupTables, Span};
+pub use error::{Error, Result};

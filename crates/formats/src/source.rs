@@ -1,0 +1,42 @@
+//! One view over every kind of weight file.
+
+use crate::{Format, Matrix, Result};
+
+/// A named tensor inside a weight file: its storage format, its shape (outermost first, as PyTorch prints it) and
+/// exactly the bytes that shape and format need.
+#[derive(Clone, Debug)]
+pub struct TensorView<'a> {
+    pub name: &'a str,
+    pub format: Format,
+    pub shape: Vec<usize>,
+    pub bytes: &'a [u8],
+}
+
+/// Weights by name, wherever they lie. Implemented by safetensors folders, by GGUF files and by test generators.
+pub trait WeightSource: Send + Sync {
+    /// Every tensor name, in file order.
+    fn names(&self) -> Vec<&str>;
+
+    /// The tensor of that name, or `None`.
+    fn tensor(&self, name: &str) -> Option<TensorView<'_>>;
+
+    /// Says that the tensor has been copied and will not be read again, so that its pages may be given back.
+    fn release(&self, name: &str);
+}
+
+impl<'a> TensorView<'a> {
+    /// The tensor as rows: all leading dimensions flattened, the last one is the row. A vector is one row.
+    pub fn matrix(&self) -> Result<Matrix<'a>> {
+        Matrix::from_view(self)
+    }
+
+    /// All values as f32, in order. For norms and biases; a big matrix is read by [`Matrix`] rows.
+    pub fn to_f32(&self) -> Result<Vec<f32>> {
+        let matrix = self.matrix()?;
+        let mut out = vec![0.0; matrix.num_rows() * matrix.cols()];
+        for (row, values) in out.chunks_exact_mut(matrix.cols().max(1)).enumerate() {
+            matrix.read_row(row, values);
+        }
+        Ok(out)
+    }
+}
