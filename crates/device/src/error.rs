@@ -1,0 +1,35 @@
+//! What can go wrong while a device is opened or filled. The operations of a step cannot fail: a wrong shape there is
+//! a bug and asserts.
+
+use folio_formats::Format;
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("out of memory: {what} needs {bytes} bytes")]
+    OutOfMemory { what: &'static str, bytes: u64 },
+
+    /// Two sizes that must agree do not; `what` names both the thing and the dimension.
+    #[error("{what} is {found}, but must be {expected}")]
+    Shape { what: &'static str, expected: usize, found: usize },
+
+    #[error("{backend} has no kernels for weights stored as {format:?}")]
+    UnsupportedFormat { backend: &'static str, format: Format },
+
+    #[error("{what} is not supported on {backend}")]
+    Unsupported { backend: &'static str, what: String },
+
+    #[error("cannot start {what}: {source}")]
+    Host { what: &'static str, source: std::io::Error },
+
+    #[error(transparent)]
+    Format(#[from] folio_formats::Error),
+}
+
+impl Error {
+    /// Ok when the two sizes agree.
+    pub fn check(what: &'static str, expected: usize, found: usize) -> Result<()> {
+        if expected == found { Ok(()) } else { Err(Error::Shape { what, expected, found }) }
+    }
+}
