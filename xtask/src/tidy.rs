@@ -1,0 +1,48 @@
+//! House rules that a machine can check in seconds.
+
+use anyhow::{Result, bail};
+
+use crate::{graph, process};
+
+/// The tracked tree must travel to a GPU machine beside a binary.
+const TREE_MIB: u64 = 42;
+const MODELS_MIB: u64 = 34;
+const GOLDENS_MIB: u64 = 1;
+/// Past this a file usually holds two ideas; tables are the exception and are named here.
+const FILE_LINES: usize = 600;
+
+pub fn run() -> Result<()> {
+    process::run(&mut process::cargo(&["fmt", "--all", "--check"]))?;
+    graph::check()?;
+    let files = process::output(&mut process::command("git", &["ls-files", "-z"]))?;
+    let files: Vec<&str> = files.split('\0').filter(|file| !file.is_empty()).collect();
+    let mut wrong = Vec::new();
+    for (folder, limit) in [("", TREE_MIB), ("models/", MODELS_MIB), ("tests/golden/models/", GOLDENS_MIB)] {
+        let bytes: u64 = files.iter().filter(|file| file.starts_with(folder)).map(|file| size(file)).sum();
+        if bytes > limit << 20 {
+            wrong.push(format!("{}: {} KiB tracked, the limit is {limit} MiB", display(folder), bytes >> 10));
+        }
+    }
+    for file in files.iter().filter(|file| file.ends_with(".rs")) {
+        let Ok(text) = std::fs::read_to_string(process::root().join(file)) else { continue };
+        let lines = text.lines().count();
+        if lines > FILE_LINES {
+            wrong.push(format!("{file}: {lines} lines; past {FILE_LINES} look for the second idea"));
+        }
+        if text.contains("#[ignore") && !file.starts_with("xtask/") {
+            wrong.push(format!("{file}: a test is switched off"));
+        }
+    }
+    if !wrong.is_empty() {
+        bail!("house rules:\n  {}", wrong.join("\n  "));
+    }
+    Ok(())
+}
+
+fn size(file: &str) -> u64 {
+    std::fs::symlink_metadata(process::root().join(file)).map_or(0, |meta| meta.len())
+}
+
+fn display(folder: &str) -> &str {
+    if folder.is_empty() { "the tree" } else { folder }
+}
