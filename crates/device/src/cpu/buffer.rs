@@ -1,0 +1,154 @@
+//! Memory the kernels work on: zeroed, 64-byte aligned, and on huge pages when it is big, since a streaming read of
+//! small pages spends a tenth of its time on address translation.
+
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+use crate::{Error, Result};
+
+/// One cache line, and the width of the widest vector.
+const ALIGN: usize = 64;
+/// A huge page; buffers of at least two get their own mapping.
+const HUGE: usize = 2 << 20;
+
+/// Types for which all-zero bytes are a value and which own nothing.
+///
+/// # Safety
+/// The implementor must be valid for every bit pattern and have no drop glue and no padding.
+pub unsafe trait Plain: Copy + Send + Sync + 'static {}
+// SAFETY: plain numbers.
+unsafe impl Plain for u8 {}
+// SAFETY: plain numbers.
+unsafe impl Plain for u16 {}
+// SAFETY: plain numbers.
+unsafe impl Plain for u32 {}
+// SAFETY: plain numbers.
+unsafe impl Plain for f32 {}
+
+/// A fixed-size, zero-initialised, aligned array.
+pub struct Buffer<T: Plain> {
+    ptr: NonNull<T>,
+    len: usize,
+    origin: Origin,
+    values: PhantomData<T>,
+}
+
+enum Origin {
+    Empty,
+    Heap(std::alloc::Layout),
+    #[cfg(target_os = "linux")]
+    Mapping {
+        base: *mut libc::c_void,
+        bytes: usize,
+    },
+}
+
+// SAFETY: a Buffer owns its memory as a Vec does, and T is Send + Sync.
+unsafe impl<T: Plain> Send for Buffer<T> {}
+// SAFETY: as above; shared access only reads.
+unsafe impl<T: Plain> Sync for Buffer<T> {}
+
+impl<T: Plain> Buffer<T> {
+    /// `len` zeros. `what` names the buffer in the error.
+    pub fn zeroed(what: &'static str, len: usize) -> Result<Self> {
+        let out_of_memory = || Error::OutOfMemory { what, bytes: (len as u64).saturating_mul(size_of::<T>() as u64) };
+        let bytes = len.checked_mul(size_of::<T>()).ok_or_else(out_of_memory)?;
+        if bytes == 0 {
+            return Ok(Self { ptr: NonNull::dangling(), len, origin: Origin::Empty, values: PhantomData });
+        }
+        #[cfg(target_os = "linux")]
+        if bytes >= 2 * HUGE {
+            return Self::mapped(len, bytes).ok_or_else(out_of_memory);
+        }
+        let layout = std::alloc::Layout::from_size_align(bytes, ALIGN).map_err(|_| out_of_memory())?;
+        // SAFETY: the layout has a size above zero.
+        let ptr = unsafe { std::alloc::alloc_zeroed(layout) };
+        let ptr = NonNull::new(ptr.cast::<T>()).ok_or_else(out_of_memory)?;
+        Ok(Self { ptr, len, origin: Origin::Heap(layout), values: PhantomData })
+    }
+
+    #[cfg(target_os = "linux")]
+    fn mapped(len: usize, bytes: usize) -> Option<Self> {
+        // One huge page more than asked for, so that the start can be moved to a huge page's; pages never touched
+        // cost nothing.
+        let total = bytes.checked_add(HUGE)?;
+        // SAFETY: an anonymous private mapping at an address of the kernel's choice touches no existing memory.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                total,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return None;
+        }
+        let skip = (base as usize).next_multiple_of(HUGE) - base as usize;
+        // SAFETY: skip < HUGE, so start .. start + bytes lies inside the mapping.
+        let start = unsafe { base.cast::<u8>().add(skip) };
+        // Advice only: a kernel without huge pages says no, and small ones serve.
+        // SAFETY: the range lies inside the mapping made above and advice does not change its contents.
+        unsafe { libc::madvise(start.cast(), bytes, libc::MADV_HUGEPAGE) };
+        let ptr = NonNull::new(start.cast::<T>())?;
+        Some(Self { ptr, len, origin: Origin::Mapping { base, bytes: total }, values: PhantomData })
+    }
+}
+
+impl<T: Plain> Drop for Buffer<T> {
+    fn drop(&mut self) {
+        match self.origin {
+            Origin::Empty => {}
+            // SAFETY: allocated in `zeroed` with this layout, freed once.
+            Origin::Heap(layout) => unsafe { std::alloc::dealloc(self.ptr.as_ptr().cast(), layout) },
+            #[cfg(target_os = "linux")]
+            // SAFETY: mapped in `mapped` at this address and length, unmapped once.
+            Origin::Mapping { base, bytes } => unsafe {
+                libc::munmap(base, bytes);
+            },
+        }
+    }
+}
+
+impl<T: Plain> Deref for Buffer<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        // SAFETY: ptr is aligned and holds len initialised values (zeros at first); Plain allows every bit pattern.
+        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
+    }
+}
+
+impl<T: Plain> DerefMut for Buffer<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as in `deref`, and `&mut self` makes the access exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_zero_aligned_and_writable() {
+        for len in [0, 1, 1000, 2 * HUGE / 4, 3 * HUGE / 4 + 5] {
+            let mut buffer = Buffer::<f32>::zeroed("test", len).unwrap();
+            assert_eq!(buffer.len(), len);
+            assert!(buffer.iter().all(|&value| value == 0.0));
+            if let Some(last) = buffer.last_mut() {
+                *last = 1.0;
+                assert_eq!(buffer.as_ptr() as usize % ALIGN, 0);
+            }
+        }
+    }
+
+    #[test]
+    fn an_impossible_size_is_an_error() {
+        assert!(Buffer::<f32>::zeroed("test", usize::MAX / 2).is_err());
+        assert!(Buffer::<f32>::zeroed("test", 1 << 59).is_err());
+    }
+}

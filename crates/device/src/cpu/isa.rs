@@ -1,0 +1,82 @@
+//! Which vector instructions the kernels use: found once at start, overridable by config.
+
+/// An instruction set with kernels of its own. Results of one `Isa` are bit-equal on every machine that has it; two
+/// `Isa`s agree within rounding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Isa {
+    /// Plain Rust: runs anywhere, and is the twin that tests compare the others with.
+    Scalar,
+    /// AVX2 with FMA and F16C.
+    Avx2,
+    /// AVX-512 F, BW, VL and DQ, with BF16 and VNNI.
+    Avx512,
+    /// What every aarch64 has.
+    Neon,
+}
+
+impl Isa {
+    /// What this machine can run, slowest first.
+    pub fn available() -> Vec<Isa> {
+        let mut found = vec![Isa::Scalar];
+        #[cfg(target_arch = "x86_64")]
+        {
+            if has_avx2() {
+                found.push(Isa::Avx2);
+                if has_avx512() {
+                    found.push(Isa::Avx512);
+                }
+            }
+        }
+        #[cfg(target_arch = "aarch64")]
+        found.push(Isa::Neon);
+        found
+    }
+
+    /// The fastest of [`Isa::available`].
+    pub fn best() -> Isa {
+        Isa::available().last().copied().unwrap_or(Isa::Scalar)
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Isa::Scalar => "scalar",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+            Isa::Neon => "neon",
+        }
+    }
+
+    /// The inverse of [`Isa::name`].
+    pub fn from_name(name: &str) -> Option<Isa> {
+        [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Neon].into_iter().find(|isa| isa.name() == name)
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx2() -> bool {
+    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx512() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512bf16")
+        && is_x86_feature_detected!("avx512vnni")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_round_trip_and_scalar_is_always_there() {
+        assert_eq!(Isa::available()[0], Isa::Scalar);
+        for isa in Isa::available() {
+            assert_eq!(Isa::from_name(isa.name()), Some(isa));
+        }
+        assert_eq!(Isa::from_name("mmx"), None);
+    }
+}

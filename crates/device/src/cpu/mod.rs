@@ -1,0 +1,223 @@
+//! The fast CPU backend: weights packed once into panels, kernels by instruction set, one pool of threads.
+//!
+//! This file only wires: every operation is one function in the module that owns it, called with the pool and the
+//! instruction set in front. Lanes run along outputs and sums along the inner dimension in one fixed order, so a
+//! row's bits depend neither on the rows beside it nor on the number of threads.
+#![allow(unsafe_code)]
+
+mod attention;
+mod buffer;
+pub mod ceilings;
+mod elementwise;
+mod embed;
+mod experts;
+mod inputs;
+mod isa;
+mod kv;
+mod matmul;
+mod norm;
+mod pool;
+mod qkv;
+mod simd;
+mod tensor;
+mod weight;
+
+pub use isa::Isa;
+pub use pool::Pool;
+pub use tensor::{Tensor, Vector};
+pub use weight::Weight;
+
+use folio_formats::Matrix;
+
+use crate::{
+    Activation, Attention, Backend, Batch, Error, ExpertsSource, InputLimits, KvShape, PrepareQkv, Result, Routing,
+};
+
+/// How a [`Cpu`] is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CpuConfig {
+    /// Threads that compute, the caller's own counted.
+    pub threads: usize,
+    /// Kernels to use; `None` for the best this machine has.
+    pub isa: Option<Isa>,
+}
+
+/// What every operation is given. Within the backend, `experts` also calls `elementwise::gate_row(isa, out, gate_up,
+/// activation)` on slices of one row, and `embed` reads the step's ids by `Inputs::tokens(&self) -> &[u32]`.
+#[derive(Clone, Copy)]
+pub(crate) struct Ctx<'a> {
+    pub pool: &'a Pool,
+    pub isa: Isa,
+}
+
+/// The backend.
+pub struct Cpu {
+    pool: Pool,
+    isa: Isa,
+    activations: matmul::Scratch,
+    routing: experts::Scratch,
+}
+
+impl Cpu {
+    pub fn new(config: CpuConfig) -> Result<Cpu> {
+        let isa = config.isa.unwrap_or_else(Isa::best);
+        if !Isa::available().contains(&isa) {
+            return Err(Error::Unsupported { backend: "this cpu", what: format!("instruction set {}", isa.name()) });
+        }
+        Ok(Cpu {
+            pool: Pool::new(config.threads)?,
+            isa,
+            activations: matmul::Scratch::default(),
+            routing: experts::Scratch::default(),
+        })
+    }
+
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    pub fn num_threads(&self) -> usize {
+        self.pool.num_threads()
+    }
+
+    fn ctx(&self) -> Ctx<'_> {
+        Ctx { pool: &self.pool, isa: self.isa }
+    }
+}
+
+impl Backend for Cpu {
+    type Tensor = Tensor;
+    type Vector = Vector;
+    type Weight = Weight;
+    type Experts = experts::Experts;
+    type Kv = kv::Kv;
+    type Inputs = inputs::Inputs;
+
+    fn tensor(&mut self, rows: usize, cols: usize) -> Result<Tensor> {
+        Tensor::new(rows, cols)
+    }
+
+    fn vector(&mut self, values: &[f32]) -> Result<Vector> {
+        Vector::new(values)
+    }
+
+    fn weight(&mut self, matrix: &Matrix<'_>) -> Result<Weight> {
+        Weight::pack(self.ctx(), matrix)
+    }
+
+    fn experts(&mut self, source: ExpertsSource<'_>) -> Result<experts::Experts> {
+        experts::Experts::pack(self.ctx(), source)
+    }
+
+    fn kv(&mut self, shape: KvShape) -> Result<kv::Kv> {
+        kv::Kv::new(shape)
+    }
+
+    fn inputs(&mut self, limits: InputLimits) -> Result<inputs::Inputs> {
+        inputs::Inputs::new(limits)
+    }
+
+    fn weight_bytes(&self, weight: &Weight) -> u64 {
+        weight.bytes()
+    }
+
+    fn upload(&mut self, inputs: &mut inputs::Inputs, batch: &Batch) {
+        inputs::upload(self.ctx(), inputs, batch);
+    }
+
+    fn rope_angles(&mut self, inputs: &mut inputs::Inputs, rope: usize, inv_freq: &Vector, magnitude: f32) {
+        inputs::rope_angles(self.ctx(), inputs, rope, inv_freq, magnitude);
+    }
+
+    fn embed(&mut self, out: &mut Tensor, table: &Weight, inputs: &inputs::Inputs, scale: f32) {
+        embed::embed(self.ctx(), out, table, inputs.tokens(), scale);
+    }
+
+    fn rms_norm(&mut self, out: &mut Tensor, x: &Tensor, weight: &Vector, eps: f32, rows: usize) {
+        norm::rms_norm(self.ctx(), out, x, weight, eps, rows);
+    }
+
+    fn add(&mut self, residual: &mut Tensor, x: &Tensor, scale: f32, rows: usize) {
+        norm::add(self.ctx(), residual, x, scale, rows);
+    }
+
+    fn add_rms_norm(
+        &mut self,
+        out: &mut Tensor,
+        residual: &mut Tensor,
+        x: &Tensor,
+        scale: f32,
+        weight: &Vector,
+        eps: f32,
+        rows: usize,
+    ) {
+        norm::add_rms_norm(self.ctx(), out, residual, x, scale, weight, eps, rows);
+    }
+
+    fn linear(&mut self, out: &mut Tensor, x: &Tensor, weight: &Weight, bias: Option<&Vector>, rows: usize) {
+        let ctx = Ctx { pool: &self.pool, isa: self.isa };
+        matmul::linear(ctx, &mut self.activations, out, x, weight, bias, rows);
+    }
+
+    fn prepare_qkv(
+        &mut self,
+        qkv: &mut Tensor,
+        kv: &mut kv::Kv,
+        layer: usize,
+        op: &PrepareQkv<'_, Self>,
+        inputs: &inputs::Inputs,
+    ) {
+        qkv::prepare_qkv(self.ctx(), qkv, kv, layer, op, inputs);
+    }
+
+    fn attention(
+        &mut self,
+        out: &mut Tensor,
+        qkv: &Tensor,
+        kv: &kv::Kv,
+        layer: usize,
+        op: &Attention<'_, Self>,
+        inputs: &inputs::Inputs,
+    ) {
+        attention::attention(self.ctx(), out, qkv, kv, layer, op, inputs);
+    }
+
+    fn gate(&mut self, out: &mut Tensor, gate_up: &Tensor, activation: Activation, rows: usize) {
+        elementwise::gate(self.ctx(), out, gate_up, activation, rows);
+    }
+
+    fn experts_forward(
+        &mut self,
+        out: &mut Tensor,
+        x: &Tensor,
+        router_logits: &Tensor,
+        experts: &experts::Experts,
+        op: &Routing<'_, Self>,
+        rows: usize,
+    ) {
+        let ctx = Ctx { pool: &self.pool, isa: self.isa };
+        let scratch = (&mut self.activations, &mut self.routing);
+        experts::experts_forward(ctx, scratch, out, x, router_logits, experts, op, rows);
+    }
+
+    fn add_gated(&mut self, out: &mut Tensor, x: &Tensor, gate: &Tensor, rows: usize) {
+        elementwise::add_gated(self.ctx(), out, x, gate, rows);
+    }
+
+    fn gather_outputs(&mut self, out: &mut Tensor, x: &Tensor, inputs: &inputs::Inputs) {
+        elementwise::gather_outputs(self.ctx(), out, x, inputs);
+    }
+
+    fn finish_logits(&mut self, logits: &mut Tensor, scale: f32, soft_cap: Option<f32>, rows: usize) {
+        elementwise::finish_logits(self.ctx(), logits, scale, soft_cap, rows);
+    }
+
+    fn copy_blocks(&mut self, kv: &mut kv::Kv, pairs: &[(u32, u32)]) {
+        kv::copy_blocks(self.ctx(), kv, pairs);
+    }
+
+    fn download(&mut self, tensor: &Tensor, rows: usize, out: &mut Vec<f32>) {
+        out.clear();
+        out.extend_from_slice(tensor.head(rows));
+    }
+}
