@@ -14,7 +14,8 @@ pub struct NewRequest {
     pub prompt: Vec<u32>,
     /// Most tokens the sequence may ever hold, prompt included; checked against the pool on `add`.
     pub max_len: usize,
-    /// Prompt positions whose logits are wanted too (prompt logprobs): such a request takes no prefix hit.
+    /// Prompt positions whose logits are wanted too (prompt logprobs): such a request takes no prefix hit over
+    /// positions it has not reported yet.
     pub wants_prompt_logits: bool,
     /// Requests of different salts never share blocks.
     pub cache_salt: u64,
@@ -30,8 +31,17 @@ pub struct Assignment {
     pub tokens: Vec<u32>,
     /// True when this step computes the sequence's last known token, so that its logits give the next one.
     pub samples: bool,
+    /// Rows whose logits are wanted because they predict a token of the prompt; mostly empty.
+    pub prompt_targets: PromptTargets,
     /// One block table a layer group, covering `first + tokens.len()` tokens.
     pub tables: Vec<Vec<BlockId>>,
+}
+
+/// The row at position `first + i` is asked how likely `tokens[i]` was to follow it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PromptTargets {
+    pub first: usize,
+    pub tokens: Vec<u32>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -39,4 +49,22 @@ pub struct StepPlan {
     pub assignments: Vec<Assignment>,
     /// Requests that lost their blocks in this step and will be recomputed.
     pub preempted: Vec<RequestId>,
+}
+
+impl StepPlan {
+    pub fn is_empty(&self) -> bool {
+        self.assignments.is_empty()
+    }
+
+    pub fn num_tokens(&self) -> usize {
+        self.assignments.iter().map(|a| a.tokens.len()).sum()
+    }
+}
+
+/// What is left of a request that has gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Departed {
+    /// Tokens that the prefix cache gave when the request first ran.
+    pub cached_tokens: usize,
+    pub preemptions: u32,
 }

@@ -1,0 +1,27 @@
+//! Figures of the moment, for gauges and for the waste bound.
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SchedulerStats {
+    pub running: usize,
+    pub waiting: usize,
+    pub groups: Vec<GroupStats>,
+    /// Tokens that requests found in the prefix cache when they first ran, since the start.
+    pub hit_tokens: u64,
+    /// Tokens of those requests' prompts, since the start.
+    pub prompt_tokens: u64,
+    pub preemptions: u64,
+    pub steps: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GroupStats {
+    pub blocks_total: usize,
+    /// Held by running requests.
+    pub blocks_used: usize,
+    /// Free, but to be found by a prefix hit or held and findable.
+    pub blocks_cached: usize,
+    /// Tokens that the blocks held could store.
+    pub slots_held: usize,
+    /// Tokens that they do store.
+    pub tokens_stored: usize,
+}
