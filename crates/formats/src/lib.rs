@@ -14,5 +14,11 @@ mod source;
 
 pub use error::{Error, Result};
 pub use format::Format;
+pub use gguf::Gguf;
+pub use map::Mapped;
 pub use matrix::Matrix;
+pub use safetensors::Safetensors;
 pub use source::{TensorView, WeightSource};
+
+/// The most tensors a file may hold: far above any real model, low enough that a hostile count costs little.
+const MAX_TENSORS: u64 = 200_000;

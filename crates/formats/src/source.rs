@@ -1,6 +1,7 @@
 //! One view over every kind of weight file.
 
-use crate::{Format, Matrix, Result};
+use crate::error::shown;
+use crate::{Error, Format, Matrix, Result};
 
 /// A named tensor inside a weight file: its storage format, its shape (outermost first, as PyTorch prints it) and
 /// exactly the bytes that shape and format need.
@@ -19,6 +20,12 @@ pub trait WeightSource: Send + Sync {
 
     /// The tensor of that name, or `None`.
     fn tensor(&self, name: &str) -> Option<TensorView<'_>>;
+
+    /// The tensor of that name, or an error that says why there is none: missing, or stored in a way Folio does not read.
+    fn require(&self, name: &str) -> Result<TensorView<'_>> {
+        let place = "weights".to_owned();
+        self.tensor(name).ok_or_else(|| Error::MissingTensor { place, name: shown(name) })
+    }
 
     /// Says that the tensor has been copied and will not be read again, so that its pages may be given back.
     fn release(&self, name: &str);
