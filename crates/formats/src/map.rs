@@ -1,4 +1,4 @@
-//! A file's bytes, mapped read-only and shared, or bytes that are part of the program.
+//! A file's bytes, mapped read-only and shared, or bytes that are in memory already.
 //!
 //! The only module of this crate with `unsafe` in it.
 #![allow(unsafe_code)]
@@ -24,6 +24,7 @@ pub struct Mapped {
 enum Bytes {
     File(Mmap),
     Static(&'static [u8]),
+    Owned(Vec<u8>),
 }
 
 impl Mapped {
@@ -52,6 +53,11 @@ impl Mapped {
         Arc::new(Self { path: PathBuf::from(name), bytes: Bytes::Static(bytes) })
     }
 
+    /// Bytes made in memory, by a test or a download.
+    pub fn from_vec(name: &str, bytes: Vec<u8>) -> Arc<Self> {
+        Arc::new(Self { path: PathBuf::from(name), bytes: Bytes::Owned(bytes) })
+    }
+
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -60,6 +66,7 @@ impl Mapped {
         match &self.bytes {
             Bytes::File(map) => map,
             Bytes::Static(bytes) => bytes,
+            Bytes::Owned(bytes) => bytes,
         }
     }
 
