@@ -105,6 +105,26 @@ impl Gguf {
         &self.metadata
     }
 
+    pub fn u32(&self, key: &str) -> Result<u32> {
+        self.metadata.u32(key)
+    }
+
+    pub fn f32(&self, key: &str) -> Result<f32> {
+        self.metadata.f32(key)
+    }
+
+    pub fn str(&self, key: &str) -> Result<&str> {
+        self.metadata.str(key)
+    }
+
+    pub fn bool(&self, key: &str) -> Result<bool> {
+        self.metadata.bool(key)
+    }
+
+    pub fn array(&self, key: &str) -> Result<&Array> {
+        self.metadata.array(key)
+    }
+
     /// The file, or the name that stands in for one.
     pub fn path(&self) -> &Path {
         self.metadata.path()

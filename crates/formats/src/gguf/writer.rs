@@ -49,6 +49,10 @@ impl<'a> Writer<'a> {
         self
     }
 
+    pub fn num_tensors(&self) -> usize {
+        self.tensors.len()
+    }
+
     pub fn write_to(&self, out: &mut impl Write) -> io::Result<()> {
         let mut head = Vec::new();
         head.extend(MAGIC);
