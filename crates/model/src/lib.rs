@@ -2,14 +2,30 @@
 //!
 //! The decoder knows no request, no storage format and no device; families hold no forward code.
 
+mod activations;
+mod attention;
+mod config;
 mod decoder;
 mod error;
+mod experts;
 pub mod families;
+mod ffn;
+mod gguf;
+mod linear;
 mod load;
+mod memory;
+mod names;
+mod open;
 mod rope;
 mod spec;
 
+pub use config::Config;
 pub use decoder::{Decoder, DecoderLimits};
 pub use error::{Error, Result};
 pub use folio_device as device;
+pub use folio_formats as formats;
+pub use load::LoadProgress;
+pub use memory::{MemoryUse, Parameters, activation_bytes, kv_bytes, parameters, weight_bytes};
+pub use names::Names;
+pub use open::{OpenModel, open, open_with};
 pub use spec::*;

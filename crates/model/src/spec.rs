@@ -123,9 +123,8 @@ impl ModelSpec {
         let mut groups: Vec<KvGroupSpec> = Vec::new();
         for (index, layer) in self.layers.iter().enumerate() {
             let a = &layer.attention;
-            let same = |g: &&mut KvGroupSpec| {
-                g.window == a.window && g.kv_heads == a.kv_heads && g.head_dim == a.head_dim
-            };
+            let same =
+                |g: &&mut KvGroupSpec| g.window == a.window && g.kv_heads == a.kv_heads && g.head_dim == a.head_dim;
             match groups.iter_mut().find(same) {
                 Some(group) => group.layers.push(index),
                 None => groups.push(KvGroupSpec {

@@ -1,0 +1,119 @@
+//! All memory a step works in, made once at load: a step allocates nothing and always meets the same addresses.
+
+use folio_device::Backend;
+
+use crate::{DecoderLimits, FfnSpec, ModelSpec, Result};
+
+pub(crate) struct Activations<B: Backend> {
+    /// The stream that sub-layers add to. [rows, hidden]
+    pub residual: B::Tensor,
+    /// What a sub-layer reads, where a norm stands before it. [rows, hidden]
+    pub normed: B::Tensor,
+    /// What a sub-layer gives. [rows, hidden]
+    pub branch: B::Tensor,
+    /// The branch after its own norm; only for models that norm there. [rows, hidden]
+    pub post: Option<B::Tensor>,
+    pub qkv: ByWidth<B>,
+    pub attended: ByWidth<B>,
+    pub gate_up: ByWidth<B>,
+    pub gated: ByWidth<B>,
+    pub router: ByWidth<B>,
+    /// A shared expert's result, [rows, hidden], and its switch, [rows, 1].
+    pub shared: Option<B::Tensor>,
+    pub shared_switch: Option<B::Tensor>,
+    /// The rows whose logits are asked for, before and after the last norm. [outputs, hidden]
+    pub picked: B::Tensor,
+    pub picked_normed: B::Tensor,
+    /// [outputs, vocab]
+    pub logits: B::Tensor,
+}
+
+/// Tensors of the few widths that a model's layers have.
+pub(crate) struct ByWidth<B: Backend>(Vec<(usize, B::Tensor)>);
+
+impl<B: Backend> ByWidth<B> {
+    fn new(backend: &mut B, rows: usize, widths: &[usize]) -> Result<Self> {
+        let tensors = widths.iter().map(|&width| Ok((width, backend.tensor(rows, width)?)));
+        Ok(Self(tensors.collect::<Result<_>>()?))
+    }
+
+    pub fn of_width(&mut self, width: usize) -> &mut B::Tensor {
+        let found = self.0.iter_mut().find(|(have, _)| *have == width);
+        &mut found.expect("every layer's width was listed at load").1
+    }
+}
+
+/// The distinct widths of each kind of tensor.
+#[derive(Default)]
+pub(crate) struct Widths {
+    pub qkv: Vec<usize>,
+    pub attended: Vec<usize>,
+    pub gate_up: Vec<usize>,
+    pub gated: Vec<usize>,
+    pub router: Vec<usize>,
+    pub after_norm: bool,
+    pub shared: bool,
+}
+
+impl Widths {
+    pub fn of(spec: &ModelSpec) -> Self {
+        let mut widths = Self::default();
+        let note = |list: &mut Vec<usize>, width| {
+            if !list.contains(&width) {
+                list.push(width);
+            }
+        };
+        for layer in &spec.layers {
+            note(&mut widths.qkv, layer.attention.qkv_width());
+            note(&mut widths.attended, layer.attention.q_width());
+            widths.after_norm |= layer.norms.after_attention || layer.norms.after_ffn;
+            let dense = match &layer.ffn {
+                FfnSpec::Dense { inter, .. } => Some(*inter),
+                FfnSpec::Experts(experts) => {
+                    note(&mut widths.router, experts.experts);
+                    widths.shared |= experts.shared.is_some();
+                    experts.shared.as_ref().map(|shared| shared.inter)
+                }
+            };
+            if let Some(inter) = dense {
+                note(&mut widths.gate_up, 2 * inter);
+                note(&mut widths.gated, inter);
+            }
+        }
+        widths
+    }
+
+    /// Values a row takes in all tensors that have one row a token.
+    pub fn per_row(&self, hidden: usize) -> usize {
+        let lists = [&self.qkv, &self.attended, &self.gate_up, &self.gated, &self.router];
+        let listed: usize = lists.iter().map(|list| list.iter().sum::<usize>()).sum();
+        let shared = if self.shared { hidden + 1 } else { 0 };
+        listed + 3 * hidden + if self.after_norm { hidden } else { 0 } + shared
+    }
+}
+
+impl<B: Backend> Activations<B> {
+    pub fn new(backend: &mut B, spec: &ModelSpec, limits: &DecoderLimits) -> Result<Self> {
+        let widths = Widths::of(spec);
+        let (rows, hidden, outputs) = (limits.rows, spec.hidden, limits.outputs);
+        let optional = |backend: &mut B, wanted: bool, width| -> Result<Option<B::Tensor>> {
+            Ok(if wanted { Some(backend.tensor(rows, width)?) } else { None })
+        };
+        Ok(Self {
+            residual: backend.tensor(rows, hidden)?,
+            normed: backend.tensor(rows, hidden)?,
+            branch: backend.tensor(rows, hidden)?,
+            post: optional(backend, widths.after_norm, hidden)?,
+            qkv: ByWidth::new(backend, rows, &widths.qkv)?,
+            attended: ByWidth::new(backend, rows, &widths.attended)?,
+            gate_up: ByWidth::new(backend, rows, &widths.gate_up)?,
+            gated: ByWidth::new(backend, rows, &widths.gated)?,
+            router: ByWidth::new(backend, rows, &widths.router)?,
+            shared: optional(backend, widths.shared, hidden)?,
+            shared_switch: optional(backend, widths.shared, 1)?,
+            picked: backend.tensor(outputs, hidden)?,
+            picked_normed: backend.tensor(outputs, hidden)?,
+            logits: backend.tensor(outputs, spec.vocab_size)?,
+        })
+    }
+}

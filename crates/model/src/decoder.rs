@@ -1,0 +1,320 @@
+//! One decoder for every family: it runs a [`ModelSpec`] on a backend and asks neither which family nor which device.
+//!
+//! The residual stream is the spine. Each sub-layer reads it (through a norm, where one stands before it), gives a
+//! branch, and the branch joins the stream; the join and the next norm are one operation wherever both exist.
+
+use folio_device::{BLOCK_TOKENS, Backend, Batch, InputLimits, KvFormat, KvShape};
+
+use crate::{
+    Error, MemoryUse, ModelSpec, OpenModel, Result,
+    activations::Activations,
+    attention::{AttentionLayer, KvPlace},
+    ffn::FfnLayer,
+    linear::Linear,
+    load::{LoadProgress, Loader, Place},
+    memory,
+    names::Part,
+};
+
+/// The largest step a decoder is sized for, and how much KV it holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DecoderLimits {
+    /// Most tokens in a step.
+    pub rows: usize,
+    /// Most sequences in a step.
+    pub spans: usize,
+    /// Most rows of logits a step.
+    pub outputs: usize,
+    /// Most block-table entries of all sequences together, per layer group.
+    pub table_entries: usize,
+    /// KV blocks of each layer group.
+    pub blocks: Vec<usize>,
+    pub kv_format: KvFormat,
+}
+
+pub struct Decoder<B: Backend> {
+    backend: B,
+    spec: ModelSpec,
+    limits: DecoderLimits,
+    embedding: B::Weight,
+    layers: Vec<Layer<B>>,
+    final_norm: B::Vector,
+    /// None where the embedding table is the output matrix.
+    head: Option<Linear<B>>,
+    ropes: Vec<B::Vector>,
+    kv: Vec<B::Kv>,
+    inputs: B::Inputs,
+    acts: Activations<B>,
+    /// Rows of logits that the last step gave.
+    num_outputs: usize,
+    memory: MemoryUse,
+}
+
+struct Layer<B: Backend> {
+    attention: AttentionLayer<B>,
+    ffn: FfnLayer<B>,
+    norms: Norms<B>,
+    residual_scale: f32,
+}
+
+struct Norms<B: Backend> {
+    before_attention: Option<B::Vector>,
+    after_attention: Option<B::Vector>,
+    before_ffn: Option<B::Vector>,
+    after_ffn: Option<B::Vector>,
+}
+
+impl<B: Backend> Decoder<B> {
+    /// Packs the weights tensor by tensor, giving the source's pages back as it goes, and makes all memory of a step.
+    pub fn load(
+        mut backend: B,
+        model: &OpenModel,
+        limits: DecoderLimits,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Self> {
+        let spec = model.spec.clone();
+        check_limits(&spec, &limits)?;
+        let mut loader = Loader::new(model);
+        let embedding = Linear::new(
+            &mut backend,
+            &loader.matrix(Part::Embedding, Place::OUTSIDE, spec.vocab_size, spec.hidden)?,
+            None,
+        )?;
+        loader.settle(progress);
+        let layers = load_layers(&mut backend, &mut loader, &spec, progress)?;
+        let final_norm = backend.vector(&loader.norm(Part::FinalNorm, Place::OUTSIDE, spec.hidden)?)?;
+        let head = match spec.tied_head {
+            true => None,
+            false => {
+                let matrix = loader.matrix(Part::Head, Place::OUTSIDE, spec.vocab_size, spec.hidden)?;
+                Some(Linear::new(&mut backend, &matrix, None)?)
+            }
+        };
+        loader.settle(progress);
+        let ropes = spec.ropes.iter().map(|rope| Ok(backend.vector(&rope.inv_freq)?)).collect::<Result<_>>()?;
+        let kv = kv_shapes(&spec, &limits).map(|shape| Ok(backend.kv(shape)?)).collect::<Result<Vec<_>>>()?;
+        let inputs = backend.inputs(InputLimits {
+            rows: limits.rows,
+            spans: limits.spans,
+            table_entries: limits.table_entries,
+            groups: kv.len(),
+            ropes: spec.ropes.len(),
+            rope_pairs: spec.ropes.iter().map(|rope| rope.inv_freq.len()).max().unwrap_or(0),
+        })?;
+        let acts = Activations::new(&mut backend, &spec, &limits)?;
+        let in_layers: u64 = layers.iter().map(|l| l.attention.bytes(&backend) + l.ffn.bytes(&backend)).sum();
+        let outside = embedding.bytes(&backend) + head.as_ref().map_or(0, |head| head.bytes(&backend));
+        let memory = MemoryUse {
+            weights: in_layers + outside,
+            kv: memory::kv_bytes(&spec, &limits),
+            activations: memory::activation_bytes(&spec, &limits),
+        };
+        let embedding = embedding.into_weight();
+        let num_outputs = 0;
+        Ok(Self {
+            backend,
+            spec,
+            limits,
+            embedding,
+            layers,
+            final_norm,
+            head,
+            ropes,
+            kv,
+            inputs,
+            acts,
+            num_outputs,
+            memory,
+        })
+    }
+
+    pub fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    pub fn limits(&self) -> &DecoderLimits {
+        &self.limits
+    }
+
+    pub fn memory(&self) -> MemoryUse {
+        self.memory
+    }
+
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    pub fn backend_mut(&mut self) -> &mut B {
+        &mut self.backend
+    }
+
+    /// Runs one step: keys and values of all rows are stored, logits of `batch.outputs` computed.
+    pub fn forward(&mut self, batch: &Batch) -> Result<()> {
+        check_batch(&self.spec, &self.limits, batch)?;
+        let rows = batch.num_rows();
+        let Self { backend, spec, embedding, layers, ropes, kv, inputs, acts, .. } = self;
+        backend.upload(inputs, batch);
+        for (number, rope) in spec.ropes.iter().enumerate() {
+            backend.rope_angles(inputs, number, &ropes[number], rope.magnitude);
+        }
+        backend.embed(&mut acts.residual, embedding, inputs, spec.embed_scale);
+        if let Some(norm) = layers.first().and_then(|layer| layer.norms.before_attention.as_ref()) {
+            backend.rms_norm(&mut acts.normed, &acts.residual, norm, spec.norm_eps, rows);
+        }
+        for (number, layer) in layers.iter().enumerate() {
+            let norms = &layer.norms;
+            layer.attention.forward(backend, acts, kv, inputs, norms.before_attention.is_some(), rows);
+            let join = Join { scale: layer.residual_scale, eps: spec.norm_eps, rows };
+            join.run(backend, acts, norms.after_attention.as_ref(), norms.before_ffn.as_ref());
+            layer.ffn.forward(backend, acts, norms.before_ffn.is_some(), rows);
+            let next = layers.get(number + 1).and_then(|layer| layer.norms.before_attention.as_ref());
+            join.run(backend, acts, norms.after_ffn.as_ref(), next);
+        }
+        self.num_outputs = batch.outputs.len();
+        if self.num_outputs > 0 {
+            self.compute_logits();
+        }
+        Ok(())
+    }
+
+    /// Only the rows asked for pay for the last norm and the output matrix.
+    fn compute_logits(&mut self) {
+        let Self { backend, spec, acts, inputs, .. } = self;
+        let rows = self.num_outputs;
+        backend.gather_outputs(&mut acts.picked, &acts.residual, inputs);
+        backend.rms_norm(&mut acts.picked_normed, &acts.picked, &self.final_norm, spec.norm_eps, rows);
+        match &self.head {
+            Some(head) => head.forward(backend, &mut acts.logits, &acts.picked_normed, rows),
+            None => backend.linear(&mut acts.logits, &acts.picked_normed, &self.embedding, None, rows),
+        }
+        if spec.logit_scale != 1.0 || spec.logit_soft_cap.is_some() {
+            backend.finish_logits(&mut acts.logits, spec.logit_scale, spec.logit_soft_cap, rows);
+        }
+    }
+
+    /// The last step's logits, `[outputs, vocab]`, into `out`.
+    pub fn logits(&mut self, out: &mut Vec<f32>) {
+        self.backend.download(&self.acts.logits, self.num_outputs, out);
+    }
+
+    /// Copies whole KV blocks of a layer group: pairs of (from, to).
+    pub fn copy_blocks(&mut self, group: usize, pairs: &[(u32, u32)]) {
+        self.backend.copy_blocks(&mut self.kv[group], pairs);
+    }
+}
+
+/// How a branch joins the residual stream.
+struct Join {
+    scale: f32,
+    eps: f32,
+    rows: usize,
+}
+
+impl Join {
+    fn run<B: Backend>(
+        &self,
+        backend: &mut B,
+        acts: &mut Activations<B>,
+        after: Option<&B::Vector>,
+        next: Option<&B::Vector>,
+    ) {
+        let Join { scale, eps, rows } = *self;
+        let branch = match (after, &mut acts.post) {
+            (Some(norm), Some(post)) => {
+                backend.rms_norm(post, &acts.branch, norm, eps, rows);
+                &*post
+            }
+            _ => &acts.branch,
+        };
+        match next {
+            Some(norm) => {
+                backend.add_rms_norm(&mut acts.normed, &mut acts.residual, branch, scale, norm, eps, rows);
+            }
+            None => backend.add(&mut acts.residual, branch, scale, rows),
+        }
+    }
+}
+
+fn load_layers<B: Backend>(
+    backend: &mut B,
+    loader: &mut Loader<'_>,
+    spec: &ModelSpec,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<Vec<Layer<B>>> {
+    let groups = spec.kv_groups();
+    let kv_place = |layer: usize| {
+        let found = groups.iter().enumerate().find_map(|(group, members)| {
+            Some(KvPlace { group, slot: members.layers.iter().position(|member| *member == layer)? })
+        });
+        found.expect("every layer is in exactly one group")
+    };
+    let mut layers = Vec::with_capacity(spec.layers.len());
+    for (number, layer) in spec.layers.iter().enumerate() {
+        let place = Place::of(number, layer);
+        let norm = |backend: &mut B, wanted: bool, part| -> Result<Option<B::Vector>> {
+            Ok(if wanted { Some(backend.vector(&loader.norm(part, place, spec.hidden)?)?) } else { None })
+        };
+        let norms = Norms {
+            before_attention: norm(backend, layer.norms.before_attention, Part::NormBeforeAttention)?,
+            after_attention: norm(backend, layer.norms.after_attention, Part::NormAfterAttention)?,
+            before_ffn: norm(backend, layer.norms.before_ffn, Part::NormBeforeFfn)?,
+            after_ffn: norm(backend, layer.norms.after_ffn, Part::NormAfterFfn)?,
+        };
+        let kv = kv_place(number);
+        let attention = AttentionLayer::load(backend, loader, place, layer, spec.hidden, spec.norm_eps, kv)?;
+        loader.settle(progress);
+        let ffn = FfnLayer::load(backend, loader, place, layer, spec.hidden)?;
+        loader.settle(progress);
+        layers.push(Layer { attention, ffn, norms, residual_scale: layer.residual_scale });
+    }
+    Ok(layers)
+}
+
+/// The paged storage of each layer group.
+pub(crate) fn kv_shapes(spec: &ModelSpec, limits: &DecoderLimits) -> impl Iterator<Item = KvShape> {
+    let format = limits.kv_format;
+    let groups = spec.kv_groups().into_iter().zip(limits.blocks.clone());
+    groups.map(move |(group, blocks)| KvShape {
+        layers: group.layers.len(),
+        blocks,
+        kv_heads: group.kv_heads,
+        head_dim: group.head_dim,
+        format,
+    })
+}
+
+fn check_limits(spec: &ModelSpec, limits: &DecoderLimits) -> Result<()> {
+    let expected = spec.kv_groups().len();
+    if limits.blocks.len() != expected {
+        return Err(Error::GroupCount { family: spec.family, found: limits.blocks.len(), expected });
+    }
+    Ok(())
+}
+
+/// A step must fit what was allocated, and name only tokens, rows and blocks that exist.
+fn check_batch(spec: &ModelSpec, limits: &DecoderLimits, batch: &Batch) -> Result<()> {
+    let rows = batch.num_rows();
+    let most = |what, found, limit| if found <= limit { Ok(()) } else { Err(Error::BatchLimit { what, found, limit }) };
+    let same = |what, found, expected| {
+        if found == expected { Ok(()) } else { Err(Error::BatchShape { what, found, expected }) }
+    };
+    let largest = |values: &[u32]| values.iter().copied().max().map_or(0, |value| value as usize);
+    most("the number of rows", rows, limits.rows)?;
+    most("the number of spans", batch.spans.len(), limits.spans)?;
+    most("the number of output rows", batch.outputs.len(), limits.outputs)?;
+    same("positions", batch.positions.len(), rows)?;
+    same("groups", batch.groups.len(), limits.blocks.len())?;
+    most("a token id", largest(&batch.tokens), spec.vocab_size - 1)?;
+    most("a position", largest(&batch.positions), spec.max_context - 1)?;
+    most("an output row", largest(&batch.outputs), rows.saturating_sub(1))?;
+    let in_spans = batch.spans.iter().map(|span| span.num_rows as usize).sum();
+    same("spans' rows together", in_spans, rows)?;
+    for (group, blocks) in batch.groups.iter().zip(&limits.blocks) {
+        same("slots", group.slots.len(), rows)?;
+        same("first_block", group.first_block.len(), batch.spans.len())?;
+        most("the number of block-table entries", group.blocks.len(), limits.table_entries)?;
+        most("a slot", largest(&group.slots), (blocks * BLOCK_TOKENS).saturating_sub(1))?;
+        most("a block", largest(&group.blocks), blocks.saturating_sub(1))?;
+    }
+    Ok(())
+}

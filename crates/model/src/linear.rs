@@ -1,0 +1,51 @@
+//! Every matmul of the decoder: a packed weight and perhaps a bias. Which format the weight has is the backend's affair.
+
+use folio_device::Backend;
+use folio_formats::Matrix;
+
+use crate::{Result, load::Loader, load::Place, names::Part};
+
+pub(crate) struct Linear<B: Backend> {
+    weight: B::Weight,
+    bias: Option<B::Vector>,
+    /// Width of the result.
+    pub outputs: usize,
+}
+
+impl<B: Backend> Linear<B> {
+    pub fn new(backend: &mut B, matrix: &Matrix<'_>, bias: Option<&[f32]>) -> Result<Self> {
+        let bias = bias.map(|values| backend.vector(values)).transpose()?;
+        Ok(Self { weight: backend.weight(matrix)?, bias, outputs: matrix.num_rows() })
+    }
+
+    /// A whole stored matrix.
+    pub fn load(backend: &mut B, loader: &Loader<'_>, place: Place, shape: LinearShape) -> Result<Self> {
+        let matrix = loader.matrix(shape.part, place, shape.outputs, shape.inputs)?;
+        let bias = match shape.bias {
+            true => Some(loader.bias(shape.part, place, shape.outputs)?),
+            false => None,
+        };
+        Self::new(backend, &matrix, bias.as_deref())
+    }
+
+    pub fn forward(&self, backend: &mut B, out: &mut B::Tensor, x: &B::Tensor, rows: usize) {
+        backend.linear(out, x, &self.weight, self.bias.as_ref(), rows);
+    }
+
+    /// The weight alone, for a matrix that is also an embedding table.
+    pub fn into_weight(self) -> B::Weight {
+        self.weight
+    }
+
+    pub fn bytes(&self, backend: &B) -> u64 {
+        backend.weight_bytes(&self.weight)
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct LinearShape {
+    pub part: Part,
+    pub outputs: usize,
+    pub inputs: usize,
+    pub bias: bool,
+}

@@ -1,0 +1,175 @@
+//! Finds tensors, checks their shapes and hands them out as row lists. What has been packed is given back at once,
+//! tensor by tensor, so that loading never holds two copies of more than one matrix.
+
+use std::cell::RefCell;
+
+use folio_formats::{Format, Matrix, TensorView, WeightSource};
+
+use crate::{Error, LayerSpec, Names, NormPlacement, OpenModel, Result, names::Part};
+
+/// How far loading has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadProgress {
+    pub bytes_done: u64,
+    pub bytes_total: u64,
+}
+
+pub(crate) struct Loader<'a> {
+    source: &'a dyn WeightSource,
+    names: &'a Names,
+    family: &'static str,
+    norm_offset: f32,
+    /// Read since the last [`Loader::settle`], with their bytes.
+    pending: RefCell<Vec<(String, u64)>>,
+    progress: LoadProgress,
+}
+
+/// Where a tensor belongs: its layer and how that layer is normed. `Place::OUTSIDE` for embedding, head and the last norm.
+#[derive(Clone, Copy)]
+pub(crate) struct Place {
+    pub layer: usize,
+    norms: NormPlacement,
+}
+
+impl Place {
+    pub const OUTSIDE: Self = Self { layer: 0, norms: NormPlacement::PRE };
+
+    pub fn of(layer: usize, spec: &LayerSpec) -> Self {
+        Self { layer, norms: spec.norms }
+    }
+}
+
+impl<'a> Loader<'a> {
+    pub fn new(model: &'a OpenModel) -> Self {
+        let source: &dyn WeightSource = &*model.weights;
+        let sizes = source.names().into_iter().filter_map(|name| source.tensor(name)).map(|t| t.bytes.len() as u64);
+        Self {
+            source,
+            names: &model.names,
+            family: model.spec.family,
+            norm_offset: model.spec.norm_offset,
+            pending: RefCell::default(),
+            progress: LoadProgress { bytes_done: 0, bytes_total: sizes.sum() },
+        }
+    }
+
+    pub fn names(&self) -> &'a Names {
+        self.names
+    }
+
+    pub fn family(&self) -> &'static str {
+        self.family
+    }
+
+    /// All that was read so far has been copied: its pages may go.
+    pub fn settle(&mut self, report: &mut dyn FnMut(LoadProgress)) {
+        for (name, bytes) in self.pending.get_mut().drain(..) {
+            self.source.release(&name);
+            self.progress.bytes_done += bytes;
+        }
+        report(self.progress);
+    }
+
+    /// The tensor of that exact name, if it exists; noted for release.
+    pub fn raw(&self, name: &str) -> Option<TensorView<'a>> {
+        let view = self.source.tensor(name)?;
+        self.pending.borrow_mut().push((name.to_owned(), view.bytes.len() as u64));
+        Some(view)
+    }
+
+    pub fn exists(&self, name: &str) -> bool {
+        self.source.tensor(name).is_some()
+    }
+
+    /// The tensor of that name, of that shape.
+    pub fn named(&self, name: &str, shape: &[usize]) -> Result<TensorView<'a>> {
+        let Some(view) = self.raw(name) else {
+            // A tensor of a type that is not read is there, and its own error says more.
+            return match self.source.require(name) {
+                Err(error @ folio_formats::Error::Unsupported { .. }) => Err(error.into()),
+                _ => Err(self.missing(name, shape)),
+            };
+        };
+        self.check_shape(&view, shape)?;
+        Ok(view)
+    }
+
+    fn missing(&self, name: &str, shape: &[usize]) -> Error {
+        Error::MissingTensor { name: name.to_owned(), family: self.family, expected: shape.to_vec() }
+    }
+
+    fn check_shape(&self, view: &TensorView<'_>, shape: &[usize]) -> Result<()> {
+        if view.shape == shape {
+            return Ok(());
+        }
+        let name = view.name.to_owned();
+        Err(Error::TensorShape { name, family: self.family, expected: shape.to_vec(), found: view.shape.clone() })
+    }
+
+    fn values(&self, view: &TensorView<'a>) -> Result<Vec<f32>> {
+        self.check_float(view)?;
+        Ok(view.to_f32()?)
+    }
+
+    /// Index and packed formats hold no numbers that a layer could use.
+    pub fn check_float(&self, view: &TensorView<'_>) -> Result<()> {
+        match view.format {
+            Format::I8 | Format::U8 | Format::I16 | Format::I32 | Format::I64 => Err(Error::TensorFormat {
+                name: view.name.to_owned(),
+                family: self.family,
+                expected: "a floating-point or quantized format",
+                found: format!("{:?}", view.format),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    pub fn matrix_of(&self, view: &TensorView<'a>) -> Result<Matrix<'a>> {
+        self.check_float(view)?;
+        Ok(view.matrix()?)
+    }
+
+    /// The name the part has in this source: the first that exists, or the usual one.
+    fn name_of(&self, part: Part, place: Place, suffix: &str) -> String {
+        let names = self.names.candidates(part, place.layer, place.norms);
+        let mut full = names.iter().map(|name| format!("{name}{suffix}"));
+        let usual = full.next().unwrap_or_default();
+        if self.exists(&usual) {
+            return usual;
+        }
+        full.find(|name| self.exists(name)).unwrap_or(usual)
+    }
+
+    pub fn has(&self, part: Part, place: Place) -> bool {
+        self.exists(&self.name_of(part, place, ".weight"))
+    }
+
+    pub fn matrix(&self, part: Part, place: Place, rows: usize, cols: usize) -> Result<Matrix<'a>> {
+        let view = self.named(&self.name_of(part, place, ".weight"), &[rows, cols])?;
+        self.matrix_of(&view)
+    }
+
+    pub fn bias(&self, part: Part, place: Place, len: usize) -> Result<Vec<f32>> {
+        self.values(&self.named(&self.name_of(part, place, ".bias"), &[len])?)
+    }
+
+    /// A norm's weights, offset added.
+    pub fn norm(&self, part: Part, place: Place, len: usize) -> Result<Vec<f32>> {
+        let mut values = self.values(&self.named(&self.name_of(part, place, ".weight"), &[len])?)?;
+        values.iter_mut().for_each(|value| *value += self.norm_offset);
+        Ok(values)
+    }
+
+    /// A vector that some checkpoints store without `.weight`.
+    pub fn plain_vector(&self, part: Part, place: Place, len: usize) -> Result<Vec<f32>> {
+        let bare = self.name_of(part, place, "");
+        let suffixes = [".weight", ".bias"].map(|suffix| self.name_of(part, place, suffix));
+        let name = suffixes.into_iter().find(|name| self.exists(name)).unwrap_or(bare);
+        self.values(&self.named(&name, &[len])?)
+    }
+
+    /// Values of an expert tensor or bias by exact name.
+    pub fn values_named(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        self.values(&self.named(name, shape)?)
+    }
+}
