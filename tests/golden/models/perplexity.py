@@ -1,0 +1,60 @@
+"""Writes `eval.json`: what transformers makes of `eval.txt` with the trained models, in bf16.
+
+    python tests/golden/models/perplexity.py MODELS_FOLDER
+
+`eval.txt` is this project's own source as it stood in its first commit. Windows of 2,048 tokens do not overlap, and the
+first token of each is not scored. The ids are stored as well, so that the check needs no tokenizer.
+"""
+
+import json
+import pathlib
+import sys
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+MODELS = ["folio-rust-42m", "folio-rust-moe-47m"]
+WINDOW = 2048
+HERE = pathlib.Path(__file__).parent
+
+
+@torch.no_grad()
+def nats(folder, ids, dtype):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    total, scored = 0.0, 0
+    for start in range(0, len(ids), WINDOW):
+        window = torch.tensor([ids[start : start + WINDOW]])
+        logits = model(window, use_cache=False).logits[0, :-1].double()
+        losses = torch.nn.functional.cross_entropy(logits, window[0, 1:], reduction="sum")
+        total, scored = total + losses.item(), scored + window.shape[1] - 1
+    return total / scored, scored
+
+
+def main():
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    models = pathlib.Path(sys.argv[1])
+    text = (HERE / "eval.txt").read_text()
+    ids = AutoTokenizer.from_pretrained(models / MODELS[0])(text, add_special_tokens=False)["input_ids"]
+    results = {}
+    for name in MODELS:
+        bf16, scored = nats(models / name, ids, torch.bfloat16)
+        f32, _ = nats(models / name, ids, torch.float32)
+        results[name] = {"nats_per_token": round(bf16, 6), "nats_per_token_f32": round(f32, 6)}
+        print(name, results[name], flush=True)
+    golden = {
+        "made_by": {"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0],
+                    "dtype": "bfloat16"},
+        "window": WINDOW,
+        "tokens_scored": scored,
+        "models": results,
+        "ids": ids,
+    }
+    lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value, separators=(',', ':'))}" for key, value in golden.items())
+    (HERE / "eval.json").write_text("{\n" + lines + "\n}\n")
+
+
+if __name__ == "__main__":
+    main()
