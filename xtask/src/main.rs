@@ -1,5 +1,6 @@
 //! The project's own chores: `cargo xtask <command>`.
 
+mod aarch64;
 mod goldens;
 mod graph;
 mod models;
@@ -14,6 +15,7 @@ const HELP: &str = "\
 cargo xtask <command>
 
   test             everything: format, lints, crate graph, tree size, and all tests; prepares what they need
+  aarch64          the kernels' tests on an emulated aarch64
   tidy             the quick half of it: format, crate graph, tree size, house rules
   goldens          makes the committed golden files anew with Hugging Face transformers (installs it in target/)
   models FOLDER    makes models/ anew from the trained models in FOLDER";
@@ -23,6 +25,7 @@ fn main() -> Result<()> {
     let rest = args.get(1..).unwrap_or_default();
     match args.first().map(String::as_str) {
         Some("test") => test::run(rest),
+        Some("aarch64") => aarch64::run(),
         Some("tidy") => tidy::run(),
         Some("goldens") => goldens::run(),
         Some("models") => models::run(rest),

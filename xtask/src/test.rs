@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use crate::{prepare, process, tidy};
+use crate::{aarch64, prepare, process, tidy};
 
 pub fn run(filter: &[String]) -> Result<()> {
     stage("house rules", tidy::run)?;
@@ -18,7 +18,8 @@ pub fn run(filter: &[String]) -> Result<()> {
             tests.env("FOLIO_LLAMA_CPP", folder);
         }
         process::run(tests.args(filter))
-    })
+    })?;
+    stage("aarch64", aarch64::run)
 }
 
 /// The package is needed for two tests only. On a continuous-integration machine it must be there; on a laptop without

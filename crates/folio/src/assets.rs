@@ -1,0 +1,211 @@
+//! Everything a model consists of, opened: weights and spec, tokenizer, chat template, generation defaults.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use folio_formats::gguf::Gguf;
+use folio_model::OpenModel;
+use folio_server::SamplingDefaults;
+use folio_text::{ChatTemplate, GgufVocab, SpecialTokens, Tokenizer, TokenizerConfig};
+use serde_json::Value;
+
+use crate::embedded;
+use crate::model_ref::ModelRef;
+
+pub struct Assets {
+    pub name: String,
+    pub model: OpenModel,
+    /// Random models and bare weight files have none.
+    pub tokenizer: Option<Arc<Tokenizer>>,
+    pub template: Option<Arc<ChatTemplate>>,
+    /// Tokens that end an answer.
+    pub eos: Vec<u32>,
+    pub defaults: SamplingDefaults,
+}
+
+impl Assets {
+    pub fn open(model: Option<&str>) -> Result<Self> {
+        match ModelRef::resolve(model)? {
+            ModelRef::Embedded => Self::embedded(),
+            ModelRef::Folder(folder) => Self::folder(&folder),
+            ModelRef::Gguf(path) => Self::gguf_file(&path),
+        }
+    }
+
+    fn embedded() -> Result<Self> {
+        let Some(embedded) = embedded::model() else {
+            bail!("this build has no built-in model; name one: a folder, a .gguf file, or ORG/NAME");
+        };
+        let gguf = Gguf::from_static(embedded.name, embedded.gguf)?;
+        let tokenizer = Tokenizer::from_json(embedded.tokenizer).context("the built-in tokenizer")?;
+        Self::from_gguf(embedded.name.to_string(), gguf, Some(tokenizer))
+    }
+
+    fn gguf_file(path: &Path) -> Result<Self> {
+        let gguf = Gguf::open(path)?;
+        let beside = path.with_file_name("tokenizer.json");
+        let tokenizer = match beside.exists() && gguf.get("tokenizer.ggml.tokens").is_none() {
+            true => Some(read_tokenizer(&beside)?),
+            false => None,
+        };
+        Self::from_gguf(stem(path), gguf, tokenizer)
+    }
+
+    fn from_gguf(name: String, gguf: Gguf, tokenizer: Option<Tokenizer>) -> Result<Self> {
+        let tokenizer = match tokenizer {
+            Some(tokenizer) => Some(tokenizer),
+            None => gguf_vocab(&gguf)?.map(Tokenizer::from_gguf).transpose()?,
+        };
+        let token = |key: &str| gguf.u32(key).ok();
+        let text = |id: Option<u32>| Some(tokenizer.as_ref()?.decode(&[id?], false));
+        let special = SpecialTokens {
+            bos: text(token("tokenizer.ggml.bos_token_id")),
+            eos: text(token("tokenizer.ggml.eos_token_id")),
+            ..SpecialTokens::default()
+        };
+        let template = gguf.str("tokenizer.chat_template").ok();
+        let template = template.map(|source| ChatTemplate::new(source, special)).transpose()?;
+        let mut generation = Generation::default();
+        if let Ok(json) = gguf.str("folio.generation_config") {
+            generation = Generation::parse(json).context("folio.generation_config")?;
+        }
+        let ends = ["eos", "eot", "eom"].map(|end| format!("tokenizer.ggml.{end}_token_id"));
+        generation.eos.extend(ends.iter().filter_map(|key| token(key)));
+        let model = OpenModel::from_gguf(gguf)?;
+        Ok(Self::new(name, model, tokenizer, template, generation))
+    }
+
+    fn folder(folder: &Path) -> Result<Self> {
+        if !folder.join("config.json").exists() {
+            let gguf = std::fs::read_dir(folder)?.flatten().map(|entry| entry.path());
+            let gguf = gguf.filter(|path| path.extension().is_some_and(|ending| ending == "gguf")).min();
+            return match gguf {
+                Some(path) => bail!("{} has no config.json; did you mean {}?", folder.display(), path.display()),
+                None => bail!("{} has no config.json: it is not a model folder", folder.display()),
+            };
+        }
+        let model = folio_model::open(folder)?;
+        let tokenizer = folder.join("tokenizer.json");
+        let tokenizer = tokenizer.exists().then(|| read_tokenizer(&tokenizer)).transpose()?;
+        let template = read_template(folder)?;
+        let mut generation = Generation::default();
+        for file in ["config.json", "generation_config.json"] {
+            if let Some(text) = read_optional(&folder.join(file))? {
+                generation.merge(Generation::parse(&text).with_context(|| folder.join(file).display().to_string())?);
+            }
+        }
+        Ok(Self::new(stem(folder), model, tokenizer, template, generation))
+    }
+
+    fn new(
+        name: String,
+        model: OpenModel,
+        tokenizer: Option<Tokenizer>,
+        template: Option<ChatTemplate>,
+        mut generation: Generation,
+    ) -> Self {
+        generation.eos.sort_unstable();
+        generation.eos.dedup();
+        generation.eos.retain(|&id| (id as usize) < model.spec.vocab_size);
+        Self {
+            name,
+            model,
+            tokenizer: tokenizer.map(Arc::new),
+            template: template.map(Arc::new),
+            eos: generation.eos,
+            defaults: generation.sampling,
+        }
+    }
+}
+
+/// What generation_config.json says.
+#[derive(Default)]
+struct Generation {
+    eos: Vec<u32>,
+    sampling: SamplingDefaults,
+}
+
+impl Generation {
+    fn parse(json: &str) -> Result<Self> {
+        let value: Value = serde_json::from_str(json)?;
+        let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+        let eos = match value.get("eos_token_id") {
+            None | Some(Value::Null) => Vec::new(),
+            Some(Value::Array(ids)) => ids.iter().map(id).collect::<Option<_>>().context("eos_token_id: not token ids")?,
+            Some(one) => vec![id(one).context("eos_token_id: not a token id")?],
+        };
+        let number = |key| value.get(key).and_then(Value::as_f64).map(|number| number as f32);
+        let sampling = SamplingDefaults {
+            temperature: number("temperature"),
+            top_p: number("top_p"),
+            top_k: value.get("top_k").and_then(id).filter(|&k| k > 0),
+        };
+        Ok(Self { eos, sampling })
+    }
+
+    fn merge(&mut self, other: Self) {
+        self.eos.extend(other.eos);
+        let (mine, theirs) = (self.sampling, other.sampling);
+        self.sampling = SamplingDefaults {
+            temperature: theirs.temperature.or(mine.temperature),
+            top_p: theirs.top_p.or(mine.top_p),
+            top_k: theirs.top_k.or(mine.top_k),
+        };
+    }
+}
+
+fn stem(path: &Path) -> String {
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    path.file_stem().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
+}
+
+fn read_optional(path: &Path) -> Result<Option<String>> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| path.display().to_string()),
+    }
+}
+
+fn read_tokenizer(path: &Path) -> Result<Tokenizer> {
+    let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
+    Tokenizer::from_json(&bytes).with_context(|| path.display().to_string())
+}
+
+/// chat_template.jinja where there is one, else the template in tokenizer_config.json.
+fn read_template(folder: &Path) -> Result<Option<ChatTemplate>> {
+    let path = folder.join("tokenizer_config.json");
+    let config = match read_optional(&path)? {
+        Some(text) => TokenizerConfig::parse(&text).with_context(|| path.display().to_string())?,
+        None => TokenizerConfig::default(),
+    };
+    let own_file = read_optional(&folder.join("chat_template.jinja"))?;
+    let Some(source) = own_file.as_deref().or(config.chat_template()) else { return Ok(None) };
+    Ok(Some(ChatTemplate::new(source, config.special_tokens())?))
+}
+
+/// The tokenizer inside a GGUF file, if it has one.
+fn gguf_vocab(gguf: &Gguf) -> Result<Option<GgufVocab>> {
+    let key = |name: &str| format!("tokenizer.ggml.{name}");
+    if gguf.get(&key("tokens")).is_none() {
+        return Ok(None);
+    }
+    let id = |name: &str| gguf.u32(&key(&format!("{name}_token_id"))).ok();
+    let flag = |name: &str| gguf.bool(&key(name)).ok();
+    Ok(Some(GgufVocab {
+        model: gguf.str(&key("model"))?.to_string(),
+        pre: gguf.str(&key("pre")).unwrap_or("default").to_string(),
+        tokens: gguf.strings(&key("tokens"))?,
+        token_types: gguf.i32s(&key("token_type")).unwrap_or_default(),
+        scores: gguf.f32s(&key("scores")).unwrap_or_default(),
+        merges: gguf.strings(&key("merges")).unwrap_or_default(),
+        bos: id("bos"),
+        eos: id("eos"),
+        unk: id("unknown"),
+        pad: id("padding"),
+        add_bos: flag("add_bos_token"),
+        add_eos: flag("add_eos_token"),
+        add_space_prefix: flag("add_space_prefix"),
+    }))
+}

@@ -1,0 +1,109 @@
+//! The figures, as a table or as JSON.
+
+use serde_json::{Value, json};
+
+use super::cost::Cost;
+use super::measure::{Ceilings, Measured};
+use crate::args::BenchRun;
+use crate::session::Session;
+use crate::table;
+
+pub fn print(args: &BenchRun, session: &Session, cost: &Cost, ceilings: &Ceilings, results: &[Measured]) {
+    let rows: Vec<Figures> = results.iter().map(|result| Figures::of(args, cost, ceilings, result)).collect();
+    if args.json {
+        println!("{}", json(args, session, ceilings, &rows));
+        return;
+    }
+    println!(
+        "{}: {} threads, {} in / {} out, best of {} rounds",
+        session.assets.name, session.plan.threads, args.input_len, args.output_len, args.rounds
+    );
+    println!(
+        "ceilings: read {:.1} GB/s, bf16 {:.0} GFLOP/s, f32 {:.0} GFLOP/s; decode reads {} of weights a step\n",
+        ceilings.read_bytes_per_s / 1e9,
+        ceilings.bf16_flops / 1e9,
+        ceilings.f32_flops / 1e9,
+        table::bytes(cost.decode_weight_bytes as u64),
+    );
+    let head = ["streams", "first token", "prefill tok/s", "of peak", "decode tok/s", "of read", "of peak", "itl p50", "p95", "p99", "all tok/s"];
+    let mut lines = vec![head.map(String::from).to_vec()];
+    lines.extend(rows.iter().map(Figures::line));
+    print!("{}", table::render(&lines));
+}
+
+struct Figures {
+    streams: usize,
+    first_token_ms: f64,
+    /// Known for one stream only: with several, the first token waits for other prompts.
+    prefill: Option<(f64, f64)>,
+    decode_tokens_per_s: f64,
+    decode_of_read: f64,
+    decode_of_peak: f64,
+    itl_ms: [f64; 3],
+    total_tokens_per_s: f64,
+}
+
+impl Figures {
+    fn of(args: &BenchRun, cost: &Cost, ceilings: &Ceilings, result: &Measured) -> Self {
+        let first = result.first_token.as_secs_f64();
+        let prefill = (result.streams == 1).then(|| {
+            (args.input_len as f64 / first, cost.prefill_flops(args.input_len) / first / ceilings.bf16_flops)
+        });
+        let rate = result.decode_tokens_per_s;
+        let context = args.input_len + args.output_len / 2;
+        Self {
+            streams: result.streams,
+            first_token_ms: first * 1e3,
+            prefill,
+            decode_tokens_per_s: rate,
+            decode_of_read: rate / result.streams as f64 * cost.decode_weight_bytes / ceilings.read_bytes_per_s,
+            decode_of_peak: rate * cost.decode_flops(context) / ceilings.bf16_flops,
+            itl_ms: [50.0, 95.0, 99.0].map(|percent| result.gap_percentile(percent).as_secs_f64() * 1e3),
+            total_tokens_per_s: result.total_tokens_per_s,
+        }
+    }
+
+    fn line(&self) -> Vec<String> {
+        let percent = |share: f64| format!("{:.1}%", share * 100.0);
+        let (prefill, of_peak) = match self.prefill {
+            Some((rate, share)) => (format!("{rate:.0}"), percent(share)),
+            None => ("-".into(), "-".into()),
+        };
+        let mut line = vec![
+            self.streams.to_string(),
+            format!("{:.1} ms", self.first_token_ms),
+            prefill,
+            of_peak,
+            format!("{:.1}", self.decode_tokens_per_s),
+            percent(self.decode_of_read),
+            percent(self.decode_of_peak),
+        ];
+        line.extend(self.itl_ms.map(|ms| format!("{ms:.2} ms")));
+        line.push(format!("{:.1}", self.total_tokens_per_s));
+        line
+    }
+}
+
+fn json(args: &BenchRun, session: &Session, ceilings: &Ceilings, rows: &[Figures]) -> Value {
+    let row = |f: &Figures| {
+        json!({
+            "streams": f.streams, "first_token_ms": f.first_token_ms,
+            "prefill_tokens_per_s": f.prefill.map(|p| p.0), "prefill_of_bf16_peak": f.prefill.map(|p| p.1),
+            "decode_tokens_per_s": f.decode_tokens_per_s, "decode_of_read_bandwidth": f.decode_of_read,
+            "decode_of_bf16_peak": f.decode_of_peak, "itl_ms_p50": f.itl_ms[0], "itl_ms_p95": f.itl_ms[1],
+            "itl_ms_p99": f.itl_ms[2], "total_tokens_per_s": f.total_tokens_per_s,
+        })
+    };
+    json!({
+        "model": session.assets.name, "threads": session.plan.threads, "input_len": args.input_len,
+        "output_len": args.output_len, "rounds": args.rounds,
+        "ceilings": {
+            "read_bytes_per_s": ceilings.read_bytes_per_s, "bf16_flops": ceilings.bf16_flops,
+            "f32_flops": ceilings.f32_flops,
+        },
+        "memory": {
+            "weights": session.memory.weights, "kv": session.memory.kv, "activations": session.memory.activations,
+        },
+        "results": rows.iter().map(row).collect::<Vec<_>>(),
+    })
+}

@@ -1,0 +1,137 @@
+//! `folio inspect`: what a model is, what it weighs, and how much context fits this machine.
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use folio_model::{AttentionSpec, FfnSpec, LayerSpec, ModelSpec};
+
+use crate::args::InspectArgs;
+use crate::assets::Assets;
+use crate::{machine, table};
+
+/// What the same weights take in other forms: bits a weight, block scales included.
+const FORMATS: &[(&str, f64)] =
+    &[("f32", 32.0), ("bf16", 16.0), ("q8_0", 8.5), ("q6_k", 6.5625), ("q5_0", 5.5), ("q4_0", 4.5)];
+
+pub fn main(args: &InspectArgs) -> Result<()> {
+    let assets = Assets::open(args.model.as_deref())?;
+    let spec = &assets.model.spec;
+    let stored = Stored::of(&assets);
+    println!("{}", assets.name);
+    print!("{}", table::render(&shape(spec, &assets)));
+    println!("\nweights on disk: {}", stored.describe());
+    let mut rows = vec![vec!["as".to_string(), "weights".into()]];
+    rows.extend(FORMATS.iter().map(|&(name, bits)| {
+        vec![name.to_string(), table::bytes((stored.values as f64 * bits / 8.0) as u64)]
+    }));
+    print!("{}", table::render(&rows));
+    println!("\n{}", kv(spec, stored.bytes));
+    Ok(())
+}
+
+/// Weights as the files hold them.
+struct Stored {
+    values: u64,
+    bytes: u64,
+    by_format: BTreeMap<String, u64>,
+}
+
+impl Stored {
+    fn of(assets: &Assets) -> Self {
+        let weights = &assets.model.weights;
+        let mut stored = Self { values: 0, bytes: 0, by_format: BTreeMap::new() };
+        for tensor in weights.names().into_iter().filter_map(|name| weights.tensor(name)) {
+            let values = tensor.shape.iter().map(|&size| size as u64).product::<u64>();
+            stored.values += values;
+            stored.bytes += tensor.bytes.len() as u64;
+            *stored.by_format.entry(format!("{:?}", tensor.format)).or_default() += values;
+        }
+        stored
+    }
+
+    fn describe(&self) -> String {
+        let formats: Vec<String> =
+            self.by_format.iter().map(|(format, values)| format!("{} {format}", table::count(*values))).collect();
+        format!("{}, {} parameters ({})", table::bytes(self.bytes), table::count(self.values), formats.join(", "))
+    }
+}
+
+fn shape(spec: &ModelSpec, assets: &Assets) -> Vec<Vec<String>> {
+    let row = |name: &str, value: String| vec![format!("  {name}"), value];
+    let mut rows = vec![
+        row("family", spec.family.to_string()),
+        row("layers", spec.layers.len().to_string()),
+        row("hidden", spec.hidden.to_string()),
+        row("vocabulary", format!("{}{}", spec.vocab_size, if spec.tied_head { ", tied head" } else { "" })),
+        row("context", spec.max_context.to_string()),
+    ];
+    for (kind, count) in kinds(&spec.layers) {
+        rows.push(row(&format!("{count} layers"), kind));
+    }
+    rows.push(row("ends at tokens", format!("{:?}", assets.eos)));
+    rows.push(row("chat template", if assets.template.is_some() { "yes" } else { "no" }.to_string()));
+    rows
+}
+
+/// Layers described, equal ones counted, in order of first appearance.
+fn kinds(layers: &[LayerSpec]) -> Vec<(String, usize)> {
+    let mut kinds: Vec<(String, usize)> = Vec::new();
+    for layer in layers {
+        let text = format!("{}; {}", attention(&layer.attention), ffn(&layer.ffn));
+        match kinds.iter_mut().find(|(known, _)| *known == text) {
+            Some((_, count)) => *count += 1,
+            None => kinds.push((text, 1)),
+        }
+    }
+    kinds
+}
+
+fn attention(a: &AttentionSpec) -> String {
+    let mut text = format!("{} heads, {} kv heads of {}", a.heads, a.kv_heads, a.head_dim);
+    let features = [
+        (a.window.map(|window| format!("window {window}")), true),
+        (a.soft_cap.map(|cap| format!("soft cap {cap}")), true),
+        (Some("sinks".to_string()), a.sinks),
+        (Some("qk norm".to_string()), a.qk_norm.is_some()),
+        (Some("biases".to_string()), a.qkv_bias),
+        (Some("no positions".to_string()), a.rope.is_none()),
+    ];
+    for feature in features.into_iter().filter(|(_, on)| *on).filter_map(|(text, _)| text) {
+        text.push_str(", ");
+        text.push_str(&feature);
+    }
+    text
+}
+
+fn ffn(ffn: &FfnSpec) -> String {
+    match ffn {
+        FfnSpec::Dense { inter, .. } => format!("ffn {inter}"),
+        FfnSpec::Experts(e) => format!("{} experts of {}, {} a token", e.experts, e.inter, e.top_k),
+    }
+}
+
+fn kv(spec: &ModelSpec, weight_bytes: u64) -> String {
+    let per_token = spec.kv_bytes_per_token(2).max(1);
+    let mut text = format!(
+        "keys and values: {per_token} bytes a token in bf16 (2 x layers x kv_heads x head_dim x bytes = {})",
+        formula(spec)
+    );
+    if let Some(free) = machine::memory_available() {
+        let tokens = free.saturating_sub(weight_bytes) / per_token;
+        text.push_str(&format!(
+            "\nfits this machine: {} tokens of context beside the weights ({} free), {} sequences of {}",
+            tokens,
+            table::bytes(free),
+            tokens / spec.max_context as u64,
+            spec.max_context
+        ));
+    }
+    text
+}
+
+/// The formula with its numbers; layers of different shapes are added up.
+fn formula(spec: &ModelSpec) -> String {
+    let groups = spec.kv_groups();
+    let part = |g: &folio_model::KvGroupSpec| format!("2 x {} x {} x {} x 2", g.layers.len(), g.kv_heads, g.head_dim);
+    groups.iter().map(part).collect::<Vec<_>>().join(" + ")
+}

@@ -1,0 +1,1 @@
+//! Starts the binary and looks at what it does.
