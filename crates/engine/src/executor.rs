@@ -25,8 +25,7 @@ pub struct RowOutput {
     pub id: RequestId,
     /// The next token, where the assignment sampled.
     pub sampled: Option<Sampled>,
-    /// Logprobs of the prompt tokens computed in this step, for requests that asked: entry `i` belongs to position
-    /// `first + i + 1`.
+    /// Logprobs of the assignment's prompt targets, one each.
     pub prompt_logprobs: Vec<Logprobs>,
     /// Set when this row alone went wrong (not a number): the request ends, its neighbours go on.
     pub failure: Option<String>,

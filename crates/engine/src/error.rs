@@ -1,0 +1,53 @@
+//! What can go wrong, by where it is met: at start or in a step, when a request is made, when it is handed in.
+
+use folio_scheduler::{RequestId, SchedulerError};
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// The engine could not start, or a step failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{field} is {value}, but at least {least} is needed")]
+    Config { field: &'static str, value: usize, least: usize },
+    #[error(transparent)]
+    Scheduler(#[from] SchedulerError),
+    #[error(transparent)]
+    Model(#[from] folio_model::Error),
+    #[error("the engine thread cannot start: {0}")]
+    Thread(#[from] std::io::Error),
+    #[error("request {} has no sampling state", .0.0)]
+    UnknownRequest(RequestId),
+    #[error("no step is under way")]
+    NothingSubmitted,
+    /// For executors of other kinds.
+    #[error("{0}")]
+    Step(String),
+}
+
+/// Why a request is refused before it is queued.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum InvalidRequest {
+    #[error("the prompt is empty, but at least one token is needed")]
+    EmptyPrompt,
+    #[error("the prompt has {prompt} tokens, but at most {most} fit with one for the answer")]
+    PromptTooLong { prompt: usize, most: usize },
+    #[error("token {token} at position {position} of the prompt is not below the vocabulary's {logits_width}")]
+    UnknownToken { token: u32, position: usize, logits_width: usize },
+    #[error("prompt and answer together may take {max_len} tokens, but the KV pool holds {most}; lower max_tokens")]
+    NeverFits { max_len: usize, most: usize },
+    #[error("max_tokens is 0, but at least 1 is needed")]
+    NoTokens,
+    #[error("n is {n}, but it must lie between 1 and {most}")]
+    Samples { n: usize, most: usize },
+    #[error("{0}")]
+    Sampling(String),
+}
+
+/// Why a valid request is not taken now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SubmitError {
+    #[error("the queue is full; try again later")]
+    QueueFull,
+    #[error("the engine has stopped")]
+    Stopped,
+}

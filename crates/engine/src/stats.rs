@@ -1,0 +1,44 @@
+//! Figures that the engine keeps about itself.
+
+use folio_scheduler::SchedulerStats;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EngineStats {
+    /// As of the end of the last step.
+    pub scheduler: SchedulerStats,
+    pub steps_failed: u64,
+    /// Samples that ended, for whatever reason.
+    pub samples_ended: u64,
+    pub tokens_sampled: u64,
+    pub tokens_computed: u64,
+    pub occupancy: Occupancy,
+}
+
+/// Sums over steps of how full the KV blocks were, all layer groups together, taken when a step's keys are stored and
+/// before finished requests leave.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Occupancy {
+    pub slots_held: u64,
+    pub tokens_stored: u64,
+    /// Running requests, once for each layer group.
+    pub sequences: u64,
+}
+
+impl Occupancy {
+    pub(crate) fn add(&mut self, stats: &SchedulerStats) {
+        for group in &stats.groups {
+            self.slots_held += group.slots_held as u64;
+            self.tokens_stored += group.tokens_stored as u64;
+            self.sequences += stats.running as u64;
+        }
+    }
+
+    /// Slots held over tokens stored: 1 is perfect.
+    pub fn slots_per_token(&self) -> f64 {
+        self.slots_held as f64 / self.tokens_stored.max(1) as f64
+    }
+
+    pub fn mean_live_length(&self) -> f64 {
+        self.tokens_stored as f64 / self.sequences.max(1) as f64
+    }
+}

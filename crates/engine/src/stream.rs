@@ -1,0 +1,100 @@
+//! What a client hears of its request, and how it says that it has heard enough.
+//!
+//! The engine never waits for a reader: events queue up, at most one a token and two more, so the request's own limit
+//! bounds them.
+
+use folio_scheduler::RequestId;
+
+use crate::{Logprobs, core::Command};
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// One entry a prompt token, the first of which nothing predicts; once, before any token of sample 0.
+    PromptLogprobs(Vec<Option<Logprobs>>),
+    Token {
+        sample: usize,
+        token: u32,
+        logprobs: Option<Logprobs>,
+    },
+    /// The last event of a sample.
+    Finished {
+        sample: usize,
+        reason: FinishReason,
+        usage: Usage,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// This token ended the answer; it is counted, but not sent.
+    Stop(u32),
+    Length,
+    /// This request or the step it was in went wrong.
+    Error(String),
+    Aborted,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub prompt_tokens: usize,
+    pub completion_tokens: usize,
+    /// Prompt tokens that the prefix cache gave.
+    pub cached_tokens: usize,
+}
+
+/// Events of one request, all its samples interleaved. Dropping it aborts what still runs.
+#[derive(Debug)]
+pub struct RequestStream {
+    events: flume::Receiver<Event>,
+    commands: flume::Sender<Command>,
+    /// The samples' ids follow each other.
+    first_id: RequestId,
+    num_samples: usize,
+    num_finished: usize,
+}
+
+impl RequestStream {
+    pub(crate) fn new(
+        events: flume::Receiver<Event>,
+        commands: flume::Sender<Command>,
+        first_id: RequestId,
+        num_samples: usize,
+    ) -> Self {
+        Self { events, commands, first_id, num_samples, num_finished: 0 }
+    }
+
+    /// Waits for the next event; none when every sample has ended or the engine is gone.
+    pub fn recv(&mut self) -> Option<Event> {
+        let event = self.events.recv().ok();
+        self.note(event)
+    }
+
+    /// As [`RequestStream::recv`], for asynchronous callers.
+    pub async fn next(&mut self) -> Option<Event> {
+        let event = self.events.recv_async().await.ok();
+        self.note(event)
+    }
+
+    /// One sample is no longer wanted; it ends with [`FinishReason::Aborted`].
+    pub fn abort(&mut self, sample: usize) {
+        if sample < self.num_samples {
+            // An engine that is gone has nothing left to abort.
+            let _ = self.commands.send(Command::Abort(RequestId(self.first_id.0 + sample as u64)));
+        }
+    }
+
+    fn note(&mut self, event: Option<Event>) -> Option<Event> {
+        if let Some(Event::Finished { .. }) = event {
+            self.num_finished += 1;
+        }
+        event
+    }
+}
+
+impl Drop for RequestStream {
+    fn drop(&mut self) {
+        if self.num_finished < self.num_samples {
+            (0..self.num_samples).for_each(|sample| self.abort(sample));
+        }
+    }
+}

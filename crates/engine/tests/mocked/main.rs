@@ -1,0 +1,7 @@
+//! The engine's loop without a model or a device.
+
+mod faults;
+mod memory;
+mod mock;
+mod requests;
+mod streams;
