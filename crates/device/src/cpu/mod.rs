@@ -18,6 +18,7 @@ mod matmul;
 mod norm;
 mod pool;
 mod qkv;
+mod routing;
 mod simd;
 mod tensor;
 mod weight;

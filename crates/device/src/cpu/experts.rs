@@ -1,0 +1,323 @@
+//! Mixture of experts: rows sorted by expert, then two products over all chosen experts at once.
+//!
+//! Rows that chose the same expert are computed together, so that an expert's weights are read once a step; all
+//! experts share one fork for each product, so that a single token with two experts costs what one layer does. A
+//! row's outputs are added in ascending order of expert, whatever else is in the batch.
+
+use super::buffer::Buffer;
+use super::matmul::{self, Kernel, Product, RowTiles};
+use super::pool::Disjoint;
+use super::routing::{Choice, route};
+use super::tensor::{Tensor, Vector};
+use super::weight::Weight;
+use super::{Cpu, Ctx, elementwise};
+use crate::{Error, ExpertsSource, Result, Routing};
+
+/// The experts of one layer; all of one shape and packing.
+pub struct Experts {
+    /// `[2 * inter, hidden]`, gate rows above up rows.
+    gate_up: Vec<Weight>,
+    /// `[hidden, inter]`.
+    down: Vec<Weight>,
+    gate_up_bias: Option<Vec<Vector>>,
+    down_bias: Option<Vec<Vector>>,
+}
+
+impl Experts {
+    pub(crate) fn pack(ctx: Ctx<'_>, source: ExpertsSource<'_>) -> Result<Self> {
+        Error::check("number of down projections", source.gate_up.len(), source.down.len())?;
+        let pack = |matrices: &[_]| matrices.iter().map(|matrix| Weight::pack(ctx, matrix)).collect::<Result<Vec<_>>>();
+        let (gate_up, down) = (pack(&source.gate_up)?, pack(&source.down)?);
+        let (Some(first_up), Some(first_down)) = (gate_up.first(), down.first()) else {
+            return Err(Error::Unsupported { backend: "cpu", what: "a layer without experts".into() });
+        };
+        for (gate_up, down) in gate_up.iter().zip(&down) {
+            Error::check("inputs of an expert's gate and up", first_up.inputs(), gate_up.inputs())?;
+            Error::check("rows of an expert's gate and up", 2 * first_down.inputs(), gate_up.outputs())?;
+            Error::check("inputs of an expert's down", first_down.inputs(), down.inputs())?;
+            Error::check("rows of an expert's down", first_up.inputs(), down.outputs())?;
+            if gate_up.packing() != first_up.packing() || down.packing() != first_down.packing() {
+                return Err(Error::Unsupported { backend: "cpu", what: "experts of different formats".into() });
+            }
+        }
+        let gate_up_bias = biases(source.gate_up_bias, &gate_up)?;
+        let down_bias = biases(source.down_bias, &down)?;
+        Ok(Self { gate_up, down, gate_up_bias, down_bias })
+    }
+
+    /// Bytes held, padding included.
+    pub fn bytes(&self) -> u64 {
+        self.gate_up.iter().chain(&self.down).map(Weight::bytes).sum()
+    }
+}
+
+fn biases(biases: Option<Vec<Vec<f32>>>, weights: &[Weight]) -> Result<Option<Vec<Vector>>> {
+    let Some(biases) = biases else { return Ok(None) };
+    Error::check("number of expert biases", weights.len(), biases.len())?;
+    for (bias, weight) in biases.iter().zip(weights) {
+        Error::check("width of an expert's bias", weight.outputs(), bias.len())?;
+    }
+    Ok(Some(biases.iter().map(|bias| Vector::new(bias)).collect::<Result<_>>()?))
+}
+
+/// Memory of one step: grows to the largest and is kept.
+#[derive(Default)]
+pub struct Scratch {
+    /// `[rows][top_k]`, in expert order.
+    choices: Vec<Choice>,
+    /// Scores while a row is routed: `[rows][2 * experts]`.
+    scores: Vec<f32>,
+    /// Row of `x` for every slot; slots are sorted by expert, then row.
+    slot_rows: Vec<u32>,
+    /// Next free slot of every expert while slots are given out.
+    next_slot: Vec<u32>,
+    /// Experts with rows, ascending, and their slots in tiles.
+    busy: Vec<u32>,
+    tiles: Vec<RowTiles>,
+    /// `[slots][2 * inter]`, `[slots][inter]` and `[slots][hidden]`.
+    gate_up: Grown,
+    inner: Grown,
+    down: Grown,
+}
+
+#[derive(Default)]
+struct Grown(Option<Buffer<f32>>);
+
+impl Grown {
+    fn take(&mut self, len: usize) -> &mut [f32] {
+        if self.0.as_ref().is_none_or(|values| values.len() < len) {
+            self.0 = None;
+            // An operation of a step cannot fail; this is small beside the experts already loaded.
+            self.0 = Some(Buffer::zeroed("expert activations", len).expect("memory for activations"));
+        }
+        self.0.as_mut().map(|values| &mut values[..len]).expect("just made")
+    }
+}
+
+/// `out = sum_e w_e * down_e(act(gate_e(x)) * up_e(x))` over the experts each row chooses.
+pub(crate) fn experts_forward(
+    ctx: Ctx<'_>,
+    (activations, scratch): (&mut matmul::Scratch, &mut Scratch),
+    out: &mut Tensor,
+    x: &Tensor,
+    router_logits: &Tensor,
+    experts: &Experts,
+    op: &Routing<'_, Cpu>,
+    rows: usize,
+) {
+    let (first_up, first_down) = (&experts.gate_up[0], &experts.down[0]);
+    let (hidden, inter) = (first_up.inputs(), first_down.inputs());
+    assert_eq!(x.cols(), hidden, "inputs of the experts");
+    assert_eq!(out.cols(), hidden, "outputs of the experts");
+    assert_eq!(router_logits.cols(), experts.gate_up.len(), "router logits");
+    let kernels = [Kernel::new(ctx.isa, first_up.packing()), Kernel::new(ctx.isa, first_down.packing())];
+    choose(ctx, scratch, router_logits, op, rows);
+    sort_by_expert(scratch, &kernels[0], experts.gate_up.len(), op.top_k, rows);
+    let slots = rows * op.top_k;
+    let Scratch { choices, slot_rows, busy, tiles, gate_up, inner, down, .. } = scratch;
+
+    let gate_up = gate_up.take(slots * 2 * inter);
+    let packed = matmul::pack(ctx, &kernels[0], activations, x.head(rows), hidden, Some(slot_rows), slots, tiles);
+    let up = |index| product(&experts.gate_up, &experts.gate_up_bias, busy[index], tiles[index]);
+    matmul::multiply(ctx, &kernels[0], packed, busy.len(), up, gate_up);
+
+    let inner = inner.take(slots * inter);
+    gate_rows(ctx, inner, gate_up, op, inter);
+
+    let down = down.take(slots * hidden);
+    let packed = matmul::pack(ctx, &kernels[1], activations, inner, inter, None, slots, tiles);
+    let back = |index| product(&experts.down, &experts.down_bias, busy[index], tiles[index]);
+    matmul::multiply(ctx, &kernels[1], packed, busy.len(), back, down);
+    combine(ctx, out, down, choices, op.top_k, rows);
+}
+
+fn product<'a>(weights: &'a [Weight], biases: &'a Option<Vec<Vector>>, expert: u32, tiles: RowTiles) -> Product<'a> {
+    let bias = biases.as_ref().map(|biases| &*biases[expert as usize]);
+    Product { weight: &weights[expert as usize], bias, tiles }
+}
+
+/// Fills `choices`: every row by itself.
+fn choose(ctx: Ctx<'_>, scratch: &mut Scratch, router_logits: &Tensor, op: &Routing<'_, Cpu>, rows: usize) {
+    let (experts, top_k) = (router_logits.cols(), op.top_k);
+    scratch.choices.resize(rows * top_k, Choice::default());
+    scratch.scores.resize(rows * 2 * experts, 0.0);
+    let (choices, scores) = (Disjoint::new(&mut scratch.choices), Disjoint::new(&mut scratch.scores));
+    ctx.pool.for_each_static(rows, 1 + 1024 / experts, |range| {
+        for row in range {
+            // SAFETY: each row has its own choices and scores and is routed by one thread.
+            let (choices, scores) = unsafe {
+                let scores = scores.part(row * 2 * experts..(row + 1) * 2 * experts);
+                (choices.part(row * top_k..(row + 1) * top_k), scores)
+            };
+            route(router_logits.row(row), op, scores, choices);
+        }
+    });
+}
+
+/// Gives every (row, choice) its slot: by expert, within an expert by row.
+fn sort_by_expert(scratch: &mut Scratch, kernel: &Kernel, experts: usize, top_k: usize, rows: usize) {
+    let Scratch { choices, slot_rows, next_slot, busy, tiles, .. } = scratch;
+    next_slot.clear();
+    next_slot.resize(experts, 0);
+    for choice in choices.iter() {
+        next_slot[choice.expert as usize] += 1;
+    }
+    busy.clear();
+    tiles.clear();
+    let mut first = 0;
+    for (expert, next) in next_slot.iter_mut().enumerate() {
+        let count = *next as usize;
+        *next = first as u32;
+        if count > 0 {
+            busy.push(expert as u32);
+            tiles.push(kernel.tiles(first, count));
+        }
+        first += count;
+    }
+    slot_rows.resize(rows * top_k, 0);
+    for (index, choice) in choices.iter_mut().enumerate() {
+        let next = &mut next_slot[choice.expert as usize];
+        choice.slot = *next;
+        slot_rows[*next as usize] = (index / top_k) as u32;
+        *next += 1;
+    }
+}
+
+fn gate_rows(ctx: Ctx<'_>, out: &mut [f32], gate_up: &[f32], op: &Routing<'_, Cpu>, inter: usize) {
+    let (isa, activation, slots) = (ctx.isa, op.activation, gate_up.len() / (2 * inter).max(1));
+    let out = Disjoint::new(out);
+    ctx.pool.for_each_static(slots, 1 + 2048 / (inter + 1), |range| {
+        for slot in range {
+            // SAFETY: each slot is written by one thread.
+            let out = unsafe { out.part(slot * inter..(slot + 1) * inter) };
+            elementwise::gate_row(isa, out, &gate_up[slot * 2 * inter..(slot + 1) * 2 * inter], activation);
+        }
+    });
+}
+
+/// The weighted sum of each row's slots, in expert order.
+fn combine(ctx: Ctx<'_>, out: &mut Tensor, down: &[f32], choices: &[Choice], top_k: usize, rows: usize) {
+    let hidden = out.cols();
+    let out = Disjoint::new(out.head_mut(rows));
+    ctx.pool.for_each_static(rows, 1 + 2048 / (hidden * top_k + 1), |range| {
+        for row in range {
+            // SAFETY: each row is written by one thread.
+            let out = unsafe { out.part(row * hidden..(row + 1) * hidden) };
+            out.fill(0.0);
+            for choice in &choices[row * top_k..(row + 1) * top_k] {
+                let values = &down[choice.slot as usize * hidden..][..hidden];
+                for (out, value) in out.iter_mut().zip(values) {
+                    *out += choice.weight * value;
+                }
+            }
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::borrow::Cow;
+
+    use folio_formats::{Format, Matrix};
+
+    use super::*;
+    use crate::cpu::{CpuConfig, Isa};
+    use crate::reference::Reference;
+    use crate::{Activation, Backend, RouterScore};
+
+    const EXPERTS: usize = 6;
+    const HIDDEN: usize = 70;
+    const INTER: usize = 45;
+
+    fn noise(seed: usize, index: usize) -> f32 {
+        let state = (seed * 1_000_003 + index) as u64;
+        let state = (state ^ 0x5851_f42d).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        ((state ^ state >> 31).wrapping_mul(0x94d0_49bb_1331_11eb) >> 40) as f32 / (1 << 23) as f32 - 1.0
+    }
+
+    fn matrix(seed: usize, rows: usize, cols: usize) -> Matrix<'static> {
+        let row = |row: usize| (0..cols).flat_map(move |col| (noise(seed, row * cols + col) / 4.0).to_le_bytes());
+        Matrix::from_rows(Format::F32, cols, (0..rows).map(|r| Cow::Owned(row(r).collect())).collect()).unwrap()
+    }
+
+    fn source() -> ExpertsSource<'static> {
+        let bias = |seed, len| (0..EXPERTS).map(|e| (0..len).map(|i| noise(seed + e, i)).collect()).collect();
+        ExpertsSource {
+            gate_up: (0..EXPERTS).map(|expert| matrix(10 + expert, 2 * INTER, HIDDEN)).collect(),
+            down: (0..EXPERTS).map(|expert| matrix(20 + expert, HIDDEN, INTER)).collect(),
+            gate_up_bias: Some(bias(30, 2 * INTER)),
+            down_bias: Some(bias(40, HIDDEN)),
+        }
+    }
+
+    fn routing<B: Backend>() -> Routing<'static, B> {
+        Routing {
+            score: RouterScore::Softmax,
+            top_k: 2,
+            normalize: true,
+            scale: 1.5,
+            choice_bias: None,
+            groups: 1,
+            groups_kept: 1,
+            activation: Activation::Silu,
+        }
+    }
+
+    /// Rows `range` of a fixed set of rows, as one step.
+    fn forward(isa: Isa, threads: usize, range: std::ops::Range<usize>) -> Vec<f32> {
+        let mut cpu = Cpu::new(CpuConfig { threads, isa: Some(isa) }).unwrap();
+        let experts = cpu.experts(source()).unwrap();
+        let rows = range.len();
+        let mut out = cpu.tensor(rows, HIDDEN).unwrap();
+        let (mut x, mut logits) = (cpu.tensor(rows, HIDDEN).unwrap(), cpu.tensor(rows, EXPERTS).unwrap());
+        for (row, source) in range.enumerate() {
+            x.row_mut(row).iter_mut().enumerate().for_each(|(i, v)| *v = noise(1, source * HIDDEN + i));
+            logits.row_mut(row).iter_mut().enumerate().for_each(|(i, v)| *v = 3.0 * noise(2, source * EXPERTS + i));
+        }
+        cpu.experts_forward(&mut out, &x, &logits, &experts, &routing(), rows);
+        out.head(rows).to_vec()
+    }
+
+    #[test]
+    fn a_row_has_the_same_bits_alone_and_among_others() {
+        for isa in Isa::available() {
+            let all = forward(isa, 2, 0..40);
+            for (threads, range) in [(1, 0..40), (3, 0..17), (2, 39..40), (1, 5..6), (3, 12..29)] {
+                let some = forward(isa, threads, range.clone());
+                assert!(some == all[range.start * HIDDEN..range.end * HIDDEN], "{isa:?} {threads} {range:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_isa_agrees_with_the_reference() {
+        let rows = 9;
+        let mut reference = Reference::new();
+        let experts = reference.experts(source()).unwrap();
+        for isa in Isa::available() {
+            let found = forward(isa, 2, 0..rows);
+            for row in 0..rows {
+                let x: Vec<f32> = (0..HIDDEN).map(|i| noise(1, row * HIDDEN + i)).collect();
+                let logits: Vec<f32> = (0..EXPERTS).map(|i| 3.0 * noise(2, row * EXPERTS + i)).collect();
+                let (x, logits) = (one_row(&mut reference, &x), one_row(&mut reference, &logits));
+                let mut out = reference.tensor(1, HIDDEN).unwrap();
+                reference.experts_forward(&mut out, &x, &logits, &experts, &routing(), 1);
+                let mut expected = Vec::new();
+                reference.download(&out, 1, &mut expected);
+                for (found, expected) in found[row * HIDDEN..].iter().zip(&expected) {
+                    assert!((found - expected).abs() < 1e-4, "{isa:?} row {row}: {found} for {expected}");
+                }
+            }
+        }
+    }
+
+    /// A tensor of one row with these values; the reference's tensors are its own, so a bias brings them in.
+    fn one_row(reference: &mut Reference, values: &[f32]) -> <Reference as Backend>::Tensor {
+        let zero = reference.tensor(1, 1).unwrap();
+        let weight = reference.weight(&matrix(0, values.len(), 1)).unwrap();
+        let bias = reference.vector(values).unwrap();
+        let mut out = reference.tensor(1, values.len()).unwrap();
+        reference.linear(&mut out, &zero, &weight, Some(&bias), 1);
+        out
+    }
+}

@@ -1,0 +1,194 @@
+//! The inner loop of every matrix product: a tile of a few rows times one panel of 32 outputs.
+//!
+//! [`Lanes`] is the handful of vector operations it needs, [`Source`] reads one stored format into them, [`tile`] is
+//! the algorithm. Files named after instruction sets implement `Lanes` and enter `tile` with those instructions
+//! enabled. Every (row, output) has one accumulator, which adds the products in ascending order of the inner index
+//! and may be stored to `out` and loaded again between blocks: a result's bits do not depend on the tile's height, on
+//! the blocking or on the neighbours.
+
+use super::super::weight::LANES;
+
+/// One call's worth of work. Pointers, since the kernels are unsafe in any case; see [`Tile::check`].
+#[derive(Clone, Copy, Debug)]
+pub struct Tile {
+    /// Height, up to the instruction set's `MAX_ROWS`.
+    pub rows: usize,
+    /// `[steps][rows]`, 4 bytes each: an f32, or for [`super::Activations::Bf16Pairs`] two bf16.
+    pub activations: *const u32,
+    /// `[steps][32 lanes]`, see `weight.rs`.
+    pub panel: *const u8,
+    pub steps: usize,
+    /// `[rows][stride]`, of which 32 columns are written.
+    pub out: *mut f32,
+    pub stride: usize,
+    /// Whether `out` holds the sums of earlier steps.
+    pub resume: bool,
+    /// 32 values added at the end, or null.
+    pub bias: *const f32,
+    pub prefetch: Prefetch,
+}
+
+/// What to fetch into cache while computing: two addresses a step, advancing. Without effect on results.
+#[derive(Clone, Copy, Debug)]
+pub struct Prefetch {
+    pub at: *const u8,
+    /// Distance from the first address of a step to the second.
+    pub second: usize,
+    /// Distance to the next step's.
+    pub advance: usize,
+}
+
+impl Prefetch {
+    /// `lines` cache lines a step: 0, 1 or 2.
+    pub fn new(at: *const u8, lines: usize) -> Self {
+        match lines {
+            0 => Self { at, second: 0, advance: 0 },
+            1 => Self { at, second: 0, advance: 64 },
+            _ => Self { at, second: 64, advance: 128 },
+        }
+    }
+}
+
+/// The vector operations of one instruction set.
+///
+/// # Safety
+/// All functions may be called only where the instruction set is there, and with pointers valid for
+/// [`Lanes::WIDTH`] elements (prefetch: any address).
+pub unsafe trait Lanes: Copy {
+    const WIDTH: usize;
+    unsafe fn zero() -> Self;
+    unsafe fn splat(value: f32) -> Self;
+    unsafe fn load(from: *const f32) -> Self;
+    unsafe fn load_f16(from: *const u8) -> Self;
+    /// First values of `WIDTH` pairs of bf16.
+    unsafe fn load_bf16_first(from: *const u8) -> Self;
+    /// Second values of `WIDTH` pairs of bf16.
+    unsafe fn load_bf16_second(from: *const u8) -> Self;
+    unsafe fn store(self, to: *mut f32);
+    unsafe fn add(self, other: Self) -> Self;
+    /// `self + a * b`, in one rounding where the instruction set has it.
+    unsafe fn add_product(self, a: Self, b: Self) -> Self;
+    unsafe fn prefetch(at: *const u8);
+}
+
+/// A stored format as the kernel sees it: inner values a step, bytes a lane and step, and how to read a vector.
+pub trait Source {
+    const VALUES: usize;
+    const LANE_BYTES: usize;
+    /// # Safety
+    /// As for [`Lanes`]; `from` is the first lane's place in a step.
+    unsafe fn read<V: Lanes>(from: *const u8, value: usize) -> V;
+}
+
+pub struct F32;
+pub struct F16;
+pub struct Bf16;
+
+impl Source for F32 {
+    const VALUES: usize = 1;
+    const LANE_BYTES: usize = 4;
+    #[inline(always)]
+    unsafe fn read<V: Lanes>(from: *const u8, _: usize) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { V::load(from.cast()) }
+    }
+}
+
+impl Source for F16 {
+    const VALUES: usize = 1;
+    const LANE_BYTES: usize = 2;
+    #[inline(always)]
+    unsafe fn read<V: Lanes>(from: *const u8, _: usize) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { V::load_f16(from) }
+    }
+}
+
+impl Source for Bf16 {
+    const VALUES: usize = 2;
+    const LANE_BYTES: usize = 4;
+    #[inline(always)]
+    unsafe fn read<V: Lanes>(from: *const u8, value: usize) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { if value == 0 { V::load_bf16_first(from) } else { V::load_bf16_second(from) } }
+    }
+}
+
+/// `R` rows by 32 outputs, `N` vectors at a time (the panel is passed `32 / (N * WIDTH)` times, so that `R * N`
+/// accumulators fit the registers). Activations are f32: `[steps][VALUES][R]`.
+///
+/// # Safety
+/// The tile's pointers are valid for what [`Tile`] says, nobody else writes its columns of `out`, and the caller runs
+/// with V's instruction set enabled.
+#[inline(always)]
+pub unsafe fn tile<V: Lanes, S: Source, const R: usize, const N: usize>(tile: &Tile) {
+    let mut column = 0;
+    while column < LANES {
+        // SAFETY: column + N * WIDTH <= 32 (checked below at compile time by divisibility), the rest is the caller's.
+        unsafe { part::<V, S, R, N>(tile, column) };
+        column += N * V::WIDTH;
+    }
+}
+
+/// # Safety
+/// As [`tile`]; `column + N * WIDTH <= 32`.
+#[inline(always)]
+unsafe fn part<V: Lanes, S: Source, const R: usize, const N: usize>(tile: &Tile, column: usize) {
+    const { assert!(LANES.is_multiple_of(N * V::WIDTH)) };
+    // SAFETY: `panel` holds `steps` steps of LANES * LANE_BYTES bytes, `activations` R * VALUES values a step, and
+    // `out` R rows of `stride` with 32 columns; all offsets below stay inside those. Prefetching may go anywhere.
+    unsafe {
+        let out = tile.out.add(column);
+        let mut sums = [[V::zero(); N]; R];
+        if tile.resume {
+            for r in 0..R {
+                for n in 0..N {
+                    sums[r][n] = V::load(out.add(r * tile.stride + n * V::WIDTH));
+                }
+            }
+        }
+        let mut activations = tile.activations.cast::<f32>();
+        let mut panel = tile.panel.add(column * S::LANE_BYTES);
+        let mut ahead = tile.prefetch.at;
+        for _ in 0..tile.steps {
+            V::prefetch(ahead);
+            V::prefetch(ahead.wrapping_add(tile.prefetch.second));
+            ahead = ahead.wrapping_add(tile.prefetch.advance);
+            for value in 0..S::VALUES {
+                let mut weights = [V::zero(); N];
+                for n in 0..N {
+                    weights[n] = S::read::<V>(panel.add(n * V::WIDTH * S::LANE_BYTES), value);
+                }
+                for r in 0..R {
+                    let activation = V::splat(*activations.add(r));
+                    for n in 0..N {
+                        sums[r][n] = sums[r][n].add_product(weights[n], activation);
+                    }
+                }
+                activations = activations.add(R);
+            }
+            panel = panel.add(LANES * S::LANE_BYTES);
+        }
+        for r in 0..R {
+            for n in 0..N {
+                let mut sum = sums[r][n];
+                if !tile.bias.is_null() {
+                    sum = sum.add(V::load(tile.bias.add(column + n * V::WIDTH)));
+                }
+                sum.store(out.add(r * tile.stride + n * V::WIDTH));
+            }
+        }
+    }
+}
+
+/// Calls `$kernel::<.., ROWS>` with the tile's height as a constant, for each height listed.
+macro_rules! by_rows {
+    ($tile:expr, $kernel:ident, [$($rows:literal)*]) => {
+        match $tile.rows {
+            // SAFETY: the caller of the enclosing unsafe function promises what the kernel asks.
+            $($rows => unsafe { $kernel::<$rows>($tile) },)*
+            rows => unreachable!("a tile of {rows} rows"),
+        }
+    };
+}
+pub(super) use by_rows;
