@@ -1,0 +1,85 @@
+//! Causal attention over paged keys and values, with an online softmax: no score matrix in memory.
+//!
+//! A tile is a few query rows times the heads that share one kv head; it walks the keys in chunks of four blocks, so
+//! that each key and value read serves all of the tile. Keys are summed up in splits of a fixed number of positions,
+//! and splits are merged in ascending order: a function of the row's position alone. Whether one thread walks all
+//! splits of a tile or several threads share them changes where the partial sums wait, never a bit of the result.
+//! Masked keys are left out by selection, never multiplied by zero: what lies in an unused slot cannot matter.
+
+mod plan;
+mod strip;
+mod tile;
+
+use std::sync::PoisonError;
+
+pub use plan::Scratch;
+
+use super::inputs::Inputs;
+use super::kv::{Kv, with_element};
+use super::pool::Disjoint;
+use super::simd::dispatch;
+use super::{Cpu, Ctx, Tensor};
+use crate::{Attention, BLOCK_TOKENS};
+use plan::Geometry;
+use tile::{Merge, Operands, Walk};
+
+/// Keys whose scores are computed before their values are summed: four blocks.
+const CHUNK: usize = 4 * BLOCK_TOKENS;
+/// Positions summed up by themselves before they are merged. Fixed and absolute.
+const SPLIT: usize = 1024;
+
+/// `out` is `[rows, heads * head_dim]`; q lies in the first columns of `qkv`, keys and values in `kv`.
+pub fn attention(
+    ctx: Ctx<'_>,
+    out: &mut Tensor,
+    qkv: &Tensor,
+    kv: &Kv,
+    layer: usize,
+    op: &Attention<'_, Cpu>,
+    inputs: &Inputs,
+) {
+    let rows = inputs.num_rows();
+    assert!(op.kv_heads > 0 && op.heads.is_multiple_of(op.kv_heads), "{} heads, {} kv heads", op.heads, op.kv_heads);
+    assert_eq!(qkv.cols(), (op.heads + 2 * op.kv_heads) * op.head_dim, "width of [q | k | v]");
+    assert_eq!(out.cols(), op.heads * op.head_dim, "width of the attention output");
+    assert!(op.sinks.is_none_or(|sinks| sinks.len() == op.heads), "one sink a head");
+    assert!(op.window != Some(0), "a window of at least one position");
+    let mut scratch = inputs.attention.lock().unwrap_or_else(PoisonError::into_inner);
+    let geometry = Geometry::new(op.heads, op.kv_heads, op.head_dim);
+    scratch.plan(inputs.spans(), &geometry, op.window, ctx.pool.num_threads());
+    let Scratch { tiles, items, partials } = &mut *scratch;
+    let (tiles, items) = (&tiles[..], &items[..]);
+    let (out, partials) = (Disjoint::new(out.head_mut(rows)), Disjoint::new(partials));
+    let (out, partials) = (&out, &partials);
+    with_element!(kv.format(), T => {
+        let operands = Operands {
+            op,
+            geometry,
+            q: qkv.head(rows),
+            q_stride: qkv.cols(),
+            layer: kv.layer::<T>(layer, op.kv_heads, op.head_dim),
+            spans: inputs.spans(),
+            tables: inputs.group(op.group),
+            out,
+            partials,
+        };
+        let operands = &operands;
+        let head_tiles = geometry.head_tiles();
+        ctx.pool.for_each_chunk(items.len() * head_tiles, 1, |jobs| {
+            for job in jobs {
+                let (item, head_tile) = (&items[job / head_tiles], job % head_tiles);
+                dispatch(ctx.isa, Walk { operands, tile: &tiles[item.tile as usize], item, head_tile });
+            }
+        });
+        if items.iter().any(|item| item.partial.is_some()) {
+            ctx.pool.for_each_chunk(tiles.len(), 1, |range| {
+                for tile in &tiles[range] {
+                    dispatch(ctx.isa, Merge { operands, tile });
+                }
+            });
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests;

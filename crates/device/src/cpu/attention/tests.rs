@@ -1,0 +1,269 @@
+//! Attention against plain loops in f64, and against itself: alone or beside others, whole or in chunks, on any
+//! number of threads, the same bits. Every slot that no token was written to holds NaN throughout.
+
+use half::{bf16, f16};
+
+use super::*;
+use crate::cpu::qkv::prepare_qkv;
+use crate::cpu::simd::testing::{close, each_setup, filled, tensor, vector};
+use crate::cpu::{Vector, inputs};
+use crate::{Batch, GroupTables, InputLimits, KvFormat, KvShape, NormSpan, PrepareQkv, Span};
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    format: KvFormat,
+    window: Option<usize>,
+    soft_cap: Option<f32>,
+    sinks: bool,
+}
+
+const PLAIN: Case = Case {
+    heads: 4,
+    kv_heads: 2,
+    head_dim: 16,
+    format: KvFormat::F32,
+    window: None,
+    soft_cap: None,
+    sinks: false,
+};
+
+impl Case {
+    fn width(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+
+    fn scale(&self) -> f32 {
+        1.3 / (self.head_dim as f32).sqrt()
+    }
+
+    fn sinks(&self) -> Option<Vec<f32>> {
+        self.sinks.then(|| (0..self.heads).map(|head| head as f32 - 1.0).collect())
+    }
+
+    /// Rows `[q | k | v]` of a sequence, scores with a standard deviation of some units.
+    fn rows(&self, tokens: usize, seed: u64) -> Vec<f32> {
+        filled(tokens * self.width(), seed).iter().map(|value| value * 3.0).collect()
+    }
+
+    fn stored(&self, value: f32) -> f64 {
+        f64::from(match self.format {
+            KvFormat::F32 => value,
+            KvFormat::F16 => f16::from_f32(value).to_f32(),
+            KvFormat::BF16 => bf16::from_f32(value).to_f32(),
+        })
+    }
+
+    /// Plain loops, two passes.
+    fn expected(&self, rows: &[f32]) -> Vec<f32> {
+        let (dim, width) = (self.head_dim, self.width());
+        let mut out = Vec::new();
+        for position in 0..rows.len() / width {
+            let first = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
+            for head in 0..self.heads {
+                let kv_head = head / (self.heads / self.kv_heads);
+                let key_at = |token: usize| token * width + (self.heads + kv_head) * dim;
+                let value_at = |token: usize| key_at(token) + self.kv_heads * dim;
+                let query = &rows[position * width + head * dim..][..dim];
+                let mut weights: Vec<f64> = (first..=position)
+                    .map(|token| {
+                        let key = &rows[key_at(token)..][..dim];
+                        let dot: f64 = query.iter().zip(key).map(|(&q, &k)| f64::from(q) * self.stored(k)).sum();
+                        let score = dot * f64::from(self.scale());
+                        self.soft_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
+                    })
+                    .collect();
+                let sink = self.sinks().map(|sinks| f64::from(sinks[head]));
+                let largest = weights.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
+                weights.iter_mut().for_each(|weight| *weight = (*weight - largest).exp());
+                let sum = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - largest).exp());
+                out.extend((0..dim).map(|i| {
+                    let terms = weights.iter().zip(first..).map(|(w, token)| w * self.stored(rows[value_at(token) + i]));
+                    (terms.sum::<f64>() / sum) as f32
+                }));
+            }
+        }
+        out
+    }
+}
+
+/// Sequences that go through steps together, each a given number of tokens a step.
+struct Steps<'a> {
+    case: Case,
+    sequences: &'a [Vec<f32>],
+    /// Blocks of the sequences' tables, in the order of the pool.
+    shuffle: usize,
+}
+
+impl Steps<'_> {
+    /// Block `entry` of sequence `index`: scattered over the pool, every third block unused.
+    fn block(&self, index: usize, entry: usize, blocks: usize) -> u32 {
+        let number = entry * self.sequences.len() + index;
+        ((number * self.shuffle) % (blocks / 3) * 3) as u32
+    }
+
+    /// Outputs of every sequence when `chunks[i]` tokens of it go into a step.
+    fn run(&self, ctx: Ctx<'_>, chunks: &[usize]) -> Vec<Vec<f32>> {
+        let (case, width) = (self.case, self.case.width());
+        let lengths: Vec<usize> = self.sequences.iter().map(|rows| rows.len() / width).collect();
+        let longest = lengths.iter().max().unwrap().div_ceil(BLOCK_TOKENS);
+        let blocks = 3 * (longest * lengths.len() + 1).next_power_of_two();
+        let shape = KvShape {
+            layers: 2,
+            blocks,
+            kv_heads: case.kv_heads,
+            head_dim: case.head_dim,
+            format: case.format,
+        };
+        let mut kv = Kv::new(shape).unwrap();
+        (0..blocks).for_each(|block| kv.poison(block));
+        let rows: usize = chunks.iter().sum();
+        let limits =
+            InputLimits { rows, spans: 8, table_entries: blocks, groups: 1, ropes: 0, rope_pairs: 0 };
+        let mut inputs = Inputs::new(limits).unwrap();
+        let mut outputs = vec![Vec::new(); lengths.len()];
+        let mut done = vec![0; lengths.len()];
+        while done != lengths {
+            let mut batch = Batch { groups: vec![GroupTables::default()], ..Batch::default() };
+            let mut values = Vec::new();
+            let mut taken = Vec::new();
+            for (index, sequence) in self.sequences.iter().enumerate() {
+                let count = chunks[index].min(lengths[index] - done[index]);
+                if count == 0 {
+                    continue;
+                }
+                let (start, end) = (done[index], done[index] + count);
+                taken.push((index, count));
+                let tables = &mut batch.groups[0];
+                tables.first_block.push(tables.blocks.len() as u32);
+                tables.blocks.extend((0..end.div_ceil(BLOCK_TOKENS)).map(|entry| self.block(index, entry, blocks)));
+                batch.spans.push(Span {
+                    first_row: batch.tokens.len() as u32,
+                    num_rows: count as u32,
+                    context: end as u32,
+                });
+                for position in start..end {
+                    batch.tokens.push(0);
+                    batch.positions.push(position as u32);
+                    let block = self.block(index, position / BLOCK_TOKENS, blocks);
+                    tables.slots.push(block * BLOCK_TOKENS as u32 + (position % BLOCK_TOKENS) as u32);
+                }
+                values.extend_from_slice(&sequence[start * width..end * width]);
+                done[index] = end;
+            }
+            let rows = batch.num_rows();
+            inputs::upload(ctx, &mut inputs, &batch);
+            let mut qkv = tensor(rows, width, &values);
+            let prepare = PrepareQkv {
+                heads: case.heads,
+                kv_heads: case.kv_heads,
+                head_dim: case.head_dim,
+                group: 0,
+                rope: None,
+                q_norm: None,
+                k_norm: None,
+                norm_span: NormSpan::Head,
+                eps: 1e-6,
+            };
+            prepare_qkv(ctx, &mut qkv, &mut kv, 1, &prepare, &inputs);
+            let out_width = case.heads * case.head_dim;
+            let mut out = tensor(rows, out_width, &vec![f32::NAN; rows * out_width]);
+            let sinks: Option<Vector> = case.sinks().map(|sinks| vector(&sinks));
+            let op = Attention {
+                heads: case.heads,
+                kv_heads: case.kv_heads,
+                head_dim: case.head_dim,
+                group: 0,
+                scale: case.scale(),
+                window: case.window,
+                soft_cap: case.soft_cap,
+                sinks: sinks.as_ref(),
+            };
+            attention(ctx, &mut out, &qkv, &kv, 1, &op, &inputs);
+            let mut row = 0;
+            for (index, count) in taken {
+                outputs[index].extend_from_slice(&out.head(rows)[row * out_width..(row + count) * out_width]);
+                row += count;
+            }
+        }
+        outputs
+    }
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+/// One sequence, whole, against plain loops, and then in other company, chunks and blocks, against itself.
+fn check(case: Case, tokens: usize, chunks: &[usize]) {
+    let rows = case.rows(tokens, 1);
+    let expected = case.expected(&rows);
+    let alone = [rows.clone()];
+    let together = [case.rows(37, 2), rows, case.rows(5, 3)];
+    each_setup(|ctx| {
+        let whole = Steps { case, sequences: &alone, shuffle: 1 }.run(ctx, &[tokens]).remove(0);
+        close(&whole, &expected, 2e-5);
+        for &chunk in chunks {
+            let parts = Steps { case, sequences: &alone, shuffle: 5 }.run(ctx, &[chunk]).remove(0);
+            assert!(bits(&parts) == bits(&whole), "{case:?}: chunks of {chunk} change the result under {:?}", ctx.isa);
+            let others = Steps { case, sequences: &together, shuffle: 7 }.run(ctx, &[3, chunk, 1]).remove(1);
+            assert!(bits(&others) == bits(&whole), "{case:?}: company changes the result under {:?}", ctx.isa);
+        }
+        bits(&whole)
+    });
+}
+
+#[test]
+fn head_shapes_and_formats() {
+    for (heads, kv_heads, head_dim, format) in [
+        (4, 4, 64, KvFormat::F32),
+        (6, 2, 24, KvFormat::BF16),
+        (7, 1, 80, KvFormat::F16),
+        (14, 2, 40, KvFormat::F32),
+        (5, 5, 8, KvFormat::BF16),
+        (70, 1, 8, KvFormat::F16),
+        (2, 1, 256, KvFormat::F32),
+    ] {
+        check(Case { heads, kv_heads, head_dim, format, ..PLAIN }, 83, &[13]);
+    }
+}
+
+#[test]
+fn windows_caps_and_sinks() {
+    for window in [None, Some(1), Some(5), Some(16), Some(70)] {
+        for (soft_cap, sinks) in [(None, false), (Some(2.0), false), (None, true), (Some(5.0), true)] {
+            let chunks: &[usize] = if sinks { &[17] } else { &[29] };
+            check(Case { window, soft_cap, sinks, ..PLAIN }, 101, chunks);
+        }
+    }
+}
+
+#[test]
+fn one_token_at_a_time() {
+    for (window, soft_cap) in [(None, None), (Some(20), Some(3.0))] {
+        check(Case { window, soft_cap, ..PLAIN }, 70, &[1]);
+    }
+}
+
+#[test]
+fn long_contexts_are_split_by_position() {
+    for (window, sinks) in [(None, false), (Some(600), true), (Some(40), false)] {
+        let case = Case { heads: 2, kv_heads: 1, head_dim: 8, window, sinks, ..PLAIN };
+        check(case, SPLIT + 100, &[217]);
+    }
+}
+
+#[test]
+fn a_wrong_table_entry_shows() {
+    let case = PLAIN;
+    let sequences = [case.rows(40, 1), case.rows(40, 2)];
+    each_setup(|ctx| {
+        let right = Steps { case, sequences: &sequences, shuffle: 1 }.run(ctx, &[40, 40]);
+        // A pool so permuted that blocks of the two sequences meet.
+        let wrong = Steps { case, sequences: &sequences, shuffle: 4 }.run(ctx, &[40, 40]);
+        assert_ne!(bits(&right[0]), bits(&wrong[0]));
+        Vec::new()
+    });
+}

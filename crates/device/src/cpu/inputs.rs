@@ -1,0 +1,203 @@
+//! What one step is about, in memory made once: ids, positions, spans, block tables, rope angles, and the scratch of
+//! attention.
+
+use std::sync::Mutex;
+
+use super::pool::Disjoint;
+use super::{Ctx, Vector, attention};
+use crate::{BLOCK_TOKENS, Batch, GroupTables, InputLimits, Result, Span};
+
+pub struct Inputs {
+    limits: InputLimits,
+    tokens: Vec<u32>,
+    positions: Vec<u32>,
+    spans: Vec<Span>,
+    groups: Vec<GroupTables>,
+    outputs: Vec<u32>,
+    ropes: Vec<Rope>,
+    /// Behind a lock because operations see their inputs shared; it is never contended.
+    pub(crate) attention: Mutex<attention::Scratch>,
+}
+
+/// Cosines and sines of one rope, `[row][pairs]`.
+pub(crate) struct Rope {
+    pairs: usize,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+}
+
+impl Rope {
+    pub fn pairs(&self) -> usize {
+        self.pairs
+    }
+
+    /// Cosines and sines of one row.
+    #[inline(always)]
+    pub fn row(&self, row: usize) -> (&[f32], &[f32]) {
+        let range = row * self.pairs..(row + 1) * self.pairs;
+        (&self.cos[range.clone()], &self.sin[range])
+    }
+}
+
+impl Inputs {
+    pub fn new(limits: InputLimits) -> Result<Self> {
+        let rope_values = limits.rows * limits.rope_pairs;
+        let tables = |_| GroupTables {
+            slots: Vec::with_capacity(limits.rows),
+            blocks: Vec::with_capacity(limits.table_entries),
+            first_block: Vec::with_capacity(limits.spans),
+        };
+        let rope = |_| Rope { pairs: 0, cos: vec![0.0; rope_values], sin: vec![0.0; rope_values] };
+        Ok(Self {
+            limits,
+            tokens: Vec::with_capacity(limits.rows),
+            positions: Vec::with_capacity(limits.rows),
+            spans: Vec::with_capacity(limits.spans),
+            groups: (0..limits.groups).map(tables).collect(),
+            outputs: Vec::with_capacity(limits.rows),
+            ropes: (0..limits.ropes).map(rope).collect(),
+            attention: Mutex::new(attention::Scratch::new(limits)?),
+        })
+    }
+
+    pub fn num_rows(&self) -> usize {
+        self.tokens.len()
+    }
+
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    pub fn outputs(&self) -> &[u32] {
+        &self.outputs
+    }
+
+    pub fn spans(&self) -> &[Span] {
+        &self.spans
+    }
+
+    pub fn group(&self, group: usize) -> &GroupTables {
+        &self.groups[group]
+    }
+
+    pub(crate) fn rope(&self, rope: usize) -> &Rope {
+        &self.ropes[rope]
+    }
+}
+
+fn copy<T: Copy>(to: &mut Vec<T>, from: &[T]) {
+    to.clear();
+    to.extend_from_slice(from);
+}
+
+/// Takes over a step. A batch that is larger than the limits or contradicts itself is a bug.
+pub fn upload(_ctx: Ctx<'_>, inputs: &mut Inputs, batch: &Batch) {
+    check(&inputs.limits, batch);
+    copy(&mut inputs.tokens, &batch.tokens);
+    copy(&mut inputs.positions, &batch.positions);
+    copy(&mut inputs.spans, &batch.spans);
+    copy(&mut inputs.outputs, &batch.outputs);
+    for (to, from) in inputs.groups.iter_mut().zip(&batch.groups) {
+        copy(&mut to.slots, &from.slots);
+        copy(&mut to.blocks, &from.blocks);
+        copy(&mut to.first_block, &from.first_block);
+    }
+}
+
+fn check(limits: &InputLimits, batch: &Batch) {
+    let rows = batch.num_rows();
+    assert!(rows <= limits.rows, "{rows} rows, limit {}", limits.rows);
+    assert_eq!(batch.positions.len(), rows, "positions and rows");
+    assert!(batch.spans.len() <= limits.spans, "{} spans, limit {}", batch.spans.len(), limits.spans);
+    assert_eq!(batch.groups.len(), limits.groups, "layer groups of the batch and of the limits");
+    assert!(batch.outputs.iter().all(|&row| (row as usize) < rows), "an output row beyond {rows}");
+    for span in &batch.spans {
+        assert!(span.first_row as usize + span.num_rows as usize <= rows, "{span:?} beyond {rows} rows");
+        assert!(span.num_rows <= span.context, "{span:?} has more rows than context");
+    }
+    for group in &batch.groups {
+        assert_eq!(group.slots.len(), rows, "slots and rows");
+        assert_eq!(group.first_block.len(), batch.spans.len(), "block tables and spans");
+        assert!(group.blocks.len() <= limits.table_entries, "{} table entries", group.blocks.len());
+        for (span, &first) in batch.spans.iter().zip(&group.first_block) {
+            let needed = first as usize + (span.context as usize).div_ceil(BLOCK_TOKENS);
+            assert!(needed <= group.blocks.len(), "the block table of {span:?} is too short");
+        }
+    }
+}
+
+/// Cosines and sines of this step's positions. The angle is the f32 product, as every implementation has it; its
+/// functions are rounded from f64.
+pub fn rope_angles(ctx: Ctx<'_>, inputs: &mut Inputs, rope: usize, inv_freq: &Vector, magnitude: f32) {
+    let pairs = inv_freq.len();
+    assert!(pairs <= inputs.limits.rope_pairs, "a rope of {pairs} pairs, limit {}", inputs.limits.rope_pairs);
+    let positions = &inputs.positions;
+    let table = &mut inputs.ropes[rope];
+    table.pairs = pairs;
+    let (all_cos, all_sin) = (Disjoint::new(&mut table.cos), Disjoint::new(&mut table.sin));
+    let frequencies: &[f32] = inv_freq;
+    ctx.pool.for_each_static(positions.len(), 16, |rows| {
+        let range = rows.start * pairs..rows.end * pairs;
+        // SAFETY: threads have different rows, and rows do not overlap.
+        let (cos, sin) = unsafe { (all_cos.part(range.clone()), all_sin.part(range)) };
+        for (i, row) in rows.enumerate() {
+            let position = positions[row] as f32;
+            for (pair, &frequency) in frequencies.iter().enumerate() {
+                let (sine, cosine) = f64::from(position * frequency).sin_cos();
+                cos[i * pairs + pair] = cosine as f32 * magnitude;
+                sin[i * pairs + pair] = sine as f32 * magnitude;
+            }
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::{Isa, Pool};
+
+    #[test]
+    fn angles_match_plain_loops_on_any_number_of_threads() {
+        let limits = InputLimits { rows: 70, spans: 1, table_entries: 8, groups: 1, ropes: 2, rope_pairs: 5 };
+        let positions: Vec<u32> = (0..70).map(|row| row * 997).collect();
+        let span = Span { first_row: 0, num_rows: 70, context: 70 };
+        let tables = GroupTables { slots: vec![0; 70], blocks: vec![0; 5], first_block: vec![0] };
+        let batch = Batch {
+            tokens: vec![1; 70],
+            positions: positions.clone(),
+            spans: vec![span],
+            groups: vec![tables],
+            outputs: vec![69],
+        };
+        let frequencies = [1.0f32, 0.31, 0.01, 7e-4, 1e-6];
+        for threads in [1, 2, 3] {
+            let pool = Pool::new(threads).unwrap();
+            let ctx = Ctx { pool: &pool, isa: Isa::Scalar };
+            let mut inputs = Inputs::new(limits).unwrap();
+            upload(ctx, &mut inputs, &batch);
+            rope_angles(ctx, &mut inputs, 1, &Vector::new(&frequencies).unwrap(), 1.5);
+            for (row, &position) in positions.iter().enumerate() {
+                let (cos, sin) = inputs.rope(1).row(row);
+                for (pair, &frequency) in frequencies.iter().enumerate() {
+                    let angle = f64::from(position as f32 * frequency);
+                    assert_eq!(cos[pair], angle.cos() as f32 * 1.5, "row {row} pair {pair}");
+                    assert_eq!(sin[pair], angle.sin() as f32 * 1.5, "row {row} pair {pair}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "too short")]
+    fn a_short_block_table_is_refused() {
+        let limits = InputLimits { rows: 4, spans: 1, table_entries: 8, groups: 1, ropes: 0, rope_pairs: 0 };
+        let batch = Batch {
+            tokens: vec![1],
+            positions: vec![16],
+            spans: vec![Span { first_row: 0, num_rows: 1, context: 17 }],
+            groups: vec![GroupTables { slots: vec![0], blocks: vec![0], first_block: vec![0] }],
+            outputs: vec![],
+        };
+        check(&limits, &batch);
+    }
+}

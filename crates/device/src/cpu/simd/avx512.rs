@@ -1,0 +1,143 @@
+//! AVX-512: one register a vector.
+
+use std::arch::x86_64::*;
+
+use super::{Kernel, Simd};
+
+#[derive(Clone, Copy)]
+pub struct Avx512(());
+
+/// # Safety
+/// The processor must have the features named.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+pub unsafe fn enter<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Avx512(()))
+}
+
+// SAFETY of every block below that says "present": a value of `Avx512` exists only inside `enter`, whose caller
+// vouched for the instructions.
+impl Simd for Avx512 {
+    type F = __m512;
+    const ACCUMULATORS: usize = 16;
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> __m512 {
+        // SAFETY: present.
+        unsafe { _mm512_set1_ps(value) }
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: present.
+        unsafe { _mm512_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn sub(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: present.
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: present.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn div(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: present.
+        unsafe { _mm512_div_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: present.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    fn max(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: present.
+        unsafe { _mm512_max_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn min(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: present.
+        unsafe { _mm512_min_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn round(self, a: __m512) -> __m512 {
+        // SAFETY: present.
+        unsafe { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }
+    }
+
+    #[inline(always)]
+    fn scale(self, a: __m512, n: __m512) -> __m512 {
+        // SAFETY: present.
+        unsafe { _mm512_scalef_ps(a, n) }
+    }
+
+    #[inline(always)]
+    fn select_lt(self, a: __m512, b: __m512, x: __m512, y: __m512) -> __m512 {
+        // SAFETY: present.
+        unsafe { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), y, x) }
+    }
+
+    #[inline(always)]
+    fn sum(self, a: __m512) -> f32 {
+        // SAFETY: present.
+        unsafe {
+            let eight = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps::<1>(a));
+            let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+        }
+    }
+
+    #[inline(always)]
+    fn largest(self, a: __m512) -> f32 {
+        // SAFETY: present.
+        unsafe {
+            let eight = _mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps::<1>(a));
+            let four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, from: *const f32) -> __m512 {
+        // SAFETY: present; the caller vouches for the memory.
+        unsafe { _mm512_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, a: __m512) {
+        // SAFETY: present; the caller vouches for the memory.
+        unsafe { _mm512_storeu_ps(to, a) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(self, from: *const u16) -> __m512 {
+        // SAFETY: present; the caller vouches for the memory.
+        unsafe {
+            let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, from: *const u16) -> __m512 {
+        // SAFETY: present; the caller vouches for the memory.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
+    }
+
+    #[inline(always)]
+    fn prefetch(self, at: *const u8) {
+        // SAFETY: present; a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+}

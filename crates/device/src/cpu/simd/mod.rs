@@ -1,0 +1,133 @@
+//! Sixteen f32 at a time, whatever the machine: one small trait of vector operations, one file for each instruction
+//! set, and one place where the choice is made.
+//!
+//! An algorithm is a [`Kernel`]: a struct of arguments whose `run` is generic over [`Simd`] and always inlined, so
+//! that [`dispatch`] compiles it once under each set's `#[target_feature]`. The vector is sixteen lanes on every
+//! machine, because a KV block is sixteen tokens; a set with narrower registers uses several. Sums over lanes run in
+//! the same order everywhere. What an instruction set can do better in its own way (matrix products) is not here.
+
+mod math;
+mod scalar;
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+
+pub use math::{erf, exp, sigmoid, tanh};
+
+use super::isa::Isa;
+
+/// Lanes of a vector, on every instruction set.
+pub const LANES: usize = 16;
+
+/// Proof that an instruction set is present, and its vector operations.
+///
+/// A value exists only where the instructions do, so plain arithmetic is safe; what takes a pointer is not.
+pub trait Simd: Copy {
+    /// Sixteen f32.
+    type F: Copy;
+
+    /// How many vectors a kernel may keep summing into without running out of registers.
+    const ACCUMULATORS: usize;
+
+    fn splat(self, value: f32) -> Self::F;
+    fn add(self, a: Self::F, b: Self::F) -> Self::F;
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F;
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F;
+    fn div(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b + c`, rounded once where the machine can.
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// The larger; `b` where either is not a number.
+    fn max(self, a: Self::F, b: Self::F) -> Self::F;
+    /// The smaller; `b` where either is not a number.
+    fn min(self, a: Self::F, b: Self::F) -> Self::F;
+    /// To the nearest integer, halves to even; for magnitudes below 2^22.
+    fn round(self, a: Self::F) -> Self::F;
+    /// `a * 2^n` for integral `n` within -252 ..= 252.
+    fn scale(self, a: Self::F, n: Self::F) -> Self::F;
+    /// `x` where `a < b`, else `y`.
+    fn select_lt(self, a: Self::F, b: Self::F, x: Self::F, y: Self::F) -> Self::F;
+    /// The sum of all lanes: halves added to each other until one lane is left.
+    fn sum(self, a: Self::F) -> f32;
+    /// The largest lane, of lanes that are numbers.
+    fn largest(self, a: Self::F) -> f32;
+
+    /// # Safety
+    /// Sixteen f32 must be readable at `from`.
+    unsafe fn load(self, from: *const f32) -> Self::F;
+    /// # Safety
+    /// Sixteen f32 must be writable at `to`.
+    unsafe fn store(self, to: *mut f32, a: Self::F);
+    /// Widened exactly.
+    /// # Safety
+    /// Sixteen bf16 must be readable at `from`.
+    unsafe fn load_bf16(self, from: *const u16) -> Self::F;
+    /// Widened exactly.
+    /// # Safety
+    /// Sixteen f16 must be readable at `from`.
+    unsafe fn load_f16(self, from: *const u16) -> Self::F;
+
+    /// Asks for the cache line at `at`, which need not be readable.
+    fn prefetch(self, at: *const u8);
+
+    /// The first sixteen values of a slice, zeros where it is shorter.
+    #[inline(always)]
+    fn read(self, from: &[f32]) -> Self::F {
+        if from.len() >= LANES {
+            // SAFETY: the slice holds at least sixteen values.
+            unsafe { self.load(from.as_ptr()) }
+        } else {
+            let mut lanes = [0.0f32; LANES];
+            lanes[..from.len()].copy_from_slice(from);
+            // SAFETY: `lanes` holds sixteen values.
+            unsafe { self.load(lanes.as_ptr()) }
+        }
+    }
+
+    /// Writes the first sixteen values of a slice, or all of a shorter one.
+    #[inline(always)]
+    fn write(self, to: &mut [f32], a: Self::F) {
+        if to.len() >= LANES {
+            // SAFETY: the slice holds at least sixteen values.
+            unsafe { self.store(to.as_mut_ptr(), a) }
+        } else {
+            let mut lanes = [0.0f32; LANES];
+            // SAFETY: `lanes` holds sixteen values.
+            unsafe { self.store(lanes.as_mut_ptr(), a) };
+            let len = to.len();
+            to.copy_from_slice(&lanes[..len]);
+        }
+    }
+}
+
+/// An algorithm over any instruction set. `run` must be `#[inline(always)]`, and so must all it calls with `simd`:
+/// only what is inlined into [`dispatch`]'s entries is compiled for the set.
+pub trait Kernel {
+    type Output;
+    fn run<S: Simd>(self, simd: S) -> Self::Output;
+}
+
+/// Runs a kernel under the instruction set chosen at start.
+#[inline]
+pub fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
+    match isa {
+        // SAFETY: `Isa` names a set only where the processor was found to have it.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => unsafe { avx512::enter(kernel) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => unsafe { avx2::enter(kernel) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => unsafe { neon::enter(kernel) },
+        _ => kernel.run(scalar::Scalar),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,161 @@
+//! NEON: four registers a vector, in lane order.
+
+use std::arch::aarch64::*;
+use std::arch::asm;
+
+use super::{Kernel, Simd};
+
+#[derive(Clone, Copy)]
+pub struct Neon(());
+
+type F = [float32x4_t; 4];
+
+/// # Safety
+/// The processor must have NEON.
+#[target_feature(enable = "neon")]
+pub unsafe fn enter<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Neon(()))
+}
+
+#[inline(always)]
+fn each(f: impl Fn(usize) -> float32x4_t) -> F {
+    [f(0), f(1), f(2), f(3)]
+}
+
+// SAFETY of every block below that says "present": a value of `Neon` exists only inside `enter`, whose caller vouched
+// for the instructions.
+impl Simd for Neon {
+    type F = F;
+    const ACCUMULATORS: usize = 4;
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> F {
+        // SAFETY: present.
+        each(|_| unsafe { vdupq_n_f32(value) })
+    }
+
+    #[inline(always)]
+    fn add(self, a: F, b: F) -> F {
+        // SAFETY: present.
+        each(|i| unsafe { vaddq_f32(a[i], b[i]) })
+    }
+
+    #[inline(always)]
+    fn sub(self, a: F, b: F) -> F {
+        // SAFETY: present.
+        each(|i| unsafe { vsubq_f32(a[i], b[i]) })
+    }
+
+    #[inline(always)]
+    fn mul(self, a: F, b: F) -> F {
+        // SAFETY: present.
+        each(|i| unsafe { vmulq_f32(a[i], b[i]) })
+    }
+
+    #[inline(always)]
+    fn div(self, a: F, b: F) -> F {
+        // SAFETY: present.
+        each(|i| unsafe { vdivq_f32(a[i], b[i]) })
+    }
+
+    #[inline(always)]
+    fn fma(self, a: F, b: F, c: F) -> F {
+        // SAFETY: present.
+        each(|i| unsafe { vfmaq_f32(c[i], a[i], b[i]) })
+    }
+
+    #[inline(always)]
+    fn max(self, a: F, b: F) -> F {
+        // SAFETY: present.
+        each(|i| unsafe { vbslq_f32(vcgtq_f32(a[i], b[i]), a[i], b[i]) })
+    }
+
+    #[inline(always)]
+    fn min(self, a: F, b: F) -> F {
+        // SAFETY: present.
+        each(|i| unsafe { vbslq_f32(vcltq_f32(a[i], b[i]), a[i], b[i]) })
+    }
+
+    #[inline(always)]
+    fn round(self, a: F) -> F {
+        // SAFETY: present.
+        each(|i| unsafe { vrndnq_f32(a[i]) })
+    }
+
+    // Two steps, so that the ends of the range neither overflow nor vanish early.
+    #[inline(always)]
+    fn scale(self, a: F, n: F) -> F {
+        // SAFETY: present.
+        each(|i| unsafe {
+            let n = vcvtq_s32_f32(n[i]);
+            let first = vshrq_n_s32::<1>(n);
+            let second = vsubq_s32(n, first);
+            let bias = vdupq_n_s32(127);
+            let first = vreinterpretq_f32_s32(vshlq_n_s32::<23>(vaddq_s32(first, bias)));
+            let second = vreinterpretq_f32_s32(vshlq_n_s32::<23>(vaddq_s32(second, bias)));
+            vmulq_f32(vmulq_f32(a[i], first), second)
+        })
+    }
+
+    #[inline(always)]
+    fn select_lt(self, a: F, b: F, x: F, y: F) -> F {
+        // SAFETY: present.
+        each(|i| unsafe { vbslq_f32(vcltq_f32(a[i], b[i]), x[i], y[i]) })
+    }
+
+    #[inline(always)]
+    fn sum(self, a: F) -> f32 {
+        // SAFETY: present.
+        unsafe {
+            let four = vaddq_f32(vaddq_f32(a[0], a[2]), vaddq_f32(a[1], a[3]));
+            let two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
+            vget_lane_f32::<0>(two) + vget_lane_f32::<1>(two)
+        }
+    }
+
+    #[inline(always)]
+    fn largest(self, a: F) -> f32 {
+        // SAFETY: present.
+        unsafe { vmaxvq_f32(vmaxq_f32(vmaxq_f32(a[0], a[2]), vmaxq_f32(a[1], a[3]))) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, from: *const f32) -> F {
+        // SAFETY: present; the caller vouches for the memory.
+        each(|i| unsafe { vld1q_f32(from.add(4 * i)) })
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, a: F) {
+        for (i, &quarter) in a.iter().enumerate() {
+            // SAFETY: present; the caller vouches for the memory.
+            unsafe { vst1q_f32(to.add(4 * i), quarter) };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(self, from: *const u16) -> F {
+        // SAFETY: present; the caller vouches for the memory.
+        each(|i| unsafe { vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(from.add(4 * i)))) })
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, from: *const u16) -> F {
+        each(|i| {
+            let wide: float32x4_t;
+            // SAFETY: `fcvtl` is in every NEON and touches the two registers only; the caller vouches for the memory.
+            unsafe {
+                let narrow = vld1_u16(from.add(4 * i));
+                asm!("fcvtl {wide:v}.4s, {narrow:v}.4h", wide = out(vreg) wide, narrow = in(vreg) narrow,
+                    options(pure, nomem, nostack, preserves_flags));
+            }
+            wide
+        })
+    }
+
+    #[inline(always)]
+    fn prefetch(self, at: *const u8) {
+        // SAFETY: a prefetch never faults.
+        unsafe { asm!("prfm pldl1keep, [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly)) }
+    }
+}

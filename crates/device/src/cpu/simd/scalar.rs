@@ -1,0 +1,142 @@
+//! Plain arrays: the twin that every other set is compared with, and what runs where there is no other.
+
+use half::f16;
+
+use super::{LANES, Simd};
+
+#[derive(Clone, Copy)]
+pub struct Scalar;
+
+type F = [f32; LANES];
+
+#[inline(always)]
+fn each(f: impl Fn(usize) -> f32) -> F {
+    let mut lanes = [0.0; LANES];
+    for (i, lane) in lanes.iter_mut().enumerate() {
+        *lane = f(i);
+    }
+    lanes
+}
+
+/// 2^n for integral `n` of a normal number.
+#[inline(always)]
+fn pow2(n: i32) -> f32 {
+    f32::from_bits(((n + 127) as u32) << 23)
+}
+
+impl Simd for Scalar {
+    type F = F;
+    const ACCUMULATORS: usize = 2;
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> F {
+        [value; LANES]
+    }
+
+    #[inline(always)]
+    fn add(self, a: F, b: F) -> F {
+        each(|i| a[i] + b[i])
+    }
+
+    #[inline(always)]
+    fn sub(self, a: F, b: F) -> F {
+        each(|i| a[i] - b[i])
+    }
+
+    #[inline(always)]
+    fn mul(self, a: F, b: F) -> F {
+        each(|i| a[i] * b[i])
+    }
+
+    #[inline(always)]
+    fn div(self, a: F, b: F) -> F {
+        each(|i| a[i] / b[i])
+    }
+
+    // Two roundings: one would be a library call for every lane.
+    #[inline(always)]
+    fn fma(self, a: F, b: F, c: F) -> F {
+        each(|i| a[i] * b[i] + c[i])
+    }
+
+    #[inline(always)]
+    fn max(self, a: F, b: F) -> F {
+        each(|i| if a[i] > b[i] { a[i] } else { b[i] })
+    }
+
+    #[inline(always)]
+    fn min(self, a: F, b: F) -> F {
+        each(|i| if a[i] < b[i] { a[i] } else { b[i] })
+    }
+
+    #[inline(always)]
+    fn round(self, a: F) -> F {
+        // Above 2^23 an f32 has no fraction left, so this sum rounds at the unit.
+        const UNIT: f32 = 12_582_912.0;
+        each(|i| (a[i] + UNIT) - UNIT)
+    }
+
+    #[inline(always)]
+    fn scale(self, a: F, n: F) -> F {
+        each(|i| {
+            let n = n[i] as i32;
+            a[i] * pow2(n >> 1) * pow2(n - (n >> 1))
+        })
+    }
+
+    #[inline(always)]
+    fn select_lt(self, a: F, b: F, x: F, y: F) -> F {
+        each(|i| if a[i] < b[i] { x[i] } else { y[i] })
+    }
+
+    #[inline(always)]
+    fn sum(self, a: F) -> f32 {
+        let mut lanes = a;
+        for half in [8, 4, 2, 1] {
+            for i in 0..half {
+                lanes[i] += lanes[i + half];
+            }
+        }
+        lanes[0]
+    }
+
+    #[inline(always)]
+    fn largest(self, a: F) -> f32 {
+        let mut lanes = a;
+        for half in [8, 4, 2, 1] {
+            for i in 0..half {
+                lanes[i] = if lanes[i] > lanes[i + half] { lanes[i] } else { lanes[i + half] };
+            }
+        }
+        lanes[0]
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, from: *const f32) -> F {
+        // SAFETY: the caller vouches for sixteen readable values; an array of f32 needs no more alignment than one.
+        unsafe { from.cast::<F>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, a: F) {
+        // SAFETY: the caller vouches for sixteen writable values.
+        unsafe { to.cast::<F>().write_unaligned(a) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(self, from: *const u16) -> F {
+        // SAFETY: the caller vouches for sixteen readable values.
+        let bits = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
+        each(|i| f32::from_bits(u32::from(bits[i]) << 16))
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, from: *const u16) -> F {
+        // SAFETY: the caller vouches for sixteen readable values.
+        let bits = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
+        each(|i| f16::from_bits(bits[i]).to_f32_const())
+    }
+
+    #[inline(always)]
+    fn prefetch(self, _at: *const u8) {}
+}

@@ -1,0 +1,130 @@
+//! Every instruction set of this machine against plain f64 arithmetic and against the scalar twin.
+
+use half::{bf16, f16};
+
+use super::*;
+
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    Exp,
+    Sigmoid,
+    Tanh,
+    Erf,
+}
+
+struct Map<'a>(Op, &'a [f32], &'a mut [f32]);
+
+impl Kernel for Map<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for (from, to) in self.1.chunks(LANES).zip(self.2.chunks_mut(LANES)) {
+            let x = s.read(from);
+            let y = match self.0 {
+                Op::Exp => exp(s, x),
+                Op::Sigmoid => sigmoid(s, x),
+                Op::Tanh => tanh(s, x),
+                Op::Erf => erf(s, x),
+            };
+            s.write(to, y);
+        }
+    }
+}
+
+fn map(isa: Isa, op: Op, x: &[f32]) -> Vec<f32> {
+    let mut y = vec![0.0; x.len()];
+    dispatch(isa, Map(op, x, &mut y));
+    y
+}
+
+/// Simpson's rule; slow, plain and independent of the polynomials.
+fn plain_erf(x: f64) -> f64 {
+    let (steps, mut sum) = (2000, 0.0);
+    let width = x / f64::from(steps);
+    for i in 0..=steps {
+        let weight = if i == 0 || i == steps { 1.0 } else if i % 2 == 1 { 4.0 } else { 2.0 };
+        let t = width * f64::from(i);
+        sum += weight * (-t * t).exp();
+    }
+    sum * width / 3.0 * 2.0 / std::f64::consts::PI.sqrt()
+}
+
+fn plain(op: Op, x: f64) -> f64 {
+    match op {
+        Op::Exp => x.exp(),
+        Op::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+        Op::Tanh => x.tanh(),
+        Op::Erf => plain_erf(x),
+    }
+}
+
+#[test]
+fn functions_are_good_to_two_ulp() {
+    for isa in Isa::available() {
+        for (op, limit) in [(Op::Exp, 87.0f32), (Op::Sigmoid, 80.0), (Op::Tanh, 12.0), (Op::Erf, 5.0)] {
+            let x: Vec<f32> = (0..4001).map(|i| (i as f32 / 2000.0 - 1.0).powi(3) * limit).collect();
+            for (x, y) in x.iter().zip(map(isa, op, &x)) {
+                let expected = plain(op, f64::from(*x));
+                let ulp = f64::from((expected as f32).abs().max(f32::MIN_POSITIVE)) * f64::from(f32::EPSILON);
+                let error = (f64::from(y) - expected).abs() / ulp;
+                assert!(error < 2.5, "{isa:?} {op:?}({x}) = {y}, expected {expected}: {error} ulp");
+            }
+        }
+    }
+}
+
+#[test]
+fn ends_of_the_range() {
+    let x = [0.0, -0.0, f32::NEG_INFINITY, f32::INFINITY, -88.0, -200.0, 89.0, 1e30, -1e30, f32::NAN];
+    for isa in Isa::available() {
+        let y = map(isa, Op::Exp, &x);
+        let inf = f32::INFINITY;
+        assert_eq!(y[..9], [1.0, 1.0, 0.0, inf, 0.0, 0.0, inf, inf, 0.0], "{isa:?}");
+        assert!(y[9].is_nan(), "{isa:?}");
+        let y = map(isa, Op::Sigmoid, &x);
+        assert!(y[4] < 1e-38, "{isa:?}");
+        assert_eq!(y[..4], [0.5, 0.5, 0.0, 1.0], "{isa:?}");
+        assert_eq!(y[5..9], [0.0, 1.0, 1.0, 0.0], "{isa:?}");
+        assert_eq!(map(isa, Op::Tanh, &x)[..9], [0.0, 0.0, -1.0, 1.0, -1.0, -1.0, 1.0, 1.0, -1.0]);
+        assert_eq!(map(isa, Op::Erf, &x)[..9], [0.0, 0.0, -1.0, 1.0, -1.0, -1.0, 1.0, 1.0, -1.0]);
+        for op in [Op::Sigmoid, Op::Tanh, Op::Erf] {
+            assert!(map(isa, op, &x)[9].is_nan(), "{isa:?} {op:?}");
+        }
+    }
+}
+
+struct Lanes<'a>(&'a [f32; 16], &'a [u16; 16], &'a [u16; 16]);
+
+impl Kernel for Lanes<'_> {
+    type Output = (f32, f32, [f32; 16], [f32; 16]);
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> Self::Output {
+        let x = s.read(self.0);
+        let (mut bf, mut hf) = ([0.0; 16], [0.0; 16]);
+        // SAFETY: every array has sixteen elements.
+        unsafe {
+            s.store(bf.as_mut_ptr(), s.load_bf16(self.1.as_ptr()));
+            s.store(hf.as_mut_ptr(), s.load_f16(self.2.as_ptr()));
+        }
+        (s.sum(x), s.largest(x), bf, hf)
+    }
+}
+
+#[test]
+fn lanes_are_summed_and_widened_alike() {
+    let values: [f32; 16] = std::array::from_fn(|i| ((i * 37 % 16) as f32 - 7.3) * 1.1e3_f32.powi(i as i32 % 3));
+    let bf = values.map(|v| bf16::from_f32(v).to_bits());
+    // One subnormal and one infinity among them.
+    let mut hf = values.map(|v| f16::from_f32(v).to_bits());
+    hf[3] = 0x0001;
+    hf[4] = 0xfc00;
+    let scalar = dispatch(Isa::Scalar, Lanes(&values, &bf, &hf));
+    assert_eq!(scalar.1, values.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    assert_eq!(scalar.2, bf.map(|b| bf16::from_bits(b).to_f32()));
+    assert_eq!(scalar.3, hf.map(|b| f16::from_bits(b).to_f32()));
+    for isa in Isa::available() {
+        assert_eq!(dispatch(isa, Lanes(&values, &bf, &hf)), scalar, "{isa:?}");
+    }
+}
