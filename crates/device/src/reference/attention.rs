@@ -1,0 +1,148 @@
+//! Positions, keys and values, and causal attention over paged storage, row by row and head by head.
+
+use half::{bf16, f16};
+
+use super::{Inputs, Kv, Reference, Rope, Tensor, Vector, math};
+use crate::{Attention, BLOCK_TOKENS, KvFormat, NormSpan, PrepareQkv};
+
+/// The value as the storage format would give it back.
+fn stored(format: KvFormat, value: f32) -> f32 {
+    match format {
+        KvFormat::F32 => value,
+        KvFormat::F16 => f16::from_f32(value).to_f32(),
+        KvFormat::BF16 => bf16::from_f32(value).to_f32(),
+    }
+}
+
+impl Kv {
+    /// Where the vector of one head lies in `keys` and `values`.
+    fn place(&self, layer: usize, slot: usize, head: usize) -> std::ops::Range<usize> {
+        let shape = &self.shape;
+        assert!(layer < shape.layers, "layer {layer} of a group of {}", shape.layers);
+        assert!(slot < shape.blocks * BLOCK_TOKENS, "slot {slot} beyond {} blocks", shape.blocks);
+        assert!(head < shape.kv_heads, "kv head {head} of {}", shape.kv_heads);
+        let slots = shape.blocks * BLOCK_TOKENS;
+        let start = ((layer * slots + slot) * shape.kv_heads + head) * shape.head_dim;
+        start..start + shape.head_dim
+    }
+
+    fn check_heads(&self, kv_heads: usize, head_dim: usize) {
+        assert_eq!(self.shape.kv_heads, kv_heads, "kv heads of the storage and of the operation");
+        assert_eq!(self.shape.head_dim, head_dim, "head_dim of the storage and of the operation");
+    }
+}
+
+/// Norms all heads of one projection: each alone, or the row as a whole.
+fn norm_heads(heads: &mut [f32], head_dim: usize, weight: &Vector, span: NormSpan, eps: f32) {
+    match span {
+        NormSpan::Head => heads.chunks_exact_mut(head_dim).for_each(|head| math::rms_norm(head, &weight.0, eps)),
+        NormSpan::Row => math::rms_norm(heads, &weight.0, eps),
+    }
+}
+
+/// Turns the first `2 * pairs` values of a head; value `i` is paired with value `i + pairs`.
+fn rotate(head: &mut [f32], rope: &Rope, row: usize) {
+    let pairs = rope.pairs;
+    assert!(2 * pairs <= head.len(), "a rope of {pairs} pairs on a head of {}", head.len());
+    for i in 0..pairs {
+        let (cos, sin) = (rope.cos[row * pairs + i], rope.sin[row * pairs + i]);
+        let (a, b) = (head[i], head[i + pairs]);
+        head[i] = a * cos - b * sin;
+        head[i + pairs] = b * cos + a * sin;
+    }
+}
+
+pub fn prepare_qkv(qkv: &mut Tensor, kv: &mut Kv, layer: usize, op: &PrepareQkv<'_, Reference>, inputs: &Inputs) {
+    let (q_width, k_width) = (op.heads * op.head_dim, op.kv_heads * op.head_dim);
+    qkv.check("qkv", inputs.batch.num_rows(), q_width + 2 * k_width);
+    kv.check_heads(op.kv_heads, op.head_dim);
+    for row in 0..inputs.batch.num_rows() {
+        let (q, rest) = qkv.row_mut(row).split_at_mut(q_width);
+        let (k, v) = rest.split_at_mut(k_width);
+        if let Some(weight) = op.q_norm {
+            norm_heads(q, op.head_dim, weight, op.norm_span, op.eps);
+        }
+        if let Some(weight) = op.k_norm {
+            norm_heads(k, op.head_dim, weight, op.norm_span, op.eps);
+        }
+        if let Some(rope) = op.rope {
+            let rope = inputs.rope(rope);
+            q.chunks_exact_mut(op.head_dim).for_each(|head| rotate(head, rope, row));
+            k.chunks_exact_mut(op.head_dim).for_each(|head| rotate(head, rope, row));
+        }
+        let slot = inputs.batch.groups[op.group].slots[row] as usize;
+        for head in 0..op.kv_heads {
+            let from = head * op.head_dim..(head + 1) * op.head_dim;
+            let to = kv.place(layer, slot, head);
+            let format = kv.shape.format;
+            for (to, from) in to.zip(from) {
+                kv.keys[to] = stored(format, k[from]);
+                kv.values[to] = stored(format, v[from]);
+            }
+        }
+    }
+}
+
+pub fn attention(
+    out: &mut Tensor,
+    qkv: &Tensor,
+    kv: &Kv,
+    layer: usize,
+    op: &Attention<'_, Reference>,
+    inputs: &Inputs,
+) {
+    let batch = &inputs.batch;
+    qkv.check("qkv", batch.num_rows(), (op.heads + 2 * op.kv_heads) * op.head_dim);
+    out.check("attention output", batch.num_rows(), op.heads * op.head_dim);
+    kv.check_heads(op.kv_heads, op.head_dim);
+    assert_eq!(op.heads % op.kv_heads, 0, "heads are a multiple of kv heads");
+    let tables = &batch.groups[op.group];
+    for (span, &first_block) in batch.spans.iter().zip(&tables.first_block) {
+        for index in 0..span.num_rows {
+            let row = (span.first_row + index) as usize;
+            let position = (span.context - span.num_rows + index) as usize;
+            let first = op.window.map_or(0, |window| (position + 1).saturating_sub(window));
+            let slots: Vec<usize> = (first..=position)
+                .map(|seen| {
+                    let block = tables.blocks[first_block as usize + seen / BLOCK_TOKENS] as usize;
+                    block * BLOCK_TOKENS + seen % BLOCK_TOKENS
+                })
+                .collect();
+            for head in 0..op.heads {
+                let place = head * op.head_dim..(head + 1) * op.head_dim;
+                let query = &qkv.row(row)[place.clone()];
+                attend(&mut out.row_mut(row)[place], query, kv, layer, head, &slots, op);
+            }
+        }
+    }
+}
+
+/// One query head over the slots it may see.
+fn attend(
+    out: &mut [f32],
+    query: &[f32],
+    kv: &Kv,
+    layer: usize,
+    head: usize,
+    slots: &[usize],
+    op: &Attention<'_, Reference>,
+) {
+    let kv_head = head / (op.heads / op.kv_heads);
+    let score = |&slot: &usize| {
+        let score = math::dot(query, &kv.keys[kv.place(layer, slot, kv_head)]) * f64::from(op.scale);
+        op.soft_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
+    };
+    let mut weights: Vec<f64> = slots.iter().map(score).collect();
+    // A sink is one more score whose value is nothing: `zip` below leaves its weight out.
+    weights.extend(op.sinks.map(|sinks| f64::from(sinks.0[head])));
+    math::softmax(&mut weights);
+    let mut sums = vec![0.0f64; op.head_dim];
+    for (&slot, weight) in slots.iter().zip(&weights) {
+        for (sum, &value) in sums.iter_mut().zip(&kv.values[kv.place(layer, slot, kv_head)]) {
+            *sum += weight * f64::from(value);
+        }
+    }
+    for (out, sum) in out.iter_mut().zip(sums) {
+        *out = sum as f32;
+    }
+}
