@@ -8,7 +8,12 @@ use crate::{prepare, process};
 const PACKAGES: &[&str] = &["torch==2.15.0", "transformers==5.22.2", "gguf==0.19.0", "safetensors", "numpy"];
 
 const SCRIPTS: &[&str] =
-    &["crates/formats/tests/golden/make.py", "tests/golden/models/generate.py", "tests/golden/templates/render.py"];
+    &[
+    "crates/formats/tests/golden/make.py",
+    "tests/golden/models/generate.py",
+    "tests/golden/templates/render.py",
+    "tests/golden/default_model.py",
+];
 
 pub fn run() -> Result<()> {
     let python = prepare::venv("goldens", PACKAGES)?;

@@ -25,34 +25,40 @@ pub struct Assets {
 }
 
 impl Assets {
-    pub fn open(model: Option<&str>) -> Result<Self> {
+    /// Opens MODEL as the command line names it, for its own context or a shorter one.
+    pub fn open(model: Option<&str>, max_context: Option<usize>) -> Result<Self> {
         match ModelRef::resolve(model)? {
-            ModelRef::Embedded => Self::embedded(),
-            ModelRef::Folder(folder) => Self::folder(&folder),
-            ModelRef::Gguf(path) => Self::gguf_file(&path),
+            ModelRef::Embedded => Self::embedded(max_context),
+            ModelRef::Folder(folder) => Self::folder(&folder, max_context),
+            ModelRef::Gguf(path) => Self::gguf_file(&path, max_context),
         }
     }
 
-    fn embedded() -> Result<Self> {
+    fn embedded(max_context: Option<usize>) -> Result<Self> {
         let Some(embedded) = embedded::model() else {
             bail!("this build has no built-in model; name one: a folder, a .gguf file, or ORG/NAME");
         };
         let gguf = Gguf::from_static(embedded.name, embedded.gguf)?;
         let tokenizer = Tokenizer::from_json(embedded.tokenizer).context("the built-in tokenizer")?;
-        Self::from_gguf(embedded.name.to_string(), gguf, Some(tokenizer))
+        Self::from_gguf(embedded.name.to_string(), gguf, Some(tokenizer), max_context)
     }
 
-    fn gguf_file(path: &Path) -> Result<Self> {
+    fn gguf_file(path: &Path, max_context: Option<usize>) -> Result<Self> {
         let gguf = Gguf::open(path)?;
         let beside = path.with_file_name("tokenizer.json");
-        let tokenizer = match beside.exists() && gguf.get("tokenizer.ggml.tokens").is_none() {
+        let tokenizer = match beside.exists() && gguf.metadata().value("tokenizer.ggml.tokens").is_none() {
             true => Some(read_tokenizer(&beside)?),
             false => None,
         };
-        Self::from_gguf(stem(path), gguf, tokenizer)
+        Self::from_gguf(stem(path), gguf, tokenizer, max_context)
     }
 
-    fn from_gguf(name: String, gguf: Gguf, tokenizer: Option<Tokenizer>) -> Result<Self> {
+    fn from_gguf(
+        name: String,
+        gguf: Gguf,
+        tokenizer: Option<Tokenizer>,
+        max_context: Option<usize>,
+    ) -> Result<Self> {
         let tokenizer = match tokenizer {
             Some(tokenizer) => Some(tokenizer),
             None => gguf_vocab(&gguf)?.map(Tokenizer::from_gguf).transpose()?,
@@ -72,11 +78,11 @@ impl Assets {
         }
         let ends = ["eos", "eot", "eom"].map(|end| format!("tokenizer.ggml.{end}_token_id"));
         generation.eos.extend(ends.iter().filter_map(|key| token(key)));
-        let model = OpenModel::from_gguf(gguf)?;
+        let model = OpenModel::from_gguf_with(gguf, max_context)?;
         Ok(Self::new(name, model, tokenizer, template, generation))
     }
 
-    fn folder(folder: &Path) -> Result<Self> {
+    fn folder(folder: &Path, max_context: Option<usize>) -> Result<Self> {
         if !folder.join("config.json").exists() {
             let gguf = std::fs::read_dir(folder)?.flatten().map(|entry| entry.path());
             let gguf = gguf.filter(|path| path.extension().is_some_and(|ending| ending == "gguf")).min();
@@ -85,7 +91,7 @@ impl Assets {
                 None => bail!("{} has no config.json: it is not a model folder", folder.display()),
             };
         }
-        let model = folio_model::open(folder)?;
+        let model = folio_model::open_with(folder, max_context)?;
         let tokenizer = folder.join("tokenizer.json");
         let tokenizer = tokenizer.exists().then(|| read_tokenizer(&tokenizer)).transpose()?;
         let template = read_template(folder)?;
@@ -187,25 +193,27 @@ fn read_template(folder: &Path) -> Result<Option<ChatTemplate>> {
 
 /// The tokenizer inside a GGUF file, if it has one.
 fn gguf_vocab(gguf: &Gguf) -> Result<Option<GgufVocab>> {
+    let metadata = gguf.metadata();
     let key = |name: &str| format!("tokenizer.ggml.{name}");
-    if gguf.get(&key("tokens")).is_none() {
+    if metadata.value(&key("tokens")).is_none() {
         return Ok(None);
     }
-    let id = |name: &str| gguf.u32(&key(&format!("{name}_token_id"))).ok();
-    let flag = |name: &str| gguf.bool(&key(name)).ok();
+    let id = |name: &str| metadata.find::<u32>(&key(&format!("{name}_token_id")));
+    let flag = |name: &str| metadata.find::<bool>(&key(name));
+    let strings = |name: &str| metadata.find::<&[String]>(&key(name));
     Ok(Some(GgufVocab {
-        model: gguf.str(&key("model"))?.to_string(),
-        pre: gguf.str(&key("pre")).unwrap_or("default").to_string(),
-        tokens: gguf.strings(&key("tokens"))?,
-        token_types: gguf.i32s(&key("token_type")).unwrap_or_default(),
-        scores: gguf.f32s(&key("scores")).unwrap_or_default(),
-        merges: gguf.strings(&key("merges")).unwrap_or_default(),
-        bos: id("bos"),
-        eos: id("eos"),
-        unk: id("unknown"),
-        pad: id("padding"),
-        add_bos: flag("add_bos_token"),
-        add_eos: flag("add_eos_token"),
-        add_space_prefix: flag("add_space_prefix"),
+        model: metadata.str(&key("model"))?.to_string(),
+        pre: metadata.find::<&str>(&key("pre"))?.unwrap_or("default").to_string(),
+        tokens: metadata.strings(&key("tokens"))?.to_vec(),
+        token_types: metadata.find::<Vec<i32>>(&key("token_type"))?.unwrap_or_default(),
+        scores: metadata.find::<&[f32]>(&key("scores"))?.unwrap_or_default().to_vec(),
+        merges: strings("merges")?.unwrap_or_default().to_vec(),
+        bos: id("bos")?,
+        eos: id("eos")?,
+        unk: id("unknown")?,
+        pad: id("padding")?,
+        add_bos: flag("add_bos_token")?,
+        add_eos: flag("add_eos_token")?,
+        add_space_prefix: flag("add_space_prefix")?,
     }))
 }

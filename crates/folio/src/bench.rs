@@ -45,11 +45,11 @@ fn start(args: &BenchRun, concurrency: &[usize]) -> Result<Session> {
         Some(shape) => Some(random_model::folder(shape)?.to_string_lossy().into_owned()),
         None => args.model.model.clone(),
     };
-    let assets = Assets::open(model.as_deref())?;
     let mut engine = args.model.engine.clone();
-    let most = concurrency.iter().copied().max().unwrap_or(1);
-    engine.max_num_seqs = engine.max_num_seqs.max(most);
-    engine.max_model_len = Some(engine.max_model_len.unwrap_or(args.input_len + args.output_len));
+    engine.max_num_seqs = concurrency.iter().copied().max().unwrap_or(1);
+    let max_model_len = engine.max_model_len.unwrap_or(args.input_len + args.output_len);
+    engine.max_model_len = Some(max_model_len);
+    let assets = Assets::open(model.as_deref(), engine.max_model_len)?;
     // Every prompt is new, so that what is measured is computing it.
     engine.no_enable_prefix_caching = true;
     Session::start(assets, &engine)

@@ -11,7 +11,7 @@ use crate::session::Session;
 
 pub fn main(args: &EvalArgs) -> Result<()> {
     let text = std::fs::read_to_string(&args.text).with_context(|| args.text.display().to_string())?;
-    let assets = Assets::open(args.model.model.as_deref())?;
+    let assets = Assets::open(args.model.model.as_deref(), args.model.engine.max_model_len)?;
     let Some(tokenizer) = assets.tokenizer.clone() else {
         bail!("{} has no tokenizer; `folio eval` needs one", assets.name);
     };

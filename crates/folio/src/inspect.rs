@@ -3,27 +3,29 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use folio_model::{AttentionSpec, FfnSpec, LayerSpec, ModelSpec};
+use folio_formats::Format;
+use folio_model::{AttentionSpec, FfnSpec, LayerSpec, ModelSpec, weight_bytes};
 
 use crate::args::InspectArgs;
 use crate::assets::Assets;
 use crate::{machine, table};
 
-/// What the same weights take in other forms: bits a weight, block scales included.
-const FORMATS: &[(&str, f64)] =
-    &[("f32", 32.0), ("bf16", 16.0), ("q8_0", 8.5), ("q6_k", 6.5625), ("q5_0", 5.5), ("q4_0", 4.5)];
+/// What the same weights take in other forms.
+const FORMATS: &[Format] = &[Format::F32, Format::BF16, Format::Q8_0, Format::Q6_K, Format::Q5_0, Format::Q4_0];
 
 pub fn main(args: &InspectArgs) -> Result<()> {
-    let assets = Assets::open(args.model.as_deref())?;
+    let assets = Assets::open(args.model.as_deref(), None)?;
     let spec = &assets.model.spec;
     let stored = Stored::of(&assets);
     println!("{}", assets.name);
     print!("{}", table::render(&shape(spec, &assets)));
     println!("\nweights on disk: {}", stored.describe());
     let mut rows = vec![vec!["as".to_string(), "weights".into()]];
-    rows.extend(FORMATS.iter().map(|&(name, bits)| {
-        vec![name.to_string(), table::bytes((stored.values as f64 * bits / 8.0) as u64)]
-    }));
+    for &format in FORMATS {
+        // A width that is no multiple of the block cannot be stored so.
+        let bytes = weight_bytes(spec, format).map_or("-".into(), table::bytes);
+        rows.push(vec![format.to_string(), bytes]);
+    }
     print!("{}", table::render(&rows));
     println!("\n{}", kv(spec, stored.bytes));
     Ok(())

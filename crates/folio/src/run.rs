@@ -22,7 +22,7 @@ pub fn main(args: RunArgs) -> Result<()> {
 }
 
 async fn run(args: RunArgs) -> Result<()> {
-    let assets = Assets::open(args.model.model.as_deref())?;
+    let assets = Assets::open(args.model.model.as_deref(), args.model.engine.max_model_len)?;
     let Some(tokenizer) = assets.tokenizer.clone() else {
         bail!("{} has no tokenizer; `folio run` needs one: put tokenizer.json beside the weights", assets.name);
     };
@@ -88,7 +88,7 @@ impl Chat {
     fn tokens(&self, prompt: &str) -> Result<Vec<u32>> {
         let Some(template) = &self.template else { return Ok(self.tokenizer.encode(prompt, true)?) };
         let render = ChatRender {
-            messages: Value::Array(self.messages.clone()),
+            messages: self.messages.clone(),
             add_generation_prompt: true,
             ..ChatRender::default()
         };

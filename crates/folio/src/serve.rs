@@ -15,7 +15,7 @@ pub fn main(args: ServeArgs) -> Result<()> {
     if !args.host.is_loopback() {
         bail!("--host {}: serving beyond this machine needs API keys, which this version does not have yet", args.host);
     }
-    let assets = Assets::open(args.model.model.as_deref())?;
+    let assets = Assets::open(args.model.model.as_deref(), args.model.engine.max_model_len)?;
     let Some(tokenizer) = assets.tokenizer.clone() else {
         bail!("{} has no tokenizer; `folio serve` needs one: put tokenizer.json beside the weights", assets.name);
     };

@@ -1,6 +1,6 @@
 //! What a token costs at the least: bytes to read and operations to do. The floor that rates are compared with.
 
-use folio_model::{FfnSpec, LayerSpec, ModelSpec};
+use folio_model::{ModelSpec, parameters};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cost {
@@ -15,16 +15,17 @@ pub struct Cost {
 
 impl Cost {
     pub fn of(spec: &ModelSpec, weight_bytes: u64) -> Self {
-        let layer_macs: f64 = spec.layers.iter().map(|layer| active_parameters(spec.hidden, layer)).sum();
-        let all: f64 = spec.layers.iter().map(|layer| stored_parameters(spec.hidden, layer)).sum();
+        let parameters = parameters(spec);
         let table = (spec.vocab_size * spec.hidden) as f64;
-        let stored = all + if spec.tied_head { table } else { 2.0 * table };
-        let attention = spec.layers.iter().map(|layer| 2 * layer.attention.heads * layer.attention.head_dim).sum::<usize>();
+        let outside = if spec.tied_head { table } else { 2.0 * table };
+        let layer_macs = parameters.active as f64 - outside;
+        let attention = spec.layers.iter().map(|layer| 2 * layer.attention.heads * layer.attention.head_dim);
         Self {
-            decode_weight_bytes: weight_bytes as f64 * (layer_macs + table) / stored,
+            // A lookup reads one row of the embedding table; the head reads all of its matrix.
+            decode_weight_bytes: weight_bytes as f64 * (layer_macs + table) / parameters.total as f64,
             layer_macs,
             head_macs: table,
-            attention_macs: attention as f64,
+            attention_macs: attention.sum::<usize>() as f64,
         }
     }
 
@@ -37,28 +38,5 @@ impl Cost {
     /// Operations of one decoded token behind `context` others.
     pub fn decode_flops(&self, context: usize) -> f64 {
         2.0 * (self.layer_macs + self.head_macs + self.attention_macs * context as f64)
-    }
-}
-
-fn attention_parameters(hidden: usize, layer: &LayerSpec) -> f64 {
-    let a = &layer.attention;
-    (hidden * a.head_dim * (2 * a.heads + 2 * a.kv_heads)) as f64
-}
-
-fn active_parameters(hidden: usize, layer: &LayerSpec) -> f64 {
-    attention_parameters(hidden, layer) + ffn_parameters(hidden, layer, |experts| experts.top_k)
-}
-
-fn stored_parameters(hidden: usize, layer: &LayerSpec) -> f64 {
-    attention_parameters(hidden, layer) + ffn_parameters(hidden, layer, |experts| experts.experts)
-}
-
-fn ffn_parameters(hidden: usize, layer: &LayerSpec, counted: impl Fn(&folio_model::ExpertsSpec) -> usize) -> f64 {
-    match &layer.ffn {
-        FfnSpec::Dense { inter, .. } => (3 * hidden * inter) as f64,
-        FfnSpec::Experts(experts) => {
-            let shared = experts.shared.as_ref().map_or(0, |shared| shared.inter);
-            (3 * hidden * (counted(experts) * experts.inter + shared) + hidden * experts.experts) as f64
-        }
     }
 }

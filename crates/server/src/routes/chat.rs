@@ -67,7 +67,7 @@ async fn prompt(service: &Service, request: &ChatRequest) -> Result<Vec<u32>, Ap
         }
     }
     let render = ChatRender {
-        messages: Value::Array(request.messages.clone()),
+        messages: request.messages.clone(),
         add_generation_prompt: request.add_generation_prompt.unwrap_or(true),
         ..ChatRender::default()
     };

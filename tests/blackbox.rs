@@ -1,1 +1,0 @@
-//! Starts the binary and looks at what it does.

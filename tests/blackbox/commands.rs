@@ -1,0 +1,117 @@
+//! The commands that answer and measure.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::Stdio;
+
+use serde_json::Value;
+
+use crate::{folio, scratch, stdout};
+
+/// What transformers answers on the same weights: the built-in model's, decoded from its own format.
+fn golden() -> Value {
+    serde_json::from_str(include_str!("../golden/default-model.json")).expect("the golden is JSON")
+}
+
+#[test]
+fn run_answers_as_transformers_does() {
+    let golden = golden();
+    for case in golden["cases"].as_array().expect("cases") {
+        let question = case["question"].as_str().expect("a question");
+        let tokens = case["max_tokens"].as_u64().expect("a length").to_string();
+        let answer = stdout(&["run", "-p", question, "-n", &tokens]);
+        assert_eq!(answer.trim_end(), case["answer"].as_str().expect("an answer").trim_end(), "{question}");
+    }
+}
+
+#[test]
+fn a_seed_repeats_a_sampled_answer() {
+    let ask = |seed: &str| {
+        stdout(&["run", "-p", "What is a trait?", "-n", "24", "--temperature", "1", "--top-p", "0.9", "--seed", seed])
+    };
+    assert_eq!(ask("7"), ask("7"));
+    assert_ne!(ask("7"), ask("8"));
+}
+
+#[test]
+fn the_answer_is_the_same_with_any_threads_and_chunks() {
+    let question = "How do I use `HashMap::entry`?";
+    let plain = stdout(&["run", "-p", question, "-n", "24"]);
+    for flags in [["--threads", "1"], ["--threads", "3"], ["--max-num-batched-tokens", "5"]] {
+        assert_eq!(stdout(&[&["run", "-p", question, "-n", "24"][..], &flags[..]].concat()), plain, "{flags:?}");
+    }
+}
+
+#[test]
+fn a_chat_remembers_and_starts_anew() {
+    let mut child = folio(&["run", "-n", "12"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
+    let mut input = child.stdin.take().expect("stdin");
+    input.write_all(b"What is `Vec`?\nWhat is `Vec`?\n/new\nWhat is `Vec`?\n/exit\n").expect("the chat reads");
+    drop(input);
+    let mut text = String::new();
+    child.stdout.take().expect("stdout").read_to_string(&mut text).expect("UTF-8");
+    assert!(child.wait().expect("it ends").success());
+    let first = stdout(&["run", "-p", "What is `Vec`?", "-n", "12"]);
+    assert!(text.starts_with(&first), "the first turn is the one-shot answer:\n{text}");
+    assert!(text.ends_with(&first), "after /new the history is gone:\n{text}");
+    assert!(text.len() > 2 * first.len(), "three answers were given:\n{text}");
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_stops_the_answer_and_not_the_program() {
+    let mut child = folio(&["run", "--raw", "-n", "3000"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
+    let mut input = child.stdin.take().expect("stdin");
+    let mut answers = BufReader::new(child.stdout.take().expect("stdout"));
+    input.write_all(b"fn main() {\n").expect("the chat reads");
+    let mut byte = [0u8; 1];
+    answers.read_exact(&mut byte).expect("the answer begins");
+    let interrupted = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+    assert!(interrupted.expect("kill runs").success());
+    input.write_all(b"/exit\n").expect("the program still reads");
+    drop(input);
+    let mut rest = Vec::new();
+    while answers.read_until(b'\n', &mut rest).expect("readable") > 0 {}
+    assert!(child.wait().expect("it ends").success(), "the program ended by itself, not by the signal");
+}
+
+#[test]
+fn inspect_tells_the_formula() {
+    let text = stdout(&["inspect"]);
+    for expect in ["folio-rust-42m", "llama", "8 heads, 2 kv heads of 64", "6144 bytes a token", "2 x 12 x 2 x 64 x 2", "4096"] {
+        assert!(text.contains(expect), "{expect} is missing:\n{text}");
+    }
+}
+
+#[test]
+fn eval_scores_a_text() {
+    let file = scratch("eval").join("text.rs");
+    std::fs::write(&file, include_str!("../../crates/scheduler/src/plan.rs")).expect("writable");
+    let text = stdout(&["eval", "--text", file.to_str().expect("UTF-8"), "--json", "--window", "256"]);
+    let score: Value = serde_json::from_str(&text).expect("JSON");
+    let nats = score["nats_per_token"].as_f64().expect("a number");
+    assert!((0.5..4.0).contains(&nats), "Rust code is neither noise nor certain to a Rust model: {score}");
+    let scored = score["tokens"].as_u64().unwrap_or(0) - score["windows"].as_u64().unwrap_or(0);
+    assert_eq!(score["tokens_scored"], scored, "each window's first token is not scored: {score}");
+}
+
+#[test]
+fn bench_reports_rates_and_ceilings() {
+    let text = stdout(&[
+        "bench", "throughput", "--json", "--rounds", "1", "--input-len", "16", "--output-len", "4", "--concurrency", "1,3",
+    ]);
+    let report: Value = serde_json::from_str(&text).expect("JSON");
+    let results = report["results"].as_array().expect("results");
+    assert_eq!(results.iter().map(|row| row["streams"].as_u64()).collect::<Vec<_>>(), [Some(1), Some(3)]);
+    for field in ["decode_tokens_per_s", "decode_of_read_bandwidth", "first_token_ms", "itl_ms_p99"] {
+        assert!(results.iter().all(|row| row[field].as_f64().is_some_and(|value| value > 0.0)), "{field}: {report}");
+    }
+    assert!(report["ceilings"]["read_bytes_per_s"].as_f64().is_some_and(|rate| rate > 1e8), "{report}");
+}

@@ -1,0 +1,44 @@
+//! Black box: starts the binary and looks at what it does. Everything here uses the built-in model and this machine
+//! only.
+
+mod bad_input;
+mod commands;
+mod http;
+mod hub;
+mod pull;
+mod serve;
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+/// The binary under test, with an environment that cannot leak into it.
+fn folio(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_folio"));
+    command.args(args).env_remove("HF_TOKEN").env_remove("HF_HUB_OFFLINE").env("HF_HOME", scratch("hf-empty"));
+    command
+}
+
+fn output(args: &[&str]) -> Output {
+    folio(args).output().expect("the binary starts")
+}
+
+/// What a successful run printed.
+fn stdout(args: &[&str]) -> String {
+    let output = output(args);
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("output is UTF-8")
+}
+
+/// What a failing run said.
+fn refusal(args: &[&str]) -> String {
+    let output = output(args);
+    assert!(!output.status.success(), "{args:?} succeeded: {}", String::from_utf8_lossy(&output.stdout));
+    String::from_utf8(output.stderr).expect("output is UTF-8")
+}
+
+/// A folder of this run's own.
+fn scratch(name: &str) -> PathBuf {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("the scratch folder can be made");
+    folder
+}
