@@ -2,6 +2,8 @@
 
     python tests/golden/models/generate.py [NAME ...]
 
+Without names it makes them all, and then the perplexities of the trained models (`perplexity.py`).
+
 Every model is loaded by `from_pretrained` from a folder with the very config.json and tensor names that the golden file
 lists, so that the names, layouts and config dialects are transformers' own and not this project's idea of them. Runs
 in f32 on the CPU, eager (plain matmuls for attention and experts), and without a cache.
@@ -13,7 +15,7 @@ Rope scalings that depend on the length: Folio settles them at load by the confi
 them by the length of the call, so it is brought to the same choice. `dynamic`: the rotary module is called once with the
 last position of the extended range (`factor * max_position_embeddings`), after which it keeps those frequencies, since
 it only goes back for calls shorter than the original range. `longrope`: every call here is longer than the original
-length, so the long factors are used throughout.
+length, so the long factors are used throughout; one model is loaded for its original length, and no call is longer.
 """
 
 import importlib
@@ -31,8 +33,9 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+import perplexity
 import weights
-from variants import FUSED, VARIANTS
+from variants import FUSED, MAX_CONTEXT, VARIANTS
 
 PROMPT, GREEDY, TOP = 64, 64, 20
 POSITIONS = [2, 15, 29, 38, 50, 63]
@@ -266,7 +269,7 @@ def write(name, config):
                     "dtype": "float32", "attention": "eager", "experts": "eager"},
         "seed": seed,
         "config": config,
-        "max_context": max_context(config),
+        "max_context": MAX_CONTEXT.get(name, max_context(config)),
         "tensors": grouped(shapes, config),
         "prompt": prompt,
         "greedy": greedy,
@@ -288,6 +291,8 @@ def main():
     for name, config in VARIANTS.items():
         if len(sys.argv) == 1 or any(name.startswith(wanted) for wanted in sys.argv[1:]):
             write(name, config)
+    if len(sys.argv) == 1:
+        perplexity.main()
 
 
 if __name__ == "__main__":

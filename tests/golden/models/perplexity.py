@@ -1,14 +1,14 @@
 """Writes `eval.json`: what transformers makes of `eval.txt` with the trained models, in bf16.
 
-    python tests/golden/models/perplexity.py MODELS_FOLDER
+    python tests/golden/models/perplexity.py
 
 `eval.txt` is this project's own source as it stood in its first commit. Windows of 2,048 tokens do not overlap, and the
-first token of each is not scored. The ids are stored as well, so that the check needs no tokenizer.
+first token of each is not scored. The ids are stored as well, so that the check needs no tokenizer. The models are
+looked for in `../shared/models`, beside the repository; without them nothing is written.
 """
 
 import json
 import pathlib
-import sys
 
 import torch
 import transformers
@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 MODELS = ["folio-rust-42m", "folio-rust-moe-47m"]
 WINDOW = 2048
-HERE = pathlib.Path(__file__).parent
+HERE = pathlib.Path(__file__).resolve().parent
+FOLDER = HERE.parents[2] / "../shared/models"
 
 
 @torch.no_grad()
@@ -35,7 +36,10 @@ def main():
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    models = pathlib.Path(sys.argv[1])
+    models = FOLDER
+    if not (models / MODELS[0]).is_dir():
+        print("skipped: the trained models are not here")
+        return
     text = (HERE / "eval.txt").read_text()
     ids = AutoTokenizer.from_pretrained(models / MODELS[0])(text, add_special_tokens=False)["input_ids"]
     results = {}

@@ -152,6 +152,11 @@ VARIANTS = {
         rope_parameters={"rope_type": "longrope", "rope_theta": 200.0, "partial_rotary_factor": 0.75,
                          "original_max_position_embeddings": 24,
                          "short_factor": factors(6, 1.0, 0.0), "long_factor": factors(6, 1.3, 0.6)}, **FIVE),
+    "phi3-partial-shortrope": base(
+        "phi3", "Phi3ForCausalLM", 64, 72, 2, 4, 2, None, 409, False, hidden_act="silu", sliding_window=None,
+        original_max_position_embeddings=128, rope_theta=300.0, partial_rotary_factor=0.75,
+        rope_scaling={"type": "longrope", "short_factor": factors(6, 1.2, 0.5), "long_factor": factors(6, 2.0, 1.5)},
+        **FOUR),
     # OLMo 2, Granite, SmolLM3.
     "olmo2-gqa": base(
         "olmo2", "Olmo2ForCausalLM", 72, 84, 3, 9, 3, None, 389, False, hidden_act="silu", rope_theta=400.0, **FOUR),
@@ -189,6 +194,9 @@ VARIANTS = {
                              "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router",
                                                         "model.embed_tokens", "lm_head"]}, **FIVE),
 }
+
+# Loaded for another context than the config's own: here the one for which the short factors were made.
+MAX_CONTEXT = {"phi3-partial-shortrope": 128}
 
 # Experts stacked in one tensor, as `save_pretrained(save_original_format=False)` leaves them.
 FUSED = {"mixtral-fused", "qwen3_moe-fused"}

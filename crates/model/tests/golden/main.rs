@@ -1,0 +1,13 @@
+//! Every family against Hugging Face transformers, by small random models whose weights both sides make from nothing.
+//!
+//! The expected values lie in `tests/golden/models`, written by `generate.py` there; nothing in them comes from this
+//! project's own arithmetic.
+
+mod families;
+mod file;
+mod generator;
+mod gguf;
+mod gguf_names;
+mod run;
+mod switch_off;
+mod trained;
