@@ -1,37 +1,67 @@
 //! Encoders for the formats Folio writes itself: the plain floats, and the blocks of 32.
 //!
-//! `Nearest` is the usual round-to-nearest and gives the bytes the `gguf` package gives. `Search` tries a handful of
-//! scales per block, refits each by least squares and keeps the one with the smallest squared error as it will be
-//! decoded, half-precision rounding included.
+//! [`encode`] is the usual round-to-nearest and gives the bytes the `gguf` package gives. [`encode_fitted`] tries a
+//! handful of scales per block, refits each by least squares and keeps the one with the smallest squared error as it
+//! will be decoded, half-precision rounding included; errors can be weighed by how much each value matters.
 
 use half::{bf16, f16};
 
 use super::simple::LEN;
 use crate::{Error, Format, Result};
 
-/// How the scale of a block is chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fit {
-    Nearest,
-    Search,
-}
-
-/// The bytes of `values` in `format`; they must be whole blocks.
-pub fn encode(format: Format, values: &[f32], fit: Fit) -> Result<Vec<u8>> {
+/// The bytes of `values` in `format`, rounded to nearest; they must be whole blocks.
+pub fn encode(format: Format, values: &[f32]) -> Result<Vec<u8>> {
     let mut out = Vec::with_capacity(format.bytes_for(values.len() as u64)? as usize);
     match format {
         Format::F32 => out.extend(values.iter().flat_map(|value| value.to_le_bytes())),
         Format::F16 => out.extend(values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes())),
         Format::BF16 => out.extend(values.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes())),
-        Format::Q4_0 | Format::Q4_1 | Format::Q5_0 | Format::Q5_1 | Format::Q8_0 => {
-            let (blocks, _) = values.as_chunks::<LEN>();
-            for block in blocks {
-                push(format, &quantize(format, block, fit), &mut out);
+        _ => {
+            let (levels, affine) = levels_of(format).ok_or(Error::NoEncoder { format })?;
+            for x in values.as_chunks::<LEN>().0 {
+                let block = match affine {
+                    _ if format == Format::Q8_0 => nearest_eight(x),
+                    true => nearest_affine(x, levels),
+                    false => nearest_symmetric(x, levels),
+                };
+                push(format, &block, &mut out);
             }
         }
-        _ => return Err(Error::NoEncoder { format }),
     }
     Ok(out)
+}
+
+/// The bytes of `values` in `format`, with scales chosen to keep the sum of `weight * error^2` small in each block.
+///
+/// `weights` has one number a value, none negative. Formats without a scale to choose are rounded to nearest.
+pub fn encode_fitted(format: Format, values: &[f32], weights: &[f32]) -> Result<Vec<u8>> {
+    assert_eq!(values.len(), weights.len(), "one weight a value");
+    let (levels, affine) = match levels_of(format) {
+        // Eight bits leave nothing to search for.
+        Some(found) if format != Format::Q8_0 => found,
+        _ => return encode(format, values),
+    };
+    let mut out = Vec::with_capacity(format.bytes_for(values.len() as u64)? as usize);
+    for (x, weights) in values.as_chunks::<LEN>().0.iter().zip(weights.as_chunks::<LEN>().0) {
+        let block = match affine {
+            true => fit_affine(x, weights, levels),
+            false => fit_symmetric(x, weights, levels),
+        };
+        push(format, &block, &mut out);
+    }
+    Ok(out)
+}
+
+/// For the blocks of 32: the levels either side of zero or, with a minimum, the highest level; and which of the two.
+fn levels_of(format: Format) -> Option<(f32, bool)> {
+    Some(match format {
+        Format::Q4_0 => (8.0, false),
+        Format::Q5_0 => (16.0, false),
+        Format::Q8_0 => (128.0, false),
+        Format::Q4_1 => (15.0, true),
+        Format::Q5_1 => (31.0, true),
+        _ => return None,
+    })
 }
 
 /// A block before packing: value `i` is `scale * (q[i] - offset) + minimum`.
@@ -39,22 +69,6 @@ struct Block {
     scale: f16,
     minimum: f16,
     q: [u8; LEN],
-}
-
-fn quantize(format: Format, x: &[f32; LEN], fit: Fit) -> Block {
-    match (format, fit) {
-        (Format::Q4_0, Fit::Nearest) => nearest_symmetric(x, 8.0),
-        (Format::Q5_0, Fit::Nearest) => nearest_symmetric(x, 16.0),
-        (Format::Q4_1, Fit::Nearest) => nearest_affine(x, 15.0),
-        (Format::Q5_1, Fit::Nearest) => nearest_affine(x, 31.0),
-        (Format::Q4_0, Fit::Search) => search_symmetric(x, 8.0),
-        (Format::Q5_0, Fit::Search) => search_symmetric(x, 16.0),
-        (Format::Q4_1, Fit::Search) => search_affine(x, 15.0),
-        (Format::Q5_1, Fit::Search) => search_affine(x, 31.0),
-        // Eight bits leave nothing to search for.
-        (Format::Q8_0, _) => nearest_eight(x),
-        _ => unreachable!("encode() lets only the formats above through"),
-    }
 }
 
 fn push(format: Format, block: &Block, out: &mut Vec<u8>) {
@@ -113,61 +127,71 @@ fn nearest_eight(x: &[f32; LEN]) -> Block {
 const TRIED: [f32; 13] = [-3.0, -2.5, -2.0, -1.5, -1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 0.75, 1.0];
 const REFITS: usize = 2;
 
-fn search_symmetric(x: &[f32; LEN], half: f32) -> Block {
+fn fit_symmetric(x: &[f32; LEN], weights: &[f32; LEN], half: f32) -> Block {
     let mut best = nearest_symmetric(x, half);
-    let mut best_error = squared_error(x, &best, half);
+    let mut best_error = weighed_error(x, weights, &best, half);
     let reach = extreme(x);
     for sign in [-1.0, 1.0] {
         for step in TRIED {
             let mut scale = f16::from_f32(sign * reach / (half + step));
-            for _ in 0..REFITS {
-                let levels = assign_symmetric(x, scale.to_f32(), half);
+            for _ in 0..=REFITS {
+                let by = inverse(scale.to_f32());
+                let levels = x.map(|value| round_small(value * by).clamp(-half, half - 1.0));
                 let candidate = Block { scale, minimum: f16::ZERO, q: levels.map(|level| (level + half) as u8) };
-                keep_better(x, half, candidate, &mut best, &mut best_error);
-                let (dot, norm) = x
-                    .iter()
-                    .zip(&levels)
-                    .fold((0.0, 0.0), |(dot, norm), (value, level)| (dot + value * level, norm + level * level));
-                scale = f16::from_f32(dot * inverse(norm));
+                let error = weighed_error(x, weights, &candidate, half);
+                if error < best_error {
+                    (best, best_error) = (candidate, error);
+                }
+                scale = slope_through(x, weights, &levels);
             }
         }
     }
     best
 }
 
-fn assign_symmetric(x: &[f32; LEN], scale: f32, half: f32) -> [f32; LEN] {
-    let by = inverse(scale);
-    x.map(|value| round_small(value * by).clamp(-half, half - 1.0))
+/// The least-squares line through zero from levels to values.
+fn slope_through(x: &[f32; LEN], weights: &[f32; LEN], levels: &[f32; LEN]) -> f16 {
+    let (mut cross, mut norm) = (0.0, 0.0);
+    for i in 0..LEN {
+        cross += weights[i] * x[i] * levels[i];
+        norm += weights[i] * levels[i] * levels[i];
+    }
+    f16::from_f32(cross * inverse(norm))
 }
 
-fn search_affine(x: &[f32; LEN], top: f32) -> Block {
+fn fit_affine(x: &[f32; LEN], weights: &[f32; LEN], top: f32) -> Block {
     let mut best = nearest_affine(x, top);
-    let mut best_error = squared_error(x, &best, 0.0);
+    let mut best_error = weighed_error(x, weights, &best, 0.0);
     let (low, high) = range(x);
     for step in TRIED {
         // A range cut short by `step` levels is cut at both ends.
-        let scale = (high - low) / (top + step);
-        let mut scale = f16::from_f32(scale);
+        let mut scale = f16::from_f32((high - low) / (top + step));
         let mut minimum = f16::from_f32(0.5 * (high + low - scale.to_f32() * top));
         for _ in 0..=REFITS {
             let (by, from) = (inverse(scale.to_f32()), minimum.to_f32());
             let levels = x.map(|value| round_small((value - from) * by).clamp(0.0, top));
             let candidate = Block { scale, minimum, q: levels.map(|level| level as u8) };
-            keep_better(x, 0.0, candidate, &mut best, &mut best_error);
-            (scale, minimum) = line_through(x, &levels);
+            let error = weighed_error(x, weights, &candidate, 0.0);
+            if error < best_error {
+                (best, best_error) = (candidate, error);
+            }
+            (scale, minimum) = line_through(x, weights, &levels);
         }
     }
     best
 }
 
 /// The least-squares line from levels to values; the minimum is fitted to the scale as rounded.
-fn line_through(x: &[f32; LEN], levels: &[f32; LEN]) -> (f16, f16) {
-    let count = LEN as f32;
-    let (mean_x, mean_level) = (x.iter().sum::<f32>() / count, levels.iter().sum::<f32>() / count);
+fn line_through(x: &[f32; LEN], weights: &[f32; LEN], levels: &[f32; LEN]) -> (f16, f16) {
+    let total: f32 = weights.iter().sum();
+    let mean = |values: &[f32; LEN]| {
+        values.iter().zip(weights).map(|(value, weight)| value * weight).sum::<f32>() * inverse(total)
+    };
+    let (mean_x, mean_level) = (mean(x), mean(levels));
     let (mut cross, mut norm) = (0.0, 0.0);
-    for (value, level) in x.iter().zip(levels) {
-        cross += (value - mean_x) * (level - mean_level);
-        norm += (level - mean_level) * (level - mean_level);
+    for i in 0..LEN {
+        cross += weights[i] * (x[i] - mean_x) * (levels[i] - mean_level);
+        norm += weights[i] * (levels[i] - mean_level) * (levels[i] - mean_level);
     }
     let scale = f16::from_f32(cross * inverse(norm));
     (scale, f16::from_f32(mean_x - scale.to_f32() * mean_level))
@@ -178,49 +202,58 @@ fn round_small(value: f32) -> f32 {
     (value + 0.5).floor()
 }
 
-fn keep_better(x: &[f32; LEN], offset: f32, candidate: Block, best: &mut Block, best_error: &mut f32) {
-    let error = squared_error(x, &candidate, offset);
-    if error < *best_error {
-        (*best, *best_error) = (candidate, error);
-    }
-}
-
-fn squared_error(x: &[f32; LEN], block: &Block, offset: f32) -> f32 {
+fn weighed_error(x: &[f32; LEN], weights: &[f32; LEN], block: &Block, offset: f32) -> f32 {
     let (scale, minimum) = (block.scale.to_f32(), block.minimum.to_f32());
-    x.iter().zip(&block.q).map(|(value, q)| (scale * (f32::from(*q) - offset) + minimum - value).powi(2)).sum()
+    let mut error = 0.0;
+    for i in 0..LEN {
+        let off = scale * (f32::from(block.q[i]) - offset) + minimum - x[i];
+        error += weights[i] * off * off;
+    }
+    error
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quant::tests::gaussian;
+    use crate::quant::tests::{gaussian, random};
 
-    fn error_of(format: Format, values: &[f32], fit: Fit) -> f64 {
-        let bytes = encode(format, values, fit).unwrap();
+    const BLOCKS: [Format; 5] = [Format::Q4_0, Format::Q4_1, Format::Q5_0, Format::Q5_1, Format::Q8_0];
+
+    fn error_of(format: Format, bytes: &[u8], values: &[f32], weights: &[f32]) -> f64 {
         let mut back = vec![0.0; values.len()];
-        format.decode(&bytes, &mut back);
-        values.iter().zip(&back).map(|(a, b)| f64::from(a - b).powi(2)).sum()
+        format.decode(bytes, &mut back);
+        (0..values.len()).map(|i| f64::from(weights[i]) * f64::from(values[i] - back[i]).powi(2)).sum()
     }
 
     #[test]
-    fn search_beats_nearest() {
+    fn fitted_scales_beat_nearest() {
         let values = gaussian(32 * 200);
+        let even = vec![1.0; values.len()];
+        let uneven: Vec<f32> = (0..values.len() as u64).map(|i| (random(9, i) % 100) as f32).collect();
+        let fitted = |format, weights: &[f32], judged: &[f32]| {
+            error_of(format, &encode_fitted(format, &values, weights).unwrap(), &values, judged)
+        };
         for format in [Format::Q4_0, Format::Q4_1, Format::Q5_0, Format::Q5_1] {
-            let (nearest, search) = (error_of(format, &values, Fit::Nearest), error_of(format, &values, Fit::Search));
+            let nearest = error_of(format, &encode(format, &values).unwrap(), &values, &even);
+            let search = fitted(format, &even, &even);
             assert!(search < nearest * 0.93, "{format}: {search} against {nearest}");
+            assert!(fitted(format, &uneven, &uneven) < fitted(format, &even, &uneven) * 0.99, "{format}");
         }
         // More bits, less error.
-        let of = |format| error_of(format, &values, Fit::Search);
+        let of = |format| fitted(format, &even, &even);
         assert!(of(Format::Q8_0) < of(Format::Q5_1) && of(Format::Q5_1) < of(Format::Q5_0));
         assert!(of(Format::Q5_0) < of(Format::Q4_1) && of(Format::Q4_1) < of(Format::Q4_0));
     }
 
     #[test]
     fn flat_and_tiny_blocks_survive() {
-        for format in [Format::Q4_0, Format::Q4_1, Format::Q5_0, Format::Q5_1, Format::Q8_0] {
-            for fit in [Fit::Nearest, Fit::Search] {
-                for value in [0.0, 1.0, -3.5, 1e-7] {
-                    assert!(error_of(format, &[value; 32], fit) < 1e-4, "{format} {value} {fit:?}");
+        for format in BLOCKS {
+            for value in [0.0, 1.0, -3.5, 1e-7] {
+                let x = [value; 32];
+                for bytes in
+                    [encode(format, &x), encode_fitted(format, &x, &[1.0; 32]), encode_fitted(format, &x, &[0.0; 32])]
+                {
+                    assert!(error_of(format, &bytes.unwrap(), &x, &[1.0; 32]) < 1e-4, "{format} {value}");
                 }
             }
         }
@@ -228,7 +261,8 @@ mod tests {
 
     #[test]
     fn what_cannot_be_encoded_is_an_error() {
-        assert!(matches!(encode(Format::Q4_K, &[0.0; 256], Fit::Nearest), Err(Error::NoEncoder { .. })));
-        assert!(matches!(encode(Format::Q5_0, &[0.0; 33], Fit::Nearest), Err(Error::PartialBlock { .. })));
+        assert!(matches!(encode(Format::Q4_K, &[0.0; 256]), Err(Error::NoEncoder { .. })));
+        assert!(matches!(encode(Format::Q5_0, &[0.0; 33]), Err(Error::PartialBlock { .. })));
+        assert!(matches!(encode_fitted(Format::Q5_0, &[0.0; 33], &[1.0; 33]), Err(Error::PartialBlock { .. })));
     }
 }

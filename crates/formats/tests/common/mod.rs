@@ -2,7 +2,7 @@
 #![allow(dead_code)]
 
 use folio_formats::gguf::{Array, Value, Writer};
-use folio_formats::quant::{Fit, encode};
+use folio_formats::quant::encode;
 use folio_formats::{Format, Gguf, Mapped, Result, Safetensors};
 
 pub const NAME: &str = "some/model.bin";
@@ -93,7 +93,7 @@ pub fn good_gguf() -> Vec<u8> {
         .set("t.counts", vec![3u32, 4])
         .set("t.nested", Value::Array(Array::Array(vec![Array::I32(vec![1, 2]), Array::I32(vec![])])));
     let values: Vec<f32> = (0..64).map(|i| i as f32 * 0.25 - 8.0).collect();
-    let bytes = |format, values: &[f32]| encode(format, values, Fit::Nearest).unwrap();
+    let bytes = |format, values: &[f32]| encode(format, values).unwrap();
     writer.tensor("norm", Format::F32, &[3], bytes(Format::F32, &values[..3]));
     writer.tensor("matrix", Format::BF16, &[2, 5], bytes(Format::BF16, &values[..10]));
     writer.tensor("blocks", Format::Q8_0, &[2, 32], bytes(Format::Q8_0, &values));
