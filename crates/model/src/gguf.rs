@@ -47,6 +47,10 @@ const SCALING_FIELDS: &[(&str, &str)] = &[
     ("beta_slow", "yarn_beta_slow"),
 ];
 
+/// Lists of the scaling object that GGUF keeps as tensors.
+const FACTOR_TENSORS: &[(&str, &str)] =
+    &[("long_factor", "rope_factors_long.weight"), ("short_factor", "rope_factors_short.weight")];
+
 /// The spec of a GGUF file and how its tensors are called.
 pub(crate) fn describe(gguf: &Gguf, max_context: Option<usize>) -> Result<(ModelSpec, Names)> {
     let reader = Reader::new(gguf)?;
@@ -162,19 +166,23 @@ impl<'a> Reader<'a> {
         if self.value("rope.scaling.finetuned") == Some(&Value::Bool(false)) && self.architecture == "granite" {
             return Err(self.refuse("rope.scaling.finetuned", "is false: positions switched off are not supported"));
         }
-        match scaling.get("rope_type").and_then(Json::as_str) {
-            Some("none") => scaling.clear(),
-            None if scaling.contains_key("factor") => {
-                scaling.insert("rope_type".to_owned(), json!("linear"));
-            }
-            _ => {}
-        }
-        for (field, tensor) in
-            [("long_factor", "rope_factors_long.weight"), ("short_factor", "rope_factors_short.weight")]
-        {
+        for (field, tensor) in FACTOR_TENSORS {
             if let Some(view) = self.gguf.tensor(tensor) {
-                scaling.insert(field.to_owned(), json!(view.to_f32()?));
+                scaling.insert((*field).to_owned(), json!(view.to_f32()?));
             }
+        }
+        // The type may be left out where the rest tells it.
+        let implied = match scaling.get("rope_type").and_then(Json::as_str) {
+            Some(_) => None,
+            None if scaling.contains_key("long_factor") => Some("longrope"),
+            None if scaling.contains_key("factor") => Some("linear"),
+            None => Some("none"),
+        };
+        if let Some(implied) = implied {
+            scaling.insert("rope_type".to_owned(), json!(implied));
+        }
+        if scaling["rope_type"] == "none" {
+            scaling.clear();
         }
         if let Some(dims) = self.integer("rope.dimension_count") {
             let number = |suffix| self.integer(suffix).filter(|value| *value > 0);
