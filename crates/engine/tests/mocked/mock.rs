@@ -11,8 +11,8 @@ use std::{
 };
 
 use folio_engine::{
-    Assignment, BlockId, Engine, EngineConfig, Error, Event, Executor, FinishReason, Logprobs, RequestId, RequestStream,
-    Result, RowOutput, Sampled, SamplingParams, SamplingState, StepPlan, Usage,
+    Assignment, BlockId, Engine, EngineConfig, Error, Event, Executor, FinishReason, Logprobs, RequestId,
+    RequestStream, Result, RowOutput, Sampled, SamplingParams, SamplingState, StepPlan, Usage,
 };
 
 pub const BLOCK_TOKENS: usize = 16;

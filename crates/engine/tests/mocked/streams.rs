@@ -120,7 +120,8 @@ fn prompt_logprobs_come_once_and_whole() {
                     Event::Finished { reason, .. } => assert_eq!(reason, FinishReason::Length),
                 }
             }
-            let found: Vec<Option<u32>> = found.expect("asked for").iter().map(|l| l.as_ref().map(|l| l.token)).collect();
+            let found: Vec<Option<u32>> =
+                found.expect("asked for").iter().map(|l| l.as_ref().map(|l| l.token)).collect();
             let expected: Vec<Option<u32>> =
                 std::iter::once(None).chain(prompt[1..].iter().copied().map(Some)).collect();
             assert_eq!(found, expected);

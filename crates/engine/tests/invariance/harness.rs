@@ -1,0 +1,145 @@
+//! One loaded decoder, lent to one engine after another, and answers that can be compared bit by bit.
+
+use std::sync::{Arc, Mutex};
+
+use folio_engine::{
+    Engine, EngineConfig, Event, Executor, FinishReason, Logprobs, RequestId, RequestStream, Result, RowOutput, Runner,
+    SamplingParams, SamplingState, StepPlan,
+};
+use folio_model::{
+    Decoder, DecoderLimits, OpenModel,
+    device::{
+        KvFormat,
+        cpu::{Cpu, CpuConfig},
+    },
+};
+
+pub const MAX_SEQS: usize = 32;
+pub const BUDGET: usize = 512;
+pub const MAX_LEN: usize = 256;
+const BLOCKS: usize = 160;
+const PROMPT_LOGIT_ROWS: usize = 64;
+
+/// Changes a plan on its way to the device.
+pub type Tamper = fn(step: u64, plan: &mut StepPlan);
+
+/// A decoder that outlives engines: each starts on the keys and values that the last one left behind.
+pub struct Bench {
+    runner: Arc<Mutex<Runner<Cpu>>>,
+    vocab: usize,
+    num_groups: usize,
+}
+
+struct Lent {
+    runner: Arc<Mutex<Runner<Cpu>>>,
+    tamper: Option<Tamper>,
+    step: u64,
+}
+
+impl Executor for Lent {
+    fn admit(&mut self, id: RequestId, state: SamplingState) {
+        self.runner.lock().expect("one engine at a time").admit(id, state);
+    }
+
+    fn submit(&mut self, plan: &StepPlan) -> Result<()> {
+        self.step += 1;
+        let mut runner = self.runner.lock().expect("one engine at a time");
+        match self.tamper {
+            Some(tamper) => {
+                let mut plan = plan.clone();
+                tamper(self.step, &mut plan);
+                runner.submit(&plan)
+            }
+            None => runner.submit(plan),
+        }
+    }
+
+    fn collect(&mut self) -> Result<Vec<RowOutput>> {
+        self.runner.lock().expect("one engine at a time").collect()
+    }
+
+    fn release(&mut self, id: RequestId) {
+        self.runner.lock().expect("one engine at a time").release(id);
+    }
+}
+
+/// Numbers as bits, so that nothing is nearly equal.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Answer {
+    pub tokens: Vec<u32>,
+    pub logprobs: Vec<(u32, u32, Vec<(u32, u32)>)>,
+    pub prompt_logprobs: Vec<(u32, u32, Vec<(u32, u32)>)>,
+    pub cached_tokens: usize,
+}
+
+fn bits(logprobs: &Logprobs) -> (u32, u32, Vec<(u32, u32)>) {
+    let top = logprobs.top.iter().map(|&(token, value)| (token, value.to_bits()));
+    (logprobs.token, logprobs.logprob.to_bits(), top.collect())
+}
+
+impl Bench {
+    pub fn new(model: &OpenModel, threads: usize) -> Self {
+        let cpu = Cpu::new(CpuConfig { threads, isa: None }).expect("a CPU");
+        let num_groups = model.spec.kv_groups().len();
+        let limits = DecoderLimits {
+            rows: BUDGET,
+            spans: MAX_SEQS,
+            outputs: MAX_SEQS + PROMPT_LOGIT_ROWS,
+            table_entries: MAX_SEQS * MAX_LEN / 16,
+            blocks: vec![BLOCKS; num_groups],
+            kv_format: KvFormat::BF16,
+        };
+        let decoder = Decoder::load(cpu, model, limits, &mut |_| {}).expect("the model loads");
+        let runner = Arc::new(Mutex::new(Runner::new(decoder)));
+        Self { runner, vocab: model.spec.vocab_size, num_groups }
+    }
+
+    pub fn config(&self) -> EngineConfig {
+        EngineConfig {
+            max_seqs: MAX_SEQS,
+            budget_tokens: BUDGET,
+            max_model_len: MAX_LEN,
+            blocks: vec![BLOCKS; self.num_groups],
+            prefix_caching: false,
+            prompt_logit_rows: PROMPT_LOGIT_ROWS,
+            logits_width: self.vocab,
+            ..EngineConfig::default()
+        }
+    }
+
+    pub fn start(&self, config: EngineConfig) -> Engine {
+        self.start_tampered(config, None)
+    }
+
+    pub fn start_tampered(&self, config: EngineConfig, tamper: Option<Tamper>) -> Engine {
+        let executor = Lent { runner: Arc::clone(&self.runner), tamper, step: 0 };
+        Engine::start(Box::new(executor), config).expect("a sound configuration")
+    }
+
+    pub fn prompt(&self, seed: u64, len: usize) -> Vec<u32> {
+        let mix = |i: u64| (seed * 1000 + i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33;
+        (0..len as u64).map(|i| (mix(i) % self.vocab as u64) as u32).collect()
+    }
+}
+
+pub fn submit(engine: &Engine, prompt: Vec<u32>, params: SamplingParams) -> RequestStream {
+    engine.submit(engine.request(prompt, params).expect("valid")).expect("room")
+}
+
+pub fn read(mut stream: RequestStream) -> Answer {
+    let mut answer = Answer::default();
+    while let Some(event) = stream.recv() {
+        match event {
+            Event::PromptLogprobs(all) => answer.prompt_logprobs = all.iter().flatten().map(bits).collect(),
+            Event::Token { token, logprobs, .. } => {
+                answer.tokens.push(token);
+                answer.logprobs.extend(logprobs.as_ref().map(bits));
+            }
+            Event::Finished { reason, usage, .. } => {
+                assert_eq!(reason, FinishReason::Length);
+                answer.cached_tokens = usage.cached_tokens;
+            }
+        }
+    }
+    answer
+}

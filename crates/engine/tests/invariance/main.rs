@@ -1,0 +1,188 @@
+//! A request's tokens and logprobs are the same, bit for bit, however it is run: alone, in a batch, in chunks, after
+//! preemption, from the prefix cache, on any number of threads.
+
+mod harness;
+mod tiny;
+
+use std::path::Path;
+
+use folio_engine::{EngineConfig, SamplingParams};
+use folio_model::OpenModel;
+use harness::{Answer, Bench, MAX_SEQS, Tamper, read, submit};
+
+/// The requests whose answers are compared: greedy and drawn, short and long, around a block's border.
+struct Probes {
+    lengths: &'static [usize],
+    num_tokens: usize,
+}
+
+const TINY: Probes = Probes { lengths: &[1, 16, 17, 70], num_tokens: 12 };
+const TRAINED: Probes = Probes { lengths: &[33, 70], num_tokens: 8 };
+
+impl Probes {
+    fn params(&self, index: usize) -> SamplingParams {
+        SamplingParams {
+            max_tokens: self.num_tokens,
+            temperature: if index.is_multiple_of(2) { 0.0 } else { 0.9 },
+            seed: index as u64,
+            logprobs: Some(4),
+            prompt_logprobs: Some(2),
+            ignore_eos: true,
+            ..SamplingParams::default()
+        }
+    }
+
+    /// Each by itself, after the other.
+    fn alone(&self, bench: &Bench) -> Vec<Answer> {
+        let engine = bench.start(bench.config());
+        let run =
+            |(index, &len): (usize, &usize)| read(submit(&engine, bench.prompt(index as u64, len), self.params(index)));
+        let answers = self.lengths.iter().enumerate().map(run).collect();
+        engine.shutdown();
+        answers
+    }
+
+    /// All at once, among as many others as there are seats.
+    fn together(&self, bench: &Bench, config: EngineConfig, num_others: usize) -> (Vec<Answer>, u64) {
+        let engine = bench.start(config);
+        let other = |i: usize| {
+            let params = SamplingParams { prompt_logprobs: None, ..self.params(i) };
+            submit(&engine, bench.prompt(100 + i as u64, 3 + i % 21), params)
+        };
+        let before: Vec<_> = (0..num_others / 2).map(other).collect();
+        let probe =
+            |(index, &len): (usize, &usize)| submit(&engine, bench.prompt(index as u64, len), self.params(index));
+        let probes: Vec<_> = self.lengths.iter().enumerate().map(probe).collect();
+        let after: Vec<_> = (num_others / 2..num_others).map(other).collect();
+        let answers = probes.into_iter().map(read).collect();
+        before.into_iter().chain(after).for_each(|stream| drop(read(stream)));
+        let preemptions = engine.stats().scheduler.preemptions;
+        engine.shutdown();
+        (answers, preemptions)
+    }
+}
+
+fn check(name: &str, model: &OpenModel, probes: &Probes) {
+    let expected = probes.alone(&Bench::new(model, 1));
+    assert!(expected.iter().all(|a| a.tokens.len() == probes.num_tokens && a.logprobs.len() == probes.num_tokens));
+    assert!(expected.iter().zip(probes.lengths).all(|(a, len)| a.prompt_logprobs.len() == len - 1));
+    for threads in 1..=3 {
+        let bench = Bench::new(model, threads);
+        let same = |found: &[Answer], how: &str| {
+            assert!(found == expected, "{name}: {how} on {threads} threads gives another answer than alone on one");
+        };
+        same(&probes.alone(&bench), "alone");
+        let others = MAX_SEQS - probes.lengths.len();
+        same(&probes.together(&bench, bench.config(), others).0, "in a batch of 32");
+        for chunk in [1, 7, 64, 512] {
+            let config = EngineConfig { max_chunk: Some(chunk), ..bench.config() };
+            same(&probes.together(&bench, config, 0).0, &format!("in chunks of {chunk}"));
+        }
+        for prefix_caching in [false, true] {
+            let config = EngineConfig { force_preempt_every: Some(3), prefix_caching, ..bench.config() };
+            let (found, preemptions) = probes.together(&bench, config, 3);
+            assert!(preemptions >= 2, "{preemptions} preemptions");
+            // A request that was preempted finds its own blocks, which is no hit of its first run.
+            same(&found, "after forced preemption");
+        }
+        check_prefix_hits(name, &bench, probes.num_tokens);
+    }
+}
+
+/// A hit ends at a block's border; the prompt ends there or one token to either side.
+fn check_prefix_hits(name: &str, bench: &Bench, num_tokens: usize) {
+    let params = |len: usize| SamplingParams {
+        max_tokens: num_tokens,
+        temperature: if len.is_multiple_of(2) { 0.0 } else { 0.9 },
+        seed: 5,
+        logprobs: Some(4),
+        ignore_eos: true,
+        ..SamplingParams::default()
+    };
+    let cold = bench.start(bench.config());
+    let warm = bench.start(EngineConfig { prefix_caching: true, ..bench.config() });
+    let document = bench.prompt(77, 96);
+    // The engines share one KV memory, so the cold one must be done before the warm one writes.
+    let lengths = [31, 32, 33, 63, 64, 65];
+    let expected: Vec<Answer> =
+        lengths.iter().map(|&len| read(submit(&cold, document[..len].to_vec(), params(len)))).collect();
+    cold.shutdown();
+    read(submit(&warm, document.clone(), params(1)));
+    for (&len, expected) in lengths.iter().zip(&expected) {
+        let found = read(submit(&warm, document[..len].to_vec(), params(len)));
+        assert_eq!(found.cached_tokens, (len - 1) / 16 * 16, "{name}: prompt of {len}");
+        let found = Answer { cached_tokens: 0, ..found };
+        assert!(found == *expected, "{name}: a prefix hit changes the answer to a prompt of {len}");
+    }
+    warm.shutdown();
+}
+
+#[test]
+fn tiny_model_with_two_block_tables() {
+    check("tiny alternating", &tiny::alternating(), &TINY);
+}
+
+#[test]
+fn tiny_model_with_experts() {
+    check("tiny experts", &tiny::experts(), &TINY);
+}
+
+fn check_trained(name: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/models").join(name);
+    if !path.exists() {
+        println!("skipped: {name} is not here");
+        return;
+    }
+    check(name, &folio_model::open(&path).expect("a sound model"), &TRAINED);
+}
+
+#[test]
+fn trained_7m() {
+    check_trained("folio-rust-7m");
+}
+
+#[test]
+fn trained_42m() {
+    check_trained("folio-rust-42m");
+}
+
+#[test]
+fn trained_moe_47m() {
+    check_trained("folio-rust-moe-47m");
+}
+
+/// The inverse: the comparison sees one wrong block of one group in one step.
+#[test]
+fn a_wrong_table_entry_shows() {
+    let model = tiny::alternating();
+    let bench = Bench::new(&model, 2);
+    let params = SamplingParams { max_tokens: 12, logprobs: Some(4), ignore_eos: true, ..SamplingParams::default() };
+    let run = |tamper| {
+        let engine = bench.start_tampered(bench.config(), tamper);
+        let answer = read(submit(&engine, bench.prompt(3, 40), params.clone()));
+        engine.shutdown();
+        answer
+    };
+    let sound = run(None);
+    assert_eq!(sound, run(Some(|_, _| {})), "an untouched plan is the same plan");
+    // Not two blocks changing places: attention adds up the same keys in another order, which need not show.
+    for tamper in [
+        (|step, plan| {
+            if step == 6 {
+                plan.assignments[0].tables[0][1] = plan.assignments[0].tables[0][0]
+            }
+        }) as Tamper,
+        |step, plan| {
+            if step == 6 {
+                plan.assignments[0].tables[1][1] = plan.assignments[0].tables[1][0]
+            }
+        },
+        |step, plan| {
+            if step == 6 {
+                plan.assignments[0].tables[1][1].0 += 40
+            }
+        },
+    ] {
+        assert_ne!(sound, run(Some(tamper)), "a wrong block-table entry went unseen");
+    }
+}

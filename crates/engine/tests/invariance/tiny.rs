@@ -1,0 +1,112 @@
+//! Small models with random weights: one whose layers alternate between two block tables, one with routed experts.
+
+use folio_model::{
+    OpenModel,
+    formats::{Format, TensorView, WeightSource},
+};
+
+pub struct RandomWeights(Vec<(String, Vec<usize>, Vec<u8>)>);
+
+impl RandomWeights {
+    fn new(shapes: Vec<(String, Vec<usize>)>) -> Self {
+        let mut state = 0x1234_5678_9abc_def1_u64;
+        let mut uniform = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+        };
+        let mut bytes = |shape: &[usize]| -> Vec<u8> {
+            // Wide enough that attention is sharp and a wrong key shows.
+            let scale = if shape.len() == 1 { 0.2 } else { 3.0 / (shape[1] as f32).sqrt() };
+            let offset = if shape.len() == 1 { 1.0 } else { 0.0 };
+            let bf16 = |value: f32| ((value.to_bits() >> 16) as u16).to_le_bytes();
+            (0..shape.iter().product()).flat_map(|_| bf16(offset + scale * uniform())).collect()
+        };
+        Self(shapes.into_iter().map(|(name, shape)| (name, shape.clone(), bytes(&shape))).collect())
+    }
+}
+
+impl WeightSource for RandomWeights {
+    fn names(&self) -> Vec<&str> {
+        self.0.iter().map(|(name, _, _)| name.as_str()).collect()
+    }
+
+    fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
+        let (name, shape, bytes) = self.0.iter().find(|(n, _, _)| n == name)?;
+        Some(TensorView { name, format: Format::BF16, shape: shape.clone(), bytes })
+    }
+
+    fn release(&self, _: &str) {}
+}
+
+const HIDDEN: usize = 48;
+const HEADS: usize = 6;
+const KV_HEADS: usize = 2;
+const HEAD_DIM: usize = 16;
+const INTER: usize = 80;
+const VOCAB: usize = 211;
+
+fn shapes(layers: usize, layer: impl Fn(&mut dyn FnMut(&str, &[usize]))) -> Vec<(String, Vec<usize>)> {
+    let mut shapes = vec![
+        ("model.embed_tokens.weight".to_owned(), vec![VOCAB, HIDDEN]),
+        ("model.norm.weight".to_owned(), vec![HIDDEN]),
+    ];
+    for index in 0..layers {
+        let mut push = |name: &str, shape: &[usize]| {
+            shapes.push((format!("model.layers.{index}.{name}.weight"), shape.to_vec()));
+        };
+        push("self_attn.q_proj", &[HEADS * HEAD_DIM, HIDDEN]);
+        push("self_attn.k_proj", &[KV_HEADS * HEAD_DIM, HIDDEN]);
+        push("self_attn.v_proj", &[KV_HEADS * HEAD_DIM, HIDDEN]);
+        push("self_attn.o_proj", &[HIDDEN, HEADS * HEAD_DIM]);
+        push("input_layernorm", &[HIDDEN]);
+        push("post_attention_layernorm", &[HIDDEN]);
+        layer(&mut push);
+    }
+    shapes
+}
+
+/// Gemma 2: soft caps, four norms, and every other layer sees a window only.
+pub fn alternating() -> OpenModel {
+    let config = format!(
+        r#"{{"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "vocab_size": {VOCAB},
+        "hidden_size": {HIDDEN}, "num_hidden_layers": 4, "num_attention_heads": {HEADS},
+        "num_key_value_heads": {KV_HEADS}, "head_dim": {HEAD_DIM}, "intermediate_size": {INTER},
+        "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "sliding_window": 24,
+        "query_pre_attn_scalar": 16, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+        "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": true, "torch_dtype": "bfloat16"}}"#
+    );
+    let weights = RandomWeights::new(shapes(4, |push| {
+        push("pre_feedforward_layernorm", &[HIDDEN]);
+        push("post_feedforward_layernorm", &[HIDDEN]);
+        push("mlp.gate_proj", &[INTER, HIDDEN]);
+        push("mlp.up_proj", &[INTER, HIDDEN]);
+        push("mlp.down_proj", &[HIDDEN, INTER]);
+    }));
+    OpenModel::from_config(&config, Box::new(weights)).expect("the tiny model opens")
+}
+
+/// Qwen3-MoE: norms of q and k, and four of nine experts a token.
+pub fn experts() -> OpenModel {
+    const EXPERTS: usize = 9;
+    let config = format!(
+        r#"{{"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": {VOCAB},
+        "hidden_size": {HIDDEN}, "num_hidden_layers": 3, "num_attention_heads": {HEADS},
+        "num_key_value_heads": {KV_HEADS}, "head_dim": {HEAD_DIM}, "intermediate_size": {INTER},
+        "moe_intermediate_size": 32, "num_experts": {EXPERTS}, "num_experts_per_tok": 4, "norm_topk_prob": true,
+        "decoder_sparse_step": 1, "mlp_only_layers": [], "max_position_embeddings": 512, "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": true, "torch_dtype": "bfloat16"}}"#
+    );
+    let weights = RandomWeights::new(shapes(3, |push| {
+        push("self_attn.q_norm", &[HEAD_DIM]);
+        push("self_attn.k_norm", &[HEAD_DIM]);
+        push("mlp.gate", &[EXPERTS, HIDDEN]);
+        for expert in 0..EXPERTS {
+            push(&format!("mlp.experts.{expert}.gate_proj"), &[32, HIDDEN]);
+            push(&format!("mlp.experts.{expert}.up_proj"), &[32, HIDDEN]);
+            push(&format!("mlp.experts.{expert}.down_proj"), &[HIDDEN, 32]);
+        }
+    }));
+    OpenModel::from_config(&config, Box::new(weights)).expect("the tiny model opens")
+}
