@@ -9,8 +9,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 HERE = pathlib.Path(__file__).parent
 MODELS = HERE.parent.parent / "models"
-QUESTIONS = ["What does `Rc::clone` do?", "How do I use `HashMap::entry`?", "What is `Option::take`?", "What is a `Mutex`?"]
-MARGIN, LONGEST = 0.25, 64
+QUESTIONS = ["What does `Rc::clone` do?", "How do I use `HashMap::entry`?", "How do I use `Vec::push`?", "What is a `Mutex`?"]
+MARGIN, LONGEST = 0.08, 64
 
 NAMES = {
     "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj",
