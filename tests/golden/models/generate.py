@@ -12,9 +12,9 @@ Seeds are tried in order until a model is a fair judge: attention scores spread 
 token and no expert within reach of a tie, and rounding errors far below the tolerance.
 
 Rope scalings that depend on the length: Folio settles them at load by the configured maximum. transformers settles
-them by the length of the call, so it is brought to the same choice. `dynamic`: the rotary module is called once with the
-last position of the extended range (`factor * max_position_embeddings`), after which it keeps those frequencies, since
-it only goes back for calls shorter than the original range. `longrope`: every call here is longer than the original
+them by the length of the call, so it is brought to the same choice. `dynamic`: the rotary module is called once with
+the last position of the extended range (`factor * max_position_embeddings`), after which it keeps those frequencies,
+since it only goes back for calls shorter than the original range. `longrope`: every call here is longer than the original
 length, so the long factors are used throughout; one model is loaded for its original length, and no call is longer.
 """
 
@@ -280,7 +280,8 @@ def write(name, config):
         "log_sum_exp": [short(value) for value in logits.double().logsumexp(-1).tolist()],
         "top": tops,
     }
-    lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value, separators=(',', ':'))}" for key, value in golden.items())
+    compact = ((json.dumps(key), json.dumps(value, separators=(",", ":"))) for key, value in golden.items())
+    lines = ",\n".join(f"{key}: {value}" for key, value in compact)
     (HERE / f"{name}.json").write_text("{\n" + lines + "\n}\n")
 
 

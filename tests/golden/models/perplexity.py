@@ -56,7 +56,8 @@ def main():
         "models": results,
         "ids": ids,
     }
-    lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value, separators=(',', ':'))}" for key, value in golden.items())
+    compact = ((json.dumps(key), json.dumps(value, separators=(",", ":"))) for key, value in golden.items())
+    lines = ",\n".join(f"{key}: {value}" for key, value in compact)
     (HERE / "eval.json").write_text("{\n" + lines + "\n}\n")
 
 

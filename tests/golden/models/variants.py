@@ -2,7 +2,8 @@
 
 Configs are written by hand the way a hub repository holds them: some as transformers 4 writes them (`rope_theta`,
 `rope_scaling`, `torch_dtype`), some as 5 does (`rope_parameters`, `layer_types`, `dtype`). Windows and original context
-lengths lie well below the 64-token prompt, and the norms' epsilon is large, so that none of them can be ignored unnoticed.
+lengths lie well below the 64-token prompt, and the norms' epsilon is large, so that none of them can be ignored
+unnoticed.
 """
 
 FOUR, FIVE = {"torch_dtype": "float32"}, {"dtype": "float32"}

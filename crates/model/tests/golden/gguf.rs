@@ -16,8 +16,8 @@ use crate::{
     gguf_names, run,
 };
 
-/// Golden files that GGUF can express. Not among them: windows of Mistral and Qwen2, scalings and limits that GGUF has no
-/// key for, layer patterns other than an architecture's own.
+/// Golden files that GGUF can express. Not among them: windows of Mistral and Qwen2, scalings and limits that GGUF has
+/// no key for, layer patterns other than an architecture's own.
 const EXPRESSIBLE: &[&str] = &[
     "llama-mha",
     "llama-mqa-tied-biases",
@@ -34,6 +34,7 @@ const EXPRESSIBLE: &[&str] = &[
     "phi3-window",
     "phi3-longrope",
     "phi3-partial-longrope-5",
+    "phi3-partial-shortrope",
     "olmo2-gqa",
     "granite-tied",
     "smollm3-tied",
@@ -165,7 +166,7 @@ fn set_positions(keys: &mut Keys<'_>, golden: &Golden, head_dim: u64) {
 
 /// Phi-3 names no scaling type: the two tensors say it, and the magnitude is written out.
 fn set_phi3_positions(keys: &mut Keys<'_>, config: &Value, rope: &Value, head_dim: u64) {
-    let partial = rope["partial_rotary_factor"].as_f64().unwrap_or(1.0);
+    let partial = rope["partial_rotary_factor"].as_f64().or(config["partial_rotary_factor"].as_f64()).unwrap_or(1.0);
     keys.size("rope.dimension_count", &((head_dim as f64 * partial) as u64).into());
     keys.size("rope.scaling.original_context_length", &config["original_max_position_embeddings"]);
     keys.size("attention.sliding_window", &config["sliding_window"].as_u64().unwrap_or(0).into());
@@ -214,7 +215,7 @@ fn gguf_agrees_with_transformers() {
     for_all(&goldens, |golden| {
         let name = format!("{}.gguf", golden.name);
         let gguf = Gguf::from_static(&name, to_gguf(golden).leak()).map_err(|e| e.to_string())?;
-        let model = OpenModel::from_gguf(gguf).map_err(|e| e.to_string())?;
+        let model = OpenModel::from_gguf_with(gguf, Some(golden.max_context)).map_err(|e| e.to_string())?;
         run::check(golden, &model, Reference::new)
     });
 }
