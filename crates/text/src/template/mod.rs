@@ -1,0 +1,276 @@
+//! Chat templates, rendered as transformers renders them.
+//!
+//! A template is code that came with a model. It runs in minijinja with no loader, no clock and no environment, under
+//! a fuel limit, a recursion limit and an output limit. The dialect is the one `apply_chat_template` sets up: block
+//! trimming, loop controls, Python's string methods, a plain `tojson`, `raise_exception`, and `strftime_now` when the
+//! caller passes a date. `{% generation %}` marks are dropped: they only matter for training masks.
+
+mod methods;
+mod python;
+mod source;
+mod strftime;
+mod tests;
+mod tojson;
+
+use std::io::{self, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Rest};
+use minijinja::{AutoEscape, Environment, ErrorKind, Value};
+use serde_json::{Map, Value as Json};
+
+pub use self::strftime::WallTime;
+use crate::{Error, Result};
+
+/// Instructions one render may run: hundreds of times what a real template needs for thousands of messages.
+const FUEL: u64 = 20_000_000;
+/// In minijinja's units, where a macro call counts four: fifty nested macros.
+const RECURSION_LIMIT: usize = 200;
+/// A prompt may be this much longer than what went into it.
+const OUTPUT_FACTOR: usize = 4;
+const OUTPUT_SLACK_BYTES: usize = 1 << 20;
+const TEMPLATE_NAME: &str = "chat";
+const RESERVED: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
+
+/// The tokens a template may name. One that the tokenizer does not define is undefined in the template too.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SpecialTokens {
+    pub bos: Option<String>,
+    pub eos: Option<String>,
+    pub pad: Option<String>,
+    pub unk: Option<String>,
+}
+
+/// One conversation to render.
+#[derive(Clone, Debug, Default)]
+pub struct ChatRender {
+    /// Each a JSON object with at least `role`.
+    pub messages: Vec<Json>,
+    pub tools: Option<Json>,
+    pub documents: Option<Json>,
+    pub add_generation_prompt: bool,
+    /// More variables for the template, such as `enable_thinking`.
+    pub extra: Map<String, Json>,
+    /// What `strftime_now` tells. Without it the function is undefined, and templates use the date they carry.
+    pub now: Option<WallTime>,
+}
+
+/// A compiled template; rendering takes `&self` and may go on in many threads.
+pub struct ChatTemplate {
+    env: Environment<'static>,
+    source_bytes: usize,
+}
+
+type FilterResult = Result<String, minijinja::Error>;
+
+/// Marks an error as the template's own decision.
+#[derive(Debug)]
+struct Refused(String);
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Refused {}
+
+impl ChatTemplate {
+    pub fn new(source: &str, special: SpecialTokens) -> Result<Self> {
+        let source_bytes = source.len();
+        let source = source::prepare(source);
+        let mut env = environment()?;
+        let named = [
+            ("bos_token", special.bos),
+            ("eos_token", special.eos),
+            ("pad_token", special.pad),
+            ("unk_token", special.unk),
+        ];
+        for (name, token) in named {
+            if let Some(token) = token {
+                env.add_global(name, token);
+            }
+        }
+        catch_unwind(AssertUnwindSafe(|| env.add_template_owned(TEMPLATE_NAME, source)))
+            .map_err(|_| Error::TemplateSyntax("the parser panicked".into()))?
+            .map_err(|error| Error::TemplateSyntax(describe(&error)))?;
+        Ok(ChatTemplate { env, source_bytes })
+    }
+
+    pub fn render(&self, request: &ChatRender) -> Result<String> {
+        let context = context(request)?;
+        let limit = OUTPUT_FACTOR * (input_bytes(request) + self.source_bytes) + OUTPUT_SLACK_BYTES;
+        let mut output = Capped { bytes: Vec::new(), limit };
+        let rendered = catch_unwind(AssertUnwindSafe(|| {
+            self.env.get_template(TEMPLATE_NAME)?.render_captured_to(context, &mut output).map(drop)
+        }));
+        match rendered {
+            Err(_) => Err(Error::TemplateRender("the interpreter panicked".into())),
+            Ok(Err(error)) => Err(classify(&error, limit)),
+            Ok(Ok(())) => String::from_utf8(output.bytes).map_err(|e| Error::TemplateRender(e.to_string())),
+        }
+    }
+}
+
+fn environment() -> Result<Environment<'static>> {
+    let mut env = Environment::new();
+    let syntax = SyntaxConfig::builder()
+        .trim_blocks(true)
+        .lstrip_blocks(true)
+        .build()
+        .map_err(|error| Error::TemplateSyntax(describe(&error)))?;
+    env.set_syntax(syntax);
+    env.set_auto_escape_callback(|_| AutoEscape::None);
+    env.set_formatter(|out, _state, value| {
+        out.write_str(&python::to_str(value))
+            .map_err(|_| minijinja::Error::new(ErrorKind::WriteFailure, "the output limit was reached"))
+    });
+    env.set_fuel(Some(FUEL));
+    env.set_recursion_limit(RECURSION_LIMIT);
+    env.set_unknown_method_callback(methods::call);
+    // It prints the whole state, and Jinja has no such function.
+    env.remove_global("debug");
+    env.add_function("raise_exception", raise_exception);
+    env.add_function("cycler", |items: Rest<Value>| minijinja_contrib::globals::cycler(items.to_vec()));
+    env.add_function("joiner", minijinja_contrib::globals::joiner);
+    env.add_filter("tojson", tojson::filter);
+    env.add_filter("string", |value: &Value| python::to_str(value));
+    env.add_filter("items", methods::items_filter);
+    env.add_filter("indent", indent);
+    tests::register(&mut env);
+    Ok(env)
+}
+
+fn raise_exception(message: Value, _: Kwargs) -> Result<Value, minijinja::Error> {
+    let message = python::to_str(&message);
+    Err(minijinja::Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Refused(message)))
+}
+
+/// Jinja's `indent`, which keeps a last newline where the engine's own drops it.
+fn indent(text: &Value, width: Option<Value>, first: Option<bool>, blank: Option<bool>, named: Kwargs) -> FilterResult {
+    const MAX_WIDTH: usize = 1024;
+    let width = if width.is_some() { width } else { named.get("width")? };
+    let first = first.or(named.get("first")?).unwrap_or(false);
+    let blank = blank.or(named.get("blank")?).unwrap_or(false);
+    named.assert_all_used()?;
+    let indention = match width {
+        Some(width) if width.as_str().is_some() => python::to_str(&width),
+        Some(width) => " ".repeat(width.as_usize().unwrap_or(0).min(MAX_WIDTH)),
+        None => " ".repeat(4),
+    };
+    let mut out = if first { indention.clone() } else { String::new() };
+    for (index, line) in python::to_str(text).split('\n').enumerate() {
+        if index > 0 {
+            out.push('\n');
+            if blank || !line.is_empty() {
+                out.push_str(&indention);
+            }
+        }
+        out.push_str(line);
+    }
+    Ok(out)
+}
+
+/// The variables of one render, as transformers passes them: `tools` and `documents` are none when not given.
+fn context(request: &ChatRender) -> Result<Value> {
+    let mut messages = Vec::with_capacity(request.messages.len());
+    for (index, message) in request.messages.iter().enumerate() {
+        let Json::Object(message) = message else {
+            return Err(Error::TemplateRender(format!("message {index} is not an object")));
+        };
+        messages.push(python::from_json(&Json::Object(alias_reasoning(message))));
+    }
+    let optional = |value: &Option<Json>| value.as_ref().map_or(Value::from(()), python::from_json);
+    let mut pairs = vec![
+        ("messages".to_string(), Value::from(messages)),
+        ("tools".to_string(), optional(&request.tools)),
+        ("documents".to_string(), optional(&request.documents)),
+        ("add_generation_prompt".to_string(), Value::from(request.add_generation_prompt)),
+    ];
+    if let Some(now) = request.now {
+        let tell = move |format: &str| strftime::format(now, format);
+        pairs.push(("strftime_now".to_string(), Value::from_function(tell)));
+    }
+    for (name, value) in &request.extra {
+        if RESERVED.contains(&name.as_str()) {
+            return Err(Error::TemplateRender(format!("the variable {name} is reserved")));
+        }
+        pairs.push((name.clone(), python::from_json(value)));
+    }
+    Ok(Value::from_pairs(pairs))
+}
+
+/// A message's reasoning is known by three names; templates read the first, gpt-oss the second.
+fn alias_reasoning(message: &Map<String, Json>) -> Map<String, Json> {
+    const FIELDS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+    let reasoning = FIELDS.iter().filter_map(|field| message.get(*field)).find(|value| !value.is_null());
+    let Some(reasoning) = reasoning else {
+        return message.clone();
+    };
+    let mut aliased = Map::new();
+    aliased.insert("thinking".into(), reasoning.clone());
+    for (key, value) in message {
+        aliased.insert(key.clone(), value.clone());
+    }
+    aliased.insert("reasoning_content".into(), reasoning.clone());
+    aliased
+}
+
+fn classify(error: &minijinja::Error, limit: usize) -> Error {
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(current) = source {
+        if let Some(Refused(message)) = current.downcast_ref::<Refused>() {
+            return Error::TemplateRefused(message.clone());
+        }
+        source = current.source();
+    }
+    match error.kind() {
+        ErrorKind::WriteFailure => Error::TemplateOutput { limit },
+        ErrorKind::OutOfFuel => Error::TemplateRender(format!("it ran more than {FUEL} instructions")),
+        _ => Error::TemplateRender(describe(error)),
+    }
+}
+
+fn describe(error: &minijinja::Error) -> String {
+    let detail = error.detail().map_or_else(|| error.kind().to_string(), str::to_string);
+    match error.line() {
+        Some(line) => format!("line {line}: {detail}"),
+        None => detail,
+    }
+}
+
+/// What the caller put in, for the output limit.
+fn input_bytes(request: &ChatRender) -> usize {
+    let values = request.messages.iter().chain(&request.tools).chain(&request.documents).chain(request.extra.values());
+    values.map(json_bytes).sum()
+}
+
+fn json_bytes(value: &Json) -> usize {
+    match value {
+        Json::String(text) => text.len() + 2,
+        Json::Array(items) => items.iter().map(|item| json_bytes(item) + 2).sum::<usize>() + 2,
+        Json::Object(map) => map.iter().map(|(key, value)| key.len() + json_bytes(value) + 4).sum::<usize>() + 2,
+        _ => 24,
+    }
+}
+
+/// Stops a template that writes without end.
+struct Capped {
+    bytes: Vec<u8>,
+    limit: usize,
+}
+
+impl Write for Capped {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        if self.bytes.len() + buffer.len() > self.limit {
+            return Err(io::Error::other("the output limit was reached"));
+        }
+        self.bytes.extend_from_slice(buffer);
+        Ok(buffer.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
