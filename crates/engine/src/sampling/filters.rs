@@ -1,0 +1,214 @@
+//! From logits to weights, and the filters that set weights to zero: min-p, top-k, top-p.
+//!
+//! A weight is a probability up to a common factor; the best token's is 1. Filters find a border by partial selection
+//! and clear what lies below it: nothing is sorted but a handful of tokens at the border. Where two weights are equal
+//! the lower id counts as better, so that a filter's result is one set and not one of several.
+
+/// A weight and its token as one number: the better token has the larger key. Weights are never negative, so their
+/// bits are ordered as they are.
+fn key(token: usize, weight: f32) -> u64 {
+    debug_assert!(weight >= 0.0);
+    u64::from(weight.to_bits()) << 32 | u64::from(!(token as u32))
+}
+
+fn weight_of(key: u64) -> f64 {
+    f64::from(f32::from_bits((key >> 32) as u32))
+}
+
+fn clear_below(weights: &mut [f32], border: u64) {
+    for (token, weight) in weights.iter_mut().enumerate() {
+        if key(token, *weight) < border {
+            *weight = 0.0;
+        }
+    }
+}
+
+/// Logits, none of them NaN and `best` the largest of them, to weights of `softmax(logits / temperature)`.
+pub fn soften(logits: &mut [f32], best: f32, temperature: f32) {
+    for logit in logits.iter_mut() {
+        *logit = ((*logit - best) / temperature).exp();
+    }
+}
+
+/// Only tokens at least `min_p` times as likely as the best.
+pub fn min_p(weights: &mut [f32], min_p: f32) {
+    if min_p > 0.0 {
+        weights.iter_mut().filter(|weight| **weight < min_p).for_each(|weight| *weight = 0.0);
+    }
+}
+
+/// Only the best `k`.
+pub fn top_k(weights: &mut [f32], k: usize) {
+    if k >= weights.len() {
+        return;
+    }
+    // Twice k keys at most: when they are full, the worse half goes and its border rises.
+    let mut best: Vec<u64> = Vec::with_capacity(2 * k);
+    let mut border = 0;
+    for (token, &weight) in weights.iter().enumerate() {
+        let key = key(token, weight);
+        if key > border {
+            best.push(key);
+            if best.len() == 2 * k {
+                border = keep_best(&mut best, k);
+            }
+        }
+    }
+    border = keep_best(&mut best, k);
+    clear_below(weights, border);
+}
+
+/// The `k` largest, in no order; returns the least of them.
+fn keep_best(keys: &mut Vec<u64>, k: usize) -> u64 {
+    let (_, &mut border, _) = keys.select_nth_unstable_by(k - 1, |a, b| b.cmp(a));
+    keys.truncate(k);
+    border
+}
+
+/// Only the fewest best tokens that together hold at least `top_p` of all weight.
+pub fn top_p(weights: &mut [f32], top_p: f32) {
+    if top_p >= 1.0 {
+        return;
+    }
+    let top_p = f64::from(top_p);
+    let total: f64 = weights.iter().copied().map(f64::from).sum();
+    // Tokens below an equal share of what may be dropped hold less than that together, so the border lies above
+    // them. Half of it leaves room for rounding.
+    let least = 0.5 * (1.0 - top_p) * total / weights.len() as f64;
+    let candidate = |&(_, &weight): &(usize, &f32)| weight > 0.0 && f64::from(weight) >= least;
+    let mut keys: Vec<u64> =
+        weights.iter().enumerate().filter(candidate).map(|(token, &weight)| key(token, weight)).collect();
+    if let Some(border) = mass_border(&mut keys, top_p * total) {
+        clear_below(weights, border);
+    }
+}
+
+/// The key at which the sum of weights, best first, reaches `target`; the last one if none does.
+fn mass_border(keys: &mut [u64], target: f64) -> Option<u64> {
+    const FEW: usize = 32;
+    let (mut rest, mut before) = (keys, 0.0);
+    while rest.len() > FEW {
+        let middle = rest.len() / 2;
+        rest.select_nth_unstable_by(middle, |a, b| b.cmp(a));
+        let (better, worse) = rest.split_at_mut(middle + 1);
+        let mass: f64 = better.iter().copied().map(weight_of).sum();
+        if before + mass >= target {
+            rest = better;
+        } else {
+            before += mass;
+            rest = worse;
+        }
+    }
+    rest.sort_unstable_by(|a, b| b.cmp(a));
+    let reached = |&&key: &&u64| {
+        before += weight_of(key);
+        before >= target
+    };
+    rest.iter().find(reached).or(rest.last()).copied()
+}
+
+/// The token on which `uniform`, of [0, 1), falls when all weight is laid out in order of token.
+pub fn draw(weights: &[f32], uniform: f64) -> u32 {
+    let target = uniform * weights.iter().copied().map(f64::from).sum::<f64>();
+    let (mut sum, mut last) = (0.0, 0);
+    for (token, &weight) in weights.iter().enumerate().filter(|(_, weight)| **weight > 0.0) {
+        sum += f64::from(weight);
+        last = token as u32;
+        if sum > target {
+            break;
+        }
+    }
+    last
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sampling::random::uniform;
+
+    /// Tokens by weight, best first, ties by id.
+    fn sorted(weights: &[f32]) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..weights.len()).collect();
+        order.sort_by(|&a, &b| weights[b].total_cmp(&weights[a]).then(a.cmp(&b)));
+        order
+    }
+
+    fn keep(weights: &[f32], kept: &[usize]) -> Vec<f32> {
+        (0..weights.len()).map(|token| if kept.contains(&token) { weights[token] } else { 0.0 }).collect()
+    }
+
+    fn naive_top_k(weights: &[f32], k: usize) -> Vec<f32> {
+        let order = sorted(weights);
+        keep(weights, &order[..k.min(order.len())])
+    }
+
+    fn naive_top_p(weights: &[f32], p: f32) -> Vec<f32> {
+        let order = sorted(weights);
+        let total: f64 = weights.iter().map(|&weight| f64::from(weight)).sum();
+        let mut sum = 0.0;
+        let mut count = 0;
+        for &token in &order {
+            if sum >= f64::from(p) * total {
+                break;
+            }
+            sum += f64::from(weights[token]);
+            count += 1;
+        }
+        keep(weights, &order[..count])
+    }
+
+    /// Weights with many ties and zeros in every third set.
+    fn weights(set: usize, width: usize) -> Vec<f32> {
+        let draw = |token| uniform(set as u64, 1, token);
+        let mut weights: Vec<f32> = (0..width)
+            .map(|token| match set % 3 {
+                0 => (draw(token) * 4.0).floor() as f32 / 4.0,
+                1 => (draw(token) * 12.0 - 12.0).exp() as f32,
+                _ => draw(token) as f32,
+            })
+            .collect();
+        let best = weights.iter().copied().fold(f32::MIN_POSITIVE, f32::max);
+        weights.iter_mut().for_each(|weight| *weight /= best);
+        weights
+    }
+
+    #[test]
+    fn filters_equal_sorting() {
+        for set in 0..300 {
+            let width = [1, 2, 5, 33, 64, 500, 3000][set % 7];
+            let original = weights(set, width);
+            for k in [1, 2, 7, 40, width, width + 3] {
+                let mut found = original.clone();
+                top_k(&mut found, k);
+                assert_eq!(found, naive_top_k(&original, k), "set {set} of {width}, k {k}");
+            }
+            for p in [1e-6, 0.1, 0.5, 0.9, 0.999, 1.0] {
+                let mut found = original.clone();
+                top_p(&mut found, p);
+                assert_eq!(found, naive_top_p(&original, p), "set {set} of {width}, p {p}");
+            }
+        }
+    }
+
+    #[test]
+    fn min_p_is_relative_to_the_best() {
+        let mut weights = [1.0, 0.5, 0.49, 0.0];
+        min_p(&mut weights, 0.5);
+        assert_eq!(weights, [1.0, 0.5, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn a_tiny_temperature_leaves_the_best_alone() {
+        let mut logits = [3.0, 3.5, f32::NEG_INFINITY];
+        soften(&mut logits, 3.5, 1e-30);
+        assert_eq!(logits, [0.0, 1.0, 0.0]);
+    }
+
+    #[test]
+    fn draws_fall_where_the_weight_lies() {
+        let weights = [0.0, 1.0, 0.0, 3.0, 0.0];
+        for (uniform, token) in [(0.0, 1), (0.2499, 1), (0.25, 3), (0.9999999, 3)] {
+            assert_eq!(draw(&weights, uniform), token, "{uniform}");
+        }
+    }
+}

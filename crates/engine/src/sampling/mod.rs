@@ -1,0 +1,111 @@
+//! From a row of logits to the next token, as one request asked for it.
+//!
+//! The order is vLLM's: logprobs of the raw logits; masks; biases; penalties; then the best token for a temperature
+//! of 0, or temperature, min-p, top-k, top-p and a draw. A draw is a function of (seed, sample, position), so nothing
+//! here depends on the batch. What a row's numbers make impossible is an error of that row and never a panic.
+
+mod filters;
+mod logprobs;
+mod params;
+mod penalties;
+mod random;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+pub use params::{InvalidParam, SamplingParams};
+use penalties::Seen;
+
+use crate::executor::{Logprobs, Sampled};
+
+/// Why a row of logits gives no token.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+pub enum NotFinite {
+    #[error("the logit of token {token} is {value}, but must be a finite number")]
+    Logit { token: usize, value: f32 },
+    #[error("no token is left to choose from: all of them are masked out")]
+    NothingLeft,
+}
+
+/// What a request's sampling needs between steps: its parameters and the tokens it has seen.
+#[derive(Clone, Debug)]
+pub struct SamplingState {
+    params: Arc<SamplingParams>,
+    seen: Seen,
+    /// Tokens that end the answer.
+    stops: Vec<u32>,
+    sample_index: u32,
+}
+
+impl SamplingState {
+    /// `params` are valid for the logits that will come. `sample_index` tells apart the answers to one prompt.
+    pub fn new(params: Arc<SamplingParams>, prompt: &[u32], eos: &[u32], sample_index: usize) -> Self {
+        let mut stops = params.stop_token_ids.clone();
+        if !params.ignore_eos {
+            stops.extend_from_slice(eos);
+        }
+        Self { seen: Seen::new(&params, prompt), stops, sample_index: sample_index as u32, params }
+    }
+
+    /// A token was put out.
+    pub fn observe(&mut self, token: u32) {
+        self.seen.observe(token);
+    }
+
+    /// The token at `position` of the sequence, from the logits of the one before. The logits are used up.
+    pub fn sample(&mut self, logits: &mut [f32], position: usize) -> Result<Sampled, NotFinite> {
+        check_finite(logits)?;
+        let raw = self.params.logprobs.map(|count| (logits.to_vec(), count as usize));
+        let token = self.choose(logits, position)?;
+        let logprobs = raw.map(|(raw, count)| logprobs::logprobs(&raw, token, count));
+        Ok(Sampled { token, logprobs })
+    }
+
+    /// What the model made of a prompt token, given the logits of the one before.
+    pub fn prompt_logprobs(&self, logits: &[f32], target: u32) -> Result<Logprobs, NotFinite> {
+        check_finite(logits)?;
+        best_token(logits)?;
+        Ok(logprobs::logprobs(logits, target, self.params.prompt_logprobs.unwrap_or(0) as usize))
+    }
+
+    fn choose(&self, logits: &mut [f32], position: usize) -> Result<u32, NotFinite> {
+        let params = &*self.params;
+        penalties::mask(logits, params, &self.stops, &self.seen);
+        penalties::bias(logits, params);
+        penalties::penalize(logits, params, &self.seen);
+        let best = best_token(logits)?;
+        if params.is_greedy() {
+            return Ok(best);
+        }
+        let best_logit = logits[best as usize];
+        if best_logit == f32::INFINITY {
+            // A penalty near zero divides a logit beyond what f32 holds.
+            return Err(NotFinite::Logit { token: best as usize, value: best_logit });
+        }
+        filters::soften(logits, best_logit, params.temperature);
+        filters::min_p(logits, params.min_p);
+        if let Some(k) = params.top_k {
+            filters::top_k(logits, k as usize);
+        }
+        filters::top_p(logits, params.top_p);
+        Ok(filters::draw(logits, random::uniform(params.seed, self.sample_index, position)))
+    }
+}
+
+/// Minus infinity is a token that the model rules out; NaN and infinity are a model that went wrong.
+fn check_finite(logits: &[f32]) -> Result<(), NotFinite> {
+    let wrong = logits.iter().position(|logit| logit.is_nan() || *logit == f32::INFINITY);
+    wrong.map_or(Ok(()), |token| Err(NotFinite::Logit { token, value: logits[token] }))
+}
+
+/// The token of the largest logit; the lowest id wins a tie.
+fn best_token(logits: &[f32]) -> Result<u32, NotFinite> {
+    let mut best: Option<(usize, f32)> = None;
+    for (token, &logit) in logits.iter().enumerate() {
+        if logit > best.map_or(f32::NEG_INFINITY, |(_, best)| best) {
+            best = Some((token, logit));
+        }
+    }
+    best.map(|(token, _)| token as u32).ok_or(NotFinite::NothingLeft)
+}

@@ -1,0 +1,146 @@
+//! Changes to single logits before any comes to be compared with another: masks, biases, and penalties for tokens
+//! that were there before. A token that may not be chosen gets the logit minus infinity.
+
+use std::collections::HashMap;
+
+use super::SamplingParams;
+
+/// How often a request has seen each token.
+#[derive(Clone, Debug, Default)]
+pub struct Seen {
+    tokens: HashMap<u32, Count>,
+    outputs: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Count {
+    in_prompt: bool,
+    outputs: u32,
+}
+
+impl Seen {
+    /// The prompt matters to the repetition penalty alone; without one it is not counted.
+    pub fn new(params: &SamplingParams, prompt: &[u32]) -> Self {
+        let mut seen = Self::default();
+        if params.repetition_penalty != 1.0 {
+            for &token in prompt {
+                seen.tokens.entry(token).or_default().in_prompt = true;
+            }
+        }
+        seen
+    }
+
+    pub fn observe(&mut self, token: u32) {
+        self.outputs += 1;
+        self.tokens.entry(token).or_default().outputs += 1;
+    }
+
+    /// Tokens put out so far.
+    pub fn num_outputs(&self) -> usize {
+        self.outputs
+    }
+}
+
+/// Leaves only what the request allows. `stops` are the tokens that would end the answer.
+pub fn mask(logits: &mut [f32], params: &SamplingParams, stops: &[u32], seen: &Seen) {
+    if let Some(allowed) = &params.allowed_tokens {
+        let kept: Vec<f32> = allowed.iter().map(|&token| logits[token as usize]).collect();
+        logits.fill(f32::NEG_INFINITY);
+        allowed.iter().zip(kept).for_each(|(&token, logit)| logits[token as usize] = logit);
+    }
+    for &token in &params.banned_tokens {
+        logits[token as usize] = f32::NEG_INFINITY;
+    }
+    if seen.num_outputs() < params.min_tokens {
+        for &token in stops {
+            // The model's end tokens come from its configuration, which may name more than the logits hold.
+            if let Some(logit) = logits.get_mut(token as usize) {
+                *logit = f32::NEG_INFINITY;
+            }
+        }
+    }
+}
+
+pub fn bias(logits: &mut [f32], params: &SamplingParams) {
+    for &(token, bias) in &params.logit_bias {
+        logits[token as usize] += bias;
+    }
+}
+
+pub fn penalize(logits: &mut [f32], params: &SamplingParams, seen: &Seen) {
+    let (repetition, frequency, presence) =
+        (params.repetition_penalty, params.frequency_penalty, params.presence_penalty);
+    if repetition == 1.0 && frequency == 0.0 && presence == 0.0 {
+        return;
+    }
+    for (&token, count) in &seen.tokens {
+        let Some(logit) = logits.get_mut(token as usize) else { continue };
+        *logit = if *logit > 0.0 { *logit / repetition } else { *logit * repetition };
+        if count.outputs > 0 {
+            *logit -= frequency * count.outputs as f32 + presence;
+        }
+        debug_assert!(count.in_prompt || count.outputs > 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NO: f32 = f32::NEG_INFINITY;
+
+    fn seen(params: &SamplingParams, prompt: &[u32], outputs: &[u32]) -> Seen {
+        let mut seen = Seen::new(params, prompt);
+        outputs.iter().for_each(|&token| seen.observe(token));
+        seen
+    }
+
+    #[test]
+    fn penalties_by_hand() {
+        let params = SamplingParams {
+            repetition_penalty: 2.0,
+            frequency_penalty: 0.5,
+            presence_penalty: 0.25,
+            ..SamplingParams::default()
+        };
+        let mut logits = [1.0, 1.0, -1.0, 4.0];
+        penalize(&mut logits, &params, &seen(&params, &[2, 1, 1], &[3, 3, 1]));
+        assert_eq!(logits, [1.0, 0.5 - 0.75, -2.0, 2.0 - 1.25]);
+    }
+
+    /// Frequency and presence look at outputs only.
+    #[test]
+    fn the_prompt_is_penalized_by_repetition_alone() {
+        let params = SamplingParams { frequency_penalty: 2.0, presence_penalty: 2.0, ..SamplingParams::default() };
+        let mut logits = [1.0, 1.0];
+        penalize(&mut logits, &params, &seen(&params, &[0], &[]));
+        assert_eq!(logits, [1.0, 1.0]);
+    }
+
+    #[test]
+    fn masks_by_hand() {
+        let params = SamplingParams {
+            allowed_tokens: Some(vec![0, 2, 3, 4]),
+            banned_tokens: vec![2],
+            min_tokens: 1,
+            ..SamplingParams::default()
+        };
+        let mut logits = [1.0, 2.0, 3.0, 4.0, 5.0];
+        mask(&mut logits, &params, &[4, 99], &seen(&params, &[], &[]));
+        assert_eq!(logits, [1.0, NO, NO, 4.0, NO]);
+        let mut logits = [1.0, 2.0, 3.0, 4.0, 5.0];
+        mask(&mut logits, &params, &[4, 99], &seen(&params, &[], &[0]));
+        assert_eq!(logits, [1.0, NO, NO, 4.0, 5.0]);
+    }
+
+    /// Neither a bias nor a penalty brings a masked token back.
+    #[test]
+    fn masked_tokens_stay_masked() {
+        let params =
+            SamplingParams { logit_bias: vec![(0, 100.0)], repetition_penalty: 0.1, ..SamplingParams::default() };
+        let mut logits = [NO, 1.0];
+        bias(&mut logits, &params);
+        penalize(&mut logits, &params, &seen(&params, &[0], &[0]));
+        assert_eq!(logits, [NO, 1.0]);
+    }
+}
