@@ -318,3 +318,6 @@ fn check_batch(spec: &ModelSpec, limits: &DecoderLimits, batch: &Batch) -> Resul
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

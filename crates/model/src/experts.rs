@@ -242,7 +242,7 @@ mod tests {
     #[test]
     fn mxfp4_neighbours_become_halves() {
         // Value i is i % 16: neighbours (0, 1), (2, 3), ... share a byte, low nibble first.
-        let neighbours: Vec<u8> = (0..16).map(|i| (2 * i % 16) | (2 * i + 1) % 16 << 4).collect();
+        let neighbours: Vec<u8> = (0..16).map(|i| (2 * i % 16) | ((2 * i + 1) % 16) << 4).collect();
         let block = mxfp4_block(200, &neighbours);
         assert_eq!(block[0], 200);
         for (at, byte) in block[1..].iter().enumerate() {

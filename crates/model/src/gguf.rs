@@ -289,3 +289,6 @@ fn to_json(value: &Value) -> Json {
         },
     }
 }
+
+#[cfg(test)]
+mod tests;

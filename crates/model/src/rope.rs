@@ -113,7 +113,7 @@ fn build(config: &Config, params: Config, shape: RopeShape) -> Result<RopeSpec> 
 fn rotated_values(params: &Config, head_dim: usize) -> Result<usize> {
     let partial = params.f64_or("partial_rotary_factor", 1.0)?;
     let dim = (head_dim as f64 * partial).floor();
-    if partial > 0.0 && partial <= 1.0 && dim >= 2.0 && dim as usize % 2 == 0 {
+    if partial > 0.0 && partial <= 1.0 && dim >= 2.0 && (dim as usize).is_multiple_of(2) {
         return Ok(dim as usize);
     }
     let problem = format!("is {partial}, but must turn an even number of a head's {head_dim} values");
@@ -240,3 +240,6 @@ impl Scaling<'_> {
         Ok((plain.iter().zip(&factors).map(|(f, by)| f / by).collect(), magnitude))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,8 +7,8 @@ use crate::{AttentionSpec, Config, FfnSpec, LayerSpec, ModelSpec, NormPlacement,
 const MAX_LAYERS: usize = 1024;
 const MAX_HEADS: usize = 4096;
 const MAX_HEAD_DIM: usize = 512;
-/// Kernels take a head in vectors of eight.
-const HEAD_DIM_STEP: usize = 8;
+/// Positions turn values in pairs.
+const HEAD_DIM_STEP: usize = 2;
 const MAX_WIDTH: usize = 1 << 20;
 const MAX_VOCAB: usize = 1 << 24;
 const MAX_CONTEXT: usize = 1 << 30;
@@ -154,7 +154,7 @@ fn refuse_foreign(config: &Config) -> Result<()> {
 fn head_dim(config: &Config, defaults: &Defaults, hidden: usize, heads: usize) -> Result<usize> {
     let given = config.usize("head_dim")?;
     let given = given.or(if config.mentions("head_dim") { None } else { defaults.head_dim });
-    if given.is_none() && hidden % heads != 0 {
+    if given.is_none() && !hidden.is_multiple_of(heads) {
         let problem = format!("is {hidden}, which the {heads} heads do not divide, and head_dim is missing");
         return Err(config.refuse("hidden_size", problem));
     }

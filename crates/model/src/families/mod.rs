@@ -88,3 +88,6 @@ fn check_head(config: &Config) -> Result<()> {
     }
     Err(config.refuse("architectures", format!("is {first:?}, which does not generate text")))
 }
+
+#[cfg(test)]
+mod tests;
