@@ -26,7 +26,14 @@ struct Setup {
 
 impl Setup {
     /// Sequences of `context` tokens whose last `rows` are in the step, with every block written.
-    fn new(threads: usize, head_dim: usize, format: KvFormat, layers: usize, context: usize, rows: usize) -> Result<Self> {
+    fn new(
+        threads: usize,
+        head_dim: usize,
+        format: KvFormat,
+        layers: usize,
+        context: usize,
+        rows: usize,
+    ) -> Result<Self> {
         let mut cpu = Cpu::new(CpuConfig { threads, isa: None })?;
         let blocks = context.div_ceil(BLOCK_TOKENS);
         let mut kv = cpu.kv(KvShape { layers, blocks, kv_heads: KV_HEADS, head_dim, format })?;
@@ -89,7 +96,8 @@ fn batch(context: usize, rows: usize, blocks: usize) -> Batch {
     let stride = (3..).step_by(2).find(|stride| blocks % stride != 0).unwrap_or(1);
     let stride = if blocks.is_power_of_two() { stride } else { 1 };
     let table: Vec<u32> = (0..blocks).map(|entry| (entry * stride % blocks) as u32).collect();
-    let slot = |position: usize| table[position / BLOCK_TOKENS] * BLOCK_TOKENS as u32 + (position % BLOCK_TOKENS) as u32;
+    let slot =
+        |position: usize| table[position / BLOCK_TOKENS] * BLOCK_TOKENS as u32 + (position % BLOCK_TOKENS) as u32;
     Batch {
         tokens: vec![0; rows],
         positions: (context - rows..context).map(|position| position as u32).collect(),

@@ -37,7 +37,7 @@ fn activate<S: Simd>(s: S, activation: Activation, gate: S::F, up: S::F) -> S::F
             s.mul(s.mul(s.mul(half, gate), twice), up)
         }
         Activation::GeluTanh => {
-            const SQRT_2_OVER_PI: f32 = 0.797_884_56;
+            const SQRT_2_OVER_PI: f32 = 0.797_884_6;
             let cubic = s.fma(s.mul(s.mul(gate, gate), gate), s.splat(0.044_715), gate);
             let twice = s.add(one, tanh(s, s.mul(cubic, s.splat(SQRT_2_OVER_PI))));
             s.mul(s.mul(s.mul(half, gate), twice), up)
@@ -184,7 +184,8 @@ mod tests {
             Activation::Gelu => {
                 let x = gate.abs() * std::f64::consts::FRAC_1_SQRT_2;
                 let t = 1.0 / (1.0 + 0.3275911 * x);
-                let poly = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))));
+                let poly =
+                    t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))));
                 let erf = (1.0 - poly * (-x * x).exp()) * gate.signum();
                 0.5 * gate * (1.0 + erf) * up
             }

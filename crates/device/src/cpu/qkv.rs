@@ -100,3 +100,110 @@ pub fn prepare_qkv(
         });
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+
+    use super::*;
+    use crate::cpu::inputs::{rope_angles, upload};
+    use crate::cpu::simd::testing::{close, each_setup, filled, tensor, vector};
+    use crate::{Batch, GroupTables, InputLimits, KvFormat, KvShape, Span};
+
+    const ROWS: usize = 37;
+
+    /// Row `r` goes to slot `5 r` of the pool.
+    fn batch() -> Batch {
+        Batch {
+            tokens: vec![0; ROWS],
+            positions: (0..ROWS as u32).map(|row| 100 + row).collect(),
+            spans: vec![Span { first_row: 0, num_rows: ROWS as u32, context: ROWS as u32 }],
+            groups: vec![GroupTables {
+                slots: (0..ROWS as u32).map(|row| 5 * row).collect(),
+                blocks: vec![0; 3],
+                first_block: vec![0],
+            }],
+            outputs: Vec::new(),
+        }
+    }
+
+    fn plain_norm(x: &mut [f32], weight: &[f32], eps: f32) {
+        let sum: f64 = x.iter().map(|&v| f64::from(v).powi(2)).sum();
+        let inverse = 1.0 / (sum / x.len() as f64 + f64::from(eps)).sqrt();
+        x.iter_mut().zip(weight).for_each(|(x, &w)| *x = (f64::from(*x) * inverse * f64::from(w)) as f32);
+    }
+
+    fn check(head_dim: usize, pairs: usize, norm_span: NormSpan, normed: bool) {
+        let (heads, kv_heads) = (6, 2);
+        let width = (heads + 2 * kv_heads) * head_dim;
+        let values = filled(ROWS * width, 11);
+        let frequencies: Vec<f32> = (0..pairs).map(|i| 0.7f32.powi(i as i32)).collect();
+        let sizes = match norm_span {
+            NormSpan::Head => [head_dim; 2],
+            NormSpan::Row => [heads * head_dim, kv_heads * head_dim],
+        };
+        let (q_weight, k_weight) = (filled(sizes[0], 12), filled(sizes[1], 13));
+        let mut expected = values.clone();
+        for (row, x) in expected.chunks_exact_mut(width).enumerate() {
+            let (q, k) = x[..(heads + kv_heads) * head_dim].split_at_mut(heads * head_dim);
+            if normed {
+                q.chunks_exact_mut(sizes[0]).for_each(|part| plain_norm(part, &q_weight, 1e-5));
+                k.chunks_exact_mut(sizes[1]).for_each(|part| plain_norm(part, &k_weight, 1e-5));
+            }
+            for head in x[..(heads + kv_heads) * head_dim].chunks_exact_mut(head_dim) {
+                for i in 0..pairs {
+                    let angle = f64::from((100 + row) as f32 * frequencies[i]);
+                    let (a, b) = (f64::from(head[i]), f64::from(head[i + pairs]));
+                    head[i] = (a * angle.cos() - b * angle.sin()) as f32;
+                    head[i + pairs] = (b * angle.cos() + a * angle.sin()) as f32;
+                }
+            }
+        }
+        each_setup(|ctx| {
+            let limits = InputLimits { rows: ROWS, spans: 1, table_entries: 3, groups: 1, ropes: 1, rope_pairs: pairs };
+            let mut inputs = Inputs::new(limits).unwrap();
+            upload(ctx, &mut inputs, &batch());
+            rope_angles(ctx, &mut inputs, 0, &vector(&frequencies), 1.0);
+            let shape = KvShape { layers: 2, blocks: 12, kv_heads, head_dim, format: KvFormat::BF16 };
+            let mut kv = Kv::new(shape).unwrap();
+            let mut qkv = tensor(ROWS, width, &values);
+            let (q_weight, k_weight) = (vector(&q_weight), vector(&k_weight));
+            let op = PrepareQkv {
+                heads,
+                kv_heads,
+                head_dim,
+                group: 0,
+                rope: Some(0),
+                q_norm: normed.then_some(&q_weight),
+                k_norm: normed.then_some(&k_weight),
+                norm_span,
+                eps: 1e-5,
+            };
+            prepare_qkv(ctx, &mut qkv, &mut kv, 1, &op, &inputs);
+            close(qkv.head(ROWS), &expected, 1e-5);
+            let layer = kv.layer::<bf16>(1, kv_heads, head_dim);
+            for row in 0..ROWS {
+                for kv_head in 0..kv_heads {
+                    let (keys, values) = layer.block(5 * row as u32 / 16, kv_head);
+                    let token = 5 * row % 16;
+                    let key = &qkv.row(row)[(heads + kv_head) * head_dim..][..head_dim];
+                    let value = &qkv.row(row)[(heads + kv_heads + kv_head) * head_dim..][..head_dim];
+                    for i in 0..head_dim {
+                        // SAFETY: token and `i` lie inside the block.
+                        let stored = unsafe { (*keys.add(i * 16 + token), *values.add(token * head_dim + i)) };
+                        assert_eq!(stored, (bf16::from_f32(key[i]), bf16::from_f32(value[i])));
+                    }
+                }
+            }
+            qkv.head(ROWS).iter().map(|v| v.to_bits()).collect()
+        });
+    }
+
+    #[test]
+    fn norm_rotation_and_storage_match_plain_loops() {
+        check(64, 32, NormSpan::Head, true);
+        check(40, 20, NormSpan::Row, true);
+        // Half of the head turned, and an odd width.
+        check(24, 6, NormSpan::Head, false);
+    }
+}

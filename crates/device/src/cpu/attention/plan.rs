@@ -127,12 +127,8 @@ impl Scratch {
         let idle = threads > 1 && self.tiles.len() * geometry.head_tiles() < 4 * threads;
         let share = idle && partials <= self.partials.len();
         for (index, tile) in self.tiles.iter().enumerate() {
-            let whole = Item {
-                tile: index as u32,
-                first_split: tile.first_split,
-                num_splits: tile.num_splits,
-                partial: None,
-            };
+            let whole =
+                Item { tile: index as u32, first_split: tile.first_split, num_splits: tile.num_splits, partial: None };
             if share && tile.num_splits > 1 {
                 self.items.extend((0..tile.num_splits).map(|split| Item {
                     first_split: tile.first_split + split,

@@ -18,6 +18,10 @@ pub struct Chunk<T> {
     pub keys: [*const T; BLOCKS],
     /// Per block `[16][head_dim]`, with sixteen more readable values behind.
     pub values: [*const T; BLOCKS],
+    /// Keys and values of the chunk that comes next, to be asked for in time: its blocks are short runs somewhere
+    /// else, which the hardware does not foresee. They need not be readable.
+    pub next_keys: [*const T; BLOCKS],
+    pub next_values: [*const T; BLOCKS],
     pub head_dim: usize,
     pub soft_cap: Option<f32>,
 }
@@ -44,6 +48,7 @@ unsafe fn score<S: Simd, T: Element, const M: usize, const N: usize>(
     s: S,
     queries: *const f32,
     keys: [*const T; N],
+    next: [*const T; N],
     head_dim: usize,
     scores: *mut f32,
 ) {
@@ -51,6 +56,9 @@ unsafe fn score<S: Simd, T: Element, const M: usize, const N: usize>(
     for i in 0..head_dim {
         // SAFETY: `i` is below head_dim; keys are [head_dim][16] and queries [head_dim][M].
         let key = keys.map(|keys| unsafe { T::load(s, keys.add(i * LANES)) });
+        for next in next {
+            s.prefetch(next.wrapping_add(i * LANES).cast());
+        }
         for m in 0..M {
             // SAFETY: as above.
             let query = s.splat(unsafe { *queries.add(i * M + m) });
@@ -91,9 +99,16 @@ unsafe fn accumulate<S: Simd, T: Element, const M: usize, const N: usize>(
         let tokens = all.start.max(first)..all.end.min(first + BLOCK_TOKENS);
         // SAFETY: the token lies inside the block.
         values = unsafe { values.add((tokens.start - first) * chunk.head_dim) };
+        let mut next = chunk.next_values[block].wrapping_add(offset + (tokens.start - first) * chunk.head_dim);
         for token in tokens {
             // SAFETY: sixteen values are readable behind the end of a row.
             let value: [S::F; N] = std::array::from_fn(|n| unsafe { T::load(s, values.add(n * LANES)) });
+            for n in 0..N {
+                if (n * LANES * size_of::<T>()).is_multiple_of(64) {
+                    s.prefetch(next.wrapping_add(n * LANES).cast());
+                }
+            }
+            next = next.wrapping_add(chunk.head_dim);
             if common.contains(&token) {
                 for m in 0..M {
                     // SAFETY: weights are [M][CHUNK].
@@ -228,11 +243,13 @@ pub unsafe fn attend<S: Simd, T: Element, const M: usize, const N: usize>(
     unsafe {
         while block + N <= blocks.end {
             let keys: [*const T; N] = std::array::from_fn(|n| chunk.keys[block + n]);
-            score::<S, T, M, N>(s, state.queries, keys, chunk.head_dim, scores.add(block * LANES));
+            let next: [*const T; N] = std::array::from_fn(|n| chunk.next_keys[block + n]);
+            score::<S, T, M, N>(s, state.queries, keys, next, chunk.head_dim, scores.add(block * LANES));
             block += N;
         }
         while block < blocks.end {
-            score::<S, T, M, 1>(s, state.queries, [chunk.keys[block]], chunk.head_dim, scores.add(block * LANES));
+            let (keys, next) = ([chunk.keys[block]], [chunk.next_keys[block]]);
+            score::<S, T, M, 1>(s, state.queries, keys, next, chunk.head_dim, scores.add(block * LANES));
             block += 1;
         }
         let correction = soften(s, blocks, scores, seen, chunk.soft_cap, state);

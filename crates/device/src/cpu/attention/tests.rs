@@ -20,15 +20,8 @@ struct Case {
     sinks: bool,
 }
 
-const PLAIN: Case = Case {
-    heads: 4,
-    kv_heads: 2,
-    head_dim: 16,
-    format: KvFormat::F32,
-    window: None,
-    soft_cap: None,
-    sinks: false,
-};
+const PLAIN: Case =
+    Case { heads: 4, kv_heads: 2, head_dim: 16, format: KvFormat::F32, window: None, soft_cap: None, sinks: false };
 
 impl Case {
     fn width(&self) -> usize {
@@ -80,7 +73,8 @@ impl Case {
                 weights.iter_mut().for_each(|weight| *weight = (*weight - largest).exp());
                 let sum = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - largest).exp());
                 out.extend((0..dim).map(|i| {
-                    let terms = weights.iter().zip(first..).map(|(w, token)| w * self.stored(rows[value_at(token) + i]));
+                    let terms =
+                        weights.iter().zip(first..).map(|(w, token)| w * self.stored(rows[value_at(token) + i]));
                     (terms.sum::<f64>() / sum) as f32
                 }));
             }
@@ -110,18 +104,12 @@ impl Steps<'_> {
         let lengths: Vec<usize> = self.sequences.iter().map(|rows| rows.len() / width).collect();
         let longest = lengths.iter().max().unwrap().div_ceil(BLOCK_TOKENS);
         let blocks = 3 * (longest * lengths.len() + 1).next_power_of_two();
-        let shape = KvShape {
-            layers: 2,
-            blocks,
-            kv_heads: case.kv_heads,
-            head_dim: case.head_dim,
-            format: case.format,
-        };
+        let shape =
+            KvShape { layers: 2, blocks, kv_heads: case.kv_heads, head_dim: case.head_dim, format: case.format };
         let mut kv = Kv::new(shape).unwrap();
         (0..blocks).for_each(|block| kv.poison(block));
         let rows: usize = chunks.iter().sum();
-        let limits =
-            InputLimits { rows, spans: 8, table_entries: blocks, groups: 1, ropes: 0, rope_pairs: 0 };
+        let limits = InputLimits { rows, spans: 8, table_entries: blocks, groups: 1, ropes: 0, rope_pairs: 0 };
         let mut inputs = Inputs::new(limits).unwrap();
         let mut outputs = vec![Vec::new(); lengths.len()];
         let mut done = vec![0; lengths.len()];

@@ -228,8 +228,7 @@ impl<T: Element> Walk<'_, T> {
         let mut chunk_start = first / CHUNK * CHUNK;
         while chunk_start < last {
             let needed = first.max(chunk_start)..last.min(chunk_start + CHUNK);
-            let chunk = self.chunk(kv_head, chunk_start, needed);
-            self.prefetch(s, kv_head, chunk_start + CHUNK..last.min(chunk_start + 2 * CHUNK));
+            let chunk = self.chunk(kv_head, chunk_start, needed, last);
             let mut start = 0;
             while start < vectors {
                 let strip = next_strip::<S>(vectors - start);
@@ -281,10 +280,12 @@ impl<T: Element> Walk<'_, T> {
     }
 
     #[inline(always)]
-    fn chunk(&self, kv_head: usize, chunk_start: usize, needed: Range<usize>) -> Chunk<T> {
+    fn chunk(&self, kv_head: usize, chunk_start: usize, needed: Range<usize>, last: usize) -> Chunk<T> {
         let mut chunk = Chunk {
             keys: [std::ptr::null(); CHUNK / BLOCK_TOKENS],
             values: [std::ptr::null(); CHUNK / BLOCK_TOKENS],
+            next_keys: [std::ptr::null(); CHUNK / BLOCK_TOKENS],
+            next_values: [std::ptr::null(); CHUNK / BLOCK_TOKENS],
             head_dim: self.operands.op.head_dim,
             soft_cap: self.operands.op.soft_cap,
         };
@@ -293,21 +294,12 @@ impl<T: Element> Walk<'_, T> {
             if position < needed.end && position + BLOCK_TOKENS > needed.start {
                 (chunk.keys[block], chunk.values[block]) = self.block(position, kv_head);
             }
+            // Where nothing comes next, what is at hand costs nothing to ask for.
+            let next = position + CHUNK;
+            (chunk.next_keys[block], chunk.next_values[block]) =
+                if next < last { self.block(next, kv_head) } else { (chunk.keys[block], chunk.values[block]) };
         }
         chunk
-    }
-
-    /// Asks for the blocks of the next chunk: each is a short run somewhere else, which the hardware does not foresee.
-    #[inline(always)]
-    fn prefetch<S: Simd>(&self, s: S, kv_head: usize, positions: Range<usize>) {
-        let bytes = BLOCK_TOKENS * self.operands.op.head_dim * size_of::<T>();
-        for position in positions.step_by(BLOCK_TOKENS) {
-            let (keys, values) = self.block(position, kv_head);
-            for line in (0..bytes).step_by(64) {
-                s.prefetch(keys.cast::<u8>().wrapping_add(line));
-                s.prefetch(values.cast::<u8>().wrapping_add(line));
-            }
-        }
     }
 }
 
@@ -341,8 +333,7 @@ impl<T: Element> Kernel for Merge<'_, T> {
         let mut values = Area::<MAX_VALUES>::new();
         for row in 0..tile.rows as usize {
             for head in 0..operands.geometry.heads {
-                let mut total =
-                    Sum { largest: f32::NEG_INFINITY, weight: 0.0, values: values.fill(dim, 0.0) };
+                let mut total = Sum { largest: f32::NEG_INFINITY, weight: 0.0, values: values.fill(dim, 0.0) };
                 for split in 0..tile.num_splits as usize {
                     let range = operands.partial(tile, split, row, head);
                     // SAFETY: all items are done, and a tile is merged by one thread.

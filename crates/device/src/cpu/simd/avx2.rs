@@ -156,10 +156,7 @@ impl Simd for Avx2 {
         unsafe {
             let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
             let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.add(8).cast()));
-            Pair(
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
-            )
+            Pair(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)), _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)))
         }
     }
 
@@ -167,16 +164,13 @@ impl Simd for Avx2 {
     unsafe fn load_f16(self, from: *const u16) -> Pair {
         // SAFETY: present; the caller vouches for the memory.
         unsafe {
-            Pair(
-                _mm256_cvtph_ps(_mm_loadu_si128(from.cast())),
-                _mm256_cvtph_ps(_mm_loadu_si128(from.add(8).cast())),
-            )
+            Pair(_mm256_cvtph_ps(_mm_loadu_si128(from.cast())), _mm256_cvtph_ps(_mm_loadu_si128(from.add(8).cast())))
         }
     }
 
     #[inline(always)]
     fn prefetch(self, at: *const u8) {
         // SAFETY: present; a prefetch never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
     }
 }

@@ -55,13 +55,13 @@ pub fn tanh<S: Simd>(s: S, x: S::F) -> S::F {
 #[inline(always)]
 pub fn erf<S: Simd>(s: S, x: S::F) -> S::F {
     const NEAR: [f32; 7] = [
-        1.128_379_1,
+        std::f32::consts::FRAC_2_SQRT_PI,
         -0.376_126_26,
         0.112_836,
         -0.026_854_444,
         0.005_189_535_7,
         -0.000_802_084_2,
-        7.889_122_9e-5,
+        7.889_123e-5,
     ];
     const FAR: [f32; 8] = [
         0.000_188_037_05,

@@ -70,7 +70,8 @@ pub trait Simd: Copy {
     /// Sixteen f16 must be readable at `from`.
     unsafe fn load_f16(self, from: *const u16) -> Self::F;
 
-    /// Asks for the cache line at `at`, which need not be readable.
+    /// Asks for the cache line at `at`, which need not be readable, to the second-level cache: the first has no room to
+    /// spare beside the data in use.
     fn prefetch(self, at: *const u8);
 
     /// The first sixteen values of a slice, zeros where it is shorter.

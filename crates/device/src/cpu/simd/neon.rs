@@ -156,6 +156,6 @@ impl Simd for Neon {
     #[inline(always)]
     fn prefetch(self, at: *const u8) {
         // SAFETY: a prefetch never faults.
-        unsafe { asm!("prfm pldl1keep, [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly)) }
+        unsafe { asm!("prfm pldl2keep, [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly)) }
     }
 }

@@ -43,7 +43,13 @@ fn plain_erf(x: f64) -> f64 {
     let (steps, mut sum) = (2000, 0.0);
     let width = x / f64::from(steps);
     for i in 0..=steps {
-        let weight = if i == 0 || i == steps { 1.0 } else if i % 2 == 1 { 4.0 } else { 2.0 };
+        let weight = if i == 0 || i == steps {
+            1.0
+        } else if i % 2 == 1 {
+            4.0
+        } else {
+            2.0
+        };
         let t = width * f64::from(i);
         sum += weight * (-t * t).exp();
     }
