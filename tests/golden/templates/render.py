@@ -1,8 +1,8 @@
 """Renders real chat templates with transformers and records what came out.
 
-Usage: python tests/golden/templates/render.py PATH_TO_LLAMA_CPP [OUTPUT]
+Usage: python tests/golden/templates/render.py PATH_TO_LLAMA_CPP [OUTPUT [FOLDER_FOR_THE_TEXTS]]
 
-The templates are third-party text and are not committed: they are read from models/templates/*.jinja of the llama.cpp
+Without arguments the path is taken from FOLIO_LLAMA_CPP. The templates are third-party text and are not committed: they are read from models/templates/*.jinja of the llama.cpp
 sources inside llama-cpp-python's source package. What is committed is expected.json beside this script: the cases, and
 for every template and case the FNV-1a 64 hash and the length in bytes of the rendered text, or null where transformers
 raised. The Rust test (crates/text/tests/templates.rs) renders the same cases and compares.
@@ -10,6 +10,7 @@ raised. The Rust test (crates/text/tests/templates.rs) renders the same cases an
 
 import datetime as real_datetime
 import json
+import os
 import pathlib
 import sys
 
@@ -258,7 +259,8 @@ def render(source, case):
 
 
 def main():
-    folder = pathlib.Path(sys.argv[1]) / "models" / "templates"
+    sources = sys.argv[1] if len(sys.argv) > 1 else os.environ["FOLIO_LLAMA_CPP"]
+    folder = pathlib.Path(sources) / "models" / "templates"
     output = pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else pathlib.Path(__file__).with_name("expected.json")
     texts = pathlib.Path(sys.argv[3]) if len(sys.argv) > 3 else None
     names = list(CASES)

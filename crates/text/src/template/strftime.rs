@@ -126,7 +126,7 @@ fn write_field(out: &mut String, time: WallTime, letter: char) {
         'R' => write!(out, "{}", nested("%H:%M")),
         'D' | 'x' => write!(out, "{}", nested("%m/%d/%y")),
         'c' => write!(out, "{}", nested("%a %b %e %H:%M:%S %Y")),
-        'n' => write!(out, "\n"),
+        'n' => writeln!(out),
         't' => write!(out, "\t"),
         // No zone is known, as for Python's naive datetime.
         'z' | 'Z' => Ok(()),

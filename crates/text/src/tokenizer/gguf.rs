@@ -113,7 +113,7 @@ fn sentence_piece(vocab: GgufVocab) -> Tokenizer {
     Tokenizer {
         frame: frame(&vocab, true),
         engine: Engine::SentencePiece {
-            model: SentencePiece { pieces, byte_ids, unknown: vocab.unk, literal, space_prefix },
+            model: Box::new(SentencePiece { pieces, byte_ids, unknown: vocab.unk, literal, space_prefix }),
             ids,
         },
         pieces: table,

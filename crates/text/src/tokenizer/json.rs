@@ -8,7 +8,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokenizers::{
-    AddedToken, DecoderWrapper, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper,
+    AddedToken, DecoderWrapper, ModelWrapper, NormalizerWrapper, PaddingParams, PostProcessorWrapper,
+    PreTokenizerWrapper, TruncationParams,
 };
 
 use super::{DecodeStyle, Engine, Frame, MAX_VOCAB, Piece, Tokenizer, bytes};
@@ -131,6 +132,9 @@ fn blame(json: &Value, reason: String) -> Error {
     }
     let part = |name: &str| json.get(name).unwrap_or(&Value::Null).clone();
     let parts = [
+        ("version", loads::<String>(&part("version"))),
+        ("truncation", loads::<TruncationParams>(&part("truncation"))),
+        ("padding", loads::<PaddingParams>(&part("padding"))),
         ("added_tokens", loads::<Vec<AddedToken>>(&part("added_tokens"))),
         ("normalizer", loads::<NormalizerWrapper>(&part("normalizer"))),
         ("pre_tokenizer", loads::<PreTokenizerWrapper>(&part("pre_tokenizer"))),
@@ -138,6 +142,11 @@ fn blame(json: &Value, reason: String) -> Error {
         ("decoder", loads::<DecoderWrapper>(&part("decoder"))),
         ("model", loads::<ModelWrapper>(&part("model"))),
     ];
+    for field in ["version", "added_tokens"] {
+        if json.get(field).is_some_and(Value::is_null) {
+            return Error::TokenizerJson { field: field.into(), reason };
+        }
+    }
     for (field, result) in parts {
         if let Err(reason) = result {
             return Error::TokenizerJson { field: field.into(), reason };

@@ -38,7 +38,7 @@ struct Piece {
 
 enum Engine {
     Library(Box<tokenizers::Tokenizer>),
-    SentencePiece { model: SentencePiece, ids: HashMap<String, u32> },
+    SentencePiece { model: Box<SentencePiece>, ids: HashMap<String, u32> },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

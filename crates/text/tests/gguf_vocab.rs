@@ -1,0 +1,87 @@
+//! The tokenizers inside GGUF files, against the ids published with llama.cpp's vocabulary files.
+//!
+//! The files lie in the folder named by FOLIO_LLAMA_CPP: models/ggml-vocab-*.gguf with .inp (texts) and .out (ids).
+
+use std::path::{Path, PathBuf};
+
+use folio_formats::gguf::{Gguf, Metadata};
+use folio_text::{GgufVocab, Tokenizer};
+
+const SEPARATOR: &str = "\n__ggml_vocab_test__\n";
+
+/// Kinds of tokenizer that are neither BPE nor SentencePiece, and are refused by name.
+const UNSUPPORTED: [&str; 2] = ["ggml-vocab-bert-bge", "ggml-vocab-nomic-bert-moe"];
+
+/// Vocabularies published without expected ids: they must load, and their text must come back.
+const WITHOUT_IDS: [&str; 3] = ["ggml-vocab-aquila", "ggml-vocab-baichuan", "ggml-vocab-gpt-neox"];
+
+#[test]
+fn gguf_tokenizers_give_the_published_ids() {
+    let Ok(folder) = std::env::var("FOLIO_LLAMA_CPP") else {
+        println!("skipped: FOLIO_LLAMA_CPP does not name a llama.cpp source folder");
+        return;
+    };
+    let folder = Path::new(&folder).join("models");
+    let mut files: Vec<PathBuf> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "gguf"));
+    files.sort();
+    assert!(files.len() > 10, "{} has no vocabularies", folder.display());
+    let mut wrong = Vec::new();
+    for path in files {
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        let gguf = Gguf::open(&path).unwrap();
+        let loaded = Tokenizer::from_gguf(vocab(gguf.metadata()));
+        if UNSUPPORTED.contains(&name.as_str()) {
+            let error = loaded.err().expect("an unsupported kind").to_string();
+            assert!(error.contains("tokenizer.ggml.model") && error.contains("not supported"), "{error}");
+            println!("{name}: skipped: {error}");
+            continue;
+        }
+        let tokenizer = loaded.unwrap_or_else(|error| panic!("{name}: {error}"));
+        if WITHOUT_IDS.contains(&name.as_str()) {
+            let text = "Hello, world! Grüße 123 🎉\n";
+            let ids = tokenizer.encode(text, false).unwrap();
+            assert_eq!(tokenizer.decode(&ids, false), text, "{name}");
+            continue;
+        }
+        let texts = std::fs::read_to_string(path.with_extension("gguf.inp")).unwrap();
+        let ids = std::fs::read_to_string(path.with_extension("gguf.out")).unwrap();
+        let texts: Vec<&str> = texts.split(SEPARATOR).collect();
+        let ids: Vec<&str> = ids.lines().collect();
+        assert!(texts.len() == ids.len() || texts.len() == ids.len() + 1, "{name}: {} {}", texts.len(), ids.len());
+        for (text, expected) in texts.iter().zip(&ids) {
+            let expected: Vec<u32> = expected.split_whitespace().map(|id| id.parse().unwrap()).collect();
+            let found = tokenizer.encode(text, false).unwrap();
+            if found != expected {
+                wrong.push(format!("{name} {text:?}\n  expected {expected:?}\n  found    {found:?}"));
+            }
+            if tokenizer.decode(&found, false) != *text {
+                wrong.push(format!("{name} {text:?} comes back as {:?}", tokenizer.decode(&found, false)));
+            }
+        }
+        println!("{name}: {} texts", ids.len());
+    }
+    assert!(wrong.is_empty(), "{} differ:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+fn vocab(metadata: &Metadata) -> GgufVocab {
+    let key = |name: &str| format!("tokenizer.ggml.{name}");
+    let id = |name: &str| metadata.find::<u32>(&key(&format!("{name}_token_id"))).unwrap();
+    let flag = |name: &str| metadata.find::<bool>(&key(name)).unwrap();
+    let strings = |name: &str| metadata.find::<&[String]>(&key(name)).unwrap().unwrap_or_default().to_vec();
+    GgufVocab {
+        model: metadata.str(&key("model")).unwrap().to_string(),
+        pre: metadata.find::<&str>(&key("pre")).unwrap().unwrap_or("default").to_string(),
+        tokens: strings("tokens"),
+        token_types: metadata.find::<Vec<i32>>(&key("token_type")).unwrap().unwrap_or_default(),
+        scores: metadata.find::<&[f32]>(&key("scores")).unwrap().unwrap_or_default().to_vec(),
+        merges: strings("merges"),
+        bos: id("bos"),
+        eos: id("eos"),
+        unk: id("unknown"),
+        pad: id("padding"),
+        add_bos: flag("add_bos_token"),
+        add_eos: flag("add_eos_token"),
+        add_space_prefix: flag("add_space_prefix"),
+    }
+}
