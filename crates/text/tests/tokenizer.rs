@@ -47,6 +47,15 @@ fn stream(tokenizer: &Arc<Tokenizer>, ids: &[u32], skip_special: bool) -> String
 }
 
 #[test]
+fn everything_can_be_shared_between_threads() {
+    fn shareable<T: Send + Sync>() {}
+    shareable::<Tokenizer>();
+    shareable::<Detokenizer>();
+    shareable::<folio_text::ChatTemplate>();
+    shareable::<folio_text::StopMatcher>();
+}
+
+#[test]
 fn the_fixture_encodes_as_the_library_says() {
     let tokenizer = fixture();
     let text = "the café 日本 <tool>x🎉<eos>";

@@ -2,10 +2,11 @@
 
 Usage: python tests/golden/templates/render.py PATH_TO_LLAMA_CPP [OUTPUT [FOLDER_FOR_THE_TEXTS]]
 
-Without arguments the path is taken from FOLIO_LLAMA_CPP. The templates are third-party text and are not committed: they are read from models/templates/*.jinja of the llama.cpp
-sources inside llama-cpp-python's source package. What is committed is expected.json beside this script: the cases, and
-for every template and case the FNV-1a 64 hash and the length in bytes of the rendered text, or null where transformers
-raised. The Rust test (crates/text/tests/templates.rs) renders the same cases and compares.
+Without arguments the path is taken from FOLIO_LLAMA_CPP. The templates are third-party text and are not committed:
+they are read from models/templates/*.jinja of the llama.cpp sources inside llama-cpp-python's source package. What is
+committed is expected.json beside this script: the cases, and for every template and case the FNV-1a 64 hash and the
+length in bytes of the rendered text, or null where transformers raised. The Rust test (crates/text/tests/templates.rs)
+renders the same cases and compares.
 """
 
 import datetime as real_datetime

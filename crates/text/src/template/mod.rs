@@ -4,6 +4,9 @@
 //! a fuel limit, a recursion limit and an output limit. The dialect is the one `apply_chat_template` sets up: block
 //! trimming, loop controls, Python's string methods, a plain `tojson`, `raise_exception`, and `strftime_now` when the
 //! caller passes a date. `{% generation %}` marks are dropped: they only matter for training masks.
+//!
+//! The limits bound time and output, not memory in between: a template that doubles a string without writing it can use
+//! up memory before its fuel. Templates come from the operator's model, never from a request.
 
 mod methods;
 mod python;
