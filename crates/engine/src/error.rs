@@ -2,6 +2,8 @@
 
 use folio_scheduler::{RequestId, SchedulerError};
 
+use crate::InvalidParam;
+
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The engine could not start, or a step failed.
@@ -35,12 +37,10 @@ pub enum InvalidRequest {
     UnknownToken { token: u32, position: usize, logits_width: usize },
     #[error("prompt and answer together may take {max_len} tokens, but the KV pool holds {most}; lower max_tokens")]
     NeverFits { max_len: usize, most: usize },
-    #[error("max_tokens is 0, but at least 1 is needed")]
-    NoTokens,
-    #[error("n is {n}, but it must lie between 1 and {most}")]
-    Samples { n: usize, most: usize },
-    #[error("{0}")]
-    Sampling(String),
+    #[error("n is {n}, but at most {most} sequences run at once")]
+    TooManySamples { n: usize, most: usize },
+    #[error(transparent)]
+    Sampling(#[from] InvalidParam),
 }
 
 /// Why a valid request is not taken now.

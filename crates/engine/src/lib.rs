@@ -29,7 +29,7 @@ pub use executor::{Executor, Logprobs, RowOutput, Sampled};
 pub use folio_scheduler::{Assignment, BlockId, PromptTargets, RequestId, SchedulerStats, StepPlan};
 pub use request::EngineRequest;
 pub use runner::Runner;
-pub use sampling::{SamplingParams, SamplingState};
+pub use sampling::{InvalidParam, SamplingParams, SamplingState};
 pub use stats::{EngineStats, Occupancy};
 pub use stream::{Event, FinishReason, RequestStream, Usage};
 

@@ -31,13 +31,10 @@ impl EngineRequest {
         if let Some(position) = prompt.iter().position(|&token| token as usize >= logits_width) {
             return Err(InvalidRequest::UnknownToken { token: prompt[position], position, logits_width });
         }
-        if params.max_tokens == 0 {
-            return Err(InvalidRequest::NoTokens);
+        params.validate(logits_width)?;
+        if params.n > config.max_seqs {
+            return Err(InvalidRequest::TooManySamples { n: params.n, most: config.max_seqs });
         }
-        if params.n == 0 || params.n > config.max_seqs {
-            return Err(InvalidRequest::Samples { n: params.n, most: config.max_seqs });
-        }
-        params.validate(logits_width).map_err(|error| InvalidRequest::Sampling(error.to_string()))?;
         let max_len = prompt.len().saturating_add(params.max_tokens).min(config.max_model_len);
         if max_len > config.pool_tokens() {
             return Err(InvalidRequest::NeverFits { max_len, most: config.pool_tokens() });

@@ -63,16 +63,18 @@ impl Executor for Lent {
     }
 }
 
-/// Numbers as bits, so that nothing is nearly equal.
+/// Token, logprob, and the best tokens with theirs; numbers as bits, so that nothing is nearly equal.
+type LogprobBits = (u32, u32, Vec<(u32, u32)>);
+
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
     pub tokens: Vec<u32>,
-    pub logprobs: Vec<(u32, u32, Vec<(u32, u32)>)>,
-    pub prompt_logprobs: Vec<(u32, u32, Vec<(u32, u32)>)>,
+    pub logprobs: Vec<LogprobBits>,
+    pub prompt_logprobs: Vec<LogprobBits>,
     pub cached_tokens: usize,
 }
 
-fn bits(logprobs: &Logprobs) -> (u32, u32, Vec<(u32, u32)>) {
+fn bits(logprobs: &Logprobs) -> LogprobBits {
     let top = logprobs.top.iter().map(|&(token, value)| (token, value.to_bits()));
     (logprobs.token, logprobs.logprob.to_bits(), top.collect())
 }
@@ -126,20 +128,24 @@ pub fn submit(engine: &Engine, prompt: Vec<u32>, params: SamplingParams) -> Requ
     engine.submit(engine.request(prompt, params).expect("valid")).expect("room")
 }
 
-pub fn read(mut stream: RequestStream) -> Answer {
-    let mut answer = Answer::default();
+pub fn read(stream: RequestStream) -> Answer {
+    read_samples(stream, 1).remove(0)
+}
+
+pub fn read_samples(mut stream: RequestStream, num_samples: usize) -> Vec<Answer> {
+    let mut answers = vec![Answer::default(); num_samples];
     while let Some(event) = stream.recv() {
         match event {
-            Event::PromptLogprobs(all) => answer.prompt_logprobs = all.iter().flatten().map(bits).collect(),
-            Event::Token { token, logprobs, .. } => {
-                answer.tokens.push(token);
-                answer.logprobs.extend(logprobs.as_ref().map(bits));
+            Event::PromptLogprobs(all) => answers[0].prompt_logprobs = all.iter().flatten().map(bits).collect(),
+            Event::Token { sample, token, logprobs } => {
+                answers[sample].tokens.push(token);
+                answers[sample].logprobs.extend(logprobs.as_ref().map(bits));
             }
-            Event::Finished { reason, usage, .. } => {
+            Event::Finished { sample, reason, usage } => {
                 assert_eq!(reason, FinishReason::Length);
-                answer.cached_tokens = usage.cached_tokens;
+                answers[sample].cached_tokens = usage.cached_tokens;
             }
         }
     }
-    answer
+    answers
 }

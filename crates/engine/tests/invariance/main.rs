@@ -8,7 +8,7 @@ use std::path::Path;
 
 use folio_engine::{EngineConfig, SamplingParams};
 use folio_model::OpenModel;
-use harness::{Answer, Bench, MAX_SEQS, Tamper, read, submit};
+use harness::{Answer, Bench, MAX_SEQS, Tamper, read, read_samples, submit};
 
 /// The requests whose answers are compared: greedy and drawn, short and long, around a block's border.
 struct Probes {
@@ -21,15 +21,21 @@ const TRAINED: Probes = Probes { lengths: &[33, 70], num_tokens: 8 };
 
 impl Probes {
     fn params(&self, index: usize) -> SamplingParams {
-        SamplingParams {
+        let base = SamplingParams {
             max_tokens: self.num_tokens,
-            temperature: if index.is_multiple_of(2) { 0.0 } else { 0.9 },
-            seed: index as u64,
+            temperature: 0.0,
             logprobs: Some(4),
             prompt_logprobs: Some(2),
             ignore_eos: true,
             ..SamplingParams::default()
+        };
+        if index.is_multiple_of(2) {
+            return base;
         }
+        // What a sampler remembers must survive preemption too.
+        let (temperature, top_p, seed) = (0.9, 0.95, index as u64);
+        let (repetition_penalty, frequency_penalty, presence_penalty) = (1.1, 0.2, 0.1);
+        SamplingParams { temperature, top_p, seed, repetition_penalty, frequency_penalty, presence_penalty, ..base }
     }
 
     /// Each by itself, after the other.
@@ -86,6 +92,7 @@ fn check(name: &str, model: &OpenModel, probes: &Probes) {
             same(&found, "after forced preemption");
         }
         check_prefix_hits(name, &bench, probes.num_tokens);
+        check_samples(name, &bench, probes.num_tokens);
     }
 }
 
@@ -115,6 +122,30 @@ fn check_prefix_hits(name: &str, bench: &Bench, num_tokens: usize) {
         assert!(found == *expected, "{name}: a prefix hit changes the answer to a prompt of {len}");
     }
     warm.shutdown();
+}
+
+/// Several samples of one prompt share its blocks, and each is what it would be without sharing.
+fn check_samples(name: &str, bench: &Bench, num_tokens: usize) {
+    let params = SamplingParams {
+        max_tokens: num_tokens,
+        temperature: 1.0,
+        seed: 9,
+        n: 4,
+        logprobs: Some(4),
+        ignore_eos: true,
+        ..SamplingParams::default()
+    };
+    let run = |prefix_caching: bool| {
+        let engine = bench.start(EngineConfig { prefix_caching, ..bench.config() });
+        let answers = read_samples(submit(&engine, bench.prompt(8, 37), params.clone()), 4);
+        engine.shutdown();
+        answers
+    };
+    let (apart, shared) = (run(false), run(true));
+    assert!(apart.iter().skip(1).any(|other| other.tokens != apart[0].tokens), "{name}: samples are copies");
+    assert_eq!(shared.iter().map(|a| a.cached_tokens).collect::<Vec<_>>(), [0, 32, 32, 32]);
+    let shared: Vec<Answer> = shared.into_iter().map(|a| Answer { cached_tokens: 0, ..a }).collect();
+    assert!(apart == shared, "{name}: sharing a prompt's blocks changes a sample");
 }
 
 #[test]
@@ -156,7 +187,7 @@ fn trained_moe_47m() {
 fn a_wrong_table_entry_shows() {
     let model = tiny::alternating();
     let bench = Bench::new(&model, 2);
-    let params = SamplingParams { max_tokens: 12, logprobs: Some(4), ignore_eos: true, ..SamplingParams::default() };
+    let params = SamplingParams { max_tokens: 12, temperature: 0.0, logprobs: Some(4), ..SamplingParams::default() };
     let run = |tamper| {
         let engine = bench.start_tampered(bench.config(), tamper);
         let answer = read(submit(&engine, bench.prompt(3, 40), params.clone()));

@@ -44,10 +44,13 @@ fn what_cannot_run_is_refused_where_it_is_made() {
     check(tokens(0, 100), params(1), InvalidRequest::PromptTooLong { prompt: 100, most: 99 });
     let unknown = InvalidRequest::UnknownToken { token: 50_000, position: 1, logits_width: 50_000 };
     check(vec![1, 50_000], params(1), unknown);
-    check(tokens(0, 10), params(0), InvalidRequest::NoTokens);
-    check(tokens(0, 10), SamplingParams { n: 0, ..params(1) }, InvalidRequest::Samples { n: 0, most: 8 });
-    check(tokens(0, 10), SamplingParams { n: 9, ..params(1) }, InvalidRequest::Samples { n: 9, most: 8 });
+    let too_many = InvalidRequest::TooManySamples { n: 9, most: 8 };
+    check(tokens(0, 10), SamplingParams { n: 9, ..params(1) }, too_many);
     check(tokens(0, 10), params(60), InvalidRequest::NeverFits { max_len: 70, most: 64 });
+    for params in [params(0), SamplingParams { n: 0, ..params(1) }, SamplingParams { temperature: -1.0, ..params(1) }] {
+        let found = engine.request(tokens(0, 10), params);
+        assert!(matches!(found, Err(InvalidRequest::Sampling(_))), "{found:?}");
+    }
     assert!(engine.request(tokens(0, 10), params(54)).is_ok());
     assert!(engine.request(tokens(0, 10), params(usize::MAX)).is_err());
 }
