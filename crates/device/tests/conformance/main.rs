@@ -1,0 +1,170 @@
+//! Every operation, on every backend, against the reference; and every row bit for bit the same whatever runs beside
+//! it.
+//!
+//! A backend passes if each row lies within the case's tolerance of the reference's, and if rows computed together,
+//! alone, in another order, in other chunks and in other blocks are bit-equal. A new backend adds one test at the end
+//! of this file.
+
+mod data;
+mod paged;
+mod rows;
+
+use folio_device::{
+    Backend,
+    cpu::{Cpu, CpuConfig, Isa},
+    recording::Recording,
+    reference::Reference,
+};
+use paged::Schedule;
+
+/// What the reference makes of a case.
+struct Expected<C> {
+    case: C,
+    values: Vec<f32>,
+    floor: f32,
+}
+
+/// Each row within `tolerance` of what is expected, relative to that row's largest value (or `floor`, if larger).
+fn close(found: &[f32], expected: &[f32], width: usize, tolerance: f32, floor: f32) -> Result<(), String> {
+    assert_eq!(found.len(), expected.len());
+    for (row, (found, expected)) in found.chunks_exact(width).zip(expected.chunks_exact(width)).enumerate() {
+        let scale = expected.iter().fold(floor, |scale, value| scale.max(value.abs()));
+        for (col, (&found, &expected)) in found.iter().zip(expected).enumerate() {
+            // Written so that a NaN fails.
+            let near = (found - expected).abs() <= tolerance * scale;
+            if !near {
+                return Err(format!("row {row} col {col}: {found}, but the reference says {expected} (scale {scale})"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Bit for bit.
+fn same(found: &[f32], expected: &[f32], width: usize) -> Result<(), String> {
+    assert_eq!(found.len(), expected.len());
+    match found.iter().zip(expected).position(|(found, expected)| found.to_bits() != expected.to_bits()) {
+        Some(at) => Err(format!("row {} col {}: {} and {}", at / width, at % width, found[at], expected[at])),
+        None => Ok(()),
+    }
+}
+
+fn expected_rows() -> Vec<Expected<rows::Case>> {
+    let all: Vec<usize> = (0..rows::ROWS).collect();
+    let expect = |case: rows::Case| {
+        let values = case.run(&mut Reference::new(), &all);
+        Expected { floor: case.floor(), case, values }
+    };
+    rows::cases().into_iter().map(expect).collect()
+}
+
+fn expected_paged() -> Vec<Expected<paged::Case>> {
+    let expect = |case: paged::Case| {
+        let values = case.run(&mut Reference::new(), Schedule::Whole);
+        Expected { floor: 0.1, case, values }
+    };
+    paged::cases().into_iter().map(expect).collect()
+}
+
+/// Runs a row case on `backend`: all rows within tolerance, and every selection bit-equal to all of them.
+fn check_rows<B: Backend>(name: &str, backend: &mut B, expected: &Expected<rows::Case>) {
+    let Expected { case, values, floor } = expected;
+    let width = case.width();
+    let all: Vec<usize> = (0..rows::ROWS).collect();
+    let together = case.run(backend, &all);
+    close(&together, values, width, case.tolerance(), *floor).unwrap_or_else(|why| panic!("{name}, {case:?}: {why}"));
+
+    let mut shuffled = all.clone();
+    data::Random::new(5).shuffle(&mut shuffled);
+    let mut at = 0;
+    for count in [1, 2, 3, 5, 16, 6] {
+        let picked = &shuffled[at..at + count];
+        at += count;
+        let alone = case.run(backend, picked);
+        let expected: Vec<f32> =
+            picked.iter().flat_map(|&row| together[row * width..(row + 1) * width].to_vec()).collect();
+        same(&alone, &expected, width).unwrap_or_else(|why| panic!("{name}, {case:?}, rows {picked:?}: {why}"));
+    }
+    assert_eq!(at, rows::ROWS, "every row was computed apart from all others");
+}
+
+fn check_paged<B: Backend>(name: &str, backend: &mut B, expected: &Expected<paged::Case>) {
+    let Expected { case, values, floor } = expected;
+    let whole = case.run(backend, Schedule::Whole);
+    close(&whole, values, case.width(), case.tolerance(), *floor)
+        .unwrap_or_else(|why| panic!("{name}, {case:?}: {why}"));
+    let is_long = case.lengths.iter().any(|&length| length > 500);
+    let schedules =
+        if is_long { [Schedule::Chunked(64), Schedule::Alone(16)] } else { [Schedule::Chunked(7), Schedule::Alone(1)] };
+    for schedule in schedules {
+        let other = case.run(backend, schedule);
+        same(&other, &whole, case.width()).unwrap_or_else(|why| panic!("{name}, {case:?}, {schedule:?}: {why}"));
+    }
+}
+
+/// The whole table on one backend.
+fn conformance<B: Backend>(
+    name: &str,
+    open: impl Fn() -> B,
+    rows: &[Expected<rows::Case>],
+    paged: &[Expected<paged::Case>],
+) {
+    let mut backend = open();
+    rows::round_trip(&mut backend);
+    for expected in rows {
+        check_rows(name, &mut backend, expected);
+    }
+    for expected in paged {
+        check_paged(name, &mut backend, expected);
+    }
+}
+
+/// Two backends of one instruction set must agree to the bit, whatever their threads.
+fn check_threads(isa: Isa, rows: &[Expected<rows::Case>], paged: &[Expected<paged::Case>]) {
+    let open = |threads| Cpu::new(CpuConfig { threads, isa: Some(isa) }).unwrap();
+    let (mut one, mut others) = (open(1), [open(2), open(3)]);
+    let all: Vec<usize> = (0..rows::ROWS).collect();
+    for Expected { case, .. } in rows {
+        let single = case.run(&mut one, &all);
+        for other in &mut others {
+            same(&case.run(other, &all), &single, case.width())
+                .unwrap_or_else(|why| panic!("{isa:?}, {} threads, {case:?}: {why}", other.num_threads()));
+        }
+    }
+    for Expected { case, .. } in paged {
+        let single = case.run(&mut one, Schedule::Whole);
+        for other in &mut others {
+            same(&case.run(other, Schedule::Chunked(33)), &single, case.width())
+                .unwrap_or_else(|why| panic!("{isa:?}, {} threads, {case:?}: {why}", other.num_threads()));
+        }
+    }
+}
+
+#[test]
+fn reference_rows_do_not_see_each_other() {
+    let (rows, paged) = (expected_rows(), expected_paged());
+    conformance("recorded reference", || Recording::new(Reference::new()), &rows, &paged);
+}
+
+#[test]
+fn cpu_agrees_with_the_reference() {
+    let (rows, paged) = (expected_rows(), expected_paged());
+    for isa in Isa::available() {
+        let open = || Cpu::new(CpuConfig { threads: 2, isa: Some(isa) }).unwrap();
+        conformance(&format!("cpu {isa:?}"), open, &rows, &paged);
+        check_threads(isa, &rows, &paged);
+    }
+}
+
+/// The checks can fail: one wrong entry in a block table, one value off by a little, one flipped bit.
+#[test]
+fn a_wrong_answer_is_seen() {
+    let case = &paged::cases()[0];
+    let backend = &mut Reference::new();
+    let good = case.run(backend, Schedule::Whole);
+    let bad = case.run(backend, Schedule::WrongBlock);
+    assert!(close(&bad, &good, case.width(), case.tolerance(), 0.1).is_err());
+    assert!(close(&[1.0, 2.0001], &[1.0, 2.0], 2, 1e-5, 0.1).is_err());
+    assert!(close(&[1.0, f32::NAN], &[1.0, 2.0], 2, 1e-5, 0.1).is_err());
+    assert!(same(&[1.0, f32::from_bits(1.0f32.to_bits() ^ 1)], &[1.0, 1.0], 1).is_err());
+}
