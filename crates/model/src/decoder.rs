@@ -3,10 +3,12 @@
 //! The residual stream is the spine. Each sub-layer reads it (through a norm, where one stands before it), gives a
 //! branch, and the branch joins the stream; the join and the next norm are one operation wherever both exist.
 
-use folio_device::{BLOCK_TOKENS, Backend, Batch, InputLimits, KvFormat, KvShape};
+mod check;
+
+use folio_device::{Backend, Batch, InputLimits, KvFormat, KvShape};
 
 use crate::{
-    Error, MemoryUse, ModelSpec, OpenModel, Result,
+    MemoryUse, ModelSpec, OpenModel, Result,
     activations::Activations,
     attention::{AttentionLayer, KvPlace},
     ffn::FfnLayer,
@@ -73,7 +75,7 @@ impl<B: Backend> Decoder<B> {
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Self> {
         let spec = model.spec.clone();
-        check_limits(&spec, &limits)?;
+        check::limits(&spec, &limits)?;
         let mut loader = Loader::new(model);
         let embedding = Linear::new(
             &mut backend,
@@ -150,8 +152,12 @@ impl<B: Backend> Decoder<B> {
 
     /// Runs one step: keys and values of all rows are stored, logits of `batch.outputs` computed.
     pub fn forward(&mut self, batch: &Batch) -> Result<()> {
-        check_batch(&self.spec, &self.limits, batch)?;
         let rows = batch.num_rows();
+        self.num_outputs = 0;
+        if rows == 0 {
+            return Ok(());
+        }
+        check::batch(&self.spec, &self.limits, batch)?;
         let Self { backend, spec, embedding, layers, ropes, kv, inputs, acts, .. } = self;
         backend.upload(inputs, batch);
         for (number, rope) in spec.ropes.iter().enumerate() {
@@ -281,42 +287,6 @@ pub(crate) fn kv_shapes(spec: &ModelSpec, limits: &DecoderLimits) -> impl Iterat
         head_dim: group.head_dim,
         format,
     })
-}
-
-fn check_limits(spec: &ModelSpec, limits: &DecoderLimits) -> Result<()> {
-    let expected = spec.kv_groups().len();
-    if limits.blocks.len() != expected {
-        return Err(Error::GroupCount { family: spec.family, found: limits.blocks.len(), expected });
-    }
-    Ok(())
-}
-
-/// A step must fit what was allocated, and name only tokens, rows and blocks that exist.
-fn check_batch(spec: &ModelSpec, limits: &DecoderLimits, batch: &Batch) -> Result<()> {
-    let rows = batch.num_rows();
-    let most = |what, found, limit| if found <= limit { Ok(()) } else { Err(Error::BatchLimit { what, found, limit }) };
-    let same = |what, found, expected| {
-        if found == expected { Ok(()) } else { Err(Error::BatchShape { what, found, expected }) }
-    };
-    let largest = |values: &[u32]| values.iter().copied().max().map_or(0, |value| value as usize);
-    most("the number of rows", rows, limits.rows)?;
-    most("the number of spans", batch.spans.len(), limits.spans)?;
-    most("the number of output rows", batch.outputs.len(), limits.outputs)?;
-    same("positions", batch.positions.len(), rows)?;
-    same("groups", batch.groups.len(), limits.blocks.len())?;
-    most("a token id", largest(&batch.tokens), spec.vocab_size - 1)?;
-    most("a position", largest(&batch.positions), spec.max_context - 1)?;
-    most("an output row", largest(&batch.outputs), rows.saturating_sub(1))?;
-    let in_spans = batch.spans.iter().map(|span| span.num_rows as usize).sum();
-    same("spans' rows together", in_spans, rows)?;
-    for (group, blocks) in batch.groups.iter().zip(&limits.blocks) {
-        same("slots", group.slots.len(), rows)?;
-        same("first_block", group.first_block.len(), batch.spans.len())?;
-        most("the number of block-table entries", group.blocks.len(), limits.table_entries)?;
-        most("a slot", largest(&group.slots), (blocks * BLOCK_TOKENS).saturating_sub(1))?;
-        most("a block", largest(&group.blocks), blocks.saturating_sub(1))?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -5,10 +5,11 @@ use std::path::Path;
 
 use folio_device::recording::Recording;
 use folio_device::reference::Reference;
-use folio_device::{Batch, GroupTables, KvFormat, Span};
+use folio_device::{BLOCK_TOKENS, Batch, GroupTables, KvFormat, Span};
 use folio_formats::{Format, TensorView, WeightSource};
 
 use super::*;
+use crate::Error;
 
 type Spoil = fn(&mut Batch);
 type Stored = (Format, Vec<usize>, Vec<u8>);
@@ -186,7 +187,7 @@ fn a_step_that_does_not_fit_is_refused() {
     let mut decoder = try_load(Reference::new(), &config, &invent(&config)).unwrap();
     let good = batch(&TOKENS[..4], 0, 1);
     decoder.forward(&good).unwrap();
-    let rows: [(&str, Spoil); 8] = [
+    let rows: [(&str, Spoil); 10] = [
         ("a token id is 50", |b| b.tokens[0] = 50),
         ("a position is 64", |b| b.positions[3] = 64),
         ("positions has 3", |b| b.positions.truncate(3)),
@@ -194,6 +195,8 @@ fn a_step_that_does_not_fit_is_refused() {
         ("an output row is 4", |b| b.outputs.push(4)),
         ("a slot is 96", |b| b.groups[0].slots[1] = 96),
         ("a block is 6", |b| b.groups[0].blocks[0] = 6),
+        ("the end of a span's block table is 2", |b| b.groups[0].first_block[0] = 1),
+        ("the number of a span's rows is 4", |b| b.spans[0].context = 2),
         ("spans' rows together has 3", |b| b.spans[0].num_rows = 3),
     ];
     for (expected, spoil) in rows {
