@@ -4,7 +4,10 @@
 mod harness;
 mod tiny;
 
-use std::path::Path;
+use std::{
+    path::Path,
+    sync::{Mutex, PoisonError},
+};
 
 use folio_engine::{EngineConfig, SamplingParams};
 use folio_model::OpenModel;
@@ -68,7 +71,11 @@ impl Probes {
     }
 }
 
+/// Thread pools that spin beside each other slow each other down.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
 fn check(name: &str, model: &OpenModel, probes: &Probes) {
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let expected = probes.alone(&Bench::new(model, 1));
     assert!(expected.iter().all(|a| a.tokens.len() == probes.num_tokens && a.logprobs.len() == probes.num_tokens));
     assert!(expected.iter().zip(probes.lengths).all(|(a, len)| a.prompt_logprobs.len() == len - 1));
@@ -91,8 +98,8 @@ fn check(name: &str, model: &OpenModel, probes: &Probes) {
             // A request that was preempted finds its own blocks, which is no hit of its first run.
             same(&found, "after forced preemption");
         }
-        check_prefix_hits(name, &bench, probes.num_tokens);
-        check_samples(name, &bench, probes.num_tokens);
+        check_prefix_hits(name, &bench, probes.num_tokens / 2);
+        check_samples(name, &bench, probes.num_tokens / 2);
     }
 }
 
