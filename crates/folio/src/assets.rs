@@ -86,10 +86,10 @@ impl Assets {
         if !folder.join("config.json").exists() {
             let gguf = std::fs::read_dir(folder)?.flatten().map(|entry| entry.path());
             let gguf = gguf.filter(|path| path.extension().is_some_and(|ending| ending == "gguf")).min();
-            return match gguf {
+            match gguf {
                 Some(path) => bail!("{} has no config.json; did you mean {}?", folder.display(), path.display()),
                 None => bail!("{} has no config.json: it is not a model folder", folder.display()),
-            };
+            }
         }
         let model = folio_model::open_with(folder, max_context)?;
         let tokenizer = folder.join("tokenizer.json");

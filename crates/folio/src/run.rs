@@ -90,6 +90,7 @@ impl Chat {
         let render = ChatRender {
             messages: self.messages.clone(),
             add_generation_prompt: true,
+            now: Some(folio_server::now()),
             ..ChatRender::default()
         };
         Ok(self.tokenizer.encode(&template.render(&render)?, false)?)

@@ -9,12 +9,13 @@ mod routes;
 mod text_stream;
 
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::routing::{get, post};
 use folio_engine::Engine;
-use folio_text::{ChatTemplate, Tokenizer};
+use folio_text::{ChatTemplate, Tokenizer, WallTime};
 
 pub use text_stream::{Finish, Piece, TextStream, TextTokens};
 
@@ -52,6 +53,12 @@ pub fn router(service: Service) -> Router {
         .fallback(routes::not_found)
         .layer(DefaultBodyLimit::max(BODY_BYTES))
         .with_state(service)
+}
+
+/// The date that chat templates may ask for, in UTC.
+pub fn now() -> WallTime {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    WallTime::from_unix(since.as_secs() as i64, 0)
 }
 
 /// Serves until `stop` resolves, then lets running requests finish.

@@ -52,7 +52,7 @@ impl TextStream {
         skip_special: bool,
     ) -> Self {
         let sample = || Sample {
-            detokenizer: Detokenizer::new(Arc::clone(tokenizer), skip_special),
+            detokenizer: Detokenizer::continuing(Arc::clone(tokenizer), skip_special),
             stops: StopMatcher::new(stop.to_vec(), include_stop),
             usage: Usage::default(),
             done: false,

@@ -66,6 +66,11 @@ macro_rules! request {
                 }
             }
 
+            /// Whom the client asks for; accepted as OpenAI does, and not used.
+            pub fn user(&self) -> Option<&str> {
+                self.user.as_deref()
+            }
+
             pub fn include_usage(&self) -> bool {
                 self.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false)
             }

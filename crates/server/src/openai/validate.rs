@@ -10,6 +10,7 @@ use crate::openai::types::{Sampling, TextOptions};
 const MAX_STOPS: usize = 4;
 const MAX_STOP_BYTES: usize = 256;
 const MAX_LOGIT_BIASES: usize = 1024;
+const MAX_USER_BYTES: usize = 512;
 const MAX_STOP_IDS: usize = 64;
 pub const MAX_LOGPROBS: u32 = 20;
 const DEFAULT_COMPLETION_TOKENS: usize = 16;
@@ -74,6 +75,15 @@ fn logit_bias(fields: &Sampling<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
             .ok_or_else(|| ApiError::Invalid("logit_bias: maps token ids to numbers".into()))
     };
     map.iter().map(entry).collect()
+}
+
+pub fn check_user(user: Option<&str>) -> Result<(), ApiError> {
+    match user {
+        Some(user) if user.len() > MAX_USER_BYTES => {
+            Err(ApiError::Invalid(format!("user: at most {MAX_USER_BYTES} bytes are allowed")))
+        }
+        _ => Ok(()),
+    }
 }
 
 pub fn check_text(options: &TextOptions) -> Result<(), ApiError> {

@@ -12,7 +12,7 @@ use super::{Collected, Shape, answer_streamed, answer_whole, body, check_model, 
 use crate::error::ApiError;
 use crate::openai::types::ChatRequest;
 use crate::openai::validate::{self, RouteParams};
-use crate::{Piece, Service, TextTokens};
+use crate::{Piece, Service, TextTokens, now};
 
 const MAX_MESSAGES: usize = 2048;
 
@@ -25,6 +25,7 @@ pub async fn create(
     let prompt = prompt(&service, &request).await?;
     let text = request.text_options();
     validate::check_text(&text)?;
+    validate::check_user(request.user())?;
     let logprobs = match (request.logprobs.unwrap_or(false), request.top_logprobs) {
         (true, top) => Some(top.unwrap_or(0)),
         (false, None) => None,
@@ -69,6 +70,7 @@ async fn prompt(service: &Service, request: &ChatRequest) -> Result<Vec<u32>, Ap
     let render = ChatRender {
         messages: request.messages.clone(),
         add_generation_prompt: request.add_generation_prompt.unwrap_or(true),
+        now: Some(now()),
         ..ChatRender::default()
     };
     let tokenizer = service.tokenizer.clone();

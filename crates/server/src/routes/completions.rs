@@ -21,6 +21,7 @@ pub async fn create(
     let prompt = prompt(&service, std::mem::replace(&mut request.prompt, Prompt::Tokens(Vec::new()))).await?;
     let text = request.text_options();
     validate::check_text(&text)?;
+    validate::check_user(request.user())?;
     let route = RouteParams { logprobs: request.logprobs, room: None };
     let params = validate::sampling(&request.sampling(), route, service.defaults)?;
     let num_samples = params.n;
