@@ -50,7 +50,11 @@ fn a_folder_with_a_wrong_part_names_it() {
     write(&unknown, "config.json", config.replace("Llama", "Nobody").replace("\"llama\"", "\"nobody\"").as_bytes());
     check(&["inspect", unknown.to_str().expect("UTF-8")], &["obody"]);
     let bad_heads = folder("bad-heads");
-    write(&bad_heads, "config.json", config.replace("\"num_attention_heads\": 1", "\"num_attention_heads\": 0").as_bytes());
+    write(
+        &bad_heads,
+        "config.json",
+        config.replace("\"num_attention_heads\": 1", "\"num_attention_heads\": 0").as_bytes(),
+    );
     check(&["inspect", bad_heads.to_str().expect("UTF-8")], &["num_attention_heads"]);
 }
 

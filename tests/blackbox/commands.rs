@@ -43,11 +43,8 @@ fn the_answer_is_the_same_with_any_threads_and_chunks() {
 
 #[test]
 fn a_chat_remembers_and_starts_anew() {
-    let mut child = folio(&["run", "-n", "12"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("the binary starts");
+    let mut child =
+        folio(&["run", "-n", "12"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the binary starts");
     let mut input = child.stdin.take().expect("stdin");
     input.write_all(b"What is `Vec`?\nWhat is `Vec`?\n/new\nWhat is `Vec`?\n/exit\n").expect("the chat reads");
     drop(input);
@@ -85,7 +82,9 @@ fn ctrl_c_stops_the_answer_and_not_the_program() {
 #[test]
 fn inspect_tells_the_formula() {
     let text = stdout(&["inspect"]);
-    for expect in ["folio-rust-42m", "llama", "8 heads, 2 kv heads of 64", "6144 bytes a token", "2 x 12 x 2 x 64 x 2", "4096"] {
+    for expect in
+        ["folio-rust-42m", "llama", "8 heads, 2 kv heads of 64", "6144 bytes a token", "2 x 12 x 2 x 64 x 2", "4096"]
+    {
         assert!(text.contains(expect), "{expect} is missing:\n{text}");
     }
 }
@@ -105,7 +104,17 @@ fn eval_scores_a_text() {
 #[test]
 fn bench_reports_rates_and_ceilings() {
     let text = stdout(&[
-        "bench", "throughput", "--json", "--rounds", "1", "--input-len", "16", "--output-len", "4", "--concurrency", "1,3",
+        "bench",
+        "throughput",
+        "--json",
+        "--rounds",
+        "1",
+        "--input-len",
+        "16",
+        "--output-len",
+        "4",
+        "--concurrency",
+        "1,3",
     ]);
     let report: Value = serde_json::from_str(&text).expect("JSON");
     let results = report["results"].as_array().expect("results");

@@ -82,12 +82,14 @@ fn answers_streams_and_refuses() {
     let (_, stopped) = server.post("/v1/chat/completions", chat(serde_json::json!({"stop": stop})));
     assert_eq!(stopped["choices"][0]["message"]["content"].as_str(), text.split(&stop).next());
     assert_eq!(stopped["choices"][0]["finish_reason"], "stop");
-    let (_, many) = server.post("/v1/chat/completions", chat(serde_json::json!({"n": 2, "logprobs": true, "top_logprobs": 2})));
+    let (_, many) =
+        server.post("/v1/chat/completions", chat(serde_json::json!({"n": 2, "logprobs": true, "top_logprobs": 2})));
     for choice in many["choices"].as_array().expect("choices") {
         assert_eq!(choice["message"]["content"], text.as_str());
         assert_eq!(choice["logprobs"]["content"].as_array().map(Vec::len), Some(16));
     }
-    let (status, completion) = server.post("/v1/completions", serde_json::json!({"prompt": "fn main() {", "temperature": 0}));
+    let (status, completion) =
+        server.post("/v1/completions", serde_json::json!({"prompt": "fn main() {", "temperature": 0}));
     assert_eq!((status, completion["usage"]["completion_tokens"].as_u64()), (200, Some(16)), "{completion}");
 
     let refused = |body: Value, field: &str| {
@@ -106,7 +108,11 @@ fn answers_streams_and_refuses() {
     let (status, answer) = server.post("/v1/chat/completions", chat(serde_json::json!({"model": "another"})));
     assert_eq!(status, 404, "{answer}");
     assert_eq!(request(server.port, "GET", "/nowhere", "").status, 404);
-    assert_eq!(server.post("/v1/chat/completions", chat(Value::Null)).1["choices"], whole["choices"], "and it still answers");
+    assert_eq!(
+        server.post("/v1/chat/completions", chat(Value::Null)).1["choices"],
+        whole["choices"],
+        "and it still answers"
+    );
 }
 
 #[cfg(unix)]

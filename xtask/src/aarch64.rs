@@ -23,7 +23,10 @@ pub fn run() -> Result<()> {
             return Ok(());
         }
         process::run(&mut process::command("apt-get", &["-qq", "update"]))?;
-        process::run(&mut process::command("apt-get", &["-qq", "install", "-y", "gcc-aarch64-linux-gnu", "qemu-user"]))?;
+        process::run(&mut process::command(
+            "apt-get",
+            &["-qq", "install", "-y", "gcc-aarch64-linux-gnu", "qemu-user"],
+        ))?;
     }
     if let Err(error) = process::run(&mut process::command("rustup", &["--quiet", "target", "add", TARGET])) {
         eprintln!("skipped: no aarch64 standard library could be had: {error:#}");

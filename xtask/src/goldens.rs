@@ -7,8 +7,7 @@ use crate::{prepare, process};
 /// Versions are pinned so that a regenerated file differs only where the tests' cases did.
 const PACKAGES: &[&str] = &["torch==2.15.0", "transformers==5.22.2", "gguf==0.19.0", "safetensors", "numpy"];
 
-const SCRIPTS: &[&str] =
-    &[
+const SCRIPTS: &[&str] = &[
     "crates/formats/tests/golden/make.py",
     "tests/golden/models/generate.py",
     "tests/golden/templates/render.py",

@@ -7,16 +7,17 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use folio_formats::gguf::Writer;
-use folio_formats::quant::{Fit, encode};
+use folio_formats::quant::{encode, encode_fitted};
 use folio_formats::{Format, Matrix, Safetensors, WeightSource};
 use serde_json::Value;
 
 const MODELS: [&str; 2] = ["folio-rust-42m", "folio-rust-7m"];
 
 /// The shipped form, by the table in models/README.md. The first rule whose word is in a tensor's name holds.
-const SHIPPED: &str = "=Q5_0";
+const SHIPPED: &str = "ffn=Q4_0,=Q5_0";
 
-const USAGE: &str = "usage: cargo xtask models FOLDER [--out DIR] [--plan WORD=FORMAT,...] [--nearest]";
+const USAGE: &str =
+    "usage: cargo xtask models FOLDER [--out DIR] [--plan WORD=FORMAT,...] [--importance DIR | --even | --nearest]";
 
 pub fn run(args: &[String]) -> Result<()> {
     let options = Options::parse(args)?;
@@ -38,6 +39,16 @@ pub fn run(args: &[String]) -> Result<()> {
     Ok(())
 }
 
+/// How scales are chosen.
+#[derive(Clone, Debug, PartialEq)]
+enum Fit {
+    Nearest,
+    /// The least squared error, every value counting alike.
+    Even,
+    /// The least squared error, weighed by what `models/calibrate.py` measured: `NAME.importance.safetensors` in here.
+    Weighed(PathBuf),
+}
+
 struct Options {
     folder: PathBuf,
     out: PathBuf,
@@ -49,12 +60,15 @@ impl Options {
     fn parse(args: &[String]) -> Result<Self> {
         let mut rest = args.iter();
         let folder = PathBuf::from(rest.next().context(USAGE)?);
-        let mut options = Self { folder, out: PathBuf::from("models"), plan: plan(SHIPPED)?, fit: Fit::Search };
+        let fit = Fit::Weighed(PathBuf::from("models"));
+        let mut options = Self { folder, out: PathBuf::from("models"), plan: plan(SHIPPED)?, fit };
         while let Some(flag) = rest.next() {
             match flag.as_str() {
                 "--out" => options.out = PathBuf::from(rest.next().context(USAGE)?),
                 "--plan" => options.plan = plan(rest.next().context(USAGE)?)?,
+                "--even" => options.fit = Fit::Even,
                 "--nearest" => options.fit = Fit::Nearest,
+                "--importance" => options.fit = Fit::Weighed(PathBuf::from(rest.next().context(USAGE)?)),
                 _ => bail!("{flag}: {USAGE}"),
             }
         }
@@ -105,6 +119,10 @@ fn convert(folder: &Path, name: &str, options: &Options) -> Result<Vec<u8>> {
     let mut writer = Writer::new();
     describe(&mut writer, name, &config)?;
     describe_text(&mut writer, folder)?;
+    let importance = match &options.fit {
+        Fit::Weighed(folder) => Some(Safetensors::open(&folder.join(format!("{name}.importance.safetensors")))?),
+        Fit::Nearest | Fit::Even => None,
+    };
     let heads = (config.count("num_attention_heads")? as usize, config.count("num_key_value_heads")? as usize);
     for (there, here) in tensor_names(config.count("num_hidden_layers")?) {
         let view = weights.require(&there)?;
@@ -115,7 +133,13 @@ fn convert(folder: &Path, name: &str, options: &Options) -> Result<Vec<u8>> {
             matrix = interleave(&matrix, heads.1);
         }
         let format = if view.shape.len() == 1 { Format::F32 } else { options.format(&here)? };
-        let bytes = encode_rows(&matrix, format, options.fit)?;
+        let weights = match (&importance, &options.fit) {
+            _ if !format.is_quantized() => None,
+            (Some(file), _) => Some(file.require(&here)?.to_f32()?),
+            (None, Fit::Nearest) => None,
+            (None, _) => Some(vec![1.0; matrix.cols()]),
+        };
+        let bytes = encode_rows(&matrix, format, weights.as_deref())?;
         writer.tensor(&here, format, &view.shape, bytes);
     }
     let used = writer.num_tensors();
@@ -202,12 +226,16 @@ fn interleave<'a>(matrix: &Matrix<'a>, heads: usize) -> Matrix<'a> {
     }))
 }
 
-fn encode_rows(matrix: &Matrix, format: Format, fit: Fit) -> Result<Vec<u8>> {
+/// `importance` has one number a column; without it values are rounded to nearest.
+fn encode_rows(matrix: &Matrix, format: Format, importance: Option<&[f32]>) -> Result<Vec<u8>> {
     let mut values = vec![0.0; matrix.cols()];
     let mut bytes = Vec::new();
     for row in 0..matrix.num_rows() {
         matrix.read_row(row, &mut values);
-        bytes.extend(encode(format, &values, fit)?);
+        bytes.extend(match importance {
+            Some(importance) => encode_fitted(format, &values, importance)?,
+            None => encode(format, &values)?,
+        });
     }
     Ok(bytes)
 }

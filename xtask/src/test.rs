@@ -9,7 +9,15 @@ use crate::{aarch64, prepare, process, tidy};
 pub fn run(filter: &[String]) -> Result<()> {
     stage("house rules", tidy::run)?;
     stage("clippy", || {
-        process::run(&mut process::cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]))
+        process::run(&mut process::cargo(&[
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--quiet",
+            "--",
+            "-D",
+            "warnings",
+        ]))
     })?;
     let llama_cpp = llama_cpp()?;
     stage("tests", || {

@@ -93,7 +93,7 @@ impl Setup {
 
 /// The last `rows` of one sequence; its blocks lie in the pool in an order that skips about.
 fn batch(context: usize, rows: usize, blocks: usize) -> Batch {
-    let stride = (3..).step_by(2).find(|stride| blocks % stride != 0).unwrap_or(1);
+    let stride = (3..).step_by(2).find(|stride| !blocks.is_multiple_of(*stride)).unwrap_or(1);
     let stride = if blocks.is_power_of_two() { stride } else { 1 };
     let table: Vec<u32> = (0..blocks).map(|entry| (entry * stride % blocks) as u32).collect();
     let slot =

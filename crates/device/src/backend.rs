@@ -230,7 +230,10 @@ pub enum Activation {
     Gelu,
     GeluTanh,
     /// gpt-oss: gate clamped above, up clamped both ways at `limit`; `(up + 1) * gate * sigmoid(alpha * gate)`.
-    SwigluClamped { alpha: f32, limit: f32 },
+    SwigluClamped {
+        alpha: f32,
+        limit: f32,
+    },
 }
 
 /// How router logits become expert weights.

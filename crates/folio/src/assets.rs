@@ -53,12 +53,7 @@ impl Assets {
         Self::from_gguf(stem(path), gguf, tokenizer, max_context)
     }
 
-    fn from_gguf(
-        name: String,
-        gguf: Gguf,
-        tokenizer: Option<Tokenizer>,
-        max_context: Option<usize>,
-    ) -> Result<Self> {
+    fn from_gguf(name: String, gguf: Gguf, tokenizer: Option<Tokenizer>, max_context: Option<usize>) -> Result<Self> {
         let tokenizer = match tokenizer {
             Some(tokenizer) => Some(tokenizer),
             None => gguf_vocab(&gguf)?.map(Tokenizer::from_gguf).transpose()?,
@@ -138,7 +133,9 @@ impl Generation {
         let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
         let eos = match value.get("eos_token_id") {
             None | Some(Value::Null) => Vec::new(),
-            Some(Value::Array(ids)) => ids.iter().map(id).collect::<Option<_>>().context("eos_token_id: not token ids")?,
+            Some(Value::Array(ids)) => {
+                ids.iter().map(id).collect::<Option<_>>().context("eos_token_id: not token ids")?
+            }
             Some(one) => vec![id(one).context("eos_token_id: not a token id")?],
         };
         let number = |key| value.get(key).and_then(Value::as_f64).map(|number| number as f32);

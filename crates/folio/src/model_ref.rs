@@ -56,7 +56,9 @@ impl ModelRef {
             if path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf")) {
                 return Ok(Self::Gguf(path.to_path_buf()));
             }
-            bail!("{text} is a file, but not a .gguf; give the folder that holds config.json and the safetensors files");
+            bail!(
+                "{text} is a file, but not a .gguf; give the folder that holds config.json and the safetensors files"
+            );
         }
         let Some(name) = HubName::parse(text) else {
             bail!("{text}: no such file or folder, and not an ORG/NAME of the hub");

@@ -43,9 +43,9 @@ pub fn main(args: &PullArgs) -> Result<()> {
         }
         let path = match Cache::from_env().repo(name.repo()).get(file) {
             Some(path) if path.exists() => path,
-            _ => repo.download_with_progress(file, bar()).with_context(|| {
-                format!("{file} was cut off; run the same command again to go on where it stopped")
-            })?,
+            _ => repo
+                .download_with_progress(file, bar())
+                .with_context(|| format!("{file} was cut off; run the same command again to go on where it stopped"))?,
         };
         folder = folder.or_else(|| (!file.contains('/')).then(|| path.parent().map(|f| f.to_path_buf())).flatten());
     }
@@ -63,7 +63,9 @@ fn is_wanted(file: &str, all: &[&str]) -> bool {
 }
 
 fn is_safe(file: &str) -> bool {
-    !file.is_empty() && !file.contains('\\') && file.split('/').all(|part| !part.is_empty() && part != "." && part != "..")
+    !file.is_empty()
+        && !file.contains('\\')
+        && file.split('/').all(|part| !part.is_empty() && part != "." && part != "..")
 }
 
 fn api() -> Result<Api> {
@@ -85,7 +87,8 @@ fn offline() -> bool {
 struct Bar(ProgressBar);
 
 fn bar() -> Bar {
-    let style = ProgressStyle::with_template("{msg:28!} {bar:28} {bytes:>11}/{total_bytes:11} {bytes_per_sec:>12} {eta:>5}");
+    let style =
+        ProgressStyle::with_template("{msg:28!} {bar:28} {bytes:>11}/{total_bytes:11} {bytes_per_sec:>12} {eta:>5}");
     Bar(ProgressBar::new(0).with_style(style.expect("the template is well formed")))
 }
 

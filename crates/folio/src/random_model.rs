@@ -54,7 +54,8 @@ impl Dimensions {
     fn tensors(&self) -> Vec<(String, Vec<usize>)> {
         let (h, f) = (self.hidden, self.ffn);
         let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
-        let mut tensors = vec![("model.embed_tokens.weight".into(), vec![self.vocab, h]), ("model.norm.weight".into(), vec![h])];
+        let mut tensors =
+            vec![("model.embed_tokens.weight".into(), vec![self.vocab, h]), ("model.norm.weight".into(), vec![h])];
         for layer in 0..self.layers {
             let parts: [(&str, Vec<usize>); 9] = [
                 ("input_layernorm", vec![h]),

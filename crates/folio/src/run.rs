@@ -60,7 +60,11 @@ impl Chat {
         let tokens = self.tokens(prompt)?;
         let room = self.session.plan.max_model_len.saturating_sub(tokens.len());
         if room == 0 {
-            bail!("the conversation has {} tokens and the model's context is {}; start anew", tokens.len(), self.session.plan.max_model_len);
+            bail!(
+                "the conversation has {} tokens and the model's context is {}; start anew",
+                tokens.len(),
+                self.session.plan.max_model_len
+            );
         }
         let params = params(&self.sampling, room);
         let request = self.session.engine.request(tokens, params)?;
@@ -99,7 +103,10 @@ impl Chat {
     async fn converse(&mut self) -> Result<()> {
         let interactive = std::io::stdin().is_terminal();
         if interactive {
-            eprintln!("{}: ask away; Ctrl-C stops an answer, /new starts anew, Ctrl-D or /exit leaves", self.session.assets.name);
+            eprintln!(
+                "{}: ask away; Ctrl-C stops an answer, /new starts anew, Ctrl-D or /exit leaves",
+                self.session.assets.name
+            );
         }
         let system: Vec<Value> = self.messages.clone();
         loop {

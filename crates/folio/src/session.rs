@@ -83,7 +83,9 @@ impl Plan {
             Some(len) => len,
             None => spec.max_context,
         };
-        for (flag, value) in [("--max-num-seqs", args.max_num_seqs), ("--max-num-batched-tokens", args.max_num_batched_tokens)] {
+        for (flag, value) in
+            [("--max-num-seqs", args.max_num_seqs), ("--max-num-batched-tokens", args.max_num_batched_tokens)]
+        {
             if value == 0 || value > 1 << 16 {
                 bail!("{flag} must lie between 1 and 65536");
             }

@@ -25,7 +25,19 @@ pub fn print(args: &BenchRun, session: &Session, cost: &Cost, ceilings: &Ceiling
         ceilings.f32_flops / 1e9,
         table::bytes(cost.decode_weight_bytes as u64),
     );
-    let head = ["streams", "first token", "prefill tok/s", "of peak", "decode tok/s", "of read", "of peak", "itl p50", "p95", "p99", "all tok/s"];
+    let head = [
+        "streams",
+        "first token",
+        "prefill tok/s",
+        "of peak",
+        "decode tok/s",
+        "of read",
+        "of peak",
+        "itl p50",
+        "p95",
+        "p99",
+        "all tok/s",
+    ];
     let mut lines = vec![head.map(String::from).to_vec()];
     lines.extend(rows.iter().map(Figures::line));
     print!("{}", table::render(&lines));
@@ -46,9 +58,8 @@ struct Figures {
 impl Figures {
     fn of(args: &BenchRun, cost: &Cost, ceilings: &Ceilings, result: &Measured) -> Self {
         let first = result.first_token.as_secs_f64();
-        let prefill = (result.streams == 1).then(|| {
-            (args.input_len as f64 / first, cost.prefill_flops(args.input_len) / first / ceilings.bf16_flops)
-        });
+        let prefill = (result.streams == 1)
+            .then(|| (args.input_len as f64 / first, cost.prefill_flops(args.input_len) / first / ceilings.bf16_flops));
         let rate = result.decode_tokens_per_s;
         let context = args.input_len + args.output_len / 2;
         Self {

@@ -23,7 +23,11 @@ pub struct RouteParams {
     pub room: Option<usize>,
 }
 
-pub fn sampling(fields: &Sampling<'_>, route: RouteParams, defaults: SamplingDefaults) -> Result<SamplingParams, ApiError> {
+pub fn sampling(
+    fields: &Sampling<'_>,
+    route: RouteParams,
+    defaults: SamplingDefaults,
+) -> Result<SamplingParams, ApiError> {
     let standard = SamplingParams::default();
     if fields.stop_token_ids.is_some_and(|ids| ids.len() > MAX_STOP_IDS) {
         return Err(ApiError::Invalid(format!("stop_token_ids: at most {MAX_STOP_IDS} are allowed")));

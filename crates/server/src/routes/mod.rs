@@ -8,11 +8,11 @@ pub mod models;
 
 use std::convert::Infallible;
 
+use axum::Json;
 use axum::extract::rejection::JsonRejection;
 use axum::http::Uri;
 use axum::response::sse::{Event as SseEvent, Sse};
 use axum::response::{IntoResponse, Response};
-use axum::Json;
 use folio_engine::{SamplingParams, SubmitError};
 use serde_json::{Value, json};
 
@@ -85,7 +85,12 @@ impl Shape {
     }
 }
 
-async fn answer_whole(service: &Service, mut stream: TextStream, num_samples: usize, shape: Shape) -> Result<Response, ApiError> {
+async fn answer_whole(
+    service: &Service,
+    mut stream: TextStream,
+    num_samples: usize,
+    shape: Shape,
+) -> Result<Response, ApiError> {
     let mut samples: Vec<Collected> = (0..num_samples).map(|_| Collected::default()).collect();
     let mut total = Usage::default();
     while let Some(piece) = stream.next().await {
@@ -139,7 +144,8 @@ async fn write_events(service: Service, mut stream: TextStream, num_samples: usi
             }
             add_usage(&mut total, *usage);
         }
-        let silent = piece.text.is_empty() && piece.finish.is_none() && piece.tokens.iter().all(|t| t.logprobs.is_none());
+        let silent =
+            piece.text.is_empty() && piece.finish.is_none() && piece.tokens.iter().all(|t| t.logprobs.is_none());
         if !silent && !send(shape.envelope(&service, shape.chunk_object, vec![(shape.delta)(&service, &piece)])) {
             return;
         }
