@@ -61,7 +61,7 @@ fn a_folder_with_a_wrong_part_names_it() {
 #[test]
 fn flags_out_of_range() {
     check(&["run", "-p", "x", "--threads", "0"], &["--threads"]);
-    check(&["run", "-p", "x", "--max-model-len", "1000000"], &["--max-model-len", "4096"]);
+    check(&["run", "-p", "x", "--max-model-len", "1000000"], &["4096", "context of 1000000"]);
     check(&["run", "-p", "x", "--kv-cache-mib", "1"], &["--max-model-len"]);
     check(&["run", "-p", "x", "--temperature=-1"], &["temperature"]);
     check(&["run", "-p", "x", "--top-p", "NaN"], &["top_p"]);

@@ -8,7 +8,7 @@ use crate::{folio, scratch};
 
 /// A repository as a small model has it, with files that nobody needs among them.
 fn files() -> Vec<(&'static str, Vec<u8>)> {
-    let weights = (0..400_000u32).map(|i| (i % 251) as u8).collect();
+    let weights = (0..1_000_000u32).map(|i| (i % 251) as u8).collect();
     vec![
         ("config.json", br#"{"model_type": "llama"}"#.to_vec()),
         ("tokenizer.json", b"{}".to_vec()),
@@ -65,7 +65,7 @@ fn goes_on_where_a_broken_connection_stopped() {
 
 #[test]
 fn a_run_that_was_given_up_is_resumed_by_the_next() {
-    let (hub, home) = (Hub::start("org/model", &files(), 4, None), scratch("pull-again"));
+    let (hub, home) = (Hub::start("org/model", &files(), 5, None), scratch("pull-again"));
     let first = pull(&hub, &home, &[]);
     assert!(!first.status.success(), "{}", text(&first));
     assert!(text(&first).contains("run the same command again"), "{}", text(&first));

@@ -10,6 +10,7 @@ use anyhow::{Result, bail};
 
 use crate::args::{BenchArgs, BenchKind, BenchRun};
 use crate::assets::Assets;
+use crate::machine;
 use crate::random_model;
 use crate::session::Session;
 use measure::Measured;
@@ -23,6 +24,8 @@ pub fn main(args: BenchArgs) -> Result<()> {
         }
     };
     let session = start(&args, &concurrency)?;
+    // Before the ceilings take a buffer of their own.
+    let resident = machine::peak_resident();
     let cost = cost::Cost::of(&session.assets.model.spec, session.memory.weights);
     let mut results: Vec<Measured> = concurrency.iter().map(|&streams| Measured::new(streams)).collect();
     let mut ceilings = measure::Ceilings::new(session.plan.threads)?;
@@ -33,7 +36,7 @@ pub fn main(args: BenchArgs) -> Result<()> {
         }
     }
     ceilings.measure();
-    report::print(&args, &session, &cost, &ceilings, &results);
+    report::print(&args, &session, &cost, &ceilings, resident, &results);
     Ok(())
 }
 

@@ -5,6 +5,11 @@ pub fn memory_available() -> Option<u64> {
     meminfo("MemAvailable:", &std::fs::read_to_string("/proc/meminfo").ok()?)
 }
 
+/// The most memory this process has ever held at once, mapped file pages included, in bytes.
+pub fn peak_resident() -> Option<u64> {
+    meminfo("VmHWM:", &std::fs::read_to_string("/proc/self/status").ok()?)
+}
+
 fn meminfo(field: &str, text: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(field))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)

@@ -8,10 +8,17 @@ use crate::args::BenchRun;
 use crate::session::Session;
 use crate::table;
 
-pub fn print(args: &BenchRun, session: &Session, cost: &Cost, ceilings: &Ceilings, results: &[Measured]) {
+pub fn print(
+    args: &BenchRun,
+    session: &Session,
+    cost: &Cost,
+    ceilings: &Ceilings,
+    resident: Option<u64>,
+    results: &[Measured],
+) {
     let rows: Vec<Figures> = results.iter().map(|result| Figures::of(args, cost, ceilings, result)).collect();
     if args.json {
-        println!("{}", json(args, session, ceilings, &rows));
+        println!("{}", json(args, session, ceilings, resident, &rows));
         return;
     }
     println!(
@@ -19,11 +26,18 @@ pub fn print(args: &BenchRun, session: &Session, cost: &Cost, ceilings: &Ceiling
         session.assets.name, session.plan.threads, args.input_len, args.output_len, args.rounds
     );
     println!(
-        "ceilings: read {:.1} GB/s, bf16 {:.0} GFLOP/s, f32 {:.0} GFLOP/s; decode reads {} of weights a step\n",
+        "ceilings: read {:.1} GB/s, bf16 {:.0} GFLOP/s, f32 {:.0} GFLOP/s; decode reads {} of weights a step",
         ceilings.read_bytes_per_s / 1e9,
         ceilings.bf16_flops / 1e9,
         ceilings.f32_flops / 1e9,
         table::bytes(cost.decode_weight_bytes as u64),
+    );
+    println!(
+        "memory: weights {}, keys and values {}, activations {}; most resident while loading {}\n",
+        table::bytes(session.memory.weights),
+        table::bytes(session.memory.kv),
+        table::bytes(session.memory.activations),
+        resident.map_or("unknown".into(), table::bytes),
     );
     let head = [
         "streams",
@@ -95,7 +109,7 @@ impl Figures {
     }
 }
 
-fn json(args: &BenchRun, session: &Session, ceilings: &Ceilings, rows: &[Figures]) -> Value {
+fn json(args: &BenchRun, session: &Session, ceilings: &Ceilings, resident: Option<u64>, rows: &[Figures]) -> Value {
     let row = |f: &Figures| {
         json!({
             "streams": f.streams, "first_token_ms": f.first_token_ms,
@@ -114,6 +128,7 @@ fn json(args: &BenchRun, session: &Session, ceilings: &Ceilings, rows: &[Figures
         },
         "memory": {
             "weights": session.memory.weights, "kv": session.memory.kv, "activations": session.memory.activations,
+            "resident_peak_loading": resident,
         },
         "results": rows.iter().map(row).collect::<Vec<_>>(),
     })
