@@ -23,7 +23,7 @@ fn check(name: &str, layers: u32, hidden: usize) {
         let tensor = gguf.require(name).unwrap();
         let expect = match () {
             () if tensor.shape.len() == 1 => Format::F32,
-            () if name.contains("ffn") => Format::Q4_0,
+            () if ["token_embd", "ffn_down"].iter().any(|word| name.contains(word)) => Format::Q4_0,
             () => Format::Q5_0,
         };
         assert_eq!(tensor.format, expect, "{name}");
