@@ -41,8 +41,8 @@ pub struct Measured {
     pub streams: usize,
     /// Best time from submission to the first token, of the first stream to have one.
     pub first_token: Duration,
-    /// Best rate of all streams together while all of them decode.
-    pub decode_tokens_per_s: f64,
+    /// Best rate of all streams together while all of them decode; none if the first ended before the last began.
+    pub decode_tokens_per_s: Option<f64>,
     /// Best rate of output tokens from first submission to last token.
     pub total_tokens_per_s: f64,
     /// Gaps between tokens of a stream, over all rounds.
@@ -54,7 +54,7 @@ impl Measured {
         Self {
             streams,
             first_token: Duration::MAX,
-            decode_tokens_per_s: 0.0,
+            decode_tokens_per_s: None,
             total_tokens_per_s: 0.0,
             gaps: Vec::new(),
         }
@@ -93,7 +93,7 @@ impl Measured {
         if one_ended > all_began {
             let within = times.iter().flatten().filter(|&&time| time > all_began && time <= one_ended).count();
             let rate = within as f64 / (one_ended - all_began).as_secs_f64();
-            self.decode_tokens_per_s = self.decode_tokens_per_s.max(rate);
+            self.decode_tokens_per_s = Some(self.decode_tokens_per_s.map_or(rate, |best| best.max(rate)));
         }
         let total = times.iter().map(Vec::len).sum::<usize>() as f64 / (end - start).as_secs_f64();
         self.total_tokens_per_s = self.total_tokens_per_s.max(total);
@@ -145,7 +145,7 @@ mod tests {
         measured.take(start, &[vec![at(100), at(110), at(120), at(130)], vec![at(110), at(120), at(130), at(140)]]);
         assert_eq!(measured.first_token, Duration::from_millis(100));
         // From 110 to 130 both decode: two tokens of each.
-        assert!((measured.decode_tokens_per_s - 4.0 / 0.020).abs() < 1e-6);
+        assert!(measured.decode_tokens_per_s.is_some_and(|rate| (rate - 4.0 / 0.020).abs() < 1e-6));
         assert!((measured.total_tokens_per_s - 8.0 / 0.140).abs() < 1e-6);
         assert_eq!(measured.gap_percentile(50.0), Duration::from_millis(10));
     }

@@ -62,11 +62,16 @@ struct Figures {
     first_token_ms: f64,
     /// Known for one stream only: with several, the first token waits for other prompts.
     prefill: Option<(f64, f64)>,
-    decode_tokens_per_s: f64,
-    decode_of_read: f64,
-    decode_of_peak: f64,
+    decode: Option<Decode>,
     itl_ms: [f64; 3],
     total_tokens_per_s: f64,
+}
+
+/// Rates while every stream decodes.
+struct Decode {
+    tokens_per_s: f64,
+    of_read: f64,
+    of_peak: f64,
 }
 
 impl Figures {
@@ -74,15 +79,17 @@ impl Figures {
         let first = result.first_token.as_secs_f64();
         let prefill = (result.streams == 1)
             .then(|| (args.input_len as f64 / first, cost.prefill_flops(args.input_len) / first / ceilings.bf16_flops));
-        let rate = result.decode_tokens_per_s;
         let context = args.input_len + args.output_len / 2;
+        let decode = result.decode_tokens_per_s.map(|rate| Decode {
+            tokens_per_s: rate,
+            of_read: rate / result.streams as f64 * cost.decode_weight_bytes / ceilings.read_bytes_per_s,
+            of_peak: rate * cost.decode_flops(context) / ceilings.bf16_flops,
+        });
         Self {
             streams: result.streams,
             first_token_ms: first * 1e3,
             prefill,
-            decode_tokens_per_s: rate,
-            decode_of_read: rate / result.streams as f64 * cost.decode_weight_bytes / ceilings.read_bytes_per_s,
-            decode_of_peak: rate * cost.decode_flops(context) / ceilings.bf16_flops,
+            decode,
             itl_ms: [50.0, 95.0, 99.0].map(|percent| result.gap_percentile(percent).as_secs_f64() * 1e3),
             total_tokens_per_s: result.total_tokens_per_s,
         }
@@ -94,15 +101,11 @@ impl Figures {
             Some((rate, share)) => (format!("{rate:.0}"), percent(share)),
             None => ("-".into(), "-".into()),
         };
-        let mut line = vec![
-            self.streams.to_string(),
-            format!("{:.1} ms", self.first_token_ms),
-            prefill,
-            of_peak,
-            format!("{:.1}", self.decode_tokens_per_s),
-            percent(self.decode_of_read),
-            percent(self.decode_of_peak),
-        ];
+        let mut line = vec![self.streams.to_string(), format!("{:.1} ms", self.first_token_ms), prefill, of_peak];
+        match &self.decode {
+            Some(d) => line.extend([format!("{:.1}", d.tokens_per_s), percent(d.of_read), percent(d.of_peak)]),
+            None => line.extend(["-", "-", "-"].map(String::from)),
+        }
         line.extend(self.itl_ms.map(|ms| format!("{ms:.2} ms")));
         line.push(format!("{:.1}", self.total_tokens_per_s));
         line
@@ -114,8 +117,9 @@ fn json(args: &BenchRun, session: &Session, ceilings: &Ceilings, resident: Optio
         json!({
             "streams": f.streams, "first_token_ms": f.first_token_ms,
             "prefill_tokens_per_s": f.prefill.map(|p| p.0), "prefill_of_bf16_peak": f.prefill.map(|p| p.1),
-            "decode_tokens_per_s": f.decode_tokens_per_s, "decode_of_read_bandwidth": f.decode_of_read,
-            "decode_of_bf16_peak": f.decode_of_peak, "itl_ms_p50": f.itl_ms[0], "itl_ms_p95": f.itl_ms[1],
+            "decode_tokens_per_s": f.decode.as_ref().map(|d| d.tokens_per_s),
+            "decode_of_read_bandwidth": f.decode.as_ref().map(|d| d.of_read),
+            "decode_of_bf16_peak": f.decode.as_ref().map(|d| d.of_peak), "itl_ms_p50": f.itl_ms[0], "itl_ms_p95": f.itl_ms[1],
             "itl_ms_p99": f.itl_ms[2], "total_tokens_per_s": f.total_tokens_per_s,
         })
     };
