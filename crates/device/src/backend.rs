@@ -39,6 +39,8 @@ pub trait Backend: Send + 'static {
 
     /// Bytes a weight occupies on the device, padding included.
     fn weight_bytes(&self, weight: &Self::Weight) -> u64;
+    /// Bytes a layer's experts occupy on the device, padding and biases included.
+    fn experts_bytes(&self, experts: &Self::Experts) -> u64;
 
     // ---- one step ----
 

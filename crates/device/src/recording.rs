@@ -140,6 +140,10 @@ impl<B: Backend> Backend for Recording<B> {
         self.inner.weight_bytes(&weight.inner)
     }
 
+    fn experts_bytes(&self, experts: &Self::Experts) -> u64 {
+        self.inner.experts_bytes(&experts.inner)
+    }
+
     fn upload(&mut self, inputs: &mut Self::Inputs, batch: &Batch) {
         let sizes: [(&str, &dyn Debug); 3] =
             [("rows", &batch.num_rows()), ("spans", &batch.spans.len()), ("outputs", &batch.outputs.len())];

@@ -29,8 +29,6 @@ pub(crate) struct ExpertsLayer<B: Backend> {
     router: Linear<B>,
     choice_bias: Option<B::Vector>,
     experts: B::Experts,
-    /// Stored bytes of the experts' matrices.
-    bytes: u64,
     shared: Option<Shared<B>>,
 }
 
@@ -86,7 +84,7 @@ impl<B: Backend> FfnLayer<B> {
                 let shared = layer.shared.as_ref().map_or(0, |shared| {
                     shared.dense.bytes(backend) + shared.switch.as_ref().map_or(0, |switch| switch.bytes(backend))
                 });
-                layer.router.bytes(backend) + layer.bytes + shared
+                layer.router.bytes(backend) + backend.experts_bytes(&layer.experts) + shared
             }
         }
     }
@@ -150,7 +148,6 @@ impl<B: Backend> ExpertsLayer<B> {
             false => None,
         };
         let source = experts::source(loader, place, spec, hidden)?;
-        let bytes = source.gate_up.iter().chain(&source.down).map(matrix_bytes).sum();
         let shared = match &spec.shared {
             Some(shared) => {
                 let shape = DenseShape { inter: shared.inter, hidden, activation: spec.activation, bias: false };
@@ -165,7 +162,6 @@ impl<B: Backend> ExpertsLayer<B> {
             router: Linear::load(backend, loader, place, router)?,
             choice_bias,
             experts: backend.experts(source)?,
-            bytes,
             shared,
         })
     }
@@ -197,8 +193,4 @@ impl<B: Backend> ExpertsLayer<B> {
             _ => backend.add(&mut acts.branch, out, 1.0, rows),
         }
     }
-}
-
-fn matrix_bytes(matrix: &Matrix<'_>) -> u64 {
-    (0..matrix.num_rows()).map(|row| matrix.row(row).len() as u64).sum()
 }

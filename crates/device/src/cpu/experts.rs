@@ -45,9 +45,11 @@ impl Experts {
         Ok(Self { gate_up, down, gate_up_bias, down_bias })
     }
 
-    /// Bytes held, padding included.
+    /// Bytes held, padding and biases included.
     pub fn bytes(&self) -> u64 {
-        self.gate_up.iter().chain(&self.down).map(Weight::bytes).sum()
+        let weights = self.gate_up.iter().chain(&self.down).map(Weight::bytes);
+        let biases = self.gate_up_bias.iter().chain(&self.down_bias).flatten().map(|bias| size_of_val(&**bias) as u64);
+        weights.chain(biases).sum()
     }
 }
 
@@ -287,6 +289,21 @@ mod tests {
                 assert!(some == all[range.start * HIDDEN..range.end * HIDDEN], "{isa:?} {threads} {range:?}");
             }
         }
+    }
+
+    #[test]
+    fn bytes_are_those_of_the_matrices_and_biases() {
+        let mut cpu = Cpu::new(CpuConfig { threads: 1, isa: None }).unwrap();
+        let experts = cpu.experts(source()).unwrap();
+        let matrices =
+            (0..EXPERTS).flat_map(|expert| [matrix(expert, 2 * INTER, HIDDEN), matrix(expert, HIDDEN, INTER)]);
+        let packed: u64 = matrices.map(|matrix| cpu.weight(&matrix).unwrap().bytes()).sum();
+        let biases = (4 * EXPERTS * (2 * INTER + HIDDEN)) as u64;
+        assert_eq!(cpu.experts_bytes(&experts), packed + biases);
+        let mut reference = Reference::new();
+        let experts = reference.experts(source()).unwrap();
+        let values = (4 * EXPERTS * 3 * INTER * HIDDEN) as u64;
+        assert_eq!(reference.experts_bytes(&experts), values + biases);
     }
 
     #[test]

@@ -122,6 +122,10 @@ impl Backend for Cpu {
         weight.bytes()
     }
 
+    fn experts_bytes(&self, experts: &experts::Experts) -> u64 {
+        experts.bytes()
+    }
+
     fn upload(&mut self, inputs: &mut inputs::Inputs, batch: &Batch) {
         inputs::upload(self.ctx(), inputs, batch);
     }

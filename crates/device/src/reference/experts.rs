@@ -16,6 +16,12 @@ impl Experts {
         let down_bias = biases(source.down_bias, &down)?;
         Ok(Self { gate_up, down, gate_up_bias, down_bias })
     }
+
+    pub fn bytes(&self) -> u64 {
+        let weights = self.gate_up.iter().chain(&self.down).map(|weight| weight.values.len());
+        let biases = self.gate_up_bias.iter().chain(&self.down_bias).flatten().map(|bias| bias.0.len());
+        4 * weights.chain(biases).sum::<usize>() as u64
+    }
 }
 
 fn biases(biases: Option<Vec<Vec<f32>>>, weights: &[Weight]) -> Result<Option<Vec<Vector>>> {

@@ -186,6 +186,10 @@ impl Backend for Reference {
         4 * weight.values.len() as u64
     }
 
+    fn experts_bytes(&self, experts: &Experts) -> u64 {
+        experts.bytes()
+    }
+
     fn upload(&mut self, inputs: &mut Inputs, batch: &Batch) {
         inputs.check(batch);
         inputs.batch.clone_from(batch);
