@@ -1,5 +1,7 @@
 //! One step's work as the device hears of it: rows, spans and block tables, and no word of requests.
 
+use crate::InputLimits;
+
 /// Tokens in a KV block.
 pub const BLOCK_TOKENS: usize = 16;
 
@@ -16,7 +18,7 @@ pub struct Span {
 /// Where one layer group keeps the step's sequences.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupTables {
-    /// For every row the slot its key and value go to: `block * BLOCK_TOKENS + offset`.
+    /// For every row the slot its key and value go to: `block * BLOCK_TOKENS + offset`. No two rows have the same.
     pub slots: Vec<u32>,
     /// Block tables of all spans, one after the other; entry `i` of a table holds positions `16 i .. 16 i + 16`.
     pub blocks: Vec<u32>,
@@ -29,6 +31,7 @@ pub struct GroupTables {
 pub struct Batch {
     pub tokens: Vec<u32>,
     pub positions: Vec<u32>,
+    /// In the order of their rows; every row belongs to exactly one.
     pub spans: Vec<Span>,
     /// One entry a layer group.
     pub groups: Vec<GroupTables>,
@@ -39,5 +42,82 @@ pub struct Batch {
 impl Batch {
     pub fn num_rows(&self) -> usize {
         self.tokens.len()
+    }
+
+    /// Asserts that the batch is within the limits and does not contradict itself: backends divide their threads by
+    /// rows, spans and slots and rely on it. That slots differ is left to those that need it, as it takes memory.
+    pub(crate) fn check(&self, limits: &InputLimits) {
+        let rows = self.num_rows();
+        assert!(rows <= limits.rows, "{rows} rows, limit {}", limits.rows);
+        assert_eq!(self.positions.len(), rows, "positions and rows");
+        assert!(self.spans.len() <= limits.spans, "{} spans, limit {}", self.spans.len(), limits.spans);
+        assert_eq!(self.groups.len(), limits.groups, "layer groups of the batch and of the limits");
+        assert!(self.outputs.iter().all(|&row| (row as usize) < rows), "an output row beyond {rows}");
+        let mut next = 0;
+        for span in &self.spans {
+            assert_eq!(span.first_row as usize, next, "first row of {span:?} and the end of the one before it");
+            assert!(span.num_rows <= span.context, "{span:?} has more rows than context");
+            next += span.num_rows as usize;
+        }
+        assert_eq!(next, rows, "rows of all spans and of the batch");
+        for group in &self.groups {
+            assert_eq!(group.slots.len(), rows, "slots and rows");
+            assert_eq!(group.first_block.len(), self.spans.len(), "block tables and spans");
+            let entries = group.blocks.len();
+            assert!(entries <= limits.table_entries, "{entries} table entries, limit {}", limits.table_entries);
+            for (span, &first) in self.spans.iter().zip(&group.first_block) {
+                let needed = first as usize + (span.context as usize).div_ceil(BLOCK_TOKENS);
+                assert!(needed <= entries, "the block table of {span:?} is too short");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: InputLimits = InputLimits { rows: 4, spans: 2, table_entries: 4, groups: 1, ropes: 0, rope_pairs: 0 };
+
+    /// Two sequences: a chunk of two rows that ends at position 17, and a first token.
+    fn batch() -> Batch {
+        Batch {
+            tokens: vec![1, 2, 3],
+            positions: vec![16, 17, 0],
+            spans: vec![
+                Span { first_row: 0, num_rows: 2, context: 18 },
+                Span { first_row: 2, num_rows: 1, context: 1 },
+            ],
+            groups: vec![GroupTables { slots: vec![0, 1, 32], blocks: vec![1, 0, 2], first_block: vec![0, 2] }],
+            outputs: vec![1, 2],
+        }
+    }
+
+    fn refused(change: impl Fn(&mut Batch)) -> String {
+        let mut batch = batch();
+        change(&mut batch);
+        let payload = std::panic::catch_unwind(|| batch.check(&LIMITS)).expect_err("the batch was taken");
+        *payload.downcast::<String>().expect("a message")
+    }
+
+    #[test]
+    fn a_batch_that_contradicts_itself_is_refused() {
+        batch().check(&LIMITS);
+        Batch { groups: vec![GroupTables::default()], ..Batch::default() }.check(&LIMITS);
+        let cases: [(&str, fn(&mut Batch)); 9] = [
+            ("5 rows, limit 4", |b| b.tokens = vec![0; 5]),
+            ("positions and rows", |b| b.positions.truncate(2)),
+            ("3 spans, limit 2", |b| b.spans.push(b.spans[0])),
+            ("an output row", |b| b.outputs = vec![3]),
+            ("end of the one before", |b| b.spans[1].first_row = 1),
+            ("rows of all spans", |b| b.spans[1].num_rows = 0),
+            ("more rows than context", |b| b.spans[0].context = 1),
+            ("5 table entries, limit 4", |b| b.groups[0].blocks = vec![0; 5]),
+            ("too short", |b| b.groups[0].first_block[1] = 3),
+        ];
+        for (expected, change) in cases {
+            let message = refused(change);
+            assert!(message.contains(expected), "{message} for {expected}");
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use super::pool::Disjoint;
 use super::{Ctx, Vector, attention};
-use crate::{BLOCK_TOKENS, Batch, GroupTables, InputLimits, Result, Span};
+use crate::{Batch, GroupTables, InputLimits, Result, Span};
 
 pub struct Inputs {
     limits: InputLimits,
@@ -15,6 +15,8 @@ pub struct Inputs {
     groups: Vec<GroupTables>,
     outputs: Vec<u32>,
     ropes: Vec<Rope>,
+    /// Where `upload` looks for a slot given twice.
+    sorted_slots: Vec<u32>,
     /// Behind a lock because operations see their inputs shared; it is never contended.
     pub(crate) attention: Mutex<attention::Scratch>,
 }
@@ -56,6 +58,7 @@ impl Inputs {
             groups: (0..limits.groups).map(tables).collect(),
             outputs: Vec::with_capacity(limits.rows),
             ropes: (0..limits.ropes).map(rope).collect(),
+            sorted_slots: Vec::with_capacity(limits.rows),
             attention: Mutex::new(attention::Scratch::new(limits)?),
         })
     }
@@ -92,7 +95,8 @@ fn copy<T: Copy>(to: &mut Vec<T>, from: &[T]) {
 
 /// Takes over a step. A batch that is larger than the limits or contradicts itself is a bug.
 pub fn upload(_ctx: Ctx<'_>, inputs: &mut Inputs, batch: &Batch) {
-    check(&inputs.limits, batch);
+    batch.check(&inputs.limits);
+    batch.groups.iter().for_each(|group| check_slots(&group.slots, &mut inputs.sorted_slots));
     copy(&mut inputs.tokens, &batch.tokens);
     copy(&mut inputs.positions, &batch.positions);
     copy(&mut inputs.spans, &batch.spans);
@@ -104,25 +108,12 @@ pub fn upload(_ctx: Ctx<'_>, inputs: &mut Inputs, batch: &Batch) {
     }
 }
 
-fn check(limits: &InputLimits, batch: &Batch) {
-    let rows = batch.num_rows();
-    assert!(rows <= limits.rows, "{rows} rows, limit {}", limits.rows);
-    assert_eq!(batch.positions.len(), rows, "positions and rows");
-    assert!(batch.spans.len() <= limits.spans, "{} spans, limit {}", batch.spans.len(), limits.spans);
-    assert_eq!(batch.groups.len(), limits.groups, "layer groups of the batch and of the limits");
-    assert!(batch.outputs.iter().all(|&row| (row as usize) < rows), "an output row beyond {rows}");
-    for span in &batch.spans {
-        assert!(span.first_row as usize + span.num_rows as usize <= rows, "{span:?} beyond {rows} rows");
-        assert!(span.num_rows <= span.context, "{span:?} has more rows than context");
-    }
-    for group in &batch.groups {
-        assert_eq!(group.slots.len(), rows, "slots and rows");
-        assert_eq!(group.first_block.len(), batch.spans.len(), "block tables and spans");
-        assert!(group.blocks.len() <= limits.table_entries, "{} table entries", group.blocks.len());
-        for (span, &first) in batch.spans.iter().zip(&group.first_block) {
-            let needed = first as usize + (span.context as usize).div_ceil(BLOCK_TOKENS);
-            assert!(needed <= group.blocks.len(), "the block table of {span:?} is too short");
-        }
+/// Threads write the slots of their own rows, so a slot that two rows share would be written by two threads at once.
+fn check_slots(slots: &[u32], sorted: &mut Vec<u32>) {
+    copy(sorted, slots);
+    sorted.sort_unstable();
+    if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+        panic!("two rows write slot {}", pair[0]);
     }
 }
 
@@ -161,7 +152,7 @@ mod tests {
         let limits = InputLimits { rows: 70, spans: 1, table_entries: 8, groups: 1, ropes: 2, rope_pairs: 5 };
         let positions: Vec<u32> = (0..70).map(|row| row * 997).collect();
         let span = Span { first_row: 0, num_rows: 70, context: 70 };
-        let tables = GroupTables { slots: vec![0; 70], blocks: vec![0; 5], first_block: vec![0] };
+        let tables = GroupTables { slots: (0..70).collect(), blocks: vec![0; 5], first_block: vec![0] };
         let batch = Batch {
             tokens: vec![1; 70],
             positions: positions.clone(),
@@ -188,16 +179,8 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "too short")]
-    fn a_short_block_table_is_refused() {
-        let limits = InputLimits { rows: 4, spans: 1, table_entries: 8, groups: 1, ropes: 0, rope_pairs: 0 };
-        let batch = Batch {
-            tokens: vec![1],
-            positions: vec![16],
-            spans: vec![Span { first_row: 0, num_rows: 1, context: 17 }],
-            groups: vec![GroupTables { slots: vec![0], blocks: vec![0], first_block: vec![0] }],
-            outputs: vec![],
-        };
-        check(&limits, &batch);
+    #[should_panic(expected = "two rows write slot 7")]
+    fn a_slot_with_two_rows_is_refused() {
+        check_slots(&[9, 7, 3, 7], &mut Vec::new());
     }
 }

@@ -68,7 +68,8 @@ impl<T: Element> Kernel for PrepareRows<'_, T> {
             }
             let heads = k.chunks_exact(op.head_dim).zip(v.chunks_exact(op.head_dim));
             for (kv_head, (key, value)) in heads.enumerate() {
-                // SAFETY: the storage is borrowed for writing, and a step gives every row its own slot.
+                // SAFETY: `prepare_qkv` borrows the storage for writing, and `upload` checked that rows have different
+                // slots.
                 unsafe { self.layer.write(self.slots[row], kv_head, key, value) };
             }
         }

@@ -128,18 +128,8 @@ impl Inputs {
     }
 
     fn check(&self, batch: &Batch) {
-        let limits = &self.limits;
-        assert!(batch.num_rows() <= limits.rows, "{} rows of at most {}", batch.num_rows(), limits.rows);
-        assert!(batch.spans.len() <= limits.spans, "{} spans of at most {}", batch.spans.len(), limits.spans);
-        assert_eq!(batch.groups.len(), limits.groups, "layer groups");
-        assert_eq!(batch.positions.len(), batch.num_rows(), "one position a row");
-        for group in &batch.groups {
-            assert_eq!(group.slots.len(), batch.num_rows(), "one slot a row");
-            assert_eq!(group.first_block.len(), batch.spans.len(), "one block table a span");
-            assert!(group.blocks.len() <= limits.table_entries, "{} table entries", group.blocks.len());
-        }
+        batch.check(&self.limits);
         for span in &batch.spans {
-            assert!(span.num_rows <= span.context, "a span's rows lie inside its context");
             for index in 0..span.num_rows {
                 let (found, expected) =
                     (batch.positions[(span.first_row + index) as usize], span.context - span.num_rows + index);

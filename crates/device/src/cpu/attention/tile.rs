@@ -309,7 +309,7 @@ fn finish<S: Simd, T>(s: S, operands: &Operands<'_, T>, tile: &Tile, row: usize,
     let dim = operands.op.head_dim;
     let first_row = operands.spans[tile.span as usize].first_row as usize + tile.first as usize;
     let start = ((first_row + row) * operands.geometry.heads + head) * dim;
-    // SAFETY: every row and head is finished by one tile.
+    // SAFETY: a row is in one span (`Batch::check`), and a row and head of a span are finished by one tile.
     let out = unsafe { operands.out.part(start..start + dim) };
     sum.finish(s, operands.op.sinks.map(|sinks| sinks[head]), out);
 }
