@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, atomic::Ordering, mpsc},
 };
 
 use folio_scheduler::{Departed, NewRequest, RequestId, Scheduler, StepPlan};
@@ -37,7 +37,7 @@ pub(crate) struct Core {
     scheduler: Scheduler,
     executor: Box<dyn Executor>,
     config: EngineConfig,
-    commands: flume::Receiver<Command>,
+    commands: mpsc::Receiver<Command>,
     shared: Arc<Shared>,
     samples: BTreeMap<RequestId, Sample>,
     stopping: bool,
@@ -47,7 +47,7 @@ impl Core {
     pub fn new(
         executor: Box<dyn Executor>,
         config: EngineConfig,
-        commands: flume::Receiver<Command>,
+        commands: mpsc::Receiver<Command>,
         shared: Arc<Shared>,
     ) -> Result<Self> {
         config.validate()?;
@@ -73,7 +73,7 @@ impl Core {
     fn take_commands(&mut self) {
         while !self.stopping {
             let command = if self.scheduler.has_work() {
-                self.commands.try_recv().map_err(|error| error == flume::TryRecvError::Disconnected)
+                self.commands.try_recv().map_err(|error| error == mpsc::TryRecvError::Disconnected)
             } else {
                 self.publish_stats();
                 self.commands.recv().map_err(|_| true)

@@ -18,6 +18,7 @@ use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering},
+        mpsc,
     },
     thread::JoinHandle,
 };
@@ -36,7 +37,9 @@ pub use stream::{Event, FinishReason, RequestStream, Usage};
 /// A handle on a running engine. When the last handle and the last stream are gone, so is the engine.
 #[derive(Clone, Debug)]
 pub struct Engine {
-    commands: flume::Sender<Command>,
+    /// A channel of std's, because it drops what is queued when its receiver goes: a request that was handed in while
+    /// the engine ended must not wait for ever.
+    commands: mpsc::Sender<Command>,
     shared: Arc<Shared>,
 }
 
@@ -56,12 +59,16 @@ impl Shared {
         // Numbers that are set one by one are sound wherever their writer stopped.
         self.stats.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn thread(&self) -> MutexGuard<'_, Option<JoinHandle<()>>> {
+        self.thread.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Engine {
     /// Starts the engine's thread.
     pub fn start(executor: Box<dyn Executor>, config: EngineConfig) -> Result<Engine> {
-        let (commands, receiver) = flume::unbounded();
+        let (commands, receiver) = mpsc::channel();
         let shared = Arc::new(Shared {
             config: config.clone(),
             next_id: AtomicU64::new(0),
@@ -71,7 +78,7 @@ impl Engine {
         });
         let core = Core::new(executor, config, receiver, Arc::clone(&shared))?;
         let thread = std::thread::Builder::new().name("folio-engine".into()).spawn(move || core.run())?;
-        *shared.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+        *shared.thread() = Some(thread);
         Ok(Engine { commands, shared })
     }
 
@@ -107,16 +114,16 @@ impl Engine {
         self.shared.config.max_model_len
     }
 
-    /// False once the engine's thread has ended, by `shutdown` or by a fault.
+    /// False once the engine is told to shut down, or its thread has ended by a fault.
     pub fn is_running(&self) -> bool {
-        !self.commands.is_disconnected()
+        self.shared.thread().as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
     /// Aborts what runs and waits for the engine's thread to end. Other handles find the engine stopped.
     pub fn shutdown(self) {
         // An engine that is gone already has nothing to shut down.
         let _ = self.commands.send(Command::Shutdown);
-        let thread = self.shared.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = self.shared.thread().take();
         if let Some(thread) = thread {
             // A thread that panicked has ended too.
             let _ = thread.join();

@@ -3,6 +3,8 @@
 //! The engine never waits for a reader: events queue up, at most one a token and two more, so the request's own limit
 //! bounds them.
 
+use std::sync::mpsc;
+
 use folio_scheduler::RequestId;
 
 use crate::{Logprobs, core::Command};
@@ -46,7 +48,7 @@ pub struct Usage {
 #[derive(Debug)]
 pub struct RequestStream {
     events: flume::Receiver<Event>,
-    commands: flume::Sender<Command>,
+    commands: mpsc::Sender<Command>,
     /// The samples' ids follow each other.
     first_id: RequestId,
     num_samples: usize,
@@ -56,7 +58,7 @@ pub struct RequestStream {
 impl RequestStream {
     pub(crate) fn new(
         events: flume::Receiver<Event>,
-        commands: flume::Sender<Command>,
+        commands: mpsc::Sender<Command>,
         first_id: RequestId,
         num_samples: usize,
     ) -> Self {

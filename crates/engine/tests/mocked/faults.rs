@@ -1,8 +1,10 @@
 //! One request's fault is its own; a step's fault is the step's; the engine goes on.
 
-use folio_engine::{EngineConfig, FinishReason, RequestId};
+use folio_engine::{
+    Engine, EngineConfig, Executor, FinishReason, RequestId, Result, RowOutput, SamplingState, StepPlan, SubmitError,
+};
 
-use crate::mock::{Faults, answer, config, params, reference, start_with, submit, tokens};
+use crate::mock::{Faults, answer, config, params, reference, start_with, submit, tokens, wait_until};
 
 #[test]
 fn a_row_that_is_not_a_number_ends_its_request_alone() {
@@ -51,4 +53,38 @@ fn a_failed_step_ends_what_was_in_it_and_nothing_else() {
             assert_eq!(engine.stats().steps_failed, 1);
         }
     }
+}
+
+/// Takes the whole engine down: it fails where nothing guards it.
+struct Fatal(flume::Receiver<()>);
+
+impl Executor for Fatal {
+    fn admit(&mut self, _: RequestId, _: SamplingState) {
+        let _ = self.0.recv();
+        panic!("planted panic");
+    }
+
+    fn submit(&mut self, _: &StepPlan) -> Result<()> {
+        Ok(())
+    }
+
+    fn collect(&mut self) -> Result<Vec<RowOutput>> {
+        Ok(Vec::new())
+    }
+
+    fn release(&mut self, _: RequestId) {}
+}
+
+#[test]
+fn when_the_engine_dies_nobody_waits_for_it() {
+    let (gate, receiver) = flume::unbounded();
+    let engine = Engine::start(Box::new(Fatal(receiver)), config(8)).expect("a sound configuration");
+    let mut streams: Vec<_> = (0..3).map(|i| submit(&engine, tokens(i, 5), params(3))).collect();
+    assert!(engine.is_running());
+    drop(gate);
+    // The first was being admitted, the others were still queued.
+    assert!(streams.iter_mut().all(|stream| stream.recv().is_none()));
+    wait_until("the thread has ended", || !engine.is_running());
+    let request = engine.request(tokens(0, 3), params(1)).expect("valid");
+    assert_eq!(engine.submit(request).err(), Some(SubmitError::Stopped));
 }
