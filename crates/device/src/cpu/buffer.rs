@@ -129,6 +129,27 @@ impl<T: Plain> DerefMut for Buffer<T> {
     }
 }
 
+/// Scratch that grows to the largest step and is kept, so that later steps allocate nothing.
+pub struct Grown<T: Plain>(Option<Buffer<T>>);
+
+impl<T: Plain> Default for Grown<T> {
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+impl<T: Plain> Grown<T> {
+    /// `len` values, whatever they held before.
+    pub fn take(&mut self, len: usize) -> &mut [T] {
+        if self.0.as_ref().is_none_or(|values| values.len() < len) {
+            self.0 = None;
+            // An operation of a step cannot fail; activations are small beside the weights already loaded.
+            self.0 = Some(Buffer::zeroed("activations", len).expect("memory for activations"));
+        }
+        self.0.as_mut().map(|values| &mut values[..len]).expect("just made")
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,6 +165,16 @@ mod tests {
                 assert_eq!(buffer.as_ptr() as usize % ALIGN, 0);
             }
         }
+    }
+
+    #[test]
+    fn scratch_grows_and_stays() {
+        let mut scratch = Grown::<u32>::default();
+        assert!(scratch.take(0).is_empty());
+        let first = scratch.take(100).as_ptr();
+        assert_eq!(scratch.take(7).len(), 7);
+        assert_eq!(scratch.take(100).as_ptr(), first);
+        assert_eq!(scratch.take(101).len(), 101);
     }
 
     #[test]

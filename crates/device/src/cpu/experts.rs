@@ -4,7 +4,7 @@
 //! experts share one fork for each product, so that a single token with two experts costs what one layer does. A
 //! row's outputs are added in ascending order of expert, whatever else is in the batch.
 
-use super::buffer::Buffer;
+use super::buffer::Grown;
 use super::matmul::{self, Kernel, Product, RowTiles};
 use super::pool::Disjoint;
 use super::routing::{Choice, route};
@@ -77,23 +77,9 @@ pub struct Scratch {
     busy: Vec<u32>,
     tiles: Vec<RowTiles>,
     /// `[slots][2 * inter]`, `[slots][inter]` and `[slots][hidden]`.
-    gate_up: Grown,
-    inner: Grown,
-    down: Grown,
-}
-
-#[derive(Default)]
-struct Grown(Option<Buffer<f32>>);
-
-impl Grown {
-    fn take(&mut self, len: usize) -> &mut [f32] {
-        if self.0.as_ref().is_none_or(|values| values.len() < len) {
-            self.0 = None;
-            // An operation of a step cannot fail; this is small beside the experts already loaded.
-            self.0 = Some(Buffer::zeroed("expert activations", len).expect("memory for activations"));
-        }
-        self.0.as_mut().map(|values| &mut values[..len]).expect("just made")
-    }
+    gate_up: Grown<f32>,
+    inner: Grown<f32>,
+    down: Grown<f32>,
 }
 
 /// `out = sum_e w_e * down_e(act(gate_e(x)) * up_e(x))` over the experts each row chooses.

@@ -6,7 +6,6 @@
 
 use half::bf16;
 
-use super::super::buffer::Buffer;
 use super::super::pool::{Disjoint, even_split};
 use super::super::{Ctx, Isa};
 use super::Kernel;
@@ -20,23 +19,6 @@ pub enum Activations {
     RoundedF32,
     /// Rounded to bf16, two inner values in a word.
     Bf16Pairs,
-}
-
-/// Memory for packed activations: grows to the largest call and is kept, so that later steps allocate nothing.
-#[derive(Default)]
-pub struct Scratch {
-    words: Option<Buffer<u32>>,
-}
-
-impl Scratch {
-    pub(super) fn take(&mut self, len: usize) -> &mut [u32] {
-        if self.words.as_ref().is_none_or(|words| words.len() < len) {
-            self.words = None;
-            // An operation of a step cannot fail; activations are small beside the weights already loaded.
-            self.words = Some(Buffer::zeroed("packed activations", len).expect("memory for activations"));
-        }
-        self.words.as_mut().map(|words| &mut words[..len]).expect("just made")
-    }
 }
 
 /// Rows of one product, all multiplied with one weight: `rows` rows from `first_row` on, in tiles.

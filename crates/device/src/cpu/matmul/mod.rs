@@ -18,11 +18,12 @@ mod tile;
 
 use std::ops::Range;
 
+use super::buffer::Grown;
 use super::pool::Disjoint;
 use super::tensor::{Tensor, Vector};
 use super::weight::{LANES, Packing, Weight};
 use super::{Ctx, Isa};
-pub use activations::{RowTiles, Scratch};
+pub use activations::RowTiles;
 
 use activations::Activations;
 use tile::{Prefetch, Tile};
@@ -37,6 +38,9 @@ const AHEAD_BYTES: usize = 4 << 10;
 const ROWS_WITHOUT_PREFETCH: usize = 4;
 /// Panels that a thread takes at a time, at most.
 const MAX_CHUNK: usize = 8;
+
+/// Packed activations of one call, see [`activations`].
+pub type Scratch = Grown<u32>;
 
 /// The kernel for one instruction set and packing.
 pub struct Kernel {
@@ -58,6 +62,8 @@ impl Kernel {
             Isa::Neon => (neon::MAX_ROWS, [neon::f32_tile, neon::f16_tile, neon::bf16_tile]),
             _ => unreachable!("{} is not of this architecture", isa.name()),
         };
+        // `Edge` has room for no more, and the kernels do not look.
+        assert!(max_rows <= MAX_ROWS, "tiles of {max_rows} rows");
         let (tile, activations) = match (packing, isa) {
             (Packing::F32, _) => (tiles[0], Activations::F32),
             (Packing::F16, _) => (tiles[1], Activations::F32),
