@@ -79,7 +79,7 @@ fn peak(threads: usize, isa: Isa, burst: fn(Isa, usize) -> u64) -> f64 {
 fn read(isa: Isa, data: &[u8]) -> u64 {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the backend was opened with this instruction set, so the machine has it.
+        // SAFETY: `isa` is one of `Isa::available`.
         Isa::Avx512 => unsafe { x86::read_avx512(data) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
@@ -104,7 +104,7 @@ fn read_plain(data: &[u8]) -> u64 {
 fn f32_burst(isa: Isa, rounds: usize) -> u64 {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the backend was opened with this instruction set, so the machine has it.
+        // SAFETY: `isa` is one of `Isa::available`.
         Isa::Avx512 => unsafe { x86::f32_avx512(rounds) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
@@ -116,7 +116,7 @@ fn f32_burst(isa: Isa, rounds: usize) -> u64 {
 fn bf16_burst(isa: Isa, rounds: usize) -> u64 {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the backend was opened with this instruction set, so the machine has it.
+        // SAFETY: `isa` is one of `Isa::available`.
         Isa::Avx512 => unsafe { x86::bf16_avx512(rounds) },
         _ => f32_burst(isa, rounds),
     }

@@ -43,8 +43,8 @@ pub struct CpuConfig {
     pub isa: Option<Isa>,
 }
 
-/// What every operation is given. Within the backend, `experts` also calls `elementwise::gate_row(isa, out, gate_up,
-/// activation)` on slices of one row, and `embed` reads the step's ids by `Inputs::tokens(&self) -> &[u32]`.
+/// What every operation is given. `isa` is one of [`Isa::available`]: [`Cpu::new`] checks it, and entering a kernel
+/// relies on it.
 #[derive(Clone, Copy)]
 pub(crate) struct Ctx<'a> {
     pub pool: &'a Pool,

@@ -8,7 +8,7 @@
 
 use super::super::weight::LANES;
 
-/// One call's worth of work. Pointers, since the kernels are unsafe in any case; see [`Tile::check`].
+/// One call's worth of work. Pointers, since the last panel is computed apart and the kernels are unsafe in any case.
 #[derive(Clone, Copy, Debug)]
 pub struct Tile {
     /// Height, up to the instruction set's `MAX_ROWS`.

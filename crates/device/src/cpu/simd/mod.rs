@@ -115,7 +115,7 @@ pub trait Kernel {
 #[inline]
 pub fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
     match isa {
-        // SAFETY: `Isa` names a set only where the processor was found to have it.
+        // SAFETY: `isa` comes from a `Ctx`, which has only what the processor was found to have.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => unsafe { avx512::enter(kernel) },
         // SAFETY: as above.
