@@ -32,6 +32,9 @@ impl EngineRequest {
             return Err(InvalidRequest::UnknownToken { token: prompt[position], position, logits_width });
         }
         params.validate(logits_width)?;
+        if !params.leaves_a_choice(&config.eos, logits_width) {
+            return Err(InvalidRequest::NothingToChoose);
+        }
         if params.n > config.max_seqs {
             return Err(InvalidRequest::TooManySamples { n: params.n, most: config.max_seqs });
         }

@@ -1,5 +1,7 @@
 //! What a request may ask of the sampler, and which of it makes sense.
 
+use std::collections::HashSet;
+
 /// How the next token is chosen. Check with [`SamplingParams::validate`] before use.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
@@ -112,6 +114,20 @@ impl SamplingParams {
         self.validate_tokens(logits_width)
     }
 
+    /// Whether some token may be chosen first, where `eos` end an answer. Later ones are no fewer: only the tokens that
+    /// would end it too early are held back, and only for a while.
+    pub(crate) fn leaves_a_choice(&self, eos: &[u32], logits_width: usize) -> bool {
+        let mut excluded: HashSet<u32> = self.banned_tokens.iter().copied().collect();
+        if self.min_tokens > 0 {
+            excluded.extend(&self.stop_token_ids);
+            excluded.extend(eos.iter().filter(|_| !self.ignore_eos));
+        }
+        match &self.allowed_tokens {
+            Some(allowed) => allowed.iter().any(|token| !excluded.contains(token)),
+            None => (0..logits_width as u32).any(|token| !excluded.contains(&token)),
+        }
+    }
+
     fn validate_tokens(&self, width: usize) -> Result<(), InvalidParam> {
         let known =
             |field, token: u32| check((token as usize) < width, field, token, format_args!("a token id below {width}"));
@@ -120,6 +136,9 @@ impl SamplingParams {
         self.stop_token_ids.iter().try_for_each(|&token| known("stop_token_ids", token))?;
         if let Some(allowed) = &self.allowed_tokens {
             check(!allowed.is_empty(), "allowed_tokens", "empty", "at least one token id")?;
+            // Each step walks the list, so repeating tokens must not make it long.
+            let range = format_args!("at most the {width} tokens there are");
+            check(allowed.len() <= width, "allowed_tokens", format_args!("{} long", allowed.len()), range)?;
             allowed.iter().try_for_each(|&token| known("allowed_tokens", token))?;
         }
         let range = format_args!("at most the {width} tokens there are");
@@ -171,6 +190,10 @@ mod tests {
             (
                 SamplingParams { allowed_tokens: Some(vec![3, 11]), ..base() },
                 "allowed_tokens is 11, but must be a token id below 10",
+            ),
+            (
+                SamplingParams { allowed_tokens: Some(vec![3; 11]), ..base() },
+                "allowed_tokens is 11 long, but must be at most the 10 tokens there are",
             ),
             (
                 SamplingParams { banned_tokens: vec![u32::MAX], ..base() },

@@ -56,6 +56,25 @@ fn what_cannot_run_is_refused_where_it_is_made() {
 }
 
 #[test]
+fn what_leaves_no_token_to_choose_is_refused() {
+    let engine = start(EngineConfig { logits_width: 4, eos: vec![2], ..config(4) });
+    let base = || params(5);
+    for (params, is_sound) in [
+        (SamplingParams { allowed_tokens: Some(vec![2]), ..base() }, true),
+        (SamplingParams { allowed_tokens: Some(vec![2]), min_tokens: 1, ..base() }, false),
+        (SamplingParams { allowed_tokens: Some(vec![2]), min_tokens: 1, ignore_eos: true, ..base() }, true),
+        (SamplingParams { allowed_tokens: Some(vec![1]), stop_token_ids: vec![1], min_tokens: 1, ..base() }, false),
+        (SamplingParams { allowed_tokens: Some(vec![1, 3]), banned_tokens: vec![3, 1], ..base() }, false),
+        (SamplingParams { banned_tokens: vec![0, 1, 2, 3], ..base() }, false),
+        (SamplingParams { banned_tokens: vec![0, 1, 3], ..base() }, true),
+        (SamplingParams { banned_tokens: vec![0, 1, 3], min_tokens: 1, ..base() }, false),
+    ] {
+        let found = engine.request(vec![1], params.clone()).map(drop);
+        assert_eq!(found, if is_sound { Ok(()) } else { Err(InvalidRequest::NothingToChoose) }, "{params:?}");
+    }
+}
+
+#[test]
 fn a_configuration_that_would_wait_for_ever_is_refused() {
     let check = |change: fn(&mut EngineConfig), word: &str| {
         let mut config = config(8);
