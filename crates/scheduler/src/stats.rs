@@ -18,7 +18,7 @@ pub struct GroupStats {
     pub blocks_total: usize,
     /// Held by running requests.
     pub blocks_used: usize,
-    /// Free, but to be found by a prefix hit or held and findable.
+    /// A prefix hit can find them, whether held or free.
     pub blocks_cached: usize,
     /// Tokens that the blocks held could store.
     pub slots_held: usize,
