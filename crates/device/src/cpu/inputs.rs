@@ -3,9 +3,10 @@
 
 use std::sync::Mutex;
 
+use super::buffer::Buffer;
 use super::pool::Disjoint;
 use super::{Ctx, Vector, attention};
-use crate::{Batch, GroupTables, InputLimits, Result, Span};
+use crate::{Batch, Error, GroupTables, InputLimits, Result, Span};
 
 pub struct Inputs {
     limits: InputLimits,
@@ -23,9 +24,11 @@ pub struct Inputs {
 
 /// Cosines and sines of one rope, `[row][pairs]`.
 pub(crate) struct Rope {
+    /// Rows whose angles these are: none after `upload`, all of the step's after `rope_angles`.
+    rows: usize,
     pairs: usize,
-    cos: Vec<f32>,
-    sin: Vec<f32>,
+    cos: Buffer<f32>,
+    sin: Buffer<f32>,
 }
 
 impl Rope {
@@ -43,22 +46,28 @@ impl Rope {
 
 impl Inputs {
     pub fn new(limits: InputLimits) -> Result<Self> {
-        let rope_values = limits.rows * limits.rope_pairs;
-        let tables = |_| GroupTables {
-            slots: Vec::with_capacity(limits.rows),
-            blocks: Vec::with_capacity(limits.table_entries),
-            first_block: Vec::with_capacity(limits.spans),
+        // A product that no usize holds is a buffer that no memory holds.
+        let angles = limits.rows.saturating_mul(limits.rope_pairs);
+        let tables = |_| {
+            Ok(GroupTables {
+                slots: reserved(limits.rows)?,
+                blocks: reserved(limits.table_entries)?,
+                first_block: reserved(limits.spans)?,
+            })
         };
-        let rope = |_| Rope { pairs: 0, cos: vec![0.0; rope_values], sin: vec![0.0; rope_values] };
+        let rope = |_| {
+            let (cos, sin) = (Buffer::zeroed("cosines", angles)?, Buffer::zeroed("sines", angles)?);
+            Ok(Rope { rows: 0, pairs: 0, cos, sin })
+        };
         Ok(Self {
             limits,
-            tokens: Vec::with_capacity(limits.rows),
-            positions: Vec::with_capacity(limits.rows),
-            spans: Vec::with_capacity(limits.spans),
-            groups: (0..limits.groups).map(tables).collect(),
-            outputs: Vec::with_capacity(limits.rows),
-            ropes: (0..limits.ropes).map(rope).collect(),
-            sorted_slots: Vec::with_capacity(limits.rows),
+            tokens: reserved(limits.rows)?,
+            positions: reserved(limits.rows)?,
+            spans: reserved(limits.spans)?,
+            groups: (0..limits.groups).map(tables).collect::<Result<_>>()?,
+            outputs: reserved(limits.rows)?,
+            ropes: (0..limits.ropes).map(rope).collect::<Result<_>>()?,
+            sorted_slots: reserved(limits.rows)?,
             attention: Mutex::new(attention::Scratch::new(limits)?),
         })
     }
@@ -84,8 +93,18 @@ impl Inputs {
     }
 
     pub(crate) fn rope(&self, rope: usize) -> &Rope {
-        &self.ropes[rope]
+        let angles = &self.ropes[rope];
+        assert_eq!(angles.rows, self.num_rows(), "rows with angles of rope {rope} and rows of the step");
+        angles
     }
+}
+
+/// An empty vector with room for `len` values.
+pub(super) fn reserved<T>(len: usize) -> Result<Vec<T>> {
+    let mut values = Vec::new();
+    let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
+    values.try_reserve_exact(len).map_err(|_| Error::OutOfMemory { what: "a step's inputs", bytes })?;
+    Ok(values)
 }
 
 fn copy<T: Copy>(to: &mut Vec<T>, from: &[T]) {
@@ -101,6 +120,7 @@ pub fn upload(_ctx: Ctx<'_>, inputs: &mut Inputs, batch: &Batch) {
     copy(&mut inputs.positions, &batch.positions);
     copy(&mut inputs.spans, &batch.spans);
     copy(&mut inputs.outputs, &batch.outputs);
+    inputs.ropes.iter_mut().for_each(|rope| rope.rows = 0);
     for (to, from) in inputs.groups.iter_mut().zip(&batch.groups) {
         copy(&mut to.slots, &from.slots);
         copy(&mut to.blocks, &from.blocks);
@@ -124,7 +144,7 @@ pub fn rope_angles(ctx: Ctx<'_>, inputs: &mut Inputs, rope: usize, inv_freq: &Ve
     assert!(pairs <= inputs.limits.rope_pairs, "a rope of {pairs} pairs, limit {}", inputs.limits.rope_pairs);
     let positions = &inputs.positions;
     let table = &mut inputs.ropes[rope];
-    table.pairs = pairs;
+    (table.rows, table.pairs) = (positions.len(), pairs);
     let (all_cos, all_sin) = (Disjoint::new(&mut table.cos), Disjoint::new(&mut table.sin));
     let frequencies: &[f32] = inv_freq;
     ctx.pool.for_each_static(positions.len(), 16, |rows| {
@@ -175,6 +195,40 @@ mod tests {
                     assert_eq!(sin[pair], angle.sin() as f32 * 1.5, "row {row} pair {pair}");
                 }
             }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "angles of rope 0")]
+    fn angles_of_an_earlier_step_are_refused() {
+        let limits = InputLimits { rows: 4, spans: 1, table_entries: 1, groups: 1, ropes: 1, rope_pairs: 1 };
+        let batch = Batch {
+            tokens: vec![1],
+            positions: vec![3],
+            spans: vec![Span { first_row: 0, num_rows: 1, context: 4 }],
+            groups: vec![GroupTables { slots: vec![3], blocks: vec![0], first_block: vec![0] }],
+            outputs: vec![],
+        };
+        let pool = Pool::new(1).unwrap();
+        let ctx = Ctx { pool: &pool, isa: Isa::Scalar };
+        let mut inputs = Inputs::new(limits).unwrap();
+        upload(ctx, &mut inputs, &batch);
+        rope_angles(ctx, &mut inputs, 0, &Vector::new(&[1.0]).unwrap(), 1.0);
+        assert_eq!(inputs.rope(0).pairs(), 1);
+        upload(ctx, &mut inputs, &batch);
+        inputs.rope(0);
+    }
+
+    #[test]
+    fn impossible_limits_are_an_error() {
+        let small = InputLimits { rows: 4, spans: 1, table_entries: 1, groups: 1, ropes: 1, rope_pairs: 1 };
+        for limits in [
+            InputLimits { rows: usize::MAX / 2, ..small },
+            InputLimits { spans: usize::MAX / 2, ..small },
+            InputLimits { table_entries: usize::MAX, ..small },
+            InputLimits { rope_pairs: usize::MAX, ..small },
+        ] {
+            assert!(matches!(Inputs::new(limits), Err(Error::OutOfMemory { .. })), "{limits:?}");
         }
     }
 

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::super::buffer::Buffer;
+use super::super::inputs::reserved;
 use super::super::simd::LANES;
 use super::SPLIT;
 use crate::{InputLimits, Result, Span};
@@ -91,10 +92,9 @@ pub struct Scratch {
 
 impl Scratch {
     pub fn new(limits: InputLimits) -> Result<Self> {
-        let entries = limits.rows + limits.table_entries;
         Ok(Self {
-            tiles: Vec::with_capacity(limits.rows),
-            items: Vec::with_capacity(entries),
+            tiles: reserved(limits.rows)?,
+            items: reserved(limits.rows.saturating_add(limits.table_entries))?,
             partials: Buffer::zeroed("partial sums of attention", MAX_PARTIALS)?,
         })
     }
