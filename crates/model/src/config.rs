@@ -170,7 +170,7 @@ fn whole_number(value: f64) -> Option<u64> {
 }
 
 /// A value for an error message, cut to a length that a terminal can bear.
-fn short(value: &Value) -> String {
+pub(crate) fn short(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(60) {
         Some((cut, _)) => format!("{}...", &text[..cut]),

@@ -46,14 +46,19 @@ pub fn parameters(spec: &ModelSpec) -> Parameters {
 
 impl Parameters {
     fn add(&mut self, matrices: u64, active: u64) {
-        self.total += matrices;
-        self.in_matrices += matrices;
-        self.active += active;
+        // A configuration may name sizes whose product no file could hold.
+        self.total = self.total.saturating_add(matrices);
+        self.in_matrices = self.in_matrices.saturating_add(matrices);
+        self.active = self.active.saturating_add(active);
     }
 
     fn add_vector(&mut self, values: usize) {
-        self.total += values as u64;
-        self.active += values as u64;
+        self.add_vectors(values as u64, values as u64);
+    }
+
+    fn add_vectors(&mut self, total: u64, active: u64) {
+        self.total = self.total.saturating_add(total);
+        self.active = self.active.saturating_add(active);
     }
 }
 
@@ -83,10 +88,10 @@ fn add_ffn(sum: &mut Parameters, spec: &ModelSpec, layer: &LayerSpec) {
             sum.add(router, router);
             sum.add(three(experts.inter) * experts.experts as u64, three(experts.inter) * experts.top_k as u64);
             sum.add_vector(if experts.router_bias { experts.experts } else { 0 });
+            sum.add_vector(if experts.choice_bias { experts.experts } else { 0 });
             if experts.expert_bias {
                 let each = (2 * experts.inter + spec.hidden) as u64;
-                sum.total += each * experts.experts as u64;
-                sum.active += each * experts.top_k as u64;
+                sum.add_vectors(each * experts.experts as u64, each * experts.top_k as u64);
             }
             if let Some(shared) = &experts.shared {
                 let matrices = three(shared.inter) + if shared.gated { spec.hidden as u64 } else { 0 };

@@ -2,6 +2,7 @@
 
 use folio_device::{Activation, NormSpan};
 
+use crate::config::short;
 use crate::{AttentionSpec, Config, FfnSpec, LayerSpec, ModelSpec, NormPlacement, Result, RopeSpec, rope::RopeShape};
 
 const MAX_LAYERS: usize = 1024;
@@ -137,7 +138,7 @@ impl Base {
 }
 
 /// Settings that would change the computation and that no family here honours.
-fn refuse_foreign(config: &Config) -> Result<()> {
+pub(super) fn refuse_foreign(config: &Config) -> Result<()> {
     for field in ["is_encoder_decoder", "add_cross_attention", "use_bidirectional_attention", "clip_qkv"] {
         config.must_be_off(field)?;
     }
@@ -178,12 +179,14 @@ pub(super) fn activation(config: &Config, field: &str, default: &str) -> Result<
     }
 }
 
-/// `sliding_window`, where it is set.
-pub(super) fn window(config: &Config) -> Result<Option<usize>> {
+/// `sliding_window`; where the file does not mention it, the family's default.
+pub(super) fn window(config: &Config, default: Option<usize>) -> Result<Option<usize>> {
+    if !config.mentions("sliding_window") {
+        return Ok(default);
+    }
     match config.usize("sliding_window")? {
-        None => Ok(None),
         Some(0) => Err(config.refuse("sliding_window", "is 0, but must be at least 1")),
-        Some(window) => Ok(Some(window)),
+        given => Ok(given.map(|window| window.min(MAX_CONTEXT))),
     }
 }
 
@@ -197,7 +200,7 @@ pub(super) fn sliding_layers(config: &Config, layers: usize, rule: impl Fn(usize
         Some("sliding_attention") => Ok(true),
         Some("full_attention") => Ok(false),
         _ => {
-            let problem = format!("has {value}, but only sliding_attention and full_attention are supported");
+            let problem = format!("has {}, but only sliding_attention and full_attention are supported", short(value));
             Err(config.refuse("layer_types", problem))
         }
     };

@@ -1,7 +1,9 @@
 //! Gemma 2 and 3 text: four norms that store `w - 1`, scaled embeddings, windows in turns; Gemma 2 caps scores and
 //! logits, Gemma 3 norms queries and keys and turns its sliding layers by another base.
 
-use super::common::{Base, Defaults, HEAD_NORM, apply_windows, multiplier, sliding_layers, soft_cap, window};
+use super::common::{
+    Base, Defaults, HEAD_NORM, apply_windows, multiplier, refuse_foreign, sliding_layers, soft_cap, window,
+};
 use crate::{Config, ModelSpec, NormPlacement, Result, rope};
 
 const GEMMA2: Defaults = Defaults {
@@ -26,7 +28,7 @@ pub(super) fn gemma2(config: &Config) -> Result<ModelSpec> {
     let cap = soft_cap(&config, "attn_logit_softcapping")?;
     spec.layers.iter_mut().for_each(|layer| layer.attention.soft_cap = cap);
     let sliding = sliding_layers(&config, base.layers, |layer| (layer + 1) % 2 != 0)?;
-    apply_windows(&config, &mut spec, &sliding, window_or(&config, 4096)?)?;
+    apply_windows(&config, &mut spec, &sliding, window(&config, Some(4096))?)?;
     Ok(spec)
 }
 
@@ -57,7 +59,7 @@ pub(super) fn gemma3(config: &Config) -> Result<ModelSpec> {
     let mut spec = common(&config, &base, ropes)?;
     let pattern = config.size_or("sliding_window_pattern", 6, 1024)?;
     let sliding = sliding_layers(&config, base.layers, |layer| (layer + 1) % pattern != 0)?;
-    apply_windows(&config, &mut spec, &sliding, window_or(&config, 4096)?)?;
+    apply_windows(&config, &mut spec, &sliding, window(&config, Some(4096))?)?;
     for (layer, slides) in spec.layers.iter_mut().zip(sliding) {
         layer.attention.qk_norm = HEAD_NORM;
         layer.attention.rope = Some(if slides { 1 } else { 0 });
@@ -65,12 +67,15 @@ pub(super) fn gemma3(config: &Config) -> Result<ModelSpec> {
     Ok(spec)
 }
 
-/// The language half of a multimodal configuration, or the whole of a plain one.
+/// The language half of a multimodal configuration, or the whole of a plain one. Quantization and tied embeddings are
+/// told of the whole.
 fn text_config(config: &Config) -> Result<Config> {
-    match config.object("text_config")? {
-        Some(text) => Ok(text),
-        None => Ok(config.clone()),
+    let Some(mut text) = config.object("text_config")? else { return Ok(config.clone()) };
+    refuse_foreign(config)?;
+    if let Some(tied) = config.value("tie_word_embeddings") {
+        text.set("tie_word_embeddings", tied.clone());
     }
+    Ok(text)
 }
 
 fn common(config: &Config, base: &Base, ropes: Vec<crate::RopeSpec>) -> Result<ModelSpec> {
@@ -88,8 +93,4 @@ fn common(config: &Config, base: &Base, ropes: Vec<crate::RopeSpec>) -> Result<M
     spec.norm_offset = 1.0;
     spec.logit_soft_cap = soft_cap(config, "final_logit_softcapping")?;
     Ok(spec)
-}
-
-fn window_or(config: &Config, default: usize) -> Result<Option<usize>> {
-    if config.mentions("sliding_window") { window(config) } else { Ok(Some(default)) }
 }

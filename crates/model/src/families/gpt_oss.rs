@@ -32,20 +32,18 @@ pub(super) fn spec(config: &Config) -> Result<ModelSpec> {
     let ffn = FfnSpec::Experts(experts(&config, &base)?);
     spec.layers.iter_mut().for_each(|layer| layer.ffn = ffn.clone());
     let sliding = sliding_layers(&config, base.layers, |layer| (layer + 1) % 2 != 0)?;
-    let window = if config.mentions("sliding_window") { window(&config)? } else { Some(128) };
-    apply_windows(&config, &mut spec, &sliding, window)?;
+    apply_windows(&config, &mut spec, &sliding, window(&config, Some(128))?)?;
     Ok(spec)
 }
 
 fn experts(config: &Config, base: &Base) -> Result<ExpertsSpec> {
     let field = if config.has("num_local_experts") { "num_local_experts" } else { "num_experts" };
     let experts = config.size_or(field, 128, MAX_EXPERTS)?;
-    let top_k_field = if config.has("experts_per_token") { "experts_per_token" } else { "num_experts_per_tok" };
     let alpha = multiplier(config, "swiglu_alpha", 1.702)?;
     let limit = multiplier(config, "swiglu_limit", 7.0)?;
     Ok(ExpertsSpec {
         experts,
-        top_k: config.size_or(top_k_field, 4, experts)?,
+        top_k: config.size_or("num_experts_per_tok", 4, experts)?,
         inter: base.inter,
         activation: Activation::SwigluClamped { alpha, limit },
         score: RouterScore::SoftmaxOfBest,

@@ -42,10 +42,7 @@ fn windowed(
 ) -> Result<(Base, ModelSpec)> {
     let base = Base::read(family, config, defaults)?;
     let mut attention = base.attention();
-    attention.window = match config.mentions("sliding_window") {
-        true => window(config)?,
-        false => default_window,
-    };
+    attention.window = window(config, default_window)?;
     let rope = rope::shared(config, defaults.theta, base.rope_shape)?;
     let spec = base.spec(vec![rope], attention);
     Ok((base, spec))

@@ -23,8 +23,7 @@ pub(super) fn olmo3(config: &Config) -> Result<ModelSpec> {
     let ropes = vec![of_type("full_attention", true)?, of_type("sliding_attention", false)?];
     let mut spec = base.spec(ropes, attention(config, &base)?);
     let sliding = sliding_layers(config, base.layers, |layer| (layer + 1) % 4 != 0)?;
-    let window = if config.mentions("sliding_window") { window(config)? } else { Some(4096) };
-    apply_windows(config, &mut spec, &sliding, window)?;
+    apply_windows(config, &mut spec, &sliding, window(config, Some(4096))?)?;
     for (layer, slides) in spec.layers.iter_mut().zip(sliding) {
         layer.norms = NormPlacement::POST;
         layer.attention.rope = Some(if slides { 1 } else { 0 });

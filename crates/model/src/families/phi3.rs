@@ -20,7 +20,7 @@ pub(super) fn spec(config: &Config) -> Result<ModelSpec> {
     }
     let base = Base::read("phi3", &config, &PHI3)?;
     let mut attention = base.attention();
-    attention.window = window(&config)?;
+    attention.window = window(&config, None)?;
     let rope = rope::shared(&config, PHI3.theta, base.rope_shape)?;
     Ok(base.spec(vec![rope], attention))
 }

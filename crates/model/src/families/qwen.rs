@@ -27,7 +27,7 @@ pub(super) fn qwen3(config: &Config) -> Result<ModelSpec> {
 
 pub(super) fn qwen3_moe(config: &Config) -> Result<ModelSpec> {
     let (base, mut spec) = normed(config, "qwen3_moe", &QWEN3_MOE)?;
-    let all_slide = if config.bool_or("use_sliding_window", false)? { window(config)?.or(Some(4096)) } else { None };
+    let all_slide = switched_window(config)?;
     let expert_field = if config.has("num_experts") { "num_experts" } else { "num_local_experts" };
     let experts = config.size_or(expert_field, 128, MAX_EXPERTS)?;
     let routed = ExpertsSpec {
@@ -69,11 +69,7 @@ fn normed(config: &Config, family: &'static str, defaults: &Defaults) -> Result<
 
 /// With `use_sliding_window`, the layers from `max_window_layers` on slide, unless `layer_types` says otherwise.
 fn upper_windows(config: &Config, spec: &mut ModelSpec) -> Result<()> {
-    let window = match config.bool_or("use_sliding_window", false)? {
-        true if config.mentions("sliding_window") => window(config)?,
-        true => Some(4096),
-        false => None,
-    };
+    let window = switched_window(config)?;
     let first = config.usize("max_window_layers")?.unwrap_or(28);
     let mut sliding = sliding_layers(config, spec.layers.len(), |layer| window.is_some() && layer >= first)?;
     // transformers 5 saves layer types even where windows are switched off; then none slides.
@@ -81,4 +77,9 @@ fn upper_windows(config: &Config, spec: &mut ModelSpec) -> Result<()> {
         sliding.fill(false);
     }
     apply_windows(config, spec, &sliding, window)
+}
+
+/// The window, which counts only where `use_sliding_window` is on.
+fn switched_window(config: &Config) -> Result<Option<usize>> {
+    if config.bool_or("use_sliding_window", false)? { window(config, Some(4096)) } else { Ok(None) }
 }

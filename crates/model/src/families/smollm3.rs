@@ -13,7 +13,7 @@ pub(super) fn spec(config: &Config) -> Result<ModelSpec> {
     for (layer, turned) in spec.layers.iter_mut().zip(&turned) {
         layer.attention.rope = turned.then_some(0);
     }
-    let window = if config.bool_or("use_sliding_window", false)? { window(config)? } else { None };
+    let window = if config.bool_or("use_sliding_window", false)? { window(config, None)? } else { None };
     let mut sliding = sliding_layers(config, turned.len(), |layer| window.is_some() && !turned[layer])?;
     if window.is_none() {
         sliding.fill(false);

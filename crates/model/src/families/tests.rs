@@ -93,6 +93,8 @@ fn qwen() {
     check("qwen3", json!({"use_sliding_window": true, "sliding_window": 32, "layer_types": types}), |s| {
         windows(s) == [0, 32, 0, 0, 0, 0] && all(s, |l| l.attention.qk_norm == Some(NormSpan::Head))
     });
+    check("qwen3_moe", json!({"use_sliding_window": true}), |s| windows(s) == [4096; 6]);
+    check("qwen3_moe", json!({"use_sliding_window": true, "sliding_window": null}), |s| windows(s) == [0; 6]);
     let routed = |s: &ModelSpec| s.layers.iter().map(|l| matches!(l.ffn, FfnSpec::Experts(_))).collect::<Vec<_>>();
     let moe = json!({"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 2,
         "mlp_only_layers": [3]});
@@ -129,6 +131,15 @@ fn gemma() {
         "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}});
     let spec = spec_of(&multimodal).unwrap();
     assert_eq!((spec.hidden, spec.layers.len(), spec.layers[0].attention.head_dim), (2560, 34, 256));
+    assert!(spec.tied_head);
+    let changed = |field: &str, value: Value| {
+        let mut config = multimodal.clone();
+        config[field] = value;
+        spec_of(&config)
+    };
+    assert!(!changed("tie_word_embeddings", json!(false)).unwrap().tied_head);
+    let error = changed("quantization_config", json!({"quant_method": "gptq"})).unwrap_err().to_string();
+    assert!(error.contains("field quantization_config.quant_method"), "{error}");
 }
 
 #[test]
@@ -182,6 +193,19 @@ fn what_is_not_honoured_is_refused_by_name() {
     assert_eq!(error, "config.json: field model_type is missing");
 }
 
+/// The largest sizes that are let through cannot be counted in 64 bits; counting them must not panic.
+#[test]
+fn absurd_sizes_are_counted_without_overflow() {
+    let config = with(
+        "mixtral",
+        json!({"hidden_size": 1 << 20, "intermediate_size": 1 << 20,
+        "num_hidden_layers": 1024, "num_local_experts": 1 << 14, "sliding_window": u64::MAX}),
+    );
+    let spec = spec_of(&config).unwrap();
+    assert_eq!(crate::parameters(&spec).total, u64::MAX);
+    assert!(windows(&spec).iter().all(|window| *window <= 1 << 30));
+}
+
 /// Every field of every family, replaced by every kind of nonsense or removed: an error that names file and field, or
 /// a model of bounded size.
 #[test]
@@ -226,6 +250,7 @@ fn mutated_configurations_never_panic() {
                 }
                 match spec_of(&config) {
                     Ok(spec) => {
+                        assert!(crate::parameters(&spec).total > 0);
                         assert!(spec.layers.len() <= 1024 && spec.ropes.iter().all(|rope| rope.inv_freq.len() <= 256));
                         accepted += 1;
                     }
