@@ -8,7 +8,11 @@ use folio_formats::safetensors::Safetensors;
 use folio_formats::{TensorView, WeightSource};
 
 use crate::families::Family;
-use crate::{Config, Error, ModelSpec, Names, Result, gguf};
+use crate::names::Part;
+use crate::{Config, Error, ModelSpec, Names, NormPlacement, Result, gguf};
+
+/// Hundreds of times the longest published one.
+const MAX_CONFIG_BYTES: u64 = 4 << 20;
 
 /// A model whose weights are still in their file.
 pub struct OpenModel {
@@ -34,14 +38,23 @@ pub fn open_with(path: &Path, max_context: Option<usize>) -> Result<OpenModel> {
     if !config_path.is_file() {
         return Err(Error::NotAModel { path: path.to_owned() });
     }
-    let text =
-        std::fs::read_to_string(&config_path).map_err(|source| Error::Read { path: config_path.clone(), source })?;
+    let text = read_config(&config_path)?;
     let config = Config::from_json(&config_path.display().to_string(), &text)?.with_max_context(max_context);
     // The configuration first: it is the smaller file and gives the clearer refusal.
     let family = Family::of(&config)?;
     let spec = family.spec(&config)?;
     let weights = Box::new(Safetensors::open(path)?);
     Ok(OpenModel::hugging_face(family, spec, weights))
+}
+
+fn read_config(path: &Path) -> Result<String> {
+    let wrong = |source| Error::Read { path: path.to_owned(), source };
+    let bytes = std::fs::metadata(path).map_err(wrong)?.len();
+    if bytes > MAX_CONFIG_BYTES {
+        let reason = format!("{bytes} bytes are more than the {MAX_CONFIG_BYTES} a configuration may have");
+        return Err(Error::Json { file: path.display().to_string(), reason });
+    }
+    std::fs::read_to_string(path).map_err(wrong)
 }
 
 impl OpenModel {
@@ -66,10 +79,25 @@ impl OpenModel {
         Ok(Self { spec, weights: Box::new(Shared(gguf.clone())), names, gguf: Some(gguf) })
     }
 
-    fn hugging_face(family: &Family, spec: ModelSpec, weights: Box<dyn WeightSource>) -> Self {
+    fn hugging_face(family: &Family, mut spec: ModelSpec, weights: Box<dyn WeightSource>) -> Self {
         let names = Names::hugging_face(&*weights, family.interleaved_experts);
+        spec.tied_head = spec.tied_head && !has_own_head(&names, &*weights);
         Self { spec, weights, names, gguf: None }
     }
+}
+
+/// Whether the checkpoint has an output matrix that differs from the embedding table. It is then used, whatever the
+/// configuration says, as transformers does: some fine-tunes were saved untied under a configuration that says tied.
+fn has_own_head(names: &Names, weights: &dyn WeightSource) -> bool {
+    let find = |part| {
+        let names = names.candidates(part, 0, NormPlacement::PRE);
+        names.into_iter().find_map(|name| weights.tensor(&format!("{name}.weight")))
+    };
+    let (Some(head), Some(embedding)) = (find(Part::Head), find(Part::Embedding)) else { return false };
+    let differs = (head.format, &head.shape, head.bytes) != (embedding.format, &embedding.shape, embedding.bytes);
+    weights.release(head.name);
+    weights.release(embedding.name);
+    differs
 }
 
 /// One GGUF file, as weights and as metadata.

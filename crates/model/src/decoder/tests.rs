@@ -1,5 +1,7 @@
 //! The decoder on small random models: replayable steps, refusals that name tensors, layouts that mean the same.
 
+mod routing;
+
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
@@ -62,13 +64,21 @@ fn limits(groups: usize) -> DecoderLimits {
 }
 
 fn try_load<B: Backend>(backend: B, config: &str, weights: &Memory) -> Result<Decoder<B>> {
-    let model = OpenModel::from_config(config, Box::new(weights.clone()))?;
-    let limits = limits(model.spec.kv_groups().len());
-    Decoder::load(backend, &model, limits, &mut |_| {})
+    load_model(backend, &OpenModel::from_config(config, Box::new(weights.clone()))?)
 }
 
-/// Random weights for any configuration: what is missing is made, until nothing is.
+fn load_model<B: Backend>(backend: B, model: &OpenModel) -> Result<Decoder<B>> {
+    let limits = limits(model.spec.kv_groups().len());
+    Decoder::load(backend, model, limits, &mut |_| {})
+}
+
+/// Random weights for any configuration.
 fn invent(config: &str) -> Memory {
+    invent_for(|weights| OpenModel::from_config(config, Box::new(weights)).unwrap())
+}
+
+/// Random weights for any model: what is missing is made, until nothing is.
+fn invent_for(model: impl Fn(Memory) -> OpenModel) -> Memory {
     let mut weights = Memory::default();
     let mut state = 1u64;
     let mut random = || {
@@ -76,7 +86,7 @@ fn invent(config: &str) -> Memory {
         ((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * 0.4
     };
     loop {
-        match try_load(Reference::new(), config, &weights) {
+        match load_model(Reference::new(), &model(weights.clone())) {
             Ok(_) => return weights,
             Err(Error::MissingTensor { name, expected, .. }) => {
                 let values: Vec<f32> = (0..expected.iter().product()).map(|_| random()).collect();
@@ -226,6 +236,28 @@ fn experts_mean_the_same_one_by_one_and_fused() {
     let step = batch(&TOKENS[..9], 0, 1);
     let run = |weights| logits(&mut try_load(Reference::new(), &config, weights).unwrap(), &step);
     assert!(run(&single) == run(&fused));
+}
+
+/// transformers ties the head only where the checkpoint does not contradict the configuration.
+#[test]
+fn a_head_of_its_own_is_used_whatever_the_configuration_says() {
+    let (tied, untied) = (config("qwen3", r#", "tie_word_embeddings": true"#), config("qwen3", ""));
+    let own_head = invent(&untied);
+    let mut no_head = own_head.clone();
+    no_head.0.remove("lm_head.weight");
+    let mut same_head = own_head.clone();
+    same_head.put("lm_head.weight", &[50, 64], &own_head.values("model.embed_tokens.weight"));
+
+    let step = batch(&TOKENS[..9], 0, 1);
+    let run = |config: &str, weights| {
+        let mut decoder = try_load(Reference::new(), config, weights).unwrap();
+        (decoder.spec().tied_head, logits(&mut decoder, &step))
+    };
+    assert!(run(&tied, &no_head) == run(&tied, &same_head));
+    assert!(run(&tied, &own_head) == run(&untied, &own_head));
+    assert_eq!((run(&tied, &no_head).0, run(&tied, &own_head).0), (true, false));
+    let error = try_load(Reference::new(), &untied, &no_head).err().unwrap().to_string();
+    assert!(error.contains("lm_head.weight is missing"), "{error}");
 }
 
 /// `model.layers.N.mlp.experts.<kind>_blocks` and `_scales` against the same values, transposed and plain.
