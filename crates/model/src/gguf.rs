@@ -51,6 +51,9 @@ const SCALING_FIELDS: &[(&str, &str)] = &[
 const FACTOR_TENSORS: &[(&str, &str)] =
     &[("long_factor", "rope_factors_long.weight"), ("short_factor", "rope_factors_short.weight")];
 
+/// No head has more rotated pairs.
+const MAX_FACTORS: usize = 1024;
+
 /// The spec of a GGUF file and how its tensors are called.
 pub(crate) fn describe(gguf: &Gguf, max_context: Option<usize>) -> Result<(ModelSpec, Names)> {
     let reader = Reader::new(gguf)?;
@@ -147,7 +150,12 @@ impl<'a> Reader<'a> {
 
     /// A number; a list of equal numbers, one a layer, counts as that number.
     fn scalar(&self, suffix: &str, value: &Value) -> Result<Json> {
-        let Value::Array(array) = value else { return Ok(to_json(value)) };
+        let Value::Array(array) = value else {
+            return match to_json(value) {
+                Json::Null => Err(self.refuse(suffix, "is not finite or does not fit 64 bits")),
+                usable => Ok(usable),
+            };
+        };
         let values = array.integers().unwrap_or_default();
         match values.first() {
             Some(first) if values.iter().all(|value| value == first) => Ok(to_json(&Value::I64(*first as i64))),
@@ -159,16 +167,17 @@ impl<'a> Reader<'a> {
     fn scaling(&self, fields: &mut Map<String, Json>) -> Result<()> {
         let mut scaling = Map::new();
         for (field, suffix) in SCALING_FIELDS {
-            if let Some(value) = self.value(&format!("rope.scaling.{suffix}")) {
-                scaling.insert((*field).to_owned(), to_json(value));
+            let suffix = format!("rope.scaling.{suffix}");
+            if let Some(value) = self.value(&suffix) {
+                scaling.insert((*field).to_owned(), self.scalar(&suffix, value)?);
             }
         }
         if self.value("rope.scaling.finetuned") == Some(&Value::Bool(false)) && self.architecture == "granite" {
             return Err(self.refuse("rope.scaling.finetuned", "is false: positions switched off are not supported"));
         }
         for (field, tensor) in FACTOR_TENSORS {
-            if let Some(view) = self.gguf.tensor(tensor) {
-                scaling.insert((*field).to_owned(), json!(view.to_f32()?));
+            if let Some(factors) = self.factors(tensor)? {
+                scaling.insert((*field).to_owned(), json!(factors));
             }
         }
         // The type may be left out where the rest tells it.
@@ -189,7 +198,9 @@ impl<'a> Reader<'a> {
             let even_split = || Some(number("embedding_length")? / number("attention.head_count")?);
             let head_dim = number("attention.key_length").or_else(even_split);
             if let Some(head_dim) = head_dim.filter(|head_dim| *head_dim > 0 && *head_dim != dims) {
-                fields.insert("partial_rotary_factor".to_owned(), json!(dims as f64 / head_dim as f64));
+                // The share is rounded down when it is taken of a head: a little more keeps 30 of 44 from being 29.
+                let share = (dims as f64 + 0.25) / head_dim as f64;
+                fields.insert("partial_rotary_factor".to_owned(), json!(share));
             }
         }
         if !scaling.is_empty() {
@@ -204,15 +215,29 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// A tensor with one factor a rotated pair. One of another size is never decoded.
+    fn factors(&self, tensor: &str) -> Result<Option<Vec<f32>>> {
+        let Some(view) = self.gguf.tensor(tensor) else { return Ok(None) };
+        if view.shape.iter().product::<usize>() > MAX_FACTORS {
+            let problem = format!("has shape {:?}, but must have at most {MAX_FACTORS} values", view.shape);
+            return Err(Error::Field { file: self.file.clone(), field: tensor.to_owned(), problem });
+        }
+        Ok(Some(view.to_f32()?))
+    }
+
     /// Windows: 0 means none; the pattern is one flag a layer, or every how many layers one sees all.
     fn windows(&self, fields: &mut Map<String, Json>) {
         if self.integer("attention.sliding_window") == Some(0) {
             fields.insert("sliding_window".to_owned(), Json::Null);
         }
         match self.value("attention.sliding_window_pattern") {
-            Some(Value::Array(Array::Bool(flags))) => {
+            Some(Value::Array(flags)) => {
+                let slides: Vec<bool> = match flags {
+                    Array::Bool(flags) => flags.clone(),
+                    other => other.integers().unwrap_or_default().iter().map(|flag| *flag != 0).collect(),
+                };
                 let kind = |slides: &bool| if *slides { "sliding_attention" } else { "full_attention" };
-                fields.insert("layer_types".to_owned(), flags.iter().map(kind).collect());
+                fields.insert("layer_types".to_owned(), slides.iter().map(kind).collect());
             }
             Some(period) => {
                 fields.insert("sliding_window_pattern".to_owned(), to_json(period));
@@ -264,8 +289,7 @@ impl<'a> Reader<'a> {
 
     /// `rope_freqs.weight` divides the frequencies: how GGUF stores Llama 3's scaling.
     fn turn_by_factors(&self, config: &Config, spec: &mut ModelSpec) -> Result<()> {
-        let Some(view) = self.gguf.tensor("rope_freqs.weight") else { return Ok(()) };
-        let factors = view.to_f32()?;
+        let Some(factors) = self.factors("rope_freqs.weight")? else { return Ok(()) };
         let Some(rope) = spec.ropes.first_mut() else { return Ok(()) };
         if factors.len() != rope.inv_freq.len() || factors.iter().any(|factor| !factor.is_finite() || *factor <= 0.0) {
             let problem = format!("has {} entries, but must have {} above 0", factors.len(), rope.inv_freq.len());

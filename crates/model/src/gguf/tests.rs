@@ -70,6 +70,11 @@ fn one_architecture_may_be_several_families() {
         writer.set("olmo2.attention.sliding_window_pattern", vec![true, false, true, false, true, true]);
     };
     check("olmo2", olmo3, |spec, _| windows(spec) == [32, 0, 32, 0, 32, 32]);
+    let as_numbers = |writer: &mut Writer<'_>| {
+        writer.set("gpt-oss.attention.sliding_window", 32u32);
+        writer.set("gpt-oss.attention.sliding_window_pattern", vec![0u32, 1, 1, 0, 0, 1]);
+    };
+    check("gpt-oss", as_numbers, |spec, _| windows(spec) == [0, 32, 32, 0, 0, 32]);
 }
 
 #[test]
@@ -107,6 +112,13 @@ fn position_encodings() {
         },
         |spec, _| spec.ropes[0].inv_freq.len() == 6,
     );
+    check(
+        "phi3",
+        |w| {
+            w.set("phi3.attention.key_length", 44u32).set("phi3.rope.dimension_count", 30u32);
+        },
+        |spec, _| spec.ropes[0].inv_freq.len() == 15,
+    );
 }
 
 #[test]
@@ -136,7 +148,7 @@ fn what_the_architecture_takes_for_granted() {
 
 #[test]
 fn a_bad_key_is_named_as_the_file_has_it() {
-    let rows: [(&str, Spoil, &str); 6] = [
+    let rows: [(&str, Spoil, &str); 9] = [
         ("mamba", |_| {}, "general.architecture"),
         (
             "llama",
@@ -158,6 +170,27 @@ fn a_bad_key_is_named_as_the_file_has_it() {
                 w.set("llama.expert_count", vec![1u32, 2]);
             },
             "llama.expert_count",
+        ),
+        (
+            "llama",
+            |w| {
+                w.set("llama.rope.freq_base", f32::NAN);
+            },
+            "llama.rope.freq_base",
+        ),
+        (
+            "llama",
+            |w| {
+                w.set("llama.attention.sliding_window", u64::MAX);
+            },
+            "llama.attention.sliding_window",
+        ),
+        (
+            "llama",
+            |w| {
+                w.tensor("rope_freqs.weight", Format::F32, &[1 << 16], vec![0; 1 << 18]);
+            },
+            "rope_freqs.weight",
         ),
         (
             "llama",
