@@ -31,12 +31,13 @@ impl Mapped {
     /// Maps a file. Nothing is read until it is looked at.
     pub fn open(path: &Path) -> Result<Arc<Self>> {
         let wrong = |source| Error::Io { path: path.to_owned(), source };
-        let file = File::open(path).map_err(wrong)?;
-        let about = file.metadata().map_err(wrong)?;
-        if !about.is_file() {
-            let problem = "expected a file, found a folder or a device".to_owned();
+        // Asked before it is opened: opening a pipe waits for a writer.
+        if !std::fs::metadata(path).map_err(wrong)?.is_file() {
+            let problem = "expected a file, found a folder, a pipe or a device".to_owned();
             return Err(Error::Header { path: path.to_owned(), field: "file", problem });
         }
+        let file = File::open(path).map_err(wrong)?;
+        let about = file.metadata().map_err(wrong)?;
         let bytes = match about.len() {
             // An empty range cannot be mapped.
             0 => Bytes::Static(&[]),
