@@ -6,7 +6,9 @@
 //! caller passes a date. `{% generation %}` marks are dropped: they only matter for training masks.
 //!
 //! The limits bound time and output, not memory in between: a template that doubles a string without writing it can use
-//! up memory before its fuel. Templates come from the operator's model, never from a request.
+//! up memory before its fuel, and one that nests lists a hundred thousand deep can use up the stack when they are dropped.
+//! The engine has no hook on its operators that could refuse either. Templates come from the operator's model, never
+//! from a request.
 
 mod methods;
 mod python;

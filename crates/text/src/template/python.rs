@@ -6,6 +6,10 @@ use minijinja::Value;
 use minijinja::value::ValueKind;
 use serde_json::Value as Json;
 
+/// How deep a value is shown, and written as JSON: as deep as JSON readers read. A template can nest values until showing
+/// them would use up the stack.
+pub const MAX_DEPTH: usize = 128;
+
 /// A template value from JSON, keys in the order given.
 pub fn from_json(value: &Json) -> Value {
     match value {
@@ -34,20 +38,24 @@ pub fn to_str(value: &Value) -> String {
         None if value.is_undefined() => String::new(),
         None => {
             let mut out = String::new();
-            write_repr(&mut out, value);
+            write_repr(&mut out, value, 0);
             out
         }
     }
 }
 
-fn write_repr(out: &mut String, value: &Value) {
+fn write_repr(out: &mut String, value: &Value, depth: usize) {
+    if depth > MAX_DEPTH {
+        out.push_str("...");
+        return;
+    }
     if let Some(number) = as_float(value) {
         out.push_str(&float(number));
         return;
     }
     match value.kind() {
         ValueKind::Undefined => out.push_str("Undefined"),
-        ValueKind::Seq | ValueKind::Iterable => write_sequence(out, value),
+        ValueKind::Seq | ValueKind::Iterable => write_sequence(out, value, depth),
         ValueKind::Map => {
             out.push('{');
             let keys = value.try_iter().into_iter().flatten();
@@ -55,9 +63,9 @@ fn write_repr(out: &mut String, value: &Value) {
                 if index > 0 {
                     out.push_str(", ");
                 }
-                write_repr(out, &key);
+                write_repr(out, &key, depth + 1);
                 out.push_str(": ");
-                write_repr(out, &value.get_item(&key).unwrap_or_default());
+                write_repr(out, &value.get_item(&key).unwrap_or_default(), depth + 1);
             }
             out.push('}');
         }
@@ -67,7 +75,7 @@ fn write_repr(out: &mut String, value: &Value) {
     }
 }
 
-fn write_sequence(out: &mut String, value: &Value) {
+fn write_sequence(out: &mut String, value: &Value, depth: usize) {
     let (open, close) = if value.is_tuple() { ("(", ")") } else { ("[", "]") };
     out.push_str(open);
     let mut count = 0;
@@ -75,7 +83,7 @@ fn write_sequence(out: &mut String, value: &Value) {
         if count > 0 {
             out.push_str(", ");
         }
-        write_repr(out, &item);
+        write_repr(out, &item, depth + 1);
         count += 1;
     }
     if count == 1 && value.is_tuple() {

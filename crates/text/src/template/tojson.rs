@@ -5,10 +5,7 @@ use std::fmt::Write;
 use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
-use super::python;
-
-/// The same bound as JSON readers use: deeper values are an error, not a stack overflow.
-const MAX_DEPTH: usize = 128;
+use super::python::{self, MAX_DEPTH};
 
 struct Style {
     ascii: bool,
