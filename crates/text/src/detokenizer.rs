@@ -66,6 +66,8 @@ impl Detokenizer {
                 pending.extend_from_slice(bytes);
                 take_complete(pending)
             }
+            // They add nothing, and would be decoded again and again until text came.
+            State::Library { .. } if self.skip_special && self.tokenizer.is_special(id) => String::new(),
             State::Library { ids, num_shown_ids } => {
                 ids.push(id);
                 let shown = self.tokenizer.decode_by_library(&ids[..*num_shown_ids], self.skip_special);

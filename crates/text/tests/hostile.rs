@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use folio_text::{ChatRender, ChatTemplate, Detokenizer, Error, SpecialTokens, Tokenizer};
+use folio_text::{ChatRender, ChatTemplate, Detokenizer, Error, GgufVocab, SpecialTokens, Tokenizer};
 use serde_json::{Value, json};
 
 const FIXTURE: &str = include_str!("data/tokenizer.json");
@@ -130,8 +130,23 @@ fn dropout_and_huge_ids_are_refused() {
         assert!(error.contains(expect), "{error}");
     };
     check("/model/dropout", json!(0.1), "model.dropout");
+    check("/model/vocab/a", json!(16_000_000), "id 16000000 is far beyond");
     check("/added_tokens/0/id", json!(4_000_000_000_u64), "added_tokens[0].id");
     check("/model/vocab/a", json!(4_000_000_000_u64), "model.vocab");
+}
+
+/// As many tokens as the text could be compared with one by one, all of one first letter: the work must not grow with
+/// their number squared.
+#[test]
+fn many_literal_tokens_are_found_by_look_up() {
+    let mut tokens: Vec<String> = (0..300_000).map(|number| format!("<{number}>")).collect();
+    tokens.extend(["x".into(), "<1".into()]);
+    let token_types = vec![4; tokens.len()];
+    let vocab = GgufVocab { model: "llama".into(), tokens, token_types, unk: Some(0), ..Default::default() };
+    let tokenizer = Tokenizer::from_gguf(vocab).unwrap();
+    let text = "x<299999><1<12>".repeat(2000);
+    let ids = tokenizer.encode(&text, false).unwrap();
+    assert_eq!(ids, [300_000, 299_999, 300_001, 12].repeat(2000));
 }
 
 fn render(source: &str) -> Result<String, Error> {
@@ -154,6 +169,15 @@ fn templates_run_under_limits() {
     check("{{ messages", "does not compile");
     check(&("{{ ".to_string() + &"(".repeat(20_000) + "1" + &")".repeat(20_000) + " }}"), "does not compile");
     check("{{ messages[0].content[::0] }}", "failed");
+}
+
+#[test]
+fn deep_values_are_not_shown_to_the_bottom() {
+    let nested = "{% set ns = namespace(x=[]) %}{% for a in range(2000) %}{% set ns.x = [ns.x] %}{% endfor %}";
+    let text = render(&format!("{nested}{{{{ ns.x }}}}")).unwrap();
+    assert!(text.starts_with("[[[") && text.contains("...") && text.len() < 300, "{text}");
+    let error = render(&format!("{nested}{{{{ ns.x|tojson }}}}")).unwrap_err().to_string();
+    assert!(error.contains("too deeply"), "{error}");
 }
 
 /// Ways out of a Python sandbox: nothing they ask for exists here.

@@ -15,6 +15,9 @@ use tokenizers::{
 use super::{DecodeStyle, Engine, Frame, MAX_VOCAB, Piece, Tokenizer, bytes};
 use crate::{Error, Result};
 
+/// Ids that a small vocabulary may leave out.
+const MAX_HOLES: usize = 1 << 16;
+
 pub fn load(file: &[u8]) -> Result<Tokenizer> {
     let fail = |field: &str, reason: String| Error::TokenizerJson { field: field.into(), reason };
     let json: Value = serde_json::from_slice(file).map_err(|error| fail("file", error.to_string()))?;
@@ -45,6 +48,10 @@ pub fn wrap(
     let largest = vocabulary.values().copied().max().unwrap_or(0) as usize;
     if largest >= MAX_VOCAB {
         return Err(format!("id {largest} is beyond the limit of {MAX_VOCAB}"));
+    }
+    // The table has a place for every id up to the largest: one far id must not make it large.
+    if largest > MAX_HOLES + 2 * vocabulary.len() {
+        return Err(format!("id {largest} is far beyond the {} tokens", vocabulary.len()));
     }
     let added = library.get_added_tokens_decoder();
     let mut pieces: Vec<Option<Piece>> = (0..=largest).map(|_| None).collect();

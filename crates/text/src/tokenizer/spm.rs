@@ -5,7 +5,7 @@
 //! Characters that are no piece are spelt in `<0xNN>` bytes.
 
 use std::cmp::Ordering;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BTreeSet, BinaryHeap, HashMap};
 
 use crate::{Error, Result};
 
@@ -23,27 +23,31 @@ pub struct SentencePiece {
     pub space_prefix: bool,
 }
 
-/// Tokens searched for in the text, by first byte; the longest at a place wins.
+/// Tokens searched for in the text; the longest at a place wins.
 #[derive(Default)]
 pub struct Literals {
-    by_first: HashMap<u8, Vec<(String, u32)>>,
+    ids: HashMap<Vec<u8>, u32>,
+    /// The lengths of the tokens that start with a byte: a place in the text costs one look-up for each, however many
+    /// tokens there are.
+    lengths: HashMap<u8, BTreeSet<usize>>,
 }
 
 impl Literals {
+    /// Of equal tokens the first counts.
     pub fn add(&mut self, token: &str, id: u32) {
         if let Some(first) = token.bytes().next() {
-            let tokens = self.by_first.entry(first).or_default();
-            let place = tokens.partition_point(|(other, _)| other.len() >= token.len());
-            tokens.insert(place, (token.to_string(), id));
+            self.lengths.entry(first).or_default().insert(token.len());
+            self.ids.entry(token.as_bytes().to_vec()).or_insert(id);
         }
     }
 
     /// The first literal in `text`: where it starts, where it ends, its id.
     fn find(&self, text: &str) -> Option<(usize, usize, u32)> {
         text.bytes().enumerate().find_map(|(at, byte)| {
-            let tokens = self.by_first.get(&byte)?;
-            let (token, id) = tokens.iter().find(|(token, _)| text.as_bytes()[at..].starts_with(token.as_bytes()))?;
-            Some((at, at + token.len(), *id))
+            self.lengths.get(&byte)?.iter().rev().find_map(|len| {
+                let token = text.as_bytes().get(at..at + len)?;
+                Some((at, at + len, *self.ids.get(token)?))
+            })
         })
     }
 }
