@@ -14,6 +14,10 @@ pub enum ApiError {
     NoSuchModel(String),
     #[error("there is no route {0}")]
     NoSuchRoute(String),
+    #[error("{0} is not a method of this route")]
+    NoSuchMethod(String),
+    #[error("the request's body is larger than {} bytes", crate::BODY_BYTES)]
+    TooLarge,
     #[error("too many requests are waiting; try again later")]
     Overloaded,
     #[error("the engine has stopped")]
@@ -28,6 +32,8 @@ impl ApiError {
         match self {
             Self::Invalid(_) => StatusCode::BAD_REQUEST,
             Self::NoSuchModel(_) | Self::NoSuchRoute(_) => StatusCode::NOT_FOUND,
+            Self::NoSuchMethod(_) => StatusCode::METHOD_NOT_ALLOWED,
+            Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Overloaded => StatusCode::TOO_MANY_REQUESTS,
             Self::Stopped => StatusCode::SERVICE_UNAVAILABLE,
             Self::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,

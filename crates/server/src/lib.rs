@@ -17,7 +17,7 @@ use axum::routing::{get, post};
 use folio_engine::Engine;
 use folio_text::{ChatTemplate, Tokenizer, WallTime};
 
-pub use text_stream::{Finish, Piece, TextStream, TextTokens};
+pub use text_stream::{AnswerToken, Finish, Piece, TextStream};
 
 /// Largest request body.
 const BODY_BYTES: usize = 4 << 20;
@@ -29,7 +29,7 @@ pub struct Service {
     pub tokenizer: Arc<Tokenizer>,
     /// Models without a chat template serve completions only.
     pub template: Option<Arc<ChatTemplate>>,
-    /// The name requests must give as `model`.
+    /// What a request that gives a `model` must give.
     pub model_name: Arc<str>,
     /// Unix seconds at start.
     pub started: u64,
@@ -51,14 +51,18 @@ pub fn router(service: Service) -> Router {
         .route("/v1/completions", post(routes::completions::create))
         .route("/v1/chat/completions", post(routes::chat::create))
         .fallback(routes::not_found)
+        .method_not_allowed_fallback(routes::not_allowed)
         .layer(DefaultBodyLimit::max(BODY_BYTES))
         .with_state(service)
 }
 
 /// The date that chat templates may ask for, in UTC.
 pub fn now() -> WallTime {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    WallTime::from_unix(since.as_secs() as i64, 0)
+    WallTime::from_unix(unix_seconds() as i64, 0)
+}
+
+fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// Serves until `stop` resolves, then lets running requests finish.

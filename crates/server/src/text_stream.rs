@@ -16,7 +16,9 @@ pub struct TextStream {
 struct Sample {
     detokenizer: Detokenizer,
     stops: StopMatcher,
-    usage: Usage,
+    num_tokens: usize,
+    /// A stop string has come: nothing more is shown, and the engine's last word on the sample is awaited.
+    stopped: bool,
     done: bool,
 }
 
@@ -25,12 +27,12 @@ struct Sample {
 pub struct Piece {
     pub sample: usize,
     pub text: String,
-    pub tokens: Vec<TextTokens>,
+    pub tokens: Vec<AnswerToken>,
     pub finish: Option<(Finish, Usage)>,
 }
 
 #[derive(Clone, Debug)]
-pub struct TextTokens {
+pub struct AnswerToken {
     pub token: u32,
     pub logprobs: Option<Logprobs>,
 }
@@ -54,7 +56,8 @@ impl TextStream {
         let sample = || Sample {
             detokenizer: Detokenizer::continuing(Arc::clone(tokenizer), skip_special),
             stops: StopMatcher::new(stop.to_vec(), include_stop),
-            usage: Usage::default(),
+            num_tokens: 0,
+            stopped: false,
             done: false,
         };
         Self { stream, samples: (0..num_samples).map(|_| sample()).collect(), ready: VecDeque::new() }
@@ -89,36 +92,38 @@ impl TextStream {
 
     fn token(&mut self, index: usize, token: u32, logprobs: Option<Logprobs>) {
         let sample = &mut self.samples[index];
-        if sample.done {
+        if sample.stopped {
             return;
         }
-        sample.usage.completion_tokens += 1;
+        sample.num_tokens += 1;
         let delta = sample.detokenizer.push(token);
         let (text, stopped) = sample.stops.push(&delta);
-        let mut piece = Piece { sample: index, text, tokens: vec![TextTokens { token, logprobs }], finish: None };
         if stopped {
-            sample.done = true;
-            piece.finish = Some((Finish::Stop, sample.usage));
+            sample.stopped = true;
             self.stream.abort(index);
         }
-        self.ready.push_back(piece);
+        let tokens = vec![AnswerToken { token, logprobs }];
+        self.ready.push_back(Piece { sample: index, text, tokens, finish: None });
     }
 
-    fn finished(&mut self, index: usize, reason: FinishReason, usage: Usage) {
+    fn finished(&mut self, index: usize, reason: FinishReason, mut usage: Usage) {
         let sample = &mut self.samples[index];
-        if sample.done {
-            return;
-        }
         sample.done = true;
-        let rest = sample.detokenizer.finish();
-        let (mut text, mut stopped) = sample.stops.push(&rest);
-        if !stopped {
+        let mut text = String::new();
+        if sample.stopped {
+            // The engine may have been a step ahead.
+            usage.completion_tokens = sample.num_tokens;
+        } else {
+            let rest = sample.detokenizer.finish();
+            (text, sample.stopped) = sample.stops.push(&rest);
+        }
+        if !sample.stopped {
             let (held, found) = sample.stops.finish();
             text.push_str(&held);
-            stopped = found;
+            sample.stopped = found;
         }
         let finish = match reason {
-            _ if stopped => Finish::Stop,
+            _ if sample.stopped => Finish::Stop,
             FinishReason::Stop(_) => Finish::Stop,
             FinishReason::Length => Finish::Length,
             FinishReason::Error(message) => Finish::Failed(message),
@@ -131,7 +136,7 @@ impl TextStream {
     fn lost(&mut self) {
         for (index, sample) in self.samples.iter_mut().enumerate().filter(|(_, sample)| !sample.done) {
             sample.done = true;
-            let finish = Some((Finish::Failed("the engine has stopped".into()), sample.usage));
+            let finish = Some((Finish::Failed("the engine has stopped".into()), Usage::default()));
             self.ready.push_back(Piece { sample: index, finish, ..Piece::default() });
         }
     }

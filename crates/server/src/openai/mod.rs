@@ -1,4 +1,5 @@
-//! The OpenAI wire types and their translation into engine requests.
+//! The OpenAI wire format.
 
+pub mod body;
 pub mod types;
 pub mod validate;

@@ -5,31 +5,35 @@ use folio_engine::SamplingParams;
 
 use crate::SamplingDefaults;
 use crate::error::ApiError;
-use crate::openai::types::{Sampling, TextOptions};
+use crate::openai::types::{OneOrMany, SharedFields, TextOptions};
 
 const MAX_STOPS: usize = 4;
 const MAX_STOP_BYTES: usize = 256;
 const MAX_LOGIT_BIASES: usize = 1024;
 const MAX_USER_BYTES: usize = 512;
 const MAX_STOP_IDS: usize = 64;
-pub const MAX_LOGPROBS: u32 = 20;
-const DEFAULT_COMPLETION_TOKENS: usize = 16;
+const MAX_LOGPROBS: u32 = 20;
 
-/// What a route adds to the shared fields.
+/// What a route adds to the shared fields, or puts in their place.
 pub struct RouteParams {
     pub logprobs: Option<u32>,
-    /// What is left of the context, for requests that do not limit themselves; none for completions, whose default is
-    /// OpenAI's 16.
-    pub room: Option<usize>,
+    /// For requests that do not limit themselves; the context's end limits all.
+    pub max_tokens: usize,
 }
 
 pub fn sampling(
-    fields: &Sampling<'_>,
+    fields: &SharedFields,
     route: RouteParams,
     defaults: SamplingDefaults,
 ) -> Result<SamplingParams, ApiError> {
+    if fields.user.as_ref().is_some_and(|user| user.len() > MAX_USER_BYTES) {
+        return Err(ApiError::Invalid(format!("user: at most {MAX_USER_BYTES} bytes are allowed")));
+    }
+    if fields.stream_options.is_some() && !fields.is_streamed() {
+        return Err(ApiError::Invalid("stream_options: needs stream to be true".into()));
+    }
     let standard = SamplingParams::default();
-    if fields.stop_token_ids.is_some_and(|ids| ids.len() > MAX_STOP_IDS) {
+    if fields.stop_token_ids.as_ref().is_some_and(|ids| ids.len() > MAX_STOP_IDS) {
         return Err(ApiError::Invalid(format!("stop_token_ids: at most {MAX_STOP_IDS} are allowed")));
     }
     if route.logprobs.is_some_and(|count| count > MAX_LOGPROBS) {
@@ -44,11 +48,11 @@ pub fn sampling(
         frequency_penalty: fields.frequency_penalty.unwrap_or(standard.frequency_penalty),
         presence_penalty: fields.presence_penalty.unwrap_or(standard.presence_penalty),
         logit_bias: logit_bias(fields)?,
-        allowed_tokens: fields.allowed_token_ids.map(<[u32]>::to_vec),
+        allowed_tokens: fields.allowed_token_ids.clone(),
         banned_tokens: Vec::new(),
         min_tokens: fields.min_tokens.unwrap_or(0),
-        max_tokens: fields.max_tokens.or(route.room).unwrap_or(DEFAULT_COMPLETION_TOKENS),
-        stop_token_ids: fields.stop_token_ids.map(<[u32]>::to_vec).unwrap_or_default(),
+        max_tokens: fields.max_tokens.unwrap_or(route.max_tokens),
+        stop_token_ids: fields.stop_token_ids.clone().unwrap_or_default(),
         ignore_eos: fields.ignore_eos.unwrap_or(false),
         logprobs: route.logprobs,
         prompt_logprobs: None,
@@ -68,8 +72,8 @@ fn top_k(value: Option<i64>) -> Result<Option<u32>, ApiError> {
     }
 }
 
-fn logit_bias(fields: &Sampling<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
-    let Some(map) = fields.logit_bias else { return Ok(Vec::new()) };
+fn logit_bias(fields: &SharedFields) -> Result<Vec<(u32, f32)>, ApiError> {
+    let Some(map) = &fields.logit_bias else { return Ok(Vec::new()) };
     if map.len() > MAX_LOGIT_BIASES {
         return Err(ApiError::Invalid(format!("logit_bias: at most {MAX_LOGIT_BIASES} tokens are allowed")));
     }
@@ -81,22 +85,16 @@ fn logit_bias(fields: &Sampling<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
     map.iter().map(entry).collect()
 }
 
-pub fn check_user(user: Option<&str>) -> Result<(), ApiError> {
-    match user {
-        Some(user) if user.len() > MAX_USER_BYTES => {
-            Err(ApiError::Invalid(format!("user: at most {MAX_USER_BYTES} bytes are allowed")))
-        }
-        _ => Ok(()),
-    }
-}
-
-pub fn check_text(options: &TextOptions) -> Result<(), ApiError> {
-    let bad = options.stop.len() > MAX_STOPS
-        || options.stop.iter().any(|stop| stop.is_empty() || stop.len() > MAX_STOP_BYTES);
-    if bad {
+pub fn text_options(fields: &SharedFields) -> Result<TextOptions, ApiError> {
+    let stop = fields.stop.clone().map(OneOrMany::into_vec).unwrap_or_default();
+    if stop.len() > MAX_STOPS || stop.iter().any(|stop| stop.is_empty() || stop.len() > MAX_STOP_BYTES) {
         return Err(ApiError::Invalid(format!("stop: at most {MAX_STOPS} strings of 1 to {MAX_STOP_BYTES} bytes")));
     }
-    Ok(())
+    Ok(TextOptions {
+        stop,
+        include_stop: fields.include_stop_str_in_output.unwrap_or(false),
+        skip_special: fields.skip_special_tokens.unwrap_or(true),
+    })
 }
 
 /// A request without a seed draws anew each time.

@@ -1,43 +1,42 @@
 //! `/v1/completions`.
 
-use axum::Json;
 use axum::extract::State;
-use axum::extract::rejection::JsonRejection;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 
-use super::{Collected, Shape, answer_streamed, answer_whole, body, check_model, finish_reason, new_id, submit};
+use super::answer::{self, Collected, Shape, finish_reason, finite_logprob};
+use super::{check_model, events, submit};
 use crate::error::ApiError;
-use crate::openai::types::{CompletionRequest, Prompt};
+use crate::openai::body::{Body, parse};
+use crate::openai::types::{CompletionFields, Prompt};
 use crate::openai::validate::{self, RouteParams};
-use crate::{Piece, Service, TextTokens};
+use crate::{AnswerToken, Piece, Service};
 
-pub async fn create(
-    State(service): State<Service>,
-    request: Result<Json<CompletionRequest>, JsonRejection>,
-) -> Result<Response, ApiError> {
-    let mut request = body(request)?;
-    check_model(&service, request.model.as_deref())?;
-    let prompt = prompt(&service, std::mem::replace(&mut request.prompt, Prompt::Tokens(Vec::new()))).await?;
-    let text = request.text_options();
-    validate::check_text(&text)?;
-    validate::check_user(request.user())?;
-    let route = RouteParams { logprobs: request.logprobs, room: None };
-    let params = validate::sampling(&request.sampling(), route, service.defaults)?;
+/// OpenAI's.
+const DEFAULT_MAX_TOKENS: usize = 16;
+
+const SHAPE: Shape = Shape {
+    id_prefix: "cmpl",
+    object: "text_completion",
+    chunk_object: "text_completion",
+    choice,
+    delta,
+    opening: None,
+};
+
+/// Everything that is cheap to check is checked before the prompt is made.
+pub async fn create(State(service): State<Service>, body: Body) -> Result<Response, ApiError> {
+    let (completion, shared) = parse::<CompletionFields>(body)?;
+    check_model(&service, shared.model.as_deref())?;
+    let route = RouteParams { logprobs: completion.logprobs, max_tokens: DEFAULT_MAX_TOKENS };
+    let params = validate::sampling(&shared, route, service.defaults)?;
+    let text = validate::text_options(&shared)?;
     let num_samples = params.n;
+    let prompt = prompt(&service, completion.prompt).await?;
     let stream = submit(&service, prompt, params, &text)?;
-    let shape = Shape {
-        object: "text_completion",
-        chunk_object: "text_completion",
-        choice,
-        delta,
-        opening: None,
-        id: new_id(&service, "cmpl"),
-        include_usage: request.include_usage(),
-    };
-    match request.stream.unwrap_or(false) {
-        true => Ok(answer_streamed(service, stream, num_samples, shape)),
-        false => answer_whole(&service, stream, num_samples, shape).await,
+    match shared.is_streamed() {
+        true => Ok(events::streamed(service, stream, num_samples, SHAPE, shared.include_usage())),
+        false => answer::whole(&service, stream, num_samples, &SHAPE).await,
     }
 }
 
@@ -63,20 +62,22 @@ fn choice(service: &Service, index: usize, sample: &Collected) -> Value {
     written(service, index, &sample.text, &sample.tokens, finish_reason(sample.finish.as_ref()))
 }
 
-fn written(service: &Service, index: usize, text: &str, tokens: &[TextTokens], finish: Value) -> Value {
+fn written(service: &Service, index: usize, text: &str, tokens: &[AnswerToken], finish: Value) -> Value {
     json!({"index": index, "text": text, "logprobs": logprobs(service, tokens), "finish_reason": finish})
 }
 
-fn logprobs(service: &Service, tokens: &[TextTokens]) -> Value {
+fn logprobs(service: &Service, tokens: &[AnswerToken]) -> Value {
     let known: Vec<_> = tokens.iter().filter_map(|token| token.logprobs.as_ref()).collect();
     if known.is_empty() {
         return Value::Null;
     }
     let name = |id: u32| String::from_utf8_lossy(service.tokenizer.token_bytes(id).unwrap_or_default()).into_owned();
-    let top = |top: &[(u32, f32)]| top.iter().map(|&(id, value)| (name(id), json!(value))).collect::<Map<_, _>>();
+    let top = |top: &[(u32, f32)]| {
+        top.iter().map(|&(id, value)| (name(id), json!(finite_logprob(value)))).collect::<Map<_, _>>()
+    };
     json!({
         "tokens": known.iter().map(|entry| name(entry.token)).collect::<Vec<_>>(),
-        "token_logprobs": known.iter().map(|entry| entry.logprob).collect::<Vec<_>>(),
+        "token_logprobs": known.iter().map(|entry| finite_logprob(entry.logprob)).collect::<Vec<_>>(),
         "top_logprobs": known.iter().map(|entry| top(&entry.top)).collect::<Vec<_>>(),
     })
 }
