@@ -60,7 +60,8 @@ impl ModelRef {
                 "{text} is a file, but not a .gguf; give the folder that holds config.json and the safetensors files"
             );
         }
-        let Some(name) = HubName::parse(text) else {
+        let is_path = text.ends_with(".gguf") || text.starts_with(['.', '/']);
+        let Some(name) = HubName::parse(text).filter(|_| !is_path) else {
             bail!("{text}: no such file or folder, and not an ORG/NAME of the hub");
         };
         match name.snapshot() {
@@ -97,6 +98,7 @@ mod tests {
         let text = |model| format!("{:#}", ModelRef::resolve(Some(model)).unwrap_err());
         assert!(text("no-such-org/no-such-model").contains("folio pull no-such-org/no-such-model"));
         assert!(text("/no/such/folder").contains("no such file or folder"));
+        assert!(text("models/missing.gguf").contains("no such file or folder"));
         assert_eq!(ModelRef::resolve(None).unwrap(), ModelRef::Embedded);
     }
 }
