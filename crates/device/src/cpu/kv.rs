@@ -4,9 +4,12 @@
 //! the lanes where values are summed: keys lie `[layer][block][kv_head][head_dim][16]`, values
 //! `[layer][block][kv_head][16][head_dim]`. Memory is mapped zero and costs nothing until a block is written.
 
+use std::marker::PhantomData;
+
 use half::{bf16, f16};
 
 use super::Ctx;
+use super::attention::MAX_HEAD_DIM;
 use super::buffer::Buffer;
 use super::simd::{LANES, Simd};
 use crate::{BLOCK_TOKENS, Error, KvFormat, KvShape, Result};
@@ -97,6 +100,10 @@ impl Kv {
         let product = |sizes: &[usize]| {
             sizes.iter().try_fold(1usize, |product, &size| product.checked_mul(size)).ok_or_else(out_of_memory)
         };
+        if shape.head_dim > MAX_HEAD_DIM {
+            let what = format!("a head of {} values (at most {MAX_HEAD_DIM})", shape.head_dim);
+            return Err(Error::Unsupported { backend: "cpu", what });
+        }
         let element = shape.format.bytes();
         let block_bytes = product(&[shape.kv_heads, shape.head_dim, BLOCK_TOKENS, element])?;
         let bytes = product(&[shape.layers, shape.blocks, block_bytes])?;
@@ -113,43 +120,51 @@ impl Kv {
         self.shape.format
     }
 
-    /// The storage of one layer, after a check that an operation and the storage speak of the same heads.
-    pub(crate) fn layer<T: Element>(&self, layer: usize, kv_heads: usize, head_dim: usize) -> Layer<T> {
+    /// Where a layer starts in `keys` and `values`, after a check that an operation and the storage speak of the same
+    /// heads. The start lies inside both, and as many bytes as all blocks of a layer take follow it.
+    fn layer_start<T: Element>(&self, layer: usize, kv_heads: usize, head_dim: usize) -> usize {
         let shape = &self.shape;
         assert!(layer < shape.layers, "layer {layer} of a group of {}", shape.layers);
         assert_eq!(shape.kv_heads, kv_heads, "kv heads of the storage and of the operation");
         assert_eq!(shape.head_dim, head_dim, "head_dim of the storage and of the operation");
         assert_eq!(size_of::<T>(), shape.format.bytes(), "bytes of an element");
-        let start = layer * shape.blocks * self.block_bytes;
-        // SAFETY: `layer` is one of the layers the buffers were made for, so the start lies inside them.
+        layer * shape.blocks * self.block_bytes
+    }
+
+    /// The storage of one layer, to be read.
+    pub(crate) fn layer<T: Element>(&self, layer: usize, kv_heads: usize, head_dim: usize) -> Layer<'_, T> {
+        let start = self.layer_start::<T>(layer, kv_heads, head_dim);
+        // SAFETY: the start lies inside both buffers. They are aligned to 64 bytes and it is whole elements from there.
         let (keys, values) = unsafe { (self.keys.as_ptr().add(start), self.values.as_ptr().add(start)) };
-        Layer { keys: keys.cast(), values: values.cast(), blocks: shape.blocks, kv_heads, head_dim }
+        let (keys, values) = (keys.cast(), values.cast());
+        Layer { keys, values, blocks: self.shape.blocks, kv_heads, head_dim, storage: PhantomData }
     }
 
     /// As [`Kv::layer`], to be written to.
-    pub(crate) fn layer_mut<T: Element>(&mut self, layer: usize, kv_heads: usize, head_dim: usize) -> LayerMut<T> {
-        let Layer { .. } = self.layer::<T>(layer, kv_heads, head_dim);
-        let start = layer * self.shape.blocks * self.block_bytes;
+    pub(crate) fn layer_mut<T: Element>(&mut self, layer: usize, kv_heads: usize, head_dim: usize) -> LayerMut<'_, T> {
+        let start = self.layer_start::<T>(layer, kv_heads, head_dim);
         // SAFETY: as in `layer`.
         let (keys, values) = unsafe { (self.keys.as_mut_ptr().add(start), self.values.as_mut_ptr().add(start)) };
-        LayerMut { keys: keys.cast(), values: values.cast(), blocks: self.shape.blocks, kv_heads, head_dim }
+        let (keys, values) = (keys.cast(), values.cast());
+        LayerMut { keys, values, blocks: self.shape.blocks, kv_heads, head_dim, storage: PhantomData }
     }
 }
 
-/// One layer of a [`Kv`], to be read. The kernels borrow the [`Kv`] for as long as they hold this.
+/// One layer of a [`Kv`], to be read.
 #[derive(Clone, Copy)]
-pub(crate) struct Layer<T> {
+pub(crate) struct Layer<'a, T> {
     keys: *const T,
     values: *const T,
     blocks: usize,
     kv_heads: usize,
     head_dim: usize,
+    storage: PhantomData<&'a [T]>,
 }
 
-// SAFETY: the memory is only read while a `Layer` is in use.
-unsafe impl<T: Sync> Sync for Layer<T> {}
+// SAFETY: it is two `&[T]`: the storage is borrowed, and only read.
+unsafe impl<T: Sync> Sync for Layer<'_, T> {}
 
-impl<T> Layer<T> {
+impl<T> Layer<'_, T> {
     /// Keys `[head_dim][16]` and values `[16][head_dim]` of one head in one block; sixteen more values are readable
     /// behind each row of values.
     #[inline(always)]
@@ -163,22 +178,23 @@ impl<T> Layer<T> {
 }
 
 /// One layer of a [`Kv`], written to by several threads, each its own slots.
-pub(crate) struct LayerMut<T> {
+pub(crate) struct LayerMut<'a, T> {
     keys: *mut T,
     values: *mut T,
     blocks: usize,
     kv_heads: usize,
     head_dim: usize,
+    storage: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: threads write different slots, as `write`'s callers promise.
-unsafe impl<T: Send> Sync for LayerMut<T> {}
+// SAFETY: the storage is borrowed for writing, and threads write different slots, as `write`'s callers promise.
+unsafe impl<T: Send> Sync for LayerMut<'_, T> {}
 
-impl<T: Element> LayerMut<T> {
+impl<T: Element> LayerMut<'_, T> {
     /// Stores the key and value of one token and head.
     ///
     /// # Safety
-    /// The storage must be borrowed for writing, and no two threads may write the same slot.
+    /// No two threads may write the same slot.
     #[inline(always)]
     pub unsafe fn write(&self, slot: u32, kv_head: usize, key: &[f32], value: &[f32]) {
         let (block, token) = (slot as usize / BLOCK_TOKENS, slot as usize % BLOCK_TOKENS);
@@ -234,7 +250,7 @@ mod tests {
         let key: Vec<f32> = (0..24).map(|i| i as f32).collect();
         let value: Vec<f32> = (0..24).map(|i| -(i as f32)).collect();
         for layer in 0..3 {
-            // SAFETY: one thread, and the storage is borrowed for writing.
+            // SAFETY: one thread.
             unsafe { kv.layer_mut::<bf16>(layer, 2, 24).write(16 + 7, 1, &key, &value) };
         }
         let pool = Pool::new(1).unwrap();
@@ -257,5 +273,8 @@ mod tests {
     fn an_impossible_size_is_an_error() {
         let shape = KvShape { layers: 1 << 20, blocks: 1 << 30, kv_heads: 8, head_dim: 128, format: KvFormat::F32 };
         assert!(Kv::new(shape).is_err());
+        let shape = KvShape { layers: 1, blocks: 1, kv_heads: 1, head_dim: MAX_HEAD_DIM + 1, format: KvFormat::F32 };
+        let error = Kv::new(shape).err().map(|error| error.to_string());
+        assert_eq!(error.as_deref(), Some("a head of 8193 values (at most 8192) is not supported on cpu"));
     }
 }

@@ -36,7 +36,7 @@ fn rotate<S: Simd>(s: S, head: &mut [f32], cos: &[f32], sin: &[f32]) {
 struct PrepareRows<'a, T> {
     rows: Range<usize>,
     qkv: &'a Disjoint<'a, f32>,
-    layer: &'a LayerMut<T>,
+    layer: &'a LayerMut<'a, T>,
     op: &'a PrepareQkv<'a, Cpu>,
     rope: Option<&'a Rope>,
     slots: &'a [u32],
@@ -68,8 +68,7 @@ impl<T: Element> Kernel for PrepareRows<'_, T> {
             }
             let heads = k.chunks_exact(op.head_dim).zip(v.chunks_exact(op.head_dim));
             for (kv_head, (key, value)) in heads.enumerate() {
-                // SAFETY: `prepare_qkv` borrows the storage for writing, and `upload` checked that rows have different
-                // slots.
+                // SAFETY: threads have different rows, and `upload` checked that rows have different slots.
                 unsafe { self.layer.write(self.slots[row], kv_head, key, value) };
             }
         }

@@ -12,7 +12,7 @@ mod tile;
 
 use std::sync::PoisonError;
 
-pub use plan::Scratch;
+pub use plan::{MAX_VALUES as MAX_HEAD_DIM, Scratch};
 
 use super::inputs::Inputs;
 use super::kv::{Kv, with_element};

@@ -18,7 +18,7 @@ pub struct Operands<'a, T> {
     pub geometry: Geometry,
     pub q: &'a [f32],
     pub q_stride: usize,
-    pub layer: Layer<T>,
+    pub layer: Layer<'a, T>,
     pub spans: &'a [Span],
     pub tables: &'a GroupTables,
     pub out: &'a Disjoint<'a, f32>,
