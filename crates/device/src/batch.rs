@@ -104,7 +104,8 @@ mod tests {
     fn a_batch_that_contradicts_itself_is_refused() {
         batch().check(&LIMITS);
         Batch { groups: vec![GroupTables::default()], ..Batch::default() }.check(&LIMITS);
-        let cases: [(&str, fn(&mut Batch)); 9] = [
+        type Change = fn(&mut Batch);
+        let cases: [(&str, Change); 9] = [
             ("5 rows, limit 4", |b| b.tokens = vec![0; 5]),
             ("positions and rows", |b| b.positions.truncate(2)),
             ("3 spans, limit 2", |b| b.spans.push(b.spans[0])),

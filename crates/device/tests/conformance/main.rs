@@ -6,6 +6,7 @@
 //! of this file.
 
 mod data;
+mod empty;
 mod paged;
 mod rows;
 
@@ -111,6 +112,7 @@ fn conformance<B: Backend>(
 ) {
     let mut backend = open();
     rows::round_trip(&mut backend);
+    empty::run(&mut backend);
     for expected in rows {
         check_rows(name, &mut backend, expected);
     }

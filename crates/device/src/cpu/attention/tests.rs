@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use super::*;
 use crate::cpu::qkv::prepare_qkv;
 use crate::cpu::simd::testing::{close, each_setup, filled, tensor, vector};
-use crate::cpu::{Vector, inputs};
+use crate::cpu::{Isa, Pool, Vector, inputs};
 use crate::{Batch, GroupTables, InputLimits, KvFormat, KvShape, NormSpan, PrepareQkv, Span};
 
 #[derive(Clone, Copy, Debug)]
@@ -212,6 +212,9 @@ fn head_shapes_and_formats() {
         (14, 2, 40, KvFormat::F32),
         (5, 5, 8, KvFormat::BF16),
         (70, 1, 8, KvFormat::F16),
+        (4, 2, 7, KvFormat::F16),
+        (3, 1, 33, KvFormat::BF16),
+        (2, 2, 1, KvFormat::F32),
         (2, 1, 256, KvFormat::F32),
     ] {
         check(Case { heads, kv_heads, head_dim, format, ..PLAIN }, 83, &[13]);
@@ -241,6 +244,23 @@ fn long_contexts_are_split_by_position() {
         let case = Case { heads: 2, kv_heads: 1, head_dim: 8, window, sinks, ..PLAIN };
         check(case, SPLIT + 100, &[217]);
     }
+}
+
+/// A tile lives on the stack; threads with less than the usual two MiB must do.
+#[test]
+fn a_small_stack_is_enough() {
+    let case = Case { heads: 8, kv_heads: 2, head_dim: 128, ..PLAIN };
+    let sequences = [case.rows(SPLIT + 70, 1)];
+    let isas = Isa::available();
+    std::thread::scope(|scope| {
+        let run = || {
+            let pool = Pool::new(1).unwrap();
+            for isa in isas {
+                Steps { case, sequences: &sequences, shuffle: 1 }.run(Ctx { pool: &pool, isa }, &[SPLIT + 70]);
+            }
+        };
+        std::thread::Builder::new().stack_size(256 << 10).spawn_scoped(scope, run).unwrap();
+    });
 }
 
 #[test]
