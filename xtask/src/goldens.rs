@@ -9,6 +9,7 @@ const PACKAGES: &[&str] = &["torch==2.15.0", "transformers==5.22.2", "gguf==0.19
 
 const SCRIPTS: &[&str] = &[
     "crates/formats/tests/golden/make.py",
+    "crates/model/tests/published/facts.py",
     "tests/golden/models/generate.py",
     "tests/golden/templates/render.py",
     "tests/golden/default_model.py",
