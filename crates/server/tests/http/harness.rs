@@ -1,0 +1,159 @@
+//! A server whose model continues the alphabet, and a client of a few lines.
+
+use std::{
+    collections::HashMap,
+    io::{Read, Write},
+    net::{SocketAddr, TcpStream},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use folio_engine::{Engine, EngineConfig, Executor, RequestId, Result, RowOutput, SamplingState, StepPlan};
+use folio_server::{SamplingDefaults, Service};
+use folio_text::{ChatTemplate, SpecialTokens, Tokenizer};
+use serde_json::{Value, json};
+
+/// Letters are 0 to 25. A row after this token is not a number.
+pub const BROKEN: u32 = 26;
+const WIDTH: usize = 27;
+
+struct Alphabet {
+    states: HashMap<RequestId, SamplingState>,
+    plan: StepPlan,
+    /// How long a step takes.
+    pace: Duration,
+}
+
+impl Executor for Alphabet {
+    fn admit(&mut self, id: RequestId, state: SamplingState) {
+        self.states.insert(id, state);
+    }
+
+    fn submit(&mut self, plan: &StepPlan) -> Result<()> {
+        std::thread::sleep(self.pace);
+        self.plan = plan.clone();
+        Ok(())
+    }
+
+    fn collect(&mut self) -> Result<Vec<RowOutput>> {
+        let plan = std::mem::take(&mut self.plan);
+        let outputs = plan.assignments.iter().map(|a| {
+            let mut output = RowOutput { id: a.id, sampled: None, prompt_logprobs: Vec::new(), failure: None };
+            let last = *a.tokens.last().expect("a token");
+            let mut logits = [0.0; WIDTH];
+            // Half of them are ruled out, so that the 20 best hold some that are.
+            logits[13..].fill(f32::NEG_INFINITY);
+            logits[(last as usize + 1) % 26] = if last == BROKEN { f32::NAN } else { 8.0 };
+            let state = self.states.get_mut(&a.id).expect("admitted");
+            if a.samples {
+                match state.sample(&mut logits, a.first + a.tokens.len()) {
+                    Ok(sampled) => output.sampled = Some(sampled),
+                    Err(error) => output.failure = Some(error.to_string()),
+                }
+            }
+            output
+        });
+        Ok(outputs.collect())
+    }
+
+    fn release(&mut self, id: RequestId) {
+        self.states.remove(&id);
+    }
+}
+
+fn tokenizer() -> Tokenizer {
+    let letter = |id: u8| (char::from(b'a' + id).to_string(), json!(id));
+    let mut vocab: serde_json::Map<String, Value> = (0..26).map(letter).collect();
+    vocab.insert("!".into(), json!(BROKEN));
+    let file = json!({
+        "version": "1.0", "added_tokens": [], "normalizer": null, "post_processor": null,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    });
+    Tokenizer::from_json(file.to_string().as_bytes()).expect("a sound file")
+}
+
+pub struct Server {
+    pub engine: Engine,
+    address: SocketAddr,
+}
+
+pub fn start(pace: Duration) -> Server {
+    let config = EngineConfig {
+        max_seqs: 4,
+        max_waiting: 4,
+        max_model_len: 4096,
+        blocks: vec![1024],
+        logits_width: WIDTH,
+        ..EngineConfig::default()
+    };
+    let executor = Alphabet { states: HashMap::new(), plan: StepPlan::default(), pace };
+    let engine = Engine::start(Box::new(executor), config).expect("a sound configuration");
+    let template = "{% for message in messages %}{{ message.content }}{% endfor %}";
+    let service = Service {
+        engine: engine.clone(),
+        tokenizer: Arc::new(tokenizer()),
+        template: Some(Arc::new(ChatTemplate::new(template, SpecialTokens::default()).expect("sound"))),
+        model_name: "alphabet".into(),
+        started: 1,
+        defaults: SamplingDefaults { temperature: Some(0.0), ..SamplingDefaults::default() },
+    };
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.set_nonblocking(true).expect("a socket");
+    let address = listener.local_addr().expect("bound");
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let listener = tokio::net::TcpListener::from_std(listener).expect("a socket");
+            folio_server::serve(listener, service, std::future::pending()).await
+        })
+    });
+    Server { engine, address }
+}
+
+impl Server {
+    /// Sends a request and leaves the answer unread.
+    pub fn open(&self, method: &str, path: &str, body: &[u8]) -> TcpStream {
+        let mut socket = TcpStream::connect(self.address).expect("it listens");
+        socket.set_read_timeout(Some(Duration::from_secs(60))).expect("a socket");
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\
+             content-length: {}\r\n\r\n",
+            body.len()
+        );
+        socket.write_all(head.as_bytes()).expect("it reads");
+        // A server that has refused already may not read the rest.
+        let _ = socket.write_all(body);
+        socket
+    }
+
+    /// Status and body, as they came.
+    pub fn raw(&self, method: &str, path: &str, body: &[u8]) -> (u16, String) {
+        let mut answer = Vec::new();
+        let _ = self.open(method, path, body).read_to_end(&mut answer);
+        let answer = String::from_utf8(answer).expect("text");
+        let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+        (head[9..12].parse().expect("a status"), body.to_owned())
+    }
+
+    pub fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        let (status, body) = self.raw("POST", path, body.to_string().as_bytes());
+        (status, serde_json::from_str(&body).expect("JSON"))
+    }
+
+    /// The data of every event.
+    pub fn events(&self, path: &str, body: &Value) -> Vec<String> {
+        let (status, body) = self.raw("POST", path, body.to_string().as_bytes());
+        assert_eq!(status, 200, "{body}");
+        body.lines().filter_map(|line| line.strip_prefix("data: ")).map(str::to_owned).collect()
+    }
+}
+
+pub fn wait_until(what: &str, condition: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(60), "never: {what}");
+        std::thread::yield_now();
+    }
+}
