@@ -79,6 +79,12 @@ unsafe impl Lanes for Eight {
         // SAFETY: a prefetch of any address is harmless.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
+
+    #[inline(always)]
+    unsafe fn prefetch_far(at: *const u8) {
+        // SAFETY: a prefetch of any address is harmless.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+    }
 }
 
 /// Low tiles take all four registers of a panel in one pass, so that each cache line is read once; high ones take two

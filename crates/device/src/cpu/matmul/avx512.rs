@@ -79,6 +79,12 @@ unsafe impl Lanes for Sixteen {
         // SAFETY: a prefetch of any address is harmless.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
+
+    #[inline(always)]
+    unsafe fn prefetch_far(at: *const u8) {
+        // SAFETY: a prefetch of any address is harmless.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+    }
 }
 
 #[target_feature(enable = "avx512f")]
@@ -110,8 +116,12 @@ unsafe fn bf16_rows<const R: usize>(tile: &Tile) {
         let mut panel = tile.panel;
         let mut ahead = tile.prefetch.at;
         for _ in 0..tile.steps {
-            _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
-            _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(tile.prefetch.second).cast());
+            if tile.prefetch.far {
+                _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
+            } else {
+                _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+                _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(tile.prefetch.second).cast());
+            }
             ahead = ahead.wrapping_add(tile.prefetch.advance);
             let low = as_pairs(_mm512_loadu_si512(panel.cast()));
             let high = as_pairs(_mm512_loadu_si512(panel.add(64).cast()));

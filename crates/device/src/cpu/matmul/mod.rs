@@ -267,10 +267,10 @@ fn prefetch(source: &[u8], packing: Packing, tiles: &RowTiles, index: usize) -> 
     let lines = packing.step_bytes() / 64;
     let at = source.as_ptr();
     match tiles.num_tiles {
-        1 if tiles.rows <= ROWS_WITHOUT_PREFETCH => Prefetch::new(at, 0),
-        1 => Prefetch::new(at.wrapping_add(AHEAD_BYTES), lines),
-        _ if index < lines => Prefetch::new(at.wrapping_add(source.len() + index * source.len() / lines), 1),
-        _ => Prefetch::new(at, 0),
+        1 if tiles.rows <= ROWS_WITHOUT_PREFETCH => Prefetch::near(at, 0),
+        1 => Prefetch::near(at.wrapping_add(AHEAD_BYTES), lines),
+        _ if index < lines => Prefetch::far(at.wrapping_add(source.len() + index * source.len() / lines)),
+        _ => Prefetch::near(at, 0),
     }
 }
 

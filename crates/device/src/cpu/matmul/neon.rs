@@ -75,6 +75,9 @@ unsafe impl Lanes for Four {
     unsafe fn prefetch(_: *const u8) {
         // The prefetch intrinsic is not stable; the hardware follows the stream by itself.
     }
+
+    #[inline(always)]
+    unsafe fn prefetch_far(_: *const u8) {}
 }
 
 /// Low tiles take all eight registers of a panel in one pass; high ones take four and pass twice.

@@ -74,6 +74,9 @@ unsafe impl Lanes for Eight {
 
     #[inline(always)]
     unsafe fn prefetch(_: *const u8) {}
+
+    #[inline(always)]
+    unsafe fn prefetch_far(_: *const u8) {}
 }
 
 unsafe fn f32_rows<const R: usize>(tile: &Tile) {

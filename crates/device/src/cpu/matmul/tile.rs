@@ -36,16 +36,23 @@ pub struct Prefetch {
     pub second: usize,
     /// Distance to the next step's.
     pub advance: usize,
+    /// Wanted a whole block later: into the second-level cache only, so that it does not push out what this tile uses.
+    pub far: bool,
 }
 
 impl Prefetch {
-    /// `lines` cache lines a step: 0, 1 or 2.
-    pub fn new(at: *const u8, lines: usize) -> Self {
+    /// `lines` cache lines a step, 0, 1 or 2, that are needed soon.
+    pub fn near(at: *const u8, lines: usize) -> Self {
         match lines {
-            0 => Self { at, second: 0, advance: 0 },
-            1 => Self { at, second: 0, advance: 64 },
-            _ => Self { at, second: 64, advance: 128 },
+            0 => Self { at, second: 0, advance: 0, far: false },
+            1 => Self { at, second: 0, advance: 64, far: false },
+            _ => Self { at, second: 64, advance: 128, far: false },
         }
+    }
+
+    /// One cache line a step of what the next block needs.
+    pub fn far(at: *const u8) -> Self {
+        Self { at, second: 0, advance: 64, far: true }
     }
 }
 
@@ -69,6 +76,8 @@ pub unsafe trait Lanes: Copy {
     /// `self + a * b`, in one rounding where the instruction set has it.
     unsafe fn add_product(self, a: Self, b: Self) -> Self;
     unsafe fn prefetch(at: *const u8);
+    /// Into the second-level cache.
+    unsafe fn prefetch_far(at: *const u8);
 }
 
 /// A stored format as the kernel sees it: inner values a step, bytes a lane and step, and how to read a vector.
@@ -151,8 +160,12 @@ unsafe fn part<V: Lanes, S: Source, const R: usize, const N: usize>(tile: &Tile,
         let mut panel = tile.panel.add(column * S::LANE_BYTES);
         let mut ahead = tile.prefetch.at;
         for _ in 0..tile.steps {
-            V::prefetch(ahead);
-            V::prefetch(ahead.wrapping_add(tile.prefetch.second));
+            if tile.prefetch.far {
+                V::prefetch_far(ahead);
+            } else {
+                V::prefetch(ahead);
+                V::prefetch(ahead.wrapping_add(tile.prefetch.second));
+            }
             ahead = ahead.wrapping_add(tile.prefetch.advance);
             for value in 0..S::VALUES {
                 let mut weights = [V::zero(); N];
