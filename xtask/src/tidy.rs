@@ -8,7 +8,7 @@ use crate::{graph, process};
 const TREE_MIB: u64 = 42;
 const MODELS_MIB: u64 = 34;
 const GOLDENS_MIB: u64 = 1;
-/// Past this a file usually holds two ideas; tables are the exception and are named here.
+/// Past this a file usually holds two ideas.
 const FILE_LINES: usize = 600;
 
 pub fn run() -> Result<()> {
