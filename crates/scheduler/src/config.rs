@@ -1,6 +1,6 @@
 //! Limits that the scheduler keeps, checked once.
 
-use crate::SchedulerError;
+use crate::{Nanos, SchedulerError};
 
 /// Tokens in a KV block, unless a test says otherwise.
 pub const BLOCK_TOKENS: usize = 16;
@@ -8,8 +8,7 @@ pub const BLOCK_TOKENS: usize = 16;
 #[derive(Clone, Debug)]
 pub struct SchedulerConfig {
     pub block_tokens: usize,
-    /// Blocks in the pool of each layer group.
-    pub blocks: Vec<usize>,
+    pub groups: Vec<GroupConfig>,
     /// Most tokens computed in a step.
     pub budget_tokens: usize,
     /// Most tokens of one request in a step.
@@ -18,28 +17,61 @@ pub struct SchedulerConfig {
     pub max_seqs: usize,
     /// Most rows a step whose logits are wanted for prompt logprobs.
     pub prompt_logit_rows: usize,
+    /// While others decode, a step takes on only as much prompt as keeps it under this. None: as much as the budget has.
+    pub inter_token_target: Option<Nanos>,
+    /// What one level of priority is worth in waiting time.
+    pub aging: Nanos,
     pub prefix_caching: bool,
-    /// Key of the block hashes: unknown to clients, so that none can craft a collision.
+    /// Key of the block hashes: unknown to clients, so that none can craft a collision. The same after a restart where
+    /// the disk tier is to be found again.
     pub hash_key: [u64; 2],
     /// Bits kept of a block hash: 128, or few in a test of collisions.
     pub hash_bits: u32,
+    /// What a block of all groups costs to move between device and host, one way.
+    pub copy_cost: Nanos,
+    /// Full blocks that the disk tier keeps in one file; none without a disk tier. Needs host slots in every group.
+    pub disk_chunk_blocks: Option<usize>,
+    /// Whether to keep [`crate::KvEvent`]s for [`crate::Scheduler::take_events`].
+    pub kv_events: bool,
     /// Test hook: every so many steps a running request loses its blocks.
     pub force_preempt_every: Option<u64>,
 }
 
+/// Layers that keep their keys alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupConfig {
+    /// Blocks in the device's pool.
+    pub blocks: usize,
+    /// A row at position p sees positions p-window+1 ..= p.
+    pub window: Option<usize>,
+    /// Blocks in the host tier; 0 without one.
+    pub host_slots: usize,
+}
+
+impl GroupConfig {
+    pub fn new(blocks: usize) -> Self {
+        Self { blocks, window: None, host_slots: 0 }
+    }
+}
+
 impl SchedulerConfig {
-    /// Limits that suit most uses, for pools of the given sizes.
+    /// Limits that suit most uses, for groups without windows whose pools have the given sizes.
     pub fn new(blocks: Vec<usize>) -> Self {
         Self {
             block_tokens: BLOCK_TOKENS,
-            blocks,
+            groups: blocks.into_iter().map(GroupConfig::new).collect(),
             budget_tokens: 2048,
             max_chunk: None,
             max_seqs: 256,
             prompt_logit_rows: 256,
+            inter_token_target: None,
+            aging: 10_000_000_000,
             prefix_caching: true,
             hash_key: [0x6b65_7920_6f66_2061, 0x2074_6573_7420_7275],
             hash_bits: 128,
+            copy_cost: 0,
+            disk_chunk_blocks: None,
+            kv_events: false,
             force_preempt_every: None,
         }
     }
@@ -48,21 +80,39 @@ impl SchedulerConfig {
     pub(crate) fn validate(&self) -> Result<(), SchedulerError> {
         let limits = [
             ("block_tokens", self.block_tokens),
-            ("blocks", self.blocks.iter().copied().min().unwrap_or(0)),
+            ("blocks", self.groups.iter().map(|g| g.blocks).min().unwrap_or(0)),
+            ("window", self.groups.iter().filter_map(|g| g.window).min().unwrap_or(1)),
             ("budget_tokens", self.budget_tokens),
             ("max_chunk", self.max_chunk.unwrap_or(1)),
             ("max_seqs", self.max_seqs),
             ("prompt_logit_rows", self.prompt_logit_rows),
             ("hash_bits", self.hash_bits as usize),
+            ("disk_chunk_blocks", self.disk_chunk_blocks.unwrap_or(1)),
         ];
         for (field, value) in limits {
             if value == 0 {
                 return Err(SchedulerError::ZeroLimit { field });
             }
         }
-        if let Some(&blocks) = self.blocks.iter().find(|&&b| b >= u32::MAX as usize) {
+        let sizes = self.groups.iter().flat_map(|g| [g.blocks, g.host_slots]);
+        if let Some(blocks) = sizes.into_iter().find(|&b| b >= u32::MAX as usize) {
             return Err(SchedulerError::PoolTooLarge { blocks });
         }
+        let has_host = self.groups.iter().map(|g| g.host_slots > 0);
+        if self.disk_chunk_blocks.is_some() && !has_host.into_iter().all(|has| has) {
+            return Err(SchedulerError::DiskWithoutHost);
+        }
         Ok(())
+    }
+
+    /// The most blocks of group `group` that a sequence of `len` tokens holds at once: all of them, or what a chunk and
+    /// the window before it touch.
+    pub fn most_blocks(&self, group: usize, len: usize) -> usize {
+        let all = len.div_ceil(self.block_tokens);
+        let Some(window) = self.groups[group].window else { return all };
+        let chunk = self.budget_tokens.min(self.max_chunk.unwrap_or(usize::MAX));
+        // A run of n tokens that begins anywhere touches at most this many blocks.
+        let seen = window.saturating_add(chunk).saturating_sub(1);
+        all.min(seen.saturating_sub(1) / self.block_tokens + 2)
     }
 }

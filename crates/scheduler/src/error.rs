@@ -8,6 +8,8 @@ pub enum SchedulerError {
     ZeroLimit { field: &'static str },
     #[error("a pool of {blocks} blocks is too large to number")]
     PoolTooLarge { blocks: usize },
+    #[error("a disk tier needs a host tier above it, but a layer group has no host slots")]
+    DiskWithoutHost,
     #[error("request {} is already known", .0.0)]
     DuplicateId(RequestId),
     #[error("the prompt is empty, but at least one token is needed")]
@@ -18,4 +20,6 @@ pub enum SchedulerError {
     PromptTooLong { prompt: usize, max_len: usize },
     #[error("a sequence of {max_len} tokens needs {needed} blocks of layer group {group}, but its pool has {total}")]
     NeverFits { max_len: usize, group: usize, needed: usize, total: usize },
+    #[error("no request is taken any more: the server is shutting down")]
+    Draining,
 }

@@ -4,37 +4,92 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
+/// A KV block of the device, in one layer group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId(pub u32);
 
-/// A request as the scheduler sees it: tokens and where it may share.
+impl BlockId {
+    /// Stands in a table for a block that fell out of a sliding window: its keys are not there any more, and no row of
+    /// the plan sees them.
+    pub const GONE: BlockId = BlockId(u32::MAX);
+}
+
+/// A place for one block in the host tier, in one layer group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct HostSlot(pub u32);
+
+/// Nanoseconds since a start that the caller chose. Time comes in as an argument and never runs by itself.
+pub type Nanos = u64;
+
+/// A request as the scheduler sees it: tokens, where it may share, and whom it may overtake.
 #[derive(Clone, Debug)]
 pub struct NewRequest {
     pub id: RequestId,
     pub prompt: Vec<u32>,
-    /// Most tokens the sequence may ever hold, prompt included; checked against the pool on `add`.
+    /// Most tokens the sequence may ever hold, prompt included; checked against the pools on `add`.
     pub max_len: usize,
     /// Prompt positions whose logits are wanted too (prompt logprobs): such a request takes no prefix hit over
     /// positions it has not reported yet.
     pub wants_prompt_logits: bool,
     /// Requests of different salts never share blocks.
     pub cache_salt: u64,
+    /// Lower runs sooner. Each level is worth [`crate::SchedulerConfig::aging`] of waiting.
+    pub priority: i32,
+    /// Whose share of the machine this uses.
+    pub tenant: u64,
+    /// The tenant's share against others'; the last request's word counts. At least 1.
+    pub weight: u32,
+    /// When it must have ended; later it is expired, wherever it is.
+    pub deadline: Option<Nanos>,
+    /// A request with the same beginning (another sample of the same prompt, or what this one continues): while it
+    /// runs, this one waits for the part they share and copies its partial block.
+    pub fork_of: Option<RequestId>,
 }
 
-/// Rows of one request in a step: tokens `first .. first + tokens.len()` of its sequence are computed.
+impl NewRequest {
+    /// A request without wishes.
+    pub fn new(id: RequestId, prompt: Vec<u32>, max_len: usize) -> Self {
+        Self {
+            id,
+            prompt,
+            max_len,
+            wants_prompt_logits: false,
+            cache_salt: 0,
+            priority: 0,
+            tenant: 0,
+            weight: 1,
+            deadline: None,
+            fork_of: None,
+        }
+    }
+}
+
+/// Rows of one request in a step: positions `first .. first + num_rows()` of its sequence are computed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assignment {
     pub id: RequestId,
     /// Position of the first token computed in this step.
     pub first: usize,
-    /// The tokens to compute.
+    /// The tokens to compute, as far as they are known.
     pub tokens: Vec<u32>,
-    /// True when this step computes the sequence's last known token, so that its logits give the next one.
+    /// One more row follows `tokens`: that of the token which this request's last assignment samples. It may still be
+    /// under way when this plan is made, so only the executor knows it.
+    pub awaits_token: bool,
+    /// How many of `tokens`, at their end, are drafts to be verified. Never together with `awaits_token`.
+    pub num_drafts: usize,
+    /// True when this step computes the sequence's last token, so that its logits give the next one. With drafts, the
+    /// `num_drafts + 1` last rows give logits.
     pub samples: bool,
     /// Rows whose logits are wanted because they predict a token of the prompt; mostly empty.
     pub prompt_targets: PromptTargets,
-    /// One block table a layer group, covering `first + tokens.len()` tokens.
+    /// One block table a layer group, covering `first + num_rows()` tokens; [`BlockId::GONE`] where a window has passed.
     pub tables: Vec<Vec<BlockId>>,
+}
+
+impl Assignment {
+    pub fn num_rows(&self) -> usize {
+        self.tokens.len() + usize::from(self.awaits_token)
+    }
 }
 
 /// The row at position `first + i` is asked how likely `tokens[i]` was to follow it.
@@ -44,27 +99,100 @@ pub struct PromptTargets {
     pub tokens: Vec<u32>,
 }
 
+/// Whole blocks on the move. A plan's transfers are done in order, before its rows and after those of the plan before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transfer {
+    /// Within the device: a partial block that two sequences had in common.
+    Copy { group: usize, from: BlockId, to: BlockId },
+    /// From the device to the host tier.
+    Save { group: usize, from: BlockId, to: HostSlot },
+    /// From the host tier to the device.
+    Load { group: usize, from: HostSlot, to: BlockId },
+}
+
+/// Work for the disk tier, done beside the steps. Its end is told with [`crate::Scheduler::disk_done`]; until then its
+/// host slots belong to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskTask {
+    pub ticket: u64,
+    pub kind: DiskTaskKind,
+    pub chunk: DiskChunk,
+    /// Where the blocks lie in the host tier: `slots[group][block]`.
+    pub slots: Vec<Vec<HostSlot>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiskTaskKind {
+    /// From host slots to disk; may begin when the plan's transfers are done.
+    Store,
+    /// From disk to host slots; may begin at once.
+    Fetch,
+}
+
+/// Some consecutive full blocks of a sequence, which the disk tier keeps as one file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskChunk {
+    /// Keyed hash of the sequence up to the chunk's end.
+    pub key: u128,
+    /// The same up to its beginning; 0 at the start of a sequence.
+    pub parent: u128,
+    pub salt: u64,
+    pub tokens: Vec<u32>,
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepPlan {
+    pub transfers: Vec<Transfer>,
     pub assignments: Vec<Assignment>,
-    /// Requests that lost their blocks in this step and will be recomputed.
+    pub disk_tasks: Vec<DiskTask>,
+    /// Requests that lost their blocks in this step and will go on later.
     pub preempted: Vec<RequestId>,
+    /// Requests whose deadline has passed: they are gone.
+    pub expired: Vec<(RequestId, Departed)>,
 }
 
 impl StepPlan {
+    /// Whether there is nothing for the executor in it.
     pub fn is_empty(&self) -> bool {
-        self.assignments.is_empty()
+        self.assignments.is_empty() && self.transfers.is_empty()
     }
 
-    pub fn num_tokens(&self) -> usize {
-        self.assignments.iter().map(|a| a.tokens.len()).sum()
+    pub fn num_rows(&self) -> usize {
+        self.assignments.iter().map(Assignment::num_rows).sum()
     }
+}
+
+/// What a step found out about one request: `accepted` of its drafts hold, and `token` follows them. No token where the
+/// assignment did not sample, or its row failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowResult {
+    pub id: RequestId,
+    pub accepted: usize,
+    pub token: Option<u32>,
 }
 
 /// What is left of a request that has gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Departed {
-    /// Tokens that the prefix cache gave when the request first ran.
+    /// Tokens that the prefix cache gave when the request first ran, and what came between it and more.
     pub cached_tokens: usize,
+    pub miss: Option<Miss>,
     pub preemptions: u32,
+}
+
+/// Why a prefix hit ended where it did, short of the whole prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Miss {
+    /// The prefix cache is off.
+    Disabled,
+    /// The prompt has no full block that could be shared.
+    Short,
+    /// Prompt logprobs need every position computed.
+    PromptLogits,
+    /// The next block was in the cache once and has been evicted.
+    Evicted,
+    /// Nothing computed so far goes on like this prompt.
+    New,
+    /// The request ended before it ran.
+    NeverRan,
 }
