@@ -2,8 +2,8 @@
 //!
 //! A backend owns its memory: tensors, weights and KV storage are opaque handles made once at start. The operations
 //! of a step allocate nothing, return nothing to the host and never branch on a tensor's contents, so that a device
-//! may record them once and replay them; only `upload` and `download` cross the border. Activations are `[rows,
-//! width]`, one row a token, whatever request it belongs to.
+//! may record them once and replay them; only `upload`, `download`, `save_block` and `load_block` cross the border.
+//! Activations are `[rows, width]`, one row a token, whatever request it belongs to.
 //!
 //! Every operation is row-independent: a row's result depends on that row's inputs alone, bit for bit, never on how
 //! many rows run beside it or on the number of threads. Reductions run in one fixed order.
@@ -36,6 +36,10 @@ pub trait Backend: Send + 'static {
     fn experts(&mut self, source: ExpertsSource<'_>) -> Result<Self::Experts>;
     fn kv(&mut self, shape: KvShape) -> Result<Self::Kv>;
     fn inputs(&mut self, limits: InputLimits) -> Result<Self::Inputs>;
+
+    /// What the bits of a result depend on besides its inputs: the backend and its kernels, in words. Two backends of
+    /// one name compute the same bits.
+    fn numerics(&self) -> String;
 
     /// Bytes a weight occupies on the device, padding included.
     fn weight_bytes(&self, weight: &Self::Weight) -> u64;
@@ -138,6 +142,19 @@ pub trait Backend: Send + 'static {
 
     /// The first `rows` rows, packed, into `out`.
     fn download(&mut self, tensor: &Self::Tensor, rows: usize, out: &mut Vec<f32>);
+
+    // ---- blocks to and from the host, between steps ----
+
+    /// Copies one block, all layers of the group, to the host: keys, then values, [`KvShape::block_bytes`] in all.
+    ///
+    /// The bytes are opaque: the same backend with storage of the same layers, heads and format gives them back bit
+    /// for bit, in any block; nothing else may read them. The copy waits for what was asked before it and is done when
+    /// it returns, so it is never part of a recorded step.
+    fn save_block(&mut self, kv: &Self::Kv, block: u32, out: &mut [u8]);
+
+    /// Fills one block, all layers of the group, with what [`Backend::save_block`] gave. Operations asked for
+    /// afterwards see it; it is never part of a recorded step.
+    fn load_block(&mut self, kv: &mut Self::Kv, block: u32, bytes: &[u8]);
 }
 
 /// Storage of keys and values.

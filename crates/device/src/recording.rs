@@ -5,7 +5,7 @@
 //! things of exactly the same memory. That is a property of the callers, and the log makes it a test: two equal logs
 //! are two replayable steps. A handle's address is that of the inner backend's handle, so one that was rebuilt or
 //! moved between steps shows. What changes from step to step without changing the work (token ids, positions, block
-//! numbers) goes through `upload` and `copy_blocks` and is not logged.
+//! numbers) goes through `upload`, `copy_blocks`, `save_block` and `load_block` and is not logged.
 
 use std::{
     fmt::{Debug, Write},
@@ -134,6 +134,10 @@ impl<B: Backend> Backend for Recording<B> {
     fn inputs(&mut self, limits: InputLimits) -> Result<Self::Inputs> {
         let sizes = [limits.rows, limits.spans, limits.table_entries, limits.groups, limits.ropes, limits.rope_pairs];
         Ok(Recorded::new(self.inner.inputs(limits)?, &sizes))
+    }
+
+    fn numerics(&self) -> String {
+        self.inner.numerics()
     }
 
     fn weight_bytes(&self, weight: &Self::Weight) -> u64 {
@@ -312,6 +316,16 @@ impl<B: Backend> Backend for Recording<B> {
     fn download(&mut self, tensor: &Self::Tensor, rows: usize, out: &mut Vec<f32>) {
         self.note("download", [tensor.id()], &[("rows", &rows)]);
         self.inner.download(&tensor.inner, rows, out);
+    }
+
+    fn save_block(&mut self, kv: &Self::Kv, block: u32, out: &mut [u8]) {
+        self.note("save_block", [kv.id()], &[("bytes", &out.len())]);
+        self.inner.save_block(&kv.inner, block, out);
+    }
+
+    fn load_block(&mut self, kv: &mut Self::Kv, block: u32, bytes: &[u8]) {
+        self.note("load_block", [kv.id()], &[("bytes", &bytes.len())]);
+        self.inner.load_block(&mut kv.inner, block, bytes);
     }
 }
 

@@ -5,6 +5,7 @@
 //! `[layer][block][kv_head][16][head_dim]`. Memory is mapped zero and costs nothing until a block is written.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use half::{bf16, f16};
 
@@ -223,6 +224,40 @@ pub fn copy_blocks(_ctx: Ctx<'_>, kv: &mut Kv, pairs: &[(u32, u32)]) {
             kv.keys.copy_within(start..start + bytes, target);
             kv.values.copy_within(start..start + bytes, target);
         }
+    }
+}
+
+impl Kv {
+    /// Where one layer's part of a block lies in `keys` and in `values`.
+    fn part(&self, layer: usize, block: u32) -> Range<usize> {
+        let (block, blocks) = (block as usize, self.shape.blocks);
+        assert!(block < blocks, "block {block} of {blocks}");
+        let start = (layer * blocks + block) * self.block_bytes;
+        start..start + self.block_bytes
+    }
+}
+
+/// One block as bytes: `[keys, values][layer]`, each as it lies in memory.
+pub fn save_block(kv: &Kv, block: u32, out: &mut [u8]) {
+    assert_eq!(out.len() as u64, kv.shape.block_bytes(), "bytes of a block");
+    let (keys, values) = out.split_at_mut(kv.shape.layers * kv.block_bytes);
+    for layer in 0..kv.shape.layers {
+        let at = layer * kv.block_bytes..(layer + 1) * kv.block_bytes;
+        let part = kv.part(layer, block);
+        keys[at.clone()].copy_from_slice(&kv.keys[part.clone()]);
+        values[at].copy_from_slice(&kv.values[part]);
+    }
+}
+
+/// The inverse of [`save_block`].
+pub fn load_block(kv: &mut Kv, block: u32, bytes: &[u8]) {
+    assert_eq!(bytes.len() as u64, kv.shape.block_bytes(), "bytes of a block");
+    let (keys, values) = bytes.split_at(kv.shape.layers * kv.block_bytes);
+    for layer in 0..kv.shape.layers {
+        let at = layer * kv.block_bytes..(layer + 1) * kv.block_bytes;
+        let part = kv.part(layer, block);
+        kv.keys[part.clone()].copy_from_slice(&keys[at.clone()]);
+        kv.values[part].copy_from_slice(&values[at]);
     }
 }
 

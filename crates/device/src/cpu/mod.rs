@@ -118,6 +118,10 @@ impl Backend for Cpu {
         inputs::Inputs::new(limits)
     }
 
+    fn numerics(&self) -> String {
+        format!("cpu {} {}", std::env::consts::ARCH, self.isa.name())
+    }
+
     fn weight_bytes(&self, weight: &Weight) -> u64 {
         weight.bytes()
     }
@@ -224,5 +228,13 @@ impl Backend for Cpu {
     fn download(&mut self, tensor: &Tensor, rows: usize, out: &mut Vec<f32>) {
         out.clear();
         out.extend_from_slice(tensor.head(rows));
+    }
+
+    fn save_block(&mut self, kv: &kv::Kv, block: u32, out: &mut [u8]) {
+        kv::save_block(kv, block, out);
+    }
+
+    fn load_block(&mut self, kv: &mut kv::Kv, block: u32, bytes: &[u8]) {
+        kv::load_block(kv, block, bytes);
     }
 }

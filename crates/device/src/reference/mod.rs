@@ -4,6 +4,7 @@
 //! format. Nothing here is fast, and nothing here is clever.
 
 mod attention;
+mod blocks;
 mod experts;
 mod math;
 
@@ -172,6 +173,10 @@ impl Backend for Reference {
         Ok(Inputs { limits, batch: Batch::default(), ropes: vec![Rope::default(); limits.ropes] })
     }
 
+    fn numerics(&self) -> String {
+        format!("reference {}", std::env::consts::ARCH)
+    }
+
     fn weight_bytes(&self, weight: &Weight) -> u64 {
         4 * weight.values.len() as u64
     }
@@ -330,5 +335,13 @@ impl Backend for Reference {
         tensor.check("downloaded", rows, tensor.cols);
         out.clear();
         out.extend_from_slice(&tensor.values[..rows * tensor.cols]);
+    }
+
+    fn save_block(&mut self, kv: &Kv, block: u32, out: &mut [u8]) {
+        blocks::save(kv, block, out);
+    }
+
+    fn load_block(&mut self, kv: &mut Kv, block: u32, bytes: &[u8]) {
+        blocks::load(kv, block, bytes);
     }
 }

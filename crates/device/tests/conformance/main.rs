@@ -95,8 +95,10 @@ fn check_paged<B: Backend>(name: &str, backend: &mut B, expected: &Expected<page
     close(&whole, values, case.width(), case.tolerance(), *floor)
         .unwrap_or_else(|why| panic!("{name}, {case:?}: {why}"));
     let is_long = case.lengths.iter().any(|&length| length > 500);
-    let schedules =
-        if is_long { [Schedule::Chunked(64), Schedule::Alone(16)] } else { [Schedule::Chunked(7), Schedule::Alone(1)] };
+    let schedules = match is_long {
+        true => [Schedule::Chunked(64), Schedule::Alone(16), Schedule::Saved(300)],
+        false => [Schedule::Chunked(7), Schedule::Alone(1), Schedule::Saved(9)],
+    };
     for schedule in schedules {
         let other = case.run(backend, schedule);
         same(&other, &whole, case.width()).unwrap_or_else(|why| panic!("{name}, {case:?}, {schedule:?}: {why}"));

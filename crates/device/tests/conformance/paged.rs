@@ -33,6 +33,8 @@ pub enum Schedule {
     Chunked(usize),
     /// One sequence after the other.
     Alone(usize),
+    /// As `Chunked`, moving by way of the host: each block is saved, poisoned, and loaded into another.
+    Saved(usize),
     /// As `Whole`, with one entry of a block table wrong.
     WrongBlock,
 }
@@ -120,18 +122,20 @@ impl Case {
         let mut run = Run::new(self, backend, schedule);
         let order: Vec<Vec<usize>> = match schedule {
             Schedule::Whole | Schedule::WrongBlock => vec![(0..self.lengths.len()).collect()],
-            Schedule::Chunked(_) => vec![(0..self.lengths.len()).rev().collect()],
+            Schedule::Chunked(_) | Schedule::Saved(_) => vec![(0..self.lengths.len()).rev().collect()],
             Schedule::Alone(_) => (0..self.lengths.len()).map(|sequence| vec![sequence]).collect(),
         };
         let chunk = match schedule {
             Schedule::Whole | Schedule::WrongBlock => usize::MAX,
-            Schedule::Chunked(chunk) | Schedule::Alone(chunk) => chunk,
+            Schedule::Chunked(chunk) | Schedule::Alone(chunk) | Schedule::Saved(chunk) => chunk,
         };
         for together in order {
             while together.iter().any(|&sequence| run.computed[sequence] < self.lengths[sequence]) {
                 run.step(backend, &together, chunk);
-                if matches!(schedule, Schedule::Chunked(_)) {
-                    run.relocate(backend, 0);
+                match schedule {
+                    Schedule::Chunked(_) => run.relocate(backend, 0),
+                    Schedule::Saved(_) => run.relocate_through_host(backend, 0),
+                    _ => {}
                 }
             }
         }
@@ -145,6 +149,7 @@ const LAYER: usize = 1;
 
 struct Run<'a, B: Backend> {
     case: &'a Case,
+    shape: KvShape,
     kv: B::Kv,
     inputs: B::Inputs,
     inv_freq: B::Vector,
@@ -190,6 +195,7 @@ impl<'a, B: Backend> Run<'a, B> {
         let mut random = Random::new(99);
         let mut run = Self {
             case,
+            shape,
             kv: backend.kv(shape).unwrap(),
             inputs: backend.inputs(limits).unwrap(),
             inv_freq: backend.vector(&inv_freq).unwrap(),
@@ -308,6 +314,32 @@ impl<'a, B: Backend> Run<'a, B> {
     fn relocate(&mut self, backend: &mut B, sequence: usize) {
         let pairs: Vec<(u32, u32)> = self.tables[sequence].iter().copied().zip(self.spare.iter().copied()).collect();
         backend.copy_blocks(&mut self.kv, &pairs);
+        std::mem::swap(&mut self.tables[sequence], &mut self.spare);
+    }
+    /// The same by way of the host. The old blocks are poisoned before the new ones are filled, and every other block
+    /// must stay as it is.
+    fn relocate_through_host(&mut self, backend: &mut B, sequence: usize) {
+        let shape = self.shape;
+        let mut save = |kv: &B::Kv, backend: &mut B, block: u32| {
+            let mut bytes = vec![0xa5; shape.block_bytes() as usize];
+            backend.save_block(kv, block, &mut bytes);
+            bytes
+        };
+        let old = self.tables[sequence].clone();
+        let saved: Vec<Vec<u8>> = old.iter().map(|&block| save(&self.kv, backend, block)).collect();
+        let poison = save(&self.kv, backend, self.poison);
+        let others: Vec<u32> =
+            (0..shape.blocks as u32).filter(|b| !old.contains(b) && !self.spare.contains(b)).collect();
+        let before: Vec<Vec<u8>> = others.iter().map(|&block| save(&self.kv, backend, block)).collect();
+        for &block in &old {
+            backend.load_block(&mut self.kv, block, &poison);
+        }
+        for (&block, bytes) in self.spare.iter().zip(&saved) {
+            backend.load_block(&mut self.kv, block, bytes);
+        }
+        for (block, bytes) in self.spare.iter().zip(&saved).chain(others.iter().zip(&before)) {
+            assert!(&save(&self.kv, backend, *block) == bytes, "block {block} is not what was loaded or left there");
+        }
         std::mem::swap(&mut self.tables[sequence], &mut self.spare);
     }
 }
