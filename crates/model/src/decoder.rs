@@ -207,6 +207,23 @@ impl<B: Backend> Decoder<B> {
     pub fn copy_blocks(&mut self, group: usize, pairs: &[(u32, u32)]) {
         self.backend.copy_blocks(&mut self.kv[group], pairs);
     }
+
+    /// Bytes of one block of a layer group outside the device.
+    pub fn block_bytes(&self, group: usize) -> usize {
+        let shape = kv_shapes(&self.spec, &self.limits).nth(group).expect("a layer group of this model");
+        shape.block_bytes() as usize
+    }
+
+    /// One KV block of a layer group, as [`Decoder::block_bytes`] opaque bytes that [`Decoder::load_block`] takes back.
+    pub fn save_block(&mut self, group: usize, block: u32, out: &mut [u8]) {
+        self.backend.save_block(&self.kv[group], block, out);
+    }
+
+    /// Fills a KV block with what [`Decoder::save_block`] gave, for this block or another, in this process or in one of
+    /// the same [`Decoder::fingerprint`].
+    pub fn load_block(&mut self, group: usize, block: u32, bytes: &[u8]) {
+        self.backend.load_block(&mut self.kv[group], block, bytes);
+    }
 }
 
 /// How a branch joins the residual stream.

@@ -316,11 +316,12 @@ impl<'a, B: Backend> Run<'a, B> {
         backend.copy_blocks(&mut self.kv, &pairs);
         std::mem::swap(&mut self.tables[sequence], &mut self.spare);
     }
+
     /// The same by way of the host. The old blocks are poisoned before the new ones are filled, and every other block
     /// must stay as it is.
     fn relocate_through_host(&mut self, backend: &mut B, sequence: usize) {
         let shape = self.shape;
-        let mut save = |kv: &B::Kv, backend: &mut B, block: u32| {
+        let save = |kv: &B::Kv, backend: &mut B, block: u32| {
             let mut bytes = vec![0xa5; shape.block_bytes() as usize];
             backend.save_block(kv, block, &mut bytes);
             bytes
