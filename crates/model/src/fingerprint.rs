@@ -10,6 +10,7 @@
 
 use std::fmt;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use folio_device::{BLOCK_TOKENS, Backend, Batch, GroupTables, Span};
 use folio_formats::TensorView;
@@ -18,11 +19,12 @@ use crate::{Decoder, Digest, ModelSpec, OpenModel, Result};
 
 /// Raised when the meaning of a fingerprint or the layout of a block's bytes changes in a way the probe may not show.
 const VERSION: u64 = 1;
-/// Weights that are hashed whole: some 20 ms' worth.
+/// Weights that are hashed whole: some 20 ms' worth on two cores.
 pub const WHOLE_BYTES: usize = 256 << 20;
 /// Of larger weights, tensors that are hashed whole.
 pub const SMALL_BYTES: usize = 64 << 10;
 const PAGE: usize = 4 << 10;
+const MOST_THREADS: usize = 8;
 /// Pages read of large weights, shared among their tensors.
 const PAGES: usize = 8192;
 
@@ -103,16 +105,43 @@ pub(crate) fn hash_weights(digest: &mut Digest, model: &OpenModel, stamp: &str, 
     let is_whole = total <= whole_bytes;
     digest.field(if is_whole { "" } else { stamp }.as_bytes());
     let pages = (PAGES / tensors.len().max(1)).clamp(2, SMALL_BYTES / PAGE);
-    for tensor in tensors {
+    let hash_one = |tensor: &TensorView<'_>| {
+        let mut digest = Digest::new("tensor");
         digest.field(tensor.name.as_bytes());
         digest.field(format!("{:?} {:?}", tensor.format, tensor.shape).as_bytes());
         if is_whole || tensor.bytes.len() <= SMALL_BYTES {
             digest.field(tensor.bytes);
         } else {
-            hash_pages(digest, tensor.bytes, pages);
+            hash_pages(&mut digest, tensor.bytes, pages);
         }
         weights.release(tensor.name);
+        digest.finish()
+    };
+    for tensor in in_parallel(&tensors, hash_one) {
+        digest.update(&tensor.to_le_bytes());
     }
+}
+
+/// One result an item, in order. Most of the time goes into the system's mapping of pages, which threads share well.
+fn in_parallel<T: Sync>(items: &[T], run: impl Fn(&T) -> u128 + Sync) -> Vec<u128> {
+    let next = AtomicUsize::new(0);
+    let work = || -> Vec<(usize, u128)> {
+        let take = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&at| at < items.len());
+        std::iter::from_fn(take).map(|at| (at, run(&items[at]))).collect()
+    };
+    let helpers = std::thread::available_parallelism().map_or(1, usize::from).clamp(1, MOST_THREADS) - 1;
+    let mut found = std::thread::scope(|scope| {
+        // A thread that the system refuses leaves its share to the others.
+        let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, work).ok();
+        let threads: Vec<_> = (0..helpers).filter_map(spawn).collect();
+        let mut found = work();
+        for thread in threads {
+            found.extend(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        found
+    });
+    found.sort_unstable_by_key(|&(at, _)| at);
+    found.into_iter().map(|(_, digest)| digest).collect()
 }
 
 /// `pages` pages at equal distances, the first and the last among them.
