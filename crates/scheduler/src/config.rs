@@ -105,14 +105,15 @@ impl SchedulerConfig {
         Ok(())
     }
 
-    /// The most blocks of group `group` that a sequence of `len` tokens holds at once: all of them, or what a chunk and
-    /// the window before it touch.
+    /// The most blocks of group `group` that a sequence of `len` tokens holds at once: all of them, or what two chunks
+    /// and the window before them touch.
     pub fn most_blocks(&self, group: usize, len: usize) -> usize {
         let all = len.div_ceil(self.block_tokens);
         let Some(window) = self.groups[group].window else { return all };
         let chunk = self.budget_tokens.min(self.max_chunk.unwrap_or(usize::MAX));
-        // A run of n tokens that begins anywhere touches at most this many blocks.
-        let seen = window.saturating_add(chunk).saturating_sub(1);
-        all.min(seen.saturating_sub(1) / self.block_tokens + 2)
+        // The next chunk, the one in flight whose blocks are not full yet, and what the latter's first row sees. The
+        // last full block stays even if nobody sees it. A run of n tokens that begins anywhere touches this many.
+        let run = window.max(2).saturating_add(chunk.saturating_mul(2)).saturating_sub(1);
+        all.min(run.saturating_sub(1) / self.block_tokens + 2)
     }
 }

@@ -1,84 +1,114 @@
 //! Decides which tokens run next and which KV blocks they use.
 //!
 //! There is no prefill or decode phase. Every request has tokens computed and tokens in all; each step hands out a
-//! budget so that the first catches up with the second. This crate never sees a device, a clock or a random number:
-//! the same calls give the same plans.
+//! budget so that the first catches up with the second. Steps overlap: the next one is planned while the last is in
+//! flight, so plans name rows and not token values. This crate never sees a device, a clock or a random number: the same
+//! calls give the same plans.
 
+mod admit;
 mod blocks;
 mod config;
 mod error;
+mod events;
 mod integrity;
+mod pace;
 mod plan;
-mod policy;
+mod queue;
 mod request;
 mod stats;
+mod step;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::{
+    collections::{BTreeSet, HashMap, VecDeque},
+    hash::BuildHasherDefault,
+};
 
-use blocks::{Blocks, prefix::ChainHash};
-pub use config::{BLOCK_TOKENS, SchedulerConfig};
+use blocks::{Blocks, nodes::FirstWord, pool::Pool};
+pub use config::{BLOCK_TOKENS, GroupConfig, SchedulerConfig};
 pub use error::SchedulerError;
-pub use plan::{Assignment, BlockId, Departed, NewRequest, PromptTargets, RequestId, StepPlan};
-use policy::{Allowance, Policy};
-use request::Request;
+pub use events::{KvEvent, Medium};
+use pace::{Pace, StepShape};
+pub use plan::{
+    Assignment, BlockId, Departed, DiskChunk, DiskTask, DiskTaskKind, HostSlot, Miss, Nanos, NewRequest, Preempted,
+    PromptTargets, RequestId, RowResult, StepPlan, Transfer,
+};
+use queue::{OrderKey, Waiting};
+use request::{Fetch, Request};
 pub use stats::{GroupStats, SchedulerStats};
 
 #[derive(Debug)]
 pub struct Scheduler {
-    policy: Policy,
+    config: SchedulerConfig,
     blocks: Blocks,
-    /// In order of arrival; these hold blocks.
-    running: Vec<Request>,
-    /// In order of arrival, those sent back by preemption included; these hold none.
-    waiting: VecDeque<Request>,
-    /// Arrival of every request in one of the two queues.
-    arrivals: HashMap<RequestId, u64>,
+    pace: Pace,
+    /// In line; these hold blocks.
+    running: Vec<Box<Request>>,
+    /// Those sent back by preemption included; these hold none.
+    waiting: Waiting,
+    /// Every request in one of the two.
+    known: HashMap<RequestId, Whereabouts, BuildHasherDefault<FirstWord>>,
+    deadlines: BTreeSet<(Nanos, RequestId)>,
+    /// Steps planned and not committed, oldest first.
+    flights: VecDeque<StepInFlight>,
+    now: Nanos,
     next_arrival: u64,
-    step: u64,
+    is_draining: bool,
+    /// How long a request runs, of late.
+    residence: Option<Nanos>,
+    counts: Counts,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Whereabouts {
+    tenant: u64,
+    key: OrderKey,
+    runs: bool,
+}
+
+#[derive(Debug)]
+struct StepInFlight {
+    ids: Vec<RequestId>,
+    shape: StepShape,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    steps: u64,
     hit_tokens: u64,
+    host_hit_tokens: u64,
     prompt_tokens: u64,
     preemptions: u64,
-}
-
-/// A plan in the making.
-struct Step {
-    plan: StepPlan,
-    left: Allowance,
-    /// Full blocks that this step computes, wholly or in part.
-    computing: HashSet<ChainHash>,
-}
-
-/// Why a waiting request did or did not start.
-enum Admission {
-    Started,
-    /// A running request computes what this one needs next: better to wait for it and share.
-    Shares,
-    /// Not enough blocks or budget for it, and none for those behind it.
-    Full,
+    expired: u64,
 }
 
 impl Scheduler {
     pub fn new(config: SchedulerConfig) -> Result<Self, SchedulerError> {
         config.validate()?;
         Ok(Self {
-            policy: Policy::new(&config),
             blocks: Blocks::new(&config),
+            pace: Pace::new(config.inter_token_target, config.block_tokens.min(config.budget_tokens)),
+            config,
             running: Vec::new(),
-            waiting: VecDeque::new(),
-            arrivals: HashMap::new(),
+            waiting: Waiting::default(),
+            known: HashMap::default(),
+            deadlines: BTreeSet::new(),
+            flights: VecDeque::new(),
+            now: 0,
             next_arrival: 0,
-            step: 0,
-            hit_tokens: 0,
-            prompt_tokens: 0,
-            preemptions: 0,
+            is_draining: false,
+            residence: None,
+            counts: Counts::default(),
         })
     }
 
     /// Queues a request. One that could not finish even alone is refused.
-    pub fn add(&mut self, request: NewRequest) -> Result<(), SchedulerError> {
+    pub fn add(&mut self, request: NewRequest, now: Nanos) -> Result<(), SchedulerError> {
         let prompt = request.prompt.len();
         let max_len = request.max_len;
-        if self.arrivals.contains_key(&request.id) {
+        if self.is_draining {
+            return Err(SchedulerError::Draining);
+        }
+        if self.known.contains_key(&request.id) {
             return Err(SchedulerError::DuplicateId(request.id));
         }
         if prompt == 0 {
@@ -88,18 +118,20 @@ impl Scheduler {
             return Err(SchedulerError::PromptTooLong { prompt, max_len });
         }
         self.check_fits(max_len)?;
-        let arrival = self.next_arrival;
+        self.now = self.now.max(now);
+        let key = OrderKey::new(&request, self.now, self.next_arrival, self.config.aging);
         self.next_arrival += 1;
-        self.arrivals.insert(request.id, arrival);
-        self.waiting.push_back(Request::new(request, arrival, self.blocks.tables()));
+        self.known.insert(request.id, Whereabouts { tenant: request.tenant, key, runs: false });
+        self.deadlines.extend(request.deadline.map(|deadline| (deadline, request.id)));
+        let weight = request.weight;
+        self.waiting.push(Box::new(Request::new(request, key, self.blocks.tables())), weight);
         Ok(())
     }
 
     /// Whether a sequence of `max_len` tokens can ever be held.
     pub fn check_fits(&self, max_len: usize) -> Result<(), SchedulerError> {
-        let needed = self.blocks.blocks_for(max_len);
-        for (group, pool) in self.blocks.pools.iter().enumerate() {
-            let total = pool.num_blocks();
+        for (group, config) in self.config.groups.iter().enumerate() {
+            let (needed, total) = (self.config.most_blocks(group, max_len), config.blocks);
             if needed > total {
                 return Err(SchedulerError::NeverFits { max_len, group, needed, total });
             }
@@ -107,58 +139,90 @@ impl Scheduler {
         Ok(())
     }
 
+    /// From now on nothing is added; what is there goes on to its end.
+    pub fn drain(&mut self) {
+        self.is_draining = true;
+    }
+
+    /// Whether there are requests, or moves that no plan carries yet.
     pub fn has_work(&self) -> bool {
-        !self.running.is_empty() || !self.waiting.is_empty()
+        let has_tasks = self.blocks.disk.as_ref().is_some_and(|disk| !disk.tasks.is_empty());
+        !self.known.is_empty() || !self.blocks.transfers.is_empty() || has_tasks
     }
 
-    /// The next step: tokens for those who run, in order of arrival, then for those who wait. Never empty while there
-    /// is work.
-    pub fn schedule(&mut self) -> StepPlan {
-        assert!(self.running.iter().all(|r| r.in_flight == 0), "the last step is not committed");
-        self.step += 1;
-        let mut step = Step { plan: StepPlan::default(), left: self.policy.allowance(), computing: HashSet::new() };
-        if let Some(victim) = self.policy.forced_victim(self.step, &self.running) {
-            self.running[victim].forced_at = self.running[victim].computed;
-            self.preempt(victim, &mut step);
+    /// Tokens to verify behind a request's last one in the next step, instead of earlier ones. False, and ignored, unless
+    /// the request runs, has nothing in flight and nothing but its last token to compute.
+    pub fn draft(&mut self, id: RequestId, mut drafts: Vec<u32>) -> bool {
+        let Some(index) = self.running_index(id) else { return false };
+        let request = &mut self.running[index];
+        if !request.flights.is_empty() || !request.is_decoding() {
+            return false;
         }
-        if self.continue_running(&mut step) {
-            self.admit_waiting(&mut step);
-        }
-        assert!(!step.plan.is_empty() || !self.has_work(), "there is work, but no request can run");
-        step.plan
+        // Room for a token behind them.
+        drafts.truncate(request.max_len - 1 - request.tokens.len().min(request.max_len - 1));
+        request.drafts = drafts;
+        true
     }
 
-    /// The step that `schedule` planned is computed: `results` has every request of it, with its new token if one was
-    /// sampled. Requests that have left since are passed over. One that sampled without a result must be finished
-    /// before the next step.
-    pub fn commit(&mut self, results: &[(RequestId, Option<u32>)]) {
-        for &(id, sampled) in results {
-            let Some(index) = self.running_index(id) else { continue };
-            let request = &mut self.running[index];
-            request.advance(sampled);
-            Self::seal_full_blocks(&mut self.blocks, request);
+    /// The oldest step in flight is done, in `took`: `results` has every request of its plan, in order. Requests that
+    /// have left since are passed over. One that sampled without a token must be finished before the next step is planned.
+    pub fn commit(&mut self, results: &[RowResult], took: Nanos) {
+        let step = self.flights.pop_front().expect("no step is in flight");
+        assert_eq!(results.len(), step.ids.len(), "results and requests of the step");
+        self.pace.observe(step.shape, took);
+        for (result, id) in results.iter().zip(step.ids) {
+            assert_eq!(result.id, id, "results come in the plan's order");
+            self.take_result(result);
         }
-        assert!(self.running.iter().all(|r| r.in_flight == 0), "a request of the step has no result");
     }
 
-    /// The step that `schedule` planned failed: those in it are gone, and are named; others start anew. Nothing
-    /// computed so far is trusted.
-    pub fn fail_step(&mut self) -> Vec<RequestId> {
-        let failed: Vec<RequestId> = self.running.iter().filter(|r| r.in_flight > 0).map(|r| r.id).collect();
-        for &id in &failed {
-            self.remove(id);
+    fn take_result(&mut self, result: &RowResult) {
+        let Some(&Whereabouts { tenant, key, runs }) = self.known.get(&result.id) else { return };
+        if !runs {
+            self.waiting.change(tenant, key, |request| request.arrive(result.accepted, result.token));
+            return;
         }
+        let index = self.running_index(result.id).expect("it runs");
+        let Self { running, blocks, .. } = self;
+        let request = &mut running[index];
+        request.arrive(result.accepted, result.token);
+        let full = request.computed / blocks.block_tokens;
+        let sealed = request.tables[0].num_sealed();
+        if full > sealed {
+            if blocks.prefix_caching {
+                blocks.extend_hashes(&mut request.hashes, request.salt, &request.tokens, full);
+            }
+            let sequence = blocks::Sequence { tokens: &request.tokens, hashes: &request.hashes, salt: request.salt };
+            blocks.seal(&mut request.tables, &sequence, full);
+            // Answers are seldom asked again: the disk is for prompts.
+            for index in sealed..full.min(request.prompt_len / blocks.block_tokens) {
+                blocks.store_chunk(&request.tables, &sequence, index);
+            }
+        }
+        blocks.shrink(&mut request.tables, request.planned);
+    }
+
+    /// A step in flight failed. All of them are given up: the requests in them are gone, and are named; others start
+    /// anew. Nothing computed so far is trusted.
+    pub fn fail_steps(&mut self) -> Vec<RequestId> {
+        let mut failed: Vec<RequestId> = std::mem::take(&mut self.flights).into_iter().flat_map(|s| s.ids).collect();
+        failed.sort_unstable();
+        failed.dedup();
+        failed.retain(|&id| self.remove(id).is_some());
         while let Some(last) = self.running.len().checked_sub(1) {
             self.send_back(last);
         }
-        for pool in &mut self.blocks.pools {
-            pool.forget_all();
-        }
+        self.blocks.give_up_moves();
+        self.blocks.forget_all();
         failed
     }
 
     /// A request has all its tokens. None if it is not known.
     pub fn finish(&mut self, id: RequestId) -> Option<Departed> {
+        if let Some(index) = self.running_index(id) {
+            let ran = self.now.saturating_sub(self.running[index].started);
+            self.residence = Some(self.residence.map_or(ran, |old| old - old / 8 + ran / 8));
+        }
         self.remove(id)
     }
 
@@ -167,183 +231,119 @@ impl Scheduler {
         self.remove(id)
     }
 
+    /// There is a file for the chunk of this name.
+    pub fn disk_found(&mut self, key: u128) {
+        if let Some(disk) = &mut self.blocks.disk {
+            disk.found(key);
+        }
+    }
+
+    /// There is no file for it any more.
+    pub fn disk_lost(&mut self, key: u128) {
+        if let Some(disk) = &mut self.blocks.disk {
+            disk.lost(key);
+        }
+    }
+
+    /// A [`DiskTask`] has ended, and its host slots are the scheduler's again.
+    pub fn disk_done(&mut self, ticket: u64, ok: bool) {
+        for id in self.blocks.disk_done(ticket, ok) {
+            let Some(&Whereabouts { tenant, key, runs: false }) = self.known.get(&id) else { continue };
+            self.waiting.change(tenant, key, |request| {
+                request.fetch = match request.fetch {
+                    Fetch::Waits(tasks) if tasks > 1 => Fetch::Waits(tasks - 1),
+                    _ => Fetch::Done,
+                };
+            });
+        }
+    }
+
+    /// Forgets what was computed for later; running requests keep what they hold.
+    pub fn clear_cache(&mut self) {
+        self.blocks.forget_all();
+    }
+
+    /// What happened in the prefix cache since the last call.
+    pub fn take_events(&mut self) -> Vec<KvEvent> {
+        self.blocks.events.take()
+    }
+
+    /// How long a request that came now would wait before it runs, by how long steps and requests took so far.
+    pub fn expected_wait(&self) -> Nanos {
+        let queued = self.waiting.len() as Nanos + 1;
+        let prompts = self.pace.computing(self.waiting.num_tokens()).unwrap_or(0);
+        if self.running.len() < self.config.max_seqs {
+            return prompts;
+        }
+        prompts.max(self.residence.unwrap_or(0).saturating_mul(queued) / self.config.max_seqs as Nanos)
+    }
+
     pub fn stats(&self) -> SchedulerStats {
         let block_tokens = self.blocks.block_tokens;
-        let group = |(group, pool): (usize, &blocks::pool::Pool)| {
-            let blocks_used = pool.num_blocks() - pool.num_free();
-            let slots_held = blocks_used * block_tokens;
+        let used = |pool: &Pool| pool.num_blocks() - pool.num_free();
+        let group = |(group, at): (usize, &blocks::Group)| {
+            let slots_held = used(&at.pool) * block_tokens;
             let unused: usize = self.running.iter().map(|r| r.unused_slots(group, block_tokens)).sum();
             GroupStats {
-                blocks_total: pool.num_blocks(),
-                blocks_used,
-                blocks_cached: pool.num_published(),
+                blocks_total: at.pool.num_blocks(),
+                blocks_used: used(&at.pool),
+                blocks_cached: at.pool.num_published(),
                 slots_held,
                 tokens_stored: slots_held - unused,
+                host_slots_total: at.host.num_blocks(),
+                host_slots_used: at.host.num_published(),
             }
         };
+        let disk = self.blocks.disk.as_ref();
         SchedulerStats {
             running: self.running.len(),
             waiting: self.waiting.len(),
-            groups: self.blocks.pools.iter().enumerate().map(group).collect(),
-            hit_tokens: self.hit_tokens,
-            prompt_tokens: self.prompt_tokens,
-            preemptions: self.preemptions,
-            steps: self.step,
+            waiting_tokens: self.waiting.num_tokens(),
+            groups: self.blocks.groups.iter().enumerate().map(group).collect(),
+            hit_tokens: self.counts.hit_tokens,
+            host_hit_tokens: self.counts.host_hit_tokens,
+            prompt_tokens: self.counts.prompt_tokens,
+            preemptions: self.counts.preemptions,
+            expired: self.counts.expired,
+            steps: self.counts.steps,
+            disk_fetched: disk.map_or(0, |disk| disk.fetched),
+            disk_failed: disk.map_or(0, |disk| disk.failed),
         }
     }
 
-    /// False if blocks ran out, so that nobody new may start.
-    fn continue_running(&mut self, step: &mut Step) -> bool {
-        let mut index = 0;
-        let mut had_enough = true;
-        while index < self.running.len() && step.left.tokens > 0 {
-            let chunk = self.policy.chunk(&self.running[index], &step.left);
-            if chunk == 0 {
-                assert!(self.running[index].remaining() > 0, "a request sampled nothing and was not finished");
-                index += 1;
-                continue;
-            }
-            loop {
-                let request = &mut self.running[index];
-                if self.blocks.grow(&mut request.tables, request.computed + chunk) {
-                    self.assign(index, chunk, step);
-                    index += 1;
-                    break;
-                }
-                had_enough = false;
-                let victim = self.policy.victim(&self.running);
-                assert!(victim >= index, "a request of this step is preempted");
-                self.preempt(victim, step);
-                if victim == index {
-                    break;
-                }
-            }
-        }
-        had_enough
-    }
-
-    fn admit_waiting(&mut self, step: &mut Step) {
-        let mut position = 0;
-        while position < self.waiting.len() && step.left.tokens > 0 && self.policy.has_seat(self.running.len()) {
-            match self.admit(position, step) {
-                Admission::Started => {}
-                Admission::Shares => position += 1,
-                Admission::Full => return,
-            }
-        }
-    }
-
-    fn admit(&mut self, position: usize, step: &mut Step) -> Admission {
-        let block_tokens = self.blocks.block_tokens;
-        let request = &mut self.waiting[position];
-        let limit = if self.blocks.prefix_caching { request.shareable_tokens() / block_tokens } else { 0 };
-        self.blocks.extend_hashes(&mut request.hashes, request.salt, &request.tokens, limit);
-        let hit = self.blocks.matched(&request.hashes, request.salt, &request.tokens, limit);
-        if hit.blocks < limit && step.computing.contains(&request.hashes[hit.blocks]) {
-            return Admission::Shares;
-        }
-        let needed = self.blocks.blocks_for(request.tokens.len()) - hit.blocks;
-        for (group, pool) in self.blocks.pools.iter().enumerate() {
-            let headroom = self.policy.headroom(&self.running, group, block_tokens);
-            if needed + hit.free[group] + headroom > pool.num_free() {
-                return Admission::Full;
-            }
-        }
-        let computed = hit.blocks * block_tokens;
-        request.computed = computed;
-        let chunk = self.policy.chunk(request, &step.left);
-        if chunk == 0 {
-            request.computed = 0;
-            return Admission::Full;
-        }
-        let mut request = self.waiting.remove(position).expect("in the queue");
-        self.blocks.share(&mut request.tables, &request.hashes, request.salt, &request.tokens, hit.blocks);
-        assert!(self.blocks.grow(&mut request.tables, computed + chunk), "free blocks were counted above");
-        if request.cached_tokens.is_none() {
-            request.cached_tokens = Some(computed);
-            self.hit_tokens += computed as u64;
-            self.prompt_tokens += request.prompt_len as u64;
-        }
-        let index = self.running.partition_point(|r| r.arrival < request.arrival);
-        self.running.insert(index, request);
-        self.assign(index, chunk, step);
-        Admission::Started
-    }
-
-    /// Puts the next `chunk` tokens of a running request, whose tables hold them, into the plan.
-    fn assign(&mut self, index: usize, chunk: usize, step: &mut Step) {
-        let request = &mut self.running[index];
-        let (first, end) = (request.computed, request.computed + chunk);
-        let prompt_targets = request.prompt_targets(chunk);
-        step.left.tokens -= chunk;
-        step.left.prompt_logit_rows -= prompt_targets.tokens.len();
-        request.in_flight = chunk;
-        if self.blocks.prefix_caching {
-            let block_tokens = self.blocks.block_tokens;
-            let full = end.div_ceil(block_tokens).min(request.tokens.len() / block_tokens);
-            self.blocks.extend_hashes(&mut request.hashes, request.salt, &request.tokens, full);
-            step.computing.extend(request.hashes.get(first / block_tokens..full).unwrap_or_default());
-        }
-        step.plan.assignments.push(Assignment {
-            id: request.id,
-            first,
-            tokens: request.tokens[first..end].to_vec(),
-            samples: end == request.tokens.len(),
-            prompt_targets,
-            tables: request.tables.iter().map(|t| t.ids().collect()).collect(),
-        });
-    }
-
-    fn seal_full_blocks(blocks: &mut Blocks, request: &mut Request) {
-        let full = request.computed / blocks.block_tokens;
-        if blocks.prefix_caching {
-            blocks.extend_hashes(&mut request.hashes, request.salt, &request.tokens, full);
-        }
-        for group in 0..blocks.pools.len() {
-            while request.tables[group].num_sealed() < full {
-                let index = request.tables[group].num_sealed();
-                let key =
-                    blocks.prefix_caching.then(|| blocks.key(&request.hashes, request.salt, &request.tokens, index));
-                request.tables[group].seal_next(&mut blocks.pools[group], key.as_ref());
-            }
-        }
-    }
-
-    fn preempt(&mut self, index: usize, step: &mut Step) {
-        step.plan.preempted.push(self.running[index].id);
-        self.preemptions += 1;
-        self.running[index].preemptions += 1;
-        self.send_back(index);
+    /// Test hook: the `nth` allocation of blocks from now, the next being 0, fails as if the pool were empty.
+    pub fn inject_shortage(&mut self, nth: usize) {
+        self.blocks.shortage_in = Some(nth);
     }
 
     /// From running to its old place among the waiting, with nothing computed.
     fn send_back(&mut self, index: usize) {
         let mut request = self.running.remove(index);
-        assert_eq!(request.in_flight, 0, "a request of the step under way is preempted");
         self.blocks.release(&mut request.tables);
-        request.computed = 0;
-        let position = self.waiting.partition_point(|r| r.arrival < request.arrival);
-        self.waiting.insert(position, request);
+        request.lose_everything();
+        self.known.get_mut(&request.id).expect("it runs").runs = false;
+        self.waiting.put_back(request);
     }
 
     fn remove(&mut self, id: RequestId) -> Option<Departed> {
-        let arrival = *self.arrivals.get(&id)?;
-        let mut request = match self.running_index(id) {
+        let index = self.running_index(id);
+        let Whereabouts { tenant, key, .. } = self.known.remove(&id)?;
+        let mut request = match index {
             Some(index) => self.running.remove(index),
-            None => {
-                let position = self.waiting.partition_point(|r| r.arrival < arrival);
-                self.waiting.remove(position).expect("a known request runs or waits")
-            }
+            None => self.waiting.take(tenant, key).expect("a known request runs or waits"),
         };
-        assert_eq!(request.id, id, "the queues are not in order of arrival");
-        self.arrivals.remove(&id);
+        self.waiting.ended(tenant);
         self.blocks.release(&mut request.tables);
-        Some(Departed { cached_tokens: request.cached_tokens.unwrap_or(0), preemptions: request.preemptions })
+        if let Some(deadline) = request.deadline {
+            self.deadlines.remove(&(deadline, id));
+        }
+        let (cached_tokens, miss) = request.hit.unwrap_or((0, Some(Miss::NeverRan)));
+        Some(Departed { cached_tokens, miss, preemptions: request.preemptions })
     }
 
     fn running_index(&self, id: RequestId) -> Option<usize> {
-        let arrival = self.arrivals.get(&id)?;
-        self.running.binary_search_by_key(arrival, |r| r.arrival).ok()
+        let at = self.known.get(&id).filter(|at| at.runs)?;
+        Some(self.running.binary_search_by_key(&at.key, |r| r.key).expect("a running request is in line"))
     }
 }
 

@@ -146,7 +146,7 @@ pub struct StepPlan {
     pub assignments: Vec<Assignment>,
     pub disk_tasks: Vec<DiskTask>,
     /// Requests that lost their blocks in this step and will go on later.
-    pub preempted: Vec<RequestId>,
+    pub preempted: Vec<Preempted>,
     /// Requests whose deadline has passed: they are gone.
     pub expired: Vec<(RequestId, Departed)>,
 }
@@ -160,6 +160,17 @@ impl StepPlan {
     pub fn num_rows(&self) -> usize {
         self.assignments.iter().map(Assignment::num_rows).sum()
     }
+}
+
+/// A request that gave way, and what bringing it back costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Preempted {
+    pub id: RequestId,
+    /// Computing its tokens again.
+    pub computing: Nanos,
+    /// Copying its full blocks to the host tier and back; none without a host tier. Its blocks go to the host tier when
+    /// others need their place, if this is less than computing them.
+    pub copying: Option<Nanos>,
 }
 
 /// What a step found out about one request: `accepted` of its drafts hold, and `token` follows them. No token where the

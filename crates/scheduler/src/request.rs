@@ -1,43 +1,84 @@
 //! One request's place between nothing computed and everything computed.
 
+use std::collections::VecDeque;
+
 use crate::{
-    NewRequest, PromptTargets, RequestId,
-    blocks::{prefix::ChainHash, table::Table},
+    Miss, Nanos, NewRequest, PromptTargets, RequestId,
+    blocks::{Sequence, prefix::ChainHash, table::Table},
+    queue::OrderKey,
 };
 
 #[derive(Debug)]
 pub(crate) struct Request {
     pub id: RequestId,
-    /// Order of arrival, kept through preemption.
-    pub arrival: u64,
-    /// Prompt and answer so far.
+    /// Kept through preemption.
+    pub key: OrderKey,
+    pub tenant: u64,
+    pub deadline: Option<Nanos>,
+    pub fork_of: Option<RequestId>,
+    /// Prompt and answer so far, as far as results have come back.
     pub tokens: Vec<u32>,
     pub prompt_len: usize,
     pub max_len: usize,
     pub salt: u64,
     pub wants_prompt_logits: bool,
-    /// Rows of the prompt whose logits have been reported, in front.
+    /// Rows of the prompt whose logits have been asked for, in front.
     pub prompt_logits_done: usize,
-    /// Tokens whose keys and values are in the tables; at most `tokens.len()`.
+    /// Tokens whose keys and values are in the tables.
     pub computed: usize,
-    /// Tokens of the step under way.
-    pub in_flight: usize,
+    /// The same once all steps in flight are done.
+    pub planned: usize,
+    /// Rows in steps in flight, oldest first.
+    pub flights: VecDeque<Flight>,
+    /// Tokens that steps in flight sample.
+    pub pending: usize,
+    /// Tokens in the step being planned.
+    pub chunk: usize,
+    /// To be verified behind `tokens`.
+    pub drafts: Vec<u32>,
     /// One a layer group; empty while the request waits.
     pub tables: Vec<Table>,
     /// Hashes of the full blocks of `tokens`, as far as anybody asked.
     pub hashes: Vec<ChainHash>,
-    /// Prefix hit of the first admission.
-    pub cached_tokens: Option<usize>,
+    /// Prefix hit of the first admission, and what ended it.
+    pub hit: Option<(usize, Option<Miss>)>,
     pub preemptions: u32,
+    /// Preemptions for want of blocks: after two of them nothing is left to chance.
+    pub setbacks: u32,
     /// `computed` when the test hook last struck: it must be passed before it strikes again, or nothing would finish.
     pub forced_at: usize,
+    pub fetch: Fetch,
+    /// When it last began to run.
+    pub started: Nanos,
+}
+
+/// Rows of a request in a step under way.
+#[derive(Debug)]
+pub(crate) struct Flight {
+    pub rows: usize,
+    pub drafts: Vec<u32>,
+    pub samples: bool,
+    /// The blocks it writes to were given up: only its token counts.
+    pub lost: bool,
+}
+
+/// What a waiting request has asked of the disk tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fetch {
+    NotTried,
+    /// Tasks still under way.
+    Waits(usize),
+    Done,
 }
 
 impl Request {
-    pub fn new(request: NewRequest, arrival: u64, tables: Vec<Table>) -> Self {
+    pub fn new(request: NewRequest, key: OrderKey, tables: Vec<Table>) -> Self {
         Self {
             id: request.id,
-            arrival,
+            key,
+            tenant: request.tenant,
+            deadline: request.deadline,
+            fork_of: request.fork_of,
             prompt_len: request.prompt.len(),
             tokens: request.prompt,
             max_len: request.max_len,
@@ -45,18 +86,43 @@ impl Request {
             wants_prompt_logits: request.wants_prompt_logits,
             prompt_logits_done: 0,
             computed: 0,
-            in_flight: 0,
+            planned: 0,
+            flights: VecDeque::new(),
+            pending: 0,
+            chunk: 0,
+            drafts: Vec::new(),
             tables,
             hashes: Vec::new(),
-            cached_tokens: None,
+            hit: None,
             preemptions: 0,
+            setbacks: 0,
             forced_at: 0,
+            fetch: Fetch::NotTried,
+            started: 0,
         }
     }
 
-    /// Tokens still to compute.
+    pub fn sequence(&self) -> Sequence<'_> {
+        Sequence { tokens: &self.tokens, hashes: &self.hashes, salt: self.salt }
+    }
+
+    /// Tokens it has, those still to be heard of included.
+    fn total(&self) -> usize {
+        self.tokens.len() + self.pending
+    }
+
+    /// Tokens that a step may compute now. The very last token of a full-length sequence is never computed: nothing
+    /// follows it. Behind drafts in flight nobody knows where the sequence goes on.
     pub fn remaining(&self) -> usize {
-        self.tokens.len() - self.computed
+        if self.flights.iter().any(|flight| !flight.drafts.is_empty()) {
+            return 0;
+        }
+        (self.total().min(self.max_len - 1) + self.drafts.len()).saturating_sub(self.planned)
+    }
+
+    /// Whether all but its last token is computed or in flight.
+    pub fn is_decoding(&self) -> bool {
+        self.planned + 1 >= self.total()
     }
 
     /// Rows of the prompt that predict another token of it.
@@ -75,30 +141,58 @@ impl Request {
         if self.owes_prompt_logits() { most.min(self.prompt_logits_done) } else { most }
     }
 
-    /// Of the next `count` tokens, the rows that owe logits.
-    pub fn prompt_targets(&self, count: usize) -> PromptTargets {
-        let first = self.computed.max(self.prompt_logits_done);
-        let end = (self.computed + count).min(self.prompt_rows());
+    /// Of the step being planned, the rows that owe logits.
+    pub fn prompt_targets(&self) -> PromptTargets {
+        let first = self.planned.max(self.prompt_logits_done);
+        let end = (self.planned + self.chunk).min(self.prompt_rows());
         if first >= end {
             return PromptTargets::default();
         }
         PromptTargets { first, tokens: self.tokens[first + 1..=end].to_vec() }
     }
 
-    /// The step under way is done.
-    pub fn advance(&mut self, sampled: Option<u32>) {
-        assert!(self.in_flight > 0, "request {} has no step under way", self.id.0);
-        self.computed += std::mem::take(&mut self.in_flight);
-        self.prompt_logits_done = self.prompt_logits_done.max(self.computed.min(self.prompt_rows()));
-        if let Some(token) = sampled {
-            assert_eq!(self.computed, self.tokens.len(), "request {} sampled too early", self.id.0);
-            assert!(self.tokens.len() < self.max_len, "request {} outgrew its {} tokens", self.id.0, self.max_len);
+    /// The step being planned is made: its rows are in flight. Whether they sample.
+    pub fn depart(&mut self) -> bool {
+        let rows = std::mem::take(&mut self.chunk);
+        let drafts = std::mem::take(&mut self.drafts);
+        self.planned += rows;
+        let samples = self.planned == self.total() + drafts.len();
+        self.prompt_logits_done = self.prompt_logits_done.max(self.planned.min(self.prompt_rows()));
+        self.pending += usize::from(samples);
+        self.flights.push_back(Flight { rows, drafts, samples, lost: false });
+        samples
+    }
+
+    /// The oldest step in flight is done: `accepted` of its drafts hold, and `token` follows them.
+    pub fn arrive(&mut self, accepted: usize, token: Option<u32>) {
+        let flight = self.flights.pop_front().expect("a request of the step has rows in flight");
+        let (id, drafts) = (self.id.0, flight.drafts.len());
+        assert!(accepted <= drafts, "request {id}: {accepted} of {drafts} drafts accepted");
+        assert!(flight.samples || token.is_none(), "request {id} sampled too early");
+        self.pending -= usize::from(flight.samples);
+        self.tokens.extend(&flight.drafts[..accepted]);
+        if !flight.lost {
+            self.computed += flight.rows - drafts + accepted;
+            self.planned -= drafts - accepted;
+        }
+        if let Some(token) = token {
+            assert!(self.tokens.len() < self.max_len, "request {id} outgrew its {} tokens", self.max_len);
             self.tokens.push(token);
         }
     }
 
-    /// Slots of its blocks that hold nothing, in one group.
+    /// Its blocks are gone: nothing is computed, and what is in flight is not either.
+    pub fn lose_everything(&mut self) {
+        self.computed = 0;
+        self.planned = 0;
+        self.drafts.clear();
+        for flight in &mut self.flights {
+            flight.lost = true;
+        }
+    }
+
+    /// Slots of its blocks that hold nothing and that no step in flight fills, in one group.
     pub fn unused_slots(&self, group: usize, block_tokens: usize) -> usize {
-        self.tables[group].num_blocks() * block_tokens - self.computed
+        self.tables[group].num_blocks() * block_tokens - self.planned
     }
 }

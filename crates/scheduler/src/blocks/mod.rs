@@ -1,45 +1,99 @@
-//! Paged KV storage, as bookkeeping: one pool a layer group, one table for each (request, group).
+//! Paged KV storage, as bookkeeping: a device pool and a host pool for each layer group, one table for each (request,
+//! group), and the tree that says which sequence lies where.
 //!
-//! All groups of a request grow, share and shrink together; a prefix hit counts only as far as every group has it.
+//! All groups of a request grow, share and shrink together. A prefix hit counts only as far as every group has what its
+//! next row will see: all of it, or a window's worth. Moves between blocks and tiers are written down in order, for the
+//! next plan to carry.
 
+pub(crate) mod disk;
+mod host;
+pub(crate) mod nodes;
 pub(crate) mod pool;
 pub(crate) mod prefix;
 pub(crate) mod table;
 
-use pool::{Content, Pool};
+use disk::DiskTier;
+use nodes::{NodeId, Nodes};
+use pool::{Filling, Pool, Sealed};
 use prefix::{BlockKey, ChainHash, Hasher};
 use table::Table;
 
-use crate::SchedulerConfig;
+use crate::{BlockId, DiskTask, DiskTaskKind, Medium, SchedulerConfig, Transfer, events::EventLog};
+
+#[derive(Debug)]
+pub(crate) struct Group {
+    pub pool: Pool,
+    pub host: Pool,
+    pub window: Option<usize>,
+}
 
 #[derive(Debug)]
 pub(crate) struct Blocks {
-    pub pools: Vec<Pool>,
+    pub groups: Vec<Group>,
     pub block_tokens: usize,
-    pub hasher: Hasher,
     pub prefix_caching: bool,
+    pub hasher: Hasher,
+    pub nodes: Nodes,
+    /// Moves that no plan carries yet.
+    pub transfers: Vec<Transfer>,
+    pub events: EventLog,
+    pub disk: Option<DiskTier>,
+    /// Whether copying a block to the host tier and back takes less than computing it again.
+    pub copying_pays: bool,
+    /// Test hook: how many more allocations succeed.
+    pub shortage_in: Option<usize>,
 }
 
 /// How much of a sequence is in the cache already.
 #[derive(Debug)]
 pub(crate) struct Match {
-    pub blocks: usize,
-    /// How many of those lie on each group's free list: taking them uses up free blocks.
-    pub free: Vec<usize>,
+    /// One for each block.
+    pub nodes: Vec<NodeId>,
+    pub groups: Vec<GroupMatch>,
+}
+
+/// What a match means for one group.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct GroupMatch {
+    /// Blocks before this one lie outside the window of every row to come.
+    pub first: usize,
+    /// Blocks on the device, and those of them on the free list: taking these uses up free blocks.
+    pub on_device: usize,
+    pub free: usize,
+}
+
+/// A sequence as the cache sees it; its hashes reach as far as is asked for.
+#[derive(Clone, Copy)]
+pub(crate) struct Sequence<'a> {
+    pub tokens: &'a [u32],
+    pub hashes: &'a [ChainHash],
+    pub salt: u64,
 }
 
 impl Blocks {
     pub fn new(config: &SchedulerConfig) -> Self {
+        let group = |g: &crate::GroupConfig| Group {
+            pool: Pool::new(g.blocks),
+            host: Pool::new(if config.prefix_caching { g.host_slots } else { 0 }),
+            window: g.window,
+        };
+        let memory = 4 * config.groups.iter().map(|g| g.blocks + g.host_slots).max().unwrap_or(0);
         Self {
-            pools: config.blocks.iter().map(|&n| Pool::new(n)).collect(),
+            groups: config.groups.iter().map(group).collect(),
             block_tokens: config.block_tokens,
-            hasher: Hasher { key: config.hash_key, bits: config.hash_bits },
             prefix_caching: config.prefix_caching,
+            hasher: Hasher { key: config.hash_key, bits: config.hash_bits },
+            nodes: Nodes::new(config.groups.len(), memory),
+            transfers: Vec::new(),
+            events: EventLog::new(config.kv_events, config.block_tokens),
+            disk: config.disk_chunk_blocks.filter(|_| config.prefix_caching).map(DiskTier::new),
+            copying_pays: true,
+            shortage_in: None,
         }
     }
 
     pub fn tables(&self) -> Vec<Table> {
-        self.pools.iter().map(|_| Table::default()).collect()
+        self.groups.iter().map(|_| Table::default()).collect()
     }
 
     /// Blocks that hold `tokens` tokens.
@@ -47,25 +101,88 @@ impl Blocks {
         tokens.div_ceil(self.block_tokens)
     }
 
+    /// The first block that a row at `position` sees in `group`.
+    fn first_seen(&self, group: usize, position: usize) -> usize {
+        self.groups[group].window.map_or(0, |window| (position + 1).saturating_sub(window) / self.block_tokens)
+    }
+
     /// Makes the tables hold `tokens` tokens; false, and nothing changed, if a pool has not enough.
     #[must_use]
     pub fn grow(&mut self, tables: &mut [Table], tokens: usize) -> bool {
         let needed = self.blocks_for(tokens);
-        let enough = |(table, pool): (&Table, &Pool)| needed.saturating_sub(table.num_blocks()) <= pool.num_free();
-        if !tables.iter().zip(&self.pools).all(enough) {
+        if self.shortage_strikes() {
             return false;
         }
-        for (table, pool) in tables.iter_mut().zip(&mut self.pools) {
+        let lacks =
+            |(table, group): (&Table, &Group)| needed.saturating_sub(table.num_blocks()) > group.pool.num_free();
+        if tables.iter().zip(&self.groups).any(lacks) {
+            return false;
+        }
+        for (group, table) in tables.iter_mut().enumerate() {
             while table.num_blocks() < needed {
-                table.push(pool.take().expect("counted above"));
+                table.push(self.take(group).expect("counted above"));
             }
         }
         true
     }
 
+    fn shortage_strikes(&mut self) -> bool {
+        match &mut self.shortage_in {
+            Some(0) => {
+                self.shortage_in = None;
+                true
+            }
+            Some(left) => {
+                *left -= 1;
+                false
+            }
+            None => false,
+        }
+    }
+
+    /// A free block of the device; what it held is kept in the host tier, if that pays, or forgotten.
+    fn take(&mut self, group: usize) -> Option<Filling> {
+        let (block, node) = self.groups[group].pool.take()?;
+        if let Some(node) = node {
+            self.events.removed(self.nodes.hash(node), Medium::Device, group);
+            self.save(group, node, block.id());
+            self.nodes.set_device(node, group, None);
+        }
+        Some(block)
+    }
+
+    /// Gives back full blocks that no row from `position` on will see.
+    pub fn free_passed(&mut self, tables: &mut [Table], position: usize) {
+        for (group, table) in tables.iter_mut().enumerate() {
+            let end = self.first_seen(group, position);
+            while let Some(block) = table.pop_passed(end) {
+                self.release_full(group, block);
+            }
+        }
+    }
+
+    /// Gives back blocks beyond those that hold `tokens` tokens.
+    pub fn shrink(&mut self, tables: &mut [Table], tokens: usize) {
+        let needed = self.blocks_for(tokens);
+        for (group, table) in self.groups.iter_mut().zip(tables) {
+            while let Some(block) = table.pop_beyond(needed) {
+                group.pool.discard(block);
+            }
+        }
+    }
+
     pub fn release(&mut self, tables: &mut [Table]) {
-        for (table, pool) in tables.iter_mut().zip(&mut self.pools) {
-            table.release(pool);
+        self.shrink(tables, 0);
+        for (group, table) in tables.iter_mut().enumerate() {
+            while let Some(block) = table.pop_sealed() {
+                self.release_full(group, block);
+            }
+        }
+    }
+
+    fn release_full(&mut self, group: usize, block: Sealed) {
+        if let Some(node) = self.groups[group].pool.release(block) {
+            self.nodes.let_go(node);
         }
     }
 
@@ -79,38 +196,184 @@ impl Blocks {
         }
     }
 
-    /// Block `index` of a sequence whose hashes reach that far.
-    pub fn key<'a>(&self, hashes: &[ChainHash], salt: u64, tokens: &'a [u32], index: usize) -> BlockKey<'a> {
-        let parent_hash = if index == 0 { ChainHash::START } else { hashes[index - 1] };
-        let tokens = &tokens[index * self.block_tokens..(index + 1) * self.block_tokens];
-        BlockKey { hash: hashes[index], parent_hash, salt, tokens }
+    pub fn key<'a>(&self, sequence: &Sequence<'a>, index: usize) -> BlockKey<'a> {
+        let tokens = &sequence.tokens[index * self.block_tokens..(index + 1) * self.block_tokens];
+        BlockKey { hash: sequence.hashes[index], salt: sequence.salt, tokens }
     }
 
-    /// How many of the first `limit` blocks every group has.
-    pub fn matched(&self, hashes: &[ChainHash], salt: u64, tokens: &[u32], limit: usize) -> Match {
-        let mut parents = vec![Content::START; self.pools.len()];
-        let mut free = vec![0; self.pools.len()];
-        for index in 0..limit {
-            let key = self.key(hashes, salt, tokens, index);
-            let found: Option<Vec<(Content, bool)>> =
-                self.pools.iter().zip(&parents).map(|(pool, &parent)| pool.peek(parent, &key)).collect();
-            let Some(found) = found else { return Match { blocks: index, free } };
-            for (group, (content, is_free)) in found.into_iter().enumerate() {
-                parents[group] = content;
-                free[group] += usize::from(is_free);
-            }
-        }
-        Match { blocks: limit, free }
-    }
-
-    /// Puts the first `num_blocks` blocks, which [`Blocks::matched`] found, into empty tables.
-    pub fn share(&mut self, tables: &mut [Table], hashes: &[ChainHash], salt: u64, tokens: &[u32], num_blocks: usize) {
-        for index in 0..num_blocks {
-            let key = self.key(hashes, salt, tokens, index);
-            for (table, pool) in tables.iter_mut().zip(&mut self.pools) {
-                let parent = table.content().expect("only found blocks are shared");
-                table.push_shared(pool.share(parent, &key).expect("matched in this step"));
+    /// The first `full` blocks hold all their tokens: they are never written again, and can be found.
+    pub fn seal(&mut self, tables: &mut [Table], sequence: &Sequence<'_>, full: usize) {
+        for (group, table) in tables.iter_mut().enumerate() {
+            while table.num_sealed() < full {
+                let parent = table.last_node().filter(|_| self.prefix_caching);
+                let index = table.num_sealed();
+                let node = parent.and_then(|p| self.nodes.find_or_make(p, &self.key(sequence, index)));
+                let block = table.pop_filled();
+                if let Some(node) = node
+                    && self.nodes.place(node, group).device.is_none()
+                {
+                    self.publish(group, block.id(), node);
+                }
+                table.push_sealed(self.groups[group].pool.seal(block, node));
             }
         }
     }
+
+    fn publish(&mut self, group: usize, block: BlockId, node: NodeId) {
+        self.groups[group].pool.publish(block, node);
+        self.nodes.set_device(node, group, Some(block));
+        self.events.stored(&self.nodes, node, Medium::Device, group);
+    }
+
+    /// How many of the first `limit` blocks can be had without computing them.
+    pub fn matched(&self, sequence: &Sequence<'_>, limit: usize) -> Match {
+        let mut nodes = Vec::new();
+        let mut parent = NodeId::ROOT;
+        while nodes.len() < limit {
+            let Some(node) = self.nodes.find(parent, &self.key(sequence, nodes.len())) else { break };
+            nodes.push(node);
+            parent = node;
+        }
+        let (all, windows): (Vec<usize>, Vec<usize>) =
+            (0..self.groups.len()).partition(|&g| self.groups[g].window.is_none());
+        let lacking = nodes.iter().position(|&node| all.iter().any(|&group| !self.can_have(node, group)));
+        nodes.truncate(lacking.unwrap_or(nodes.len()));
+        let sees_all = |len: usize| {
+            let seen = |&group: &usize| &nodes[self.first_shared(group, len)..len];
+            windows.iter().all(|group| seen(group).iter().rev().all(|&node| self.can_have(node, *group)))
+        };
+        let len = (0..=nodes.len()).rev().find(|&len| sees_all(len)).unwrap_or(0);
+        nodes.truncate(len);
+        let groups = (0..self.groups.len()).map(|group| self.group_match(group, &nodes)).collect();
+        Match { nodes, groups }
+    }
+
+    fn can_have(&self, node: NodeId, group: usize) -> bool {
+        let place = self.nodes.place(node, group);
+        place.device.is_some() || (self.copying_pays && place.host.is_some())
+    }
+
+    /// The first block a table needs that begins with `len` shared ones. The last one is always needed: it says what
+    /// comes before the next.
+    fn first_shared(&self, group: usize, len: usize) -> usize {
+        self.first_seen(group, len * self.block_tokens).min(len.saturating_sub(1))
+    }
+
+    fn group_match(&self, group: usize, nodes: &[NodeId]) -> GroupMatch {
+        let first = self.first_shared(group, nodes.len());
+        let mut found = GroupMatch { first, ..GroupMatch::default() };
+        for &node in &nodes[first..] {
+            let Some(block) = self.nodes.place(node, group).device else { continue };
+            found.on_device += 1;
+            found.free += usize::from(self.groups[group].pool.is_free(block));
+        }
+        found
+    }
+
+    /// Puts the blocks that [`Blocks::matched`] found into empty tables, from the host tier where they must; says how
+    /// many tokens of the first group came from there. Free blocks must have been counted.
+    pub fn share(&mut self, tables: &mut [Table], hit: &Match) -> usize {
+        let mut from_host = 0;
+        for (group, table) in tables.iter_mut().enumerate() {
+            let first = hit.groups[group].first;
+            table.skip(first);
+            // Everything found is held before a block is taken, or it could be taken itself.
+            let held: Vec<_> = hit.nodes[first..].iter().map(|&node| self.hold_found(group, node)).collect();
+            for (found, &node) in held.into_iter().zip(&hit.nodes[first..]) {
+                let block = match found {
+                    Found::Device(block) => block,
+                    Found::Host(slot) => {
+                        from_host += usize::from(group == 0) * self.block_tokens;
+                        self.load(group, slot, node)
+                    }
+                };
+                table.push_shared(block);
+            }
+        }
+        from_host
+    }
+
+    fn hold_found(&mut self, group: usize, node: NodeId) -> Found {
+        self.nodes.hold(node);
+        let place = self.nodes.place(node, group);
+        match place.device {
+            Some(block) => Found::Device(self.groups[group].pool.share(block, Some(node))),
+            None => {
+                let slot = place.host.expect("matched in this step");
+                Found::Host(self.groups[group].host.share(BlockId(slot.0), None))
+            }
+        }
+    }
+
+    /// Whether `source` still has every block that a fork of its first `tokens` tokens needs.
+    pub fn can_fork(&self, source: &[Table], tokens: usize) -> bool {
+        let full = tokens / self.block_tokens;
+        let partial = tokens % self.block_tokens > 0;
+        source.iter().enumerate().all(|(group, table)| {
+            let first = self.first_seen(group, tokens).min(full.saturating_sub(1));
+            table.num_gone() <= first && table.num_sealed() >= full && (!partial || table.id(full).is_some())
+        })
+    }
+
+    /// Puts the first `tokens` tokens of a running request's tables into empty ones: full blocks are shared, the partial
+    /// one is copied into a block that [`Blocks::grow`] adds. False, and nothing changed, if a pool has not enough.
+    #[must_use]
+    pub fn fork(&mut self, source: &[Table], tables: &mut [Table], tokens: usize) -> bool {
+        let full = tokens / self.block_tokens;
+        for (group, table) in tables.iter_mut().enumerate() {
+            let first = self.first_seen(group, tokens).min(full.saturating_sub(1));
+            table.skip(first);
+            for index in first..full {
+                let block = source[group].full(index).expect("`can_fork` looked");
+                if let Some(node) = block.node() {
+                    self.nodes.hold(node);
+                }
+                table.push_shared(self.groups[group].pool.share(block.id(), block.node()));
+            }
+        }
+        if !self.grow(tables, tokens) {
+            self.release(tables);
+            return false;
+        }
+        if tokens % self.block_tokens > 0 {
+            for (group, (from, to)) in source.iter().zip(tables).enumerate() {
+                let (from, to) = (from.id(full).expect("`can_fork` looked"), to.id(full).expect("grown above"));
+                self.transfers.push(Transfer::Copy { group, from, to });
+            }
+        }
+        true
+    }
+
+    /// Nothing can be found any more, on the device or in the host tier; held blocks stay with their holders.
+    pub fn forget_all(&mut self) {
+        for group in 0..self.groups.len() {
+            for id in self.groups[group].pool.ids() {
+                if let Some(node) = self.groups[group].pool.forget(id) {
+                    self.nodes.set_device(node, group, None);
+                }
+            }
+            for id in self.groups[group].host.ids() {
+                if let Some(node) = self.groups[group].host.forget(id) {
+                    self.nodes.set_host(node, group, None);
+                }
+            }
+        }
+        self.events.cleared();
+    }
+
+    /// After a failed step: moves and stores that no plan carries yet would move what nobody trusts.
+    pub fn give_up_moves(&mut self) {
+        self.transfers.clear();
+        let is_store = |task: &mut DiskTask| task.kind == DiskTaskKind::Store;
+        let stores: Vec<DiskTask> = self.disk.iter_mut().flat_map(|disk| disk.tasks.extract_if(.., is_store)).collect();
+        for task in stores {
+            self.disk_done(task.ticket, false);
+        }
+    }
+}
+
+/// A block that a hit will use, held so that nobody takes it.
+enum Found {
+    Device(Sealed),
+    Host(Sealed),
 }

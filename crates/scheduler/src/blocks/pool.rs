@@ -1,12 +1,11 @@
-//! The blocks of one layer group: who holds them, in which order free ones are taken, and which full ones can be
-//! found again by their content.
+//! The blocks of one layer group in one tier: who holds them, in which order free ones are taken, and which of them a
+//! node of the prefix tree names.
 //!
 //! A block is never copied or moved here; the pool knows nothing of requests. Blocks leave it as [`Filling`] or
-//! [`Sealed`] handles, which cannot be cloned and must come back through [`Pool::discard`] or [`Pool::release`].
+//! [`Sealed`] handles, which cannot be cloned and must come back through [`Pool::discard`] or [`Pool::release`]. The host
+//! tier is a pool as well: there a handle is a pin.
 
-use std::collections::HashMap;
-
-use super::prefix::{BlockKey, ChainHash};
+use super::nodes::NodeId;
 use crate::BlockId;
 
 const NONE: u32 = u32::MAX;
@@ -25,7 +24,8 @@ impl Filling {
 #[derive(Debug)]
 pub(crate) struct Sealed {
     id: BlockId,
-    content: Option<Content>,
+    /// The node of its content, held by this handle; none when nobody can find it, and so none of its successors.
+    node: Option<NodeId>,
 }
 
 impl Sealed {
@@ -33,70 +33,41 @@ impl Sealed {
         self.id
     }
 
-    /// None when nobody can find this block through the index, and so none of its successors.
-    pub fn content(&self) -> Option<Content> {
-        self.content
-    }
-}
-
-/// A number for "these tokens after that content", never used twice. Two blocks with the same number hold the same
-/// keys and values; the number stands for the whole sequence up to the block's end, which a hash would only suggest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Content(u64);
-
-impl Content {
-    /// What comes before the first block.
-    pub const START: Content = Content(0);
-}
-
-#[derive(Debug)]
-struct Published {
-    hash: ChainHash,
-    parent_hash: ChainHash,
-    parent: Content,
-    content: Content,
-    salt: u64,
-    tokens: Box<[u32]>,
-}
-
-impl Published {
-    fn is(&self, parent: Content, key: &BlockKey<'_>) -> bool {
-        self.parent == parent && self.salt == key.salt && *self.tokens == *key.tokens
+    pub fn node(&self) -> Option<NodeId> {
+        self.node
     }
 }
 
 #[derive(Debug)]
 struct Block {
-    /// Table entries that name this block.
+    /// Handles on this block.
     refs: u32,
     /// Neighbours on the free list, where the block is free.
     prev: u32,
     next: u32,
-    published: Option<Published>,
+    /// The node that says its keys are here. A free block may have one: that *is* the prefix cache.
+    node: Option<NodeId>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Pool {
     blocks: Vec<Block>,
-    /// Every block is in exactly one place: held by a table (`refs > 0`) or on this list, next to be taken first.
+    /// Every block is in exactly one place: held (`refs > 0`) or on this list, next to be taken first.
     free_head: u32,
     free_tail: u32,
     num_free: usize,
-    /// Hash of a full block -> block. Entries may point at free blocks: that *is* the prefix cache.
-    published: HashMap<ChainHash, BlockId>,
-    next_content: u64,
+    num_published: usize,
 }
 
 impl Pool {
     pub fn new(num_blocks: usize) -> Self {
-        let block = || Block { refs: 0, prev: NONE, next: NONE, published: None };
+        let block = || Block { refs: 0, prev: NONE, next: NONE, node: None };
         let mut pool = Self {
             blocks: (0..num_blocks).map(|_| block()).collect(),
             free_head: NONE,
             free_tail: NONE,
             num_free: 0,
-            published: HashMap::new(),
-            next_content: 1,
+            num_published: 0,
         };
         for id in 0..num_blocks as u32 {
             pool.push_last(id);
@@ -114,88 +85,71 @@ impl Pool {
 
     /// Blocks that can be found by content, held or free.
     pub fn num_published(&self) -> usize {
-        self.published.len()
+        self.num_published
     }
 
-    /// The free block that is missed least; what it held is forgotten.
-    pub fn take(&mut self) -> Option<Filling> {
+    pub fn is_free(&self, id: BlockId) -> bool {
+        self.blocks[id.0 as usize].refs == 0
+    }
+
+    /// The free block that is missed least, and the node that must hear that its keys are no longer here.
+    pub fn take(&mut self) -> Option<(Filling, Option<NodeId>)> {
         let id = self.free_head;
         if id == NONE {
             return None;
         }
         self.unlink(id);
-        self.forget(id);
+        let node = self.forget(BlockId(id));
         let block = &mut self.blocks[id as usize];
         assert_eq!(block.refs, 0, "free block {id} is held");
         block.refs = 1;
-        Some(Filling(BlockId(id)))
+        Some((Filling(BlockId(id)), node))
     }
 
-    /// A block whose every token is computed can be found from now on, unless its content can be found already, or
-    /// another block's hash is in the way, or `parent` cannot be found either.
-    pub fn seal(&mut self, block: Filling, parent: Option<Content>, key: &BlockKey<'_>) -> Sealed {
-        let id = block.0;
-        let Some(parent) = parent else { return Sealed { id, content: None } };
-        if let Some(&other) = self.published.get(&key.hash) {
-            let known = self.published_of(other);
-            let content = known.is(parent, key).then_some(known.content);
-            return Sealed { id, content };
-        }
-        let content = Content(self.next_content);
-        self.next_content += 1;
-        self.published.insert(key.hash, id);
-        self.blocks[id.0 as usize].published = Some(Published {
-            hash: key.hash,
-            parent_hash: key.parent_hash,
-            parent,
-            content,
-            salt: key.salt,
-            tokens: key.tokens.into(),
-        });
-        Sealed { id, content: Some(content) }
+    /// A block whose every token is there. The caller has a hold on `node` for it.
+    pub fn seal(&mut self, block: Filling, node: Option<NodeId>) -> Sealed {
+        Sealed { id: block.0, node }
     }
 
-    /// A full block that nobody shall find.
-    pub fn seal_private(&mut self, block: Filling) -> Sealed {
-        Sealed { id: block.0, content: None }
+    /// The block is where `node`'s keys are found from now on.
+    pub fn publish(&mut self, id: BlockId, node: NodeId) {
+        let before = self.blocks[id.0 as usize].node.replace(node);
+        assert_eq!(before, None, "block {} is published twice", id.0);
+        self.num_published += 1;
     }
 
-    /// The published block that holds `key` after `parent`, and whether it is free: compared token by token.
-    pub fn peek(&self, parent: Content, key: &BlockKey<'_>) -> Option<(Content, bool)> {
-        let &id = self.published.get(&key.hash)?;
-        let known = self.published_of(id);
-        known.is(parent, key).then(|| (known.content, self.blocks[id.0 as usize].refs == 0))
+    /// The block is found no longer; says by which node it was.
+    pub fn forget(&mut self, id: BlockId) -> Option<NodeId> {
+        let node = self.blocks[id.0 as usize].node.take();
+        self.num_published -= usize::from(node.is_some());
+        node
     }
 
-    /// One more holder of the published block that [`Pool::peek`] finds.
-    pub fn share(&mut self, parent: Content, key: &BlockKey<'_>) -> Option<Sealed> {
-        let (content, is_free) = self.peek(parent, key)?;
-        let id = self.published[&key.hash];
-        if is_free {
+    /// One more handle on a full block. The caller has a hold on `node` for it.
+    pub fn share(&mut self, id: BlockId, node: Option<NodeId>) -> Sealed {
+        if self.is_free(id) {
             self.unlink(id.0);
         }
         self.blocks[id.0 as usize].refs += 1;
-        Some(Sealed { id, content: Some(content) })
+        Sealed { id, node }
     }
 
     /// Gives back a block that was never full.
     pub fn discard(&mut self, block: Filling) {
-        self.drop_holder(block.0);
+        self.drop_handle(block.0);
     }
 
-    pub fn release(&mut self, block: Sealed) {
-        self.drop_holder(block.id);
+    /// Gives back a full block; the node it held, which the caller must let go.
+    pub fn release(&mut self, block: Sealed) -> Option<NodeId> {
+        self.drop_handle(block.id);
+        block.node
     }
 
-    /// Empties the index; held blocks stay with their holders.
-    pub fn forget_all(&mut self) {
-        self.published.clear();
-        for block in &mut self.blocks {
-            block.published = None;
-        }
+    pub fn ids(&self) -> impl Iterator<Item = BlockId> + use<> {
+        (0..self.blocks.len() as u32).map(BlockId)
     }
 
-    fn drop_holder(&mut self, id: BlockId) {
+    fn drop_handle(&mut self, id: BlockId) {
         let block = &mut self.blocks[id.0 as usize];
         assert!(block.refs > 0, "block {} is given back twice", id.0);
         block.refs -= 1;
@@ -203,18 +157,7 @@ impl Pool {
             return;
         }
         // What nobody can find again is taken first.
-        if block.published.is_some() { self.push_last(id.0) } else { self.push_first(id.0) }
-    }
-
-    fn published_of(&self, id: BlockId) -> &Published {
-        self.blocks[id.0 as usize].published.as_ref().expect("the index names only published blocks")
-    }
-
-    fn forget(&mut self, id: u32) {
-        if let Some(published) = self.blocks[id as usize].published.take() {
-            let removed = self.published.remove(&published.hash);
-            assert_eq!(removed, Some(BlockId(id)), "the index and block {id} disagree");
-        }
+        if block.node.is_some() { self.push_last(id.0) } else { self.push_first(id.0) }
     }
 
     fn push_last(&mut self, id: u32) {
@@ -252,14 +195,9 @@ impl Pool {
         self.num_free -= 1;
     }
 
-    /// Checks the pool against the holders' own count: `held[b]` table entries name block `b`, `filling` are writable.
-    pub fn check(
-        &self,
-        held: &[u32],
-        filling: &[BlockId],
-        rehash: impl Fn(ChainHash, u64, &[u32]) -> ChainHash,
-        block_tokens: usize,
-    ) -> Result<(), String> {
+    /// Checks the pool against the holders' own count: `held[b]` handles name block `b`, `filling` are writable,
+    /// `named[b]` is the node that says its keys are in `b`.
+    pub fn check(&self, held: &[u32], filling: &[BlockId], named: &[Option<NodeId>]) -> Result<(), String> {
         let mut on_list = vec![false; self.blocks.len()];
         let (mut id, mut prev) = (self.free_head, NONE);
         while id != NONE {
@@ -277,28 +215,21 @@ impl Pool {
         }
         for (id, block) in self.blocks.iter().enumerate() {
             if block.refs != held[id] {
-                return Err(format!("block {id} counts {} holders, but {} tables name it", block.refs, held[id]));
+                return Err(format!("block {id} counts {} holders, but {} name it", block.refs, held[id]));
             }
             if (block.refs == 0) != on_list[id] {
                 return Err(format!("block {id} with {} holders: on the free list {}", block.refs, on_list[id]));
             }
-            let Some(published) = &block.published else { continue };
-            if self.published.get(&published.hash) != Some(&BlockId(id as u32)) {
-                return Err(format!("block {id} is published, but the index does not name it"));
-            }
-            if published.tokens.len() != block_tokens {
-                return Err(format!("block {id} is published with {} tokens", published.tokens.len()));
-            }
-            if rehash(published.parent_hash, published.salt, &published.tokens) != published.hash {
-                return Err(format!("block {id} is published under a hash that is not its tokens'"));
+            if block.node != named[id] {
+                return Err(format!("block {id} is published as {:?}, but the tree says {:?}", block.node, named[id]));
             }
         }
-        if self.blocks.iter().filter(|b| b.published.is_some()).count() != self.published.len() {
-            return Err("the index names blocks that are not published".into());
+        if self.blocks.iter().filter(|b| b.node.is_some()).count() != self.num_published {
+            return Err(format!("{} blocks are not published", self.num_published));
         }
         for id in filling {
             let block = &self.blocks[id.0 as usize];
-            if block.refs != 1 || block.published.is_some() {
+            if block.refs != 1 || block.node.is_some() {
                 return Err(format!("block {} is writable, but has {} holders or is published", id.0, block.refs));
             }
         }
@@ -310,50 +241,30 @@ impl Pool {
 mod tests {
     use super::*;
 
-    fn key(hash: u128, tokens: &[u32]) -> BlockKey<'_> {
-        BlockKey { hash: ChainHash(hash), parent_hash: ChainHash::START, salt: 0, tokens }
-    }
-
     #[test]
     fn unpublished_blocks_are_taken_before_cached_ones_and_those_oldest_first() {
         let mut pool = Pool::new(3);
-        let [a, b, c] = [0; 3].map(|_| pool.take().expect("three blocks"));
-        let a = pool.seal(a, Some(Content::START), &key(1, &[1]));
-        let b = pool.seal(b, Some(Content::START), &key(2, &[2]));
-        let (a_id, b_id, c_id) = (a.id(), b.id(), c.id());
+        let [a, b, c] = [0; 3].map(|_| pool.take().expect("three blocks").0);
+        let ids = [c.id(), b.id(), a.id()];
+        for block in [&a, &b] {
+            pool.publish(block.id(), NodeId::ROOT);
+        }
+        let (a, b) = (pool.seal(a, None), pool.seal(b, None));
         pool.release(b);
         pool.release(a);
         pool.discard(c);
-        let order: Vec<BlockId> = std::iter::from_fn(|| pool.take()).map(|f| f.id()).collect();
-        assert_eq!(order, [c_id, b_id, a_id]);
+        let taken: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
+        let order: Vec<BlockId> = taken.iter().map(|(block, _)| block.id()).collect();
+        assert_eq!(order, ids);
+        assert_eq!(taken.iter().filter(|(_, node)| node.is_some()).count(), 2);
         assert_eq!(pool.num_published(), 0);
-    }
-
-    #[test]
-    fn a_hit_needs_the_same_tokens_after_the_same_content() {
-        let mut pool = Pool::new(4);
-        let first = pool.take().expect("free");
-        let first = pool.seal(first, Some(Content::START), &key(1, &[7]));
-        let second = pool.take().expect("free");
-        let second = pool.seal(second, first.content(), &key(2, &[8]));
-        let parent = first.content().expect("published");
-        assert!(pool.share(parent, &key(2, &[9])).is_none(), "other tokens under the same hash");
-        assert!(pool.share(Content::START, &key(2, &[8])).is_none(), "the same tokens after something else");
-        let salted = BlockKey { salt: 1, ..key(2, &[8]) };
-        assert!(pool.share(parent, &salted).is_none(), "another salt");
-        let shared = pool.share(parent, &key(2, &[8])).expect("a hit");
-        assert_eq!(shared.id(), second.id());
-        for block in [first, second, shared] {
-            pool.release(block);
-        }
-        assert_eq!(pool.num_free(), 4);
     }
 
     #[test]
     #[should_panic(expected = "given back twice")]
     fn giving_back_twice_is_caught() {
         let mut pool = Pool::new(1);
-        let block = pool.take().expect("free");
+        let (block, _) = pool.take().expect("free");
         let forged = Filling(block.id());
         pool.discard(block);
         pool.discard(forged);

@@ -1,6 +1,6 @@
 //! Names for full blocks: a keyed hash chained over everything before them.
 //!
-//! The hash only finds candidates; the pool compares tokens, so a collision costs a miss and never a wrong answer. The
+//! The hash only finds candidates; the tree compares tokens, so a collision costs a miss and never a wrong answer. The
 //! key keeps a client from making collisions on purpose.
 
 /// Hash of a block's tokens and of all before it.
@@ -12,11 +12,10 @@ impl ChainHash {
     pub const START: ChainHash = ChainHash(0);
 }
 
-/// What a full block holds.
+/// What a full block holds, and the name of the sequence up to its end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockKey<'a> {
     pub hash: ChainHash,
-    pub parent_hash: ChainHash,
     pub salt: u64,
     pub tokens: &'a [u32],
 }

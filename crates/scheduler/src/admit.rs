@@ -1,0 +1,241 @@
+//! Who may start: the next in line, if there are blocks for its prompt beside what those who run will need.
+//!
+//! A newcomer takes what was computed before, from the cache or from the request it is a fork of, and waits if somebody is
+//! computing what it needs next.
+
+use std::collections::HashSet;
+
+use crate::{
+    RequestId, Scheduler,
+    blocks::Match,
+    queue::Cursor,
+    request::{Fetch, Request},
+    step::{self, Step},
+};
+
+/// Requests looked at in a step that cannot start yet: a long line of them must not make planning slow.
+const MOST_PASSED: usize = 64;
+
+/// After so many preemptions for want of blocks, a request starts only if nothing can take its blocks again.
+const MOST_SETBACKS: u32 = 2;
+
+/// Why a waiting request did not start.
+enum Refusal {
+    /// It waits for something else than blocks; those behind it may go on.
+    Waits,
+    /// Not enough blocks for it, and none for those behind it.
+    Full,
+}
+
+/// What a newcomer need not compute.
+enum Start {
+    Hit(Match),
+    /// The first tokens of a running request.
+    Fork {
+        source: usize,
+        tokens: usize,
+    },
+}
+
+impl Scheduler {
+    pub(crate) fn admit_waiting(&mut self, step: &mut Step) {
+        let mut cursor = Cursor::default();
+        let mut passed = 0;
+        while step.prompt_left > 0 && self.running.len() < self.config.max_seqs && passed < MOST_PASSED {
+            let Some((tenant, key)) = self.waiting.next(&cursor) else { return };
+            let mut request = self.waiting.take(tenant, key).expect("just found in line");
+            match self.admit(&mut request, step) {
+                Ok(()) => self.start(request, step),
+                Err(refusal) => {
+                    self.waiting.put_back(request);
+                    if matches!(refusal, Refusal::Full) {
+                        return;
+                    }
+                    cursor.pass(tenant, key);
+                    passed += 1;
+                }
+            }
+        }
+    }
+
+    /// Fills the request's tables for its first chunk, or leaves them empty.
+    fn admit(&mut self, request: &mut Request, step: &mut Step) -> Result<(), Refusal> {
+        if request.pending > 0 || matches!(request.fetch, Fetch::Waits(_)) {
+            return Err(Refusal::Waits);
+        }
+        let start = self.find_start(request, step)?;
+        let block_tokens = self.config.block_tokens;
+        let (cached, source) = match &start {
+            Start::Hit(hit) => (hit.nodes.len() * block_tokens, None),
+            Start::Fork { source, tokens } => (*tokens, Some(*source)),
+        };
+        self.check_room(request, &start, step)?;
+        request.planned = cached;
+        let chunk = self.first_chunk(request, step);
+        request.planned = 0;
+        if chunk == 0 {
+            return Err(Refusal::Waits);
+        }
+        let mut from_host = 0;
+        let shared = match (&start, source) {
+            (Start::Hit(hit), _) => {
+                from_host = self.blocks.share(&mut request.tables, hit);
+                true
+            }
+            (_, Some(source)) => self.blocks.fork(&self.running[source].tables, &mut request.tables, cached),
+            (Start::Fork { .. }, None) => unreachable!("a fork has a source"),
+        };
+        if !shared || !self.blocks.grow(&mut request.tables, cached + chunk) {
+            self.blocks.release(&mut request.tables);
+            return Err(Refusal::Full);
+        }
+        request.computed = cached;
+        request.planned = cached;
+        if request.hit.is_none() {
+            let limit = request.shareable_tokens() / block_tokens;
+            request.hit = Some((cached, step::miss(self, request, cached, limit)));
+            self.counts.hit_tokens += cached as u64;
+            self.counts.host_hit_tokens += from_host as u64;
+            self.counts.prompt_tokens += request.prompt_len as u64;
+        }
+        step.give(request, chunk);
+        Ok(())
+    }
+
+    /// A request that `admit` has prepared takes its place among those who run.
+    fn start(&mut self, mut request: Box<Request>, step: &mut Step) {
+        request.started = self.now;
+        self.waiting.charge(request.tenant, request.chunk);
+        self.known.get_mut(&request.id).expect("a queued request is known").runs = true;
+        self.note_computing(&mut request, step);
+        if let Some(headroom) = &mut step.headroom {
+            for (group, left) in headroom.iter_mut().enumerate() {
+                *left += self.still_needs(&request, group);
+            }
+        }
+        let index = self.running.partition_point(|r| r.key < request.key);
+        self.running.insert(index, request);
+    }
+
+    fn find_start(&mut self, request: &mut Request, step: &mut Step) -> Result<Start, Refusal> {
+        let limit_tokens = request.shareable_tokens();
+        let limit = if self.config.prefix_caching { limit_tokens / self.config.block_tokens } else { 0 };
+        self.blocks.extend_hashes(&mut request.hashes, request.salt, &request.tokens, limit);
+        let hit = self.blocks.matched(&request.sequence(), limit);
+        if let Some((source, tokens)) = self.fork_source(request, limit_tokens)
+            && tokens > hit.nodes.len() * self.config.block_tokens
+        {
+            let table = &self.running[source];
+            // The source is on its way there.
+            if table.computed < tokens {
+                return Err(Refusal::Waits);
+            }
+            if self.blocks.can_fork(&table.tables, tokens) {
+                return Ok(Start::Fork { source, tokens });
+            }
+        }
+        if hit.nodes.len() < limit {
+            if self.is_computing(request.hashes[hit.nodes.len()], step) {
+                return Err(Refusal::Waits);
+            }
+            if request.fetch == Fetch::NotTried {
+                let tickets = self.blocks.fetch_chunks(&request.sequence(), hit.nodes.len(), limit, request.id);
+                if !tickets.is_empty() {
+                    request.fetch = Fetch::Waits(tickets.len());
+                    return Err(Refusal::Waits);
+                }
+            }
+        }
+        Ok(Start::Hit(hit))
+    }
+
+    /// The running request that this one is a fork of, and how many tokens they have in common.
+    fn fork_source(&self, request: &Request, limit_tokens: usize) -> Option<(usize, usize)> {
+        let index = self.running_index(request.fork_of?)?;
+        let source = &self.running[index];
+        if source.salt != request.salt {
+            return None;
+        }
+        let common = source.tokens.iter().zip(&request.tokens).take_while(|(a, b)| a == b).count();
+        Some((index, common.min(limit_tokens)))
+    }
+
+    fn is_computing(&mut self, hash: crate::blocks::prefix::ChainHash, step: &mut Step) -> bool {
+        if step.computing.is_none() {
+            step.computing = Some(HashSet::new());
+            let mut running = std::mem::take(&mut self.running);
+            for request in &mut running {
+                self.note_computing(request, step);
+            }
+            self.running = running;
+        }
+        step.computing.as_ref().is_some_and(|computing| computing.contains(&hash))
+    }
+
+    /// The next full block of known tokens that the request will compute.
+    fn note_computing(&self, request: &mut Request, step: &mut Step) {
+        let Some(computing) = &mut step.computing else { return };
+        let next = request.computed / self.config.block_tokens;
+        if self.config.prefix_caching && next < request.tokens.len() / self.config.block_tokens {
+            self.blocks.extend_hashes(&mut request.hashes, request.salt, &request.tokens, next + 1);
+            computing.insert(request.hashes[next]);
+        }
+    }
+
+    /// Whether there are blocks for all the tokens the request has, beside what those who run need for theirs and one
+    /// more each. Where somebody was sent back too often, whether everybody's longest fits: then nobody is sent back.
+    fn check_room(&self, request: &Request, start: &Start, step: &mut Step) -> Result<(), Refusal> {
+        if step.headroom.is_none() {
+            let of_group = |group| self.running.iter().map(|r| self.still_needs(r, group)).sum();
+            step.headroom = Some((0..self.config.groups.len()).map(of_group).collect());
+        }
+        let headroom = step.headroom.as_deref().unwrap_or_default();
+        let is_cautious = self.running.iter().any(|r| r.setbacks >= MOST_SETBACKS) || request.setbacks >= MOST_SETBACKS;
+        for (group, at) in self.blocks.groups.iter().enumerate() {
+            let len = request.tokens.len();
+            let (first, on_device, free) = match start {
+                Start::Hit(hit) => (hit.groups[group].first, hit.groups[group].on_device, hit.groups[group].free),
+                Start::Fork { source, tokens } => {
+                    let full = tokens / self.config.block_tokens;
+                    let first = self.running[*source].tables[group].num_gone();
+                    (first, full - first.min(full), 0)
+                }
+            };
+            let all = (self.blocks.blocks_for(len) - first).min(self.config.most_blocks(group, len)).max(on_device);
+            if all - on_device + free + headroom[group] > at.pool.num_free() {
+                return Err(Refusal::Full);
+            }
+            let longest = |r: &Request| self.config.most_blocks(group, r.max_len);
+            let total = || longest(request) + self.running.iter().map(|r| longest(r)).sum::<usize>();
+            if is_cautious && total() > at.pool.num_blocks() {
+                return Err(Refusal::Full);
+            }
+        }
+        Ok(())
+    }
+
+    /// Blocks that a running request still needs for the tokens it has, and one more.
+    fn still_needs(&self, request: &Request, group: usize) -> usize {
+        let (table, len) = (&request.tables[group], request.tokens.len());
+        let to_come = self.blocks.blocks_for(len).saturating_sub(table.num_blocks());
+        let most = self.config.most_blocks(group, len).saturating_sub(table.num_held());
+        to_come.min(most) + 1
+    }
+
+    /// A newcomer with more to compute than the first in line gets a place, but only a little of the step.
+    fn first_chunk(&self, request: &Request, step: &Step) -> usize {
+        let first = self.running.iter().find(|r| !r.is_decoding() && r.remaining() > r.chunk);
+        let is_longer = first.is_some_and(|first| first.remaining() - first.chunk < request.remaining());
+        let most = if is_longer { self.config.block_tokens } else { usize::MAX };
+        self.chunk(request, most, step)
+    }
+
+    /// For the check: every request that runs or waits.
+    pub(crate) fn requests(&self) -> impl Iterator<Item = (&Request, bool)> {
+        self.running.iter().map(|r| (&**r, true)).chain(self.waiting.iter().map(|r| (r, false)))
+    }
+
+    pub(crate) fn is_known(&self, id: RequestId) -> bool {
+        self.known.contains_key(&id)
+    }
+}

@@ -1,0 +1,126 @@
+//! How much prompt a step may take on while others decode, learned from how long steps took.
+//!
+//! A step's time is taken to be what the decoding rows need plus so much a prompt token. The allowance is corrected by
+//! every step: too long by so much, so many tokens fewer in the next. Prompt tokens get dearer as their context grows, and
+//! the correction follows.
+
+use crate::Nanos;
+
+#[derive(Debug)]
+pub(crate) struct Pace {
+    target: Option<Nanos>,
+    /// Never fewer prompt tokens than this, or a step that is slow without any would stop prompts for good.
+    least: usize,
+    /// A step of decoding rows alone.
+    decode_step: Option<Nanos>,
+    /// A prompt token.
+    prompt_token: Option<Nanos>,
+    /// Any row, prompt or not.
+    row: Option<Nanos>,
+    /// The last step, if it had prompt beside decoding rows: its prompt tokens and its time.
+    last_mixed: Option<(usize, Nanos)>,
+}
+
+/// What a step was made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct StepShape {
+    pub decode_rows: usize,
+    pub prompt_rows: usize,
+}
+
+/// The newest value counts for a quarter.
+fn smooth(average: &mut Option<Nanos>, value: Nanos) {
+    *average = Some(average.map_or(value, |old| old - old / 4 + value / 4));
+}
+
+impl Pace {
+    pub fn new(target: Option<Nanos>, least: usize) -> Self {
+        Self { target, least, decode_step: None, prompt_token: None, row: None, last_mixed: None }
+    }
+
+    pub fn observe(&mut self, shape: StepShape, took: Nanos) {
+        let StepShape { decode_rows, prompt_rows } = shape;
+        let rows = decode_rows + prompt_rows;
+        if rows == 0 {
+            return;
+        }
+        smooth(&mut self.row, took / rows as Nanos);
+        self.last_mixed = None;
+        if prompt_rows == 0 {
+            smooth(&mut self.decode_step, took);
+            return;
+        }
+        if decode_rows > 0 {
+            self.last_mixed = Some((prompt_rows, took));
+        }
+        // A handful of tokens says little about the price of one.
+        if prompt_rows >= self.least {
+            let others = if decode_rows > 0 { self.decode_step.unwrap_or(took / 2) } else { 0 };
+            smooth(&mut self.prompt_token, took.saturating_sub(others).max(took / 8) / prompt_rows as Nanos);
+        }
+    }
+
+    /// Most prompt tokens of the next step, beside `decode_rows` others.
+    pub fn prompt_allowance(&self, decode_rows: usize) -> usize {
+        let Some(target) = self.target.filter(|_| decode_rows > 0) else { return usize::MAX };
+        // Steps vary: aim below the target, so that nearly all stay under it.
+        let goal = target - target / 5;
+        let Some(price) = self.prompt_token.map(|price| price.max(1)) else { return 2 * self.least };
+        let allowance = match (self.last_mixed, self.decode_step) {
+            (Some((tokens, took)), _) if took <= goal => {
+                let more = ((goal - took) / price) as usize;
+                tokens.saturating_add(more).min(2 * tokens.max(self.least))
+            }
+            (Some((tokens, took)), _) => tokens.saturating_sub((took - goal).div_ceil(price) as usize),
+            (None, Some(others)) => (goal.saturating_sub(others) / price) as usize,
+            (None, None) => 2 * self.least,
+        };
+        allowance.max(self.least)
+    }
+
+    /// What `tokens` prompt tokens cost, as far as is known.
+    pub fn computing(&self, tokens: usize) -> Option<Nanos> {
+        Some(self.prompt_token.or(self.row)?.saturating_mul(tokens as Nanos))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Steps of a machine where decoding costs 6 ms and a prompt token 0.1 ms, dearer by 1% every 100 tokens.
+    fn run(target: Option<Nanos>, prompt: usize) -> Vec<(usize, Nanos)> {
+        let mut pace = Pace::new(target, 16);
+        let mut steps = Vec::new();
+        for _ in 0..5 {
+            pace.observe(StepShape { decode_rows: 8, prompt_rows: 0 }, 6_000_000);
+        }
+        let mut done = 0;
+        while done < prompt {
+            let chunk = pace.prompt_allowance(8).min(512).min(prompt - done);
+            let took = 6_000_000 + chunk as Nanos * (100_000 + 1_000 * (done as Nanos / 100));
+            pace.observe(StepShape { decode_rows: 8, prompt_rows: chunk }, took);
+            steps.push((chunk, took));
+            done += chunk;
+        }
+        steps
+    }
+
+    #[test]
+    fn steps_stay_under_the_target_and_use_most_of_it() {
+        let steps = run(Some(12_000_000), 3500);
+        assert!(steps.iter().all(|&(_, took)| took < 12_000_000), "{steps:?}");
+        let used: Nanos = steps.iter().map(|&(_, took)| took).sum::<Nanos>() / steps.len() as Nanos;
+        assert!(used > 8_500_000, "{used}");
+    }
+
+    #[test]
+    fn without_a_target_the_budget_decides() {
+        assert!(run(None, 3500).iter().take(6).all(|&(chunk, _)| chunk == 512));
+    }
+
+    #[test]
+    fn a_target_that_cannot_be_met_still_lets_prompts_through() {
+        assert!(run(Some(1_000_000), 200).iter().all(|&(chunk, _)| chunk >= 8));
+    }
+}

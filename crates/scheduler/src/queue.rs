@@ -1,0 +1,155 @@
+//! Who waits, and who is next: one line a tenant, in order of arrival as priority shifts it; between tenants, whoever has
+//! had the fewest tokens for its weight.
+//!
+//! A level of priority is worth a fixed time of waiting. So two requests never change places while they wait, the line is
+//! sorted once, and nobody waits for ever: that is all of aging.
+
+use std::collections::BTreeMap;
+
+use crate::{Nanos, NewRequest, request::Request};
+
+/// Place in line: the time of arrival, moved by priority and deadline; then the order of arrival.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct OrderKey {
+    virtual_arrival: i64,
+    arrival: u64,
+}
+
+impl OrderKey {
+    /// A deadline counts as an arrival one level of priority before it, if that is sooner.
+    pub fn new(request: &NewRequest, now: Nanos, arrival: u64, aging: Nanos) -> Self {
+        let signed = |nanos: Nanos| i64::try_from(nanos).unwrap_or(i64::MAX);
+        let level = signed(aging);
+        let by_priority = signed(now).saturating_add(level.saturating_mul(i64::from(request.priority)));
+        let by_deadline = request.deadline.map_or(i64::MAX, |deadline| signed(deadline).saturating_sub(level));
+        Self { virtual_arrival: by_priority.min(by_deadline), arrival }
+    }
+}
+
+/// Tokens times this over weight: a weight divides without much loss.
+const SCALE: u128 = 1 << 20;
+
+#[derive(Debug)]
+struct Tenant {
+    weight: u32,
+    /// Tokens computed for it, scaled by weight; comparable between tenants.
+    served: u128,
+    num_running: usize,
+    line: BTreeMap<OrderKey, Box<Request>>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Waiting {
+    /// Those with a request waiting or running.
+    tenants: BTreeMap<u64, Tenant>,
+    len: usize,
+    num_tokens: usize,
+}
+
+/// How far a search for candidates has come, in each line.
+#[derive(Debug, Default)]
+pub(crate) struct Cursor(BTreeMap<u64, OrderKey>);
+
+impl Cursor {
+    /// Those up to `key` in the tenant's line have been seen.
+    pub fn pass(&mut self, tenant: u64, key: OrderKey) {
+        self.0.insert(tenant, key);
+    }
+}
+
+impl Waiting {
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Tokens of all who wait.
+    pub fn num_tokens(&self) -> usize {
+        self.num_tokens
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Request> {
+        self.tenants.values().flat_map(|tenant| tenant.line.values().map(|r| &**r))
+    }
+
+    /// A request joins its tenant's line. A tenant that was away has saved up nothing: it starts where the least served
+    /// of the others is.
+    pub fn push(&mut self, request: Box<Request>, weight: u32) {
+        let least = self.tenants.values().map(|tenant| tenant.served).min().unwrap_or(0);
+        let fresh = || Tenant { weight, served: least, num_running: 0, line: BTreeMap::new() };
+        let tenant = self.tenants.entry(request.tenant).or_insert_with(fresh);
+        tenant.weight = weight.max(1);
+        self.len += 1;
+        self.num_tokens += request.tokens.len();
+        tenant.line.insert(request.key, request);
+    }
+
+    /// A running request comes back to its old place.
+    pub fn put_back(&mut self, request: Box<Request>) {
+        let tenant = self.tenants.get_mut(&request.tenant).expect("a tenant with a running request is known");
+        tenant.num_running -= 1;
+        self.len += 1;
+        self.num_tokens += request.tokens.len();
+        tenant.line.insert(request.key, request);
+    }
+
+    /// The first in line that the cursor has not passed, of the tenant that is due.
+    pub fn next(&self, cursor: &Cursor) -> Option<(u64, OrderKey)> {
+        let first = |(&id, tenant): (&u64, &Tenant)| {
+            let behind = |passed: &OrderKey| {
+                let range = (std::ops::Bound::Excluded(*passed), std::ops::Bound::Unbounded);
+                tenant.line.range(range).next().map(|(key, _)| *key)
+            };
+            let key = match cursor.0.get(&id) {
+                Some(passed) => behind(passed),
+                None => tenant.line.first_key_value().map(|(key, _)| *key),
+            };
+            key.map(|key| (tenant.served, id, key))
+        };
+        self.tenants.iter().filter_map(first).min_by_key(|&(served, id, _)| (served, id)).map(|(_, id, key)| (id, key))
+    }
+
+    /// Lets `change` work on a request in line, which may learn a token.
+    pub fn change<T>(&mut self, tenant: u64, key: OrderKey, change: impl FnOnce(&mut Request) -> T) -> Option<T> {
+        let request = self.tenants.get_mut(&tenant)?.line.get_mut(&key)?;
+        self.num_tokens -= request.tokens.len();
+        let result = change(request);
+        self.num_tokens += request.tokens.len();
+        Some(result)
+    }
+
+    /// Takes a request out of line: to run, or to be put back at once.
+    pub fn take(&mut self, tenant: u64, key: OrderKey) -> Option<Box<Request>> {
+        let tenant = self.tenants.get_mut(&tenant)?;
+        let request = tenant.line.remove(&key)?;
+        tenant.num_running += 1;
+        self.len -= 1;
+        self.num_tokens -= request.tokens.len();
+        Some(request)
+    }
+
+    /// A request of the tenant, taken out of line before, has ended. Tenants without requests are not remembered.
+    pub fn ended(&mut self, id: u64) {
+        let tenant = self.tenants.get_mut(&id).expect("a tenant with a running request is known");
+        tenant.num_running -= 1;
+        if tenant.num_running == 0 && tenant.line.is_empty() {
+            self.tenants.remove(&id);
+        }
+    }
+
+    /// The tenant has been given `tokens` of a step.
+    pub fn charge(&mut self, id: u64, tokens: usize) {
+        let tenant = self.tenants.get_mut(&id).expect("a tenant with a running request is known");
+        tenant.served += tokens as u128 * SCALE / u128::from(tenant.weight);
+    }
+
+    /// Of the tokens charged, `tokens` were not computed after all.
+    pub fn refund(&mut self, id: u64, tokens: usize) {
+        let tenant = self.tenants.get_mut(&id).expect("a tenant with a running request is known");
+        tenant.served = tenant.served.saturating_sub(tokens as u128 * SCALE / u128::from(tenant.weight));
+    }
+
+    /// How many requests of each tenant run, for the check.
+    pub fn num_running(&self) -> BTreeMap<u64, usize> {
+        self.tenants.iter().map(|(&id, tenant)| (id, tenant.num_running)).collect()
+    }
+}
