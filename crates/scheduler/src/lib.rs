@@ -41,7 +41,8 @@ pub struct Scheduler {
     config: SchedulerConfig,
     blocks: Blocks,
     pace: Pace,
-    /// In line; these hold blocks.
+    /// In line; these hold blocks. Boxed, as they come and go in the middle.
+    #[allow(clippy::vec_box)]
     running: Vec<Box<Request>>,
     /// Those sent back by preemption included; these hold none.
     waiting: Waiting,

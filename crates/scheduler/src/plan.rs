@@ -110,8 +110,9 @@ pub enum Transfer {
     Load { group: usize, from: HostSlot, to: BlockId },
 }
 
-/// Work for the disk tier, done beside the steps. Its end is told with [`crate::Scheduler::disk_done`]; until then its
-/// host slots belong to it.
+/// Work for the disk tier, done beside the steps. It may begin when its plan's transfers and all before them are done:
+/// until then its host slots may be read or written by those. Its end is told with [`crate::Scheduler::disk_done`]; until
+/// then its host slots belong to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskTask {
     pub ticket: u64,
@@ -123,9 +124,9 @@ pub struct DiskTask {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskTaskKind {
-    /// From host slots to disk; may begin when the plan's transfers are done.
+    /// From host slots to disk.
     Store,
-    /// From disk to host slots; may begin at once.
+    /// From disk to host slots.
     Fetch,
 }
 

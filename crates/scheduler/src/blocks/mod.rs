@@ -308,7 +308,7 @@ impl Blocks {
     /// Whether `source` still has every block that a fork of its first `tokens` tokens needs.
     pub fn can_fork(&self, source: &[Table], tokens: usize) -> bool {
         let full = tokens / self.block_tokens;
-        let partial = tokens % self.block_tokens > 0;
+        let partial = !tokens.is_multiple_of(self.block_tokens);
         source.iter().enumerate().all(|(group, table)| {
             let first = self.first_seen(group, tokens).min(full.saturating_sub(1));
             table.num_gone() <= first && table.num_sealed() >= full && (!partial || table.id(full).is_some())
@@ -335,7 +335,7 @@ impl Blocks {
             self.release(tables);
             return false;
         }
-        if tokens % self.block_tokens > 0 {
+        if !tokens.is_multiple_of(self.block_tokens) {
             for (group, (from, to)) in source.iter().zip(tables).enumerate() {
                 let (from, to) = (from.id(full).expect("`can_fork` looked"), to.id(full).expect("grown above"));
                 self.transfers.push(Transfer::Copy { group, from, to });
