@@ -1,5 +1,7 @@
 //! What the scheduler says and hears: requests in, a plan a step out, results back in.
 
+use std::sync::Arc;
+
 /// Made by the engine, never by a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
@@ -83,7 +85,8 @@ pub struct Assignment {
     /// Rows whose logits are wanted because they predict a token of the prompt; mostly empty.
     pub prompt_targets: PromptTargets,
     /// One block table a layer group, covering `first + num_rows()` tokens; [`BlockId::GONE`] where a window has passed.
-    pub tables: Vec<Vec<BlockId>>,
+    /// Shared with the plans before, as long as it does not change.
+    pub tables: Arc<[Vec<BlockId>]>,
 }
 
 impl Assignment {

@@ -1,9 +1,9 @@
 //! One request's place between nothing computed and everything computed.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::Arc};
 
 use crate::{
-    Miss, Nanos, NewRequest, PromptTargets, RequestId,
+    BlockId, Miss, Nanos, NewRequest, PromptTargets, RequestId,
     blocks::{Sequence, prefix::ChainHash, table::Table},
     queue::OrderKey,
 };
@@ -38,6 +38,8 @@ pub(crate) struct Request {
     pub drafts: Vec<u32>,
     /// One a layer group; empty while the request waits.
     pub tables: Vec<Table>,
+    /// The same as the last plan named them.
+    table_ids: Arc<[Vec<BlockId>]>,
     /// Hashes of the full blocks of `tokens`, as far as anybody asked.
     pub hashes: Vec<ChainHash>,
     /// Prefix hit of the first admission, and what ended it.
@@ -92,6 +94,7 @@ impl Request {
             chunk: 0,
             drafts: Vec::new(),
             tables,
+            table_ids: Arc::default(),
             hashes: Vec::new(),
             hit: None,
             preemptions: 0,
@@ -149,6 +152,15 @@ impl Request {
             return PromptTargets::default();
         }
         PromptTargets { first, tokens: self.tokens[first + 1..=end].to_vec() }
+    }
+
+    /// Its block tables, as a plan names them.
+    pub fn table_ids(&mut self) -> Arc<[Vec<BlockId>]> {
+        let changed = self.tables.iter_mut().fold(false, |changed, table| table.take_changed() | changed);
+        if changed {
+            self.table_ids = self.tables.iter().map(|table| table.ids().collect()).collect();
+        }
+        Arc::clone(&self.table_ids)
     }
 
     /// The step being planned is made: its rows are in flight. Whether they sample.

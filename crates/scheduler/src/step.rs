@@ -245,7 +245,7 @@ fn assign(request: &mut Request) -> Assignment {
     let mut tokens = request.tokens[first.min(known)..end.min(known)].to_vec();
     tokens.extend(&request.drafts);
     let prompt_targets = request.prompt_targets();
-    let tables = request.tables.iter().map(|table| table.ids().collect()).collect();
+    let tables = request.table_ids();
     let samples = request.depart();
     Assignment { id: request.id, first, tokens, awaits_token, num_drafts, samples, prompt_targets, tables }
 }

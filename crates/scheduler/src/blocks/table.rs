@@ -18,6 +18,8 @@ pub(crate) struct Table {
     /// Not empty once anything is gone: the last full block says what comes before the next one.
     sealed: VecDeque<Sealed>,
     filling: VecDeque<Filling>,
+    /// Whether `ids` has changed since somebody asked.
+    changed: bool,
 }
 
 impl Table {
@@ -51,6 +53,10 @@ impl Table {
         gone.chain(self.sealed.iter().map(Sealed::id)).chain(self.filling())
     }
 
+    pub fn take_changed(&mut self) -> bool {
+        std::mem::take(&mut self.changed)
+    }
+
     /// The block at `index`, if it is still held.
     pub fn id(&self, index: usize) -> Option<BlockId> {
         let held = index.checked_sub(self.gone)?;
@@ -74,17 +80,20 @@ impl Table {
     }
 
     pub fn push(&mut self, block: Filling) {
+        self.changed = true;
         self.filling.push_back(block);
     }
 
     /// Starts an empty table behind `gone` blocks that it will never need.
     pub fn skip(&mut self, gone: usize) {
         assert_eq!(self.num_blocks(), 0, "a table in use skips blocks");
+        self.changed = true;
         self.gone = gone;
     }
 
     pub fn push_shared(&mut self, block: Sealed) {
         assert!(self.filling.is_empty(), "a shared block after one of its own");
+        self.changed = true;
         self.sealed.push_back(block);
     }
 
@@ -101,17 +110,23 @@ impl Table {
         if self.gone >= end || self.sealed.len() < 2 {
             return None;
         }
+        self.changed = true;
         self.gone += 1;
         self.sealed.pop_front()
     }
 
     /// The last block being filled, if the table has more than `num_blocks`.
     pub fn pop_beyond(&mut self, num_blocks: usize) -> Option<Filling> {
-        if self.num_blocks() > num_blocks { self.filling.pop_back() } else { None }
+        if self.num_blocks() <= num_blocks {
+            return None;
+        }
+        self.changed = true;
+        self.filling.pop_back()
     }
 
     /// The last block; the empty table is as new.
     pub fn pop_sealed(&mut self) -> Option<Sealed> {
+        self.changed = true;
         let block = self.sealed.pop_back();
         if block.is_none() {
             self.gone = 0;
