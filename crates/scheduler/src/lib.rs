@@ -171,19 +171,29 @@ impl Scheduler {
         let step = self.flights.pop_front().expect("no step is in flight");
         assert_eq!(results.len(), step.ids.len(), "results and requests of the step");
         self.pace.observe(step.shape, took);
+        // Most requests are still behind one another as they were in the plan.
+        let mut next = 0;
         for (result, id) in results.iter().zip(step.ids) {
             assert_eq!(result.id, id, "results come in the plan's order");
-            self.take_result(result);
+            let is_next = self.running.get(next).is_some_and(|request| request.id == id);
+            match if is_next { Some(next) } else { self.running_index(id) } {
+                Some(index) => {
+                    self.take_result(index, result);
+                    next = index + 1;
+                }
+                None => self.take_late_result(result),
+            }
         }
     }
 
-    fn take_result(&mut self, result: &RowResult) {
-        let Some(&Whereabouts { tenant, key, runs }) = self.known.get(&result.id) else { return };
-        if !runs {
+    /// For a request that has given way since, or is gone.
+    fn take_late_result(&mut self, result: &RowResult) {
+        if let Some(&Whereabouts { tenant, key, .. }) = self.known.get(&result.id) {
             self.waiting.change(tenant, key, |request| request.arrive(result.accepted, result.token));
-            return;
         }
-        let index = self.running_index(result.id).expect("it runs");
+    }
+
+    fn take_result(&mut self, index: usize, result: &RowResult) {
         let Self { running, blocks, .. } = self;
         let request = &mut running[index];
         request.arrive(result.accepted, result.token);

@@ -72,7 +72,9 @@ impl Scheduler {
         if !step.is_short {
             self.admit_waiting(&mut step);
         }
-        self.top_up(&mut step);
+        if step.shape.prompt_rows > 0 {
+            self.top_up(&mut step);
+        }
         self.write(step)
     }
 
@@ -118,6 +120,9 @@ impl Scheduler {
 
     /// For those whose prompt is under way; the first in line may take blocks from others.
     fn allot_prompts(&mut self, step: &mut Step) {
+        if step.shape.decode_rows == self.running.len() {
+            return;
+        }
         let under_way: Vec<usize> = self.prompts_under_way().collect();
         let Some((&first, others)) = under_way.split_first() else { return };
         let longest = self.running[first].remaining();
