@@ -1,0 +1,120 @@
+//! One request as its client and the engine see it: what it wants, what it has heard, what is under way for it.
+
+use folio_scheduler::{NewRequest, RequestId};
+
+use crate::truth::{Sampling, Truth};
+
+/// How a client draws tokens and when it has enough.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wants {
+    pub sampling: Sampling,
+    /// A token divisible by this is the last; 0: the length alone decides.
+    pub stop: u32,
+    /// It reads no more after so many tokens, and is cut off when its buffer is full.
+    pub stalls_after: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    Length,
+    Stop,
+    Aborted,
+    Stalled,
+    Expired,
+    StepFailed,
+    RowFailed,
+    /// The process went down.
+    Crashed,
+}
+
+#[derive(Debug)]
+pub struct Client {
+    pub id: RequestId,
+    pub wants: Wants,
+    pub prompt_len: usize,
+    pub max_len: usize,
+    pub salt: u64,
+    pub priority: i32,
+    pub tenant: u64,
+    pub deadline: Option<u64>,
+    pub wants_prompt_logits: bool,
+    pub fork_of: Option<RequestId>,
+    /// The tokens so far, and what their rows must read.
+    pub truth: Truth,
+    /// A row of it failed, so that nobody knows what those behind it should read.
+    pub broken: bool,
+    /// Rows of it are in so many steps under way, and so many of those sample.
+    pub in_flight: usize,
+    pub pending: usize,
+    pub targets_planned: usize,
+    /// Most tokens ever computed of it.
+    pub ceiling: usize,
+    pub started: bool,
+    pub preemptions: u32,
+    /// The step that was the newest when it last lost its blocks.
+    pub preempted_at: Option<u64>,
+    pub drafts: Vec<u32>,
+    pub fold: u64,
+}
+
+impl Client {
+    pub fn new(request: &NewRequest, wants: Wants, windows: &[Option<usize>]) -> Self {
+        Self {
+            id: request.id,
+            wants,
+            prompt_len: request.prompt.len(),
+            max_len: request.max_len,
+            salt: request.cache_salt,
+            priority: request.priority,
+            tenant: request.tenant,
+            deadline: request.deadline,
+            wants_prompt_logits: request.wants_prompt_logits,
+            fork_of: request.fork_of,
+            truth: Truth::new(windows, &request.prompt),
+            broken: false,
+            in_flight: 0,
+            pending: 0,
+            targets_planned: 0,
+            ceiling: 0,
+            started: false,
+            preemptions: 0,
+            preempted_at: None,
+            drafts: Vec::new(),
+            fold: 0,
+        }
+    }
+
+    pub fn prompt(&self) -> &[u32] {
+        &self.truth.tokens()[..self.prompt_len]
+    }
+
+    pub fn answer(&self) -> &[u32] {
+        &self.truth.tokens()[self.prompt_len..]
+    }
+
+    /// Whether its answer ends with the newest token.
+    pub fn end(&self, buffer: usize) -> Option<End> {
+        let answer = self.answer();
+        let newest = answer.last()?;
+        if self.wants.stop > 0 && newest % self.wants.stop == 0 {
+            return Some(End::Stop);
+        }
+        if self.truth.len() >= self.max_len {
+            return Some(End::Length);
+        }
+        self.wants.stalls_after.is_some_and(|after| answer.len() > after + buffer).then_some(End::Stalled)
+    }
+
+    /// The next tokens as they will be, or spoiled from place `wrong_from` on.
+    pub fn drafted(&mut self, num: usize, wrong_from: usize) -> Vec<u32> {
+        let len = self.truth.len();
+        for i in 0..num {
+            let next = self.truth.next(self.wants.sampling);
+            let spoiled = if i >= wrong_from { (next + 1) % self.wants.sampling.vocab.max(2) } else { next };
+            self.truth.push(spoiled);
+        }
+        let drafts = self.truth.tokens()[len..].to_vec();
+        self.truth.truncate(len);
+        drafts
+    }
+}

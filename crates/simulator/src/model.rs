@@ -1,0 +1,274 @@
+//! A model whose answer shows every wrong block.
+//!
+//! What a row leaves in the cache is a hash of its token, its position and all that it saw, written through the block
+//! table; its digest is a hash of all that it reads back through it, only the window in groups that have one. A stale,
+//! freed, foreign or unwritten block changes the digest exactly, and with it the next token. Rows of one step do not
+//! see each other unless they are of one request: a block counts when its forward pass is done, not before.
+
+use std::collections::BTreeMap;
+
+use folio_scheduler::{Assignment, BlockId, HostSlot, RequestId, RowResult, SchedulerConfig, StepPlan, Transfer};
+
+use crate::{hash, truth::Sampling};
+
+/// Memory that nothing has been written to.
+pub const UNWRITTEN: u64 = 0xdead_beef_dead_beef;
+
+/// What the executor keeps for a request between steps.
+#[derive(Clone, Copy, Debug)]
+struct Kept {
+    sampling: Sampling,
+    /// For rows that await it.
+    last: Option<u32>,
+    /// Over every token sampled, in order.
+    fold: u64,
+}
+
+/// What came of a step's rows.
+#[derive(Clone, Debug, Default)]
+pub struct Output {
+    pub results: Vec<RowResult>,
+    /// What every row read, in the plan's order.
+    pub digests: Vec<u64>,
+    /// The fold of each assignment's request behind it.
+    pub folds: Vec<u64>,
+    /// Something no executor could do.
+    pub fault: Option<String>,
+}
+
+#[derive(Debug)]
+pub struct Model {
+    block_tokens: usize,
+    windows: Vec<Option<usize>>,
+    device: Vec<Vec<u64>>,
+    host: Vec<Vec<u64>>,
+    requests: BTreeMap<RequestId, Kept>,
+    pub tokens_computed: u64,
+    scratch: Scratch,
+}
+
+#[derive(Debug, Default)]
+struct Scratch {
+    /// Weighted values of one group that an assignment's rows see, from the first one's window on.
+    seen: Vec<Vec<u64>>,
+    starts: Vec<usize>,
+    sums: Vec<u64>,
+    /// (group, slot, value), done when every row of the step has read.
+    writes: Vec<(usize, usize, u64)>,
+}
+
+impl Model {
+    pub fn new(config: &SchedulerConfig) -> Self {
+        let slots = |blocks: usize| vec![UNWRITTEN; blocks * config.block_tokens];
+        let groups = config.groups.len();
+        Self {
+            block_tokens: config.block_tokens,
+            windows: config.groups.iter().map(|g| g.window).collect(),
+            device: config.groups.iter().map(|g| slots(g.blocks)).collect(),
+            host: config.groups.iter().map(|g| slots(g.host_slots)).collect(),
+            requests: BTreeMap::new(),
+            tokens_computed: 0,
+            scratch: Scratch {
+                seen: vec![Vec::new(); groups],
+                starts: vec![0; groups],
+                sums: vec![0; groups],
+                writes: Vec::new(),
+            },
+        }
+    }
+
+    pub fn windows(&self) -> &[Option<usize>] {
+        &self.windows
+    }
+
+    pub fn admit(&mut self, id: RequestId, sampling: Sampling) {
+        self.requests.insert(id, Kept { sampling, last: None, fold: 0 });
+    }
+
+    pub fn release(&mut self, id: RequestId) {
+        self.requests.remove(&id);
+    }
+
+    pub fn num_requests(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// A plan's first half. Wrong addresses are told.
+    pub fn run_transfers(&mut self, transfers: &[Transfer]) -> Option<String> {
+        let len = self.block_tokens;
+        for transfer in transfers {
+            let done = match *transfer {
+                Transfer::Copy { group, from, to } => {
+                    let (from, to) = (from.0 as usize * len, to.0 as usize * len);
+                    let device = &mut self.device[group];
+                    let fits = from + len <= device.len() && to + len <= device.len();
+                    fits.then(|| device.copy_within(from..from + len, to))
+                }
+                Transfer::Save { group, from, to } => {
+                    let source = self.device[group].chunks_exact(len).nth(from.0 as usize);
+                    let target = self.host[group].chunks_exact_mut(len).nth(to.0 as usize);
+                    source.zip(target).map(|(source, target)| target.copy_from_slice(source))
+                }
+                Transfer::Load { group, from, to } => {
+                    let source = self.host[group].chunks_exact(len).nth(from.0 as usize);
+                    let target = self.device[group].chunks_exact_mut(len).nth(to.0 as usize);
+                    source.zip(target).map(|(source, target)| target.copy_from_slice(source))
+                }
+            };
+            if done.is_none() {
+                return Some(format!("{transfer:?} leads outside the pools"));
+            }
+        }
+        None
+    }
+
+    /// A plan's second half: every row reads what lay there before the step, then all of them write.
+    pub fn run_rows(&mut self, plan: &StepPlan) -> Output {
+        let mut output = Output::default();
+        self.scratch.writes.clear();
+        for assignment in &plan.assignments {
+            if let Err(fault) = self.run_assignment(assignment, &mut output) {
+                output.fault.get_or_insert(format!("request {}: {fault}", assignment.id.0));
+            }
+        }
+        for &(group, slot, value) in &self.scratch.writes {
+            self.device[group][slot] = value;
+        }
+        for &(group, slot, value) in &self.scratch.writes {
+            if self.device[group][slot] != value {
+                let block = slot / self.block_tokens;
+                output.fault.get_or_insert(format!("two rows write the same slot of block {block}, group {group}"));
+            }
+        }
+        output
+    }
+
+    fn run_assignment(&mut self, a: &Assignment, output: &mut Output) -> Result<(), String> {
+        let Some(mut kept) = self.requests.get(&a.id).copied() else { return Err("not known".into()) };
+        let awaited = if a.awaits_token { Some(kept.last.ok_or("awaits a token that was never drawn")?) } else { None };
+        if a.tables.len() != self.device.len() {
+            return Err(format!("{} tables for {} groups", a.tables.len(), self.device.len()));
+        }
+        self.read_context(a)?;
+        let first_digest = output.digests.len();
+        for (row, token) in a.tokens.iter().copied().chain(awaited).enumerate() {
+            let digest = self.run_row(a, a.first + row, token)?;
+            output.digests.push(digest);
+        }
+        self.tokens_computed += a.num_rows() as u64;
+        let mut result = RowResult { id: a.id, accepted: 0, token: None };
+        if a.samples {
+            let digests = &output.digests[first_digest..];
+            let mut next = digests.len() - 1 - a.num_drafts;
+            let draw = |row: usize, kept: &mut Kept| {
+                let token = hash::sampled(digests[row], kept.sampling.seed, kept.sampling.vocab);
+                kept.fold = hash::folded(kept.fold, a.first + row + 1, token);
+                token
+            };
+            let mut token = draw(next, &mut kept);
+            while next + 1 < a.num_rows() && a.tokens[next + 1] == token {
+                result.accepted += 1;
+                next += 1;
+                token = draw(next, &mut kept);
+            }
+            result.token = Some(token);
+            kept.last = Some(token);
+        }
+        self.requests.insert(a.id, kept);
+        output.folds.push(kept.fold);
+        output.results.push(result);
+        Ok(())
+    }
+
+    /// Sums up what the first row sees behind itself, through the tables.
+    fn read_context(&mut self, a: &Assignment) -> Result<(), String> {
+        for group in 0..self.device.len() {
+            let start = self.windows[group].map_or(0, |w| (a.first + 1).saturating_sub(w));
+            let seen = &mut self.scratch.seen[group];
+            seen.clear();
+            self.scratch.starts[group] = start;
+            let mut position = start;
+            while position < a.first {
+                let from = slot(&a.tables[group], position, self.block_tokens, self.device[group].len(), group)?;
+                let num = (self.block_tokens - position % self.block_tokens).min(a.first - position);
+                for (i, &value) in self.device[group][from..from + num].iter().enumerate() {
+                    seen.push(hash::weighted(value, position + i));
+                }
+                position += num;
+            }
+            self.scratch.sums[group] = seen.iter().fold(0, |sum, &v| sum.wrapping_add(v));
+        }
+        Ok(())
+    }
+
+    fn run_row(&mut self, a: &Assignment, position: usize, token: u32) -> Result<u64, String> {
+        let Scratch { seen, starts, sums, writes } = &mut self.scratch;
+        for group in 0..sums.len() {
+            if let Some(window) = self.windows[group] {
+                // The row before saw one position that this one does not.
+                if position > a.first && position >= window {
+                    let left = position - window;
+                    sums[group] = sums[group].wrapping_sub(seen[group][left - starts[group]]);
+                }
+            }
+        }
+        let context = sums.iter().fold(0, |sum, &s| hash::mix(sum, s));
+        let entry = hash::entry(token, position, context);
+        let mut digest = 0;
+        for group in 0..sums.len() {
+            let value = hash::in_group(entry, group);
+            let own = hash::weighted(value, position);
+            sums[group] = sums[group].wrapping_add(own);
+            seen[group].push(own);
+            digest = hash::mix(digest, sums[group]);
+            let to = slot(&a.tables[group], position, self.block_tokens, self.device[group].len(), group)?;
+            writes.push((group, to, value));
+        }
+        Ok(digest)
+    }
+
+    /// Whether the two blocks differ in what stands in the slots `from..to`.
+    pub fn differ(&self, group: usize, blocks: [BlockId; 2], from: usize, to: usize) -> bool {
+        let [a, b] = blocks.map(|b| b.0 as usize * self.block_tokens);
+        self.device[group][a + from..a + to] != self.device[group][b + from..b + to]
+    }
+
+    pub fn host_block(&self, group: usize, slot: HostSlot) -> &[u64] {
+        let from = slot.0 as usize * self.block_tokens;
+        &self.host[group][from..from + self.block_tokens]
+    }
+
+    pub fn set_host_block(&mut self, group: usize, slot: HostSlot, values: &[u64]) {
+        let from = slot.0 as usize * self.block_tokens;
+        self.host[group][from..from + self.block_tokens].copy_from_slice(values);
+    }
+
+    /// A failed step may have written anything anywhere, but for host slots that somebody else works on.
+    pub fn scribble(&mut self, garbage: u64, spared: impl Fn(usize, HostSlot) -> bool) {
+        for (i, value) in self.device.iter_mut().flatten().enumerate() {
+            *value = hash::mix(garbage, i as u64);
+        }
+        for (group, slots) in self.host.iter_mut().enumerate() {
+            for (slot, block) in slots.chunks_exact_mut(self.block_tokens).enumerate() {
+                if !spared(group, HostSlot(slot as u32)) {
+                    block.fill(hash::mix(garbage, slot as u64));
+                }
+            }
+        }
+    }
+}
+
+/// Where a position lies, if it lies anywhere.
+fn slot(table: &[BlockId], position: usize, block_tokens: usize, len: usize, group: usize) -> Result<usize, String> {
+    let Some(&block) = table.get(position / block_tokens) else {
+        return Err(format!("position {position} is behind a table of {} blocks, group {group}", table.len()));
+    };
+    if block == BlockId::GONE {
+        return Err(format!("position {position} is read or written, but its block is gone, group {group}"));
+    }
+    let slot = block.0 as usize * block_tokens + position % block_tokens;
+    if slot >= len {
+        return Err(format!("block {} is not in the pool of group {group}", block.0));
+    }
+    Ok(slot)
+}

@@ -1,0 +1,61 @@
+//! Flips table entries on the way to the model, to show that the simulator sees it.
+
+use folio_scheduler::{BlockId, SchedulerConfig, StepPlan};
+
+use crate::{hash::Rng, model::Model};
+
+#[derive(Clone, Debug)]
+pub struct Perturb {
+    rng: Rng,
+    /// One entry in so many is flipped.
+    one_in: usize,
+    /// Flips still to come; without a bound in the ordinary mode.
+    left: usize,
+    /// Whether only flips that must show are made.
+    only_effective: bool,
+    pub flips: u64,
+    /// Flips of an entry through which a row reads something else than what it should.
+    pub effective: u64,
+}
+
+impl Perturb {
+    /// Every entry of every plan with probability 1 / `one_in`.
+    pub fn chance(seed: u64, one_in: usize) -> Self {
+        Self { rng: Rng(seed), one_in, left: usize::MAX, only_effective: false, flips: 0, effective: 0 }
+    }
+
+    /// The next entry whose change must show, once.
+    pub fn once(seed: u64) -> Self {
+        Self { rng: Rng(seed), one_in: 2, left: 1, only_effective: true, flips: 0, effective: 0 }
+    }
+
+    pub fn flip(&mut self, plan: &mut StepPlan, model: &Model, config: &SchedulerConfig) {
+        let len = config.block_tokens;
+        for a in &mut plan.assignments {
+            for group in 0..a.tables.len() {
+                let blocks = config.groups[group].blocks;
+                for index in 0..a.tables[group].len() {
+                    let right = a.tables[group][index];
+                    if self.left == 0 || blocks < 2 || right == BlockId::GONE || !self.rng.chance(self.one_in) {
+                        continue;
+                    }
+                    let wrong = BlockId((right.0 + 1 + self.rng.below(blocks - 1) as u32) % blocks as u32);
+                    // What the first row reads behind itself in this block; the others see no more of it.
+                    let seen = config.groups[group].window.map_or(0, |w| (a.first + 1).saturating_sub(w));
+                    let from = seen.max(index * len);
+                    let to = a.first.min((index + 1) * len);
+                    let shows = from < to && model.differ(group, [right, wrong], from - index * len, to - index * len);
+                    if self.only_effective && !shows {
+                        continue;
+                    }
+                    let mut tables = a.tables.to_vec();
+                    tables[group][index] = wrong;
+                    a.tables = tables.into();
+                    self.left -= 1;
+                    self.flips += 1;
+                    self.effective += u64::from(shows);
+                }
+            }
+        }
+    }
+}
