@@ -1,0 +1,100 @@
+//! Host memory below the device: per layer group a fixed number of slots, each for one block.
+//!
+//! Who uses which slot when is the scheduler's business: a slot belongs to a transfer of the step under way or to one
+//! disk task, never to both. The locks only make that safe to rely on; nobody waits for one for long. Address space is
+//! taken at once, so that too much is refused at start; the system gives memory as slots are first written and does not
+//! get it back.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use folio_scheduler::HostSlot;
+
+use super::TierError;
+
+/// How many blocks of which size one layer group keeps in host memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostGroup {
+    pub slots: usize,
+    pub block_bytes: usize,
+}
+
+pub struct HostTier {
+    groups: Vec<Slots>,
+}
+
+struct Slots {
+    shape: HostGroup,
+    slots: Vec<Mutex<Box<[u8]>>>,
+}
+
+impl HostTier {
+    pub fn new(groups: &[HostGroup]) -> Result<Self, TierError> {
+        let bytes = groups.iter().fold(0, |sum: u64, group| sum.saturating_add(group.bytes()));
+        // The system's word on all of it together, before any of it is taken for good.
+        let all = usize::try_from(bytes).map_err(|_| TierError::HostMemory { bytes })?;
+        Vec::<u8>::new().try_reserve_exact(all).map_err(|_| TierError::HostMemory { bytes })?;
+        let slot = |group: &HostGroup| Mutex::new(vec![0; group.block_bytes].into_boxed_slice());
+        let slots = |group: &HostGroup| Slots { shape: *group, slots: (0..group.slots).map(|_| slot(group)).collect() };
+        Ok(Self { groups: groups.iter().map(slots).collect() })
+    }
+
+    pub fn num_groups(&self) -> usize {
+        self.groups.len()
+    }
+
+    pub fn group(&self, group: usize) -> HostGroup {
+        self.groups[group].shape
+    }
+
+    /// Bytes of all slots: the most this tier ever takes.
+    pub fn bytes(&self) -> u64 {
+        self.groups.iter().map(|group| group.shape.bytes()).sum()
+    }
+
+    /// The place of one block. Asserts that there is one.
+    pub fn slot(&self, group: usize, slot: HostSlot) -> MutexGuard<'_, Box<[u8]>> {
+        // Bytes have no invariant that a panic could have broken.
+        self.groups[group].slots[slot.0 as usize].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl HostGroup {
+    fn bytes(&self) -> u64 {
+        (self.slots as u64).saturating_mul(self.block_bytes as u64)
+    }
+}
+
+impl std::fmt::Debug for HostTier {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.groups.iter().map(|group| group.shape)).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_apart_and_counted() {
+        let groups = [HostGroup { slots: 3, block_bytes: 8 }, HostGroup { slots: 2, block_bytes: 5 }];
+        let tier = HostTier::new(&groups).unwrap();
+        assert_eq!((tier.num_groups(), tier.bytes()), (2, 34));
+        assert_eq!(tier.group(1), groups[1]);
+        for (group, slot, value) in [(0, 0, 1), (0, 2, 2), (1, 1, 3)] {
+            tier.slot(group, HostSlot(slot)).fill(value);
+        }
+        assert_eq!(**tier.slot(0, HostSlot(0)), [1; 8]);
+        assert_eq!(**tier.slot(0, HostSlot(1)), [0; 8]);
+        assert_eq!(**tier.slot(0, HostSlot(2)), [2; 8]);
+        assert_eq!(**tier.slot(1, HostSlot(1)), [3; 5]);
+        assert_eq!(HostTier::new(&[]).unwrap().bytes(), 0);
+    }
+
+    #[test]
+    fn an_impossible_size_is_an_error() {
+        for (slots, block_bytes) in [(usize::MAX, usize::MAX), (1 << 40, 1 << 20), (usize::MAX / 2, 1)] {
+            let error = HostTier::new(&[HostGroup { slots, block_bytes }]).unwrap_err();
+            assert!(matches!(error, TierError::HostMemory { .. }), "{error}");
+        }
+    }
+}

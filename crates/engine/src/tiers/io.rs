@@ -1,0 +1,186 @@
+//! The thread that reads and writes chunks beside the steps.
+//!
+//! Tasks wait in two short queues; reads go first, because a request waits for each of them, and a write only keeps what
+//! is in memory already. Nobody waits to hand a task in: one that finds its queue full has failed, which costs a prefix
+//! hit. Every task that was handed in is answered exactly once, except those that still wait when the thread is told to
+//! end.
+
+use std::{
+    collections::{HashSet, VecDeque},
+    io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread::JoinHandle,
+};
+
+use folio_scheduler::{DiskTask, DiskTaskKind};
+
+use super::{DiskStore, HostTier, TierError};
+
+/// Tasks that may wait, of each kind.
+const MOST_WAITING: usize = 256;
+/// Files that are warned of by name; a disk that fails altogether is not worth more lines.
+const MOST_WARNINGS: usize = 100;
+
+/// How a task ended, for `Scheduler::disk_done` and `disk_lost`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskDone {
+    pub ticket: u64,
+    pub ok: bool,
+    /// Chunks found to be no longer on disk.
+    pub lost: Vec<u128>,
+}
+
+/// The disk tier at work. When it is dropped, the task under way is finished and those that wait are forgotten.
+pub struct DiskIo {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    done: Box<dyn Fn(DiskDone) + Send + Sync>,
+}
+
+#[derive(Default)]
+struct Queue {
+    fetches: VecDeque<DiskTask>,
+    stores: VecDeque<DiskTask>,
+    is_closed: bool,
+}
+
+impl DiskIo {
+    /// `done` is called on the disk's thread, and on the caller's for a task that is refused.
+    pub fn start(
+        store: DiskStore,
+        host: Arc<HostTier>,
+        done: impl Fn(DiskDone) + Send + Sync + 'static,
+    ) -> io::Result<Self> {
+        Self::start_with(store, host, done, |warning| eprintln!("warning: {warning}"))
+    }
+
+    fn start_with(
+        store: DiskStore,
+        host: Arc<HostTier>,
+        done: impl Fn(DiskDone) + Send + Sync + 'static,
+        warn: impl Fn(&str) + Send + 'static,
+    ) -> io::Result<Self> {
+        let shared = Arc::new(Shared { queue: Mutex::default(), changed: Condvar::new(), done: Box::new(done) });
+        let worker = Worker {
+            shared: Arc::clone(&shared),
+            store,
+            host,
+            warn: Box::new(warn),
+            warned: HashSet::new(),
+            has_warned_of_storing: false,
+        };
+        let thread = std::thread::Builder::new().name("folio-kv-disk".into()).spawn(move || worker.run())?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Queues a task; never waits.
+    pub fn submit(&self, task: DiskTask) {
+        let ticket = task.ticket;
+        let mut queue = self.shared.queue();
+        let waiting = match task.kind {
+            DiskTaskKind::Fetch => &mut queue.fetches,
+            DiskTaskKind::Store => &mut queue.stores,
+        };
+        if waiting.len() < MOST_WAITING {
+            waiting.push_back(task);
+            drop(queue);
+            self.shared.changed.notify_one();
+        } else {
+            drop(queue);
+            (self.shared.done)(DiskDone { ticket, ok: false, lost: Vec::new() });
+        }
+    }
+}
+
+impl Drop for DiskIo {
+    fn drop(&mut self) {
+        self.shared.queue().is_closed = true;
+        self.shared.changed.notify_one();
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked has ended too.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next task, or none at the end.
+    fn next(&self) -> Option<DiskTask> {
+        let is_idle = |queue: &mut Queue| !queue.is_closed && queue.fetches.is_empty() && queue.stores.is_empty();
+        let waited = self.changed.wait_while(self.queue(), is_idle);
+        let mut queue = waited.unwrap_or_else(PoisonError::into_inner);
+        match queue.is_closed {
+            true => None,
+            false => queue.fetches.pop_front().or_else(|| queue.stores.pop_front()),
+        }
+    }
+}
+
+struct Worker {
+    shared: Arc<Shared>,
+    store: DiskStore,
+    host: Arc<HostTier>,
+    warn: Box<dyn Fn(&str) + Send>,
+    /// Chunks whose file was warned of.
+    warned: HashSet<u128>,
+    has_warned_of_storing: bool,
+}
+
+impl Worker {
+    fn run(mut self) {
+        while let Some(task) = self.shared.next() {
+            let mut lost = Vec::new();
+            // A bug here must not leave a request waiting for an answer.
+            let result = catch_unwind(AssertUnwindSafe(|| self.work(&task, &mut lost)));
+            let ok = match result {
+                Ok(Ok(())) => true,
+                Ok(Err(error)) => {
+                    self.report(&task, &error);
+                    false
+                }
+                Err(_) => false,
+            };
+            if !ok && task.kind == DiskTaskKind::Fetch {
+                lost.push(task.chunk.key);
+            }
+            (self.shared.done)(DiskDone { ticket: task.ticket, ok, lost });
+        }
+    }
+
+    fn work(&self, task: &DiskTask, lost: &mut Vec<u128>) -> Result<(), TierError> {
+        match task.kind {
+            DiskTaskKind::Fetch => self.store.fetch(&task.chunk, &task.slots, &self.host),
+            DiskTaskKind::Store => self.store.store(&task.chunk, &task.slots, &self.host, lost),
+        }
+    }
+
+    /// One line a file, and one when storing ends.
+    fn report(&mut self, task: &DiskTask, error: &TierError) {
+        if !self.store.is_storing() && task.kind == DiskTaskKind::Store {
+            if !std::mem::replace(&mut self.has_warned_of_storing, true) {
+                (self.warn)(&format!("{error}; the disk tier stores nothing any more"));
+            }
+            return;
+        }
+        // Deleted by another process to make room, as it should.
+        if matches!(error, TierError::Missing { .. }) {
+            return;
+        }
+        if self.warned.len() < MOST_WARNINGS && self.warned.insert(task.chunk.key) {
+            (self.warn)(&error.to_string());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
