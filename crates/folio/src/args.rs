@@ -1,10 +1,17 @@
 //! Every flag, as clap reads it.
 
+mod bench;
+mod engine;
+mod size;
+
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use folio_device::cpu::Isa;
+use clap::{Args, Parser, Subcommand};
+
+pub use bench::*;
+pub use engine::*;
+pub use size::ByteSize;
 
 /// An LLM inference and serving engine in one binary.
 #[derive(Parser)]
@@ -22,65 +29,14 @@ pub enum Command {
     Serve(ServeArgs),
     /// Say what a model is and what it needs
     Inspect(InspectArgs),
+    /// Say what a model would take with these flags, and how many requests would run, without loading it
+    Plan(PlanArgs),
     /// Measure perplexity on a text
     Eval(EvalArgs),
     /// Measure speed against this machine's ceilings
     Bench(BenchArgs),
     /// Fetch a model from the Hugging Face hub
     Pull(PullArgs),
-}
-
-/// Which model, and how it is run.
-#[derive(Args, Clone)]
-pub struct ModelArgs {
-    /// A model folder, a .gguf file or ORG/NAME fetched by `folio pull`; without it, the built-in model
-    pub model: Option<String>,
-    #[command(flatten)]
-    pub engine: EngineArgs,
-}
-
-#[derive(Args, Clone)]
-pub struct EngineArgs {
-    /// Threads that compute [default: all cores]
-    #[arg(long, env = "FOLIO_THREADS")]
-    pub threads: Option<usize>,
-    /// Instructions to use [default: the best this CPU has]
-    #[arg(long, value_enum)]
-    pub cpu_isa: Option<IsaArg>,
-    /// Longest sequence, prompt and answer together [default: the model's]
-    #[arg(long)]
-    pub max_model_len: Option<usize>,
-    /// Requests that run at once
-    #[arg(long, default_value_t = 64)]
-    pub max_num_seqs: usize,
-    /// Tokens computed in one step
-    #[arg(long, default_value_t = 512)]
-    pub max_num_batched_tokens: usize,
-    /// Memory for keys and values, in MiB [default: what the requests can use, at most half of what is free]
-    #[arg(long)]
-    pub kv_cache_mib: Option<u64>,
-    /// Compute every prompt from its first token, even where its beginning was computed before
-    #[arg(long)]
-    pub no_enable_prefix_caching: bool,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-pub enum IsaArg {
-    Scalar,
-    Avx2,
-    Avx512,
-    Neon,
-}
-
-impl From<IsaArg> for Isa {
-    fn from(arg: IsaArg) -> Isa {
-        match arg {
-            IsaArg::Scalar => Isa::Scalar,
-            IsaArg::Avx2 => Isa::Avx2,
-            IsaArg::Avx512 => Isa::Avx512,
-            IsaArg::Neon => Isa::Neon,
-        }
-    }
 }
 
 #[derive(Args)]
@@ -132,12 +88,41 @@ pub struct ServeArgs {
     pub host: IpAddr,
     #[arg(long, default_value_t = 8000)]
     pub port: u16,
+    #[command(flatten)]
+    pub kv_events: KvEventsArgs,
+}
+
+/// What the prefix cache holds, told to routers over ZeroMQ as vLLM tells it.
+#[derive(Args, Clone)]
+#[command(next_help_heading = "KV events")]
+pub struct KvEventsArgs {
+    /// Publish what the prefix cache stores and removes here, e.g. tcp://*:5557 [default: nowhere]
+    #[arg(long, value_name = "ENDPOINT")]
+    pub kv_events_endpoint: Option<String>,
+    /// What subscribers must ask for
+    #[arg(long, value_name = "TOPIC", default_value = "", requires = "kv_events_endpoint")]
+    pub kv_events_topic: String,
+    /// Where subscribers that missed something may ask for it again, e.g. tcp://*:5558
+    #[arg(long, value_name = "ENDPOINT", requires = "kv_events_endpoint")]
+    pub kv_events_replay_endpoint: Option<String>,
+    /// Steps whose events are kept for that
+    #[arg(long, value_name = "STEPS", default_value_t = 10_000, requires = "kv_events_endpoint")]
+    pub kv_events_buffer_steps: usize,
 }
 
 #[derive(Args)]
 pub struct InspectArgs {
     /// A model folder, a .gguf file or ORG/NAME; without it, the built-in model
     pub model: Option<String>,
+}
+
+#[derive(Args)]
+pub struct PlanArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Args)]
@@ -153,54 +138,6 @@ pub struct EvalArgs {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
-}
-
-#[derive(Args)]
-pub struct BenchArgs {
-    #[command(subcommand)]
-    pub kind: BenchKind,
-}
-
-#[derive(Subcommand)]
-pub enum BenchKind {
-    /// One stream: prefill and decode rates, inter-token percentiles
-    Latency(BenchRun),
-    /// Many streams at once
-    Throughput(BenchRun),
-}
-
-#[derive(Args)]
-pub struct BenchRun {
-    #[command(flatten)]
-    pub model: ModelArgs,
-    /// Instead of MODEL: random bf16 weights of a known shape, made on first use in the cache folder
-    #[arg(long, value_enum, conflicts_with = "model")]
-    pub shape: Option<Shape>,
-    /// Tokens in each prompt
-    #[arg(long, default_value_t = 512)]
-    pub input_len: usize,
-    /// Tokens in each answer
-    #[arg(long, default_value_t = 64)]
-    pub output_len: usize,
-    /// Streams at once, several separated by commas (throughput)
-    #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16])]
-    pub concurrency: Vec<usize>,
-    /// Rounds; the best counts, and the ceilings are measured between them
-    #[arg(long, default_value_t = 5)]
-    pub rounds: usize,
-    /// Print one JSON object
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-pub enum Shape {
-    /// 16 layers, hidden 2048, ffn 8192, 32 heads, 8 KV heads of 64, vocabulary 16384, tied: 1.007 B parameters
-    #[value(name = "1b")]
-    OneB,
-    /// 2 layers of the same width, for a quick look
-    #[value(name = "tiny")]
-    Tiny,
 }
 
 #[derive(Args)]

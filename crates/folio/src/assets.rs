@@ -22,16 +22,38 @@ pub struct Assets {
     /// Tokens that end an answer.
     pub eos: Vec<u32>,
     pub defaults: SamplingDefaults,
+    /// As the command line named it.
+    source: Option<String>,
 }
 
 impl Assets {
     /// Opens MODEL as the command line names it, for its own context or a shorter one.
     pub fn open(model: Option<&str>, max_context: Option<usize>) -> Result<Self> {
-        match ModelRef::resolve(model)? {
+        let assets = match ModelRef::resolve(model)? {
             ModelRef::Embedded => Self::embedded(max_context),
             ModelRef::Folder(folder) => Self::folder(&folder, max_context),
             ModelRef::Gguf(path) => Self::gguf_file(&path, max_context),
+        };
+        Ok(Self { source: model.map(str::to_string), ..assets? })
+    }
+
+    /// The same model for a shorter context: position encodings may depend on it.
+    pub fn reopen(&self, max_context: usize) -> Result<Self> {
+        Self::open(self.source.as_deref(), Some(max_context))
+    }
+
+    /// Names, sizes and times of the weight files; empty for the built-in model, whose weights never change.
+    pub fn weights_stamp(&self) -> String {
+        match ModelRef::resolve(self.source.as_deref()) {
+            Ok(ModelRef::Folder(path) | ModelRef::Gguf(path)) => folio_model::file_stamp(&path),
+            Ok(ModelRef::Embedded) | Err(_) => String::new(),
         }
+    }
+
+    /// A model without anything beside its weights.
+    #[cfg(test)]
+    pub fn bare(name: &str, model: OpenModel) -> Self {
+        Self::new(name.into(), model, None, None, Generation::default())
     }
 
     fn embedded(max_context: Option<usize>) -> Result<Self> {
@@ -116,6 +138,7 @@ impl Assets {
             template: template.map(Arc::new),
             eos: generation.eos,
             defaults: generation.sampling,
+            source: None,
         }
     }
 }

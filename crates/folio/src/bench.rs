@@ -1,14 +1,19 @@
-//! `folio bench`: how fast, and how near to what this machine can do at all.
+//! `folio bench`: how fast, how near to what this machine can do at all, and what the scheduler promises.
 //!
-//! Ceilings are measured in the same run, between the rounds: a machine that is shared or throttled then slows both.
+//! What is compared is measured in the same run and takes turns: a machine that is shared or throttled then slows both.
 
 mod cost;
+mod fairness;
+mod interference;
 mod measure;
+mod prefix;
 mod report;
+mod streams;
+mod waste;
 
 use anyhow::{Result, bail};
 
-use crate::args::{BenchArgs, BenchKind, BenchRun};
+use crate::args::{BenchArgs, BenchKind, BenchModel, BenchRun, EngineArgs};
 use crate::assets::Assets;
 use crate::machine;
 use crate::random_model;
@@ -16,44 +21,63 @@ use crate::session::Session;
 use measure::Measured;
 
 pub fn main(args: BenchArgs) -> Result<()> {
-    let (args, concurrency) = match args.kind {
-        BenchKind::Latency(run) => (run, vec![1]),
-        BenchKind::Throughput(run) => {
-            let concurrency = run.concurrency.clone();
-            (run, concurrency)
-        }
-    };
-    let session = start(&args, &concurrency)?;
+    match args.kind {
+        BenchKind::Latency(run) => rates(&run, &[1]),
+        BenchKind::Throughput(run) => rates(&run, &run.concurrency),
+        BenchKind::Prefix(bench) => prefix::main(&bench),
+        BenchKind::Interference(bench) => interference::main(&bench),
+        BenchKind::Fairness(bench) => fairness::main(&bench),
+    }
+}
+
+/// Prefill and decode rates beside the machine's ceilings, which are measured between the rounds.
+fn rates(args: &BenchRun, concurrency: &[usize]) -> Result<()> {
+    at_least("--rounds", args.rounds, 1)?;
+    at_least("--input-len", args.input_len, 1)?;
+    at_least("--output-len", args.output_len, 2)?;
+    concurrency.iter().try_for_each(|&streams| at_least("--concurrency", streams, 1))?;
+    let most = concurrency.iter().copied().max().unwrap_or(1);
+    let session = start(&args.common, most, args.input_len + args.output_len, |engine| {
+        // Every prompt is new, so that what is measured is computing it.
+        engine.no_enable_prefix_caching = true;
+    })?;
     // Before the ceilings take a buffer of their own.
     let resident = machine::peak_resident();
-    let cost = cost::Cost::of(&session.assets.model.spec, session.memory.weights);
+    let cost = cost::Cost::of(&session.assets.model.spec, session.plan.bytes.weights);
     let mut results: Vec<Measured> = concurrency.iter().map(|&streams| Measured::new(streams)).collect();
     let mut ceilings = measure::Ceilings::new(session.plan.threads)?;
     for round in 0..args.rounds {
         for result in &mut results {
             ceilings.measure();
-            result.round(&session, &args, round)?;
+            result.round(&session, args, round)?;
         }
     }
     ceilings.measure();
-    report::print(&args, &session, &cost, &ceilings, resident, &results);
+    report::print(args, &session, &cost, &ceilings, resident, &results);
     Ok(())
 }
 
-fn start(args: &BenchRun, concurrency: &[usize]) -> Result<Session> {
-    if args.rounds == 0 || args.output_len < 2 || args.input_len == 0 || concurrency.contains(&0) {
-        bail!("--rounds, --input-len and --concurrency must be at least 1, --output-len at least 2");
-    }
-    let model = match args.shape {
+/// An engine for sequences of at most `max_len` (unless a flag says otherwise), `max_seqs` at once.
+fn start(
+    common: &BenchModel,
+    max_seqs: usize,
+    max_len: usize,
+    change: impl FnOnce(&mut EngineArgs),
+) -> Result<Session> {
+    let model = match common.shape {
         Some(shape) => Some(random_model::folder(shape)?.to_string_lossy().into_owned()),
-        None => args.model.model.clone(),
+        None => common.model.model.clone(),
     };
-    let mut engine = args.model.engine.clone();
-    engine.max_num_seqs = concurrency.iter().copied().max().unwrap_or(1);
-    let max_model_len = engine.max_model_len.unwrap_or(args.input_len + args.output_len);
-    engine.max_model_len = Some(max_model_len);
-    let assets = Assets::open(model.as_deref(), engine.max_model_len)?;
-    // Every prompt is new, so that what is measured is computing it.
-    engine.no_enable_prefix_caching = true;
-    Session::start(assets, &engine)
+    let mut engine = common.model.engine.clone();
+    engine.max_num_seqs = max_seqs;
+    engine.max_model_len.get_or_insert(max_len);
+    change(&mut engine);
+    Session::start(Assets::open(model.as_deref(), engine.max_model_len)?, &engine)
+}
+
+fn at_least(flag: &str, value: usize, least: usize) -> Result<()> {
+    if value < least {
+        bail!("{flag} is {value}, but must be at least {least}");
+    }
+    Ok(())
 }

@@ -8,7 +8,7 @@ use folio_model::{AttentionSpec, FfnSpec, LayerSpec, ModelSpec, weight_bytes};
 
 use crate::args::InspectArgs;
 use crate::assets::Assets;
-use crate::{machine, table};
+use crate::{machine, plan, table};
 
 /// What the same weights take in other forms.
 const FORMATS: &[Format] = &[Format::F32, Format::BF16, Format::Q8_0, Format::Q6_K, Format::Q5_0, Format::Q4_0];
@@ -27,7 +27,9 @@ pub fn main(args: &InspectArgs) -> Result<()> {
         rows.push(vec![format.to_string(), bytes]);
     }
     print!("{}", table::render(&rows));
-    println!("\n{}", kv(spec, stored.bytes));
+    let loaded = plan::weight_bytes(&assets.model)?;
+    println!("\nweights in memory: {} (see `folio plan` for all of it)", table::bytes(loaded));
+    println!("{}", kv(spec, loaded));
     Ok(())
 }
 

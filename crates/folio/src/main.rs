@@ -6,8 +6,10 @@ mod bench;
 mod embedded;
 mod eval;
 mod inspect;
+mod kv_events;
 mod machine;
 mod model_ref;
+mod plan;
 mod pull;
 mod random_model;
 mod run;
@@ -26,6 +28,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::main(args),
         Command::Serve(args) => serve::main(args),
         Command::Inspect(args) => inspect::main(&args),
+        Command::Plan(args) => plan::main(&args),
         Command::Eval(args) => eval::main(&args),
         Command::Bench(args) => bench::main(args),
         Command::Pull(args) => pull::main(&args),

@@ -6,10 +6,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail};
 use folio_server::Service;
 
-use crate::args::ServeArgs;
+use crate::args::{KvEventsArgs, ServeArgs};
 use crate::assets::Assets;
-use crate::session::Session;
-use crate::table;
+use crate::kv_events::{KvEventPublisher, KvEventsConfig};
+use crate::plan::{self, Plan};
+use crate::session::{KvEventSender, Session};
+
+/// Batches of events that may wait for the publisher; further ones are dropped and counted.
+const KV_EVENT_BATCHES: usize = 4096;
 
 pub fn main(args: ServeArgs) -> Result<()> {
     if !args.host.is_loopback() {
@@ -23,7 +27,11 @@ pub fn main(args: ServeArgs) -> Result<()> {
     // Bound before the model is loaded: a port that is taken is said at once.
     let listener = std::net::TcpListener::bind(address).with_context(|| format!("could not listen on {address}"))?;
     listener.set_nonblocking(true)?;
-    let session = Session::start(assets, &args.model.engine)?;
+    let (assets, plan) = Session::plan(assets, &args.model.engine)?;
+    eprint!("{}", plan::print(&plan, &assets.name));
+    // Lives until the server has ended.
+    let (_publisher, kv_events) = publisher(&args.kv_events, &plan)?;
+    let session = Session::load(assets, plan, &args.model.engine, kv_events)?;
     let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let service = Service {
         engine: session.engine.clone(),
@@ -57,20 +65,24 @@ async fn stopped() {
     let _ = tokio::signal::ctrl_c().await;
 }
 
+/// Tells routers what the prefix cache holds, where that is asked for.
+fn publisher(args: &KvEventsArgs, plan: &Plan) -> Result<(Option<KvEventPublisher>, Option<KvEventSender>)> {
+    let Some(endpoint) = &args.kv_events_endpoint else { return Ok((None, None)) };
+    let config = KvEventsConfig {
+        endpoint: endpoint.clone(),
+        topic: args.kv_events_topic.clone(),
+        replay_endpoint: args.kv_events_replay_endpoint.clone(),
+        buffer_steps: args.kv_events_buffer_steps.max(1),
+        windows: plan.groups.iter().map(|group| group.window).collect(),
+    };
+    let (sender, receiver) = flume::bounded(KV_EVENT_BATCHES);
+    Ok((Some(KvEventPublisher::start(config, receiver)?), Some(sender)))
+}
+
 fn greet(session: &Session, address: SocketAddr) {
-    let plan = &session.plan;
-    let memory = session.memory;
     eprintln!(
-        "{} is ready at http://{address}\n  weights {}, keys and values {} for {} tokens, activations {}; {} threads, \
-         {} requests at once, context {}\n  try: curl http://{address}/v1/chat/completions -H 'content-type: \
+        "{} is ready at http://{address}\n  try: curl http://{address}/v1/chat/completions -H 'content-type: \
          application/json' -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"What does `Rc::clone` do?\"}}]}}'",
         session.assets.name,
-        table::bytes(memory.weights),
-        table::bytes(plan.kv_bytes),
-        plan.kv_tokens,
-        table::bytes(memory.activations),
-        plan.threads,
-        plan.max_seqs,
-        plan.max_model_len,
     );
 }

@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use folio_device::cpu::ceilings;
-use folio_engine::{Event, FinishReason, SamplingParams};
 
+use super::streams::{self, Answer, Ask};
+use super::waste::Waste;
 use crate::args::BenchRun;
 use crate::session::Session;
 
@@ -47,6 +48,8 @@ pub struct Measured {
     pub total_tokens_per_s: f64,
     /// Gaps between tokens of a stream, over all rounds.
     pub gaps: Vec<Duration>,
+    /// Over all rounds.
+    pub waste: Waste,
 }
 
 impl Measured {
@@ -57,29 +60,19 @@ impl Measured {
             decode_tokens_per_s: None,
             total_tokens_per_s: 0.0,
             gaps: Vec::new(),
+            waste: Waste::default(),
         }
     }
 
     pub fn round(&mut self, session: &Session, args: &BenchRun, round: usize) -> Result<()> {
+        let vocab = session.assets.model.spec.vocab_size;
+        let prompt = |stream| streams::prompt(vocab, args.input_len, round * self.streams + stream);
+        let asks = (0..self.streams).map(|stream| Ask::new(prompt(stream), args.output_len)).collect();
+        let before = session.engine.stats().occupancy;
         let start = Instant::now();
-        let streams: Result<Vec<_>> = (0..self.streams)
-            .map(|stream| {
-                let params = SamplingParams {
-                    temperature: 0.0,
-                    max_tokens: args.output_len,
-                    ignore_eos: true,
-                    ..SamplingParams::default()
-                };
-                let vocab = session.assets.model.spec.vocab_size;
-                let prompt = prompt(vocab, args.input_len, round * self.streams + stream);
-                Ok(session.engine.submit(session.engine.request(prompt, params)?)?)
-            })
-            .collect();
-        let readers: Vec<_> = streams?.into_iter().map(|stream| std::thread::spawn(move || arrivals(stream))).collect();
-        let mut times = Vec::new();
-        for reader in readers {
-            times.push(reader.join().map_err(|_| anyhow::anyhow!("a reader failed"))??);
-        }
+        let answers = streams::together(session, asks)?;
+        self.waste.add(&before, &session.engine.stats().occupancy);
+        let times: Vec<Vec<Instant>> = answers.into_iter().map(|answer: Answer| answer.times).collect();
         self.take(start, &times);
         Ok(())
     }
@@ -99,38 +92,6 @@ impl Measured {
         self.total_tokens_per_s = self.total_tokens_per_s.max(total);
         self.gaps.extend(times.iter().flat_map(|stream| stream.windows(2).map(|pair| pair[1] - pair[0])));
     }
-
-    /// The gap that this share of all gaps stays under.
-    pub fn gap_percentile(&self, percent: f64) -> Duration {
-        let mut gaps = self.gaps.clone();
-        gaps.sort_unstable();
-        let rank = ((percent / 100.0) * gaps.len() as f64).ceil() as usize;
-        gaps.get(rank.saturating_sub(1)).copied().unwrap_or_default()
-    }
-}
-
-fn arrivals(mut stream: folio_engine::RequestStream) -> Result<Vec<Instant>> {
-    let mut times = Vec::new();
-    while let Some(event) = stream.recv() {
-        match event {
-            Event::Token { .. } => times.push(Instant::now()),
-            Event::Finished { reason: FinishReason::Error(message), .. } => bail!("{message}"),
-            Event::Finished { .. } | Event::PromptLogprobs(_) => {}
-        }
-    }
-    Ok(times)
-}
-
-/// Tokens without a pattern, different for every stream of every round.
-fn prompt(vocab: usize, len: usize, number: usize) -> Vec<u32> {
-    let mut state = 0x9E37_79B9_7F4A_7C15u64 ^ ((number as u64 + 1) << 32);
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 33) as u32 % vocab as u32
-    };
-    (0..len).map(|_| next()).collect()
 }
 
 #[cfg(test)]
@@ -138,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_and_percentiles() {
+    fn rates_and_gaps() {
         let start = Instant::now();
         let at = |ms: u64| start + Duration::from_millis(ms);
         let mut measured = Measured::new(2);
@@ -147,13 +108,6 @@ mod tests {
         // From 110 to 130 both decode: two tokens of each.
         assert!(measured.decode_tokens_per_s.is_some_and(|rate| (rate - 4.0 / 0.020).abs() < 1e-6));
         assert!((measured.total_tokens_per_s - 8.0 / 0.140).abs() < 1e-6);
-        assert_eq!(measured.gap_percentile(50.0), Duration::from_millis(10));
-    }
-
-    #[test]
-    fn prompts_differ() {
-        assert_ne!(prompt(100, 32, 0), prompt(100, 32, 1));
-        assert_eq!(prompt(100, 32, 3), prompt(100, 32, 3));
-        assert!(prompt(7, 1000, 0).iter().all(|&token| token < 7));
+        assert_eq!(measured.gaps, [Duration::from_millis(10); 6]);
     }
 }

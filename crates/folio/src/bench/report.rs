@@ -4,6 +4,8 @@ use serde_json::{Value, json};
 
 use super::cost::Cost;
 use super::measure::{Ceilings, Measured};
+use super::streams::percentile;
+use super::waste::Waste;
 use crate::args::BenchRun;
 use crate::session::Session;
 use crate::table;
@@ -17,7 +19,7 @@ pub fn print(
     results: &[Measured],
 ) {
     let rows: Vec<Figures> = results.iter().map(|result| Figures::of(args, cost, ceilings, result)).collect();
-    if args.json {
+    if args.common.json {
         println!("{}", json(args, session, ceilings, resident, &rows));
         return;
     }
@@ -34,9 +36,9 @@ pub fn print(
     );
     println!(
         "memory: weights {}, keys and values {}, activations {}; most resident while loading {}\n",
-        table::bytes(session.memory.weights),
-        table::bytes(session.memory.kv),
-        table::bytes(session.memory.activations),
+        table::bytes(session.plan.bytes.weights),
+        table::bytes(session.plan.bytes.kv),
+        table::bytes(session.plan.bytes.activations),
         resident.map_or("unknown".into(), table::bytes),
     );
     let head = [
@@ -55,6 +57,10 @@ pub fn print(
     let mut lines = vec![head.map(String::from).to_vec()];
     lines.extend(rows.iter().map(Figures::line));
     print!("{}", table::render(&lines));
+    println!();
+    for row in &rows {
+        println!("{} streams: {}", row.streams, row.waste.describe());
+    }
 }
 
 struct Figures {
@@ -65,6 +71,7 @@ struct Figures {
     decode: Option<Decode>,
     itl_ms: [f64; 3],
     total_tokens_per_s: f64,
+    waste: Waste,
 }
 
 /// Rates while every stream decodes.
@@ -90,8 +97,9 @@ impl Figures {
             first_token_ms: first * 1e3,
             prefill,
             decode,
-            itl_ms: [50.0, 95.0, 99.0].map(|percent| result.gap_percentile(percent).as_secs_f64() * 1e3),
+            itl_ms: [50.0, 95.0, 99.0].map(|percent| percentile(&result.gaps, percent).as_secs_f64() * 1e3),
             total_tokens_per_s: result.total_tokens_per_s,
+            waste: result.waste,
         }
     }
 
@@ -120,7 +128,8 @@ fn json(args: &BenchRun, session: &Session, ceilings: &Ceilings, resident: Optio
             "decode_tokens_per_s": f.decode.as_ref().map(|d| d.tokens_per_s),
             "decode_of_read_bandwidth": f.decode.as_ref().map(|d| d.of_read),
             "decode_of_bf16_peak": f.decode.as_ref().map(|d| d.of_peak), "itl_ms_p50": f.itl_ms[0], "itl_ms_p95": f.itl_ms[1],
-            "itl_ms_p99": f.itl_ms[2], "total_tokens_per_s": f.total_tokens_per_s,
+            "itl_ms_p99": f.itl_ms[2], "total_tokens_per_s": f.total_tokens_per_s, "waste": f.waste.share(),
+            "waste_bound": f.waste.bound(), "mean_live_length": f.waste.mean_live_length(),
         })
     };
     json!({
@@ -131,7 +140,8 @@ fn json(args: &BenchRun, session: &Session, ceilings: &Ceilings, resident: Optio
             "f32_flops": ceilings.f32_flops,
         },
         "memory": {
-            "weights": session.memory.weights, "kv": session.memory.kv, "activations": session.memory.activations,
+            "weights": session.plan.bytes.weights, "kv": session.plan.bytes.kv,
+            "activations": session.plan.bytes.activations,
             "resident_peak_loading": resident,
         },
         "results": rows.iter().map(row).collect::<Vec<_>>(),

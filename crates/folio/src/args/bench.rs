@@ -1,0 +1,132 @@
+//! Flags of `folio bench`.
+
+use clap::{Args, Subcommand, ValueEnum};
+
+use super::ModelArgs;
+
+#[derive(Args)]
+pub struct BenchArgs {
+    #[command(subcommand)]
+    pub kind: BenchKind,
+}
+
+#[derive(Subcommand)]
+pub enum BenchKind {
+    /// One stream: prefill and decode rates, inter-token percentiles
+    Latency(BenchRun),
+    /// Many streams at once
+    Throughput(BenchRun),
+    /// What the prefix cache costs where nothing is shared, and what it saves where all is
+    Prefix(PrefixBench),
+    /// What running streams feel of a long prompt that arrives, with an inter-token target and without
+    Interference(InterferenceBench),
+    /// Two tenants, one of which floods: what each gets while both wait
+    Fairness(FairnessBench),
+}
+
+/// What all benches have in common.
+#[derive(Args)]
+pub struct BenchModel {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Instead of MODEL: random bf16 weights of a known shape, made on first use in the cache folder
+    #[arg(long, value_enum, conflicts_with = "model")]
+    pub shape: Option<Shape>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args)]
+pub struct BenchRun {
+    #[command(flatten)]
+    pub common: BenchModel,
+    /// Tokens in each prompt
+    #[arg(long, default_value_t = 512)]
+    pub input_len: usize,
+    /// Tokens in each answer
+    #[arg(long, default_value_t = 64)]
+    pub output_len: usize,
+    /// Streams at once, several separated by commas (throughput)
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16])]
+    pub concurrency: Vec<usize>,
+    /// Rounds; the best counts, and the ceilings are measured between them
+    #[arg(long, default_value_t = 5)]
+    pub rounds: usize,
+}
+
+#[derive(Args)]
+pub struct PrefixBench {
+    #[command(flatten)]
+    pub common: BenchModel,
+    /// Tokens of the prompt that all requests share
+    #[arg(long, default_value_t = 1000)]
+    pub prompt_len: usize,
+    /// Requests with that prompt, of either kind; the median counts
+    #[arg(long, default_value_t = 9)]
+    pub rounds: usize,
+    /// Pairs of runs without anything shared, cache on against off, taking turns
+    #[arg(long, default_value_t = 15)]
+    pub pairs: usize,
+    /// Streams of such a run
+    #[arg(long, default_value_t = 8)]
+    pub streams: usize,
+    /// Tokens in each prompt of such a run
+    #[arg(long, default_value_t = 256)]
+    pub input_len: usize,
+    /// Tokens in each answer of such a run
+    #[arg(long, default_value_t = 64)]
+    pub output_len: usize,
+}
+
+#[derive(Args)]
+pub struct InterferenceBench {
+    #[command(flatten)]
+    pub common: BenchModel,
+    /// Streams that decode when the long prompt comes
+    #[arg(long, default_value_t = 8)]
+    pub streams: usize,
+    /// Tokens of the long prompt
+    #[arg(long, default_value_t = 3500)]
+    pub prompt_len: usize,
+    /// The target, in quiet inter-token times
+    #[arg(long, default_value_t = 2.0)]
+    pub target_ratio: f64,
+    /// Rounds, with the target and without taking turns
+    #[arg(long, default_value_t = 5)]
+    pub rounds: usize,
+}
+
+#[derive(Args)]
+pub struct FairnessBench {
+    #[command(flatten)]
+    pub common: BenchModel,
+    /// Weights of the flooding tenant and of the other
+    #[arg(long, value_delimiter = ':', default_values_t = [1, 1])]
+    pub weights: Vec<u32>,
+    /// How many times the requests of the other the flooding tenant sends
+    #[arg(long, default_value_t = 10)]
+    pub flood: usize,
+    /// Requests of the other tenant
+    #[arg(long, default_value_t = 48)]
+    pub requests: usize,
+    /// Tokens in each prompt
+    #[arg(long, default_value_t = 64)]
+    pub input_len: usize,
+    /// Tokens in each answer
+    #[arg(long, default_value_t = 32)]
+    pub output_len: usize,
+    /// Requests that run at once
+    #[arg(long, default_value_t = 8)]
+    pub streams: usize,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub enum Shape {
+    /// 16 layers, hidden 2048, ffn 8192, 32 heads, 8 KV heads of 64, vocabulary 16384, tied: 1.007 B parameters
+    #[value(name = "1b")]
+    OneB,
+    /// 2 layers of the same width, for a quick look
+    #[value(name = "tiny")]
+    Tiny,
+}

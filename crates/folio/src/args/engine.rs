@@ -1,0 +1,153 @@
+//! Flags of everything that runs a model: how it computes, how much memory it may take, whom it serves first.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use folio_device::cpu::Isa;
+
+use super::size::ByteSize;
+
+/// Which model, and how it is run.
+#[derive(Args, Clone)]
+pub struct ModelArgs {
+    /// A model folder, a .gguf file or ORG/NAME fetched by `folio pull`; without it, the built-in model
+    pub model: Option<String>,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+#[derive(Args, Clone)]
+pub struct EngineArgs {
+    /// Threads that compute [default: all cores]
+    #[arg(long, env = "FOLIO_THREADS")]
+    pub threads: Option<usize>,
+    /// Instructions to use [default: the best this CPU has]
+    #[arg(long, value_enum)]
+    pub cpu_isa: Option<IsaArg>,
+    /// Longest sequence, prompt and answer together [default: the model's]
+    #[arg(long)]
+    pub max_model_len: Option<usize>,
+    /// Requests that run at once
+    #[arg(long, default_value_t = 64)]
+    pub max_num_seqs: usize,
+    /// Tokens computed in one step
+    #[arg(long, default_value_t = 512)]
+    pub max_num_batched_tokens: usize,
+    /// Compute every prompt from its first token, even where its beginning was computed before
+    #[arg(long)]
+    pub no_enable_prefix_caching: bool,
+    #[command(flatten)]
+    pub memory: MemoryArgs,
+    #[command(flatten)]
+    pub queue: QueueArgs,
+}
+
+/// How much memory may be taken, and for what.
+#[derive(Args, Clone)]
+#[command(next_help_heading = "Memory")]
+pub struct MemoryArgs {
+    /// Memory for everything, e.g. 6GiB: weights, activations, keys and values, host tier
+    #[arg(long, value_name = "SIZE", group = "budget")]
+    pub memory: Option<ByteSize>,
+    /// The same, as a share of the memory that is free at start, e.g. 0.9
+    #[arg(long, value_name = "SHARE", group = "budget", visible_alias = "gpu-memory-utilization")]
+    pub memory_fraction: Option<f64>,
+    /// Memory for keys and values alone, in MiB [default: what the requests can use, at most half of what the weights
+    /// leave free]
+    #[arg(long, value_name = "MIB", group = "budget")]
+    pub kv_cache_mib: Option<u64>,
+    /// The same as --kv-cache-mib, in bytes or with a unit
+    #[arg(long, value_name = "SIZE", group = "budget")]
+    pub kv_cache_memory_bytes: Option<ByteSize>,
+    /// Shorten --max-model-len to what fits, where it does not
+    #[arg(long)]
+    pub fit: bool,
+    /// Host memory below the device's for keys and values that nobody holds, in MiB [default: none, or 256 with
+    /// --kv-disk]
+    #[arg(long, value_name = "MIB", group = "host")]
+    pub kv_host_mib: Option<u64>,
+    /// The same as --kv-host-mib, in GiB
+    #[arg(long, value_name = "GIB", group = "host")]
+    pub kv_offloading_size: Option<f64>,
+    /// Folder for keys and values that outlive the process: a long system prompt is found again after a restart
+    #[arg(long, value_name = "FOLDER")]
+    pub kv_disk: Option<PathBuf>,
+    /// Most that --kv-disk may take, in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 4096)]
+    pub kv_disk_mib: u64,
+}
+
+/// Who runs when.
+#[derive(Args, Clone)]
+#[command(next_help_heading = "Scheduling")]
+pub struct QueueArgs {
+    /// Milliseconds between the tokens of a stream while a long prompt is computed beside it; `off` takes prompts as
+    /// fast as they go
+    #[arg(long, value_name = "MS|off", default_value = "50")]
+    pub inter_token_target: InterTokenTarget,
+    /// Seconds of waiting that one level of priority is worth
+    #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
+    pub priority_aging: f64,
+    /// Requests that may wait besides those that run; more are refused
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    pub max_waiting: usize,
+    /// Plan each step after the one before has ended, not while it runs
+    #[arg(long, visible_alias = "no-async-scheduling")]
+    pub no_overlap: bool,
+}
+
+/// Milliseconds, or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InterTokenTarget(pub Option<Duration>);
+
+impl FromStr for InterTokenTarget {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.eq_ignore_ascii_case("off") {
+            return Ok(Self(None));
+        }
+        let ms = text.parse::<f64>().ok().filter(|ms| (0.001..=3.6e6).contains(ms));
+        let ms = ms.ok_or("expected milliseconds from 0.001 to 3600000, or `off`")?;
+        Ok(Self(Some(Duration::from_secs_f64(ms / 1e3))))
+    }
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub enum IsaArg {
+    Scalar,
+    Avx2,
+    Avx512,
+    Neon,
+}
+
+impl From<IsaArg> for Isa {
+    fn from(arg: IsaArg) -> Isa {
+        match arg {
+            IsaArg::Scalar => Isa::Scalar,
+            IsaArg::Avx2 => Isa::Avx2,
+            IsaArg::Avx512 => Isa::Avx512,
+            IsaArg::Neon => Isa::Neon,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets() {
+        let check = |text: &str, expect: Option<InterTokenTarget>| {
+            assert_eq!(text.parse::<InterTokenTarget>().ok(), expect, "{text}");
+        };
+        check("50", Some(InterTokenTarget(Some(Duration::from_millis(50)))));
+        check("2.5", Some(InterTokenTarget(Some(Duration::from_micros(2500)))));
+        check("off", Some(InterTokenTarget(None)));
+        for bad in ["0", "-1", "nan", "inf", "soon", ""] {
+            check(bad, None);
+        }
+    }
+}

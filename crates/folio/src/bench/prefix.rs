@@ -1,0 +1,177 @@
+//! `folio bench prefix`: what the prefix cache costs where it never hits, and what it saves where it always does.
+//!
+//! The cost is a small difference of large numbers on a machine that others use: engines with the cache and without
+//! take turns, each pair gives one ratio, and the median of the pairs is printed with its interval.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use serde_json::json;
+
+use super::streams::{self, Ask, Median, median, ms};
+use super::{at_least, start};
+use crate::args::PrefixBench;
+use crate::session::Session;
+use crate::table;
+
+pub fn main(args: &PrefixBench) -> Result<()> {
+    for (flag, value) in [("--pairs", args.pairs), ("--rounds", args.rounds), ("--streams", args.streams)] {
+        at_least(flag, value, 1)?;
+    }
+    at_least("--input-len", args.input_len, 1)?;
+    at_least("--output-len", args.output_len, 2)?;
+    at_least("--prompt-len", args.prompt_len, 2)?;
+    let cached = start_engine(args, true)?;
+    let cost = cost(args, &cached)?;
+    let hits = Hits::measure(args, &cached)?;
+    let restart = match args.common.model.engine.memory.kv_disk {
+        Some(_) => Some(Restart::measure(args, cached)?),
+        None => None,
+    };
+    report(args, cost, &hits, restart.as_ref());
+    Ok(())
+}
+
+fn start_engine(args: &PrefixBench, caches: bool) -> Result<Session> {
+    let max_len = (args.input_len + args.output_len).max(args.prompt_len + 2);
+    start(&args.common, args.streams, max_len, |engine| {
+        engine.no_enable_prefix_caching = !caches;
+        if !caches {
+            (engine.memory.kv_disk, engine.memory.kv_host_mib) = (None, None);
+        }
+    })
+}
+
+/// How much longer a run takes with the cache, as a share of it without.
+fn cost(args: &PrefixBench, cached: &Session) -> Result<Median> {
+    let plain = start_engine(args, false)?;
+    let mut number = 0;
+    let mut run = |session: &Session| -> Result<Duration> {
+        let vocab = session.assets.model.spec.vocab_size;
+        let asks = (0..args.streams)
+            .map(|stream| Ask::new(streams::prompt(vocab, args.input_len, number + stream), args.output_len));
+        let asks = asks.collect();
+        number += args.streams;
+        let begin = Instant::now();
+        let answers = streams::together(session, asks)?;
+        anyhow::ensure!(answers.iter().all(|a| a.usage.cached_tokens == 0), "a prompt that is new was found cached");
+        Ok(begin.elapsed())
+    };
+    // The first of each pays for pages that are touched for the first time.
+    run(cached)?;
+    run(&plain)?;
+    let mut ratios = Vec::new();
+    for pair in 0..args.pairs {
+        // Whoever goes second may find the machine warmer.
+        let (with, without) = if pair % 2 == 0 {
+            let with = run(cached)?;
+            (with, run(&plain)?)
+        } else {
+            let without = run(&plain)?;
+            (run(cached)?, without)
+        };
+        ratios.push(with.as_secs_f64() / without.as_secs_f64() - 1.0);
+    }
+    plain.end();
+    Ok(median(&ratios))
+}
+
+/// First-token times of one long prompt.
+struct Hits {
+    miss: Vec<f64>,
+    hit: Vec<f64>,
+    cached_tokens: usize,
+}
+
+impl Hits {
+    fn measure(args: &PrefixBench, session: &Session) -> Result<Self> {
+        let mut hits = Self { miss: Vec::new(), hit: Vec::new(), cached_tokens: usize::MAX };
+        for round in 0..args.rounds {
+            let (miss, cached) = first_token(args, session, round)?;
+            anyhow::ensure!(cached == 0, "a prompt that is new was found cached");
+            let (hit, cached) = first_token(args, session, round)?;
+            hits.miss.push(miss);
+            hits.hit.push(hit);
+            hits.cached_tokens = hits.cached_tokens.min(cached);
+        }
+        Ok(hits)
+    }
+
+    fn ratio(&self) -> f64 {
+        median(&self.miss).middle / median(&self.hit).middle
+    }
+}
+
+/// Milliseconds to the first token of the shared prompt of that number, and how much of it was cached.
+fn first_token(args: &PrefixBench, session: &Session, number: usize) -> Result<(f64, usize)> {
+    // Far from the numbers of the runs without anything shared.
+    let prompt = streams::prompt(session.assets.model.spec.vocab_size, args.prompt_len, 1_000_000 + number);
+    let answers = streams::together(session, vec![Ask::new(prompt, 2)])?;
+    let answer = answers.first().context("one answer")?;
+    Ok((ms(answer.first_token().context("a first token")?), answer.usage.cached_tokens))
+}
+
+/// The same prompts after the process's engine ended and another began on the same folder.
+struct Restart {
+    first: Vec<f64>,
+    cached_tokens: usize,
+}
+
+impl Restart {
+    fn measure(args: &PrefixBench, session: Session) -> Result<Self> {
+        session.end();
+        let session = start_engine(args, true)?;
+        let mut restart = Self { first: Vec::new(), cached_tokens: usize::MAX };
+        for round in 0..args.rounds {
+            let (first, cached) = first_token(args, &session, round)?;
+            restart.first.push(first);
+            restart.cached_tokens = restart.cached_tokens.min(cached);
+        }
+        Ok(restart)
+    }
+}
+
+fn report(args: &PrefixBench, cost: Median, hits: &Hits, restart: Option<&Restart>) {
+    let (miss, hit) = (median(&hits.miss), median(&hits.hit));
+    if args.common.json {
+        let value = json!({
+            "cost_at_no_hit": {
+                "median": cost.middle, "low": cost.low, "high": cost.high, "pairs": args.pairs,
+                "streams": args.streams, "input_len": args.input_len, "output_len": args.output_len,
+            },
+            "prompt_len": args.prompt_len, "rounds": args.rounds,
+            "first_token_ms": {"miss": miss.middle, "hit": hit.middle, "ratio": hits.ratio()},
+            "cached_tokens": hits.cached_tokens,
+            "after_restart": restart.map(|restart| json!({
+                "first_token_ms": median(&restart.first).middle, "cached_tokens": restart.cached_tokens,
+            })),
+        });
+        println!("{value}");
+        return;
+    }
+    println!(
+        "cost at a hit rate of 0%: {:+.2}% of the time, 95% interval {:+.2}% to {:+.2}% ({} pairs of {} streams, {} in \
+         / {} out)",
+        cost.middle * 100.0,
+        cost.low * 100.0,
+        cost.high * 100.0,
+        args.pairs,
+        args.streams,
+        args.input_len,
+        args.output_len
+    );
+    let row = |name: &str, time: Median, cached: usize, ratio: f64| {
+        let range = format!("{:.1} to {:.1}", time.low, time.high);
+        let cells = [format!("{:.2} ms", time.middle), range, cached.to_string(), format!("{ratio:.1}x")];
+        [vec![name.to_string()], cells.to_vec()].concat()
+    };
+    let head = [&format!("prompt of {} tokens", args.prompt_len), "first token", "95% interval", "cached", "faster"];
+    let mut rows = vec![head.map(str::to_string).to_vec()];
+    rows.push(row("new", miss, 0, 1.0));
+    rows.push(row("seen before", hit, hits.cached_tokens, hits.ratio()));
+    if let Some(restart) = restart {
+        let first = median(&restart.first);
+        rows.push(row("after a restart", first, restart.cached_tokens, miss.middle / first.middle));
+    }
+    print!("{}", table::render(&rows));
+}

@@ -1,0 +1,165 @@
+//! Streams as a client sees them: prompts, when each token arrived, and what percentiles are.
+//!
+//! All streams are read on one thread, as the server reads them, so that readers do not crowd out the threads that
+//! compute.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use folio_engine::{Event, FinishReason, RequestOptions, RequestStream, SamplingParams, Usage};
+use tokio::task::JoinSet;
+
+use crate::session::Session;
+
+/// One request to measure.
+pub struct Ask {
+    pub prompt: Vec<u32>,
+    pub output_len: usize,
+    pub options: RequestOptions,
+}
+
+impl Ask {
+    pub fn new(prompt: Vec<u32>, output_len: usize) -> Self {
+        Self { prompt, output_len, options: RequestOptions::default() }
+    }
+
+    pub fn submit(self, session: &Session) -> Result<RequestStream> {
+        let params = SamplingParams {
+            temperature: 0.0,
+            max_tokens: self.output_len,
+            ignore_eos: true,
+            ..SamplingParams::default()
+        };
+        let request = session.engine.request(self.prompt, params)?.with_options(self.options)?;
+        Ok(session.engine.submit(request)?)
+    }
+}
+
+/// A stream that has ended.
+pub struct Answer {
+    pub submitted: Instant,
+    /// When each token arrived.
+    pub times: Vec<Instant>,
+    pub usage: Usage,
+}
+
+impl Answer {
+    pub fn first_token(&self) -> Option<Duration> {
+        self.times.first().map(|&first| first - self.submitted)
+    }
+}
+
+/// One thread that reads streams.
+pub fn reader() -> Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_current_thread().build()?)
+}
+
+/// Submits all of them at once and reads them to their ends, in the order of `asks`.
+pub fn together(session: &Session, asks: Vec<Ask>) -> Result<Vec<Answer>> {
+    let mut answers: Vec<(usize, Answer)> = reader()?.block_on(async {
+        let mut tasks = JoinSet::new();
+        for (number, ask) in asks.into_iter().enumerate() {
+            let submitted = Instant::now();
+            let stream = ask.submit(session)?;
+            tasks.spawn(async move { Ok::<_, anyhow::Error>((number, read(stream, submitted).await?)) });
+        }
+        tasks.join_all().await.into_iter().collect::<Result<_>>()
+    })?;
+    answers.sort_by_key(|(number, _)| *number);
+    Ok(answers.into_iter().map(|(_, answer)| answer).collect())
+}
+
+async fn read(mut stream: RequestStream, submitted: Instant) -> Result<Answer> {
+    let mut answer = Answer { submitted, times: Vec::new(), usage: Usage::default() };
+    while let Some(event) = stream.next().await {
+        match event {
+            Event::Token { .. } => answer.times.push(Instant::now()),
+            Event::Finished { reason: FinishReason::Length, usage, .. } => answer.usage = usage,
+            Event::Finished { reason: FinishReason::Error(message), .. } => bail!("{message}"),
+            Event::Finished { reason, .. } => bail!("a stream ended early: {reason:?}"),
+            Event::PromptLogprobs(_) => {}
+        }
+    }
+    Ok(answer)
+}
+
+/// Tokens without a pattern, different for every number.
+pub fn prompt(vocab: usize, len: usize, number: usize) -> Vec<u32> {
+    let mut state = 0x9E37_79B9_7F4A_7C15u64 ^ ((number as u64 + 1) << 32);
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 33) as u32 % vocab as u32
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+/// What this share of all values stays under.
+pub fn percentile(values: &[Duration], percent: f64) -> Duration {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable();
+    let rank = ((percent / 100.0) * sorted.len() as f64).ceil() as usize;
+    sorted.get(rank.saturating_sub(1)).copied().unwrap_or_default()
+}
+
+/// The middle value, and the interval that holds the true median in at least 95 of 100 cases: order statistics, so
+/// nothing is assumed of the distribution. With fewer than six values the interval is all of them.
+pub fn median(values: &[f64]) -> Median {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let n = sorted.len();
+    let at = |rank: usize| sorted.get(rank).copied().unwrap_or(f64::NAN);
+    let middle = if n % 2 == 1 { at(n / 2) } else { (at((n / 2).saturating_sub(1)) + at(n / 2)) / 2.0 };
+    // The chance that at most `k` of n values lie below the true median, for as long as it is under 2.5%.
+    let (mut outside, mut binomial, mut k) = (0.0, 0.5f64.powi(n as i32), 0);
+    while outside + binomial <= 0.025 {
+        outside += binomial;
+        binomial *= (n - k) as f64 / (k + 1) as f64;
+        k += 1;
+    }
+    let low = k.saturating_sub(1);
+    Median { middle, low: at(low), high: at((n.saturating_sub(1)).saturating_sub(low)) }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Median {
+    pub middle: f64,
+    pub low: f64,
+    pub high: f64,
+}
+
+pub fn ms(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prompts_differ() {
+        assert_ne!(prompt(100, 32, 0), prompt(100, 32, 1));
+        assert_eq!(prompt(100, 32, 3), prompt(100, 32, 3));
+        assert!(prompt(7, 1000, 0).iter().all(|&token| token < 7));
+    }
+
+    #[test]
+    fn percentiles() {
+        let values: Vec<Duration> = (1..=100).rev().map(Duration::from_millis).collect();
+        assert_eq!(percentile(&values, 50.0), Duration::from_millis(50));
+        assert_eq!(percentile(&values, 99.0), Duration::from_millis(99));
+        assert_eq!(percentile(&values, 100.0), Duration::from_millis(100));
+        assert_eq!(percentile(&[], 50.0), Duration::ZERO);
+    }
+
+    #[test]
+    fn medians_and_their_intervals() {
+        let values: Vec<f64> = (1..=15).rev().map(f64::from).collect();
+        // The known ranks for 15 values: the 4th and the 12th.
+        assert_eq!(median(&values), Median { middle: 8.0, low: 4.0, high: 12.0 });
+        assert_eq!(median(&[3.0, 1.0]), Median { middle: 2.0, low: 1.0, high: 3.0 });
+        assert_eq!(median(&[5.0]), Median { middle: 5.0, low: 5.0, high: 5.0 });
+        assert!(median(&[]).middle.is_nan());
+    }
+}

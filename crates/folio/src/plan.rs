@@ -1,0 +1,301 @@
+//! From a budget in bytes to what will be allocated: weights, activations, keys and values, host tier. All of it is
+//! computed before anything is allocated, and nothing is probed.
+//!
+//! What a plan does not count: the tokenizer and the HTTP server (tens of MiB), requests' own tokens, and pages of
+//! weight files, which the system takes back when it needs them.
+
+mod budget;
+mod pools;
+mod report;
+mod weights;
+mod working;
+
+use anyhow::{Result, bail};
+use folio_device::{BLOCK_TOKENS, KvFormat};
+use folio_engine::GroupConfig;
+use folio_formats::Format;
+use folio_model::{DecoderLimits, ModelSpec, OpenModel, activation_bytes};
+
+use crate::args::EngineArgs;
+use crate::assets::Assets;
+use crate::{machine, table};
+use budget::Budget;
+use pools::{Demand, Load};
+use weights::WeightBytes;
+
+pub use budget::mebibytes;
+pub use report::{main, print};
+
+/// Prompt positions whose logits one step may give back.
+pub const PROMPT_LOGIT_ROWS: usize = 256;
+
+/// What was decided before anything was allocated.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub threads: usize,
+    pub max_model_len: usize,
+    pub max_seqs: usize,
+    pub budget_tokens: usize,
+    pub kv_format: KvFormat,
+    pub groups: Vec<GroupPlan>,
+    pub bytes: Bytes,
+    pub budget: Budget,
+    /// The context that was asked for, where `--fit` made it shorter.
+    pub shrunk_from: Option<usize>,
+    /// How many requests of a length run at once: (length, requests).
+    pub concurrency: Vec<(usize, usize)>,
+}
+
+/// Layers that keep their keys alike.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupPlan {
+    pub layers: usize,
+    pub window: Option<usize>,
+    /// Of one block of all the group's layers.
+    pub block_bytes: u64,
+    pub blocks: usize,
+    pub host_slots: usize,
+}
+
+/// What each part takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Bytes {
+    /// As the decoder will count them.
+    pub weights: u64,
+    pub activations: u64,
+    /// Norms and biases, step inputs, scratch and the host's copy of the logits.
+    pub working: u64,
+    pub kv: u64,
+    pub host: u64,
+}
+
+impl Bytes {
+    /// All that does not depend on how many tokens are kept.
+    fn fixed(&self) -> u64 {
+        self.weights.saturating_add(self.activations).saturating_add(self.working).saturating_add(self.host)
+    }
+
+    pub fn total(&self) -> u64 {
+        self.fixed().saturating_add(self.kv)
+    }
+}
+
+/// What the weights will take, as the kernels read them.
+pub fn weight_bytes(model: &OpenModel) -> Result<u64> {
+    Ok(WeightBytes::of(model)?.matrices)
+}
+
+impl Plan {
+    pub fn new(assets: &Assets, args: &EngineArgs) -> Result<Self> {
+        let spec = &assets.model.spec;
+        let asked = max_model_len(spec, args)?;
+        let threads = args.threads.unwrap_or_else(machine::cores);
+        check_ranges(args, threads)?;
+        let budget = Budget::of(&args.memory, machine::memory_available())?;
+        let planner = Planner::new(assets, args, budget)?;
+        let max_model_len = planner.context(asked, args.memory.fit)?;
+        let (groups, bytes) = planner.groups(max_model_len)?;
+        Ok(Self {
+            threads,
+            max_model_len,
+            max_seqs: args.max_num_seqs,
+            budget_tokens: args.max_num_batched_tokens,
+            kv_format: planner.kv_format,
+            concurrency: planner.concurrency(&groups, max_model_len),
+            groups,
+            bytes,
+            budget: planner.budget,
+            shrunk_from: (max_model_len < asked).then_some(asked),
+        })
+    }
+
+    pub fn limits(&self) -> DecoderLimits {
+        let blocks = self.groups.iter().map(|group| group.blocks).collect();
+        limits(self.max_seqs, self.budget_tokens, self.max_model_len, blocks, self.kv_format)
+    }
+
+    pub fn group_configs(&self) -> Vec<GroupConfig> {
+        let config = |g: &GroupPlan| GroupConfig { blocks: g.blocks, window: g.window, host_slots: g.host_slots };
+        self.groups.iter().map(config).collect()
+    }
+
+    /// Tokens that fit at once: those of the largest pool, which is one that sees everything where there is such a one.
+    pub fn kv_tokens(&self) -> usize {
+        self.groups.iter().map(|group| group.blocks).max().unwrap_or(0) * BLOCK_TOKENS
+    }
+}
+
+fn limits(seqs: usize, rows: usize, max_len: usize, blocks: Vec<usize>, kv_format: KvFormat) -> DecoderLimits {
+    DecoderLimits {
+        rows,
+        spans: seqs,
+        outputs: seqs + PROMPT_LOGIT_ROWS,
+        table_entries: seqs.saturating_mul(max_len.div_ceil(BLOCK_TOKENS)),
+        blocks,
+        kv_format,
+    }
+}
+
+fn max_model_len(spec: &ModelSpec, args: &EngineArgs) -> Result<usize> {
+    match args.max_model_len {
+        Some(len) if len < 2 => bail!("--max-model-len must be at least 2: one token to ask, one to answer"),
+        Some(len) if len > spec.max_context => {
+            bail!("--max-model-len {len} is more than the model's {}", spec.max_context)
+        }
+        Some(len) => Ok(len),
+        None => Ok(spec.max_context),
+    }
+}
+
+fn check_ranges(args: &EngineArgs, threads: usize) -> Result<()> {
+    for (flag, value) in
+        [("--max-num-seqs", args.max_num_seqs), ("--max-num-batched-tokens", args.max_num_batched_tokens)]
+    {
+        if value == 0 || value > 1 << 16 {
+            bail!("{flag} must lie between 1 and 65536");
+        }
+    }
+    if threads == 0 || threads > 1024 {
+        bail!("--threads must lie between 1 and 1024");
+    }
+    Ok(())
+}
+
+/// What the model takes, and what there is.
+struct Planner<'a> {
+    spec: &'a ModelSpec,
+    args: &'a EngineArgs,
+    weights: WeightBytes,
+    kv_format: KvFormat,
+    demand: Demand,
+    host_slots: usize,
+    budget: Budget,
+}
+
+impl<'a> Planner<'a> {
+    fn new(assets: &'a Assets, args: &'a EngineArgs, budget: Budget) -> Result<Self> {
+        let spec = &assets.model.spec;
+        let kv_format = kv_format(assets);
+        let demand = Demand::new(&spec.kv_groups(), kv_format.bytes(), args.max_num_batched_tokens);
+        // A chunk on disk is read into all groups at once, so the host tier holds as many blocks of each.
+        let block_of_all = demand.block_bytes.iter().sum::<u64>().max(1);
+        let host_bytes = budget::host_bytes(&args.memory)?;
+        let host_slots = (host_bytes / block_of_all).min(u64::from(u32::MAX) - 1) as usize;
+        if host_bytes > 0 && host_slots == 0 {
+            bail!(
+                "the host tier of {} (--kv-host-mib) is less than one block of keys and values, {block_of_all} bytes",
+                table::bytes(host_bytes)
+            );
+        }
+        Ok(Self { spec, args, weights: WeightBytes::of(&assets.model)?, kv_format, demand, host_slots, budget })
+    }
+
+    /// Everything but keys and values, for sequences of that length.
+    fn beside_kv(&self, max_len: usize) -> Bytes {
+        let args = self.args;
+        let blocks = vec![0; self.demand.block_bytes.len()];
+        let limits = limits(args.max_num_seqs, args.max_num_batched_tokens, max_len, blocks, self.kv_format);
+        let working = working::bytes(self.spec, &limits, self.weights.widest_input);
+        Bytes {
+            weights: self.weights.matrices,
+            activations: activation_bytes(self.spec, &limits),
+            working: self.weights.vectors.saturating_add(working),
+            kv: 0,
+            host: self.demand.block_bytes.iter().sum::<u64>() * self.host_slots as u64,
+        }
+    }
+
+    /// The context to plan for: the one asked for or, with `--fit`, the longest that fits.
+    fn context(&self, asked: usize, fit: bool) -> Result<usize> {
+        self.check_fixed()?;
+        let fits = |len: usize, kv: u64| kv <= self.budget.for_kv(self.beside_kv(len).fixed());
+        let needed = self.demand.bytes(&self.demand.least(asked));
+        if fits(asked, needed) {
+            return Ok(asked);
+        }
+        let longest = self.demand.longest(asked, fits);
+        match longest {
+            Some(longest) if fit => Ok(longest),
+            Some(longest) => bail!(
+                "a sequence of {asked} tokens needs {} of keys and values, but {} leaves {}; the longest that fits is \
+                 --max-model-len {longest}, which --fit would take",
+                table::bytes(needed),
+                self.budget.describe(),
+                table::bytes(self.budget.for_kv(self.beside_kv(asked).fixed()))
+            ),
+            None => bail!(
+                "not even two tokens fit: {} leaves {} for keys and values, and a block is {}",
+                self.budget.describe(),
+                table::bytes(self.budget.for_kv(self.beside_kv(2).fixed())),
+                table::bytes(self.demand.block_bytes.iter().sum())
+            ),
+        }
+    }
+
+    /// Whether all but keys and values fits at all.
+    fn check_fixed(&self) -> Result<()> {
+        let Budget::All { bytes: budget, flag } = &self.budget else { return Ok(()) };
+        let least = self.beside_kv(2);
+        if least.weights > *budget {
+            bail!(
+                "the weights take {}, but {flag} allows {} in all",
+                table::bytes(least.weights),
+                table::bytes(*budget)
+            );
+        }
+        if least.fixed() > *budget {
+            bail!(
+                "weights {}, activations {}, working memory {} and host tier {} take {}, but {flag} allows {} in all; \
+                 lower --max-num-batched-tokens, --max-num-seqs or --kv-host-mib",
+                table::bytes(least.weights),
+                table::bytes(least.activations),
+                table::bytes(least.working),
+                table::bytes(least.host),
+                table::bytes(least.fixed()),
+                table::bytes(*budget)
+            );
+        }
+        Ok(())
+    }
+
+    fn groups(&self, max_len: usize) -> Result<(Vec<GroupPlan>, Bytes)> {
+        let mut bytes = self.beside_kv(max_len);
+        let load = Load { max_seqs: self.args.max_num_seqs, max_len };
+        let keep_spare = self.budget.is_named() && !self.args.no_enable_prefix_caching;
+        let room = self.budget.for_kv(bytes.fixed());
+        let Some(pools) = self.demand.pools(load, room, keep_spare) else {
+            bail!("a sequence of {max_len} tokens does not fit {}", table::bytes(room));
+        };
+        bytes.kv = self.demand.bytes(&pools);
+        let groups = self.spec.kv_groups().into_iter().zip(pools).zip(&self.demand.block_bytes);
+        let groups = groups.map(|((group, blocks), &block_bytes)| GroupPlan {
+            layers: group.layers.len(),
+            window: group.window,
+            block_bytes,
+            blocks,
+            host_slots: self.host_slots,
+        });
+        Ok((groups.collect(), bytes))
+    }
+
+    fn concurrency(&self, groups: &[GroupPlan], max_len: usize) -> Vec<(usize, usize)> {
+        let blocks: Vec<usize> = groups.iter().map(|group| group.blocks).collect();
+        let steps = std::iter::successors(Some(256usize), |len| len.checked_mul(4));
+        let lens = steps.take_while(|&len| len < max_len).chain([max_len]);
+        lens.map(|len| (len, self.demand.sequences(&blocks, len).min(self.args.max_num_seqs))).collect()
+    }
+}
+
+/// Keys and values are kept as precisely as the weights.
+fn kv_format(assets: &Assets) -> KvFormat {
+    let weights = &assets.model.weights;
+    let biggest = weights.names().into_iter().filter_map(|name| weights.tensor(name)).max_by_key(|t| t.bytes.len());
+    match biggest.map(|tensor| tensor.format) {
+        Some(Format::F32) => KvFormat::F32,
+        Some(Format::F16) => KvFormat::F16,
+        _ => KvFormat::BF16,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,136 @@
+//! How many bytes may be taken, and which flag said so.
+
+use anyhow::{Result, bail};
+
+use crate::args::MemoryArgs;
+
+/// Host tier under a disk tier for which none was asked: what is read from disk must land somewhere.
+const HOST_UNDER_DISK: u64 = 256 << 20;
+
+/// Where nothing tells how much is free.
+const FREE_UNKNOWN: u64 = 8 << 30;
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Budget {
+    /// For everything.
+    All { bytes: u64, flag: String },
+    /// For keys and values alone.
+    Kv { bytes: u64, flag: String },
+    /// Nobody named one: keys and values get what requests can use, at most half of what the rest leaves free.
+    Polite { free: u64 },
+}
+
+impl Budget {
+    /// `free` is what this machine could give now.
+    pub fn of(args: &MemoryArgs, free: Option<u64>) -> Result<Self> {
+        if let Some(size) = args.memory {
+            return Ok(Self::All { bytes: size.0, flag: "--memory".into() });
+        }
+        if let Some(share) = args.memory_fraction {
+            if !(share > 0.0 && share <= 1.0) {
+                bail!("--memory-fraction is {share}, but a share lies above 0 and is at most 1");
+            }
+            let Some(free) = free else { bail!("--memory-fraction: how much memory is free is not known here") };
+            let flag = format!("--memory-fraction {share}");
+            return Ok(Self::All { bytes: (free as f64 * share) as u64, flag });
+        }
+        if let Some(mib) = args.kv_cache_mib {
+            return Ok(Self::Kv { bytes: mebibytes("--kv-cache-mib", mib)?, flag: "--kv-cache-mib".into() });
+        }
+        if let Some(size) = args.kv_cache_memory_bytes {
+            return Ok(Self::Kv { bytes: size.0, flag: "--kv-cache-memory-bytes".into() });
+        }
+        Ok(Self::Polite { free: free.unwrap_or(FREE_UNKNOWN) })
+    }
+
+    /// What keys and values may take beside `fixed` bytes of other things.
+    pub fn for_kv(&self, fixed: u64) -> u64 {
+        match self {
+            Self::All { bytes, .. } => bytes.saturating_sub(fixed),
+            Self::Kv { bytes, .. } => *bytes,
+            Self::Polite { free } => free.saturating_sub(fixed) / 2,
+        }
+    }
+
+    /// Whether more than the running requests can use is welcome: a size that somebody named is used up.
+    pub fn is_named(&self) -> bool {
+        !matches!(self, Self::Polite { .. })
+    }
+
+    pub fn describe(&self) -> String {
+        match self {
+            Self::All { flag, .. } | Self::Kv { flag, .. } => flag.clone(),
+            Self::Polite { .. } => "half of what is free".into(),
+        }
+    }
+}
+
+/// Bytes of the host tier.
+pub fn host_bytes(args: &MemoryArgs) -> Result<u64> {
+    match (args.kv_host_mib, args.kv_offloading_size) {
+        (Some(mib), _) => mebibytes("--kv-host-mib", mib),
+        (None, Some(gib)) if (0.0..1e6).contains(&gib) => Ok((gib * (1u64 << 30) as f64) as u64),
+        (None, Some(gib)) => bail!("--kv-offloading-size is {gib}, but it counts GiB from 0 to 1000000"),
+        (None, None) if args.kv_disk.is_some() => Ok(HOST_UNDER_DISK),
+        (None, None) => Ok(0),
+    }
+}
+
+pub fn mebibytes(flag: &str, mib: u64) -> Result<u64> {
+    match mib.checked_mul(1 << 20) {
+        Some(bytes) => Ok(bytes),
+        None => bail!("{flag} {mib} is more than can be counted in bytes"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        memory: MemoryArgs,
+    }
+
+    fn args(flags: &[&str]) -> MemoryArgs {
+        Line::try_parse_from([&["folio"], flags].concat()).expect("flags parse").memory
+    }
+
+    #[test]
+    fn the_flag_that_is_given_counts() {
+        let free = Some(1000 << 20);
+        let check = |flags: &[&str], fixed: u64, expect: u64| {
+            let budget = Budget::of(&args(flags), free).expect("a budget");
+            assert_eq!(budget.for_kv(fixed << 20), expect << 20, "{flags:?}");
+        };
+        check(&[], 400, 300);
+        check(&[], 2000, 0);
+        check(&["--memory", "500MiB"], 400, 100);
+        check(&["--memory", "100MiB"], 400, 0);
+        check(&["--memory-fraction", "0.5"], 400, 100);
+        check(&["--gpu-memory-utilization", "0.5"], 400, 100);
+        check(&["--kv-cache-mib", "64"], 400, 64);
+        check(&["--kv-cache-memory-bytes", "64MiB"], 400, 64);
+        for share in ["0", "1.5", "nan"] {
+            assert!(Budget::of(&args(&["--memory-fraction", share]), free).is_err(), "{share}");
+        }
+        assert!(Budget::of(&args(&["--kv-cache-mib", "99999999999999999"]), free).is_err());
+        let both = Line::try_parse_from(["folio", "--memory", "1GiB", "--kv-cache-mib", "5"]);
+        assert!(both.is_err(), "one budget at a time");
+    }
+
+    #[test]
+    fn host_tier() {
+        let check = |flags: &[&str], expect: Option<u64>| {
+            assert_eq!(host_bytes(&args(flags)).ok(), expect, "{flags:?}");
+        };
+        check(&[], Some(0));
+        check(&["--kv-disk", "x"], Some(256 << 20));
+        check(&["--kv-disk", "x", "--kv-host-mib", "7"], Some(7 << 20));
+        check(&["--kv-offloading-size", "1.5"], Some(3 << 29));
+        check(&["--kv-offloading-size", "nan"], None);
+    }
+}

@@ -1,0 +1,153 @@
+//! Plans against what a decoder really takes once it is loaded.
+
+mod invent;
+
+use clap::Parser;
+use folio_device::cpu::{Cpu, CpuConfig};
+use folio_model::Decoder;
+
+use super::*;
+use crate::args::{ByteSize, Command, Folio};
+use invent::{Stored, invent};
+
+/// Flags as the command line gives them.
+fn args(flags: &[&str]) -> EngineArgs {
+    let line = Folio::try_parse_from([&["folio", "plan"], flags].concat()).expect("flags parse");
+    let Command::Plan(args) = line.command else { unreachable!("the command is plan") };
+    args.model.engine
+}
+
+fn plan(assets: &Assets, flags: &[&str]) -> Result<Plan> {
+    Plan::new(assets, &args(flags))
+}
+
+fn refusal(assets: &Assets, flags: &[&str]) -> String {
+    plan(assets, flags).map(|plan| plan.bytes).expect_err("it is refused").to_string()
+}
+
+/// The plan's figures are those of the decoder, byte for byte.
+fn check(assets: &Assets, flags: &[&str]) {
+    let plan = plan(assets, flags).unwrap_or_else(|error| panic!("{}: {error:#}", assets.name));
+    let cpu = Cpu::new(CpuConfig { threads: 1, isa: None }).expect("a cpu");
+    let decoder = Decoder::load(cpu, &assets.model, plan.limits(), &mut |_| {}).expect("it loads");
+    let memory = decoder.memory();
+    let planned = (plan.bytes.weights, plan.bytes.activations, plan.bytes.kv);
+    assert_eq!(planned, (memory.weights, memory.activations, memory.kv), "{}", assets.name);
+}
+
+const SMALL: &[&str] = &["--max-num-seqs", "3", "--max-num-batched-tokens", "24", "--kv-cache-mib", "1"];
+
+fn llama(extra: &str) -> String {
+    format!(
+        r#"{{"model_type": "llama", "vocab_size": 50, "hidden_size": 96, "intermediate_size": 72,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24,
+        "max_position_embeddings": 256, "rms_norm_eps": 1e-5 {extra}}}"#
+    )
+}
+
+fn with_windows() -> String {
+    llama(r#", "sliding_window": 32, "query_pre_attn_scalar": 24, "hidden_activation": "gelu_pytorch_tanh""#)
+        .replace("llama", "gemma2")
+}
+
+#[test]
+fn figures_are_those_of_the_loaded_decoder() {
+    let experts = r#", "num_local_experts": 5, "num_experts_per_tok": 2"#;
+    let moe = r#", "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "norm_topk_prob": true"#;
+    let models = [
+        ("tied", llama(r#", "tie_word_embeddings": true"#)),
+        ("untied with biases", llama(r#", "tie_word_embeddings": false, "attention_bias": true, "mlp_bias": true"#)),
+        ("windows and four norms", with_windows()),
+        ("mixtral", llama(experts).replace("llama", "mixtral")),
+        ("qwen3_moe", llama(moe).replace("llama", "qwen3_moe")),
+    ];
+    for (name, config) in models {
+        for stored in [Stored::F32, Stored::F16, Stored::BF16, Stored::Mixed] {
+            check(&invent(&format!("{name}, {stored:?}"), &config, stored), SMALL);
+        }
+    }
+}
+
+#[test]
+fn figures_of_the_built_in_model() {
+    let Ok(assets) = Assets::open(None, None) else {
+        eprintln!("skipped: this build has no built-in model");
+        return;
+    };
+    check(&assets, &["--kv-cache-mib", "64"]);
+    check(&assets, &["--memory", "400MiB", "--kv-host-mib", "16"]);
+}
+
+#[test]
+fn a_budget_is_kept_and_nearly_used_up() {
+    let assets = invent("small", &llama(""), Stored::BF16);
+    let block = plan(&assets, SMALL).expect("it fits").groups[0].block_bytes;
+    for budget in [19_000_000, 20_000_000, 50_000_000, 300_000_000u64] {
+        let flags = ["--max-num-seqs", "3", "--max-num-batched-tokens", "24", "--memory", &budget.to_string()];
+        let plan = plan(&assets, &flags).expect("it fits");
+        assert!(plan.bytes.total() <= budget, "{:?}", plan.bytes);
+        assert!(plan.bytes.total() + block > budget, "{budget} is not used up: {:?}", plan.bytes);
+    }
+    let polite = plan(&assets, &["--max-num-seqs", "3"]).expect("it fits");
+    assert_eq!(polite.groups[0].blocks, 3 * 17, "what three requests of full length use, and no more");
+    let host = plan(&assets, &[SMALL, &["--kv-host-mib", "2"]].concat()).expect("it fits");
+    assert_eq!(host.groups[0].host_slots as u64, (2 << 20) / block);
+    assert_eq!(host.bytes.host, (2 << 20) / block * block);
+    assert_eq!(host.bytes.total() - host.bytes.host, plan(&assets, SMALL).expect("it fits").bytes.total());
+}
+
+#[test]
+fn windows_take_fewer_blocks() {
+    let assets = invent("windows", &with_windows(), Stored::BF16);
+    let plan = plan(&assets, &["--max-num-seqs", "3", "--max-num-batched-tokens", "16", "--memory", "40MiB"]);
+    let plan = plan.expect("it fits");
+    let (window, full): (Vec<&GroupPlan>, Vec<&GroupPlan>) = plan.groups.iter().partition(|g| g.window.is_some());
+    assert_eq!((window.len(), full.len()), (1, 1));
+    assert!(window[0].blocks < 32 && full[0].blocks > 1000, "{:?}", plan.groups);
+    assert_eq!(plan.concurrency.last(), Some(&(256, 3)));
+    assert_eq!(plan.kv_tokens(), full[0].blocks * BLOCK_TOKENS);
+}
+
+#[test]
+fn what_does_not_fit_says_what_would() {
+    let assets = invent("small", &llama(""), Stored::BF16);
+    let few: &[&str] = &["--max-num-seqs", "3", "--max-num-batched-tokens", "24", "--kv-cache-memory-bytes"];
+    let block = plan(&assets, SMALL).expect("it fits").groups[0].block_bytes;
+    let nine_blocks = (9 * block).to_string();
+    let text = refusal(&assets, &[few, &[&nine_blocks]].concat());
+    for part in ["256 tokens", "--kv-cache-memory-bytes", "--max-model-len 128", "--fit"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let fitted = plan(&assets, &[few, &[&nine_blocks, "--fit"]].concat()).expect("it fits");
+    assert_eq!((fitted.max_model_len, fitted.shrunk_from, fitted.groups[0].blocks), (128, Some(256), 9));
+    assert!(print(&fitted, "small").starts_with("--fit: a context of 256 tokens"));
+    // What it says would fit does, and one more token does not.
+    let asked = |len: &str| plan(&assets, &[few, &[&nine_blocks, "--max-model-len", len]].concat());
+    assert!(asked("128").is_ok() && asked("129").is_err());
+    assert!(refusal(&assets, &[few, &["5"]].concat()).contains("not even two tokens"));
+    let weights = plan(&assets, SMALL).expect("it fits").bytes.weights;
+    let text = refusal(&assets, &["--memory", &(weights / 2).to_string()]);
+    let both = [table::bytes(weights), table::bytes(weights / 2), "--memory".into()];
+    assert!(both.iter().all(|part| text.contains(part)), "{text}");
+    let text = refusal(&assets, &["--memory", "1MiB"]);
+    assert!(text.contains("--max-num-batched-tokens") && text.contains("1.0 MiB"), "{text}");
+    assert!(refusal(&assets, &["--max-model-len", "257"]).contains("256"));
+    assert!(refusal(&assets, &["--max-model-len", "1"]).contains("at least 2"));
+}
+
+#[test]
+fn fitting_a_total_counts_what_length_costs_elsewhere() {
+    let assets = invent("small", &llama(""), Stored::BF16);
+    let flags = |budget: u64| {
+        let mut args = args(&["--max-num-seqs", "60000", "--max-num-batched-tokens", "24", "--fit"]);
+        args.memory.memory = Some(ByteSize(budget));
+        args
+    };
+    // Block tables of many sequences take memory too, and more of it the longer they are.
+    let whole = Plan::new(&assets, &flags(1 << 30)).expect("it fits");
+    let tight = whole.bytes.total() - whole.bytes.kv + 3 * whole.groups[0].block_bytes;
+    let fitted = Plan::new(&assets, &flags(tight)).expect("it fits when shorter");
+    assert_eq!(whole.max_model_len, 256);
+    assert!(fitted.max_model_len > 32, "shorter tables leave room for keys: {}", fitted.max_model_len);
+    assert!(fitted.bytes.total() <= tight);
+}

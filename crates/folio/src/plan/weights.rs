@@ -1,0 +1,195 @@
+//! How many bytes the weights will take, before any of them is loaded.
+//!
+//! [`Counting`] is a backend that keeps no weights, only their sizes. The decoder is loaded onto it exactly as it is
+//! loaded onto the real one, so that fused, tied, padded and mixed matrices are counted as they will be, whatever the
+//! family. Only how one matrix is packed is written down twice, here and in the CPU backend; tests compare the sums.
+//! It never runs a step.
+
+use anyhow::Result;
+use folio_device::{
+    Activation, Attention, Backend, Batch, ExpertsSource, InputLimits, KvFormat, KvShape, PrepareQkv, Routing,
+};
+use folio_formats::{Format, Matrix};
+use folio_model::{Decoder, DecoderLimits, OpenModel};
+
+/// Bytes that stay for as long as the model is loaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WeightBytes {
+    /// Matrices, and experts with their biases.
+    pub matrices: u64,
+    /// Norms, biases, sinks and frequencies.
+    pub vectors: u64,
+    /// The widest row that any matrix reads.
+    pub widest_input: usize,
+}
+
+impl WeightBytes {
+    /// As the CPU backend will hold them.
+    pub fn of(model: &OpenModel) -> Result<Self> {
+        let groups = model.spec.kv_groups().len();
+        // The smallest step there is: nothing of it counts here.
+        let limits = DecoderLimits {
+            rows: 1,
+            spans: 1,
+            outputs: 1,
+            table_entries: 1,
+            blocks: vec![1; groups],
+            kv_format: KvFormat::BF16,
+        };
+        let decoder = Decoder::load(Counting::default(), model, limits, &mut |_| {})?;
+        let Counting { vectors, widest_input } = *decoder.backend();
+        Ok(Self { matrices: decoder.memory().weights, vectors, widest_input })
+    }
+}
+
+/// Outputs in a panel of the CPU backend: the last panel is padded to so many.
+const LANES: u64 = 32;
+
+/// What the CPU backend makes of a matrix: f32 and f16 as they are, all else as pairs of bf16.
+fn packed_bytes(matrix: &Matrix<'_>) -> u64 {
+    let (rows, cols) = (matrix.num_rows() as u64, matrix.cols() as u64);
+    let row_bytes = match matrix.format() {
+        Format::F32 => 4 * cols,
+        Format::F16 => 2 * cols,
+        _ => 4 * cols.div_ceil(2),
+    };
+    rows.next_multiple_of(LANES) * row_bytes
+}
+
+#[derive(Default)]
+struct Counting {
+    vectors: u64,
+    widest_input: usize,
+}
+
+impl Counting {
+    fn count(&mut self, matrix: &Matrix<'_>) -> u64 {
+        self.widest_input = self.widest_input.max(matrix.cols());
+        packed_bytes(matrix)
+    }
+}
+
+/// Said by operations of a step.
+const NO_STEP: &str = "a plan runs no step";
+
+impl Backend for Counting {
+    type Tensor = ();
+    type Vector = ();
+    /// Bytes.
+    type Weight = u64;
+    /// Bytes.
+    type Experts = u64;
+    type Kv = ();
+    type Inputs = ();
+
+    fn tensor(&mut self, _: usize, _: usize) -> folio_device::Result<()> {
+        Ok(())
+    }
+
+    fn vector(&mut self, values: &[f32]) -> folio_device::Result<()> {
+        self.vectors += size_of_val(values) as u64;
+        Ok(())
+    }
+
+    fn weight(&mut self, matrix: &Matrix<'_>) -> folio_device::Result<u64> {
+        Ok(self.count(matrix))
+    }
+
+    fn experts(&mut self, source: ExpertsSource<'_>) -> folio_device::Result<u64> {
+        let matrices: u64 = source.gate_up.iter().chain(&source.down).map(|matrix| self.count(matrix)).sum();
+        let biases = source.gate_up_bias.iter().chain(&source.down_bias).flatten();
+        Ok(matrices + biases.map(|bias| size_of_val(&bias[..]) as u64).sum::<u64>())
+    }
+
+    fn kv(&mut self, _: KvShape) -> folio_device::Result<()> {
+        Ok(())
+    }
+
+    fn inputs(&mut self, _: InputLimits) -> folio_device::Result<()> {
+        Ok(())
+    }
+
+    fn numerics(&self) -> String {
+        "counts bytes".into()
+    }
+
+    fn weight_bytes(&self, weight: &u64) -> u64 {
+        *weight
+    }
+
+    fn experts_bytes(&self, experts: &u64) -> u64 {
+        *experts
+    }
+
+    fn upload(&mut self, _: &mut (), _: &Batch) {
+        unreachable!("{NO_STEP}")
+    }
+
+    fn rope_angles(&mut self, _: &mut (), _: usize, _: &(), _: f32) {
+        unreachable!("{NO_STEP}")
+    }
+
+    fn embed(&mut self, _: &mut (), _: &u64, _: &(), _: f32) {
+        unreachable!("{NO_STEP}")
+    }
+
+    fn rms_norm(&mut self, _: &mut (), _: &(), _: &(), _: f32, _: usize) {
+        unreachable!("{NO_STEP}")
+    }
+
+    fn add(&mut self, _: &mut (), _: &(), _: f32, _: usize) {
+        unreachable!("{NO_STEP}")
+    }
+
+    fn add_rms_norm(&mut self, _: &mut (), _: &mut (), _: &(), _: f32, _: &(), _: f32, _: usize) {
+        unreachable!("{NO_STEP}")
+    }
+
+    fn linear(&mut self, _: &mut (), _: &(), _: &u64, _: Option<&()>, _: usize) {
+        unreachable!("{NO_STEP}")
+    }
+
+    fn prepare_qkv(&mut self, _: &mut (), _: &mut (), _: usize, _: &PrepareQkv<'_, Self>, _: &()) {
+        unreachable!("{NO_STEP}")
+    }
+
+    fn attention(&mut self, _: &mut (), _: &(), _: &(), _: usize, _: &Attention<'_, Self>, _: &()) {
+        unreachable!("{NO_STEP}")
+    }
+
+    fn gate(&mut self, _: &mut (), _: &(), _: Activation, _: usize) {
+        unreachable!("{NO_STEP}")
+    }
+
+    fn experts_forward(&mut self, _: &mut (), _: &(), _: &(), _: &u64, _: &Routing<'_, Self>, _: usize) {
+        unreachable!("{NO_STEP}")
+    }
+
+    fn add_gated(&mut self, _: &mut (), _: &(), _: &(), _: usize) {
+        unreachable!("{NO_STEP}")
+    }
+
+    fn gather_outputs(&mut self, _: &mut (), _: &(), _: &()) {
+        unreachable!("{NO_STEP}")
+    }
+
+    fn finish_logits(&mut self, _: &mut (), _: f32, _: Option<f32>, _: usize) {
+        unreachable!("{NO_STEP}")
+    }
+
+    fn copy_blocks(&mut self, _: &mut (), _: &[(u32, u32)]) {
+        unreachable!("{NO_STEP}")
+    }
+
+    fn download(&mut self, _: &(), _: usize, _: &mut Vec<f32>) {
+        unreachable!("{NO_STEP}")
+    }
+
+    fn save_block(&mut self, _: &(), _: u32, _: &mut [u8]) {
+        unreachable!("{NO_STEP}")
+    }
+
+    fn load_block(&mut self, _: &mut (), _: u32, _: &[u8]) {
+        unreachable!("{NO_STEP}")
+    }
+}

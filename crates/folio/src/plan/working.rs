@@ -1,0 +1,54 @@
+//! Bytes of a step besides its activations: what the device hears of it, scratch that kernels grow to the largest step,
+//! and the logits as the host samples from them. Upper bounds, as the CPU backend takes them.
+
+use folio_device::InputLimits;
+use folio_model::{DecoderLimits, FfnSpec, ModelSpec};
+
+/// Partial sums of attention over long contexts.
+const ATTENTION_PARTIALS: u64 = 16 << 20;
+/// Work lists of attention: a tile a row, an item a row and a table entry.
+const ATTENTION_TILE: u64 = 32;
+const ATTENTION_ITEM: u64 = 20;
+const SPAN: u64 = 12;
+
+pub fn bytes(spec: &ModelSpec, limits: &DecoderLimits, widest_input: usize) -> u64 {
+    let sums = [inputs(spec, limits), scratch(spec, limits, widest_input), host_logits(spec, limits)];
+    sums.iter().fold(0, |sum: u64, &part| sum.saturating_add(part))
+}
+
+fn inputs(spec: &ModelSpec, limits: &DecoderLimits) -> u64 {
+    let InputLimits { rows, spans, table_entries, groups, ropes, rope_pairs } = InputLimits {
+        rows: limits.rows,
+        spans: limits.spans,
+        table_entries: limits.table_entries,
+        groups: limits.blocks.len(),
+        ropes: spec.ropes.len(),
+        rope_pairs: spec.ropes.iter().map(|rope| rope.inv_freq.len()).max().unwrap_or(0),
+    };
+    let [rows, spans, entries] = [rows, spans, table_entries].map(|count| count as u64);
+    let ids = 16 * rows + SPAN * spans;
+    let tables = groups as u64 * 4 * (rows + spans + entries);
+    let angles = 8 * (ropes * rope_pairs) as u64 * rows;
+    let attention = ATTENTION_TILE * rows + ATTENTION_ITEM * (rows + entries) + ATTENTION_PARTIALS;
+    ids + tables + angles + attention
+}
+
+/// Rows packed for a product; for experts, all rows of all chosen ones at once.
+fn scratch(spec: &ModelSpec, limits: &DecoderLimits, widest_input: usize) -> u64 {
+    let rows = limits.rows as u64;
+    let picked = limits.outputs as u64;
+    let dense = 4 * rows.max(picked) * widest_input as u64;
+    let experts = spec.layers.iter().map(|layer| match &layer.ffn {
+        FfnSpec::Dense { .. } => 0,
+        FfnSpec::Experts(e) => {
+            let slot = e.inter.max(spec.hidden) + 3 * e.inter + spec.hidden;
+            let routing = 4 * (2 * e.experts + 4 * e.top_k);
+            rows * (4 * (e.top_k * slot) + routing) as u64
+        }
+    });
+    dense + experts.max().unwrap_or(0)
+}
+
+fn host_logits(spec: &ModelSpec, limits: &DecoderLimits) -> u64 {
+    4 * (limits.outputs as u64) * spec.vocab_size as u64
+}
