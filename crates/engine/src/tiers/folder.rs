@@ -96,7 +96,7 @@ impl Folder {
         options.write(true).create_new(true);
         #[cfg(unix)]
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-        Ok((options.open(&path)?, Temporary { path }))
+        Ok((options.open(&path)?, Temporary { path, is_renamed: false }))
     }
 
     /// Removes a chunk's file, and its folders when they are empty. One that is not there is removed already.
@@ -140,18 +140,23 @@ impl Folder {
 #[derive(Debug)]
 pub(super) struct Temporary {
     path: PathBuf,
+    is_renamed: bool,
 }
 
 impl Temporary {
-    pub fn rename(self, path: &Path) -> io::Result<()> {
-        fs::rename(&self.path, path)
+    pub fn rename(mut self, path: &Path) -> io::Result<()> {
+        fs::rename(&self.path, path)?;
+        self.is_renamed = true;
+        Ok(())
     }
 }
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        // After a rename there is nothing left to remove.
-        let _ = fs::remove_file(&self.path);
+        if !self.is_renamed {
+            // One that stays is removed at a later start.
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }
 

@@ -1,9 +1,8 @@
 //! Host memory below the device: per layer group a fixed number of slots, each for one block.
 //!
 //! Who uses which slot when is the scheduler's business: a slot belongs to a transfer of the step under way or to one
-//! disk task, never to both. The locks only make that safe to rely on; nobody waits for one for long. Address space is
-//! taken at once, so that too much is refused at start; the system gives memory as slots are first written and does not
-//! get it back.
+//! disk task, never to both. The locks only make that safe to rely on; nobody waits for one for long. A slot gets its
+//! memory when it is first used and keeps it; a size that the system would never give is refused at start.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -24,17 +23,18 @@ pub struct HostTier {
 
 struct Slots {
     shape: HostGroup,
+    /// Each empty, or of `shape.block_bytes`.
     slots: Vec<Mutex<Box<[u8]>>>,
 }
 
 impl HostTier {
     pub fn new(groups: &[HostGroup]) -> Result<Self, TierError> {
         let bytes = groups.iter().fold(0, |sum: u64, group| sum.saturating_add(group.bytes()));
-        // The system's word on all of it together, before any of it is taken for good.
+        // The system's word on all of it together; address space only, and given back at once.
         let all = usize::try_from(bytes).map_err(|_| TierError::HostMemory { bytes })?;
         Vec::<u8>::new().try_reserve_exact(all).map_err(|_| TierError::HostMemory { bytes })?;
-        let slot = |group: &HostGroup| Mutex::new(vec![0; group.block_bytes].into_boxed_slice());
-        let slots = |group: &HostGroup| Slots { shape: *group, slots: (0..group.slots).map(|_| slot(group)).collect() };
+        let slots =
+            |group: &HostGroup| Slots { shape: *group, slots: (0..group.slots).map(|_| Mutex::default()).collect() };
         Ok(Self { groups: groups.iter().map(slots).collect() })
     }
 
@@ -51,10 +51,15 @@ impl HostTier {
         self.groups.iter().map(|group| group.shape.bytes()).sum()
     }
 
-    /// The place of one block. Asserts that there is one.
+    /// The place of one block, zeros at first. Asserts that there is one.
     pub fn slot(&self, group: usize, slot: HostSlot) -> MutexGuard<'_, Box<[u8]>> {
+        let Slots { shape, slots } = &self.groups[group];
         // Bytes have no invariant that a panic could have broken.
-        self.groups[group].slots[slot.0 as usize].lock().unwrap_or_else(PoisonError::into_inner)
+        let mut bytes = slots[slot.0 as usize].lock().unwrap_or_else(PoisonError::into_inner);
+        if bytes.len() != shape.block_bytes {
+            *bytes = vec![0; shape.block_bytes].into_boxed_slice();
+        }
+        bytes
     }
 }
 
