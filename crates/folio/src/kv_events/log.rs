@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn keeps_the_last_batches() {
         let log = Log::new(3);
-        assert_eq!(seqs(&log, 0), []);
+        assert!(seqs(&log, 0).is_empty());
         for byte in 0..5 {
             log.push(vec![byte]);
         }

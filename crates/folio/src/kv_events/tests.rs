@@ -211,7 +211,7 @@ fn missed_batches_are_replayed() {
     let (publisher, events) = start(config);
     let replay = publisher.probe.replay.unwrap();
     let mut client = Client::connect(replay, "DEALER", "ROUTER");
-    assert_eq!(client.replay(0, topic.as_bytes()), []);
+    assert!(client.replay(0, topic.as_bytes()).is_empty());
     for hash in 0..500 {
         events.send(vec![event(hash)]).unwrap();
     }
