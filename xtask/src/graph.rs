@@ -8,6 +8,7 @@ use crate::process;
 const ALLOWED: &[(&str, &[&str])] = &[
     ("folio-formats", &[]),
     ("folio-scheduler", &[]),
+    ("folio-simulator", &["folio-scheduler"]),
     ("folio-text", &[]),
     ("folio-device", &["folio-formats"]),
     ("folio-model", &["folio-device", "folio-formats"]),

@@ -17,11 +17,13 @@ use crate::{
     client::{Client, End, Wants},
     coverage::Coverage,
     disk::{Disk, DiskManners},
+    fairness,
     invariants::{self, Found, Invariant, Violation},
     model::{Model, Output},
     perturb::Perturb,
     progress::Progress,
     trace::Trace,
+    truth::Sampling,
 };
 
 /// How the engine around the scheduler behaves.
@@ -119,7 +121,9 @@ impl Driver {
     }
 
     pub fn add(&mut self, request: NewRequest, wants: Wants) -> Result<(), SchedulerError> {
-        let client = Client::new(&request, wants, self.model.windows());
+        let wants = Wants { sampling: Sampling { salt: request.cache_salt, ..wants.sampling }, ..wants };
+        let mut client = Client::new(&request, wants, self.model.windows());
+        client.place = fairness::place(self.now, request.priority, self.config.aging);
         let added = self.scheduler.add(request, self.now);
         self.trace.say(|| {
             format!("add {} ({} + {} tokens): {added:?}", client.id.0, client.prompt_len, {

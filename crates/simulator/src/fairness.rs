@@ -12,7 +12,13 @@ use crate::{
 /// Most times that a request loses its blocks when nothing forces it.
 pub const MOST_PREEMPTIONS: u32 = 3;
 
-/// A request that starts leaves no older one of its kind behind that could have started.
+/// Where in its tenant's line a request stands: a level of priority is worth a fixed time of waiting.
+pub fn place(now: u64, priority: i32, aging: u64) -> i64 {
+    let signed = |nanos: u64| i64::try_from(nanos).unwrap_or(i64::MAX);
+    signed(now).saturating_add(signed(aging).saturating_mul(i64::from(priority)))
+}
+
+/// A request that starts leaves nobody behind that stands before it in its tenant's line and could have started.
 pub fn check_order(
     plan: &StepPlan,
     clients: &BTreeMap<RequestId, Client>,
@@ -20,10 +26,9 @@ pub fn check_order(
 ) -> Result<(), Found> {
     for a in &plan.assignments {
         // A deadline moves its request forward.
-        let Some(new) = clients.get(&a.id).filter(|c| !c.started && c.deadline.is_none()) else { continue };
-        let older = clients.range(..a.id).map(|(_, c)| c);
-        let alike = |c: &&Client| c.tenant == new.tenant && c.priority == new.priority;
-        let passed = older.filter(|c| !c.started && alike(c)).find(|c| {
+        let Some(new) = clients.get(&a.id).filter(|c| c.waits && c.deadline.is_none()) else { continue };
+        let before = |c: &&Client| c.tenant == new.tenant && (c.place, c.id) < (new.place, new.id);
+        let passed = clients.values().filter(|c| c.waits).filter(before).find(|c| {
             let starts = plan.assignments.iter().any(|other| other.id == c.id);
             !starts && !is_excused(c, plan, clients, config)
         });
@@ -36,7 +41,7 @@ pub fn check_order(
 
 /// Whether somebody else may be computing what this one needs, or something beside tokens is in short supply.
 fn is_excused(old: &Client, plan: &StepPlan, clients: &BTreeMap<RequestId, Client>, config: &SchedulerConfig) -> bool {
-    if old.deadline.is_some() || old.fork_of.is_some() || old.wants_prompt_logits {
+    if old.deadline.is_some() || old.fork_of.is_some() || old.wants_prompt_logits || old.in_flight > 0 {
         return true;
     }
     if !config.prefix_caching {
@@ -46,15 +51,14 @@ fn is_excused(old: &Client, plan: &StepPlan, clients: &BTreeMap<RequestId, Clien
     if config.hash_bits < 128 || config.disk_chunk_blocks.is_some() {
         return true;
     }
-    let Some(block) = old.prompt().get(..config.block_tokens) else { return false };
-    let runs = |c: &Client| c.started || plan.assignments.iter().any(|a| a.id == c.id);
+    let Some(block) = old.truth.tokens().get(..config.block_tokens) else { return false };
+    let runs = |c: &Client| !c.waits || plan.assignments.iter().any(|a| a.id == c.id);
     clients.values().any(|c| c.salt == old.salt && runs(c) && c.truth.tokens().starts_with(block))
 }
 
 /// No request loses its blocks time and again at an ordinary load.
-pub fn check_preemptions(client: &Client, clients: &BTreeMap<RequestId, Client>) -> Result<(), Found> {
-    let alike = |c: &Client| c.priority == client.priority && c.tenant == client.tenant && c.deadline.is_none();
-    if client.preemptions > MOST_PREEMPTIONS && clients.values().all(alike) {
+pub fn check_preemptions(client: &Client) -> Result<(), Found> {
+    if client.preemptions > MOST_PREEMPTIONS {
         let what = format!("request {} is preempted for the {}th time", client.id.0, client.preemptions);
         return Err((Invariant::I11, what));
     }

@@ -1,6 +1,6 @@
 //! `folio-simulate`: many seeds with figures, or one seed with its story.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
 use folio_simulator::{
     Mode, Scenario, Violation, play,
@@ -18,6 +18,7 @@ folio-simulate [options]
   --seed N         this one seed; if it fails, it is shrunk and told
   --perturb        flips table entries with probability 1e-4: every run that reads through one must fail
   --stop           stops at the first failure
+  --seconds N      begins no new run after so long
   --json           figures as JSON";
 
 /// One table entry in so many is flipped by --perturb.
@@ -31,7 +32,8 @@ struct Args {
 
 fn parse(mut args: impl Iterator<Item = String>) -> Result<Option<Args>, String> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let sweep = Sweep { first_seed: 0, seeds: 2000, steps: 2000, threads, perturb: None, stop_at_first: false };
+    let sweep =
+        Sweep { first_seed: 0, seeds: 2000, steps: 2000, threads, perturb: None, stop_at_first: false, at_most: None };
     let mut parsed = Args { sweep, seed: None, json: false };
     while let Some(arg) = args.next() {
         let mut number = || -> Result<u64, String> {
@@ -45,6 +47,7 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Option<Args>, String>
             "--threads" => parsed.sweep.threads = number()?.clamp(1, 1024) as usize,
             "--seed" => parsed.seed = Some(number()?),
             "--perturb" => parsed.sweep.perturb = Some(PERTURB_ONE_IN),
+            "--seconds" => parsed.sweep.at_most = Some(Duration::from_secs(number()?)),
             "--stop" => parsed.sweep.stop_at_first = true,
             "--json" => parsed.json = true,
             "--help" | "-h" => return Ok(None),

@@ -152,7 +152,7 @@ impl Model {
         self.read_context(a)?;
         let first_digest = output.digests.len();
         for (row, token) in a.tokens.iter().copied().chain(awaited).enumerate() {
-            let digest = self.run_row(a, a.first + row, token)?;
+            let digest = self.run_row(a, a.first + row, token, kept.sampling.salt)?;
             output.digests.push(digest);
         }
         self.tokens_computed += a.num_rows() as u64;
@@ -201,7 +201,7 @@ impl Model {
         Ok(())
     }
 
-    fn run_row(&mut self, a: &Assignment, position: usize, token: u32) -> Result<u64, String> {
+    fn run_row(&mut self, a: &Assignment, position: usize, token: u32, salt: u64) -> Result<u64, String> {
         let Scratch { seen, starts, sums, writes } = &mut self.scratch;
         for group in 0..sums.len() {
             if let Some(window) = self.windows[group] {
@@ -212,7 +212,7 @@ impl Model {
                 }
             }
         }
-        let context = sums.iter().fold(0, |sum, &s| hash::mix(sum, s));
+        let context = sums.iter().fold(salt, |sum, &s| hash::mix(sum, s));
         let entry = hash::entry(token, position, context);
         let mut digest = 0;
         for group in 0..sums.len() {

@@ -172,7 +172,7 @@ impl Setup {
             }
         } else if rng.chance(4) {
             // A file cannot say what came before it but by its parent's hash, so that a disk needs all its bits.
-            config.hash_bits = 4;
+            config.hash_bits = rng.pick(&[1, 4, 4]);
         }
         let manners = Manners {
             depth: rng.pick(&[1, 2, 2]),
@@ -203,6 +203,7 @@ struct Weather {
     faults: bool,
     shortages: bool,
     tenants: u64,
+    salts: usize,
     priorities: bool,
     deadlines: bool,
     restarts: bool,
@@ -217,6 +218,7 @@ impl Weather {
             faults: rng.chance(2),
             shortages: rng.chance(2),
             tenants: rng.pick(&[1, 1, 3]),
+            salts: rng.pick(&[2, 10]),
             priorities: rng.chance(2),
             deadlines: rng.chance(2),
             restarts: setup.scheduler.disk_chunk_blocks.is_some() || rng.chance(4),
@@ -290,7 +292,7 @@ impl Weather {
             tenant: rng.word() % self.tenants,
             weight: rng.within(1, 4) as u32,
             deadline_in: (self.deadlines && rng.chance(4)).then(|| 1_000_000 * rng.within(1, 200) as u64),
-            salt: u64::from(rng.chance(6)),
+            salt: u64::from(rng.chance(self.salts)),
             prompt_logits: rng.chance(10),
             stop: if rng.chance(3) && setup.vocab > 2 { 17 } else { 0 },
             stalls_after: rng.chance(20).then(|| rng.below(4)),

@@ -27,6 +27,8 @@ pub struct Sweep {
     /// Flip one table entry in so many.
     pub perturb: Option<usize>,
     pub stop_at_first: bool,
+    /// No new seed is begun after this time.
+    pub at_most: Option<Duration>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -69,7 +71,7 @@ impl Sweep {
                     let mut part = Report::default();
                     while !stop.load(Ordering::Relaxed) {
                         let index = next.fetch_add(1, Ordering::Relaxed);
-                        if index >= self.seeds {
+                        if index >= self.seeds || self.at_most.is_some_and(|most| start.elapsed() > most) {
                             break;
                         }
                         let failed = self.run_seed(self.first_seed + index, &mut part);

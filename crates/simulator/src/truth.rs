@@ -4,16 +4,19 @@
 
 use crate::hash;
 
-/// How a request's tokens are drawn from what its rows read.
+/// What a request's answer depends on beside its tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sampling {
+    /// How tokens are drawn from what rows read.
     pub seed: u64,
     pub vocab: u32,
+    /// Counts in everything that rows leave in the cache, as an adapter would: what is shared across salts shows.
+    pub salt: u64,
 }
 
 impl Default for Sampling {
     fn default() -> Self {
-        Self { seed: 0, vocab: 1_000_000 }
+        Self { seed: 0, vocab: 1_000_000, salt: 0 }
     }
 }
 
@@ -21,6 +24,7 @@ impl Default for Sampling {
 #[derive(Clone, Debug)]
 pub struct Truth {
     windows: Vec<Option<usize>>,
+    salt: u64,
     tokens: Vec<u32>,
     digests: Vec<u64>,
     /// `totals[position * groups + group]`: the weighted values before that position.
@@ -28,9 +32,10 @@ pub struct Truth {
 }
 
 impl Truth {
-    pub fn new(windows: &[Option<usize>], tokens: &[u32]) -> Self {
+    pub fn new(windows: &[Option<usize>], salt: u64, tokens: &[u32]) -> Self {
         let mut truth = Self {
             windows: windows.to_vec(),
+            salt,
             tokens: Vec::with_capacity(tokens.len() + 16),
             digests: Vec::with_capacity(tokens.len() + 16),
             totals: vec![0; windows.len()],
@@ -64,7 +69,7 @@ impl Truth {
             let first = self.windows[group].map_or(0, |w| (position + 1).saturating_sub(w));
             self.totals[position * groups + group].wrapping_sub(self.totals[first * groups + group])
         };
-        let context = (0..groups).fold(0, |sum, group| hash::mix(sum, before(group)));
+        let context = (0..groups).fold(self.salt, |sum, group| hash::mix(sum, before(group)));
         let entry = hash::entry(token, position, context);
         let mut digest = 0;
         for group in 0..groups {
@@ -94,7 +99,7 @@ impl Truth {
 
 /// The answer of a request that has the model for itself.
 pub fn reference(windows: &[Option<usize>], prompt: &[u32], num_tokens: usize, sampling: Sampling) -> Vec<u32> {
-    let mut truth = Truth::new(windows, prompt);
+    let mut truth = Truth::new(windows, sampling.salt, prompt);
     for _ in 0..num_tokens {
         truth.push(truth.next(sampling));
     }
@@ -108,8 +113,8 @@ mod tests {
     #[test]
     fn a_truth_cut_back_goes_on_as_if_nothing_had_been() {
         let windows = [None, Some(3)];
-        let whole = Truth::new(&windows, &[1, 2, 3, 4, 5, 6]);
-        let mut cut = Truth::new(&windows, &[1, 2, 3, 9, 9]);
+        let whole = Truth::new(&windows, 0, &[1, 2, 3, 4, 5, 6]);
+        let mut cut = Truth::new(&windows, 0, &[1, 2, 3, 9, 9]);
         cut.truncate(3);
         for token in [4, 5, 6] {
             cut.push(token);
@@ -118,9 +123,15 @@ mod tests {
     }
 
     #[test]
+    fn the_salt_counts_in_every_row() {
+        let truth = |salt| Truth::new(&[None], salt, &[1, 2, 3]);
+        assert!(truth(0).digests().iter().zip(truth(1).digests()).all(|(a, b)| a != b));
+    }
+
+    #[test]
     fn every_token_counts_for_all_that_follow() {
         let windows = [Some(2)];
-        let (a, b) = (Truth::new(&windows, &[1, 2, 3, 4, 5]), Truth::new(&windows, &[7, 2, 3, 4, 5]));
+        let (a, b) = (Truth::new(&windows, 0, &[1, 2, 3, 4, 5]), Truth::new(&windows, 0, &[7, 2, 3, 4, 5]));
         for position in 0..5 {
             assert_ne!(a.digests()[position], b.digests()[position], "through what stands in the cache");
         }

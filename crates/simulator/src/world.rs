@@ -211,7 +211,7 @@ impl World<'_> {
 
     fn sampling(&self, id: RequestId) -> Sampling {
         // Some answer alike, so that their answers can be shared too.
-        Sampling { seed: id.0 % 3, vocab: self.scenario.setup.vocab }
+        Sampling { seed: id.0 % 3, vocab: self.scenario.setup.vocab, salt: 0 }
     }
 
     fn add(&mut self, traffic: &Traffic) -> Result<(), Violation> {
@@ -261,7 +261,6 @@ impl World<'_> {
         let mut request = NewRequest::new(id, prompt, max_len);
         request.cache_salt = client.salt;
         request.tenant = client.tenant;
-        request.priority = client.priority;
         request.fork_of = Some(of);
         if self.driver.clients().len() < self.scenario.setup.most_alive {
             let wants = Wants { sampling: self.sampling(id), ..Wants::default() };

@@ -54,12 +54,13 @@ impl Driver {
             };
             client.preemptions += 1;
             client.preempted_at = Some(newest);
+            client.waits = true;
             client.drafts.clear();
             self.coverage.preemptions += 1;
             self.coverage.preempted_in_flight += u64::from(client.in_flight > 0);
             let client = &self.clients[&id];
             if !self.lenient {
-                fairness::check_preemptions(client, &self.clients).or_else(|found| self.violated(found))?;
+                fairness::check_preemptions(client).or_else(|found| self.violated(found))?;
             }
         }
         Ok(())
@@ -84,6 +85,7 @@ impl Driver {
             client.pending += usize::from(a.samples);
             client.targets_planned += a.prompt_targets.tokens.len();
             client.started = true;
+            client.waits = false;
             client.drafts.clear();
         }
         self.in_flight.push_back(Step { number, plan, output: None });
