@@ -10,13 +10,14 @@ mod plan;
 use std::collections::{BTreeMap, VecDeque};
 
 use folio_scheduler::{
-    DiskTaskKind, NewRequest, RequestId, Scheduler, SchedulerConfig, SchedulerError, SchedulerStats, StepPlan,
+    Departed, DiskTaskKind, NewRequest, RequestId, Scheduler, SchedulerConfig, SchedulerError, SchedulerStats, StepPlan,
 };
 
 use crate::{
     client::{Client, End, Wants},
     coverage::Coverage,
     disk::{Disk, DiskManners},
+    events::Router,
     fairness,
     invariants::{self, Found, Invariant, Violation},
     model::{Model, Output},
@@ -44,6 +45,16 @@ impl Default for Manners {
     }
 }
 
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Departure {
+    pub id: RequestId,
+    pub end: End,
+    /// None where the scheduler does not say: with a failed step or the process.
+    pub departed: Option<Departed>,
+    pub tick: u64,
+}
+
 #[derive(Debug)]
 struct Step {
     number: u64,
@@ -62,11 +73,14 @@ pub struct Driver {
     pub trace: Trace,
     pub perturb: Option<Perturb>,
     pub config: SchedulerConfig,
+    /// In the order in which they ended.
+    pub departures: Vec<Departure>,
     manners: Manners,
     clients: BTreeMap<RequestId, Client>,
     /// Those that have ended while a step up to the given one still has rows of theirs.
     ghosts: Vec<(u64, Client)>,
     in_flight: VecDeque<Step>,
+    router: Router,
     next_step: u64,
     progress: Progress,
     /// The next step collected has a row without a number, that of the request so far down the plan.
@@ -95,6 +109,8 @@ impl Driver {
             clients: BTreeMap::new(),
             ghosts: Vec::new(),
             in_flight: VecDeque::new(),
+            departures: Vec::new(),
+            router: Router::default(),
             next_step: 0,
             progress: Progress::default(),
             spoil_row: None,
@@ -105,6 +121,11 @@ impl Driver {
 
     pub fn clients(&self) -> &BTreeMap<RequestId, Client> {
         &self.clients
+    }
+
+    /// The step submitted last, while it is under way.
+    pub fn newest_plan(&self) -> Option<&StepPlan> {
+        self.in_flight.back().map(|step| &step.plan)
     }
 
     pub fn num_in_flight(&self) -> usize {
@@ -259,7 +280,12 @@ impl Driver {
         Ok(())
     }
 
-    fn integrity(&self) -> Result<(), Violation> {
+    fn integrity(&mut self) -> Result<(), Violation> {
+        if self.config.kv_events {
+            let events = self.scheduler.take_events();
+            let heard = self.router.hear(&events).and_then(|()| self.router.check(&self.scheduler.stats()));
+            heard.or_else(|found| self.violated(found))?;
+        }
         self.scheduler.check_integrity().or_else(|what| self.violated((Invariant::Integrity, what)))
     }
 

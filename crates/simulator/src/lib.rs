@@ -7,6 +7,7 @@ pub mod client;
 pub mod coverage;
 pub mod disk;
 pub mod driver;
+mod events;
 mod fairness;
 pub mod hash;
 pub mod invariants;
@@ -21,7 +22,7 @@ pub mod truth;
 pub mod world;
 
 pub use client::{Client, End, Wants};
-pub use driver::{Driver, Manners};
+pub use driver::{Departure, Driver, Manners};
 pub use invariants::{Invariant, Violation};
 pub use perturb::Perturb;
 pub use scenario::Scenario;

@@ -1,5 +1,9 @@
-//! The scheduler against a model that shows every wrong block.
+//! The scheduler's promises, one by one, mostly against a model that shows every wrong block. Random traffic is the
+//! simulator's part: see the crate `folio-simulator`.
 
-mod behaviour;
-mod random;
-mod sim;
+mod basics;
+mod fairness;
+mod harness;
+mod memory;
+mod sharing;
+mod tiers;

@@ -1,10 +1,11 @@
 //! How requests leave: done, not wanted, failed with their step, or gone with the process.
 
-use folio_scheduler::{RequestId, Scheduler};
+use folio_scheduler::{Departed, RequestId, Scheduler};
 
-use super::Driver;
+use super::{Departure, Driver};
 use crate::{
     client::End,
+    events::Router,
     hash,
     invariants::{self, Invariant, Violation},
     model::Model,
@@ -28,7 +29,7 @@ impl Driver {
             let what = format!("request {} was preempted {counted} times, not {}", id.0, departed.preemptions);
             return self.violated((Invariant::I9, what));
         }
-        self.leave(id, end);
+        self.leave(id, end, Some(departed));
         if !matches!(end, End::Length | End::Stop) {
             let stats = self.scheduler.stats();
             invariants::check_held(&stats, &self.clients, &self.config).or_else(|found| self.violated(found))?;
@@ -37,9 +38,10 @@ impl Driver {
     }
 
     /// The books of one that has left the scheduler.
-    pub(super) fn leave(&mut self, id: RequestId, end: End) {
+    pub(super) fn leave(&mut self, id: RequestId, end: End, departed: Option<Departed>) {
         let Some(client) = self.clients.remove(&id) else { return };
         self.trace.say(|| format!("request {} ends: {end:?}", id.0));
+        self.departures.push(Departure { id, end, departed, tick: self.tick });
         let coverage = &mut self.coverage;
         *match end {
             End::Length => &mut coverage.ended_by_length,
@@ -89,7 +91,7 @@ impl Driver {
         self.in_flight.clear();
         self.disk.steps_failed(self.tick);
         for id in named {
-            self.leave(id, End::StepFailed);
+            self.leave(id, End::StepFailed, None);
         }
         self.release_ghosts(u64::MAX);
         self.model.scribble(hash::mix(self.tick, 3), |group, slot| self.disk.owns(group, slot, true));
@@ -104,7 +106,7 @@ impl Driver {
         self.in_flight.clear();
         let ids: Vec<RequestId> = self.clients.keys().copied().collect();
         for id in ids {
-            self.leave(id, End::Crashed);
+            self.leave(id, End::Crashed, None);
         }
         self.ghosts.clear();
         self.disk.restart();
@@ -113,6 +115,7 @@ impl Driver {
         for key in self.disk.keys() {
             self.scheduler.disk_found(key);
         }
+        self.router = Router::default();
         self.draining = false;
         self.integrity()
     }

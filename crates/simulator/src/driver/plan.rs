@@ -16,12 +16,12 @@ impl Driver {
         let plan = self.scheduler.schedule(self.now);
         self.trace.plan(&plan);
         self.integrity()?;
-        for &(id, _) in &plan.expired {
+        for &(id, departed) in &plan.expired {
             let due = self.clients.get(&id).and_then(|c| c.deadline).is_some_and(|d| d <= self.now);
             if !due {
                 return self.violated((Invariant::I9, format!("request {} expires, but is not due", id.0)));
             }
-            self.leave(id, End::Expired);
+            self.leave(id, End::Expired, Some(departed));
         }
         let late = self.clients.values().find(|c| c.deadline.is_some_and(|d| d < self.now));
         if let Some(late) = late {

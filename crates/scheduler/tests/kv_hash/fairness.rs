@@ -1,0 +1,205 @@
+//! Whose turn it is: priorities, aging, deadlines, tenants, long prompts beside short ones and the inter-token target.
+
+use folio_scheduler::{NewRequest, RequestId, SchedulerConfig, StepPlan};
+use folio_simulator::End;
+
+use crate::harness::{Clocked, Sim, tokens};
+
+const SECOND: u64 = 1_000_000_000;
+
+/// One seat, so that the order of starting is the order of ending.
+fn one_seat() -> SchedulerConfig {
+    let mut config = SchedulerConfig::new(vec![64]);
+    config.max_seqs = 1;
+    config.aging = 10 * SECOND;
+    config.prefix_caching = false;
+    config
+}
+
+struct Line {
+    /// Seconds, priority.
+    arrivals: &'static [(u64, i32)],
+    /// In which they run.
+    order: &'static [u64],
+}
+
+#[test]
+fn lower_priorities_run_sooner_and_waiting_makes_up_for_a_level() {
+    let cases = [
+        Line { arrivals: &[(0, 0), (0, 0), (0, 0)], order: &[0, 1, 2] },
+        Line { arrivals: &[(0, 2), (0, 1), (0, 0)], order: &[2, 1, 0] },
+        Line { arrivals: &[(0, 1), (9, 0), (11, 0)], order: &[1, 0, 2] },
+        Line { arrivals: &[(0, i32::MAX), (1, i32::MIN), (2, 0)], order: &[1, 2, 0] },
+    ];
+    for Line { arrivals, order } in cases {
+        let mut sim = Sim::new(one_seat());
+        let busy = sim.add(tokens(50, 10), 10);
+        sim.step();
+        for (i, &(seconds, priority)) in arrivals.iter().enumerate() {
+            sim.driver.now = 100 * SECOND + seconds * SECOND;
+            sim.add_with(tokens(i as u64, 10), 2, |request| request.priority = priority);
+        }
+        sim.run_to_end();
+        let expected: Vec<RequestId> = order.iter().map(|&i| RequestId(busy.0 + 1 + i)).collect();
+        assert_eq!(sim.finished()[1..], expected, "{arrivals:?}");
+    }
+}
+
+#[test]
+fn a_deadline_ends_a_request_wherever_it_is() {
+    for depth in [1, 2] {
+        let mut sim = Sim::deep(one_seat(), depth);
+        let now = sim.driver.now;
+        let runs = sim.add_with(tokens(0, 10), 50, |r| r.deadline = Some(now + SECOND));
+        let waits = sim.add_with(tokens(1, 10), 2, |r| r.deadline = Some(now + SECOND));
+        let later = sim.add_with(tokens(2, 10), 2, |r| r.deadline = Some(now + 100 * SECOND));
+        sim.step();
+        sim.step();
+        assert_eq!(sim.driver.stats().running, 1);
+        sim.driver.now = now + SECOND;
+        sim.step();
+        assert_eq!(sim.driver.stats().expired, 2);
+        assert_eq!((sim.departure(runs).end, sim.departure(waits).end), (End::Expired, End::Expired));
+        sim.run_to_end();
+        assert_eq!(sim.finished(), [later]);
+    }
+}
+
+#[test]
+fn a_near_deadline_counts_as_an_early_arrival() {
+    let mut sim = Sim::new(one_seat());
+    sim.driver.now = 100 * SECOND;
+    sim.add(tokens(50, 10), 10);
+    sim.step();
+    let relaxed = sim.add(tokens(0, 10), 2);
+    let pressed = sim.add_with(tokens(1, 10), 2, |r| r.deadline = Some(105 * SECOND));
+    sim.run_to_end();
+    assert_eq!(sim.finished()[1..], [pressed, relaxed]);
+}
+
+/// Rows computed for two tenants while both always have requests waiting; the first sends ten times as many.
+fn rows_of_tenants(weights: [u32; 2]) -> [usize; 2] {
+    let mut config = SchedulerConfig::new(vec![512]);
+    config.max_seqs = 8;
+    config.budget_tokens = 64;
+    config.prefix_caching = false;
+    let mut clocked = Clocked::new(config);
+    let mut rows = [0; 2];
+    let mut alive = [0usize; 2];
+    let mut tenant_of = Vec::new();
+    for _ in 0..6000 {
+        for tenant in 0..2 {
+            while alive[tenant] < [200, 20][tenant] {
+                let id = tenant_of.len() as u64;
+                tenant_of.push(tenant);
+                alive[tenant] += 1;
+                let mut request = NewRequest::new(RequestId(id), tokens(id, 5 + id as usize % 40), 0);
+                request.max_len = request.prompt.len() + 4 + id as usize % 9;
+                (request.tenant, request.weight) = (tenant as u64, weights[tenant]);
+                clocked.add(request);
+            }
+        }
+        let plan = clocked.step(|_| 1_000_000);
+        for a in &plan.assignments {
+            rows[tenant_of[a.id.0 as usize]] += a.num_rows();
+        }
+        // Whoever ended is replaced before the next step.
+        for id in &clocked.finished {
+            alive[tenant_of[id.0 as usize]] -= 1;
+        }
+    }
+    rows
+}
+
+#[test]
+fn a_flood_gets_no_more_than_its_weight() {
+    for weights in [[1, 1], [3, 1], [1, 3]] {
+        let rows = rows_of_tenants(weights);
+        let share = rows[0] as f64 / (rows[0] + rows[1]) as f64;
+        let fair = f64::from(weights[0]) / f64::from(weights[0] + weights[1]);
+        assert!((share - fair).abs() < 0.05 * fair, "weights {weights:?}: {rows:?}, a share of {share:.3}");
+    }
+}
+
+#[test]
+fn a_short_prompt_is_not_stuck_behind_a_long_one() {
+    for under_way in [0, 3] {
+        let mut config = SchedulerConfig::new(vec![256]);
+        config.budget_tokens = 64;
+        let mut sim = Sim::new(config);
+        let long = sim.add(tokens(0, 2000), 4);
+        for _ in 0..under_way {
+            sim.step();
+        }
+        let short = sim.add(tokens(1, 20), 1);
+        sim.step();
+        sim.step();
+        assert_eq!(sim.finished(), [short], "its answer is one token, {under_way} steps later");
+        sim.run_to_end();
+        assert_eq!(sim.finished(), [short, long]);
+        let steps = sim.driver.coverage.steps;
+        assert!(steps <= 2020u64.div_ceil(64) + 4, "nothing of the budget is lost: {steps} steps");
+    }
+}
+
+/// A step costs 4 ms, 0.25 ms a decoding row, and 0.1 ms a prompt token that gets dearer with its context.
+fn step_time(plan: &StepPlan) -> u64 {
+    let row = |a: &folio_scheduler::Assignment| match a.num_rows() {
+        1 => 250_000,
+        rows => rows as u64 * (100_000 + 20 * a.first as u64),
+    };
+    4_000_000 + plan.assignments.iter().map(row).sum::<u64>()
+}
+
+/// Eight requests decode, a long prompt comes: the times of the steps until its first token.
+fn times_beside_a_long_prompt(target: Option<u64>) -> Vec<u64> {
+    let mut config = SchedulerConfig::new(vec![1024]);
+    config.inter_token_target = target;
+    let mut clocked = Clocked::new(config);
+    for id in 0..8 {
+        clocked.add(NewRequest::new(RequestId(id), tokens(id, 32), 2000));
+    }
+    for _ in 0..20 {
+        clocked.step(step_time);
+    }
+    clocked.add(NewRequest::new(RequestId(100), tokens(100, 3500), 3600));
+    let mut times = Vec::new();
+    loop {
+        let start = clocked.now;
+        let plan = clocked.step(step_time);
+        times.push(clocked.now - start);
+        assert_eq!(plan.assignments.iter().filter(|a| a.id.0 < 8).count(), 8, "all who decode get their row");
+        if plan.assignments.iter().any(|a| a.id.0 == 100 && a.samples) {
+            return times;
+        }
+        assert!(times.len() < 3500, "the long prompt gets nowhere");
+    }
+}
+
+#[test]
+fn the_inter_token_target_holds_beside_a_long_prompt_which_still_comes_through() {
+    let target = 12_000_000;
+    let times = times_beside_a_long_prompt(Some(target));
+    let late = times.iter().skip(2).filter(|&&time| time > target).count();
+    assert_eq!(late, 0, "{times:?}");
+    let used: u64 = times.iter().sum::<u64>() / times.len() as u64;
+    assert!(used > target * 6 / 10, "on average {used} ns of a step are used");
+    let without = times_beside_a_long_prompt(None);
+    assert!(without.iter().max() > Some(&(10 * target)), "{without:?}");
+    assert!(times.iter().sum::<u64>() < 4 * without.iter().sum::<u64>());
+}
+
+#[test]
+fn the_expected_wait_grows_with_the_line() {
+    let mut config = one_seat();
+    config.budget_tokens = 64;
+    let mut clocked = Clocked::new(config);
+    assert_eq!(clocked.scheduler.expected_wait(), 0);
+    let mut waits = Vec::new();
+    for id in 0..6 {
+        clocked.add(NewRequest::new(RequestId(id), tokens(id, 50), 60));
+        clocked.step(|_| 1_000_000);
+        waits.push(clocked.scheduler.expected_wait());
+    }
+    assert!(waits.is_sorted() && waits[5] > waits[1], "{waits:?}");
+}
