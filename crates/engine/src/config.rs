@@ -1,10 +1,13 @@
 //! What an engine is started with.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
+use std::{
+    hash::{BuildHasher, Hasher, RandomState},
+    time::Duration,
+};
 
-use folio_scheduler::{BLOCK_TOKENS, SchedulerConfig};
+use folio_scheduler::{BLOCK_TOKENS, GroupConfig, KvEvent, Nanos, SchedulerConfig};
 
-use crate::{Error, Result};
+use crate::{Error, Result, tiers::TierConfig};
 
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
@@ -18,9 +21,13 @@ pub struct EngineConfig {
     pub max_chunk: Option<usize>,
     /// The longest sequence, prompt and answer together.
     pub max_model_len: usize,
-    /// KV blocks of each layer group.
-    pub blocks: Vec<usize>,
+    /// Windows and KV blocks of the layer groups, on the device and in the host tier.
+    pub groups: Vec<GroupConfig>,
     pub prefix_caching: bool,
+    /// While others decode, a step takes on only as much prompt as keeps it under this. None: as much as the budget has.
+    pub inter_token_target: Option<Duration>,
+    /// What one level of priority is worth in waiting time.
+    pub aging: Duration,
     /// Most rows a step whose logits are wanted for prompt logprobs; the executor must have room for these and for
     /// `max_seqs` more.
     pub prompt_logit_rows: usize,
@@ -28,12 +35,20 @@ pub struct EngineConfig {
     pub logits_width: usize,
     /// Tokens that end an answer.
     pub eos: Vec<u32>,
+    /// Where blocks go that leave the device.
+    pub tiers: TierConfig,
+    /// Whether a step is planned and submitted while the one before it runs.
+    pub overlap: bool,
+    /// Who hears what happens in the prefix cache. Bounded: a batch that finds no room is dropped and counted.
+    pub kv_events: Option<flume::Sender<Vec<KvEvent>>>,
+    /// Where lines for whoever looks into the engine's decisions go; nowhere, as a rule.
+    pub debug: Option<fn(std::fmt::Arguments<'_>)>,
     /// Test hook: every so many steps a running sequence loses its blocks.
     pub force_preempt_every: Option<u64>,
 }
 
 impl Default for EngineConfig {
-    /// Sizes that depend on the model (`max_model_len`, `blocks`, `logits_width`, `eos`) are left for the caller.
+    /// Sizes that depend on the model (`max_model_len`, `groups`, `logits_width`, `eos`) are left for the caller.
     fn default() -> Self {
         Self {
             max_seqs: 64,
@@ -41,11 +56,17 @@ impl Default for EngineConfig {
             budget_tokens: 512,
             max_chunk: None,
             max_model_len: 0,
-            blocks: Vec::new(),
+            groups: Vec::new(),
             prefix_caching: true,
+            inter_token_target: Some(Duration::from_millis(50)),
+            aging: Duration::from_secs(10),
             prompt_logit_rows: 256,
             logits_width: 0,
             eos: Vec::new(),
+            tiers: TierConfig::default(),
+            overlap: true,
+            kv_events: None,
+            debug: None,
             force_preempt_every: None,
         }
     }
@@ -59,31 +80,73 @@ impl EngineConfig {
                 return Err(Error::Config { field, value, least });
             }
         }
+        for (group, config) in self.groups.iter().enumerate() {
+            let host = self.tiers.host.as_ref().filter(|host| group < host.num_groups());
+            let (wanted, found) = (config.host_slots, host.map_or(0, |host| host.group(group).slots));
+            if found < wanted {
+                return Err(Error::HostSlots { group, wanted, found });
+            }
+        }
         Ok(())
     }
 
     pub(crate) fn scheduler(&self) -> SchedulerConfig {
+        let disk = self.tiers.disk.as_ref();
         SchedulerConfig {
             block_tokens: BLOCK_TOKENS,
-            blocks: self.blocks.clone(),
+            groups: self.groups.clone(),
             budget_tokens: self.budget_tokens,
             max_chunk: self.max_chunk,
             max_seqs: self.max_seqs,
             prompt_logit_rows: self.prompt_logit_rows,
+            inter_token_target: self.inter_token_target.map(nanos),
+            aging: nanos(self.aging),
             prefix_caching: self.prefix_caching,
-            hash_key: [fresh_key(), fresh_key()],
+            hash_key: disk.map_or_else(|| [fresh_key(), fresh_key()], |disk| disk.hash_key()),
             hash_bits: 128,
+            copy_cost: nanos(self.tiers.copy_cost),
+            disk_chunk_blocks: disk.map(|disk| disk.chunk_blocks()),
+            kv_events: self.kv_events.is_some(),
             force_preempt_every: self.force_preempt_every,
         }
     }
+}
 
-    /// The longest sequence that the smallest pool holds.
-    pub(crate) fn pool_tokens(&self) -> usize {
-        self.blocks.iter().min().map_or(0, |&blocks| blocks * BLOCK_TOKENS)
-    }
+/// The longest sequence that every pool holds. Layers with a window hold only a part of it at a time.
+pub(crate) fn pool_tokens(config: &SchedulerConfig) -> usize {
+    let endless = usize::MAX - config.block_tokens;
+    let longest = |(group, pool): (usize, &GroupConfig)| {
+        if config.most_blocks(group, endless) <= pool.blocks { usize::MAX } else { pool.blocks * config.block_tokens }
+    };
+    config.groups.iter().enumerate().map(longest).min().unwrap_or(0)
+}
+
+/// The scheduler counts nanoseconds; what does not fit is five hundred years away.
+pub(crate) fn nanos(duration: Duration) -> Nanos {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// A number that clients cannot know, from the source that also keys std's hash maps.
 fn fresh_key() -> u64 {
     RandomState::new().build_hasher().finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_with_a_window_holds_any_length_once_it_holds_the_window() {
+        let check = |groups: &[(usize, Option<usize>)], expected: usize| {
+            let group = |&(blocks, window)| GroupConfig { window, ..GroupConfig::new(blocks) };
+            let groups = groups.iter().map(group).collect();
+            let config = EngineConfig { groups, budget_tokens: 16, ..EngineConfig::default() };
+            assert_eq!(pool_tokens(&config.scheduler()), expected);
+        };
+        check(&[(4, None)], 64);
+        check(&[(4, None), (100, Some(32))], 64);
+        check(&[(4, None), (2, Some(32))], 32);
+        check(&[(10, Some(32))], usize::MAX);
+        check(&[], 0);
+    }
 }

@@ -1,103 +1,177 @@
-//! The loop: commands in, a step, events out. One thread runs it and owns scheduler and executor.
+//! The loop: messages in, steps, events out. One thread runs it and owns the scheduler and the executor's handle.
+//!
+//! While step n computes, step n+1 is planned and submitted; then step n's results are committed and delivered while
+//! step n+1 computes. The thread waits for one channel alone, so it hears a client as soon as a result, and nothing it
+//! does keeps the executor waiting.
 
 use std::{
-    collections::BTreeMap,
-    panic::{AssertUnwindSafe, catch_unwind},
+    collections::{BTreeMap, VecDeque},
     sync::{Arc, atomic::Ordering, mpsc},
+    time::{Duration, Instant},
 };
 
-use folio_scheduler::{Departed, NewRequest, RequestId, Scheduler, StepPlan};
+use folio_scheduler::{
+    Departed, DiskTask, NewRequest, Preempted, RequestId, RowResult, Scheduler, SchedulerStats, StepPlan,
+};
 
 use crate::{
-    EngineConfig, EngineRequest, Event, Executor, FinishReason, Logprobs, Result, RowOutput, SamplingParams, Shared,
-    Usage, sampling::SamplingState,
+    EngineRequest, Error, Event, Executor, FinishReason, Result, RowOutput, Shared, StepOutput,
+    command::Message,
+    config::nanos,
+    executor::MOST_IN_FLIGHT,
+    pace::Pace,
+    sample::Sample,
+    sampling::SamplingState,
+    tiers::{DiskDone, DiskIo},
 };
-
-/// What other threads may ask of the engine's.
-#[derive(Debug)]
-pub(crate) enum Command {
-    Submit { first_id: RequestId, request: EngineRequest, events: flume::Sender<Event> },
-    Abort(RequestId),
-    Shutdown,
-}
-
-/// One sample of a request, from submission to its last event.
-struct Sample {
-    index: usize,
-    params: Arc<SamplingParams>,
-    events: flume::Sender<Event>,
-    prompt_len: usize,
-    max_len: usize,
-    completion_len: usize,
-    /// Collected until the prompt is done; only sample 0 has any.
-    prompt_logprobs: Option<Vec<Option<Logprobs>>>,
-}
 
 pub(crate) struct Core {
     scheduler: Scheduler,
     executor: Box<dyn Executor>,
-    config: EngineConfig,
-    commands: mpsc::Receiver<Command>,
+    disk: Option<DiskIo>,
+    messages: mpsc::Receiver<Message>,
     shared: Arc<Shared>,
     samples: BTreeMap<RequestId, Sample>,
+    /// Submitted and not collected, oldest first.
+    in_flight: VecDeque<Step>,
+    /// When the oldest of them began.
+    began: Instant,
+    pace: Pace,
+    /// Set when a step has failed: nothing is planned until the other one in flight has ended too.
+    failure: Option<String>,
+    /// The zero of the scheduler's time.
+    epoch: Instant,
     stopping: bool,
+}
+
+/// What is remembered of a plan until its results are there.
+struct Step {
+    /// Whose rows, and whether they sample.
+    rows: Vec<(RequestId, bool)>,
+    num_tokens: usize,
+    /// Tasks for the disk that begin when this and all steps before it are done.
+    tasks: Vec<DiskTask>,
+}
+
+impl Step {
+    /// Results that do not belong to the plan are the executor's fault, and nothing in them can be trusted.
+    fn check(&self, output: StepOutput) -> Result<StepOutput> {
+        let (found, expected) = (output.rows.len(), self.rows.len());
+        if found != expected {
+            return Err(Error::Step(format!("the step gave {found} results for {expected} requests")));
+        }
+        match output.rows.iter().zip(&self.rows).find(|(row, (id, _))| row.id != *id) {
+            Some((row, (id, _))) => {
+                Err(Error::Step(format!("the step gave a result for request {} in place of {}", row.id.0, id.0)))
+            }
+            None => Ok(output),
+        }
+    }
 }
 
 impl Core {
     pub fn new(
+        scheduler: Scheduler,
         executor: Box<dyn Executor>,
-        config: EngineConfig,
-        commands: mpsc::Receiver<Command>,
+        disk: Option<DiskIo>,
+        messages: mpsc::Receiver<Message>,
         shared: Arc<Shared>,
-    ) -> Result<Self> {
-        config.validate()?;
-        let scheduler = Scheduler::new(config.scheduler())?;
-        Ok(Self { scheduler, executor, config, commands, shared, samples: BTreeMap::new(), stopping: false })
+    ) -> Self {
+        let epoch = Instant::now();
+        Self {
+            scheduler,
+            executor,
+            disk,
+            messages,
+            shared,
+            samples: BTreeMap::new(),
+            in_flight: VecDeque::new(),
+            began: epoch,
+            pace: Pace::default(),
+            failure: None,
+            epoch,
+            stopping: false,
+        }
     }
 
     pub fn run(mut self) {
         loop {
-            self.take_commands();
+            // All that has come is heard before a step is planned.
+            while let Ok(message) = self.messages.try_recv() {
+                self.hear(message);
+            }
             if self.stopping {
                 break;
             }
-            self.step();
+            let is_due = self.is_due();
+            if !is_due || !self.step() {
+                self.wait(is_due);
+            }
         }
         while let Some((&id, _)) = self.samples.first_key_value() {
             self.end(id, FinishReason::Aborted);
         }
-        self.publish_stats();
+        self.publish(self.scheduler.stats());
     }
 
-    /// Takes what is there; sleeps while there is nothing else to do.
-    fn take_commands(&mut self) {
-        while !self.stopping {
-            let command = if self.scheduler.has_work() {
-                self.commands.try_recv().map_err(|error| error == mpsc::TryRecvError::Disconnected)
-            } else {
-                self.publish_stats();
-                self.commands.recv().map_err(|_| true)
-            };
-            match command {
-                Ok(command) => self.obey(command),
-                Err(all_handles_gone) => {
-                    self.stopping = all_handles_gone;
-                    return;
-                }
+    fn hear(&mut self, message: Message) {
+        match message {
+            Message::Submit { first_id, request, submitted, events } => {
+                self.submit(first_id, request, submitted, &events);
+            }
+            Message::Abort(id) => self.end(id, FinishReason::Aborted),
+            Message::Shutdown => self.stopping = true,
+            Message::StepDone => self.finish_step(),
+            Message::DiskDone(DiskDone { ticket, ok, lost }) => {
+                self.scheduler.disk_done(ticket, ok);
+                lost.into_iter().for_each(|key| self.scheduler.disk_lost(key));
             }
         }
     }
 
-    fn obey(&mut self, command: Command) {
-        match command {
-            Command::Submit { first_id, request, events } => self.submit(first_id, request, events),
-            Command::Abort(id) => self.end(id, FinishReason::Aborted),
-            Command::Shutdown => self.stopping = true,
+    /// Sleeps until a message comes, or until there is something to do without one: a step to be planned, a deadline.
+    fn wait(&mut self, has_tried: bool) {
+        let until = if self.in_flight.is_empty() {
+            self.publish(self.scheduler.stats());
+            self.samples.values().filter_map(|sample| sample.deadline).min()
+        } else {
+            self.plan_at().filter(|_| !has_tried)
+        };
+        let message = match until {
+            Some(time) => self.messages.recv_timeout(time.saturating_duration_since(Instant::now())).ok(),
+            // The executor holds the other end of the channel.
+            None => self.messages.recv().ok(),
+        };
+        if let Some(message) = message {
+            self.hear(message);
         }
     }
 
-    fn submit(&mut self, first_id: RequestId, request: EngineRequest, events: flume::Sender<Event>) {
-        let EngineRequest { prompt, params, max_len } = request;
+    /// Whether a step may be planned now.
+    fn is_due(&self) -> bool {
+        match self.in_flight.len() {
+            0 => self.scheduler.has_work(),
+            _ => self.plan_at().is_some_and(|time| time <= Instant::now()),
+        }
+    }
+
+    /// When to plan behind the step that runs; none while no more may be in flight.
+    fn plan_at(&self) -> Option<Instant> {
+        let most = if self.shared.config.overlap { MOST_IN_FLIGHT } else { 1 };
+        let running = self.in_flight.front().filter(|_| self.in_flight.len() < most && self.failure.is_none())?;
+        Some(self.began + self.pace.plan_after(running.num_tokens))
+    }
+
+    fn submit(
+        &mut self,
+        first_id: RequestId,
+        request: EngineRequest,
+        submitted: Instant,
+        events: &flume::Sender<Event>,
+    ) {
+        let EngineRequest { prompt, params, max_len, options } = request;
+        // What is too far away to be told is no deadline.
+        let deadline = options.deadline.and_then(|after| submitted.checked_add(after));
         for index in 0..params.n {
             let id = RequestId(first_id.0 + index as u64);
             let wants_prompt_logits = params.prompt_logprobs.is_some() && index == 0;
@@ -108,129 +182,194 @@ impl Core {
                 prompt_len: prompt.len(),
                 max_len,
                 completion_len: 0,
+                deadline,
                 prompt_logprobs: wants_prompt_logits.then(|| vec![None]),
             };
             self.samples.insert(id, sample);
-            let state = SamplingState::new(Arc::clone(&params), &prompt, &self.config.eos, index);
+            let state = SamplingState::new(Arc::clone(&params), &prompt, &self.shared.config.eos, index);
             self.executor.admit(id, state);
-            let new = NewRequest { id, prompt: prompt.clone(), max_len, wants_prompt_logits, cache_salt: 0 };
-            if let Err(error) = self.scheduler.add(new) {
+            let new = NewRequest {
+                wants_prompt_logits,
+                cache_salt: options.cache_salt,
+                priority: options.priority,
+                tenant: options.tenant,
+                weight: options.weight,
+                deadline: deadline.map(|time| nanos(time.saturating_duration_since(self.epoch))),
+                fork_of: (index > 0).then_some(first_id),
+                ..NewRequest::new(id, prompt.clone(), max_len)
+            };
+            if let Err(error) = self.scheduler.add(new, nanos(self.epoch.elapsed())) {
                 self.end(id, FinishReason::Error(error.to_string()));
             }
         }
     }
 
-    fn step(&mut self) {
-        let plan = self.scheduler.schedule();
-        match self.execute(&plan) {
-            Ok(outputs) => self.deliver(&plan, outputs),
-            Err(reason) => self.fail_step(&reason),
+    /// Plans a step and hands it over; false if there was nothing to hand over.
+    fn step(&mut self) -> bool {
+        let mut plan = self.scheduler.schedule(nanos(self.epoch.elapsed()));
+        for (id, departed) in std::mem::take(&mut plan.expired) {
+            self.depart(id, FinishReason::Deadline, Some(departed));
         }
-        self.publish_stats();
-    }
-
-    fn execute(&mut self, plan: &StepPlan) -> Result<Vec<RowOutput>, String> {
-        let run = || {
-            self.executor.submit(plan)?;
-            self.executor.collect()
-        };
-        // The executor's own state is rebuilt from the next plan, so a panic in one step cannot spoil another.
-        match catch_unwind(AssertUnwindSafe(run)) {
-            Ok(Ok(outputs)) if outputs.len() == plan.assignments.len() => Ok(outputs),
-            Ok(Ok(outputs)) => {
-                Err(format!("the step gave {} results for {} requests", outputs.len(), plan.assignments.len()))
+        if let Some(debug) = self.shared.config.debug {
+            plan.preempted.iter().for_each(|preempted| explain(debug, preempted));
+        }
+        self.publish_events();
+        let tasks = std::mem::take(&mut plan.disk_tasks);
+        if plan.is_empty() {
+            match self.in_flight.back_mut() {
+                Some(step) => step.tasks.extend(tasks),
+                None => self.start_tasks(tasks),
             }
-            Ok(Err(error)) => Err(error.to_string()),
-            Err(_) => Err("the step panicked".into()),
+            return false;
+        }
+        self.hand_over(plan, tasks);
+        true
+    }
+
+    fn hand_over(&mut self, plan: StepPlan, tasks: Vec<DiskTask>) {
+        let rows = plan.assignments.iter().map(|a| (a.id, a.samples)).collect();
+        let step = Step { rows, num_tokens: plan.num_rows(), tasks };
+        if self.in_flight.is_empty() {
+            self.began = Instant::now();
+        }
+        match self.executor.submit(plan) {
+            Ok(()) => self.in_flight.push_back(step),
+            Err(error) => self.fail(step, &error),
         }
     }
 
-    fn deliver(&mut self, plan: &StepPlan, outputs: Vec<RowOutput>) {
-        let token = |output: &RowOutput| output.sampled.as_ref().map(|s| s.token);
-        let results: Vec<_> = outputs.iter().map(|output| (output.id, token(output))).collect();
-        self.scheduler.commit(&results);
+    /// The oldest step has ended.
+    fn finish_step(&mut self) {
+        let Some(step) = self.in_flight.pop_front() else { return };
+        self.began = Instant::now();
+        match self.executor.collect().and_then(|output| step.check(output)) {
+            Ok(output) if self.failure.is_none() => self.deliver(step, output),
+            // It ran on after a failure: the scheduler gives it up with the one that failed.
+            Ok(_) => self.fail(step, &Error::Step("the step before this one failed".into())),
+            Err(error) => self.fail(step, &error),
+        }
+    }
+
+    fn deliver(&mut self, step: Step, output: StepOutput) {
+        let StepOutput { mut rows, took } = output;
+        self.pace.note(step.num_tokens, took);
+        for (row, &(_, samples)) in rows.iter_mut().zip(&step.rows) {
+            if samples && row.sampled.is_none() && row.failure.is_none() {
+                row.failure = Some("the step gave no token".into());
+            }
+        }
+        let result = |row: &RowOutput| RowResult {
+            id: row.id,
+            accepted: 0,
+            token: row.sampled.as_ref().map(|sampled| sampled.token),
+        };
+        let results: Vec<RowResult> = rows.iter().map(result).collect();
+        self.scheduler.commit(&results, nanos(took));
+        let figures = self.scheduler.stats();
+        let is_new = |row: &&RowResult| row.token.is_some() && self.samples.contains_key(&row.id);
         {
             let mut stats = self.shared.stats();
-            stats.occupancy.add(&self.scheduler.stats());
-            stats.tokens_computed += plan.num_tokens() as u64;
-            stats.tokens_sampled += results.iter().filter(|(_, token)| token.is_some()).count() as u64;
+            stats.occupancy.add(&figures);
+            stats.tokens_computed += step.num_tokens as u64;
+            stats.tokens_sampled += results.iter().filter(is_new).count() as u64;
         }
-        for output in outputs {
-            self.deliver_one(output);
-        }
+        self.publish(figures);
+        self.start_tasks(step.tasks);
+        rows.into_iter().for_each(|row| self.deliver_one(row));
+        self.publish_events();
     }
 
-    fn deliver_one(&mut self, output: RowOutput) {
-        let Some(sample) = self.samples.get_mut(&output.id) else { return };
-        if let Some(reason) = output.failure {
-            return self.end(output.id, FinishReason::Error(reason));
+    fn deliver_one(&mut self, row: RowOutput) {
+        // One that has left since then had this row in flight.
+        let Some(sample) = self.samples.get_mut(&row.id) else { return };
+        if let Some(reason) = row.failure {
+            return self.end(row.id, FinishReason::Error(reason));
         }
-        sample.take_prompt_logprobs(output.prompt_logprobs);
-        let Some(sampled) = output.sampled else { return };
+        sample.take_prompt_logprobs(row.prompt_logprobs);
+        let Some(sampled) = row.sampled else { return };
         sample.completion_len += 1;
-        if sample.stops_at(sampled.token, &self.config.eos) {
-            return self.end(output.id, FinishReason::Stop(sampled.token));
+        if sample.stops_at(sampled.token, &self.shared.config.eos) {
+            return self.end(row.id, FinishReason::Stop(sampled.token));
         }
         sample.send(Event::Token { sample: sample.index, token: sampled.token, logprobs: sampled.logprobs });
         if sample.is_at_length() {
-            self.end(output.id, FinishReason::Length);
+            self.end(row.id, FinishReason::Length);
         }
     }
 
-    /// Everything that was in the step ends; the rest starts anew on a clean scheduler.
-    fn fail_step(&mut self, reason: &str) {
-        self.shared.stats().steps_failed += 1;
-        for id in self.scheduler.fail_step() {
-            self.end(id, FinishReason::Error(reason.to_owned()));
+    /// Everything in flight is given up once it has ended: the requests in it end, the rest starts anew.
+    fn fail(&mut self, step: Step, error: &Error) {
+        let reason = self.failure.get_or_insert_with(|| error.to_string()).clone();
+        // Answered only after `fail_steps`; until then they stay with the last step.
+        match self.in_flight.back_mut() {
+            Some(last) => last.tasks.extend(step.tasks),
+            None => {
+                self.failure = None;
+                self.shared.stats().steps_failed += 1;
+                for id in self.scheduler.fail_steps() {
+                    self.end(id, FinishReason::Error(reason.clone()));
+                }
+                step.tasks.iter().for_each(|task| self.scheduler.disk_done(task.ticket, false));
+                self.publish_events();
+            }
+        }
+    }
+
+    fn start_tasks(&mut self, tasks: Vec<DiskTask>) {
+        for task in tasks {
+            match &self.disk {
+                Some(disk) => disk.submit(task),
+                None => self.scheduler.disk_done(task.ticket, false),
+            }
+        }
+    }
+
+    /// One that is not wanted any more, or has all it wanted.
+    fn end(&mut self, id: RequestId, reason: FinishReason) {
+        if self.samples.contains_key(&id) {
+            let departed = match reason {
+                FinishReason::Stop(_) | FinishReason::Length => self.scheduler.finish(id),
+                _ => self.scheduler.abort(id),
+            };
+            self.depart(id, reason, departed);
         }
     }
 
     /// The last thing that happens to a sample, exactly once.
-    fn end(&mut self, id: RequestId, reason: FinishReason) {
+    fn depart(&mut self, id: RequestId, reason: FinishReason, departed: Option<Departed>) {
         let Some(sample) = self.samples.remove(&id) else { return };
-        let departed = self.scheduler.finish(id);
         self.executor.release(id);
-        sample.send(Event::Finished { sample: sample.index, reason, usage: sample.usage(departed) });
+        // The figures first: whoever has read the last event finds them counted.
         self.shared.live.fetch_sub(1, Ordering::AcqRel);
         self.shared.stats().samples_ended += 1;
+        sample.finish(reason, departed);
     }
 
-    fn publish_stats(&self) {
-        self.shared.stats().scheduler = self.scheduler.stats();
+    fn publish(&self, figures: SchedulerStats) {
+        let mut stats = self.shared.stats();
+        stats.scheduler = figures;
+        stats.expected_wait = Duration::from_nanos(self.scheduler.expected_wait());
+    }
+
+    /// Nobody is waited for: a listener that is slow loses what does not fit.
+    fn publish_events(&mut self) {
+        let Some(listener) = &self.shared.config.kv_events else { return };
+        let events = self.scheduler.take_events();
+        if !events.is_empty() && listener.try_send(events).is_err() {
+            self.shared.stats().kv_event_batches_lost += 1;
+        }
     }
 }
 
-impl Sample {
-    /// A reader that has gone is not an error: its abort is on the way.
-    fn send(&self, event: Event) {
-        let _ = self.events.send(event);
-    }
-
-    fn take_prompt_logprobs(&mut self, logprobs: Vec<Logprobs>) {
-        let Some(collected) = &mut self.prompt_logprobs else { return };
-        collected.extend(logprobs.into_iter().map(Some));
-        if collected.len() == self.prompt_len {
-            let all = self.prompt_logprobs.take().unwrap_or_default();
-            self.send(Event::PromptLogprobs(all));
-        }
-    }
-
-    /// Whether the token just counted ends the answer by itself.
-    fn stops_at(&self, token: u32, eos: &[u32]) -> bool {
-        let is_eos = !self.params.ignore_eos && eos.contains(&token);
-        let is_stop = is_eos || self.params.stop_token_ids.contains(&token);
-        is_stop && self.completion_len > self.params.min_tokens
-    }
-
-    fn is_at_length(&self) -> bool {
-        self.prompt_len + self.completion_len >= self.max_len
-    }
-
-    fn usage(&self, departed: Option<Departed>) -> Usage {
-        Usage {
-            prompt_tokens: self.prompt_len,
-            completion_tokens: self.completion_len,
-            cached_tokens: departed.map_or(0, |d| d.cached_tokens),
-        }
+/// Why a request's blocks are thrown away or kept: what bringing them back would cost, either way.
+fn explain(debug: fn(std::fmt::Arguments<'_>), preempted: &Preempted) {
+    let Preempted { id, computing, copying } = *preempted;
+    let computing = Duration::from_nanos(computing);
+    match copying.map(Duration::from_nanos) {
+        Some(copying) => debug(format_args!(
+            "request {} gives way: computing its tokens again would take {computing:.1?}, copying its blocks {copying:.1?}",
+            id.0
+        )),
+        None => debug(format_args!("request {} gives way and will be computed again in {computing:.1?}", id.0)),
     }
 }

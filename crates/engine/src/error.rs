@@ -1,5 +1,7 @@
 //! What can go wrong, by where it is met: at start or in a step, when a request is made, when it is handed in.
 
+use std::time::Duration;
+
 use folio_scheduler::{RequestId, SchedulerError};
 
 use crate::InvalidParam;
@@ -15,12 +17,22 @@ pub enum Error {
     Scheduler(#[from] SchedulerError),
     #[error(transparent)]
     Model(#[from] folio_model::Error),
-    #[error("the engine thread cannot start: {0}")]
+    #[error("layer group {group} is to have {wanted} blocks in the host tier, which has room for {found}")]
+    HostSlots { group: usize, wanted: usize, found: usize },
+    #[error("a thread of the engine cannot start: {0}")]
     Thread(#[from] std::io::Error),
     #[error("request {} has no sampling state", .0.0)]
     UnknownRequest(RequestId),
     #[error("no step is under way")]
     NothingSubmitted,
+    #[error("the step panicked")]
+    StepPanicked,
+    #[error("the executor's thread has ended")]
+    ExecutorGone,
+    #[error("a block is to be moved to or from the host, but there is no host tier")]
+    NoHostTier,
+    #[error("request {} has {drafts} drafts to verify, but this executor verifies none", .id.0)]
+    Drafts { id: RequestId, drafts: usize },
     /// For executors of other kinds.
     #[error("{0}")]
     Step(String),
@@ -48,8 +60,11 @@ pub enum InvalidRequest {
 /// Why a valid request is not taken now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
-    #[error("the queue is full; try again later")]
-    QueueFull,
+    /// `retry_after`: how long a request that came now would wait for its first token.
+    #[error("the queue is full; try again in {:.1} s", retry_after.as_secs_f64())]
+    QueueFull { retry_after: Duration },
+    #[error("no request is taken any more: the engine is about to end")]
+    Draining,
     #[error("the engine has stopped")]
     Stopped,
 }

@@ -1,22 +1,47 @@
 //! The border between the engine's loop and whatever runs a step: a decoder on some device, several ranks, or a mock.
 
+use std::time::Duration;
+
 use folio_scheduler::{RequestId, StepPlan};
 
 use crate::{Result, sampling::SamplingState};
 
-/// Runs steps. One thread owns it; it keeps what belongs to a request between steps.
+/// Most steps in flight: one that runs, and the next, so that the device never waits for a plan.
+pub(crate) const MOST_IN_FLIGHT: usize = 2;
+
+/// Called by an executor each time a step has ended, from whatever thread: one [`Executor::collect`] will not wait.
+pub type Wake = Box<dyn Fn() + Send>;
+
+/// Runs steps in the order they are submitted, at most two in flight. It keeps what belongs to a request between
+/// steps: its sampling state and the token it sampled last, which the next step's plan does not name.
+///
+/// The engine's thread owns it and calls it between other work, so that no method but `collect` waits for a step.
+/// What goes wrong in a step is that step's error, panics included: a panic out of one of these methods ends the engine.
 pub trait Executor: Send {
+    /// Comes before anything else, once.
+    fn on_done(&mut self, wake: Wake);
+
     /// A request joins: its sampling state stays here until `release`.
     fn admit(&mut self, id: RequestId, state: SamplingState);
 
-    /// Starts a step. At most one is in flight.
-    fn submit(&mut self, plan: &StepPlan) -> Result<()>;
+    /// Queues a step. Its transfers are done in order, before its rows and after the steps before.
+    fn submit(&mut self, plan: StepPlan) -> Result<()>;
 
-    /// Waits for the step in flight and gives its results, in the order of the plan's assignments.
-    fn collect(&mut self) -> Result<Vec<RowOutput>>;
+    /// Waits for the oldest step in flight. After a step that failed, the one behind it fails too: it was planned on
+    /// tokens that were never sampled.
+    fn collect(&mut self) -> Result<StepOutput>;
 
-    /// A request has left, finished or not.
+    /// A request has left, finished or not. Steps in flight may still hold rows of it.
     fn release(&mut self, id: RequestId);
+}
+
+/// What came of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepOutput {
+    /// One an assignment, in the order of the plan.
+    pub rows: Vec<RowOutput>,
+    /// How long the step itself was computed, without its time in the queue.
+    pub took: Duration,
 }
 
 /// What a step found out about one request.
@@ -29,6 +54,17 @@ pub struct RowOutput {
     pub prompt_logprobs: Vec<Logprobs>,
     /// Set when this row alone went wrong (not a number): the request ends, its neighbours go on.
     pub failure: Option<String>,
+}
+
+impl RowOutput {
+    /// Nothing known yet.
+    pub fn new(id: RequestId) -> Self {
+        Self { id, sampled: None, prompt_logprobs: Vec::new(), failure: None }
+    }
+
+    pub fn failed(id: RequestId, reason: impl ToString) -> Self {
+        Self { failure: Some(reason.to_string()), ..Self::new(id) }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use folio_model::device::{BLOCK_TOKENS, Batch, GroupTables, Span};
-use folio_scheduler::{Assignment, RequestId, StepPlan};
+use folio_scheduler::{Assignment, BlockId, RequestId, StepPlan};
 
 /// Which rows of the step's logits belong to one request: those of its prompt targets, then that of its sample.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,10 +14,18 @@ pub(crate) struct OutputRows {
     pub sample: Option<usize>,
     /// Position of the token that is sampled.
     pub position: usize,
+    /// A token that the rows needed was never sampled, so that theirs mean nothing.
+    pub is_orphan: bool,
 }
 
-/// Fills `batch` anew from `plan`, keeping its memory.
-pub(crate) fn gather(plan: &StepPlan, batch: &mut Batch, outputs: &mut Vec<OutputRows>) {
+/// Fills `batch` anew from `plan`, keeping its memory. `awaited` gives the token that a request sampled for a position,
+/// if it did.
+pub(crate) fn gather(
+    plan: &StepPlan,
+    awaited: impl Fn(RequestId, usize) -> Option<u32>,
+    batch: &mut Batch,
+    outputs: &mut Vec<OutputRows>,
+) {
     let num_groups = plan.assignments.first().map_or(0, |a| a.tables.len());
     batch.tokens.clear();
     batch.positions.clear();
@@ -31,8 +39,15 @@ pub(crate) fn gather(plan: &StepPlan, batch: &mut Batch, outputs: &mut Vec<Outpu
     }
     outputs.clear();
     for assignment in &plan.assignments {
-        outputs.push(push_outputs(assignment, batch));
+        let mut rows = push_outputs(assignment, batch);
         push_rows(assignment, batch);
+        if assignment.awaits_token {
+            let token = awaited(assignment.id, rows.position - 1);
+            rows.is_orphan = token.is_none();
+            // Whatever an orphan computes lies in blocks of its own, and its request is at its end.
+            batch.tokens.push(token.unwrap_or(0));
+        }
+        outputs.push(rows);
     }
 }
 
@@ -45,7 +60,7 @@ fn push_outputs(assignment: &Assignment, batch: &mut Batch) -> OutputRows {
     batch.outputs.extend(rows.map(|row| row as u32));
     let prompt = first..batch.outputs.len();
     let sample = assignment.samples.then(|| {
-        batch.outputs.push((first_row + assignment.tokens.len() - 1) as u32);
+        batch.outputs.push((first_row + assignment.num_rows() - 1) as u32);
         batch.outputs.len() - 1
     });
     OutputRows {
@@ -53,59 +68,71 @@ fn push_outputs(assignment: &Assignment, batch: &mut Batch) -> OutputRows {
         prompt,
         prompt_targets: targets.tokens.clone(),
         sample,
-        position: assignment.first + assignment.tokens.len(),
+        position: assignment.first + assignment.num_rows(),
+        is_orphan: false,
     }
 }
 
+/// All but the token that is awaited.
 fn push_rows(assignment: &Assignment, batch: &mut Batch) {
-    let positions = assignment.first..assignment.first + assignment.tokens.len();
+    let positions = assignment.first..assignment.first + assignment.num_rows();
     batch.spans.push(Span {
         first_row: batch.tokens.len() as u32,
-        num_rows: assignment.tokens.len() as u32,
+        num_rows: assignment.num_rows() as u32,
         context: positions.end as u32,
     });
     batch.tokens.extend(&assignment.tokens);
     batch.positions.extend(positions.clone().map(|position| position as u32));
-    for (group, table) in batch.groups.iter_mut().zip(&assignment.tables) {
-        let slot = |position: usize| table[position / BLOCK_TOKENS].0 as usize * BLOCK_TOKENS + position % BLOCK_TOKENS;
+    for (group, table) in batch.groups.iter_mut().zip(assignment.tables.iter()) {
+        let slot = |position: usize| {
+            let block = table[position / BLOCK_TOKENS];
+            assert_ne!(block, BlockId::GONE, "a row at position {position} writes to a block that is gone");
+            block.0 as usize * BLOCK_TOKENS + position % BLOCK_TOKENS
+        };
         group.slots.extend(positions.clone().map(|position| slot(position) as u32));
         group.first_block.push(group.blocks.len() as u32);
-        group.blocks.extend(table.iter().map(|block| block.0));
+        group.blocks.extend(table.iter().map(|&block| device_block(block)));
     }
+}
+
+/// No kernel looks at a block outside the window, but a decoder refuses a table that names one outside its memory, and
+/// rightly so: block 0 stands in for those that are gone.
+fn device_block(block: BlockId) -> u32 {
+    if block == BlockId::GONE { 0 } else { block.0 }
 }
 
 #[cfg(test)]
 mod tests {
-    use folio_scheduler::{BlockId, PromptTargets};
+    use folio_scheduler::PromptTargets;
 
     use super::*;
 
+    fn assignment(id: u64, first: usize, tokens: &[u32], table: &[u32]) -> Assignment {
+        Assignment {
+            id: RequestId(id),
+            first,
+            tokens: tokens.to_vec(),
+            awaits_token: false,
+            num_drafts: 0,
+            samples: true,
+            prompt_targets: PromptTargets::default(),
+            tables: [table.iter().copied().map(BlockId).collect()].into(),
+        }
+    }
+
     #[test]
     fn rows_spans_slots_and_outputs_line_up() {
+        let targets = PromptTargets { first: 15, tokens: vec![7, 8] };
         let plan = StepPlan {
             assignments: vec![
-                Assignment {
-                    id: RequestId(1),
-                    first: 14,
-                    tokens: vec![5, 6, 7],
-                    samples: false,
-                    prompt_targets: PromptTargets { first: 15, tokens: vec![7, 8] },
-                    tables: vec![vec![BlockId(3), BlockId(1)]],
-                },
-                Assignment {
-                    id: RequestId(2),
-                    first: 4,
-                    tokens: vec![9],
-                    samples: true,
-                    prompt_targets: PromptTargets::default(),
-                    tables: vec![vec![BlockId(2)]],
-                },
+                Assignment { samples: false, prompt_targets: targets, ..assignment(1, 14, &[5, 6, 7], &[3, 1]) },
+                assignment(2, 4, &[9], &[2]),
             ],
-            preempted: vec![],
+            ..StepPlan::default()
         };
         let (mut batch, mut outputs) = (Batch::default(), Vec::new());
         for _ in 0..2 {
-            gather(&plan, &mut batch, &mut outputs);
+            gather(&plan, |_, _| panic!("nothing is awaited"), &mut batch, &mut outputs);
             assert_eq!(batch.tokens, [5, 6, 7, 9]);
             assert_eq!(batch.positions, [14, 15, 16, 4]);
             assert_eq!(batch.outputs, [1, 2, 3]);
@@ -118,5 +145,29 @@ mod tests {
             assert_eq!((outputs[1].prompt.clone(), outputs[1].sample), (2..2, Some(2)));
             assert_eq!((outputs[0].position, outputs[1].position), (17, 5));
         }
+    }
+
+    #[test]
+    fn an_awaited_token_is_the_last_row() {
+        let gone = BlockId::GONE.0;
+        let plan = StepPlan {
+            assignments: vec![
+                Assignment { awaits_token: true, ..assignment(1, 30, &[5], &[gone, 4]) },
+                Assignment { awaits_token: true, ..assignment(2, 3, &[], &[6]) },
+                assignment(3, 0, &[8, 9], &[7]),
+            ],
+            ..StepPlan::default()
+        };
+        let (mut batch, mut outputs) = (Batch::default(), Vec::new());
+        let awaited = |id: RequestId, position: usize| (id.0 == 1).then_some(position as u32 + 100);
+        gather(&plan, awaited, &mut batch, &mut outputs);
+        assert_eq!(batch.tokens, [5, 131, 0, 8, 9]);
+        assert_eq!(batch.positions, [30, 31, 3, 0, 1]);
+        assert_eq!(batch.outputs, [1, 2, 4]);
+        assert_eq!(batch.spans[1], Span { first_row: 2, num_rows: 1, context: 4 });
+        assert_eq!(batch.groups[0].slots, [78, 79, 99, 112, 113]);
+        assert_eq!(batch.groups[0].blocks, [0, 4, 6, 7]);
+        assert_eq!(outputs.iter().map(|o| o.is_orphan).collect::<Vec<_>>(), [false, true, false]);
+        assert_eq!(outputs.iter().map(|o| o.position).collect::<Vec<_>>(), [32, 4, 2]);
     }
 }

@@ -3,43 +3,55 @@
 //! An [`Engine`] is a handle that any thread may hold; exactly one thread owns the scheduler and the executor and talks
 //! to the others by channel. This crate speaks tokens only: text, JSON and HTTP are others' business.
 
+mod background;
+mod command;
 mod config;
 mod core;
 mod error;
 mod executor;
 mod inputs;
+mod pace;
 mod request;
 mod runner;
+mod sample;
 mod sampling;
 mod stats;
 mod stream;
+pub mod tiers;
 
 use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
         mpsc,
     },
     thread::JoinHandle,
+    time::Instant,
 };
 
+pub use background::{Background, StepRunner};
+use command::{Line, Message};
 pub use config::EngineConfig;
-use core::{Command, Core};
+use core::Core;
 pub use error::{Error, InvalidRequest, Result, SubmitError};
-pub use executor::{Executor, Logprobs, RowOutput, Sampled};
-pub use folio_scheduler::{Assignment, BlockId, PromptTargets, RequestId, SchedulerStats, StepPlan};
-pub use request::EngineRequest;
+pub use executor::{Executor, Logprobs, RowOutput, Sampled, StepOutput, Wake};
+use folio_scheduler::Scheduler;
+pub use folio_scheduler::{
+    Assignment, BlockId, GroupConfig, GroupStats, HostSlot, KvEvent, Medium, Miss, PromptTargets, RequestId,
+    SchedulerStats, StepPlan, Transfer,
+};
+pub use request::{EngineRequest, RequestOptions};
 pub use runner::Runner;
 pub use sampling::{InvalidParam, SamplingParams, SamplingState};
 pub use stats::{EngineStats, Occupancy};
 pub use stream::{Event, FinishReason, RequestStream, Usage};
+use tiers::DiskIo;
+pub use tiers::{HostTier, TierConfig, TierError};
 
 /// A handle on a running engine. When the last handle and the last stream are gone, so is the engine.
 #[derive(Clone, Debug)]
 pub struct Engine {
-    /// A channel of std's, because it drops what is queued when its receiver goes: a request that was handed in while
-    /// the engine ended must not wait for ever.
-    commands: mpsc::Sender<Command>,
+    commands: Line,
     shared: Arc<Shared>,
 }
 
@@ -47,9 +59,12 @@ pub struct Engine {
 #[derive(Debug)]
 struct Shared {
     config: EngineConfig,
+    /// The longest sequence that the KV pools hold.
+    pool_tokens: usize,
     next_id: AtomicU64,
     /// Samples accepted and not ended.
     live: AtomicUsize,
+    draining: AtomicBool,
     stats: Mutex<EngineStats>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -67,38 +82,53 @@ impl Shared {
 
 impl Engine {
     /// Starts the engine's thread.
-    pub fn start(executor: Box<dyn Executor>, config: EngineConfig) -> Result<Engine> {
-        let (commands, receiver) = mpsc::channel();
+    pub fn start(mut executor: Box<dyn Executor>, mut config: EngineConfig) -> Result<Engine> {
+        config.validate()?;
+        let scheduler_config = config.scheduler();
+        let pool_tokens = config::pool_tokens(&scheduler_config);
+        let mut scheduler = Scheduler::new(scheduler_config)?;
+        let (sender, receiver) = mpsc::channel();
+        let wake = sender.clone();
+        // An engine that has ended waits for no step.
+        executor.on_done(Box::new(move || drop(wake.send(Message::StepDone))));
+        let disk = start_disk(std::mem::take(&mut config.tiers), &mut scheduler, sender.clone())?;
         let shared = Arc::new(Shared {
-            config: config.clone(),
+            config,
+            pool_tokens,
             next_id: AtomicU64::new(0),
             live: AtomicUsize::new(0),
+            draining: AtomicBool::new(false),
             stats: Mutex::default(),
             thread: Mutex::default(),
         });
-        let core = Core::new(executor, config, receiver, Arc::clone(&shared))?;
+        let core = Core::new(scheduler, executor, disk, receiver, Arc::clone(&shared));
         let thread = std::thread::Builder::new().name("folio-engine".into()).spawn(move || core.run())?;
         *shared.thread() = Some(thread);
-        Ok(Engine { commands, shared })
+        Ok(Engine { commands: Line::new(sender), shared })
     }
 
     /// Checks a request; nothing else makes one.
     pub fn request(&self, prompt: Vec<u32>, params: SamplingParams) -> Result<EngineRequest, InvalidRequest> {
-        EngineRequest::new(prompt, params, &self.shared.config)
+        EngineRequest::new(prompt, params, &self.shared.config, self.shared.pool_tokens)
     }
 
     /// Queues a request and returns its events; never waits.
     pub fn submit(&self, request: EngineRequest) -> Result<RequestStream, SubmitError> {
+        let submitted = Instant::now();
+        if self.shared.draining.load(Ordering::Acquire) {
+            return Err(SubmitError::Draining);
+        }
         let num_samples = request.params.n;
         let config = &self.shared.config;
         let most = config.max_seqs.saturating_add(config.max_waiting);
         let room = |live: usize| live.checked_add(num_samples).filter(|&sum| sum <= most);
         let live = &self.shared.live;
-        live.fetch_update(Ordering::AcqRel, Ordering::Acquire, room).map_err(|_| SubmitError::QueueFull)?;
+        if live.fetch_update(Ordering::AcqRel, Ordering::Acquire, room).is_err() {
+            return Err(SubmitError::QueueFull { retry_after: self.shared.stats().expected_wait });
+        }
         let first_id = RequestId(self.shared.next_id.fetch_add(num_samples as u64, Ordering::Relaxed));
         let (sender, events) = flume::unbounded();
-        let command = Command::Submit { first_id, request, events: sender };
-        if self.commands.send(command).is_err() {
+        if !self.commands.send(Message::Submit { first_id, request, submitted, events: sender }) {
             live.fetch_sub(num_samples, Ordering::AcqRel);
             return Err(SubmitError::Stopped);
         }
@@ -114,19 +144,38 @@ impl Engine {
         self.shared.config.max_model_len
     }
 
+    /// Samples that have been taken and have not ended.
+    pub fn num_live(&self) -> usize {
+        self.shared.live.load(Ordering::Acquire)
+    }
+
     /// False once the engine is told to shut down, or its thread has ended by a fault.
     pub fn is_running(&self) -> bool {
         self.shared.thread().as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
+    /// From now on no handle takes a request; what was taken goes on to its end. The engine itself goes on too, until
+    /// it is shut down.
+    pub fn drain(&self) {
+        self.shared.draining.store(true, Ordering::Release);
+    }
+
     /// Aborts what runs and waits for the engine's thread to end. Other handles find the engine stopped.
     pub fn shutdown(self) {
-        // An engine that is gone already has nothing to shut down.
-        let _ = self.commands.send(Command::Shutdown);
+        self.commands.send(Message::Shutdown);
         let thread = self.shared.thread().take();
         if let Some(thread) = thread {
             // A thread that panicked has ended too.
             let _ = thread.join();
         }
     }
+}
+
+/// Opens the disk tier, where there is one, and tells the scheduler what is on it.
+fn start_disk(tiers: TierConfig, scheduler: &mut Scheduler, done: mpsc::Sender<Message>) -> Result<Option<DiskIo>> {
+    let TierConfig { host: Some(host), disk: Some(store), .. } = tiers else { return Ok(None) };
+    store.scan().into_iter().for_each(|key| scheduler.disk_found(key));
+    // An engine that has ended waits for no task.
+    let done = move |ended| drop(done.send(Message::DiskDone(ended)));
+    Ok(Some(DiskIo::start(store, host, done)?))
 }

@@ -1,62 +1,86 @@
-//! The executor for one decoder on one device.
+//! Steps of one decoder on one device, from a plan to tokens.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 use folio_model::{
     Decoder,
     device::{Backend, Batch},
 };
-use folio_scheduler::{RequestId, StepPlan};
+use folio_scheduler::{RequestId, StepPlan, Transfer};
 
 use crate::{
-    Error, Executor, Result, RowOutput,
+    Error, HostTier, Result, RowOutput, StepRunner,
     inputs::{OutputRows, gather},
     sampling::SamplingState,
 };
 
-/// Turns plans into forward passes and logits into tokens. What belongs to a request (its sampling state) outlives
-/// steps; everything else is made anew from each plan.
+/// Turns plans into forward passes and logits into tokens. What belongs to a request outlives steps; everything else is
+/// made anew from each plan.
 pub struct Runner<B: Backend> {
     decoder: Decoder<B>,
-    states: HashMap<RequestId, SamplingState>,
+    /// Where blocks are saved to and loaded from.
+    host: Option<Arc<HostTier>>,
+    requests: HashMap<RequestId, Kept>,
     batch: Batch,
     /// Of the step under way, in the order of its plan.
     outputs: Vec<OutputRows>,
     logits: Vec<f32>,
-    is_in_flight: bool,
+}
+
+/// What is kept of a request between steps.
+struct Kept {
+    sampling: SamplingState,
+    /// The token sampled last and its position: the next plan may ask for it without knowing it.
+    last: Option<(usize, u32)>,
 }
 
 impl<B: Backend> Runner<B> {
-    pub fn new(decoder: Decoder<B>) -> Self {
-        Self {
-            decoder,
-            states: HashMap::new(),
-            batch: Batch::default(),
-            outputs: Vec::new(),
-            logits: Vec::new(),
-            is_in_flight: false,
-        }
+    /// `host` is the tier that the engine is given too, where there is one.
+    pub fn new(decoder: Decoder<B>, host: Option<Arc<HostTier>>) -> Self {
+        let (batch, outputs, logits) = (Batch::default(), Vec::new(), Vec::new());
+        Self { decoder, host, requests: HashMap::new(), batch, outputs, logits }
     }
 
     pub fn decoder(&self) -> &Decoder<B> {
         &self.decoder
     }
 
+    fn transfer(&mut self, transfers: &[Transfer]) -> Result<()> {
+        for transfer in transfers {
+            match *transfer {
+                Transfer::Copy { group, from, to } => self.decoder.copy_blocks(group, &[(from.0, to.0)]),
+                Transfer::Save { group, from, to } => {
+                    let host = self.host.as_ref().ok_or(Error::NoHostTier)?;
+                    self.decoder.save_block(group, from.0, &mut host.slot(group, to));
+                }
+                Transfer::Load { group, from, to } => {
+                    let host = self.host.as_ref().ok_or(Error::NoHostTier)?;
+                    self.decoder.load_block(group, to.0, &host.slot(group, from));
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn sample(&mut self, rows: &OutputRows) -> Result<RowOutput> {
         let id = rows.id;
         let width = self.decoder.spec().vocab_size;
-        let state = self.states.get_mut(&id).ok_or(Error::UnknownRequest(id))?;
-        let mut output = RowOutput { id, sampled: None, prompt_logprobs: Vec::new(), failure: None };
+        let kept = self.requests.get_mut(&id).ok_or(Error::UnknownRequest(id))?;
+        if rows.is_orphan {
+            return Ok(RowOutput::failed(id, "no token was sampled for the position before"));
+        }
+        let mut output = RowOutput::new(id);
         for (row, &target) in rows.prompt.clone().zip(&rows.prompt_targets) {
-            match state.prompt_logprobs(&self.logits[row * width..(row + 1) * width], target) {
+            match kept.sampling.prompt_logprobs(&self.logits[row * width..(row + 1) * width], target) {
                 Ok(logprobs) => output.prompt_logprobs.push(logprobs),
                 Err(error) => return Ok(RowOutput { failure: Some(error.to_string()), ..output }),
             }
         }
         let Some(row) = rows.sample else { return Ok(output) };
-        match state.sample(&mut self.logits[row * width..(row + 1) * width], rows.position) {
+        match kept.sampling.sample(&mut self.logits[row * width..(row + 1) * width], rows.position) {
             Ok(sampled) => {
-                state.observe(sampled.token);
+                kept.sampling.observe(sampled.token);
+                kept.last = Some((rows.position, sampled.token));
                 output.sampled = Some(sampled);
             }
             Err(error) => output.failure = Some(error.to_string()),
@@ -65,23 +89,24 @@ impl<B: Backend> Runner<B> {
     }
 }
 
-impl<B: Backend> Executor for Runner<B> {
+impl<B: Backend> StepRunner for Runner<B> {
     fn admit(&mut self, id: RequestId, state: SamplingState) {
-        self.states.insert(id, state);
+        self.requests.insert(id, Kept { sampling: state, last: None });
     }
 
-    fn submit(&mut self, plan: &StepPlan) -> Result<()> {
-        self.is_in_flight = false;
-        gather(plan, &mut self.batch, &mut self.outputs);
-        self.decoder.forward(&self.batch)?;
-        self.is_in_flight = true;
-        Ok(())
-    }
-
-    fn collect(&mut self) -> Result<Vec<RowOutput>> {
-        if !std::mem::take(&mut self.is_in_flight) {
-            return Err(Error::NothingSubmitted);
+    fn run(&mut self, plan: &StepPlan) -> Result<Vec<RowOutput>> {
+        // The engine proposes none yet, and to verify them is the business of who does.
+        if let Some(assignment) = plan.assignments.iter().find(|a| a.num_drafts > 0) {
+            return Err(Error::Drafts { id: assignment.id, drafts: assignment.num_drafts });
         }
+        self.transfer(&plan.transfers)?;
+        let Self { requests, batch, outputs, .. } = self;
+        let awaited = |id: RequestId, position: usize| {
+            let (sampled_at, token) = requests.get(&id)?.last?;
+            (sampled_at == position).then_some(token)
+        };
+        gather(plan, awaited, batch, outputs);
+        self.decoder.forward(&self.batch)?;
         if !self.batch.outputs.is_empty() {
             self.decoder.logits(&mut self.logits);
         }
@@ -92,6 +117,6 @@ impl<B: Backend> Executor for Runner<B> {
     }
 
     fn release(&mut self, id: RequestId) {
-        self.states.remove(&id);
+        self.requests.remove(&id);
     }
 }

@@ -1,16 +1,25 @@
 //! Figures that the engine keeps about itself.
 
+use std::time::Duration;
+
 use folio_scheduler::SchedulerStats;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EngineStats {
-    /// As of the end of the last step.
+    /// As of the last step's end, before those that it finished left; and of now, when the engine is idle.
     pub scheduler: SchedulerStats,
+    /// How long a request that came now would wait for its first token.
+    pub expected_wait: Duration,
+    /// Times that a step failed, with whatever was in flight beside it.
     pub steps_failed: u64,
     /// Samples that ended, for whatever reason.
     pub samples_ended: u64,
+    /// Tokens that belong to an answer.
     pub tokens_sampled: u64,
+    /// Rows of all steps, those included that ran beyond an answer's end.
     pub tokens_computed: u64,
+    /// Batches of [`crate::KvEvent`]s that found the listener's queue full.
+    pub kv_event_batches_lost: u64,
     pub occupancy: Occupancy,
 }
 

@@ -3,11 +3,12 @@
 //! The engine never waits for a reader: events queue up, at most one a token and two more, so the request's own limit
 //! bounds them.
 
-use std::sync::mpsc;
+use folio_scheduler::{Miss, RequestId};
 
-use folio_scheduler::RequestId;
-
-use crate::{Logprobs, core::Command};
+use crate::{
+    Logprobs,
+    command::{Line, Message},
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
@@ -33,6 +34,8 @@ pub enum FinishReason {
     Length,
     /// This request or the step it was in went wrong.
     Error(String),
+    /// Its deadline passed before it had ended by itself.
+    Deadline,
     Aborted,
 }
 
@@ -40,15 +43,19 @@ pub enum FinishReason {
 pub struct Usage {
     pub prompt_tokens: usize,
     pub completion_tokens: usize,
-    /// Prompt tokens that the prefix cache gave.
+    /// Prompt tokens that the prefix cache gave when the request first ran.
     pub cached_tokens: usize,
+    /// Why they were not more; none if they are all there could be.
+    pub cache_miss: Option<Miss>,
+    /// How often it lost its blocks to others and started anew.
+    pub preemptions: u32,
 }
 
 /// Events of one request, all its samples interleaved. Dropping it aborts what still runs.
 #[derive(Debug)]
 pub struct RequestStream {
     events: flume::Receiver<Event>,
-    commands: mpsc::Sender<Command>,
+    commands: Line,
     /// The samples' ids follow each other.
     first_id: RequestId,
     num_samples: usize,
@@ -56,12 +63,7 @@ pub struct RequestStream {
 }
 
 impl RequestStream {
-    pub(crate) fn new(
-        events: flume::Receiver<Event>,
-        commands: mpsc::Sender<Command>,
-        first_id: RequestId,
-        num_samples: usize,
-    ) -> Self {
+    pub(crate) fn new(events: flume::Receiver<Event>, commands: Line, first_id: RequestId, num_samples: usize) -> Self {
         Self { events, commands, first_id, num_samples, num_finished: 0 }
     }
 
@@ -81,7 +83,7 @@ impl RequestStream {
     pub fn abort(&mut self, sample: usize) {
         if sample < self.num_samples {
             // An engine that is gone has nothing left to abort.
-            let _ = self.commands.send(Command::Abort(RequestId(self.first_id.0 + sample as u64)));
+            self.commands.send(Message::Abort(RequestId(self.first_id.0 + sample as u64)));
         }
     }
 

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use folio_engine::{
-    Engine, EngineConfig, Event, Executor, FinishReason, Logprobs, RequestId, RequestStream, Result, RowOutput, Runner,
-    SamplingParams, SamplingState, StepPlan,
+    Background, Engine, EngineConfig, Event, FinishReason, GroupConfig, HostTier, Logprobs, RequestId, RequestStream,
+    Result, RowOutput, Runner, SamplingParams, SamplingState, StepPlan, StepRunner, TierConfig, tiers::HostGroup,
 };
 use folio_model::{
     Decoder, DecoderLimits, OpenModel,
@@ -18,6 +18,8 @@ pub const MAX_SEQS: usize = 32;
 pub const BUDGET: usize = 512;
 pub const MAX_LEN: usize = 256;
 const BLOCKS: usize = 160;
+/// In the host tier, for engines that ask for one.
+pub const HOST_SLOTS: usize = 64;
 const PROMPT_LOGIT_ROWS: usize = 64;
 
 /// Changes a plan on its way to the device.
@@ -26,8 +28,9 @@ pub type Tamper = fn(step: u64, plan: &mut StepPlan);
 /// A decoder that outlives engines: each starts on the keys and values that the last one left behind.
 pub struct Bench {
     runner: Arc<Mutex<Runner<Cpu>>>,
+    host: Arc<HostTier>,
     vocab: usize,
-    num_groups: usize,
+    windows: Vec<Option<usize>>,
 }
 
 struct Lent {
@@ -36,26 +39,22 @@ struct Lent {
     step: u64,
 }
 
-impl Executor for Lent {
+impl StepRunner for Lent {
     fn admit(&mut self, id: RequestId, state: SamplingState) {
         self.runner.lock().expect("one engine at a time").admit(id, state);
     }
 
-    fn submit(&mut self, plan: &StepPlan) -> Result<()> {
+    fn run(&mut self, plan: &StepPlan) -> Result<Vec<RowOutput>> {
         self.step += 1;
         let mut runner = self.runner.lock().expect("one engine at a time");
         match self.tamper {
             Some(tamper) => {
                 let mut plan = plan.clone();
                 tamper(self.step, &mut plan);
-                runner.submit(&plan)
+                runner.run(&plan)
             }
-            None => runner.submit(plan),
+            None => runner.run(plan),
         }
-    }
-
-    fn collect(&mut self) -> Result<Vec<RowOutput>> {
-        self.runner.lock().expect("one engine at a time").collect()
     }
 
     fn release(&mut self, id: RequestId) {
@@ -82,18 +81,21 @@ fn bits(logprobs: &Logprobs) -> LogprobBits {
 impl Bench {
     pub fn new(model: &OpenModel, threads: usize) -> Self {
         let cpu = Cpu::new(CpuConfig { threads, isa: None }).expect("a CPU");
-        let num_groups = model.spec.kv_groups().len();
+        let windows: Vec<_> = model.spec.kv_groups().iter().map(|group| group.window).collect();
         let limits = DecoderLimits {
             rows: BUDGET,
             spans: MAX_SEQS,
             outputs: MAX_SEQS + PROMPT_LOGIT_ROWS,
             table_entries: MAX_SEQS * MAX_LEN / 16,
-            blocks: vec![BLOCKS; num_groups],
+            blocks: vec![BLOCKS; windows.len()],
             kv_format: KvFormat::BF16,
         };
         let decoder = Decoder::load(cpu, model, limits, &mut |_| {}).expect("the model loads");
-        let runner = Arc::new(Mutex::new(Runner::new(decoder)));
-        Self { runner, vocab: model.spec.vocab_size, num_groups }
+        let host_group = |group| HostGroup { slots: HOST_SLOTS, block_bytes: decoder.block_bytes(group) };
+        let groups: Vec<_> = (0..windows.len()).map(host_group).collect();
+        let host = Arc::new(HostTier::new(&groups).expect("memory"));
+        let runner = Arc::new(Mutex::new(Runner::new(decoder, Some(Arc::clone(&host)))));
+        Self { runner, host, vocab: model.spec.vocab_size, windows }
     }
 
     pub fn config(&self) -> EngineConfig {
@@ -101,12 +103,26 @@ impl Bench {
             max_seqs: MAX_SEQS,
             budget_tokens: BUDGET,
             max_model_len: MAX_LEN,
-            blocks: vec![BLOCKS; self.num_groups],
+            groups: self.groups(BLOCKS),
             prefix_caching: false,
+            inter_token_target: None,
             prompt_logit_rows: PROMPT_LOGIT_ROWS,
             logits_width: self.vocab,
             ..EngineConfig::default()
         }
+    }
+
+    /// Groups with the model's windows and pools of this size.
+    pub fn groups(&self, blocks: usize) -> Vec<GroupConfig> {
+        self.windows.iter().map(|&window| GroupConfig { window, ..GroupConfig::new(blocks) }).collect()
+    }
+
+    /// The same with a host tier below them, which costs nothing to copy to.
+    pub fn with_host(&self, config: EngineConfig) -> EngineConfig {
+        let with_slots = |group: GroupConfig| GroupConfig { host_slots: HOST_SLOTS, ..group };
+        let groups = config.groups.into_iter().map(with_slots).collect();
+        let tiers = TierConfig { host: Some(Arc::clone(&self.host)), ..TierConfig::default() };
+        EngineConfig { groups, tiers, ..config }
     }
 
     pub fn start(&self, config: EngineConfig) -> Engine {
@@ -114,7 +130,8 @@ impl Bench {
     }
 
     pub fn start_tampered(&self, config: EngineConfig, tamper: Option<Tamper>) -> Engine {
-        let executor = Lent { runner: Arc::clone(&self.runner), tamper, step: 0 };
+        let lent = Lent { runner: Arc::clone(&self.runner), tamper, step: 0 };
+        let executor = Background::start(lent).expect("a thread");
         Engine::start(Box::new(executor), config).expect("a sound configuration")
     }
 

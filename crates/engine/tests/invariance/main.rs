@@ -1,17 +1,19 @@
 //! A request's tokens and logprobs are the same, bit for bit, however it is run: alone, in a batch, in chunks, after
-//! preemption, from the prefix cache, on any number of threads.
+//! preemption, from the prefix cache or the host tier, with steps that overlap or not, on any number of threads.
 
 mod harness;
+mod load;
+mod sharing;
 mod tiny;
 
 use std::{
     path::Path,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use folio_engine::{EngineConfig, SamplingParams};
 use folio_model::OpenModel;
-use harness::{Answer, Bench, MAX_SEQS, Tamper, read, read_samples, submit};
+use harness::{Answer, Bench, MAX_SEQS, Tamper, read, submit};
 
 /// The requests whose answers are compared: greedy and drawn, short and long, around a block's border.
 struct Probes {
@@ -74,8 +76,12 @@ impl Probes {
 /// Thread pools that spin beside each other slow each other down.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
+fn take_turn() -> MutexGuard<'static, ()> {
+    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn check(name: &str, model: &OpenModel, probes: &Probes) {
-    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = take_turn();
     let expected = probes.alone(&Bench::new(model, 1));
     assert!(expected.iter().all(|a| a.tokens.len() == probes.num_tokens && a.logprobs.len() == probes.num_tokens));
     assert!(expected.iter().zip(probes.lengths).all(|(a, len)| a.prompt_logprobs.len() == len - 1));
@@ -87,6 +93,8 @@ fn check(name: &str, model: &OpenModel, probes: &Probes) {
         same(&probes.alone(&bench), "alone");
         let others = MAX_SEQS - probes.lengths.len();
         same(&probes.together(&bench, bench.config(), others).0, "in a batch of 32");
+        let config = EngineConfig { overlap: false, ..bench.config() };
+        same(&probes.together(&bench, config, others).0, "without overlap");
         for chunk in [1, 7, 64, 512] {
             let config = EngineConfig { max_chunk: Some(chunk), ..bench.config() };
             same(&probes.together(&bench, config, 0).0, &format!("in chunks of {chunk}"));
@@ -98,61 +106,10 @@ fn check(name: &str, model: &OpenModel, probes: &Probes) {
             // A request that was preempted finds its own blocks, which is no hit of its first run.
             same(&found, "after forced preemption");
         }
-        check_prefix_hits(name, &bench, probes.num_tokens / 2);
-        check_samples(name, &bench, probes.num_tokens / 2);
+        sharing::check_host_swap(name, &bench, threads);
+        sharing::check_prefix_hits(name, &bench, probes.num_tokens / 2);
+        sharing::check_samples(name, &bench, probes.num_tokens / 2);
     }
-}
-
-/// A hit ends at a block's border; the prompt ends there or one token to either side.
-fn check_prefix_hits(name: &str, bench: &Bench, num_tokens: usize) {
-    let params = |len: usize| SamplingParams {
-        max_tokens: num_tokens,
-        temperature: if len.is_multiple_of(2) { 0.0 } else { 0.9 },
-        seed: 5,
-        logprobs: Some(4),
-        ignore_eos: true,
-        ..SamplingParams::default()
-    };
-    let cold = bench.start(bench.config());
-    let warm = bench.start(EngineConfig { prefix_caching: true, ..bench.config() });
-    let document = bench.prompt(77, 96);
-    // The engines share one KV memory, so the cold one must be done before the warm one writes.
-    let lengths = [31, 32, 33, 63, 64, 65];
-    let expected: Vec<Answer> =
-        lengths.iter().map(|&len| read(submit(&cold, document[..len].to_vec(), params(len)))).collect();
-    cold.shutdown();
-    read(submit(&warm, document.clone(), params(1)));
-    for (&len, expected) in lengths.iter().zip(&expected) {
-        let found = read(submit(&warm, document[..len].to_vec(), params(len)));
-        assert_eq!(found.cached_tokens, (len - 1) / 16 * 16, "{name}: prompt of {len}");
-        let found = Answer { cached_tokens: 0, ..found };
-        assert!(found == *expected, "{name}: a prefix hit changes the answer to a prompt of {len}");
-    }
-    warm.shutdown();
-}
-
-/// Several samples of one prompt share its blocks, and each is what it would be without sharing.
-fn check_samples(name: &str, bench: &Bench, num_tokens: usize) {
-    let params = SamplingParams {
-        max_tokens: num_tokens,
-        temperature: 1.0,
-        seed: 9,
-        n: 4,
-        logprobs: Some(4),
-        ignore_eos: true,
-        ..SamplingParams::default()
-    };
-    let run = |prefix_caching: bool| {
-        let engine = bench.start(EngineConfig { prefix_caching, ..bench.config() });
-        let answers = read_samples(submit(&engine, bench.prompt(8, 37), params.clone()), 4);
-        engine.shutdown();
-        answers
-    };
-    let (apart, shared) = (run(false), run(true));
-    assert!(apart.iter().skip(1).any(|other| other.tokens != apart[0].tokens), "{name}: samples are copies");
-    assert_eq!(shared.iter().map(|a| a.cached_tokens).collect::<Vec<_>>(), [0, 32, 32, 32]);
-    let shared: Vec<Answer> = shared.into_iter().map(|a| Answer { cached_tokens: 0, ..a }).collect();
-    assert!(apart == shared, "{name}: sharing a prompt's blocks changes a sample");
 }
 
 #[test]
@@ -207,17 +164,19 @@ fn a_wrong_table_entry_shows() {
     for tamper in [
         (|step, plan| {
             if step == 6 {
-                plan.assignments[0].tables[0][1] = plan.assignments[0].tables[0][0]
+                let tables = Arc::make_mut(&mut plan.assignments[0].tables);
+                tables[0][1] = tables[0][0]
             }
         }) as Tamper,
         |step, plan| {
             if step == 6 {
-                plan.assignments[0].tables[1][1] = plan.assignments[0].tables[1][0]
+                let tables = Arc::make_mut(&mut plan.assignments[0].tables);
+                tables[1][1] = tables[1][2]
             }
         },
         |step, plan| {
             if step == 6 {
-                plan.assignments[0].tables[1][1].0 += 40
+                Arc::make_mut(&mut plan.assignments[0].tables)[1][1].0 += 40
             }
         },
     ] {

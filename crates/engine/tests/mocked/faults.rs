@@ -1,57 +1,131 @@
 //! One request's fault is its own; a step's fault is the step's; the engine goes on.
 
 use folio_engine::{
-    Engine, EngineConfig, Executor, FinishReason, RequestId, Result, RowOutput, SamplingState, StepPlan, SubmitError,
+    Engine, EngineConfig, Executor, FinishReason, RequestId, Result, SamplingState, StepOutput, StepPlan, SubmitError,
+    Wake,
 };
 
-use crate::mock::{Faults, answer, config, params, reference, start_with, submit, tokens, wait_until};
+use crate::mock::{
+    BOTH, Faults, answer, config, params, reference, start_gated, start_with, submit, tokens, wait_until,
+    wait_until_idle,
+};
 
 #[test]
 fn a_row_that_is_not_a_number_ends_its_request_alone() {
-    for broken_at in [20, 25, 33] {
-        let faults = Faults { broken_row: Some((RequestId(1), broken_at)), ..Faults::default() };
-        let engine = start_with(config(32), faults);
-        let streams: Vec<_> = (0..3).map(|i| submit(&engine, tokens(i, 20), params(20))).collect();
-        for (i, stream) in streams.into_iter().enumerate() {
-            let found = answer(stream);
-            let expected = reference(&tokens(i as u64, 20), 20);
-            if i == 1 {
-                assert_eq!(found.reason, FinishReason::Error("not a number".into()));
-                assert_eq!(found.tokens, expected[..broken_at - 20]);
-            } else {
-                assert_eq!((found.tokens, found.reason), (expected, FinishReason::Length));
+    for overlap in BOTH {
+        for broken_at in [20, 25, 33] {
+            let faults = Faults { broken_row: Some((RequestId(1), broken_at)), ..Faults::default() };
+            let engine = start_with(EngineConfig { overlap, ..config(32) }, faults);
+            let streams: Vec<_> = (0..3).map(|i| submit(&engine, tokens(i, 20), params(20))).collect();
+            for (i, stream) in streams.into_iter().enumerate() {
+                let found = answer(stream);
+                let expected = reference(&tokens(i as u64, 20), 20);
+                if i == 1 {
+                    assert_eq!(found.reason, FinishReason::Error("not a number".into()));
+                    assert_eq!(found.tokens, expected[..broken_at - 20]);
+                } else {
+                    assert_eq!((found.tokens, found.reason), (expected, FinishReason::Length));
+                }
+            }
+            wait_until_idle(&engine);
+        }
+    }
+}
+
+/// The row that waits for a token which never came is in flight when its request ends.
+#[test]
+fn a_row_behind_one_that_is_not_a_number_harms_nobody() {
+    let faults = Faults { broken_row: Some((RequestId(0), 22)), ..Faults::default() };
+    let gated = start_gated(config(32), faults);
+    let broken = submit(&gated.engine, tokens(0, 20), params(20));
+    let sound = submit(&gated.engine, tokens(1, 20), params(20));
+    gated.run_overlapped(6);
+    drop(gated.permits);
+    let found = answer(broken);
+    assert_eq!(found.reason, FinishReason::Error("not a number".into()));
+    assert_eq!(found.tokens, reference(&tokens(0, 20), 2));
+    assert_eq!(answer(sound).tokens, reference(&tokens(1, 20), 20));
+    wait_until_idle(&gated.engine);
+}
+
+#[test]
+fn a_failed_step_ends_what_was_in_flight_and_nothing_else() {
+    for overlap in BOTH {
+        for panics in [false, true] {
+            for step in 1..5 {
+                let mut faults = Faults::default();
+                if panics { &mut faults.panicking_steps } else { &mut faults.failing_steps }.insert(step);
+                let engine = start_with(EngineConfig { max_seqs: 2, overlap, ..config(32) }, faults);
+                let streams: Vec<_> = (0..6).map(|i| submit(&engine, tokens(i, 20), params(10))).collect();
+                let mut failed = 0;
+                for (i, stream) in streams.into_iter().enumerate() {
+                    let found = answer(stream);
+                    let expected = reference(&tokens(i as u64, 20), 10);
+                    match found.reason {
+                        FinishReason::Length => assert_eq!(found.tokens, expected),
+                        FinishReason::Error(reason) => {
+                            failed += 1;
+                            assert!(reason.contains(if panics { "panicked" } else { "planted failure" }), "{reason}");
+                            assert_eq!(found.tokens, expected[..found.tokens.len()]);
+                        }
+                        other => panic!("{other:?}"),
+                    }
+                }
+                assert!((1..=2).contains(&failed), "{failed} failed");
+                let again = answer(submit(&engine, tokens(0, 20), params(10)));
+                assert_eq!(again.tokens, reference(&tokens(0, 20), 10));
+                assert_eq!(engine.stats().steps_failed, 1);
+                wait_until_idle(&engine);
             }
         }
     }
 }
 
+/// The step behind the one that failed is not run: it was planned on tokens that were never sampled.
 #[test]
-fn a_failed_step_ends_what_was_in_it_and_nothing_else() {
+fn a_failed_step_takes_the_queued_one_with_it() {
     for panics in [false, true] {
         for step in 1..5 {
             let mut faults = Faults::default();
             if panics { &mut faults.panicking_steps } else { &mut faults.failing_steps }.insert(step);
-            let engine = start_with(EngineConfig { max_seqs: 2, ..config(32) }, faults);
-            let streams: Vec<_> = (0..6).map(|i| submit(&engine, tokens(i, 20), params(10))).collect();
-            let mut failed = 0;
-            for (i, stream) in streams.into_iter().enumerate() {
-                let found = answer(stream);
-                let expected = reference(&tokens(i as u64, 20), 10);
-                match found.reason {
-                    FinishReason::Length => assert_eq!(found.tokens, expected),
-                    FinishReason::Error(reason) => {
-                        failed += 1;
-                        assert!(reason.contains(if panics { "panicked" } else { "planted failure" }), "{reason}");
-                        assert_eq!(found.tokens, expected[..found.tokens.len()]);
-                    }
-                    other => panic!("{other:?}"),
-                }
-            }
-            assert!((1..=2).contains(&failed), "{failed} failed");
-            let again = answer(submit(&engine, tokens(0, 20), params(10)));
-            assert_eq!(again.tokens, reference(&tokens(0, 20), 10));
-            assert_eq!(engine.stats().steps_failed, 1);
+            let gated = start_gated(EngineConfig { max_seqs: 2, ..config(32) }, faults);
+            let first = submit(&gated.engine, tokens(0, 20), params(10));
+            gated.wait_for_submitted(2);
+            // The second is in steps from the third on, the third in none that fails.
+            let [second, third] = [1, 2].map(|i| submit(&gated.engine, tokens(i, 20), params(10)));
+            gated.run_overlapped(step);
+            // It gets no permit, so this would never come if the queued step were run.
+            wait_until("the failure is known", || gated.engine.stats().steps_failed == 1);
+            drop(gated.permits);
+            let found = answer(first);
+            assert!(matches!(&found.reason, FinishReason::Error(_)), "{:?}", found.reason);
+            assert_eq!(found.tokens, reference(&tokens(0, 20), step as usize - 1));
+            let found = answer(second);
+            assert_eq!(matches!(&found.reason, FinishReason::Error(_)), step > 1, "{:?}", found.reason);
+            assert_eq!(found.tokens, reference(&tokens(1, 20), found.tokens.len()));
+            assert_eq!(answer(third).tokens, reference(&tokens(2, 20), 10));
+            assert_eq!(gated.engine.stats().steps_failed, 1);
+            wait_until_idle(&gated.engine);
         }
+    }
+}
+
+#[test]
+fn a_panic_where_a_request_comes_or_goes_is_that_requests_own() {
+    for overlap in BOTH {
+        let faults =
+            Faults { panicking_admit: Some(RequestId(1)), panicking_release: Some(RequestId(2)), ..Faults::default() };
+        let engine = start_with(EngineConfig { overlap, ..config(32) }, faults);
+        let streams: Vec<_> = (0..4).map(|i| submit(&engine, tokens(i, 20), params(5))).collect();
+        for (i, stream) in streams.into_iter().enumerate() {
+            let found = answer(stream);
+            match i {
+                1 => assert!(matches!(&found.reason, FinishReason::Error(why) if why.contains("panicked"))),
+                _ => assert_eq!(found.tokens, reference(&tokens(i as u64, 20), 5)),
+            }
+        }
+        assert_eq!(engine.stats().steps_failed, 0);
+        wait_until_idle(&engine);
     }
 }
 
@@ -59,17 +133,19 @@ fn a_failed_step_ends_what_was_in_it_and_nothing_else() {
 struct Fatal(flume::Receiver<()>);
 
 impl Executor for Fatal {
+    fn on_done(&mut self, _: Wake) {}
+
     fn admit(&mut self, _: RequestId, _: SamplingState) {
         let _ = self.0.recv();
         panic!("planted panic");
     }
 
-    fn submit(&mut self, _: &StepPlan) -> Result<()> {
+    fn submit(&mut self, _: StepPlan) -> Result<()> {
         Ok(())
     }
 
-    fn collect(&mut self) -> Result<Vec<RowOutput>> {
-        Ok(Vec::new())
+    fn collect(&mut self) -> Result<StepOutput> {
+        Ok(StepOutput { rows: Vec::new(), took: std::time::Duration::ZERO })
     }
 
     fn release(&mut self, _: RequestId) {}

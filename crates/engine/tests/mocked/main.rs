@@ -3,5 +3,6 @@
 mod faults;
 mod memory;
 mod mock;
+mod overlap;
 mod requests;
 mod streams;

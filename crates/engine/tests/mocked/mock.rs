@@ -1,22 +1,25 @@
-//! An executor without a model: the K/V entry of a token is a hash of (token, position), written through the block
+//! A runner without a model: the K/V entry of a token is a hash of (token, position), written through the block
 //! table; the next token is a hash of all entries read back through it. Faults can be planted, and steps held back.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashMap},
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use folio_engine::{
-    Assignment, BlockId, Engine, EngineConfig, Error, Event, Executor, FinishReason, Logprobs, RequestId,
-    RequestStream, Result, RowOutput, Sampled, SamplingParams, SamplingState, StepPlan, Usage,
+    Assignment, Background, BlockId, Engine, EngineConfig, Error, Event, Executor, FinishReason, GroupConfig, Logprobs,
+    RequestId, RequestOptions, RequestStream, Result, RowOutput, Sampled, SamplingParams, SamplingState, StepOutput,
+    StepPlan, StepRunner, Transfer, Usage, Wake,
 };
 
 pub const BLOCK_TOKENS: usize = 16;
 pub const VOCAB: u32 = 50_000;
+/// Whether steps overlap: what clients see is the same.
+pub const BOTH: [bool; 2] = [true, false];
 
 fn mix(a: u64, b: u64) -> u64 {
     let mut x = a.rotate_left(23) ^ b.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -54,18 +57,24 @@ pub struct Faults {
     /// Steps that return an error, counted from 1.
     pub failing_steps: BTreeSet<u64>,
     pub panicking_steps: BTreeSet<u64>,
-    /// The request whose row is not a number once its answer has so many tokens.
+    /// The request whose row is not a number once its sequence has so many tokens.
     pub broken_row: Option<(RequestId, usize)>,
+    /// The request that the runner cannot take in, and the one that it cannot let go.
+    pub panicking_admit: Option<RequestId>,
+    pub panicking_release: Option<RequestId>,
 }
 
 #[derive(Default)]
 pub struct Mock {
     slots: Vec<u64>,
-    plan: StepPlan,
+    /// What each request sampled last, and for which position.
+    last: HashMap<RequestId, (usize, u32)>,
     faults: Faults,
     /// A step begins only when a permit comes.
     gate: Option<flume::Receiver<()>>,
     steps: Arc<AtomicU64>,
+    /// Whose rows ran, in order.
+    rows: Arc<Mutex<Vec<RequestId>>>,
 }
 
 impl Mock {
@@ -73,20 +82,37 @@ impl Mock {
         Self { slots: vec![0; blocks * BLOCK_TOKENS], faults, gate, ..Self::default() }
     }
 
-    pub fn steps(&self) -> Arc<AtomicU64> {
-        Arc::clone(&self.steps)
+    fn transfer(&mut self, transfer: &Transfer) {
+        let Transfer::Copy { group: 0, from, to } = *transfer else { panic!("there is no host: {transfer:?}") };
+        let from = from.0 as usize * BLOCK_TOKENS;
+        self.slots.copy_within(from..from + BLOCK_TOKENS, to.0 as usize * BLOCK_TOKENS);
     }
 
-    fn output(&self, a: &Assignment) -> RowOutput {
-        let context = a.first + a.tokens.len();
-        let read = || next_token((0..context).map(|p| self.slots[slot(&a.tables[0], p)]));
+    fn row(&mut self, a: &Assignment) -> RowOutput {
+        self.rows.lock().expect("nothing panics with it").push(a.id);
+        let context = a.first + a.num_rows();
+        let awaited = match self.last.get(&a.id) {
+            _ if !a.awaits_token => None,
+            Some(&(position, token)) if position == context - 1 => Some(token),
+            // The row before went wrong.
+            _ => return RowOutput::failed(a.id, "the awaited token was never sampled"),
+        };
+        for (i, &token) in a.tokens.iter().chain(&awaited).enumerate() {
+            self.slots[slot(&a.tables[0], a.first + i)] = entry(token, a.first + i);
+        }
         let logprobs = |&token: &u32| Logprobs { token, logprob: -1.0, rank: 1, top: Vec::new() };
-        let is_broken = self.faults.broken_row.is_some_and(|(id, len)| id == a.id && context >= len);
+        if self.faults.broken_row.is_some_and(|(id, len)| id == a.id && context >= len) {
+            return RowOutput::failed(a.id, "not a number");
+        }
+        let token = next_token((0..context).map(|p| self.slots[slot(&a.tables[0], p)]));
+        if a.samples {
+            self.last.insert(a.id, (context, token));
+        }
         RowOutput {
             id: a.id,
-            sampled: (a.samples && !is_broken).then(|| Sampled { token: read(), logprobs: None }),
+            sampled: a.samples.then_some(Sampled { token, logprobs: None }),
             prompt_logprobs: a.prompt_targets.tokens.iter().map(logprobs).collect(),
-            failure: is_broken.then(|| "not a number".to_owned()),
+            failure: None,
         }
     }
 }
@@ -95,10 +121,12 @@ fn slot(table: &[BlockId], position: usize) -> usize {
     table[position / BLOCK_TOKENS].0 as usize * BLOCK_TOKENS + position % BLOCK_TOKENS
 }
 
-impl Executor for Mock {
-    fn admit(&mut self, _: RequestId, _: SamplingState) {}
+impl StepRunner for Mock {
+    fn admit(&mut self, id: RequestId, _: SamplingState) {
+        assert_ne!(self.faults.panicking_admit, Some(id), "planted panic");
+    }
 
-    fn submit(&mut self, plan: &StepPlan) -> Result<()> {
+    fn run(&mut self, plan: &StepPlan) -> Result<Vec<RowOutput>> {
         if let Some(gate) = &self.gate {
             // A test that has ended lets go of everything.
             let _ = gate.recv();
@@ -108,20 +136,44 @@ impl Executor for Mock {
             return Err(Error::Step("planted failure".into()));
         }
         assert!(!self.faults.panicking_steps.contains(&step), "planted panic");
-        for a in &plan.assignments {
-            for (i, &token) in a.tokens.iter().enumerate() {
-                self.slots[slot(&a.tables[0], a.first + i)] = entry(token, a.first + i);
-            }
-        }
-        self.plan = plan.clone();
+        plan.transfers.iter().for_each(|transfer| self.transfer(transfer));
+        Ok(plan.assignments.iter().map(|a| self.row(a)).collect())
+    }
+
+    fn release(&mut self, id: RequestId) {
+        self.last.remove(&id);
+        assert_ne!(self.faults.panicking_release, Some(id), "planted panic");
+    }
+}
+
+/// Counts what the engine hands over, before any of it begins.
+pub struct Counted {
+    inner: Background,
+    submitted: Arc<AtomicU64>,
+}
+
+impl Executor for Counted {
+    fn on_done(&mut self, wake: Wake) {
+        self.inner.on_done(wake);
+    }
+
+    fn admit(&mut self, id: RequestId, state: SamplingState) {
+        self.inner.admit(id, state);
+    }
+
+    fn submit(&mut self, plan: StepPlan) -> Result<()> {
+        self.inner.submit(plan)?;
+        self.submitted.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }
 
-    fn collect(&mut self) -> Result<Vec<RowOutput>> {
-        Ok(self.plan.assignments.iter().map(|a| self.output(a)).collect())
+    fn collect(&mut self) -> Result<StepOutput> {
+        self.inner.collect()
     }
 
-    fn release(&mut self, _: RequestId) {}
+    fn release(&mut self, id: RequestId) {
+        self.inner.release(id);
+    }
 }
 
 pub fn config(blocks: usize) -> EngineConfig {
@@ -129,8 +181,10 @@ pub fn config(blocks: usize) -> EngineConfig {
         max_seqs: 8,
         budget_tokens: 64,
         max_model_len: 2048,
-        blocks: vec![blocks],
+        groups: vec![GroupConfig::new(blocks)],
         logits_width: VOCAB as usize,
+        // The measured speed of a mock says nothing, and plans should not depend on it.
+        inter_token_target: None,
         ..EngineConfig::default()
     }
 }
@@ -140,15 +194,49 @@ pub fn start(config: EngineConfig) -> Engine {
 }
 
 pub fn start_with(config: EngineConfig, faults: Faults) -> Engine {
-    Engine::start(Box::new(Mock::new(config.blocks[0], faults, None)), config).expect("a sound configuration")
+    let mock = Mock::new(config.groups[0].blocks, faults, None);
+    Engine::start(Box::new(Background::start(mock).expect("a thread")), config).expect("a sound configuration")
 }
 
 /// An engine whose steps wait for permits.
-pub fn start_gated(config: EngineConfig) -> (Engine, flume::Sender<()>, Arc<AtomicU64>) {
+pub struct Gated {
+    pub engine: Engine,
+    pub permits: flume::Sender<()>,
+    /// Steps that have begun.
+    pub steps: Arc<AtomicU64>,
+    /// Steps that were handed to the executor.
+    pub submitted: Arc<AtomicU64>,
+    /// Whose rows ran, in order.
+    pub rows: Arc<Mutex<Vec<RequestId>>>,
+}
+
+pub fn start_gated(config: EngineConfig, faults: Faults) -> Gated {
     let (permits, gate) = flume::unbounded();
-    let mock = Mock::new(config.blocks[0], Faults::default(), Some(gate));
-    let steps = mock.steps();
-    (Engine::start(Box::new(mock), config).expect("a sound configuration"), permits, steps)
+    let mock = Mock::new(config.groups[0].blocks, faults, Some(gate));
+    let (steps, rows, submitted) = (Arc::clone(&mock.steps), Arc::clone(&mock.rows), Arc::new(AtomicU64::new(0)));
+    let executor = Counted { inner: Background::start(mock).expect("a thread"), submitted: Arc::clone(&submitted) };
+    let engine = Engine::start(Box::new(executor), config).expect("a sound configuration");
+    Gated { engine, permits, steps, submitted, rows }
+}
+
+impl Gated {
+    pub fn permit(&self, steps: u64) {
+        (0..steps).for_each(|_| self.permits.send(()).expect("the engine runs"));
+    }
+
+    pub fn wait_for_submitted(&self, steps: u64) {
+        wait_until("the step is handed over", || self.submitted.load(Ordering::SeqCst) >= steps);
+    }
+
+    /// Lets `steps` steps run, each only when the next has been handed over.
+    pub fn run_overlapped(&self, steps: u64) {
+        for _ in 0..steps {
+            let begun = self.steps.load(Ordering::SeqCst);
+            self.wait_for_submitted(begun + 2);
+            self.permit(1);
+            wait_until("it has begun", || self.steps.load(Ordering::SeqCst) > begun);
+        }
+    }
 }
 
 pub fn params(max_tokens: usize) -> SamplingParams {
@@ -156,7 +244,17 @@ pub fn params(max_tokens: usize) -> SamplingParams {
 }
 
 pub fn submit(engine: &Engine, prompt: Vec<u32>, params: SamplingParams) -> RequestStream {
-    engine.submit(engine.request(prompt, params).expect("valid")).expect("room")
+    submit_with(engine, prompt, params, RequestOptions::default())
+}
+
+pub fn submit_with(
+    engine: &Engine,
+    prompt: Vec<u32>,
+    params: SamplingParams,
+    options: RequestOptions,
+) -> RequestStream {
+    let request = engine.request(prompt, params).and_then(|request| request.with_options(options));
+    engine.submit(request.expect("valid")).expect("room")
 }
 
 /// How one sample ended.
@@ -194,11 +292,19 @@ pub fn answer(stream: RequestStream) -> Answer {
     answers(stream, 1).remove(0)
 }
 
-/// Waits for the engine's thread to come round to something.
+/// Waits for another thread to come round to something.
 pub fn wait_until(what: &str, condition: impl Fn() -> bool) {
     let start = Instant::now();
     while !condition() {
         assert!(start.elapsed() < Duration::from_secs(60), "never: {what}");
         std::thread::yield_now();
     }
+}
+
+/// Nothing runs, nothing waits, and every block is free.
+pub fn wait_until_idle(engine: &Engine) {
+    wait_until("the engine is idle", || {
+        let stats = engine.stats().scheduler;
+        stats.running + stats.waiting == 0 && stats.groups.iter().all(|group| group.blocks_used == 0)
+    });
 }

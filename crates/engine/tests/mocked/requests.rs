@@ -1,8 +1,16 @@
 //! What is refused, and when an answer ends.
 
-use folio_engine::{EngineConfig, FinishReason, InvalidRequest, SamplingParams, SubmitError, Usage};
+use std::time::Duration;
 
-use crate::mock::{answer, answers, config, params, reference, start, start_gated, submit, tokens, wait_until};
+use folio_engine::{
+    Background, Engine, EngineConfig, FinishReason, GroupConfig, InvalidRequest, Miss, RequestOptions, SamplingParams,
+    SubmitError, Usage,
+};
+
+use crate::mock::{
+    BOTH, Faults, Mock, answer, answers, config, params, reference, start, start_gated, submit, submit_with, tokens,
+    wait_until,
+};
 
 #[test]
 fn an_answer_ends_at_the_first_rule_that_holds() {
@@ -10,12 +18,15 @@ fn an_answer_ends_at_the_first_rule_that_holds() {
     let free = reference(&prompt, 200);
     let base = params(10);
     let check = |eos: Vec<u32>, max_model_len: usize, params: SamplingParams, len: usize, reason: FinishReason| {
-        let engine = start(EngineConfig { eos, max_model_len, ..config(32) });
-        let found = answer(submit(&engine, prompt.clone(), params.clone()));
-        let stop_token = usize::from(matches!(reason, FinishReason::Stop(_)));
-        assert_eq!((&found.tokens[..], &found.reason), (&free[..len], &reason), "{params:?}");
-        let usage = Usage { prompt_tokens: 20, completion_tokens: len + stop_token, cached_tokens: 0 };
-        assert_eq!(found.usage, usage);
+        for overlap in BOTH {
+            let engine = start(EngineConfig { eos: eos.clone(), max_model_len, overlap, ..config(32) });
+            let found = answer(submit(&engine, prompt.clone(), params.clone()));
+            let stop_token = usize::from(matches!(reason, FinishReason::Stop(_)));
+            assert_eq!((&found.tokens[..], &found.reason), (&free[..len], &reason), "{params:?}");
+            let completion_tokens = len + stop_token;
+            let usage = Usage { prompt_tokens: 20, completion_tokens, ..Usage::default() };
+            assert_eq!(found.usage, Usage { cache_miss: Some(Miss::New), ..usage });
+        }
     };
     use FinishReason::{Length, Stop};
     let third = free[3];
@@ -53,6 +64,9 @@ fn what_cannot_run_is_refused_where_it_is_made() {
     }
     assert!(engine.request(tokens(0, 10), params(54)).is_ok());
     assert!(engine.request(tokens(0, 10), params(usize::MAX)).is_err());
+    let request = engine.request(tokens(0, 10), params(5)).expect("valid");
+    let error = request.with_options(RequestOptions { weight: 0, ..RequestOptions::default() }).expect_err("refused");
+    assert_eq!(error.to_string(), "weight is 0, but must be at least 1");
 }
 
 #[test]
@@ -79,13 +93,14 @@ fn a_configuration_that_would_wait_for_ever_is_refused() {
     let check = |change: fn(&mut EngineConfig), word: &str| {
         let mut config = config(8);
         change(&mut config);
-        let executor = Box::new(crate::mock::Mock::default());
-        let error = folio_engine::Engine::start(executor, config).expect_err("refused").to_string();
+        let executor = Box::new(Background::start(Mock::default()).expect("a thread"));
+        let error = Engine::start(executor, config).expect_err("refused").to_string();
         assert!(error.contains(word), "{error}");
     };
     check(|c| c.max_seqs = 0, "max_seqs");
     check(|c| c.budget_tokens = 0, "budget_tokens");
-    check(|c| c.blocks = vec![], "blocks");
+    check(|c| c.groups = vec![], "blocks");
+    check(|c| c.groups = vec![GroupConfig::new(0)], "blocks");
     check(|c| c.max_model_len = 1, "max_model_len");
     check(|c| c.logits_width = 0, "logits_width");
     check(|c| c.max_chunk = Some(0), "max_chunk");
@@ -93,14 +108,36 @@ fn a_configuration_that_would_wait_for_ever_is_refused() {
 }
 
 #[test]
-fn a_full_queue_refuses_and_takes_again() {
-    let (engine, permits, _) = start_gated(EngineConfig { max_seqs: 2, max_waiting: 1, ..config(32) });
-    let request = |n| engine.request(tokens(2, 10), SamplingParams { n, ..params(2) }).expect("valid");
-    let two = engine.submit(request(2)).expect("room");
-    let one = engine.submit(request(1)).expect("room");
-    assert_eq!(engine.submit(request(1)).err(), Some(SubmitError::QueueFull));
-    drop(permits);
-    assert_eq!(answers(two, 2).len() + answers(one, 1).len(), 3);
-    wait_until("all have ended", || engine.stats().samples_ended == 3);
-    assert!(engine.submit(request(2)).is_ok());
+fn a_full_queue_refuses_with_an_estimate_and_takes_again() {
+    for overlap in BOTH {
+        let config = EngineConfig { max_seqs: 2, max_waiting: 1, overlap, ..config(32) };
+        let gated = start_gated(config, Faults::default());
+        let engine = &gated.engine;
+        let request = |n, len| engine.request(tokens(2, len), SamplingParams { n, ..params(20) }).expect("valid");
+        let two = engine.submit(request(2, 10)).expect("room");
+        let one = engine.submit(request(1, 100)).expect("room");
+        let refused = |engine: &Engine| match engine.submit(request(1, 10)).err() {
+            Some(SubmitError::QueueFull { retry_after }) => retry_after,
+            other => panic!("{other:?}"),
+        };
+        // Nothing has been measured yet.
+        assert_eq!(refused(engine), Duration::ZERO);
+        gated.permit(3);
+        wait_until("there is an estimate", || refused(engine) > Duration::ZERO);
+        drop(gated.permits);
+        assert_eq!(answers(two, 2).len() + answers(one, 1).len(), 3);
+        assert!(engine.submit(request(2, 10)).is_ok());
+    }
+}
+
+#[test]
+fn requests_of_different_salts_share_nothing() {
+    let engine = start(config(64));
+    let prompt = tokens(3, 40);
+    let cached = |cache_salt: u64| {
+        let options = RequestOptions { cache_salt, ..RequestOptions::default() };
+        let usage = answer(submit_with(&engine, prompt.clone(), params(2), options)).usage;
+        (usage.cached_tokens, usage.cache_miss.is_some())
+    };
+    assert_eq!([cached(1), cached(2), cached(1), cached(0)], [(0, true), (0, true), (32, false), (0, true)]);
 }

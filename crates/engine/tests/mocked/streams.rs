@@ -8,9 +8,12 @@ use std::{
     thread::Thread,
 };
 
-use folio_engine::{EngineConfig, Event, FinishReason, SamplingParams, SubmitError};
+use folio_engine::{Engine, EngineConfig, Event, FinishReason, SamplingParams, SubmitError};
 
-use crate::mock::{answer, answers, config, params, reference, start, start_gated, submit, tokens, wait_until};
+use crate::mock::{
+    BOTH, Faults, Gated, answer, answers, config, params, reference, start, start_gated, submit, tokens, wait_until,
+    wait_until_idle,
+};
 
 struct Unpark(Thread);
 
@@ -33,7 +36,11 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
 
 #[test]
 fn tokens_come_in_order_by_both_ways_of_reading() {
-    let engine = start(config(16));
+    BOTH.into_iter().for_each(check_both_ways_of_reading);
+}
+
+fn check_both_ways_of_reading(overlap: bool) {
+    let engine = start(EngineConfig { overlap, ..config(16) });
     let prompt = tokens(1, 33);
     let expected = reference(&prompt, 12);
     assert_eq!(answer(submit(&engine, prompt.clone(), params(12))).tokens, expected);
@@ -54,58 +61,68 @@ fn tokens_come_in_order_by_both_ways_of_reading() {
 }
 
 #[test]
-fn a_dropped_stream_frees_its_blocks_within_two_steps() {
-    for steps_before in 1..6 {
-        let (engine, permits, steps) = start_gated(EngineConfig { budget_tokens: 16, ..config(32) });
-        let stream = submit(&engine, tokens(2, 40), SamplingParams { n: 2, ..params(100) });
-        (0..steps_before).for_each(|_| permits.send(()).expect("engine runs"));
-        wait_until("the steps are done", || steps.load(Ordering::SeqCst) == steps_before);
-        drop(stream);
-        (0..2).for_each(|_| permits.send(()).expect("engine runs"));
-        wait_until("both have ended", || engine.stats().samples_ended == 2);
-        wait_until("the engine is idle", || engine.stats().scheduler.running == 0);
-        let stats = engine.stats();
-        assert!(steps.load(Ordering::SeqCst) <= steps_before + 2);
-        assert_eq!((stats.scheduler.waiting, stats.scheduler.groups[0].blocks_used), (0, 0));
+fn a_dropped_stream_frees_its_blocks_and_runs_no_further() {
+    for overlap in BOTH {
+        for steps_before in 1..6 {
+            let config = EngineConfig { budget_tokens: 16, overlap, ..config(32) };
+            let gated = start_gated(config, Faults::default());
+            let stream = submit(&gated.engine, tokens(2, 40), SamplingParams { n: 2, ..params(100) });
+            gated.permit(steps_before);
+            wait_until("the steps have begun", || gated.steps.load(Ordering::SeqCst) == steps_before);
+            drop(stream);
+            wait_until("both have ended", || gated.engine.stats().samples_ended == 2);
+            drop(gated.permits);
+            wait_until_idle(&gated.engine);
+            // What was in flight then, at most.
+            assert!(gated.steps.load(Ordering::SeqCst) <= steps_before + 2);
+        }
     }
 }
 
 #[test]
 fn one_sample_can_be_aborted_alone() {
-    let (engine, permits, _) = start_gated(config(32));
-    let prompt = tokens(3, 20);
-    let mut stream = submit(&engine, prompt.clone(), SamplingParams { n: 3, ..params(30) });
-    (0..8).for_each(|_| permits.send(()).expect("engine runs"));
-    while !matches!(stream.recv(), Some(Event::Token { sample: 1, .. })) {}
-    stream.abort(1);
-    stream.abort(7);
-    drop(permits);
-    let mut ends = vec![None; 3];
-    while let Some(event) = stream.recv() {
-        if let Event::Finished { sample, reason, usage } = event {
-            assert!(ends[sample].replace((reason, usage.completion_tokens)).is_none());
+    for overlap in BOTH {
+        let gated = start_gated(EngineConfig { overlap, ..config(32) }, Faults::default());
+        let prompt = tokens(3, 20);
+        let mut stream = submit(&gated.engine, prompt.clone(), SamplingParams { n: 3, ..params(30) });
+        gated.permit(8);
+        while !matches!(stream.recv(), Some(Event::Token { sample: 1, .. })) {}
+        stream.abort(1);
+        stream.abort(7);
+        drop(gated.permits);
+        let mut ends = vec![None; 3];
+        while let Some(event) = stream.recv() {
+            if let Event::Finished { sample, reason, usage } = event {
+                assert!(ends[sample].replace((reason, usage.completion_tokens)).is_none());
+            }
         }
+        let (reason, len) = ends[1].clone().expect("ended");
+        assert!(reason == FinishReason::Aborted && len < 30);
+        assert_eq!([&ends[0], &ends[2]], [&Some((FinishReason::Length, 30)); 2]);
     }
-    let (reason, len) = ends[1].clone().expect("ended");
-    assert!(reason == FinishReason::Aborted && len < 30);
-    assert_eq!([&ends[0], &ends[2]], [&Some((FinishReason::Length, 30)); 2]);
 }
 
+/// Full blocks and the begun one too: each further sample computes the prompt's last token and nothing else.
 #[test]
 fn samples_share_the_prompt() {
-    let engine = start(config(64));
-    let prompt = tokens(4, 100);
-    let all = answers(submit(&engine, prompt.clone(), SamplingParams { n: 5, ..params(1) }), 5);
-    let cached: Vec<usize> = all.iter().map(|a| a.usage.cached_tokens).collect();
-    assert_eq!(cached, [0, 96, 96, 96, 96]);
-    assert_eq!(engine.stats().tokens_computed, 100 + 4 * 4);
-    assert!(all.iter().all(|a| a.tokens == reference(&prompt, 1)));
+    for overlap in BOTH {
+        let engine = start(EngineConfig { overlap, ..config(64) });
+        let prompt = tokens(4, 100);
+        let all = answers(submit(&engine, prompt.clone(), SamplingParams { n: 5, ..params(6) }), 5);
+        let cached: Vec<usize> = all.iter().map(|a| a.usage.cached_tokens).collect();
+        assert_eq!(cached, [0, 99, 99, 99, 99]);
+        wait_until_idle(&engine);
+        assert_eq!(engine.stats().tokens_computed, 100 + 4 + 5 * 5);
+        assert!(all.iter().all(|a| a.tokens == reference(&prompt, 6)));
+    }
 }
 
 #[test]
 fn prompt_logprobs_come_once_and_whole() {
-    for force_preempt_every in [None, Some(1), Some(2)] {
-        let engine = start(EngineConfig { force_preempt_every, prompt_logit_rows: 7, ..config(32) });
+    for (force_preempt_every, overlap) in
+        [(None, true), (None, false), (Some(1), true), (Some(2), true), (Some(2), false)]
+    {
+        let engine = start(EngineConfig { force_preempt_every, overlap, prompt_logit_rows: 7, ..config(32) });
         for len in [1, 2, 16, 17, 40, 40] {
             let prompt = tokens(5, len);
             let params = SamplingParams { prompt_logprobs: Some(0), n: 2, ..params(6) };
@@ -131,45 +148,48 @@ fn prompt_logprobs_come_once_and_whole() {
 
 #[test]
 fn two_hundred_requests_from_threads_are_answered_as_if_alone() {
-    let engine = start(EngineConfig { max_seqs: 16, budget_tokens: 96, max_chunk: Some(48), ..config(14) });
-    std::thread::scope(|scope| {
-        for thread in 0..8u64 {
-            let engine = engine.clone();
-            scope.spawn(move || {
-                let streams: Vec<_> = (0..25u64)
-                    .map(|i| {
-                        let mut prompt = tokens(i % 3, 40 + i as usize);
-                        prompt.extend(tokens(thread, i as usize % 7));
-                        let stream = submit(&engine, prompt.clone(), params(1 + (i as usize * 7) % 60));
-                        (i, prompt, stream)
-                    })
-                    .collect();
-                for (i, prompt, stream) in streams {
-                    if i % 5 == 4 {
-                        drop(stream);
-                        continue;
-                    }
-                    let found = answer(stream);
-                    assert_eq!(found.tokens, reference(&prompt, 1 + (i as usize * 7) % 60));
-                }
-            });
+    for overlap in BOTH {
+        let engine =
+            start(EngineConfig { max_seqs: 16, budget_tokens: 96, max_chunk: Some(48), overlap, ..config(14) });
+        std::thread::scope(|scope| {
+            for thread in 0..8u64 {
+                let engine = engine.clone();
+                scope.spawn(move || client(&engine, thread));
+            }
+        });
+        wait_until("all have ended", || engine.stats().samples_ended == 200);
+        wait_until_idle(&engine);
+        assert!(engine.stats().scheduler.preemptions > 0, "the pool is too large to test anything");
+    }
+}
+
+/// Sends 25 requests, leaves every fifth, and compares the answers of the rest.
+fn client(engine: &Engine, number: u64) {
+    let streams: Vec<_> = (0..25u64)
+        .map(|i| {
+            let mut prompt = tokens(i % 3, 40 + i as usize);
+            prompt.extend(tokens(number, i as usize % 7));
+            let stream = submit(engine, prompt.clone(), params(1 + (i as usize * 7) % 60));
+            (i, prompt, stream)
+        })
+        .collect();
+    for (i, prompt, stream) in streams {
+        if i % 5 == 4 {
+            drop(stream);
+            continue;
         }
-    });
-    wait_until("all have ended", || engine.stats().samples_ended == 200);
-    wait_until("the engine is idle", || engine.stats().scheduler.running == 0);
-    let stats = engine.stats();
-    assert!(stats.scheduler.preemptions > 0, "the pool is too large to test anything");
-    assert_eq!((stats.scheduler.waiting, stats.scheduler.groups[0].blocks_used), (0, 0));
+        assert_eq!(answer(stream).tokens, reference(&prompt, 1 + (i as usize * 7) % 60));
+    }
 }
 
 #[test]
 fn shutdown_ends_every_stream() {
-    let (engine, permits, _) = start_gated(config(32));
-    let streams: Vec<_> = (0..12).map(|i| submit(&engine, tokens(i, 30), params(200))).collect();
-    permits.send(()).expect("engine runs");
-    let other = engine.clone();
-    let thread = std::thread::spawn(move || engine.shutdown());
-    drop(permits);
+    let gated = start_gated(config(32), Faults::default());
+    let streams: Vec<_> = (0..12).map(|i| submit(&gated.engine, tokens(i, 30), params(200))).collect();
+    gated.permit(1);
+    let other = gated.engine.clone();
+    let thread = std::thread::spawn(move || gated.engine.shutdown());
+    drop(gated.permits);
     thread.join().expect("shutdown returns");
     for stream in streams {
         assert!(matches!(answer(stream).reason, FinishReason::Aborted | FinishReason::Length));
@@ -181,13 +201,16 @@ fn shutdown_ends_every_stream() {
 
 #[test]
 fn an_idle_engine_runs_no_steps_and_ends_with_its_last_handle() {
-    let (engine, permits, steps) = start_gated(config(32));
-    drop(permits);
-    assert_eq!(answer(submit(&engine, tokens(0, 5), params(3))).tokens.len(), 3);
-    assert_eq!(steps.load(Ordering::SeqCst), 3);
-    let stream = submit(&engine, tokens(0, 5), params(3));
-    drop(engine);
-    assert_eq!(answer(stream).reason, FinishReason::Length, "a stream keeps the engine alive");
-    assert_eq!(steps.load(Ordering::SeqCst), 6);
-    wait_until("the executor is dropped", || Arc::strong_count(&steps) == 1);
+    for overlap in BOTH {
+        let Gated { engine, permits, steps, .. } =
+            start_gated(EngineConfig { overlap, ..config(32) }, Faults::default());
+        drop(permits);
+        assert_eq!(answer(submit(&engine, tokens(0, 5), params(3))).tokens.len(), 3);
+        assert_eq!(steps.load(Ordering::SeqCst), 3);
+        let stream = submit(&engine, tokens(0, 5), params(3));
+        drop(engine);
+        assert_eq!(answer(stream).reason, FinishReason::Length, "a stream keeps the engine alive");
+        assert_eq!(steps.load(Ordering::SeqCst), 6);
+        wait_until("the executor is dropped", || Arc::strong_count(&steps) == 1);
+    }
 }

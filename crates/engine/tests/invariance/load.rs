@@ -1,0 +1,149 @@
+//! A model under load: a quarter of the memory that the requests could use, prompts with common beginnings, and
+//! clients that leave. Every answer is the one its request gets alone.
+
+use std::{path::PathBuf, time::Instant};
+
+use folio_engine::{Engine, EngineConfig, Event, RequestStream, SamplingParams};
+
+use folio_model::OpenModel;
+
+use crate::{
+    harness::{Bench, MAX_SEQS},
+    take_turn, tiny,
+};
+
+const NUM_REQUESTS: usize = 200;
+const THREADS: usize = 2;
+
+struct Request {
+    prompt: Vec<u32>,
+    params: SamplingParams,
+    /// Its client leaves after so many tokens.
+    leaves_after: Option<usize>,
+}
+
+impl Request {
+    fn blocks(&self) -> usize {
+        (self.prompt.len() + self.params.max_tokens).div_ceil(16)
+    }
+
+    fn submit(&self, engine: &Engine) -> RequestStream {
+        engine.submit(engine.request(self.prompt.clone(), self.params.clone()).expect("valid")).expect("room")
+    }
+}
+
+/// Three in ten begin like others, one in five is left; greedy or drawn.
+fn requests(bench: &Bench) -> Vec<Request> {
+    let request = |i: usize| {
+        let mut prompt = Vec::new();
+        if i % 10 < 3 {
+            prompt = bench.prompt(500 + (i / 10 % 4) as u64, 32);
+        }
+        // A prompt that nearly fills its block: the answer soon needs two more, and only one is set aside.
+        prompt.extend(bench.prompt(i as u64, 13 + i % 3));
+        let temperature = if i.is_multiple_of(3) { 0.0 } else { 0.8 };
+        let params = SamplingParams {
+            max_tokens: 34 + i % 3,
+            temperature,
+            seed: i as u64,
+            ignore_eos: true,
+            ..SamplingParams::default()
+        };
+        Request { prompt, params, leaves_after: (i % 5 == 4).then_some(i * 7 % 19) }
+    };
+    (0..NUM_REQUESTS).map(request).collect()
+}
+
+/// The answer as far as its client stays, and what the prefix cache gave it.
+fn read(mut stream: RequestStream, leaves_after: Option<usize>) -> (Vec<u32>, usize) {
+    let (mut tokens, mut cached) = (Vec::new(), 0);
+    while leaves_after.is_none_or(|most| tokens.len() < most) {
+        match stream.recv() {
+            Some(Event::Token { token, .. }) => tokens.push(token),
+            Some(Event::Finished { usage, .. }) => cached = usage.cached_tokens,
+            Some(Event::PromptLogprobs(_)) => {}
+            None => break,
+        }
+    }
+    (tokens, cached)
+}
+
+/// The published weights where they are at hand, else the shipped form of them.
+fn trained_model() -> PathBuf {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let published = root.join("../shared/models/folio-rust-42m");
+    if published.exists() { published } else { root.join("models/folio-rust-42m.gguf") }
+}
+
+#[test]
+fn two_hundred_requests_to_the_trained_model() {
+    check(&folio_model::open(&trained_model()).expect("a sound model"));
+}
+
+#[test]
+fn two_hundred_requests_to_a_model_with_two_block_tables() {
+    check(&tiny::alternating());
+}
+
+fn check(model: &OpenModel) {
+    let _turn = take_turn();
+    let bench = Bench::new(model, THREADS);
+    let requests = requests(&bench);
+    let alone = bench.start(bench.config());
+    let start = Instant::now();
+    let unloaded = |request: &Request| read(request.submit(&alone), request.leaves_after).0;
+    let expected: Vec<Vec<u32>> = requests.iter().map(unloaded).collect();
+    println!("alone: {:.1} s", start.elapsed().as_secs_f64());
+    alone.shutdown();
+
+    let mut demands: Vec<usize> = requests.iter().map(Request::blocks).collect();
+    demands.sort_unstable_by(|a, b| b.cmp(a));
+    let peak: usize = demands[..MAX_SEQS].iter().sum();
+    for (host, overlap) in [(false, true), (true, true)] {
+        let start = Instant::now();
+        let config = EngineConfig { groups: bench.groups(peak / 4), prefix_caching: true, overlap, ..bench.config() };
+        let engine = bench.start(if host { bench.with_host(config) } else { config });
+        let streams: Vec<_> = requests.iter().map(|request| request.submit(&engine)).collect();
+        // All clients read at once: one that leaves does so while the others run.
+        let found: Vec<(Vec<u32>, usize)> = std::thread::scope(|scope| {
+            let reader = |(stream, request): (RequestStream, &Request)| {
+                let leaves_after = request.leaves_after;
+                scope.spawn(move || read(stream, leaves_after))
+            };
+            let readers: Vec<_> = streams.into_iter().zip(&requests).map(reader).collect();
+            readers.into_iter().map(|reader| reader.join().expect("it reads")).collect()
+        });
+        for (number, ((found, _), expected)) in found.iter().zip(&expected).enumerate() {
+            assert!(found == expected, "request {number}: another answer than alone");
+        }
+        let num_left = requests.iter().filter(|request| request.leaves_after.is_some()).count();
+        let stats = wait_until_idle(&engine);
+        let hits: usize = found.iter().map(|(_, cached)| cached).sum();
+        println!(
+            "{} blocks for a peak of {peak}, host tier {host}, overlap {overlap}: {} preemptions, {hits} tokens hit \
+             ({} of them from the host), {num_left} of {NUM_REQUESTS} left, {} steps, {:.1} s",
+            peak / 4,
+            stats.preemptions,
+            stats.host_hit_tokens,
+            stats.steps,
+            start.elapsed().as_secs_f64()
+        );
+        assert!(stats.preemptions > 0 && hits > 0 && num_left * 5 == NUM_REQUESTS);
+        engine.shutdown();
+    }
+}
+
+/// Every block is free again.
+fn wait_until_idle(engine: &Engine) -> folio_engine::SchedulerStats {
+    let start = Instant::now();
+    loop {
+        let stats = engine.stats();
+        let scheduler = stats.scheduler;
+        let is_idle = scheduler.running + scheduler.waiting == 0 && stats.samples_ended == NUM_REQUESTS as u64;
+        if is_idle && scheduler.groups.iter().all(|group| group.blocks_used == 0) {
+            return scheduler;
+        }
+        assert!(start.elapsed().as_secs() < 60, "never idle: {scheduler:?}");
+        std::thread::yield_now();
+    }
+}
