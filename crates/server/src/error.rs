@@ -1,7 +1,10 @@
 //! Refusals, as OpenAI clients read them.
 
+use std::time::Duration;
+
 use axum::Json;
 use axum::http::StatusCode;
+use axum::http::header::RETRY_AFTER;
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
@@ -18,8 +21,10 @@ pub enum ApiError {
     NoSuchMethod(String),
     #[error("the request's body is larger than {} bytes", crate::BODY_BYTES)]
     TooLarge,
-    #[error("too many requests are waiting; try again later")]
-    Overloaded,
+    #[error("too many requests are waiting; try again in {} s", whole_seconds(*retry_after))]
+    Overloaded { retry_after: Duration },
+    #[error("the server is shutting down and takes no more requests")]
+    Draining,
     #[error("the engine has stopped")]
     Stopped,
     /// The engine's fault; the text is ours and holds nothing of the request.
@@ -34,8 +39,8 @@ impl ApiError {
             Self::NoSuchModel(_) | Self::NoSuchRoute(_) => StatusCode::NOT_FOUND,
             Self::NoSuchMethod(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::Overloaded => StatusCode::TOO_MANY_REQUESTS,
-            Self::Stopped => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Overloaded { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Self::Draining | Self::Stopped => StatusCode::SERVICE_UNAVAILABLE,
             Self::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
@@ -48,12 +53,31 @@ impl ApiError {
     }
 }
 
+/// As the header wants it: rounded up, and never "at once".
+fn whole_seconds(duration: Duration) -> u64 {
+    duration.as_secs().saturating_add(u64::from(duration.subsec_nanos() > 0)).max(1)
+}
+
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status(), Json(self.body())).into_response();
-        if matches!(self, Self::Overloaded) {
-            response.headers_mut().insert("retry-after", axum::http::HeaderValue::from_static("1"));
+        if let Self::Overloaded { retry_after } = self {
+            response.headers_mut().insert(RETRY_AFTER, whole_seconds(retry_after).into());
         }
         response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_queue_says_when_to_come_back() {
+        for (millis, expected) in [(0, "1"), (1, "1"), (1000, "1"), (1001, "2"), (59_200, "60")] {
+            let response = ApiError::Overloaded { retry_after: Duration::from_millis(millis) }.into_response();
+            assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+            assert_eq!(response.headers()[RETRY_AFTER], expected, "{millis} ms");
+        }
     }
 }

@@ -127,6 +127,7 @@ impl TextStream {
             FinishReason::Stop(_) => Finish::Stop,
             FinishReason::Length => Finish::Length,
             FinishReason::Error(message) => Finish::Failed(message),
+            FinishReason::Deadline => Finish::Failed("the request's deadline has passed".into()),
             FinishReason::Aborted => Finish::Failed("the request was aborted".into()),
         };
         self.ready.push_back(Piece { sample: index, text, tokens: Vec::new(), finish: Some((finish, usage)) });

@@ -32,6 +32,10 @@ pub struct SharedFields {
     pub repetition_penalty: Option<f32>,
     pub logit_bias: Option<Map<String, Value>>,
     pub allowed_token_ids: Option<Vec<u32>>,
+    /// Lower runs sooner, as in vLLM.
+    pub priority: Option<i32>,
+    /// Only requests with the same salt share what the prefix cache holds.
+    pub cache_salt: Option<String>,
 }
 
 impl SharedFields {

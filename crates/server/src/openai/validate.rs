@@ -1,7 +1,7 @@
 //! From wire fields to sampling parameters. Ranges are the engine's to check; what is checked here is only what the
 //! engine never hears of: limits on text, and numbers that JSON writes otherwise.
 
-use folio_engine::SamplingParams;
+use folio_engine::{RequestOptions, SamplingParams};
 
 use crate::SamplingDefaults;
 use crate::error::ApiError;
@@ -13,6 +13,7 @@ const MAX_LOGIT_BIASES: usize = 1024;
 const MAX_USER_BYTES: usize = 512;
 const MAX_STOP_IDS: usize = 64;
 const MAX_LOGPROBS: u32 = 20;
+const MAX_SALT_BYTES: usize = 64;
 
 /// What a route adds to the shared fields, or puts in their place.
 pub struct RouteParams {
@@ -97,8 +98,47 @@ pub fn text_options(fields: &SharedFields) -> Result<TextOptions, ApiError> {
     })
 }
 
+/// When a request runs and what it shares.
+pub fn request_options(fields: &SharedFields) -> Result<RequestOptions, ApiError> {
+    let cache_salt = fields.cache_salt.as_deref().map_or(Ok(0), cache_salt)?;
+    Ok(RequestOptions { priority: fields.priority.unwrap_or(0), cache_salt, ..RequestOptions::default() })
+}
+
+/// FNV-1a: the same in every process, so that what a disk keeps is found again after a restart. It need not be secret:
+/// whoever could find another text with a salt's hash knows that salt. 0 stands for no salt.
+fn cache_salt(salt: &str) -> Result<u64, ApiError> {
+    if salt.is_empty() || salt.len() > MAX_SALT_BYTES || !salt.is_ascii() {
+        return Err(ApiError::Invalid(format!("cache_salt: 1 to {MAX_SALT_BYTES} ASCII characters are needed")));
+    }
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    Ok(salt.bytes().fold(0xcbf2_9ce4_8422_2325, step).max(1))
+}
+
 /// A request without a seed draws anew each time.
 fn fresh_seed() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(0u8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn salts_are_hashed_or_refused_by_name() {
+        let options = |salt: Option<&str>, priority: Option<i32>| {
+            let cache_salt = salt.map(str::to_owned);
+            request_options(&SharedFields { cache_salt, priority, ..SharedFields::default() })
+        };
+        assert_eq!(options(None, None).expect("valid"), RequestOptions::default());
+        let found = options(Some("foobar"), Some(-3)).expect("valid");
+        // Of FNV's published test vectors.
+        assert_eq!((found.cache_salt, found.priority), (0x8594_4171_f739_67e8, -3));
+        assert_ne!(options(Some("foobaz"), None).expect("valid").cache_salt, found.cache_salt);
+        assert!(options(Some(&"a".repeat(64)), None).is_ok());
+        for salt in ["", "é", &"a".repeat(65)] {
+            let error = options(Some(salt), None).expect_err("refused").to_string();
+            assert!(error.starts_with("cache_salt: "), "{error}");
+        }
+    }
 }

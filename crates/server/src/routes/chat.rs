@@ -38,10 +38,11 @@ pub async fn create(State(service): State<Service>, body: Body) -> Result<Respon
     shared.max_tokens = chat.max_completion_tokens.or(shared.max_tokens);
     let route = RouteParams { logprobs, max_tokens: service.engine.max_model_len() };
     let params = validate::sampling(&shared, route, service.defaults)?;
+    let options = validate::request_options(&shared)?;
     let text = validate::text_options(&shared)?;
     let num_samples = params.n;
     let prompt = prompt(&service, chat).await?;
-    let stream = submit(&service, prompt, params, &text)?;
+    let stream = submit(&service, prompt, params, options, &text)?;
     match shared.is_streamed() {
         true => Ok(events::streamed(service, stream, num_samples, SHAPE, shared.include_usage())),
         false => answer::whole(&service, stream, num_samples, &SHAPE).await,

@@ -30,10 +30,11 @@ pub async fn create(State(service): State<Service>, body: Body) -> Result<Respon
     check_model(&service, shared.model.as_deref())?;
     let route = RouteParams { logprobs: completion.logprobs, max_tokens: DEFAULT_MAX_TOKENS };
     let params = validate::sampling(&shared, route, service.defaults)?;
+    let options = validate::request_options(&shared)?;
     let text = validate::text_options(&shared)?;
     let num_samples = params.n;
     let prompt = prompt(&service, completion.prompt).await?;
-    let stream = submit(&service, prompt, params, &text)?;
+    let stream = submit(&service, prompt, params, options, &text)?;
     match shared.is_streamed() {
         true => Ok(events::streamed(service, stream, num_samples, SHAPE, shared.include_usage())),
         false => answer::whole(&service, stream, num_samples, &SHAPE).await,

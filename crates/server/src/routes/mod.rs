@@ -9,7 +9,7 @@ pub mod health;
 pub mod models;
 
 use axum::http::{Method, Uri};
-use folio_engine::{SamplingParams, SubmitError};
+use folio_engine::{RequestOptions, SamplingParams, SubmitError};
 
 use crate::error::ApiError;
 use crate::openai::types::TextOptions;
@@ -35,12 +35,15 @@ fn submit(
     service: &Service,
     prompt: Vec<u32>,
     params: SamplingParams,
+    options: RequestOptions,
     text: &TextOptions,
 ) -> Result<TextStream, ApiError> {
     let num_samples = params.n;
-    let request = service.engine.request(prompt, params).map_err(|error| ApiError::Invalid(error.to_string()))?;
+    let request = service.engine.request(prompt, params).and_then(|request| request.with_options(options));
+    let request = request.map_err(|error| ApiError::Invalid(error.to_string()))?;
     let stream = service.engine.submit(request).map_err(|error| match error {
-        SubmitError::QueueFull => ApiError::Overloaded,
+        SubmitError::QueueFull { retry_after } => ApiError::Overloaded { retry_after },
+        SubmitError::Draining => ApiError::Draining,
         SubmitError::Stopped => ApiError::Stopped,
     })?;
     Ok(TextStream::new(stream, &service.tokenizer, num_samples, &text.stop, text.include_stop, text.skip_special))

@@ -8,7 +8,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use folio_engine::{Engine, EngineConfig, Executor, RequestId, Result, RowOutput, SamplingState, StepPlan};
+use folio_engine::{
+    Background, Engine, EngineConfig, GroupConfig, RequestId, Result, RowOutput, SamplingState, StepPlan, StepRunner,
+};
 use folio_server::{SamplingDefaults, Service};
 use folio_text::{ChatTemplate, SpecialTokens, Tokenizer};
 use serde_json::{Value, json};
@@ -18,36 +20,33 @@ pub const BROKEN: u32 = 26;
 const WIDTH: usize = 27;
 
 struct Alphabet {
-    states: HashMap<RequestId, SamplingState>,
-    plan: StepPlan,
+    /// What samples, and the token it sampled last.
+    states: HashMap<RequestId, (SamplingState, u32)>,
     /// How long a step takes.
     pace: Duration,
 }
 
-impl Executor for Alphabet {
+impl StepRunner for Alphabet {
     fn admit(&mut self, id: RequestId, state: SamplingState) {
-        self.states.insert(id, state);
+        self.states.insert(id, (state, 0));
     }
 
-    fn submit(&mut self, plan: &StepPlan) -> Result<()> {
+    fn run(&mut self, plan: &StepPlan) -> Result<Vec<RowOutput>> {
         std::thread::sleep(self.pace);
-        self.plan = plan.clone();
-        Ok(())
-    }
-
-    fn collect(&mut self) -> Result<Vec<RowOutput>> {
-        let plan = std::mem::take(&mut self.plan);
         let outputs = plan.assignments.iter().map(|a| {
-            let mut output = RowOutput { id: a.id, sampled: None, prompt_logprobs: Vec::new(), failure: None };
-            let last = *a.tokens.last().expect("a token");
+            let mut output = RowOutput::new(a.id);
+            let (state, sampled) = self.states.get_mut(&a.id).expect("admitted");
+            let last = if a.awaits_token { *sampled } else { *a.tokens.last().expect("a token") };
             let mut logits = [0.0; WIDTH];
             // Half of them are ruled out, so that the 20 best hold some that are.
             logits[13..].fill(f32::NEG_INFINITY);
             logits[(last as usize + 1) % 26] = if last == BROKEN { f32::NAN } else { 8.0 };
-            let state = self.states.get_mut(&a.id).expect("admitted");
             if a.samples {
-                match state.sample(&mut logits, a.first + a.tokens.len()) {
-                    Ok(sampled) => output.sampled = Some(sampled),
+                match state.sample(&mut logits, a.first + a.num_rows()) {
+                    Ok(found) => {
+                        *sampled = found.token;
+                        output.sampled = Some(found);
+                    }
                     Err(error) => output.failure = Some(error.to_string()),
                 }
             }
@@ -84,11 +83,11 @@ pub fn start(pace: Duration) -> Server {
         max_seqs: 4,
         max_waiting: 4,
         max_model_len: 4096,
-        blocks: vec![1024],
+        groups: vec![GroupConfig::new(1024)],
         logits_width: WIDTH,
         ..EngineConfig::default()
     };
-    let executor = Alphabet { states: HashMap::new(), plan: StepPlan::default(), pace };
+    let executor = Background::start(Alphabet { states: HashMap::new(), pace }).expect("a thread");
     let engine = Engine::start(Box::new(executor), config).expect("a sound configuration");
     let template = "{% for message in messages %}{{ message.content }}{% endfor %}";
     let service = Service {

@@ -37,6 +37,11 @@ fn bad_fields_are_refused_by_name_on_both_routes() {
         ("stop_token_ids", json!([27]), "stop_token_ids"),
         ("stop_token_ids", json!(vec![1; 65]), "stop_token_ids"),
         ("user", json!("u".repeat(513)), "user"),
+        ("priority", json!(1u64 << 31), "priority"),
+        ("priority", json!(0.5), "priority"),
+        ("cache_salt", json!(""), "cache_salt"),
+        ("cache_salt", json!("s".repeat(65)), "cache_salt"),
+        ("cache_salt", json!("\u{e9}"), "cache_salt"),
         ("stream_options", json!({"include_usage": true}), "stream_options"),
         ("best_of", json!(2), "best_of"),
     ];
