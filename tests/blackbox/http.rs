@@ -10,18 +10,25 @@ pub struct Answer {
 
 /// One request on its own connection; the answer is read to its end.
 pub fn request(port: u16, method: &str, path: &str, body: &str) -> Answer {
-    let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("the server listens");
-    let head = format!(
-        "{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
-        body.len()
-    );
-    stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_bytes())).expect("writable");
-    let mut text = String::new();
-    stream.read_to_string(&mut text).expect("the answer is UTF-8");
+    let text = try_request(port, method, path, body).expect("the server listens, and its answer is UTF-8");
     let (head, body) = text.split_once("\r\n\r\n").expect("a head and a body");
     let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status");
     let chunked = head.to_ascii_lowercase().contains("transfer-encoding: chunked");
     Answer { status, body: if chunked { unchunk(body) } else { body.to_string() } }
+}
+
+/// The same where the server may be gone at any moment: head and body as they came.
+pub fn try_request(port: u16, method: &str, path: &str, body: &str) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(head.as_bytes())?;
+    stream.write_all(body.as_bytes())?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    Ok(text)
 }
 
 fn unchunk(mut body: &str) -> String {

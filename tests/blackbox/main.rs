@@ -3,10 +3,13 @@
 
 mod bad_input;
 mod commands;
+mod disk;
 mod http;
 mod hub;
+mod memory;
 mod pull;
 mod serve;
+mod server;
 
 use std::path::PathBuf;
 use std::process::{Command, Output};

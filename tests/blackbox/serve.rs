@@ -1,47 +1,9 @@
 //! `folio serve`: the OpenAI routes on a real socket.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Stdio};
-
 use serde_json::Value;
 
-use crate::folio;
 use crate::http::request;
-
-struct Server {
-    child: Child,
-    port: u16,
-}
-
-impl Server {
-    fn start() -> Self {
-        let mut child = folio(&["serve", "--port", "0", "--max-num-seqs", "8"])
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the binary starts");
-        let mut lines = BufReader::new(child.stderr.take().expect("stderr")).lines();
-        let ready = lines.find_map(|line| {
-            let line = line.ok()?;
-            let (_, port) = line.split_once("http://127.0.0.1:")?;
-            port.trim().parse().ok()
-        });
-        // Whatever else it says must not block it.
-        std::thread::spawn(move || lines.for_each(drop));
-        Self { child, port: ready.expect("the server says where it listens") }
-    }
-
-    fn post(&self, path: &str, body: Value) -> (u16, Value) {
-        let answer = request(self.port, "POST", path, &body.to_string());
-        (answer.status, serde_json::from_str(&answer.body).unwrap_or(Value::String(answer.body)))
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
+use crate::server::Server;
 
 fn chat(extra: Value) -> Value {
     let mut body = serde_json::json!({
@@ -55,7 +17,7 @@ fn chat(extra: Value) -> Value {
 
 #[test]
 fn answers_streams_and_refuses() {
-    let server = Server::start();
+    let server = Server::start(&["--max-num-seqs", "8"]);
     assert_eq!(request(server.port, "GET", "/health", "").status, 200);
     let models: Value = serde_json::from_str(&request(server.port, "GET", "/v1/models", "").body).expect("JSON");
     assert_eq!(models["data"][0]["id"], "folio-rust-42m");
@@ -118,7 +80,7 @@ fn answers_streams_and_refuses() {
 #[cfg(unix)]
 #[test]
 fn sigterm_ends_it_cleanly() {
-    let mut server = Server::start();
+    let mut server = Server::start(&["--max-num-seqs", "8"]);
     let status = std::process::Command::new("kill").args(["-TERM", &server.child.id().to_string()]).status();
     assert!(status.expect("kill runs").success());
     assert!(server.child.wait().expect("it ends").success());

@@ -11,7 +11,6 @@ use clap::{Args, Parser, Subcommand};
 
 pub use bench::*;
 pub use engine::*;
-pub use size::ByteSize;
 
 /// An LLM inference and serving engine in one binary.
 #[derive(Parser)]
@@ -147,4 +146,14 @@ pub struct PullArgs {
     /// Fetch every file of the repository, not only what Folio reads
     #[arg(long)]
     pub all: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn flags_do_not_contradict_each_other() {
+        super::Folio::command().debug_assert();
+    }
 }

@@ -37,7 +37,7 @@ fn rates(args: &BenchRun, concurrency: &[usize]) -> Result<()> {
     at_least("--output-len", args.output_len, 2)?;
     concurrency.iter().try_for_each(|&streams| at_least("--concurrency", streams, 1))?;
     let most = concurrency.iter().copied().max().unwrap_or(1);
-    let session = start(&args.common, most, args.input_len + args.output_len, |engine| {
+    let session = start(&args.common, most, Some(args.input_len + args.output_len), |engine| {
         // Every prompt is new, so that what is measured is computing it.
         engine.no_enable_prefix_caching = true;
     })?;
@@ -57,11 +57,11 @@ fn rates(args: &BenchRun, concurrency: &[usize]) -> Result<()> {
     Ok(())
 }
 
-/// An engine for sequences of at most `max_len` (unless a flag says otherwise), `max_seqs` at once.
+/// An engine for sequences of at most `max_len` (unless a flag says otherwise; else the model's), `max_seqs` at once.
 fn start(
     common: &BenchModel,
     max_seqs: usize,
-    max_len: usize,
+    max_len: Option<usize>,
     change: impl FnOnce(&mut EngineArgs),
 ) -> Result<Session> {
     let model = match common.shape {
@@ -70,7 +70,7 @@ fn start(
     };
     let mut engine = common.model.engine.clone();
     engine.max_num_seqs = max_seqs;
-    engine.max_model_len.get_or_insert(max_len);
+    engine.max_model_len = engine.max_model_len.or(max_len);
     change(&mut engine);
     Session::start(Assets::open(model.as_deref(), engine.max_model_len)?, &engine)
 }

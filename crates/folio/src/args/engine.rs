@@ -49,27 +49,27 @@ pub struct EngineArgs {
 #[command(next_help_heading = "Memory")]
 pub struct MemoryArgs {
     /// Memory for everything, e.g. 6GiB: weights, activations, keys and values, host tier
-    #[arg(long, value_name = "SIZE", group = "budget")]
+    #[arg(long, value_name = "SIZE", group = "memory-budget")]
     pub memory: Option<ByteSize>,
     /// The same, as a share of the memory that is free at start, e.g. 0.9
-    #[arg(long, value_name = "SHARE", group = "budget", visible_alias = "gpu-memory-utilization")]
+    #[arg(long, value_name = "SHARE", group = "memory-budget", visible_alias = "gpu-memory-utilization")]
     pub memory_fraction: Option<f64>,
     /// Memory for keys and values alone, in MiB [default: what the requests can use, at most half of what the weights
     /// leave free]
-    #[arg(long, value_name = "MIB", group = "budget")]
+    #[arg(long, value_name = "MIB", group = "memory-budget")]
     pub kv_cache_mib: Option<u64>,
     /// The same as --kv-cache-mib, in bytes or with a unit
-    #[arg(long, value_name = "SIZE", group = "budget")]
+    #[arg(long, value_name = "SIZE", group = "memory-budget")]
     pub kv_cache_memory_bytes: Option<ByteSize>,
     /// Shorten --max-model-len to what fits, where it does not
     #[arg(long)]
     pub fit: bool,
     /// Host memory below the device's for keys and values that nobody holds, in MiB [default: none, or 256 with
     /// --kv-disk]
-    #[arg(long, value_name = "MIB", group = "host")]
+    #[arg(long, value_name = "MIB", group = "host-tier")]
     pub kv_host_mib: Option<u64>,
     /// The same as --kv-host-mib, in GiB
-    #[arg(long, value_name = "GIB", group = "host")]
+    #[arg(long, value_name = "GIB", group = "host-tier")]
     pub kv_offloading_size: Option<f64>,
     /// Folder for keys and values that outlive the process: a long system prompt is found again after a restart
     #[arg(long, value_name = "FOLDER")]

@@ -26,7 +26,7 @@ pub fn main(args: &FairnessBench) -> Result<()> {
     at_least("--input-len", args.input_len, 1)?;
     at_least("--output-len", args.output_len, 1)?;
     let counts = [args.requests.saturating_mul(args.flood), args.requests];
-    let session = start(&args.common, args.streams, args.input_len + args.output_len, |engine| {
+    let session = start(&args.common, args.streams, Some(args.input_len + args.output_len), |engine| {
         engine.no_enable_prefix_caching = true;
         engine.queue.max_waiting = counts[0].saturating_add(counts[1]);
     })?;

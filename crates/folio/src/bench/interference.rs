@@ -22,6 +22,8 @@ const STREAM_PROMPT: usize = 32;
 /// Tokens of every stream before gaps count, and tokens whose gaps are the quiet ones.
 const WARM_TOKENS: usize = 16;
 const QUIET_TOKENS: usize = 64;
+/// Rounds whose quiet gaps set the target.
+const PROBES: usize = 3;
 
 pub fn main(args: &InterferenceBench) -> Result<()> {
     at_least("--streams", args.streams, 1)?;
@@ -31,17 +33,20 @@ pub fn main(args: &InterferenceBench) -> Result<()> {
         bail!("--target-ratio is {}, but must lie above 0", args.target_ratio);
     }
     let free = start_engine(args, None)?;
-    // Once for pages that are touched for the first time, once for the figure.
+    // The first touches pages for the first time.
     round(&free, args, 0)?;
-    let quiet = percentile(&round(&free, args, 1)?.quiet, 50.0);
+    let quiet: Vec<f64> = (1..=PROBES)
+        .map(|number| Ok(percentile(&round(&free, args, number)?.quiet, 50.0).as_secs_f64()))
+        .collect::<Result<_>>()?;
+    let quiet = Duration::from_secs_f64(median(&quiet).middle);
     let target = quiet.mul_f64(args.target_ratio);
     let bound = start_engine(args, Some(target))?;
-    round(&bound, args, 2)?;
+    round(&bound, args, PROBES + 1)?;
     let mut results = [Figures::new(None), Figures::new(Some(target))];
     for number in 0..args.rounds {
         for (session, figures) in [&free, &bound].into_iter().zip(&mut results) {
             figures.unloaded.push(alone(session, args, number)?);
-            figures.rounds.push(round(session, args, 3 + number)?);
+            figures.rounds.push(round(session, args, PROBES + 2 + number)?);
         }
     }
     report(args, &free, quiet, &results);
@@ -49,9 +54,8 @@ pub fn main(args: &InterferenceBench) -> Result<()> {
 }
 
 fn start_engine(args: &InterferenceBench, target: Option<Duration>) -> Result<Session> {
-    // Streams must outlast the prompt, however slowly it is taken.
-    let max_len = args.prompt_len + 2;
-    start(&args.common, args.streams + 1, max_len.max(4096), |engine| {
+    // All of the model's context, because streams must outlast the prompt, however slowly it is taken.
+    start(&args.common, args.streams + 1, None, |engine| {
         engine.no_enable_prefix_caching = true;
         engine.queue.inter_token_target = InterTokenTarget(target);
         engine.memory.fit = true;

@@ -6,6 +6,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use folio_engine::tiers::DiskStore;
 use serde_json::json;
 
 use super::streams::{self, Ask, Median, median, ms};
@@ -34,7 +35,7 @@ pub fn main(args: &PrefixBench) -> Result<()> {
 
 fn start_engine(args: &PrefixBench, caches: bool) -> Result<Session> {
     let max_len = (args.input_len + args.output_len).max(args.prompt_len + 2);
-    start(&args.common, args.streams, max_len, |engine| {
+    start(&args.common, args.streams, Some(max_len), |engine| {
         engine.no_enable_prefix_caching = !caches;
         if !caches {
             (engine.memory.kv_disk, engine.memory.kv_host_mib) = (None, None);
@@ -119,6 +120,7 @@ struct Restart {
 
 impl Restart {
     fn measure(args: &PrefixBench, session: Session) -> Result<Self> {
+        session.disk.as_ref().into_iter().for_each(settle);
         session.end();
         let session = start_engine(args, true)?;
         let mut restart = Self { first: Vec::new(), cached_tokens: usize::MAX };
@@ -128,6 +130,15 @@ impl Restart {
             restart.cached_tokens = restart.cached_tokens.min(cached);
         }
         Ok(restart)
+    }
+}
+
+/// Chunks are written beside the answers, and an engine that ends leaves those that wait: until no more come.
+fn settle(disk: &DiskStore) {
+    let mut before = None;
+    while before != Some(disk.bytes()) {
+        before = Some(disk.bytes());
+        std::thread::sleep(Duration::from_millis(500));
     }
 }
 

@@ -59,7 +59,7 @@ pub fn print(
     print!("{}", table::render(&lines));
     println!();
     for row in &rows {
-        println!("{} streams: {}", row.streams, row.waste.describe());
+        println!("{} at once: {}", row.streams, row.waste.describe());
     }
 }
 

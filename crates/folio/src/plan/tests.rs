@@ -7,7 +7,7 @@ use folio_device::cpu::{Cpu, CpuConfig};
 use folio_model::Decoder;
 
 use super::*;
-use crate::args::{ByteSize, Command, Folio};
+use crate::args::{Command, Folio};
 use invent::{Stored, invent};
 
 /// Flags as the command line gives them.
@@ -138,15 +138,14 @@ fn what_does_not_fit_says_what_would() {
 #[test]
 fn fitting_a_total_counts_what_length_costs_elsewhere() {
     let assets = invent("small", &llama(""), Stored::BF16);
-    let flags = |budget: u64| {
-        let mut args = args(&["--max-num-seqs", "60000", "--max-num-batched-tokens", "24", "--fit"]);
-        args.memory.memory = Some(ByteSize(budget));
-        args
+    let planned = |budget: u64| {
+        let many = ["--max-num-seqs", "60000", "--max-num-batched-tokens", "24", "--fit"];
+        plan(&assets, &[&many[..], &["--memory", &budget.to_string()]].concat())
     };
     // Block tables of many sequences take memory too, and more of it the longer they are.
-    let whole = Plan::new(&assets, &flags(1 << 30)).expect("it fits");
+    let whole = planned(1 << 30).expect("it fits");
     let tight = whole.bytes.total() - whole.bytes.kv + 3 * whole.groups[0].block_bytes;
-    let fitted = Plan::new(&assets, &flags(tight)).expect("it fits when shorter");
+    let fitted = planned(tight).expect("it fits when shorter");
     assert_eq!(whole.max_model_len, 256);
     assert!(fitted.max_model_len > 32, "shorter tables leave room for keys: {}", fitted.max_model_len);
     assert!(fitted.bytes.total() <= tight);
