@@ -41,6 +41,19 @@ struct Mutant {
     changes: Vec<(String, String)>,
 }
 
+impl Mutant {
+    fn apply(&self, sound: &str) -> Result<String> {
+        let mut text = sound.to_owned();
+        for (found, replaced) in &self.changes {
+            let times = text.matches(found.as_str()).count();
+            ensure!(times == 1, "this text is {times} times in {}, not once:\n{found}", self.file);
+            text = text.replace(found.as_str(), replaced);
+        }
+        ensure!(text != sound, "it changes nothing");
+        Ok(text)
+    }
+}
+
 struct Caught {
     by: String,
     seeds: u64,
@@ -175,13 +188,7 @@ impl Copy {
     fn try_mutant(&self, mutant: &Mutant) -> Result<Option<Caught>> {
         let path = self.folder.join("crates/scheduler").join(&mutant.file);
         let sound = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-        let mut text = sound.clone();
-        for (found, replaced) in &mutant.changes {
-            let times = text.matches(found.as_str()).count();
-            ensure!(times == 1, "this text is {times} times in {}, not once:\n{found}", mutant.file);
-            text = text.replace(found.as_str(), replaced);
-        }
-        fs::write(&path, text)?;
+        fs::write(&path, mutant.apply(&sound)?)?;
         let outcome = self.build().and_then(|()| self.simulate(SEEDS));
         fs::write(&path, sound)?;
         outcome
@@ -260,4 +267,29 @@ fn remove_extra(from: &Path, to: &Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Quicker to hear from than a survivor.
+    #[test]
+    fn every_mutant_fits_the_scheduler_as_it_is() {
+        let mutants = read_all().expect("sound files");
+        assert!(mutants.len() >= 24, "{} mutants", mutants.len());
+        for mutant in mutants {
+            let path = process::root().join("crates/scheduler").join(&mutant.file);
+            let sound = fs::read_to_string(path).expect("a file of the scheduler");
+            mutant.apply(&sound).unwrap_or_else(|error| panic!("{}: {error}", mutant.name));
+        }
+    }
+
+    #[test]
+    fn a_text_that_is_there_twice_or_never_is_refused() {
+        let mutant = parse(Path::new("m.txt"), "peer: a\nfile: b\n<<<<\nx\n====\n>>>>\n").expect("sound");
+        assert_eq!((mutant.name.as_str(), mutant.peer.as_str(), mutant.file.as_str()), ("m", "a", "b"));
+        assert_eq!(mutant.apply("a x b").expect("once"), "a  b");
+        assert!(mutant.apply("x x").is_err() && mutant.apply("y").is_err());
+    }
 }

@@ -254,6 +254,8 @@ impl Driver {
         self.now = self.now.saturating_add(1_000);
         self.poll_disk();
         self.planned = self.schedule()?;
+        // A figure for whoever is turned away: it must be there at any moment.
+        let _ = self.scheduler.expected_wait();
         Ok(())
     }
 
