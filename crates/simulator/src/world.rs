@@ -223,6 +223,7 @@ impl World<'_> {
         let prompt = Prompt { len, ..traffic.prompt }.tokens();
         let max_len = (len + traffic.answer.max(1)).min(room);
         let mut first = None;
+        let stranger = if traffic.prompt.seed.is_multiple_of(16) { self.nth(len) } else { None };
         for i in 0..traffic.copies * traffic.samples {
             if self.driver.clients().len() >= self.scenario.setup.most_alive {
                 return Ok(());
@@ -238,7 +239,8 @@ impl World<'_> {
                 tenant: traffic.tenant,
                 weight: traffic.weight,
                 deadline: traffic.deadline_in.map(|d| self.driver.now.saturating_add(d)),
-                fork_of: if traffic.samples > 1 { first } else { None },
+                // A fork of somebody quite different has nothing to share, and must not mind.
+                fork_of: if traffic.samples > 1 { first } else { stranger },
             };
             let wants = Wants { sampling: self.sampling(id), stop: traffic.stop, stalls_after: traffic.stalls_after };
             first = first.or(Some(id));
@@ -259,7 +261,8 @@ impl World<'_> {
         prompt.truncate(room - 1);
         let max_len = (prompt.len() + answer).min(room);
         let mut request = NewRequest::new(id, prompt, max_len);
-        request.cache_salt = client.salt;
+        // Now and then one that may not share what it continues.
+        request.cache_salt = if extra == 3 { client.salt ^ 1 } else { client.salt };
         request.tenant = client.tenant;
         request.fork_of = Some(of);
         if self.driver.clients().len() < self.scenario.setup.most_alive {
