@@ -3,6 +3,7 @@
 
 mod harness;
 mod load;
+mod restart;
 mod sharing;
 mod tiny;
 

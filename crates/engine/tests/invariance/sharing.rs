@@ -69,7 +69,7 @@ pub fn check_samples(name: &str, bench: &Bench, num_tokens: usize) {
 /// the scheduler foresees when it lets a request in, or nobody would lose any.
 pub fn check_host_swap(name: &str, bench: &Bench, threads: usize) {
     let params = |seed: u64| SamplingParams {
-        max_tokens: 24,
+        max_tokens: 36,
         temperature: if seed.is_multiple_of(2) { 0.0 } else { 0.9 },
         seed,
         logprobs: Some(4),

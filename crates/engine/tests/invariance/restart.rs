@@ -1,0 +1,103 @@
+//! What the disk tier keeps is found by the next process, and is worth as much as if it had been computed again.
+
+use std::{
+    fs,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use folio_engine::{
+    EngineConfig, SamplingParams, SchedulerStats,
+    tiers::{DiskConfig, DiskStore, TierConfig},
+};
+use folio_model::{Fingerprint, OpenModel};
+
+use crate::{
+    harness::{Answer, Bench, read, submit},
+    take_turn, tiny,
+};
+
+const PROMPT_LEN: usize = 200;
+/// Two blocks a file.
+const NUM_CHUNKS: usize = PROMPT_LEN / 16 / 2;
+
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        Self(std::env::temp_dir().join(format!("folio-restart-{name}-{}", std::process::id())))
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        let mut folders = vec![self.0.clone()];
+        let mut files = Vec::new();
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("readable").path()) {
+                if entry.is_dir() { folders.push(entry) } else { files.push(entry) }
+            }
+        }
+        files
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A new process as far as the engine can tell: new memory, and nothing known but the folder.
+fn run(model: &OpenModel, folder: &Folder) -> (Answer, SchedulerStats) {
+    let bench = Bench::new(model, 1);
+    let config = DiskConfig { chunk_blocks: 2, ..DiskConfig::new(&folder.0, Fingerprint(7), 64 << 20) };
+    let store = DiskStore::open(config).expect("a sound folder");
+    let config = bench.with_host(EngineConfig { prefix_caching: true, ..bench.config() });
+    let tiers = TierConfig { disk: Some(store.clone()), ..config.tiers };
+    let engine = bench.start(EngineConfig { tiers, ..config });
+    let params = SamplingParams {
+        max_tokens: 8,
+        temperature: 0.0,
+        logprobs: Some(4),
+        ignore_eos: true,
+        ..SamplingParams::default()
+    };
+    let answer = read(submit(&engine, bench.prompt(3, PROMPT_LEN), params));
+    let start = Instant::now();
+    while store.scan().len() < NUM_CHUNKS {
+        assert!(start.elapsed() < Duration::from_secs(60), "{} of {NUM_CHUNKS} chunks stored", store.scan().len());
+        std::thread::yield_now();
+    }
+    let stats = engine.stats().scheduler;
+    engine.shutdown();
+    (answer, stats)
+}
+
+fn check(name: &str, model: &OpenModel) {
+    let _turn = take_turn();
+    let folder = Folder::new(name);
+    let (cold, stats) = run(model, &folder);
+    assert_eq!((cold.cached_tokens, stats.disk_fetched), (0, 0), "{name}");
+    let (warm, stats) = run(model, &folder);
+    assert_eq!(warm.cached_tokens, NUM_CHUNKS * 32, "{name}");
+    assert_eq!(stats.disk_failed, 0, "{name}");
+    assert!(stats.disk_fetched > 0 && stats.host_hit_tokens > 0, "{name}: {stats:?}");
+    assert!(Answer { cached_tokens: 0, ..warm } == cold, "{name}: blocks from the disk change the answer");
+    // Damaged files cost the hit and nothing else.
+    for file in folder.files() {
+        let mut bytes = fs::read(&file).expect("readable");
+        if bytes.len() > 1000 {
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 1;
+            fs::write(&file, bytes).expect("writable");
+        }
+    }
+    let (again, stats) = run(model, &folder);
+    assert!(stats.disk_failed > 0 && stats.disk_fetched == 0, "{name}: {stats:?}");
+    assert!(again == cold, "{name}: damaged files change the answer");
+}
+
+#[test]
+fn a_prompt_is_found_on_disk_after_a_restart() {
+    check("experts", &tiny::experts());
+    check("alternating", &tiny::alternating());
+}
