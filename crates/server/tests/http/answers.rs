@@ -57,6 +57,16 @@ fn samples_are_streamed_and_the_prompt_is_counted_once() {
 }
 
 #[test]
+fn a_salt_keeps_prompts_apart() {
+    let server = start(Duration::ZERO);
+    let cached = |salt: &str| {
+        let body = json!({"prompt": "abcdefghijklmnopqrstuvwxyzabcdefghijk", "cache_salt": salt, "priority": -1});
+        completion(&server, body)["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64()
+    };
+    assert_eq!([cached("a"), cached("b"), cached("a")], [Some(0), Some(0), Some(32)]);
+}
+
+#[test]
 fn logprobs_are_numbers() {
     let server = start(Duration::ZERO);
     let body = json!({
