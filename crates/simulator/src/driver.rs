@@ -60,6 +60,8 @@ struct Step {
     number: u64,
     plan: StepPlan,
     output: Option<Output>,
+    /// Requests that read through an entry that was flipped on purpose.
+    flipped: Vec<RequestId>,
 }
 
 #[derive(Debug)]

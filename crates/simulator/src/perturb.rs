@@ -1,6 +1,6 @@
 //! Flips table entries on the way to the model, to show that the simulator sees it.
 
-use folio_scheduler::{BlockId, SchedulerConfig, StepPlan};
+use folio_scheduler::{BlockId, RequestId, SchedulerConfig, StepPlan};
 
 use crate::{hash::Rng, model::Model};
 
@@ -14,7 +14,7 @@ pub struct Perturb {
     /// Whether only flips that must show are made.
     only_effective: bool,
     pub flips: u64,
-    /// Flips of an entry through which a row reads something else than what it should.
+    /// Flips of an entry through which a row reads something else than what it should, in steps that were collected.
     pub effective: u64,
 }
 
@@ -29,7 +29,9 @@ impl Perturb {
         Self { rng: Rng(seed), one_in: 2, left: 1, only_effective: true, flips: 0, effective: 0 }
     }
 
-    pub fn flip(&mut self, plan: &mut StepPlan, model: &Model, config: &SchedulerConfig) {
+    /// Flips entries of a plan that is about to run; the requests whose rows must show it.
+    pub fn flip(&mut self, plan: &mut StepPlan, model: &Model, config: &SchedulerConfig) -> Vec<RequestId> {
+        let mut shown = Vec::new();
         let len = config.block_tokens;
         for a in &mut plan.assignments {
             for group in 0..a.tables.len() {
@@ -53,9 +55,10 @@ impl Perturb {
                     a.tables = tables.into();
                     self.left -= 1;
                     self.flips += 1;
-                    self.effective += u64::from(shows);
+                    shown.extend(shows.then_some(a.id));
                 }
             }
         }
+        shown
     }
 }

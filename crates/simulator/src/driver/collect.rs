@@ -19,7 +19,7 @@ impl Driver {
         }
         let fault = self.model.run_transfers(&step.plan.transfers);
         if let Some(perturb) = &mut self.perturb {
-            perturb.flip(&mut step.plan, &self.model, &self.config);
+            step.flipped = perturb.flip(&mut step.plan, &self.model, &self.config);
         }
         let mut output = self.model.run_rows(&step.plan);
         output.fault = fault.or(output.fault);
@@ -32,7 +32,8 @@ impl Driver {
             return Ok(());
         }
         self.execute(0);
-        let Step { number, plan, output } = self.in_flight.pop_front().expect("not empty");
+        let Step { number, plan, output, flipped } = self.in_flight.pop_front().expect("not empty");
+        self.count_flips(&flipped);
         let mut output = output.expect("just run");
         if let Some(fault) = output.fault.take() {
             return self.violated((Invariant::I12, fault));
@@ -54,6 +55,17 @@ impl Driver {
         }
         self.release_ghosts(number);
         self.integrity()
+    }
+
+    /// What is lost with a failed step or behind a failed row, nobody looks at.
+    fn count_flips(&mut self, flipped: &[RequestId]) {
+        for &id in flipped {
+            let client = alive_or_not(&mut self.clients, &mut self.ghosts, id);
+            let counts = client.is_some_and(|client| !client.broken);
+            if let Some(perturb) = self.perturb.as_mut().filter(|_| counts) {
+                perturb.effective += 1;
+            }
+        }
     }
 
     /// I12 row by row, also for those that have ended since.

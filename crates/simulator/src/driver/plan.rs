@@ -88,7 +88,7 @@ impl Driver {
             client.waits = false;
             client.drafts.clear();
         }
-        self.in_flight.push_back(Step { number, plan, output: None });
+        self.in_flight.push_back(Step { number, plan, output: None, flipped: Vec::new() });
         if hash::mix(self.manners.seed, number) & 1 == 0 {
             // All before it must have run by then.
             for index in 0..self.in_flight.len() {
