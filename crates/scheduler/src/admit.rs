@@ -6,11 +6,11 @@
 use std::collections::HashSet;
 
 use crate::{
-    RequestId, Scheduler,
-    blocks::Match,
+    Miss, Scheduler,
+    blocks::{Match, prefix::ChainHash},
     queue::Cursor,
     request::{Fetch, Request},
-    step::{self, Step},
+    step::Step,
 };
 
 /// Requests looked at in a step that cannot start yet: a long line of them must not make planning slow.
@@ -64,36 +64,30 @@ impl Scheduler {
             return Err(Refusal::Waits);
         }
         let start = self.find_start(request, step)?;
-        let block_tokens = self.config.block_tokens;
-        let (cached, source) = match &start {
-            Start::Hit(hit) => (hit.nodes.len() * block_tokens, None),
-            Start::Fork { source, tokens } => (*tokens, Some(*source)),
-        };
         self.check_room(request, &start, step)?;
-        request.planned = cached;
-        let chunk = self.first_chunk(request, step);
-        request.planned = 0;
+        let cached = match &start {
+            Start::Hit(hit) => hit.nodes.len() * self.config.block_tokens,
+            Start::Fork { tokens, .. } => *tokens,
+        };
+        let chunk = self.first_chunk(request, cached, step);
         if chunk == 0 {
             return Err(Refusal::Waits);
         }
-        let mut from_host = 0;
-        let shared = match (&start, source) {
-            (Start::Hit(hit), _) => {
-                from_host = self.blocks.share(&mut request.tables, hit);
-                true
+        let tables = &mut request.tables;
+        let from_host = match start {
+            Start::Hit(hit) => Some(self.blocks.share(tables, &hit)),
+            Start::Fork { source, tokens } => {
+                self.blocks.fork(&self.running[source].tables, tables, tokens).then_some(0)
             }
-            (_, Some(source)) => self.blocks.fork(&self.running[source].tables, &mut request.tables, cached),
-            (Start::Fork { .. }, None) => unreachable!("a fork has a source"),
         };
-        if !shared || !self.blocks.grow(&mut request.tables, cached + chunk) {
-            self.blocks.release(&mut request.tables);
+        let Some(from_host) = from_host.filter(|_| self.blocks.grow(tables, cached + chunk)) else {
+            self.blocks.release(tables);
             return Err(Refusal::Full);
-        }
+        };
         request.computed = cached;
         request.planned = cached;
         if request.hit.is_none() {
-            let limit = request.shareable_tokens() / block_tokens;
-            request.hit = Some((cached, step::miss(self, request, cached, limit)));
+            request.hit = Some((cached, self.miss(request, cached)));
             self.counts.hit_tokens += cached as u64;
             self.counts.host_hit_tokens += from_host as u64;
             self.counts.prompt_tokens += request.prompt_len as u64;
@@ -160,7 +154,7 @@ impl Scheduler {
         Some((index, common.min(limit_tokens)))
     }
 
-    fn is_computing(&mut self, hash: crate::blocks::prefix::ChainHash, step: &mut Step) -> bool {
+    fn is_computing(&mut self, hash: ChainHash, step: &mut Step) -> bool {
         if step.computing.is_none() {
             step.computing = Some(HashSet::new());
             let mut running = std::mem::take(&mut self.running);
@@ -222,20 +216,31 @@ impl Scheduler {
         to_come.min(most) + 1
     }
 
-    /// A newcomer with more to compute than the first in line gets a place, but only a little of the step.
-    fn first_chunk(&self, request: &Request, step: &Step) -> usize {
+    /// Tokens of a newcomer's first step behind `cached` ones. With more to compute than the first in line, it gets a
+    /// place, but only a little of the step.
+    fn first_chunk(&self, request: &mut Request, cached: usize, step: &Step) -> usize {
+        request.planned = cached;
         let first = self.running.iter().find(|r| !r.is_decoding() && r.remaining() > r.chunk);
         let is_longer = first.is_some_and(|first| first.remaining() - first.chunk < request.remaining());
         let most = if is_longer { self.config.block_tokens } else { usize::MAX };
-        self.chunk(request, most, step)
+        let chunk = self.chunk(request, most, step);
+        request.planned = 0;
+        chunk
     }
 
-    /// For the check: every request that runs or waits.
-    pub(crate) fn requests(&self) -> impl Iterator<Item = (&Request, bool)> {
-        self.running.iter().map(|r| (&**r, true)).chain(self.waiting.iter().map(|r| (r, false)))
-    }
-
-    pub(crate) fn is_known(&self, id: RequestId) -> bool {
-        self.known.contains_key(&id)
+    /// Why a hit of `cached` tokens did not cover the whole prompt.
+    fn miss(&self, request: &Request, cached: usize) -> Option<Miss> {
+        let cached_blocks = cached / self.config.block_tokens;
+        if !self.config.prefix_caching {
+            return Some(Miss::Disabled);
+        }
+        if cached_blocks >= (request.prompt_len - 1) / self.config.block_tokens {
+            return (cached == 0).then_some(Miss::Short);
+        }
+        if cached_blocks >= request.shareable_tokens() / self.config.block_tokens && request.owes_prompt_logits() {
+            return Some(Miss::PromptLogits);
+        }
+        let next = *request.hashes.get(cached_blocks)?;
+        Some(if self.blocks.nodes.was_forgotten(next) { Miss::Evicted } else { Miss::New })
     }
 }

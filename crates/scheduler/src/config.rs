@@ -105,15 +105,16 @@ impl SchedulerConfig {
         Ok(())
     }
 
-    /// The most blocks of group `group` that a sequence of `len` tokens holds at once: all of them, or what two chunks
-    /// and the window before them touch.
+    /// The most blocks of group `group` that a sequence of `len` tokens holds at once: all of them, or what a window and
+    /// the chunks behind it touch.
     pub fn most_blocks(&self, group: usize, len: usize) -> usize {
         let all = len.div_ceil(self.block_tokens);
         let Some(window) = self.groups[group].window else { return all };
         let chunk = self.budget_tokens.min(self.max_chunk.unwrap_or(usize::MAX));
-        // The next chunk, the one in flight whose blocks are not full yet, and what the latter's first row sees. The
-        // last full block stays even if nobody sees it. A run of n tokens that begins anywhere touches this many.
-        let run = window.max(2).saturating_add(chunk.saturating_mul(2)).saturating_sub(1);
-        all.min(run.saturating_sub(1) / self.block_tokens + 2)
+        // What the rows of a chunk see and write themselves: a run of n tokens touches so many blocks at most.
+        let seen = window.saturating_add(chunk).saturating_sub(2) / self.block_tokens + 2;
+        // The last full block always stays; the blocks of the chunk in flight are not full yet, nor those of the next.
+        let filling = chunk.saturating_mul(2).saturating_sub(2) / self.block_tokens + 3;
+        all.min(seen.max(filling))
     }
 }

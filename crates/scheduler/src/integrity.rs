@@ -19,6 +19,11 @@ impl Scheduler {
         Ok(())
     }
 
+    /// Every request, and whether it runs.
+    fn requests(&self) -> impl Iterator<Item = (&Request, bool)> {
+        self.running.iter().map(|r| (&**r, true)).chain(self.waiting.iter().map(|r| (r, false)))
+    }
+
     fn check_request(&self, r: &Request, runs: bool) -> Result<(), String> {
         let id = r.id.0;
         let in_flight: usize = r.flights.iter().filter(|f| !f.lost).map(|f| f.rows).sum();
@@ -60,7 +65,7 @@ impl Scheduler {
         ids.sort_unstable();
         ids.dedup();
         let queued = self.running.len() + self.waiting.len();
-        if ids.len() != queued || queued != self.known.len() || !ids.iter().all(|&id| self.is_known(id)) {
+        if ids.len() != queued || queued != self.known.len() || !ids.iter().all(|id| self.known.contains_key(id)) {
             return Err(format!("{} requests are known, but {queued} are in line", self.known.len()));
         }
         if self.requests().any(|(r, runs)| self.known[&r.id].runs != runs || self.known[&r.id].key != r.key) {

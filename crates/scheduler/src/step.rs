@@ -8,7 +8,7 @@
 use std::collections::HashSet;
 
 use crate::{
-    Assignment, Miss, Nanos, Preempted, Scheduler, StepInFlight, StepPlan, blocks::prefix::ChainHash, pace::StepShape,
+    Assignment, Nanos, Preempted, Scheduler, StepInFlight, StepPlan, blocks::prefix::ChainHash, pace::StepShape,
     request::Request,
 };
 
@@ -54,9 +54,10 @@ impl Step {
 }
 
 impl Scheduler {
-    /// The next step, while others may be in flight. Empty when nobody can run: all wait for what is in flight, or for
-    /// the disk.
+    /// The next step, while one other may be in flight. Empty, and then no step at all, when nobody can run: all wait for
+    /// what is in flight, or for the disk.
     pub fn schedule(&mut self, now: Nanos) -> StepPlan {
+        assert!(self.flights.len() < 2, "two steps are in flight already");
         self.now = self.now.max(now);
         self.blocks.copying_pays = self.copying_pays();
         let mut step = Step {
@@ -253,20 +254,4 @@ fn assign(request: &mut Request) -> Assignment {
     let tables = request.table_ids();
     let samples = request.depart();
     Assignment { id: request.id, first, tokens, awaits_token, num_drafts, samples, prompt_targets, tables }
-}
-
-/// Why a hit of `cached` tokens did not cover the whole prompt; asked once for each request.
-pub(crate) fn miss(scheduler: &Scheduler, request: &Request, cached: usize, limit: usize) -> Option<Miss> {
-    let block_tokens = scheduler.config.block_tokens;
-    if !scheduler.config.prefix_caching {
-        return Some(Miss::Disabled);
-    }
-    if cached / block_tokens >= (request.prompt_len - 1) / block_tokens {
-        return (cached == 0).then_some(Miss::Short);
-    }
-    if cached / block_tokens >= limit && request.owes_prompt_logits() {
-        return Some(Miss::PromptLogits);
-    }
-    let next = *request.hashes.get(cached / block_tokens)?;
-    Some(if scheduler.blocks.nodes.was_forgotten(next) { Miss::Evicted } else { Miss::New })
 }

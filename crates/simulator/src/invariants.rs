@@ -205,10 +205,7 @@ pub fn check_held(
     config: &SchedulerConfig,
 ) -> Result<(), Found> {
     for (group, figures) in stats.groups.iter().enumerate() {
-        // In a window group the last full block stays while the one behind it is in flight.
-        let spare = usize::from(config.groups[group].window.is_some());
-        let most = |c: &Client| config.most_blocks(group, c.max_len) + spare;
-        let most: usize = clients.values().map(most).sum();
+        let most: usize = clients.values().map(|client| config.most_blocks(group, client.max_len)).sum();
         if figures.blocks_used > most {
             let what = format!("{} blocks are held, but those alive need {most}, group {group}", figures.blocks_used);
             return Err((Invariant::I13, what));

@@ -4,7 +4,10 @@
 //! back into host slots, from where a hit loads it like any other. The files are others' business: here a chunk is a
 //! name, and whoever reads it proves that it is what its name says.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    ops::Range,
+};
 
 use super::{Blocks, Sequence, nodes::NodeId, pool::Sealed, table::Table};
 use crate::{BlockId, DiskChunk, DiskTask, DiskTaskKind, HostSlot, RequestId};
@@ -143,28 +146,26 @@ impl Blocks {
         tickets
     }
 
-    fn fetch_chunk(&mut self, sequence: &Sequence<'_>, range: std::ops::Range<usize>) -> Option<u64> {
+    /// Takes host slots only if there are enough of them: a hit found before may rely on what they hold.
+    fn fetch_chunk(&mut self, sequence: &Sequence<'_>, range: Range<usize>) -> Option<u64> {
+        if self.groups.iter().any(|group| group.host.num_free() < range.len()) {
+            return None;
+        }
+        let nodes = self.hold_path(sequence, range.clone())?;
         let mut slots: Vec<Vec<Sealed>> = Vec::new();
         for group in 0..self.groups.len() {
-            slots.push(Vec::new());
-            for _ in range.clone() {
-                let Some(slot) = self.take_host(group) else {
-                    self.give_back(slots);
-                    return None;
-                };
-                slots[group].push(self.groups[group].host.seal(slot, None));
-            }
+            let taken = range.clone().map(|_| {
+                let slot = self.take_host(group).expect("counted above");
+                self.groups[group].host.seal(slot, None)
+            });
+            slots.push(taken.collect());
         }
-        let Some(nodes) = self.hold_path(sequence, range.clone()) else {
-            self.give_back(slots);
-            return None;
-        };
         let chunk = self.chunk(sequence, range);
         Some(self.disk.as_mut().expect("there is one").issue(DiskTaskKind::Fetch, chunk, nodes, slots))
     }
 
     /// Nodes for the blocks of `range`, made where they are missing, and held.
-    fn hold_path(&mut self, sequence: &Sequence<'_>, range: std::ops::Range<usize>) -> Option<Vec<NodeId>> {
+    fn hold_path(&mut self, sequence: &Sequence<'_>, range: Range<usize>) -> Option<Vec<NodeId>> {
         let mut held = Vec::new();
         let mut parent = NodeId::ROOT;
         for index in 0..range.end {
@@ -212,7 +213,7 @@ impl Blocks {
         ticket.waiters
     }
 
-    fn chunk(&self, sequence: &Sequence<'_>, range: std::ops::Range<usize>) -> DiskChunk {
+    fn chunk(&self, sequence: &Sequence<'_>, range: Range<usize>) -> DiskChunk {
         DiskChunk {
             key: sequence.hashes[range.end - 1].0,
             parent: range.start.checked_sub(1).map_or(0, |before| sequence.hashes[before].0),
