@@ -1,8 +1,10 @@
-//! How much of the blocks that running requests hold is used.
+//! How much of the blocks that running requests hold is used, and what is said of those who lose theirs.
+
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use folio_engine::EngineConfig;
 
-use crate::mock::{answer, config, params, start, submit, tokens};
+use crate::mock::{answer, config, params, reference, start, submit, tokens};
 
 #[test]
 fn at_most_half_a_block_a_request_is_wasted() {
@@ -29,4 +31,18 @@ fn at_most_half_a_block_a_request_is_wasted() {
     );
     assert!(found <= bound);
     assert!(length > 100.0 && found > 1.0);
+}
+
+#[test]
+fn who_gives_way_is_explained_and_counted() {
+    static LINES: AtomicU64 = AtomicU64::new(0);
+    let debug = |line: std::fmt::Arguments<'_>| {
+        assert!(line.to_string().starts_with("request 0 gives way"), "{line}");
+        LINES.fetch_add(1, Ordering::SeqCst);
+    };
+    let engine = start(EngineConfig { force_preempt_every: Some(3), debug: Some(debug), ..config(32) });
+    let found = answer(submit(&engine, tokens(0, 20), params(12)));
+    assert_eq!(found.tokens, reference(&tokens(0, 20), 12));
+    assert!(found.usage.preemptions > 0);
+    assert_eq!(LINES.load(Ordering::SeqCst), u64::from(found.usage.preemptions));
 }

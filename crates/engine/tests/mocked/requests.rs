@@ -101,6 +101,7 @@ fn a_configuration_that_would_wait_for_ever_is_refused() {
     check(|c| c.budget_tokens = 0, "budget_tokens");
     check(|c| c.groups = vec![], "blocks");
     check(|c| c.groups = vec![GroupConfig::new(0)], "blocks");
+    check(|c| c.groups[0].host_slots = 4, "host tier");
     check(|c| c.max_model_len = 1, "max_model_len");
     check(|c| c.logits_width = 0, "logits_width");
     check(|c| c.max_chunk = Some(0), "max_chunk");
