@@ -119,8 +119,37 @@ fn bench_reports_rates_and_ceilings() {
     let report: Value = serde_json::from_str(&text).expect("JSON");
     let results = report["results"].as_array().expect("results");
     assert_eq!(results.iter().map(|row| row["streams"].as_u64()).collect::<Vec<_>>(), [Some(1), Some(3)]);
-    for field in ["decode_tokens_per_s", "decode_of_read_bandwidth", "first_token_ms", "itl_ms_p99"] {
+    let fields = ["decode_tokens_per_s", "decode_of_read_bandwidth", "first_token_ms", "itl_ms_p99", "waste_bound"];
+    for field in fields {
         assert!(results.iter().all(|row| row[field].as_f64().is_some_and(|value| value > 0.0)), "{field}: {report}");
     }
     assert!(report["ceilings"]["read_bytes_per_s"].as_f64().is_some_and(|rate| rate > 1e8), "{report}");
+}
+
+fn bench(flags: &[&str]) -> Value {
+    let text = stdout(&[&["bench", flags[0], "--json", "--threads", "1"], &flags[1..]].concat());
+    serde_json::from_str(&text).expect("JSON")
+}
+
+#[test]
+fn benches_of_the_scheduler_report_what_they_compare() {
+    let short = ["--input-len", "16", "--output-len", "4", "--streams", "2"];
+    let one = ["--pairs", "1", "--rounds", "1", "--prompt-len", "100"];
+    let prefix = bench(&[&["prefix"], &short[..], &one[..]].concat());
+    assert_eq!(prefix["cached_tokens"], 96, "all full blocks are found again: {prefix}");
+    assert!(prefix["first_token_ms"]["ratio"].as_f64().is_some_and(|ratio| ratio > 0.0), "{prefix}");
+    assert!(prefix["cost_at_no_hit"]["median"].as_f64().is_some_and(f64::is_finite), "{prefix}");
+
+    let fairness = bench(&[&["fairness", "--requests", "6", "--flood", "4", "--weights", "1:2"], &short[..]].concat());
+    let tenants = fairness["tenants"].as_array().expect("tenants");
+    assert_eq!(tenants.iter().map(|tenant| tenant["requests"].as_u64()).collect::<Vec<_>>(), [Some(24), Some(6)]);
+    assert!(tenants.iter().all(|tenant| tenant["tokens"].as_u64().is_some_and(|tokens| tokens > 0)), "{fairness}");
+
+    let rounds = bench(&["interference", "--rounds", "1", "--streams", "2", "--prompt-len", "100"]);
+    let results = rounds["results"].as_array().expect("results");
+    assert_eq!(results.len(), 2);
+    for field in ["/during_ms_p99/median", "/first_token_ms/best", "/first_token_ratio"] {
+        let found = |row: &Value| row.pointer(field).and_then(Value::as_f64).is_some_and(|value| value > 0.0);
+        assert!(results.iter().all(found), "{field}: {rounds}");
+    }
 }

@@ -41,28 +41,33 @@ pub fn main(args: ServeArgs) -> Result<()> {
         started,
         defaults: session.assets.defaults,
     };
-    greet(&session, listener.local_addr()?);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     runtime.block_on(async {
+        let address = listener.local_addr()?;
         let listener = tokio::net::TcpListener::from_std(listener)?;
-        folio_server::serve(listener, service, stopped()).await.context("the server failed")
+        // Before anybody is told that the server is ready, and so may stop it.
+        let stopped = stopped()?;
+        greet(&session, address);
+        folio_server::serve(listener, service, stopped).await.context("the server failed")
     })
 }
 
-/// Ctrl-C, or SIGTERM where there is such a thing.
-async fn stopped() {
-    #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
-            tokio::select! {
-                _ = tokio::signal::ctrl_c() => {}
-                _ = terminate.recv() => {}
-            }
-            return;
+/// Ctrl-C or SIGTERM, from this call on.
+#[cfg(unix)]
+fn stopped() -> Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
         }
-    }
-    let _ = tokio::signal::ctrl_c().await;
+    })
+}
+
+#[cfg(not(unix))]
+fn stopped() -> Result<impl Future<Output = ()>> {
+    Ok(async { drop(tokio::signal::ctrl_c().await) })
 }
 
 /// Tells routers what the prefix cache holds, where that is asked for.

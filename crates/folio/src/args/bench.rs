@@ -108,13 +108,13 @@ pub struct FairnessBench {
     #[arg(long, default_value_t = 10)]
     pub flood: usize,
     /// Requests of the other tenant
-    #[arg(long, default_value_t = 48)]
+    #[arg(long, default_value_t = 64)]
     pub requests: usize,
     /// Tokens in each prompt
     #[arg(long, default_value_t = 64)]
     pub input_len: usize,
     /// Tokens in each answer
-    #[arg(long, default_value_t = 32)]
+    #[arg(long, default_value_t = 16)]
     pub output_len: usize,
     /// Requests that run at once
     #[arg(long, default_value_t = 8)]

@@ -3,13 +3,16 @@
 
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use folio_engine::RequestOptions;
 use serde_json::json;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 
-use super::streams::{self, Answer, Ask};
+use super::streams::{self, Ask, note};
 use super::{at_least, start};
 use crate::args::FairnessBench;
+use crate::session::Session;
 use crate::table;
 
 /// The flooding tenant, and the other.
@@ -42,8 +45,7 @@ pub fn main(args: &FairnessBench) -> Result<()> {
         },
         ..Ask::new(streams::prompt(vocab, args.input_len, number), args.output_len)
     });
-    let answers = streams::together(&session, asks.collect())?;
-    report(args, &Served::of(args.input_len, &tenants, &answers), counts);
+    report(args, &Served::measure(&session, &tenants, asks.collect())?, counts);
     Ok(())
 }
 
@@ -51,30 +53,63 @@ pub fn main(args: &FairnessBench) -> Result<()> {
 #[derive(Debug, PartialEq, Eq)]
 struct Served {
     tokens: [usize; 2],
-    waited_ms: u64,
+    waited_ms: u128,
 }
 
 impl Served {
-    /// A prompt counts when its first token comes. A tenant waits until its last request has begun.
-    fn of(input_len: usize, tenants: &[usize], answers: &[Answer]) -> Self {
-        let both = || tenants.iter().zip(answers);
-        let last_begun = |tenant: usize| {
-            let firsts = both().filter(|(owner, _)| **owner == tenant).filter_map(|(_, answer)| answer.times.first());
-            firsts.max().copied()
-        };
-        let begin = answers.iter().map(|answer| answer.submitted).min();
-        let end = last_begun(0).into_iter().chain(last_begun(1)).min();
-        let (Some(begin), Some(end)) = (begin, end) else { return Self { tokens: [0, 0], waited_ms: 0 } };
-        let mut tokens = [0, 0];
-        for (&tenant, answer) in both() {
-            let arrived = answer.times.iter().filter(|time: &&Instant| **time < end).count();
-            tokens[tenant] += arrived + if arrived > 0 { input_len } else { 0 };
-        }
-        Self { tokens, waited_ms: (end - begin).as_millis() as u64 }
+    /// Reads until one of them has nothing left to wait for; the rest is aborted.
+    fn measure(session: &Session, tenants: &[usize], asks: Vec<Ask>) -> Result<Self> {
+        let begin = Instant::now();
+        let mut count = Count::new(tenants, asks.iter().map(|ask| ask.prompt.len()).collect());
+        streams::reader()?.block_on(async {
+            let (notes, mut inbox) = mpsc::unbounded_channel();
+            let mut readers = JoinSet::new();
+            for (number, ask) in asks.into_iter().enumerate() {
+                readers.spawn(note(ask.submit(session)?, number, notes.clone()));
+            }
+            while !count.is_over() {
+                let (number, told) = inbox.recv().await.context("the readers went on")?;
+                if told?.is_some() {
+                    count.token(number);
+                }
+            }
+            readers.shutdown().await;
+            Ok(Self { tokens: count.tokens, waited_ms: begin.elapsed().as_millis() })
+        })
     }
 
     fn share(&self, tenant: usize) -> f64 {
         self.tokens[tenant] as f64 / self.tokens.iter().sum::<usize>().max(1) as f64
+    }
+}
+
+/// A prompt counts when its first token comes. A tenant waits until its last request has begun.
+struct Count {
+    /// Whose each request is.
+    tenants: Vec<usize>,
+    /// Of each prompt, until it is counted.
+    prompts: Vec<usize>,
+    waiting: [usize; 2],
+    tokens: [usize; 2],
+}
+
+impl Count {
+    fn new(tenants: &[usize], prompts: Vec<usize>) -> Self {
+        let waiting = [0, 1].map(|tenant| tenants.iter().filter(|owner| **owner == tenant).count());
+        Self { tenants: tenants.to_vec(), prompts, waiting, tokens: [0, 0] }
+    }
+
+    fn token(&mut self, request: usize) {
+        let tenant = self.tenants[request];
+        let prompt = std::mem::take(&mut self.prompts[request]);
+        if prompt > 0 {
+            self.waiting[tenant] -= 1;
+        }
+        self.tokens[tenant] += prompt + 1;
+    }
+
+    fn is_over(&self) -> bool {
+        self.waiting.contains(&0)
     }
 }
 
@@ -88,7 +123,7 @@ fn report(args: &FairnessBench, served: &Served, counts: [usize; 2]) {
                 "tokens": served.tokens[tenant], "share": served.share(tenant), "due": due(tenant),
             })
         };
-        let value = json!({"backlogged_ms": served.waited_ms, "tenants": [tenant(0), tenant(1)]});
+        let value = json!({"backlogged_ms": served.waited_ms as u64, "tenants": [tenant(0), tenant(1)]});
         println!("{value}");
         return;
     }
@@ -118,25 +153,18 @@ fn report(args: &FairnessBench, served: &Served, counts: [usize; 2]) {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use folio_engine::Usage;
-
     use super::*;
 
     #[test]
-    fn only_what_was_served_while_both_waited_counts() {
-        let start = Instant::now();
-        let at = |ms: u64| start + Duration::from_millis(ms);
-        let answer = |times: &[u64]| Answer {
-            submitted: start,
-            times: times.iter().map(|&ms| at(ms)).collect(),
-            usage: Usage::default(),
-        };
-        // The second tenant's last request begins at 30; the first still waits until 90.
-        let answers = [answer(&[10, 20]), answer(&[10, 29]), answer(&[90, 95]), answer(&[30, 40])];
-        let served = Served::of(100, &[0, 1, 0, 1], &answers);
-        assert_eq!(served, Served { tokens: [102, 102], waited_ms: 30 });
-        assert!((served.share(0) - 0.5).abs() < 1e-12);
+    fn prompts_count_once_and_the_first_to_run_out_ends_it() {
+        let mut count = Count::new(&[0, 1, 0, 0, 1], vec![100; 5]);
+        for request in [0, 1, 0, 2] {
+            count.token(request);
+        }
+        assert_eq!((count.tokens, count.is_over()), ([203, 101], false));
+        count.token(4);
+        assert_eq!((count.tokens, count.is_over()), ([203, 202], true), "the second tenant has none waiting");
+        let served = Served { tokens: [300, 100], waited_ms: 1 };
+        assert!((served.share(0) - 0.75).abs() < 1e-12);
     }
 }

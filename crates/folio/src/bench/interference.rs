@@ -6,12 +6,11 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use folio_engine::{Event, FinishReason, RequestStream};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::streams::{self, Ask, median, ms, percentile};
+use super::streams::{self, Ask, Note, median, ms, note, percentile};
 use super::{at_least, start};
 use crate::args::{InterTokenTarget, InterferenceBench};
 use crate::session::Session;
@@ -90,36 +89,20 @@ fn round(session: &Session, args: &InterferenceBench, number: usize) -> Result<R
         let mut readers = JoinSet::new();
         for stream in 0..long {
             let prompt = streams::prompt(vocab, STREAM_PROMPT, number * long + stream);
-            readers.spawn(read(Ask::new(prompt, room).submit(session)?, stream, notes.clone()));
+            readers.spawn(note(Ask::new(prompt, room).submit(session)?, stream, notes.clone()));
         }
         while !log.is_complete() {
-            let (stream, note) = inbox.recv().await.context("the readers went on")?;
-            log.take(stream, note?);
+            let (stream, told) = inbox.recv().await.context("the readers went on")?;
+            log.take(stream, told?);
             if log.submitted.is_none() && log.is_quiet() {
                 log.submitted = Some(Instant::now());
-                readers.spawn(read(long_prompt(session, args, number).submit(session)?, long, notes.clone()));
+                readers.spawn(note(long_prompt(session, args, number).submit(session)?, long, notes.clone()));
             }
         }
         // Readers that are dropped drop their streams, which aborts them.
         readers.shutdown().await;
         log.round()
     })
-}
-
-/// What a reader tells: a token's arrival, or that the stream has ended.
-type Note = Option<Instant>;
-
-async fn read(mut stream: RequestStream, index: usize, notes: mpsc::UnboundedSender<(usize, Result<Note>)>) {
-    while let Some(event) = stream.next().await {
-        let note = match event {
-            Event::Token { .. } => Ok(Some(Instant::now())),
-            Event::Finished { reason: FinishReason::Error(message), .. } => Err(anyhow::anyhow!(message)),
-            Event::Finished { .. } => Ok(None),
-            Event::PromptLogprobs(_) => continue,
-        };
-        // Nobody listens any more when the round has gone wrong.
-        let _ = notes.send((index, note));
-    }
 }
 
 /// Arrivals of all streams, and last of the long prompt.

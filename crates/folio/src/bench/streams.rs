@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use folio_engine::{Event, FinishReason, RequestOptions, RequestStream, SamplingParams, Usage};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use crate::session::Session;
@@ -81,6 +82,23 @@ async fn read(mut stream: RequestStream, submitted: Instant) -> Result<Answer> {
         }
     }
     Ok(answer)
+}
+
+/// What is told of a stream that may be cut short: a token's arrival, or that it has ended.
+pub type Note = Option<Instant>;
+
+/// Tells all of a stream, under its number, until it ends. When this is dropped so is the stream, which aborts it.
+pub async fn note(mut stream: RequestStream, number: usize, notes: mpsc::UnboundedSender<(usize, Result<Note>)>) {
+    while let Some(event) = stream.next().await {
+        let note = match event {
+            Event::Token { .. } => Ok(Some(Instant::now())),
+            Event::Finished { reason: FinishReason::Error(message), .. } => Err(anyhow::anyhow!(message)),
+            Event::Finished { .. } => Ok(None),
+            Event::PromptLogprobs(_) => continue,
+        };
+        // Nobody listens any more when something else went wrong.
+        let _ = notes.send((number, note));
+    }
 }
 
 /// Tokens without a pattern, different for every number.
