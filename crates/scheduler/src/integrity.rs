@@ -1,6 +1,6 @@
 //! What must hold after every call, written down as a check. Tests run it each step.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use crate::{BlockId, RequestId, Scheduler, blocks::nodes::NodeId, request::Request};
 
@@ -88,11 +88,11 @@ impl Scheduler {
     }
 
     fn check_nodes(&self) -> Result<(), String> {
-        let mut holds: HashMap<u32, u32> = HashMap::new();
+        let mut holds = vec![0; self.blocks.nodes.end()];
         let in_tables = self.running.iter().flat_map(|r| r.tables.iter().flat_map(|t| t.sealed()));
         let in_tasks = self.blocks.disk.iter().flat_map(|disk| disk.tickets().flat_map(|ticket| &ticket.nodes));
         for node in in_tables.filter_map(|block| block.node()).chain(in_tasks.copied()) {
-            *holds.entry(node.index()).or_default() += 1;
+            holds[node.index()] += 1;
         }
         let rehash = |parent, salt, tokens: &[u32]| self.blocks.hasher.hash(parent, salt, tokens);
         self.blocks.nodes.check(&holds, rehash, self.blocks.block_tokens)
@@ -102,7 +102,7 @@ impl Scheduler {
         let at = &self.blocks.groups[group];
         let mut named: Vec<Option<NodeId>> = vec![None; at.pool.num_blocks()];
         let mut named_host: Vec<Option<NodeId>> = vec![None; at.host.num_blocks()];
-        for (_, place, node) in self.blocks.nodes.places().filter(|(g, ..)| *g == group) {
+        for (place, node) in self.blocks.nodes.places(group) {
             let device = place.device.map(|block| &mut named[block.0 as usize]);
             let host = place.host.map(|slot| &mut named_host[slot.0 as usize]);
             for entry in [device, host].into_iter().flatten() {

@@ -178,10 +178,10 @@ impl Nodes {
         self.slab[id.0 as usize].as_mut().expect("a node that is held is there")
     }
 
-    /// Checks every node: `holds(id)` tables and tasks hold it; `rehash` gives the name its tokens should have.
+    /// Checks every node: tables and tasks hold it `holds[index]` times; `rehash` gives the name its tokens should have.
     pub fn check(
         &self,
-        holds: &HashMap<u32, u32>,
+        holds: &[u32],
         rehash: impl Fn(ChainHash, u64, &[u32]) -> ChainHash,
         block_tokens: usize,
     ) -> Result<(), String> {
@@ -193,7 +193,7 @@ impl Nodes {
         for (index, node) in self.slab.iter().enumerate().skip(1) {
             let Some(node) = node else { continue };
             alive += 1;
-            let expected = children[index] + holds.get(&(index as u32)).copied().unwrap_or(0);
+            let expected = children[index] + holds[index];
             if node.holds != expected {
                 return Err(format!("node {index} counts {} holds, but has {expected}", node.holds));
             }
@@ -216,19 +216,22 @@ impl Nodes {
         Ok(())
     }
 
-    /// Every place that names a block or a slot, for the check: (group, place, node).
-    pub fn places(&self) -> impl Iterator<Item = (usize, Place, NodeId)> {
-        let each = |(index, node): (usize, &Option<Node>)| {
-            let places = node.iter().flat_map(|node| node.places.iter().copied().enumerate()).collect::<Vec<_>>();
-            places.into_iter().map(move |(group, place)| (group, place, NodeId(index as u32)))
-        };
-        self.slab.iter().enumerate().flat_map(each)
+    /// Where `group` keeps each node, for the check.
+    pub fn places(&self, group: usize) -> impl Iterator<Item = (Place, NodeId)> {
+        let each =
+            move |(index, node): (usize, &Option<Node>)| Some((node.as_ref()?.places[group], NodeId(index as u32)));
+        self.slab.iter().enumerate().filter_map(each)
+    }
+
+    /// One more than the highest index of a node.
+    pub fn end(&self) -> usize {
+        self.slab.len()
     }
 }
 
 impl NodeId {
-    pub fn index(self) -> u32 {
-        self.0
+    pub fn index(self) -> usize {
+        self.0 as usize
     }
 }
 
