@@ -87,7 +87,7 @@ impl Scheduler {
         config.validate()?;
         Ok(Self {
             blocks: Blocks::new(&config),
-            pace: Pace::new(config.inter_token_target, config.block_tokens.min(config.budget_tokens)),
+            pace: Pace::new(config.inter_token_target),
             config,
             running: Vec::new(),
             waiting: Waiting::default(),

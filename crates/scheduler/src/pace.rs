@@ -9,8 +9,6 @@ use crate::Nanos;
 #[derive(Debug)]
 pub(crate) struct Pace {
     target: Option<Nanos>,
-    /// Never fewer prompt tokens than this, or a step that is slow without any would stop prompts for good.
-    least: usize,
     /// A step of decoding rows alone.
     decode_step: Option<Nanos>,
     /// A prompt token.
@@ -20,6 +18,9 @@ pub(crate) struct Pace {
     /// The last step, if it had prompt beside decoding rows: its prompt tokens and its time.
     last_mixed: Option<(usize, Nanos)>,
 }
+
+/// Never fewer prompt tokens than this, or steps that are slow without any would stop prompts for good.
+const LEAST: usize = 4;
 
 /// What a step was made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,8 +35,8 @@ fn smooth(average: &mut Option<Nanos>, value: Nanos) {
 }
 
 impl Pace {
-    pub fn new(target: Option<Nanos>, least: usize) -> Self {
-        Self { target, least, decode_step: None, prompt_token: None, row: None, last_mixed: None }
+    pub fn new(target: Option<Nanos>) -> Self {
+        Self { target, decode_step: None, prompt_token: None, row: None, last_mixed: None }
     }
 
     pub fn observe(&mut self, shape: StepShape, took: Nanos) {
@@ -54,7 +55,7 @@ impl Pace {
             self.last_mixed = Some((prompt_rows, took));
         }
         // A handful of tokens says little about the price of one.
-        if prompt_rows >= self.least {
+        if prompt_rows >= LEAST {
             let others = if decode_rows > 0 { self.decode_step.unwrap_or(took / 2) } else { 0 };
             smooth(&mut self.prompt_token, took.saturating_sub(others).max(took / 8) / prompt_rows as Nanos);
         }
@@ -65,17 +66,17 @@ impl Pace {
         let Some(target) = self.target.filter(|_| decode_rows > 0) else { return usize::MAX };
         // Steps vary: aim below the target, so that nearly all stay under it.
         let goal = target - target / 5;
-        let Some(price) = self.prompt_token.map(|price| price.max(1)) else { return 2 * self.least };
+        let Some(price) = self.prompt_token.map(|price| price.max(1)) else { return 2 * LEAST };
         let allowance = match (self.last_mixed, self.decode_step) {
             (Some((tokens, took)), _) if took <= goal => {
                 let more = ((goal - took) / price) as usize;
-                tokens.saturating_add(more).min(2 * tokens.max(self.least))
+                tokens.saturating_add(more).min(2 * tokens.max(LEAST))
             }
             (Some((tokens, took)), _) => tokens.saturating_sub((took - goal).div_ceil(price) as usize),
             (None, Some(others)) => (goal.saturating_sub(others) / price) as usize,
-            (None, None) => 2 * self.least,
+            (None, None) => 2 * LEAST,
         };
-        allowance.max(self.least)
+        allowance.max(LEAST)
     }
 
     /// What `tokens` prompt tokens cost, as far as is known.
@@ -90,7 +91,7 @@ mod tests {
 
     /// Steps of a machine where decoding costs 6 ms and a prompt token 0.1 ms, dearer by 1% every 100 tokens.
     fn run(target: Option<Nanos>, prompt: usize) -> Vec<(usize, Nanos)> {
-        let mut pace = Pace::new(target, 16);
+        let mut pace = Pace::new(target);
         let mut steps = Vec::new();
         for _ in 0..5 {
             pace.observe(StepShape { decode_rows: 8, prompt_rows: 0 }, 6_000_000);
@@ -121,6 +122,7 @@ mod tests {
 
     #[test]
     fn a_target_that_cannot_be_met_still_lets_prompts_through() {
-        assert!(run(Some(1_000_000), 200).iter().all(|&(chunk, _)| chunk >= 8));
+        let steps = run(Some(1_000_000), 200);
+        assert!(steps.iter().skip(1).all(|&(chunk, _)| chunk == LEAST), "{steps:?}");
     }
 }
