@@ -39,7 +39,8 @@ pub struct EngineConfig {
     pub tiers: TierConfig,
     /// Whether a step is planned and submitted while the one before it runs.
     pub overlap: bool,
-    /// Who hears what happens in the prefix cache. Bounded: a batch that finds no room is dropped and counted.
+    /// Who hears what happens in the prefix cache. Bounded: a batch that finds no room is dropped and counted, and the
+    /// next that finds some begins with [`KvEvent::Cleared`].
     pub kv_events: Option<flume::Sender<Vec<KvEvent>>>,
     /// Where lines for whoever looks into the engine's decisions go; nowhere, as a rule.
     pub debug: Option<fn(std::fmt::Arguments<'_>)>,

@@ -6,16 +6,14 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    sync::{Arc, atomic::Ordering, mpsc},
+    sync::{Arc, MutexGuard, atomic::Ordering, mpsc},
     time::{Duration, Instant},
 };
 
-use folio_scheduler::{
-    Departed, DiskTask, NewRequest, Preempted, RequestId, RowResult, Scheduler, SchedulerStats, StepPlan,
-};
+use folio_scheduler::{Departed, DiskTask, KvEvent, NewRequest, Preempted, RequestId, RowResult, Scheduler, StepPlan};
 
 use crate::{
-    EngineRequest, Error, Event, Executor, FinishReason, Result, RowOutput, Shared, StepOutput,
+    EngineRequest, EngineStats, Error, Event, Executor, FinishReason, Result, RowOutput, Shared, StepOutput,
     command::Message,
     config::nanos,
     executor::MOST_IN_FLIGHT,
@@ -39,6 +37,8 @@ pub(crate) struct Core {
     pace: Pace,
     /// Set when a step has failed: nothing is planned until the other one in flight has ended too.
     failure: Option<String>,
+    /// Whether the listener missed cache events and has not been told so.
+    has_lost_events: bool,
     /// The zero of the scheduler's time.
     epoch: Instant,
     stopping: bool,
@@ -89,6 +89,7 @@ impl Core {
             began: epoch,
             pace: Pace::default(),
             failure: None,
+            has_lost_events: false,
             epoch,
             stopping: false,
         }
@@ -111,7 +112,7 @@ impl Core {
         while let Some((&id, _)) = self.samples.first_key_value() {
             self.end(id, FinishReason::Aborted);
         }
-        self.publish(self.scheduler.stats());
+        drop(self.publish());
     }
 
     fn hear(&mut self, message: Message) {
@@ -132,7 +133,7 @@ impl Core {
     /// Sleeps until a message comes, or until there is something to do without one: a step to be planned, a deadline.
     fn wait(&mut self, has_tried: bool) {
         let until = if self.in_flight.is_empty() {
-            self.publish(self.scheduler.stats());
+            drop(self.publish());
             self.samples.values().filter_map(|sample| sample.deadline).min()
         } else {
             self.plan_at().filter(|_| !has_tried)
@@ -265,15 +266,15 @@ impl Core {
         };
         let results: Vec<RowResult> = rows.iter().map(result).collect();
         self.scheduler.commit(&results, nanos(took));
-        let figures = self.scheduler.stats();
         let is_new = |row: &&RowResult| row.token.is_some() && self.samples.contains_key(&row.id);
+        let num_new = results.iter().filter(is_new).count();
         {
-            let mut stats = self.shared.stats();
-            stats.occupancy.add(&figures);
+            let mut stats = self.publish();
+            let EngineStats { scheduler, occupancy, .. } = &mut *stats;
+            occupancy.add(scheduler);
             stats.tokens_computed += step.num_tokens as u64;
-            stats.tokens_sampled += results.iter().filter(is_new).count() as u64;
+            stats.tokens_sampled += num_new as u64;
         }
-        self.publish(figures);
         self.start_tasks(step.tasks);
         rows.into_iter().for_each(|row| self.deliver_one(row));
         self.publish_events();
@@ -345,17 +346,28 @@ impl Core {
         sample.finish(reason, departed);
     }
 
-    fn publish(&self, figures: SchedulerStats) {
+    /// Sets what the scheduler says of itself; the figures stay locked for those that the caller has to add.
+    fn publish(&self) -> MutexGuard<'_, EngineStats> {
+        let (scheduler, expected_wait) = (self.scheduler.stats(), self.scheduler.expected_wait());
         let mut stats = self.shared.stats();
-        stats.scheduler = figures;
-        stats.expected_wait = Duration::from_nanos(self.scheduler.expected_wait());
+        stats.scheduler = scheduler;
+        stats.expected_wait = Duration::from_nanos(expected_wait);
+        stats
     }
 
-    /// Nobody is waited for: a listener that is slow loses what does not fit.
+    /// Nobody is waited for: a listener that is slow loses what does not fit, and is told to forget everything before it
+    /// hears more, since what it missed may have been the end of blocks that it believes in.
     fn publish_events(&mut self) {
         let Some(listener) = &self.shared.config.kv_events else { return };
-        let events = self.scheduler.take_events();
-        if !events.is_empty() && listener.try_send(events).is_err() {
+        let mut events = self.scheduler.take_events();
+        if events.is_empty() {
+            return;
+        }
+        if self.has_lost_events {
+            events.insert(0, KvEvent::Cleared);
+        }
+        self.has_lost_events = listener.try_send(events).is_err();
+        if self.has_lost_events {
             self.shared.stats().kv_event_batches_lost += 1;
         }
     }

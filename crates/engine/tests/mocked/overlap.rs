@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use folio_engine::{EngineConfig, Event, FinishReason, RequestId, RequestOptions};
+use folio_engine::{EngineConfig, Event, FinishReason, KvEvent, RequestId, RequestOptions};
 
 use crate::mock::{
     BOTH, Faults, answer, config, params, reference, start, start_gated, submit, submit_with, tokens, wait_until,
@@ -172,7 +172,7 @@ fn cache_events_are_told_or_counted_as_lost() {
     answer(submit(&engine, tokens(0, 40), params(30)));
     wait_until_idle(&engine);
     let stored = |event| match event {
-        folio_engine::KvEvent::Stored { hashes, tokens, block_tokens, .. } => {
+        KvEvent::Stored { hashes, tokens, block_tokens, .. } => {
             assert_eq!((tokens.len(), block_tokens), (hashes.len() * 16, 16));
             hashes.len()
         }
@@ -185,4 +185,26 @@ fn cache_events_are_told_or_counted_as_lost() {
     let engine = start(EngineConfig { kv_events: Some(sender), ..config(32) });
     answer(submit(&engine, tokens(0, 40), params(30)));
     wait_until("batches are lost", || engine.stats().kv_event_batches_lost > 0);
+}
+
+/// Whoever missed that blocks are gone must not believe in them any longer.
+#[test]
+fn a_listener_that_missed_events_is_told_to_forget_everything() {
+    let (sender, events) = flume::bounded(1);
+    let engine = start(EngineConfig { kv_events: Some(sender), ..config(64) });
+    // One batch when 16 tokens are full, two when more are: there is room for the first. Is anything lost, and what comes?
+    let run = |seed: u64, len: usize| {
+        let before = engine.stats().kv_event_batches_lost;
+        answer(submit(&engine, tokens(seed, len), params(10)));
+        wait_until_idle(&engine);
+        let batch = events.recv().expect("a batch");
+        let cleared: Vec<bool> = batch.iter().map(|event| *event == KvEvent::Cleared).collect();
+        (engine.stats().kv_event_batches_lost > before, cleared)
+    };
+    assert_eq!(run(0, 30), (true, vec![false]));
+    assert_eq!(run(1, 30), (true, vec![true, false]));
+    assert_eq!(run(2, 10), (false, vec![true, false]));
+    assert_eq!(run(3, 30), (true, vec![false]));
+    assert_eq!(run(4, 10), (false, vec![true, false]));
+    assert_eq!(run(5, 10), (false, vec![false]));
 }
