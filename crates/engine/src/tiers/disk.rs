@@ -78,8 +78,8 @@ impl DiskStore {
         }
         let (index, storing_is_off) = (Mutex::new(index), AtomicBool::new(false));
         let store = Self { shared: Arc::new(Shared { config, folder, hash_key, index, storing_is_off }) };
-        // What goes here was never told to anybody.
-        store.make_room(0, &mut Vec::new()).unwrap_or_else(|_| store.stop_storing());
+        // What goes here was never told to anybody. If a file cannot go, the first store finds out too, and it is heard.
+        let _ = store.make_room(0, &mut Vec::new());
         Ok(store)
     }
 
@@ -143,8 +143,9 @@ impl DiskStore {
                 self.note_use(chunk, file.len(), &path);
                 Ok(())
             }
-            // Another process took the temporary file for a dead one's, or cleared the folder: only this chunk is lost.
-            Err(error @ TierError::Io { action: "rename", .. }) if is_not_found(&error) => Err(error),
+            // Another process took the temporary file for a dead one's, or a folder that was empty: only this chunk is
+            // lost.
+            Err(error @ TierError::Io { action: "create" | "rename", .. }) if is_not_found(&error) => Err(error),
             Err(error) => {
                 self.stop_storing();
                 Err(error)

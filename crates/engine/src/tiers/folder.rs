@@ -59,7 +59,9 @@ impl Folder {
         }
         let (mut file, temporary) = self.temporary(&self.root).map_err(TierError::io("create", &path))?;
         let [high, low] = fresh_bits();
-        writeln!(file, "{high:016x}{low:016x}").map_err(TierError::io("write", &path))?;
+        // Synced, unlike chunks: a torn key would refuse every start to come.
+        let written = writeln!(file, "{high:016x}{low:016x}").and_then(|()| file.sync_all());
+        written.map_err(TierError::io("write", &path))?;
         // Of two that start at once, one links first, and both read what it wrote.
         let linked = fs::hard_link(&temporary.path, &path);
         if let Err(error) = linked

@@ -7,7 +7,7 @@
 
 use std::{
     collections::{HashSet, VecDeque},
-    io,
+    io::{self, Write},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread::JoinHandle,
@@ -57,7 +57,8 @@ impl DiskIo {
         host: Arc<HostTier>,
         done: impl Fn(DiskDone) + Send + Sync + 'static,
     ) -> io::Result<Self> {
-        Self::start_with(store, host, done, |warning| eprintln!("warning: {warning}"))
+        // Nobody may be there to read it, which is no reason to end.
+        Self::start_with(store, host, done, |warning| drop(writeln!(io::stderr(), "warning: {warning}")))
     }
 
     fn start_with(
@@ -141,15 +142,7 @@ impl Worker {
         while let Some(task) = self.shared.next() {
             let mut lost = Vec::new();
             // A bug here must not leave a request waiting for an answer.
-            let result = catch_unwind(AssertUnwindSafe(|| self.work(&task, &mut lost)));
-            let ok = match result {
-                Ok(Ok(())) => true,
-                Ok(Err(error)) => {
-                    self.report(&task, &error);
-                    false
-                }
-                Err(_) => false,
-            };
+            let ok = catch_unwind(AssertUnwindSafe(|| self.work(&task, &mut lost))).unwrap_or(false);
             if !ok && task.kind == DiskTaskKind::Fetch {
                 lost.push(task.chunk.key);
             }
@@ -157,11 +150,16 @@ impl Worker {
         }
     }
 
-    fn work(&self, task: &DiskTask, lost: &mut Vec<u128>) -> Result<(), TierError> {
-        match task.kind {
+    /// Whether it was done.
+    fn work(&mut self, task: &DiskTask, lost: &mut Vec<u128>) -> bool {
+        let result = match task.kind {
             DiskTaskKind::Fetch => self.store.fetch(&task.chunk, &task.slots, &self.host),
             DiskTaskKind::Store => self.store.store(&task.chunk, &task.slots, &self.host, lost),
+        };
+        if let Err(error) = &result {
+            self.report(task, error);
         }
+        result.is_ok()
     }
 
     /// One line a file, and one when storing ends.

@@ -142,3 +142,20 @@ fn a_panic_is_an_answer() {
     io.submit(task(2, Store, 1, 0));
     assert_eq!(done.recv().unwrap(), ended(2, true, &[]));
 }
+
+#[test]
+fn a_warning_that_cannot_be_given_is_no_reason_to_leave_a_task_unanswered() {
+    let scratch = Scratch::new("unheard");
+    let (store, host) = (open(&scratch.0, 1 << 20), small_host());
+    put(&store, &host, 1, 0).unwrap();
+    put(&store, &host, 2, 0).unwrap();
+    let file = std::fs::File::options().write(true).open(path_of(&scratch.0, 1)).unwrap();
+    file.set_len(20).unwrap();
+    let (sender, done) = mpsc::channel();
+    let warn = |text: &str| panic!("planted panic: {text}");
+    let io = DiskIo::start_with(store, Arc::clone(&host), move |d| drop(sender.send(d)), warn).unwrap();
+    io.submit(task(1, Fetch, 1, 2));
+    io.submit(task(2, Fetch, 2, 4));
+    assert_eq!(done.recv().unwrap(), ended(1, false, &[1]));
+    assert_eq!(done.recv().unwrap(), ended(2, true, &[]));
+}
