@@ -76,6 +76,7 @@ impl Session {
             tiers,
             overlap: !args.queue.no_overlap,
             kv_events,
+            debug: args.queue.debug.then_some(|line| eprintln!("debug: {line}")),
             ..EngineConfig::default()
         };
         let executor = Background::start(Runner::new(decoder, host))?;

@@ -96,6 +96,9 @@ pub struct QueueArgs {
     /// Plan each step after the one before has ended, not while it runs
     #[arg(long, visible_alias = "no-async-scheduling")]
     pub no_overlap: bool,
+    /// Say on standard error why a request gives way, and what copying or computing its blocks again would cost
+    #[arg(long, env = "FOLIO_DEBUG")]
+    pub debug: bool,
 }
 
 /// Milliseconds, or none.
