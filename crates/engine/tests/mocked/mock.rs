@@ -1,8 +1,8 @@
-//! A runner without a model: the K/V entry of a token is a hash of (token, position), written through the block
-//! table; the next token is a hash of all entries read back through it. Faults can be planted, and steps held back.
+//! A runner with the simulator's model, whose next token is a hash of all that it reads through the block tables. Faults
+//! can be planted, and steps held back.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::BTreeSet,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
@@ -11,44 +11,27 @@ use std::{
 };
 
 use folio_engine::{
-    Assignment, Background, BlockId, Engine, EngineConfig, Error, Event, Executor, FinishReason, GroupConfig, Logprobs,
+    Assignment, Background, Engine, EngineConfig, Error, Event, Executor, FinishReason, GroupConfig, Logprobs,
     RequestId, RequestOptions, RequestStream, Result, RowOutput, Sampled, SamplingParams, SamplingState, StepOutput,
-    StepPlan, StepRunner, Transfer, Usage, Wake,
+    StepPlan, StepRunner, Usage, Wake,
 };
+use folio_scheduler::SchedulerConfig;
+use folio_simulator::{Sampling, hash, model::Model};
 
-pub const BLOCK_TOKENS: usize = 16;
 pub const VOCAB: u32 = 50_000;
 /// Whether steps overlap: what clients see is the same.
 pub const BOTH: [bool; 2] = [true, false];
 
-fn mix(a: u64, b: u64) -> u64 {
-    let mut x = a.rotate_left(23) ^ b.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ (x >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x ^ (x >> 32)
-}
-
-fn entry(token: u32, position: usize) -> u64 {
-    mix(u64::from(token) + 1, position as u64 + 1)
-}
-
-fn next_token(entries: impl Iterator<Item = u64>) -> u32 {
-    (entries.fold(7, mix) % u64::from(VOCAB)) as u32
-}
+/// Every sample of a prompt gets the same answer.
+const SAMPLING: Sampling = Sampling { seed: 0, vocab: VOCAB, salt: 0 };
 
 pub fn tokens(seed: u64, len: usize) -> Vec<u32> {
-    (0..len as u64).map(|i| (mix(seed, i) % u64::from(VOCAB)) as u32).collect()
+    (0..len as u64).map(|i| (hash::mix(seed, i) % u64::from(VOCAB)) as u32).collect()
 }
 
 /// The answer of a request that has the model for itself.
 pub fn reference(prompt: &[u32], num_tokens: usize) -> Vec<u32> {
-    let mut state = prompt.iter().enumerate().map(|(i, &t)| entry(t, i)).fold(7, mix);
-    let mut answer = Vec::new();
-    for i in 0..num_tokens {
-        let token = (state % u64::from(VOCAB)) as u32;
-        answer.push(token);
-        state = mix(state, entry(token, prompt.len() + i));
-    }
-    answer
+    folio_simulator::reference(&[None], prompt, num_tokens, SAMPLING)
 }
 
 /// What goes wrong, and when.
@@ -64,11 +47,8 @@ pub struct Faults {
     pub panicking_release: Option<RequestId>,
 }
 
-#[derive(Default)]
 pub struct Mock {
-    slots: Vec<u64>,
-    /// What each request sampled last, and for which position.
-    last: HashMap<RequestId, (usize, u32)>,
+    model: Model,
     faults: Faults,
     /// A step begins only when a permit comes.
     gate: Option<flume::Receiver<()>>,
@@ -79,51 +59,29 @@ pub struct Mock {
 
 impl Mock {
     pub fn new(blocks: usize, faults: Faults, gate: Option<flume::Receiver<()>>) -> Self {
-        Self { slots: vec![0; blocks * BLOCK_TOKENS], faults, gate, ..Self::default() }
+        let model = Model::new(&SchedulerConfig::new(vec![blocks]));
+        Self { model, faults, gate, steps: Arc::default(), rows: Arc::default() }
     }
 
-    fn transfer(&mut self, transfer: &Transfer) {
-        let Transfer::Copy { group: 0, from, to } = *transfer else { panic!("there is no host: {transfer:?}") };
-        let from = from.0 as usize * BLOCK_TOKENS;
-        self.slots.copy_within(from..from + BLOCK_TOKENS, to.0 as usize * BLOCK_TOKENS);
-    }
-
-    fn row(&mut self, a: &Assignment) -> RowOutput {
-        self.rows.lock().expect("nothing panics with it").push(a.id);
-        let context = a.first + a.num_rows();
-        let awaited = match self.last.get(&a.id) {
-            _ if !a.awaits_token => None,
-            Some(&(position, token)) if position == context - 1 => Some(token),
-            // The row before went wrong.
-            _ => return RowOutput::failed(a.id, "the awaited token was never sampled"),
-        };
-        for (i, &token) in a.tokens.iter().chain(&awaited).enumerate() {
-            self.slots[slot(&a.tables[0], a.first + i)] = entry(token, a.first + i);
-        }
-        let logprobs = |&token: &u32| Logprobs { token, logprob: -1.0, rank: 1, top: Vec::new() };
-        if self.faults.broken_row.is_some_and(|(id, len)| id == a.id && context >= len) {
+    fn output(&self, a: &Assignment, token: Option<u32>) -> RowOutput {
+        let len = a.first + a.num_rows();
+        if self.faults.broken_row.is_some_and(|(id, broken_at)| id == a.id && len >= broken_at) {
             return RowOutput::failed(a.id, "not a number");
         }
-        let token = next_token((0..context).map(|p| self.slots[slot(&a.tables[0], p)]));
-        if a.samples {
-            self.last.insert(a.id, (context, token));
-        }
+        let logprobs = |&token: &u32| Logprobs { token, logprob: -1.0, rank: 1, top: Vec::new() };
         RowOutput {
             id: a.id,
-            sampled: a.samples.then_some(Sampled { token, logprobs: None }),
+            sampled: token.map(|token| Sampled { token, logprobs: None }),
             prompt_logprobs: a.prompt_targets.tokens.iter().map(logprobs).collect(),
             failure: None,
         }
     }
 }
 
-fn slot(table: &[BlockId], position: usize) -> usize {
-    table[position / BLOCK_TOKENS].0 as usize * BLOCK_TOKENS + position % BLOCK_TOKENS
-}
-
 impl StepRunner for Mock {
     fn admit(&mut self, id: RequestId, _: SamplingState) {
         assert_ne!(self.faults.panicking_admit, Some(id), "planted panic");
+        self.model.admit(id, SAMPLING);
     }
 
     fn run(&mut self, plan: &StepPlan) -> Result<Vec<RowOutput>> {
@@ -132,16 +90,22 @@ impl StepRunner for Mock {
             let _ = gate.recv();
         }
         let step = self.steps.fetch_add(1, Ordering::SeqCst) + 1;
-        if self.faults.failing_steps.contains(&step) {
+        let (fails, panics) = (&self.faults.failing_steps, &self.faults.panicking_steps);
+        if fails.contains(&step) || panics.contains(&step) {
+            // A step that goes wrong may have written anything anywhere.
+            self.model.scribble(step, |_, _| false);
+            assert!(!panics.contains(&step), "planted panic");
             return Err(Error::Step("planted failure".into()));
         }
-        assert!(!self.faults.panicking_steps.contains(&step), "planted panic");
-        plan.transfers.iter().for_each(|transfer| self.transfer(transfer));
-        Ok(plan.assignments.iter().map(|a| self.row(a)).collect())
+        self.rows.lock().expect("nothing panics with it").extend(plan.assignments.iter().map(|a| a.id));
+        assert_eq!(self.model.run_transfers(&plan.transfers), None);
+        let output = self.model.run_rows(plan);
+        assert_eq!(output.fault, None);
+        Ok(plan.assignments.iter().zip(output.results).map(|(a, result)| self.output(a, result.token)).collect())
     }
 
     fn release(&mut self, id: RequestId) {
-        self.last.remove(&id);
+        self.model.release(id);
         assert_ne!(self.faults.panicking_release, Some(id), "planted panic");
     }
 }

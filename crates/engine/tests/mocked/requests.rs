@@ -93,7 +93,7 @@ fn a_configuration_that_would_wait_for_ever_is_refused() {
     let check = |change: fn(&mut EngineConfig), word: &str| {
         let mut config = config(8);
         change(&mut config);
-        let executor = Box::new(Background::start(Mock::default()).expect("a thread"));
+        let executor = Box::new(Background::start(Mock::new(8, Faults::default(), None)).expect("a thread"));
         let error = Engine::start(executor, config).expect_err("refused").to_string();
         assert!(error.contains(word), "{error}");
     };
