@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use crate::{
     Miss, Scheduler,
     blocks::{Match, prefix::ChainHash},
-    queue::Cursor,
+    queue::OrderKey,
     request::{Fetch, Request},
     step::Step,
 };
@@ -27,6 +27,19 @@ enum Refusal {
     Full,
 }
 
+/// Those who run, as a newcomer must reckon with them; kept up as others start.
+#[derive(Debug)]
+pub(crate) struct Crowd {
+    /// Free blocks to leave alone, by group.
+    headroom: Vec<usize>,
+    /// Blocks of everybody's longest sequence, by group.
+    longest: Vec<usize>,
+    /// Somebody was sent back too often.
+    is_cautious: bool,
+    /// The first in line whose prompt this step does not finish, and how much of it is left.
+    unfinished: Option<(OrderKey, usize)>,
+}
+
 /// What a newcomer need not compute.
 enum Start {
     Hit(Match),
@@ -39,10 +52,13 @@ enum Start {
 
 impl Scheduler {
     pub(crate) fn admit_waiting(&mut self, step: &mut Step) {
-        let mut cursor = Cursor::default();
+        if self.waiting.len() == 0 {
+            return;
+        }
+        let mut cursor = self.waiting.cursor();
         let mut passed = 0;
         while step.prompt_left > 0 && self.running.len() < self.config.max_seqs && passed < MOST_PASSED {
-            let Some((tenant, key)) = self.waiting.next(&cursor) else { return };
+            let Some((tenant, key)) = self.waiting.next(&mut cursor) else { return };
             let mut request = self.waiting.take(tenant, key).expect("just found in line");
             match self.admit(&mut request, step) {
                 Ok(()) => self.start(request, step),
@@ -102,10 +118,8 @@ impl Scheduler {
         self.waiting.charge(request.tenant, request.chunk);
         self.known.get_mut(&request.id).expect("a queued request is known").runs = true;
         self.note_computing(&mut request, step);
-        if let Some(headroom) = &mut step.headroom {
-            for (group, left) in headroom.iter_mut().enumerate() {
-                *left += self.still_needs(&request, group);
-            }
+        if let Some(crowd) = &mut step.crowd {
+            self.join(crowd, &request);
         }
         let index = self.running.partition_point(|r| r.key < request.key);
         self.running.insert(index, request);
@@ -179,12 +193,8 @@ impl Scheduler {
     /// Whether there are blocks for all the tokens the request has, beside what those who run need for theirs and one
     /// more each. Where somebody was sent back too often, whether everybody's longest fits: then nobody is sent back.
     fn check_room(&self, request: &Request, start: &Start, step: &mut Step) -> Result<(), Refusal> {
-        if step.headroom.is_none() {
-            let of_group = |group| self.running.iter().map(|r| self.still_needs(r, group)).sum();
-            step.headroom = Some((0..self.config.groups.len()).map(of_group).collect());
-        }
-        let headroom = step.headroom.as_deref().unwrap_or_default();
-        let is_cautious = self.running.iter().any(|r| r.setbacks >= MOST_SETBACKS) || request.setbacks >= MOST_SETBACKS;
+        let Crowd { headroom, longest, is_cautious, .. } = step.crowd.get_or_insert_with(|| self.crowd());
+        let is_cautious = *is_cautious || request.setbacks >= MOST_SETBACKS;
         for (group, at) in self.blocks.groups.iter().enumerate() {
             let len = request.tokens.len();
             let (first, on_device, free) = match start {
@@ -199,13 +209,31 @@ impl Scheduler {
             if all - on_device + free + headroom[group] > at.pool.num_free() {
                 return Err(Refusal::Full);
             }
-            let longest = |r: &Request| self.config.most_blocks(group, r.max_len);
-            let total = || longest(request) + self.running.iter().map(|r| longest(r)).sum::<usize>();
-            if is_cautious && total() > at.pool.num_blocks() {
+            let total = longest[group] + self.config.most_blocks(group, request.max_len);
+            if is_cautious && total > at.pool.num_blocks() {
                 return Err(Refusal::Full);
             }
         }
         Ok(())
+    }
+
+    fn crowd(&self) -> Crowd {
+        let none = vec![0; self.config.groups.len()];
+        let mut crowd = Crowd { headroom: none.clone(), longest: none, is_cautious: false, unfinished: None };
+        self.running.iter().for_each(|request| self.join(&mut crowd, request));
+        crowd
+    }
+
+    fn join(&self, crowd: &mut Crowd, request: &Request) {
+        for group in 0..self.config.groups.len() {
+            crowd.headroom[group] += self.still_needs(request, group);
+            crowd.longest[group] += self.config.most_blocks(group, request.max_len);
+        }
+        crowd.is_cautious |= request.setbacks >= MOST_SETBACKS;
+        let is_first = crowd.unfinished.is_none_or(|(key, _)| request.key < key);
+        if is_first && !request.is_decoding() && request.remaining() > request.chunk {
+            crowd.unfinished = Some((request.key, request.remaining() - request.chunk));
+        }
     }
 
     /// Blocks that a running request still needs for the tokens it has, and one more.
@@ -220,8 +248,8 @@ impl Scheduler {
     /// place, but only a little of the step.
     fn first_chunk(&self, request: &mut Request, cached: usize, step: &Step) -> usize {
         request.planned = cached;
-        let first = self.running.iter().find(|r| !r.is_decoding() && r.remaining() > r.chunk);
-        let is_longer = first.is_some_and(|first| first.remaining() - first.chunk < request.remaining());
+        let first = step.crowd.as_ref().and_then(|crowd| crowd.unfinished);
+        let is_longer = first.is_some_and(|(_, left)| left < request.remaining());
         let most = if is_longer { self.config.block_tokens } else { usize::MAX };
         let chunk = self.chunk(request, most, step);
         request.planned = 0;
@@ -241,6 +269,6 @@ impl Scheduler {
             return Some(Miss::PromptLogits);
         }
         let next = *request.hashes.get(cached_blocks)?;
-        Some(if self.blocks.nodes.was_forgotten(next) { Miss::Evicted } else { Miss::New })
+        Some(if self.blocks.nodes.was_known(next) { Miss::Evicted } else { Miss::New })
     }
 }

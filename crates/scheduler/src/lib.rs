@@ -333,6 +333,7 @@ impl Scheduler {
         self.blocks.release(&mut request.tables);
         request.lose_everything();
         self.known.get_mut(&request.id).expect("it runs").runs = false;
+        self.waiting.catch_up(request.tenant);
         self.waiting.put_back(request);
     }
 

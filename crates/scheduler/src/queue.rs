@@ -4,7 +4,11 @@
 //! A level of priority is worth a fixed time of waiting. So two requests never change places while they wait, the line is
 //! sorted once, and nobody waits for ever: that is all of aging.
 
-use std::collections::BTreeMap;
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BinaryHeap, binary_heap::PeekMut},
+    ops::Bound,
+};
 
 use crate::{Nanos, NewRequest, request::Request};
 
@@ -46,14 +50,18 @@ pub(crate) struct Waiting {
     num_tokens: usize,
 }
 
-/// How far a search for candidates has come, in each line.
-#[derive(Debug, Default)]
-pub(crate) struct Cursor(BTreeMap<u64, OrderKey>);
+/// A search for candidates: how far it has come in each line.
+#[derive(Debug)]
+pub(crate) struct Cursor {
+    /// Tenants with a line and what they had had when last looked at, the least served first.
+    due: BinaryHeap<Reverse<(u128, u64)>>,
+    passed: BTreeMap<u64, OrderKey>,
+}
 
 impl Cursor {
     /// Those up to `key` in the tenant's line have been seen.
     pub fn pass(&mut self, tenant: u64, key: OrderKey) {
-        self.0.insert(tenant, key);
+        self.passed.insert(tenant, key);
     }
 }
 
@@ -71,19 +79,32 @@ impl Waiting {
         self.tenants.values().flat_map(|tenant| tenant.line.values().map(|r| &**r))
     }
 
-    /// A request joins its tenant's line. A tenant that was away has saved up nothing: it starts where the least served
-    /// of the others is.
+    /// A new request joins its tenant's line.
     pub fn push(&mut self, request: Box<Request>, weight: u32) {
-        let least = self.tenants.values().map(|tenant| tenant.served).min().unwrap_or(0);
-        let fresh = || Tenant { weight, served: least, num_running: 0, line: BTreeMap::new() };
+        let weight = weight.max(1);
+        let fresh = || Tenant { weight, served: 0, num_running: 0, line: BTreeMap::new() };
         let tenant = self.tenants.entry(request.tenant).or_insert_with(fresh);
-        tenant.weight = weight.max(1);
-        self.len += 1;
-        self.num_tokens += request.tokens.len();
-        tenant.line.insert(request.key, request);
+        tenant.weight = weight;
+        // As if it had run: `put_back` is told of requests that did.
+        tenant.num_running += 1;
+        self.catch_up(request.tenant);
+        self.put_back(request);
     }
 
-    /// A running request comes back to its old place.
+    /// A tenant with nobody in line has saved up nothing while others waited: it goes on where the least served of those
+    /// who wait is. When nobody waits, what was before is forgotten, and all are level.
+    pub fn catch_up(&mut self, id: u64) {
+        let others = || self.tenants.iter().filter(|&(&other, _)| other != id).map(|(_, tenant)| tenant);
+        let waits = |tenant: &&Tenant| !tenant.line.is_empty();
+        let least = others().filter(waits).map(|tenant| tenant.served).min();
+        let level = least.or_else(|| others().map(|tenant| tenant.served).max()).unwrap_or(0);
+        let tenant = self.tenants.get_mut(&id).expect("a tenant with a running request is known");
+        if tenant.line.is_empty() {
+            tenant.served = tenant.served.max(level);
+        }
+    }
+
+    /// A request taken out of line comes back to its old place.
     pub fn put_back(&mut self, request: Box<Request>) {
         let tenant = self.tenants.get_mut(&request.tenant).expect("a tenant with a running request is known");
         tenant.num_running -= 1;
@@ -92,20 +113,36 @@ impl Waiting {
         tenant.line.insert(request.key, request);
     }
 
+    /// Before everyone in line. Until the search is over nobody joins, and nobody is refunded.
+    pub fn cursor(&self) -> Cursor {
+        let waits = |(_, tenant): &(&u64, &Tenant)| !tenant.line.is_empty();
+        let due: Vec<_> = self.tenants.iter().filter(waits).map(|(&id, t)| Reverse((t.served, id))).collect();
+        Cursor { due: due.into(), passed: BTreeMap::new() }
+    }
+
     /// The first in line that the cursor has not passed, of the tenant that is due.
-    pub fn next(&self, cursor: &Cursor) -> Option<(u64, OrderKey)> {
-        let first = |(&id, tenant): (&u64, &Tenant)| {
-            let behind = |passed: &OrderKey| {
-                let range = (std::ops::Bound::Excluded(*passed), std::ops::Bound::Unbounded);
-                tenant.line.range(range).next().map(|(key, _)| *key)
+    pub fn next(&self, cursor: &mut Cursor) -> Option<(u64, OrderKey)> {
+        while let Some(mut due) = cursor.due.peek_mut() {
+            let Reverse((served, id)) = *due;
+            let Some(tenant) = self.tenants.get(&id) else {
+                PeekMut::pop(due);
+                continue;
             };
-            let key = match cursor.0.get(&id) {
-                Some(passed) => behind(passed),
-                None => tenant.line.first_key_value().map(|(key, _)| *key),
+            if served != tenant.served {
+                *due = Reverse((tenant.served, id));
+                continue;
+            }
+            let behind = |&passed: &OrderKey| (Bound::Excluded(passed), Bound::Unbounded);
+            let key = match cursor.passed.get(&id).map(behind) {
+                Some(range) => tenant.line.range(range).next(),
+                None => tenant.line.first_key_value(),
             };
-            key.map(|key| (tenant.served, id, key))
-        };
-        self.tenants.iter().filter_map(first).min_by_key(|&(served, id, _)| (served, id)).map(|(_, id, key)| (id, key))
+            match key {
+                Some((&key, _)) => return Some((id, key)),
+                None => PeekMut::pop(due),
+            };
+        }
+        None
     }
 
     /// Lets `change` work on a request in line, which may learn a token.

@@ -8,8 +8,8 @@
 use std::collections::HashSet;
 
 use crate::{
-    Assignment, Nanos, Preempted, Scheduler, StepInFlight, StepPlan, blocks::prefix::ChainHash, pace::StepShape,
-    request::Request,
+    Assignment, Nanos, Preempted, Scheduler, StepInFlight, StepPlan, admit::Crowd, blocks::prefix::ChainHash,
+    pace::StepShape, request::Request,
 };
 
 /// A plan in the making.
@@ -25,8 +25,8 @@ pub(crate) struct Step {
     pub is_short: bool,
     /// Blocks that those who run computing right now will fill next; built when the first newcomer asks.
     pub computing: Option<HashSet<ChainHash>>,
-    /// Free blocks to leave alone, by group, when another request starts; likewise.
-    pub headroom: Option<Vec<usize>>,
+    /// Likewise.
+    pub crowd: Option<Crowd>,
 }
 
 impl Step {
@@ -67,9 +67,11 @@ impl Scheduler {
         };
         self.expire(&mut step);
         self.force_preemption(&mut step);
-        self.allot_decodes(&mut step);
+        let num_decoding = self.allot_decodes(&mut step);
         step.prompt_left = step.tokens_left.min(self.pace.prompt_allowance(step.shape.decode_rows));
-        self.allot_prompts(&mut step);
+        if num_decoding < self.running.len() {
+            self.allot_prompts(&mut step);
+        }
         if !step.is_short {
             self.admit_waiting(&mut step);
         }
@@ -104,8 +106,9 @@ impl Scheduler {
         }
     }
 
-    fn allot_decodes(&mut self, step: &mut Step) {
-        let mut index = 0;
+    /// How many requests decode in this step.
+    fn allot_decodes(&mut self, step: &mut Step) -> usize {
+        let (mut index, mut num_decoding) = (0, 0);
         while index < self.running.len() && step.tokens_left > 0 {
             let most = step.tokens_left.min(self.max_chunk());
             let request = &mut self.running[index];
@@ -114,16 +117,15 @@ impl Scheduler {
                 request.drafts.truncate(request.drafts.len() - excess.min(request.drafts.len()));
                 let rows = request.remaining();
                 self.allot(index, rows, step);
+                num_decoding += usize::from(self.running.get(index).is_some_and(|r| r.chunk > 0));
             }
             index += 1;
         }
+        num_decoding
     }
 
     /// For those whose prompt is under way; the first in line may take blocks from others.
     fn allot_prompts(&mut self, step: &mut Step) {
-        if step.shape.decode_rows == self.running.len() {
-            return;
-        }
         let under_way: Vec<usize> = self.prompts_under_way().collect();
         let Some((&first, others)) = under_way.split_first() else { return };
         let longest = self.running[first].remaining();
@@ -178,7 +180,7 @@ impl Scheduler {
 
     /// Gives the next `chunk` tokens of a running request a place in the step, and blocks; the last in line give way until
     /// there are enough.
-    fn allot(&mut self, index: usize, chunk: usize, step: &mut Step) {
+    fn allot(&mut self, index: usize, mut chunk: usize, step: &mut Step) {
         if chunk == 0 {
             return;
         }
@@ -190,6 +192,11 @@ impl Scheduler {
                 step.give(request, chunk);
                 waiting.charge(request.tenant, chunk);
                 return;
+            }
+            // Nobody gives way for guesses.
+            if !request.drafts.is_empty() {
+                chunk -= std::mem::take(&mut request.drafts).len();
+                continue;
             }
             step.is_short = true;
             let last = running.len() - 1;

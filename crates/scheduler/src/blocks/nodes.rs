@@ -142,9 +142,9 @@ impl Nodes {
         &self.node(id).tokens
     }
 
-    /// Whether the node of this name was there and has gone, as far as memory goes.
-    pub fn was_forgotten(&self, hash: ChainHash) -> bool {
-        self.forgotten.contains(hash)
+    /// Whether a node of this name was ever there, as far as memory goes. One may outlive its keys: its children need it.
+    pub fn was_known(&self, hash: ChainHash) -> bool {
+        self.by_hash.contains_key(&hash) || self.forgotten.contains(hash)
     }
 
     /// Nodes besides the root.
@@ -310,11 +310,12 @@ mod tests {
         let second = nodes.find_or_make(first, &key(2, &[8])).expect("new");
         nodes.let_go(first);
         assert_eq!(nodes.len(), 2, "the child holds it");
+        assert!(nodes.was_known(ChainHash(1)), "though its keys are nowhere");
         nodes.set_device(second, 0, Some(BlockId(3)));
         nodes.let_go(second);
         assert_eq!(nodes.len(), 2, "a block holds it");
         nodes.set_device(second, 0, None);
         assert_eq!(nodes.len(), 0);
-        assert!(nodes.was_forgotten(ChainHash(2)) && !nodes.was_forgotten(ChainHash(3)));
+        assert!(nodes.was_known(ChainHash(2)) && !nodes.was_known(ChainHash(3)));
     }
 }

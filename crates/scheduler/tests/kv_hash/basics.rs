@@ -1,6 +1,8 @@
 //! Chunks, refusals, duplicates, failed steps, prompt logits.
 
-use folio_scheduler::{NewRequest, RequestId, RowResult, Scheduler, SchedulerConfig, SchedulerError, StepPlan};
+use folio_scheduler::{
+    Assignment, NewRequest, RequestId, RowResult, Scheduler, SchedulerConfig, SchedulerError, StepPlan,
+};
 use folio_simulator::reference;
 
 use crate::harness::{Sim, tokens};
@@ -218,4 +220,50 @@ fn an_answer_is_the_reference_whatever_the_depth() {
         assert_eq!(heard, alone[..heard.len()]);
         assert!(heard.len() >= 10);
     }
+}
+
+/// A scheduler where request 0 decodes.
+fn decoding(config: SchedulerConfig, prompt: usize, max_len: usize) -> Scheduler {
+    let mut scheduler = Scheduler::new(config).expect("sound");
+    scheduler.add(request(0, tokens(0, prompt), max_len), 0).expect("fits");
+    commit(&mut scheduler);
+    scheduler
+}
+
+/// One step where no draft holds.
+fn commit(scheduler: &mut Scheduler) -> StepPlan {
+    let plan = scheduler.schedule(0);
+    let of = |a: &Assignment| result(a.id.0, a.samples.then_some(7));
+    scheduler.commit(&plan.assignments.iter().map(of).collect::<Vec<_>>(), 1);
+    scheduler.check_integrity().expect("sound");
+    plan
+}
+
+#[test]
+fn drafts_do_not_stop_a_prompt_under_way() {
+    let mut config = SchedulerConfig::new(vec![64]);
+    config.budget_tokens = 8;
+    let mut scheduler = decoding(config, 4, 100);
+    scheduler.add(request(1, tokens(1, 60), 70), 0).expect("fits");
+    let mut done = 0;
+    for _ in 0..10 {
+        // As many rows as there are requests.
+        assert!(scheduler.draft(RequestId(0), vec![1]));
+        let plan = commit(&mut scheduler);
+        done += plan.assignments.iter().filter(|a| a.id == RequestId(1)).map(Assignment::num_rows).sum::<usize>();
+    }
+    assert_eq!(done, 60);
+}
+
+#[test]
+fn nobody_gives_way_for_drafts() {
+    let mut config = SchedulerConfig::new(vec![3]);
+    config.block_tokens = 4;
+    let mut scheduler = decoding(config, 2, 12);
+    scheduler.add(request(1, tokens(1, 2), 4), 0).expect("fits");
+    assert_eq!(commit(&mut scheduler).assignments.len(), 2, "both run");
+    assert!(scheduler.draft(RequestId(0), vec![1; 6]), "two blocks more, but one is free");
+    let plan = commit(&mut scheduler);
+    assert!(plan.preempted.is_empty(), "{plan:?}");
+    assert_eq!(plan.num_rows(), 2, "{plan:?}");
 }

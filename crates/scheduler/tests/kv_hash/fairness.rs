@@ -203,3 +203,41 @@ fn the_expected_wait_grows_with_the_line() {
     }
     assert!(waits.is_sorted() && waits[5] > waits[1], "{waits:?}");
 }
+
+/// Who starts, in order, with one seat free at a time: `veteran` of tenant 0 runs all along, tenant 1 has had a lot.
+fn starts_beside_a_veteran(late: u64) -> Vec<u64> {
+    let mut config = SchedulerConfig::new(vec![4096]);
+    config.max_seqs = 2;
+    config.prefix_caching = false;
+    let mut clocked = Clocked::new(config);
+    let tenant_of = |id: u64| if id == 0 { 0 } else { 1 + id / 1000 };
+    let request = |id: u64, tenant: u64, prompt: usize, answer: usize| NewRequest {
+        tenant,
+        ..NewRequest::new(RequestId(id), tokens(id, prompt), prompt + answer)
+    };
+    clocked.add(request(0, 0, 4, 2000));
+    for id in 1..100 {
+        clocked.add(request(id, 1, 500, 1));
+    }
+    for _ in 0..50 {
+        clocked.step(|_| 1_000_000);
+    }
+    for id in 0..40 {
+        clocked.add(request(1000 + id, late, 500, 1));
+    }
+    let mut starts = Vec::new();
+    while starts.len() < 20 {
+        let plan = clocked.step(|_| 1_000_000);
+        starts.extend(plan.assignments.iter().filter(|a| a.id.0 > 0 && a.first == 0).map(|a| tenant_of(a.id.0)));
+    }
+    starts
+}
+
+#[test]
+fn nobody_saves_up_while_others_wait() {
+    for late in [0, 2] {
+        let starts = starts_beside_a_veteran(late);
+        let of_flood = starts.iter().filter(|&&tenant| tenant == 1).count();
+        assert!((8..=12).contains(&of_flood), "tenant {late} comes late: {starts:?}");
+    }
+}
