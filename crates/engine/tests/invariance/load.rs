@@ -3,7 +3,7 @@
 
 use std::{path::PathBuf, time::Instant};
 
-use folio_engine::{Engine, EngineConfig, Event, RequestStream, SamplingParams};
+use folio_engine::{Engine, EngineConfig, EngineStats, Event, RequestOptions, RequestStream, SamplingParams};
 
 use folio_model::OpenModel;
 
@@ -12,11 +12,16 @@ use crate::{
     take_turn, tiny,
 };
 
-const NUM_REQUESTS: usize = 200;
+/// Each comes under both salts: its answer is the same, and the two share nothing.
+const NUM_DIFFERENT: usize = 100;
+const SALTS: [u64; 2] = [1, 2];
+const NUM_REQUESTS: usize = SALTS.len() * NUM_DIFFERENT;
 
+#[derive(Clone)]
 struct Request {
     prompt: Vec<u32>,
     params: SamplingParams,
+    cache_salt: u64,
     /// Its client leaves after so many tokens.
     leaves_after: Option<usize>,
 }
@@ -27,30 +32,30 @@ impl Request {
     }
 
     fn submit(&self, engine: &Engine) -> RequestStream {
-        engine.submit(engine.request(self.prompt.clone(), self.params.clone()).expect("valid")).expect("room")
+        let options = RequestOptions { cache_salt: self.cache_salt, ..RequestOptions::default() };
+        let request = engine.request(self.prompt.clone(), self.params.clone()).and_then(|r| r.with_options(options));
+        engine.submit(request.expect("valid")).expect("room")
     }
 }
 
-/// Three in ten begin like others, one in five is left; greedy or drawn.
+/// Three in ten begin like others, one in five is left; long and short, greedy or drawn.
 fn requests(bench: &Bench) -> Vec<Request> {
     let request = |i: usize| {
         let mut prompt = Vec::new();
         if i % 10 < 3 {
             prompt = bench.prompt(500 + (i / 10 % 4) as u64, 32);
         }
-        // A prompt that nearly fills its block: the answer soon needs two more, and only one is set aside.
-        prompt.extend(bench.prompt(i as u64, 13 + i % 3));
+        // Prompts that nearly fill their block: all of them soon need two more at once, and only one each is set aside.
+        let is_long = i < NUM_DIFFERENT / 4;
+        let (len, max_tokens) = if is_long { (13 + i % 3, 34 + i % 3) } else { (3 + i % 3, 6) };
+        prompt.extend(bench.prompt(i as u64, len));
         let temperature = if i.is_multiple_of(4) { 0.8 } else { 0.0 };
-        let params = SamplingParams {
-            max_tokens: 34 + i % 3,
-            temperature,
-            seed: i as u64,
-            ignore_eos: true,
-            ..SamplingParams::default()
-        };
-        Request { prompt, params, leaves_after: (i % 5 == 4).then_some(i * 7 % 19) }
+        let params =
+            SamplingParams { max_tokens, temperature, seed: i as u64, ignore_eos: true, ..SamplingParams::default() };
+        let leaves_after = (i % 5 == 4).then_some(i * 7 % (max_tokens - 1));
+        Request { prompt, params, cache_salt: SALTS[0], leaves_after }
     };
-    (0..NUM_REQUESTS).map(request).collect()
+    (0..NUM_DIFFERENT).map(request).collect()
 }
 
 /// The answer as far as its client stays, and what the prefix cache gave it.
@@ -91,6 +96,9 @@ fn check(model: &OpenModel) {
     let requests = requests(&benches[0]);
     let start = Instant::now();
     let expected = alone(&benches, &requests);
+    let expected = SALTS.map(|_| expected.as_slice()).concat();
+    let salted = |cache_salt| requests.iter().map(move |request| Request { cache_salt, ..request.clone() });
+    let requests: Vec<Request> = SALTS.into_iter().flat_map(salted).collect();
     println!("alone: {:.1} s", start.elapsed().as_secs_f64());
     std::thread::scope(|scope| {
         for (bench, host) in benches.iter().zip([false, true]) {
@@ -138,11 +146,12 @@ fn check_loaded(bench: &Bench, host: bool, requests: &[Request], expected: &[Vec
         assert!(found == expected, "request {number}: another answer than alone");
     }
     let num_left = requests.iter().filter(|request| request.leaves_after.is_some()).count();
-    let stats = wait_until_idle(&engine);
+    let EngineStats { scheduler: stats, tokens_sampled, .. } = wait_until_idle(&engine);
+    let tokens_wanted: usize = requests.iter().map(|request| request.params.max_tokens).sum();
     let hits: usize = found.iter().map(|(_, cached)| cached).sum();
     println!(
         "{} blocks for a peak of {peak}, host tier {host}: {} preemptions, {hits} tokens hit ({} of all hits from the \
-         host), {num_left} of {NUM_REQUESTS} left, {} steps, {:.1} s",
+         host), {num_left} of {NUM_REQUESTS} left, {tokens_sampled} of {tokens_wanted} tokens, {} steps, {:.1} s",
         peak / 4,
         stats.preemptions,
         stats.host_hit_tokens,
@@ -150,19 +159,20 @@ fn check_loaded(bench: &Bench, host: bool, requests: &[Request], expected: &[Vec
         start.elapsed().as_secs_f64()
     );
     assert!(stats.preemptions > 0 && hits > 0 && num_left * 5 == NUM_REQUESTS);
+    assert!(tokens_sampled < tokens_wanted as u64, "nobody was cut short");
     assert_eq!(stats.host_hit_tokens > 0, host);
     engine.shutdown();
 }
 
 /// Every block is free again.
-fn wait_until_idle(engine: &Engine) -> folio_engine::SchedulerStats {
+fn wait_until_idle(engine: &Engine) -> EngineStats {
     let start = Instant::now();
     loop {
         let stats = engine.stats();
-        let scheduler = stats.scheduler;
+        let scheduler = &stats.scheduler;
         let is_idle = scheduler.running + scheduler.waiting == 0 && stats.samples_ended == NUM_REQUESTS as u64;
         if is_idle && scheduler.groups.iter().all(|group| group.blocks_used == 0) {
-            return scheduler;
+            return stats;
         }
         assert!(start.elapsed().as_secs() < 60, "never idle: {scheduler:?}");
         std::thread::yield_now();
