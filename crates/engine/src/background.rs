@@ -56,14 +56,15 @@ impl Background {
         let (outbox, results) = mpsc::channel();
         let closing = Arc::new(AtomicBool::new(false));
         let worker = Worker {
+            commands: inbox,
             runner,
             results: outbox,
-            wake: Box::new(|| {}),
             closing: Arc::clone(&closing),
             broken: HashSet::new(),
             failed_era: None,
+            waker: Waker(Box::new(|| {})),
         };
-        let thread = std::thread::Builder::new().name("folio-executor".into()).spawn(move || worker.run(&inbox))?;
+        let thread = std::thread::Builder::new().name("folio-executor".into()).spawn(move || worker.run())?;
         Ok(Self { commands: Some(commands), results, num_in_flight: 0, era: 0, closing, thread: Some(thread) })
     }
 
@@ -120,21 +121,32 @@ impl Drop for Background {
 
 /// What the thread owns.
 struct Worker<R> {
+    commands: mpsc::Receiver<Command>,
     runner: R,
     results: mpsc::Sender<Result<StepOutput>>,
-    wake: Wake,
     closing: Arc<AtomicBool>,
     /// Requests that the runner could not take in; their rows fail, and nobody else's.
     broken: HashSet<RequestId>,
     /// The last era with a failed step.
     failed_era: Option<u64>,
+    /// The last to go: whoever wakes then finds both channels closed.
+    waker: Waker,
+}
+
+/// If the thread ends by a fault, steps in flight are never answered: this says so for as many as there may be.
+struct Waker(Wake);
+
+impl Drop for Waker {
+    fn drop(&mut self) {
+        (0..MOST_IN_FLIGHT).for_each(|_| (self.0)());
+    }
 }
 
 impl<R: StepRunner> Worker<R> {
-    fn run(mut self, commands: &mpsc::Receiver<Command>) {
-        while let Ok(command) = commands.recv() {
+    fn run(mut self) {
+        while let Ok(command) = self.commands.recv() {
             match command {
-                Command::OnDone(wake) => self.wake = wake,
+                Command::OnDone(wake) => self.waker = Waker(wake),
                 Command::Admit(id, state) => {
                     if guarded(|| self.runner.admit(id, state)).is_none() {
                         self.broken.insert(id);
@@ -163,7 +175,7 @@ impl<R: StepRunner> Worker<R> {
         }
         // Nobody listens while the engine ends.
         let _ = self.results.send(result);
-        (self.wake)();
+        (self.waker.0)();
     }
 
     fn step(&mut self, mut plan: StepPlan) -> Result<StepOutput> {
@@ -193,8 +205,8 @@ impl<R: StepRunner> Worker<R> {
     }
 }
 
-/// What `work` gives, or none if it panicked. Whatever it was working on is used only through the next plan, which
-/// names everything anew.
-fn guarded<T>(work: impl FnOnce() -> T) -> Option<T> {
+/// What `work` gives, or none if it panicked. Whatever it was working on is made anew from the next plan, or belongs to a
+/// request that ends.
+pub(crate) fn guarded<T>(work: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(work)).ok()
 }

@@ -10,6 +10,7 @@ use folio_scheduler::{RequestId, StepPlan, Transfer};
 
 use crate::{
     Error, HostTier, Result, RowOutput, StepRunner,
+    background::guarded,
     inputs::{OutputRows, gather},
     sampling::SamplingState,
 };
@@ -111,7 +112,10 @@ impl<B: Backend> StepRunner for Runner<B> {
             self.decoder.logits(&mut self.logits);
         }
         let rows = std::mem::take(&mut self.outputs);
-        let outputs = rows.iter().map(|rows| self.sample(rows)).collect();
+        // A sampler that panics is its own request's fault.
+        let failed = |id| Ok(RowOutput::failed(id, "its sampler panicked"));
+        let outputs =
+            rows.iter().map(|rows| guarded(|| self.sample(rows)).unwrap_or_else(|| failed(rows.id))).collect();
         self.outputs = rows;
         outputs
     }

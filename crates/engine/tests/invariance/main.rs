@@ -12,7 +12,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use folio_engine::{EngineConfig, SamplingParams};
+use folio_engine::{EngineConfig, Event, FinishReason, SamplingParams};
 use folio_model::OpenModel;
 use harness::{Answer, Bench, MAX_SEQS, Tamper, read, submit};
 
@@ -183,4 +183,35 @@ fn a_wrong_table_entry_shows() {
     ] {
         assert_ne!(sound, run(Some(tamper)), "a wrong block-table entry went unseen");
     }
+}
+
+/// A sampler that panics ends its own request; those beside it in the step never notice.
+#[test]
+fn a_sampler_that_panics_harms_nobody_else() {
+    let bench = Bench::new(&tiny::experts(), 2);
+    let params = SamplingParams { max_tokens: 8, temperature: 0.0, ignore_eos: true, ..SamplingParams::default() };
+    let prompts: Vec<Vec<u32>> = (0..3).map(|i| bench.prompt(i, 20)).collect();
+    let run = |broken: bool| {
+        let width = bench.config().logits_width;
+        // Its sampler looks for a logit that the model does not have.
+        let banned_tokens = if broken { vec![width as u32] } else { Vec::new() };
+        let engine = bench.start(EngineConfig { logits_width: width + 1, ..bench.config() });
+        let others: Vec<_> = prompts.iter().map(|prompt| submit(&engine, prompt.clone(), params.clone())).collect();
+        let mut last = submit(&engine, bench.prompt(9, 20), SamplingParams { banned_tokens, ..params.clone() });
+        let mut end = None;
+        while let Some(event) = last.recv() {
+            if let Event::Finished { reason, .. } = event {
+                end = Some(reason);
+            }
+        }
+        let answers: Vec<Answer> = others.into_iter().map(read).collect();
+        assert_eq!(engine.stats().steps_failed, 0);
+        engine.shutdown();
+        (answers, end.expect("it ends"))
+    };
+    let (expected, end) = run(false);
+    assert_eq!(end, FinishReason::Length);
+    let (found, end) = run(true);
+    assert!(matches!(&end, FinishReason::Error(why) if why.contains("panicked")), "{end:?}");
+    assert_eq!(found, expected);
 }

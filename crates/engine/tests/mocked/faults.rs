@@ -1,8 +1,8 @@
 //! One request's fault is its own; a step's fault is the step's; the engine goes on.
 
 use folio_engine::{
-    Engine, EngineConfig, Executor, FinishReason, RequestId, Result, SamplingState, StepOutput, StepPlan, SubmitError,
-    Wake,
+    Background, Engine, EngineConfig, Executor, FinishReason, RequestId, Result, RowOutput, SamplingState, StepOutput,
+    StepPlan, StepRunner, SubmitError, Wake,
 };
 
 use crate::mock::{
@@ -126,6 +126,41 @@ fn a_panic_where_a_request_comes_or_goes_is_that_requests_own() {
         }
         assert_eq!(engine.stats().steps_failed, 0);
         wait_until_idle(&engine);
+    }
+}
+
+/// Ends the executor's thread: what it panics with panics again when it is dropped, behind every guard.
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        panic!("planted panic");
+    }
+}
+
+struct Fragile;
+
+impl StepRunner for Fragile {
+    fn admit(&mut self, _: RequestId, _: SamplingState) {}
+
+    fn run(&mut self, _: &StepPlan) -> Result<Vec<RowOutput>> {
+        std::panic::panic_any(Bomb)
+    }
+
+    fn release(&mut self, _: RequestId) {}
+}
+
+#[test]
+fn when_the_executors_thread_dies_every_request_ends() {
+    for overlap in BOTH {
+        let executor = Background::start(Fragile).expect("a thread");
+        let engine = Engine::start(Box::new(executor), EngineConfig { overlap, ..config(8) }).expect("sound");
+        let streams: Vec<_> = (0..3).map(|i| submit(&engine, tokens(i, 5), params(3))).collect();
+        for stream in streams.into_iter().chain([submit(&engine, tokens(3, 5), params(3))]) {
+            let reason = answer(stream).reason;
+            assert!(matches!(&reason, FinishReason::Error(why) if why.contains("thread has ended")), "{reason:?}");
+        }
+        assert_eq!(engine.num_live(), 0);
     }
 }
 
