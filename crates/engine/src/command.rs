@@ -7,7 +7,7 @@ use std::{
 
 use folio_scheduler::RequestId;
 
-use crate::{EngineRequest, Event, tiers::DiskDone};
+use crate::{EngineRequest, Event, SamplingState, tiers::DiskDone};
 
 #[derive(Debug)]
 pub(crate) enum Message {
@@ -15,6 +15,8 @@ pub(crate) enum Message {
         /// Its samples' ids follow each other from here.
         first_id: RequestId,
         request: EngineRequest,
+        /// One for each sample, made where it holds up no step.
+        samplers: Vec<SamplingState>,
         submitted: Instant,
         events: flume::Sender<Event>,
     },

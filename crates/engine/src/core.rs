@@ -117,8 +117,8 @@ impl Core {
 
     fn hear(&mut self, message: Message) {
         match message {
-            Message::Submit { first_id, request, submitted, events } => {
-                self.submit(first_id, request, submitted, &events);
+            Message::Submit { first_id, request, samplers, submitted, events } => {
+                self.submit(first_id, request, samplers, submitted, &events);
             }
             Message::Abort(id) => self.end(id, FinishReason::Aborted),
             Message::Shutdown => self.stopping = true,
@@ -167,13 +167,14 @@ impl Core {
         &mut self,
         first_id: RequestId,
         request: EngineRequest,
+        samplers: Vec<SamplingState>,
         submitted: Instant,
         events: &flume::Sender<Event>,
     ) {
         let EngineRequest { prompt, params, max_len, options } = request;
         // What is too far away to be told is no deadline.
         let deadline = options.deadline.and_then(|after| submitted.checked_add(after));
-        for index in 0..params.n {
+        for (index, sampler) in samplers.into_iter().enumerate() {
             let id = RequestId(first_id.0 + index as u64);
             let wants_prompt_logits = params.prompt_logprobs.is_some() && index == 0;
             let sample = Sample {
@@ -187,8 +188,7 @@ impl Core {
                 prompt_logprobs: wants_prompt_logits.then(|| vec![None]),
             };
             self.samples.insert(id, sample);
-            let state = SamplingState::new(Arc::clone(&params), &prompt, &self.shared.config.eos, index);
-            self.executor.admit(id, state);
+            self.executor.admit(id, sampler);
             let new = NewRequest {
                 wants_prompt_logits,
                 cache_salt: options.cache_salt,

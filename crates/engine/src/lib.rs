@@ -127,8 +127,9 @@ impl Engine {
             return Err(SubmitError::QueueFull { retry_after: self.shared.stats().expected_wait });
         }
         let first_id = RequestId(self.shared.next_id.fetch_add(num_samples as u64, Ordering::Relaxed));
+        let samplers = SamplingState::for_samples(&request.params, &request.prompt, &config.eos);
         let (sender, events) = flume::unbounded();
-        if !self.commands.send(Message::Submit { first_id, request, submitted, events: sender }) {
+        if !self.commands.send(Message::Submit { first_id, request, samplers, submitted, events: sender }) {
             live.fetch_sub(num_samples, Ordering::AcqRel);
             return Err(SubmitError::Stopped);
         }

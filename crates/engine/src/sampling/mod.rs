@@ -48,6 +48,12 @@ impl SamplingState {
         Self { seen: Seen::new(&params, prompt), stops, sample_index: sample_index as u32, params }
     }
 
+    /// One for each of a prompt's answers.
+    pub(crate) fn for_samples(params: &Arc<SamplingParams>, prompt: &[u32], eos: &[u32]) -> Vec<Self> {
+        let first = Self::new(Arc::clone(params), prompt, eos, 0);
+        (0..params.n as u32).map(|sample_index| Self { sample_index, ..first.clone() }).collect()
+    }
+
     /// A token was put out.
     pub fn observe(&mut self, token: u32) {
         self.seen.observe(token);
