@@ -3,10 +3,10 @@
 //! A newcomer takes what was computed before, from the cache or from the request it is a fork of, and waits if somebody is
 //! computing what it needs next.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 use crate::{
-    Miss, Scheduler,
+    Miss, RequestId, Scheduler,
     blocks::{Match, prefix::ChainHash},
     queue::OrderKey,
     request::{Fetch, Request},
@@ -128,22 +128,25 @@ impl Scheduler {
     fn find_start(&mut self, request: &mut Request, step: &mut Step) -> Result<Start, Refusal> {
         let limit_tokens = request.shareable_tokens();
         let limit = if self.config.prefix_caching { limit_tokens / self.config.block_tokens } else { 0 };
+        // Many may wait for one prompt: the cache is not searched for all of them in every step.
+        let fork = self.fork_source(request, limit_tokens);
+        if fork.is_some_and(|(source, tokens)| self.running[source].computed < tokens) {
+            return Err(Refusal::Waits);
+        }
         self.blocks.extend_hashes(&mut request.hashes, request.salt, &request.tokens, limit);
+        if self.is_led(request, limit) {
+            return Err(Refusal::Waits);
+        }
         let hit = self.blocks.matched(&request.sequence(), limit);
-        if let Some((source, tokens)) = self.fork_source(request, limit_tokens)
+        if let Some((source, tokens)) = fork
             && tokens > hit.nodes.len() * self.config.block_tokens
+            && self.blocks.can_fork(&self.running[source].tables, tokens)
         {
-            let table = &self.running[source];
-            // The source is on its way there.
-            if table.computed < tokens {
-                return Err(Refusal::Waits);
-            }
-            if self.blocks.can_fork(&table.tables, tokens) {
-                return Ok(Start::Fork { source, tokens });
-            }
+            return Ok(Start::Fork { source, tokens });
         }
         if hit.nodes.len() < limit {
-            if self.is_computing(request.hashes[hit.nodes.len()], step) {
+            request.leader = self.computing(request.hashes[hit.nodes.len()], step);
+            if request.leader.is_some() {
                 return Err(Refusal::Waits);
             }
             if request.fetch == Fetch::NotTried {
@@ -158,26 +161,42 @@ impl Scheduler {
     }
 
     /// The running request that this one is a fork of, and how many tokens they have in common.
-    fn fork_source(&self, request: &Request, limit_tokens: usize) -> Option<(usize, usize)> {
+    fn fork_source(&self, request: &mut Request, limit_tokens: usize) -> Option<(usize, usize)> {
         let index = self.running_index(request.fork_of?)?;
         let source = &self.running[index];
         if source.salt != request.salt {
             return None;
         }
-        let common = source.tokens.iter().zip(&request.tokens).take_while(|(a, b)| a == b).count();
-        Some((index, common.min(limit_tokens)))
+        let known = request.in_common.filter(|&(key, _)| key == source.key).map_or(0, |(_, tokens)| tokens);
+        let rest = source.tokens[known..].iter().zip(&request.tokens[known..]);
+        let tokens = known + rest.take_while(|(a, b)| a == b).count();
+        request.in_common = Some((source.key, tokens));
+        Some((index, tokens.min(limit_tokens)))
     }
 
-    fn is_computing(&mut self, hash: ChainHash, step: &mut Step) -> bool {
+    /// Whether the request that this one waited for before is still computing what both need.
+    fn is_led(&mut self, request: &Request, limit: usize) -> bool {
+        let Some(index) = request.leader.and_then(|leader| self.running_index(leader)) else { return false };
+        let leader = &mut self.running[index];
+        let next = leader.computed / self.config.block_tokens;
+        if next >= limit.min(leader.tokens.len() / self.config.block_tokens) {
+            return false;
+        }
+        self.blocks.extend_hashes(&mut leader.hashes, leader.salt, &leader.tokens, next + 1);
+        leader.hashes[next] == request.hashes[next]
+    }
+
+    /// Who computes the block of this name right now.
+    fn computing(&mut self, hash: ChainHash, step: &mut Step) -> Option<RequestId> {
         if step.computing.is_none() {
-            step.computing = Some(HashSet::new());
+            step.computing = Some(HashMap::new());
             let mut running = std::mem::take(&mut self.running);
             for request in &mut running {
                 self.note_computing(request, step);
             }
             self.running = running;
         }
-        step.computing.as_ref().is_some_and(|computing| computing.contains(&hash))
+        step.computing.as_ref()?.get(&hash).copied()
     }
 
     /// The next full block of known tokens that the request will compute.
@@ -186,7 +205,7 @@ impl Scheduler {
         let next = request.computed / self.config.block_tokens;
         if self.config.prefix_caching && next < request.tokens.len() / self.config.block_tokens {
             self.blocks.extend_hashes(&mut request.hashes, request.salt, &request.tokens, next + 1);
-            computing.insert(request.hashes[next]);
+            computing.entry(request.hashes[next]).or_insert(request.id);
         }
     }
 

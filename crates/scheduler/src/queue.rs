@@ -94,14 +94,15 @@ impl Waiting {
     /// A tenant with nobody in line has saved up nothing while others waited: it goes on where the least served of those
     /// who wait is. When nobody waits, what was before is forgotten, and all are level.
     pub fn catch_up(&mut self, id: u64) {
+        if self.tenants.get(&id).is_none_or(|tenant| !tenant.line.is_empty()) {
+            return;
+        }
         let others = || self.tenants.iter().filter(|&(&other, _)| other != id).map(|(_, tenant)| tenant);
         let waits = |tenant: &&Tenant| !tenant.line.is_empty();
         let least = others().filter(waits).map(|tenant| tenant.served).min();
         let level = least.or_else(|| others().map(|tenant| tenant.served).max()).unwrap_or(0);
         let tenant = self.tenants.get_mut(&id).expect("a tenant with a running request is known");
-        if tenant.line.is_empty() {
-            tenant.served = tenant.served.max(level);
-        }
+        tenant.served = tenant.served.max(level);
     }
 
     /// A request taken out of line comes back to its old place.

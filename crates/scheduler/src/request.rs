@@ -16,6 +16,10 @@ pub(crate) struct Request {
     pub tenant: u64,
     pub deadline: Option<Nanos>,
     pub fork_of: Option<RequestId>,
+    /// How many tokens that one, by its place in line, and this one begin with in common, as far as anybody looked.
+    pub in_common: Option<(OrderKey, usize)>,
+    /// Who was computing what it needs next when it last asked.
+    pub leader: Option<RequestId>,
     /// Prompt and answer so far, as far as results have come back.
     pub tokens: Vec<u32>,
     pub prompt_len: usize,
@@ -81,6 +85,8 @@ impl Request {
             tenant: request.tenant,
             deadline: request.deadline,
             fork_of: request.fork_of,
+            in_common: None,
+            leader: None,
             prompt_len: request.prompt.len(),
             tokens: request.prompt,
             max_len: request.max_len,

@@ -5,11 +5,11 @@
 //! request whose blocks run out takes them from the last in line. Rows are final only when the plan is written: until
 //! then a request that gives way hands back what it was given.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 use crate::{
-    Assignment, Nanos, Preempted, Scheduler, StepInFlight, StepPlan, admit::Crowd, blocks::prefix::ChainHash,
-    pace::StepShape, request::Request,
+    Assignment, Nanos, Preempted, RequestId, Scheduler, StepInFlight, StepPlan, admit::Crowd,
+    blocks::prefix::ChainHash, pace::StepShape, request::Request,
 };
 
 /// A plan in the making.
@@ -23,8 +23,8 @@ pub(crate) struct Step {
     pub shape: StepShape,
     /// A request did not get the blocks it needed, so nobody new may start.
     pub is_short: bool,
-    /// Blocks that those who run computing right now will fill next; built when the first newcomer asks.
-    pub computing: Option<HashSet<ChainHash>>,
+    /// Blocks that those who run will fill next, and by whom; built when the first newcomer asks.
+    pub computing: Option<HashMap<ChainHash, RequestId>>,
     /// Likewise.
     pub crowd: Option<Crowd>,
 }
