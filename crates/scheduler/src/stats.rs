@@ -4,7 +4,7 @@
 pub struct SchedulerStats {
     pub running: usize,
     pub waiting: usize,
-    /// Tokens that waiting requests still have to compute, prompts only.
+    /// Tokens of waiting requests: prompts, and the answers so far of those who gave way.
     pub waiting_tokens: usize,
     pub groups: Vec<GroupStats>,
     /// Tokens that requests found in the prefix cache when they first ran, since the start.

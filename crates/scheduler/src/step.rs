@@ -110,7 +110,9 @@ impl Scheduler {
     fn allot_decodes(&mut self, step: &mut Step) -> usize {
         let (mut index, mut num_decoding) = (0, 0);
         while index < self.running.len() && step.tokens_left > 0 {
-            let most = step.tokens_left.min(self.max_chunk());
+            // Drafts leave a row for everyone behind.
+            let behind = self.running.len() - 1 - index;
+            let most = step.tokens_left.saturating_sub(behind).max(1).min(self.max_chunk());
             let request = &mut self.running[index];
             if request.is_decoding() && request.remaining() > 0 {
                 let excess = request.remaining().saturating_sub(most);

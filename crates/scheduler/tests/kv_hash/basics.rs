@@ -267,3 +267,18 @@ fn nobody_gives_way_for_drafts() {
     assert!(plan.preempted.is_empty(), "{plan:?}");
     assert_eq!(plan.num_rows(), 2, "{plan:?}");
 }
+
+#[test]
+fn drafts_leave_a_row_for_everyone() {
+    let mut config = SchedulerConfig::new(vec![64]);
+    config.budget_tokens = 4;
+    let mut scheduler = decoding(config, 2, 40);
+    scheduler.add(request(1, tokens(1, 2), 40), 0).expect("fits");
+    assert_eq!(commit(&mut scheduler).assignments.len(), 2, "both run");
+    for id in [0, 1] {
+        assert!(scheduler.draft(RequestId(id), vec![1; 5]));
+    }
+    let plan = commit(&mut scheduler);
+    let rows: Vec<usize> = plan.assignments.iter().map(Assignment::num_rows).collect();
+    assert_eq!(rows, [3, 1]);
+}
