@@ -301,6 +301,8 @@ impl Core {
     /// Everything in flight is given up once it has ended: the requests in it end, the rest starts anew.
     fn fail(&mut self, step: Step, error: &Error) {
         let reason = self.failure.get_or_insert_with(|| error.to_string()).clone();
+        // Without an executor nothing will ever run: better to end, and to be seen to.
+        self.stopping |= matches!(error, Error::ExecutorGone);
         // Answered only after `fail_steps`; until then they stay with the last step.
         match self.in_flight.back_mut() {
             Some(last) => last.tasks.extend(step.tasks),

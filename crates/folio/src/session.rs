@@ -1,5 +1,6 @@
 //! A model made ready to answer: assets opened, memory planned, decoder loaded, engine started.
 
+use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -76,7 +77,7 @@ impl Session {
             tiers,
             overlap: !args.queue.no_overlap,
             kv_events,
-            debug: args.queue.debug.then_some(|line| eprintln!("debug: {line}")),
+            debug: args.queue.debug.then_some(debug_line),
             ..EngineConfig::default()
         };
         let executor = Background::start(Runner::new(decoder, host))?;
@@ -113,6 +114,11 @@ fn tiers<B: Backend>(decoder: &mut Decoder<B>, assets: &Assets, plan: &Plan, arg
     };
     let block_bytes = groups.iter().map(|group| group.block_bytes as u64).sum();
     Ok(TierConfig { host, disk, copy_cost: copy_cost(block_bytes) })
+}
+
+/// Nobody may be there to read it, which must not end the engine.
+fn debug_line(line: std::fmt::Arguments<'_>) {
+    drop(writeln!(std::io::stderr(), "debug: {line}"));
 }
 
 /// Drawn only when loading takes long enough to be watched.

@@ -2,8 +2,8 @@
 //!
 //! Tasks wait in two short queues; reads go first, because a request waits for each of them, and a write only keeps what
 //! is in memory already. Nobody waits to hand a task in: one that finds its queue full has failed, which costs a prefix
-//! hit. Every task that was handed in is answered exactly once, except those that still wait when the thread is told to
-//! end.
+//! hit. Every task that was handed in is answered exactly once, except reads that still wait when the thread is told to
+//! end; writes are finished then, for as long as somebody may be expected to wait.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -11,6 +11,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread::JoinHandle,
+    time::{Duration, Instant},
 };
 
 use folio_scheduler::{DiskTask, DiskTaskKind};
@@ -19,6 +20,8 @@ use super::{DiskStore, HostTier, TierError};
 
 /// Tasks that may wait, of each kind.
 const MOST_WAITING: usize = 256;
+/// How long stores go on when the process ends: a prompt that was just computed should survive a restart.
+const LAST_STORES: Duration = Duration::from_secs(2);
 /// Files that are warned of by name; a disk that fails altogether is not worth more lines.
 const MOST_WARNINGS: usize = 100;
 
@@ -31,7 +34,7 @@ pub struct DiskDone {
     pub lost: Vec<u128>,
 }
 
-/// The disk tier at work. When it is dropped, the task under way is finished and those that wait are forgotten.
+/// The disk tier at work. When it is dropped, chunks that wait to be stored are stored, for two seconds at most.
 pub struct DiskIo {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -47,7 +50,8 @@ struct Shared {
 struct Queue {
     fetches: VecDeque<DiskTask>,
     stores: VecDeque<DiskTask>,
-    is_closed: bool,
+    /// Set when the thread is told to end: the time by which it must.
+    ends_by: Option<Instant>,
 }
 
 impl DiskIo {
@@ -101,7 +105,7 @@ impl DiskIo {
 
 impl Drop for DiskIo {
     fn drop(&mut self) {
-        self.shared.queue().is_closed = true;
+        self.shared.queue().ends_by = Some(Instant::now() + LAST_STORES);
         self.shared.changed.notify_one();
         if let Some(thread) = self.thread.take() {
             // A thread that panicked has ended too.
@@ -117,12 +121,14 @@ impl Shared {
 
     /// The next task, or none at the end.
     fn next(&self) -> Option<DiskTask> {
-        let is_idle = |queue: &mut Queue| !queue.is_closed && queue.fetches.is_empty() && queue.stores.is_empty();
+        let is_idle =
+            |queue: &mut Queue| queue.ends_by.is_none() && queue.fetches.is_empty() && queue.stores.is_empty();
         let waited = self.changed.wait_while(self.queue(), is_idle);
         let mut queue = waited.unwrap_or_else(PoisonError::into_inner);
-        match queue.is_closed {
-            true => None,
-            false => queue.fetches.pop_front().or_else(|| queue.stores.pop_front()),
+        match queue.ends_by {
+            None => queue.fetches.pop_front().or_else(|| queue.stores.pop_front()),
+            Some(time) if Instant::now() < time => queue.stores.pop_front(),
+            Some(_) => None,
         }
     }
 }
