@@ -13,8 +13,12 @@ use crate::{
     step::Step,
 };
 
-/// Requests looked at in a step that cannot start yet: a long line of them must not make planning slow.
-const MOST_PASSED: usize = 64;
+/// Looks at requests that cannot start yet, in a step: a long line of them must not make planning slow, nor hide those
+/// behind it.
+const MOST_LOOKS: usize = 512;
+
+/// What a search of the cache counts for.
+const LOOKS_OF_A_SEARCH: usize = 8;
 
 /// After so many preemptions for want of blocks, a request starts only if nothing can take its blocks again.
 const MOST_SETBACKS: u32 = 2;
@@ -23,6 +27,8 @@ const MOST_SETBACKS: u32 = 2;
 enum Refusal {
     /// It waits for something else than blocks; those behind it may go on.
     Waits,
+    /// The same, told at a glance.
+    StillWaits,
     /// Not enough blocks for it, and none for those behind it.
     Full,
 }
@@ -56,19 +62,20 @@ impl Scheduler {
             return;
         }
         let mut cursor = self.waiting.cursor();
-        let mut passed = 0;
-        while step.prompt_left > 0 && self.running.len() < self.config.max_seqs && passed < MOST_PASSED {
+        let mut looks = 0;
+        while step.prompt_left > 0 && self.running.len() < self.config.max_seqs && looks < MOST_LOOKS {
             let Some((tenant, key)) = self.waiting.next(&mut cursor) else { return };
             let mut request = self.waiting.take(tenant, key).expect("just found in line");
             match self.admit(&mut request, step) {
                 Ok(()) => self.start(request, step),
                 Err(refusal) => {
                     self.waiting.put_back(request);
-                    if matches!(refusal, Refusal::Full) {
-                        return;
-                    }
+                    looks += match refusal {
+                        Refusal::Waits => LOOKS_OF_A_SEARCH,
+                        Refusal::StillWaits => 1,
+                        Refusal::Full => return,
+                    };
                     cursor.pass(tenant, key);
-                    passed += 1;
                 }
             }
         }
@@ -77,7 +84,7 @@ impl Scheduler {
     /// Fills the request's tables for its first chunk, or leaves them empty.
     fn admit(&mut self, request: &mut Request, step: &mut Step) -> Result<(), Refusal> {
         if request.pending > 0 || matches!(request.fetch, Fetch::Waits(_)) {
-            return Err(Refusal::Waits);
+            return Err(Refusal::StillWaits);
         }
         let start = self.find_start(request, step)?;
         self.check_room(request, &start, step)?;
@@ -131,11 +138,11 @@ impl Scheduler {
         // Many may wait for one prompt: the cache is not searched for all of them in every step.
         let fork = self.fork_source(request, limit_tokens);
         if fork.is_some_and(|(source, tokens)| self.running[source].computed < tokens) {
-            return Err(Refusal::Waits);
+            return Err(Refusal::StillWaits);
         }
         self.blocks.extend_hashes(&mut request.hashes, request.salt, &request.tokens, limit);
         if self.is_led(request, limit) {
-            return Err(Refusal::Waits);
+            return Err(Refusal::StillWaits);
         }
         let hit = self.blocks.matched(&request.sequence(), limit);
         if let Some((source, tokens)) = fork

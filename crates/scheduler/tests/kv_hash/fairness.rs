@@ -241,3 +241,24 @@ fn nobody_saves_up_while_others_wait() {
         assert!((8..=12).contains(&of_flood), "tenant {late} comes late: {starts:?}");
     }
 }
+
+#[test]
+fn many_who_wait_for_one_prompt_hide_nobody() {
+    for (forks, steps) in [(true, 3), (false, 5)] {
+        let mut config = SchedulerConfig::new(vec![1024]);
+        config.budget_tokens = 64;
+        let mut clocked = Clocked::new(config);
+        for id in 0..128 {
+            let fork_of = (forks && id > 0).then_some(RequestId(0));
+            clocked.add(NewRequest { fork_of, ..NewRequest::new(RequestId(id), tokens(0, 2000), 2010) });
+        }
+        clocked.add(NewRequest { tenant: 1, ..NewRequest::new(RequestId(200), tokens(1, 20), 21) });
+        clocked.add(NewRequest::new(RequestId(201), tokens(2, 20), 21));
+        let mut finished = Vec::new();
+        for _ in 0..steps {
+            clocked.step(|_| 1_000_000);
+            finished.append(&mut clocked.finished);
+        }
+        assert_eq!(finished, [RequestId(200), RequestId(201)], "forks: {forks}");
+    }
+}
