@@ -1,8 +1,8 @@
 //! How much prompt a step may take on while others decode, learned from how long steps took.
 //!
-//! A step's time is taken to be what the decoding rows need plus so much a prompt token. The allowance is corrected by
-//! every step: too long by so much, so many tokens fewer in the next. Prompt tokens get dearer as their context grows, and
-//! the correction follows.
+//! A step's time is taken to be what the decoding rows need plus so much a prompt token. That is only roughly true, so the
+//! allowance is corrected by every step: a little less after one that was too long, a little more after one that was not.
+//! Prompt tokens get dearer as their context grows, and the correction follows.
 
 use crate::Nanos;
 
@@ -19,8 +19,14 @@ pub(crate) struct Pace {
     last_mixed: Option<(usize, Nanos)>,
 }
 
+/// Devices compute rows in tiles: a few more tokens often cost nothing.
+const TILE: usize = 4;
+
 /// Never fewer prompt tokens than this, or steps that are slow without any would stop prompts for good.
-const LEAST: usize = 4;
+const LEAST: usize = TILE;
+
+/// As long as nothing is known of what one costs.
+const FIRST: usize = 2 * TILE;
 
 /// What a step was made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,11 +60,8 @@ impl Pace {
         if decode_rows > 0 {
             self.last_mixed = Some((prompt_rows, took));
         }
-        // A handful of tokens says little about the price of one.
-        if prompt_rows >= LEAST {
-            let others = if decode_rows > 0 { self.decode_step.unwrap_or(took / 2) } else { 0 };
-            smooth(&mut self.prompt_token, took.saturating_sub(others).max(took / 8) / prompt_rows as Nanos);
-        }
+        let others = if decode_rows > 0 { self.decode_step.unwrap_or(took / 2) } else { 0 };
+        smooth(&mut self.prompt_token, took.saturating_sub(others).max(took / 8) / prompt_rows as Nanos);
     }
 
     /// Most prompt tokens of the next step, beside `decode_rows` others.
@@ -66,17 +69,21 @@ impl Pace {
         let Some(target) = self.target.filter(|_| decode_rows > 0) else { return usize::MAX };
         // Steps vary: aim below the target, so that nearly all stay under it.
         let goal = target - target / 5;
-        let Some(price) = self.prompt_token.map(|price| price.max(1)) else { return 2 * LEAST };
+        let Some(price) = self.prompt_token.map(|price| price.max(1)) else { return FIRST };
         let allowance = match (self.last_mixed, self.decode_step) {
             (Some((tokens, took)), _) if took <= goal => {
                 let more = ((goal - took) / price) as usize;
-                tokens.saturating_add(more).min(2 * tokens.max(LEAST))
+                tokens + more.min(tokens.max(TILE))
             }
-            (Some((tokens, took)), _) => tokens.saturating_sub((took - goal).div_ceil(price) as usize),
+            // A step that was slow by chance must not cost the next ones all their prompt.
+            (Some((tokens, took)), _) => {
+                let fewer = (took - goal).div_ceil(price) as usize;
+                tokens - fewer.min(tokens.div_ceil(4))
+            }
             (None, Some(others)) => (goal.saturating_sub(others) / price) as usize,
-            (None, None) => 2 * LEAST,
+            (None, None) => FIRST,
         };
-        allowance.max(LEAST)
+        (allowance / TILE * TILE).max(LEAST)
     }
 
     /// What `tokens` prompt tokens cost, as far as is known.
