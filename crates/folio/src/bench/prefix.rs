@@ -22,8 +22,8 @@ pub fn main(args: &PrefixBench) -> Result<()> {
     at_least("--input-len", args.input_len, 1)?;
     at_least("--output-len", args.output_len, 2)?;
     at_least("--prompt-len", args.prompt_len, 2)?;
+    let cost = cost(args)?;
     let cached = start_engine(args, true)?;
-    let cost = cost(args, &cached)?;
     let hits = Hits::measure(args, &cached)?;
     let restart = match args.common.model.engine.memory.kv_disk {
         Some(_) => Some(Restart::measure(args, cached)?),
@@ -43,38 +43,43 @@ fn start_engine(args: &PrefixBench, caches: bool) -> Result<Session> {
     })
 }
 
-/// How much longer a run takes with the cache, as a share of it without.
-fn cost(args: &PrefixBench, cached: &Session) -> Result<Median> {
-    let plain = start_engine(args, false)?;
-    let mut number = 0;
-    let mut run = |session: &Session| -> Result<Duration> {
-        let vocab = session.assets.model.spec.vocab_size;
-        let asks = (0..args.streams)
-            .map(|stream| Ask::new(streams::prompt(vocab, args.input_len, number + stream), args.output_len));
-        let asks = asks.collect();
-        number += args.streams;
-        let begin = Instant::now();
-        let answers = streams::together(session, asks)?;
-        anyhow::ensure!(answers.iter().all(|a| a.usage.cached_tokens == 0), "a prompt that is new was found cached");
-        Ok(begin.elapsed())
-    };
-    // The first of each pays for pages that are touched for the first time.
-    run(cached)?;
-    run(&plain)?;
+/// How much longer a run takes with the cache, as a share of it without. Where an engine's memory happens to lie makes a
+/// difference of its own, so every pair has new engines, in all four orders of starting and running.
+fn cost(args: &PrefixBench) -> Result<Median> {
     let mut ratios = Vec::new();
+    let mut number = 0;
     for pair in 0..args.pairs {
-        // Whoever goes second may find the machine warmer.
-        let (with, without) = if pair % 2 == 0 {
-            let with = run(cached)?;
-            (with, run(&plain)?)
-        } else {
-            let without = run(&plain)?;
-            (run(cached)?, without)
-        };
-        ratios.push(with.as_secs_f64() / without.as_secs_f64() - 1.0);
+        let cached_first = pair % 2 == 0;
+        let first = start_engine(args, cached_first)?;
+        let second = start_engine(args, !cached_first)?;
+        let (cached, plain) = if cached_first { (&first, &second) } else { (&second, &first) };
+        let sessions = if pair / 2 % 2 == 0 { [cached, plain] } else { [plain, cached] };
+        // The first of each pays for pages that are touched for the first time.
+        for session in sessions {
+            run_new_prompts(args, session, &mut number)?;
+        }
+        let took = [
+            run_new_prompts(args, sessions[0], &mut number)?.as_secs_f64(),
+            run_new_prompts(args, sessions[1], &mut number)?.as_secs_f64(),
+        ];
+        let [with, without] = if pair / 2 % 2 == 0 { took } else { [took[1], took[0]] };
+        ratios.push(with / without - 1.0);
+        first.end();
+        second.end();
     }
-    plain.end();
     Ok(median(&ratios))
+}
+
+/// Streams with nothing in common with each other or with those before them.
+fn run_new_prompts(args: &PrefixBench, session: &Session, number: &mut usize) -> Result<Duration> {
+    let vocab = session.assets.model.spec.vocab_size;
+    let ask = |stream| Ask::new(streams::prompt(vocab, args.input_len, *number + stream), args.output_len);
+    let asks = (0..args.streams).map(ask).collect();
+    *number += args.streams;
+    let begin = Instant::now();
+    let answers = streams::together(session, asks)?;
+    anyhow::ensure!(answers.iter().all(|a| a.usage.cached_tokens == 0), "a prompt that is new was found cached");
+    Ok(begin.elapsed())
 }
 
 /// First-token times of one long prompt.
