@@ -10,7 +10,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use folio_scheduler::{Departed, DiskTask, KvEvent, NewRequest, Preempted, RequestId, RowResult, Scheduler, StepPlan};
+use folio_scheduler::{
+    Assignment, Departed, DiskTask, KvEvent, NewRequest, Preempted, RequestId, RowResult, Scheduler, StepPlan,
+};
 
 use crate::{
     EngineRequest, EngineStats, Error, Event, Executor, FinishReason, Result, RowOutput, Shared, StepOutput,
@@ -18,7 +20,7 @@ use crate::{
     config::nanos,
     executor::MOST_IN_FLIGHT,
     pace::Pace,
-    sample::Sample,
+    sample::{Sample, Times},
     sampling::SamplingState,
     tiers::{DiskDone, DiskIo},
 };
@@ -49,6 +51,8 @@ struct Step {
     /// Whose rows, and whether they sample.
     rows: Vec<(RequestId, bool)>,
     num_tokens: usize,
+    /// How many of them are of prompts.
+    num_prompt_tokens: usize,
     /// Tasks for the disk that begin when this and all steps before it are done.
     tasks: Vec<DiskTask>,
 }
@@ -184,6 +188,7 @@ impl Core {
                 prompt_len: prompt.len(),
                 max_len,
                 completion_len: 0,
+                times: Times::new(submitted),
                 deadline,
                 prompt_logprobs: wants_prompt_logits.then(|| vec![None]),
             };
@@ -229,14 +234,23 @@ impl Core {
 
     fn hand_over(&mut self, plan: StepPlan, tasks: Vec<DiskTask>) {
         let rows = plan.assignments.iter().map(|a| (a.id, a.samples)).collect();
-        let step = Step { rows, num_tokens: plan.num_rows(), tasks };
+        let now = Instant::now();
+        let num_prompt_tokens = plan.assignments.iter().map(|assignment| self.start(assignment, now)).sum();
+        let step = Step { rows, num_tokens: plan.num_rows(), num_prompt_tokens, tasks };
         if self.in_flight.is_empty() {
-            self.began = Instant::now();
+            self.began = now;
         }
         match self.executor.submit(plan) {
             Ok(()) => self.in_flight.push_back(step),
             Err(error) => self.fail(step, &error),
         }
+    }
+
+    /// Notes that a sample is in a step; how many rows of its prompt are.
+    fn start(&mut self, assignment: &Assignment, now: Instant) -> usize {
+        let Some(sample) = self.samples.get_mut(&assignment.id) else { return 0 };
+        sample.times.start(now);
+        sample.prompt_len.saturating_sub(assignment.first).min(assignment.num_rows())
     }
 
     /// The oldest step has ended.
@@ -272,15 +286,20 @@ impl Core {
             let mut stats = self.publish();
             let EngineStats { scheduler, occupancy, .. } = &mut *stats;
             occupancy.add(scheduler);
+            stats.steps_done += 1;
+            stats.last_step_tokens = step.num_tokens;
+            stats.iteration_tokens.add(step.num_tokens as u64);
+            stats.prompt_tokens_computed += step.num_prompt_tokens as u64;
             stats.tokens_computed += step.num_tokens as u64;
             stats.tokens_sampled += num_new as u64;
         }
         self.start_tasks(step.tasks);
-        rows.into_iter().for_each(|row| self.deliver_one(row));
+        let now = Instant::now();
+        rows.into_iter().for_each(|row| self.deliver_one(row, now));
         self.publish_events();
     }
 
-    fn deliver_one(&mut self, row: RowOutput) {
+    fn deliver_one(&mut self, row: RowOutput, now: Instant) {
         // One that has left since then had this row in flight.
         let Some(sample) = self.samples.get_mut(&row.id) else { return };
         if let Some(reason) = row.failure {
@@ -289,6 +308,7 @@ impl Core {
         sample.take_prompt_logprobs(row.prompt_logprobs);
         let Some(sampled) = row.sampled else { return };
         sample.completion_len += 1;
+        sample.times.token(now);
         if sample.stops_at(sampled.token, &self.shared.config.eos) {
             return self.end(row.id, FinishReason::Stop(sampled.token));
         }

@@ -43,8 +43,8 @@ pub use folio_scheduler::{
 pub use request::{EngineRequest, RequestOptions};
 pub use runner::Runner;
 pub use sampling::{InvalidParam, SamplingParams, SamplingState};
-pub use stats::{EngineStats, Occupancy};
-pub use stream::{Event, FinishReason, RequestStream, Usage};
+pub use stats::{EngineStats, ITERATION_BOUNDS, IterationTokens, Occupancy};
+pub use stream::{Event, FinishReason, RequestStream, Timing, Usage};
 use tiers::DiskIo;
 pub use tiers::{HostTier, TierConfig, TierError};
 

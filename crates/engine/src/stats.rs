@@ -10,6 +10,14 @@ pub struct EngineStats {
     pub scheduler: SchedulerStats,
     /// How long a request that came now would wait for its first token.
     pub expected_wait: Duration,
+    /// Steps that ended well.
+    pub steps_done: u64,
+    /// Rows of the last of them.
+    pub last_step_tokens: usize,
+    /// Rows of each of them.
+    pub iteration_tokens: IterationTokens,
+    /// Rows that computed a token of a prompt, each time that they did.
+    pub prompt_tokens_computed: u64,
     /// Times that a step failed, with whatever was in flight beside it.
     pub steps_failed: u64,
     /// Samples that ended, for whatever reason.
@@ -21,6 +29,25 @@ pub struct EngineStats {
     /// Batches of [`crate::KvEvent`]s that found the listener's queue full.
     pub kv_event_batches_lost: u64,
     pub occupancy: Occupancy,
+}
+
+/// Upper bounds of [`IterationTokens::counts`], each included; one more count is for what lies above the last.
+pub const ITERATION_BOUNDS: [u64; 13] = [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384];
+
+/// How many steps had how many rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IterationTokens {
+    /// Steps whose rows are above the bound before and not above the one of the same index.
+    pub counts: [u64; ITERATION_BOUNDS.len() + 1],
+    /// Rows of all steps together.
+    pub sum: u64,
+}
+
+impl IterationTokens {
+    pub(crate) fn add(&mut self, rows: u64) {
+        self.counts[ITERATION_BOUNDS.partition_point(|&bound| bound < rows)] += 1;
+        self.sum += rows;
+    }
 }
 
 /// Sums over steps of how full the KV blocks were, all layer groups together, taken when a step's keys are stored and
@@ -49,5 +76,18 @@ impl Occupancy {
 
     pub fn mean_live_length(&self) -> f64 {
         self.tokens_stored as f64 / self.sequences.max(1) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bound_belongs_to_the_bucket_below_it() {
+        let mut tokens = IterationTokens::default();
+        [0, 1, 2, 8, 9, 16_384, 16_385].into_iter().for_each(|rows| tokens.add(rows));
+        assert_eq!(tokens.counts, [2, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1]);
+        assert_eq!(tokens.sum, 32_789);
     }
 }

@@ -3,6 +3,8 @@
 //! The engine never waits for a reader: events queue up, at most one a token and two more, so the request's own limit
 //! bounds them.
 
+use std::time::Duration;
+
 use folio_scheduler::{Miss, RequestId};
 
 use crate::{
@@ -49,6 +51,19 @@ pub struct Usage {
     pub cache_miss: Option<Miss>,
     /// How often it lost its blocks to others and started anew.
     pub preemptions: u32,
+    pub timing: Timing,
+}
+
+/// Where a sample's time went, as the engine's thread saw it. What never began took no time, and what came before it
+/// took all of it: a sample that never ran was queued its whole life.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Timing {
+    /// From submission to the first step it was in.
+    pub queued: Duration,
+    /// From then to the first token.
+    pub prefill: Duration,
+    /// From the first token to the last.
+    pub decode: Duration,
 }
 
 /// Events of one request, all its samples interleaved. Dropping it aborts what still runs.

@@ -112,7 +112,11 @@ fn samples_share_the_prompt() {
         let cached: Vec<usize> = all.iter().map(|a| a.usage.cached_tokens).collect();
         assert_eq!(cached, [0, 99, 99, 99, 99]);
         wait_until_idle(&engine);
-        assert_eq!(engine.stats().tokens_computed, 100 + 4 + 5 * 5);
+        let stats = engine.stats();
+        assert_eq!((stats.prompt_tokens_computed, stats.tokens_computed), (100 + 4, 100 + 4 + 5 * 5));
+        assert_eq!(stats.iteration_tokens.sum, stats.tokens_computed);
+        assert_eq!(stats.iteration_tokens.counts.iter().sum::<u64>(), stats.steps_done);
+        assert!(stats.last_step_tokens > 0);
         assert!(all.iter().all(|a| a.tokens == reference(&prompt, 6)));
     }
 }
