@@ -1,4 +1,7 @@
-//! Refusals, as OpenAI clients read them.
+//! The catalogue of refusals: everything that a client may be told of what went wrong, in OpenAI's form or Anthropic's.
+//!
+//! A text holds only what is written here, names of fields that this server knows, and numbers: never what a client
+//! sent, never a path, an address or another program's words.
 
 use std::time::Duration;
 
@@ -6,50 +9,170 @@ use axum::Json;
 use axum::http::StatusCode;
 use axum::http::header::RETRY_AFTER;
 use axum::response::{IntoResponse, Response};
-use serde_json::json;
+use serde_json::{Value, json};
 
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ApiError {
-    /// The client's fault; the text names the field.
+    /// The request makes no sense or asks too much; `field` names where.
+    #[error("{}{message}", field.as_ref().map(|field| format!("{field}: ")).unwrap_or_default())]
+    Invalid { field: Option<String>, message: String },
+    /// Prompt and answer do not fit the context; OpenAI has a code of its own for it.
+    #[error("{field}: {tokens} tokens, but this model's context leaves room for {most}")]
+    ContextLength { field: &'static str, tokens: usize, most: usize },
+    #[error("the API key is missing or wrong")]
+    Unauthorized,
     #[error("{0}")]
-    Invalid(String),
-    #[error("the model `{0}` does not exist")]
-    NoSuchModel(String),
-    #[error("there is no route {0}")]
-    NoSuchRoute(String),
-    #[error("{0} is not a method of this route")]
-    NoSuchMethod(String),
-    #[error("the request's body is larger than {} bytes", crate::BODY_BYTES)]
-    TooLarge,
+    Forbidden(&'static str),
+    #[error("the model does not exist; see /v1/models")]
+    NoSuchModel,
+    #[error("there is no such route")]
+    NoSuchRoute,
+    #[error("there is no such response, or it is not kept any more")]
+    NoSuchResponse,
+    #[error("this route has no such method")]
+    NoSuchMethod,
+    #[error("the request's body did not arrive within {} s", .0.as_secs())]
+    TooSlow(Duration),
+    #[error("the request's body is larger than {0} bytes")]
+    TooLarge(usize),
+    #[error("the request's body must be JSON, with content-type application/json")]
+    NotJson,
+    /// The engine's queue is full.
     #[error("too many requests are waiting; try again in {} s", whole_seconds(*retry_after))]
     Overloaded { retry_after: Duration },
+    /// As many requests as the key, or the server, may have at once are under way.
+    #[error("{most} requests are under way, and no more are allowed at once; try again in {} s", whole_seconds(*retry_after))]
+    TooManyInFlight { most: usize, retry_after: Duration },
+    #[error("the model is being loaded")]
+    Loading,
     #[error("the server is shutting down and takes no more requests")]
     Draining,
+    #[error("the request waited longer than it may for its turn")]
+    QueueTimeout,
+    #[error("the request took longer than it may")]
+    RequestTimeout,
     #[error("the engine has stopped")]
     Stopped,
-    /// The engine's fault; the text is ours and holds nothing of the request.
+    #[error("the request was aborted")]
+    Aborted,
+    /// The server's fault; the text is one of ours.
     #[error("{0}")]
-    Failed(String),
+    Failed(&'static str),
+}
+
+/// Whose wire format an error is written in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ErrorStyle {
+    #[default]
+    OpenAi,
+    Anthropic,
+}
+
+impl ErrorStyle {
+    /// For what is refused before a route is reached.
+    pub fn of_path(path: &str) -> Self {
+        if path.starts_with("/v1/messages") { Self::Anthropic } else { Self::OpenAi }
+    }
 }
 
 impl ApiError {
-    fn status(&self) -> StatusCode {
+    pub fn invalid(field: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::Invalid { field: Some(field.into()), message: message.into() }
+    }
+
+    pub fn status(&self) -> StatusCode {
         match self {
-            Self::Invalid(_) => StatusCode::BAD_REQUEST,
-            Self::NoSuchModel(_) | Self::NoSuchRoute(_) => StatusCode::NOT_FOUND,
-            Self::NoSuchMethod(_) => StatusCode::METHOD_NOT_ALLOWED,
-            Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::Overloaded { .. } => StatusCode::TOO_MANY_REQUESTS,
-            Self::Draining | Self::Stopped => StatusCode::SERVICE_UNAVAILABLE,
-            Self::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Invalid { .. } | Self::ContextLength { .. } => StatusCode::BAD_REQUEST,
+            Self::Unauthorized => StatusCode::UNAUTHORIZED,
+            Self::Forbidden(_) => StatusCode::FORBIDDEN,
+            Self::NoSuchModel | Self::NoSuchRoute | Self::NoSuchResponse => StatusCode::NOT_FOUND,
+            Self::NoSuchMethod => StatusCode::METHOD_NOT_ALLOWED,
+            Self::TooSlow(_) => StatusCode::REQUEST_TIMEOUT,
+            Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::NotJson => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::Overloaded { .. } | Self::TooManyInFlight { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Self::Loading | Self::Draining | Self::QueueTimeout | Self::Stopped => StatusCode::SERVICE_UNAVAILABLE,
+            Self::RequestTimeout => StatusCode::GATEWAY_TIMEOUT,
+            Self::Aborted | Self::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 
-    /// The `error` object of the OpenAI API.
-    pub fn body(&self) -> serde_json::Value {
-        let status = self.status();
-        let kind = if status.is_client_error() { "invalid_request_error" } else { "server_error" };
-        json!({"error": {"message": self.to_string(), "type": kind, "param": null, "code": status.as_u16()}})
+    /// What OpenAI's clients look at beside the status.
+    fn code(&self) -> Option<&'static str> {
+        match self {
+            Self::ContextLength { .. } => Some("context_length_exceeded"),
+            Self::Unauthorized => Some("invalid_api_key"),
+            Self::NoSuchModel => Some("model_not_found"),
+            Self::Overloaded { .. } | Self::TooManyInFlight { .. } => Some("rate_limit_exceeded"),
+            Self::Loading => Some("model_loading"),
+            Self::Draining => Some("server_draining"),
+            Self::QueueTimeout => Some("queue_timeout"),
+            Self::RequestTimeout => Some("request_timeout"),
+            _ => None,
+        }
+    }
+
+    fn field(&self) -> Option<&str> {
+        match self {
+            Self::Invalid { field, .. } => field.as_deref(),
+            Self::ContextLength { field, .. } => Some(field),
+            _ => None,
+        }
+    }
+
+    /// The error object as clients of this style read it, also inside a stream.
+    pub fn body(&self, style: ErrorStyle) -> Value {
+        let message = self.to_string();
+        match style {
+            ErrorStyle::OpenAi => {
+                let kind = openai_type(self.status());
+                json!({"error": {"message": message, "type": kind, "param": self.field(), "code": self.code()}})
+            }
+            ErrorStyle::Anthropic => {
+                json!({"type": "error", "error": {"type": anthropic_type(self.status()), "message": message}})
+            }
+        }
+    }
+
+    pub fn respond(&self, style: ErrorStyle) -> Response {
+        let mut response = (self.status(), Json(self.body(style))).into_response();
+        if let Some(delay) = self.retry_after() {
+            response.headers_mut().insert(RETRY_AFTER, whole_seconds(delay).into());
+        }
+        response
+    }
+
+    fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Overloaded { retry_after } | Self::TooManyInFlight { retry_after, .. } => Some(*retry_after),
+            Self::Loading | Self::QueueTimeout => Some(Duration::from_secs(1)),
+            _ => None,
+        }
+    }
+}
+
+fn openai_type(status: StatusCode) -> &'static str {
+    match status {
+        StatusCode::UNAUTHORIZED => "authentication_error",
+        StatusCode::FORBIDDEN => "permission_error",
+        StatusCode::NOT_FOUND => "not_found_error",
+        StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+        status if status.is_client_error() => "invalid_request_error",
+        _ => "server_error",
+    }
+}
+
+fn anthropic_type(status: StatusCode) -> &'static str {
+    match status {
+        StatusCode::UNAUTHORIZED => "authentication_error",
+        StatusCode::FORBIDDEN => "permission_error",
+        StatusCode::NOT_FOUND => "not_found_error",
+        StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+        StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+        StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+        StatusCode::GATEWAY_TIMEOUT => "timeout_error",
+        status if status.is_client_error() => "invalid_request_error",
+        _ => "api_error",
     }
 }
 
@@ -60,11 +183,23 @@ fn whole_seconds(duration: Duration) -> u64 {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let mut response = (self.status(), Json(self.body())).into_response();
-        if let Self::Overloaded { retry_after } = self {
-            response.headers_mut().insert(RETRY_AFTER, whole_seconds(retry_after).into());
-        }
-        response
+        self.respond(ErrorStyle::OpenAi)
+    }
+}
+
+/// An error of a route with Anthropic's wire format.
+#[derive(Debug)]
+pub struct AnthropicError(pub ApiError);
+
+impl From<ApiError> for AnthropicError {
+    fn from(error: ApiError) -> Self {
+        Self(error)
+    }
+}
+
+impl IntoResponse for AnthropicError {
+    fn into_response(self) -> Response {
+        self.0.respond(ErrorStyle::Anthropic)
     }
 }
 
@@ -79,5 +214,16 @@ mod tests {
             assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
             assert_eq!(response.headers()[RETRY_AFTER], expected, "{millis} ms");
         }
+    }
+
+    #[test]
+    fn both_styles_name_the_kind_and_the_field() {
+        let error = ApiError::invalid("top_p", "must be above 0 and at most 1");
+        let body = error.body(ErrorStyle::OpenAi);
+        assert_eq!(body["error"]["message"], "top_p: must be above 0 and at most 1");
+        assert_eq!((&body["error"]["param"], &body["error"]["type"]), (&json!("top_p"), &json!("invalid_request_error")));
+        assert_eq!(error.body(ErrorStyle::Anthropic)["error"]["type"], "invalid_request_error");
+        assert_eq!(ApiError::Draining.body(ErrorStyle::Anthropic)["error"]["type"], "overloaded_error");
+        assert_eq!(ErrorStyle::of_path("/v1/messages/count_tokens"), ErrorStyle::Anthropic);
     }
 }

@@ -1,0 +1,114 @@
+//! What the server is started with: limits on what clients may ask, times they may take, and who is let in.
+
+use std::time::Duration;
+
+/// Most of everything that a client can choose. A request beyond one of them is refused before it costs anything.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    pub body_bytes: usize,
+    /// Brackets within brackets of a JSON body.
+    pub json_depth: usize,
+    pub header_bytes: usize,
+    pub header_fields: usize,
+    /// Prompts of one request.
+    pub prompts: usize,
+    /// Answers to one prompt: `n`.
+    pub samples: usize,
+    pub stops: usize,
+    pub stop_bytes: usize,
+    pub stop_token_ids: usize,
+    pub bad_words: usize,
+    /// Tokens of all bad words together.
+    pub bad_word_tokens: usize,
+    pub logit_biases: usize,
+    pub logprobs: u32,
+    pub messages: usize,
+    /// Of `chat_template_kwargs`.
+    pub template_kwargs: usize,
+    /// Of all their values together.
+    pub template_kwarg_bytes: usize,
+    /// Open connections; more wait to be accepted.
+    pub connections: usize,
+    /// Requests under way that generate, all keys together.
+    pub in_flight: usize,
+    /// The same for one key, unless its own line says otherwise.
+    pub in_flight_per_key: usize,
+    /// Events of one answer written ahead of its reader, in bytes.
+    pub stream_bytes: usize,
+    pub request_id_bytes: usize,
+    pub cache_salt_bytes: usize,
+    pub user_bytes: usize,
+    /// Responses kept for `previous_response_id`.
+    pub stored_responses: usize,
+    /// ... and their bytes together.
+    pub stored_response_bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            body_bytes: 4 << 20,
+            json_depth: 64,
+            header_bytes: 32 << 10,
+            header_fields: 64,
+            prompts: 64,
+            samples: 16,
+            stops: 4,
+            stop_bytes: 256,
+            stop_token_ids: 64,
+            bad_words: 128,
+            bad_word_tokens: 1024,
+            logit_biases: 1024,
+            logprobs: 20,
+            messages: 2048,
+            template_kwargs: 16,
+            template_kwarg_bytes: 4096,
+            connections: 1024,
+            in_flight: 256,
+            in_flight_per_key: 256,
+            stream_bytes: 256 << 10,
+            request_id_bytes: 128,
+            cache_salt_bytes: 64,
+            user_bytes: 512,
+            stored_responses: 1024,
+            stored_response_bytes: 64 << 20,
+        }
+    }
+}
+
+/// How long things may take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Timeouts {
+    /// From a connection's opening, or a request's first byte, to the end of its header.
+    pub header: Duration,
+    /// From there to the end of its body.
+    pub body: Duration,
+    /// In the engine's queue, before its first step.
+    pub queue: Duration,
+    /// A client that takes nothing of its answer is given up.
+    pub write_stall: Duration,
+    /// A request, from its arrival to its last byte.
+    pub request: Duration,
+    /// A connection without a request.
+    pub idle: Duration,
+    /// Requests under way when the server is told to end.
+    pub drain: Duration,
+    /// Without progress while there is work, the engine counts as stuck.
+    pub stuck: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        let seconds = Duration::from_secs;
+        Self {
+            header: seconds(10),
+            body: seconds(30),
+            queue: seconds(60),
+            write_stall: seconds(30),
+            request: seconds(600),
+            idle: seconds(75),
+            drain: seconds(30),
+            stuck: seconds(30),
+        }
+    }
+}

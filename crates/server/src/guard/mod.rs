@@ -1,0 +1,1 @@
+//! Who is let in, and how many at once.

@@ -1,0 +1,1 @@
+//! Connections: accepted, bounded, timed, encrypted, drained.
