@@ -6,7 +6,7 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    sync::{Arc, MutexGuard, atomic::Ordering, mpsc},
+    sync::{Arc, MutexGuard, mpsc},
     time::{Duration, Instant},
 };
 
@@ -128,6 +128,7 @@ impl Core {
             Message::Shutdown => self.stopping = true,
             Message::StepDone => self.finish_step(),
             Message::DiskDone(DiskDone { ticket, ok, lost }) => {
+                self.shared.progress.note();
                 self.scheduler.disk_done(ticket, ok);
                 lost.into_iter().for_each(|key| self.scheduler.disk_lost(key));
             }
@@ -244,6 +245,11 @@ impl Core {
             Ok(()) => self.in_flight.push_back(step),
             Err(error) => self.fail(step, &error),
         }
+        self.count_rows_in_flight();
+    }
+
+    fn count_rows_in_flight(&self) {
+        self.shared.progress.set_rows_in_flight(self.in_flight.iter().map(|step| step.num_tokens).sum());
     }
 
     /// Notes that a sample is in a step; how many rows of its prompt are.
@@ -257,6 +263,7 @@ impl Core {
     fn finish_step(&mut self) {
         let Some(step) = self.in_flight.pop_front() else { return };
         self.began = Instant::now();
+        self.count_rows_in_flight();
         match self.executor.collect().and_then(|output| step.check(output)) {
             Ok(output) if self.failure.is_none() => self.deliver(step, output),
             // It ran on after a failure: the scheduler gives it up with the one that failed.
@@ -268,6 +275,7 @@ impl Core {
     fn deliver(&mut self, step: Step, output: StepOutput) {
         let StepOutput { mut rows, took } = output;
         self.pace.note(step.num_tokens, took);
+        self.shared.progress.note();
         for (row, &(_, samples)) in rows.iter_mut().zip(&step.rows) {
             if samples && row.sampled.is_none() && row.failure.is_none() {
                 row.failure = Some("the step gave no token".into());
@@ -363,7 +371,7 @@ impl Core {
         let Some(sample) = self.samples.remove(&id) else { return };
         self.executor.release(id);
         // The figures first: whoever has read the last event finds them counted.
-        self.shared.live.fetch_sub(1, Ordering::AcqRel);
+        self.shared.progress.ended(1);
         self.shared.stats().samples_ended += 1;
         sample.finish(reason, departed);
     }

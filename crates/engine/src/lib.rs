@@ -11,6 +11,7 @@ mod error;
 mod executor;
 mod inputs;
 mod pace;
+mod progress;
 mod request;
 mod runner;
 mod sample;
@@ -22,11 +23,11 @@ pub mod tiers;
 use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc,
     },
     thread::JoinHandle,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 pub use background::{Background, StepRunner};
@@ -40,6 +41,7 @@ pub use folio_scheduler::{
     Assignment, BlockId, GroupConfig, GroupStats, HostSlot, KvEvent, Medium, Miss, PromptTargets, RequestId,
     SchedulerStats, StepPlan, Transfer,
 };
+use progress::Progress;
 pub use request::{EngineRequest, RequestOptions};
 pub use runner::Runner;
 pub use sampling::{InvalidParam, SamplingParams, SamplingState};
@@ -62,8 +64,7 @@ struct Shared {
     /// The longest sequence that the KV pools hold.
     pool_tokens: usize,
     next_id: AtomicU64,
-    /// Samples accepted and not ended.
-    live: AtomicUsize,
+    progress: Progress,
     draining: AtomicBool,
     stats: Mutex<EngineStats>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -96,7 +97,7 @@ impl Engine {
             config,
             pool_tokens,
             next_id: AtomicU64::new(0),
-            live: AtomicUsize::new(0),
+            progress: Progress::default(),
             draining: AtomicBool::new(false),
             stats: Mutex::default(),
             thread: Mutex::default(),
@@ -121,16 +122,15 @@ impl Engine {
         let num_samples = request.params.n;
         let config = &self.shared.config;
         let most = config.max_seqs.saturating_add(config.max_waiting);
-        let room = |live: usize| live.checked_add(num_samples).filter(|&sum| sum <= most);
-        let live = &self.shared.live;
-        if live.fetch_update(Ordering::AcqRel, Ordering::Acquire, room).is_err() {
+        let progress = &self.shared.progress;
+        if !progress.accept(num_samples, most) {
             return Err(SubmitError::QueueFull { retry_after: self.shared.stats().expected_wait });
         }
         let first_id = RequestId(self.shared.next_id.fetch_add(num_samples as u64, Ordering::Relaxed));
         let samplers = SamplingState::for_samples(&request.params, &request.prompt, &config.eos);
         let (sender, events) = flume::unbounded();
         if !self.commands.send(Message::Submit { first_id, request, samplers, submitted, events: sender }) {
-            live.fetch_sub(num_samples, Ordering::AcqRel);
+            progress.ended(num_samples);
             return Err(SubmitError::Stopped);
         }
         Ok(RequestStream::new(events, self.commands.clone(), first_id, num_samples))
@@ -147,7 +147,18 @@ impl Engine {
 
     /// Samples that have been taken and have not ended.
     pub fn num_live(&self) -> usize {
-        self.shared.live.load(Ordering::Acquire)
+        self.shared.progress.num_live()
+    }
+
+    /// How long ago the engine last got anywhere: a step ended well, a sample ended, or the first work came. None while
+    /// there is no work. Never waits, so it tells of an engine too whose thread hangs or has died with work left.
+    pub fn stalled_for(&self) -> Option<Duration> {
+        self.shared.progress.stalled_for()
+    }
+
+    /// Rows of the steps that were handed to the executor and have not ended; never waits.
+    pub fn rows_in_flight(&self) -> usize {
+        self.shared.progress.rows_in_flight()
     }
 
     /// False once the engine is told to shut down, or its thread has ended by a fault.

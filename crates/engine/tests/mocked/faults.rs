@@ -165,7 +165,7 @@ fn when_the_executors_thread_dies_every_request_ends() {
 }
 
 /// Takes the whole engine down: it fails where nothing guards it.
-struct Fatal(flume::Receiver<()>);
+pub struct Fatal(pub flume::Receiver<()>);
 
 impl Executor for Fatal {
     fn on_done(&mut self, _: Wake) {}

@@ -4,5 +4,6 @@ mod faults;
 mod memory;
 mod mock;
 mod overlap;
+mod progress;
 mod requests;
 mod streams;
