@@ -155,7 +155,7 @@ impl<R: StepRunner> Worker<R> {
                 Command::Run { plan, era } => self.answer(plan, era),
                 Command::Release(id) => {
                     self.broken.remove(&id);
-                    // What a runner fails to forget is lost memory at worst: ids never come back.
+                    // What a runner fails to forget is lost memory at worst: an id that comes back is admitted anew.
                     let _ = guarded(|| self.runner.release(id));
                 }
             }

@@ -7,7 +7,7 @@ use std::{
 
 use folio_scheduler::RequestId;
 
-use crate::{EngineRequest, Event, SamplingState, tiers::DiskDone};
+use crate::{EngineRequest, Event, SamplingState, Wake, tiers::DiskDone};
 
 #[derive(Debug)]
 pub(crate) enum Message {
@@ -23,8 +23,10 @@ pub(crate) enum Message {
     Abort(RequestId),
     /// Ends the engine; what runs is aborted.
     Shutdown,
-    /// A step can be collected.
-    StepDone,
+    /// A step of the executor of this number can be collected.
+    StepDone {
+        generation: u64,
+    },
     DiskDone(DiskDone),
 }
 
@@ -55,4 +57,10 @@ impl Drop for LastOneEnds {
         // An engine that is gone already has nothing to end.
         let _ = self.0.send(Message::Shutdown);
     }
+}
+
+/// What the executor of this number says when a step has ended.
+pub(crate) fn step_done(line: mpsc::Sender<Message>, generation: u64) -> Wake {
+    // An engine that has ended waits for no step.
+    Box::new(move || drop(line.send(Message::StepDone { generation })))
 }

@@ -2,12 +2,13 @@
 
 use std::{
     hash::{BuildHasher, Hasher, RandomState},
+    sync::Arc,
     time::Duration,
 };
 
 use folio_scheduler::{BLOCK_TOKENS, GroupConfig, KvEvent, Nanos, SchedulerConfig};
 
-use crate::{Error, Result, tiers::TierConfig};
+use crate::{Error, Executor, Result, tiers::TierConfig};
 
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
@@ -44,8 +45,31 @@ pub struct EngineConfig {
     pub kv_events: Option<flume::Sender<Vec<KvEvent>>>,
     /// Where lines for whoever looks into the engine's decisions go; nowhere, as a rule.
     pub debug: Option<fn(std::fmt::Arguments<'_>)>,
+    /// What builds an executor in the place of one whose thread has ended. Without it the engine ends with its executor.
+    pub rebuild: Option<Rebuild>,
     /// Test hook: every so many steps a running sequence loses its blocks.
     pub force_preempt_every: Option<u64>,
+}
+
+/// Builds an executor like the one that the engine was started with. The old one is gone by then, its memory too; the
+/// host tier must be the same.
+#[derive(Clone)]
+pub struct Rebuild(Arc<dyn Fn() -> Result<Box<dyn Executor>> + Send + Sync>);
+
+impl Rebuild {
+    pub fn new(build: impl Fn() -> Result<Box<dyn Executor>> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(build))
+    }
+
+    pub(crate) fn call(&self) -> Result<Box<dyn Executor>> {
+        (self.0)()
+    }
+}
+
+impl std::fmt::Debug for Rebuild {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Rebuild")
+    }
 }
 
 impl Default for EngineConfig {
@@ -68,6 +92,7 @@ impl Default for EngineConfig {
             overlap: true,
             kv_events: None,
             debug: None,
+            rebuild: None,
             force_preempt_every: None,
         }
     }

@@ -6,55 +6,73 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    sync::{Arc, MutexGuard, mpsc},
-    time::{Duration, Instant},
+    sync::{Arc, mpsc},
+    time::Instant,
 };
 
-use folio_scheduler::{
-    Assignment, Departed, DiskTask, KvEvent, NewRequest, Preempted, RequestId, RowResult, Scheduler, StepPlan,
-};
+use folio_scheduler::{Assignment, Departed, DiskTask, RequestId, RowResult, Scheduler, StepPlan};
 
 use crate::{
     EngineRequest, EngineStats, Error, Event, Executor, FinishReason, Result, RowOutput, Shared, StepOutput,
     command::Message,
     config::nanos,
     executor::MOST_IN_FLIGHT,
+    failure::{Failure, Restarts},
     pace::Pace,
-    sample::{Sample, Times},
+    report::explain,
+    sample::{Lives, Sample, Times},
     sampling::SamplingState,
     tiers::{DiskDone, DiskIo},
+    trial::Trials,
 };
 
 pub(crate) struct Core {
-    scheduler: Scheduler,
-    executor: Box<dyn Executor>,
+    pub scheduler: Scheduler,
+    pub executor: Box<dyn Executor>,
+    /// Executors so far: what those that are gone still have to say is not heard.
+    pub generation: u64,
     disk: Option<DiskIo>,
     messages: mpsc::Receiver<Message>,
-    shared: Arc<Shared>,
-    samples: BTreeMap<RequestId, Sample>,
+    /// The executor's end of it.
+    pub line: mpsc::Sender<Message>,
+    pub shared: Arc<Shared>,
+    /// Those taken and not ended; all of them are in the scheduler, except while there are trials.
+    pub samples: BTreeMap<RequestId, Sample>,
     /// Submitted and not collected, oldest first.
-    in_flight: VecDeque<Step>,
+    pub in_flight: VecDeque<Step>,
     /// When the oldest of them began.
     began: Instant,
     pace: Pace,
     /// Set when a step has failed: nothing is planned until the other one in flight has ended too.
-    failure: Option<String>,
+    pub failure: Option<Failure>,
+    /// Set from a failure until everybody who was in it has been tried alone.
+    pub trials: Option<Trials>,
+    pub restarts: Restarts,
     /// Whether the listener missed cache events and has not been told so.
-    has_lost_events: bool,
+    pub has_lost_events: bool,
     /// The zero of the scheduler's time.
-    epoch: Instant,
-    stopping: bool,
+    pub epoch: Instant,
+    pub stopping: bool,
+    /// What those hear who are left when the engine stops.
+    pub last_word: FinishReason,
 }
 
 /// What is remembered of a plan until its results are there.
-struct Step {
-    /// Whose rows, and whether they sample.
-    rows: Vec<(RequestId, bool)>,
+pub(crate) struct Step {
+    pub rows: Vec<Row>,
     num_tokens: usize,
     /// How many of them are of prompts.
     num_prompt_tokens: usize,
     /// Tasks for the disk that begin when this and all steps before it are done.
-    tasks: Vec<DiskTask>,
+    pub tasks: Vec<DiskTask>,
+}
+
+/// One sample's rows in a step.
+pub(crate) struct Row {
+    pub id: RequestId,
+    samples: bool,
+    /// Tokens of it that are computed behind them.
+    pub end: usize,
 }
 
 impl Step {
@@ -64,9 +82,10 @@ impl Step {
         if found != expected {
             return Err(Error::Step(format!("the step gave {found} results for {expected} requests")));
         }
-        match output.rows.iter().zip(&self.rows).find(|(row, (id, _))| row.id != *id) {
-            Some((row, (id, _))) => {
-                Err(Error::Step(format!("the step gave a result for request {} in place of {}", row.id.0, id.0)))
+        match output.rows.iter().zip(&self.rows).find(|(output, row)| output.id != row.id) {
+            Some((output, row)) => {
+                let (found, expected) = (output.id.0, row.id.0);
+                Err(Error::Step(format!("the step gave a result for request {found} in place of {expected}")))
             }
             None => Ok(output),
         }
@@ -78,24 +97,29 @@ impl Core {
         scheduler: Scheduler,
         executor: Box<dyn Executor>,
         disk: Option<DiskIo>,
-        messages: mpsc::Receiver<Message>,
+        (line, messages): (mpsc::Sender<Message>, mpsc::Receiver<Message>),
         shared: Arc<Shared>,
     ) -> Self {
         let epoch = Instant::now();
         Self {
             scheduler,
             executor,
+            generation: 0,
             disk,
             messages,
+            line,
             shared,
             samples: BTreeMap::new(),
             in_flight: VecDeque::new(),
             began: epoch,
             pace: Pace::default(),
             failure: None,
+            trials: None,
+            restarts: Restarts::default(),
             has_lost_events: false,
             epoch,
             stopping: false,
+            last_word: FinishReason::Aborted,
         }
     }
 
@@ -108,13 +132,14 @@ impl Core {
             if self.stopping {
                 break;
             }
+            self.tend_trials();
             let is_due = self.is_due();
             if !is_due || !self.step() {
                 self.wait(is_due);
             }
         }
         while let Some((&id, _)) = self.samples.first_key_value() {
-            self.end(id, FinishReason::Aborted);
+            self.end(id, self.last_word.clone());
         }
         drop(self.publish());
     }
@@ -126,7 +151,9 @@ impl Core {
             }
             Message::Abort(id) => self.end(id, FinishReason::Aborted),
             Message::Shutdown => self.stopping = true,
-            Message::StepDone => self.finish_step(),
+            Message::StepDone { generation } if generation == self.generation => self.finish_step(),
+            // The last word of an executor that is gone.
+            Message::StepDone { .. } => {}
             Message::DiskDone(DiskDone { ticket, ok, lost }) => {
                 self.shared.progress.note();
                 self.scheduler.disk_done(ticket, ok);
@@ -163,7 +190,7 @@ impl Core {
 
     /// When to plan behind the step that runs; none while no more may be in flight.
     fn plan_at(&self) -> Option<Instant> {
-        let most = if self.shared.config.overlap { MOST_IN_FLIGHT } else { 1 };
+        let most = if self.shared.config.overlap && self.trials.is_none() { MOST_IN_FLIGHT } else { 1 };
         let running = self.in_flight.front().filter(|_| self.in_flight.len() < most && self.failure.is_none())?;
         Some(self.began + self.pace.plan_after(running.num_tokens))
     }
@@ -177,36 +204,29 @@ impl Core {
         events: &flume::Sender<Event>,
     ) {
         let EngineRequest { prompt, params, max_len, options } = request;
+        let prompt: Arc<[u32]> = prompt.into();
         // What is too far away to be told is no deadline.
         let deadline = options.deadline.and_then(|after| submitted.checked_add(after));
         for (index, sampler) in samplers.into_iter().enumerate() {
             let id = RequestId(first_id.0 + index as u64);
-            let wants_prompt_logits = params.prompt_logprobs.is_some() && index == 0;
             let sample = Sample {
                 index,
                 params: Arc::clone(&params),
                 events: events.clone(),
-                prompt_len: prompt.len(),
+                prompt: Arc::clone(&prompt),
+                output: Vec::new(),
                 max_len,
-                completion_len: 0,
+                options: options.clone(),
+                fork_of: (index > 0).then_some(first_id),
                 times: Times::new(submitted),
                 deadline,
-                prompt_logprobs: wants_prompt_logits.then(|| vec![None]),
+                prompt_logprobs: (params.prompt_logprobs.is_some() && index == 0).then(|| vec![None]),
+                lives: Lives::default(),
             };
             self.samples.insert(id, sample);
             self.executor.admit(id, sampler);
-            let new = NewRequest {
-                wants_prompt_logits,
-                cache_salt: options.cache_salt,
-                priority: options.priority,
-                tenant: options.tenant,
-                weight: options.weight,
-                deadline: deadline.map(|time| nanos(time.saturating_duration_since(self.epoch))),
-                fork_of: (index > 0).then_some(first_id),
-                ..NewRequest::new(id, prompt.clone(), max_len)
-            };
-            if let Err(error) = self.scheduler.add(new, nanos(self.epoch.elapsed())) {
-                self.end(id, FinishReason::Error(error.to_string()));
+            if self.trials.is_none() {
+                self.enlist(id);
             }
         }
     }
@@ -234,7 +254,8 @@ impl Core {
     }
 
     fn hand_over(&mut self, plan: StepPlan, tasks: Vec<DiskTask>) {
-        let rows = plan.assignments.iter().map(|a| (a.id, a.samples)).collect();
+        let row = |a: &Assignment| Row { id: a.id, samples: a.samples, end: a.first + a.num_rows() };
+        let rows = plan.assignments.iter().map(row).collect();
         let now = Instant::now();
         let num_prompt_tokens = plan.assignments.iter().map(|assignment| self.start(assignment, now)).sum();
         let step = Step { rows, num_tokens: plan.num_rows(), num_prompt_tokens, tasks };
@@ -256,7 +277,8 @@ impl Core {
     fn start(&mut self, assignment: &Assignment, now: Instant) -> usize {
         let Some(sample) = self.samples.get_mut(&assignment.id) else { return 0 };
         sample.times.start(now);
-        sample.prompt_len.saturating_sub(assignment.first).min(assignment.num_rows())
+        sample.lives.start(assignment.first);
+        sample.prompt.len().saturating_sub(assignment.first).min(assignment.num_rows())
     }
 
     /// The oldest step has ended.
@@ -276,8 +298,9 @@ impl Core {
         let StepOutput { mut rows, took } = output;
         self.pace.note(step.num_tokens, took);
         self.shared.progress.note();
-        for (row, &(_, samples)) in rows.iter_mut().zip(&step.rows) {
-            if samples && row.sampled.is_none() && row.failure.is_none() {
+        for (row, planned) in rows.iter_mut().zip(&step.rows) {
+            self.note_computed(planned.id, planned.end);
+            if planned.samples && row.sampled.is_none() && row.failure.is_none() {
                 row.failure = Some("the step gave no token".into());
             }
         }
@@ -315,7 +338,7 @@ impl Core {
         }
         sample.take_prompt_logprobs(row.prompt_logprobs);
         let Some(sampled) = row.sampled else { return };
-        sample.completion_len += 1;
+        sample.output.push(sampled.token);
         sample.times.token(now);
         if sample.stops_at(sampled.token, &self.shared.config.eos) {
             return self.end(row.id, FinishReason::Stop(sampled.token));
@@ -323,26 +346,6 @@ impl Core {
         sample.send(Event::Token { sample: sample.index, token: sampled.token, logprobs: sampled.logprobs });
         if sample.is_at_length() {
             self.end(row.id, FinishReason::Length);
-        }
-    }
-
-    /// Everything in flight is given up once it has ended: the requests in it end, the rest starts anew.
-    fn fail(&mut self, step: Step, error: &Error) {
-        let reason = self.failure.get_or_insert_with(|| error.to_string()).clone();
-        // Without an executor nothing will ever run: better to end, and to be seen to.
-        self.stopping |= matches!(error, Error::ExecutorGone);
-        // Answered only after `fail_steps`; until then they stay with the last step.
-        match self.in_flight.back_mut() {
-            Some(last) => last.tasks.extend(step.tasks),
-            None => {
-                self.failure = None;
-                self.shared.stats().steps_failed += 1;
-                for id in self.scheduler.fail_steps() {
-                    self.end(id, FinishReason::Error(reason.clone()));
-                }
-                step.tasks.iter().for_each(|task| self.scheduler.disk_done(task.ticket, false));
-                self.publish_events();
-            }
         }
     }
 
@@ -356,7 +359,7 @@ impl Core {
     }
 
     /// One that is not wanted any more, or has all it wanted.
-    fn end(&mut self, id: RequestId, reason: FinishReason) {
+    pub fn end(&mut self, id: RequestId, reason: FinishReason) {
         if self.samples.contains_key(&id) {
             let departed = match reason {
                 FinishReason::Stop(_) | FinishReason::Length => self.scheduler.finish(id),
@@ -367,51 +370,12 @@ impl Core {
     }
 
     /// The last thing that happens to a sample, exactly once.
-    fn depart(&mut self, id: RequestId, reason: FinishReason, departed: Option<Departed>) {
+    pub fn depart(&mut self, id: RequestId, reason: FinishReason, departed: Option<Departed>) {
         let Some(sample) = self.samples.remove(&id) else { return };
         self.executor.release(id);
         // The figures first: whoever has read the last event finds them counted.
         self.shared.progress.ended(1);
         self.shared.stats().samples_ended += 1;
         sample.finish(reason, departed);
-    }
-
-    /// Sets what the scheduler says of itself; the figures stay locked for those that the caller has to add.
-    fn publish(&self) -> MutexGuard<'_, EngineStats> {
-        let (scheduler, expected_wait) = (self.scheduler.stats(), self.scheduler.expected_wait());
-        let mut stats = self.shared.stats();
-        stats.scheduler = scheduler;
-        stats.expected_wait = Duration::from_nanos(expected_wait);
-        stats
-    }
-
-    /// Nobody is waited for: a listener that is slow loses what does not fit, and is told to forget everything before it
-    /// hears more, since what it missed may have been the end of blocks that it believes in.
-    fn publish_events(&mut self) {
-        let Some(listener) = &self.shared.config.kv_events else { return };
-        let mut events = self.scheduler.take_events();
-        if events.is_empty() {
-            return;
-        }
-        if self.has_lost_events {
-            events.insert(0, KvEvent::Cleared);
-        }
-        self.has_lost_events = listener.try_send(events).is_err();
-        if self.has_lost_events {
-            self.shared.stats().kv_event_batches_lost += 1;
-        }
-    }
-}
-
-/// Why a request's blocks are thrown away or kept: what bringing them back would cost, either way.
-fn explain(debug: fn(std::fmt::Arguments<'_>), preempted: &Preempted) {
-    let Preempted { id, computing, copying } = *preempted;
-    let computing = Duration::from_nanos(computing);
-    match copying.map(Duration::from_nanos) {
-        Some(copying) => debug(format_args!(
-            "request {} gives way: computing its tokens again would take {computing:.1?}, copying its blocks {copying:.1?}",
-            id.0
-        )),
-        None => debug(format_args!("request {} gives way and will be computed again in {computing:.1?}", id.0)),
     }
 }

@@ -29,6 +29,10 @@ pub enum Error {
     StepPanicked,
     #[error("the executor's thread has ended")]
     ExecutorGone,
+    #[error("it was started too often of late")]
+    TooManyRestarts,
+    #[error("what builds it panicked")]
+    RebuildPanicked,
     #[error("a block is to be moved to or from the host, but there is no host tier")]
     NoHostTier,
     #[error("request {} has {drafts} drafts to verify, but this executor verifies none", .id.0)]

@@ -9,9 +9,11 @@ mod config;
 mod core;
 mod error;
 mod executor;
+mod failure;
 mod inputs;
 mod pace;
 mod progress;
+mod report;
 mod request;
 mod runner;
 mod sample;
@@ -19,6 +21,7 @@ mod sampling;
 mod stats;
 mod stream;
 pub mod tiers;
+mod trial;
 
 use std::{
     sync::{
@@ -31,8 +34,8 @@ use std::{
 };
 
 pub use background::{Background, StepRunner};
-use command::{Line, Message};
-pub use config::EngineConfig;
+use command::{Line, Message, step_done};
+pub use config::{EngineConfig, Rebuild};
 use core::Core;
 pub use error::{Error, InvalidRequest, Result, SubmitError};
 pub use executor::{Executor, Logprobs, RowOutput, Sampled, StepOutput, Wake};
@@ -66,6 +69,7 @@ struct Shared {
     next_id: AtomicU64,
     progress: Progress,
     draining: AtomicBool,
+    restarting: AtomicBool,
     stats: Mutex<EngineStats>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -89,9 +93,7 @@ impl Engine {
         let pool_tokens = config::pool_tokens(&scheduler_config);
         let mut scheduler = Scheduler::new(scheduler_config)?;
         let (sender, receiver) = mpsc::channel();
-        let wake = sender.clone();
-        // An engine that has ended waits for no step.
-        executor.on_done(Box::new(move || drop(wake.send(Message::StepDone))));
+        executor.on_done(step_done(sender.clone(), 0));
         let disk = start_disk(std::mem::take(&mut config.tiers), &mut scheduler, sender.clone())?;
         let shared = Arc::new(Shared {
             config,
@@ -99,10 +101,11 @@ impl Engine {
             next_id: AtomicU64::new(0),
             progress: Progress::default(),
             draining: AtomicBool::new(false),
+            restarting: AtomicBool::new(false),
             stats: Mutex::default(),
             thread: Mutex::default(),
         });
-        let core = Core::new(scheduler, executor, disk, receiver, Arc::clone(&shared));
+        let core = Core::new(scheduler, executor, disk, (sender.clone(), receiver), Arc::clone(&shared));
         let thread = std::thread::Builder::new().name("folio-engine".into()).spawn(move || core.run())?;
         *shared.thread() = Some(thread);
         Ok(Engine { commands: Line::new(sender), shared })
@@ -164,6 +167,11 @@ impl Engine {
     /// False once the engine is told to shut down, or its thread has ended by a fault.
     pub fn is_running(&self) -> bool {
         self.shared.thread().as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+
+    /// While an executor that died is built anew: nothing runs, requests are taken and wait. Never waits itself.
+    pub fn is_restarting(&self) -> bool {
+        self.shared.restarting.load(Ordering::Acquire)
     }
 
     /// From now on no handle takes a request; what was taken goes on to its end. The engine itself goes on too, until

@@ -2,22 +2,51 @@
 
 use std::{sync::Arc, time::Instant};
 
-use folio_scheduler::Departed;
+use folio_scheduler::{Departed, Miss, NewRequest, RequestId};
 
-use crate::{Event, FinishReason, Logprobs, SamplingParams, Timing, Usage};
+use crate::{
+    Event, FinishReason, Logprobs, RequestOptions, SamplingParams, SamplingState, Timing, Usage, config::nanos,
+};
 
 pub(crate) struct Sample {
     pub index: usize,
     pub params: Arc<SamplingParams>,
     pub events: flume::Sender<Event>,
-    pub prompt_len: usize,
+    pub prompt: Arc<[u32]>,
+    /// The answer so far, a token that ended it included.
+    pub output: Vec<u32>,
     pub max_len: usize,
-    pub completion_len: usize,
+    pub options: RequestOptions,
+    /// The sample of the same prompt that came first.
+    pub fork_of: Option<RequestId>,
     pub times: Times,
     /// When it must have ended.
     pub deadline: Option<Instant>,
     /// Collected until the prompt is done; only sample 0 has any.
     pub prompt_logprobs: Option<Vec<Option<Logprobs>>>,
+    pub lives: Lives,
+}
+
+/// What outlives a sample's time in the scheduler, where it has to go in more than once.
+#[derive(Debug, Default)]
+pub(crate) struct Lives {
+    /// Whether it has run since it last went in.
+    has_run: bool,
+    /// What the prefix cache gave when it first ran.
+    first_hit: Option<usize>,
+    /// Why it was not more, if it is known, and how often it gave way, in lives before.
+    miss: Option<Miss>,
+    preemptions: u32,
+    /// Whether there were others, and how much of an answer there was when the last one failed.
+    failed_at: Option<usize>,
+}
+
+impl Lives {
+    /// It is in a step, and `first` tokens were there before.
+    pub fn start(&mut self, first: usize) {
+        self.has_run = true;
+        self.first_hit.get_or_insert(first);
+    }
 }
 
 /// Moments of a sample's life, as far as it has come.
@@ -62,7 +91,7 @@ impl Sample {
     pub fn take_prompt_logprobs(&mut self, logprobs: Vec<Logprobs>) {
         let Some(collected) = &mut self.prompt_logprobs else { return };
         collected.extend(logprobs.into_iter().map(Some));
-        if collected.len() == self.prompt_len {
+        if collected.len() == self.prompt.len() {
             let all = self.prompt_logprobs.take().unwrap_or_default();
             self.send(Event::PromptLogprobs(all));
         }
@@ -72,24 +101,73 @@ impl Sample {
     pub fn stops_at(&self, token: u32, eos: &[u32]) -> bool {
         let is_eos = !self.params.ignore_eos && eos.contains(&token);
         let is_stop = is_eos || self.params.stop_token_ids.contains(&token);
-        is_stop && self.completion_len > self.params.min_tokens
+        is_stop && self.output.len() > self.params.min_tokens
     }
 
     pub fn is_at_length(&self) -> bool {
-        self.prompt_len + self.completion_len >= self.max_len
+        self.num_tokens() >= self.max_len
+    }
+
+    /// Prompt and answer so far.
+    pub fn num_tokens(&self) -> usize {
+        self.prompt.len() + self.output.len()
+    }
+
+    /// As the scheduler hears of it, whose time began at `epoch`.
+    pub fn to_request(&self, id: RequestId, epoch: Instant) -> NewRequest {
+        let options = &self.options;
+        NewRequest {
+            wants_prompt_logits: self.prompt_logprobs.is_some(),
+            cache_salt: options.cache_salt,
+            priority: options.priority,
+            tenant: options.tenant,
+            weight: options.weight,
+            deadline: self.deadline.map(|time| nanos(time.saturating_duration_since(epoch))),
+            // Once it has an answer of its own, there is no more to share than the prefix cache knows.
+            fork_of: self.fork_of.filter(|_| self.output.is_empty()),
+            ..NewRequest::new(id, [&self.prompt[..], &self.output].concat(), self.max_len)
+        }
+    }
+
+    /// The sampling state that it would have now, had nothing ever gone wrong.
+    pub fn sampling_state(&self, eos: &[u32]) -> SamplingState {
+        let mut state = SamplingState::new(Arc::clone(&self.params), &self.prompt, eos, self.index);
+        self.output.iter().for_each(|&token| state.observe(token));
+        state
+    }
+
+    /// It was in a step that failed. Whether it has got no further than the last time.
+    pub fn was_stuck(&mut self) -> bool {
+        self.lives.failed_at.replace(self.output.len()) == Some(self.output.len())
+    }
+
+    /// It was taken out of the scheduler, which knew this of it.
+    pub fn withdrawn(&mut self, departed: Departed) {
+        self.lives.preemptions += departed.preemptions;
+        self.lives.miss = self.lives.miss.or(departed.miss.filter(|miss| *miss != Miss::NeverRan));
+    }
+
+    /// It goes into the scheduler again. Whether it has run before, so that what the executor knows of it is out of date.
+    pub fn start_anew(&mut self) -> bool {
+        if let Some(logprobs) = &mut self.prompt_logprobs {
+            logprobs.truncate(1);
+        }
+        std::mem::take(&mut self.lives.has_run)
     }
 
     /// Says the last word. What the scheduler does not know any more was lost with a failed step.
     pub fn finish(self, reason: FinishReason, departed: Option<Departed>) {
+        let (lives, prompt_tokens) = (self.lives, self.prompt.len());
+        let timing = self.times.until(Instant::now());
         let usage = Usage {
-            prompt_tokens: self.prompt_len,
-            completion_tokens: self.completion_len,
-            cached_tokens: departed.map_or(0, |d| d.cached_tokens),
-            cache_miss: departed.and_then(|d| d.miss),
-            preemptions: departed.map_or(0, |d| d.preemptions),
-            timing: self.times.until(Instant::now()),
+            prompt_tokens,
+            completion_tokens: self.output.len(),
+            cached_tokens: lives.first_hit.unwrap_or(0).min(prompt_tokens),
+            cache_miss: lives.miss.or(departed.and_then(|d| d.miss)),
+            preemptions: lives.preemptions + departed.map_or(0, |d| d.preemptions),
+            timing,
         };
-        self.send(Event::Finished { sample: self.index, reason, usage });
+        let _ = self.events.send(Event::Finished { sample: self.index, reason, usage });
     }
 }
 

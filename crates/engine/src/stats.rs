@@ -20,6 +20,10 @@ pub struct EngineStats {
     pub prompt_tokens_computed: u64,
     /// Times that a step failed, with whatever was in flight beside it.
     pub steps_failed: u64,
+    /// Samples that were in a step that failed and went on from there.
+    pub samples_tried_again: u64,
+    /// Executors that were built anew.
+    pub restarts: u64,
     /// Samples that ended, for whatever reason.
     pub samples_ended: u64,
     /// Tokens that belong to an answer.

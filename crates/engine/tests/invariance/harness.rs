@@ -46,15 +46,12 @@ impl StepRunner for Lent {
 
     fn run(&mut self, plan: &StepPlan) -> Result<Vec<RowOutput>> {
         self.step += 1;
-        let mut runner = self.runner.lock().expect("one engine at a time");
-        match self.tamper {
-            Some(tamper) => {
-                let mut plan = plan.clone();
-                tamper(self.step, &mut plan);
-                runner.run(&plan)
-            }
-            None => runner.run(plan),
+        let mut plan = plan.clone();
+        if let Some(tamper) = self.tamper {
+            // It may panic, which must not poison the runner.
+            tamper(self.step, &mut plan);
         }
+        self.runner.lock().expect("one engine at a time").run(&plan)
     }
 
     fn release(&mut self, id: RequestId) {

@@ -12,7 +12,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use folio_engine::{EngineConfig, Event, FinishReason, SamplingParams};
+use folio_engine::{Engine, EngineConfig, Event, FinishReason, SamplingParams};
 use folio_model::OpenModel;
 use harness::{Answer, Bench, MAX_SEQS, Tamper, read, submit};
 
@@ -56,21 +56,22 @@ impl Probes {
 
     /// All at once, among as many others as there are seats.
     fn together(&self, bench: &Bench, config: EngineConfig, num_others: usize) -> (Vec<Answer>, u64) {
-        let engine = bench.start(config);
+        self.on(bench, &bench.start(config), num_others)
+    }
+
+    fn on(&self, bench: &Bench, engine: &Engine, num_others: usize) -> (Vec<Answer>, u64) {
         let other = |i: usize| {
             let params = SamplingParams { prompt_logprobs: None, ..self.params(i) };
-            submit(&engine, bench.prompt(100 + i as u64, 3 + i % 21), params)
+            submit(engine, bench.prompt(100 + i as u64, 3 + i % 21), params)
         };
         let before: Vec<_> = (0..num_others / 2).map(other).collect();
         let probe =
-            |(index, &len): (usize, &usize)| submit(&engine, bench.prompt(index as u64, len), self.params(index));
+            |(index, &len): (usize, &usize)| submit(engine, bench.prompt(index as u64, len), self.params(index));
         let probes: Vec<_> = self.lengths.iter().enumerate().map(probe).collect();
         let after: Vec<_> = (num_others / 2..num_others).map(other).collect();
         let answers = probes.into_iter().map(read).collect();
         before.into_iter().chain(after).for_each(|stream| drop(read(stream)));
-        let preemptions = engine.stats().scheduler.preemptions;
-        engine.shutdown();
-        (answers, preemptions)
+        (answers, engine.stats().scheduler.preemptions)
     }
 }
 
@@ -182,6 +183,28 @@ fn a_wrong_table_entry_shows() {
         },
     ] {
         assert_ne!(sound, run(Some(tamper)), "a wrong block-table entry went unseen");
+    }
+}
+
+/// Whoever was in a step that failed goes on from prompt and answer so far, with the sampler it would have had.
+#[test]
+fn failed_steps_change_no_bit() {
+    let _turn = take_turn();
+    let bench = Bench::new(&tiny::alternating(), 2);
+    let expected = TINY.alone(&bench);
+    for prefix_caching in [false, true] {
+        for tamper in [
+            (|step, _| assert_ne!(step, 1, "planted panic")) as Tamper,
+            |step, _| assert_ne!(step, 4, "planted panic"),
+            |step, _| assert_ne!(step, 9, "planted panic"),
+        ] {
+            let engine = bench.start_tampered(EngineConfig { prefix_caching, ..bench.config() }, Some(tamper));
+            assert_eq!(TINY.on(&bench, &engine, 3).0, expected);
+            let stats = engine.stats();
+            assert_eq!(stats.steps_failed, 1);
+            assert!(stats.samples_tried_again > 1, "{} tried again", stats.samples_tried_again);
+            engine.shutdown();
+        }
     }
 }
 

@@ -7,3 +7,4 @@ mod overlap;
 mod progress;
 mod requests;
 mod streams;
+mod trials;

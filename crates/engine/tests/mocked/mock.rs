@@ -11,7 +11,7 @@ use std::{
 };
 
 use folio_engine::{
-    Assignment, Background, Engine, EngineConfig, Error, Event, Executor, FinishReason, GroupConfig, Logprobs,
+    Assignment, Background, Engine, EngineConfig, Error, Event, Executor, FinishReason, GroupConfig, Logprobs, Rebuild,
     RequestId, RequestOptions, RequestStream, Result, RowOutput, Sampled, SamplingParams, SamplingState, StepOutput,
     StepPlan, StepRunner, Usage, Wake,
 };
@@ -40,6 +40,13 @@ pub struct Faults {
     /// Steps that return an error, counted from 1.
     pub failing_steps: BTreeSet<u64>,
     pub panicking_steps: BTreeSet<u64>,
+    /// Steps that take the executor's thread with them.
+    pub fatal_steps: BTreeSet<u64>,
+    /// Whoever computes so many of its tokens makes the step panic, every time; and takes the thread with it, or not.
+    pub poison: Vec<(RequestId, usize)>,
+    pub is_deadly: bool,
+    /// Two who make every step panic that they are in together.
+    pub quarrel: Option<[RequestId; 2]>,
     /// The request whose row is not a number once its sequence has so many tokens.
     pub broken_row: Option<(RequestId, usize)>,
     /// The request that the runner cannot take in, and the one that it cannot let go.
@@ -55,12 +62,36 @@ pub struct Mock {
     steps: Arc<AtomicU64>,
     /// Whose rows ran, in order.
     rows: Arc<Mutex<Vec<RequestId>>>,
+    /// Who came and did not leave.
+    known: Arc<Mutex<BTreeSet<RequestId>>>,
+}
+
+/// Ends the executor's thread: what it panics with panics again when it is dropped, behind every guard.
+pub struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        panic!("planted panic");
+    }
 }
 
 impl Mock {
     pub fn new(blocks: usize, faults: Faults, gate: Option<flume::Receiver<()>>) -> Self {
         let model = Model::new(&SchedulerConfig::new(vec![blocks]));
-        Self { model, faults, gate, steps: Arc::default(), rows: Arc::default() }
+        Self { model, faults, gate, steps: Arc::default(), rows: Arc::default(), known: Arc::default() }
+    }
+
+    /// What goes wrong however often it is tried.
+    fn check(&self, step: u64, plan: &StepPlan) {
+        let Faults { fatal_steps, poison, is_deadly, quarrel, .. } = &self.faults;
+        let reaches = |a: &Assignment| poison.iter().any(|&(id, len)| id == a.id && a.first + a.num_rows() >= len);
+        let is_poisoned = plan.assignments.iter().any(reaches);
+        if fatal_steps.contains(&step) || (is_poisoned && *is_deadly) {
+            std::panic::panic_any(Bomb);
+        }
+        assert!(!is_poisoned, "planted panic");
+        let is_in = |id: &RequestId| plan.assignments.iter().any(|a| a.id == *id);
+        assert!(!quarrel.is_some_and(|both| both.iter().all(is_in)), "planted panic");
     }
 
     fn output(&self, a: &Assignment, token: Option<u32>) -> RowOutput {
@@ -81,6 +112,7 @@ impl Mock {
 impl StepRunner for Mock {
     fn admit(&mut self, id: RequestId, _: SamplingState) {
         assert_ne!(self.faults.panicking_admit, Some(id), "planted panic");
+        self.known.lock().expect("nothing panics with it").insert(id);
         self.model.admit(id, SAMPLING);
     }
 
@@ -97,6 +129,7 @@ impl StepRunner for Mock {
             assert!(!panics.contains(&step), "planted panic");
             return Err(Error::Step("planted failure".into()));
         }
+        self.check(step, plan);
         self.rows.lock().expect("nothing panics with it").extend(plan.assignments.iter().map(|a| a.id));
         assert_eq!(self.model.run_transfers(&plan.transfers), None);
         let output = self.model.run_rows(plan);
@@ -105,6 +138,7 @@ impl StepRunner for Mock {
     }
 
     fn release(&mut self, id: RequestId) {
+        self.known.lock().expect("nothing panics with it").remove(&id);
         self.model.release(id);
         assert_ne!(self.faults.panicking_release, Some(id), "planted panic");
     }
@@ -160,6 +194,22 @@ pub fn start(config: EngineConfig) -> Engine {
 pub fn start_with(config: EngineConfig, faults: Faults) -> Engine {
     let mock = Mock::new(config.groups[0].blocks, faults, None);
     Engine::start(Box::new(Background::start(mock).expect("a thread")), config).expect("a sound configuration")
+}
+
+/// An engine that builds its executor anew when it dies, and who is known to the executor of the moment.
+pub fn start_rebuilding(config: EngineConfig, faults: Faults) -> (Engine, Arc<Mutex<BTreeSet<RequestId>>>) {
+    let blocks = config.groups[0].blocks;
+    let (steps, known) = (Arc::<AtomicU64>::default(), Arc::<Mutex<BTreeSet<RequestId>>>::default());
+    let everybody = Arc::clone(&known);
+    let build = move || -> Result<Box<dyn Executor>> {
+        everybody.lock().expect("nothing panics with it").clear();
+        let (steps, known) = (Arc::clone(&steps), Arc::clone(&everybody));
+        let mock = Mock { steps, known, ..Mock::new(blocks, faults.clone(), None) };
+        Ok(Box::new(Background::start(mock)?))
+    };
+    let first = build().expect("a thread");
+    let engine = Engine::start(first, EngineConfig { rebuild: Some(Rebuild::new(build)), ..config });
+    (engine.expect("a sound configuration"), known)
 }
 
 /// An engine whose steps wait for permits.

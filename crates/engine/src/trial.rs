@@ -1,0 +1,128 @@
+//! Which of those who were in a failed step made it fail? Each of them is tried alone, from its prompt and what it has of
+//! an answer, while everybody else waits outside the scheduler. One that fails alone ends with the error. One that gets
+//! past the place where it failed is innocent and loses nothing: what it samples depends on its seed and its own tokens.
+//!
+//! Nobody is ever blamed for a step that it shared, and the trials come to an end: a sample that is suspected twice for
+//! the same place goes on alone until it has a further token.
+
+use std::{collections::VecDeque, time::Instant};
+
+use folio_scheduler::RequestId;
+
+use crate::{FinishReason, config::nanos, core::Core, failure::Failure};
+
+#[derive(Debug, Default)]
+pub(crate) struct Trials {
+    /// Alone with the scheduler.
+    on_trial: Option<Suspect>,
+    /// Still to be tried.
+    suspects: VecDeque<Suspect>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Suspect {
+    id: RequestId,
+    /// Innocent once a step has ended well that computed this many of its tokens.
+    until: usize,
+    is_innocent: bool,
+}
+
+impl Core {
+    /// Those who were in steps that failed are not in the scheduler any more.
+    pub(crate) fn suspect(&mut self, failed: &[RequestId], failure: &Failure) {
+        if let Some(trials) = &mut self.trials {
+            let guilty = trials.on_trial.take_if(|suspect| failed.contains(&suspect.id));
+            assert!(failed.len() <= usize::from(guilty.is_some()), "a suspect is tried alone");
+            if let Some(guilty) = guilty {
+                self.end(guilty.id, FinishReason::Error(failure.reason.clone()));
+            }
+            return;
+        }
+        if failed.is_empty() {
+            return;
+        }
+        let others: Vec<RequestId> = self.samples.keys().filter(|id| !failed.contains(id)).copied().collect();
+        others.into_iter().for_each(|id| self.withdraw(id));
+        let suspects = failed.iter().filter_map(|&id| {
+            let sample = self.samples.get_mut(&id)?;
+            let end = failure.ends.get(&id).copied().unwrap_or(0);
+            let until = if sample.was_stuck() { end.max(sample.num_tokens()) } else { end };
+            Some(Suspect { id, until, is_innocent: false })
+        });
+        let suspects: VecDeque<Suspect> = suspects.collect();
+        self.shared.stats().samples_tried_again += suspects.len() as u64;
+        self.trials = Some(Trials { on_trial: None, suspects });
+    }
+
+    /// A step has ended well in which `id` got as far as `end`.
+    pub(crate) fn note_computed(&mut self, id: RequestId, end: usize) {
+        if let Some(suspect) = self.trials.as_mut().and_then(|trials| trials.on_trial.as_mut()) {
+            suspect.is_innocent |= suspect.id == id && end >= suspect.until;
+        }
+    }
+
+    /// Lets the next suspect in when the one before is done with; in the end, everybody.
+    pub(crate) fn tend_trials(&mut self) {
+        let Some(trials) = &mut self.trials else { return };
+        if self.in_flight.is_empty() {
+            let is_open = |suspect: &Suspect| !suspect.is_innocent && self.samples.contains_key(&suspect.id);
+            if !trials.on_trial.as_ref().is_some_and(is_open) {
+                let next = std::iter::from_fn(|| trials.suspects.pop_front()).find(is_open);
+                let done = std::mem::replace(&mut trials.on_trial, next);
+                if let Some(done) = done {
+                    self.withdraw(done.id);
+                }
+                match next {
+                    Some(suspect) => self.enlist_again(suspect.id),
+                    None => self.end_trials(),
+                }
+            }
+        }
+        self.expire_held();
+    }
+
+    fn end_trials(&mut self) {
+        self.trials = None;
+        // In the order in which they came.
+        let ids: Vec<RequestId> = self.samples.keys().copied().collect();
+        ids.into_iter().for_each(|id| self.enlist_again(id));
+    }
+
+    /// Those outside the scheduler have deadlines too.
+    fn expire_held(&mut self) {
+        let Some(trials) = &self.trials else { return };
+        let (now, inside) = (Instant::now(), trials.on_trial.map(|suspect| suspect.id));
+        let is_late = |(id, sample): &(&RequestId, &crate::sample::Sample)| {
+            Some(**id) != inside && sample.deadline.is_some_and(|deadline| deadline <= now)
+        };
+        let late: Vec<RequestId> = self.samples.iter().filter(is_late).map(|(&id, _)| id).collect();
+        late.into_iter().for_each(|id| self.depart(id, FinishReason::Deadline, None));
+    }
+
+    /// Takes a sample out of the scheduler; it goes on later from its prompt and what it has of an answer.
+    fn withdraw(&mut self, id: RequestId) {
+        if let (Some(departed), Some(sample)) = (self.scheduler.abort(id), self.samples.get_mut(&id)) {
+            sample.withdrawn(departed);
+        }
+    }
+
+    /// Lets a sample in that has been there before, perhaps.
+    fn enlist_again(&mut self, id: RequestId) {
+        let Some(sample) = self.samples.get_mut(&id) else { return };
+        if sample.start_anew() {
+            // Nobody knows what the executor saw of it.
+            self.executor.release(id);
+            self.executor.admit(id, sample.sampling_state(&self.shared.config.eos));
+        }
+        self.enlist(id);
+    }
+
+    /// Hands a sample to the scheduler.
+    pub(crate) fn enlist(&mut self, id: RequestId) {
+        let Some(sample) = self.samples.get(&id) else { return };
+        let request = sample.to_request(id, self.epoch);
+        if let Err(error) = self.scheduler.add(request, nanos(self.epoch.elapsed())) {
+            self.end(id, FinishReason::Error(error.to_string()));
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! A step that fails: who made it fail ends, everybody else goes on as if nothing had been.
+
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use folio_engine::{
+    Background, Engine, EngineConfig, Error, Event, Executor, FinishReason, Rebuild, RequestId, RequestOptions,
+    SamplingParams,
+};
+
+use crate::mock::{
+    Answer, BOTH, Faults, Mock, answer, answers, config, params, reference, start_gated, start_rebuilding, start_with,
+    submit, submit_with, tokens, wait_until, wait_until_idle,
+};
+
+fn planted(steps: impl IntoIterator<Item = u64>, panics: bool) -> Faults {
+    let mut faults = Faults::default();
+    if panics { &mut faults.panicking_steps } else { &mut faults.failing_steps }.extend(steps);
+    faults
+}
+
+fn assert_whole(found: &Answer, prompt: &[u32], len: usize) {
+    assert_eq!((&found.tokens, &found.reason), (&reference(prompt, len), &FinishReason::Length));
+}
+
+/// Nobody in the scheduler, and nobody left behind at the executor.
+fn assert_nothing_leaks(engine: &Engine, known: &Mutex<BTreeSet<RequestId>>) {
+    wait_until_idle(engine);
+    wait_until("everybody has left", || known.lock().expect("sound").is_empty());
+    assert_eq!((engine.num_live(), engine.rows_in_flight()), (0, 0));
+}
+
+#[test]
+fn what_fails_once_harms_nobody() {
+    for overlap in BOTH {
+        for panics in [false, true] {
+            for step in 1..6 {
+                let config = EngineConfig { max_seqs: 2, overlap, ..config(32) };
+                let engine = start_with(config, planted([step], panics));
+                let streams: Vec<_> = (0..6).map(|i| submit(&engine, tokens(i, 20), params(10))).collect();
+                for (i, stream) in streams.into_iter().enumerate() {
+                    assert_whole(&answer(stream), &tokens(i as u64, 20), 10);
+                }
+                let stats = engine.stats();
+                assert_eq!((stats.steps_failed, stats.restarts), (1, 0));
+                assert!((1..=2).contains(&stats.samples_tried_again));
+                wait_until_idle(&engine);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_step_behind_a_failed_one_is_not_run() {
+    for step in 1..5 {
+        let gated = start_gated(EngineConfig { max_seqs: 2, ..config(32) }, planted([step], true));
+        let first = submit(&gated.engine, tokens(0, 20), params(10));
+        gated.wait_for_submitted(2);
+        let others = [1, 2].map(|i| submit(&gated.engine, tokens(i, 20), params(10)));
+        gated.run_overlapped(step);
+        // It gets no permit, so this would never come if the queued step were run.
+        wait_until("the failure is known", || gated.engine.stats().steps_failed == 1);
+        drop(gated.permits);
+        for (i, stream) in [first].into_iter().chain(others).enumerate() {
+            assert_whole(&answer(stream), &tokens(i as u64, 20), 10);
+        }
+        wait_until_idle(&gated.engine);
+    }
+}
+
+/// Whether it panics in its prompt, at its first token or later; whether the executor dies of it or not.
+#[test]
+fn one_who_makes_every_step_fail_dies_alone() {
+    for (overlap, is_deadly) in [(true, false), (true, true), (false, false), (false, true)] {
+        for poison in [1, 20, 21, 22, 27, 39] {
+            for max_seqs in [3, 8] {
+                let faults = Faults { poison: vec![(RequestId(2), poison)], is_deadly, ..Faults::default() };
+                let (engine, known) = start_rebuilding(EngineConfig { overlap, max_seqs, ..config(32) }, faults);
+                let streams: Vec<_> = (0..6).map(|i| submit(&engine, tokens(i, 20), params(20))).collect();
+                for (i, stream) in streams.into_iter().enumerate() {
+                    let found = answer(stream);
+                    let prompt = tokens(i as u64, 20);
+                    if i == 2 {
+                        let reason = if is_deadly { "the executor's thread has ended" } else { "the step panicked" };
+                        assert_eq!(found.reason, FinishReason::Error(reason.into()));
+                        // A row that computes n tokens gives the one behind them.
+                        assert_eq!(found.tokens, reference(&prompt, poison.saturating_sub(20)));
+                    } else {
+                        assert_whole(&found, &prompt, 20);
+                    }
+                }
+                let stats = engine.stats();
+                assert_eq!((stats.steps_failed, stats.restarts), (2, if is_deadly { 2 } else { 0 }));
+                assert_nothing_leaks(&engine, &known);
+            }
+        }
+    }
+}
+
+#[test]
+fn several_at_once_die_and_nobody_else() {
+    for overlap in BOTH {
+        let poison = [(0, 25), (1, 25), (3, 20), (6, 33)].map(|(id, len)| (RequestId(id), len));
+        let faults = Faults { poison: poison.to_vec(), ..Faults::default() };
+        let (engine, known) = start_rebuilding(EngineConfig { overlap, max_seqs: 4, ..config(32) }, faults);
+        let streams: Vec<_> = (0..9).map(|i| submit(&engine, tokens(i, 20), params(20))).collect();
+        for (i, stream) in streams.into_iter().enumerate() {
+            let found = answer(stream);
+            match poison.iter().find(|(id, _)| id.0 == i as u64) {
+                Some((_, len)) => assert_eq!(found.tokens, reference(&tokens(i as u64, 20), len - 20)),
+                None => assert_whole(&found, &tokens(i as u64, 20), 20),
+            }
+        }
+        assert_nothing_leaks(&engine, &known);
+    }
+}
+
+/// Neither is guilty alone, and what they do to each other comes to an end.
+#[test]
+fn two_who_cannot_stand_each_other_are_both_served() {
+    for overlap in BOTH {
+        for prefix_caching in BOTH {
+            let faults = Faults { quarrel: Some([RequestId(0), RequestId(1)]), ..Faults::default() };
+            let (engine, known) = start_rebuilding(EngineConfig { overlap, prefix_caching, ..config(32) }, faults);
+            let streams: Vec<_> = (0..4).map(|i| submit(&engine, tokens(i, 100), params(6))).collect();
+            for (i, stream) in streams.into_iter().enumerate() {
+                assert_whole(&answer(stream), &tokens(i as u64, 100), 6);
+            }
+            assert!(engine.stats().steps_failed > 1);
+            assert_nothing_leaks(&engine, &known);
+        }
+    }
+}
+
+#[test]
+fn an_executor_that_dies_is_built_anew_and_everybody_goes_on() {
+    for overlap in BOTH {
+        for step in 1..6 {
+            let faults = Faults { fatal_steps: [step].into(), ..Faults::default() };
+            let (engine, known) = start_rebuilding(EngineConfig { max_seqs: 2, overlap, ..config(32) }, faults);
+            let streams: Vec<_> = (0..6).map(|i| submit(&engine, tokens(i, 20), params(10))).collect();
+            for (i, stream) in streams.into_iter().enumerate() {
+                assert_whole(&answer(stream), &tokens(i as u64, 20), 10);
+            }
+            let stats = engine.stats();
+            assert_eq!((stats.steps_failed, stats.restarts), (1, 1));
+            assert!(!engine.is_restarting());
+            assert_nothing_leaks(&engine, &known);
+        }
+    }
+}
+
+/// An executor that dies all the time, or cannot be built, ends the engine after three attempts.
+#[test]
+fn an_executor_that_cannot_live_ends_the_engine() {
+    for can_be_built in [true, false] {
+        let attempts = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&attempts);
+        let faults = Faults { fatal_steps: (1..100).collect(), ..Faults::default() };
+        let executor = move || -> Box<dyn Executor> {
+            Box::new(Background::start(Mock::new(32, faults.clone(), None)).expect("a thread"))
+        };
+        let first = executor();
+        let rebuild = Rebuild::new(move || match counted.fetch_add(1, Ordering::SeqCst) {
+            _ if can_be_built => Ok(executor()),
+            1 => panic!("planted panic"),
+            _ => Err(Error::Step("no memory".into())),
+        });
+        let config = EngineConfig { rebuild: Some(rebuild), ..config(32) };
+        let engine = Engine::start(first, config).expect("a sound configuration");
+        // Three at most are tried alone and die of it; the last one is left over.
+        let streams: Vec<_> = (0..4).map(|i| submit(&engine, tokens(i, 5), params(3))).collect();
+        let expected = if can_be_built { "too often" } else { "no memory" };
+        let reasons: Vec<_> = streams.into_iter().map(|stream| answer(stream).reason).collect();
+        let is_ended = |reason: &FinishReason| matches!(reason, FinishReason::Error(why) if why.contains("has ended"));
+        assert!(reasons.iter().all(is_ended), "{reasons:?}");
+        assert!(matches!(&reasons[3], FinishReason::Error(why) if why.contains(expected)), "{reasons:?}");
+        wait_until("the thread has ended", || !engine.is_running());
+        assert_eq!((attempts.load(Ordering::SeqCst), engine.num_live()), (3, 0));
+    }
+}
+
+/// While one is tried, others come, leave, and run out of time.
+#[test]
+fn the_doors_stay_open_during_a_trial() {
+    let gated = start_gated(EngineConfig { max_seqs: 3, ..config(32) }, planted([1], true));
+    let engine = &gated.engine;
+    let within = |millis| RequestOptions { deadline: Some(Duration::from_millis(millis)), ..Default::default() };
+    let tried = submit(engine, tokens(0, 20), params(10));
+    gated.wait_for_submitted(1);
+    gated.permit(1);
+    wait_until("it failed", || engine.stats().steps_failed == 1);
+    let late = submit_with(engine, tokens(1, 20), params(10), within(1));
+    let newcomer = submit(engine, tokens(2, 20), SamplingParams { n: 3, ..params(10) });
+    let mut leaving = submit(engine, tokens(3, 20), params(10));
+    leaving.abort(0);
+    assert!(matches!(leaving.recv(), Some(Event::Finished { reason: FinishReason::Aborted, .. })));
+    let start = Instant::now();
+    wait_until("the time is over", || start.elapsed() > Duration::from_millis(2));
+    drop(gated.permits);
+    assert_whole(&answer(tried), &tokens(0, 20), 10);
+    assert_eq!(answer(late).reason, FinishReason::Deadline);
+    for found in answers(newcomer, 3) {
+        assert_whole(&found, &tokens(2, 20), 10);
+    }
+    wait_until_idle(engine);
+}
+
+/// The suspect leaves while it is tried, or everybody does.
+#[test]
+fn a_trial_ends_with_its_suspect() {
+    for all_leave in [false, true] {
+        let gated = start_gated(EngineConfig { max_seqs: 4, ..config(32) }, planted([2], true));
+        let mut streams: Vec<_> = (0..4).map(|i| submit(&gated.engine, tokens(i, 20), params(10))).collect();
+        gated.permit(2);
+        wait_until("it failed", || gated.engine.stats().steps_failed == 1);
+        gated.wait_for_submitted(3);
+        let leaving = if all_leave { 4 } else { 1 };
+        drop(streams.drain(..leaving));
+        drop(gated.permits);
+        for (i, stream) in streams.into_iter().enumerate() {
+            assert_whole(&answer(stream), &tokens((i + leaving) as u64, 20), 10);
+        }
+        wait_until_idle(&gated.engine);
+        assert_eq!(gated.engine.num_live(), 0);
+    }
+}
+
+/// Whatever is collected over several steps is whole and told once; what is said of the cache is of the first run.
+#[test]
+fn prompt_logprobs_and_usage_survive_a_trial() {
+    for overlap in BOTH {
+        for step in 1..9 {
+            let config = EngineConfig { overlap, prompt_logit_rows: 7, ..config(32) };
+            let engine = start_with(config, planted([step], true));
+            let params = SamplingParams { prompt_logprobs: Some(0), n: 2, ..params(6) };
+            let prompt = tokens(5, 40);
+            let mut stream = submit(&engine, prompt.clone(), params);
+            let (mut logprobs, mut found) = (None, vec![Vec::new(); 2]);
+            while let Some(event) = stream.recv() {
+                match event {
+                    Event::PromptLogprobs(all) => assert!(logprobs.replace(all).is_none() && found[0].is_empty()),
+                    Event::Token { sample, token, .. } => found[sample].push(token),
+                    Event::Finished { sample, reason, usage } => {
+                        assert_eq!(reason, FinishReason::Length);
+                        assert_eq!((usage.prompt_tokens, usage.completion_tokens), (40, 6));
+                        assert!(sample == 1 || usage.cached_tokens == 0, "{usage:?}");
+                        assert!(usage.cached_tokens < 40, "{usage:?}");
+                    }
+                }
+            }
+            let logprobs: Vec<_> = logprobs.expect("asked for").iter().map(|l| l.as_ref().map(|l| l.token)).collect();
+            let expected: Vec<_> = std::iter::once(None).chain(prompt[1..].iter().copied().map(Some)).collect();
+            assert_eq!(logprobs, expected);
+            assert_eq!(found, vec![reference(&prompt, 6); 2]);
+            wait_until_idle(&engine);
+        }
+    }
+}
+
+/// Failures at random moments, among requests that share prompts, give way and leave.
+#[test]
+fn under_load_failures_change_no_answer() {
+    for (seed, overlap) in (0..6u64).flat_map(|seed| BOTH.map(|overlap| (seed, overlap))) {
+        let is_bad = |step: &u64| tokens(seed * 1000 + step, 1)[0].is_multiple_of(7);
+        let faults = planted((1..400).filter(is_bad), true);
+        let poison = (0..40).filter(|id| id % 9 == seed % 9).map(|id| (RequestId(id), 40 + id as usize % 15));
+        let faults = Faults { poison: poison.collect(), ..faults };
+        let config = EngineConfig { max_seqs: 6, budget_tokens: 96, overlap, ..config(20) };
+        let (engine, known) = start_rebuilding(config, faults.clone());
+        let prompt = |i: u64| [tokens(i % 3, 30 + i as usize % 5), tokens(i, i as usize % 7)].concat();
+        let streams: Vec<_> = (0..40).map(|i| submit(&engine, prompt(i), params(30))).collect();
+        for (i, stream) in streams.into_iter().enumerate() {
+            if i % 11 == 10 {
+                drop(stream);
+                continue;
+            }
+            let found = answer(stream);
+            let expected = reference(&prompt(i as u64), 30);
+            assert_eq!(found.tokens, expected[..found.tokens.len()], "seed {seed}, request {i}");
+            // A random failure may strike one that is tried; then it is told.
+            assert!(found.reason == FinishReason::Length || matches!(found.reason, FinishReason::Error(_)));
+            let is_poisoned = faults.poison.iter().any(|(id, _)| id.0 == i as u64);
+            assert!(!is_poisoned || found.reason != FinishReason::Length, "seed {seed}, request {i}");
+        }
+        assert_nothing_leaks(&engine, &known);
+    }
+}
