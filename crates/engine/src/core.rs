@@ -134,7 +134,7 @@ impl Core {
             }
             self.tend_trials();
             let is_due = self.is_due();
-            if !is_due || !self.step() {
+            if (!is_due || !self.step()) && !self.is_trial_over() {
                 self.wait(is_due);
             }
         }

@@ -61,24 +61,33 @@ impl Core {
         }
     }
 
-    /// Lets the next suspect in when the one before is done with; in the end, everybody.
+    /// Whether the next suspect can be let in, or everybody.
+    pub(crate) fn is_trial_over(&self) -> bool {
+        let is_open = |suspect: &Suspect| !suspect.is_innocent && self.samples.contains_key(&suspect.id);
+        let is_over = |trials: &Trials| !trials.on_trial.as_ref().is_some_and(is_open);
+        self.in_flight.is_empty() && self.trials.as_ref().is_some_and(is_over)
+    }
+
     pub(crate) fn tend_trials(&mut self) {
-        let Some(trials) = &mut self.trials else { return };
-        if self.in_flight.is_empty() {
-            let is_open = |suspect: &Suspect| !suspect.is_innocent && self.samples.contains_key(&suspect.id);
-            if !trials.on_trial.as_ref().is_some_and(is_open) {
-                let next = std::iter::from_fn(|| trials.suspects.pop_front()).find(is_open);
-                let done = std::mem::replace(&mut trials.on_trial, next);
-                if let Some(done) = done {
-                    self.withdraw(done.id);
-                }
-                match next {
-                    Some(suspect) => self.enlist_again(suspect.id),
-                    None => self.end_trials(),
-                }
-            }
+        while self.is_trial_over() {
+            self.next_trial();
         }
         self.expire_held();
+    }
+
+    fn next_trial(&mut self) {
+        let Some(trials) = &mut self.trials else { return };
+        if let Some(done) = trials.on_trial.take() {
+            self.withdraw(done.id);
+            return;
+        }
+        match trials.suspects.pop_front() {
+            Some(suspect) => {
+                trials.on_trial = Some(suspect);
+                self.enlist_again(suspect.id);
+            }
+            None => self.end_trials(),
+        }
     }
 
     fn end_trials(&mut self) {

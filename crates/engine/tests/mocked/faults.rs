@@ -67,12 +67,13 @@ fn a_panic_where_a_request_comes_or_goes_is_that_requests_own() {
     }
 }
 
-struct Fragile;
+struct Fragile(flume::Receiver<()>);
 
 impl StepRunner for Fragile {
     fn admit(&mut self, _: RequestId, _: SamplingState) {}
 
     fn run(&mut self, _: &StepPlan) -> Result<Vec<RowOutput>> {
+        let _ = self.0.recv();
         std::panic::panic_any(Bomb)
     }
 
@@ -82,9 +83,11 @@ impl StepRunner for Fragile {
 #[test]
 fn when_the_executors_thread_dies_every_request_ends() {
     for overlap in BOTH {
-        let executor = Background::start(Fragile).expect("a thread");
+        let (gate, receiver) = flume::unbounded();
+        let executor = Background::start(Fragile(receiver)).expect("a thread");
         let engine = Engine::start(Box::new(executor), EngineConfig { overlap, ..config(8) }).expect("sound");
         let streams: Vec<_> = (0..3).map(|i| submit(&engine, tokens(i, 5), params(3))).collect();
+        drop(gate);
         for stream in streams {
             let reason = answer(stream).reason;
             assert!(matches!(&reason, FinishReason::Error(why) if why.contains("thread has ended")), "{reason:?}");

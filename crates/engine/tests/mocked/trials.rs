@@ -163,8 +163,9 @@ fn an_executor_that_cannot_live_ends_the_engine() {
         let attempts = Arc::new(AtomicU64::new(0));
         let counted = Arc::clone(&attempts);
         let faults = Faults { fatal_steps: (1..100).collect(), ..Faults::default() };
+        let (permits, gate) = flume::unbounded();
         let executor = move || -> Box<dyn Executor> {
-            Box::new(Background::start(Mock::new(32, faults.clone(), None)).expect("a thread"))
+            Box::new(Background::start(Mock::new(32, faults.clone(), Some(gate.clone()))).expect("a thread"))
         };
         let first = executor();
         let rebuild = Rebuild::new(move || match counted.fetch_add(1, Ordering::SeqCst) {
@@ -176,6 +177,7 @@ fn an_executor_that_cannot_live_ends_the_engine() {
         let engine = Engine::start(first, config).expect("a sound configuration");
         // Three at most are tried alone and die of it; the last one is left over.
         let streams: Vec<_> = (0..4).map(|i| submit(&engine, tokens(i, 5), params(3))).collect();
+        drop(permits);
         let expected = if can_be_built { "too often" } else { "no memory" };
         let reasons: Vec<_> = streams.into_iter().map(|stream| answer(stream).reason).collect();
         let is_ended = |reason: &FinishReason| matches!(reason, FinishReason::Error(why) if why.contains("has ended"));
@@ -210,6 +212,24 @@ fn the_doors_stay_open_during_a_trial() {
         assert_whole(&found, &tokens(2, 20), 10);
     }
     wait_until_idle(engine);
+}
+
+/// Time is over for one when its turn comes.
+#[test]
+fn a_suspect_may_run_out_of_time() {
+    let gated = start_gated(EngineConfig { max_seqs: 2, ..config(32) }, planted([2], true));
+    let options = RequestOptions { deadline: Some(Duration::from_millis(30)), ..Default::default() };
+    let start = Instant::now();
+    let late = submit_with(&gated.engine, tokens(0, 20), params(10), options);
+    gated.wait_for_submitted(1);
+    let patient = submit(&gated.engine, tokens(1, 20), params(10));
+    gated.permit(1);
+    gated.wait_for_submitted(2);
+    wait_until("the time is over", || start.elapsed() > Duration::from_millis(31));
+    drop(gated.permits);
+    assert_eq!(answer(late).reason, FinishReason::Deadline);
+    assert_whole(&answer(patient), &tokens(1, 20), 10);
+    wait_until_idle(&gated.engine);
 }
 
 /// The suspect leaves while it is tried, or everybody does.
