@@ -1,6 +1,7 @@
 //! Every flag, as clap reads it.
 
 mod bench;
+mod bench_serve;
 mod engine;
 mod size;
 
@@ -10,6 +11,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 pub use bench::*;
+pub use bench_serve::*;
 pub use engine::*;
 
 /// An LLM inference and serving engine in one binary.

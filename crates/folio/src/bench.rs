@@ -8,6 +8,7 @@ mod interference;
 mod measure;
 mod prefix;
 mod report;
+mod serve;
 mod streams;
 mod waste;
 
@@ -27,6 +28,7 @@ pub fn main(args: BenchArgs) -> Result<()> {
         BenchKind::Prefix(bench) => prefix::main(&bench),
         BenchKind::Interference(bench) => interference::main(&bench),
         BenchKind::Fairness(bench) => fairness::main(&bench),
+        BenchKind::Serve(bench) => serve::main(&bench),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::ModelArgs;
+use super::{ModelArgs, ServeBench};
 
 #[derive(Args)]
 pub struct BenchArgs {
@@ -22,6 +22,8 @@ pub enum BenchKind {
     Interference(InterferenceBench),
     /// Two tenants, one of which floods: what each gets while both wait
     Fairness(FairnessBench),
+    /// Load on any OpenAI endpoint over HTTP, with the report of `vllm bench serve`
+    Serve(Box<ServeBench>),
 }
 
 /// What all benches have in common.

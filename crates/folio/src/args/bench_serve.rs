@@ -1,0 +1,289 @@
+//! Flags of `folio bench serve`, named as `vllm bench serve` names them.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::{Args, ValueEnum};
+
+#[derive(Args, Clone)]
+pub struct ServeBench {
+    #[command(flatten)]
+    pub target: TargetArgs,
+    #[command(flatten)]
+    pub dataset: DatasetArgs,
+    #[command(flatten)]
+    pub traffic: TrafficArgs,
+    #[command(flatten)]
+    pub result: ResultArgs,
+}
+
+/// Whom to ask, and what every request says. A key comes from FOLIO_API_KEY or OPENAI_API_KEY.
+#[derive(Args, Clone)]
+#[command(next_help_heading = "Server")]
+pub struct TargetArgs {
+    /// Where the server is, e.g. http://127.0.0.1:8000; http only [default: made of --host and --port]
+    #[arg(long, value_name = "URL")]
+    pub base_url: Option<String>,
+    #[arg(long, default_value = "127.0.0.1")]
+    pub host: String,
+    #[arg(long, default_value_t = 8000)]
+    pub port: u16,
+    /// What the server speaks
+    #[arg(long, value_enum, default_value_t = Backend::Openai)]
+    pub backend: Backend,
+    /// The route [default: /v1/completions, and /v1/chat/completions for openai-chat]
+    #[arg(long, value_name = "PATH")]
+    pub endpoint: Option<String>,
+    /// The model's name [default: the first of /v1/models]
+    #[arg(long)]
+    pub model: Option<String>,
+    /// Go on to the requested length whatever the model says; always so for random and trace
+    #[arg(long)]
+    pub ignore_eos: bool,
+    #[arg(long, default_value_t = 0.0)]
+    pub temperature: f64,
+    /// A request that takes longer has failed
+    #[arg(long, value_name = "SECONDS", default_value_t = 21_600.0, value_parser = positive)]
+    pub request_timeout: f64,
+}
+
+/// What is asked.
+#[derive(Args, Clone)]
+#[command(next_help_heading = "Dataset")]
+pub struct DatasetArgs {
+    #[arg(long, value_enum, default_value_t = Dataset::Random)]
+    pub dataset_name: Dataset,
+    /// The file of sharegpt or trace
+    #[arg(long, value_name = "FILE")]
+    pub dataset_path: Option<PathBuf>,
+    /// Requests; of a trace, the first so many
+    #[arg(long, default_value_t = 1000)]
+    pub num_prompts: usize,
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Draw prompts from the token ids below this [default: the tokens of common words where the server has /tokenize,
+    /// else the ids below 1000]
+    #[arg(long, value_name = "TOKENS")]
+    pub vocab_size: Option<u32>,
+    /// Tokens in each prompt, less the prefix
+    #[arg(long, default_value_t = 1024)]
+    pub random_input_len: usize,
+    #[arg(long, default_value_t = 128)]
+    pub random_output_len: usize,
+    /// Draw both lengths from [length * (1 - ratio), length * (1 + ratio)]
+    #[arg(long, value_name = "RATIO", default_value_t = 0.0)]
+    pub random_range_ratio: f64,
+    /// Tokens that all prompts begin with
+    #[arg(long, default_value_t = 0)]
+    pub random_prefix_len: usize,
+    /// Tokens in each answer [default: as many as the dataset's answer has]
+    #[arg(long, value_name = "TOKENS")]
+    pub sharegpt_output_len: Option<usize>,
+    #[arg(long, default_value_t = 256)]
+    pub prefix_repetition_prefix_len: usize,
+    #[arg(long, default_value_t = 256)]
+    pub prefix_repetition_suffix_len: usize,
+    #[arg(long, default_value_t = 10)]
+    pub prefix_repetition_num_prefixes: usize,
+    #[arg(long, default_value_t = 128)]
+    pub prefix_repetition_output_len: usize,
+    /// Tokens that one of a trace's hash_ids stands for
+    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
+    pub timed_trace_chunk_hash_size: usize,
+    /// Seconds in one unit of a trace's timestamps
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.001, value_parser = positive)]
+    pub timed_trace_sec_multiplier: f64,
+}
+
+/// When it is asked.
+#[derive(Args, Clone)]
+#[command(next_help_heading = "Traffic")]
+pub struct TrafficArgs {
+    /// Requests a second, or inf for all at once; of a trace, instead of its timestamps [default: inf]
+    #[arg(long, value_name = "RATE", value_parser = positive)]
+    pub request_rate: Option<f64>,
+    /// Shape of the gamma distribution of the gaps: 1 is Poisson, less comes in bursts, inf is a metronome
+    #[arg(long, default_value_t = 1.0, value_parser = positive)]
+    pub burstiness: f64,
+    /// Requests under way at once; the others wait here, and their waiting is not counted [default: no limit]
+    #[arg(long, value_name = "REQUESTS")]
+    pub max_concurrency: Option<usize>,
+    /// Requests sent and forgotten before the measurement
+    #[arg(long, value_name = "REQUESTS", default_value_t = 0)]
+    pub num_warmups: usize,
+}
+
+/// What is said about it.
+#[derive(Args, Clone)]
+#[command(next_help_heading = "Result")]
+pub struct ResultArgs {
+    /// Metrics to report
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Metric::Ttft, Metric::Tpot, Metric::Itl])]
+    pub percentile_metrics: Vec<Metric>,
+    /// Percentiles of each
+    #[arg(long, value_delimiter = ',', default_values_t = [99.0], value_parser = percentile)]
+    pub metric_percentiles: Vec<f64>,
+    /// Count the requests that keep these limits, in milliseconds, e.g. ttft:200 tpot:50 e2el:1000
+    #[arg(long, value_name = "METRIC:MS", num_args = 1..)]
+    pub goodput: Vec<Goal>,
+    /// Write the result as JSON
+    #[arg(long)]
+    pub save_result: bool,
+    /// With what every single request gave
+    #[arg(long)]
+    pub save_detailed: bool,
+    /// Where to write it [default: here]
+    #[arg(long, value_name = "FOLDER")]
+    pub result_dir: Option<PathBuf>,
+    /// Under which name [default: made of label, rate, model and time]
+    #[arg(long, value_name = "NAME")]
+    pub result_filename: Option<String>,
+    /// What the result is called [default: the backend]
+    #[arg(long)]
+    pub label: Option<String>,
+    /// Further keys of the result
+    #[arg(long, value_name = "KEY=VALUE", num_args = 1.., value_parser = key_value)]
+    pub metadata: Vec<(String, String)>,
+    /// Draw no progress bar
+    #[arg(long)]
+    pub disable_tqdm: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Backend {
+    /// Completions
+    Openai,
+    /// Chat completions
+    OpenaiChat,
+    /// Completions, too
+    Vllm,
+}
+
+impl Backend {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Openai => "openai",
+            Self::OpenaiChat => "openai-chat",
+            Self::Vllm => "vllm",
+        }
+    }
+
+    pub fn is_chat(self) -> bool {
+        self == Self::OpenaiChat
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Dataset {
+    /// Random prompts of known lengths
+    Random,
+    /// Conversations in ShareGPT's JSON: the first question of each
+    Sharegpt,
+    /// A few prefixes, each with many endings
+    #[value(name = "prefix_repetition")]
+    PrefixRepetition,
+    /// Recorded traffic in Mooncake's JSON lines: timestamp, input_length, output_length, hash_ids
+    #[value(alias = "timed_trace")]
+    Trace,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Metric {
+    /// Time to first token
+    Ttft,
+    /// Time per output token after the first
+    Tpot,
+    /// Time between two chunks of an answer
+    Itl,
+    /// Time from sending a request to its last token
+    E2el,
+}
+
+/// A limit that a request must keep to be counted as good.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Goal {
+    pub metric: Metric,
+    pub milliseconds: f64,
+}
+
+impl FromStr for Goal {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("expected ttft, tpot or e2el, a colon and milliseconds, found `{text}`");
+        let (name, limit) = text.split_once(':').ok_or_else(wrong)?;
+        let metric = match name {
+            "ttft" => Metric::Ttft,
+            "tpot" => Metric::Tpot,
+            "e2el" => Metric::E2el,
+            _ => return Err(wrong()),
+        };
+        let milliseconds = limit.parse().ok().filter(|limit: &f64| *limit >= 0.0).ok_or_else(wrong)?;
+        Ok(Self { metric, milliseconds })
+    }
+}
+
+/// Above zero; `inf` is allowed.
+fn positive(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number: &f64| *number > 0.0);
+    number.ok_or_else(|| "expected a number above zero".into())
+}
+
+fn percentile(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number: &f64| (0.0..=100.0).contains(number));
+    number.ok_or_else(|| "expected a number from 0 to 100".into())
+}
+
+fn key_value(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("expected KEY=VALUE")?;
+    Ok((key.trim().into(), value.trim().into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        bench: ServeBench,
+    }
+
+    fn parse(flags: &str) -> Option<ServeBench> {
+        Command::try_parse_from(std::iter::once("bench").chain(flags.split_whitespace())).ok().map(|c| c.bench)
+    }
+
+    #[test]
+    fn flags_as_vllm_writes_them() {
+        let flags = "--backend openai-chat --dataset-name prefix_repetition --request-rate inf --goodput ttft:200 \
+                     tpot:50 --metadata version=1 tp=2 --percentile-metrics ttft,e2el --metric-percentiles 50,99.9";
+        let bench = parse(flags).expect("valid flags");
+        assert_eq!(bench.target.backend, Backend::OpenaiChat);
+        assert_eq!(bench.dataset.dataset_name, Dataset::PrefixRepetition);
+        assert_eq!(bench.traffic.request_rate, Some(f64::INFINITY));
+        assert_eq!(bench.result.goodput[1], Goal { metric: Metric::Tpot, milliseconds: 50.0 });
+        assert_eq!(bench.result.metadata[1], ("tp".into(), "2".into()));
+        assert_eq!(bench.result.percentile_metrics, [Metric::Ttft, Metric::E2el]);
+        assert_eq!(bench.result.metric_percentiles, [50.0, 99.9]);
+    }
+
+    #[test]
+    fn values_that_mean_nothing_are_refused() {
+        for flags in [
+            "--request-rate 0",
+            "--request-rate nan",
+            "--burstiness -1",
+            "--goodput itl:5",
+            "--goodput ttft:-1",
+            "--goodput ttft",
+            "--metric-percentiles 101",
+            "--metadata version",
+            "--dataset-name trace2",
+            "--request-timeout 0",
+        ] {
+            assert!(parse(flags).is_none(), "{flags}");
+        }
+    }
+}

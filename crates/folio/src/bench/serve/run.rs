@@ -1,0 +1,46 @@
+//! The run itself: every request at its time, as many at once as allowed.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use indicatif::ProgressBar;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+use super::answer::Outcome;
+use super::ask::Asker;
+use super::workload::Ask;
+
+/// A request to send, and when, from the start of the run.
+pub type Timed = (Duration, Arc<Ask>);
+
+/// Sends all and waits for all: what came of each, in the same order, and how many seconds it took. `requests` are in
+/// order of time. Waiting for a place among those under way is not part of a request's own times.
+pub async fn run(
+    asker: &Arc<Asker>,
+    requests: Vec<Timed>,
+    max_concurrency: Option<usize>,
+    bar: &ProgressBar,
+) -> (Vec<Outcome>, f64) {
+    let places = Arc::new(Semaphore::new(max_concurrency.unwrap_or(Semaphore::MAX_PERMITS)));
+    let mut outcomes = vec![Outcome::default(); requests.len()];
+    let mut tasks = JoinSet::new();
+    let began = Instant::now();
+    for (number, (time, ask)) in requests.into_iter().enumerate() {
+        if !time.is_zero() {
+            tokio::time::sleep_until((began + time).into()).await;
+        }
+        let (asker, places, bar) = (asker.clone(), places.clone(), bar.clone());
+        tasks.spawn(async move {
+            let _place = places.acquire().await.expect("the semaphore is never closed");
+            let outcome = asker.ask(&ask, began).await;
+            bar.inc(1);
+            (number, outcome)
+        });
+    }
+    while let Some(done) = tasks.join_next().await {
+        let (number, outcome) = done.expect("asking does not panic");
+        outcomes[number] = outcome;
+    }
+    (outcomes, began.elapsed().as_secs_f64())
+}

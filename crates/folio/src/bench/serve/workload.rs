@@ -1,0 +1,191 @@
+//! What a run asks: prompts and lengths, drawn or read from a file, ready to be sent.
+//!
+//! Drawn prompts are kept as seeds and written out when they are sent, so that a long trace costs little memory. Where
+//! the server can tokenize, they are turned into text of exactly the tokens asked for, as other load generators send
+//! it; else they go as token ids, or as plain words to a chat.
+
+mod fit;
+mod sharegpt;
+mod synthetic;
+mod tokenizer;
+mod trace;
+
+use std::borrow::Cow;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Result, bail};
+use indicatif::ProgressBar;
+
+use super::client::Client;
+use super::rng::Rng;
+use crate::args::{Dataset, DatasetArgs};
+use tokenizer::ServerTokenizer;
+
+/// Ids that every vocabulary has, for servers that say nothing about theirs.
+const ASSUMED_VOCABULARY: u32 = 1000;
+
+/// Longest prompt or answer that is worth writing down.
+const MAX_TOKENS: usize = 10_000_000;
+
+/// One request to send.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ask {
+    pub prompt: Prompt,
+    /// What the prompt should come to; the server's count is the one reported, where it gives one.
+    pub prompt_len: usize,
+    pub output_len: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Prompt {
+    Text(String),
+    /// Equal segments are equal tokens, so that prompts share what their segments share.
+    Drawn(Vec<Segment>),
+}
+
+/// So many tokens, drawn from a seed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    pub seed: u64,
+    pub len: usize,
+}
+
+/// What drawn prompts are made of.
+#[derive(Clone, Debug)]
+pub enum Alphabet {
+    /// Plain words, about a token each.
+    Words,
+    /// Token ids.
+    Tokens(Vec<u32>),
+    /// Token ids below this.
+    Below(u32),
+}
+
+/// A prompt as it is sent.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Rendered<'a> {
+    Text(Cow<'a, str>),
+    Tokens(Vec<u32>),
+}
+
+pub struct Workload {
+    pub asks: Vec<Ask>,
+    /// When the requests were recorded, in seconds; of a trace only.
+    pub timestamps: Option<Vec<f64>>,
+    pub alphabet: Alphabet,
+}
+
+impl Prompt {
+    pub fn render(&self, alphabet: &Alphabet) -> Rendered<'_> {
+        match (self, alphabet) {
+            (Self::Text(text), _) => Rendered::Text(Cow::Borrowed(text)),
+            (Self::Drawn(segments), Alphabet::Words) => {
+                let words = segments.iter().flat_map(|segment| {
+                    let mut rng = Rng::new(segment.seed);
+                    (0..segment.len).map(move |_| tokenizer::word(&mut rng))
+                });
+                Rendered::Text(words.collect::<Vec<_>>().join(" ").into())
+            }
+            (Self::Drawn(segments), alphabet) => Rendered::Tokens(alphabet.tokens(segments)),
+        }
+    }
+}
+
+impl Alphabet {
+    fn pick(&self, rng: &mut Rng) -> u32 {
+        match self {
+            Self::Words => panic!("words have no token ids"),
+            Self::Tokens(tokens) => tokens[rng.below(tokens.len() as u64) as usize],
+            Self::Below(size) => rng.below(u64::from(*size)) as u32,
+        }
+    }
+
+    fn tokens(&self, segments: &[Segment]) -> Vec<u32> {
+        let mut tokens = Vec::with_capacity(segments.iter().map(|segment| segment.len).sum());
+        for segment in segments {
+            let mut rng = Rng::new(segment.seed);
+            tokens.extend((0..segment.len).map(|_| self.pick(&mut rng)));
+        }
+        tokens
+    }
+}
+
+/// Makes the requests of a run, asking the server for its tokenizer where it has one.
+pub async fn prepare(
+    args: &DatasetArgs,
+    client: &Arc<Client>,
+    model: &str,
+    is_chat: bool,
+    bar: &ProgressBar,
+) -> Result<Workload> {
+    check(args)?;
+    let tokenizer = ServerTokenizer::find(client, model).await?.map(Arc::new);
+    let ids = match (args.vocab_size, &tokenizer) {
+        (Some(size), _) => Alphabet::Below(size),
+        (None, Some(tokenizer)) => Alphabet::Tokens(tokenizer.words.clone()),
+        (None, None) => Alphabet::Below(ASSUMED_VOCABULARY),
+    };
+    let mut timestamps = None;
+    let mut asks = match args.dataset_name {
+        Dataset::Random => synthetic::random(args)?,
+        Dataset::PrefixRepetition => synthetic::prefix_repetition(args)?,
+        Dataset::Sharegpt => sharegpt::sample(file(args)?, args, tokenizer.as_ref(), bar).await?,
+        Dataset::Trace => {
+            let (asks, times) = trace::read(file(args)?, args)?;
+            timestamps = Some(times);
+            asks
+        }
+    };
+    // A trace may be too long to be written out at once.
+    if let (Dataset::Random | Dataset::PrefixRepetition, Some(tokenizer)) = (args.dataset_name, &tokenizer)
+        && tokenizer.decodes
+    {
+        fit::all(&mut asks, tokenizer, &ids, is_chat, bar).await?;
+    }
+    let alphabet = if is_chat { Alphabet::Words } else { ids };
+    Ok(Workload { asks, timestamps, alphabet })
+}
+
+fn check(args: &DatasetArgs) -> Result<()> {
+    if args.num_prompts == 0 {
+        bail!("--num-prompts is 0, but must be at least 1");
+    }
+    if args.vocab_size == Some(0) {
+        bail!("--vocab-size is 0, but must be at least 1");
+    }
+    match (args.dataset_name, &args.dataset_path) {
+        (Dataset::Random | Dataset::PrefixRepetition, Some(path)) => {
+            bail!("--dataset-path {}: prompts of this dataset are drawn, not read", path.display())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn file(args: &DatasetArgs) -> Result<&Path> {
+    let Some(path) = &args.dataset_path else { bail!("this dataset is read from a file: give --dataset-path") };
+    Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_segments_are_equal_tokens() {
+        let prompt = |seeds: &[u64]| Prompt::Drawn(seeds.iter().map(|&seed| Segment { seed, len: 5 }).collect());
+        let tokens = |prompt: &Prompt, alphabet: &Alphabet| match prompt.render(alphabet) {
+            Rendered::Tokens(tokens) => tokens,
+            Rendered::Text(text) => panic!("{text}"),
+        };
+        let below = Alphabet::Below(50_000);
+        let (one, two) = (tokens(&prompt(&[1, 2]), &below), tokens(&prompt(&[1, 3]), &below));
+        assert_eq!(one.len(), 10);
+        assert_eq!(one[..5], two[..5]);
+        assert_ne!(one[5..], two[5..]);
+        assert!(tokens(&prompt(&[1]), &Alphabet::Tokens(vec![7, 9])).iter().all(|token| [7, 9].contains(token)));
+        let words = prompt(&[1, 2]);
+        let Rendered::Text(text) = words.render(&Alphabet::Words) else { panic!("words are text") };
+        assert_eq!(text.split(' ').count(), 10);
+    }
+}
