@@ -1,1 +1,21 @@
-//! What the server tells of itself: metrics, logs, traces.
+//! What the server tells of itself: metrics for scrapers, a log for people, traces for collectors.
+//!
+//! An [`Observer`] is handed to whoever has something to tell. Nothing here waits for a reader: what a log or a collector
+//! does not take is dropped and counted. Prompts, answers and keys are never told.
+
+mod escape;
+mod exposition;
+mod log;
+mod metrics;
+mod observer;
+mod otlp;
+mod record;
+mod registry;
+mod snapshot;
+
+pub use exposition::CONTENT_TYPE;
+pub use log::{Field, Level, Log, LogFormat};
+pub use observer::{Observer, ObserverConfig, Refusal};
+pub use otlp::{Endpoint, EndpointError, Traces};
+pub use record::{AbortReason, EndReason, RequestRecord, RequestStart};
+pub use snapshot::Snapshot;

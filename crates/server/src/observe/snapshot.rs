@@ -1,0 +1,253 @@
+//! Figures that others keep and hand in when metrics are asked for: the engine's, the connections', the stores'.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use folio_engine::{EngineStats, GroupStats, ITERATION_BOUNDS};
+
+use super::exposition::{Exposition, Kind, labels};
+
+/// Plain numbers as of now; what there is none of stays at its default.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    /// Of the engine, since the process started where a counter is concerned.
+    pub engine: EngineStats,
+    /// Tokens of a KV block.
+    pub block_tokens: usize,
+    /// Times that the engine was started anew after a fault.
+    pub engine_restarts: u64,
+    /// How long the engine has made no step while there was work; zero if all is well.
+    pub stalled: Duration,
+    pub connections_open: usize,
+    /// Requests under way, by the name of their key.
+    pub in_flight: Vec<(Arc<str>, usize)>,
+    /// Prompts that wait to be templated and tokenized.
+    pub prompt_pool_queue: usize,
+    pub stored_responses: usize,
+    pub stored_response_bytes: usize,
+    pub log_lines_dropped: u64,
+    pub spans_exported: u64,
+    pub spans_dropped: u64,
+}
+
+impl Snapshot {
+    /// The part under vLLM's names.
+    pub fn write_vllm(&self, out: &mut Exposition, model_name: &str) {
+        let own = labels(&[("model_name", model_name), ("engine", "0")]);
+        let with = |name, value: &str| labels(&[("model_name", model_name), ("engine", "0"), (name, value)]);
+        let (stats, scheduler) = (&self.engine, &self.engine.scheduler);
+        let mut gauge = |name, help, value: f64| out.single(name, Kind::Gauge, help, &own, value);
+        gauge("vllm:num_requests_running", "Requests in steps.", scheduler.running as f64);
+        gauge("vllm:num_requests_waiting", "Requests that wait for their turn.", scheduler.waiting as f64);
+        // Pools of different layer groups are apart: the fullest decides who can run.
+        let usage = scheduler.groups.iter().map(used_share).fold(0.0, f64::max);
+        gauge("vllm:kv_cache_usage_perc", "Share of KV blocks held by running requests: 1 is all.", usage);
+        let help = "Requests that wait, by why; this engine tells no reasons apart.";
+        out.family("vllm:num_requests_waiting_by_reason", Kind::Gauge, help);
+        for (reason, value) in [("capacity", scheduler.waiting), ("deferred", 0)] {
+            out.sample("vllm:num_requests_waiting_by_reason", &with("reason", reason), value);
+        }
+        let blocks = scheduler.groups.iter().map(|group| group.blocks_total).max().unwrap_or(0);
+        let (block_tokens, blocks) = (self.block_tokens.to_string(), blocks.to_string());
+        let info = [("block_size", block_tokens.as_str()), ("num_gpu_blocks", blocks.as_str()), ("engine", "0")];
+        out.single("vllm:cache_config_info", Kind::Gauge, "How the KV cache is laid out.", &labels(&info), 1.0);
+
+        // A block of the host tier comes from outside the device's cache, as from one of vLLM's connectors.
+        let hits = scheduler.hit_tokens;
+        let host_hits = scheduler.host_hit_tokens.min(hits);
+        let device_hits = hits - host_hits;
+        let computed = scheduler.prompt_tokens.saturating_sub(hits);
+        let has_host = scheduler.groups.iter().any(|group| group.host_slots_total > 0);
+        let host_queries = if has_host { scheduler.prompt_tokens.saturating_sub(device_hits) } else { 0 };
+        let mut counter = |name, help, value: u64| out.single(name, Kind::Counter, help, &own, value);
+        let help = "Prompt tokens looked up in the prefix cache.";
+        counter("vllm:prefix_cache_queries_total", help, scheduler.prompt_tokens);
+        counter("vllm:prefix_cache_hits_total", "Of those, found on the device.", device_hits);
+        let help = "Prompt tokens looked up in the host tier.";
+        counter("vllm:external_prefix_cache_queries_total", help, host_queries);
+        counter("vllm:external_prefix_cache_hits_total", "Of those, found there.", host_hits);
+        counter("vllm:num_preemptions_total", "Times a request gave its blocks to others.", scheduler.preemptions);
+        counter("vllm:prompt_tokens_total", "Prompt tokens of requests that ran.", scheduler.prompt_tokens);
+        counter("vllm:prompt_tokens_cached_total", "Of those, found in a cache.", hits);
+        counter("vllm:generation_tokens_total", "Tokens of answers.", stats.tokens_sampled);
+        out.family("vllm:prompt_tokens_by_source_total", Kind::Counter, "Prompt tokens, by where they came from.");
+        let sources =
+            [("local_compute", computed), ("local_cache_hit", device_hits), ("external_kv_transfer", host_hits)];
+        for (source, value) in sources {
+            out.sample("vllm:prompt_tokens_by_source_total", &with("source", source), value);
+        }
+        let tokens = &stats.iteration_tokens;
+        out.family("vllm:iteration_tokens_total", Kind::Histogram, "Tokens of a step.");
+        let bounds = ITERATION_BOUNDS.map(|bound| bound as f64);
+        out.histogram("vllm:iteration_tokens_total", &own, &bounds, &tokens.counts, tokens.sum);
+    }
+
+    /// The part that is ours alone.
+    pub fn write_folio(&self, out: &mut Exposition) {
+        let (stats, scheduler) = (&self.engine, &self.engine.scheduler);
+        let mut counter = |name, help, value: u64| out.single(name, Kind::Counter, help, "", value);
+        counter(
+            "folio:engine_restarts_total",
+            "Times the engine was started anew after a fault.",
+            self.engine_restarts,
+        );
+        counter("folio:steps_total", "Steps that ended well.", stats.steps_done);
+        counter("folio:steps_failed_total", "Steps that failed, with the requests in them.", stats.steps_failed);
+        counter("folio:samples_ended_total", "Answers that ended, for whatever reason.", stats.samples_ended);
+        counter("folio:requests_expired_total", "Requests whose deadline passed.", scheduler.expired);
+        counter("folio:tokens_computed_total", "Rows of all steps.", stats.tokens_computed);
+        let help = "Prompt tokens computed, again where a request gave way.";
+        counter("folio:prompt_tokens_computed_total", help, stats.prompt_tokens_computed);
+        counter("folio:disk_chunks_fetched_total", "Chunks read from the disk tier.", scheduler.disk_fetched);
+        counter("folio:disk_chunks_failed_total", "Chunks that could not be read from it.", scheduler.disk_failed);
+        let help = "Batches of KV events that found the publisher's queue full.";
+        counter("folio:kv_event_batches_lost_total", help, stats.kv_event_batches_lost);
+        counter("folio:log_lines_dropped_total", "Log lines that nobody took.", self.log_lines_dropped);
+        counter("folio:trace_spans_exported_total", "Spans that the collector took.", self.spans_exported);
+        counter("folio:trace_spans_dropped_total", "Spans that it did not take.", self.spans_dropped);
+
+        let mut gauge = |name, help, value: f64| out.single(name, Kind::Gauge, help, "", value);
+        let help = "How long the engine has made no step while there was work.";
+        gauge("folio:engine_stalled_seconds", help, self.stalled.as_secs_f64());
+        let help = "How long a request that came now would wait for its first token.";
+        gauge("folio:expected_wait_seconds", help, stats.expected_wait.as_secs_f64());
+        gauge("folio:waiting_tokens", "Tokens of requests that wait.", scheduler.waiting_tokens as f64);
+        gauge("folio:connections_open", "Open connections.", self.connections_open as f64);
+        let help = "Prompts that wait to be templated and tokenized.";
+        gauge("folio:prompt_pool_queue", help, self.prompt_pool_queue as f64);
+        gauge("folio:stored_responses", "Responses kept for later turns.", self.stored_responses as f64);
+        gauge("folio:stored_response_bytes", "Their bytes.", self.stored_response_bytes as f64);
+        if let Some(memory) = Memory::read() {
+            let help = "Memory of the process that no file backs: resident or swapped out.";
+            gauge("folio:anonymous_memory_bytes", help, memory.anonymous as f64);
+            gauge("process_resident_memory_bytes", "Resident memory.", memory.resident as f64);
+        }
+        out.family("folio:requests_in_flight", Kind::Gauge, "Requests under way, by the name of their key.");
+        for (key, count) in &self.in_flight {
+            out.sample("folio:requests_in_flight", &labels(&[("key", key)]), *count);
+        }
+        self.write_groups(out);
+    }
+
+    fn write_groups(&self, out: &mut Exposition) {
+        type Figure = fn(&GroupStats) -> usize;
+        let figures: [(&str, &str, Figure); 5] = [
+            ("folio:kv_blocks", "KV blocks of a layer group on the device.", |group| group.blocks_total),
+            ("folio:kv_blocks_used", "Of those, held by running requests.", |group| group.blocks_used),
+            ("folio:kv_blocks_cached", "Of those, found by a prefix hit.", |group| group.blocks_cached),
+            ("folio:host_slots", "Places for KV blocks in host memory.", |group| group.host_slots_total),
+            ("folio:host_slots_used", "Of those, taken.", |group| group.host_slots_used),
+        ];
+        for (name, help, figure) in figures {
+            out.family(name, Kind::Gauge, help);
+            for (index, group) in self.engine.scheduler.groups.iter().enumerate() {
+                out.sample(name, &labels(&[("group", &index.to_string())]), figure(group));
+            }
+        }
+    }
+}
+
+fn used_share(group: &GroupStats) -> f64 {
+    group.blocks_used as f64 / group.blocks_total.max(1) as f64
+}
+
+/// Bytes that the process holds, where the system tells.
+struct Memory {
+    anonymous: u64,
+    resident: u64,
+}
+
+impl Memory {
+    fn read() -> Option<Self> {
+        Self::parse(&std::fs::read_to_string("/proc/self/status").ok()?)
+    }
+
+    fn parse(status: &str) -> Option<Self> {
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+            line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
+        };
+        let anonymous = field("RssAnon")?.saturating_add(field("VmSwap").unwrap_or(0));
+        Some(Self { anonymous, resident: field("VmRSS")? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use folio_engine::SchedulerStats;
+
+    use super::super::exposition::tests::parse;
+    use super::*;
+
+    fn snapshot() -> Snapshot {
+        let group = |total, used| GroupStats { blocks_total: total, blocks_used: used, ..GroupStats::default() };
+        let scheduler = SchedulerStats {
+            running: 3,
+            waiting: 2,
+            groups: vec![group(100, 25), GroupStats { host_slots_total: 8, ..group(10, 5) }],
+            hit_tokens: 60,
+            host_hit_tokens: 20,
+            prompt_tokens: 100,
+            ..SchedulerStats::default()
+        };
+        let mut engine = EngineStats { scheduler, ..EngineStats::default() };
+        engine.iteration_tokens.counts[1] = 2;
+        engine.iteration_tokens.counts[13] = 1;
+        engine.iteration_tokens.sum = 20_010;
+        let in_flight = vec![("a\"b".into(), 2)];
+        Snapshot { engine, block_tokens: 16, stalled: Duration::from_millis(1500), in_flight, ..Snapshot::default() }
+    }
+
+    #[test]
+    fn routers_find_what_they_read() {
+        let mut out = Exposition::default();
+        snapshot().write_vllm(&mut out, "m");
+        let samples = parse(&out.into_text());
+        let own = "model_name=\"m\",engine=\"0\"";
+        let checks = [
+            ("vllm:num_requests_running{OWN}", 3.0),
+            ("vllm:num_requests_waiting{OWN}", 2.0),
+            ("vllm:num_requests_waiting_by_reason{OWN,reason=\"capacity\"}", 2.0),
+            ("vllm:kv_cache_usage_perc{OWN}", 0.5),
+            ("vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"100\",engine=\"0\"}", 1.0),
+            ("vllm:prefix_cache_queries_total{OWN}", 100.0),
+            ("vllm:prefix_cache_hits_total{OWN}", 40.0),
+            ("vllm:external_prefix_cache_queries_total{OWN}", 60.0),
+            ("vllm:external_prefix_cache_hits_total{OWN}", 20.0),
+            ("vllm:prompt_tokens_cached_total{OWN}", 60.0),
+            ("vllm:prompt_tokens_by_source_total{OWN,source=\"local_compute\"}", 40.0),
+            ("vllm:prompt_tokens_by_source_total{OWN,source=\"external_kv_transfer\"}", 20.0),
+            ("vllm:iteration_tokens_total_bucket{OWN,le=\"1.0\"}", 0.0),
+            ("vllm:iteration_tokens_total_bucket{OWN,le=\"8.0\"}", 2.0),
+            ("vllm:iteration_tokens_total_bucket{OWN,le=\"16384.0\"}", 2.0),
+            ("vllm:iteration_tokens_total_count{OWN}", 3.0),
+            ("vllm:iteration_tokens_total_sum{OWN}", 20_010.0),
+        ];
+        for (series, expected) in checks {
+            let series = series.replace("OWN", own);
+            assert_eq!(samples.get(&series), Some(&expected), "{series}");
+        }
+    }
+
+    #[test]
+    fn our_own_figures_are_told_by_key_and_by_group() {
+        let mut out = Exposition::default();
+        snapshot().write_folio(&mut out);
+        let samples = parse(&out.into_text());
+        assert_eq!(samples["folio:engine_stalled_seconds"], 1.5);
+        assert_eq!(samples["folio:requests_in_flight{key=\"a\\\"b\"}"], 2.0);
+        assert_eq!(samples["folio:kv_blocks_used{group=\"0\"}"], 25.0);
+        assert_eq!(samples["folio:host_slots{group=\"1\"}"], 8.0);
+        if cfg!(target_os = "linux") {
+            assert!(samples["folio:anonymous_memory_bytes"] > 0.0);
+        }
+    }
+
+    #[test]
+    fn memory_is_what_no_file_backs() {
+        let status = "Name:\tx\nVmRSS:\t  300 kB\nRssAnon:\t  200 kB\nVmSwap:\t    7 kB\n";
+        let memory = Memory::parse(status).expect("all there");
+        assert_eq!((memory.anonymous, memory.resident), (207 * 1024, 300 * 1024));
+        assert!(Memory::parse("VmRSS: x kB\n").is_none());
+    }
+}
