@@ -1,0 +1,140 @@
+//! Bodies on their way in and out, in pieces of a size that bounds what they cost.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
+
+use axum::body::{Body as AxumBody, Bytes};
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+
+use super::activity::UnderWay;
+use super::streams::Blocked;
+
+/// Smaller pieces of a request are gathered up to this. A client may send a body in chunks of one byte, and whoever
+/// collects the pieces as they come pays many times a body's size for it.
+const GATHER_BYTES: usize = 4 << 10;
+
+/// Larger pieces of an answer are cut to this, so that an answer made in one piece is still given up piece by piece when
+/// its client does not read.
+const PIECE_BYTES: usize = 16 << 10;
+
+/// A request's body. Small pieces wait for more: routes read bodies whole.
+pub(super) struct Received {
+    inner: Incoming,
+    gathered: Vec<u8>,
+    /// Seen to its end by whoever reads it.
+    ended: Arc<AtomicBool>,
+}
+
+impl Received {
+    pub fn new(inner: Incoming) -> Self {
+        let ended = Arc::new(AtomicBool::new(inner.is_end_stream()));
+        Self { inner, gathered: Vec::new(), ended }
+    }
+
+    pub fn ended(&self) -> Arc<AtomicBool> {
+        self.ended.clone()
+    }
+
+    fn gathered(&mut self) -> Frame<Bytes> {
+        Frame::data(std::mem::take(&mut self.gathered).into())
+    }
+}
+
+impl Body for Received {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        loop {
+            let frame = ready!(Pin::new(&mut self.inner).poll_frame(cx)).transpose()?;
+            let ended = frame.is_none() || self.inner.is_end_stream();
+            if ended {
+                self.ended.store(true, Ordering::Relaxed);
+            }
+            match frame.map(Frame::into_data) {
+                Some(Ok(data)) if self.gathered.is_empty() && (ended || data.len() >= GATHER_BYTES) => {
+                    return Poll::Ready(Some(Ok(Frame::data(data))));
+                }
+                Some(Ok(data)) => self.gathered.extend_from_slice(&data),
+                // Trailers: no route has a use for them.
+                Some(Err(_)) => {}
+                None if self.gathered.is_empty() => return Poll::Ready(None),
+                None => {}
+            }
+            if ended && self.gathered.is_empty() {
+                return Poll::Ready(None);
+            }
+            if ended || self.gathered.len() >= GATHER_BYTES {
+                return Poll::Ready(Some(Ok(self.gathered())));
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.gathered.is_empty() && self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        plus(self.inner.size_hint(), self.gathered.len())
+    }
+}
+
+/// An answer's body. Its request is under way until this is dropped.
+pub(super) struct Sent {
+    inner: AxumBody,
+    rest: Bytes,
+    /// On HTTP/2: whether the client has taken the last piece.
+    blocked: Option<Arc<Blocked>>,
+    _under_way: UnderWay,
+}
+
+impl Sent {
+    pub fn new(inner: AxumBody, blocked: Option<Arc<Blocked>>, under_way: UnderWay) -> Self {
+        Self { inner, rest: Bytes::new(), blocked, _under_way: under_way }
+    }
+
+    fn next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        if self.rest.is_empty() {
+            match ready!(Pin::new(&mut self.inner).poll_frame(cx)?).map(Frame::into_data) {
+                Some(Ok(data)) => self.rest = data,
+                Some(Err(other)) => return Poll::Ready(Some(Ok(other))),
+                None => return Poll::Ready(None),
+            }
+        }
+        let piece = self.rest.split_to(self.rest.len().min(PIECE_BYTES));
+        Poll::Ready(Some(Ok(Frame::data(piece))))
+    }
+}
+
+impl Body for Sent {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        // Being asked for more means that the piece before has gone.
+        let next = self.next(cx);
+        if let Some(blocked) = &self.blocked {
+            blocked.set(matches!(next, Poll::Ready(Some(Ok(_)))));
+        }
+        next
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.rest.is_empty() && self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        plus(self.inner.size_hint(), self.rest.len())
+    }
+}
+
+fn plus(hint: SizeHint, bytes: usize) -> SizeHint {
+    let mut sum = SizeHint::new();
+    sum.set_lower(hint.lower().saturating_add(bytes as u64));
+    if let Some(upper) = hint.upper() {
+        sum.set_upper(upper.saturating_add(bytes as u64));
+    }
+    sum
+}

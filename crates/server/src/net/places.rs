@@ -1,0 +1,83 @@
+//! The places connections may take, and who leaves when all are taken.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+
+use super::activity::{Activity, Patience};
+use super::stats::{ConnectionStats, count};
+
+pub(super) struct Places {
+    limit: usize,
+    taken: Mutex<Taken>,
+    /// Told when a place becomes free, or a connection may now give way.
+    room: Arc<Notify>,
+    stats: Arc<ConnectionStats>,
+}
+
+#[derive(Default)]
+struct Taken {
+    connections: HashMap<u64, Arc<Activity>>,
+    next: u64,
+}
+
+/// A connection's place; free again when this is dropped.
+pub(super) struct Place {
+    id: u64,
+    places: Arc<Places>,
+    pub activity: Arc<Activity>,
+}
+
+impl Places {
+    /// At least one: a server without places would answer nobody.
+    pub fn new(limit: usize, stats: Arc<ConnectionStats>) -> Arc<Self> {
+        Arc::new(Self { limit: limit.max(1), taken: Mutex::default(), room: Arc::default(), stats })
+    }
+
+    fn taken(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until a place is free. Called by the accept loop alone, so the place stays free until it is taken.
+    pub async fn wait_for_room(&self) {
+        while self.taken().connections.len() >= self.limit {
+            self.evict_one();
+            self.room.notified().await;
+        }
+    }
+
+    /// Tells the connection that has been without a request for longest to end. Nobody, if all have one.
+    pub fn evict_one(&self) {
+        let taken = self.taken();
+        let quiet = taken.connections.values().filter_map(|activity| Some((activity.quiet_since()?, activity)));
+        if let Some((_, oldest)) = quiet.min_by_key(|(since, _)| *since) {
+            oldest.make_room();
+        }
+    }
+
+    pub fn take(self: &Arc<Self>, patience: Patience) -> Place {
+        count(&self.stats.accepted);
+        count(&self.stats.open);
+        let activity = Arc::new(Activity::new(patience, self.room.clone()));
+        let mut taken = self.taken();
+        let id = taken.next;
+        taken.next += 1;
+        taken.connections.insert(id, activity.clone());
+        Place { id, places: self.clone(), activity }
+    }
+
+    /// Every connection finishes what it is answering and ends.
+    pub fn drain(&self) {
+        self.taken().connections.values().for_each(|activity| activity.drain());
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.places.taken().connections.remove(&self.id);
+        self.places.stats.open.fetch_sub(1, Ordering::Relaxed);
+        self.places.room.notify_one();
+    }
+}

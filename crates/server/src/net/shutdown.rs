@@ -1,0 +1,93 @@
+//! The order to end: given once, heard by every listener.
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    Serving,
+    /// No more connections; those that answer something finish it, until `deadline` if there is one.
+    Closing {
+        deadline: Option<Instant>,
+    },
+    Aborted,
+}
+
+/// Heard by `serve`. A clone for each listener. When every handle is gone without an order, serving goes on.
+#[derive(Clone, Debug)]
+pub struct Shutdown(watch::Receiver<Stage>);
+
+/// Gives the order.
+#[derive(Clone, Debug)]
+pub struct ShutdownHandle(watch::Sender<Stage>);
+
+impl Shutdown {
+    pub fn new() -> (ShutdownHandle, Self) {
+        let (sender, receiver) = watch::channel(Stage::Serving);
+        (ShutdownHandle(sender), Self(receiver))
+    }
+
+    /// The first stage after `Serving`; never, if no order comes.
+    pub(super) async fn ordered(&mut self) -> Stage {
+        match self.0.wait_for(|stage| *stage != Stage::Serving).await {
+            Ok(stage) => *stage,
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    /// Returns when connections are to be dropped as they are.
+    pub(super) async fn out_of_time(&mut self) {
+        loop {
+            let deadline = match *self.0.borrow_and_update() {
+                Stage::Aborted => return,
+                Stage::Closing { deadline: Some(deadline) } => Some(deadline),
+                Stage::Closing { deadline: None } | Stage::Serving => None,
+            };
+            let reached = async {
+                match deadline {
+                    Some(deadline) => tokio::time::sleep_until(deadline).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = reached => return,
+                // Without a handle no order will come; what stands decides.
+                changed = self.0.changed() => if changed.is_err() {
+                    match deadline {
+                        Some(deadline) => return tokio::time::sleep_until(deadline).await,
+                        None => std::future::pending::<()>().await,
+                    }
+                },
+            }
+        }
+    }
+}
+
+impl ShutdownHandle {
+    /// No more connections; open ones finish what they are answering, and then `serve` returns.
+    pub fn close(&self) {
+        self.advance(Stage::Closing { deadline: None });
+    }
+
+    /// The same, and what has not finished after `time` is dropped.
+    pub fn close_within(&self, time: Duration) {
+        self.advance(Stage::Closing { deadline: Some(Instant::now() + time) });
+    }
+
+    /// Drops every connection as it is.
+    pub fn abort(&self) {
+        self.advance(Stage::Aborted);
+    }
+
+    fn advance(&self, to: Stage) {
+        self.0.send_if_modified(|stage| {
+            let moves = *stage != Stage::Aborted && *stage != to;
+            if moves {
+                *stage = to;
+            }
+            moves
+        });
+    }
+}
