@@ -55,7 +55,7 @@ pub enum InvalidRequest {
     NeverFits { max_len: usize, most: usize },
     #[error("n is {n}, but at most {most} sequences run at once")]
     TooManySamples { n: usize, most: usize },
-    #[error("allowed_tokens, banned_tokens and min_tokens together leave no token to choose")]
+    #[error("allowed_tokens, banned_tokens, bad_words and min_tokens together leave no token to choose")]
     NothingToChoose,
     #[error(transparent)]
     Sampling(#[from] InvalidParam),

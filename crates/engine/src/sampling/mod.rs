@@ -1,9 +1,10 @@
 //! From a row of logits to the next token, as one request asked for it.
 //!
-//! The order is vLLM's: logprobs of the raw logits; masks; biases; penalties; then the best token for a temperature
+//! The order is vLLM's: logprobs of the raw logits; masks, those of bad words among them; biases; penalties; then the best token for a temperature
 //! of 0, or temperature, min-p, top-k, top-p and a draw. A draw is a function of (seed, sample, position), so nothing
 //! here depends on the batch. What a row's numbers make impossible is an error of that row and never a panic.
 
+mod bad_words;
 mod filters;
 mod logprobs;
 mod params;
@@ -14,6 +15,7 @@ mod tests;
 
 use std::sync::Arc;
 
+use bad_words::Recent;
 pub use params::{InvalidParam, SamplingParams};
 use penalties::Seen;
 
@@ -33,6 +35,7 @@ pub enum NotFinite {
 pub struct SamplingState {
     params: Arc<SamplingParams>,
     seen: Seen,
+    recent: Recent,
     /// Tokens that end the answer.
     stops: Vec<u32>,
     sample_index: u32,
@@ -45,7 +48,8 @@ impl SamplingState {
         if !params.ignore_eos {
             stops.extend_from_slice(eos);
         }
-        Self { seen: Seen::new(&params, prompt), stops, sample_index: sample_index as u32, params }
+        let (seen, recent) = (Seen::new(&params, prompt), Recent::new(&params));
+        Self { seen, recent, stops, sample_index: sample_index as u32, params }
     }
 
     /// One for each of a prompt's answers.
@@ -57,6 +61,7 @@ impl SamplingState {
     /// A token was put out.
     pub fn observe(&mut self, token: u32) {
         self.seen.observe(token);
+        self.recent.observe(token);
     }
 
     /// The token at `position` of the sequence, from the logits of the one before. The logits are used up.
@@ -78,6 +83,7 @@ impl SamplingState {
     fn choose(&self, logits: &mut [f32], position: usize) -> Result<u32, NotFinite> {
         let params = &*self.params;
         penalties::mask(logits, params, &self.stops, &self.seen);
+        bad_words::mask(logits, params, &self.recent);
         penalties::bias(logits, params);
         penalties::penalize(logits, params, &self.seen);
         let best = best_token(logits)?;

@@ -24,6 +24,8 @@ pub struct SamplingParams {
     /// If given, no other token may be chosen.
     pub allowed_tokens: Option<Vec<u32>>,
     pub banned_tokens: Vec<u32>,
+    /// Sequences of tokens that the answer never completes.
+    pub bad_words: Vec<Vec<u32>>,
     /// Until this many tokens are out, none that would end the answer is chosen.
     pub min_tokens: usize,
     pub max_tokens: usize,
@@ -53,6 +55,7 @@ impl Default for SamplingParams {
             logit_bias: Vec::new(),
             allowed_tokens: None,
             banned_tokens: Vec::new(),
+            bad_words: Vec::new(),
             min_tokens: 0,
             max_tokens: 16,
             stop_token_ids: Vec::new(),
@@ -78,6 +81,9 @@ const MAX_REPETITION_PENALTY: f32 = 10.0;
 const MAX_PENALTY: f32 = 2.0;
 const MAX_BIAS: f32 = 100.0;
 const MAX_SAMPLES: usize = 16;
+/// Each step walks through them.
+const MAX_BAD_WORDS: usize = 128;
+const MAX_BAD_WORD_TOKENS: usize = 1024;
 
 fn check(ok: bool, field: &'static str, value: impl ToString, range: impl ToString) -> Result<(), InvalidParam> {
     if ok { Ok(()) } else { Err(InvalidParam { field, value: value.to_string(), range: range.to_string() }) }
@@ -114,10 +120,11 @@ impl SamplingParams {
         self.validate_tokens(logits_width)
     }
 
-    /// Whether some token may be chosen first, where `eos` end an answer. Later ones are no fewer: only the tokens that
-    /// would end it too early are held back, and only for a while.
+    /// Whether some token may be chosen first, where `eos` end an answer. Later ones are no fewer, but for bad words of
+    /// several tokens: an answer that they leave nowhere to go ends with an error then.
     pub(crate) fn leaves_a_choice(&self, eos: &[u32], logits_width: usize) -> bool {
         let mut excluded: HashSet<u32> = self.banned_tokens.iter().copied().collect();
+        excluded.extend(self.bad_words.iter().filter(|word| word.len() == 1).flatten());
         if self.min_tokens > 0 {
             excluded.extend(&self.stop_token_ids);
             excluded.extend(eos.iter().filter(|_| !self.ignore_eos));
@@ -133,6 +140,8 @@ impl SamplingParams {
             |field, token: u32| check((token as usize) < width, field, token, format_args!("a token id below {width}"));
         self.logit_bias.iter().try_for_each(|&(token, _)| known("logit_bias", token))?;
         self.banned_tokens.iter().try_for_each(|&token| known("banned_tokens", token))?;
+        self.validate_bad_words()?;
+        self.bad_words.iter().flatten().try_for_each(|&token| known("bad_words", token))?;
         self.stop_token_ids.iter().try_for_each(|&token| known("stop_token_ids", token))?;
         if let Some(allowed) = &self.allowed_tokens {
             check(!allowed.is_empty(), "allowed_tokens", "empty", "at least one token id")?;
@@ -148,6 +157,17 @@ impl SamplingParams {
         }
         Ok(())
     }
+
+    fn validate_bad_words(&self) -> Result<(), InvalidParam> {
+        let words = self.bad_words.len();
+        let range = format_args!("at most {MAX_BAD_WORDS} sequences");
+        check(words <= MAX_BAD_WORDS, "bad_words", format_args!("{words} long"), range)?;
+        let is_empty = self.bad_words.iter().any(Vec::is_empty);
+        check(!is_empty, "bad_words", "an empty sequence", "at least one token each")?;
+        let tokens: usize = self.bad_words.iter().map(Vec::len).sum();
+        let range = format_args!("at most {MAX_BAD_WORD_TOKENS} tokens together");
+        check(tokens <= MAX_BAD_WORD_TOKENS, "bad_words", format_args!("{tokens} tokens long"), range)
+    }
 }
 
 #[cfg(test)]
@@ -157,6 +177,12 @@ mod tests {
     #[test]
     fn the_default_is_valid() {
         assert_eq!(SamplingParams::default().validate(10), Ok(()));
+    }
+
+    #[test]
+    fn limits_are_included() {
+        let bad_words = [vec![vec![1; 897]], vec![vec![2]; 127]].concat();
+        assert_eq!(SamplingParams { bad_words, ..SamplingParams::default() }.validate(10), Ok(()));
     }
 
     #[test]
@@ -198,6 +224,22 @@ mod tests {
             (
                 SamplingParams { banned_tokens: vec![u32::MAX], ..base() },
                 "banned_tokens is 4294967295, but must be a token id below 10",
+            ),
+            (
+                SamplingParams { bad_words: vec![vec![1], vec![2, 10]], ..base() },
+                "bad_words is 10, but must be a token id below 10",
+            ),
+            (
+                SamplingParams { bad_words: vec![vec![1], vec![]], ..base() },
+                "bad_words is an empty sequence, but must be at least one token each",
+            ),
+            (
+                SamplingParams { bad_words: vec![vec![1]; 129], ..base() },
+                "bad_words is 129 long, but must be at most 128 sequences",
+            ),
+            (
+                SamplingParams { bad_words: vec![vec![1; 1000], vec![1; 25]], ..base() },
+                "bad_words is 1025 tokens long, but must be at most 1024 tokens together",
             ),
             (
                 SamplingParams { stop_token_ids: vec![12], ..base() },

@@ -83,6 +83,8 @@ fn what_leaves_no_token_to_choose_is_refused() {
         (SamplingParams { allowed_tokens: Some(vec![1]), stop_token_ids: vec![1], min_tokens: 1, ..base() }, false),
         (SamplingParams { allowed_tokens: Some(vec![1, 3]), banned_tokens: vec![3, 1], ..base() }, false),
         (SamplingParams { banned_tokens: vec![0, 1, 2, 3], ..base() }, false),
+        (SamplingParams { banned_tokens: vec![0, 1], bad_words: vec![vec![2], vec![3]], ..base() }, false),
+        (SamplingParams { banned_tokens: vec![0, 1], bad_words: vec![vec![2], vec![3, 3]], ..base() }, true),
         (SamplingParams { banned_tokens: vec![0, 1, 3], ..base() }, true),
         (SamplingParams { banned_tokens: vec![0, 1, 3], min_tokens: 1, ..base() }, false),
     ] {

@@ -128,11 +128,11 @@ fn two_who_cannot_stand_each_other_are_both_served() {
         for prefix_caching in BOTH {
             let faults = Faults { quarrel: Some([RequestId(0), RequestId(1)]), ..Faults::default() };
             let (engine, known) = start_rebuilding(EngineConfig { overlap, prefix_caching, ..config(32) }, faults);
-            let streams: Vec<_> = (0..4).map(|i| submit(&engine, tokens(i, 100), params(6))).collect();
+            let streams: Vec<_> = (0..4).map(|i| submit(&engine, tokens(i, 100), params(20))).collect();
             for (i, stream) in streams.into_iter().enumerate() {
-                assert_whole(&answer(stream), &tokens(i as u64, 100), 6);
+                assert_whole(&answer(stream), &tokens(i as u64, 100), 20);
             }
-            assert!(engine.stats().steps_failed > 1);
+            assert!(engine.stats().steps_failed > 0, "they never met");
             assert_nothing_leaks(&engine, &known);
         }
     }
