@@ -29,34 +29,29 @@ pub(super) fn authenticate(
     if let Some(anonymous) = callers.anonymous() {
         return Ok(Some(anonymous.clone()));
     }
-    let caller = secrets(headers).and_then(|given| match given {
-        (Some(secret), None) | (None, Some(secret)) => find(callers, secret),
-        // Both kinds of header: some clients send one key in both.
-        (Some(bearer), Some(key)) => find(callers, bearer)
-            .zip(find(callers, key))
-            .and_then(|(bearer, key)| (bearer.tenant == key.tenant).then_some(bearer)),
-        (None, None) => None,
-    });
-    match caller {
+    match caller_of(callers, headers) {
         Some(caller) => Ok(Some(caller.clone())),
         None if is_open(method, path) => Ok(None),
         None => Err(ApiError::Unauthorized),
     }
 }
 
-fn find<'a>(callers: &'a Callers, secret: &[u8]) -> Option<&'a Caller> {
-    if secret.len() > SECRET_CHARS_MOST { None } else { callers.find(secret) }
+/// Whose key the request brings, as `Authorization: Bearer KEY` or `x-api-key: KEY`. Some clients send both: then both
+/// must be one caller's. What is malformed, or there twice, is nobody's.
+fn caller_of<'a>(callers: &'a Callers, headers: &HeaderMap) -> Option<&'a Caller> {
+    let find = |secret: &[u8]| if secret.len() > SECRET_CHARS_MOST { None } else { callers.find(secret) };
+    match (only(headers, AUTHORIZATION)?, only(headers, X_API_KEY)?) {
+        (Some(bearer), None) => find(bearer_token(bearer)?),
+        (None, Some(key)) => find(key),
+        (Some(bearer), Some(key)) => {
+            let (bearer, key) = (find(bearer_token(bearer)?)?, find(key)?);
+            (bearer.tenant == key.tenant).then_some(bearer)
+        }
+        (None, None) => None,
+    }
 }
 
-/// What the request gives as keys: in `Authorization: Bearer`, in `x-api-key`. `None`: malformed, or more than one.
-fn secrets(headers: &HeaderMap) -> Option<(Option<&[u8]>, Option<&[u8]>)> {
-    let bearer = match only(headers, AUTHORIZATION)? {
-        Some(value) => Some(bearer_token(value)?),
-        None => None,
-    };
-    Some((bearer, only(headers, X_API_KEY)?))
-}
-
+/// The outer `None`: more than one.
 fn only(headers: &HeaderMap, name: HeaderName) -> Option<Option<&[u8]>> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {
