@@ -98,7 +98,7 @@ impl ApiError {
     }
 
     /// What OpenAI's clients look at beside the status.
-    fn code(&self) -> Option<&'static str> {
+    pub fn code(&self) -> Option<&'static str> {
         match self {
             Self::ContextLength { .. } => Some("context_length_exceeded"),
             Self::Unauthorized => Some("invalid_api_key"),
@@ -136,6 +136,8 @@ impl ApiError {
 
     pub fn respond(&self, style: ErrorStyle) -> Response {
         let mut response = (self.status(), Json(self.body(style))).into_response();
+        // For whoever counts it, or writes it in another style.
+        response.extensions_mut().insert(self.clone());
         if let Some(delay) = self.retry_after() {
             response.headers_mut().insert(RETRY_AFTER, whole_seconds(delay).into());
         }
@@ -187,22 +189,6 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// An error of a route with Anthropic's wire format.
-#[derive(Debug)]
-pub struct AnthropicError(pub ApiError);
-
-impl From<ApiError> for AnthropicError {
-    fn from(error: ApiError) -> Self {
-        Self(error)
-    }
-}
-
-impl IntoResponse for AnthropicError {
-    fn into_response(self) -> Response {
-        self.0.respond(ErrorStyle::Anthropic)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -221,7 +207,10 @@ mod tests {
         let error = ApiError::invalid("top_p", "must be above 0 and at most 1");
         let body = error.body(ErrorStyle::OpenAi);
         assert_eq!(body["error"]["message"], "top_p: must be above 0 and at most 1");
-        assert_eq!((&body["error"]["param"], &body["error"]["type"]), (&json!("top_p"), &json!("invalid_request_error")));
+        assert_eq!(
+            (&body["error"]["param"], &body["error"]["type"]),
+            (&json!("top_p"), &json!("invalid_request_error"))
+        );
         assert_eq!(error.body(ErrorStyle::Anthropic)["error"]["type"], "invalid_request_error");
         assert_eq!(ApiError::Draining.body(ErrorStyle::Anthropic)["error"]["type"], "overloaded_error");
         assert_eq!(ErrorStyle::of_path("/v1/messages/count_tokens"), ErrorStyle::Anthropic);

@@ -3,11 +3,30 @@
 //! The only crate that knows axum and the wire types. A request is refused here, with its field named, or becomes an
 //! engine request; nothing a client sends is ignored.
 
+mod answers;
+mod body;
 mod config;
 mod error;
-mod guard;
-mod net;
-mod observe;
+mod fields;
+pub mod guard;
+pub mod net;
+pub mod observe;
+mod prompts;
+mod request;
+mod routes;
+mod service;
+mod sse;
+mod text_stream;
+
+use std::time::{SystemTime, UNIX_EPOCH};
 
 pub use config::{Limits, Timeouts};
 pub use error::{ApiError, ErrorStyle};
+pub use request::{SamplingDefaults, TextOptions};
+pub use routes::router;
+pub use service::{App, Model, Service};
+pub use text_stream::{AnswerToken, Finish, Piece, TextStream};
+
+fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

@@ -6,11 +6,15 @@ use std::sync::Arc;
 use folio_engine::{Event, FinishReason, Logprobs, RequestStream, Usage};
 use folio_text::{Detokenizer, StopMatcher, Tokenizer};
 
-/// One request's answer as text, all its samples interleaved as they come.
+use crate::error::ApiError;
+use crate::request::TextOptions;
+
+/// The answers to one prompt as text, all its samples interleaved as they come.
 pub struct TextStream {
     stream: RequestStream,
     samples: Vec<Sample>,
     ready: VecDeque<Piece>,
+    min_tokens: usize,
 }
 
 struct Sample {
@@ -22,12 +26,15 @@ struct Sample {
     done: bool,
 }
 
-/// A bit of one sample: new text (perhaps none yet), the tokens it came from, and how it ended if it did.
+/// A bit of one answer: new text (perhaps none yet), the tokens it came from, and how it ended if it did.
 #[derive(Clone, Debug, Default)]
 pub struct Piece {
-    pub sample: usize,
+    /// Which of a request's answers, all prompts counted through.
+    pub choice: usize,
     pub text: String,
     pub tokens: Vec<AnswerToken>,
+    /// What the model made of the prompt, one entry a token; before the first answer's first token.
+    pub prompt_logprobs: Option<Vec<Option<Logprobs>>>,
     pub finish: Option<(Finish, Usage)>,
 }
 
@@ -39,31 +46,35 @@ pub struct AnswerToken {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finish {
-    Stop,
+    /// The model ended it, or something that the client named did.
+    Stop(Option<StopCause>),
     Length,
-    Failed(String),
+    Failed(ApiError),
 }
 
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StopCause {
+    Text(String),
+    Token(u32),
+}
+
+/// What is told of an engine's fault; the engine's own words are for the log.
+const ENGINE_FAULT: ApiError = ApiError::Failed("the engine could not complete this request");
+
 impl TextStream {
-    pub fn new(
-        stream: RequestStream,
-        tokenizer: &Arc<Tokenizer>,
-        num_samples: usize,
-        stop: &[String],
-        include_stop: bool,
-        skip_special: bool,
-    ) -> Self {
+    pub fn new(stream: RequestStream, tokenizer: &Arc<Tokenizer>, num_samples: usize, options: &TextOptions) -> Self {
         let sample = || Sample {
-            detokenizer: Detokenizer::continuing(Arc::clone(tokenizer), skip_special),
-            stops: StopMatcher::new(stop.to_vec(), include_stop),
+            detokenizer: Detokenizer::continuing(Arc::clone(tokenizer), options.skip_special),
+            stops: StopMatcher::new(options.stop.clone(), options.include_stop),
             num_tokens: 0,
             stopped: false,
             done: false,
         };
-        Self { stream, samples: (0..num_samples).map(|_| sample()).collect(), ready: VecDeque::new() }
+        let samples = (0..num_samples).map(|_| sample()).collect();
+        Self { stream, samples, ready: VecDeque::new(), min_tokens: options.min_tokens }
     }
 
-    /// The next piece; none when every sample has ended.
+    /// The next piece, its answer counted from 0; none when every sample has ended.
     pub async fn next(&mut self) -> Option<Piece> {
         loop {
             if let Some(piece) = self.ready.pop_front() {
@@ -77,15 +88,19 @@ impl TextStream {
         }
     }
 
-    fn is_done(&self) -> bool {
-        self.samples.iter().all(|sample| sample.done)
+    pub fn is_done(&self) -> bool {
+        self.ready.is_empty() && self.samples.iter().all(|sample| sample.done)
     }
 
     fn take(&mut self, event: Option<Event>) {
         match event {
             Some(Event::Token { sample, token, logprobs }) => self.token(sample, token, logprobs),
             Some(Event::Finished { sample, reason, usage }) => self.finished(sample, reason, usage),
-            Some(Event::PromptLogprobs(_)) => {}
+            Some(Event::PromptLogprobs(all)) => {
+                self.ready.push_back(Piece { prompt_logprobs: Some(all), ..Piece::default() });
+            }
+            // Only requests for embeddings have any, and they have no text.
+            Some(_) => {}
             None => self.lost(),
         }
     }
@@ -97,13 +112,19 @@ impl TextStream {
         }
         sample.num_tokens += 1;
         let delta = sample.detokenizer.push(token);
-        let (text, stopped) = sample.stops.push(&delta);
-        if stopped {
-            sample.stopped = true;
-            self.stream.abort(index);
-        }
+        let text = if sample.num_tokens <= self.min_tokens {
+            // Too early to end: a stop string may neither begin nor end in this.
+            delta
+        } else {
+            let (text, stopped) = sample.stops.push(&delta);
+            if stopped {
+                sample.stopped = true;
+                self.stream.abort(index);
+            }
+            text
+        };
         let tokens = vec![AnswerToken { token, logprobs }];
-        self.ready.push_back(Piece { sample: index, text, tokens, finish: None });
+        self.ready.push_back(Piece { choice: index, text, tokens, ..Piece::default() });
     }
 
     fn finished(&mut self, index: usize, reason: FinishReason, mut usage: Usage) {
@@ -123,22 +144,22 @@ impl TextStream {
             sample.stopped = found;
         }
         let finish = match reason {
-            _ if sample.stopped => Finish::Stop,
-            FinishReason::Stop(_) => Finish::Stop,
+            _ if sample.stopped => Finish::Stop(sample.stops.matched().map(|stop| StopCause::Text(stop.into()))),
+            FinishReason::Stop(token) => Finish::Stop(Some(StopCause::Token(token))),
             FinishReason::Length => Finish::Length,
-            FinishReason::Error(message) => Finish::Failed(message),
-            FinishReason::Deadline => Finish::Failed("the request's deadline has passed".into()),
-            FinishReason::Aborted => Finish::Failed("the request was aborted".into()),
+            FinishReason::Deadline => Finish::Failed(ApiError::RequestTimeout),
+            FinishReason::Aborted => Finish::Failed(ApiError::Aborted),
+            _ => Finish::Failed(ENGINE_FAULT),
         };
-        self.ready.push_back(Piece { sample: index, text, tokens: Vec::new(), finish: Some((finish, usage)) });
+        self.ready.push_back(Piece { choice: index, text, finish: Some((finish, usage)), ..Piece::default() });
     }
 
     /// The engine went away: every open sample ends with an error.
     fn lost(&mut self) {
         for (index, sample) in self.samples.iter_mut().enumerate().filter(|(_, sample)| !sample.done) {
             sample.done = true;
-            let finish = Some((Finish::Failed("the engine has stopped".into()), Usage::default()));
-            self.ready.push_back(Piece { sample: index, finish, ..Piece::default() });
+            let finish = Some((Finish::Failed(ApiError::Stopped), Usage::default()));
+            self.ready.push_back(Piece { choice: index, finish, ..Piece::default() });
         }
     }
 }

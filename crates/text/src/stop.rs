@@ -11,20 +11,21 @@ pub struct StopMatcher {
     include_stop: bool,
     /// The end of the text so far: always a proper prefix of some stop string.
     held: String,
-    stopped: bool,
+    /// The stop string that ended the text, by its place in `stops`.
+    matched: Option<usize>,
 }
 
 impl StopMatcher {
     /// Empty stop strings are ignored. With `include_stop` the stop string itself is part of the text.
     pub fn new(mut stops: Vec<String>, include_stop: bool) -> Self {
         stops.retain(|stop| !stop.is_empty());
-        StopMatcher { stops, include_stop, held: String::new(), stopped: false }
+        StopMatcher { stops, include_stop, held: String::new(), matched: None }
     }
 
     /// Takes more text. Returns what is safe to show now, and whether a stop string has ended the text; after that
     /// nothing more is shown.
     pub fn push(&mut self, text: &str) -> (String, bool) {
-        if self.stopped {
+        if self.matched.is_some() {
             return (String::new(), true);
         }
         if self.stops.is_empty() {
@@ -32,8 +33,8 @@ impl StopMatcher {
         }
         let mut buffer = std::mem::take(&mut self.held);
         buffer.push_str(text);
-        if let Some((start, end)) = self.first_match(&buffer) {
-            self.stopped = true;
+        if let Some((start, end, stop)) = self.first_match(&buffer) {
+            self.matched = Some(stop);
             buffer.truncate(if self.include_stop { end } else { start });
             return (buffer, true);
         }
@@ -43,14 +44,20 @@ impl StopMatcher {
 
     /// The text has ended. Returns what was held back, and whether a stop string had ended the text before.
     pub fn finish(&mut self) -> (String, bool) {
-        (std::mem::take(&mut self.held), self.stopped)
+        (std::mem::take(&mut self.held), self.matched.is_some())
     }
 
-    /// Where the stop string that is complete first starts and ends. A stop's first occurrence is also the one that
+    /// The stop string that has ended the text.
+    pub fn matched(&self) -> Option<&str> {
+        self.matched.map(|stop| self.stops[stop].as_str())
+    }
+
+    /// Where the stop string that is complete first starts and ends, and which it is. A stop's first occurrence is also the one that
     /// ends first, so one search for each is enough.
-    fn first_match(&self, buffer: &str) -> Option<(usize, usize)> {
-        let matches = self.stops.iter().filter_map(|stop| buffer.find(stop).map(|start| (start, start + stop.len())));
-        matches.min_by_key(|&(start, end)| (end, start))
+    fn first_match(&self, buffer: &str) -> Option<(usize, usize, usize)> {
+        let place = |(index, stop): (usize, &String)| buffer.find(stop).map(|start| (start, start + stop.len(), index));
+        let matches = self.stops.iter().enumerate().filter_map(place);
+        matches.min_by_key(|&(start, end, _)| (end, start))
     }
 
     /// Where the longest end of `buffer` begins that a stop string could start with.

@@ -1,127 +1,222 @@
 //! `/v1/chat/completions`.
 
-use axum::extract::State;
-use axum::response::Response;
+use axum::Json;
+use axum::response::{IntoResponse, Response};
 use folio_engine::Logprobs;
-use folio_text::ChatRender;
-use serde_json::{Value, json};
+use folio_text::Tokenizer;
+use serde::Serialize;
 
-use super::answer::{self, Collected, Shape, finish_reason, finite_logprob};
-use super::{check_model, events, submit};
-use crate::error::ApiError;
-use crate::openai::body::{Body, parse};
-use crate::openai::types::ChatFields;
-use crate::openai::validate::{self, RouteParams};
-use crate::{AnswerToken, Piece, Service, now};
+use super::wire::{self, Envelope, UsageSum, check_served, finish_reason, finite_logprob, token_text};
+use crate::answers::{Answers, Collected, is_silent};
+use crate::body::JsonBody;
+use crate::error::{ApiError, ErrorStyle};
+use crate::prompts::Prepared;
+use crate::request::{ChatRequest, Generate, StreamWishes};
+use crate::service::{Call, Service};
+use crate::sse::{self, EventWriter, Gone};
+use crate::text_stream::{AnswerToken, Finish, Piece};
 
-const MAX_MESSAGES: usize = 2048;
-const MESSAGE_FIELDS: [&str; 3] = ["role", "content", "name"];
-
-const SHAPE: Shape = Shape {
-    id_prefix: "chatcmpl",
-    object: "chat.completion",
-    chunk_object: "chat.completion.chunk",
-    choice,
-    delta,
-    opening: Some(opening),
-};
+const ROUTE: &str = "/v1/chat/completions";
 
 /// Everything that is cheap to check is checked before the prompt is made.
-pub async fn create(State(service): State<Service>, body: Body) -> Result<Response, ApiError> {
-    let (chat, mut shared) = parse::<ChatFields>(body)?;
-    check_model(&service, shared.model.as_deref())?;
-    let logprobs = match (chat.logprobs.unwrap_or(false), chat.top_logprobs) {
-        (true, top) => Some(top.unwrap_or(0)),
-        (false, None) => None,
-        (false, Some(_)) => return Err(ApiError::Invalid("top_logprobs: needs logprobs to be true".into())),
-    };
-    shared.max_tokens = chat.max_completion_tokens.or(shared.max_tokens);
-    let route = RouteParams { logprobs, max_tokens: service.engine.max_model_len() };
-    let params = validate::sampling(&shared, route, service.defaults)?;
-    let options = validate::request_options(&shared)?;
-    let text = validate::text_options(&shared)?;
-    let num_samples = params.n;
-    let prompt = prompt(&service, chat).await?;
-    let stream = submit(&service, prompt, params, options, &text)?;
-    match shared.is_streamed() {
-        true => Ok(events::streamed(service, stream, num_samples, SHAPE, shared.include_usage())),
-        false => answer::whole(&service, stream, num_samples, &SHAPE).await,
+pub async fn create(service: Service, call: Call, body: JsonBody) -> Result<Response, ApiError> {
+    let request: ChatRequest = body.read(&service.bounds)?;
+    check_served(request.is_served)?;
+    let mut generate = Generate::new(request.wishes, 1, &service.bounds)?;
+    let prompt = service.prompts.chat(request.conversation, &mut generate).await?;
+    let answers = service.start(ROUTE, &call, std::slice::from_ref(&prompt), generate)?;
+    let shape = Shape { return_token_ids: request.return_token_ids };
+    match request.stream {
+        None => whole(&service, &call, prompt, answers, shape).await,
+        Some(wishes) => {
+            let (service_, call_) = (service.clone(), call.clone());
+            Ok(sse::stream(&service, &call, |writer| async move {
+                streamed(&service_, &call_, prompt, answers, shape, wishes, writer).await
+            }))
+        }
     }
 }
 
-/// Rendering and tokenizing are work of unknown size: off the async threads.
-async fn prompt(service: &Service, request: ChatFields) -> Result<Vec<u32>, ApiError> {
-    let Some(template) = service.template.clone() else {
-        return Err(ApiError::Invalid("this model has no chat template; use /v1/completions".into()));
-    };
-    if request.messages.is_empty() || request.messages.len() > MAX_MESSAGES {
-        return Err(ApiError::Invalid(format!("messages: 1 to {MAX_MESSAGES} are needed")));
+/// What the answer shows besides its text.
+#[derive(Clone, Copy)]
+struct Shape {
+    return_token_ids: bool,
+}
+
+#[derive(Serialize)]
+struct Choice<'a> {
+    index: usize,
+    message: Message<'a>,
+    logprobs: Option<Content<'a>>,
+    finish_reason: Option<&'static str>,
+    stop_reason: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<u32>>,
+}
+
+#[derive(Serialize)]
+struct Message<'a> {
+    role: &'static str,
+    content: &'a str,
+    refusal: Option<()>,
+}
+
+#[derive(Serialize)]
+struct Delta<'a> {
+    index: usize,
+    delta: DeltaMessage<'a>,
+    logprobs: Option<Content<'a>>,
+    finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stop_reason: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<u32>>,
+}
+
+#[derive(Serialize)]
+struct DeltaMessage<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct Content<'a> {
+    content: Vec<Entry<'a>>,
+}
+
+#[derive(Serialize)]
+struct Entry<'a> {
+    #[serde(flatten)]
+    token: Token<'a>,
+    top_logprobs: Vec<Token<'a>>,
+}
+
+#[derive(Serialize)]
+struct Token<'a> {
+    token: String,
+    logprob: f32,
+    bytes: &'a [u8],
+}
+
+async fn whole(
+    service: &Service,
+    call: &Call,
+    prompt: Prepared,
+    answers: Answers,
+    shape: Shape,
+) -> Result<Response, ApiError> {
+    let envelope = Envelope::new(service, call, "chatcmpl", "chat.completion");
+    let answers = answers.collect().await?;
+    let tokenizer = &service.model.tokenizer;
+    let choices: Vec<Choice<'_>> =
+        answers.iter().enumerate().map(|(index, answer)| choice(tokenizer, index, answer, shape)).collect();
+    let mut part = envelope.around(&choices);
+    part.usage = Some(Some(UsageSum::of([prompt.tokens.len()].into_iter(), &answers)));
+    part.prompt_token_ids = shape.return_token_ids.then_some(&prompt.tokens);
+    part.prompt_logprobs = answers[0].prompt_logprobs.as_ref().map(|all| wire::prompt_logprobs(tokenizer, all));
+    Ok(Json(part).into_response())
+}
+
+fn choice<'a>(tokenizer: &'a Tokenizer, index: usize, answer: &'a Collected, shape: Shape) -> Choice<'a> {
+    let (finish_reason, stop_reason) = finish_reason(answer.finish.as_ref());
+    Choice {
+        index,
+        message: Message { role: "assistant", content: &answer.text, refusal: None },
+        logprobs: logprobs(tokenizer, &answer.tokens),
+        finish_reason,
+        stop_reason,
+        token_ids: token_ids(shape, &answer.tokens),
     }
-    request.messages.iter().try_for_each(check_message)?;
-    let render = ChatRender {
-        messages: request.messages,
-        add_generation_prompt: request.add_generation_prompt.unwrap_or(true),
-        now: Some(now()),
-        ..ChatRender::default()
-    };
-    let tokenizer = service.tokenizer.clone();
-    let work = move || {
-        let text = template.render(&render).map_err(|error| error.to_string())?;
-        tokenizer.encode(&text, false).map_err(|error| error.to_string())
-    };
-    match tokio::task::spawn_blocking(work).await {
-        Ok(Ok(tokens)) => Ok(tokens),
-        Ok(Err(message)) => Err(ApiError::Invalid(format!("messages: {message}"))),
-        Err(_) => Err(ApiError::Failed("the prompt could not be prepared".into())),
+}
+
+async fn streamed(
+    service: &Service,
+    call: &Call,
+    prompt: Prepared,
+    mut answers: Answers,
+    shape: Shape,
+    wishes: StreamWishes,
+    mut writer: EventWriter,
+) -> Result<(), Gone> {
+    let envelope = Envelope::new(service, call, "chatcmpl", "chat.completion.chunk");
+    let mut usage = UsageSum::new([prompt.tokens.len()].into_iter(), answers.num_choices());
+    let unsaid = wishes.include_usage.then_some(None);
+    for index in 0..answers.num_choices() {
+        let delta = DeltaMessage { role: Some("assistant"), content: Some("") };
+        let choices = [Delta { index, delta, logprobs: None, finish_reason: None, stop_reason: None, token_ids: None }];
+        let mut part = envelope.around(&choices);
+        part.usage = unsaid;
+        part.prompt_token_ids = (shape.return_token_ids && index == 0).then_some(&prompt.tokens);
+        writer.push(None, &part);
+    }
+    writer.flush().await?;
+    loop {
+        let piece = tokio::select! {
+            piece = answers.next() => piece,
+            () = writer.closed() => return Err(Gone),
+        };
+        let Some(piece) = piece else { break };
+        usage.tokens(piece.tokens.len());
+        if let Some((finish, used)) = &piece.finish {
+            if let Finish::Failed(error) = finish {
+                return writer.data(&error.body(ErrorStyle::OpenAi)).await;
+            }
+            usage.ended(piece.choice, used);
+        }
+        let logprobs = logprobs(&service.model.tokenizer, &piece.tokens);
+        let tells_more = logprobs.is_some() || shape.return_token_ids;
+        if is_silent(&piece) && !tells_more {
+            continue;
+        }
+        let choices = [delta(&piece, logprobs, shape)];
+        let mut part = envelope.around(&choices);
+        part.usage = if wishes.continuous_usage { Some(Some(usage.sum())) } else { unsaid };
+        part.prompt_logprobs =
+            piece.prompt_logprobs.as_ref().map(|all| wire::prompt_logprobs(&service.model.tokenizer, all));
+        writer.data(&part).await?;
+    }
+    if wishes.include_usage {
+        let mut part = envelope.around::<Delta<'_>>(&[]);
+        part.usage = Some(Some(usage.sum()));
+        writer.data(&part).await?;
+    }
+    writer.done().await
+}
+
+fn delta<'a>(piece: &'a Piece, logprobs: Option<Content<'a>>, shape: Shape) -> Delta<'a> {
+    let (finish_reason, stop_reason) = finish_reason(piece.finish.as_ref().map(|(finish, _)| finish));
+    let content = (!piece.text.is_empty()).then_some(piece.text.as_str());
+    let delta = DeltaMessage { role: None, content };
+    Delta {
+        index: piece.choice,
+        delta,
+        logprobs,
+        finish_reason,
+        stop_reason,
+        token_ids: token_ids(shape, &piece.tokens),
     }
 }
 
-fn check_message(message: &Value) -> Result<(), ApiError> {
-    let Some(fields) = message.as_object() else {
-        return Err(ApiError::Invalid("messages: each is an object".into()));
+fn token_ids(shape: Shape, tokens: &[AnswerToken]) -> Option<Vec<u32>> {
+    shape.return_token_ids.then(|| tokens.iter().map(|token| token.token).collect())
+}
+
+fn logprobs<'a>(tokenizer: &'a Tokenizer, tokens: &[AnswerToken]) -> Option<Content<'a>> {
+    let known = tokens.iter().filter_map(|token| token.logprobs.as_ref());
+    let content: Vec<Entry<'a>> = known.map(|logprobs| entry(tokenizer, logprobs)).collect();
+    (!content.is_empty()).then_some(Content { content })
+}
+
+fn entry<'a>(tokenizer: &'a Tokenizer, logprobs: &Logprobs) -> Entry<'a> {
+    let token = |token: u32, logprob: f32| Token {
+        token: token_text(tokenizer, token),
+        logprob: finite_logprob(logprob),
+        bytes: tokenizer.token_bytes(token).unwrap_or_default(),
     };
-    let has = |key| fields.get(key).is_some_and(Value::is_string);
-    if !has("role") || !has("content") {
-        return Err(ApiError::Invalid("messages: each needs a role and a content, both strings".into()));
+    Entry {
+        token: token(logprobs.token, logprobs.logprob),
+        top_logprobs: logprobs.top.iter().map(|&(id, logprob)| token(id, logprob)).collect(),
     }
-    match fields.keys().find(|key| !MESSAGE_FIELDS.contains(&key.as_str())) {
-        Some(key) => Err(ApiError::Invalid(format!("messages: unknown field `{}`", key.escape_default()))),
-        None => Ok(()),
-    }
-}
-
-fn opening(sample: usize) -> Value {
-    json!({"index": sample, "delta": {"role": "assistant", "content": ""}, "logprobs": null, "finish_reason": null})
-}
-
-fn delta(service: &Service, piece: &Piece) -> Value {
-    let finish = piece.finish.as_ref().map(|(finish, _)| finish);
-    let content = if piece.text.is_empty() { json!({}) } else { json!({"content": piece.text}) };
-    json!({
-        "index": piece.sample, "delta": content, "logprobs": logprobs(service, &piece.tokens),
-        "finish_reason": finish_reason(finish),
-    })
-}
-
-fn choice(service: &Service, index: usize, sample: &Collected) -> Value {
-    json!({
-        "index": index, "message": {"role": "assistant", "content": sample.text},
-        "logprobs": logprobs(service, &sample.tokens), "finish_reason": finish_reason(sample.finish.as_ref()),
-    })
-}
-
-fn logprobs(service: &Service, tokens: &[AnswerToken]) -> Value {
-    let content: Vec<Value> = tokens.iter().filter_map(|t| t.logprobs.as_ref()).map(|l| entry(service, l)).collect();
-    if content.is_empty() { Value::Null } else { json!({"content": content}) }
-}
-
-fn entry(service: &Service, logprobs: &Logprobs) -> Value {
-    let mut entry = token(service, logprobs.token, logprobs.logprob);
-    entry["top_logprobs"] = logprobs.top.iter().map(|&(id, value)| token(service, id, value)).collect();
-    entry
-}
-
-fn token(service: &Service, id: u32, logprob: f32) -> Value {
-    let bytes = service.tokenizer.token_bytes(id).unwrap_or_default();
-    json!({"token": String::from_utf8_lossy(bytes), "logprob": finite_logprob(logprob), "bytes": bytes})
 }

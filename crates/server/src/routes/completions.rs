@@ -1,84 +1,303 @@
 //! `/v1/completions`.
 
-use axum::extract::State;
-use axum::response::Response;
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use folio_engine::Logprobs;
+use folio_text::Tokenizer;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::answer::{self, Collected, Shape, finish_reason, finite_logprob};
-use super::{check_model, events, submit};
-use crate::error::ApiError;
-use crate::openai::body::{Body, parse};
-use crate::openai::types::{CompletionFields, Prompt};
-use crate::openai::validate::{self, RouteParams};
-use crate::{AnswerToken, Piece, Service};
+use super::wire::{self, Envelope, UsageSum, check_served, finish_reason, finite_logprob, token_text};
+use crate::answers::{Answers, Collected, is_silent};
+use crate::body::JsonBody;
+use crate::error::{ApiError, ErrorStyle};
+use crate::prompts::Prepared;
+use crate::request::{CompletionRequest, Generate, StreamWishes};
+use crate::service::{Call, Service};
+use crate::sse::{self, EventWriter, Gone};
+use crate::text_stream::{AnswerToken, Finish, Piece};
 
-/// OpenAI's.
-const DEFAULT_MAX_TOKENS: usize = 16;
-
-const SHAPE: Shape = Shape {
-    id_prefix: "cmpl",
-    object: "text_completion",
-    chunk_object: "text_completion",
-    choice,
-    delta,
-    opening: None,
-};
+const ROUTE: &str = "/v1/completions";
 
 /// Everything that is cheap to check is checked before the prompt is made.
-pub async fn create(State(service): State<Service>, body: Body) -> Result<Response, ApiError> {
-    let (completion, shared) = parse::<CompletionFields>(body)?;
-    check_model(&service, shared.model.as_deref())?;
-    let route = RouteParams { logprobs: completion.logprobs, max_tokens: DEFAULT_MAX_TOKENS };
-    let params = validate::sampling(&shared, route, service.defaults)?;
-    let options = validate::request_options(&shared)?;
-    let text = validate::text_options(&shared)?;
-    let num_samples = params.n;
-    let prompt = prompt(&service, completion.prompt).await?;
-    let stream = submit(&service, prompt, params, options, &text)?;
-    match shared.is_streamed() {
-        true => Ok(events::streamed(service, stream, num_samples, SHAPE, shared.include_usage())),
-        false => answer::whole(&service, stream, num_samples, &SHAPE).await,
-    }
-}
-
-async fn prompt(service: &Service, prompt: Prompt) -> Result<Vec<u32>, ApiError> {
-    let text = match prompt {
-        Prompt::Tokens(tokens) => return Ok(tokens),
-        Prompt::Text(text) => text,
+pub async fn create(service: Service, call: Call, body: JsonBody) -> Result<Response, ApiError> {
+    let request: CompletionRequest = body.read(&service.bounds)?;
+    check_served(request.is_served)?;
+    let shape = Shape {
+        echo: request.echo,
+        is_prompt_only: request.is_prompt_only,
+        logprobs: request.wishes.logprobs.is_some(),
+        prompt_logprobs: request.wishes.prompt_logprobs.is_some(),
+        return_token_ids: request.return_token_ids,
     };
-    let tokenizer = service.tokenizer.clone();
-    match tokio::task::spawn_blocking(move || tokenizer.encode(&text, true)).await {
-        Ok(Ok(tokens)) => Ok(tokens),
-        Ok(Err(error)) => Err(ApiError::Invalid(format!("prompt: {error}"))),
-        Err(_) => Err(ApiError::Failed("the prompt could not be prepared".into())),
+    let mut generate = Generate::new(request.wishes, request.prompts.len(), &service.bounds)?;
+    let prompts = service.prompts.texts(request.prompts, request.add_special_tokens, &mut generate).await?;
+    let answers = service.start(ROUTE, &call, &prompts, generate)?;
+    match request.stream {
+        None => whole(&service, &call, &prompts, answers, shape).await,
+        Some(wishes) => {
+            let (service_, call_) = (service.clone(), call.clone());
+            Ok(sse::stream(&service, &call, |writer| async move {
+                streamed(&service_, &call_, prompts, answers, shape, wishes, writer).await
+            }))
+        }
     }
 }
 
-fn delta(service: &Service, piece: &Piece) -> Value {
-    let finish = piece.finish.as_ref().map(|(finish, _)| finish);
-    written(service, piece.sample, &piece.text, &piece.tokens, finish_reason(finish))
+/// What an answer shows besides its own text.
+#[derive(Clone, Copy)]
+struct Shape {
+    echo: bool,
+    /// The one token that the engine makes is not shown.
+    is_prompt_only: bool,
+    logprobs: bool,
+    prompt_logprobs: bool,
+    return_token_ids: bool,
 }
 
-fn choice(service: &Service, index: usize, sample: &Collected) -> Value {
-    written(service, index, &sample.text, &sample.tokens, finish_reason(sample.finish.as_ref()))
+#[derive(Serialize)]
+struct Choice<'a> {
+    index: usize,
+    text: &'a str,
+    logprobs: Option<TokenTable>,
+    finish_reason: Option<&'static str>,
+    stop_reason: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<&'a [u32]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<u32>>,
 }
 
-fn written(service: &Service, index: usize, text: &str, tokens: &[AnswerToken], finish: Value) -> Value {
-    json!({"index": index, "text": text, "logprobs": logprobs(service, tokens), "finish_reason": finish})
+/// OpenAI's older form: a column each.
+#[derive(Default, Serialize)]
+struct TokenTable {
+    tokens: Vec<String>,
+    token_logprobs: Vec<Option<f32>>,
+    top_logprobs: Vec<Option<Map<String, Value>>>,
+    text_offset: Vec<usize>,
+    /// Where the next token's text begins, in characters.
+    #[serde(skip)]
+    offset: usize,
 }
 
-fn logprobs(service: &Service, tokens: &[AnswerToken]) -> Value {
-    let known: Vec<_> = tokens.iter().filter_map(|token| token.logprobs.as_ref()).collect();
-    if known.is_empty() {
-        return Value::Null;
+impl TokenTable {
+    fn starting_at(offset: usize) -> Self {
+        Self { offset, ..Self::default() }
     }
-    let name = |id: u32| String::from_utf8_lossy(service.tokenizer.token_bytes(id).unwrap_or_default()).into_owned();
-    let top = |top: &[(u32, f32)]| {
-        top.iter().map(|&(id, value)| (name(id), json!(finite_logprob(value)))).collect::<Map<_, _>>()
-    };
-    json!({
-        "tokens": known.iter().map(|entry| name(entry.token)).collect::<Vec<_>>(),
-        "token_logprobs": known.iter().map(|entry| finite_logprob(entry.logprob)).collect::<Vec<_>>(),
-        "top_logprobs": known.iter().map(|entry| top(&entry.top)).collect::<Vec<_>>(),
-    })
+
+    fn push(&mut self, tokenizer: &Tokenizer, token: u32, logprobs: Option<&Logprobs>) {
+        let text = token_text(tokenizer, token);
+        self.text_offset.push(self.offset);
+        self.offset += text.chars().count();
+        self.tokens.push(text);
+        self.token_logprobs.push(logprobs.map(|logprobs| finite_logprob(logprobs.logprob)));
+        let top = |logprobs: &Logprobs| {
+            let top = logprobs.top.iter().map(|&(id, value)| (token_text(tokenizer, id), json!(finite_logprob(value))));
+            let mut top: Map<String, Value> = top.collect();
+            // The chosen one is always there.
+            let chosen = token_text(tokenizer, token);
+            top.entry(chosen).or_insert_with(|| json!(finite_logprob(logprobs.logprob)));
+            top
+        };
+        self.top_logprobs.push(logprobs.map(top));
+    }
+
+    fn answer(&mut self, tokenizer: &Tokenizer, tokens: &[AnswerToken]) {
+        tokens.iter().for_each(|token| self.push(tokenizer, token.token, token.logprobs.as_ref()));
+    }
+
+    fn prompt(&mut self, tokenizer: &Tokenizer, tokens: &[u32], logprobs: &[Option<Logprobs>]) {
+        let pairs = tokens.iter().zip(logprobs);
+        pairs.for_each(|(&token, logprobs)| self.push(tokenizer, token, logprobs.as_ref()));
+    }
+}
+
+async fn whole(
+    service: &Service,
+    call: &Call,
+    prompts: &[Prepared],
+    answers: Answers,
+    shape: Shape,
+) -> Result<Response, ApiError> {
+    let envelope = Envelope::new(service, call, "cmpl", "text_completion");
+    let num_samples = answers.num_choices() / prompts.len();
+    let mut answers = answers.collect().await?;
+    share_prompt_logprobs(&mut answers, num_samples);
+    for (index, answer) in answers.iter_mut().enumerate() {
+        present(service, &prompts[index / num_samples], answer, shape);
+    }
+    let choice = |(index, answer)| choice(service, index, &prompts[index / num_samples], answer, shape);
+    let choices: Vec<Choice<'_>> = answers.iter().enumerate().map(choice).collect();
+    let mut part = envelope.around(&choices);
+    part.usage = Some(Some(UsageSum::of(prompts.iter().map(|prompt| prompt.tokens.len()), &answers)));
+    Ok(Json(part).into_response())
+}
+
+/// The engine tells them with a prompt's first answer; they hold for the others too.
+fn share_prompt_logprobs(answers: &mut [Collected], num_samples: usize) {
+    for answers in answers.chunks_mut(num_samples) {
+        let known = answers[0].prompt_logprobs.clone();
+        answers[1..].iter_mut().for_each(|answer| answer.prompt_logprobs = known.clone());
+    }
+}
+
+/// Makes an answer what the client sees of it.
+fn present(service: &Service, prompt: &Prepared, answer: &mut Collected, shape: Shape) {
+    if shape.is_prompt_only {
+        answer.text.clear();
+        answer.tokens.clear();
+        answer.usage.completion_tokens = 0;
+        answer.finish = Some(Finish::Length);
+    }
+    if shape.echo {
+        answer.text.insert_str(0, &prompt_text(service, prompt));
+    }
+}
+
+fn prompt_text(service: &Service, prompt: &Prepared) -> String {
+    prompt.text.clone().unwrap_or_else(|| service.model.tokenizer.decode(&prompt.tokens, true))
+}
+
+fn choice<'a>(
+    service: &'a Service,
+    index: usize,
+    prompt: &'a Prepared,
+    answer: &'a Collected,
+    shape: Shape,
+) -> Choice<'a> {
+    let tokenizer = &service.model.tokenizer;
+    let (finish_reason, stop_reason) = finish_reason(answer.finish.as_ref());
+    let logprobs = shape.logprobs.then(|| {
+        let mut table = TokenTable::default();
+        if let Some(all) = answer.prompt_logprobs.as_ref().filter(|_| shape.echo) {
+            table.prompt(tokenizer, &prompt.tokens, all);
+        }
+        table.answer(tokenizer, &answer.tokens);
+        table
+    });
+    let told = answer.prompt_logprobs.as_ref().filter(|_| shape.prompt_logprobs);
+    Choice {
+        index,
+        text: &answer.text,
+        logprobs,
+        finish_reason,
+        stop_reason,
+        prompt_logprobs: told.map(|all| wire::prompt_logprobs(tokenizer, all)),
+        prompt_token_ids: shape.return_token_ids.then_some(prompt.tokens.as_slice()),
+        token_ids: token_ids(shape, &answer.tokens),
+    }
+}
+
+fn token_ids(shape: Shape, tokens: &[AnswerToken]) -> Option<Vec<u32>> {
+    shape.return_token_ids.then(|| tokens.iter().map(|token| token.token).collect())
+}
+
+/// What has been said of one answer, and what goes with its next piece.
+#[derive(Default)]
+struct Said {
+    /// Whether its prompt has been told, where that is wanted.
+    has_begun: bool,
+    /// In characters of its tokens.
+    offset: usize,
+    /// Come, but not told: they go with the first piece.
+    prompt_logprobs: Option<Vec<Option<Logprobs>>>,
+}
+
+async fn streamed(
+    service: &Service,
+    call: &Call,
+    prompts: Vec<Prepared>,
+    mut answers: Answers,
+    shape: Shape,
+    wishes: StreamWishes,
+    mut writer: EventWriter,
+) -> Result<(), Gone> {
+    let envelope = Envelope::new(service, call, "cmpl", "text_completion");
+    let prompt_lens = prompts.iter().map(|prompt| prompt.tokens.len());
+    let mut usage = UsageSum::new(prompt_lens, answers.num_choices());
+    let mut said: Vec<Said> = (0..answers.num_choices()).map(|_| Said::default()).collect();
+    let num_samples = answers.num_choices() / prompts.len();
+    loop {
+        let piece = tokio::select! {
+            piece = answers.next() => piece,
+            () = writer.closed() => return Err(Gone),
+        };
+        let Some(mut piece) = piece else { break };
+        if let Some(all) = piece.prompt_logprobs.take() {
+            let samples = piece.choice..piece.choice + num_samples;
+            said[samples].iter_mut().for_each(|said| said.prompt_logprobs = Some(all.clone()));
+            continue;
+        }
+        if let Some((Finish::Failed(error), _)) = &piece.finish {
+            return writer.data(&error.body(ErrorStyle::OpenAi)).await;
+        }
+        if shape.is_prompt_only {
+            piece.text.clear();
+            piece.tokens.clear();
+            piece.finish = piece.finish.map(|(_, usage)| (Finish::Length, usage));
+        }
+        usage.tokens(piece.tokens.len());
+        if let Some((_, used)) = &piece.finish {
+            usage.ended(piece.choice, used);
+        }
+        let said = &mut said[piece.choice];
+        let tells_more = (shape.logprobs || shape.return_token_ids) && !piece.tokens.is_empty();
+        let begins = !said.has_begun && (shape.echo || shape.prompt_logprobs || shape.return_token_ids);
+        if is_silent(&piece) && !tells_more && !begins {
+            continue;
+        }
+        let text = match shape.echo && !said.has_begun {
+            true => prompt_text(service, &prompts[piece.choice / num_samples]) + &piece.text,
+            false => std::mem::take(&mut piece.text),
+        };
+        let choices = [delta(service, &prompts[piece.choice / num_samples], &piece, &text, said, shape)];
+        let mut part = envelope.around(&choices);
+        part.usage = match (wishes.continuous_usage, wishes.include_usage) {
+            (true, _) => Some(Some(usage.sum())),
+            (false, true) => Some(None),
+            (false, false) => None,
+        };
+        writer.data(&part).await?;
+    }
+    if wishes.include_usage {
+        let mut part = envelope.around::<Choice<'_>>(&[]);
+        part.usage = Some(Some(usage.sum()));
+        writer.data(&part).await?;
+    }
+    writer.done().await
+}
+
+fn delta<'a>(
+    service: &'a Service,
+    prompt: &'a Prepared,
+    piece: &Piece,
+    text: &'a str,
+    said: &mut Said,
+    shape: Shape,
+) -> Choice<'a> {
+    let tokenizer = &service.model.tokenizer;
+    let (finish_reason, stop_reason) = finish_reason(piece.finish.as_ref().map(|(finish, _)| finish));
+    let is_first = !std::mem::replace(&mut said.has_begun, true);
+    let known = said.prompt_logprobs.take().filter(|_| is_first);
+    let logprobs = shape.logprobs.then(|| {
+        let mut table = TokenTable::starting_at(said.offset);
+        if let Some(all) = known.as_ref().filter(|_| shape.echo) {
+            table.prompt(tokenizer, &prompt.tokens, all);
+        }
+        table.answer(tokenizer, &piece.tokens);
+        said.offset = table.offset;
+        table
+    });
+    Choice {
+        index: piece.choice,
+        text,
+        logprobs: logprobs.filter(|table| !table.tokens.is_empty()),
+        finish_reason,
+        stop_reason,
+        prompt_logprobs: known.filter(|_| shape.prompt_logprobs).map(|all| wire::prompt_logprobs(tokenizer, &all)),
+        prompt_token_ids: (shape.return_token_ids && is_first).then_some(prompt.tokens.as_slice()),
+        token_ids: token_ids(shape, &piece.tokens),
+    }
 }

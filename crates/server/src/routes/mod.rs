@@ -1,50 +1,34 @@
-//! One file a route. Chat and completions differ in how a prompt is made and how a choice is written; what they share
-//! is in [`answer`], whole, and in [`events`], streamed.
+//! One file a route. What answers have in common is in [`wire`].
 
-mod answer;
 pub mod chat;
 pub mod completions;
-mod events;
+pub mod embeddings;
 pub mod health;
+pub mod info;
+pub mod messages;
+pub mod metrics;
 pub mod models;
+pub mod openapi;
+mod refusals;
+pub mod responses;
+pub mod tokenize;
+mod wire;
 
-use axum::http::{Method, Uri};
-use folio_engine::{RequestOptions, SamplingParams, SubmitError};
+use axum::Router;
+use axum::middleware::from_fn_with_state;
+use axum::routing::{get, post};
 
 use crate::error::ApiError;
-use crate::openai::types::TextOptions;
-use crate::{Service, TextStream};
+use crate::service::App;
 
-pub async fn not_found(uri: Uri) -> ApiError {
-    ApiError::NoSuchRoute(uri.path().chars().take(128).collect())
-}
-
-pub async fn not_allowed(method: Method) -> ApiError {
-    ApiError::NoSuchMethod(method.as_str().chars().take(32).collect())
-}
-
-fn check_model(service: &Service, model: Option<&str>) -> Result<(), ApiError> {
-    match model {
-        Some(name) if name != &*service.model_name => Err(ApiError::NoSuchModel(name.chars().take(128).collect())),
-        _ => Ok(()),
-    }
-}
-
-/// Hands a request to the engine; its answer is dropped with the stream.
-fn submit(
-    service: &Service,
-    prompt: Vec<u32>,
-    params: SamplingParams,
-    options: RequestOptions,
-    text: &TextOptions,
-) -> Result<TextStream, ApiError> {
-    let num_samples = params.n;
-    let request = service.engine.request(prompt, params).and_then(|request| request.with_options(options));
-    let request = request.map_err(|error| ApiError::Invalid(error.to_string()))?;
-    let stream = service.engine.submit(request).map_err(|error| match error {
-        SubmitError::QueueFull { retry_after } => ApiError::Overloaded { retry_after },
-        SubmitError::Draining => ApiError::Draining,
-        SubmitError::Stopped => ApiError::Stopped,
-    })?;
-    Ok(TextStream::new(stream, &service.tokenizer, num_samples, &text.stop, text.include_stop, text.skip_special))
+/// Every route, without what stands before them.
+pub fn router(app: App) -> Router {
+    Router::new()
+        .route("/v1/chat/completions", post(chat::create))
+        .route("/v1/completions", post(completions::create))
+        .route("/v1/models", get(models::list))
+        .fallback(|| async { ApiError::NoSuchRoute })
+        .method_not_allowed_fallback(|| async { ApiError::NoSuchMethod })
+        .layer(from_fn_with_state(app.clone(), refusals::note))
+        .with_state(app)
 }

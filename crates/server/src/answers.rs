@@ -1,0 +1,169 @@
+//! A request under way: its prompts handed to the engine, its answers coming back as pieces of text.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Instant;
+
+use folio_engine::{RequestOptions, SubmitError, Usage};
+
+use crate::error::ApiError;
+use crate::observe::{EndReason, RequestRecord, RequestStart};
+use crate::prompts::Prepared;
+use crate::request::{Generate, invalid};
+use crate::service::{Call, Service};
+use crate::text_stream::{Finish, Piece, TextStream};
+
+/// Every answer to every prompt of one request. Dropping it aborts what still runs.
+pub struct Answers {
+    streams: Vec<TextStream>,
+    /// Answers to each prompt.
+    num_samples: usize,
+    record: RequestRecord,
+    /// Where the next search for a piece begins, so that no prompt hides another.
+    turn: usize,
+}
+
+impl Service {
+    /// Hands a request to the engine, all of it or nothing.
+    pub fn start(
+        &self,
+        route: &'static str,
+        call: &Call,
+        prompts: &[Prepared],
+        generate: Generate,
+    ) -> Result<Answers, ApiError> {
+        let engine = &self.model.engine;
+        let num_samples = generate.params.n;
+        let options = RequestOptions {
+            priority: generate.priority,
+            tenant: call.caller.tenant,
+            weight: call.caller.weight,
+            deadline: Some(self.timeouts.request.saturating_sub(call.arrived.elapsed())),
+            cache_salt: generate
+                .cache_salt
+                .as_deref()
+                .map_or(call.caller.cache_salt, |salt| call.caller.cache_salt_with(salt)),
+        };
+        let request = |prompt: &Prepared| {
+            let request = engine.request(prompt.tokens.clone(), generate.params.clone());
+            request.and_then(|request| request.with_options(options.clone())).map_err(invalid)
+        };
+        // All are checked before any is queued.
+        let requests = prompts.iter().map(request).collect::<Result<Vec<_>, _>>()?;
+        let submit = |request| {
+            let stream = engine.submit(request).map_err(not_taken)?;
+            Ok(TextStream::new(stream, &self.model.tokenizer, num_samples, &generate.text))
+        };
+        let streams = requests.into_iter().map(submit).collect::<Result<Vec<_>, ApiError>>()?;
+        let mut record = self.observer.begin(RequestStart {
+            route,
+            request_id: call.id.id.clone(),
+            key_name: Some(call.caller.name.clone()),
+            traceparent: call.traceparent.as_deref(),
+            arrived: call.arrived,
+        });
+        prompts.iter().for_each(|p| record.submitted(p.tokens.len(), num_samples, generate.params.max_tokens));
+        Ok(Answers { streams, num_samples, record, turn: 0 })
+    }
+}
+
+fn not_taken(error: SubmitError) -> ApiError {
+    match error {
+        SubmitError::QueueFull { retry_after } => ApiError::Overloaded { retry_after },
+        SubmitError::Draining => ApiError::Draining,
+        SubmitError::Stopped => ApiError::Stopped,
+    }
+}
+
+impl Answers {
+    pub fn num_choices(&self) -> usize {
+        self.streams.len() * self.num_samples
+    }
+
+    /// Which prompt an answer is to.
+    pub fn prompt_of(&self, choice: usize) -> usize {
+        choice / self.num_samples
+    }
+
+    /// The next piece of any answer; none when all have ended.
+    pub async fn next(&mut self) -> Option<Piece> {
+        let (prompt, mut piece) = match self.streams.len() {
+            1 => (0, self.streams[0].next().await?),
+            _ => self.next_of_many().await?,
+        };
+        piece.choice += prompt * self.num_samples;
+        if !piece.tokens.is_empty() {
+            self.record.token(piece.choice, piece.tokens.len());
+        }
+        if let Some((finish, usage)) = &piece.finish {
+            self.record.finished(piece.choice, end_reason(finish), usage);
+        }
+        Some(piece)
+    }
+
+    async fn next_of_many(&mut self) -> Option<(usize, Piece)> {
+        let (streams, turn) = (&mut self.streams, &mut self.turn);
+        poll_fn(|context| {
+            for step in 0..streams.len() {
+                let index = (*turn + step) % streams.len();
+                if let Poll::Ready(Some(piece)) = pin!(streams[index].next()).poll(context) {
+                    *turn = index + 1;
+                    return Poll::Ready(Some((index, piece)));
+                }
+            }
+            if streams.iter().all(TextStream::is_done) { Poll::Ready(None) } else { Poll::Pending }
+        })
+        .await
+    }
+}
+
+fn end_reason(finish: &Finish) -> EndReason {
+    match finish {
+        Finish::Stop(_) => EndReason::Stop,
+        Finish::Length => EndReason::Length,
+        Finish::Failed(ApiError::RequestTimeout | ApiError::QueueTimeout) => EndReason::Timeout,
+        Finish::Failed(ApiError::Aborted) => EndReason::Abort,
+        Finish::Failed(_) => EndReason::Error,
+    }
+}
+
+/// An answer, whole.
+#[derive(Default)]
+pub struct Collected {
+    pub text: String,
+    pub tokens: Vec<crate::text_stream::AnswerToken>,
+    pub prompt_logprobs: Option<Vec<Option<folio_engine::Logprobs>>>,
+    pub finish: Option<Finish>,
+    pub usage: Usage,
+}
+
+impl Answers {
+    /// Waits for all of them. One that failed fails the request.
+    pub async fn collect(mut self) -> Result<Vec<Collected>, ApiError> {
+        let mut answers: Vec<Collected> = (0..self.num_choices()).map(|_| Collected::default()).collect();
+        while let Some(piece) = self.next().await {
+            let answer = &mut answers[piece.choice];
+            answer.text.push_str(&piece.text);
+            answer.tokens.extend(piece.tokens);
+            answer.prompt_logprobs = answer.prompt_logprobs.take().or(piece.prompt_logprobs);
+            if let Some((finish, usage)) = piece.finish {
+                if let Finish::Failed(error) = finish {
+                    return Err(error);
+                }
+                (answer.finish, answer.usage) = (Some(finish), usage);
+            }
+        }
+        Ok(answers)
+    }
+}
+
+/// Whether there is anything to tell about: most pieces of text are a token each.
+pub fn is_silent(piece: &Piece) -> bool {
+    piece.text.is_empty() && piece.finish.is_none() && piece.prompt_logprobs.is_none()
+}
+
+/// Nothing may be waited for beyond this.
+pub fn deadline(service: &Service, call: &Call) -> Instant {
+    call.arrived + service.timeouts.request
+}

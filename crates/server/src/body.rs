@@ -1,0 +1,133 @@
+//! A request's body: read within its time, bounded in size and depth, and parsed.
+
+use axum::body::{Body, to_bytes};
+use axum::extract::{FromRequest, Request};
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::request::Parts;
+use serde_json::{Map, Value};
+
+use crate::App;
+use crate::error::ApiError;
+use crate::fields::{self, Request as Fielded};
+
+/// A JSON object, as it came.
+pub struct JsonBody(Map<String, Value>);
+
+impl JsonBody {
+    /// What its fields say.
+    pub fn read<R: Fielded>(self, bounds: &R::Bounds) -> Result<R, ApiError> {
+        fields::read(self.0, bounds)
+    }
+}
+
+impl FromRequest<App> for JsonBody {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
+        let (parts, body) = request.into_parts();
+        let limits = app.limits();
+        check_head(&parts, limits.body_bytes)?;
+        let bytes = read(body, limits.body_bytes, app.timeouts().body).await?;
+        parse(&bytes, limits.json_depth).map(JsonBody)
+    }
+}
+
+/// What the header already tells.
+fn check_head(parts: &Parts, most: usize) -> Result<(), ApiError> {
+    let length = parts.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+    if length.is_some_and(|length| length > most as u64) {
+        return Err(ApiError::TooLarge(most));
+    }
+    let kind = parts.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    let is_json = kind == "application/json" || (kind.starts_with("application/") && kind.ends_with("+json"));
+    if is_json { Ok(()) } else { Err(ApiError::NotJson) }
+}
+
+async fn read(body: Body, most: usize, within: std::time::Duration) -> Result<axum::body::Bytes, ApiError> {
+    match tokio::time::timeout(within, to_bytes(body, most)).await {
+        Err(_) => Err(ApiError::TooSlow(within)),
+        Ok(Ok(bytes)) => Ok(bytes),
+        // Whoever breaks off in the middle hears nothing of it anyway.
+        Ok(Err(error)) => Err(match is_too_large(&error) {
+            true => ApiError::TooLarge(most),
+            false => ApiError::Invalid { field: None, message: "the body did not arrive whole".into() },
+        }),
+    }
+}
+
+fn is_too_large(error: &axum::Error) -> bool {
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(current) = source {
+        if current.is::<http_body_util::LengthLimitError>() {
+            return true;
+        }
+        source = current.source();
+    }
+    false
+}
+
+fn parse(bytes: &[u8], most_depth: usize) -> Result<Map<String, Value>, ApiError> {
+    let invalid = |message: String| ApiError::Invalid { field: None, message };
+    if depth(bytes) > most_depth {
+        return Err(invalid(format!("the body nests deeper than {most_depth} levels")));
+    }
+    match serde_json::from_slice(bytes) {
+        Ok(Value::Object(object)) => Ok(object),
+        Ok(_) => Err(invalid("the body must be a JSON object".into())),
+        Err(error) => {
+            let (line, column) = (error.line(), error.column());
+            Err(invalid(format!("the body is not valid JSON at line {line}, column {column}")))
+        }
+    }
+}
+
+/// How deep brackets nest, those within texts aside. What is no JSON may give any number.
+fn depth(bytes: &[u8]) -> usize {
+    let (mut depth, mut deepest) = (0usize, 0usize);
+    let (mut in_text, mut escaped) = (false, false);
+    for byte in bytes {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_text => escaped = true,
+            b'"' => in_text = !in_text,
+            b'[' | b'{' if !in_text => {
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            b']' | b'}' if !in_text => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    deepest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn depth_counts_brackets_outside_texts() {
+        for (text, expected) in [
+            ("{}", 1),
+            (r#"{"a": [[1], {"b": 2}]}"#, 3),
+            (r#"{"a": "[[[[\"[[["}"#, 1),
+            (r#"{"a\\": [1]}"#, 2),
+            ("[[[[", 4),
+            ("", 0),
+        ] {
+            assert_eq!(depth(text.as_bytes()), expected, "{text}");
+        }
+        assert!(parse(&[b'['; 100_000], 64).is_err());
+    }
+
+    #[test]
+    fn only_objects_are_bodies() {
+        let message = |text: &str| parse(text.as_bytes(), 4).expect_err("refused").to_string();
+        assert!(parse(br#"{"a": [[[1]]]}"#, 4).is_ok());
+        assert_eq!(message(r#"{"a": [[[[1]]]]}"#), "the body nests deeper than 4 levels");
+        assert_eq!(message("[1]"), "the body must be a JSON object");
+        assert_eq!(message("{\"a\": \n oops"), "the body is not valid JSON at line 2, column 2");
+        assert!(parse(b"{\"a\": \"\xff\"}", 4).is_err());
+    }
+}

@@ -1,5 +1,0 @@
-//! The OpenAI wire format.
-
-pub mod body;
-pub mod types;
-pub mod validate;

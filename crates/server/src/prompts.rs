@@ -1,0 +1,202 @@
+//! From what a client wrote to token ids: templates and tokenizers, run where they hold nobody up.
+//!
+//! Both are work of unknown length, so a few threads of their own do it, and requests queue for them. A text that cannot
+//! fit is refused by its length in bytes, before it is tokenized.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use folio_text::{ChatRender, ChatTemplate, Tokenizer, WallTime};
+use tokio::sync::Semaphore;
+
+use crate::error::ApiError;
+use crate::request::{Conversation, Generate, Prompt};
+
+/// Prompts prepared at once: more would take the cores that compute.
+const THREADS: usize = 2;
+const PANICKED: ApiError = ApiError::Failed("the prompt could not be prepared");
+
+pub struct PromptPool {
+    tools: Tools,
+    threads: Arc<Semaphore>,
+    waiting: Arc<AtomicUsize>,
+}
+
+/// What the threads work with.
+#[derive(Clone)]
+struct Tools {
+    tokenizer: Arc<Tokenizer>,
+    template: Option<Arc<ChatTemplate>>,
+    max_model_len: usize,
+    /// Of one token.
+    most_bytes: usize,
+}
+
+/// A prompt, ready for the engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prepared {
+    pub tokens: Vec<u32>,
+    /// As the client wrote it, where it wrote a text.
+    pub text: Option<String>,
+}
+
+impl PromptPool {
+    pub fn new(tokenizer: Arc<Tokenizer>, template: Option<Arc<ChatTemplate>>, max_model_len: usize) -> Self {
+        let ids = 0..tokenizer.vocab_size() as u32;
+        let most_bytes = ids.filter_map(|id| tokenizer.token_bytes(id)).map(<[u8]>::len).max().unwrap_or(1);
+        let tools = Tools { tokenizer, template, max_model_len, most_bytes };
+        Self { tools, threads: Arc::new(Semaphore::new(THREADS)), waiting: Arc::default() }
+    }
+
+    /// Requests whose prompts are being prepared, or wait to be.
+    pub fn num_waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    pub fn has_template(&self) -> bool {
+        self.tools.template.is_some()
+    }
+
+    /// Texts and token ids as they are; `special`: whether texts begin with the token that begins texts.
+    pub async fn texts(
+        &self,
+        prompts: Vec<Prompt>,
+        special: bool,
+        generate: &mut Generate,
+    ) -> Result<Vec<Prepared>, ApiError> {
+        let (words, keep) = (std::mem::take(&mut generate.bad_words), generate.keep_tokens);
+        let work = move |tools: &Tools| {
+            let prepared =
+                prompts.into_iter().map(|prompt| tools.text(prompt, special, keep)).collect::<Result<Vec<_>, _>>()?;
+            Ok((prepared, tools.bad_words(&words)?))
+        };
+        let (prepared, bad_words) = self.run(work).await?;
+        generate.params.bad_words = bad_words;
+        Ok(prepared)
+    }
+
+    /// A conversation, as the model's template writes it.
+    pub async fn chat(&self, conversation: Conversation, generate: &mut Generate) -> Result<Prepared, ApiError> {
+        let (words, keep) = (std::mem::take(&mut generate.bad_words), generate.keep_tokens);
+        let work = move |tools: &Tools| Ok((tools.chat(&conversation, keep)?, tools.bad_words(&words)?));
+        let (prepared, bad_words) = self.run(work).await?;
+        generate.params.bad_words = bad_words;
+        Ok(prepared)
+    }
+
+    /// Only its tokens are wanted.
+    pub async fn count_chat(&self, conversation: Conversation) -> Result<Prepared, ApiError> {
+        self.run(move |tools| tools.chat(&conversation, None)).await
+    }
+
+    pub async fn tokenize(&self, text: String, special: bool) -> Result<Vec<u32>, ApiError> {
+        self.run(move |tools| tools.encode(&text, special, "prompt")).await
+    }
+
+    pub async fn detokenize(&self, tokens: Vec<u32>) -> Result<String, ApiError> {
+        self.run(move |tools| Ok(tools.tokenizer.decode(&tokens, false))).await
+    }
+
+    async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Tools) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let _counted = Counted::new(&self.waiting);
+        let permit = Arc::clone(&self.threads).acquire_owned().await.map_err(|_| ApiError::Stopped)?;
+        let tools = self.tools.clone();
+        let done = tokio::task::spawn_blocking(move || {
+            // Held by the work, not by the request: a client that leaves frees no thread.
+            let _permit = permit;
+            work(&tools)
+        });
+        done.await.unwrap_or(Err(PANICKED))
+    }
+}
+
+struct Counted(Arc<AtomicUsize>);
+
+impl Counted {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Tools {
+    fn text(&self, prompt: Prompt, special: bool, keep: Option<usize>) -> Result<Prepared, ApiError> {
+        let (tokens, text) = match prompt {
+            Prompt::Tokens(tokens) => (tokens, None),
+            Prompt::Text(text) => (self.encode(&text, special, "prompt")?, Some(text)),
+        };
+        Ok(Prepared { tokens: keep_last(tokens, keep), text })
+    }
+
+    fn chat(&self, conversation: &Conversation, keep: Option<usize>) -> Result<Prepared, ApiError> {
+        let Some(template) = &self.template else {
+            return Err(ApiError::invalid("messages", "this model has no chat template; use /v1/completions"));
+        };
+        let render = ChatRender {
+            messages: conversation.messages.iter().map(|message| message.to_json()).collect(),
+            add_generation_prompt: conversation.add_generation_prompt,
+            extra: conversation.template_kwargs.clone(),
+            now: Some(WallTime::from_unix(crate::unix_seconds() as i64, 0)),
+            ..ChatRender::default()
+        };
+        let refused = |_| ApiError::invalid("messages", "the model's chat template refuses this conversation");
+        let mut text = template.render(&render).map_err(refused)?;
+        if conversation.continue_final_message {
+            cut_after_last(&mut text, conversation)?;
+        }
+        let tokens = keep_last(self.encode(&text, false, "messages")?, keep);
+        Ok(Prepared { tokens, text: None })
+    }
+
+    /// No token stands for more bytes than the longest: what is longer than a context of those cannot fit.
+    fn encode(&self, text: &str, special: bool, field: &'static str) -> Result<Vec<u32>, ApiError> {
+        let least_tokens = text.len() / self.most_bytes.max(1);
+        if least_tokens > self.max_model_len {
+            let most = self.max_model_len - 1;
+            return Err(ApiError::ContextLength { field, tokens: least_tokens, most });
+        }
+        self.tokenizer.encode(text, special).map_err(|_| ApiError::invalid(field, "this text cannot be tokenized"))
+    }
+
+    /// Each word as it stands alone and as it follows a space, which are different tokens as a rule.
+    fn bad_words(&self, words: &[String]) -> Result<Vec<Vec<u32>>, ApiError> {
+        let mut sequences: Vec<Vec<u32>> = Vec::new();
+        for word in words {
+            for text in [word.clone(), format!(" {}", word.trim_start())] {
+                let tokens = self.encode(&text, false, "bad_words")?;
+                if !tokens.is_empty() && !sequences.contains(&tokens) {
+                    sequences.push(tokens);
+                }
+            }
+        }
+        Ok(sequences)
+    }
+}
+
+fn keep_last(mut tokens: Vec<u32>, keep: Option<usize>) -> Vec<u32> {
+    if let Some(keep) = keep {
+        tokens.drain(..tokens.len().saturating_sub(keep));
+    }
+    tokens
+}
+
+/// The answer goes on where the last message ends, without what a template writes behind a message.
+fn cut_after_last(text: &mut String, conversation: &Conversation) -> Result<(), ApiError> {
+    let last = conversation.messages.last().map_or("", |message| message.content.trim());
+    match text.rfind(last) {
+        Some(start) => {
+            text.truncate(start + last.len());
+            Ok(())
+        }
+        None => Err(ApiError::invalid("continue_final_message", "the model's chat template changes the last message")),
+    }
+}

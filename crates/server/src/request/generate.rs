@@ -1,0 +1,173 @@
+//! The one validated request. Routes fill in [`Wishes`], each from its own wire format; [`Generate::new`] alone turns
+//! them into something that can run, with every default and every limit applied.
+
+use std::hash::{BuildHasher, RandomState};
+
+use folio_engine::{InvalidRequest, SamplingParams};
+
+use super::Bounds;
+use crate::error::ApiError;
+
+/// What a route's fields say, in the route's own words where they differ; none where they say nothing.
+#[derive(Clone, Debug, Default)]
+pub struct Wishes {
+    pub n: Option<usize>,
+    pub max_tokens: Option<usize>,
+    /// For requests that do not limit themselves; the context's end limits all.
+    pub max_tokens_unsaid: Option<usize>,
+    pub min_tokens: Option<usize>,
+    pub temperature: Option<f32>,
+    pub top_p: Option<f32>,
+    /// -1 and 0 switch it off.
+    pub top_k: Option<i64>,
+    pub min_p: Option<f32>,
+    pub seed: Option<i64>,
+    pub repetition_penalty: Option<f32>,
+    pub frequency_penalty: Option<f32>,
+    pub presence_penalty: Option<f32>,
+    pub logit_bias: Vec<(u32, f32)>,
+    pub allowed_token_ids: Option<Vec<u32>>,
+    pub bad_words: Vec<String>,
+    pub stop: Vec<String>,
+    pub stop_token_ids: Vec<u32>,
+    pub include_stop: bool,
+    pub ignore_eos: bool,
+    pub show_special: bool,
+    /// How many of the likeliest tokens are told with each.
+    pub logprobs: Option<u32>,
+    pub prompt_logprobs: Option<u32>,
+    /// Keep this many of the prompt's last tokens; -1: as many as fit.
+    pub truncate_prompt: Option<i64>,
+    pub priority: Option<i32>,
+    pub cache_salt: Option<String>,
+}
+
+/// A request that can run.
+#[derive(Clone, Debug)]
+pub struct Generate {
+    pub(crate) params: SamplingParams,
+    pub(crate) text: TextOptions,
+    /// To be tokenized with the prompt.
+    pub(crate) bad_words: Vec<String>,
+    /// Most tokens of the prompt that are kept, from its end.
+    pub(crate) keep_tokens: Option<usize>,
+    pub(crate) priority: i32,
+    pub(crate) cache_salt: Option<String>,
+}
+
+/// How tokens become the answer's text.
+#[derive(Clone, Debug, Default)]
+pub struct TextOptions {
+    pub stop: Vec<String>,
+    pub include_stop: bool,
+    pub skip_special: bool,
+    /// Until this many tokens are out, no stop string ends the answer.
+    pub min_tokens: usize,
+}
+
+impl Generate {
+    /// `num_prompts`: how many prompts the request has.
+    pub fn new(wishes: Wishes, num_prompts: usize, bounds: &Bounds) -> Result<Self, ApiError> {
+        let n = wishes.n.unwrap_or(1);
+        let sequences = n.saturating_mul(num_prompts);
+        if sequences > bounds.max_seqs {
+            let most = bounds.max_seqs;
+            return Err(ApiError::invalid("n", format!("{sequences} answers in all, but at most {most} run at once")));
+        }
+        let max_tokens = wishes.max_tokens.or(wishes.max_tokens_unsaid).unwrap_or(bounds.max_model_len);
+        let min_tokens = wishes.min_tokens.unwrap_or(0);
+        let params = SamplingParams { max_tokens, min_tokens, n, ..sampling(&wishes, bounds) };
+        params.validate(bounds.vocab_size).map_err(|error| invalid(InvalidRequest::Sampling(error)))?;
+        let keep_tokens = match wishes.truncate_prompt {
+            None => None,
+            Some(keep) => Some(usize::try_from(keep).unwrap_or(bounds.max_model_len.saturating_sub(1))),
+        };
+        Ok(Self {
+            params,
+            text: TextOptions {
+                stop: wishes.stop,
+                include_stop: wishes.include_stop,
+                skip_special: !wishes.show_special,
+                min_tokens,
+            },
+            bad_words: wishes.bad_words,
+            keep_tokens,
+            priority: wishes.priority.unwrap_or(0),
+            cache_salt: wishes.cache_salt,
+        })
+    }
+}
+
+/// Everything that is a number for the sampler alone.
+fn sampling(wishes: &Wishes, bounds: &Bounds) -> SamplingParams {
+    let (standard, defaults) = (SamplingParams::default(), &bounds.defaults);
+    let top_k = match wishes.top_k {
+        None => defaults.top_k,
+        Some(k) => u32::try_from(k).ok().filter(|k| *k > 0),
+    };
+    SamplingParams {
+        temperature: wishes.temperature.or(defaults.temperature).unwrap_or(standard.temperature),
+        top_p: wishes.top_p.or(defaults.top_p).unwrap_or(standard.top_p),
+        top_k,
+        min_p: wishes.min_p.unwrap_or(standard.min_p),
+        repetition_penalty: wishes.repetition_penalty.unwrap_or(standard.repetition_penalty),
+        frequency_penalty: wishes.frequency_penalty.unwrap_or(standard.frequency_penalty),
+        presence_penalty: wishes.presence_penalty.unwrap_or(standard.presence_penalty),
+        logit_bias: wishes.logit_bias.clone(),
+        allowed_tokens: wishes.allowed_token_ids.clone(),
+        stop_token_ids: wishes.stop_token_ids.clone(),
+        ignore_eos: wishes.ignore_eos,
+        logprobs: wishes.logprobs,
+        prompt_logprobs: wishes.prompt_logprobs,
+        seed: wishes.seed.map_or_else(fresh_seed, |seed| seed as u64),
+        ..standard
+    }
+}
+
+/// A request without a seed draws anew each time.
+fn fresh_seed() -> u64 {
+    RandomState::new().hash_one(0u8)
+}
+
+/// What the engine refuses, in the words of the wire.
+pub fn invalid(error: InvalidRequest) -> ApiError {
+    match error {
+        InvalidRequest::PromptTooLong { prompt, most } => {
+            ApiError::ContextLength { field: "prompt", tokens: prompt, most }
+        }
+        InvalidRequest::EmptyPrompt => ApiError::invalid("prompt", "must have at least one token"),
+        InvalidRequest::Sampling(error) => {
+            let field = if error.field == "allowed_tokens" { "allowed_token_ids" } else { error.field };
+            ApiError::invalid(field, format!("is {}, but must be {}", error.value, error.range))
+        }
+        InvalidRequest::TooManySamples { .. } => ApiError::invalid("n", error.to_string()),
+        InvalidRequest::NeverFits { .. } => ApiError::invalid("max_tokens", error.to_string()),
+        _ => ApiError::invalid("prompt", error.to_string()),
+    }
+}
+
+/// FNV-1a over the caller's own salt and the request's: the same in every process, so that what a disk keeps is found
+/// again after a restart. It need not be secret: whoever could find another text with a salt's hash knows that salt. 0
+/// stands for no salt.
+pub fn cache_salt(caller: u64, salt: Option<&str>) -> u64 {
+    let Some(salt) = salt else { return caller };
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    let start = 0xcbf2_9ce4_8422_2325;
+    let start = if caller == 0 { start } else { caller.to_le_bytes().into_iter().fold(start, step) };
+    salt.bytes().fold(start, step).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn salts_differ_by_caller_and_text() {
+        // Of FNV's published test vectors.
+        assert_eq!(cache_salt(0, Some("foobar")), 0x8594_4171_f739_67e8);
+        assert_eq!([cache_salt(0, None), cache_salt(7, None)], [0, 7]);
+        let salts =
+            [cache_salt(0, Some("a")), cache_salt(7, Some("a")), cache_salt(8, Some("a")), cache_salt(7, Some("b"))];
+        assert!((1..4).all(|i| salts[..i].iter().all(|salt| *salt != salts[i])), "{salts:x?}");
+    }
+}

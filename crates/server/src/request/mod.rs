@@ -1,0 +1,13 @@
+//! What a client may ask of a model: the one request that can be run, made in one place whatever route it came by.
+
+mod bounds;
+mod chat;
+mod generate;
+mod openai;
+mod prompt;
+
+pub use bounds::{Bounds, SamplingDefaults};
+pub use chat::{Conversation, Message};
+pub use generate::{Generate, TextOptions, Wishes, invalid};
+pub use openai::{ChatRequest, CompletionRequest, StreamWishes};
+pub use prompt::{Prompt, Prompts};

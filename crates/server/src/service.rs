@@ -1,0 +1,172 @@
+//! What every route works with, and how a route gets at it.
+
+use std::ops::Deref;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
+use folio_engine::Engine;
+use folio_text::{ChatTemplate, Tokenizer};
+
+use crate::error::ApiError;
+use crate::guard::{Caller, Lifecycle, RequestId};
+use crate::observe::Observer;
+use crate::prompts::PromptPool;
+use crate::request::{Bounds, SamplingDefaults};
+use crate::routes::responses::ResponseStore;
+use crate::{Limits, Timeouts};
+
+/// A model that is loaded and the engine that runs it.
+pub struct Model {
+    pub engine: Engine,
+    pub tokenizer: Arc<Tokenizer>,
+    /// Models without a chat template serve completions only.
+    pub template: Option<Arc<ChatTemplate>>,
+    /// What clients may call it; the first is what answers call it.
+    pub names: Vec<String>,
+    /// What requests get that do not say: from the model's generation_config.json.
+    pub defaults: SamplingDefaults,
+    /// Token ids lie below this.
+    pub vocab_size: usize,
+    /// Sequences that run at once.
+    pub max_seqs: usize,
+    /// Whether it can turn texts into vectors.
+    pub embeds: bool,
+    /// What `/server_info` tells of how it runs, as the command line knows it.
+    pub info: serde_json::Value,
+}
+
+/// Everything a route needs once the model is there. Cheap to clone.
+#[derive(Clone)]
+pub struct Service(Arc<Serving>);
+
+pub struct Serving {
+    pub model: Model,
+    pub bounds: Bounds,
+    pub timeouts: Timeouts,
+    pub prompts: PromptPool,
+    pub observer: Observer,
+    pub responses: ResponseStore,
+    /// Unix seconds at start.
+    pub started: u64,
+}
+
+impl Deref for Service {
+    type Target = Serving;
+
+    fn deref(&self) -> &Serving {
+        &self.0
+    }
+}
+
+impl Serving {
+    pub fn model_name(&self) -> &str {
+        &self.model.names[0]
+    }
+}
+
+/// The router's state: there before the model is, so that a server can say that it is loading.
+#[derive(Clone)]
+pub struct App(Arc<AppState>);
+
+struct AppState {
+    limits: Limits,
+    timeouts: Timeouts,
+    lifecycle: Lifecycle,
+    observer: Observer,
+    service: OnceLock<Service>,
+    started: u64,
+}
+
+impl App {
+    pub fn new(limits: Limits, timeouts: Timeouts, lifecycle: Lifecycle, observer: Observer) -> Self {
+        let (service, started) = (OnceLock::new(), crate::unix_seconds());
+        Self(Arc::new(AppState { limits, timeouts, lifecycle, observer, service, started }))
+    }
+
+    /// The model is there: from now on requests are answered.
+    ///
+    /// # Panics
+    /// If one is there already.
+    pub fn set_model(&self, model: Model) {
+        let state = &*self.0;
+        assert!(!model.names.is_empty(), "a model has a name");
+        let bounds = Bounds {
+            limits: state.limits.clone(),
+            model_names: model.names.clone(),
+            max_model_len: model.engine.max_model_len(),
+            vocab_size: model.vocab_size,
+            max_seqs: model.max_seqs,
+            defaults: model.defaults,
+        };
+        let serving = Serving {
+            prompts: PromptPool::new(Arc::clone(&model.tokenizer), model.template.clone(), bounds.max_model_len),
+            responses: ResponseStore::new(state.limits.stored_responses, state.limits.stored_response_bytes),
+            timeouts: state.timeouts.clone(),
+            observer: state.observer.clone(),
+            started: state.started,
+            model,
+            bounds,
+        };
+        assert!(state.service.set(Service(Arc::new(serving))).is_ok(), "one model is served");
+        state.lifecycle.set_ready();
+    }
+
+    pub fn service(&self) -> Option<&Service> {
+        self.0.service.get()
+    }
+
+    pub fn lifecycle(&self) -> &Lifecycle {
+        &self.0.lifecycle
+    }
+
+    pub fn limits(&self) -> &Limits {
+        &self.0.limits
+    }
+
+    pub fn timeouts(&self) -> &Timeouts {
+        &self.0.timeouts
+    }
+
+    pub fn observer(&self) -> &Observer {
+        &self.0.observer
+    }
+
+    /// When the server is overloaded: how long until a request that came now would run.
+    pub fn expected_wait(&self) -> Duration {
+        self.service().map_or(Duration::from_secs(1), |service| service.model.engine.stats().expected_wait)
+    }
+}
+
+impl FromRequestParts<App> for Service {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(_: &mut Parts, app: &App) -> Result<Self, ApiError> {
+        app.service().cloned().ok_or(ApiError::Loading)
+    }
+}
+
+/// Who asks, and since when.
+#[derive(Clone)]
+pub struct Call {
+    pub caller: Caller,
+    pub id: RequestId,
+    pub arrived: Instant,
+    pub traceparent: Option<Arc<str>>,
+}
+
+impl FromRequestParts<App> for Call {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, ApiError> {
+        let traceparent = parts.headers.get("traceparent").and_then(|header| header.to_str().ok());
+        Ok(Self {
+            // A router without a guard is one that the process itself calls.
+            caller: parts.extensions.get().cloned().unwrap_or_else(|| Caller::anonymous(usize::MAX)),
+            id: parts.extensions.get().cloned().ok_or(ApiError::Failed("the request has no id"))?,
+            arrived: Instant::now(),
+            traceparent: traceparent.map(Into::into),
+        })
+    }
+}
