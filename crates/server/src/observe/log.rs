@@ -267,4 +267,4 @@ fn line(format: LogFormat, time: SystemTime, level: Level, message: &str, fields
 }
 
 #[cfg(test)]
-mod tests;
+pub mod tests;

@@ -158,3 +158,71 @@ impl Metrics {
         self.registry.write(out);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::exposition::tests::parse;
+    use super::*;
+
+    fn rendered(metrics: &Metrics) -> std::collections::BTreeMap<String, f64> {
+        let mut out = Exposition::default();
+        metrics.write(&mut out);
+        parse(&out.into_text())
+    }
+
+    #[test]
+    fn token_buckets_end_at_the_context() {
+        assert_eq!(one_two_five(100), [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0]);
+        assert_eq!(one_two_five(4096).last(), Some(&2000.0));
+        assert_eq!(one_two_five(0), [0.0; 0]);
+        assert!(one_two_five(usize::MAX).len() < 60);
+    }
+
+    #[test]
+    fn histograms_have_the_buckets_that_dashboards_know() {
+        let samples = rendered(&Metrics::new("m", 8192, 0.0));
+        let bounds = |name: &str| {
+            let prefix = format!("{name}_bucket{{model_name=\"m\",engine=\"0\",le=\"");
+            let bounds = samples.keys().filter_map(|series| series.strip_prefix(&prefix)?.strip_suffix("\"}"));
+            let mut bounds: Vec<f64> =
+                bounds.filter(|bound| *bound != "+Inf").map(|bound| bound.parse().expect("a bound")).collect();
+            bounds.sort_by(f64::total_cmp);
+            bounds
+        };
+        assert_eq!(bounds("vllm:time_to_first_token_seconds"), TTFT_SECONDS);
+        for name in ["vllm:inter_token_latency_seconds", "vllm:request_time_per_output_token_seconds"] {
+            assert_eq!(bounds(name), TOKEN_SECONDS, "{name}");
+        }
+        for name in ["e2e_request_latency", "request_queue_time", "request_inference_time"] {
+            assert_eq!(bounds(&format!("vllm:{name}_seconds")), REQUEST_SECONDS, "{name}");
+        }
+        for name in ["request_prefill_time", "request_decode_time"] {
+            assert_eq!(bounds(&format!("vllm:{name}_seconds")), REQUEST_SECONDS, "{name}");
+        }
+        let tokens = ["request_prompt_tokens", "request_generation_tokens", "request_max_num_generation_tokens"];
+        for name in tokens.into_iter().chain(["request_params_max_tokens", "request_prefill_kv_computed_tokens"]) {
+            assert_eq!(bounds(&format!("vllm:{name}")), one_two_five(8192), "{name}");
+        }
+        assert_eq!(bounds("vllm:request_params_n"), SAMPLES);
+    }
+
+    #[test]
+    fn every_reason_and_status_has_a_counter_of_its_own() {
+        let metrics = Metrics::new("a \"model\"", 100, 12.5);
+        EndReason::ALL.into_iter().enumerate().for_each(|(count, reason)| metrics.ended(reason).add(count as u64));
+        AbortReason::ALL.into_iter().enumerate().for_each(|(count, reason)| metrics.aborts(reason).add(count as u64));
+        [429, 400, 429, 418].into_iter().for_each(|status| metrics.refusals(status).add(1));
+        let samples = rendered(&metrics);
+        for (count, reason) in EndReason::ALL.into_iter().enumerate() {
+            let own = "model_name=\"a \\\"model\\\"\",engine=\"0\"";
+            let series = format!("vllm:request_success_total{{{own},finished_reason=\"{}\"}}", reason.name());
+            assert_eq!(samples[&series], count as f64);
+        }
+        assert_eq!(samples["folio:stream_aborts_total{reason=\"write_stall\"}"], 1.0);
+        for (status, count) in [("429", 2.0), ("400", 1.0), ("other", 1.0), ("503", 0.0)] {
+            assert_eq!(samples[&format!("folio:refusals_total{{status=\"{status}\"}}")], count);
+        }
+        assert_eq!(samples["process_start_time_seconds"], 12.5);
+        assert_eq!(samples[&format!("folio:build_info{{version=\"{}\"}}", env!("CARGO_PKG_VERSION"))], 1.0);
+    }
+}

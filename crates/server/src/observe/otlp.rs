@@ -170,4 +170,4 @@ impl Exporter {
 }
 
 #[cfg(test)]
-mod tests;
+pub mod tests;
