@@ -69,3 +69,25 @@ impl HttpBody for GuardedBody {
         self.inner.as_ref().map_or(SizeHint::with_exact(0), HttpBody::size_hint)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::callers::Caller;
+    use super::super::in_flight::InFlight;
+    use super::*;
+
+    #[tokio::test]
+    async fn a_body_keeps_its_length_and_its_place_until_it_ends() {
+        let all = InFlight::new(1);
+        let permit = all.take(&Caller::anonymous(1)).ok();
+        let mut body = GuardedBody::new(Body::from("four"), permit, Box::new(|| panic!("nobody panicked")));
+        assert_eq!((body.size_hint().exact(), body.is_end_stream()), (Some(4), false));
+        let mut next = async || std::future::poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await;
+        assert_eq!(next().await.unwrap().unwrap().into_data().unwrap(), "four");
+        assert!(next().await.is_none() && next().await.is_none());
+        assert_eq!(all.now(), 0, "given back at the end, though the body is still there");
+        assert_eq!((body.size_hint().exact(), body.is_end_stream()), (Some(0), true));
+        let empty = GuardedBody::new(Body::empty(), None, Box::new(|| {}));
+        assert!(empty.is_end_stream());
+    }
+}
