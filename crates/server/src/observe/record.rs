@@ -149,9 +149,9 @@ impl RequestRecord {
         self.choices.extend(std::iter::repeat_with(choice).take(n));
     }
 
-    /// A piece of an answer that carries so many tokens goes out.
+    /// A piece of an answer that carries so many tokens goes out; one without any tells nothing.
     pub fn token(&mut self, choice: usize, num_tokens: usize) {
-        let Some(choice) = self.choices.get_mut(choice) else { return };
+        let Some(choice) = self.choices.get_mut(choice).filter(|_| num_tokens > 0) else { return };
         let (now, metrics) = (Instant::now(), &self.observer.0.metrics);
         match choice.last_token.replace(now) {
             Some(last) => metrics.inter_token_latency.times(now - last, num_tokens as u64),
@@ -165,6 +165,10 @@ impl RequestRecord {
 
     /// An answer has ended.
     pub fn finished(&mut self, choice: usize, reason: EndReason, usage: &Usage) {
+        if self.choices.get(choice).is_some_and(|entry| entry.last_token.is_none() && !entry.is_finished) {
+            // All it had was a token that ends an answer, which is counted and not sent.
+            self.token(choice, usage.completion_tokens);
+        }
         let Some(entry) = self.choices.get_mut(choice).filter(|entry| !entry.is_finished) else { return };
         entry.is_finished = true;
         let now = Instant::now();

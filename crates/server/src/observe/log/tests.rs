@@ -1,6 +1,6 @@
 //! What lines look like, and what a reader that does not read costs.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::UNIX_EPOCH;
 
 use serde_json::Value;
@@ -9,24 +9,39 @@ use super::*;
 
 /// A place to write to, which can be shut.
 #[derive(Clone, Default)]
-pub struct Sink(Arc<(Mutex<(bool, Vec<u8>)>, Condvar)>);
+pub struct Sink(Arc<Shared>);
+
+#[derive(Default)]
+pub struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    is_shut: bool,
+    bytes: Vec<u8>,
+}
 
 impl Sink {
     pub fn text(&self) -> String {
-        String::from_utf8(self.0.0.lock().unwrap_or_else(PoisonError::into_inner).1.clone()).expect("UTF-8")
+        String::from_utf8(self.state().bytes.clone()).expect("UTF-8")
     }
 
-    fn shut(&self, shut: bool) {
-        self.0.0.lock().unwrap_or_else(PoisonError::into_inner).0 = shut;
-        self.0.1.notify_all();
+    fn shut(&self, is_shut: bool) {
+        self.state().is_shut = is_shut;
+        self.0.changed.notify_all();
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Write for Sink {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        let guard = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut state = self.0.1.wait_while(guard, |state| state.0).unwrap_or_else(PoisonError::into_inner);
-        state.1.extend_from_slice(bytes);
+        let waited = self.0.changed.wait_while(self.state(), |state| state.is_shut);
+        waited.unwrap_or_else(PoisonError::into_inner).bytes.extend_from_slice(bytes);
         Ok(bytes.len())
     }
 

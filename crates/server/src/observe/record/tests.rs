@@ -80,6 +80,20 @@ fn every_answer_is_counted_where_it_belongs() {
 }
 
 #[test]
+fn a_token_that_is_not_sent_is_a_first_token_too() {
+    let observer = Observer::quiet("m", 1000);
+    let mut record = observer.begin(start("r", None));
+    record.submitted(10, 2, 8);
+    record.token(0, 0);
+    record.finished(0, EndReason::Stop, &usage(10, 0, 1));
+    record.finished(1, EndReason::Timeout, &usage(10, 0, 0));
+    drop(record);
+    let samples = samples(&observer);
+    assert_eq!(samples[&format!("vllm:time_to_first_token_seconds_count{OWN}")], 1.0);
+    assert_eq!(samples[&format!("vllm:inter_token_latency_seconds_count{OWN}")], 0.0);
+}
+
+#[test]
 fn a_request_that_is_dropped_was_left_by_its_client() {
     let observer = Observer::quiet("m", 1000);
     let mut record = observer.begin(start("r", None));
