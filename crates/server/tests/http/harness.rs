@@ -11,7 +11,10 @@ use std::{
 use folio_engine::{
     Background, Engine, EngineConfig, GroupConfig, RequestId, Result, RowOutput, SamplingState, StepPlan, StepRunner,
 };
-use folio_server::{SamplingDefaults, Service};
+use folio_server::guard::{Guard, GuardConfig, Keys, Lifecycle, protect};
+use folio_server::net::{self, NetConfig, Shutdown, ShutdownHandle};
+use folio_server::observe::Observer;
+use folio_server::{App, Limits, Model, SamplingDefaults, Timeouts, router};
 use folio_text::{ChatTemplate, SpecialTokens, Tokenizer};
 use serde_json::{Value, json};
 
@@ -73,12 +76,35 @@ fn tokenizer() -> Tokenizer {
     Tokenizer::from_json(file.to_string().as_bytes()).expect("a sound file")
 }
 
+/// What a server under test is started with.
+pub struct Setup {
+    /// How long a step takes.
+    pub pace: Duration,
+    pub limits: Limits,
+    pub timeouts: Timeouts,
+    /// As a key file has them; none: everybody may ask.
+    pub keys: &'static str,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self { pace: Duration::ZERO, limits: Limits::default(), timeouts: Timeouts::default(), keys: "" }
+    }
+}
+
 pub struct Server {
     pub engine: Engine,
+    pub app: App,
     address: SocketAddr,
+    /// Serving ends with it.
+    _shutdown: ShutdownHandle,
 }
 
 pub fn start(pace: Duration) -> Server {
+    start_with(Setup { pace, ..Setup::default() })
+}
+
+pub fn start_with(setup: Setup) -> Server {
     let config = EngineConfig {
         max_seqs: 4,
         max_waiting: 4,
@@ -87,28 +113,42 @@ pub fn start(pace: Duration) -> Server {
         logits_width: WIDTH,
         ..EngineConfig::default()
     };
-    let executor = Background::start(Alphabet { states: HashMap::new(), pace }).expect("a thread");
+    let executor = Background::start(Alphabet { states: HashMap::new(), pace: setup.pace }).expect("a thread");
     let engine = Engine::start(Box::new(executor), config).expect("a sound configuration");
     let template = "{% for message in messages %}{{ message.content }}{% endfor %}";
-    let service = Service {
+    let lifecycle = Lifecycle::new();
+    let app =
+        App::new(setup.limits.clone(), setup.timeouts.clone(), lifecycle.clone(), Observer::quiet("alphabet", 4096));
+    app.set_model(Model {
         engine: engine.clone(),
         tokenizer: Arc::new(tokenizer()),
         template: Some(Arc::new(ChatTemplate::new(template, SpecialTokens::default()).expect("sound"))),
-        model_name: "alphabet".into(),
-        started: 1,
+        names: vec!["alphabet".into()],
         defaults: SamplingDefaults { temperature: Some(0.0), ..SamplingDefaults::default() },
-    };
+        vocab_size: WIDTH,
+        max_seqs: 4,
+        embeds: false,
+        info: json!({}),
+    });
+    let mut keys = Keys::none();
+    if !setup.keys.is_empty() {
+        keys.add_text(setup.keys).expect("sound keys");
+    }
+    let guard = Guard::new(GuardConfig { keys, limits: setup.limits.clone(), ..GuardConfig::new(lifecycle) });
+    let router = protect(router(app.clone()), guard);
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     listener.set_nonblocking(true).expect("a socket");
     let address = listener.local_addr().expect("bound");
+    let net = NetConfig::from((&setup.limits, &setup.timeouts));
+    let (shutdown, ends) = Shutdown::new();
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
             let listener = tokio::net::TcpListener::from_std(listener).expect("a socket");
-            folio_server::serve(listener, service, std::future::pending()).await
+            net::serve(net::Listener::Tcp(listener), router, net, ends).await
         })
     });
-    Server { engine, address }
+    Server { engine, app, address, _shutdown: shutdown }
 }
 
 impl Server {
