@@ -34,6 +34,8 @@ pub struct EngineConfig {
     pub prompt_logit_rows: usize,
     /// Logits a row: token ids lie below this.
     pub logits_width: usize,
+    /// Values of a hidden state, for requests that want embeddings. 0: the executor gives none.
+    pub embedding_width: usize,
     /// Tokens that end an answer.
     pub eos: Vec<u32>,
     /// Where blocks go that leave the device.
@@ -87,6 +89,7 @@ impl Default for EngineConfig {
             aging: Duration::from_secs(10),
             prompt_logit_rows: 256,
             logits_width: 0,
+            embedding_width: 0,
             eos: Vec::new(),
             tiers: TierConfig::default(),
             overlap: true,

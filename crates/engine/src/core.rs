@@ -203,7 +203,7 @@ impl Core {
         submitted: Instant,
         events: &flume::Sender<Event>,
     ) {
-        let EngineRequest { prompt, params, max_len, options } = request;
+        let EngineRequest { prompt, params, max_len, pooling, options } = request;
         let prompt: Arc<[u32]> = prompt.into();
         // What is too far away to be told is no deadline.
         let deadline = options.deadline.and_then(|after| submitted.checked_add(after));
@@ -216,6 +216,7 @@ impl Core {
                 prompt: Arc::clone(&prompt),
                 output: Vec::new(),
                 max_len,
+                pooling,
                 options: options.clone(),
                 fork_of: (index > 0).then_some(first_id),
                 times: Times::new(submitted),
@@ -300,8 +301,12 @@ impl Core {
         self.shared.progress.note();
         for (row, planned) in rows.iter_mut().zip(&step.rows) {
             self.note_computed(planned.id, planned.end);
-            if planned.samples && row.sampled.is_none() && row.failure.is_none() {
-                row.failure = Some("the step gave no token".into());
+            if !planned.samples {
+                row.pooled = None;
+            } else if row.failure.is_none() {
+                let sample = self.samples.get(&row.id);
+                let width = self.shared.config.embedding_width;
+                row.failure = sample.and_then(|sample| sample.find_fault(row, width)).map(str::to_owned);
             }
         }
         let result = |row: &RowOutput| RowResult {
@@ -335,6 +340,10 @@ impl Core {
         let Some(sample) = self.samples.get_mut(&row.id) else { return };
         if let Some(reason) = row.failure {
             return self.end(row.id, FinishReason::Error(reason));
+        }
+        if let Some(vector) = row.pooled {
+            sample.send(Event::Embedding(vector));
+            return self.end(row.id, FinishReason::Length);
         }
         sample.take_prompt_logprobs(row.prompt_logprobs);
         let Some(sampled) = row.sampled else { return };

@@ -49,6 +49,10 @@ pub enum InvalidRequest {
     EmptyPrompt,
     #[error("the prompt has {prompt} tokens, but at most {most} fit with one for the answer")]
     PromptTooLong { prompt: usize, most: usize },
+    #[error("the input has {input} tokens, but at most {most} fit")]
+    InputTooLong { input: usize, most: usize },
+    #[error("this engine gives no embeddings")]
+    NoEmbeddings,
     #[error("token {token} at position {position} of the prompt is not below the vocabulary's {logits_width}")]
     UnknownToken { token: u32, position: usize, logits_width: usize },
     #[error("prompt and answer together may take {max_len} tokens, but the KV pool holds {most}; lower max_tokens")]

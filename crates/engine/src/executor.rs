@@ -21,7 +21,7 @@ pub trait Executor: Send {
     /// Comes before anything else, once.
     fn on_done(&mut self, wake: Wake);
 
-    /// A request joins: its sampling state stays here until `release`.
+    /// A request joins: its sampling state stays here until `release`. One that left may come again under the same id.
     fn admit(&mut self, id: RequestId, state: SamplingState);
 
     /// Queues a step. Its transfers are done in order, before its rows and after the steps before.
@@ -48,8 +48,12 @@ pub struct StepOutput {
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowOutput {
     pub id: RequestId,
-    /// The next token, where the assignment sampled.
+    /// The next token, where the assignment sampled; never for a request that wants its prompt pooled.
     pub sampled: Option<Sampled>,
+    /// The vector of a request that wants its prompt pooled ([`SamplingState::pooling`]), in place of a token: with the
+    /// assignment that has `samples` set, [`crate::EngineConfig::embedding_width`] long. For the mean, every row of the
+    /// prompt counts once: those of all assignments' `prompt_targets`, and at last the row that would sample.
+    pub pooled: Option<Vec<f32>>,
     /// Logprobs of the assignment's prompt targets, one each.
     pub prompt_logprobs: Vec<Logprobs>,
     /// Set when this row alone went wrong (not a number): the request ends, its neighbours go on.
@@ -59,7 +63,7 @@ pub struct RowOutput {
 impl RowOutput {
     /// Nothing known yet.
     pub fn new(id: RequestId) -> Self {
-        Self { id, sampled: None, prompt_logprobs: Vec::new(), failure: None }
+        Self { id, sampled: None, pooled: None, prompt_logprobs: Vec::new(), failure: None }
     }
 
     pub fn failed(id: RequestId, reason: impl ToString) -> Self {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use folio_model::device::{BLOCK_TOKENS, Batch, GroupTables, Span};
 use folio_scheduler::{Assignment, BlockId, RequestId, StepPlan};
 
-/// Which rows of the step's logits belong to one request: those of its prompt targets, then that of its sample.
+/// Which of the step's output rows belong to one request: those of its prompt targets, then that of its sample.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OutputRows {
     pub id: RequestId,
@@ -16,16 +16,27 @@ pub(crate) struct OutputRows {
     pub position: usize,
     /// A token that the rows needed was never sampled, so that theirs mean nothing.
     pub is_orphan: bool,
+    /// Its rows are asked for hidden states and not for logits.
+    pub pools: bool,
 }
 
-/// Fills `batch` anew from `plan`, keeping its memory. `awaited` gives the token that a request sampled for a position,
-/// if it did.
+/// What the step's requests are asked about.
+pub(crate) trait Requests {
+    /// The token that a request sampled for a position, if it did.
+    fn awaited(&self, id: RequestId, position: usize) -> Option<u32>;
+
+    /// Whether it wants hidden states.
+    fn pools(&self, id: RequestId) -> bool;
+}
+
+/// Fills `batch` anew from `plan`, keeping its memory. Rows with logits come first among its outputs; how many there are
+/// is the result.
 pub(crate) fn gather(
     plan: &StepPlan,
-    awaited: impl Fn(RequestId, usize) -> Option<u32>,
+    requests: &impl Requests,
     batch: &mut Batch,
     outputs: &mut Vec<OutputRows>,
-) {
+) -> usize {
     let num_groups = plan.assignments.first().map_or(0, |a| a.tables.len());
     batch.tokens.clear();
     batch.positions.clear();
@@ -38,30 +49,39 @@ pub(crate) fn gather(
         group.first_block.clear();
     }
     outputs.clear();
+    let mut pooled = Vec::new();
     for assignment in &plan.assignments {
-        let mut rows = push_outputs(assignment, batch);
+        let pools = requests.pools(assignment.id);
+        let list = if pools { &mut pooled } else { &mut batch.outputs };
+        let mut rows = OutputRows { pools, ..push_outputs(assignment, batch.tokens.len(), list) };
         push_rows(assignment, batch);
         if assignment.awaits_token {
-            let token = awaited(assignment.id, rows.position - 1);
+            let token = requests.awaited(assignment.id, rows.position - 1);
             rows.is_orphan = token.is_none();
             // Whatever an orphan computes lies in blocks of its own, and its request is at its end.
             batch.tokens.push(token.unwrap_or(0));
         }
         outputs.push(rows);
     }
+    let num_logits = batch.outputs.len();
+    batch.outputs.extend(pooled);
+    for rows in outputs.iter_mut().filter(|rows| rows.pools) {
+        rows.prompt = rows.prompt.start + num_logits..rows.prompt.end + num_logits;
+        rows.sample = rows.sample.map(|row| row + num_logits);
+    }
+    num_logits
 }
 
-/// Comes before the assignment's rows are pushed: row numbers count from there.
-fn push_outputs(assignment: &Assignment, batch: &mut Batch) -> OutputRows {
-    let first_row = batch.tokens.len();
+/// The rows of an assignment that begins at `first_row` go to the end of `list`.
+fn push_outputs(assignment: &Assignment, first_row: usize, list: &mut Vec<u32>) -> OutputRows {
     let targets = &assignment.prompt_targets;
-    let first = batch.outputs.len();
+    let first = list.len();
     let rows = (0..targets.tokens.len()).map(|i| first_row + targets.first + i - assignment.first);
-    batch.outputs.extend(rows.map(|row| row as u32));
-    let prompt = first..batch.outputs.len();
+    list.extend(rows.map(|row| row as u32));
+    let prompt = first..list.len();
     let sample = assignment.samples.then(|| {
-        batch.outputs.push((first_row + assignment.num_rows() - 1) as u32);
-        batch.outputs.len() - 1
+        list.push((first_row + assignment.num_rows() - 1) as u32);
+        list.len() - 1
     });
     OutputRows {
         id: assignment.id,
@@ -70,6 +90,7 @@ fn push_outputs(assignment: &Assignment, batch: &mut Batch) -> OutputRows {
         sample,
         position: assignment.first + assignment.num_rows(),
         is_orphan: false,
+        pools: false,
     }
 }
 
@@ -107,6 +128,19 @@ mod tests {
 
     use super::*;
 
+    /// Request 1 awaits its position plus 100, and request 4 pools.
+    struct Known;
+
+    impl Requests for Known {
+        fn awaited(&self, id: RequestId, position: usize) -> Option<u32> {
+            (id.0 == 1).then_some(position as u32 + 100)
+        }
+
+        fn pools(&self, id: RequestId) -> bool {
+            id.0 == 4
+        }
+    }
+
     fn assignment(id: u64, first: usize, tokens: &[u32], table: &[u32]) -> Assignment {
         Assignment {
             id: RequestId(id),
@@ -132,7 +166,7 @@ mod tests {
         };
         let (mut batch, mut outputs) = (Batch::default(), Vec::new());
         for _ in 0..2 {
-            gather(&plan, |_, _| panic!("nothing is awaited"), &mut batch, &mut outputs);
+            assert_eq!(gather(&plan, &Known, &mut batch, &mut outputs), 3);
             assert_eq!(batch.tokens, [5, 6, 7, 9]);
             assert_eq!(batch.positions, [14, 15, 16, 4]);
             assert_eq!(batch.outputs, [1, 2, 3]);
@@ -159,8 +193,7 @@ mod tests {
             ..StepPlan::default()
         };
         let (mut batch, mut outputs) = (Batch::default(), Vec::new());
-        let awaited = |id: RequestId, position: usize| (id.0 == 1).then_some(position as u32 + 100);
-        gather(&plan, awaited, &mut batch, &mut outputs);
+        gather(&plan, &Known, &mut batch, &mut outputs);
         assert_eq!(batch.tokens, [5, 131, 0, 8, 9]);
         assert_eq!(batch.positions, [30, 31, 3, 0, 1]);
         assert_eq!(batch.outputs, [1, 2, 4]);
@@ -169,5 +202,22 @@ mod tests {
         assert_eq!(batch.groups[0].blocks, [0, 4, 6, 7]);
         assert_eq!(outputs.iter().map(|o| o.is_orphan).collect::<Vec<_>>(), [false, true, false]);
         assert_eq!(outputs.iter().map(|o| o.position).collect::<Vec<_>>(), [32, 4, 2]);
+    }
+
+    #[test]
+    fn rows_without_logits_come_last() {
+        let targets = PromptTargets { first: 0, tokens: vec![6] };
+        let plan = StepPlan {
+            assignments: vec![
+                Assignment { prompt_targets: targets, ..assignment(4, 0, &[5, 6], &[3]) },
+                assignment(2, 4, &[9], &[2]),
+            ],
+            ..StepPlan::default()
+        };
+        let (mut batch, mut outputs) = (Batch::default(), Vec::new());
+        assert_eq!(gather(&plan, &Known, &mut batch, &mut outputs), 1);
+        assert_eq!(batch.outputs, [2, 0, 1]);
+        assert_eq!((outputs[0].prompt.clone(), outputs[0].sample, outputs[0].pools), (1..2, Some(2), true));
+        assert_eq!((outputs[1].prompt.clone(), outputs[1].sample, outputs[1].pools), (0..0, Some(0), false));
     }
 }

@@ -12,6 +12,7 @@ mod executor;
 mod failure;
 mod inputs;
 mod pace;
+mod pooling;
 mod progress;
 mod report;
 mod request;
@@ -44,6 +45,7 @@ pub use folio_scheduler::{
     Assignment, BlockId, GroupConfig, GroupStats, HostSlot, KvEvent, Medium, Miss, PromptTargets, RequestId,
     SchedulerStats, StepPlan, Transfer,
 };
+pub use pooling::Pooling;
 use progress::Progress;
 pub use request::{EngineRequest, RequestOptions};
 pub use runner::Runner;
@@ -111,9 +113,15 @@ impl Engine {
         Ok(Engine { commands: Line::new(sender), shared })
     }
 
-    /// Checks a request; nothing else makes one.
+    /// Checks a request; nothing but this and [`Engine::embedding`] makes one.
     pub fn request(&self, prompt: Vec<u32>, params: SamplingParams) -> Result<EngineRequest, InvalidRequest> {
         EngineRequest::new(prompt, params, &self.shared.config, self.shared.pool_tokens)
+    }
+
+    /// Checks a request for a vector: it is answered by [`Event::Embedding`] and ends with [`FinishReason::Length`]. The
+    /// prompt may fill the whole context.
+    pub fn embedding(&self, prompt: Vec<u32>, pooling: Pooling) -> Result<EngineRequest, InvalidRequest> {
+        EngineRequest::embedding(prompt, pooling, &self.shared.config, self.shared.pool_tokens)
     }
 
     /// Queues a request and returns its events; never waits.
@@ -130,7 +138,10 @@ impl Engine {
             return Err(SubmitError::QueueFull { retry_after: self.shared.stats().expected_wait });
         }
         let first_id = RequestId(self.shared.next_id.fetch_add(num_samples as u64, Ordering::Relaxed));
-        let samplers = SamplingState::for_samples(&request.params, &request.prompt, &config.eos);
+        let samplers = match request.pooling {
+            Some(pooling) => vec![SamplingState::for_pooling(pooling, request.prompt.len())],
+            None => SamplingState::for_samples(&request.params, &request.prompt, &config.eos),
+        };
         let (sender, events) = flume::unbounded();
         if !self.commands.send(Message::Submit { first_id, request, samplers, submitted, events: sender }) {
             progress.ended(num_samples);

@@ -1,8 +1,8 @@
-//! The one kind of request that the engine takes: made in one place, where everything is checked.
+//! What the engine takes: made in one place, where everything is checked.
 
 use std::{sync::Arc, time::Duration};
 
-use crate::{EngineConfig, InvalidParam, InvalidRequest, SamplingParams};
+use crate::{EngineConfig, InvalidParam, InvalidRequest, Pooling, SamplingParams};
 
 /// A request that can run: nothing in it can fail later for being wrong.
 #[derive(Clone, Debug)]
@@ -11,6 +11,8 @@ pub struct EngineRequest {
     pub(crate) params: Arc<SamplingParams>,
     /// Most tokens the sequence may hold.
     pub(crate) max_len: usize,
+    /// What is wanted in place of an answer.
+    pub(crate) pooling: Option<Pooling>,
     pub(crate) options: RequestOptions,
 }
 
@@ -37,7 +39,7 @@ impl Default for RequestOptions {
 }
 
 impl EngineRequest {
-    /// The only constructor. The KV pools hold sequences of at most `pool_tokens`.
+    /// One of two constructors. The KV pools hold sequences of at most `pool_tokens`.
     pub(crate) fn new(
         prompt: Vec<u32>,
         params: SamplingParams,
@@ -51,10 +53,8 @@ impl EngineRequest {
         if prompt.len() > most {
             return Err(InvalidRequest::PromptTooLong { prompt: prompt.len(), most });
         }
+        check_tokens(&prompt, config)?;
         let logits_width = config.logits_width;
-        if let Some(position) = prompt.iter().position(|&token| token as usize >= logits_width) {
-            return Err(InvalidRequest::UnknownToken { token: prompt[position], position, logits_width });
-        }
         params.validate(logits_width)?;
         if !params.leaves_a_choice(&config.eos, logits_width) {
             return Err(InvalidRequest::NothingToChoose);
@@ -66,7 +66,30 @@ impl EngineRequest {
         if max_len > pool_tokens {
             return Err(InvalidRequest::NeverFits { max_len, most: pool_tokens });
         }
-        Ok(Self { prompt, params: Arc::new(params), max_len, options: RequestOptions::default() })
+        Ok(Self { prompt, params: Arc::new(params), max_len, pooling: None, options: RequestOptions::default() })
+    }
+
+    /// The other: a prompt that is pooled and not answered, so that it may be as long as the model allows.
+    pub(crate) fn embedding(
+        prompt: Vec<u32>,
+        pooling: Pooling,
+        config: &EngineConfig,
+        pool_tokens: usize,
+    ) -> Result<EngineRequest, InvalidRequest> {
+        if config.embedding_width == 0 {
+            return Err(InvalidRequest::NoEmbeddings);
+        }
+        if prompt.is_empty() {
+            return Err(InvalidRequest::EmptyPrompt);
+        }
+        // The scheduler counts a token that would follow; it is never computed.
+        let (max_len, most) = (prompt.len() + 1, config.max_model_len.min(pool_tokens.saturating_sub(1)));
+        if prompt.len() > most {
+            return Err(InvalidRequest::InputTooLong { input: prompt.len(), most });
+        }
+        check_tokens(&prompt, config)?;
+        let (params, options) = (Arc::new(SamplingParams::default()), RequestOptions::default());
+        Ok(Self { prompt, params, max_len, pooling: Some(pooling), options })
     }
 
     /// The same request with wishes of its own.
@@ -76,5 +99,13 @@ impl EngineRequest {
             return Err(InvalidParam { field: "weight", value, range }.into());
         }
         Ok(Self { options, ..self })
+    }
+}
+
+fn check_tokens(prompt: &[u32], config: &EngineConfig) -> Result<(), InvalidRequest> {
+    let logits_width = config.logits_width;
+    match prompt.iter().position(|&token| token as usize >= logits_width) {
+        Some(position) => Err(InvalidRequest::UnknownToken { token: prompt[position], position, logits_width }),
+        None => Ok(()),
     }
 }

@@ -11,7 +11,8 @@ use folio_scheduler::{RequestId, StepPlan, Transfer};
 use crate::{
     Error, HostTier, Result, RowOutput, StepRunner,
     background::guarded,
-    inputs::{OutputRows, gather},
+    inputs::{OutputRows, Requests, gather},
+    pooling::Pool,
     sampling::SamplingState,
 };
 
@@ -21,25 +22,42 @@ pub struct Runner<B: Backend> {
     decoder: Decoder<B>,
     /// Where blocks are saved to and loaded from.
     host: Option<Arc<HostTier>>,
-    requests: HashMap<RequestId, Kept>,
+    requests: Known,
     batch: Batch,
     /// Of the step under way, in the order of its plan.
     outputs: Vec<OutputRows>,
     logits: Vec<f32>,
+    hidden: Vec<f32>,
 }
+
+#[derive(Default)]
+struct Known(HashMap<RequestId, Kept>);
 
 /// What is kept of a request between steps.
 struct Kept {
     sampling: SamplingState,
     /// The token sampled last and its position: the next plan may ask for it without knowing it.
     last: Option<(usize, u32)>,
+    /// For requests that want a vector and no token.
+    pool: Option<Pool>,
+}
+
+impl Requests for Known {
+    fn awaited(&self, id: RequestId, position: usize) -> Option<u32> {
+        let (sampled_at, token) = self.0.get(&id)?.last?;
+        (sampled_at == position).then_some(token)
+    }
+
+    fn pools(&self, id: RequestId) -> bool {
+        self.0.get(&id).is_some_and(|kept| kept.pool.is_some())
+    }
 }
 
 impl<B: Backend> Runner<B> {
     /// `host` is the tier that the engine is given too, where there is one.
     pub fn new(decoder: Decoder<B>, host: Option<Arc<HostTier>>) -> Self {
-        let (batch, outputs, logits) = (Batch::default(), Vec::new(), Vec::new());
-        Self { decoder, host, requests: HashMap::new(), batch, outputs, logits }
+        let (batch, outputs, logits, hidden) = (Batch::default(), Vec::new(), Vec::new(), Vec::new());
+        Self { decoder, host, requests: Known::default(), batch, outputs, logits, hidden }
     }
 
     pub fn decoder(&self) -> &Decoder<B> {
@@ -66,9 +84,12 @@ impl<B: Backend> Runner<B> {
     fn sample(&mut self, rows: &OutputRows) -> Result<RowOutput> {
         let id = rows.id;
         let width = self.decoder.spec().vocab_size;
-        let kept = self.requests.get_mut(&id).ok_or(Error::UnknownRequest(id))?;
+        let kept = self.requests.0.get_mut(&id).ok_or(Error::UnknownRequest(id))?;
         if rows.is_orphan {
             return Ok(RowOutput::failed(id, "no token was sampled for the position before"));
+        }
+        if let Some(pool) = &mut kept.pool {
+            return Ok(take_states(pool, rows, &self.hidden, self.decoder.spec().hidden));
         }
         let mut output = RowOutput::new(id);
         for (row, &target) in rows.prompt.clone().zip(&rows.prompt_targets) {
@@ -90,9 +111,23 @@ impl<B: Backend> Runner<B> {
     }
 }
 
+/// Adds a step's rows of `width` values to what a request wants pooled; with the last of them comes the vector.
+fn take_states(pool: &mut Pool, rows: &OutputRows, hidden: &[f32], width: usize) -> RowOutput {
+    for row in rows.prompt.clone().chain(rows.sample) {
+        pool.add(&hidden[row * width..(row + 1) * width]);
+    }
+    let output = RowOutput::new(rows.id);
+    match rows.sample.map(|_| pool.finish()) {
+        None => output,
+        Some(Ok(vector)) => RowOutput { pooled: Some(vector), ..output },
+        Some(Err(error)) => RowOutput::failed(rows.id, error),
+    }
+}
+
 impl<B: Backend> StepRunner for Runner<B> {
     fn admit(&mut self, id: RequestId, state: SamplingState) {
-        self.requests.insert(id, Kept { sampling: state, last: None });
+        let pool = state.pool();
+        self.requests.0.insert(id, Kept { sampling: state, last: None, pool });
     }
 
     fn run(&mut self, plan: &StepPlan) -> Result<Vec<RowOutput>> {
@@ -101,15 +136,13 @@ impl<B: Backend> StepRunner for Runner<B> {
             return Err(Error::Drafts { id: assignment.id, drafts: assignment.num_drafts });
         }
         self.transfer(&plan.transfers)?;
-        let Self { requests, batch, outputs, .. } = self;
-        let awaited = |id: RequestId, position: usize| {
-            let (sampled_at, token) = requests.get(&id)?.last?;
-            (sampled_at == position).then_some(token)
-        };
-        gather(plan, awaited, batch, outputs);
-        self.decoder.forward(&self.batch)?;
-        if !self.batch.outputs.is_empty() {
+        let num_logits = gather(plan, &self.requests, &mut self.batch, &mut self.outputs);
+        self.decoder.forward_with(&self.batch, num_logits)?;
+        if num_logits > 0 {
             self.decoder.logits(&mut self.logits);
+        }
+        if num_logits < self.batch.outputs.len() {
+            self.decoder.hidden(&mut self.hidden);
         }
         let rows = std::mem::take(&mut self.outputs);
         // A sampler that panics is its own request's fault.
@@ -121,6 +154,6 @@ impl<B: Backend> StepRunner for Runner<B> {
     }
 
     fn release(&mut self, id: RequestId) {
-        self.requests.remove(&id);
+        self.requests.0.remove(&id);
     }
 }

@@ -5,7 +5,8 @@ use std::{sync::Arc, time::Instant};
 use folio_scheduler::{Departed, Miss, NewRequest, RequestId};
 
 use crate::{
-    Event, FinishReason, Logprobs, RequestOptions, SamplingParams, SamplingState, Timing, Usage, config::nanos,
+    Event, FinishReason, Logprobs, Pooling, RequestOptions, RowOutput, SamplingParams, SamplingState, Timing, Usage,
+    config::nanos,
 };
 
 pub(crate) struct Sample {
@@ -16,6 +17,8 @@ pub(crate) struct Sample {
     /// The answer so far, a token that ended it included.
     pub output: Vec<u32>,
     pub max_len: usize,
+    /// What is wanted in place of an answer.
+    pub pooling: Option<Pooling>,
     pub options: RequestOptions,
     /// The sample of the same prompt that came first.
     pub fork_of: Option<RequestId>,
@@ -97,6 +100,16 @@ impl Sample {
         }
     }
 
+    /// What is wrong with a row that must end the prompt: each request gets what it asked for, and nothing else.
+    pub fn find_fault(&self, row: &RowOutput, embedding_width: usize) -> Option<&'static str> {
+        match (self.pooling, &row.sampled, &row.pooled) {
+            (None, Some(_), None) => None,
+            (None, ..) => Some("the step gave no token"),
+            (Some(_), None, Some(vector)) if vector.len() == embedding_width => None,
+            (Some(_), ..) => Some("the step gave no embedding"),
+        }
+    }
+
     /// Whether the token just counted ends the answer by itself.
     pub fn stops_at(&self, token: u32, eos: &[u32]) -> bool {
         let is_eos = !self.params.ignore_eos && eos.contains(&token);
@@ -117,7 +130,7 @@ impl Sample {
     pub fn to_request(&self, id: RequestId, epoch: Instant) -> NewRequest {
         let options = &self.options;
         NewRequest {
-            wants_prompt_logits: self.prompt_logprobs.is_some(),
+            wants_prompt_logits: self.prompt_logprobs.is_some() || self.pooling.is_some_and(Pooling::needs_all_rows),
             cache_salt: options.cache_salt,
             priority: options.priority,
             tenant: options.tenant,
@@ -131,6 +144,9 @@ impl Sample {
 
     /// The sampling state that it would have now, had nothing ever gone wrong.
     pub fn sampling_state(&self, eos: &[u32]) -> SamplingState {
+        if let Some(pooling) = self.pooling {
+            return SamplingState::for_pooling(pooling, self.prompt.len());
+        }
         let mut state = SamplingState::new(Arc::clone(&self.params), &self.prompt, eos, self.index);
         self.output.iter().for_each(|&token| state.observe(token));
         state

@@ -21,6 +21,8 @@ pub enum Event {
         token: u32,
         logprobs: Option<Logprobs>,
     },
+    /// The pooled prompt of a request for one, and all there is of its answer.
+    Embedding(Vec<f32>),
     /// The last event of a sample.
     Finished {
         sample: usize,

@@ -47,8 +47,9 @@ pub struct Decoder<B: Backend> {
     kv: Vec<B::Kv>,
     inputs: B::Inputs,
     acts: Activations<B>,
-    /// Rows of logits that the last step gave.
+    /// Output rows of the last step, and how many of them have logits.
     num_outputs: usize,
+    num_logits: usize,
     memory: MemoryUse,
 }
 
@@ -112,7 +113,7 @@ impl<B: Backend> Decoder<B> {
             activations: memory::activation_bytes(&spec, &limits),
         };
         let embedding = embedding.into_weight();
-        let num_outputs = 0;
+        let (num_outputs, num_logits) = (0, 0);
         Ok(Self {
             backend,
             spec,
@@ -126,6 +127,7 @@ impl<B: Backend> Decoder<B> {
             inputs,
             acts,
             num_outputs,
+            num_logits,
             memory,
         })
     }
@@ -152,8 +154,14 @@ impl<B: Backend> Decoder<B> {
 
     /// Runs one step: keys and values of all rows are stored, logits of `batch.outputs` computed.
     pub fn forward(&mut self, batch: &Batch) -> Result<()> {
+        self.forward_with(batch, batch.outputs.len())
+    }
+
+    /// The same, with logits of the first `num_logits` of `batch.outputs` alone: of the others [`Decoder::hidden`] is all
+    /// that is wanted.
+    pub fn forward_with(&mut self, batch: &Batch, num_logits: usize) -> Result<()> {
         let rows = batch.num_rows();
-        self.num_outputs = 0;
+        (self.num_outputs, self.num_logits) = (0, 0);
         if rows == 0 {
             return Ok(());
         }
@@ -177,18 +185,22 @@ impl<B: Backend> Decoder<B> {
             join.run(backend, acts, norms.after_ffn.as_ref(), next);
         }
         self.num_outputs = batch.outputs.len();
+        self.num_logits = num_logits.min(self.num_outputs);
         if self.num_outputs > 0 {
-            self.compute_logits();
+            self.compute_outputs();
         }
         Ok(())
     }
 
     /// Only the rows asked for pay for the last norm and the output matrix.
-    fn compute_logits(&mut self) {
+    fn compute_outputs(&mut self) {
         let Self { backend, spec, acts, inputs, .. } = self;
-        let rows = self.num_outputs;
         backend.gather_outputs(&mut acts.picked, &acts.residual, inputs);
-        backend.rms_norm(&mut acts.picked_normed, &acts.picked, &self.final_norm, spec.norm_eps, rows);
+        backend.rms_norm(&mut acts.picked_normed, &acts.picked, &self.final_norm, spec.norm_eps, self.num_outputs);
+        let rows = self.num_logits;
+        if rows == 0 {
+            return;
+        }
         match &self.head {
             Some(head) => head.forward(backend, &mut acts.logits, &acts.picked_normed, rows),
             None => backend.linear(&mut acts.logits, &acts.picked_normed, &self.embedding, None, rows),
@@ -200,7 +212,12 @@ impl<B: Backend> Decoder<B> {
 
     /// The last step's logits, `[outputs, vocab]`, into `out`.
     pub fn logits(&mut self, out: &mut Vec<f32>) {
-        self.backend.download(&self.acts.logits, self.num_outputs, out);
+        self.backend.download(&self.acts.logits, self.num_logits, out);
+    }
+
+    /// What the output matrix reads, the states behind the last norm, of all output rows: `[outputs, hidden]`.
+    pub fn hidden(&mut self, out: &mut Vec<f32>) {
+        self.backend.download(&self.acts.picked_normed, self.num_outputs, out);
     }
 
     /// Copies whole KV blocks of a layer group: pairs of (from, to).

@@ -19,7 +19,10 @@ use bad_words::Recent;
 pub use params::{InvalidParam, SamplingParams};
 use penalties::Seen;
 
-use crate::executor::{Logprobs, Sampled};
+use crate::{
+    executor::{Logprobs, Sampled},
+    pooling::{Pool, Pooling},
+};
 
 /// Why a row of logits gives no token.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
@@ -39,6 +42,8 @@ pub struct SamplingState {
     /// Tokens that end the answer.
     stops: Vec<u32>,
     sample_index: u32,
+    /// What is wanted in place of tokens, and of how long a prompt.
+    pooling: Option<(Pooling, usize)>,
 }
 
 impl SamplingState {
@@ -49,13 +54,27 @@ impl SamplingState {
             stops.extend_from_slice(eos);
         }
         let (seen, recent) = (Seen::new(&params, prompt), Recent::new(&params));
-        Self { seen, recent, stops, sample_index: sample_index as u32, params }
+        Self { seen, recent, stops, sample_index: sample_index as u32, pooling: None, params }
     }
 
     /// One for each of a prompt's answers.
     pub(crate) fn for_samples(params: &Arc<SamplingParams>, prompt: &[u32], eos: &[u32]) -> Vec<Self> {
         let first = Self::new(Arc::clone(params), prompt, eos, 0);
         (0..params.n as u32).map(|sample_index| Self { sample_index, ..first.clone() }).collect()
+    }
+
+    /// Of a request that wants its prompt pooled, and no token.
+    pub(crate) fn for_pooling(pooling: Pooling, prompt_len: usize) -> Self {
+        Self { pooling: Some((pooling, prompt_len)), ..Self::new(Arc::default(), &[], &[], 0) }
+    }
+
+    /// Set where the request wants a vector in place of tokens.
+    pub fn pooling(&self) -> Option<Pooling> {
+        self.pooling.map(|(pooling, _)| pooling)
+    }
+
+    pub(crate) fn pool(&self) -> Option<Pool> {
+        self.pooling.map(|(pooling, prompt_len)| Pool::new(pooling, prompt_len))
     }
 
     /// A token was put out.

@@ -1,6 +1,7 @@
 //! A request's tokens and logprobs are the same, bit for bit, however it is run: alone, in a batch, in chunks, after
 //! preemption, from the prefix cache or the host tier, with steps that overlap or not, on any number of threads.
 
+mod embeddings;
 mod harness;
 mod load;
 mod restart;

@@ -1,5 +1,6 @@
 //! The engine's loop without a model or a device.
 
+mod embeddings;
 mod faults;
 mod memory;
 mod mock;

@@ -49,6 +49,8 @@ pub struct Faults {
     pub quarrel: Option<[RequestId; 2]>,
     /// The request whose row is not a number once its sequence has so many tokens.
     pub broken_row: Option<(RequestId, usize)>,
+    /// How long the vectors are that it gives.
+    pub embedding_width: usize,
     /// The request that the runner cannot take in, and the one that it cannot let go.
     pub panicking_admit: Option<RequestId>,
     pub panicking_release: Option<RequestId>,
@@ -64,6 +66,8 @@ pub struct Mock {
     rows: Arc<Mutex<Vec<RequestId>>>,
     /// Who came and did not leave.
     known: Arc<Mutex<BTreeSet<RequestId>>>,
+    /// Who wants a vector.
+    pooling: BTreeSet<RequestId>,
 }
 
 /// Ends the executor's thread: what it panics with panics again when it is dropped, behind every guard.
@@ -78,7 +82,15 @@ impl Drop for Bomb {
 impl Mock {
     pub fn new(blocks: usize, faults: Faults, gate: Option<flume::Receiver<()>>) -> Self {
         let model = Model::new(&SchedulerConfig::new(vec![blocks]));
-        Self { model, faults, gate, steps: Arc::default(), rows: Arc::default(), known: Arc::default() }
+        Self {
+            model,
+            faults,
+            gate,
+            steps: Arc::default(),
+            rows: Arc::default(),
+            known: Arc::default(),
+            pooling: BTreeSet::new(),
+        }
     }
 
     /// What goes wrong however often it is tried.
@@ -99,10 +111,13 @@ impl Mock {
         if self.faults.broken_row.is_some_and(|(id, broken_at)| id == a.id && len >= broken_at) {
             return RowOutput::failed(a.id, "not a number");
         }
+        let is_pooling = self.pooling.contains(&a.id);
         let logprobs = |&token: &u32| Logprobs { token, logprob: -1.0, rank: 1, top: Vec::new() };
         RowOutput {
             id: a.id,
-            sampled: token.map(|token| Sampled { token, logprobs: None }),
+            sampled: token.filter(|_| !is_pooling).map(|token| Sampled { token, logprobs: None }),
+            // What it would have sampled stands for all that was read.
+            pooled: token.filter(|_| is_pooling).map(|token| vec![token as f32; self.faults.embedding_width]),
             prompt_logprobs: a.prompt_targets.tokens.iter().map(logprobs).collect(),
             failure: None,
         }
@@ -110,7 +125,10 @@ impl Mock {
 }
 
 impl StepRunner for Mock {
-    fn admit(&mut self, id: RequestId, _: SamplingState) {
+    fn admit(&mut self, id: RequestId, state: SamplingState) {
+        if state.pooling().is_some() {
+            self.pooling.insert(id);
+        }
         assert_ne!(self.faults.panicking_admit, Some(id), "planted panic");
         self.known.lock().expect("nothing panics with it").insert(id);
         self.model.admit(id, SAMPLING);
@@ -293,6 +311,7 @@ pub fn answers(mut stream: RequestStream, num_samples: usize) -> Vec<Answer> {
                 assert!(ends[sample].replace((reason, usage)).is_none(), "two ends");
             }
             Event::PromptLogprobs(_) => {}
+            Event::Embedding(_) => panic!("nobody asked"),
         }
     }
     let whole = |(tokens, end): (Vec<u32>, Option<(FinishReason, Usage)>)| {
