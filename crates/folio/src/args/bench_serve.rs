@@ -6,6 +6,7 @@ use std::str::FromStr;
 use clap::{Args, ValueEnum};
 
 #[derive(Args, Clone)]
+#[command(after_help = "An API key is read from FOLIO_API_KEY, else from OPENAI_API_KEY.")]
 pub struct ServeBench {
     #[command(flatten)]
     pub target: TargetArgs,
@@ -17,7 +18,7 @@ pub struct ServeBench {
     pub result: ResultArgs,
 }
 
-/// Whom to ask, and what every request says. A key comes from FOLIO_API_KEY or OPENAI_API_KEY.
+/// Whom to ask, and what every request says.
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Server")]
 pub struct TargetArgs {

@@ -18,11 +18,12 @@ mod tests;
 mod url;
 mod workload;
 
+use std::fmt::Write;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use serde_json::Value;
 
 use crate::args::{Dataset, ServeBench, TargetArgs};
@@ -140,8 +141,13 @@ fn progress(args: &ServeBench, what: &'static str) -> ProgressBar {
     if args.result.disable_tqdm {
         return ProgressBar::hidden();
     }
-    let style = ProgressStyle::with_template("{msg} {bar:30} {pos}/{len}  {per_sec}  {elapsed} < {eta}");
-    ProgressBar::no_length().with_style(style.expect("a valid template")).with_message(what)
+    let style = ProgressStyle::with_template("{msg} {bar:30} {pos}/{len}  {rate}  {elapsed} < {eta}");
+    let style =
+        style.expect("the template is well formed").with_key("rate", |state: &ProgressState, out: &mut dyn Write| {
+            // A line that cannot be drawn is not worth an error.
+            let _ = write!(out, "{:.1}/s", state.per_sec());
+        });
+    ProgressBar::no_length().with_style(style).with_message(what)
 }
 
 fn tell_errors(outcomes: &[Outcome]) {

@@ -19,6 +19,7 @@ const READ_BYTES: usize = 16 << 10;
 const MAX_HEAD_BYTES: usize = 64 << 10;
 /// Of an answer that is read whole.
 const MAX_WHOLE_BYTES: usize = 256 << 20;
+const WHOLE_TIMEOUT: Duration = Duration::from_secs(120);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
 pub struct Client {
@@ -75,9 +76,12 @@ impl Client {
     /// Sends and reads all: the status, and the JSON of the answer or null where it holds none.
     pub async fn json(self: &Arc<Self>, method: &str, path: &str, body: Option<&Value>) -> Result<(u16, Value)> {
         let body = body.map(|body| body.to_string()).unwrap_or_default();
-        let mut response = self.send(method, path, body.as_bytes()).await?;
-        let whole = response.whole(MAX_WHOLE_BYTES).await?;
-        Ok((response.status, serde_json::from_slice(&whole).unwrap_or(Value::Null)))
+        let asked = tokio::time::timeout(WHOLE_TIMEOUT, async {
+            let mut response = self.send(method, path, body.as_bytes()).await?;
+            let whole = response.whole(MAX_WHOLE_BYTES).await?;
+            Ok((response.status, serde_json::from_slice(&whole).unwrap_or(Value::Null)))
+        });
+        asked.await.unwrap_or_else(|_| Err(anyhow!("{path} gave no answer within {} s", WHOLE_TIMEOUT.as_secs())))
     }
 
     async fn connect(&self) -> Result<Connection> {

@@ -13,8 +13,8 @@ use super::tokenizer::ServerTokenizer;
 use super::{Alphabet, Ask, Prompt};
 use crate::bench::serve::rng::Rng;
 
-/// Prompts worked on at once.
-const BATCH: usize = 16;
+/// Prompts worked on at once: few, since servers limit what one client may have under way.
+const BATCH: usize = 4;
 /// After this the count is what it is.
 const ATTEMPTS: usize = 10;
 

@@ -25,8 +25,8 @@ const MOST_TOTAL_TOKENS: usize = 2048;
 /// Where nobody can count tokens.
 const BYTES_PER_TOKEN: usize = 4;
 
-/// Conversations measured at once.
-const BATCH: usize = 16;
+/// Conversations measured at once: few, since servers limit what one client may have under way.
+const BATCH: usize = 4;
 
 #[derive(Deserialize)]
 struct Entry {
