@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use folio_engine::SamplingParams;
-use folio_server::{Finish, TextStream};
+use folio_server::{Finish, TextOptions, TextStream};
 use folio_text::{ChatRender, ChatTemplate, Tokenizer};
 use serde_json::{Value, json};
 
@@ -68,7 +68,8 @@ impl Chat {
         }
         let params = params(&self.sampling, room);
         let request = self.session.engine.request(tokens, params)?;
-        let mut stream = TextStream::new(self.session.engine.submit(request)?, &self.tokenizer, 1, &[], false, true);
+        let shown = TextOptions { skip_special: true, ..TextOptions::default() };
+        let mut stream = TextStream::new(self.session.engine.submit(request)?, &self.tokenizer, 1, &shown);
         let mut answer = String::new();
         let mut out = std::io::stdout();
         loop {

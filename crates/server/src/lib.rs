@@ -20,12 +20,19 @@ mod text_stream;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use folio_text::WallTime;
+
 pub use config::{Limits, Timeouts};
 pub use error::{ApiError, ErrorStyle};
 pub use request::{SamplingDefaults, TextOptions};
 pub use routes::router;
 pub use service::{App, Model, Service};
 pub use text_stream::{AnswerToken, Finish, Piece, TextStream};
+
+/// The date that chat templates may ask for, in UTC.
+pub fn now() -> WallTime {
+    WallTime::from_unix(unix_seconds() as i64, 0)
+}
 
 fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use folio_text::{ChatRender, ChatTemplate, Tokenizer, WallTime};
+use folio_text::{ChatRender, ChatTemplate, Tokenizer};
 use tokio::sync::Semaphore;
 
 use crate::error::ApiError;
@@ -145,7 +145,7 @@ impl Tools {
             messages: conversation.messages.iter().map(|message| message.to_json()).collect(),
             add_generation_prompt: conversation.add_generation_prompt,
             extra: conversation.template_kwargs.clone(),
-            now: Some(WallTime::from_unix(crate::unix_seconds() as i64, 0)),
+            now: Some(crate::now()),
             ..ChatRender::default()
         };
         let refused = |_| ApiError::invalid("messages", "the model's chat template refuses this conversation");
