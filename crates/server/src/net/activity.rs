@@ -41,6 +41,8 @@ pub(super) enum End {
 pub(super) enum Verdict {
     /// Finish what is being answered and end.
     Drain,
+    /// Say goodbye as one does in HTTP/2, and end: it has been idle for too long.
+    Retire,
     End(End),
     /// Nothing; look again at this time at the latest.
     Wait(Instant),
@@ -66,7 +68,8 @@ struct State {
     header_due: bool,
     /// Since when the socket has taken nothing of what is to be written.
     write_blocked: Option<Instant>,
-    /// The client may still be sending what nobody will read.
+    /// Something has come that is not part of a request, or of one that is not read to the end: the client may still be
+    /// sending what nobody will read.
     input_unread: bool,
     lingering: Option<Instant>,
     make_room: bool,
@@ -116,9 +119,12 @@ impl Activity {
 
     pub fn bytes_came(&self) {
         let mut state = self.state();
-        if state.requests == 0 && !state.header_due && !state.multiplexed {
-            state.header_due = true;
-            state.quiet_since = Instant::now();
+        if state.requests == 0 && !state.multiplexed {
+            state.input_unread = true;
+            if !state.header_due {
+                state.header_due = true;
+                state.quiet_since = Instant::now();
+            }
         }
     }
 
@@ -152,8 +158,7 @@ impl Activity {
     /// Whether to read on after the last byte has been written: asked when the connection is about to close.
     pub fn lingers(&self) -> bool {
         let mut state = self.state();
-        // A header that was begun and became no request was refused half-way.
-        let lingers = !state.multiplexed && (state.input_unread || state.header_due);
+        let lingers = !state.multiplexed && state.input_unread;
         if lingers && state.lingering.is_none() {
             state.lingering = Some(Instant::now());
         }
@@ -175,7 +180,12 @@ impl Activity {
     /// Since when this connection could be closed without anybody missing an answer.
     pub fn quiet_since(&self) -> Option<Instant> {
         let state = self.state();
-        (state.requests == 0 && state.write_blocked.is_none() && !state.make_room).then_some(state.quiet_since)
+        (state.requests == 0 && state.write_blocked.is_none()).then_some(state.quiet_since)
+    }
+
+    /// It has been told to make room and has not answered yet.
+    pub fn is_leaving(&self) -> bool {
+        self.state().make_room
     }
 
     pub fn make_room(&self) {
@@ -202,10 +212,18 @@ impl Activity {
             drain.told = true;
             return Verdict::Drain;
         }
-        if std::mem::take(&mut state.make_room) && state.requests == 0 && state.write_blocked.is_none() {
-            return Verdict::End(End::Evicted);
+        if state.make_room {
+            if state.requests == 0 && state.write_blocked.is_none() {
+                return Verdict::End(End::Evicted);
+            }
+            // A request came first.
+            state.make_room = false;
         }
         match state.deadline(self.patience) {
+            Some((at, End::IdleTimeout)) if at <= now && state.multiplexed => {
+                state.drain = Some(Drain { since: now, told: true });
+                Verdict::Retire
+            }
             Some((at, end)) if at <= now => Verdict::End(end),
             Some((at, End::WriteStall)) => {
                 // Half-way the task is woken so that the socket is tried once more: see `write_is_blocked`.
@@ -230,13 +248,14 @@ impl State {
         if self.requests > 0 {
             return None;
         }
-        let silent = if self.header_due {
+        if let Some(drain) = &self.drain {
+            return Some((drain.since.max(self.quiet_since) + PARTING, End::Overdue));
+        }
+        Some(if self.header_due {
             (self.quiet_since + patience.header, End::HeaderTimeout)
         } else {
             (self.quiet_since + patience.idle, End::IdleTimeout)
-        };
-        let parting = self.drain.as_ref().map(|drain| (drain.since.max(self.quiet_since) + PARTING, End::Overdue));
-        Some(parting.filter(|parting| parting.0 < silent.0).unwrap_or(silent))
+        })
     }
 
     fn wake(&self) {

@@ -74,7 +74,12 @@ impl Channel {
     }
 
     fn poll_transport(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        either!(&mut self.transport, stream => Pin::new(stream).poll_read(cx, buf))
+        let before = buf.filled().len();
+        ready!(either!(&mut self.transport, stream => Pin::new(stream).poll_read(cx, buf)))?;
+        if buf.filled().len() > before {
+            self.activity.bytes_came();
+        }
+        Poll::Ready(Ok(()))
     }
 
     /// Reads and forgets, until the client has nothing more to say or has said too much.
@@ -99,12 +104,7 @@ impl AsyncRead for Channel {
             self.ahead.drain(..count);
             return Poll::Ready(Ok(()));
         }
-        let before = buf.filled().len();
-        ready!(self.poll_transport(cx, buf))?;
-        if buf.filled().len() > before {
-            self.activity.bytes_came();
-        }
-        Poll::Ready(Ok(()))
+        self.poll_transport(cx, buf)
     }
 }
 

@@ -140,6 +140,10 @@ impl Host {
             };
             match order {
                 Order::Drain => graceful_shutdown(connection.as_mut()),
+                Order::Retire => {
+                    self.count(End::IdleTimeout);
+                    graceful_shutdown(connection.as_mut());
+                }
                 Order::End(end) => return self.count(end),
             }
         }
@@ -166,6 +170,7 @@ async fn open(host: &Host, stream: Stream, activity: &Arc<Activity>) -> io::Resu
             // TLS begins with a byte of value 22, HTTP with a capital letter.
             if socket.first_byte().await?.is_some_and(|byte| byte.is_ascii_uppercase()) {
                 count(&host.config.stats.tls_failures);
+                activity.input_is_unread();
                 return say(Channel::new(Transport::Plain(socket), activity.clone()), USE_HTTPS).await.map(|()| None);
             }
             Transport::Tls(Box::new(shake_hands(tls, socket, host).await?))

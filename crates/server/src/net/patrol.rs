@@ -12,6 +12,7 @@ use super::activity::{Activity, End, Verdict};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
     Drain,
+    Retire,
     End(End),
 }
 
@@ -36,6 +37,7 @@ impl Patrol {
         loop {
             let look_again = match self.activity.review(Instant::now(), cx.waker()) {
                 Verdict::Drain => return Poll::Ready(Order::Drain),
+                Verdict::Retire => return Poll::Ready(Order::Retire),
                 Verdict::End(end) => return Poll::Ready(Order::End(end)),
                 Verdict::Wait(until) => until,
             };

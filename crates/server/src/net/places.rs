@@ -48,9 +48,13 @@ impl Places {
         }
     }
 
-    /// Tells the connection that has been without a request for longest to end. Nobody, if all have one.
+    /// Tells the connection that has been without a request for longest to end. Nobody, if all have one, or if one is
+    /// leaving already.
     pub fn evict_one(&self) {
         let taken = self.taken();
+        if taken.connections.values().any(|activity| activity.is_leaving()) {
+            return;
+        }
         let quiet = taken.connections.values().filter_map(|activity| Some((activity.quiet_since()?, activity)));
         if let Some((_, oldest)) = quiet.min_by_key(|(since, _)| *since) {
             oldest.make_room();

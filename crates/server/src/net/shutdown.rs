@@ -31,8 +31,9 @@ impl Shutdown {
 
     /// The first stage after `Serving`; never, if no order comes.
     pub(super) async fn ordered(&mut self) -> Stage {
-        match self.0.wait_for(|stage| *stage != Stage::Serving).await {
-            Ok(stage) => *stage,
+        let ordered = self.0.wait_for(|stage| *stage != Stage::Serving).await.map(|stage| *stage);
+        match ordered {
+            Ok(stage) => stage,
             Err(_) => std::future::pending().await,
         }
     }
@@ -40,26 +41,23 @@ impl Shutdown {
     /// Returns when connections are to be dropped as they are.
     pub(super) async fn out_of_time(&mut self) {
         loop {
-            let deadline = match *self.0.borrow_and_update() {
-                Stage::Aborted => return,
-                Stage::Closing { deadline: Some(deadline) } => Some(deadline),
-                Stage::Closing { deadline: None } | Stage::Serving => None,
-            };
+            let stage = *self.0.borrow_and_update();
             let reached = async {
-                match deadline {
-                    Some(deadline) => tokio::time::sleep_until(deadline).await,
-                    None => std::future::pending().await,
+                match stage {
+                    Stage::Aborted => {}
+                    Stage::Closing { deadline: Some(deadline) } => tokio::time::sleep_until(deadline).await,
+                    Stage::Closing { deadline: None } | Stage::Serving => std::future::pending().await,
+                }
+            };
+            let changed = async {
+                if self.0.changed().await.is_err() {
+                    // Without a handle no other order will come.
+                    std::future::pending::<()>().await;
                 }
             };
             tokio::select! {
                 () = reached => return,
-                // Without a handle no order will come; what stands decides.
-                changed = self.0.changed() => if changed.is_err() {
-                    match deadline {
-                        Some(deadline) => return tokio::time::sleep_until(deadline).await,
-                        None => std::future::pending::<()>().await,
-                    }
-                },
+                () = changed => {}
             }
         }
     }
