@@ -8,6 +8,7 @@ mod file;
 mod generator;
 mod gguf;
 mod gguf_names;
+mod hidden;
 mod run;
 mod switch_off;
 mod trained;

@@ -43,6 +43,23 @@ impl<B: Backend> Sequence<B> {
 
     /// Appends tokens; logits of each, one row a token.
     pub fn feed(&mut self, tokens: &[u32]) -> Result<Vec<Vec<f32>>, String> {
+        let batch = self.append(tokens);
+        self.decoder.forward(&batch).map_err(|e| e.to_string())?;
+        let mut logits = Vec::new();
+        self.decoder.logits(&mut logits);
+        Ok(logits.chunks_exact(self.vocab_size).map(<[f32]>::to_vec).collect())
+    }
+
+    /// Appends tokens; the states behind the last norm, and no logits.
+    pub fn feed_for_states(&mut self, tokens: &[u32]) -> Result<Vec<Vec<f32>>, String> {
+        let batch = self.append(tokens);
+        self.decoder.forward_with(&batch, 0).map_err(|e| e.to_string())?;
+        let (mut hidden, width) = (Vec::new(), self.decoder.spec().hidden);
+        self.decoder.hidden(&mut hidden);
+        Ok(hidden.chunks_exact(width).map(<[f32]>::to_vec).collect())
+    }
+
+    fn append(&mut self, tokens: &[u32]) -> Batch {
         let first = self.computed;
         let positions: Vec<u32> = (first..first + tokens.len()).map(|position| position as u32).collect();
         self.computed += tokens.len();
@@ -57,17 +74,13 @@ impl<B: Backend> Sequence<B> {
             }
         };
         let num_rows = tokens.len() as u32;
-        let batch = Batch {
+        Batch {
             tokens: tokens.to_vec(),
             spans: vec![Span { first_row: 0, num_rows, context: self.computed as u32 }],
             groups: self.tables.iter().map(group).collect(),
             outputs: (0..num_rows).collect(),
             positions,
-        };
-        self.decoder.forward(&batch).map_err(|e| e.to_string())?;
-        let mut logits = Vec::new();
-        self.decoder.logits(&mut logits);
-        Ok(logits.chunks_exact(self.vocab_size).map(<[f32]>::to_vec).collect())
+        }
     }
 
     /// Plants a mistake: one entry of a group's table names a block that is not this sequence's.

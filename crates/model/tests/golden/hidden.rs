@@ -1,0 +1,75 @@
+//! Pooled hidden states of one model a family, on every backend: what embeddings are made of.
+
+use std::{collections::BTreeMap, fs};
+
+use folio_model::device::{
+    Backend,
+    cpu::{Cpu, CpuConfig},
+    reference::Reference,
+};
+use serde::Deserialize;
+
+use crate::{file, run::Sequence, switch_off};
+
+const TOLERANCE: f64 = 1e-4;
+
+#[derive(Deserialize)]
+struct HiddenStates {
+    models: BTreeMap<String, Pooled>,
+}
+
+/// Of the states behind the last norm, over the prompt of the model's golden file.
+#[derive(Deserialize)]
+struct Pooled {
+    mean: Vec<f64>,
+    last: Vec<f64>,
+}
+
+fn read() -> BTreeMap<String, Pooled> {
+    let path = file::folder().join("../hidden-states.json");
+    let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let states: HiddenStates = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    states.models
+}
+
+/// The largest difference, as a part of the largest value.
+fn distance(found: &[f64], expected: &[f64]) -> f64 {
+    assert_eq!(found.len(), expected.len());
+    let largest = expected.iter().map(|value| value.abs()).fold(0.0, f64::max);
+    // A NaN is as far as can be.
+    let far = |(found, expected): (&f64, &f64)| Some((found - expected).abs()).filter(|far| !far.is_nan());
+    found.iter().zip(expected).map(|pair| far(pair).unwrap_or(f64::INFINITY)).fold(0.0, f64::max) / largest
+}
+
+fn check<B: Backend>(backend: impl Fn() -> B) {
+    let expected = read();
+    assert!(expected.len() >= 13, "{} models only", expected.len());
+    for (name, Pooled { mean, last }) in expected {
+        let golden = file::read(&name);
+        let model = switch_off::open(&golden).expect(&name);
+        for chunk in [golden.prompt.len(), 7] {
+            let mut sequence = Sequence::new(backend(), &model, golden.prompt.len(), chunk).expect(&name);
+            let mut rows = Vec::new();
+            for step in golden.prompt.chunks(chunk) {
+                rows.extend(sequence.feed_for_states(step).expect(&name));
+            }
+            let sum = |i: usize| rows.iter().map(|row| f64::from(row[i])).sum::<f64>();
+            let found: Vec<f64> = (0..mean.len()).map(|i| sum(i) / rows.len() as f64).collect();
+            let found_last: Vec<f64> = rows[rows.len() - 1].iter().copied().map(f64::from).collect();
+            let (of_mean, of_last) = (distance(&found, &mean), distance(&found_last, &last));
+            assert!(of_mean < TOLERANCE && of_last < TOLERANCE, "{name}: mean {of_mean:.1e}, last {of_last:.1e}");
+            // The comparison can tell one from the other.
+            assert!(distance(&found, &last) > 0.05, "{name}: the mean is nearly the last");
+        }
+    }
+}
+
+#[test]
+fn reference_pools_as_transformers_does() {
+    check(Reference::new);
+}
+
+#[test]
+fn cpu_pools_as_transformers_does() {
+    check(|| Cpu::new(CpuConfig { threads: 1, isa: None }).expect("a CPU"));
+}
