@@ -14,6 +14,11 @@ use crate::fields::{self, Request as Fielded};
 pub struct JsonBody(Map<String, Value>);
 
 impl JsonBody {
+    /// Whether there is a field of this name, for routes that take requests of more than one form.
+    pub fn has(&self, field: &str) -> bool {
+        self.0.contains_key(field)
+    }
+
     /// What its fields say.
     pub fn read<R: Fielded>(self, bounds: &R::Bounds) -> Result<R, ApiError> {
         fields::read(self.0, bounds)

@@ -25,8 +25,9 @@ use folio_text::WallTime;
 pub use config::{Limits, Timeouts};
 pub use error::{ApiError, ErrorStyle};
 pub use request::{SamplingDefaults, TextOptions};
+pub use routes::metrics::metrics_router;
 pub use routes::router;
-pub use service::{App, Model, Service};
+pub use service::{App, Model, Service, Surroundings};
 pub use text_stream::{AnswerToken, Finish, Piece, TextStream};
 
 /// The date that chat templates may ask for, in UTC.

@@ -1,7 +1,7 @@
 //! What every route works with, and how a route gets at it.
 
 use std::ops::Deref;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use axum::extract::FromRequestParts;
@@ -10,7 +10,8 @@ use folio_engine::Engine;
 use folio_text::{ChatTemplate, Tokenizer};
 
 use crate::error::ApiError;
-use crate::guard::{Caller, Lifecycle, RequestId};
+use crate::guard::{Caller, Guard, Lifecycle, RequestId};
+use crate::net::ConnectionStats;
 use crate::observe::Observer;
 use crate::prompts::PromptPool;
 use crate::request::{Bounds, SamplingDefaults};
@@ -33,8 +34,34 @@ pub struct Model {
     pub max_seqs: usize,
     /// Whether it can turn texts into vectors.
     pub embeds: bool,
-    /// What `/server_info` tells of how it runs, as the command line knows it.
+    /// What `/server_info` tells of how it runs, as the command line knows it: an object. `block_size`, the tokens of a
+    /// KV block, and `hidden_size`, the length of an embedding, are read from it too.
     pub info: serde_json::Value,
+}
+
+impl Model {
+    /// Tokens of a KV block; 0 where that is not known.
+    pub fn block_tokens(&self) -> usize {
+        self.info_count("block_size").unwrap_or(0)
+    }
+
+    /// The length of an embedding, where that is known.
+    pub fn embedding_size(&self) -> Option<usize> {
+        self.info_count("hidden_size")
+    }
+
+    fn info_count(&self, name: &str) -> Option<usize> {
+        self.info.get(name)?.as_u64().and_then(|count| usize::try_from(count).ok())
+    }
+}
+
+/// What stands around the routes, for those of them that tell of it.
+pub struct Surroundings {
+    /// Weak, since what the guard tells of may hold the [`App`].
+    pub guard: Weak<Guard>,
+    pub connections: Arc<ConnectionStats>,
+    /// Whether a client needs a key.
+    pub needs_key: bool,
 }
 
 /// Everything a route needs once the model is there. Cheap to clone.
@@ -76,13 +103,14 @@ struct AppState {
     lifecycle: Lifecycle,
     observer: Observer,
     service: OnceLock<Service>,
+    surroundings: OnceLock<Surroundings>,
     started: u64,
 }
 
 impl App {
     pub fn new(limits: Limits, timeouts: Timeouts, lifecycle: Lifecycle, observer: Observer) -> Self {
-        let (service, started) = (OnceLock::new(), crate::unix_seconds());
-        Self(Arc::new(AppState { limits, timeouts, lifecycle, observer, service, started }))
+        let (service, surroundings, started) = (OnceLock::new(), OnceLock::new(), crate::unix_seconds());
+        Self(Arc::new(AppState { limits, timeouts, lifecycle, observer, service, surroundings, started }))
     }
 
     /// The model is there: from now on requests are answered.
@@ -115,6 +143,24 @@ impl App {
 
     pub fn service(&self) -> Option<&Service> {
         self.0.service.get()
+    }
+
+    /// For whoever puts guard and connections around the routes: said once, the first time counts.
+    pub fn set_surroundings(&self, surroundings: Surroundings) {
+        // A second word would come from a second server around the same routes; the first one's figures go on.
+        let _ = self.0.surroundings.set(surroundings);
+    }
+
+    pub fn surroundings(&self) -> Option<&Surroundings> {
+        self.0.surroundings.get()
+    }
+
+    /// Requests under way: as the guard counts them, or without one as the engine does.
+    pub fn num_in_flight(&self) -> usize {
+        match self.surroundings().and_then(|surroundings| surroundings.guard.upgrade()) {
+            Some(guard) => guard.in_flight(),
+            None => self.service().map_or(0, |service| service.model.engine.num_live()),
+        }
     }
 
     pub fn lifecycle(&self) -> &Lifecycle {

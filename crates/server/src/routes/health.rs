@@ -1,1 +1,104 @@
-//! The route.
+//! `/health`, `/ready` and their kin: whether requests are worth sending here.
+//!
+//! Health is tied to progress. An engine that has work and has got nowhere for too long is as good as gone, however well
+//! its server answers; so is one that is being built anew.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use folio_engine::Engine;
+use serde_json::{Value, json};
+
+use crate::guard::Phase;
+use crate::service::App;
+
+/// What stands in `status`, the first of them for a server that is well.
+pub const STATUSES: [&str; 6] = ["ok", "loading", "draining", "stopped", "restarting", "stuck"];
+
+/// Whether the server answers and its engine gets anywhere.
+pub async fn health(State(app): State<App>) -> (StatusCode, Json<Value>) {
+    let engine = app.service().map(|service| Signs::of(&service.model.engine));
+    answer(status(app.lifecycle().phase(), engine, app.timeouts().stuck))
+}
+
+/// Whether new requests are taken.
+pub async fn ready(State(app): State<App>) -> (StatusCode, Json<Value>) {
+    answer(of_phase(app.lifecycle().phase()).unwrap_or("ok"))
+}
+
+/// As vLLM has it: requests under way.
+pub async fn load(State(app): State<App>) -> Json<Value> {
+    Json(json!({"server_load": app.num_in_flight()}))
+}
+
+/// What an engine shows of itself without being waited for.
+#[derive(Clone, Copy)]
+struct Signs {
+    is_running: bool,
+    is_restarting: bool,
+    stalled: Option<Duration>,
+}
+
+impl Signs {
+    fn of(engine: &Engine) -> Self {
+        let (is_running, is_restarting) = (engine.is_running(), engine.is_restarting());
+        Self { is_running, is_restarting, stalled: engine.stalled_for() }
+    }
+}
+
+fn answer(status: &'static str) -> (StatusCode, Json<Value>) {
+    let code = if status == STATUSES[0] { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (code, Json(json!({"status": status})))
+}
+
+fn of_phase(phase: Phase) -> Option<&'static str> {
+    match phase {
+        Phase::Loading => Some("loading"),
+        Phase::Draining => Some("draining"),
+        Phase::Ready => None,
+    }
+}
+
+fn status(phase: Phase, engine: Option<Signs>, stuck_after: Duration) -> &'static str {
+    if let Some(word) = of_phase(phase) {
+        return word;
+    }
+    match engine {
+        None => "loading",
+        Some(Signs { is_running: false, .. }) => "stopped",
+        Some(Signs { is_restarting: true, .. }) => "restarting",
+        Some(Signs { stalled: Some(stalled), .. }) if stalled > stuck_after => "stuck",
+        Some(_) => "ok",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_server_that_gets_somewhere_is_well() {
+        let stuck = Duration::from_secs(30);
+        let well = Signs { is_running: true, is_restarting: false, stalled: None };
+        let stalled = |seconds| Signs { stalled: Some(Duration::from_secs(seconds)), ..well };
+        for (phase, engine, expected) in [
+            (Phase::Ready, Some(well), "ok"),
+            (Phase::Ready, Some(stalled(30)), "ok"),
+            (Phase::Ready, Some(stalled(31)), "stuck"),
+            (Phase::Ready, Some(Signs { is_restarting: true, ..stalled(31) }), "restarting"),
+            (Phase::Ready, Some(Signs { is_running: false, ..well }), "stopped"),
+            (Phase::Ready, None, "loading"),
+            (Phase::Loading, None, "loading"),
+            (Phase::Loading, Some(well), "loading"),
+            (Phase::Draining, Some(well), "draining"),
+            (Phase::Draining, Some(stalled(31)), "draining"),
+        ] {
+            assert_eq!(status(phase, engine, stuck), expected, "{phase:?}");
+            assert!(STATUSES.contains(&expected));
+        }
+        assert_eq!(answer("ok").0, StatusCode::OK);
+        assert!(STATUSES[1..].iter().all(|status| answer(status).0 == StatusCode::SERVICE_UNAVAILABLE));
+    }
+}

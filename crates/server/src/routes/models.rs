@@ -2,6 +2,7 @@
 
 use axum::Json;
 use axum::extract::Path;
+use axum::extract::rejection::PathRejection;
 use serde_json::{Value, json};
 
 use crate::error::ApiError;
@@ -12,7 +13,9 @@ pub async fn list(service: Service) -> Json<Value> {
     Json(json!({"object": "list", "data": models}))
 }
 
-pub async fn one(service: Service, Path(name): Path<String>) -> Result<Json<Value>, ApiError> {
+/// Names may hold slashes, written as they are or as %2F. What is no text names nothing.
+pub async fn one(service: Service, name: Result<Path<String>, PathRejection>) -> Result<Json<Value>, ApiError> {
+    let Path(name) = name.map_err(|_| ApiError::NoSuchModel)?;
     let known = service.model.names.iter().find(|known| **known == name).ok_or(ApiError::NoSuchModel)?;
     Ok(Json(model(&service, known)))
 }

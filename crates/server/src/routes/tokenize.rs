@@ -1,1 +1,119 @@
-//! The route.
+//! `/tokenize` and `/detokenize`, as vLLM has them.
+
+use axum::Json;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::wire::{check_served, token_text};
+use crate::body::JsonBody;
+use crate::error::ApiError;
+use crate::fields::{Fields, Flag, ListOf, Request, Text, TokenId, Wrong};
+use crate::request::{Bounds, Conversation};
+use crate::service::Service;
+
+/// More tokens than a body of the usual size can hold.
+const MOST_TOKENS: usize = 1 << 20;
+
+/// A text as it is.
+pub struct TokenizeText {
+    is_served: bool,
+    prompt: String,
+    add_special_tokens: bool,
+    return_token_strs: bool,
+}
+
+/// A conversation, as the model's template writes it.
+pub struct TokenizeChat {
+    is_served: bool,
+    conversation: Conversation,
+    return_token_strs: bool,
+}
+
+pub struct Detokenize {
+    is_served: bool,
+    tokens: Vec<u32>,
+}
+
+impl Request for TokenizeText {
+    type Bounds = Bounds;
+
+    fn read(fields: &mut Fields, bounds: &Bounds) -> Result<Self, Wrong> {
+        Ok(Self {
+            is_served: model(fields, bounds)?,
+            prompt: fields.required("prompt", Text::any(), "The text.")?,
+            add_special_tokens: fields
+                .optional("add_special_tokens", Flag, "Whether it begins with the token that begins texts.")?
+                .unwrap_or(true),
+            return_token_strs: token_strs(fields)?,
+        })
+    }
+}
+
+impl Request for TokenizeChat {
+    type Bounds = Bounds;
+
+    fn read(fields: &mut Fields, bounds: &Bounds) -> Result<Self, Wrong> {
+        let request = Self {
+            is_served: model(fields, bounds)?,
+            conversation: Conversation::read(fields, bounds)?,
+            return_token_strs: token_strs(fields)?,
+        };
+        fields.refused("add_special_tokens", &[json!(false)], "the chat template writes all special tokens")?;
+        fields.refused("tools", &[json!([])], "tools are not supported")?;
+        fields.all_refused(&["mm_processor_kwargs"], "this extension is not supported")?;
+        Ok(request)
+    }
+}
+
+impl Request for Detokenize {
+    type Bounds = Bounds;
+
+    fn read(fields: &mut Fields, bounds: &Bounds) -> Result<Self, Wrong> {
+        let tokens = ListOf::between(TokenId { vocab_size: bounds.vocab_size }, 0, MOST_TOKENS);
+        let is_served = model(fields, bounds)?;
+        Ok(Self { is_served, tokens: fields.required("tokens", tokens, "Token ids.")? })
+    }
+}
+
+fn model(fields: &mut Fields, bounds: &Bounds) -> Result<bool, Wrong> {
+    let served = fields.optional("model", bounds.model(), "The model, as /v1/models names it.")?;
+    Ok(served.unwrap_or(true))
+}
+
+fn token_strs(fields: &mut Fields) -> Result<bool, Wrong> {
+    let wanted = fields.optional("return_token_strs", Flag, "Whether each token's text is told.")?;
+    Ok(wanted.unwrap_or(false))
+}
+
+#[derive(Serialize)]
+pub struct Tokenized {
+    count: usize,
+    max_model_len: usize,
+    tokens: Vec<u32>,
+    token_strs: Option<Vec<String>>,
+}
+
+/// A request with messages is a conversation; every other is a text.
+pub async fn tokenize(service: Service, body: JsonBody) -> Result<Json<Tokenized>, ApiError> {
+    let bounds = &service.bounds;
+    let (tokens, return_token_strs) = if body.has("messages") {
+        let request: TokenizeChat = body.read(bounds)?;
+        check_served(request.is_served)?;
+        (service.prompts.count_chat(request.conversation).await?.tokens, request.return_token_strs)
+    } else {
+        let request: TokenizeText = body.read(bounds)?;
+        check_served(request.is_served)?;
+        (service.prompts.tokenize(request.prompt, request.add_special_tokens).await?, request.return_token_strs)
+    };
+    let tokenizer = &service.model.tokenizer;
+    let text = |token: &u32| token_text(tokenizer, *token);
+    let token_strs = return_token_strs.then(|| tokens.iter().map(text).collect());
+    Ok(Json(Tokenized { count: tokens.len(), max_model_len: bounds.max_model_len, tokens, token_strs }))
+}
+
+pub async fn detokenize(service: Service, body: JsonBody) -> Result<Json<Value>, ApiError> {
+    let request: Detokenize = body.read(&service.bounds)?;
+    check_served(request.is_served)?;
+    let prompt = service.prompts.detokenize(request.tokens).await?;
+    Ok(Json(json!({"prompt": prompt})))
+}
