@@ -48,6 +48,16 @@ pub(super) enum Verdict {
     Wait(Instant),
 }
 
+/// A connection that can be closed without an answer being lost, and since when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Dispensable {
+    /// It has no request.
+    Quiet(Instant),
+    /// It has nothing but requests whose bodies are still to come. Whoever sends them a byte at a time, on every
+    /// connection there may be, must not lock others out until those time out.
+    Receiving(Instant),
+}
+
 #[derive(Debug)]
 pub(super) struct Activity {
     patience: Patience,
@@ -62,8 +72,12 @@ struct State {
     multiplexed: bool,
     /// From the first byte of its header being understood to the last byte of its answer being handed to hyper.
     requests: usize,
+    /// Of these, the ones whose bodies have not come to their end: nothing is computed for them yet.
+    receiving: usize,
     /// Since when `requests` is 0; meaningless otherwise.
     quiet_since: Instant,
+    /// When a request last began.
+    last_began: Instant,
     /// Without a request under way: one has begun to come, or is due because the connection is new.
     header_due: bool,
     /// Since when the socket has taken nothing of what is to be written.
@@ -89,7 +103,9 @@ impl Activity {
         let state = State {
             multiplexed: false,
             requests: 0,
+            receiving: 0,
             quiet_since: Instant::now(),
+            last_began: Instant::now(),
             header_due: true,
             write_blocked: None,
             input_unread: false,
@@ -132,6 +148,7 @@ impl Activity {
     pub fn request_began(self: &Arc<Self>) -> UnderWay {
         let mut state = self.state();
         state.requests += 1;
+        state.last_began = Instant::now();
         state.header_due = false;
         state.input_unread = false;
         UnderWay(self.clone())
@@ -148,6 +165,12 @@ impl Activity {
         }
         drop(state);
         self.room.notify_one();
+    }
+
+    /// A request's body is being received until what is returned is dropped.
+    pub fn body_began(self: &Arc<Self>) -> Receiving {
+        self.state().receiving += 1;
+        Receiving(self.clone())
     }
 
     /// An answer is on its way while its request's body is not read to the end.
@@ -177,10 +200,9 @@ impl Activity {
         self.state().write_blocked = None;
     }
 
-    /// Since when this connection could be closed without anybody missing an answer.
-    pub fn quiet_since(&self) -> Option<Instant> {
-        let state = self.state();
-        (state.requests == 0 && state.write_blocked.is_none()).then_some(state.quiet_since)
+    /// Whether this connection could give way to another; the least goes first.
+    pub fn dispensable(&self) -> Option<Dispensable> {
+        self.state().dispensable()
     }
 
     /// It has been told to make room and has not answered yet.
@@ -213,11 +235,12 @@ impl Activity {
             return Verdict::Drain;
         }
         if state.make_room {
-            if state.requests == 0 && state.write_blocked.is_none() {
+            if state.dispensable().is_some() {
                 return Verdict::End(End::Evicted);
             }
-            // A request came first.
+            // A request came first: it will have to be another connection.
             state.make_room = false;
+            self.room.notify_one();
         }
         match state.deadline(self.patience) {
             Some((at, End::IdleTimeout)) if at <= now && state.multiplexed => {
@@ -238,6 +261,16 @@ impl Activity {
 }
 
 impl State {
+    fn dispensable(&self) -> Option<Dispensable> {
+        if self.write_blocked.is_some() {
+            None
+        } else if self.requests == 0 {
+            Some(Dispensable::Quiet(self.quiet_since))
+        } else {
+            (self.receiving == self.requests).then_some(Dispensable::Receiving(self.last_began))
+        }
+    }
+
     fn deadline(&self, patience: Patience) -> Option<(Instant, End)> {
         if let Some(since) = self.lingering {
             return Some((since + LINGER, End::Overdue));
@@ -272,5 +305,15 @@ pub(super) struct UnderWay(Arc<Activity>);
 impl Drop for UnderWay {
     fn drop(&mut self) {
         self.0.request_ended();
+    }
+}
+
+/// One body that has not come to its end.
+#[derive(Debug)]
+pub(super) struct Receiving(Arc<Activity>);
+
+impl Drop for Receiving {
+    fn drop(&mut self) {
+        self.0.state().receiving -= 1;
     }
 }

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use axum::body::{Body as AxumBody, Bytes};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
-use super::activity::UnderWay;
+use super::activity::{Activity, Receiving, UnderWay};
 use super::streams::Blocked;
 
 /// Smaller pieces of a request are gathered up to this. A client may send a body in chunks of one byte, and whoever
@@ -25,12 +25,14 @@ pub(super) struct Received {
     gathered: Vec<u8>,
     /// Seen to its end by whoever reads it.
     ended: Arc<AtomicBool>,
+    receiving: Option<Receiving>,
 }
 
 impl Received {
-    pub fn new(inner: Incoming) -> Self {
-        let ended = Arc::new(AtomicBool::new(inner.is_end_stream()));
-        Self { inner, gathered: Vec::new(), ended }
+    pub fn new(inner: Incoming, activity: &Arc<Activity>) -> Self {
+        let ended = inner.is_end_stream();
+        let receiving = (!ended).then(|| activity.body_began());
+        Self { inner, gathered: Vec::new(), ended: Arc::new(ended.into()), receiving }
     }
 
     pub fn ended(&self) -> Arc<AtomicBool> {
@@ -52,6 +54,7 @@ impl Body for Received {
             let ended = frame.is_none() || self.inner.is_end_stream();
             if ended {
                 self.ended.store(true, Ordering::Relaxed);
+                self.receiving = None;
             }
             match frame.map(Frame::into_data) {
                 Some(Ok(data)) if self.gathered.is_empty() && (ended || data.len() >= GATHER_BYTES) => {

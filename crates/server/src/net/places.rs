@@ -48,16 +48,16 @@ impl Places {
         }
     }
 
-    /// Tells the connection that has been without a request for longest to end. Nobody, if all have one, or if one is
-    /// leaving already.
+    /// Tells the connection that has been without a request for longest to end; if all have one, the one whose body has
+    /// been coming for longest; if all are being answered, or one is leaving already, nobody.
     pub fn evict_one(&self) {
         let taken = self.taken();
         if taken.connections.values().any(|activity| activity.is_leaving()) {
             return;
         }
-        let quiet = taken.connections.values().filter_map(|activity| Some((activity.quiet_since()?, activity)));
-        if let Some((_, oldest)) = quiet.min_by_key(|(since, _)| *since) {
-            oldest.make_room();
+        let candidates = taken.connections.values().filter_map(|activity| Some((activity.dispensable()?, activity)));
+        if let Some((_, first)) = candidates.min_by_key(|(dispensable, _)| *dispensable) {
+            first.make_room();
         }
     }
 

@@ -55,7 +55,7 @@ impl Service<Request<Incoming>> for Requests {
         let too_many_fields = request.headers().len() > self.header_fields;
         let version = request.version();
         let body_bytes = request.body().size_hint().upper();
-        let mut request = request.map(Received::new);
+        let mut request = request.map(|body| Received::new(body, &activity));
         let body_ended = request.body().ended();
         request.extensions_mut().insert(self.peer);
         Box::pin(async move {

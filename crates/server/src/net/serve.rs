@@ -82,3 +82,56 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+    use std::sync::atomic::Ordering;
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::net::socket::Stream;
+
+    /// Fails in every way `accept` can before it gives the one connection it has.
+    struct Failing(Vec<io::Error>, Option<TcpStream>);
+
+    impl Accept for Failing {
+        async fn accept(&mut self) -> io::Result<(Stream, Option<SocketAddr>)> {
+            match (self.0.pop(), self.1.take()) {
+                (Some(error), stream) => {
+                    self.1 = stream;
+                    Err(error)
+                }
+                (None, Some(stream)) => Ok((Stream::Tcp(stream), None)),
+                (None, None) => std::future::pending().await,
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn no_error_of_accept_ends_the_server() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (accepted, _) = listener.accept().await.unwrap();
+        let too_many_files = 24;
+        let errors = vec![
+            io::Error::from_raw_os_error(too_many_files),
+            io::ErrorKind::ConnectionAborted.into(),
+            io::ErrorKind::OutOfMemory.into(),
+            io::Error::other("something new"),
+        ];
+        let config = NetConfig::default();
+        let (handle, shutdown) = Shutdown::new();
+        let router = Router::new().route("/", axum::routing::get(async || "ok"));
+        let server = tokio::spawn(run(Failing(errors, Some(accepted)), router, config.clone(), shutdown));
+        client.write_all(b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        assert_eq!(config.stats.accept_errors.load(Ordering::Relaxed), 4);
+        handle.close();
+        server.await.unwrap();
+    }
+}

@@ -50,7 +50,10 @@ impl Socket {
         match &self.stream {
             Stream::Tcp(stream) => {
                 let mut byte = [0];
-                Ok((stream.peek(&mut byte).await? == 1).then_some(byte[0]))
+                match stream.peek(&mut byte).await? {
+                    0 => Err(io::ErrorKind::UnexpectedEof.into()),
+                    _ => Ok(Some(byte[0])),
+                }
             }
             #[cfg(unix)]
             Stream::Unix(_) => Ok(None),

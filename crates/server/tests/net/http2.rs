@@ -1,7 +1,6 @@
 //! HTTP/2: by prior knowledge on the plain port, and within its own limits.
 
 use std::future::poll_fn;
-use std::time::Duration;
 
 use axum::http::{Request, Response, StatusCode};
 use folio_server::net::NetConfig;
@@ -9,7 +8,7 @@ use h2::client::{ResponseFuture, SendRequest};
 use h2::{Reason, RecvStream};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::support::{SOON, Server, config, eventually, millis};
 
@@ -143,11 +142,14 @@ async fn a_stream_that_is_read_slowly_is_kept() {
     let (mut client, _connection) = connect(&server).await;
     let mut body = get(&mut client, "/large").await.unwrap().into_body();
     let mut bytes = 0;
-    while let Some(data) = body.data().await {
+    let slow_until = Instant::now() + millis(1500);
+    while let Some(data) = timeout(SOON, body.data()).await.expect("the answer goes on") {
         let data = data.unwrap();
         bytes += data.len();
+        if Instant::now() < slow_until {
+            tokio::time::sleep(millis(20)).await;
+        }
         body.flow_control().release_capacity(data.len()).unwrap();
-        tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(bytes, 1 << 20);
 }

@@ -63,6 +63,28 @@ async fn busy_connections_stay_and_the_next_waits() {
 }
 
 #[tokio::test]
+async fn bodies_that_trickle_do_not_lock_anybody_out() {
+    let server = Server::start(NetConfig { connections: 4, ..config() }).await;
+    let mut answered = server.connect().await;
+    answered.send("GET /hang HTTP/1.1\r\nhost: x\r\n\r\n").await;
+    eventually("it is under way", || server.seen.begun() == 1).await;
+    let mut slow = Vec::new();
+    for _ in 0..8 {
+        let mut client = server.connect().await;
+        client.send("POST /echo HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 100\r\n\r\n").await;
+        client.until("HTTP/1.1 100 Continue\r\n\r\n").await;
+        client.send("a").await;
+        slow.push(client);
+    }
+    server.is_healthy().await;
+    // The oldest have gone; the newest can still finish, and what was being answered has not been touched.
+    assert_eq!(slow[0].rest().await, "");
+    slow[7].send("a".repeat(99)).await;
+    assert!(slow[7].answer().await.starts_with("HTTP/1.1 200"));
+    assert_eq!(server.seen.dropped(), 0);
+}
+
+#[tokio::test]
 async fn whoever_waits_gets_the_place_of_a_connection_that_becomes_idle() {
     let server = Server::start(NetConfig { connections: 1, ..config() }).await;
     let (feed, fed) = tokio::sync::mpsc::channel(1);
