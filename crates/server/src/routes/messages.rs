@@ -1,1 +1,62 @@
-//! The route.
+//! `/v1/messages` and `/v1/messages/count_tokens`, as Anthropic's clients speak to them.
+
+mod object;
+mod request;
+mod stream;
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use self::object::{Envelope, Usage};
+pub use self::request::{CountRequest, MessagesRequest};
+use super::wire::check_served;
+use crate::body::JsonBody;
+use crate::error::ApiError;
+use crate::request::Generate;
+use crate::service::{Call, Service};
+use crate::sse;
+
+const ROUTE: &str = "/v1/messages";
+
+/// Everything that is cheap to check is checked before the prompt is made.
+pub async fn create(service: Service, call: Call, body: JsonBody) -> Result<Response, ApiError> {
+    let request: MessagesRequest = body.read(&service.bounds)?;
+    check_served(request.is_served)?;
+    let mut generate = Generate::new(request.wishes, 1, &service.bounds).map_err(in_own_words)?;
+    let prompt = service.prompts.chat(request.conversation, &mut generate).await.map_err(in_own_words)?;
+    let answers = service.start(ROUTE, &call, std::slice::from_ref(&prompt), generate).map_err(in_own_words)?;
+    let (envelope, num_input_tokens) = (Envelope::new(&service, &call), prompt.tokens.len());
+    if request.stream {
+        let write = |writer| stream::write(envelope, num_input_tokens, answers, writer);
+        return Ok(sse::stream(&service, &call, write));
+    }
+    let answer = answers.collect().await?.swap_remove(0);
+    let usage = Usage::new(num_input_tokens, &answer.usage);
+    Ok(Json(envelope.whole(&answer.text, answer.finish.as_ref(), usage)).into_response())
+}
+
+/// How long a prompt would be; nothing is generated.
+pub async fn count_tokens(service: Service, body: JsonBody) -> Result<Json<Value>, ApiError> {
+    let request: CountRequest = body.read(&service.bounds)?;
+    check_served(request.is_served)?;
+    let prompt = service.prompts.count_chat(request.conversation).await.map_err(in_own_words)?;
+    Ok(Json(json!({"input_tokens": prompt.tokens.len()})))
+}
+
+/// Refusals name fields as this route's clients know them.
+fn in_own_words(error: ApiError) -> ApiError {
+    let own = |field: &str| match field {
+        "prompt" | "continue_final_message" => Some("messages"),
+        _ => None,
+    };
+    match error {
+        ApiError::Invalid { field: Some(field), message } => {
+            ApiError::Invalid { field: Some(own(&field).map_or(field, str::to_owned)), message }
+        }
+        ApiError::ContextLength { field, tokens, most } => {
+            ApiError::ContextLength { field: own(field).unwrap_or(field), tokens, most }
+        }
+        error => error,
+    }
+}

@@ -1,0 +1,332 @@
+//! The fields of `/v1/responses`: OpenAI's, and those that vLLM adds.
+
+use serde_json::{Map, Value, json};
+
+use super::input::{InputMessage, input, response_id};
+use crate::fields::{
+    Count, Fields, Flag, Kind, ListOf, Number, Object, Opaque, PerToken, Request, Text, Whole, Word, Wrong, one_or_many,
+};
+use crate::request::{Bounds, Wishes};
+
+const LOGPROBS: &str = "message.output_text.logprobs";
+const NO_TOOLS: &str = "tools are not supported";
+
+pub struct ResponsesRequest {
+    /// Whether the model asked for is the one served.
+    pub is_served: bool,
+    pub input: Vec<InputMessage>,
+    pub wishes: Wishes,
+    pub stream: bool,
+    pub store: bool,
+    pub settings: Settings,
+}
+
+/// What the response repeats of its request.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    pub instructions: Option<String>,
+    pub previous_response_id: Option<String>,
+    pub max_output_tokens: Option<usize>,
+    pub top_logprobs: usize,
+    pub metadata: Map<String, Value>,
+    pub parallel_tool_calls: bool,
+    pub tool_choice: &'static str,
+    pub user: Option<String>,
+    pub safety_identifier: Option<String>,
+    pub prompt_cache_key: Option<String>,
+}
+
+impl Request for ResponsesRequest {
+    type Bounds = Bounds;
+
+    fn read(fields: &mut Fields, bounds: &Bounds) -> Result<Self, Wrong> {
+        let limits = &bounds.limits;
+        let is_served = fields.optional("model", bounds.model(), "The model, as /v1/models names it.")?;
+        let input = fields.required("input", input(limits.messages), "A text, or messages.")?;
+        let stream =
+            fields.optional("stream", Flag, "Whether the response comes as server-sent events.")?.unwrap_or(false);
+        let options = fields.optional("stream_options", Object(stream_options), "Needs stream to be true.")?;
+        if options.is_some() && !stream {
+            return Err(Wrong::new("needs stream to be true").below(".stream_options"));
+        }
+        let store = fields.optional("store", Flag, "Whether it is kept, for as long as there is room.")?;
+        let mut wishes = wishes(fields, bounds)?;
+        let settings = settings(fields, bounds)?;
+        wishes.max_tokens = settings.max_output_tokens;
+        wishes.logprobs = logprobs(fields, settings.top_logprobs)?;
+        refuse(fields)?;
+        Ok(Self { is_served: is_served.unwrap_or(true), input, wishes, stream, store: store.unwrap_or(true), settings })
+    }
+}
+
+fn settings(fields: &mut Fields, bounds: &Bounds) -> Result<Settings, Wrong> {
+    let limits = &bounds.limits;
+    let user = Text::between(0, limits.user_bytes);
+    let top_logprobs = Count::between(0, limits.logprobs as usize);
+    Ok(Settings {
+        instructions: fields.optional("instructions", Text::any(), "The system message; of this response alone.")?,
+        previous_response_id: fields.optional(
+            "previous_response_id",
+            response_id(),
+            "A kept response, whose conversation goes on.",
+        )?,
+        max_output_tokens: fields.optional(
+            "max_output_tokens",
+            Count::between(1, usize::MAX),
+            "Most tokens of the answer.",
+        )?,
+        top_logprobs: fields
+            .optional("top_logprobs", top_logprobs, "How many of the likeliest tokens are told with each.")?
+            .unwrap_or(0),
+        metadata: fields
+            .optional("metadata", Metadata, "Names and texts that the response repeats.")?
+            .unwrap_or_default(),
+        parallel_tool_calls: fields
+            .optional("parallel_tool_calls", Flag, "There are no tools to call.")?
+            .unwrap_or(true),
+        tool_choice: fields.optional("tool_choice", Word(&["auto", "none"]), NO_TOOLS)?.unwrap_or("auto"),
+        user: fields.optional("user", user, "Who is asking; only repeated.")?,
+        safety_identifier: fields.optional("safety_identifier", user, "The same under its newer name.")?,
+        prompt_cache_key: fields.optional("prompt_cache_key", user, "Common beginnings are found without it.")?,
+    })
+}
+
+fn logprobs(fields: &mut Fields, top_logprobs: usize) -> Result<Option<u32>, Wrong> {
+    // Reasoning is never apart from the answer, so all of what is there of it is included.
+    let kinds = ListOf::between(Word(&[LOGPROBS, "reasoning.encrypted_content"]), 0, 8);
+    let include = fields.optional("include", kinds, "What the answer tells besides its text.")?.unwrap_or_default();
+    match include.contains(&LOGPROBS) {
+        true => Ok(Some(top_logprobs as u32)),
+        false if top_logprobs == 0 => Ok(None),
+        false => Err(Wrong::new(format!("needs include to name {LOGPROBS}")).below(".top_logprobs")),
+    }
+}
+
+fn stream_options(fields: &mut Fields) -> Result<(), Wrong> {
+    fields.refused("include_obfuscation", &[json!(false)], "events are not padded")
+}
+
+/// What a client may say about sampling, stopping and scheduling: what vLLM takes here, and `min_p`.
+fn wishes(fields: &mut Fields, bounds: &Bounds) -> Result<Wishes, Wrong> {
+    let limits = &bounds.limits;
+    let penalty = Number::between(-2.0, 2.0);
+    let bias =
+        PerToken { kind: Number::between(-100.0, 100.0), vocab_size: bounds.vocab_size, most: limits.logit_biases };
+    let stop = one_or_many(Text::between(1, limits.stop_bytes), limits.stops);
+    let level = Whole::between(i64::from(i32::MIN), i64::from(i32::MAX));
+    let top_k = Whole::between(-1, i64::from(u32::MAX));
+    let request_id = Opaque { most: limits.request_id_bytes };
+    fields.optional("request_id", request_id, "Not used: ids are the server's own.")?;
+    Ok(Wishes {
+        temperature: fields.optional("temperature", Number::between(0.0, 100.0), "0 takes the likeliest token.")?,
+        top_p: fields.optional(
+            "top_p",
+            Number::above(0.0, 1.0),
+            "Draws from the likeliest tokens that together have this probability.",
+        )?,
+        top_k: fields.optional("top_k", top_k, "Draws from this many of the likeliest; -1 and 0 switch it off.")?,
+        min_p: fields.optional(
+            "min_p",
+            Number::between(0.0, 1.0),
+            "Drops tokens less likely than this share of the likeliest.",
+        )?,
+        seed: fields.optional("seed", Whole::between(i64::MIN, i64::MAX), "Makes a drawn answer repeatable.")?,
+        repetition_penalty: fields.optional(
+            "repetition_penalty",
+            Number::above(0.0, 10.0),
+            "Divides the logits of tokens seen before.",
+        )?,
+        frequency_penalty: fields.optional(
+            "frequency_penalty",
+            penalty,
+            "Taken off for each time a token was put out.",
+        )?,
+        presence_penalty: fields.optional("presence_penalty", penalty, "Taken off if a token was put out at all.")?,
+        logit_bias: fields.optional("logit_bias", bias, "Added to tokens' logits.")?.unwrap_or_default(),
+        stop: fields.optional("stop", stop, "Texts that end an answer.")?.unwrap_or_default(),
+        include_stop: fields
+            .optional("include_stop_str_in_output", Flag, "Whether the text that ended it is shown.")?
+            .unwrap_or(false),
+        ignore_eos: fields
+            .optional("ignore_eos", Flag, "Whether the model's own end tokens do not end an answer.")?
+            .unwrap_or(false),
+        show_special: !fields
+            .optional("skip_special_tokens", Flag, "Whether tokens such as end marks are left out of the text.")?
+            .unwrap_or(true),
+        priority: fields.optional("priority", level, "Lower runs sooner.")?.map(|level| level as i32),
+        cache_salt: fields.optional(
+            "cache_salt",
+            Opaque { most: limits.cache_salt_bytes },
+            "Only requests with the same salt share what the prefix cache holds.",
+        )?,
+        ..Wishes::default()
+    })
+}
+
+/// What OpenAI or vLLM know here, and this server does not do.
+fn refuse(fields: &mut Fields) -> Result<(), Wrong> {
+    fields.refused("tools", &[json!([])], NO_TOOLS)?;
+    fields.refused("max_tool_calls", &[], NO_TOOLS)?;
+    fields.optional("text", Object(text), "How the answer is written.")?;
+    fields.refused(
+        "reasoning",
+        &[json!({}), json!({"effort": null}), json!({"effort": null, "summary": null}), json!({"effort": "none"})],
+        "this server does not tell thoughts from answers",
+    )?;
+    fields.refused("truncation", &[json!("disabled")], "a conversation that does not fit is refused: disabled")?;
+    fields.refused("background", &[json!(false)], "responses are not made in the background")?;
+    fields.refused("service_tier", &[json!("auto"), json!("default")], "there is one tier of service: auto")?;
+    fields.refused("conversation", &[], "use previous_response_id")?;
+    fields.refused("previous_input_messages", &[], "use previous_response_id, or input")?;
+    fields.refused("prompt", &[], "there are no stored prompts")?;
+    fields.refused("context_management", &[json!([])], "a conversation is kept as it is")?;
+    fields.all_refused(
+        &["prompt_cache_options", "prompt_cache_retention"],
+        "the cache finds common beginnings by itself, and keeps them while there is room",
+    )?;
+    fields.all_refused(&["moderation", "access_programs", "image", "structured_outputs"], "this is not supported")?;
+    fields.refused("enable_response_messages", &[json!(false)], "this is not supported")?;
+    fields.all_refused(&["mm_processor_kwargs", "kv_transfer_params", "vllm_xargs"], "this extension is not supported")
+}
+
+fn text(fields: &mut Fields) -> Result<(), Wrong> {
+    fields.refused("format", &[json!({"type": "text"})], "constrained output is not supported: text alone")?;
+    fields.refused("verbosity", &[json!("medium")], "this model has no such setting")
+}
+
+/// Names and texts of the client's, as OpenAI bounds them.
+struct Metadata;
+
+impl Metadata {
+    const MOST: usize = 16;
+    const NAME: usize = 64;
+    const VALUE: usize = 512;
+}
+
+impl Kind for Metadata {
+    type Value = Map<String, Value>;
+
+    fn read(&self, value: Value) -> Result<Self::Value, Wrong> {
+        let fits = |text: &str, most| text.len() <= most || text.chars().count() <= most;
+        let is_pair = |(name, value): (&String, &Value)| {
+            fits(name, Self::NAME) && value.as_str().is_some_and(|value| fits(value, Self::VALUE))
+        };
+        match value {
+            Value::Object(map) if map.len() <= Self::MOST && map.iter().all(is_pair) => Ok(map),
+            _ => Err(Wrong::new(format!(
+                "must be an object of at most {} texts of up to {} characters, with names of up to {}",
+                Self::MOST,
+                Self::VALUE,
+                Self::NAME
+            ))),
+        }
+    }
+
+    fn schema(&self) -> Value {
+        json!({
+            "type": "object", "maxProperties": Self::MOST, "propertyNames": {"maxLength": Self::NAME},
+            "additionalProperties": {"type": "string", "maxLength": Self::VALUE},
+        })
+    }
+
+    fn example(&self) -> Self::Value {
+        Map::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fields;
+
+    fn bounds() -> Bounds {
+        Bounds {
+            limits: crate::Limits::default(),
+            model_names: vec!["alphabet".into()],
+            max_model_len: 64,
+            vocab_size: 27,
+            max_seqs: 4,
+            defaults: crate::SamplingDefaults::default(),
+        }
+    }
+
+    fn read(mut body: Value) -> Result<ResponsesRequest, String> {
+        body["input"] = json!("a");
+        let Value::Object(object) = body else { panic!("an object") };
+        fields::read(object, &bounds()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_clients_send_by_default_is_read() {
+        let request = read(json!({})).unwrap_or_else(|message| panic!("{message}"));
+        assert!(request.is_served && request.store && !request.stream && request.wishes.logprobs.is_none());
+        let harmless = json!({
+            "model": "other", "tools": [], "tool_choice": "none", "parallel_tool_calls": false, "background": false,
+            "text": {"format": {"type": "text"}, "verbosity": "medium"}, "truncation": "disabled", "reasoning": null,
+            "service_tier": "auto", "user": "u", "include": ["reasoning.encrypted_content"], "store": false,
+            "stream": true, "stream_options": {"include_obfuscation": false}, "metadata": {"a": "b"},
+            "max_output_tokens": 16, "temperature": 0.5,
+        });
+        let request = read(harmless).unwrap_or_else(|message| panic!("{message}"));
+        assert!(!request.is_served && !request.store && request.stream);
+        assert_eq!(request.wishes.max_tokens, Some(16));
+        assert_eq!((request.settings.tool_choice, request.settings.parallel_tool_calls), ("none", false));
+    }
+
+    #[test]
+    fn what_cannot_be_honoured_is_refused_by_name() {
+        for (body, field) in [
+            (json!({"tools": [{"type": "web_search"}]}), "tools"),
+            (json!({"tool_choice": "required"}), "tool_choice"),
+            (json!({"text": {"format": {"type": "json_object"}}}), "text.format"),
+            (json!({"reasoning": {"effort": "high"}}), "reasoning"),
+            (json!({"truncation": "auto"}), "truncation"),
+            (json!({"background": true}), "background"),
+            (json!({"conversation": "conv_1"}), "conversation"),
+            (json!({"prompt": {"id": "p"}}), "prompt"),
+            (json!({"include": ["file_search_call.results"]}), "include[0]"),
+            (json!({"stream_options": {}}), "stream_options"),
+            (json!({"max_output_tokens": 0}), "max_output_tokens"),
+            (json!({"n": 2}), "n"),
+            (json!({"previous_response_id": ""}), "previous_response_id"),
+        ] {
+            let message = read(body).err().expect("refused");
+            assert!(message.starts_with(&format!("{field}: ")), "{field}: {message}");
+        }
+    }
+
+    #[test]
+    fn logprobs_are_asked_for_by_include() {
+        let logprobs = |body| read(body).map(|request| request.wishes.logprobs);
+        assert_eq!(logprobs(json!({"include": [LOGPROBS]})), Ok(Some(0)));
+        assert_eq!(logprobs(json!({"include": [LOGPROBS], "top_logprobs": 20})), Ok(Some(20)));
+        assert_eq!(logprobs(json!({"top_logprobs": 0})), Ok(None));
+        assert!(logprobs(json!({"top_logprobs": 1})).is_err_and(|message| message.starts_with("top_logprobs: needs")));
+        assert!(logprobs(json!({"include": [LOGPROBS], "top_logprobs": 21})).is_err());
+    }
+
+    #[test]
+    fn metadata_is_bounded() {
+        let pairs = |count: usize| (0..count).map(|n| (format!("name-{n}"), json!("é"))).collect::<Map<_, _>>();
+        let sized = |name: usize, value: usize| json!({"é".repeat(name): "é".repeat(value)});
+        for (metadata, is_good) in [
+            (Value::Object(pairs(16)), true),
+            (Value::Object(pairs(17)), false),
+            (sized(64, 512), true),
+            (sized(65, 1), false),
+            (sized(1, 513), false),
+            (json!({"a": 1}), false),
+            (json!({"a": null}), false),
+            (json!(["a"]), false),
+        ] {
+            assert_eq!(read(json!({"metadata": metadata})).is_ok(), is_good, "{metadata}");
+        }
+    }
+
+    #[test]
+    fn the_schema_can_be_made() {
+        let schema = fields::schema::<ResponsesRequest>(&bounds());
+        assert_eq!(schema["required"], json!(["input"]));
+        assert_eq!(schema["properties"]["background"]["enum"], json!([null, false]));
+    }
+}
