@@ -45,6 +45,9 @@ pub struct EngineConfig {
     /// Who hears what happens in the prefix cache. Bounded: a batch that finds no room is dropped and counted, and the
     /// next that finds some begins with [`KvEvent::Cleared`].
     pub kv_events: Option<flume::Sender<Vec<KvEvent>>>,
+    /// Where lines for whoever runs the engine go: a step failed, an executor was built anew. They name requests by number
+    /// and never what is in them.
+    pub warn: Option<fn(std::fmt::Arguments<'_>)>,
     /// Where lines for whoever looks into the engine's decisions go; nowhere, as a rule.
     pub debug: Option<fn(std::fmt::Arguments<'_>)>,
     /// What builds an executor in the place of one whose thread has ended. Without it the engine ends with its executor.
@@ -94,6 +97,7 @@ impl Default for EngineConfig {
             tiers: TierConfig::default(),
             overlap: true,
             kv_events: None,
+            warn: None,
             debug: None,
             rebuild: None,
             force_preempt_every: None,

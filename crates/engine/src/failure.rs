@@ -43,18 +43,17 @@ impl Core {
     }
 
     fn recover(&mut self, tasks: Vec<DiskTask>) {
-        let Some(mut failure) = self.failure.take() else { return };
+        let Some(failure) = self.failure.take() else { return };
         self.shared.stats().steps_failed += 1;
         let failed = self.scheduler.fail_steps();
+        self.warn(format_args!("a step failed, with {} requests in flight: {}", failed.len(), failure.reason));
         tasks.iter().for_each(|task| self.scheduler.disk_done(task.ticket, false));
         self.publish_events();
         if failure.executor_gone
             && let Err(error) = self.restart()
         {
             // Without an executor nothing will ever run: better to end, and to be seen to.
-            if !matches!(error, Error::ExecutorGone) {
-                failure.reason = format!("{}, and cannot be started anew: {error}", failure.reason);
-            }
+            self.warn(format_args!("there is no executor any more, and the engine ends: {error}"));
             self.stopping = true;
             self.last_word = FinishReason::Error(failure.reason);
             return;
@@ -66,6 +65,7 @@ impl Core {
     fn restart(&mut self) -> Result<()> {
         let Some(rebuild) = self.shared.config.rebuild.clone() else { return Err(Error::ExecutorGone) };
         self.shared.restarting.store(true, Ordering::Release);
+        let start = Instant::now();
         // The old one's memory first: there may be no room for both.
         let old = std::mem::replace(&mut self.executor, Box::new(Gone));
         let _ = guarded(|| drop(old));
@@ -73,6 +73,7 @@ impl Core {
         self.shared.progress.note();
         self.shared.restarting.store(false, Ordering::Release);
         self.executor = rebuilt?;
+        self.warn(format_args!("the executor was built anew in {:.1?}", start.elapsed()));
         self.shared.stats().restarts += 1;
         self.generation += 1;
         self.executor.on_done(step_done(self.line.clone(), self.generation));

@@ -1,12 +1,18 @@
-//! What the engine says of itself: figures, cache events, and why a request gave way.
+//! What the engine says of itself: figures, cache events, warnings, and why a request gave way.
 
-use std::{sync::MutexGuard, time::Duration};
+use std::{fmt::Arguments, sync::MutexGuard, time::Duration};
 
 use folio_scheduler::{KvEvent, Preempted};
 
 use crate::{EngineStats, core::Core};
 
 impl Core {
+    pub fn warn(&self, line: Arguments<'_>) {
+        if let Some(warn) = self.shared.config.warn {
+            warn(line);
+        }
+    }
+
     /// Sets what the scheduler says of itself; the figures stay locked for those that the caller has to add.
     pub fn publish(&self) -> MutexGuard<'_, EngineStats> {
         let (scheduler, expected_wait) = (self.scheduler.stats(), self.scheduler.expected_wait());
@@ -39,7 +45,7 @@ impl Core {
 }
 
 /// Why a request's blocks are thrown away or kept: what bringing them back would cost, either way.
-pub(crate) fn explain(debug: fn(std::fmt::Arguments<'_>), preempted: &Preempted) {
+pub(crate) fn explain(debug: fn(Arguments<'_>), preempted: &Preempted) {
     let Preempted { id, computing, copying } = *preempted;
     let computing = Duration::from_nanos(computing);
     match copying.map(Duration::from_nanos) {

@@ -34,6 +34,7 @@ impl Core {
             let guilty = trials.on_trial.take_if(|suspect| failed.contains(&suspect.id));
             assert!(failed.len() <= usize::from(guilty.is_some()), "a suspect is tried alone");
             if let Some(guilty) = guilty {
+                self.warn(format_args!("request {} failed alone too, and ends", guilty.id.0));
                 self.end(guilty.id, FinishReason::Error(failure.reason.clone()));
             }
             return;
