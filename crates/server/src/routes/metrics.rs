@@ -37,6 +37,8 @@ fn snapshot(app: &App) -> Snapshot {
         snapshot.stalled = engine.stalled_for().unwrap_or_default();
         snapshot.block_tokens = service.model.block_tokens();
         snapshot.prompt_pool_queue = service.prompts.num_waiting();
+        snapshot.stored_responses = service.responses.len();
+        snapshot.stored_response_bytes = service.responses.bytes();
     }
     snapshot
 }

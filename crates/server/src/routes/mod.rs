@@ -45,6 +45,7 @@ pub fn router(app: App) -> Router {
         .route("/loads", get(info::loads))
         .route("/get_load", get(info::load))
         .route("/metrics", get(metrics::show))
+        .route("/openapi.json", get(openapi::show))
         .route("/v1/messages", post(messages::create))
         .route("/v1/messages/count_tokens", post(messages::count_tokens))
         .route("/v1/responses", post(responses::create))

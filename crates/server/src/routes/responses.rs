@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use self::input::{InputMessage, Item, conversation};
 use self::object::{Answer, Draft, Stage, Usage};
-use self::query::{ItemsQuery, RetrieveQuery};
+pub use self::query::{ItemsQuery, RetrieveQuery};
 pub use self::request::ResponsesRequest;
 pub use self::store::ResponseStore;
 use self::store::Stored;

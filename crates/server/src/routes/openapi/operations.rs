@@ -1,0 +1,263 @@
+//! Every operation there is: how it is asked, what it answers, and which failures it knows.
+
+use serde_json::{Map, Value, json};
+
+use super::schema::named;
+use crate::fields;
+use crate::request::{ChatRequest, CompletionRequest};
+use crate::routes::embeddings::EmbeddingRequest;
+use crate::routes::messages::{CountRequest, MessagesRequest};
+use crate::routes::responses::{ItemsQuery, ResponsesRequest, RetrieveQuery};
+use crate::routes::tokenize::{Detokenize, TokenizeChat, TokenizeText};
+use crate::service::Serving;
+
+/// For routes that generate.
+const GENERATES: &[u16] = &[400, 403, 404, 408, 413, 415, 429, 431, 500, 503, 504];
+/// For those that read a body and answer at once.
+const READS: &[u16] = &[400, 403, 404, 408, 413, 415, 429, 431, 500, 503];
+/// For those that take a permit without a body.
+const SIGNALS: &[u16] = &[403, 429, 431, 500, 503];
+/// For those that only tell something.
+const TELLS: &[u16] = &[403, 431, 500, 503];
+/// ... of something that has a name.
+const FINDS: &[u16] = &[403, 404, 431, 500, 503];
+/// ... with a query.
+const QUERIES: &[u16] = &[400, 403, 404, 431, 500, 503];
+
+pub struct Operation {
+    pub method: &'static str,
+    pub path: &'static str,
+    pub id: &'static str,
+    pub tag: &'static str,
+    pub about: &'static str,
+    /// The schema of its body.
+    pub body: Option<&'static str>,
+    pub parameters: Vec<Value>,
+    pub content: Content,
+    pub failures: &'static [u16],
+    /// Whether its 503 tells how the server is.
+    pub is_health: bool,
+}
+
+/// What a good answer holds, by the name of its schema.
+pub enum Content {
+    Json(&'static str),
+    JsonOrEvents(&'static str),
+    Text,
+    /// A document such as this.
+    Document,
+}
+
+impl Operation {
+    fn get(path: &'static str, id: &'static str, about: &'static str, content: Content) -> Self {
+        Self {
+            method: "get",
+            path,
+            id,
+            tag: "server",
+            about,
+            body: None,
+            parameters: Vec::new(),
+            content,
+            failures: TELLS,
+            is_health: false,
+        }
+    }
+
+    fn post(
+        path: &'static str,
+        id: &'static str,
+        about: &'static str,
+        body: &'static str,
+        content: Content,
+        failures: &'static [u16],
+    ) -> Self {
+        let (body, tag) = (Some(body), "model");
+        Self { method: "post", body, tag, failures, ..Self::get(path, id, about, content) }
+    }
+
+    /// What a good answer makes it possible to ask next.
+    pub fn links(&self) -> Option<Value> {
+        if self.id != "createResponse" {
+            return None;
+        }
+        let link = |operation: &str| json!({"operationId": operation, "parameters": {"id": "$response.body#/id"}});
+        Some(json!({
+            "retrieve": link("retrieveResponse"), "items": link("listResponseInputItems"),
+            "delete": link("deleteResponse"),
+        }))
+    }
+}
+
+pub fn all(serving: &Serving) -> Vec<Operation> {
+    let mut all = generating();
+    all.extend(kept());
+    all.extend(telling(serving));
+    all
+}
+
+fn generating() -> Vec<Operation> {
+    use Content::{Json, JsonOrEvents};
+    let chat = "Answers a conversation.";
+    vec![
+        Operation::post(
+            "/v1/chat/completions",
+            "createChatCompletion",
+            chat,
+            "ChatCompletionRequest",
+            JsonOrEvents("ChatCompletion"),
+            GENERATES,
+        ),
+        Operation::post(
+            "/v1/completions",
+            "createCompletion",
+            "Continues texts.",
+            "CompletionRequest",
+            JsonOrEvents("Completion"),
+            GENERATES,
+        ),
+        Operation::post(
+            "/v1/responses",
+            "createResponse",
+            "Answers, and keeps the conversation.",
+            "ResponseRequest",
+            JsonOrEvents("Response"),
+            GENERATES,
+        ),
+        Operation::post("/v1/messages", "createMessage", chat, "MessageRequest", JsonOrEvents("Message"), GENERATES),
+        Operation::post(
+            "/v1/messages/count_tokens",
+            "countMessageTokens",
+            "Tells how long a conversation is.",
+            "MessageCountRequest",
+            Json("MessageCount"),
+            READS,
+        ),
+        Operation::post(
+            "/v1/embeddings",
+            "createEmbedding",
+            "Turns texts into vectors.",
+            "EmbeddingRequest",
+            Json("Embeddings"),
+            GENERATES,
+        ),
+        Operation::post(
+            "/tokenize",
+            "tokenize",
+            "Tells the tokens of a text or a conversation.",
+            "TokenizeRequest",
+            Json("Tokenized"),
+            READS,
+        ),
+        Operation::post(
+            "/detokenize",
+            "detokenize",
+            "Tells the text of tokens.",
+            "DetokenizeRequest",
+            Json("Detokenized"),
+            READS,
+        ),
+    ]
+}
+
+/// Responses that are kept.
+fn kept() -> Vec<Operation> {
+    use Content::Json;
+    let id = json!({
+        "name": "id", "in": "path", "required": true, "description": "As the response was called.",
+        "schema": {"type": "string", "pattern": "^resp_[0-9A-Za-z_-]{1,64}$"},
+    });
+    let with_query = |query: Value| [id.clone()].into_iter().chain(parameters(&query)).collect();
+    let (one, items) = ("/v1/responses/{id}", "/v1/responses/{id}/input_items");
+    let kept = |operation| Operation { tag: "model", failures: QUERIES, ..operation };
+    vec![
+        kept(Operation {
+            parameters: with_query(fields::schema::<RetrieveQuery>(&())),
+            ..Operation::get(one, "retrieveResponse", "A response that is kept.", Json("Response"))
+        }),
+        kept(Operation {
+            method: "delete",
+            parameters: vec![id.clone()],
+            failures: FINDS,
+            ..Operation::get(one, "deleteResponse", "Keeps a response no longer.", Json("DeletedResponse"))
+        }),
+        kept(Operation {
+            parameters: with_query(fields::schema::<ItemsQuery>(&())),
+            ..Operation::get(items, "listResponseInputItems", "What it answered.", Json("InputItems"))
+        }),
+    ]
+}
+
+fn telling(serving: &Serving) -> Vec<Operation> {
+    use Content::{Document, Json, Text};
+    let name = json!({
+        "name": "name", "in": "path", "required": true, "description": "The model.",
+        "schema": {"type": "string", "enum": serving.model.names},
+    });
+    let health = |path, id| Operation { is_health: true, ..Operation::get(path, id, HEALTH, Json("Health")) };
+    let pinged = Operation { method: "post", failures: SIGNALS, ..health("/ping", "postPing") };
+    let get = Operation::get;
+    vec![
+        get("/v1/models", "listModels", "The model, under each of its names.", Json("Models")),
+        Operation {
+            parameters: vec![name],
+            failures: FINDS,
+            ..get("/v1/models/{name}", "retrieveModel", "The model of this name.", Json("Model"))
+        },
+        health("/health", "health"),
+        health("/health_generate", "healthGenerate"),
+        health("/ping", "ping"),
+        pinged,
+        Operation { about: "Whether requests are taken.", ..health("/ready", "ready") },
+        get("/load", "load", "Requests under way.", Json("ServerLoad")),
+        get("/version", "version", "The server's version.", Json("Version")),
+        get("/server_info", "serverInfo", "How the model is run.", Json("ServerInfo")),
+        get("/get_server_info", "getServerInfo", "The same under its older name.", Json("ServerInfo")),
+        get("/model_info", "modelInfo", "What the model is.", Json("ModelInfo")),
+        get("/get_model_info", "getModelInfo", "The same under its older name.", Json("ModelInfo")),
+        get("/v1/loads", "listLoads", "How much there is to do.", Json("Loads")),
+        get("/loads", "loads", "The same under another name.", Json("Loads")),
+        get("/get_load", "getLoad", "The same as older routers read it.", Json("OldLoads")),
+        get("/metrics", "metrics", "Everything that is counted, as Prometheus reads it.", Text),
+        get("/openapi.json", "openapi", "This document.", Document),
+    ]
+}
+
+const HEALTH: &str = "Whether the server answers and its engine gets anywhere.";
+
+/// The fields of a query, as parameters.
+fn parameters(schema: &Value) -> Vec<Value> {
+    let fields = schema["properties"].as_object().into_iter().flatten();
+    let parameter = |(name, schema): (&String, &Value)| {
+        let mut schema = schema.clone();
+        // A query cannot say null; it leaves the field out.
+        if let Some(options) = schema["anyOf"].as_array().cloned() {
+            schema = options.into_iter().find(|option| option["type"] != "null").unwrap_or_default();
+        }
+        if let Some(kinds) = schema["type"].as_array().cloned() {
+            schema["type"] = kinds.into_iter().find(|kind| kind != "null").unwrap_or_default();
+        }
+        if let Some(words) = schema["enum"].as_array_mut() {
+            words.retain(|word| !word.is_null());
+        }
+        json!({"name": name, "in": "query", "required": false, "schema": schema})
+    };
+    fields.map(parameter).collect()
+}
+
+pub fn request_schemas(serving: &Serving) -> Map<String, Value> {
+    let bounds = &serving.bounds;
+    let schemas = [
+        ("ChatCompletionRequest", fields::schema::<ChatRequest>(bounds)),
+        ("CompletionRequest", fields::schema::<CompletionRequest>(bounds)),
+        ("ResponseRequest", fields::schema::<ResponsesRequest>(bounds)),
+        ("MessageRequest", fields::schema::<MessagesRequest>(bounds)),
+        ("MessageCountRequest", fields::schema::<CountRequest>(bounds)),
+        ("EmbeddingRequest", fields::schema::<EmbeddingRequest>(serving)),
+        ("TokenizeTextRequest", fields::schema::<TokenizeText>(bounds)),
+        ("TokenizeChatRequest", fields::schema::<TokenizeChat>(bounds)),
+        ("TokenizeRequest", json!({"anyOf": [named("TokenizeTextRequest"), named("TokenizeChatRequest")]})),
+        ("DetokenizeRequest", fields::schema::<Detokenize>(bounds)),
+    ];
+    schemas.into_iter().map(|(name, schema)| (name.to_owned(), schema)).collect()
+}
