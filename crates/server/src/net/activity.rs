@@ -17,6 +17,9 @@ const LINGER: Duration = Duration::from_secs(2);
 /// A connection without a request that has been told to end (HTTP/2 has a farewell) gets so long to do it.
 const PARTING: Duration = Duration::from_secs(1);
 
+/// A reader that has taken nothing for so long counts less than somebody who finds every place taken.
+const READER_PAUSE: Duration = Duration::from_millis(250);
+
 /// How long a connection may do what.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
@@ -48,7 +51,7 @@ pub(super) enum Verdict {
     Wait(Instant),
 }
 
-/// A connection that can be closed without an answer being lost, and since when.
+/// A connection that can give way, and since when. Everything but the last costs nobody an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Dispensable {
     /// It has no request.
@@ -56,6 +59,8 @@ pub(super) enum Dispensable {
     /// It has nothing but requests whose bodies are still to come. Whoever sends them a byte at a time, on every
     /// connection there may be, must not lock others out until those time out.
     Receiving(Instant),
+    /// Its client does not read.
+    Blocked(Instant),
 }
 
 #[derive(Debug)]
@@ -202,7 +207,7 @@ impl Activity {
 
     /// Whether this connection could give way to another; the least goes first.
     pub fn dispensable(&self) -> Option<Dispensable> {
-        self.state().dispensable()
+        self.state().dispensable(Instant::now())
     }
 
     /// It has been told to make room and has not answered yet.
@@ -235,7 +240,7 @@ impl Activity {
             return Verdict::Drain;
         }
         if state.make_room {
-            if state.dispensable().is_some() {
+            if state.dispensable(now).is_some() {
                 return Verdict::End(End::Evicted);
             }
             // A request came first: it will have to be another connection.
@@ -261,9 +266,9 @@ impl Activity {
 }
 
 impl State {
-    fn dispensable(&self) -> Option<Dispensable> {
-        if self.write_blocked.is_some() {
-            None
+    fn dispensable(&self, now: Instant) -> Option<Dispensable> {
+        if let Some(since) = self.write_blocked {
+            (since + READER_PAUSE <= now).then_some(Dispensable::Blocked(since))
         } else if self.requests == 0 {
             Some(Dispensable::Quiet(self.quiet_since))
         } else {

@@ -36,7 +36,8 @@ use crate::config::{Limits, Timeouts};
 #[derive(Clone, Debug)]
 pub struct NetConfig {
     /// Open at once. When all are taken, the one that has been without a request for longest gives way; then the one
-    /// whose request's body has been coming for longest; while all are being answered, the next waits.
+    /// whose request's body has been coming for longest; then the one whose reader has taken nothing for longest. While
+    /// all are being answered, the next waits.
     pub connections: usize,
     /// A request's line and header together; beyond it the answer is 431.
     pub header_bytes: usize,

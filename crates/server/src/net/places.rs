@@ -3,11 +3,15 @@
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::Notify;
 
 use super::activity::{Activity, Patience};
 use super::stats::{ConnectionStats, count};
+
+/// How often those who wait for a place look around by themselves.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 pub(super) struct Places {
     limit: usize,
@@ -44,12 +48,17 @@ impl Places {
     pub async fn wait_for_room(&self) {
         while self.taken().connections.len() >= self.limit {
             self.evict_one();
-            self.room.notified().await;
+            tokio::select! {
+                () = self.room.notified() => {}
+                // Readers stall without telling anybody.
+                () = tokio::time::sleep(LOOK_AGAIN) => {}
+            }
         }
     }
 
     /// Tells the connection that has been without a request for longest to end; if all have one, the one whose body has
-    /// been coming for longest; if all are being answered, or one is leaving already, nobody.
+    /// been coming for longest; then the one whose reader has taken nothing for longest. Nobody, if all are being
+    /// answered, or one is leaving already.
     pub fn evict_one(&self) {
         let taken = self.taken();
         if taken.connections.values().any(|activity| activity.is_leaving()) {

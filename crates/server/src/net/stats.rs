@@ -20,7 +20,7 @@ pub struct ConnectionStats {
 pub struct ConnectionCounts {
     pub open: u64,
     pub accepted: u64,
-    /// Closed, with no answer under way, to make room for another.
+    /// Closed to make room for another.
     pub evicted: u64,
     pub header_timeouts: u64,
     pub idle_timeouts: u64,

@@ -85,6 +85,20 @@ async fn bodies_that_trickle_do_not_lock_anybody_out() {
 }
 
 #[tokio::test]
+async fn readers_that_do_not_read_do_not_lock_anybody_out() {
+    let server = Server::start(NetConfig { connections: 2, ..config() }).await;
+    let mut stalled = Vec::new();
+    for _ in 0..2 {
+        let mut client = server.connect().await;
+        client.send("GET /endless HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        client.until("\r\n\r\n").await;
+        stalled.push(client);
+    }
+    server.is_healthy().await;
+    eventually("one has gone", || server.seen.dropped() == 1).await;
+}
+
+#[tokio::test]
 async fn whoever_waits_gets_the_place_of_a_connection_that_becomes_idle() {
     let server = Server::start(NetConfig { connections: 1, ..config() }).await;
     let (feed, fed) = tokio::sync::mpsc::channel(1);
