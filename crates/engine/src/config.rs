@@ -16,6 +16,8 @@ pub struct EngineConfig {
     pub max_seqs: usize,
     /// Sequences that may wait besides; more are refused.
     pub max_waiting: usize,
+    /// A sequence that has waited for so long and never run ends. None: it waits as long as it takes.
+    pub queue_timeout: Option<Duration>,
     /// Most tokens computed in a step.
     pub budget_tokens: usize,
     /// Most tokens of one sequence in a step.
@@ -83,6 +85,7 @@ impl Default for EngineConfig {
         Self {
             max_seqs: 64,
             max_waiting: 1024,
+            queue_timeout: None,
             budget_tokens: 512,
             max_chunk: None,
             max_model_len: 0,

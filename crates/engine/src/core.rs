@@ -19,6 +19,7 @@ use crate::{
     executor::MOST_IN_FLIGHT,
     failure::{Failure, Restarts},
     pace::Pace,
+    patience::Patience,
     report::explain,
     sample::{Lives, Sample, Times},
     sampling::SamplingState,
@@ -48,6 +49,7 @@ pub(crate) struct Core {
     /// Set from a failure until everybody who was in it has been tried alone.
     pub trials: Option<Trials>,
     pub restarts: Restarts,
+    pub patience: Patience,
     /// Whether the listener missed cache events and has not been told so.
     pub has_lost_events: bool,
     /// The zero of the scheduler's time.
@@ -101,6 +103,7 @@ impl Core {
         shared: Arc<Shared>,
     ) -> Self {
         let epoch = Instant::now();
+        let patience = Patience::new(shared.config.queue_timeout);
         Self {
             scheduler,
             executor,
@@ -116,6 +119,7 @@ impl Core {
             failure: None,
             trials: None,
             restarts: Restarts::default(),
+            patience,
             has_lost_events: false,
             epoch,
             stopping: false,
@@ -132,6 +136,7 @@ impl Core {
             if self.stopping {
                 break;
             }
+            self.expire_waiting();
             self.tend_trials();
             let is_due = self.is_due();
             if (!is_due || !self.step()) && !self.is_trial_over() {
@@ -166,7 +171,8 @@ impl Core {
     fn wait(&mut self, has_tried: bool) {
         let until = if self.in_flight.is_empty() {
             drop(self.publish());
-            self.samples.values().filter_map(|sample| sample.deadline).min()
+            let deadlines = self.samples.values().filter_map(|sample| sample.deadline);
+            deadlines.chain(self.patience.next()).min()
         } else {
             self.plan_at().filter(|_| !has_tried)
         };
@@ -225,6 +231,7 @@ impl Core {
                 lives: Lives::default(),
             };
             self.samples.insert(id, sample);
+            self.patience.came(id, submitted);
             self.executor.admit(id, sampler);
             if self.trials.is_none() {
                 self.enlist(id);

@@ -12,6 +12,7 @@ mod executor;
 mod failure;
 mod inputs;
 mod pace;
+mod patience;
 mod pooling;
 mod progress;
 mod report;

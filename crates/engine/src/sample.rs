@@ -71,6 +71,10 @@ impl Times {
         self.started.get_or_insert(now);
     }
 
+    pub fn has_started(&self) -> bool {
+        self.started.is_some()
+    }
+
     /// It got a token.
     pub fn token(&mut self, now: Instant) {
         self.tokens = Some((self.tokens.map_or(now, |(first, _)| first), now));

@@ -40,6 +40,8 @@ pub enum FinishReason {
     Error(String),
     /// Its deadline passed before it had ended by itself.
     Deadline,
+    /// It waited longer than [`crate::EngineConfig::queue_timeout`] without ever running.
+    QueueTimeout,
     Aborted,
 }
 

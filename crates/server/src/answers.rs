@@ -12,6 +12,7 @@ use crate::observe::{EndReason, RequestRecord, RequestStart};
 use crate::prompts::Prepared;
 use crate::request::{Generate, invalid};
 use crate::service::{Call, Service};
+use crate::sse::{EventWriter, Gone};
 use crate::text_stream::{Finish, Piece, TextStream};
 
 /// Every answer to every prompt of one request. Dropping it aborts what still runs.
@@ -99,7 +100,18 @@ impl Answers {
         if let Some((finish, usage)) = &piece.finish {
             self.record.finished(piece.choice, end_reason(finish), usage);
         }
+        if let Some(fault) = &piece.fault {
+            self.record.failed(fault);
+        }
         Some(piece)
+    }
+
+    /// The same for a stream, as long as somebody reads it.
+    pub async fn next_for(&mut self, writer: &EventWriter) -> Result<Option<Piece>, Gone> {
+        tokio::select! {
+            piece = self.next() => Ok(piece),
+            () = writer.closed() => Err(Gone),
+        }
     }
 
     async fn next_of_many(&mut self) -> Option<(usize, Piece)> {
@@ -149,6 +161,7 @@ impl Answers {
             answer.prompt_logprobs = answer.prompt_logprobs.take().or(piece.prompt_logprobs);
             if let Some((finish, usage)) = piece.finish {
                 if let Finish::Failed(error) = finish {
+                    self.record.answered(error.status().as_u16());
                     return Err(error);
                 }
                 (answer.finish, answer.usage) = (Some(finish), usage);

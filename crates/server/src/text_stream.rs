@@ -36,6 +36,8 @@ pub struct Piece {
     /// What the model made of the prompt, one entry a token; before the first answer's first token.
     pub prompt_logprobs: Option<Vec<Option<Logprobs>>>,
     pub finish: Option<(Finish, Usage)>,
+    /// The engine's own words on what went wrong: for the log, never for a client.
+    pub fault: Option<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -58,7 +60,7 @@ pub enum StopCause {
     Token(u32),
 }
 
-/// What is told of an engine's fault; the engine's own words are for the log.
+/// What is told of an engine's fault.
 const ENGINE_FAULT: ApiError = ApiError::Failed("the engine could not complete this request");
 
 impl TextStream {
@@ -143,15 +145,20 @@ impl TextStream {
             text.push_str(&held);
             sample.stopped = found;
         }
+        let mut fault = None;
         let finish = match reason {
             _ if sample.stopped => Finish::Stop(sample.stops.matched().map(|stop| StopCause::Text(stop.into()))),
             FinishReason::Stop(token) => Finish::Stop(Some(StopCause::Token(token))),
             FinishReason::Length => Finish::Length,
+            FinishReason::QueueTimeout => Finish::Failed(ApiError::QueueTimeout),
             FinishReason::Deadline => Finish::Failed(ApiError::RequestTimeout),
             FinishReason::Aborted => Finish::Failed(ApiError::Aborted),
-            _ => Finish::Failed(ENGINE_FAULT),
+            FinishReason::Error(reason) => {
+                fault = Some(reason);
+                Finish::Failed(ENGINE_FAULT)
+            }
         };
-        self.ready.push_back(Piece { choice: index, text, finish: Some((finish, usage)), ..Piece::default() });
+        self.ready.push_back(Piece { choice: index, text, finish: Some((finish, usage)), fault, ..Piece::default() });
     }
 
     /// The engine went away: every open sample ends with an error.

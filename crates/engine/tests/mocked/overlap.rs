@@ -104,6 +104,23 @@ fn an_answer_that_ends_by_itself_leaves_its_row_in_flight_unheard() {
 }
 
 #[test]
+fn patience_ends_for_those_alone_who_never_ran() {
+    let queue_timeout = Some(Duration::from_millis(20));
+    let gated = start_gated(EngineConfig { queue_timeout, max_seqs: 1, ..config(32) }, Faults::default());
+    let start = Instant::now();
+    let running = submit(&gated.engine, tokens(0, 20), params(10));
+    gated.wait_for_submitted(1);
+    let waiting = submit(&gated.engine, tokens(1, 20), params(10));
+    wait_until("the time is over", || start.elapsed() > Duration::from_millis(60));
+    gated.permit(1);
+    let found = answer(waiting);
+    assert_eq!((found.tokens.len(), found.reason), (0, FinishReason::QueueTimeout));
+    drop(gated.permits);
+    assert_eq!(answer(running).tokens, reference(&tokens(0, 20), 10));
+    wait_until_idle(&gated.engine);
+}
+
+#[test]
 fn a_deadline_ends_a_request_wherever_it_is() {
     for overlap in BOTH {
         let gated = start_gated(EngineConfig { overlap, max_seqs: 1, ..config(32) }, Faults::default());

@@ -2,7 +2,7 @@
 //! What is ours alone is called `folio:`.
 
 use super::exposition::Exposition;
-use super::record::{AbortReason, EndReason};
+use super::record::EndReason;
 use super::registry::{Counter, Histogram, Registry};
 
 const TTFT_SECONDS: [f64; 22] = [
@@ -46,7 +46,7 @@ pub struct Metrics {
     pub params_n: Histogram,
     pub params_max_tokens: Histogram,
     ended: [Counter; EndReason::ALL.len()],
-    aborts: [Counter; AbortReason::ALL.len()],
+    pub abandoned: Counter,
     refusals: Vec<Counter>,
     pub panics: Counter,
 }
@@ -104,10 +104,8 @@ impl Metrics {
         );
         let params_n = counts("vllm:request_params_n", "Answers asked for to a prompt.", &SAMPLES);
         let params_max_tokens = counts("vllm:request_params_max_tokens", "Most tokens an answer may have.", &tokens);
-        let aborts = AbortReason::ALL.map(|reason| {
-            let help = "Answers given up before their end, by why.";
-            r.counter("folio:stream_aborts_total", help, &[("reason", reason.name())])
-        });
+        let help = "Requests whose client left, or read too slowly, before they had ended.";
+        let abandoned = r.counter("folio:requests_abandoned_total", help, &[]);
         let statuses = REFUSALS.iter().map(u16::to_string).chain(["other".to_owned()]);
         let refusals = statuses
             .map(|status| {
@@ -134,7 +132,7 @@ impl Metrics {
             params_n,
             params_max_tokens,
             ended,
-            aborts,
+            abandoned,
             refusals,
             panics,
             registry,
@@ -143,10 +141,6 @@ impl Metrics {
 
     pub fn ended(&self, reason: EndReason) -> &Counter {
         &self.ended[reason as usize]
-    }
-
-    pub fn aborts(&self, reason: AbortReason) -> &Counter {
-        &self.aborts[reason as usize]
     }
 
     pub fn refusals(&self, status: u16) -> &Counter {
@@ -210,7 +204,6 @@ mod tests {
     fn every_reason_and_status_has_a_counter_of_its_own() {
         let metrics = Metrics::new("a \"model\"", 100, 12.5);
         EndReason::ALL.into_iter().enumerate().for_each(|(count, reason)| metrics.ended(reason).add(count as u64));
-        AbortReason::ALL.into_iter().enumerate().for_each(|(count, reason)| metrics.aborts(reason).add(count as u64));
         [429, 400, 429, 418].into_iter().for_each(|status| metrics.refusals(status).add(1));
         let samples = rendered(&metrics);
         for (count, reason) in EndReason::ALL.into_iter().enumerate() {
@@ -218,7 +211,6 @@ mod tests {
             let series = format!("vllm:request_success_total{{{own},finished_reason=\"{}\"}}", reason.name());
             assert_eq!(samples[&series], count as f64);
         }
-        assert_eq!(samples["folio:stream_aborts_total{reason=\"write_stall\"}"], 1.0);
         for (status, count) in [("429", 2.0), ("400", 1.0), ("other", 1.0), ("503", 0.0)] {
             assert_eq!(samples[&format!("folio:refusals_total{{status=\"{status}\"}}")], count);
         }

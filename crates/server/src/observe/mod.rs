@@ -17,5 +17,5 @@ pub use exposition::CONTENT_TYPE;
 pub use log::{Field, Level, Log, LogFormat};
 pub use observer::{Observer, ObserverConfig, Refusal};
 pub use otlp::{Endpoint, EndpointError, Traces};
-pub use record::{AbortReason, EndReason, RequestRecord, RequestStart};
+pub use record::{EndReason, RequestRecord, RequestStart};
 pub use snapshot::Snapshot;

@@ -38,26 +38,6 @@ impl EndReason {
     }
 }
 
-/// Why an answer was given up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AbortReason {
-    ClientGone,
-    WriteStall,
-    Shutdown,
-}
-
-impl AbortReason {
-    pub const ALL: [Self; 3] = [Self::ClientGone, Self::WriteStall, Self::Shutdown];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::ClientGone => "client_gone",
-            Self::WriteStall => "write_stall",
-            Self::Shutdown => "shutdown",
-        }
-    }
-}
-
 #[derive(Clone, Debug)]
 pub struct RequestStart<'a> {
     pub route: &'static str,
@@ -90,7 +70,8 @@ pub struct RequestRecord {
     /// Of the answer that took longest.
     timing: Timing,
     reason: Option<EndReason>,
-    abort: Option<AbortReason>,
+    /// Its client left, or took nothing of it for too long, before all was there.
+    is_abandoned: bool,
     status: Option<u16>,
 }
 
@@ -132,7 +113,7 @@ impl RequestRecord {
             completion_tokens: 0,
             timing: Timing::default(),
             reason: None,
-            abort: None,
+            is_abandoned: false,
             status: None,
         }
     }
@@ -209,9 +190,10 @@ impl RequestRecord {
         self.status = Some(status);
     }
 
-    /// Why the answer is given up, where it is not that the client left.
-    pub fn abort(&mut self, reason: AbortReason) {
-        self.abort = Some(reason);
+    /// The engine's own words on why an answer failed.
+    pub fn failed(&self, reason: &str) {
+        let fields = [("request_id", Field::from(&*self.request_id)), ("reason", Field::from(reason))];
+        self.observer.log().error("a request failed in the engine", &fields);
     }
 
     pub fn request_id(&self) -> &Arc<str> {
@@ -232,13 +214,10 @@ impl RequestRecord {
             self.ended = None;
             self.reason = self.reason.max(Some(EndReason::Abort));
             self.metrics().ended(EndReason::Abort).add(count);
-            self.abort.get_or_insert(AbortReason::ClientGone);
+            self.is_abandoned = self.status.is_none();
+            self.metrics().abandoned.add(u64::from(self.is_abandoned));
         }
-        if let Some(abort) = self.abort {
-            self.metrics().aborts(abort).add(1);
-        }
-        let left = self.abort == Some(AbortReason::ClientGone);
-        self.status.get_or_insert(if left { CLIENT_LEFT } else { 200 });
+        self.status.get_or_insert(if self.is_abandoned { CLIENT_LEFT } else { 200 });
     }
 
     fn write_log(&self, total: Duration) {
@@ -257,7 +236,6 @@ impl RequestRecord {
         fields.extend(self.first_token.map(|first| ("ttft_ms", (first - self.arrived).into())));
         fields.push(("total_ms", total.into()));
         fields.push(("finish_reason", reason.into()));
-        fields.extend(self.abort.map(|abort| ("abort", abort.name().into())));
         self.observer.0.log.write(level, "request", &fields);
     }
 

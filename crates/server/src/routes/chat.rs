@@ -152,12 +152,7 @@ async fn streamed(
         writer.push(None, &part);
     }
     writer.flush().await?;
-    loop {
-        let piece = tokio::select! {
-            piece = answers.next() => piece,
-            () = writer.closed() => return Err(Gone),
-        };
-        let Some(piece) = piece else { break };
+    while let Some(piece) = answers.next_for(&writer).await? {
         usage.tokens(piece.tokens.len());
         if let Some((finish, used)) = &piece.finish {
             if let Finish::Failed(error) = finish {

@@ -219,12 +219,7 @@ async fn streamed(
     let mut usage = UsageSum::new(prompt_lens, answers.num_choices());
     let mut said: Vec<Said> = (0..answers.num_choices()).map(|_| Said::default()).collect();
     let num_samples = answers.num_choices() / prompts.len();
-    loop {
-        let piece = tokio::select! {
-            piece = answers.next() => piece,
-            () = writer.closed() => return Err(Gone),
-        };
-        let Some(mut piece) = piece else { break };
+    while let Some(mut piece) = answers.next_for(&writer).await? {
         if let Some(all) = piece.prompt_logprobs.take() {
             let samples = piece.choice..piece.choice + num_samples;
             said[samples].iter_mut().for_each(|said| said.prompt_logprobs = Some(all.clone()));

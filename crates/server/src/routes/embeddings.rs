@@ -222,6 +222,7 @@ fn outcome(reason: &FinishReason, vector: Option<Vec<f32>>) -> Result<Vec<f32>, 
     match reason {
         FinishReason::Length | FinishReason::Stop(_) => vector.ok_or(ENGINE_FAULT),
         FinishReason::Deadline => Err(ApiError::RequestTimeout),
+        FinishReason::QueueTimeout => Err(ApiError::QueueTimeout),
         FinishReason::Aborted => Err(ApiError::Aborted),
         FinishReason::Error(_) => Err(ENGINE_FAULT),
     }
