@@ -1,0 +1,173 @@
+//! The soak itself: 64 clients, and a quarter of the memory that their requests want.
+
+use std::time::{Duration, Instant};
+
+use crate::answer::Route;
+use crate::client::{Load, WRITE_STALL};
+use crate::memory::Samples;
+use crate::record::{Records, unloaded, until};
+use crate::report::Report;
+use crate::rng::Rng;
+use crate::server::{Metrics, Server, block_bytes};
+use crate::table::{MAX_MODEL_LEN, malformed};
+use crate::tally::Tally;
+use crate::{alone, setting};
+
+const NUM_CLIENTS: u64 = 64;
+/// Of what all clients' requests would hold together.
+const POOL_SHARE: f64 = 0.25;
+const BLOCK_TOKENS: f64 = 16.0;
+/// Few enough that the store is full, and stays so, long before memory is measured.
+const STORED: &str = "32";
+/// A client that has gone is noticed, and what it held given back, within this time.
+const SOON: Duration = Duration::from_secs(15);
+
+#[test]
+fn answers_under_load_are_those_of_an_idle_server() {
+    let _alone = alone();
+    let seconds = setting("FOLIO_SOAK_SECONDS", 120);
+    let seed = setting("FOLIO_SOAK_SEED", 4);
+    eprintln!("soak: {seconds} s, seed {seed}");
+    let records = {
+        let server = unloaded();
+        let records = Records::take(&server);
+        assert_stalls_can_be_noticed(&records);
+        records
+    };
+    let mut server = start(&records);
+    let baseline = Baseline::take(&server, &records);
+    let load = Load {
+        port: server.port,
+        records,
+        malformed: malformed(&[Route::Chat, Route::Completions, Route::Responses, Route::Messages]),
+        tally: Tally::default(),
+        until: Instant::now() + Duration::from_secs(seconds),
+    };
+    let start = Instant::now();
+    let samples = run(&load, &server, seed);
+    let took = start.elapsed();
+    assert!(server.ended().is_none(), "the server has ended: {:#?}", server.log());
+    let idle_after = baseline.wait_for(&server);
+    let report = Report::new(&load.tally, &samples, &server.metrics(), took, idle_after);
+    eprintln!("{report}");
+    report.keep();
+    server.terminate();
+    let status = server.wait(Duration::from_secs(10)).expect("an idle server ends when it is told to");
+    assert!(status.success(), "{status}: {:#?}", server.log());
+    report.check();
+}
+
+/// With a pool that holds a quarter of what the clients want at once.
+fn start(records: &Records) -> Server {
+    let len = MAX_MODEL_LEN.to_string();
+    let wanted = NUM_CLIENTS as f64 * records.mean_tokens();
+    let blocks = (wanted * POOL_SHARE / BLOCK_TOKENS).ceil() as u64;
+    let flags = ["--max-model-len", len.as_str(), "--max-num-seqs", "64"];
+    let bytes = (blocks * block_bytes(&flags)).to_string();
+    let stall = WRITE_STALL.as_secs().to_string();
+    eprintln!("soak: {NUM_CLIENTS} clients want {wanted:.0} tokens, the pool has {} ({blocks} blocks)", blocks * 16);
+    let more = ["--kv-cache-memory-bytes", &bytes, "--write-stall-timeout", &stall, "--max-stored-responses", STORED];
+    Server::start(&[&flags[..], &more].concat())
+}
+
+fn assert_stalls_can_be_noticed(records: &Records) {
+    for record in &records.heavy {
+        // More than the kernel's buffers and the server's own together.
+        assert!(record.wire_bytes > 600 << 10, "a heavy answer has {} bytes only", record.wire_bytes);
+    }
+}
+
+fn run(load: &Load, server: &Server, seed: u64) -> Samples {
+    std::thread::scope(|scope| {
+        let watch = scope.spawn(|| Samples::watch(server.process(), &load.tally));
+        let health = scope.spawn(|| watch_health(load, server));
+        let clients: Vec<_> =
+            (0..NUM_CLIENTS).map(|index| scope.spawn(move || load.client(Rng::new(seed, index)))).collect();
+        clients.into_iter().for_each(|client| client.join().expect("a client does not panic"));
+        load.tally.end();
+        health.join().expect("health can be asked for");
+        watch.join().expect("memory can be read")
+    })
+}
+
+fn watch_health(load: &Load, server: &Server) {
+    while !load.tally.is_over() && !load.tally.has_failed_too_often() {
+        let start = Instant::now();
+        match server.get("/health") {
+            Ok((200, _)) => load.tally.health_took(start.elapsed()),
+            other => load.tally.fail(format!("/health: {other:?}\n  log: {:#?}", server.log())),
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+/// What an idle server holds.
+pub struct Baseline {
+    files: usize,
+    threads: u64,
+}
+
+impl Baseline {
+    /// After a few requests: some things are made when they are first needed.
+    fn take(server: &Server, records: &Records) -> Self {
+        let warm_up = Load {
+            port: server.port,
+            records: Records { light: Vec::new(), heavy: Vec::new() },
+            malformed: Vec::new(),
+            tally: Tally::default(),
+            until: Instant::now(),
+        };
+        std::thread::scope(|scope| {
+            for record in records.light.iter().step_by(4) {
+                scope.spawn(|| warm_up.once(record));
+            }
+        });
+        assert!(warm_up.tally.seen().failures.is_empty(), "the server cannot even answer a few");
+        Self::now(server)
+    }
+
+    pub fn now(server: &Server) -> Self {
+        until(SOON, || held(&server.metrics()).is_empty()).expect("a server without requests becomes idle");
+        let process = server.process();
+        Self { files: process.files(), threads: process.threads() }
+    }
+
+    /// How long it took until nothing was left of the load.
+    pub fn wait_for(&self, server: &Server) -> Duration {
+        let mut left = Vec::new();
+        let idle = until(SOON, || {
+            left = held(&server.metrics());
+            let process = server.process();
+            // Fewer is fine: a pool of threads shrinks when it has nothing to do.
+            if process.files() > self.files {
+                left.push(format!("{} files, {} before", process.files(), self.files));
+            }
+            if process.threads() > self.threads {
+                left.push(format!("{} threads, {} before", process.threads(), self.threads));
+            }
+            left.is_empty()
+        });
+        idle.unwrap_or_else(|| panic!("{SOON:?} after the last request there is still: {left:#?}"))
+    }
+}
+
+/// Everything that an idle server should not have.
+fn held(metrics: &Metrics) -> Vec<String> {
+    // The connection that asks is open, and under way.
+    let most = [
+        ("vllm:num_requests_running", 0.0),
+        ("vllm:num_requests_waiting", 0.0),
+        ("vllm:kv_cache_usage_perc", 0.0),
+        ("folio:kv_blocks_used", 0.0),
+        ("folio:waiting_tokens", 0.0),
+        ("folio:prompt_pool_queue", 0.0),
+        ("folio:requests_in_flight", 1.0),
+        ("folio:connections_open", 1.0),
+        ("folio:stored_responses", STORED.parse().expect("a number")),
+        ("folio:engine_stalled_seconds", 0.0),
+        ("folio:engine_restarts_total", 0.0),
+        ("folio:steps_failed_total", 0.0),
+    ];
+    let over = most.into_iter().filter(|&(name, most)| metrics.get(name) > most);
+    over.map(|(name, _)| format!("{name} {}", metrics.get(name))).collect()
+}
