@@ -3,9 +3,11 @@
 mod bench;
 mod bench_serve;
 mod engine;
+mod limits;
+mod serve;
 mod size;
+mod vllm;
 
-use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
@@ -13,6 +15,9 @@ use clap::{Args, Parser, Subcommand};
 pub use bench::*;
 pub use bench_serve::*;
 pub use engine::*;
+pub use limits::*;
+pub use serve::*;
+pub use vllm::VllmArgs;
 
 /// An LLM inference and serving engine in one binary.
 #[derive(Parser)]
@@ -79,36 +84,6 @@ pub struct SamplingArgs {
     /// Longest answer, in tokens [default: what the context leaves]
     #[arg(long, short = 'n')]
     pub max_tokens: Option<usize>,
-}
-
-#[derive(Args)]
-pub struct ServeArgs {
-    #[command(flatten)]
-    pub model: ModelArgs,
-    #[arg(long, default_value = "127.0.0.1")]
-    pub host: IpAddr,
-    #[arg(long, default_value_t = 8000)]
-    pub port: u16,
-    #[command(flatten)]
-    pub kv_events: KvEventsArgs,
-}
-
-/// What the prefix cache holds, told to routers over ZeroMQ as vLLM tells it.
-#[derive(Args, Clone)]
-#[command(next_help_heading = "KV events")]
-pub struct KvEventsArgs {
-    /// Publish what the prefix cache stores and removes here, e.g. tcp://*:5557 [default: nowhere]
-    #[arg(long, value_name = "ENDPOINT")]
-    pub kv_events_endpoint: Option<String>,
-    /// What subscribers must ask for
-    #[arg(long, value_name = "TOPIC", default_value = "", requires = "kv_events_endpoint")]
-    pub kv_events_topic: String,
-    /// Where subscribers that missed something may ask for it again, e.g. tcp://*:5558
-    #[arg(long, value_name = "ENDPOINT", requires = "kv_events_endpoint")]
-    pub kv_events_replay_endpoint: Option<String>,
-    /// Steps whose events are kept for that
-    #[arg(long, value_name = "STEPS", default_value_t = 10_000, requires = "kv_events_endpoint")]
-    pub kv_events_buffer_steps: usize,
 }
 
 #[derive(Args)]

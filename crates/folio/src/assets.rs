@@ -22,6 +22,8 @@ pub struct Assets {
     /// Tokens that end an answer.
     pub eos: Vec<u32>,
     pub defaults: SamplingDefaults,
+    /// For whatever template it is given.
+    special: SpecialTokens,
     /// As the command line named it.
     source: Option<String>,
 }
@@ -42,6 +44,12 @@ impl Assets {
         Self::open(self.source.as_deref(), Some(max_context))
     }
 
+    /// Another chat template than its own.
+    pub fn set_template(&mut self, source: &str) -> Result<()> {
+        self.template = Some(Arc::new(ChatTemplate::new(source, self.special.clone())?));
+        Ok(())
+    }
+
     /// Names, sizes and times of the weight files; empty for the built-in model, whose weights never change.
     pub fn weights_stamp(&self) -> String {
         match ModelRef::resolve(self.source.as_deref()) {
@@ -53,7 +61,7 @@ impl Assets {
     /// A model without anything beside its weights.
     #[cfg(test)]
     pub fn bare(name: &str, model: OpenModel) -> Self {
-        Self::new(name.into(), model, None, None, Generation::default())
+        Self::new(name.into(), model, None, (None, SpecialTokens::default()), Generation::default())
     }
 
     fn embedded(max_context: Option<usize>) -> Result<Self> {
@@ -88,7 +96,7 @@ impl Assets {
             ..SpecialTokens::default()
         };
         let template = gguf.str("tokenizer.chat_template").ok();
-        let template = template.map(|source| ChatTemplate::new(source, special)).transpose()?;
+        let template = template.map(|source| ChatTemplate::new(source, special.clone())).transpose()?;
         let mut generation = Generation::default();
         if let Ok(json) = gguf.str("folio.generation_config") {
             generation = Generation::parse(json).context("folio.generation_config")?;
@@ -96,7 +104,7 @@ impl Assets {
         let ends = ["eos", "eot", "eom"].map(|end| format!("tokenizer.ggml.{end}_token_id"));
         generation.eos.extend(ends.iter().filter_map(|key| token(key)));
         let model = OpenModel::from_gguf_with(gguf, max_context)?;
-        Ok(Self::new(name, model, tokenizer, template, generation))
+        Ok(Self::new(name, model, tokenizer, (template, special), generation))
     }
 
     fn folder(folder: &Path, max_context: Option<usize>) -> Result<Self> {
@@ -125,7 +133,7 @@ impl Assets {
         name: String,
         model: OpenModel,
         tokenizer: Option<Tokenizer>,
-        template: Option<ChatTemplate>,
+        (template, special): (Option<ChatTemplate>, SpecialTokens),
         mut generation: Generation,
     ) -> Self {
         generation.eos.sort_unstable();
@@ -138,6 +146,7 @@ impl Assets {
             template: template.map(Arc::new),
             eos: generation.eos,
             defaults: generation.sampling,
+            special,
             source: None,
         }
     }
@@ -200,15 +209,16 @@ fn read_tokenizer(path: &Path) -> Result<Tokenizer> {
 }
 
 /// chat_template.jinja where there is one, else the template in tokenizer_config.json.
-fn read_template(folder: &Path) -> Result<Option<ChatTemplate>> {
+fn read_template(folder: &Path) -> Result<(Option<ChatTemplate>, SpecialTokens)> {
     let path = folder.join("tokenizer_config.json");
     let config = match read_optional(&path)? {
         Some(text) => TokenizerConfig::parse(&text).with_context(|| path.display().to_string())?,
         None => TokenizerConfig::default(),
     };
     let own_file = read_optional(&folder.join("chat_template.jinja"))?;
-    let Some(source) = own_file.as_deref().or(config.chat_template()) else { return Ok(None) };
-    Ok(Some(ChatTemplate::new(source, config.special_tokens())?))
+    let source = own_file.as_deref().or(config.chat_template());
+    let template = source.map(|source| ChatTemplate::new(source, config.special_tokens())).transpose()?;
+    Ok((template, config.special_tokens()))
 }
 
 /// The tokenizer inside a GGUF file, if it has one.

@@ -24,17 +24,18 @@ use clap::Parser;
 use args::{Command, Folio};
 
 fn main() -> ExitCode {
+    let done = |result: anyhow::Result<()>| result.map(|()| ExitCode::SUCCESS);
     let result = match Folio::parse().command {
-        Command::Run(args) => run::main(args),
         Command::Serve(args) => serve::main(args),
-        Command::Inspect(args) => inspect::main(&args),
-        Command::Plan(args) => plan::main(&args),
-        Command::Eval(args) => eval::main(&args),
-        Command::Bench(args) => bench::main(args),
-        Command::Pull(args) => pull::main(&args),
+        Command::Run(args) => done(run::main(args)),
+        Command::Inspect(args) => done(inspect::main(&args)),
+        Command::Plan(args) => done(plan::main(&args)),
+        Command::Eval(args) => done(eval::main(&args)),
+        Command::Bench(args) => done(bench::main(args)),
+        Command::Pull(args) => done(pull::main(&args)),
     };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE

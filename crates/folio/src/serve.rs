@@ -1,73 +1,167 @@
 //! `folio serve`: the model behind the OpenAI API.
+//!
+//! What can be wrong with the flags is found before anything is loaded. Then HTTP is served, and says that the model is
+//! being loaded, while another thread loads it; then requests are answered, until a signal comes.
 
-use std::net::SocketAddr;
-use std::time::{SystemTime, UNIX_EPOCH};
+mod access;
+mod ending;
+mod greeting;
+mod listen;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime};
 
 use anyhow::{Context, Result, bail};
-use folio_server::Service;
+use folio_server::guard::{self, Guard, GuardConfig, Lifecycle};
+use folio_server::net::{self, NetConfig, Shutdown};
+use folio_server::observe::{Level, Log, Observer, ObserverConfig, Traces};
+use folio_server::{App, Model};
+use tokio::sync::oneshot;
 
-use crate::args::{KvEventsArgs, ServeArgs};
+use crate::args::{GenerationConfig, KvEventsArgs, ServeArgs, TextList};
 use crate::assets::Assets;
 use crate::kv_events::{KvEventPublisher, KvEventsConfig};
-use crate::plan::{self, Plan};
+use crate::plan::Plan;
 use crate::session::{KvEventSender, Session};
+use access::Access;
+use ending::{Ending, Signals};
+use greeting::Greeting;
+use listen::Bound;
 
 /// Batches of events that may wait for the publisher; further ones are dropped and counted.
 const KV_EVENT_BATCHES: usize = 4096;
 
-pub fn main(args: ServeArgs) -> Result<()> {
-    if !args.host.is_loopback() {
-        bail!("--host {}: serving beyond this machine needs API keys, which this version does not have yet", args.host);
-    }
-    let assets = Assets::open(args.model.model.as_deref(), args.model.engine.max_model_len)?;
-    let Some(tokenizer) = assets.tokenizer.clone() else {
-        bail!("{} has no tokenizer; `folio serve` needs one: put tokenizer.json beside the weights", assets.name);
-    };
-    let address = SocketAddr::new(args.host, args.port);
-    // Bound before the model is loaded: a port that is taken is said at once.
-    let listener = std::net::TcpListener::bind(address).with_context(|| format!("could not listen on {address}"))?;
-    listener.set_nonblocking(true)?;
+pub fn main(args: ServeArgs) -> Result<ExitCode> {
+    let started = Instant::now();
+    let access = Access::of(&args.access)?;
+    access.check_all(&args)?;
+    let endpoint =
+        args.log.otlp_traces_endpoint.as_deref().map(str::parse).transpose().context("--otlp-traces-endpoint")?;
+    let limits = args.limits.limits();
+    let timeouts = args.timeouts.timeouts();
+    // Bound before the model is opened: a port that is taken is said at once.
+    let bound = Bound::new(&args.listen)?;
+    let assets = open(&args)?;
+    let names = names(&args, &assets);
     let (assets, plan) = Session::plan(assets, &args.model.engine)?;
-    eprint!("{}", plan::print(&plan, &assets.name));
+
+    // The compute threads take all cores; HTTP needs little of one.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let entered = runtime.enter();
+    let log = Log::start(args.log.log_format, args.log.log_level).context("could not start the log")?;
+    let observer = Observer::new(ObserverConfig {
+        model_name: names[0].as_str().into(),
+        max_model_len: plan.max_model_len,
+        started: SystemTime::now(),
+        log: request_log(&args, &log)?,
+        traces: endpoint.map(|endpoint| Traces::start(endpoint, "folio")),
+    });
+    let lifecycle = Lifecycle::new();
+    let app = App::new(limits.clone(), timeouts.clone(), lifecycle.clone(), observer.clone());
+    let guard = Guard::new(guard_config(&app, &access, &bound, &args)?);
+    let net = NetConfig { tls: bound.tls.clone(), ..NetConfig::from((&limits, &timeouts)) };
+    let router = guard::protect(folio_server::router(app.clone()), Arc::clone(&guard));
+
+    let greeting = Greeting { args: &args, access: &access, bound: &bound, log: &log, name: &names[0], started };
+    greeting.begin(&assets, &plan);
     // Lives until the server has ended.
     let (_publisher, kv_events) = publisher(&args.kv_events, &plan)?;
-    let session = Session::load(assets, plan, &args.model.engine, kv_events)?;
-    let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let service = Service {
+    drop(entered);
+    let (shutdown, ordered) = Shutdown::new();
+    let served = runtime.block_on(async {
+        // Before anybody is told that the server is there, and so may stop it.
+        let mut signals = Signals::new()?;
+        let serving = vec![tokio::spawn(net::serve(bound.listener()?, router, net, ordered))];
+        let ending = Ending { log: log.clone(), lifecycle, guard, observer, shutdown, timeouts, serving };
+        let loaded = load(assets, plan, &args, kv_events)?;
+        let session = tokio::select! {
+            session = loaded => session.context("the thread that loads the model has ended")??,
+            signal = signals.next() => return Ok(ending.while_loading(signal).await),
+        };
+        app.set_model(model(&session, &args, names.clone()));
+        greeting.ready();
+        Ok(ending.run(&session.engine, signals).await)
+    });
+    // A task that hangs is not waited for.
+    runtime.shutdown_background();
+    served
+}
+
+fn open(args: &ServeArgs) -> Result<Assets> {
+    let mut assets = Assets::open(args.model.model.as_deref(), args.model.engine.max_model_len)?;
+    if assets.tokenizer.is_none() {
+        bail!("{} has no tokenizer; `folio serve` needs one: put tokenizer.json beside the weights", assets.name);
+    }
+    if let Some(path) = &args.naming.chat_template {
+        let source = std::fs::read_to_string(path).with_context(|| format!("--chat-template {}", path.display()))?;
+        assets.set_template(&source).with_context(|| format!("--chat-template {}", path.display()))?;
+    }
+    if args.naming.generation_config == GenerationConfig::Vllm {
+        assets.defaults = Default::default();
+    }
+    Ok(assets)
+}
+
+/// What clients may call the model; a name of the hub stays what it is.
+fn names(args: &ServeArgs, assets: &Assets) -> Vec<String> {
+    match &args.naming.served_model_name[..] {
+        [] => vec![assets.name.clone()],
+        given => given.to_vec(),
+    }
+}
+
+/// The log of requests: where nobody wants a line for each, only of those that went wrong.
+fn request_log(args: &ServeArgs, log: &Log) -> Result<Log> {
+    match args.log.disable_log_requests {
+        true => Log::start(args.log.log_format, args.log.log_level.max(Level::Warn)).context("could not start the log"),
+        false => Ok(log.clone()),
+    }
+}
+
+fn guard_config(app: &App, access: &Access, bound: &Bound, args: &ServeArgs) -> Result<GuardConfig> {
+    let (waiting, panicked, refused) = (app.clone(), app.observer().clone(), app.observer().clone());
+    Ok(GuardConfig {
+        keys: access.keys.clone(),
+        hosts: bound.hosts(&TextList::all(&args.access.allowed_hosts))?,
+        origins: guard::Origins::new(&TextList::all(&args.access.allowed_origins)).context("--allowed-origins")?,
+        limits: app.limits().clone(),
+        retry_after: Arc::new(move || waiting.expected_wait()),
+        on_panic: Arc::new(move |id| panicked.panicked(&format!("request {}", id.id))),
+        on_refusal: Arc::new(move |refusal| access::note_refusal(&refused, &refusal)),
+        ..GuardConfig::new(app.lifecycle().clone())
+    })
+}
+
+/// Loads on a thread of its own; what comes of it is sent.
+fn load(
+    assets: Assets,
+    plan: Plan,
+    args: &ServeArgs,
+    kv_events: Option<KvEventSender>,
+) -> Result<oneshot::Receiver<Result<Session>>> {
+    let (sender, receiver) = oneshot::channel();
+    let engine_args = args.model.engine.clone();
+    std::thread::Builder::new().name("folio-load".into()).spawn(move || {
+        // Whoever waits for it may have been told to end.
+        let _ = sender.send(Session::load(assets, plan, &engine_args, kv_events));
+    })?;
+    Ok(receiver)
+}
+
+fn model(session: &Session, args: &ServeArgs, names: Vec<String>) -> Model {
+    let assets = &session.assets;
+    Model {
         engine: session.engine.clone(),
-        tokenizer,
-        template: session.assets.template.clone(),
-        model_name: session.assets.name.as_str().into(),
-        started,
-        defaults: session.assets.defaults,
-    };
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    runtime.block_on(async {
-        let address = listener.local_addr()?;
-        let listener = tokio::net::TcpListener::from_std(listener)?;
-        // Before anybody is told that the server is ready, and so may stop it.
-        let stopped = stopped()?;
-        greet(&session, address);
-        folio_server::serve(listener, service, stopped).await.context("the server failed")
-    })
-}
-
-/// Ctrl-C or SIGTERM, from this call on.
-#[cfg(unix)]
-fn stopped() -> Result<impl Future<Output = ()>> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    Ok(async move {
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-        }
-    })
-}
-
-#[cfg(not(unix))]
-fn stopped() -> Result<impl Future<Output = ()>> {
-    Ok(async { drop(tokio::signal::ctrl_c().await) })
+        tokenizer: assets.tokenizer.clone().unwrap_or_else(|| unreachable!("checked when it was opened")),
+        template: assets.template.clone(),
+        defaults: assets.defaults,
+        vocab_size: assets.model.spec.vocab_size,
+        max_seqs: session.plan.max_seqs,
+        embeds: true,
+        info: greeting::info(session, args, &names),
+        names,
+    }
 }
 
 /// Tells routers what the prefix cache holds, where that is asked for.
@@ -82,12 +176,4 @@ fn publisher(args: &KvEventsArgs, plan: &Plan) -> Result<(Option<KvEventPublishe
     };
     let (sender, receiver) = flume::bounded(KV_EVENT_BATCHES);
     Ok((Some(KvEventPublisher::start(config, receiver)?), Some(sender)))
-}
-
-fn greet(session: &Session, address: SocketAddr) {
-    eprintln!(
-        "{} is ready at http://{address}\n  try: curl http://{address}/v1/chat/completions -H 'content-type: \
-         application/json' -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"What does `Rc::clone` do?\"}}]}}'",
-        session.assets.name,
-    );
 }

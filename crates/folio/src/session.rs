@@ -8,8 +8,8 @@ use anyhow::{Context, Result, bail};
 use folio_device::Backend;
 use folio_device::cpu::{Cpu, CpuConfig};
 use folio_engine::tiers::{DiskConfig, DiskStore, HostGroup, HostTier, TierConfig, copy_cost};
-use folio_engine::{Background, Engine, EngineConfig, KvEvent, Runner};
-use folio_model::Decoder;
+use folio_engine::{Background, Engine, EngineConfig, KvEvent, Rebuild, Runner};
+use folio_model::{Decoder, DecoderLimits};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::args::EngineArgs;
@@ -18,12 +18,15 @@ use crate::plan::{self, Plan};
 
 /// A loaded model and the engine that runs it.
 pub struct Session {
-    pub assets: Assets,
+    pub assets: Arc<Assets>,
     pub engine: Engine,
     pub plan: Plan,
     /// Where blocks outlive the process.
     pub disk: Option<DiskStore>,
 }
+
+/// Requests that may wait for each that runs.
+const WAITING_PER_SEQ: usize = 4;
 
 /// Who hears what happens in the prefix cache.
 pub type KvEventSender = flume::Sender<Vec<KvEvent>>;
@@ -47,9 +50,10 @@ impl Session {
     pub fn load(assets: Assets, plan: Plan, args: &EngineArgs, kv_events: Option<KvEventSender>) -> Result<Self> {
         let aging = Duration::try_from_secs_f64(args.queue.priority_aging);
         let aging = aging.context("--priority-aging is not a number of seconds")?;
-        let cpu = Cpu::new(CpuConfig { threads: plan.threads, isa: args.cpu_isa.map(Into::into) })?;
+        let assets = Arc::new(assets);
+        let cpu = CpuConfig { threads: plan.threads, isa: args.cpu_isa.map(Into::into) };
         let bar = loading_bar();
-        let mut decoder = Decoder::load(cpu, &assets.model, plan.limits(), &mut |progress| {
+        let mut decoder = Decoder::load(Cpu::new(cpu)?, &assets.model, plan.limits(), &mut |progress| {
             bar.set_length(progress.bytes_total);
             bar.set_position(progress.bytes_done);
         })?;
@@ -64,7 +68,7 @@ impl Session {
         let (host, disk) = (tiers.host.clone(), tiers.disk.clone());
         let config = EngineConfig {
             max_seqs: plan.max_seqs,
-            max_waiting: args.queue.max_waiting,
+            max_waiting: args.queue.max_waiting.unwrap_or(WAITING_PER_SEQ * plan.max_seqs),
             budget_tokens: plan.budget_tokens,
             max_model_len: plan.max_model_len,
             groups: plan.group_configs(),
@@ -73,11 +77,13 @@ impl Session {
             aging,
             prompt_logit_rows: plan::PROMPT_LOGIT_ROWS,
             logits_width: assets.model.spec.vocab_size,
+            embedding_width: assets.model.spec.hidden,
             eos: assets.eos.clone(),
             tiers,
             overlap: !args.queue.no_overlap,
             kv_events,
             debug: args.queue.debug.then_some(debug_line),
+            rebuild: Some(rebuild(Arc::clone(&assets), plan.limits(), cpu, host.clone())),
             ..EngineConfig::default()
         };
         let executor = Background::start(Runner::new(decoder, host))?;
@@ -89,6 +95,15 @@ impl Session {
     pub fn end(self) {
         self.engine.shutdown();
     }
+}
+
+/// Loads the same weights again, for an executor whose thread has ended; the files have stayed mapped.
+fn rebuild(assets: Arc<Assets>, limits: DecoderLimits, cpu: CpuConfig, host: Option<Arc<HostTier>>) -> Rebuild {
+    Rebuild::new(move || {
+        let cpu = Cpu::new(cpu).map_err(|error| folio_engine::Error::Step(error.to_string()))?;
+        let decoder = Decoder::load(cpu, &assets.model, limits.clone(), &mut |_| {})?;
+        Ok(Box::new(Background::start(Runner::new(decoder, host.clone()))?))
+    })
 }
 
 /// What lies below the device. Comes before the first step, since a fingerprint computes one block.

@@ -90,9 +90,9 @@ pub struct QueueArgs {
     /// Seconds of waiting that one level of priority is worth
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
     pub priority_aging: f64,
-    /// Requests that may wait besides those that run; more are refused
-    #[arg(long, value_name = "N", default_value_t = 1024)]
-    pub max_waiting: usize,
+    /// Requests that may wait besides those that run; more are refused [default: 4 x --max-num-seqs]
+    #[arg(long, value_name = "N")]
+    pub max_waiting: Option<usize>,
     /// Plan each step after the one before has ended, not while it runs
     #[arg(long, visible_alias = "no-async-scheduling")]
     pub no_overlap: bool,

@@ -31,7 +31,7 @@ pub fn main(args: &FairnessBench) -> Result<()> {
     let counts = [args.requests.saturating_mul(args.flood), args.requests];
     let session = start(&args.common, args.streams, Some(args.input_len + args.output_len), |engine| {
         engine.no_enable_prefix_caching = true;
-        engine.queue.max_waiting = counts[0].saturating_add(counts[1]);
+        engine.queue.max_waiting = Some(counts[0].saturating_add(counts[1]));
     })?;
     let vocab = session.assets.model.spec.vocab_size;
     // As they would come: so many of the one for each of the other.

@@ -1,0 +1,269 @@
+//! Flags of what clients may ask and how long things may take: one for every field of the server's own tables.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::Args;
+use clap::builder::RangedU64ValueParser;
+use folio_server::{Limits, Timeouts};
+
+/// From 1 to what no sound set-up exceeds.
+fn upto<T: TryFrom<u64> + Clone + Send + Sync + 'static>(most: u64) -> RangedU64ValueParser<T>
+where
+    <T as TryFrom<u64>>::Error: Send + Sync + std::error::Error + 'static,
+{
+    RangedU64ValueParser::new().range(1..=most)
+}
+
+/// Most of what a client can choose; a request beyond one of them is refused.
+#[derive(Args, Clone)]
+#[command(next_help_heading = "Limits")]
+pub struct LimitArgs {
+    /// A request's body
+    #[arg(long, value_name = "BYTES", default_value_t = Limits::default().body_bytes, value_parser = upto::<usize>(1 << 30), hide_short_help = true)]
+    pub max_body_bytes: usize,
+    /// Brackets within brackets of a body
+    #[arg(long, value_name = "N", default_value_t = Limits::default().json_depth, value_parser = upto::<usize>(120), hide_short_help = true)]
+    pub max_json_depth: usize,
+    /// A request's line and header
+    #[arg(long, value_name = "BYTES", default_value_t = Limits::default().header_bytes, value_parser = RangedU64ValueParser::<usize>::new().range(8 << 10..=1 << 20), hide_short_help = true)]
+    pub max_header_bytes: usize,
+    /// Fields of a header
+    #[arg(long, value_name = "N", default_value_t = Limits::default().header_fields, value_parser = upto::<usize>(1024), hide_short_help = true)]
+    pub max_header_fields: usize,
+    /// Prompts of one request
+    #[arg(long, value_name = "N", default_value_t = Limits::default().prompts, value_parser = upto::<usize>(1 << 16), hide_short_help = true)]
+    pub max_prompts: usize,
+    /// Answers to one prompt
+    #[arg(long, value_name = "N", default_value_t = Limits::default().samples, value_parser = upto::<usize>(1 << 14), hide_short_help = true)]
+    pub max_n: usize,
+    /// Stop strings of one request
+    #[arg(long, value_name = "N", default_value_t = Limits::default().stops, value_parser = upto::<usize>(1024), hide_short_help = true)]
+    pub max_stop: usize,
+    /// One stop string
+    #[arg(long, value_name = "BYTES", alias = "max-stop-chars", default_value_t = Limits::default().stop_bytes, value_parser = upto::<usize>(1 << 16), hide_short_help = true)]
+    pub max_stop_bytes: usize,
+    #[arg(long, value_name = "N", default_value_t = Limits::default().stop_token_ids, value_parser = upto::<usize>(1 << 16), hide_short_help = true)]
+    pub max_stop_token_ids: usize,
+    #[arg(long, value_name = "N", default_value_t = Limits::default().bad_words, value_parser = upto::<usize>(1 << 16), hide_short_help = true)]
+    pub max_bad_words: usize,
+    /// Tokens of all bad words together
+    #[arg(long, value_name = "N", default_value_t = Limits::default().bad_word_tokens, value_parser = upto::<usize>(1 << 20), hide_short_help = true)]
+    pub max_bad_word_tokens: usize,
+    /// Entries of logit_bias
+    #[arg(long, value_name = "N", default_value_t = Limits::default().logit_biases, value_parser = upto::<usize>(1 << 20), hide_short_help = true)]
+    pub max_logit_bias: usize,
+    /// Most likely tokens that are told beside each token
+    #[arg(long, value_name = "N", default_value_t = Limits::default().logprobs, value_parser = upto::<u32>(1024))]
+    pub max_logprobs: u32,
+    /// Messages of a chat
+    #[arg(long, value_name = "N", default_value_t = Limits::default().messages, value_parser = upto::<usize>(1 << 20), hide_short_help = true)]
+    pub max_messages: usize,
+    /// Entries of chat_template_kwargs
+    #[arg(long, value_name = "N", default_value_t = Limits::default().template_kwargs, value_parser = upto::<usize>(1024), hide_short_help = true)]
+    pub max_template_kwargs: usize,
+    /// All their values together
+    #[arg(long, value_name = "BYTES", default_value_t = Limits::default().template_kwarg_bytes, value_parser = upto::<usize>(1 << 20), hide_short_help = true)]
+    pub max_template_kwarg_bytes: usize,
+    /// Open connections
+    #[arg(long, value_name = "N", default_value_t = Limits::default().connections, value_parser = upto::<usize>(1 << 20))]
+    pub max_connections: usize,
+    /// Requests under way
+    #[arg(long, value_name = "N", default_value_t = Limits::default().in_flight, value_parser = upto::<usize>(1 << 20))]
+    pub max_in_flight: usize,
+    /// The same for one key, unless its line in the key file says otherwise
+    #[arg(long, value_name = "N", default_value_t = Limits::default().in_flight_per_key, value_parser = upto::<usize>(1 << 20))]
+    pub max_in_flight_per_key: usize,
+    /// Of one answer, written ahead of its reader
+    #[arg(long, value_name = "BYTES", default_value_t = Limits::default().stream_bytes, value_parser = RangedU64ValueParser::<usize>::new().range(4 << 10..=1 << 30), hide_short_help = true)]
+    pub max_stream_bytes: usize,
+    /// A client's own name for a request
+    #[arg(long, value_name = "BYTES", default_value_t = Limits::default().request_id_bytes, value_parser = upto::<usize>(4096), hide_short_help = true)]
+    pub max_request_id_bytes: usize,
+    #[arg(long, value_name = "BYTES", default_value_t = Limits::default().cache_salt_bytes, value_parser = upto::<usize>(4096), hide_short_help = true)]
+    pub max_cache_salt_bytes: usize,
+    #[arg(long, value_name = "BYTES", default_value_t = Limits::default().user_bytes, value_parser = upto::<usize>(1 << 16), hide_short_help = true)]
+    pub max_user_bytes: usize,
+    /// Responses kept for previous_response_id
+    #[arg(long, value_name = "N", default_value_t = Limits::default().stored_responses, value_parser = upto::<usize>(1 << 24), hide_short_help = true)]
+    pub max_stored_responses: usize,
+    /// ... and their bytes together
+    #[arg(long, value_name = "BYTES", default_value_t = Limits::default().stored_response_bytes, value_parser = upto::<usize>(1 << 40), hide_short_help = true)]
+    pub max_stored_response_bytes: usize,
+}
+
+impl LimitArgs {
+    pub fn limits(&self) -> Limits {
+        Limits {
+            body_bytes: self.max_body_bytes,
+            json_depth: self.max_json_depth,
+            header_bytes: self.max_header_bytes,
+            header_fields: self.max_header_fields,
+            prompts: self.max_prompts,
+            samples: self.max_n,
+            stops: self.max_stop,
+            stop_bytes: self.max_stop_bytes,
+            stop_token_ids: self.max_stop_token_ids,
+            bad_words: self.max_bad_words,
+            bad_word_tokens: self.max_bad_word_tokens,
+            logit_biases: self.max_logit_bias,
+            logprobs: self.max_logprobs,
+            messages: self.max_messages,
+            template_kwargs: self.max_template_kwargs,
+            template_kwarg_bytes: self.max_template_kwarg_bytes,
+            connections: self.max_connections,
+            in_flight: self.max_in_flight,
+            in_flight_per_key: self.max_in_flight_per_key,
+            stream_bytes: self.max_stream_bytes,
+            request_id_bytes: self.max_request_id_bytes,
+            cache_salt_bytes: self.max_cache_salt_bytes,
+            user_bytes: self.max_user_bytes,
+            stored_responses: self.max_stored_responses,
+            stored_response_bytes: self.max_stored_response_bytes,
+        }
+    }
+}
+
+/// How long things may take, in seconds.
+#[derive(Args, Clone)]
+#[command(next_help_heading = "Times")]
+pub struct TimeoutArgs {
+    /// For a request's header, from its first byte
+    #[arg(long, value_name = "SECONDS", default_value_t = Timeouts::default().header.into(), hide_short_help = true)]
+    pub header_timeout: Seconds,
+    /// For its body, from there
+    #[arg(long, value_name = "SECONDS", default_value_t = Timeouts::default().body.into(), hide_short_help = true)]
+    pub body_timeout: Seconds,
+    /// In the queue
+    #[arg(long, value_name = "SECONDS", default_value_t = Timeouts::default().queue.into())]
+    pub queue_timeout: Seconds,
+    /// For a client to take something of its answer
+    #[arg(long, value_name = "SECONDS", default_value_t = Timeouts::default().write_stall.into(), hide_short_help = true)]
+    pub write_stall_timeout: Seconds,
+    /// For a request in all
+    #[arg(long, value_name = "SECONDS", default_value_t = Timeouts::default().request.into())]
+    pub request_timeout: Seconds,
+    /// For a connection without a request
+    #[arg(long, value_name = "SECONDS", default_value_t = Timeouts::default().idle.into(), hide_short_help = true)]
+    pub idle_timeout: Seconds,
+    /// For requests under way when the server is told to end; 0 ends them at once
+    #[arg(long, value_name = "SECONDS", alias = "shutdown-timeout", default_value = "30", value_parser = seconds_or_none)]
+    pub drain_timeout: Seconds,
+    /// Without progress, the engine counts as stuck
+    #[arg(long, value_name = "SECONDS", default_value_t = Timeouts::default().stuck.into())]
+    pub stuck_timeout: Seconds,
+}
+
+impl TimeoutArgs {
+    pub fn timeouts(&self) -> Timeouts {
+        Timeouts {
+            header: self.header_timeout.0,
+            body: self.body_timeout.0,
+            queue: self.queue_timeout.0,
+            write_stall: self.write_stall_timeout.0,
+            request: self.request_timeout.0,
+            idle: self.idle_timeout.0,
+            drain: self.drain_timeout.0,
+            stuck: self.stuck_timeout.0,
+        }
+    }
+}
+
+/// From 1 ms to a week.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seconds(pub Duration);
+
+impl From<Duration> for Seconds {
+    fn from(duration: Duration) -> Self {
+        Self(duration)
+    }
+}
+
+impl std::fmt::Display for Seconds {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.0.as_secs_f64())
+    }
+}
+
+impl FromStr for Seconds {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let seconds = text.parse::<f64>().ok().filter(|seconds| (0.001..=604_800.0).contains(seconds));
+        let seconds = seconds.ok_or("expected seconds, from 0.001 to 604800")?;
+        Ok(Self(Duration::from_secs_f64(seconds)))
+    }
+}
+
+fn seconds_or_none(text: &str) -> Result<Seconds, String> {
+    if text.parse() == Ok(0.0) { Ok(Seconds(Duration::ZERO)) } else { text.parse() }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct All {
+        #[command(flatten)]
+        limits: LimitArgs,
+        #[command(flatten)]
+        timeouts: TimeoutArgs,
+    }
+
+    fn parse(flags: &[&str]) -> Result<All, String> {
+        All::try_parse_from([&["folio"], flags].concat()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn defaults_are_the_server_s() {
+        let all = parse(&[]).expect("no flag is needed");
+        assert_eq!(all.limits.limits(), Limits::default());
+        assert_eq!(all.timeouts.timeouts(), Timeouts::default());
+    }
+
+    #[test]
+    fn every_field_has_a_flag_of_its_own() {
+        use clap::CommandFactory;
+        let command = All::command();
+        let flags = command.get_arguments().filter_map(|arg| arg.get_long()).filter(|long| *long != "help");
+        let flags: Vec<&str> = flags.collect();
+        assert_eq!(flags.len(), 25 + 8);
+        // A value other than the default arrives in exactly one field: no two flags set the same one.
+        for flag in flags {
+            let all = parse(&[&format!("--{flag}"), "17000"]).or_else(|_| parse(&[&format!("--{flag}"), "17"]));
+            let all = all.unwrap_or_else(|error| panic!("--{flag}: {error}"));
+            let lines = |text: String| text.lines().map(str::to_owned).collect::<Vec<_>>();
+            let differ = |one: String, other: String| {
+                lines(one).iter().zip(&lines(other)).filter(|(one, other)| one != other).count()
+            };
+            let limits = differ(format!("{:#?}", all.limits.limits()), format!("{:#?}", Limits::default()));
+            let timeouts = differ(format!("{:#?}", all.timeouts.timeouts()), format!("{:#?}", Timeouts::default()));
+            assert_eq!(limits + timeouts, 1, "--{flag}");
+        }
+    }
+
+    #[test]
+    fn zero_and_absurd_values_are_refused_by_name() {
+        let refused = [
+            ("--max-n", "0"),
+            ("--max-body-bytes", "0"),
+            ("--max-body-bytes", "99999999999999"),
+            ("--max-json-depth", "100000"),
+            ("--max-header-bytes", "100"),
+            ("--max-logprobs", "-1"),
+            ("--queue-timeout", "0"),
+            ("--request-timeout", "inf"),
+            ("--idle-timeout", "nan"),
+            ("--drain-timeout", "-1"),
+        ];
+        for (flag, value) in refused {
+            let error =
+                parse(&[&format!("{flag}={value}")]).err().unwrap_or_else(|| panic!("{flag} {value} was taken"));
+            assert!(error.contains(flag) && error.contains(value), "{error}");
+        }
+        assert_eq!(parse(&["--drain-timeout", "0"]).expect("zero").timeouts.timeouts().drain, Duration::ZERO);
+    }
+}

@@ -1,0 +1,132 @@
+//! Who may come in, and whether what listens may listen where it was told to.
+
+use std::net::IpAddr;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use folio_server::guard::{self, Keys};
+use folio_server::observe::{Observer, Refusal};
+
+use crate::args::{AccessArgs, ServeArgs};
+
+/// Where keys may lie in the environment.
+const VARIABLES: [&str; 2] = ["FOLIO_API_KEY", "VLLM_API_KEY"];
+/// Of a path that was refused, as much is logged.
+const LOGGED_PATH_CHARS: usize = 128;
+
+pub struct Access {
+    pub keys: Keys,
+    /// Where they came from, for the greeting.
+    pub sources: Vec<String>,
+    pub warnings: Vec<String>,
+    insecure_no_auth: bool,
+}
+
+impl Access {
+    pub fn of(args: &AccessArgs) -> Result<Self> {
+        if args.api_key.is_some() {
+            bail!(
+                "--api-key: a command line can be read by every user of this machine and ends up in histories; put the \
+                 key into a file and give --api-key-file FILE, or into the environment as FOLIO_API_KEY"
+            );
+        }
+        let mut access = Self {
+            keys: Keys::none(),
+            sources: Vec::new(),
+            warnings: Vec::new(),
+            insecure_no_auth: args.insecure_no_auth,
+        };
+        if let Some(path) = &args.api_key_file {
+            access.warnings.extend(access.keys.add_file(path).context("--api-key-file")?);
+            access.sources.push(path.display().to_string());
+        }
+        for variable in VARIABLES {
+            match std::env::var(variable) {
+                Ok(list) if !list.is_empty() => {
+                    access.keys.add_list(&list).context(variable)?;
+                    access.sources.push(variable.to_string());
+                }
+                Ok(_) | Err(std::env::VarError::NotPresent) => {}
+                Err(_) => bail!("{variable} is not UTF-8"),
+            }
+        }
+        Ok(access)
+    }
+
+    /// Nothing that other machines reach goes without keys unless whoever starts the server says so.
+    pub fn check_all(&self, args: &ServeArgs) -> Result<()> {
+        if args.listen.uds.is_none() {
+            guard::check_exposure(args.listen.host, !self.keys.is_empty(), self.insecure_no_auth).context("--host")?;
+        }
+        if let Some(address) = args.listen.metrics_listen
+            && !self.insecure_no_auth
+            && !address.ip().to_canonical().is_loopback()
+        {
+            bail!(
+                "--metrics-listen {address}: what is served there needs no key; give a loopback address, read /metrics \
+                 at the server's own address with a key, or accept the risk with --insecure-no-auth"
+            );
+        }
+        let endpoints = [
+            ("--kv-events-endpoint", &args.kv_events.kv_events_endpoint),
+            ("--kv-events-replay-endpoint", &args.kv_events.kv_events_replay_endpoint),
+        ];
+        for (flag, endpoint) in endpoints {
+            if let Some(endpoint) = endpoint
+                && !self.insecure_no_auth
+                && self.keys.is_empty()
+                && !is_loopback(endpoint)
+            {
+                bail!(
+                    "{flag} {endpoint}: events carry the token ids of every prompt, and whoever reaches this address \
+                     could read them; give tcp://127.0.0.1:PORT, protect the server with API keys and this address with \
+                     a firewall, or accept the risk with --insecure-no-auth"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// What to say of events that leave the machine beside a server that has keys.
+    pub fn event_warning(&self, args: &ServeArgs) -> Option<String> {
+        let endpoint = args.kv_events.kv_events_endpoint.as_ref().filter(|endpoint| !is_loopback(endpoint))?;
+        Some(format!("whoever reaches {endpoint} can read the token ids of every prompt: ZeroMQ asks for no key"))
+    }
+}
+
+/// Of `tcp://host:port`; what is malformed is refused where it is bound.
+fn is_loopback(endpoint: &str) -> bool {
+    let Some((host, _)) = endpoint.strip_prefix("tcp://").and_then(|address| address.rsplit_once(':')) else {
+        return false;
+    };
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
+}
+
+/// A request that the guard turned away, for the log and the metrics.
+pub fn note_refusal(observer: &Observer, refusal: &guard::Refusal<'_>) {
+    let end = refusal.path.char_indices().nth(LOGGED_PATH_CHARS).map_or(refusal.path.len(), |(end, _)| end);
+    observer.refused(&Refusal {
+        route: &refusal.path[..end],
+        request_id: &refusal.id.id,
+        key_name: refusal.caller.map(|caller| &*caller.name),
+        status: refusal.error.status().as_u16(),
+        code: refusal.error.code(),
+        arrived: Instant::now(),
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_that_stay_on_this_machine() {
+        for inside in ["tcp://127.0.0.1:5557", "tcp://localhost:0", "tcp://[::1]:5557", "tcp://127.9.9.9:1"] {
+            assert!(is_loopback(inside), "{inside}");
+        }
+        for outside in ["tcp://*:5557", "tcp://0.0.0.0:5557", "tcp://10.0.0.1:1", "tcp://[::]:1", "tcp://host:1", "x"] {
+            assert!(!is_loopback(outside), "{outside}");
+        }
+    }
+}

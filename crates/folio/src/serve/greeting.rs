@@ -1,0 +1,135 @@
+//! What whoever starts the server sees, in one screen: what is loaded, how memory is planned, who is let in, where to
+//! connect, and a line to try it with.
+
+use std::time::Instant;
+
+use folio_server::observe::{Log, LogFormat};
+use serde_json::{Value, json};
+
+use super::access::Access;
+use super::listen::Bound;
+use crate::args::ServeArgs;
+use crate::assets::Assets;
+use crate::plan::{self, Plan};
+use crate::session::Session;
+
+pub struct Greeting<'a> {
+    pub args: &'a ServeArgs,
+    pub access: &'a Access,
+    pub bound: &'a Bound,
+    pub log: &'a Log,
+    pub name: &'a str,
+    pub started: Instant,
+}
+
+impl Greeting<'_> {
+    /// Before the model is loaded.
+    pub fn begin(&self, assets: &Assets, plan: &Plan) {
+        let notes = self.args.vllm.notes.iter();
+        let warnings = self.access.warnings.iter().cloned().chain(self.access.event_warning(self.args));
+        if self.is_json() {
+            notes.for_each(|note| self.log.info(note, &[]));
+            warnings.for_each(|warning| self.log.warn(&warning, &[]));
+            let url = self.bound.url();
+            let fields = [
+                ("model", self.name.into()),
+                ("url", (&url).into()),
+                ("max_model_len", plan.max_model_len.into()),
+                ("max_num_seqs", plan.max_seqs.into()),
+                ("threads", plan.threads.into()),
+                ("planned_bytes", plan.bytes.total().into()),
+                ("kv_tokens", plan.kv_tokens().into()),
+                ("keys", self.access.keys.len().into()),
+                ("tls", self.bound.tls.is_some().into()),
+            ];
+            return self.log.info("loading", &fields);
+        }
+        notes.for_each(|note| eprintln!("note: {note}"));
+        warnings.for_each(|warning| eprintln!("warning: {warning}"));
+        eprintln!("folio {}: {}", env!("CARGO_PKG_VERSION"), describe(assets, self.name));
+        eprint!("{}", plan::print(plan, self.name));
+        for (what, state) in
+            [("keys", self.keys()), ("TLS", self.tls()), ("metrics", self.metrics()), ("traces", self.traces())]
+        {
+            eprintln!("  {what:<8} {state}");
+        }
+        eprintln!(
+            "loading; {} answers 503 to all but /health, /ready, /version and /metrics until then",
+            self.bound.url()
+        );
+    }
+
+    /// Once requests are answered. Scripts wait for this line.
+    pub fn ready(&self) {
+        let url = self.bound.url();
+        if self.is_json() {
+            let fields =
+                [("model", self.name.into()), ("url", (&url).into()), ("start_ms", self.started.elapsed().into())];
+            return self.log.info("ready", &fields);
+        }
+        let seconds = self.started.elapsed().as_secs_f64();
+        let key = if self.access.keys.is_empty() { "" } else { " -H \"authorization: Bearer $FOLIO_API_KEY\"" };
+        eprintln!(
+            "loaded in {seconds:.2} s\n{} is ready at {url}\n  try: curl {}/v1/chat/completions{key} -H 'content-type: \
+             application/json' -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"What does `Rc::clone` do?\"}}]}}'",
+            self.name,
+            self.bound.curl(),
+        );
+    }
+
+    fn is_json(&self) -> bool {
+        self.args.log.log_format == LogFormat::Json
+    }
+
+    fn keys(&self) -> String {
+        match self.access.keys.len() {
+            0 if self.args.access.insecure_no_auth => "none (--insecure-no-auth): whoever reaches it may use it".into(),
+            0 => "none: every user of this machine may use it".into(),
+            1 => format!("1, from {}", self.access.sources.join(" and ")),
+            many => format!("{many}, from {}; prefixes are cached for each apart", self.access.sources.join(" and ")),
+        }
+    }
+
+    fn tls(&self) -> String {
+        match &self.args.listen.tls_cert {
+            Some(path) => format!("on, {}", path.display()),
+            None => "off".into(),
+        }
+    }
+
+    fn metrics(&self) -> String {
+        let own = self.bound.metrics_url().map(|url| format!("{url} (no key); "));
+        let key = if self.access.keys.is_empty() { "" } else { " (with a key)" };
+        format!("{}{}/metrics{key}", own.unwrap_or_default(), self.bound.url())
+    }
+
+    fn traces(&self) -> String {
+        self.args.log.otlp_traces_endpoint.clone().unwrap_or_else(|| "off".into())
+    }
+}
+
+fn describe(assets: &Assets, name: &str) -> String {
+    let spec = &assets.model.spec;
+    let own = if assets.name == name { String::new() } else { format!(" ({})", assets.name) };
+    format!("{name}{own}, {} layers, vocabulary {}", spec.layers.len(), spec.vocab_size)
+}
+
+/// What `/server_info` tells.
+pub fn info(session: &Session, args: &ServeArgs, names: &[String]) -> Value {
+    let plan = &session.plan;
+    json!({
+        "model_path": args.model.model.as_deref().unwrap_or(&session.assets.name),
+        "served_model_name": names,
+        "max_model_len": plan.max_model_len,
+        "max_num_seqs": plan.max_seqs,
+        "max_num_batched_tokens": plan.budget_tokens,
+        "max_total_num_tokens": plan.kv_tokens(),
+        "block_size": folio_device::BLOCK_TOKENS,
+        "threads": plan.threads,
+        "enable_prefix_caching": !args.model.engine.no_enable_prefix_caching,
+        "tensor_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+        "data_parallel_size": 1,
+        "dtype": "bfloat16",
+    })
+}
