@@ -210,11 +210,6 @@ impl Activity {
         self.state().dispensable(Instant::now())
     }
 
-    /// It has been told to make room and has not answered yet.
-    pub fn is_leaving(&self) -> bool {
-        self.state().make_room
-    }
-
     pub fn make_room(&self) {
         let mut state = self.state();
         state.make_room = true;

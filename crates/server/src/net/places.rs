@@ -58,12 +58,9 @@ impl Places {
 
     /// Tells the connection that has been without a request for longest to end; if all have one, the one whose body has
     /// been coming for longest; then the one whose reader has taken nothing for longest. Nobody, if all are being
-    /// answered, or one is leaving already.
+    /// answered. One that has been told and is still there stays the first, so nobody leaves in vain.
     pub fn evict_one(&self) {
         let taken = self.taken();
-        if taken.connections.values().any(|activity| activity.is_leaving()) {
-            return;
-        }
         let candidates = taken.connections.values().filter_map(|activity| Some((activity.dispensable()?, activity)));
         if let Some((_, first)) = candidates.min_by_key(|(dispensable, _)| *dispensable) {
             first.make_room();
