@@ -1,7 +1,6 @@
 //! A request under way: its prompts handed to the engine, its answers coming back as pieces of text.
 
 use std::future::poll_fn;
-use std::pin::pin;
 use std::task::Poll;
 use std::time::Instant;
 
@@ -115,18 +114,24 @@ impl Answers {
     }
 
     async fn next_of_many(&mut self) -> Option<(usize, Piece)> {
-        let (streams, turn) = (&mut self.streams, &mut self.turn);
-        poll_fn(|context| {
-            for step in 0..streams.len() {
-                let index = (*turn + step) % streams.len();
-                if let Poll::Ready(Some(piece)) = pin!(streams[index].next()).poll(context) {
-                    *turn = index + 1;
-                    return Poll::Ready(Some((index, piece)));
+        let (num_streams, turn) = (self.streams.len(), self.turn);
+        // Kept until one of them is ready: a stream forgets whom to wake when its future is dropped.
+        let mut nexts: Vec<_> = self.streams.iter_mut().map(|stream| Some(Box::pin(stream.next()))).collect();
+        let found = poll_fn(|context| {
+            for step in 0..num_streams {
+                let index = (turn + step) % num_streams;
+                let Some(next) = &mut nexts[index] else { continue };
+                match next.as_mut().poll(context) {
+                    Poll::Ready(Some(piece)) => return Poll::Ready(Some((index, piece))),
+                    Poll::Ready(None) => nexts[index] = None,
+                    Poll::Pending => {}
                 }
             }
-            if streams.iter().all(TextStream::is_done) { Poll::Ready(None) } else { Poll::Pending }
-        })
-        .await
+            if nexts.iter().all(Option::is_none) { Poll::Ready(None) } else { Poll::Pending }
+        });
+        let found = found.await;
+        self.turn = found.as_ref().map_or(turn, |(index, _)| index + 1);
+        found
     }
 }
 

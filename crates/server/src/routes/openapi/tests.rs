@@ -251,5 +251,5 @@ fn keys_are_documented_where_they_are_needed() {
     let total = ids.len();
     ids.sort_unstable();
     ids.dedup();
-    assert_eq!((ids.len(), total > 30), (total, true), "{total}");
+    assert_eq!((ids.len(), total > 25), (total, true), "{total}");
 }
