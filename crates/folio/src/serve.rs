@@ -8,22 +8,24 @@ mod ending;
 mod greeting;
 mod listen;
 
+use std::io;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use anyhow::{Context, Result, bail};
 use folio_server::guard::{self, Guard, GuardConfig, Lifecycle};
-use folio_server::net::{self, NetConfig, Shutdown};
+use folio_server::net::{self, Listener, NetConfig, Shutdown};
 use folio_server::observe::{Level, Log, Observer, ObserverConfig, Traces};
-use folio_server::{App, Model};
+use folio_server::{App, Model, Surroundings};
 use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 
 use crate::args::{GenerationConfig, KvEventsArgs, ServeArgs, TextList};
 use crate::assets::Assets;
 use crate::kv_events::{KvEventPublisher, KvEventsConfig};
 use crate::plan::Plan;
-use crate::session::{KvEventSender, Session};
+use crate::session::{KvEventSender, Serving, Session};
 use access::Access;
 use ending::{Ending, Signals};
 use greeting::Greeting;
@@ -31,6 +33,9 @@ use listen::Bound;
 
 /// Batches of events that may wait for the publisher; further ones are dropped and counted.
 const KV_EVENT_BATCHES: usize = 4096;
+
+/// Scrapers are few.
+const METRICS_CONNECTIONS: usize = 64;
 
 pub fn main(args: ServeArgs) -> Result<ExitCode> {
     let started = Instant::now();
@@ -61,6 +66,11 @@ pub fn main(args: ServeArgs) -> Result<ExitCode> {
     let app = App::new(limits.clone(), timeouts.clone(), lifecycle.clone(), observer.clone());
     let guard = Guard::new(guard_config(&app, &access, &bound, &args)?);
     let net = NetConfig { tls: bound.tls.clone(), ..NetConfig::from((&limits, &timeouts)) };
+    app.set_surroundings(Surroundings {
+        guard: Arc::downgrade(&guard),
+        connections: Arc::clone(&net.stats),
+        needs_key: !access.keys.is_empty(),
+    });
     let router = guard::protect(folio_server::router(app.clone()), Arc::clone(&guard));
 
     let greeting = Greeting { args: &args, access: &access, bound: &bound, log: &log, name: &names[0], started };
@@ -72,7 +82,11 @@ pub fn main(args: ServeArgs) -> Result<ExitCode> {
     let served = runtime.block_on(async {
         // Before anybody is told that the server is there, and so may stop it.
         let mut signals = Signals::new()?;
-        let serving = vec![tokio::spawn(net::serve(bound.listener()?, router, net, ordered))];
+        let mut serving = Vec::new();
+        if let Some(listener) = bound.metrics_listener()? {
+            serving.push(serve_metrics(&app, listener, net.clone(), ordered.clone()));
+        }
+        serving.push(tokio::spawn(net::serve(bound.listener()?, router, net, ordered)));
         let ending = Ending { log: log.clone(), lifecycle, guard, observer, shutdown, timeouts, serving };
         let loaded = load(assets, plan, &args, kv_events)?;
         let session = tokio::select! {
@@ -133,6 +147,15 @@ fn guard_config(app: &App, access: &Access, bound: &Bound, args: &ServeArgs) -> 
     })
 }
 
+/// The metrics at an address of their own, for whoever reaches it; pages of other origins are turned away here too.
+fn serve_metrics(app: &App, listener: Listener, net: NetConfig, ordered: Shutdown) -> JoinHandle<io::Result<()>> {
+    let lifecycle = app.lifecycle().clone();
+    let guard = Guard::new(GuardConfig { limits: app.limits().clone(), ..GuardConfig::new(lifecycle) });
+    let net = NetConfig { connections: METRICS_CONNECTIONS, tls: None, stats: Arc::default(), ..net };
+    let router = guard::protect(folio_server::metrics_router(app.clone()), guard);
+    tokio::spawn(net::serve(listener, router, net, ordered))
+}
+
 /// Loads on a thread of its own; what comes of it is sent.
 fn load(
     assets: Assets,
@@ -142,9 +165,14 @@ fn load(
 ) -> Result<oneshot::Receiver<Result<Session>>> {
     let (sender, receiver) = oneshot::channel();
     let engine_args = args.model.engine.clone();
+    let serving = Serving {
+        kv_events,
+        queue_timeout: Some(args.timeouts.queue_timeout.0),
+        warn: Some(greeting::warner(args.log.log_format)),
+    };
     std::thread::Builder::new().name("folio-load".into()).spawn(move || {
         // Whoever waits for it may have been told to end.
-        let _ = sender.send(Session::load(assets, plan, &engine_args, kv_events));
+        let _ = sender.send(Session::load(assets, plan, &engine_args, serving));
     })?;
     Ok(receiver)
 }
@@ -159,7 +187,7 @@ fn model(session: &Session, args: &ServeArgs, names: Vec<String>) -> Model {
         vocab_size: assets.model.spec.vocab_size,
         max_seqs: session.plan.max_seqs,
         embeds: true,
-        info: greeting::info(session, args, &names),
+        info: greeting::info(session, args),
         names,
     }
 }

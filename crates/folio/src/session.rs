@@ -31,10 +31,20 @@ const WAITING_PER_SEQ: usize = 4;
 /// Who hears what happens in the prefix cache.
 pub type KvEventSender = flume::Sender<Vec<KvEvent>>;
 
+/// What only a server asks of its engine.
+#[derive(Default)]
+pub struct Serving {
+    pub kv_events: Option<KvEventSender>,
+    /// What has waited so long for its turn ends.
+    pub queue_timeout: Option<Duration>,
+    /// Who hears of faults that the engine got over.
+    pub warn: Option<fn(std::fmt::Arguments<'_>)>,
+}
+
 impl Session {
     pub fn start(assets: Assets, args: &EngineArgs) -> Result<Self> {
         let (assets, plan) = Self::plan(assets, args)?;
-        Self::load(assets, plan, args, None)
+        Self::load(assets, plan, args, Serving::default())
     }
 
     /// What starting would take. Where the context had to be shortened, the model is opened anew for it.
@@ -47,7 +57,7 @@ impl Session {
         Ok((assets, plan))
     }
 
-    pub fn load(assets: Assets, plan: Plan, args: &EngineArgs, kv_events: Option<KvEventSender>) -> Result<Self> {
+    pub fn load(assets: Assets, plan: Plan, args: &EngineArgs, serving: Serving) -> Result<Self> {
         let aging = Duration::try_from_secs_f64(args.queue.priority_aging);
         let aging = aging.context("--priority-aging is not a number of seconds")?;
         let assets = Arc::new(assets);
@@ -81,7 +91,9 @@ impl Session {
             eos: assets.eos.clone(),
             tiers,
             overlap: !args.queue.no_overlap,
-            kv_events,
+            kv_events: serving.kv_events,
+            queue_timeout: serving.queue_timeout,
+            warn: serving.warn,
             debug: args.queue.debug.then_some(debug_line),
             rebuild: Some(rebuild(Arc::clone(&assets), plan.limits(), cpu, host.clone())),
             ..EngineConfig::default()

@@ -1,6 +1,7 @@
 //! What whoever starts the server sees, in one screen: what is loaded, how memory is planned, who is let in, where to
 //! connect, and a line to try it with.
 
+use std::io::Write;
 use std::time::Instant;
 
 use folio_server::observe::{Log, LogFormat};
@@ -114,22 +115,32 @@ fn describe(assets: &Assets, name: &str) -> String {
     format!("{name}{own}, {} layers, vocabulary {}", spec.layers.len(), spec.vocab_size)
 }
 
-/// What `/server_info` tells.
-pub fn info(session: &Session, args: &ServeArgs, names: &[String]) -> Value {
-    let plan = &session.plan;
+/// What `/server_info` tells. Where the model lies on this machine is not told.
+pub fn info(session: &Session, args: &ServeArgs) -> Value {
+    let (plan, spec) = (&session.plan, &session.assets.model.spec);
     json!({
-        "model_path": args.model.model.as_deref().unwrap_or(&session.assets.name),
-        "served_model_name": names,
-        "max_model_len": plan.max_model_len,
-        "max_num_seqs": plan.max_seqs,
         "max_num_batched_tokens": plan.budget_tokens,
-        "max_total_num_tokens": plan.kv_tokens(),
         "block_size": folio_device::BLOCK_TOKENS,
+        "hidden_size": spec.hidden,
+        "num_layers": spec.layers.len(),
         "threads": plan.threads,
         "enable_prefix_caching": !args.model.engine.no_enable_prefix_caching,
         "tensor_parallel_size": 1,
+        "tp_size": 1,
         "pipeline_parallel_size": 1,
         "data_parallel_size": 1,
         "dtype": "bfloat16",
     })
+}
+
+/// How the engine says on standard error what went wrong. A plain function, since an engine knows no log.
+pub fn warner(format: LogFormat) -> fn(std::fmt::Arguments<'_>) {
+    // Nobody may be there to read it, which must not end the engine.
+    match format {
+        LogFormat::Text => |line| drop(writeln!(std::io::stderr(), "warning: {line}")),
+        LogFormat::Json => |line| {
+            let line = json!({"level": "warn", "message": line.to_string()});
+            drop(writeln!(std::io::stderr(), "{line}"));
+        },
+    }
 }
