@@ -1,5 +1,13 @@
 //! The server over real sockets, with an executor that spells the alphabet: after `a` comes `b`.
 
 mod answers;
+mod corpus;
 mod harness;
 mod hostile;
+mod isolation;
+mod limits;
+mod limits_load;
+mod limits_time;
+mod messages;
+mod neighbours;
+mod responses;

@@ -1,0 +1,166 @@
+//! Sends what a case says, byte by byte as it says, reads what comes back, and judges it.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::{Case, Ending, Expect, MARKER, catalogue};
+
+pub struct Client {
+    address: SocketAddr,
+    /// Left open by the answer before.
+    socket: Option<TcpStream>,
+}
+
+pub struct Answer {
+    /// 0: the connection ended without one.
+    pub status: u16,
+    head: String,
+    pub body: String,
+    /// From the request's last byte to the answer's first.
+    pub took: Duration,
+}
+
+impl Client {
+    pub fn new(address: SocketAddr) -> Self {
+        Self { address, socket: None }
+    }
+
+    /// The answer. Cases follow each other on one connection as long as it lasts: whatever one of them left behind would
+    /// spoil the next.
+    pub fn ask(&mut self, case: &Case) -> Answer {
+        let kept = if case.ending == Ending::Reusable { self.socket.take() } else { None };
+        let mut socket = kept.unwrap_or_else(|| self.connect());
+        // A server that has refused already may not read the rest.
+        let _ = socket.write_all(&case.request);
+        let sent = Instant::now();
+        if case.ending == Ending::HalfClosed {
+            let _ = socket.shutdown(Shutdown::Write);
+        }
+        let answer = read(&mut socket, sent);
+        if case.ending == Ending::Reusable && answer.keeps_open() {
+            self.socket = Some(socket);
+        }
+        answer
+    }
+
+    fn connect(&self) -> TcpStream {
+        let socket = TcpStream::connect(self.address).expect("it listens");
+        socket.set_read_timeout(Some(Duration::from_secs(20))).expect("a socket");
+        socket.set_nodelay(true).expect("a socket");
+        socket
+    }
+}
+
+impl Answer {
+    fn field(&self, name: &str) -> Option<&str> {
+        let field = |line: &'_ str| {
+            line.split_once(": ").filter(|(found, _)| found.eq_ignore_ascii_case(name)).map(|(_, value)| value.len())
+        };
+        self.head.lines().find_map(|line| field(line).map(|length| &line[line.len() - length..]))
+    }
+
+    fn keeps_open(&self) -> bool {
+        self.status != 0 && self.field("connection") != Some("close")
+    }
+}
+
+fn read(socket: &mut TcpStream, sent: Instant) -> Answer {
+    let (mut bytes, mut first) = (Vec::new(), None);
+    let mut answer = Answer { status: 0, head: String::new(), body: String::new(), took: Duration::ZERO };
+    let mut buffer = [0; 16 << 10];
+    loop {
+        let count = socket.read(&mut buffer).unwrap_or(0);
+        answer.took = *first.get_or_insert_with(|| sent.elapsed());
+        bytes.extend_from_slice(&buffer[..count]);
+        if answer.status == 0
+            && let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n")
+        {
+            answer.head = String::from_utf8_lossy(&bytes[..end]).into_owned();
+            answer.status = answer.head.get(9..12).and_then(|status| status.parse().ok()).unwrap_or(0);
+            bytes.drain(..end + 4);
+        }
+        let length = answer.field("content-length").and_then(|length| length.parse::<usize>().ok());
+        let has_all = match length {
+            Some(length) => bytes.len() >= length,
+            None => answer.status != 0 && bytes.ends_with(b"0\r\n\r\n"),
+        };
+        if count == 0 || (answer.status != 0 && has_all) {
+            // More may have come: a second refusal, of what was left on the connection.
+            bytes.truncate(length.unwrap_or(usize::MAX));
+            answer.body = String::from_utf8_lossy(&bytes).into_owned();
+            return answer;
+        }
+    }
+}
+
+/// What is wrong with an answer, if anything is.
+pub fn verdict(case: &Case, answer: &Answer) -> Result<(), String> {
+    let is_as_expected = match case.expect {
+        Expect::Taken | Expect::Tokens(_) => answer.status == 200,
+        Expect::Refused(status, _) => answer.status == status,
+        Expect::TakenOrRefused(status, _) => answer.status == 200 || answer.status == status,
+        Expect::Unsound(statuses) => statuses.contains(&answer.status),
+        Expect::Sound => [200, 400, 404].contains(&answer.status),
+    };
+    let found = || -> Result<(), String> {
+        if !is_as_expected {
+            return Err("another status".into());
+        }
+        match (case.expect, answer.status) {
+            (_, 0) => Ok(()),
+            (Expect::Tokens(tokens), _) => has_tokens(answer, tokens),
+            (_, 200) => {
+                serde_json::from_str::<Value>(&answer.body).map(drop).map_err(|_| "an answer that is no JSON".into())
+            }
+            // hyper's own refusals say nothing at all.
+            (Expect::Unsound(_), _) if answer.body.is_empty() => Ok(()),
+            (Expect::Refused(_, field) | Expect::TakenOrRefused(_, field), _) => refusal(case, answer, field),
+            (_, _) => refusal(case, answer, ""),
+        }
+    };
+    found().map_err(|wrong| {
+        let body: String = answer.body.chars().take(300).collect();
+        format!("{} {}: {wrong}; expected {:?}, got {} {body}", case.route.path, case.name, case.expect, answer.status)
+    })
+}
+
+/// An error object of the route's style with a text of the catalogue and nothing of the client's.
+fn refusal(case: &Case, answer: &Answer, field: &str) -> Result<(), String> {
+    let body: Value = serde_json::from_str(&answer.body).map_err(|_| "a refusal that is no JSON")?;
+    let error = &body["error"];
+    let message = error["message"].as_str().ok_or("no message")?;
+    if case.is_anthropic() != (body["type"] == "error") || !error["type"].is_string() {
+        return Err("an error of the wrong style".into());
+    }
+    if !catalogue::holds(message) {
+        return Err("a text that is not in the catalogue".into());
+    }
+    if answer.body.contains(MARKER) || answer.head.contains(MARKER) {
+        return Err("what was sent comes back".into());
+    }
+    if let Some(word) = catalogue::leak_in(message) {
+        return Err(format!("a leak: {word}"));
+    }
+    let param = error["param"].as_str().unwrap_or_default();
+    // A conversation is a prompt too, for those who count its tokens.
+    let is_named = |text: &str| text.starts_with(field) || (field == "messages" && text.starts_with("prompt"));
+    if answer.status == 400 && !(is_named(message) && (case.is_anthropic() || is_named(param))) {
+        return Err(format!("{field} is not named"));
+    }
+    Ok(())
+}
+
+fn has_tokens(answer: &Answer, tokens: usize) -> Result<(), String> {
+    let body: Value = serde_json::from_str(&answer.body).map_err(|_| "an answer that is no JSON")?;
+    let (usage, top) = (&body["usage"], &body);
+    let counts = [&usage["prompt_tokens"], &usage["input_tokens"], &top["count"], &top["input_tokens"]];
+    // Anthropic counts what the cache had apart.
+    let cached = usage["cache_read_input_tokens"].as_u64().unwrap_or(0);
+    match counts.iter().find_map(|count| count.as_u64()) {
+        Some(count) if count + cached == tokens as u64 => Ok(()),
+        other => Err(format!("{other:?} tokens")),
+    }
+}
