@@ -136,9 +136,10 @@ impl Kind for Number {
 
     fn read(&self, value: Value) -> Result<f32, Wrong> {
         let Self { least, most, is_open } = *self;
-        // What is above the bound must be so after rounding too.
-        let fits = |number: &f64| (least..=most).contains(number) && !(is_open && *number as f32 <= least as f32);
-        value.as_f64().filter(fits).map(|number| number as f32).ok_or_else(|| {
+        let fits = |number: &f64| (least..=most).contains(number) && !(is_open && *number <= least);
+        // What is above the bound stays so when it is rounded.
+        let rounded = |number: f64| (number as f32).max(if is_open { (least as f32).next_up() } else { f32::MIN });
+        value.as_f64().filter(fits).map(rounded).ok_or_else(|| {
             Wrong::new(match is_open {
                 true => format!("must be a number above {least} and at most {most}"),
                 false => format!("must be a number from {least} to {most}"),
@@ -291,7 +292,8 @@ mod tests {
         assert_eq!(Whole::between(i64::MIN, i64::MAX).read(json!(i64::MIN)).ok(), Some(i64::MIN));
         let top_p = |value: Value| Number::above(0.0, 1.0).read(value).ok();
         assert_eq!([top_p(json!(1)), top_p(json!(0.5))], [Some(1.0), Some(0.5)]);
-        for bad in [json!(0), json!(-0.0), json!(1e-60), json!(1.01), json!(1e308), json!("1")] {
+        assert!(top_p(json!(1e-60)).is_some_and(|number| number > 0.0));
+        for bad in [json!(0), json!(-0.0), json!(1.01), json!(1e308), json!("1")] {
             assert_eq!(top_p(bad.clone()), None, "{bad}");
         }
     }

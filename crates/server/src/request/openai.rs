@@ -173,7 +173,8 @@ fn wishes(fields: &mut Fields, bounds: &Bounds) -> Result<Wishes, Wrong> {
         seed: fields.optional("seed", Whole::between(i64::MIN, i64::MAX), "Makes a drawn answer repeatable.")?,
         repetition_penalty: fields.optional(
             "repetition_penalty",
-            Number::above(0.0, 10.0),
+            // What is much less takes a logit beyond all numbers.
+            Number::between(0.01, 10.0),
             "Divides the logits of tokens seen before.",
         )?,
         frequency_penalty: fields.optional(

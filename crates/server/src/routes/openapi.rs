@@ -4,6 +4,7 @@
 //! by hand, field by field, and held to it by tests that compare the two.
 
 mod answers;
+mod conditions;
 mod failures;
 mod operations;
 mod schema;

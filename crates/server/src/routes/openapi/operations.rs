@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::conditions;
 use super::schema::named;
 use crate::fields;
 use crate::request::{ChatRequest, CompletionRequest};
@@ -237,7 +238,7 @@ fn parameters(schema: &Value) -> Vec<Value> {
         if let Some(kinds) = schema["type"].as_array().cloned() {
             schema["type"] = kinds.into_iter().find(|kind| kind != "null").unwrap_or_default();
         }
-        if let Some(words) = schema["enum"].as_array_mut() {
+        if let Some(words) = schema.get_mut("enum").and_then(Value::as_array_mut) {
             words.retain(|word| !word.is_null());
         }
         json!({"name": name, "in": "query", "required": false, "schema": schema})
@@ -259,5 +260,5 @@ pub fn request_schemas(serving: &Serving) -> Map<String, Value> {
         ("TokenizeRequest", json!({"anyOf": [named("TokenizeTextRequest"), named("TokenizeChatRequest")]})),
         ("DetokenizeRequest", fields::schema::<Detokenize>(bounds)),
     ];
-    schemas.into_iter().map(|(name, schema)| (name.to_owned(), schema)).collect()
+    schemas.into_iter().map(|(name, schema)| (name.to_owned(), conditions::add(schema, serving))).collect()
 }
