@@ -10,7 +10,12 @@ pub struct Answer {
 
 /// One request on its own connection; the answer is read to its end.
 pub fn request(port: u16, method: &str, path: &str, body: &str) -> Answer {
-    let text = try_request(port, method, path, body).expect("the server listens, and its answer is UTF-8");
+    request_with(port, method, path, "", body)
+}
+
+/// The same with more fields in its head, each with its line's end.
+pub fn request_with(port: u16, method: &str, path: &str, fields: &str, body: &str) -> Answer {
+    let text = exchange(port, method, path, fields, body).expect("the server listens, and its answer is UTF-8");
     let (head, body) = text.split_once("\r\n\r\n").expect("a head and a body");
     let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status");
     let chunked = head.to_ascii_lowercase().contains("transfer-encoding: chunked");
@@ -19,9 +24,13 @@ pub fn request(port: u16, method: &str, path: &str, body: &str) -> Answer {
 
 /// The same where the server may be gone at any moment: head and body as they came.
 pub fn try_request(port: u16, method: &str, path: &str, body: &str) -> std::io::Result<String> {
+    exchange(port, method, path, "", body)
+}
+
+fn exchange(port: u16, method: &str, path: &str, fields: &str, body: &str) -> std::io::Result<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port))?;
     let head = format!(
-        "{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+        "{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n{fields}connection: close\r\n\r\n",
         body.len()
     );
     stream.write_all(head.as_bytes())?;

@@ -2,8 +2,12 @@
 //! only.
 
 mod bad_input;
+mod batch;
 mod commands;
 mod disk;
+#[cfg(unix)]
+mod ending;
+mod flags;
 mod http;
 mod hub;
 mod memory;
@@ -17,7 +21,10 @@ use std::process::{Command, Output};
 /// The binary under test, with an environment that cannot leak into it.
 fn folio(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_folio"));
-    command.args(args).env_remove("HF_TOKEN").env_remove("HF_HUB_OFFLINE").env("HF_HOME", scratch("hf-empty"));
+    command.args(args).env("HF_HOME", scratch("hf-empty"));
+    for name in ["HF_TOKEN", "HF_HUB_OFFLINE", "FOLIO_API_KEY", "VLLM_API_KEY", "FOLIO_CONFIG"] {
+        command.env_remove(name);
+    }
     command
 }
 

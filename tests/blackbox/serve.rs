@@ -76,12 +76,3 @@ fn answers_streams_and_refuses() {
         "and it still answers"
     );
 }
-
-#[cfg(unix)]
-#[test]
-fn sigterm_ends_it_cleanly() {
-    let mut server = Server::start(&["--max-num-seqs", "8"]);
-    let status = std::process::Command::new("kill").args(["-TERM", &server.child.id().to_string()]).status();
-    assert!(status.expect("kill runs").success());
-    assert!(server.child.wait().expect("it ends").success());
-}

@@ -1,8 +1,9 @@
 //! A server under test: started on a free port, killed when the test is done with it.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -19,14 +20,16 @@ pub struct Server {
 
 impl Server {
     pub fn start(flags: &[&str]) -> Self {
-        let mut child = folio(&[&["serve", "--port", "0"], flags].concat())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the binary starts");
+        Self::start_as(folio(&[&["serve", "--port", "0"], flags].concat()))
+    }
+
+    /// The same, with an environment of its own.
+    pub fn start_as(mut command: Command) -> Self {
+        let mut child = command.stderr(Stdio::piped()).spawn().expect("the binary starts");
         let mut lines = BufReader::new(child.stderr.take().expect("stderr")).lines().map_while(Result::ok);
         let mut greeting = Vec::new();
         let ready = lines.find_map(|line| {
-            let port = line.split_once("http://127.0.0.1:").and_then(|(_, port)| port.trim().parse().ok());
+            let port = line.split_once("ready at http://127.0.0.1:").and_then(|(_, port)| port.trim().parse().ok());
             greeting.push(line);
             port
         });
@@ -40,6 +43,24 @@ impl Server {
     pub fn post(&self, path: &str, body: Value) -> (u16, Value) {
         let answer = request(self.port, "POST", path, &body.to_string());
         (answer.status, serde_json::from_str(&answer.body).unwrap_or(Value::String(answer.body)))
+    }
+
+    #[cfg(unix)]
+    pub fn signal(&self, name: &str) {
+        let status = Command::new("kill").args([name, &self.child.id().to_string()]).status();
+        assert!(status.expect("kill runs").success());
+    }
+
+    /// How it ended by itself.
+    pub fn wait(&mut self) -> ExitStatus {
+        let begin = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().expect("it can be waited for") {
+                return status;
+            }
+            assert!(begin.elapsed() < Duration::from_secs(60), "the server does not end");
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     /// Ends it at once, without a chance to tidy up; what it said since it was ready.

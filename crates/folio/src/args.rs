@@ -1,7 +1,9 @@
 //! Every flag, as clap reads it.
 
+mod batch;
 mod bench;
 mod bench_serve;
+mod config;
 mod engine;
 mod limits;
 mod serve;
@@ -12,8 +14,10 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+pub use batch::*;
 pub use bench::*;
 pub use bench_serve::*;
+pub use config::command_line;
 pub use engine::*;
 pub use limits::*;
 pub use serve::*;
@@ -33,6 +37,10 @@ pub enum Command {
     Run(RunArgs),
     /// Serve a model over HTTP, as the OpenAI API
     Serve(ServeArgs),
+    /// Answer a file of requests in OpenAI's batch format, offline
+    Batch(BatchArgs),
+    /// Ask a running server whether it is well
+    Health(HealthArgs),
     /// Say what a model is and what it needs
     Inspect(InspectArgs),
     /// Say what a model would take with these flags, and how many requests would run, without loading it

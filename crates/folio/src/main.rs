@@ -2,9 +2,11 @@
 
 mod args;
 mod assets;
+mod batch;
 mod bench;
 mod embedded;
 mod eval;
+mod health;
 mod inspect;
 mod kv_events;
 mod machine;
@@ -19,26 +21,32 @@ mod table;
 
 use std::process::ExitCode;
 
+use anyhow::Result;
 use clap::Parser;
 
 use args::{Command, Folio};
 
 fn main() -> ExitCode {
-    let done = |result: anyhow::Result<()>| result.map(|()| ExitCode::SUCCESS);
-    let result = match Folio::parse().command {
+    match run() {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<ExitCode> {
+    let done = |result: Result<()>| result.map(|()| ExitCode::SUCCESS);
+    match Folio::parse_from(args::command_line(std::env::args_os())?).command {
         Command::Serve(args) => serve::main(args),
+        Command::Health(args) => health::main(&args),
+        Command::Batch(args) => done(batch::main(args)),
         Command::Run(args) => done(run::main(args)),
         Command::Inspect(args) => done(inspect::main(&args)),
         Command::Plan(args) => done(plan::main(&args)),
         Command::Eval(args) => done(eval::main(&args)),
         Command::Bench(args) => done(bench::main(args)),
         Command::Pull(args) => done(pull::main(&args)),
-    };
-    match result {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
     }
 }

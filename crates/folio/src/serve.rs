@@ -9,6 +9,7 @@ mod greeting;
 mod listen;
 
 use std::io;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
@@ -17,13 +18,14 @@ use anyhow::{Context, Result, bail};
 use folio_server::guard::{self, Guard, GuardConfig, Lifecycle};
 use folio_server::net::{self, Listener, NetConfig, Shutdown};
 use folio_server::observe::{Level, Log, Observer, ObserverConfig, Traces};
-use folio_server::{App, Model, Surroundings};
+use folio_server::{App, Model, SamplingDefaults, Surroundings};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::args::{GenerationConfig, KvEventsArgs, ServeArgs, TextList};
+use crate::args::{GenerationConfig, KvEventsArgs, ModelArgs, NamingArgs, ServeArgs, TextList};
 use crate::assets::Assets;
 use crate::kv_events::{KvEventPublisher, KvEventsConfig};
+use crate::model_ref::HubName;
 use crate::plan::Plan;
 use crate::session::{KvEventSender, Serving, Session};
 use access::Access;
@@ -47,8 +49,8 @@ pub fn main(args: ServeArgs) -> Result<ExitCode> {
     let timeouts = args.timeouts.timeouts();
     // Bound before the model is opened: a port that is taken is said at once.
     let bound = Bound::new(&args.listen)?;
-    let assets = open(&args)?;
-    let names = names(&args, &assets);
+    let assets = open(&args.model, &args.naming)?;
+    let names = names(&args.model, &args.naming, &assets);
     let (assets, plan) = Session::plan(assets, &args.model.engine)?;
 
     // The compute threads take all cores; HTTP needs little of one.
@@ -93,7 +95,7 @@ pub fn main(args: ServeArgs) -> Result<ExitCode> {
             session = loaded => session.context("the thread that loads the model has ended")??,
             signal = signals.next() => return Ok(ending.while_loading(signal).await),
         };
-        app.set_model(model(&session, &args, names.clone()));
+        app.set_model(model(&session, names.clone()));
         greeting.ready();
         Ok(ending.run(&session.engine, signals).await)
     });
@@ -102,27 +104,29 @@ pub fn main(args: ServeArgs) -> Result<ExitCode> {
     served
 }
 
-fn open(args: &ServeArgs) -> Result<Assets> {
-    let mut assets = Assets::open(args.model.model.as_deref(), args.model.engine.max_model_len)?;
+/// What is served, as the flags want it.
+pub fn open(model: &ModelArgs, naming: &NamingArgs) -> Result<Assets> {
+    let mut assets = Assets::open(model.model.as_deref(), model.engine.max_model_len)?;
     if assets.tokenizer.is_none() {
-        bail!("{} has no tokenizer; `folio serve` needs one: put tokenizer.json beside the weights", assets.name);
+        bail!("{} has no tokenizer; a server needs one: put tokenizer.json beside the weights", assets.name);
     }
-    if let Some(path) = &args.naming.chat_template {
+    if let Some(path) = &naming.chat_template {
         let source = std::fs::read_to_string(path).with_context(|| format!("--chat-template {}", path.display()))?;
         assets.set_template(&source).with_context(|| format!("--chat-template {}", path.display()))?;
     }
-    if args.naming.generation_config == GenerationConfig::Vllm {
-        assets.defaults = Default::default();
+    if naming.generation_config == GenerationConfig::Vllm {
+        assets.defaults = SamplingDefaults::default();
     }
     Ok(assets)
 }
 
-/// What clients may call the model; a name of the hub stays what it is.
-fn names(args: &ServeArgs, assets: &Assets) -> Vec<String> {
-    match &args.naming.served_model_name[..] {
-        [] => vec![assets.name.clone()],
-        given => given.to_vec(),
+/// What clients may call the model. One from the hub has its name there, not that of the folder it was fetched to.
+pub fn names(model: &ModelArgs, naming: &NamingArgs, assets: &Assets) -> Vec<String> {
+    if !naming.served_model_name.is_empty() {
+        return naming.served_model_name.clone();
     }
+    let hub = model.model.as_deref().filter(|text| !Path::new(text).exists()).and_then(HubName::parse);
+    vec![hub.map_or_else(|| assets.name.clone(), |hub| hub.repo)]
 }
 
 /// The log of requests: where nobody wants a line for each, only of those that went wrong.
@@ -177,18 +181,19 @@ fn load(
     Ok(receiver)
 }
 
-fn model(session: &Session, args: &ServeArgs, names: Vec<String>) -> Model {
+/// The loaded model as the routes take it.
+pub fn model(session: &Session, names: Vec<String>) -> Model {
     let assets = &session.assets;
     Model {
         engine: session.engine.clone(),
         tokenizer: assets.tokenizer.clone().unwrap_or_else(|| unreachable!("checked when it was opened")),
         template: assets.template.clone(),
+        names,
         defaults: assets.defaults,
         vocab_size: assets.model.spec.vocab_size,
         max_seqs: session.plan.max_seqs,
         embeds: true,
-        info: greeting::info(session, args),
-        names,
+        info: greeting::info(session),
     }
 }
 

@@ -116,7 +116,7 @@ fn describe(assets: &Assets, name: &str) -> String {
 }
 
 /// What `/server_info` tells. Where the model lies on this machine is not told.
-pub fn info(session: &Session, args: &ServeArgs) -> Value {
+pub fn info(session: &Session) -> Value {
     let (plan, spec) = (&session.plan, &session.assets.model.spec);
     json!({
         "max_num_batched_tokens": plan.budget_tokens,
@@ -124,7 +124,6 @@ pub fn info(session: &Session, args: &ServeArgs) -> Value {
         "hidden_size": spec.hidden,
         "num_layers": spec.layers.len(),
         "threads": plan.threads,
-        "enable_prefix_caching": !args.model.engine.no_enable_prefix_caching,
         "tensor_parallel_size": 1,
         "tp_size": 1,
         "pipeline_parallel_size": 1,

@@ -1,0 +1,96 @@
+//! `folio batch`: every line gets its answer, once, however often the program is stopped.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::{folio, refusal, scratch};
+
+fn batch(input: &Path, output: &Path) -> Command {
+    let paths = [input, output].map(|path| path.to_str().expect("UTF-8"));
+    folio(&["batch", paths[0], "-o", paths[1], "--max-num-seqs", "2", "--max-model-len", "512"])
+}
+
+fn line(id: &str, url: &str, body: Value) -> String {
+    json!({"custom_id": id, "method": "POST", "url": url, "body": body}).to_string() + "\n"
+}
+
+fn answers(path: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    text.lines().map(|line| serde_json::from_str(line).expect("whole lines of JSON")).collect()
+}
+
+fn of<'a>(answers: &'a [Value], id: &str) -> &'a Value {
+    let mut found = answers.iter().filter(|answer| answer["custom_id"] == id && answer["response"].is_object());
+    let answer = found.next().unwrap_or_else(|| panic!("{id} has no answer: {answers:?}"));
+    assert!(found.next().is_none(), "{id} has two answers");
+    answer
+}
+
+#[test]
+fn every_line_is_answered_or_says_why_not() {
+    let folder = scratch("batch");
+    let (input, output) = (folder.join("in.jsonl"), folder.join("out.jsonl"));
+    let chat = json!({"messages": [{"role": "user", "content": "What is a trait?"}], "max_tokens": 8});
+    let prompt = json!({"prompt": "fn main() {", "max_tokens": 4, "temperature": 0});
+    let mut text = line("chat", "/v1/chat/completions", chat);
+    text += &line("text", "/v1/completions", prompt.clone());
+    text += &line("text", "/v1/completions", prompt.clone());
+    text += &line("vector", "/v1/embeddings", json!({"input": "a vector"}));
+    text += &line("response", "/v1/responses", json!({"input": "What is `Vec`?", "max_output_tokens": 4}));
+    text += &line("bad", "/v1/completions", json!({"prompt": "x", "max_tokens": -1}));
+    text += &line("elsewhere", "/metrics", prompt);
+    text += "{\"custom_id\": \n\n";
+    std::fs::write(&input, text).expect("writable");
+    let run = batch(&input, &output).output().expect("the binary starts");
+    let said = String::from_utf8_lossy(&run.stderr).into_owned();
+    assert!(run.status.success(), "{said}");
+    assert!(said.contains("4 answered, 4 failed, 0 were there already"), "{said}");
+    let found = answers(&output);
+    assert_eq!(found.len(), 8);
+    for id in ["chat", "text", "vector", "response"] {
+        let response = &of(&found, id)["response"];
+        assert_eq!(response["status_code"], 200, "{id}: {response}");
+        assert!(response["request_id"].as_str().is_some_and(|id| !id.is_empty()) && response["body"].is_object());
+    }
+    assert_eq!(of(&found, "bad")["response"]["status_code"], 400);
+    let mut codes: Vec<_> = found.iter().filter_map(|answer| answer["error"]["code"].as_str()).collect();
+    codes.sort_unstable();
+    assert_eq!(codes, ["duplicate_custom_id", "invalid_line", "invalid_line"]);
+    // Once more: everything is there.
+    let again = batch(&input, &output).output().expect("the binary starts");
+    let said = String::from_utf8_lossy(&again.stderr).into_owned();
+    assert!(said.contains("0 answered, 0 failed, 8 were there already"), "{said}");
+    assert_eq!(answers(&output).len(), 8);
+    assert!(refusal(&["batch", "/no/such/file"]).contains("/no/such/file"));
+}
+
+#[test]
+fn killed_in_the_middle_it_goes_on_where_it_was() {
+    let folder = scratch("batch-killed");
+    let (input, output) = (folder.join("in.jsonl"), folder.join("out.jsonl"));
+    let prompt = |number: usize| json!({"prompt": format!("// {number}\nfn"), "max_tokens": 24, "temperature": 0});
+    let ids: Vec<String> = (0..24).map(|number| format!("r{number}")).collect();
+    let text: String = ids.iter().enumerate().map(|(n, id)| line(id, "/v1/completions", prompt(n))).collect();
+    std::fs::write(&input, text).expect("writable");
+    let mut child = batch(&input, &output).stderr(Stdio::null()).spawn().expect("the binary starts");
+    let begin = Instant::now();
+    while std::fs::read_to_string(&output).unwrap_or_default().lines().count() < 3 {
+        assert!(begin.elapsed() < Duration::from_secs(60), "answers come");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.kill().expect("it was running");
+    child.wait().expect("it ends");
+    // The worst that a kill can leave.
+    let mut left = std::fs::read_to_string(&output).expect("readable");
+    left += "{\"id\":\"batch_req_";
+    std::fs::write(&output, left).expect("writable");
+    assert!(batch(&input, &output).stderr(Stdio::null()).status().expect("it starts").success());
+    let found = answers(&output);
+    assert_eq!(found.len(), ids.len());
+    for id in &ids {
+        assert_eq!(of(&found, id)["response"]["status_code"], 200);
+    }
+}
