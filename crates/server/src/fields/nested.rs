@@ -236,7 +236,7 @@ mod tests {
     fn a_wrong_part_is_named_by_its_path() {
         let item = Object(|fields: &mut Fields| fields.required("size", Count::between(1, 9), ""));
         let list = ListOf::between(item, 1, 2);
-        let message = |value: Value| crate::ApiError::from(list.read(value).err().expect("refused")).to_string();
+        let message = |value: Value| crate::ApiError::from(list.read(value).expect_err("refused")).to_string();
         assert_eq!(message(json!([{"size": 1}, {"size": 0}])), "[1].size: must be a whole number from 1 to 9");
         assert_eq!(message(json!([])), "must be a list of 1 to 2");
         assert_eq!(message(json!([3])), "[0]: must be an object");

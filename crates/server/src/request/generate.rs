@@ -78,10 +78,9 @@ impl Generate {
         let min_tokens = wishes.min_tokens.unwrap_or(0);
         let params = SamplingParams { max_tokens, min_tokens, n, ..sampling(&wishes, bounds) };
         params.validate(bounds.vocab_size).map_err(|error| invalid(InvalidRequest::Sampling(error)))?;
-        let keep_tokens = match wishes.truncate_prompt {
-            None => None,
-            Some(keep) => Some(usize::try_from(keep).unwrap_or(bounds.max_model_len.saturating_sub(1))),
-        };
+        // A negative number: as many as fit with one for the answer.
+        let all = bounds.max_model_len.saturating_sub(1);
+        let keep_tokens = wishes.truncate_prompt.map(|keep| usize::try_from(keep).unwrap_or(all));
         Ok(Self {
             params,
             text: TextOptions {
@@ -143,31 +142,5 @@ pub fn invalid(error: InvalidRequest) -> ApiError {
         InvalidRequest::TooManySamples { .. } => ApiError::invalid("n", error.to_string()),
         InvalidRequest::NeverFits { .. } => ApiError::invalid("max_tokens", error.to_string()),
         _ => ApiError::invalid("prompt", error.to_string()),
-    }
-}
-
-/// FNV-1a over the caller's own salt and the request's: the same in every process, so that what a disk keeps is found
-/// again after a restart. It need not be secret: whoever could find another text with a salt's hash knows that salt. 0
-/// stands for no salt.
-pub fn cache_salt(caller: u64, salt: Option<&str>) -> u64 {
-    let Some(salt) = salt else { return caller };
-    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-    let start = 0xcbf2_9ce4_8422_2325;
-    let start = if caller == 0 { start } else { caller.to_le_bytes().into_iter().fold(start, step) };
-    salt.bytes().fold(start, step).max(1)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn salts_differ_by_caller_and_text() {
-        // Of FNV's published test vectors.
-        assert_eq!(cache_salt(0, Some("foobar")), 0x8594_4171_f739_67e8);
-        assert_eq!([cache_salt(0, None), cache_salt(7, None)], [0, 7]);
-        let salts =
-            [cache_salt(0, Some("a")), cache_salt(7, Some("a")), cache_salt(8, Some("a")), cache_salt(7, Some("b"))];
-        assert!((1..4).all(|i| salts[..i].iter().all(|salt| *salt != salts[i])), "{salts:x?}");
     }
 }
