@@ -90,7 +90,7 @@ fn success(operation: &Operation) -> Value {
     let content = match &operation.content {
         Content::Json(name) => json!({"application/json": json(name)}),
         Content::JsonOrEvents(name) => {
-            json!({"application/json": json(name), "text/event-stream": {"schema": {"type": "string"}}})
+            json!({"application/json": json(name), "text/event-stream": json("ServerSentEvent")})
         }
         Content::Text => json!({"text/plain": {"schema": {"type": "string"}}}),
         Content::Document => json!({"application/json": {"schema": {"type": "object"}}}),

@@ -9,7 +9,7 @@ use super::schema::{
 
 pub fn schemas() -> Map<String, Value> {
     let mut schemas = Map::new();
-    let parts = [completions(), responses(), messages(), embeddings(), tokens(), models(), info(), loads()];
+    let parts = [events(), completions(), responses(), messages(), embeddings(), tokens(), models(), info(), loads()];
     for (name, schema) in parts.into_iter().flatten() {
         assert!(schemas.insert(name.to_owned(), schema).is_none(), "one schema is called {name}");
     }
@@ -17,6 +17,16 @@ pub fn schemas() -> Map<String, Value> {
 }
 
 type Named = Vec<(&'static str, Value)>;
+
+/// Each event of a stream, as those who read events see it.
+fn events() -> Named {
+    let data =
+        json!({"type": "string", "contentMediaType": "application/json", "pattern": r"^(\{[\s\S]*\}|\[DONE\])$"});
+    vec![(
+        "ServerSentEvent",
+        object([("data", data)], [("event", json!({"type": "string", "pattern": r"^[a-z_.]+$"}))]),
+    )]
+}
 
 fn completions() -> Named {
     let token_ids = || list(count());

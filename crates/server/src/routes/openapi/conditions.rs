@@ -3,6 +3,7 @@
 
 use serde_json::{Value, json};
 
+use super::operations::RESPONSE_ID;
 use crate::service::Serving;
 
 /// A field that says more than `idle` needs another one, a flag, to be as `wanted` says.
@@ -64,6 +65,11 @@ fn bound(fields: &mut Value, serving: &Serving) {
         let about = kept["description"].clone();
         let some = json!({"type": "integer", "minimum": 1, "maximum": most});
         *kept = json!({"anyOf": [some, {"const": -1}, {"type": "null"}], "description": about});
+    }
+    if let Some(previous) = fields.get_mut("previous_response_id") {
+        let about = previous["description"].clone();
+        let kept = json!({"type": "string", "pattern": RESPONSE_ID});
+        *previous = json!({"anyOf": [{"type": "null"}, kept], "description": about});
     }
     for name in ["n", "best_of"] {
         if let Some(count) = fields.get_mut(name) {

@@ -12,6 +12,9 @@ use crate::routes::responses::{ItemsQuery, ResponsesRequest, RetrieveQuery};
 use crate::routes::tokenize::{Detokenize, TokenizeChat, TokenizeText};
 use crate::service::Serving;
 
+/// As the store makes them.
+pub const RESPONSE_ID: &str = "^resp_[0-9a-f]{40}$";
+
 /// For routes that generate.
 const GENERATES: &[u16] = &[400, 403, 404, 408, 413, 415, 429, 431, 500, 503, 504];
 /// For those that read a body and answer at once.
@@ -166,7 +169,7 @@ fn kept() -> Vec<Operation> {
     use Content::Json;
     let id = json!({
         "name": "id", "in": "path", "required": true, "description": "As the response was called.",
-        "schema": {"type": "string", "pattern": "^resp_[0-9A-Za-z_-]{1,64}$"},
+        "schema": {"type": "string", "pattern": RESPONSE_ID},
     });
     let with_query = |query: Value| [id.clone()].into_iter().chain(parameters(&query)).collect();
     let (one, items) = ("/v1/responses/{id}", "/v1/responses/{id}/input_items");
@@ -237,6 +240,9 @@ fn parameters(schema: &Value) -> Vec<Value> {
         }
         if let Some(kinds) = schema["type"].as_array().cloned() {
             schema["type"] = kinds.into_iter().find(|kind| kind != "null").unwrap_or_default();
+        }
+        if name == "after" {
+            schema = json!({"type": "string", "pattern": "^msg_[0-9a-f]{40}_[0-9]{1,4}$"});
         }
         if let Some(words) = schema.get_mut("enum").and_then(Value::as_array_mut) {
             words.retain(|word| !word.is_null());
