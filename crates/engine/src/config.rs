@@ -16,7 +16,7 @@ pub struct EngineConfig {
     pub max_seqs: usize,
     /// Sequences that may wait besides; more are refused.
     pub max_waiting: usize,
-    /// A sequence that has waited for so long and never run ends. None: it waits as long as it takes.
+    /// A request that has waited for so long, none of its sequences having run, ends. None: it waits as long as it takes.
     pub queue_timeout: Option<Duration>,
     /// Most tokens computed in a step.
     pub budget_tokens: usize,

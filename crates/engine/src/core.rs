@@ -146,6 +146,8 @@ impl Core {
         while let Some((&id, _)) = self.samples.first_key_value() {
             self.end(id, self.last_word.clone());
         }
+        self.in_flight.clear();
+        self.count_rows_in_flight();
         drop(self.publish());
     }
 
@@ -160,7 +162,9 @@ impl Core {
             // The last word of an executor that is gone.
             Message::StepDone { .. } => {}
             Message::DiskDone(DiskDone { ticket, ok, lost }) => {
-                self.shared.progress.note();
+                if ok {
+                    self.shared.progress.note();
+                }
                 self.scheduler.disk_done(ticket, ok);
                 lost.into_iter().for_each(|key| self.scheduler.disk_lost(key));
             }
@@ -213,6 +217,7 @@ impl Core {
         let prompt: Arc<[u32]> = prompt.into();
         // What is too far away to be told is no deadline.
         let deadline = options.deadline.and_then(|after| submitted.checked_add(after));
+        self.patience.came(first_id, samplers.len(), submitted);
         for (index, sampler) in samplers.into_iter().enumerate() {
             let id = RequestId(first_id.0 + index as u64);
             let sample = Sample {
@@ -231,7 +236,6 @@ impl Core {
                 lives: Lives::default(),
             };
             self.samples.insert(id, sample);
-            self.patience.came(id, submitted);
             self.executor.admit(id, sampler);
             if self.trials.is_none() {
                 self.enlist(id);

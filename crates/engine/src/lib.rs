@@ -165,8 +165,8 @@ impl Engine {
         self.shared.progress.num_live()
     }
 
-    /// How long ago the engine last got anywhere: a step ended well, a sample ended, or the first work came. None while
-    /// there is no work. Never waits, so it tells of an engine too whose thread hangs or has died with work left.
+    /// How long ago the engine last got anywhere: a step ended well, or the first work came. None while there is no
+    /// work: no sample, and no step under way. Never waits, so it tells of an engine too whose thread hangs or has died with work left.
     pub fn stalled_for(&self) -> Option<Duration> {
         self.shared.progress.stalled_for()
     }

@@ -12,9 +12,10 @@ use crate::config::nanos;
 pub(crate) struct Progress {
     /// The zero of `last`.
     epoch: Instant,
-    /// When a step or a task of the disk last ended well, a sample ended, or work came to an idle engine, in nanoseconds.
+    /// When a step or a task of the disk last ended well, work came to an idle engine, or the last of it left, in
+    /// nanoseconds. Whoever leaves while others stay has achieved nothing for them.
     last: AtomicU64,
-    /// Samples accepted and not ended. Whoever takes it from zero has called `note` before.
+    /// Samples accepted and not ended. Whoever takes it to or from zero while no rows are in flight calls `note` before.
     live: AtomicUsize,
     rows_in_flight: AtomicUsize,
 }
@@ -34,7 +35,7 @@ impl Progress {
 
     /// Takes in so many samples, unless there would be more than `most` then.
     pub fn accept(&self, samples: usize, most: usize) -> bool {
-        if self.num_live() == 0 {
+        if !self.has_work() {
             self.note();
         }
         let room = |live: usize| live.checked_add(samples).filter(|&sum| sum <= most);
@@ -43,7 +44,9 @@ impl Progress {
 
     /// So many samples have ended.
     pub fn ended(&self, samples: usize) {
-        self.note();
+        if self.num_live() == samples && self.rows_in_flight() == 0 {
+            self.note();
+        }
         self.live.fetch_sub(samples, Ordering::AcqRel);
     }
 
@@ -59,10 +62,15 @@ impl Progress {
         self.rows_in_flight.load(Ordering::Acquire)
     }
 
+    /// A step may outlive everybody who was in it, and those behind it wait all the same.
+    fn has_work(&self) -> bool {
+        self.num_live() > 0 || self.rows_in_flight() > 0
+    }
+
     pub fn stalled_for(&self) -> Option<Duration> {
         // In this order: work that comes in between has been noted.
-        let live = self.num_live();
+        let has_work = self.has_work();
         let last = Duration::from_nanos(self.last.load(Ordering::Acquire));
-        (live > 0).then(|| self.epoch.elapsed().saturating_sub(last))
+        has_work.then(|| self.epoch.elapsed().saturating_sub(last))
     }
 }

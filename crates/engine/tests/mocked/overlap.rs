@@ -5,11 +5,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use folio_engine::{EngineConfig, Event, FinishReason, KvEvent, RequestId, RequestOptions};
+use folio_engine::{EngineConfig, Event, FinishReason, KvEvent, RequestId, RequestOptions, SamplingParams};
 
 use crate::mock::{
-    BOTH, Faults, answer, config, params, reference, start, start_gated, submit, submit_with, tokens, wait_until,
-    wait_until_idle,
+    BOTH, Faults, answer, answers, config, params, reference, start, start_gated, submit, submit_with, tokens,
+    wait_until, wait_until_idle,
 };
 
 #[test]
@@ -118,6 +118,30 @@ fn patience_ends_for_those_alone_who_never_ran() {
     drop(gated.permits);
     assert_eq!(answer(running).tokens, reference(&tokens(0, 20), 10));
     wait_until_idle(&gated.engine);
+}
+
+/// Samples wait until the first of their request has read the prompt: once that one runs, none has waited in vain.
+#[test]
+fn patience_is_a_requests_and_not_a_samples() {
+    for overlap in BOTH {
+        let queue_timeout = Some(Duration::from_millis(50));
+        let config = EngineConfig { queue_timeout, overlap, max_seqs: 2, ..config(32) };
+        let gated = start_gated(config, Faults::default());
+        let pair = || SamplingParams { n: 2, ..params(10) };
+        let running = submit(&gated.engine, tokens(0, 200), pair());
+        gated.wait_for_submitted(if overlap { 2 } else { 1 });
+        let (waiting, came) = (submit(&gated.engine, tokens(1, 20), pair()), Instant::now());
+        wait_until("the time is over", || came.elapsed() > Duration::from_millis(50));
+        gated.permit(1);
+        for found in answers(waiting, 2) {
+            assert_eq!((found.tokens.len(), found.reason), (0, FinishReason::QueueTimeout));
+        }
+        drop(gated.permits);
+        for found in answers(running, 2) {
+            assert_eq!((found.tokens, found.reason), (reference(&tokens(0, 200), 10), FinishReason::Length));
+        }
+        wait_until_idle(&gated.engine);
+    }
 }
 
 #[test]

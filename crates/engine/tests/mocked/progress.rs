@@ -36,6 +36,46 @@ fn a_step_that_hangs_shows_and_one_that_ends_counts() {
     }
 }
 
+/// Clients who give up on a step that hangs, and come again, do not hide it; nor does one whose work is all gone.
+#[test]
+fn a_step_that_hangs_shows_while_clients_come_and_go() {
+    for overlap in BOTH {
+        let gated = start_gated(EngineConfig { overlap, ..config(32) }, Faults::default());
+        let engine = &gated.engine;
+        let mut leaving = submit(engine, tokens(0, 20), params(3));
+        gated.wait_for_submitted(if overlap { 2 } else { 1 });
+        for i in 1..5 {
+            let pause = Instant::now();
+            wait_until("a while is over", || pause.elapsed() > Duration::from_millis(5));
+            drop(leaving);
+            wait_until("it has left", || engine.num_live() == 0);
+            let stalled = engine.stalled_for().expect("its step is under way");
+            assert!(stalled >= Duration::from_millis(5 * i), "{stalled:?}");
+            leaving = submit(engine, tokens(i, 20), params(3));
+        }
+        let stalled = engine.stalled_for().expect("there is work");
+        assert!(stalled >= Duration::from_millis(20), "{stalled:?}");
+        let permitted = Instant::now();
+        gated.permit(1);
+        wait_until("the step has counted", || engine.stalled_for() <= Some(permitted.elapsed()));
+        drop(gated.permits);
+        assert_eq!(answer(leaving).tokens.len(), 3);
+        wait_until("nothing is under way", || engine.stalled_for().is_none());
+    }
+}
+
+#[test]
+fn an_engine_that_was_shut_down_has_no_work() {
+    let gated = start_gated(config(32), Faults::default());
+    let stream = submit(&gated.engine, tokens(0, 20), params(3));
+    gated.wait_for_submitted(1);
+    let watcher = gated.engine.clone();
+    drop(gated.permits);
+    gated.engine.shutdown();
+    assert_eq!((watcher.stalled_for(), watcher.rows_in_flight()), (None, 0));
+    drop(stream);
+}
+
 #[test]
 fn a_dead_engine_with_work_left_is_stalled() {
     let (gate, receiver) = flume::unbounded();
