@@ -35,6 +35,8 @@ pub(super) enum End {
     IdleTimeout,
     WriteStall,
     Evicted,
+    /// The client closed its side while a request of its was under way.
+    ClientLeft,
     /// It was ending already and took too long about it.
     Overdue,
 }
@@ -170,6 +172,10 @@ impl Activity {
         }
         drop(state);
         self.room.notify_one();
+    }
+
+    pub fn has_request(&self) -> bool {
+        self.state().requests > 0
     }
 
     /// A request's body is being received until what is returned is dropped.

@@ -16,7 +16,7 @@ use super::channel::{Channel, Protocol, Transport};
 use super::patrol::{Order, Patrol};
 use super::places::Place;
 use super::requests::{Peer, Requests};
-use super::socket::{Socket, Stream};
+use super::socket::{Line, Socket, Stream};
 use super::stats::count;
 use super::streams::Streams;
 use super::{NetConfig, Tls};
@@ -91,10 +91,11 @@ impl Host {
 /// Serves one connection until it ends by itself, runs out of time, or has to give way.
 pub(super) async fn run(host: Arc<Host>, stream: Stream, address: Option<SocketAddr>, place: Place) {
     let activity = &place.activity;
-    let mut patrol = Patrol::new(activity.clone());
+    let line = Line::new(stream);
+    let mut patrol = Patrol::new(activity.clone(), line.clone());
     let opened = tokio::select! {
         biased;
-        opened = open(&host, stream, activity) => opened,
+        opened = open(&host, line, activity) => opened,
         order = patrol.next() => {
             if let Order::End(end) = order {
                 host.count(end);
@@ -156,14 +157,14 @@ impl Host {
             End::IdleTimeout => count(&stats.idle_timeouts),
             End::WriteStall => count(&stats.write_stalls),
             End::Evicted => count(&stats.evicted),
-            End::Overdue => {}
+            End::ClientLeft | End::Overdue => {}
         }
     }
 }
 
 /// Shakes hands and finds out what is spoken. `None`: the client has been told off.
-async fn open(host: &Host, stream: Stream, activity: &Arc<Activity>) -> io::Result<Option<(Channel, Protocol)>> {
-    let socket = Socket::new(stream, activity.clone());
+async fn open(host: &Host, line: Line, activity: &Arc<Activity>) -> io::Result<Option<(Channel, Protocol)>> {
+    let socket = Socket::new(line, activity.clone());
     let transport = match &host.config.tls {
         None => Transport::Plain(socket),
         Some(tls) => {

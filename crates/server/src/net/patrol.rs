@@ -1,13 +1,23 @@
-//! Waits, beside a connection, for its time to run out or an order to come.
+//! Waits, beside a connection, for its time to run out, its client to leave, or an order to come.
+//!
+//! hyper sees a client's leaving only where it reads. While it answers one request and has bytes of whatever follows, or
+//! a body that nobody asks for, it does not, and the answer would be computed to its end for nobody. A client that closes
+//! only its sending side counts as gone, as it does to hyper.
 
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use tokio::time::{Instant, Sleep};
 
 use super::activity::{Activity, End, Verdict};
+use super::socket::Line;
+
+/// Between two looks at whether a client with a request under way is still there. Unread bytes keep a socket ready, so
+/// there is nothing to wait for: waiting for readiness would return at once, every time.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
@@ -18,13 +28,16 @@ pub(super) enum Order {
 
 pub(super) struct Patrol {
     activity: Arc<Activity>,
+    line: Line,
+    next_look: Instant,
     /// Moved only when it would fire too late: most of the time it is cheaper to wake up once for nothing.
     alarm: Pin<Box<Sleep>>,
 }
 
 impl Patrol {
-    pub fn new(activity: Arc<Activity>) -> Self {
-        Self { activity, alarm: Box::pin(tokio::time::sleep_until(Instant::now())) }
+    pub fn new(activity: Arc<Activity>, line: Line) -> Self {
+        let now = Instant::now();
+        Self { activity, line, next_look: now, alarm: Box::pin(tokio::time::sleep_until(now)) }
     }
 
     /// The next order. To be polled after the connection in the same task, so that what the connection has just done
@@ -35,12 +48,22 @@ impl Patrol {
 
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Order> {
         loop {
-            let look_again = match self.activity.review(Instant::now(), cx.waker()) {
+            let now = Instant::now();
+            let mut look_again = match self.activity.review(now, cx.waker()) {
                 Verdict::Drain => return Poll::Ready(Order::Drain),
                 Verdict::Retire => return Poll::Ready(Order::Retire),
                 Verdict::End(end) => return Poll::Ready(Order::End(end)),
                 Verdict::Wait(until) => until,
             };
+            if self.activity.has_request() {
+                if self.next_look <= now {
+                    if self.line.client_left() {
+                        return Poll::Ready(Order::End(End::ClientLeft));
+                    }
+                    self.next_look = now + LOOK_EVERY;
+                }
+                look_again = look_again.min(self.next_look);
+            }
             if self.alarm.is_elapsed() || self.alarm.deadline() > look_again {
                 self.alarm.as_mut().reset(look_again);
             }

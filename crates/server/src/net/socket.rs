@@ -1,12 +1,13 @@
 //! A socket that knows since when it has been waiting for its reader.
 
+use std::future::poll_fn;
 use std::io::{self, IoSlice};
-use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker, ready};
 
 use socket2::SockRef;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 #[cfg(unix)]
 use tokio::net::UnixStream;
@@ -20,10 +21,15 @@ pub(super) enum Stream {
     Unix(UnixStream),
 }
 
+/// A stream in two hands: its socket reads and writes it, and the patrol looks whether its client is there. Both belong
+/// to one task, so neither waits for the other.
+#[derive(Clone, Debug)]
+pub(super) struct Line(Arc<Mutex<Stream>>);
+
 /// Lies under TLS, so that what counts as progress is what the kernel took.
 #[derive(Debug)]
 pub(super) struct Socket {
-    stream: Stream,
+    line: Line,
     activity: Arc<Activity>,
     /// The last write found no room.
     blocked: bool,
@@ -40,24 +46,48 @@ macro_rules! either {
     };
 }
 
+impl Line {
+    pub fn new(stream: Stream) -> Self {
+        Self(Arc::new(Mutex::new(stream)))
+    }
+
+    fn stream(&self) -> MutexGuard<'_, Stream> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the client has closed its side, also behind bytes that nobody has read. What the kernel reported is asked
+    /// for, not the kernel: this costs no call and takes no byte.
+    pub fn client_left(&self) -> bool {
+        let stream = self.stream();
+        // Whoever waits for bytes keeps its own waker: this one is never stored for longer than the call.
+        let mut cx = Context::from_waker(Waker::noop());
+        match either!(&*stream, stream => pin!(stream.ready(Interest::READABLE)).poll(&mut cx)) {
+            Poll::Ready(Ok(ready)) => ready.is_read_closed(),
+            // The runtime is ending, and the connection with it.
+            Poll::Ready(Err(_)) | Poll::Pending => false,
+        }
+    }
+}
+
 impl Socket {
-    pub fn new(stream: Stream, activity: Arc<Activity>) -> Self {
-        Self { stream, activity, blocked: false }
+    pub fn new(line: Line, activity: Arc<Activity>) -> Self {
+        Self { line, activity, blocked: false }
     }
 
     /// The first byte the client sent, left where it is; `None` where the kernel cannot tell.
     pub async fn first_byte(&self) -> io::Result<Option<u8>> {
-        match &self.stream {
+        poll_fn(|cx| match &*self.line.stream() {
             Stream::Tcp(stream) => {
                 let mut byte = [0];
-                match stream.peek(&mut byte).await? {
+                Poll::Ready(match ready!(stream.poll_peek(cx, &mut ReadBuf::new(&mut byte)))? {
                     0 => Err(io::ErrorKind::UnexpectedEof.into()),
                     _ => Ok(Some(byte[0])),
-                }
+                })
             }
             #[cfg(unix)]
-            Stream::Unix(_) => Ok(None),
-        }
+            Stream::Unix(_) => Poll::Ready(Ok(None)),
+        })
+        .await
     }
 
     /// Notes whether a write moved; `directly` asks the kernel past tokio's memory of what it said last.
@@ -68,7 +98,7 @@ impl Socket {
     ) -> Poll<io::Result<usize>> {
         let written = match written {
             Poll::Pending if self.activity.write_is_blocked() => {
-                match either!(&self.stream, stream => directly(SockRef::from(stream))) {
+                match either!(&*self.line.stream(), stream => directly(SockRef::from(stream))) {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => Poll::Pending,
                     answer => Poll::Ready(answer),
                 }
@@ -85,14 +115,14 @@ impl Socket {
 }
 
 impl AsyncRead for Socket {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        either!(&mut self.stream, stream => Pin::new(stream).poll_read(cx, buf))
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        either!(&mut *self.line.stream(), stream => Pin::new(stream).poll_read(cx, buf))
     }
 }
 
 impl AsyncWrite for Socket {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let written = either!(&mut self.stream, stream => Pin::new(stream).poll_write(cx, bytes));
+        let written = either!(&mut *self.line.stream(), stream => Pin::new(stream).poll_write(cx, bytes));
         self.note(written, |socket| socket.send(bytes))
     }
 
@@ -101,19 +131,19 @@ impl AsyncWrite for Socket {
         cx: &mut Context<'_>,
         bytes: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let written = either!(&mut self.stream, stream => Pin::new(stream).poll_write_vectored(cx, bytes));
+        let written = either!(&mut *self.line.stream(), stream => Pin::new(stream).poll_write_vectored(cx, bytes));
         self.note(written, |socket| socket.send_vectored(bytes))
     }
 
     fn is_write_vectored(&self) -> bool {
-        either!(&self.stream, stream => stream.is_write_vectored())
+        either!(&*self.line.stream(), stream => stream.is_write_vectored())
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        either!(&mut self.stream, stream => Pin::new(stream).poll_flush(cx))
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        either!(&mut *self.line.stream(), stream => Pin::new(stream).poll_flush(cx))
     }
 
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        either!(&mut self.stream, stream => Pin::new(stream).poll_shutdown(cx))
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        either!(&mut *self.line.stream(), stream => Pin::new(stream).poll_shutdown(cx))
     }
 }

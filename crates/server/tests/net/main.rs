@@ -2,6 +2,7 @@
 
 mod support;
 
+mod bytes_behind;
 mod clients_that_leave;
 mod drain;
 mod headers;

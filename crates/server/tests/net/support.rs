@@ -17,7 +17,7 @@ use folio_server::net::{Listener, NetConfig, Peer, Shutdown, ShutdownHandle, ser
 use futures_core::Stream;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
@@ -37,10 +37,12 @@ pub fn config() -> NetConfig {
 #[derive(Default)]
 pub struct Seen {
     pub begun: AtomicUsize,
-    /// Requests to `/hang` and bodies of `/endless` and `/fed` that were dropped.
+    /// Requests to `/hang`, `/ignore-body` and `/held`, and bodies of `/endless` and `/fed` that were dropped.
     pub dropped: AtomicUsize,
     /// Says what `/fed` streams; closed ends it.
     pub feed: std::sync::Mutex<Option<mpsc::Receiver<&'static str>>>,
+    /// Lets one request to `/held` have its answer.
+    pub release: Notify,
 }
 
 impl Seen {
@@ -107,7 +109,7 @@ async fn count_pieces(request: Request) -> String {
 }
 
 pub fn router(seen: &Arc<Seen>) -> Router {
-    let (hang, endless, fed) = (seen.clone(), seen.clone(), seen.clone());
+    let (hang, ignore, held, endless, fed) = (seen.clone(), seen.clone(), seen.clone(), seen.clone(), seen.clone());
     Router::new()
         .route("/health", get(async || "ok"))
         .route("/echo", post(async |body: Bytes| body))
@@ -125,6 +127,21 @@ pub fn router(seen: &Arc<Seen>) -> Router {
             any(async move || {
                 let _watched = hang.watch();
                 std::future::pending::<StatusCode>().await
+            }),
+        )
+        .route(
+            "/ignore-body",
+            post(async move |request: Request| {
+                let _watched = (ignore.watch(), request);
+                std::future::pending::<StatusCode>().await
+            }),
+        )
+        .route(
+            "/held",
+            any(async move |body: Bytes| {
+                let watched = held.watch();
+                watched.0.release.notified().await;
+                body
             }),
         )
         .route("/endless", get(async move || Body::from_stream(Endless(endless.watch()))))
