@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::http::{request, request_with};
 use crate::server::Server;
-use crate::{folio, output, refusal, scratch};
+use crate::{folio, output, refusal, scratch, stdout};
 
 const KEY: &str = "a-key-of-enough-letters";
 
@@ -46,6 +46,9 @@ fn keys_a_configuration_and_flags_of_vllm() {
         assert!(greeting.contains(part), "{part} is missing:\n{greeting}");
     }
     assert_eq!(request(server.port, "GET", "/health", "").status, 200);
+    let url = format!("http://127.0.0.1:{}", server.port);
+    assert!(stdout(&["health", "--url", &url]).contains("ok"));
+    assert!(refusal(&["health", "--url", "http://127.0.0.1:1"]).contains("could not reach"));
     for path in ["/v1/models", "/metrics", "/nowhere"] {
         assert_eq!(request(server.port, "GET", path, "").status, 401, "{path}");
     }

@@ -60,7 +60,8 @@ fn answers_streams_and_refuses() {
         let message = answer["error"]["message"].as_str().unwrap_or_default().to_string();
         assert!(message.contains(field), "{field}: {message}");
     };
-    refused(chat(serde_json::json!({"tools": []})), "tools");
+    let tool = serde_json::json!({"type": "function", "function": {"name": "f"}});
+    refused(chat(serde_json::json!({"tools": [tool]})), "tools");
     refused(chat(serde_json::json!({"temperature": -1})), "temperature");
     refused(chat(serde_json::json!({"n": 1_000_000})), "n");
     refused(chat(serde_json::json!({"logit_bias": {"999999": 1}})), "logit_bias");

@@ -36,9 +36,9 @@ pub enum Command {
     /// Ask a model: one question with -p, or a chat
     Run(RunArgs),
     /// Serve a model over HTTP, as the OpenAI API
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Answer a file of requests in OpenAI's batch format, offline
-    Batch(BatchArgs),
+    Batch(Box<BatchArgs>),
     /// Ask a running server whether it is well
     Health(HealthArgs),
     /// Say what a model is and what it needs

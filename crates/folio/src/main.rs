@@ -39,9 +39,9 @@ fn main() -> ExitCode {
 fn run() -> Result<ExitCode> {
     let done = |result: Result<()>| result.map(|()| ExitCode::SUCCESS);
     match Folio::parse_from(args::command_line(std::env::args_os())?).command {
-        Command::Serve(args) => serve::main(args),
+        Command::Serve(args) => serve::main(*args),
         Command::Health(args) => health::main(&args),
-        Command::Batch(args) => done(batch::main(args)),
+        Command::Batch(args) => done(batch::main(*args)),
         Command::Run(args) => done(run::main(args)),
         Command::Inspect(args) => done(inspect::main(&args)),
         Command::Plan(args) => done(plan::main(&args)),

@@ -239,7 +239,7 @@ mod tests {
         let added = File { path: Path::new("f.toml"), command: &serve }.flags(file, &given)?;
         words.splice(2..2, added);
         match Folio::try_parse_from(words)?.command {
-            Kind::Serve(args) => Ok(args),
+            Kind::Serve(args) => Ok(*args),
             _ => bail!("not serve"),
         }
     }

@@ -25,6 +25,9 @@ pub struct LimitArgs {
     /// Brackets within brackets of a body
     #[arg(long, value_name = "N", default_value_t = Limits::default().json_depth, value_parser = upto::<usize>(120), hide_short_help = true)]
     pub max_json_depth: usize,
+    /// Values of a body, those within others counted
+    #[arg(long, value_name = "N", default_value_t = Limits::default().json_values, value_parser = upto::<usize>(1 << 28), hide_short_help = true)]
+    pub max_json_values: usize,
     /// A request's line and header
     #[arg(long, value_name = "BYTES", default_value_t = Limits::default().header_bytes, value_parser = RangedU64ValueParser::<usize>::new().range(8 << 10..=1 << 20), hide_short_help = true)]
     pub max_header_bytes: usize,
@@ -34,21 +37,24 @@ pub struct LimitArgs {
     /// Prompts of one request
     #[arg(long, value_name = "N", default_value_t = Limits::default().prompts, value_parser = upto::<usize>(1 << 16), hide_short_help = true)]
     pub max_prompts: usize,
+    /// Inputs of one request for embeddings
+    #[arg(long, value_name = "N", default_value_t = Limits::default().embedding_inputs, value_parser = upto::<usize>(1 << 16), hide_short_help = true)]
+    pub max_embedding_inputs: usize,
     /// Answers to one prompt
-    #[arg(long, value_name = "N", default_value_t = Limits::default().samples, value_parser = upto::<usize>(1 << 14), hide_short_help = true)]
+    #[arg(long, value_name = "N", default_value_t = Limits::default().samples, value_parser = upto::<usize>(16), hide_short_help = true)]
     pub max_n: usize,
     /// Stop strings of one request
     #[arg(long, value_name = "N", default_value_t = Limits::default().stops, value_parser = upto::<usize>(1024), hide_short_help = true)]
     pub max_stop: usize,
     /// One stop string
-    #[arg(long, value_name = "BYTES", alias = "max-stop-chars", default_value_t = Limits::default().stop_bytes, value_parser = upto::<usize>(1 << 16), hide_short_help = true)]
-    pub max_stop_bytes: usize,
+    #[arg(long, value_name = "CHARACTERS", default_value_t = Limits::default().stop_chars, value_parser = upto::<usize>(1 << 16), hide_short_help = true)]
+    pub max_stop_chars: usize,
     #[arg(long, value_name = "N", default_value_t = Limits::default().stop_token_ids, value_parser = upto::<usize>(1 << 16), hide_short_help = true)]
     pub max_stop_token_ids: usize,
-    #[arg(long, value_name = "N", default_value_t = Limits::default().bad_words, value_parser = upto::<usize>(1 << 16), hide_short_help = true)]
+    #[arg(long, value_name = "N", default_value_t = Limits::default().bad_words, value_parser = upto::<usize>(128), hide_short_help = true)]
     pub max_bad_words: usize,
     /// Tokens of all bad words together
-    #[arg(long, value_name = "N", default_value_t = Limits::default().bad_word_tokens, value_parser = upto::<usize>(1 << 20), hide_short_help = true)]
+    #[arg(long, value_name = "N", default_value_t = Limits::default().bad_word_tokens, value_parser = upto::<usize>(1024), hide_short_help = true)]
     pub max_bad_word_tokens: usize,
     /// Entries of logit_bias
     #[arg(long, value_name = "N", default_value_t = Limits::default().logit_biases, value_parser = upto::<usize>(1 << 20), hide_short_help = true)]
@@ -56,6 +62,9 @@ pub struct LimitArgs {
     /// Most likely tokens that are told beside each token
     #[arg(long, value_name = "N", default_value_t = Limits::default().logprobs, value_parser = upto::<u32>(1024))]
     pub max_logprobs: u32,
+    /// Log-probabilities of prompt tokens that one answer tells
+    #[arg(long, value_name = "N", default_value_t = Limits::default().prompt_logprob_values, value_parser = upto::<usize>(1 << 28), hide_short_help = true)]
+    pub max_prompt_logprob_values: usize,
     /// Messages of a chat
     #[arg(long, value_name = "N", default_value_t = Limits::default().messages, value_parser = upto::<usize>(1 << 20), hide_short_help = true)]
     pub max_messages: usize,
@@ -82,8 +91,8 @@ pub struct LimitArgs {
     pub max_request_id_bytes: usize,
     #[arg(long, value_name = "BYTES", default_value_t = Limits::default().cache_salt_bytes, value_parser = upto::<usize>(4096), hide_short_help = true)]
     pub max_cache_salt_bytes: usize,
-    #[arg(long, value_name = "BYTES", default_value_t = Limits::default().user_bytes, value_parser = upto::<usize>(1 << 16), hide_short_help = true)]
-    pub max_user_bytes: usize,
+    #[arg(long, value_name = "CHARACTERS", default_value_t = Limits::default().user_chars, value_parser = upto::<usize>(1 << 16), hide_short_help = true)]
+    pub max_user_chars: usize,
     /// Responses kept for previous_response_id
     #[arg(long, value_name = "N", default_value_t = Limits::default().stored_responses, value_parser = upto::<usize>(1 << 24), hide_short_help = true)]
     pub max_stored_responses: usize,
@@ -97,17 +106,20 @@ impl LimitArgs {
         Limits {
             body_bytes: self.max_body_bytes,
             json_depth: self.max_json_depth,
+            json_values: self.max_json_values,
             header_bytes: self.max_header_bytes,
             header_fields: self.max_header_fields,
             prompts: self.max_prompts,
+            embedding_inputs: self.max_embedding_inputs,
             samples: self.max_n,
             stops: self.max_stop,
-            stop_bytes: self.max_stop_bytes,
+            stop_chars: self.max_stop_chars,
             stop_token_ids: self.max_stop_token_ids,
             bad_words: self.max_bad_words,
             bad_word_tokens: self.max_bad_word_tokens,
             logit_biases: self.max_logit_bias,
             logprobs: self.max_logprobs,
+            prompt_logprob_values: self.max_prompt_logprob_values,
             messages: self.max_messages,
             template_kwargs: self.max_template_kwargs,
             template_kwarg_bytes: self.max_template_kwarg_bytes,
@@ -117,7 +129,7 @@ impl LimitArgs {
             stream_bytes: self.max_stream_bytes,
             request_id_bytes: self.max_request_id_bytes,
             cache_salt_bytes: self.max_cache_salt_bytes,
-            user_bytes: self.max_user_bytes,
+            user_chars: self.max_user_chars,
             stored_responses: self.max_stored_responses,
             stored_response_bytes: self.max_stored_response_bytes,
         }
