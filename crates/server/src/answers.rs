@@ -12,7 +12,7 @@ use crate::prompts::Prepared;
 use crate::request::{Generate, invalid};
 use crate::service::{Call, Service};
 use crate::sse::{EventWriter, Gone};
-use crate::text_stream::{Finish, Piece, TextStream};
+use crate::text_stream::{AnswerToken, Finish, Piece, PromptLogprobs, TextStream};
 
 /// Every answer to every prompt of one request. Dropping it aborts what still runs.
 pub struct Answers {
@@ -35,20 +35,12 @@ impl Service {
     ) -> Result<Answers, ApiError> {
         let engine = &self.model.engine;
         let num_samples = generate.params.n;
-        let options = RequestOptions {
-            priority: generate.priority,
-            tenant: call.caller.tenant,
-            weight: call.caller.weight,
-            deadline: Some(self.timeouts.request.saturating_sub(call.arrived.elapsed())),
-            cache_salt: generate
-                .cache_salt
-                .as_deref()
-                .map_or(call.caller.cache_salt, |salt| call.caller.cache_salt_with(salt)),
-        };
+        let options = self.options(call, &generate);
         let request = |prompt: &Prepared| {
             let request = engine.request(prompt.tokens.clone(), generate.params.clone());
             request.and_then(|request| request.with_options(options.clone())).map_err(invalid)
         };
+        check_told(self, prompts, &generate)?;
         // All are checked before any is queued.
         let requests = prompts.iter().map(request).collect::<Result<Vec<_>, _>>()?;
         let submit = |request| {
@@ -56,19 +48,50 @@ impl Service {
             Ok(TextStream::new(stream, &self.model.tokenizer, num_samples, &generate.text))
         };
         let streams = requests.into_iter().map(submit).collect::<Result<Vec<_>, ApiError>>()?;
-        let mut record = self.observer.begin(RequestStart {
+        let mut record = self.record(route, call);
+        prompts.iter().for_each(|p| record.submitted(p.tokens.len(), num_samples, generate.params.max_tokens));
+        Ok(Answers { streams, num_samples, record, turn: 0 })
+    }
+
+    /// When a request runs, for whom, and what it shares.
+    pub fn options(&self, call: &Call, generate: &Generate) -> RequestOptions {
+        let caller = &call.caller;
+        RequestOptions {
+            priority: generate.priority,
+            tenant: caller.tenant,
+            weight: caller.weight,
+            deadline: Some(self.timeouts.request.saturating_sub(call.arrived.elapsed())),
+            cache_salt: generate.cache_salt.as_deref().map_or(caller.cache_salt, |salt| caller.cache_salt_with(salt)),
+        }
+    }
+
+    pub fn record(&self, route: &'static str, call: &Call) -> RequestRecord {
+        self.observer.begin(RequestStart {
             route,
             request_id: call.id.id.clone(),
             key_name: Some(call.caller.name.clone()),
             traceparent: call.traceparent.as_deref(),
             arrived: call.arrived,
-        });
-        prompts.iter().for_each(|p| record.submitted(p.tokens.len(), num_samples, generate.params.max_tokens));
-        Ok(Answers { streams, num_samples, record, turn: 0 })
+        })
     }
 }
 
-fn not_taken(error: SubmitError) -> ApiError {
+/// What is told of prompts is bounded as a whole: it is written for every choice.
+fn check_told(service: &Service, prompts: &[Prepared], generate: &Generate) -> Result<(), ApiError> {
+    let Some(top) = generate.params.prompt_logprobs else { return Ok(()) };
+    let tokens: usize = prompts.iter().map(|prompt| prompt.tokens.len()).sum();
+    let values = tokens.saturating_mul(top as usize + 1).saturating_mul(generate.params.n);
+    match service.bounds.limits.prompt_logprob_values {
+        most if values > most => {
+            let message =
+                format!("{values} log-probabilities of prompt tokens in all, but at most {most} are told at once");
+            Err(ApiError::invalid("prompt_logprobs", message))
+        }
+        _ => Ok(()),
+    }
+}
+
+pub fn not_taken(error: SubmitError) -> ApiError {
     match error {
         SubmitError::QueueFull { retry_after } => ApiError::Overloaded { retry_after },
         SubmitError::Draining => ApiError::Draining,
@@ -79,11 +102,6 @@ fn not_taken(error: SubmitError) -> ApiError {
 impl Answers {
     pub fn num_choices(&self) -> usize {
         self.streams.len() * self.num_samples
-    }
-
-    /// Which prompt an answer is to.
-    pub fn prompt_of(&self, choice: usize) -> usize {
-        choice / self.num_samples
     }
 
     /// The next piece of any answer; none when all have ended.
@@ -139,9 +157,15 @@ fn end_reason(finish: &Finish) -> EndReason {
     match finish {
         Finish::Stop(_) => EndReason::Stop,
         Finish::Length => EndReason::Length,
-        Finish::Failed(ApiError::RequestTimeout | ApiError::QueueTimeout) => EndReason::Timeout,
-        Finish::Failed(ApiError::Aborted) => EndReason::Abort,
-        Finish::Failed(_) => EndReason::Error,
+        Finish::Failed(error) => failure_reason(error),
+    }
+}
+
+pub fn failure_reason(error: &ApiError) -> EndReason {
+    match error {
+        ApiError::RequestTimeout | ApiError::QueueTimeout => EndReason::Timeout,
+        ApiError::Aborted => EndReason::Abort,
+        _ => EndReason::Error,
     }
 }
 
@@ -149,8 +173,8 @@ fn end_reason(finish: &Finish) -> EndReason {
 #[derive(Default)]
 pub struct Collected {
     pub text: String,
-    pub tokens: Vec<crate::text_stream::AnswerToken>,
-    pub prompt_logprobs: Option<Vec<Option<folio_engine::Logprobs>>>,
+    pub tokens: Vec<AnswerToken>,
+    pub prompt_logprobs: Option<PromptLogprobs>,
     pub finish: Option<Finish>,
     pub usage: Usage,
 }
@@ -176,12 +200,12 @@ impl Answers {
     }
 }
 
-/// Whether there is anything to tell about: most pieces of text are a token each.
+/// Whether a piece tells nothing that clients see, such as half a character.
 pub fn is_silent(piece: &Piece) -> bool {
     piece.text.is_empty() && piece.finish.is_none() && piece.prompt_logprobs.is_none()
 }
 
-/// Nothing may be waited for beyond this.
+/// When a request must be over, whether or not its client reads.
 pub fn deadline(service: &Service, call: &Call) -> Instant {
     call.arrived + service.timeouts.request
 }

@@ -10,6 +10,9 @@ use crate::App;
 use crate::error::ApiError;
 use crate::fields::{self, Request as Fielded};
 
+/// Bodies beyond this are parsed where prompts are prepared.
+const LARGE_BYTES: usize = 64 << 10;
+
 /// A JSON object, as it came.
 pub struct JsonBody(Map<String, Value>);
 
@@ -33,7 +36,15 @@ impl FromRequest<App> for JsonBody {
         let limits = app.limits();
         check_head(&parts, limits.body_bytes)?;
         let bytes = read(body, limits.body_bytes, app.timeouts().body).await?;
-        parse(&bytes, limits.json_depth).map(JsonBody)
+        let (depth, values) = (limits.json_depth, limits.json_values);
+        match app.service() {
+            // What takes long to read holds up nobody else.
+            Some(service) if bytes.len() > LARGE_BYTES => {
+                service.prompts.parse(move || parse(&bytes, depth, values)).await
+            }
+            _ => parse(&bytes, depth, values),
+        }
+        .map(JsonBody)
     }
 }
 
@@ -72,10 +83,14 @@ fn is_too_large(error: &axum::Error) -> bool {
     false
 }
 
-fn parse(bytes: &[u8], most_depth: usize) -> Result<Map<String, Value>, ApiError> {
+fn parse(bytes: &[u8], most_depth: usize, most_values: usize) -> Result<Map<String, Value>, ApiError> {
     let invalid = |message: String| ApiError::Invalid { field: None, message };
-    if depth(bytes) > most_depth {
+    let (depth, values) = measure(bytes);
+    if depth > most_depth {
         return Err(invalid(format!("the body nests deeper than {most_depth} levels")));
+    }
+    if values > most_values {
+        return Err(invalid(format!("the body has more than {most_values} values")));
     }
     match serde_json::from_slice(bytes) {
         Ok(Value::Object(object)) => Ok(object),
@@ -87,9 +102,10 @@ fn parse(bytes: &[u8], most_depth: usize) -> Result<Map<String, Value>, ApiError
     }
 }
 
-/// How deep brackets nest, those within texts aside. What is no JSON may give any number.
-fn depth(bytes: &[u8]) -> usize {
-    let (mut depth, mut deepest) = (0usize, 0usize);
+/// How deep brackets nest and how many values there are at most, what is within texts aside. What is no JSON may give
+/// any numbers. A value takes far more memory than the byte or two that it may be written in.
+fn measure(bytes: &[u8]) -> (usize, usize) {
+    let (mut depth, mut deepest, mut values) = (0usize, 0usize, 1usize);
     let (mut in_text, mut escaped) = (false, false);
     for byte in bytes {
         match byte {
@@ -99,12 +115,14 @@ fn depth(bytes: &[u8]) -> usize {
             b'[' | b'{' if !in_text => {
                 depth += 1;
                 deepest = deepest.max(depth);
+                values += 1;
             }
+            b',' if !in_text => values += 1,
             b']' | b'}' if !in_text => depth = depth.saturating_sub(1),
             _ => {}
         }
     }
-    deepest
+    (deepest, values)
 }
 
 #[cfg(test)]
@@ -112,27 +130,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn depth_counts_brackets_outside_texts() {
+    fn what_is_within_texts_does_not_count() {
         for (text, expected) in [
-            ("{}", 1),
-            (r#"{"a": [[1], {"b": 2}]}"#, 3),
-            (r#"{"a": "[[[[\"[[["}"#, 1),
-            (r#"{"a\\": [1]}"#, 2),
-            ("[[[[", 4),
-            ("", 0),
+            ("{}", (1, 2)),
+            (r#"{"a": [[1], {"b": 2}]}"#, (3, 6)),
+            (r#"{"a": "[[[[,\"[[["}"#, (1, 2)),
+            (r#"{"a\\": [1, 2]}"#, (2, 4)),
+            ("[[[[", (4, 5)),
+            ("", (0, 1)),
         ] {
-            assert_eq!(depth(text.as_bytes()), expected, "{text}");
+            assert_eq!(measure(text.as_bytes()), expected, "{text}");
         }
-        assert!(parse(&b"[".repeat(100_000), 64).is_err());
+        assert!(parse(&b"[".repeat(100_000), 64, 9).is_err());
     }
 
     #[test]
     fn only_objects_are_bodies() {
-        let message = |text: &str| parse(text.as_bytes(), 4).expect_err("refused").to_string();
-        assert!(parse(br#"{"a": [[[1]]]}"#, 4).is_ok());
+        let message = |text: &str| parse(text.as_bytes(), 4, 9).expect_err("refused").to_string();
+        assert!(parse(br#"{"a": [[[1]]]}"#, 4, 9).is_ok());
+        assert!(parse(b"{\"a\": [1,1,1,1,1,1,1]}", 4, 9).is_ok());
+        assert_eq!(message("{\"a\": [1,1,1,1,1,1,1,1]}"), "the body has more than 9 values");
         assert_eq!(message(r#"{"a": [[[[1]]]]}"#), "the body nests deeper than 4 levels");
         assert_eq!(message("[1]"), "the body must be a JSON object");
         assert_eq!(message("{\"a\": \n oops"), "the body is not valid JSON at line 2, column 2");
-        assert!(parse(b"{\"a\": \"\xff\"}", 4).is_err());
+        assert!(parse(b"{\"a\": \"\xff\"}", 4, 9).is_err());
     }
 }

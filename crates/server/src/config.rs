@@ -8,20 +8,27 @@ pub struct Limits {
     pub body_bytes: usize,
     /// Brackets within brackets of a JSON body.
     pub json_depth: usize,
+    /// Values of a JSON body, those within others counted.
+    pub json_values: usize,
     pub header_bytes: usize,
     pub header_fields: usize,
     /// Prompts of one request.
     pub prompts: usize,
+    /// Inputs of one request for embeddings.
+    pub embedding_inputs: usize,
     /// Answers to one prompt: `n`.
     pub samples: usize,
     pub stops: usize,
-    pub stop_bytes: usize,
+    /// Of one stop string or bad word.
+    pub stop_chars: usize,
     pub stop_token_ids: usize,
     pub bad_words: usize,
     /// Tokens of all bad words together.
     pub bad_word_tokens: usize,
     pub logit_biases: usize,
     pub logprobs: u32,
+    /// Log-probabilities of prompt tokens that one answer tells, all choices together.
+    pub prompt_logprob_values: usize,
     pub messages: usize,
     /// Of `chat_template_kwargs`.
     pub template_kwargs: usize,
@@ -29,7 +36,7 @@ pub struct Limits {
     pub template_kwarg_bytes: usize,
     /// Open connections; more wait to be accepted.
     pub connections: usize,
-    /// Requests under way that generate, all keys together.
+    /// POST requests under way, all keys together.
     pub in_flight: usize,
     /// The same for one key, unless its own line says otherwise.
     pub in_flight_per_key: usize,
@@ -37,7 +44,7 @@ pub struct Limits {
     pub stream_bytes: usize,
     pub request_id_bytes: usize,
     pub cache_salt_bytes: usize,
-    pub user_bytes: usize,
+    pub user_chars: usize,
     /// Responses kept for `previous_response_id`.
     pub stored_responses: usize,
     /// ... and their bytes together.
@@ -49,17 +56,20 @@ impl Default for Limits {
         Self {
             body_bytes: 4 << 20,
             json_depth: 64,
+            json_values: 1 << 19,
             header_bytes: 32 << 10,
             header_fields: 64,
             prompts: 64,
+            embedding_inputs: 2048,
             samples: 16,
             stops: 4,
-            stop_bytes: 256,
+            stop_chars: 256,
             stop_token_ids: 64,
             bad_words: 128,
             bad_word_tokens: 1024,
             logit_biases: 1024,
             logprobs: 20,
+            prompt_logprob_values: 1 << 18,
             messages: 2048,
             template_kwargs: 16,
             template_kwarg_bytes: 4096,
@@ -69,7 +79,7 @@ impl Default for Limits {
             stream_bytes: 256 << 10,
             request_id_bytes: 128,
             cache_salt_bytes: 64,
-            user_bytes: 512,
+            user_chars: 512,
             stored_responses: 1024,
             stored_response_bytes: 64 << 20,
         }

@@ -1,7 +1,7 @@
 //! The catalogue of refusals: everything that a client may be told of what went wrong, in OpenAI's form or Anthropic's.
 //!
-//! A text holds only what is written here, names of fields that this server knows, and numbers: never what a client
-//! sent, never a path, an address or another program's words.
+//! A text holds only what is written here, names of fields, and numbers: never a value that a client sent, never a path,
+//! an address or another program's words.
 
 use std::time::Duration;
 
@@ -53,7 +53,8 @@ pub enum ApiError {
     RequestTimeout,
     #[error("the engine has stopped")]
     Stopped,
-    #[error("the request was aborted")]
+    /// The engine was told to end while it ran.
+    #[error("the server is shutting down and has ended this request")]
     Aborted,
     /// The server's fault; the text is one of ours.
     #[error("{0}")]
@@ -91,9 +92,25 @@ impl ApiError {
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::NotJson => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::Overloaded { .. } | Self::TooManyInFlight { .. } => StatusCode::TOO_MANY_REQUESTS,
-            Self::Loading | Self::Draining | Self::QueueTimeout | Self::Stopped => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Loading | Self::Draining | Self::Aborted | Self::QueueTimeout | Self::Stopped => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             Self::RequestTimeout => StatusCode::GATEWAY_TIMEOUT,
-            Self::Aborted | Self::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    /// The same refusal where a route calls its fields otherwise.
+    pub fn renamed(self, names: &[(&'static str, &'static str)]) -> Self {
+        let own = |field: &str| names.iter().find(|(common, _)| *common == field).map(|(_, own)| *own);
+        match self {
+            Self::Invalid { field: Some(field), message } => {
+                Self::Invalid { field: Some(own(&field).map_or(field, str::to_owned)), message }
+            }
+            Self::ContextLength { field, tokens, most } => {
+                Self::ContextLength { field: own(field).unwrap_or(field), tokens, most }
+            }
+            error => error,
         }
     }
 
@@ -105,7 +122,7 @@ impl ApiError {
             Self::NoSuchModel => Some("model_not_found"),
             Self::Overloaded { .. } | Self::TooManyInFlight { .. } => Some("rate_limit_exceeded"),
             Self::Loading => Some("model_loading"),
-            Self::Draining => Some("server_draining"),
+            Self::Draining | Self::Aborted => Some("server_draining"),
             Self::QueueTimeout => Some("queue_timeout"),
             Self::RequestTimeout => Some("request_timeout"),
             _ => None,
@@ -147,7 +164,7 @@ impl ApiError {
     fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Overloaded { retry_after } | Self::TooManyInFlight { retry_after, .. } => Some(*retry_after),
-            Self::Loading | Self::QueueTimeout => Some(Duration::from_secs(1)),
+            Self::Loading | Self::Draining | Self::Aborted | Self::QueueTimeout => Some(Duration::from_secs(1)),
             _ => None,
         }
     }

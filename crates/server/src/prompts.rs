@@ -3,14 +3,17 @@
 //! Both are work of unknown length, so a few threads of their own do it, and requests queue for them. A text that cannot
 //! fit is refused by its length in bytes, before it is tokenized.
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use folio_text::{ChatRender, ChatTemplate, Tokenizer};
+use serde_json::Value;
 use tokio::sync::Semaphore;
 
 use crate::error::ApiError;
-use crate::request::{Conversation, Generate, Prompt};
+use crate::request::{Bounds, Conversation, Generate, Prompt};
 
 /// Prompts prepared at once: more would take the cores that compute.
 const THREADS: usize = 2;
@@ -19,6 +22,8 @@ const PANICKED: ApiError = ApiError::Failed("the prompt could not be prepared");
 pub struct PromptPool {
     tools: Tools,
     threads: Arc<Semaphore>,
+    /// How long a request may wait for one of them.
+    patience: Duration,
     waiting: Arc<AtomicUsize>,
 }
 
@@ -30,31 +35,35 @@ struct Tools {
     max_model_len: usize,
     /// Of one token.
     most_bytes: usize,
+    /// Of all bad words of a request.
+    bad_word_tokens: usize,
 }
 
 /// A prompt, ready for the engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prepared {
     pub tokens: Vec<u32>,
-    /// As the client wrote it, where it wrote a text.
+    /// As the client wrote it, where it wrote a text and all of it is kept.
     pub text: Option<String>,
 }
 
 impl PromptPool {
-    pub fn new(tokenizer: Arc<Tokenizer>, template: Option<Arc<ChatTemplate>>, max_model_len: usize) -> Self {
+    pub fn new(
+        tokenizer: Arc<Tokenizer>,
+        template: Option<Arc<ChatTemplate>>,
+        bounds: &Bounds,
+        patience: Duration,
+    ) -> Self {
         let ids = 0..tokenizer.vocab_size() as u32;
         let most_bytes = ids.filter_map(|id| tokenizer.token_bytes(id)).map(<[u8]>::len).max().unwrap_or(1);
-        let tools = Tools { tokenizer, template, max_model_len, most_bytes };
-        Self { tools, threads: Arc::new(Semaphore::new(THREADS)), waiting: Arc::default() }
+        let (max_model_len, bad_word_tokens) = (bounds.max_model_len, bounds.limits.bad_word_tokens);
+        let tools = Tools { tokenizer, template, max_model_len, most_bytes, bad_word_tokens };
+        Self { tools, threads: Arc::new(Semaphore::new(THREADS)), patience, waiting: Arc::default() }
     }
 
     /// Requests whose prompts are being prepared, or wait to be.
     pub fn num_waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
-    }
-
-    pub fn has_template(&self) -> bool {
-        self.tools.template.is_some()
     }
 
     /// Texts and token ids as they are; `special`: whether texts begin with the token that begins texts.
@@ -97,12 +106,21 @@ impl PromptPool {
         self.run(move |tools| Ok(tools.tokenizer.decode(&tokens, false))).await
     }
 
+    /// For a body that takes long to parse.
+    pub async fn parse<T: Send + 'static>(
+        &self,
+        parse: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        self.run(move |_| parse()).await
+    }
+
     async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Tools) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let _counted = Counted::new(&self.waiting);
-        let permit = Arc::clone(&self.threads).acquire_owned().await.map_err(|_| ApiError::Stopped)?;
+        let permit = tokio::time::timeout(self.patience, Arc::clone(&self.threads).acquire_owned()).await;
+        let permit = permit.map_err(|_| ApiError::QueueTimeout)?.map_err(|_| ApiError::Stopped)?;
         let tools = self.tools.clone();
         let done = tokio::task::spawn_blocking(move || {
             // Held by the work, not by the request: a client that leaves frees no thread.
@@ -134,6 +152,7 @@ impl Tools {
             Prompt::Tokens(tokens) => (tokens, None),
             Prompt::Text(text) => (self.encode(&text, special, "prompt")?, Some(text)),
         };
+        let text = text.filter(|_| keep.is_none_or(|keep| tokens.len() <= keep));
         Ok(Prepared { tokens: keep_last(tokens, keep), text })
     }
 
@@ -141,8 +160,10 @@ impl Tools {
         let Some(template) = &self.template else {
             return Err(ApiError::invalid("messages", "this model has no chat template; use /v1/completions"));
         };
+        let mut messages: Vec<Value> = conversation.messages.iter().map(|message| message.to_json()).collect();
+        let mark = conversation.continue_final_message.then(|| mark_end(&mut messages));
         let render = ChatRender {
-            messages: conversation.messages.iter().map(|message| message.to_json()).collect(),
+            messages,
             add_generation_prompt: conversation.add_generation_prompt,
             extra: conversation.template_kwargs.clone(),
             now: Some(crate::now()),
@@ -150,8 +171,8 @@ impl Tools {
         };
         let refused = |_| ApiError::invalid("messages", "the model's chat template refuses this conversation");
         let mut text = template.render(&render).map_err(refused)?;
-        if conversation.continue_final_message {
-            cut_after_last(&mut text, conversation)?;
+        if let Some(mark) = mark {
+            cut_at(&mut text, &mark)?;
         }
         let tokens = keep_last(self.encode(&text, false, "messages")?, keep);
         Ok(Prepared { tokens, text: None })
@@ -170,9 +191,16 @@ impl Tools {
     /// Each word as it stands alone and as it follows a space, which are different tokens as a rule.
     fn bad_words(&self, words: &[String]) -> Result<Vec<Vec<u32>>, ApiError> {
         let mut sequences: Vec<Vec<u32>> = Vec::new();
+        let mut num_tokens = 0;
         for word in words {
             for text in [word.clone(), format!(" {}", word.trim_start())] {
                 let tokens = self.encode(&text, false, "bad_words")?;
+                // Both forms count, so a word may have half of it.
+                num_tokens += tokens.len();
+                if num_tokens > 2 * self.bad_word_tokens {
+                    let message = format!("must have at most {} tokens together", self.bad_word_tokens);
+                    return Err(ApiError::invalid("bad_words", message));
+                }
                 if !tokens.is_empty() && !sequences.contains(&tokens) {
                     sequences.push(tokens);
                 }
@@ -189,12 +217,20 @@ fn keep_last(mut tokens: Vec<u32>, keep: Option<usize>) -> Vec<u32> {
     tokens
 }
 
-/// The answer goes on where the last message ends, without what a template writes behind a message.
-fn cut_after_last(text: &mut String, conversation: &Conversation) -> Result<(), ApiError> {
-    let last = conversation.messages.last().map_or("", |message| message.content.trim());
-    match text.rfind(last) {
-        Some(start) => {
-            text.truncate(start + last.len());
+/// Marks where the last message ends, with a text that nobody can have written: what a template writes behind a message
+/// is to be cut off, and may well hold a message's own words.
+fn mark_end(messages: &mut [Value]) -> String {
+    let mark = format!("FOLIO{:016X}END", RandomState::new().hash_one(0u8));
+    if let Some(Value::String(content)) = messages.last_mut().and_then(|message| message.get_mut("content")) {
+        content.push_str(&mark);
+    }
+    mark
+}
+
+fn cut_at(text: &mut String, mark: &str) -> Result<(), ApiError> {
+    match text.find(mark) {
+        Some(end) => {
+            text.truncate(end);
             Ok(())
         }
         None => Err(ApiError::invalid("continue_final_message", "the model's chat template changes the last message")),

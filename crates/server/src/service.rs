@@ -9,7 +9,7 @@ use axum::http::request::Parts;
 use folio_engine::Engine;
 use folio_text::{ChatTemplate, Tokenizer};
 
-use crate::error::ApiError;
+use crate::error::{ApiError, ErrorStyle};
 use crate::guard::{Caller, Guard, Lifecycle, RequestId};
 use crate::net::ConnectionStats;
 use crate::observe::Observer;
@@ -129,7 +129,12 @@ impl App {
             defaults: model.defaults,
         };
         let serving = Serving {
-            prompts: PromptPool::new(Arc::clone(&model.tokenizer), model.template.clone(), bounds.max_model_len),
+            prompts: PromptPool::new(
+                Arc::clone(&model.tokenizer),
+                model.template.clone(),
+                &bounds,
+                state.timeouts.queue,
+            ),
             responses: ResponseStore::new(state.limits.stored_responses, state.limits.stored_response_bytes),
             timeouts: state.timeouts.clone(),
             observer: state.observer.clone(),
@@ -199,6 +204,8 @@ pub struct Call {
     pub caller: Caller,
     pub id: RequestId,
     pub arrived: Instant,
+    /// How its route writes errors.
+    pub style: ErrorStyle,
     pub traceparent: Option<Arc<str>>,
 }
 
@@ -212,6 +219,7 @@ impl FromRequestParts<App> for Call {
             caller: parts.extensions.get().cloned().unwrap_or_else(|| Caller::anonymous(usize::MAX)),
             id: parts.extensions.get().cloned().ok_or(ApiError::Failed("the request has no id"))?,
             arrived: Instant::now(),
+            style: ErrorStyle::of_path(parts.uri.path()),
             traceparent: traceparent.map(Into::into),
         })
     }

@@ -15,14 +15,18 @@ use axum::response::Response;
 use serde::Serialize;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
+use crate::error::ApiError;
 use crate::service::{Call, Service};
 
 /// The reader has left, or has read nothing for too long.
 pub struct Gone;
 
+/// Bytes on their way, and the room that they take.
+type Chunk = (Bytes, Option<OwnedSemaphorePermit>);
+
 /// Where events are written.
 pub struct EventWriter {
-    sender: mpsc::UnboundedSender<(Bytes, OwnedSemaphorePermit)>,
+    sender: mpsc::UnboundedSender<Chunk>,
     /// Bytes that may be written ahead.
     room: Arc<Semaphore>,
     most: usize,
@@ -52,10 +56,19 @@ where
     let work = write(writer);
     let is_complete = Arc::new(AtomicBool::new(false));
     let events = Events { receiver, is_complete: Arc::clone(&is_complete) };
+    let (observer, style) = (service.observer.clone(), call.style);
     tokio::spawn(async move {
         // Whether it wrote all or its reader has gone, what it held is dropped, and that aborts what runs.
-        let result = work.await;
-        is_complete.store(result.is_ok(), Ordering::Release);
+        match tokio::spawn(work).await {
+            Ok(result) => is_complete.store(result.is_ok(), Ordering::Release),
+            Err(_) => {
+                observer.panicked("a stream");
+                let error = ApiError::Failed("an internal error has ended this stream").body(style);
+                // A reader that has gone hears nothing of it.
+                let _ = open.send((Bytes::from(format!("event: error\ndata: {error}\n\n")), None));
+                is_complete.store(true, Ordering::Release);
+            }
+        }
         drop(open);
     });
     let mut response = Response::new(Body::from_stream(events));
@@ -112,7 +125,7 @@ impl EventWriter {
             Ok(permit) => permit,
             Err(_) => self.wait_for_room(size).await?,
         };
-        self.sender.send((bytes, permit)).map_err(|_| Gone)
+        self.sender.send((bytes, Some(permit))).map_err(|_| Gone)
     }
 
     async fn wait_for_room(&self, size: u32) -> Result<OwnedSemaphorePermit, Gone> {
@@ -127,7 +140,7 @@ impl EventWriter {
 
 /// The answer's body. One that was given up ends in an error, so that nobody takes it for whole.
 struct Events {
-    receiver: mpsc::UnboundedReceiver<(Bytes, OwnedSemaphorePermit)>,
+    receiver: mpsc::UnboundedReceiver<Chunk>,
     is_complete: Arc<AtomicBool>,
 }
 

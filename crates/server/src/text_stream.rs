@@ -14,7 +14,7 @@ pub struct TextStream {
     stream: RequestStream,
     samples: Vec<Sample>,
     ready: VecDeque<Piece>,
-    min_tokens: usize,
+    options: TextOptions,
 }
 
 struct Sample {
@@ -26,19 +26,23 @@ struct Sample {
     done: bool,
 }
 
-/// A bit of one answer: new text (perhaps none yet), the tokens it came from, and how it ended if it did.
+/// A bit of one answer: new text (perhaps none yet), the tokens it came from, a token that ended it included, and how it
+/// ended if it did.
 #[derive(Clone, Debug, Default)]
 pub struct Piece {
     /// Which of a request's answers, all prompts counted through.
     pub choice: usize,
     pub text: String,
     pub tokens: Vec<AnswerToken>,
-    /// What the model made of the prompt, one entry a token; before the first answer's first token.
-    pub prompt_logprobs: Option<Vec<Option<Logprobs>>>,
+    /// What the model made of the prompt; before the first answer's first token.
+    pub prompt_logprobs: Option<PromptLogprobs>,
     pub finish: Option<(Finish, Usage)>,
     /// The engine's own words on what went wrong: for the log, never for a client.
     pub fault: Option<String>,
 }
+
+/// One entry a token of the prompt, the first of which nothing predicts.
+pub type PromptLogprobs = Arc<[Option<Logprobs>]>;
 
 #[derive(Clone, Debug)]
 pub struct AnswerToken {
@@ -48,7 +52,7 @@ pub struct AnswerToken {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// The model ended it, or something that the client named did.
+    /// The model ended it by itself, or something that the client named did.
     Stop(Option<StopCause>),
     Length,
     Failed(ApiError),
@@ -61,7 +65,17 @@ pub enum StopCause {
 }
 
 /// What is told of an engine's fault.
-const ENGINE_FAULT: ApiError = ApiError::Failed("the engine could not complete this request");
+pub const ENGINE_FAULT: ApiError = ApiError::Failed("the engine could not complete this request");
+
+/// What is told of an end that is no answer's.
+pub fn failure(reason: &FinishReason) -> ApiError {
+    match reason {
+        FinishReason::QueueTimeout => ApiError::QueueTimeout,
+        FinishReason::Deadline => ApiError::RequestTimeout,
+        FinishReason::Aborted => ApiError::Aborted,
+        FinishReason::Error(_) | FinishReason::Stop(_) | FinishReason::Length => ENGINE_FAULT,
+    }
+}
 
 impl TextStream {
     pub fn new(stream: RequestStream, tokenizer: &Arc<Tokenizer>, num_samples: usize, options: &TextOptions) -> Self {
@@ -73,7 +87,7 @@ impl TextStream {
             done: false,
         };
         let samples = (0..num_samples).map(|_| sample()).collect();
-        Self { stream, samples, ready: VecDeque::new(), min_tokens: options.min_tokens }
+        Self { stream, samples, ready: VecDeque::new(), options: options.clone() }
     }
 
     /// The next piece, its answer counted from 0; none when every sample has ended.
@@ -99,7 +113,7 @@ impl TextStream {
             Some(Event::Token { sample, token, logprobs }) => self.token(sample, token, logprobs),
             Some(Event::Finished { sample, reason, usage }) => self.finished(sample, reason, usage),
             Some(Event::PromptLogprobs(all)) => {
-                self.ready.push_back(Piece { prompt_logprobs: Some(all), ..Piece::default() });
+                self.ready.push_back(Piece { prompt_logprobs: Some(all.into()), ..Piece::default() });
             }
             // Only requests for embeddings have any, and they have no text.
             Some(_) => {}
@@ -114,7 +128,7 @@ impl TextStream {
         }
         sample.num_tokens += 1;
         let delta = sample.detokenizer.push(token);
-        let text = if sample.num_tokens <= self.min_tokens {
+        let text = if sample.num_tokens <= self.options.min_tokens {
             // Too early to end: a stop string may neither begin nor end in this.
             delta
         } else {
@@ -145,20 +159,25 @@ impl TextStream {
             text.push_str(&held);
             sample.stopped = found;
         }
-        let mut fault = None;
+        let (mut fault, mut tokens) = (None, Vec::new());
         let finish = match reason {
             _ if sample.stopped => Finish::Stop(sample.stops.matched().map(|stop| StopCause::Text(stop.into()))),
-            FinishReason::Stop(token) => Finish::Stop(Some(StopCause::Token(token))),
+            FinishReason::Stop(token) => {
+                tokens.push(AnswerToken { token, logprobs: None });
+                let is_named = self.options.stop_token_ids.contains(&token);
+                Finish::Stop(is_named.then_some(StopCause::Token(token)))
+            }
             FinishReason::Length => Finish::Length,
-            FinishReason::QueueTimeout => Finish::Failed(ApiError::QueueTimeout),
-            FinishReason::Deadline => Finish::Failed(ApiError::RequestTimeout),
-            FinishReason::Aborted => Finish::Failed(ApiError::Aborted),
-            FinishReason::Error(reason) => {
-                fault = Some(reason);
-                Finish::Failed(ENGINE_FAULT)
+            reason => {
+                let error = failure(&reason);
+                if let FinishReason::Error(reason) = reason {
+                    fault = Some(reason);
+                }
+                Finish::Failed(error)
             }
         };
-        self.ready.push_back(Piece { choice: index, text, finish: Some((finish, usage)), fault, ..Piece::default() });
+        let finish = Some((finish, usage));
+        self.ready.push_back(Piece { choice: index, text, tokens, finish, fault, ..Piece::default() });
     }
 
     /// The engine went away: every open sample ends with an error.

@@ -107,6 +107,7 @@ fn message(fields: &mut Fields) -> Result<Message, Wrong> {
         Text::any(),
         "What the assistant thought before, for templates that repeat it.",
     )?;
+    fields.refused("annotations", &[json!([])], "annotations are not supported")?;
     fields.refused("refusal", &[], "an assistant's refusal is not supported; put it in content")?;
     fields.refused("tool_calls", &[json!([])], "tools are not supported")?;
     fields.all_refused(&["tool_call_id", "function_call"], "tools are not supported")?;

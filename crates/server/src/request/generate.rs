@@ -63,6 +63,8 @@ pub struct TextOptions {
     pub skip_special: bool,
     /// Until this many tokens are out, no stop string ends the answer.
     pub min_tokens: usize,
+    /// Tokens that the client named to end it; the model's own ends are none of its doing.
+    pub stop_token_ids: Vec<u32>,
 }
 
 impl Generate {
@@ -72,7 +74,11 @@ impl Generate {
         let sequences = n.saturating_mul(num_prompts);
         if sequences > bounds.max_seqs {
             let most = bounds.max_seqs;
-            return Err(ApiError::invalid("n", format!("{sequences} answers in all, but at most {most} run at once")));
+            let field = if n > 1 { "n" } else { "prompt" };
+            return Err(ApiError::invalid(
+                field,
+                format!("{sequences} answers in all, but at most {most} run at once"),
+            ));
         }
         let max_tokens = wishes.max_tokens.or(wishes.max_tokens_unsaid).unwrap_or(bounds.max_model_len);
         let min_tokens = wishes.min_tokens.unwrap_or(0);
@@ -88,6 +94,7 @@ impl Generate {
                 include_stop: wishes.include_stop,
                 skip_special: !wishes.show_special,
                 min_tokens,
+                stop_token_ids: wishes.stop_token_ids,
             },
             bad_words: wishes.bad_words,
             keep_tokens,
@@ -133,6 +140,9 @@ pub fn invalid(error: InvalidRequest) -> ApiError {
     match error {
         InvalidRequest::PromptTooLong { prompt, most } => {
             ApiError::ContextLength { field: "prompt", tokens: prompt, most }
+        }
+        InvalidRequest::InputTooLong { input, most } => {
+            ApiError::ContextLength { field: "prompt", tokens: input, most }
         }
         InvalidRequest::EmptyPrompt => ApiError::invalid("prompt", "must have at least one token"),
         InvalidRequest::Sampling(error) => {

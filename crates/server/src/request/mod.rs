@@ -9,5 +9,5 @@ mod prompt;
 pub use bounds::{Bounds, SamplingDefaults};
 pub use chat::{Conversation, Message};
 pub use generate::{Generate, TextOptions, Wishes, invalid};
-pub use openai::{ChatRequest, CompletionRequest, StreamWishes};
+pub use openai::{ChatRequest, CompletionRequest, StreamWishes, truncation};
 pub use prompt::{Prompt, Prompts};

@@ -4,7 +4,8 @@ use serde_json::{Value, json};
 
 use super::{Bounds, Conversation, Prompt, Prompts, Wishes};
 use crate::fields::{
-    Count, Fields, Flag, ListOf, Number, Object, Opaque, PerToken, Request, Text, TokenId, Whole, Wrong, one_or_many,
+    Count, Either, Fields, Flag, Kind, ListOf, Mapped, Number, Object, OneOf, Opaque, PerToken, Request, Text, TokenId,
+    Whole, Wrong, one_or_many,
 };
 
 /// OpenAI's, for completions.
@@ -112,7 +113,7 @@ fn envelope(fields: &mut Fields, bounds: &Bounds) -> Result<(bool, Option<Stream
     if options.is_some() && !is_streamed {
         return Err(Wrong::new("needs stream to be true").below(".stream_options"));
     }
-    let user = Text::between(0, bounds.limits.user_bytes);
+    let user = Text::between(0, bounds.limits.user_chars);
     fields.optional("user", user, "Who is asking; not used.")?;
     fields.optional("safety_identifier", user, "The same under its newer name.")?;
     fields.optional("prompt_cache_key", user, "Common beginnings are found without it.")?;
@@ -144,8 +145,8 @@ fn wishes(fields: &mut Fields, bounds: &Bounds) -> Result<Wishes, Wrong> {
     }
     let bias =
         PerToken { kind: Number::between(-100.0, 100.0), vocab_size: bounds.vocab_size, most: limits.logit_biases };
-    let stop = one_or_many(Text::between(1, limits.stop_bytes), limits.stops);
-    let bad_words = ListOf::between(Text::between(1, limits.stop_bytes), 0, limits.bad_words);
+    let stop = one_or_many(Text::between(1, limits.stop_chars), limits.stops);
+    let bad_words = ListOf::between(Text::between(1, limits.stop_chars), 0, limits.bad_words);
     let allowed = ListOf::between(token, 1, bounds.vocab_size);
     let wishes = Wishes {
         n,
@@ -212,7 +213,7 @@ fn wishes(fields: &mut Fields, bounds: &Bounds) -> Result<Wishes, Wrong> {
             .map(|count| count as u32),
         truncate_prompt: fields.optional(
             "truncate_prompt_tokens",
-            Whole::between(-1, bounds.max_model_len.saturating_sub(1) as i64),
+            truncation(bounds),
             "Keeps this many of the prompt's last tokens; -1: as many as fit.",
         )?,
         priority: fields
@@ -225,11 +226,21 @@ fn wishes(fields: &mut Fields, bounds: &Bounds) -> Result<Wishes, Wrong> {
         )?,
         ..Wishes::default()
     };
-    if wishes.truncate_prompt == Some(0) {
-        return Err(Wrong::new("must be -1 or at least 1").below(".truncate_prompt_tokens"));
-    }
     refuse(fields)?;
     Ok(wishes)
+}
+
+/// How many of a prompt's tokens are kept: a number of them, or -1.
+pub fn truncation(bounds: &Bounds) -> impl Kind<Value = i64> {
+    let most = bounds.max_model_len.saturating_sub(1).max(1) as i64;
+    let all = |value: &Value| value.as_f64() == Some(-1.0);
+    let either = Either { when: all, then: Whole::between(-1, -1), or: Whole::between(1, most) };
+    Mapped {
+        kind: either,
+        map: |kept| match kept {
+            OneOf::First(kept) | OneOf::Second(kept) => kept,
+        },
+    }
 }
 
 /// What vLLM or OpenAI know on both routes, and this server does not do.

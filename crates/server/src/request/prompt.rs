@@ -38,7 +38,7 @@ impl Kind for Prompts {
         match value {
             Value::Array(items) if items.first().is_some_and(|first| first.is_string() || first.is_array()) => {
                 if items.len() > self.most {
-                    return Err(Wrong::new(format!("must be at most {} prompts", self.most)));
+                    return Err(Wrong::new(format!("must be at most {} texts or lists of token ids", self.most)));
                 }
                 let one = |(index, item)| self.one(item).map_err(|wrong: Wrong| wrong.below(&format!("[{index}]")));
                 items.into_iter().enumerate().map(one).collect()

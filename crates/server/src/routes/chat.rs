@@ -6,7 +6,7 @@ use folio_engine::Logprobs;
 use folio_text::Tokenizer;
 use serde::Serialize;
 
-use super::wire::{self, Envelope, UsageSum, check_served, finish_reason, finite_logprob, token_text};
+use super::wire::{Envelope, UsageSum, check_served, finish_reason, finite_logprob, token_text};
 use crate::answers::{Answers, Collected, is_silent};
 use crate::body::JsonBody;
 use crate::error::{ApiError, ErrorStyle};
@@ -22,10 +22,11 @@ const ROUTE: &str = "/v1/chat/completions";
 pub async fn create(service: Service, call: Call, body: JsonBody) -> Result<Response, ApiError> {
     let request: ChatRequest = body.read(&service.bounds)?;
     check_served(request.is_served)?;
+    let shape = Shape { logprobs: request.wishes.logprobs.is_some(), return_token_ids: request.return_token_ids };
     let mut generate = Generate::new(request.wishes, 1, &service.bounds)?;
     let prompt = service.prompts.chat(request.conversation, &mut generate).await?;
-    let answers = service.start(ROUTE, &call, std::slice::from_ref(&prompt), generate)?;
-    let shape = Shape { return_token_ids: request.return_token_ids };
+    let answers = service.start(ROUTE, &call, std::slice::from_ref(&prompt), generate);
+    let answers = answers.map_err(|error| error.renamed(&[("prompt", "messages")]))?;
     match request.stream {
         None => whole(&service, &call, prompt, answers, shape).await,
         Some(wishes) => {
@@ -40,6 +41,7 @@ pub async fn create(service: Service, call: Call, body: JsonBody) -> Result<Resp
 /// What the answer shows besides its text.
 #[derive(Clone, Copy)]
 struct Shape {
+    logprobs: bool,
     return_token_ids: bool,
 }
 
@@ -115,7 +117,7 @@ async fn whole(
     let mut part = envelope.around(&choices);
     part.usage = Some(Some(UsageSum::of([prompt.tokens.len()].into_iter(), &answers)));
     part.prompt_token_ids = shape.return_token_ids.then_some(&prompt.tokens);
-    part.prompt_logprobs = answers[0].prompt_logprobs.as_ref().map(|all| wire::prompt_logprobs(tokenizer, all));
+    part.prompt_logprobs = answers[0].prompt_logprobs.clone().map(|logprobs| service.prompt_table(logprobs));
     Ok(Json(part).into_response())
 }
 
@@ -124,7 +126,7 @@ fn choice<'a>(tokenizer: &'a Tokenizer, index: usize, answer: &'a Collected, sha
     Choice {
         index,
         message: Message { role: "assistant", content: &answer.text, refusal: None },
-        logprobs: logprobs(tokenizer, &answer.tokens),
+        logprobs: shape.logprobs.then(|| logprobs(tokenizer, &answer.tokens)),
         finish_reason,
         stop_reason,
         token_ids: token_ids(shape, &answer.tokens),
@@ -142,34 +144,36 @@ async fn streamed(
 ) -> Result<(), Gone> {
     let envelope = Envelope::new(service, call, "chatcmpl", "chat.completion.chunk");
     let mut usage = UsageSum::new([prompt.tokens.len()].into_iter(), answers.num_choices());
-    let unsaid = wishes.include_usage.then_some(None);
+    let told = |usage: &UsageSum| match (wishes.continuous_usage, wishes.include_usage) {
+        (true, _) => Some(Some(usage.sum())),
+        (false, true) => Some(None),
+        (false, false) => None,
+    };
     for index in 0..answers.num_choices() {
         let delta = DeltaMessage { role: Some("assistant"), content: Some("") };
         let choices = [Delta { index, delta, logprobs: None, finish_reason: None, stop_reason: None, token_ids: None }];
         let mut part = envelope.around(&choices);
-        part.usage = unsaid;
+        part.usage = told(&usage);
         part.prompt_token_ids = (shape.return_token_ids && index == 0).then_some(&prompt.tokens);
         writer.push(None, &part);
     }
     writer.flush().await?;
     while let Some(piece) = answers.next_for(&writer).await? {
-        usage.tokens(piece.tokens.len());
+        usage.tokens(piece.choice, piece.tokens.len());
         if let Some((finish, used)) = &piece.finish {
             if let Finish::Failed(error) = finish {
                 return writer.data(&error.body(ErrorStyle::OpenAi)).await;
             }
             usage.ended(piece.choice, used);
         }
-        let logprobs = logprobs(&service.model.tokenizer, &piece.tokens);
-        let tells_more = logprobs.is_some() || shape.return_token_ids;
-        if is_silent(&piece) && !tells_more {
+        if is_silent(&piece) && !shape.logprobs && !shape.return_token_ids {
             continue;
         }
+        let logprobs = shape.logprobs.then(|| logprobs(&service.model.tokenizer, &piece.tokens));
         let choices = [delta(&piece, logprobs, shape)];
         let mut part = envelope.around(&choices);
-        part.usage = if wishes.continuous_usage { Some(Some(usage.sum())) } else { unsaid };
-        part.prompt_logprobs =
-            piece.prompt_logprobs.as_ref().map(|all| wire::prompt_logprobs(&service.model.tokenizer, all));
+        part.usage = told(&usage);
+        part.prompt_logprobs = piece.prompt_logprobs.clone().map(|logprobs| service.prompt_table(logprobs));
         writer.data(&part).await?;
     }
     if wishes.include_usage {
@@ -198,10 +202,9 @@ fn token_ids(shape: Shape, tokens: &[AnswerToken]) -> Option<Vec<u32>> {
     shape.return_token_ids.then(|| tokens.iter().map(|token| token.token).collect())
 }
 
-fn logprobs<'a>(tokenizer: &'a Tokenizer, tokens: &[AnswerToken]) -> Option<Content<'a>> {
+fn logprobs<'a>(tokenizer: &'a Tokenizer, tokens: &[AnswerToken]) -> Content<'a> {
     let known = tokens.iter().filter_map(|token| token.logprobs.as_ref());
-    let content: Vec<Entry<'a>> = known.map(|logprobs| entry(tokenizer, logprobs)).collect();
-    (!content.is_empty()).then_some(Content { content })
+    Content { content: known.map(|logprobs| entry(tokenizer, logprobs)).collect() }
 }
 
 fn entry<'a>(tokenizer: &'a Tokenizer, logprobs: &Logprobs) -> Entry<'a> {

@@ -2,12 +2,12 @@
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
-use folio_engine::Logprobs;
+use folio_engine::{Logprobs, Usage};
 use folio_text::Tokenizer;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::wire::{self, Envelope, UsageSum, check_served, finish_reason, finite_logprob, token_text};
+use super::wire::{Envelope, PromptTable, UsageSum, check_served, finish_reason, finite_logprob, token_text};
 use crate::answers::{Answers, Collected, is_silent};
 use crate::body::JsonBody;
 use crate::error::{ApiError, ErrorStyle};
@@ -15,7 +15,7 @@ use crate::prompts::Prepared;
 use crate::request::{CompletionRequest, Generate, StreamWishes};
 use crate::service::{Call, Service};
 use crate::sse::{self, EventWriter, Gone};
-use crate::text_stream::{AnswerToken, Finish, Piece};
+use crate::text_stream::{AnswerToken, Finish, Piece, PromptLogprobs};
 
 const ROUTE: &str = "/v1/completions";
 
@@ -63,7 +63,7 @@ struct Choice<'a> {
     finish_reason: Option<&'static str>,
     stop_reason: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    prompt_logprobs: Option<Value>,
+    prompt_logprobs: Option<PromptTable>,
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_ids: Option<&'a [u32]>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -184,7 +184,7 @@ fn choice<'a>(
         logprobs,
         finish_reason,
         stop_reason,
-        prompt_logprobs: told.map(|all| wire::prompt_logprobs(tokenizer, all)),
+        prompt_logprobs: told.map(|logprobs| service.prompt_table(logprobs.clone())),
         prompt_token_ids: shape.return_token_ids.then_some(prompt.tokens.as_slice()),
         token_ids: token_ids(shape, &answer.tokens),
     }
@@ -202,7 +202,7 @@ struct Said {
     /// In characters of its tokens.
     offset: usize,
     /// Come, but not told: they go with the first piece.
-    prompt_logprobs: Option<Vec<Option<Logprobs>>>,
+    prompt_logprobs: Option<PromptLogprobs>,
 }
 
 async fn streamed(
@@ -231,9 +231,9 @@ async fn streamed(
         if shape.is_prompt_only {
             piece.text.clear();
             piece.tokens.clear();
-            piece.finish = piece.finish.map(|(_, usage)| (Finish::Length, usage));
+            piece.finish = piece.finish.map(|(_, usage)| (Finish::Length, Usage { completion_tokens: 0, ..usage }));
         }
-        usage.tokens(piece.tokens.len());
+        usage.tokens(piece.choice, piece.tokens.len());
         if let Some((_, used)) = &piece.finish {
             usage.ended(piece.choice, used);
         }
@@ -291,7 +291,7 @@ fn delta<'a>(
         logprobs: logprobs.filter(|table| !table.tokens.is_empty()),
         finish_reason,
         stop_reason,
-        prompt_logprobs: known.filter(|_| shape.prompt_logprobs).map(|all| wire::prompt_logprobs(tokenizer, &all)),
+        prompt_logprobs: known.filter(|_| shape.prompt_logprobs).map(|logprobs| service.prompt_table(logprobs)),
         prompt_token_ids: (shape.return_token_ids && is_first).then_some(prompt.tokens.as_slice()),
         token_ids: token_ids(shape, &piece.tokens),
     }

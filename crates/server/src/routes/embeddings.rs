@@ -1,20 +1,21 @@
-//! `/v1/embeddings`: texts turned into vectors, all of a request's at once.
+//! `/v1/embeddings`: texts turned into vectors.
 
 use axum::Json;
-use folio_engine::{Event, FinishReason, Pooling, RequestOptions, RequestStream, SubmitError, Usage};
+use folio_engine::{EngineRequest, Event, FinishReason, Pooling, RequestStream, Usage};
 use serde::Serialize;
 
 use super::wire::check_served;
+use crate::answers::{failure_reason, not_taken};
 use crate::body::JsonBody;
 use crate::error::ApiError;
 use crate::fields::{Count, Fields, Flag, Opaque, Request, Text, Whole, Word, Wrong};
-use crate::observe::{EndReason, RequestRecord, RequestStart};
+use crate::observe::{EndReason, RequestRecord};
 use crate::prompts::Prepared;
-use crate::request::{Generate, Prompt, Prompts, Wishes, invalid};
+use crate::request::{Generate, Prompt, Prompts, Wishes, invalid, truncation};
 use crate::service::{Call, Service, Serving};
+use crate::text_stream::{ENGINE_FAULT, failure};
 
 const ROUTE: &str = "/v1/embeddings";
-const ENGINE_FAULT: ApiError = ApiError::Failed("the engine could not complete this request");
 const NO_VECTOR: ApiError = ApiError::Failed("the model gives this input no vector that could be used");
 
 pub struct EmbeddingRequest {
@@ -40,8 +41,7 @@ impl Request for EmbeddingRequest {
 
     fn read(fields: &mut Fields, serving: &Serving) -> Result<Self, Wrong> {
         let (bounds, limits) = (&serving.bounds, &serving.bounds.limits);
-        // All of them run side by side.
-        let inputs = Prompts { vocab_size: bounds.vocab_size, most: limits.prompts.min(bounds.max_seqs) };
+        let inputs = Prompts { vocab_size: bounds.vocab_size, most: limits.embedding_inputs };
         let inputs = fields.required("input", inputs, "A text, token ids, or a list of either.")?;
         let served = fields.optional("model", bounds.model(), "The model, as /v1/models names it.")?;
         let format = fields.optional(
@@ -59,7 +59,7 @@ impl Request for EmbeddingRequest {
         let add =
             fields.optional("add_special_tokens", Flag, "Whether a text begins with the token that begins texts.")?;
         let wishes = wishes(fields, serving)?;
-        fields.optional("user", Text::between(0, limits.user_bytes), "Who is asking; not used.")?;
+        fields.optional("user", Text::between(0, limits.user_chars), "Who is asking; not used.")?;
         Ok(Self {
             is_served: served.unwrap_or(true),
             inputs,
@@ -81,14 +81,8 @@ fn dimensions(fields: &mut Fields, serving: &Serving) -> Result<(), Wrong> {
 
 fn wishes(fields: &mut Fields, serving: &Serving) -> Result<Wishes, Wrong> {
     let bounds = &serving.bounds;
-    let truncate_prompt = fields.optional(
-        "truncate_prompt_tokens",
-        Whole::between(-1, bounds.max_model_len.saturating_sub(1) as i64),
-        "Keeps this many of an input's last tokens; -1: as many as fit.",
-    )?;
-    if truncate_prompt == Some(0) {
-        return Err(Wrong::new("must be -1 or at least 1").below(".truncate_prompt_tokens"));
-    }
+    let about = "Keeps this many of an input's last tokens; -1: as many as fit.";
+    let truncate_prompt = fields.optional("truncate_prompt_tokens", truncation(bounds), about)?;
     let priority = Whole::between(i64::from(i32::MIN), i64::from(i32::MAX));
     let priority = fields.optional("priority", priority, "Lower runs sooner.")?.map(|level| level as i32);
     let cache_salt = fields.optional(
@@ -137,12 +131,13 @@ pub async fn create(service: Service, call: Call, body: JsonBody) -> Result<Json
     let mut generate = Generate::new(request.wishes, 1, &service.bounds)?;
     let inputs = service.prompts.texts(request.inputs, request.add_special_tokens, &mut generate).await;
     let inputs = inputs.map_err(of_input)?;
-    let (streams, mut record) = start(&service, &call, &inputs, request.pooling, &generate)?;
-    let mut data = Vec::with_capacity(streams.len());
-    for (index, stream) in streams.into_iter().enumerate() {
-        let vector = receive(stream, index, &mut record).await?;
-        data.push(Entry { object: "embedding", index, embedding: told(vector, request.form)? });
-    }
+    let requests = requests(&service, &call, &inputs, request.pooling, &generate)?;
+    let mut record = service.record(ROUTE, &call);
+    let vectors = embed(&service, requests, &inputs, &mut record).await;
+    let told = vectors.and_then(|vectors| vectors.into_iter().map(|vector| told(vector, request.form)).collect());
+    let told: Vec<Vector> = told.inspect_err(|error| record.answered(error.status().as_u16()))?;
+    let entry = |(index, embedding)| Entry { object: "embedding", index, embedding };
+    let data = told.into_iter().enumerate().map(entry).collect();
     let prompt_tokens = inputs.iter().map(|input| input.tokens.len()).sum();
     let usage = Used { prompt_tokens, total_tokens: prompt_tokens };
     Ok(Json(Answer { object: "list", data, model: service.model_name().to_owned(), usage }))
@@ -150,54 +145,45 @@ pub async fn create(service: Service, call: Call, body: JsonBody) -> Result<Json
 
 /// What a prompt is elsewhere is an input here.
 fn of_input(error: ApiError) -> ApiError {
-    match error {
-        ApiError::Invalid { field: Some(field), message } if field == "prompt" => ApiError::invalid("input", message),
-        ApiError::ContextLength { tokens, most, .. } => ApiError::ContextLength { field: "input", tokens, most },
-        error => error,
-    }
+    error.renamed(&[("prompt", "input")])
 }
 
-/// Hands all inputs to the engine. Dropping the streams aborts what still runs.
-fn start(
+/// All inputs are checked before any is queued.
+fn requests(
     service: &Service,
     call: &Call,
     inputs: &[Prepared],
     pooling: Pooling,
     generate: &Generate,
-) -> Result<(Vec<RequestStream>, RequestRecord), ApiError> {
-    let (engine, caller) = (&service.model.engine, &call.caller);
-    let options = RequestOptions {
-        priority: generate.priority,
-        tenant: caller.tenant,
-        weight: caller.weight,
-        deadline: Some(service.timeouts.request.saturating_sub(call.arrived.elapsed())),
-        cache_salt: generate.cache_salt.as_deref().map_or(caller.cache_salt, |salt| caller.cache_salt_with(salt)),
-    };
+) -> Result<Vec<EngineRequest>, ApiError> {
+    let options = service.options(call, generate);
     let request = |input: &Prepared| {
-        let request = engine.embedding(input.tokens.clone(), pooling);
+        let request = service.model.engine.embedding(input.tokens.clone(), pooling);
         request.and_then(|request| request.with_options(options.clone())).map_err(|error| of_input(invalid(error)))
     };
-    // All are checked before any is queued.
-    let requests = inputs.iter().map(request).collect::<Result<Vec<_>, _>>()?;
-    let streams = requests.into_iter().map(|request| engine.submit(request).map_err(not_taken));
-    let streams = streams.collect::<Result<Vec<_>, _>>()?;
-    let mut record = service.observer.begin(RequestStart {
-        route: ROUTE,
-        request_id: call.id.id.clone(),
-        key_name: Some(caller.name.clone()),
-        traceparent: call.traceparent.as_deref(),
-        arrived: call.arrived,
-    });
-    inputs.iter().for_each(|input| record.submitted(input.tokens.len(), 1, 0));
-    Ok((streams, record))
+    inputs.iter().map(request).collect()
 }
 
-fn not_taken(error: SubmitError) -> ApiError {
-    match error {
-        SubmitError::QueueFull { retry_after } => ApiError::Overloaded { retry_after },
-        SubmitError::Draining => ApiError::Draining,
-        SubmitError::Stopped => ApiError::Stopped,
+/// Their vectors, in order. As many at once as run at once: more would fill the queue for others.
+async fn embed(
+    service: &Service,
+    requests: Vec<EngineRequest>,
+    inputs: &[Prepared],
+    record: &mut RequestRecord,
+) -> Result<Vec<Vec<f32>>, ApiError> {
+    let mut vectors = Vec::with_capacity(requests.len());
+    let (mut requests, most) = (requests.into_iter(), service.bounds.max_seqs);
+    while requests.len() > 0 {
+        let group = requests.by_ref().take(most).map(|request| service.model.engine.submit(request).map_err(not_taken));
+        let group = group.collect::<Result<Vec<RequestStream>, _>>()?;
+        let first = vectors.len();
+        inputs[first..first + group.len()].iter().for_each(|input| record.submitted(input.tokens.len(), 1, 0));
+        for stream in group {
+            let vector = receive(stream, vectors.len(), record).await?;
+            vectors.push(vector);
+        }
     }
+    Ok(vectors)
 }
 
 /// The vector of one input, once the engine has said its last word on it.
@@ -207,8 +193,11 @@ async fn receive(mut stream: RequestStream, index: usize, record: &mut RequestRe
         match event {
             Event::Embedding(values) => vector = Some(values),
             Event::Finished { reason, usage, .. } => {
+                if let FinishReason::Error(fault) = &reason {
+                    record.failed(fault);
+                }
                 let outcome = outcome(&reason, vector);
-                record.finished(index, end_reason(&outcome), &usage);
+                record.finished(index, outcome.as_ref().map_or_else(failure_reason, |_| EndReason::Stop), &usage);
                 return outcome;
             }
             _ => {}
@@ -221,19 +210,7 @@ async fn receive(mut stream: RequestStream, index: usize, record: &mut RequestRe
 fn outcome(reason: &FinishReason, vector: Option<Vec<f32>>) -> Result<Vec<f32>, ApiError> {
     match reason {
         FinishReason::Length | FinishReason::Stop(_) => vector.ok_or(ENGINE_FAULT),
-        FinishReason::Deadline => Err(ApiError::RequestTimeout),
-        FinishReason::QueueTimeout => Err(ApiError::QueueTimeout),
-        FinishReason::Aborted => Err(ApiError::Aborted),
-        FinishReason::Error(_) => Err(ENGINE_FAULT),
-    }
-}
-
-fn end_reason<T>(outcome: &Result<T, ApiError>) -> EndReason {
-    match outcome {
-        Ok(_) => EndReason::Stop,
-        Err(ApiError::RequestTimeout) => EndReason::Timeout,
-        Err(ApiError::Aborted) => EndReason::Abort,
-        Err(_) => EndReason::Error,
+        reason => Err(failure(reason)),
     }
 }
 

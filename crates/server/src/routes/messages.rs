@@ -46,17 +46,5 @@ pub async fn count_tokens(service: Service, body: JsonBody) -> Result<Json<Value
 
 /// Refusals name fields as this route's clients know them.
 fn in_own_words(error: ApiError) -> ApiError {
-    let own = |field: &str| match field {
-        "prompt" | "continue_final_message" => Some("messages"),
-        _ => None,
-    };
-    match error {
-        ApiError::Invalid { field: Some(field), message } => {
-            ApiError::Invalid { field: Some(own(&field).map_or(field, str::to_owned)), message }
-        }
-        ApiError::ContextLength { field, tokens, most } => {
-            ApiError::ContextLength { field: own(field).unwrap_or(field), tokens, most }
-        }
-        error => error,
-    }
+    error.renamed(&[("prompt", "messages"), ("continue_final_message", "messages")])
 }

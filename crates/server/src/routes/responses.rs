@@ -159,18 +159,5 @@ fn as_json(body: Bytes) -> Response {
 
 /// Refusals name fields as this route's clients know them.
 fn in_own_words(error: ApiError) -> ApiError {
-    let own = |field: &str| match field {
-        "prompt" | "messages" => Some("input"),
-        "max_tokens" => Some("max_output_tokens"),
-        _ => None,
-    };
-    match error {
-        ApiError::Invalid { field: Some(field), message } => {
-            ApiError::Invalid { field: Some(own(&field).map_or(field, str::to_owned)), message }
-        }
-        ApiError::ContextLength { field, tokens, most } => {
-            ApiError::ContextLength { field: own(field).unwrap_or(field), tokens, most }
-        }
-        error => error,
-    }
+    error.renamed(&[("prompt", "input"), ("messages", "input"), ("max_tokens", "max_output_tokens")])
 }

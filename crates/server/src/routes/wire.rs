@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use folio_engine::Logprobs;
 use folio_text::Tokenizer;
-use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde::{Serialize, Serializer};
+use serde_json::{Value, json};
 
 use crate::answers::Collected;
 use crate::error::ApiError;
 use crate::service::{Call, Service};
-use crate::text_stream::{Finish, StopCause};
+use crate::text_stream::{Finish, PromptLogprobs, StopCause};
 
 /// What every part of one answer carries.
 pub struct Envelope {
@@ -59,7 +59,7 @@ pub struct Part<'a, C> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<&'a [u32]>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub prompt_logprobs: Option<Value>,
+    pub prompt_logprobs: Option<PromptTable>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -94,43 +94,43 @@ impl Usage {
     }
 }
 
-/// Adds up what a request's answers used.
+/// Adds up what a request's answers used, as far as they have come.
 pub struct UsageSum {
     num_samples: usize,
     /// Tokens and cached tokens of each prompt.
     prompts: Vec<(usize, Option<usize>)>,
-    completion_tokens: usize,
+    /// Tokens of each answer.
+    answers: Vec<usize>,
 }
 
 impl UsageSum {
     pub fn new(prompt_lens: impl Iterator<Item = usize>, num_choices: usize) -> Self {
         let prompts: Vec<_> = prompt_lens.map(|len| (len, None)).collect();
-        Self { num_samples: num_choices / prompts.len().max(1), prompts, completion_tokens: 0 }
+        Self { num_samples: num_choices / prompts.len().max(1), prompts, answers: vec![0; num_choices] }
     }
 
-    /// A prompt is counted once. Samples find each other's prompt in the cache: what was there before the request is
-    /// what the unluckiest found.
+    /// More of an answer.
+    pub fn tokens(&mut self, choice: usize, count: usize) {
+        self.answers[choice] += count;
+    }
+
+    /// The last word on an answer. A prompt is counted once. Samples find each other's prompt in the cache: what was
+    /// there before the request is what the unluckiest found.
     pub fn ended(&mut self, choice: usize, usage: &folio_engine::Usage) {
+        self.answers[choice] = usage.completion_tokens;
         let cached = &mut self.prompts[choice / self.num_samples].1;
         *cached = Some(cached.map_or(usage.cached_tokens, |least| least.min(usage.cached_tokens)));
-    }
-
-    pub fn tokens(&mut self, count: usize) {
-        self.completion_tokens += count;
     }
 
     pub fn sum(&self) -> Usage {
         let prompt_tokens = self.prompts.iter().map(|(tokens, _)| tokens).sum();
         let cached_tokens = self.prompts.iter().filter_map(|(_, cached)| *cached).sum();
-        Usage::new(prompt_tokens, self.completion_tokens, cached_tokens)
+        Usage::new(prompt_tokens, self.answers.iter().sum(), cached_tokens)
     }
 
     pub fn of(prompt_lens: impl Iterator<Item = usize>, answers: &[Collected]) -> Usage {
         let mut sum = Self::new(prompt_lens, answers.len());
-        for (choice, answer) in answers.iter().enumerate() {
-            sum.ended(choice, &answer.usage);
-            sum.tokens(answer.usage.completion_tokens);
-        }
+        answers.iter().enumerate().for_each(|(choice, answer)| sum.ended(choice, &answer.usage));
         sum.sum()
     }
 }
@@ -143,7 +143,8 @@ pub fn finish_reason(finish: Option<&Finish>) -> (Option<&'static str>, Option<V
         Some(Finish::Stop(Some(StopCause::Text(text)))) => (Some("stop"), Some(json!(text))),
         Some(Finish::Stop(Some(StopCause::Token(token)))) => (Some("stop"), Some(json!(token))),
         Some(Finish::Length) => (Some("length"), None),
-        Some(Finish::Failed(_)) => (Some("error"), None),
+        // Told as an error, never as an answer's end.
+        Some(Finish::Failed(_)) => (None, None),
     }
 }
 
@@ -156,17 +157,46 @@ pub fn token_text(tokenizer: &Tokenizer, token: u32) -> String {
     String::from_utf8_lossy(tokenizer.token_bytes(token).unwrap_or_default()).into_owned()
 }
 
-/// vLLM's form: one object a token of the prompt, by token id.
-pub fn prompt_logprobs(tokenizer: &Arc<Tokenizer>, all: &[Option<Logprobs>]) -> Value {
-    let entry = |token: u32, logprob: f32, rank: u32| json!({"logprob": finite_logprob(logprob), "rank": rank, "decoded_token": token_text(tokenizer, token)});
-    let one = |logprobs: &Logprobs| {
-        let top = logprobs.top.iter().zip(1..);
-        let mut map: Map<String, Value> =
-            top.map(|(&(token, logprob), rank)| (token.to_string(), entry(token, logprob, rank))).collect();
-        map.entry(logprobs.token.to_string()).or_insert_with(|| entry(logprobs.token, logprobs.logprob, logprobs.rank));
-        Value::Object(map)
-    };
-    all.iter().map(|logprobs| logprobs.as_ref().map_or(Value::Null, one)).collect()
+/// vLLM's form of a prompt's log-probabilities: one object a token of the prompt, by token id.
+pub struct PromptTable {
+    pub tokenizer: Arc<Tokenizer>,
+    pub logprobs: PromptLogprobs,
+}
+
+impl Service {
+    pub fn prompt_table(&self, logprobs: PromptLogprobs) -> PromptTable {
+        PromptTable { tokenizer: Arc::clone(&self.model.tokenizer), logprobs }
+    }
+}
+
+impl Serialize for PromptTable {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let tokenizer = &*self.tokenizer;
+        serializer.collect_seq(self.logprobs.iter().map(|entry| entry.as_ref().map(|l| PromptEntry(tokenizer, l))))
+    }
+}
+
+struct PromptEntry<'a>(&'a Tokenizer, &'a Logprobs);
+
+#[derive(Serialize)]
+struct Ranked {
+    logprob: f32,
+    rank: u32,
+    decoded_token: String,
+}
+
+impl Serialize for PromptEntry<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self(tokenizer, logprobs) = self;
+        let ranked = |token: u32, logprob: f32, rank: u32| {
+            let decoded_token = token_text(tokenizer, token);
+            (token, Ranked { logprob: finite_logprob(logprob), rank, decoded_token })
+        };
+        let top = logprobs.top.iter().zip(1..).map(|(&(token, logprob), rank)| ranked(token, logprob, rank));
+        let is_among = logprobs.top.iter().any(|(token, _)| *token == logprobs.token);
+        let own = (!is_among).then(|| ranked(logprobs.token, logprobs.logprob, logprobs.rank));
+        serializer.collect_map(top.chain(own))
+    }
 }
 
 pub fn check_served(is_served: bool) -> Result<(), ApiError> {

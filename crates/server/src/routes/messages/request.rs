@@ -29,7 +29,7 @@ impl Request for MessagesRequest {
     fn read(fields: &mut Fields, bounds: &Bounds) -> Result<Self, Wrong> {
         let CountRequest { is_served, conversation } = prompt(fields, bounds)?;
         let limits = &bounds.limits;
-        let stop = ListOf::between(Text::between(1, limits.stop_bytes), 0, limits.stops);
+        let stop = ListOf::between(Text::between(1, limits.stop_chars), 0, limits.stops);
         let wishes = Wishes {
             max_tokens: Some(fields.required(
                 "max_tokens",
@@ -51,7 +51,7 @@ impl Request for MessagesRequest {
             ..Wishes::default()
         };
         let stream = fields.optional("stream", Flag, "Whether the answer comes as server-sent events.")?;
-        let user = Text::between(0, limits.user_bytes);
+        let user = Text::between(0, limits.user_chars);
         let metadata =
             Object(|fields: &mut Fields| fields.optional("user_id", user, "Who is asking; not used.").map(|_| ()));
         fields.optional("metadata", metadata, "")?;

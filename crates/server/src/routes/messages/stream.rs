@@ -57,11 +57,7 @@ pub async fn write(
     push(&mut writer, &Event::Ping);
     writer.flush().await?;
     loop {
-        let piece = tokio::select! {
-            piece = answers.next() => piece,
-            () = writer.closed() => return Err(Gone),
-        };
-        let Some(piece) = piece else { return Ok(()) };
+        let Some(piece) = answers.next_for(&writer).await? else { return Ok(()) };
         if !piece.text.is_empty() {
             push(&mut writer, &Event::ContentBlockDelta { index: 0, delta: Delta { text: &piece.text } });
         }

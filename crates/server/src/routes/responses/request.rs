@@ -61,7 +61,7 @@ impl Request for ResponsesRequest {
 
 fn settings(fields: &mut Fields, bounds: &Bounds) -> Result<Settings, Wrong> {
     let limits = &bounds.limits;
-    let user = Text::between(0, limits.user_bytes);
+    let user = Text::between(0, limits.user_chars);
     let top_logprobs = Count::between(0, limits.logprobs as usize);
     Ok(Settings {
         instructions: fields.optional("instructions", Text::any(), "The system message; of this response alone.")?,
@@ -112,7 +112,7 @@ fn wishes(fields: &mut Fields, bounds: &Bounds) -> Result<Wishes, Wrong> {
     let penalty = Number::between(-2.0, 2.0);
     let bias =
         PerToken { kind: Number::between(-100.0, 100.0), vocab_size: bounds.vocab_size, most: limits.logit_biases };
-    let stop = one_or_many(Text::between(1, limits.stop_bytes), limits.stops);
+    let stop = one_or_many(Text::between(1, limits.stop_chars), limits.stops);
     let level = Whole::between(i64::from(i32::MIN), i64::from(i32::MAX));
     let top_k = Whole::between(-1, i64::from(u32::MAX));
     let request_id = Opaque { most: limits.request_id_bytes };

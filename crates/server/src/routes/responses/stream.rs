@@ -91,11 +91,7 @@ pub async fn write(
     begin(&mut events, &draft, keeping.is_some());
     events.writer.flush().await?;
     loop {
-        let piece = tokio::select! {
-            piece = answers.next() => piece,
-            () = events.writer.closed() => return Err(Gone),
-        };
-        let Some(piece) = piece else { break };
+        let Some(piece) = answers.next_for(&events.writer).await? else { break };
         let is_told = delta(&mut events, &draft, &piece);
         answer.text.push_str(&piece.text);
         answer.tokens.extend(piece.tokens.into_iter().filter(|token| token.logprobs.is_some()));
