@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use anyhow::{Context, Result, bail};
-use folio_server::guard::{self, Guard, GuardConfig, Lifecycle};
+use folio_server::guard::{self, Guard, GuardConfig, Hosts, Lifecycle};
 use folio_server::net::{self, Listener, NetConfig, Shutdown};
 use folio_server::observe::{Level, Log, Observer, ObserverConfig, Traces};
 use folio_server::{App, Model, SamplingDefaults, Surroundings};
@@ -86,7 +86,8 @@ pub fn main(args: ServeArgs) -> Result<ExitCode> {
         let mut signals = Signals::new()?;
         let mut serving = Vec::new();
         if let Some(listener) = bound.metrics_listener()? {
-            serving.push(serve_metrics(&app, listener, net.clone(), ordered.clone()));
+            let hosts = TextList::all(&args.access.allowed_hosts);
+            serving.push(serve_metrics(&app, listener, &hosts, net.clone(), ordered.clone())?);
         }
         serving.push(tokio::spawn(net::serve(bound.listener()?, router, net, ordered)));
         let ending = Ending { log: log.clone(), lifecycle, guard, observer, shutdown, timeouts, serving };
@@ -151,13 +152,23 @@ fn guard_config(app: &App, access: &Access, bound: &Bound, args: &ServeArgs) -> 
     })
 }
 
-/// The metrics at an address of their own, for whoever reaches it; pages of other origins are turned away here too.
-fn serve_metrics(app: &App, listener: Listener, net: NetConfig, ordered: Shutdown) -> JoinHandle<io::Result<()>> {
-    let lifecycle = app.lifecycle().clone();
-    let guard = Guard::new(GuardConfig { limits: app.limits().clone(), ..GuardConfig::new(lifecycle) });
+/// The metrics at an address of their own, for whoever reaches it; strange names and pages are turned away here too.
+fn serve_metrics(
+    app: &App,
+    listener: Listener,
+    allowed_hosts: &[String],
+    net: NetConfig,
+    ordered: Shutdown,
+) -> Result<JoinHandle<io::Result<()>>> {
+    let address = listener.address().context("--metrics-listen")?;
+    let guard = Guard::new(GuardConfig {
+        hosts: Hosts::new(address.ip(), allowed_hosts).context("--allowed-hosts")?,
+        limits: app.limits().clone(),
+        ..GuardConfig::new(app.lifecycle().clone())
+    });
     let net = NetConfig { connections: METRICS_CONNECTIONS, tls: None, stats: Arc::default(), ..net };
     let router = guard::protect(folio_server::metrics_router(app.clone()), guard);
-    tokio::spawn(net::serve(listener, router, net, ordered))
+    Ok(tokio::spawn(net::serve(listener, router, net, ordered)))
 }
 
 /// Loads on a thread of its own; what comes of it is sent.

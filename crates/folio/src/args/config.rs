@@ -14,8 +14,8 @@ use toml::Value;
 
 use super::{Folio, vllm};
 
-/// Commands that read a configuration, and spell flags as vLLM does.
-const COMMANDS: [&str; 2] = ["serve", "batch"];
+/// The command that reads a configuration, and spells flags as vLLM does.
+const COMMAND: &str = "serve";
 /// The one key that is no flag.
 const MODEL: &str = "model";
 const VARIABLE: &str = "FOLIO_CONFIG";
@@ -25,25 +25,24 @@ const FILE_BYTES_MOST: u64 = 1 << 20;
 /// The command line as clap is to read it: with what the configuration adds.
 pub fn command_line(given: impl Iterator<Item = OsString>) -> Result<Vec<OsString>> {
     let mut words: Vec<OsString> = given.collect();
-    let is_ours = |name: &&OsString| COMMANDS.iter().any(|command| *name == command);
-    let Some(name) = words.get(1).filter(is_ours).and_then(|name| name.to_str()).map(str::to_string) else {
+    if words.get(1).is_none_or(|name| name != COMMAND) {
         return Ok(words);
-    };
+    }
     words[2..].iter_mut().for_each(respell);
     let Some((path, from)) = config_path(&words) else { return Ok(words) };
     let text = read(&path).with_context(|| format!("{from} {}", path.display()))?;
-    let command = built(&name);
+    let command = built();
     let file = File { path: &path, command: &command };
     let added = file.flags(&text, &given_ids(&command, &words))?;
     words.splice(2..2, added);
     Ok(words)
 }
 
-/// A command whose groups are filled.
-fn built(name: &str) -> Command {
+/// The command with its groups filled.
+fn built() -> Command {
     let mut folio = Folio::command();
     folio.build();
-    folio.find_subcommand(name).unwrap_or_else(|| unreachable!("COMMANDS are commands")).clone()
+    folio.find_subcommand(COMMAND).unwrap_or_else(|| unreachable!("it is a command")).clone()
 }
 
 /// vLLM takes `--max_model_len` for `--max-model-len`, and has short flags of two letters.
@@ -231,7 +230,7 @@ mod tests {
 
     /// What serve is started with, from a file's text and a command line.
     fn parse(file: &str, line: &str) -> Result<ServeArgs> {
-        let serve = built("serve");
+        let serve = built();
         let words = ["folio", "serve"].into_iter().chain(line.split_whitespace());
         let mut words: Vec<OsString> = words.map(Into::into).collect();
         words[2..].iter_mut().for_each(respell);

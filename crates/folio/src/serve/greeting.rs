@@ -85,6 +85,7 @@ impl Greeting<'_> {
     fn keys(&self) -> String {
         match self.access.keys.len() {
             0 if self.args.access.insecure_no_auth => "none (--insecure-no-auth): whoever reaches it may use it".into(),
+            0 if self.args.listen.uds.is_some() => "none: only this user may connect".into(),
             0 => "none: every user of this machine may use it".into(),
             1 => format!("1, from {}", self.access.sources.join(" and ")),
             many => format!("{many}, from {}; prefixes are cached for each apart", self.access.sources.join(" and ")),
