@@ -313,7 +313,8 @@ impl Core {
         for (row, planned) in rows.iter_mut().zip(&step.rows) {
             self.note_computed(planned.id, planned.end);
             if !planned.samples {
-                row.pooled = None;
+                // Nobody asked for them, and the scheduler takes no token that is too early.
+                (row.pooled, row.sampled) = (None, None);
             } else if row.failure.is_none() {
                 let sample = self.samples.get(&row.id);
                 let width = self.shared.config.embedding_width;
@@ -369,7 +370,7 @@ impl Core {
         }
     }
 
-    fn start_tasks(&mut self, tasks: Vec<DiskTask>) {
+    pub fn start_tasks(&mut self, tasks: Vec<DiskTask>) {
         for task in tasks {
             match &self.disk {
                 Some(disk) => disk.submit(task),

@@ -1,5 +1,5 @@
-//! A step that failed: what was in flight is given up, an executor that went with it is built anew, and those who were in
-//! the step are tried again ([`crate::trial`]).
+//! A step that failed: what was in flight is given up, an executor that went with it is built anew, and those who were
+//! in the step are tried again ([`crate::trial`]).
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use folio_scheduler::{DiskTask, RequestId, StepPlan};
+use folio_scheduler::{DiskTask, DiskTaskKind, RequestId, StepPlan};
 
 use crate::{
     Error, Executor, FinishReason, Result, SamplingState, StepOutput, Wake,
@@ -47,10 +47,12 @@ impl Core {
         self.shared.stats().steps_failed += 1;
         let failed = self.scheduler.fail_steps();
         self.warn(format_args!("a step failed, with {} requests in flight: {}", failed.len(), failure.reason));
-        tasks.iter().for_each(|task| self.scheduler.disk_done(task.ticket, false));
+        // What was to be stored may never have been written; what is to be fetched lies on the disk as before.
+        let (fetches, stores): (Vec<_>, Vec<_>) = tasks.into_iter().partition(|task| task.kind == DiskTaskKind::Fetch);
+        stores.iter().for_each(|task| self.scheduler.disk_done(task.ticket, false));
         self.publish_events();
         if failure.executor_gone
-            && let Err(error) = self.restart()
+            && let Err(error) = self.restart(self.is_guilt_proven(&failed))
         {
             // Without an executor nothing will ever run: better to end, and to be seen to.
             self.warn(format_args!("there is no executor any more, and the engine ends: {error}"));
@@ -58,18 +60,20 @@ impl Core {
             self.last_word = FinishReason::Error(failure.reason);
             return;
         }
+        self.start_tasks(fetches);
         self.suspect(&failed, &failure);
     }
 
-    /// Puts a new executor in the place of one that is gone.
-    fn restart(&mut self) -> Result<()> {
+    /// Puts a new executor in the place of one that is gone, through a request that ends for it or for no known reason.
+    fn restart(&mut self, is_explained: bool) -> Result<()> {
         let Some(rebuild) = self.shared.config.rebuild.clone() else { return Err(Error::ExecutorGone) };
         self.shared.restarting.store(true, Ordering::Release);
         let start = Instant::now();
         // The old one's memory first: there may be no room for both.
         let old = std::mem::replace(&mut self.executor, Box::new(Gone));
         let _ = guarded(|| drop(old));
-        let rebuilt = self.restarts.attempt(|| guarded(|| rebuild.call()).unwrap_or(Err(Error::RebuildPanicked)));
+        let rebuilt =
+            self.restarts.attempt(is_explained, || guarded(|| rebuild.call()).unwrap_or(Err(Error::RebuildPanicked)));
         self.shared.progress.note();
         self.shared.restarting.store(false, Ordering::Release);
         self.executor = rebuilt?;
@@ -84,7 +88,8 @@ impl Core {
     }
 }
 
-/// Restarts so many times in [`RESTART_WINDOW`], failed attempts included.
+/// Restarts so many times in [`RESTART_WINDOW`], failed attempts included. One that a request explains, which failed
+/// alone and has ended, is not counted: such requests would use them up, and the executor is none the worse.
 const MOST_RESTARTS: usize = 3;
 const RESTART_WINDOW: Duration = Duration::from_secs(60);
 
@@ -94,8 +99,8 @@ pub(crate) struct Restarts(VecDeque<Instant>);
 
 impl Restarts {
     /// Builds until it works, or has been tried too often of late.
-    fn attempt<T>(&mut self, build: impl Fn() -> Result<T>) -> Result<T> {
-        let mut result = Err(Error::TooManyRestarts);
+    fn attempt<T>(&mut self, is_first_free: bool, build: impl Fn() -> Result<T>) -> Result<T> {
+        let mut result = if is_first_free { build() } else { Err(Error::TooManyRestarts) };
         while result.is_err() && self.allow(Instant::now()) {
             result = build();
         }

@@ -4,7 +4,7 @@ use std::{fmt::Arguments, sync::MutexGuard, time::Duration};
 
 use folio_scheduler::{KvEvent, Preempted};
 
-use crate::{EngineStats, core::Core};
+use crate::{EngineStats, core::Core, sample::Sample};
 
 impl Core {
     pub fn warn(&self, line: Arguments<'_>) {
@@ -15,14 +15,18 @@ impl Core {
 
     /// Sets what the scheduler says of itself; the figures stay locked for those that the caller has to add.
     pub fn publish(&self) -> MutexGuard<'_, EngineStats> {
-        let (scheduler, expected_wait) = (self.scheduler.stats(), self.scheduler.expected_wait());
+        let mut scheduler = self.scheduler.stats();
+        let mut expected_wait = Duration::from_nanos(self.scheduler.expected_wait());
         let mut stats = self.shared.stats();
-        stats.scheduler = scheduler;
-        if self.trials.is_some() {
-            // Most of them wait outside the scheduler.
-            stats.scheduler.waiting = self.samples.len().saturating_sub(stats.scheduler.running);
+        if let Some(trials) = &self.trials {
+            // Most of them wait outside the scheduler, which knows nothing of how long they will.
+            let outside = || self.samples.iter().filter(|(id, _)| !trials.is_inside(**id)).map(|(_, sample)| sample);
+            scheduler.waiting += outside().count();
+            scheduler.waiting_tokens += outside().map(Sample::num_tokens).sum::<usize>();
+            expected_wait = expected_wait.max(stats.expected_wait);
         }
-        stats.expected_wait = Duration::from_nanos(expected_wait);
+        stats.scheduler = scheduler;
+        stats.expected_wait = expected_wait;
         stats
     }
 

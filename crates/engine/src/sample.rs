@@ -40,8 +40,8 @@ pub(crate) struct Lives {
     /// Why it was not more, if it is known, and how often it gave way, in lives before.
     miss: Option<Miss>,
     preemptions: u32,
-    /// Whether there were others, and how much of an answer there was when the last one failed.
-    failed_at: Option<usize>,
+    /// How much of an answer there was when it was last tried alone.
+    tried_at: Option<usize>,
 }
 
 impl Lives {
@@ -156,9 +156,9 @@ impl Sample {
         state
     }
 
-    /// It was in a step that failed. Whether it has got no further than the last time.
-    pub fn was_stuck(&mut self) -> bool {
-        self.lives.failed_at.replace(self.output.len()) == Some(self.output.len())
+    /// It is tried alone. Whether it has got no further than the last time.
+    pub fn is_tried_again(&mut self) -> bool {
+        self.lives.tried_at.replace(self.output.len()) == Some(self.output.len())
     }
 
     /// It was taken out of the scheduler, which knew this of it.

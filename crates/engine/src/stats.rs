@@ -20,7 +20,7 @@ pub struct EngineStats {
     pub prompt_tokens_computed: u64,
     /// Times that a step failed, with whatever was in flight beside it.
     pub steps_failed: u64,
-    /// Samples that were in a step that failed and went on from there.
+    /// Times that a sample was tried alone, after a step that failed with it.
     pub samples_tried_again: u64,
     /// Executors that were built anew.
     pub restarts: u64,

@@ -1,22 +1,27 @@
-//! Which of those who were in a failed step made it fail? Each of them is tried alone, from its prompt and what it has of
-//! an answer, while everybody else waits outside the scheduler. One that fails alone ends with the error. One that gets
-//! past the place where it failed is innocent and loses nothing: what it samples depends on its seed and its own tokens.
+//! Which of those who were in a failed step made it fail? Each of them is tried alone, from its prompt and what it has
+//! of an answer, while everybody else waits outside the scheduler. One that fails alone ends with the error, and with
+//! it the trials. One that gets past the place where it failed is innocent and loses nothing: what it samples depends
+//! on its seed and its own tokens.
 //!
-//! Nobody is ever blamed for a step that it shared, and the trials come to an end: a sample that is suspected twice for
-//! the same place goes on alone until it has a further token.
+//! Those with the shortest answers are tried first, and among them the newest: who has shared many steps is seldom the
+//! one, and the others wait for as few trials as can be.
+//!
+//! Nobody is ever blamed for a step that it shared, and the trials come to an end: each round ends a sample that failed
+//! alone, or finds all innocent, and one that is tried twice for the same place goes on alone until it has a further
+//! token.
 
-use std::{collections::VecDeque, time::Instant};
+use std::{cmp::Reverse, time::Instant};
 
 use folio_scheduler::RequestId;
 
-use crate::{FinishReason, config::nanos, core::Core, failure::Failure};
+use crate::{FinishReason, config::nanos, core::Core, failure::Failure, sample::Sample};
 
 #[derive(Debug, Default)]
 pub(crate) struct Trials {
     /// Alone with the scheduler.
     on_trial: Option<Suspect>,
-    /// Still to be tried.
-    suspects: VecDeque<Suspect>,
+    /// Still to be tried; the last is the next.
+    suspects: Vec<Suspect>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -27,8 +32,20 @@ struct Suspect {
     is_innocent: bool,
 }
 
+impl Trials {
+    /// Whether it is the one in the scheduler.
+    pub fn is_inside(&self, id: RequestId) -> bool {
+        self.on_trial.is_some_and(|suspect| suspect.id == id)
+    }
+}
+
 impl Core {
-    /// Those who were in steps that failed are not in the scheduler any more.
+    /// Whether the one on trial is in a step that failed, and so guilty.
+    pub(crate) fn is_guilt_proven(&self, failed: &[RequestId]) -> bool {
+        self.trials.as_ref().is_some_and(|trials| failed.iter().any(|&id| trials.is_inside(id)))
+    }
+
+    /// Those who were in steps that failed are not in the scheduler any more; all others start anew too.
     pub(crate) fn suspect(&mut self, failed: &[RequestId], failure: &Failure) {
         if let Some(trials) = &mut self.trials {
             let guilty = trials.on_trial.take_if(|suspect| failed.contains(&suspect.id));
@@ -36,22 +53,22 @@ impl Core {
             if let Some(guilty) = guilty {
                 self.warn(format_args!("request {} failed alone too, and ends", guilty.id.0));
                 self.end(guilty.id, FinishReason::Error(failure.reason.clone()));
+                self.end_trials();
+            } else if let Some(Suspect { id, .. }) = trials.on_trial {
+                self.withdraw(id);
+                self.enlist_again(id);
             }
-            return;
-        }
-        if failed.is_empty() {
             return;
         }
         let others: Vec<RequestId> = self.samples.keys().filter(|id| !failed.contains(id)).copied().collect();
         others.into_iter().for_each(|id| self.withdraw(id));
-        let suspects = failed.iter().filter_map(|&id| {
-            let sample = self.samples.get_mut(&id)?;
-            let end = failure.ends.get(&id).copied().unwrap_or(0);
-            let until = if sample.was_stuck() { end.max(sample.num_tokens()) } else { end };
-            Some(Suspect { id, until, is_innocent: false })
-        });
-        let suspects: VecDeque<Suspect> = suspects.collect();
-        self.shared.stats().samples_tried_again += suspects.len() as u64;
+        let suspect = |&id: &RequestId| {
+            let until = failure.ends.get(&id).copied().unwrap_or(0);
+            Suspect { id, until, is_innocent: false }
+        };
+        let mut suspects: Vec<Suspect> = failed.iter().map(suspect).collect();
+        let output_len = |id: &RequestId| self.samples.get(id).map_or(0, |sample| sample.output.len());
+        suspects.sort_by_key(|suspect| (Reverse(output_len(&suspect.id)), suspect.id));
         self.trials = Some(Trials { on_trial: None, suspects });
     }
 
@@ -82,13 +99,15 @@ impl Core {
             self.withdraw(done.id);
             return;
         }
-        match trials.suspects.pop_front() {
-            Some(suspect) => {
-                trials.on_trial = Some(suspect);
-                self.enlist_again(suspect.id);
-            }
-            None => self.end_trials(),
+        let Some(mut suspect) = trials.suspects.pop() else { return self.end_trials() };
+        // One that has left meanwhile needs no trial.
+        let Some(sample) = self.samples.get_mut(&suspect.id) else { return };
+        if sample.is_tried_again() {
+            suspect.until = suspect.until.max(sample.num_tokens());
         }
+        trials.on_trial = Some(suspect);
+        self.shared.stats().samples_tried_again += 1;
+        self.enlist_again(suspect.id);
     }
 
     fn end_trials(&mut self) {
@@ -101,9 +120,9 @@ impl Core {
     /// Those outside the scheduler have deadlines too.
     fn expire_held(&mut self) {
         let Some(trials) = &self.trials else { return };
-        let (now, inside) = (Instant::now(), trials.on_trial.map(|suspect| suspect.id));
-        let is_late = |(id, sample): &(&RequestId, &crate::sample::Sample)| {
-            Some(**id) != inside && sample.deadline.is_some_and(|deadline| deadline <= now)
+        let now = Instant::now();
+        let is_late = |(id, sample): &(&RequestId, &Sample)| {
+            !trials.is_inside(**id) && sample.deadline.is_some_and(|deadline| deadline <= now)
         };
         let late: Vec<RequestId> = self.samples.iter().filter(is_late).map(|(&id, _)| id).collect();
         late.into_iter().for_each(|id| self.depart(id, FinishReason::Deadline, None));

@@ -5,8 +5,8 @@ use folio_engine::{
 };
 
 use crate::mock::{
-    BOTH, Faults, answer, config, params, reference, start, start_rebuilding, start_with, submit, tokens,
-    wait_until_idle,
+    BOTH, Faults, answer, config, params, reference, start, start_rebuilding, start_rebuilding_gated, start_with,
+    submit, tokens, wait_until, wait_until_idle,
 };
 
 const WIDTH: usize = 5;
@@ -128,4 +128,28 @@ fn vectors_survive_failed_steps() {
         }
         wait_until_idle(&engine);
     }
+}
+
+/// One that has given way is in no step when the executor dies, and what was added up of it dies too.
+#[test]
+fn what_is_pooled_by_half_survives_a_restart_that_nobody_was_in() {
+    let (permits, gate) = flume::unbounded();
+    let faults = Faults { fatal_steps: [45].into(), ..faults() };
+    let config = EngineConfig { embedding_width: WIDTH, overlap: false, prompt_logit_rows: 1, ..config(6) };
+    let (engine, _) = start_rebuilding_gated(config, faults, Some(gate));
+    // It has four of the six blocks when the other needs a third, which gives way.
+    let first = submit(&engine, tokens(0, 16), params(70));
+    wait_until("it is in a step", || engine.rows_in_flight() == 16);
+    let vector = embed(&engine, tokens(1, 48), Pooling::Mean);
+    (1..45).for_each(|_| permits.send(()).expect("the engine runs"));
+    wait_until("the last step is under way", || engine.stats().steps_done == 44 && engine.rows_in_flight() == 1);
+    assert_eq!(engine.stats().scheduler.preemptions, 1);
+    drop(first);
+    wait_until("it has left", || engine.num_live() == 1);
+    drop(permits);
+    let (vector, reason, _) = read(vector);
+    assert_eq!((vector, reason), (expected(&tokens(1, 48)), FinishReason::Length));
+    let stats = engine.stats();
+    assert_eq!((stats.restarts, stats.samples_tried_again), (1, 0));
+    wait_until_idle(&engine);
 }

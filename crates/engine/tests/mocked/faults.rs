@@ -67,6 +67,20 @@ fn a_panic_where_a_request_comes_or_goes_is_that_requests_own() {
     }
 }
 
+#[test]
+fn a_token_that_nobody_asked_for_is_nobodys() {
+    for overlap in BOTH {
+        let faults = Faults { is_eager: true, ..Faults::default() };
+        let engine = start_with(EngineConfig { overlap, budget_tokens: 16, ..config(32) }, faults);
+        let streams: Vec<_> = (0..3).map(|i| submit(&engine, tokens(i, 70), params(5))).collect();
+        for (i, stream) in streams.into_iter().enumerate() {
+            assert_eq!(answer(stream).tokens, reference(&tokens(i as u64, 70), 5));
+        }
+        wait_until_idle(&engine);
+        assert!(engine.is_running());
+    }
+}
+
 struct Fragile(flume::Receiver<()>);
 
 impl StepRunner for Fragile {

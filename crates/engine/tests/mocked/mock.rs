@@ -1,8 +1,8 @@
-//! A runner with the simulator's model, whose next token is a hash of all that it reads through the block tables. Faults
-//! can be planted, and steps held back.
+//! A runner with the simulator's model, whose next token is a hash of all that it reads through the block tables.
+//! Faults can be planted, and steps held back.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
@@ -11,9 +11,9 @@ use std::{
 };
 
 use folio_engine::{
-    Assignment, Background, Engine, EngineConfig, Error, Event, Executor, FinishReason, GroupConfig, Logprobs, Rebuild,
-    RequestId, RequestOptions, RequestStream, Result, RowOutput, Sampled, SamplingParams, SamplingState, StepOutput,
-    StepPlan, StepRunner, Usage, Wake,
+    Assignment, Background, Engine, EngineConfig, Error, Event, Executor, FinishReason, GroupConfig, Logprobs, Pooling,
+    Rebuild, RequestId, RequestOptions, RequestStream, Result, RowOutput, Sampled, SamplingParams, SamplingState,
+    StepOutput, StepPlan, StepRunner, Usage, Wake,
 };
 use folio_scheduler::SchedulerConfig;
 use folio_simulator::{Sampling, hash, model::Model};
@@ -49,6 +49,8 @@ pub struct Faults {
     pub quarrel: Option<[RequestId; 2]>,
     /// The request whose row is not a number once its sequence has so many tokens.
     pub broken_row: Option<(RequestId, usize)>,
+    /// Every row gives a token, whether it was to sample or not.
+    pub is_eager: bool,
     /// How long the vectors are that it gives.
     pub embedding_width: usize,
     /// The request that the runner cannot take in, and the one that it cannot let go.
@@ -66,8 +68,8 @@ pub struct Mock {
     rows: Arc<Mutex<Vec<RequestId>>>,
     /// Who came and did not leave.
     known: Arc<Mutex<BTreeSet<RequestId>>>,
-    /// Who wants a vector.
-    pooling: BTreeSet<RequestId>,
+    /// Who wants a vector, and how many rows of its prompt have been pooled.
+    pooling: BTreeMap<RequestId, (Pooling, usize)>,
 }
 
 /// Ends the executor's thread: what it panics with panics again when it is dropped, behind every guard.
@@ -89,7 +91,7 @@ impl Mock {
             steps: Arc::default(),
             rows: Arc::default(),
             known: Arc::default(),
-            pooling: BTreeSet::new(),
+            pooling: BTreeMap::new(),
         }
     }
 
@@ -106,12 +108,21 @@ impl Mock {
         assert!(!quarrel.is_some_and(|both| both.iter().all(is_in)), "planted panic");
     }
 
-    fn output(&self, a: &Assignment, token: Option<u32>) -> RowOutput {
+    fn output(&mut self, a: &Assignment, token: Option<u32>) -> RowOutput {
         let len = a.first + a.num_rows();
         if self.faults.broken_row.is_some_and(|(id, broken_at)| id == a.id && len >= broken_at) {
             return RowOutput::failed(a.id, "not a number");
         }
-        let is_pooling = self.pooling.contains(&a.id);
+        let pooling = self.pooling.get_mut(&a.id);
+        let is_pooling = pooling.is_some();
+        if let Some((pooling, rows)) = pooling {
+            *rows += a.prompt_targets.tokens.len() + usize::from(a.samples);
+            let expected = if *pooling == Pooling::Mean { len } else { 1 };
+            if a.samples && *rows != expected {
+                return RowOutput::failed(a.id, format_args!("{rows} rows were pooled in place of {expected}"));
+            }
+        }
+        let token = token.or_else(|| self.faults.is_eager.then_some(0));
         let logprobs = |&token: &u32| Logprobs { token, logprob: -1.0, rank: 1, top: Vec::new() };
         RowOutput {
             id: a.id,
@@ -126,8 +137,8 @@ impl Mock {
 
 impl StepRunner for Mock {
     fn admit(&mut self, id: RequestId, state: SamplingState) {
-        if state.pooling().is_some() {
-            self.pooling.insert(id);
+        if let Some(pooling) = state.pooling() {
+            self.pooling.insert(id, (pooling, 0));
         }
         assert_ne!(self.faults.panicking_admit, Some(id), "planted panic");
         self.known.lock().expect("nothing panics with it").insert(id);
@@ -152,7 +163,8 @@ impl StepRunner for Mock {
         assert_eq!(self.model.run_transfers(&plan.transfers), None);
         let output = self.model.run_rows(plan);
         assert_eq!(output.fault, None);
-        Ok(plan.assignments.iter().zip(output.results).map(|(a, result)| self.output(a, result.token)).collect())
+        let tokens = output.results.into_iter().map(|result| result.token);
+        Ok(plan.assignments.iter().zip(tokens).map(|(a, token)| self.output(a, token)).collect())
     }
 
     fn release(&mut self, id: RequestId) {
@@ -216,13 +228,22 @@ pub fn start_with(config: EngineConfig, faults: Faults) -> Engine {
 
 /// An engine that builds its executor anew when it dies, and who is known to the executor of the moment.
 pub fn start_rebuilding(config: EngineConfig, faults: Faults) -> (Engine, Arc<Mutex<BTreeSet<RequestId>>>) {
+    start_rebuilding_gated(config, faults, None)
+}
+
+/// The same; its steps may have to wait for permits.
+pub fn start_rebuilding_gated(
+    config: EngineConfig,
+    faults: Faults,
+    gate: Option<flume::Receiver<()>>,
+) -> (Engine, Arc<Mutex<BTreeSet<RequestId>>>) {
     let blocks = config.groups[0].blocks;
     let (steps, known) = (Arc::<AtomicU64>::default(), Arc::<Mutex<BTreeSet<RequestId>>>::default());
     let everybody = Arc::clone(&known);
     let build = move || -> Result<Box<dyn Executor>> {
         everybody.lock().expect("nothing panics with it").clear();
         let (steps, known) = (Arc::clone(&steps), Arc::clone(&everybody));
-        let mock = Mock { steps, known, ..Mock::new(blocks, faults.clone(), None) };
+        let mock = Mock { steps, known, ..Mock::new(blocks, faults.clone(), gate.clone()) };
         Ok(Box::new(Background::start(mock)?))
     };
     let first = build().expect("a thread");

@@ -15,8 +15,8 @@ use folio_engine::{
 };
 
 use crate::mock::{
-    Answer, BOTH, Faults, Mock, answer, answers, config, params, reference, start_gated, start_rebuilding, start_with,
-    submit, submit_with, tokens, wait_until, wait_until_idle,
+    Answer, BOTH, Faults, Mock, answer, answers, config, params, reference, start_gated, start_rebuilding,
+    start_rebuilding_gated, start_with, submit, submit_with, tokens, wait_until, wait_until_idle,
 };
 
 fn planted(steps: impl IntoIterator<Item = u64>, panics: bool) -> Faults {
@@ -121,6 +121,79 @@ fn several_at_once_die_and_nobody_else() {
     }
 }
 
+/// Those who have shared many steps are tried last, and not at all once the one is found.
+#[test]
+fn a_newcomer_that_makes_steps_fail_costs_one_trial() {
+    for (overlap, is_deadly) in [(true, false), (true, true), (false, false), (false, true)] {
+        let (permits, gate) = flume::unbounded();
+        let faults = Faults { poison: vec![(RequestId(7), 20)], is_deadly, ..Faults::default() };
+        let config = EngineConfig { overlap, budget_tokens: 200, ..config(64) };
+        let (engine, known) = start_rebuilding_gated(config, faults, Some(gate));
+        let mut others: Vec<_> = (0..7).map(|i| submit(&engine, tokens(i, 20), params(30))).collect();
+        let permit = || permits.send(()).expect("the engine runs");
+        // Everybody is under way.
+        for other in &mut others {
+            (0..4).for_each(|_| permit());
+            assert!(matches!(other.recv(), Some(Event::Token { .. })));
+        }
+        let guilty = submit(&engine, tokens(7, 20), params(30));
+        drop(permits);
+        assert!(matches!(answer(guilty).reason, FinishReason::Error(_)));
+        for (i, other) in others.into_iter().enumerate() {
+            let found = answer(other);
+            assert_eq!(found.tokens, reference(&tokens(i as u64, 20), 30)[1..]);
+        }
+        let stats = engine.stats();
+        assert_eq!((stats.steps_failed, stats.samples_tried_again), (2, 1));
+        assert_nothing_leaks(&engine, &known);
+    }
+}
+
+/// Requests that take the executor with them do not use up its restarts by being tried.
+#[test]
+fn the_engine_outlives_three_that_kill_its_executor() {
+    for overlap in BOTH {
+        let poison = [1, 2, 3].map(|id| (RequestId(id), 20)).to_vec();
+        let faults = Faults { poison, is_deadly: true, ..Faults::default() };
+        let (engine, known) = start_rebuilding(EngineConfig { overlap, ..config(32) }, faults);
+        let beside = submit(&engine, tokens(0, 20), params(100));
+        for i in 1..4 {
+            assert!(matches!(answer(submit(&engine, tokens(i, 20), params(3))).reason, FinishReason::Error(_)));
+        }
+        assert_whole(&answer(beside), &tokens(0, 20), 100);
+        assert_eq!(engine.stats().restarts, 6);
+        assert_nothing_leaks(&engine, &known);
+    }
+}
+
+/// Those who wait outside the scheduler are counted, and nobody is told to come sooner for it.
+#[test]
+fn figures_during_a_trial_are_of_everybody() {
+    let config = EngineConfig { max_seqs: 2, overlap: false, ..config(32) };
+    let gated = start_gated(config, planted([6], true));
+    let engine = &gated.engine;
+    let streams: Vec<_> = (0..8).map(|i| submit(engine, tokens(i, 20), params(10))).collect();
+    gated.permit(5);
+    wait_until("five steps are done", || engine.stats().steps_done == 5);
+    let before = engine.stats();
+    gated.permit(1);
+    gated.wait_for_submitted(7);
+    // One more, so that the figures are told while somebody is tried.
+    gated.permit(1);
+    wait_until("a step of a trial is done", || engine.stats().steps_done == 6);
+    let during = engine.stats();
+    assert_eq!(during.steps_failed, 1);
+    assert_eq!((during.scheduler.running, during.scheduler.waiting), (1, 7));
+    // Six prompts, and one that has five tokens more.
+    assert!((140..=145).contains(&during.scheduler.waiting_tokens), "{during:?}");
+    assert!(during.expected_wait >= before.expected_wait, "{before:?} {during:?}");
+    drop(gated.permits);
+    for (i, stream) in streams.into_iter().enumerate() {
+        assert_whole(&answer(stream), &tokens(i as u64, 20), 10);
+    }
+    wait_until_idle(engine);
+}
+
 /// Neither is guilty alone, and what they do to each other comes to an end.
 #[test]
 fn two_who_cannot_stand_each_other_are_both_served() {
@@ -156,7 +229,7 @@ fn an_executor_that_dies_is_built_anew_and_everybody_goes_on() {
     }
 }
 
-/// An executor that dies all the time, or cannot be built, ends the engine after three attempts.
+/// An executor that dies all the time, or cannot be built, ends the engine after three attempts that nothing explains.
 #[test]
 fn an_executor_that_cannot_live_ends_the_engine() {
     static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -177,7 +250,7 @@ fn an_executor_that_cannot_live_ends_the_engine() {
         let warn = |line: std::fmt::Arguments<'_>| LINES.lock().expect("sound").push(line.to_string());
         let config = EngineConfig { rebuild: Some(rebuild), warn: Some(warn), ..config(32) };
         let engine = Engine::start(first, config).expect("a sound configuration");
-        // Three at most are tried alone and die of it; the last one is left over.
+        // Three are tried alone and end, for which nothing is charged; the last one is left over.
         let streams: Vec<_> = (0..4).map(|i| submit(&engine, tokens(i, 5), params(3))).collect();
         drop(permits);
         for stream in streams {
@@ -187,7 +260,8 @@ fn an_executor_that_cannot_live_ends_the_engine() {
         wait_until("the thread has ended", || !engine.is_running());
         let last = LINES.lock().expect("sound").drain(..).next_back().expect("a line");
         assert!(last.contains(if can_be_built { "too often" } else { "no memory" }), "{last}");
-        assert_eq!((attempts.load(Ordering::SeqCst), engine.num_live()), (3, 0));
+        let expected = if can_be_built { 6 } else { 3 };
+        assert_eq!((attempts.load(Ordering::SeqCst), engine.num_live()), (expected, 0));
     }
 }
 
