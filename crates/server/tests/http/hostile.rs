@@ -78,7 +78,7 @@ fn prompts_that_are_none_are_refused() {
     check("/v1/chat/completions", json!({"messages": []}), "messages");
     check("/v1/chat/completions", json!({"messages": ["a"]}), "messages");
     check("/v1/chat/completions", json!({"messages": vec![0; 2049]}), "messages");
-    check("/v1/chat/completions", content(json!("")), "prompt");
+    check("/v1/chat/completions", content(json!("")), "messages");
     check("/v1/chat/completions", content(json!([{"type": "text"}])), "messages");
     let tool = json!({"messages": [{"role": "assistant", "content": "a", "tool_calls": [{}]}]});
     check("/v1/chat/completions", tool, "tool_calls");

@@ -45,15 +45,16 @@ fn refused(server: &Server, path: &str, body: &Value, expected: &str) {
 #[test]
 fn the_defaults_are_as_promised() {
     let limits = Limits::default();
-    assert_eq!((limits.body_bytes, limits.json_depth), (4 << 20, 64));
+    assert_eq!((limits.body_bytes, limits.json_depth, limits.json_values), (4 << 20, 64, 1 << 19));
     assert_eq!((limits.header_bytes, limits.header_fields), (32 << 10, 64));
-    assert_eq!((limits.prompts, limits.samples), (64, 16));
-    assert_eq!((limits.stops, limits.stop_bytes, limits.stop_token_ids), (4, 256, 64));
+    assert_eq!((limits.prompts, limits.samples, limits.embedding_inputs), (64, 16, 2048));
+    assert_eq!((limits.stops, limits.stop_chars, limits.stop_token_ids), (4, 256, 64));
     assert_eq!((limits.bad_words, limits.bad_word_tokens), (128, 1024));
     assert_eq!((limits.logit_biases, limits.logprobs, limits.messages), (1024, 20, 2048));
+    assert_eq!(limits.prompt_logprob_values, 1 << 18);
     assert_eq!((limits.template_kwargs, limits.template_kwarg_bytes), (16, 4 << 10));
     assert_eq!((limits.connections, limits.in_flight, limits.stream_bytes), (1024, 256, 256 << 10));
-    assert_eq!((limits.request_id_bytes, limits.cache_salt_bytes, limits.user_bytes), (128, 64, 512));
+    assert_eq!((limits.request_id_bytes, limits.cache_salt_bytes, limits.user_chars), (128, 64, 512));
     let times = Timeouts::default();
     let seconds = [times.header, times.body, times.queue, times.write_stall, times.request, times.idle, times.drain];
     assert_eq!(seconds.map(|time| time.as_secs()), [10, 30, 60, 30, 600, 75, 30]);
@@ -98,6 +99,17 @@ fn brackets_within_brackets() {
 }
 
 #[test]
+fn values_of_a_body() {
+    let server = start_with(Setup { limits: Limits { json_values: 9, ..Limits::default() }, ..Setup::default() });
+    // Besides the list's own: the body, and the list as a value of it.
+    let list = |values: usize| server.raw("POST", CHAT, json!({"x": vec![0; values]}).to_string().as_bytes());
+    let (status, answer) = list(7);
+    assert!(status == 400 && answer.contains("messages: this field is required"), "{status} {answer}");
+    let (status, answer) = list(8);
+    assert!(status == 400 && answer.contains("more than 9 values"), "{status} {answer}");
+}
+
+#[test]
 fn bytes_and_fields_of_a_header() {
     let server = server(4);
     let ask = |request: String| {
@@ -119,7 +131,7 @@ fn bytes_and_fields_of_a_header() {
 fn prompts_and_answers() {
     let many = server(64);
     passes(&many, COMPLETIONS, &completion(json!({"prompt": vec!["a"; 64]})));
-    refused(&many, COMPLETIONS, &completion(json!({"prompt": vec!["a"; 65]})), "prompt: must be at most 64 prompts");
+    refused(&many, COMPLETIONS, &completion(json!({"prompt": vec!["a"; 65]})), "prompt: must be at most 64 texts");
     for (path, body) in [(COMPLETIONS, completion(json!({}))), (CHAT, chat(json!({})))] {
         passes(&many, path, &with(body.clone(), json!({"n": 16})));
         refused(&many, path, &with(body, json!({"n": 17})), "n: must be a whole number from 1 to 16");
@@ -133,8 +145,9 @@ fn prompts_and_answers() {
         &completion(json!({"prompt": ["a", "b"], "n": 4})),
         "n: 8 answers in all, but at most 6",
     );
-    passes(&few, "/v1/embeddings", &json!({"input": vec!["a"; 6]}));
-    refused(&few, "/v1/embeddings", &json!({"input": vec!["a"; 7]}), "input: must be at most 6 prompts");
+    // Inputs wait for each other.
+    passes(&few, "/v1/embeddings", &json!({"input": vec!["a"; 2048]}));
+    refused(&few, "/v1/embeddings", &json!({"input": vec!["a"; 2049]}), "input: must be at most 2048 texts");
 }
 
 #[test]
@@ -148,7 +161,7 @@ fn tokens_of_a_prompt() {
     }
     passes(&server, COMPLETIONS, &completion(json!({"prompt": vec![0; 5000], "truncate_prompt_tokens": 4095})));
     let beyond = completion(json!({"prompt": [0], "truncate_prompt_tokens": 4096}));
-    refused(&server, COMPLETIONS, &beyond, "truncate_prompt_tokens: must be a whole number from -1 to 4095");
+    refused(&server, COMPLETIONS, &beyond, "truncate_prompt_tokens: must be a whole number from 1 to 4095");
 }
 
 #[test]
@@ -177,19 +190,30 @@ fn what_ends_an_answer() {
 #[test]
 fn words_that_are_not_said() {
     let server = server(4);
-    let words = |count: usize| completion(json!({"bad_words": vec!["z"; count]}));
-    passes(&server, COMPLETIONS, &words(128));
+    let word = |number: usize| format!("{}{}", letter(number / 26), letter(number % 26));
+    let words = |count: usize| completion(json!({"bad_words": (0..count).map(word).collect::<Vec<_>>()}));
+    // Each stands for two sequences of tokens, of which the sampler takes as many as there may be words.
+    passes(&server, COMPLETIONS, &words(64));
     refused(&server, COMPLETIONS, &words(129), "bad_words: must be a list of 0 to 128");
     passes(&server, COMPLETIONS, &completion(json!({"bad_words": ["z".repeat(256)]})));
     refused(&server, COMPLETIONS, &completion(json!({"bad_words": ["z".repeat(257)]})), "bad_words[0]: must have 1 to");
-    // Their tokens count together. A word that begins with a space is one sequence; others are two.
-    let sized = |tokens: usize| {
-        let word = |number: usize| format!(" {number:0>255}");
-        let mut words: Vec<String> = (0..tokens / 256).map(word).collect();
-        words.extend((tokens % 256 > 0).then(|| format!(" {}", "z".repeat(tokens % 256 - 1))));
-        completion(json!({"bad_words": words}))
+    // Their tokens count together. A word that begins with a space stands for itself alone.
+    let sized = |server: &Server, tokens: usize| {
+        let whole = (0..tokens / 256).map(|number| format!(" {number:0>255}"));
+        let rest = (!tokens.is_multiple_of(256)).then(|| format!(" {}", "z".repeat(tokens % 256 - 1)));
+        server.post(COMPLETIONS, &completion(json!({"bad_words": whole.chain(rest).collect::<Vec<_>>()})))
     };
-    refused(&server, COMPLETIONS, &sized(1025 * 2), "bad_words: ");
+    let (status, answer) = sized(&server, 1024);
+    assert_eq!(status, 200, "{answer}");
+    let (status, answer) = sized(&server, 1026);
+    assert_eq!((status, &answer["error"]["param"]), (400, &json!("bad_words")), "{answer}");
+    let limits = Limits { bad_word_tokens: 10, ..Limits::default() };
+    let strict = start_with(Setup { all_bytes: true, limits, ..Setup::default() });
+    assert_eq!([sized(&strict, 10).0, sized(&strict, 11).0], [200, 400]);
+}
+
+fn letter(number: usize) -> char {
+    char::from(b'a' + number as u8)
 }
 
 #[test]
@@ -219,6 +243,18 @@ fn biases_and_logprobs() {
     let bias = |value: f64| completion(json!({"logit_bias": {"1": value}}));
     [100.0, -100.0].into_iter().for_each(|value| passes(&server, COMPLETIONS, &bias(value)));
     [100.1, -100.1].into_iter().for_each(|value| refused(&server, COMPLETIONS, &bias(value), "logit_bias.1: must be"));
+}
+
+#[test]
+fn logprobs_of_a_prompt_all_together() {
+    let limits = Limits { prompt_logprob_values: 20, ..Limits::default() };
+    let server = start_with(Setup { all_bytes: true, limits, ..Setup::default() });
+    // Each token's own, and one more beside it, for each answer.
+    let told = |prompt: &str, n: usize| completion(json!({"prompt": prompt, "prompt_logprobs": 1, "n": n}));
+    passes(&server, COMPLETIONS, &told("abcdefghij", 1));
+    refused(&server, COMPLETIONS, &told("abcdefghijk", 1), "prompt_logprobs: 22 log-probabilities");
+    passes(&server, COMPLETIONS, &told("abcde", 2));
+    refused(&server, COMPLETIONS, &told("abcdef", 2), "prompt_logprobs: 24 log-probabilities");
 }
 
 #[test]

@@ -4,6 +4,7 @@ mod answers;
 mod corpus;
 mod harness;
 mod hostile;
+mod hostile_http2;
 mod isolation;
 mod limits;
 mod limits_load;

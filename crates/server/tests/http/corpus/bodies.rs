@@ -99,6 +99,7 @@ fn sizes(route: &'static Route, cases: &mut Vec<Case>) {
         push(&format!("of a hundred thousand {name}"), open.repeat(100_000).into_bytes(), refused);
     }
     let deep = format!("{{\"a\":{}{}}}", "[".repeat(64), "]".repeat(64));
+    push("of a million values", format!("{{\"a\":[{}0]}}", "0,".repeat(1_000_000)).into_bytes(), refused);
     push("one too deep", deep.into_bytes(), refused);
     let large = format!("{{\"{MARKER}\":\"{}\"}}", "x".repeat((4 << 20) - 16));
     push("one byte too large", large.into_bytes(), Expect::Refused(413, ""));

@@ -55,6 +55,10 @@ impl Client {
 }
 
 impl Answer {
+    pub fn new(status: u16, body: String) -> Self {
+        Self { status, head: String::new(), body, took: Duration::ZERO }
+    }
+
     fn field(&self, name: &str) -> Option<&str> {
         let field = |line: &'_ str| {
             line.split_once(": ").filter(|(found, _)| found.eq_ignore_ascii_case(name)).map(|(_, value)| value.len())
@@ -69,7 +73,7 @@ impl Answer {
 
 fn read(socket: &mut TcpStream, sent: Instant) -> Answer {
     let (mut bytes, mut first) = (Vec::new(), None);
-    let mut answer = Answer { status: 0, head: String::new(), body: String::new(), took: Duration::ZERO };
+    let mut answer = Answer::new(0, String::new());
     let mut buffer = [0; 16 << 10];
     loop {
         let count = socket.read(&mut buffer).unwrap_or(0);
@@ -145,9 +149,8 @@ fn refusal(case: &Case, answer: &Answer, field: &str) -> Result<(), String> {
         return Err(format!("a leak: {word}"));
     }
     let param = error["param"].as_str().unwrap_or_default();
-    // A conversation is a prompt too, for those who count its tokens.
-    let is_named = |text: &str| text.starts_with(field) || (field == "messages" && text.starts_with("prompt"));
-    if answer.status == 400 && !(is_named(message) && (case.is_anthropic() || is_named(param))) {
+    let is_named = message.starts_with(field) && (case.is_anthropic() || param.starts_with(field));
+    if answer.status == 400 && !is_named {
         return Err(format!("{field} is not named"));
     }
     Ok(())
@@ -162,5 +165,36 @@ fn has_tokens(answer: &Answer, tokens: usize) -> Result<(), String> {
     match counts.iter().find_map(|count| count.as_u64()) {
         Some(count) if count + cached == tokens as u64 => Ok(()),
         other => Err(format!("{other:?} tokens")),
+    }
+}
+
+#[test]
+fn an_answer_that_tells_too_much_is_found_out() {
+    let case = |path: &str, expect| {
+        let route = super::ROUTES.iter().find(|route| route.path == path).expect("a route");
+        Case::field(route, "top_p", "7", expect)
+    };
+    let openai = r#"{"error":{"message":"MESSAGE","type":"invalid_request_error","param":"top_p","code":null}}"#;
+    let anthropic = r#"{"type":"error","error":{"message":"MESSAGE","type":"invalid_request_error"}}"#;
+    let judge = |path: &str, status: u16, body: &str| {
+        verdict(&case(path, Expect::Refused(400, "top_p")), &Answer::new(status, body.into())).err()
+    };
+    let right = "top_p: must be a number above 0 and at most 1";
+    let (chat, messages) = ("/v1/chat/completions", "/v1/messages");
+    assert_eq!(judge(chat, 400, &openai.replace("MESSAGE", right)), None);
+    assert_eq!(judge(messages, 400, &anthropic.replace("MESSAGE", right)), None);
+    for (path, status, body, wrong) in [
+        (chat, 200, openai.replace("MESSAGE", right), "another status"),
+        (chat, 500, openai.replace("MESSAGE", right), "another status"),
+        (chat, 0, String::new(), "another status"),
+        (chat, 400, anthropic.replace("MESSAGE", right), "an error of the wrong style"),
+        (messages, 400, openai.replace("MESSAGE", right), "an error of the wrong style"),
+        (chat, 400, "top_p".into(), "a refusal that is no JSON"),
+        (chat, 400, openai.replace("MESSAGE", "invalid type: integer `7`"), "not in the catalogue"),
+        (chat, 400, openai.replace("MESSAGE", "top_k: must be a whole number from -1 to 7"), "top_p is not named"),
+        (chat, 400, openai.replace("MESSAGE", &right.replace("top_p", "top_pzqmarkerqz")), "what was sent comes back"),
+    ] {
+        let found = judge(path, status, &body).expect("found out");
+        assert!(found.contains(wrong), "{found}, not {wrong}");
     }
 }

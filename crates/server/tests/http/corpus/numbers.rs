@@ -65,8 +65,7 @@ impl Range {
             }
             (Real(..) | Above(..), Sent::Exact(number)) => self.takes(&Sent::Number(*number as f64)),
             (Real(least, most), Sent::Number(number)) => (least..=most).contains(number),
-            // What the sampler sees has fewer digits, and is still to be above.
-            (Above(least, most), Sent::Number(number)) => *number <= most && (*number as f32) > least as f32,
+            (Above(least, most), Sent::Number(number)) => *number <= most && *number > least,
         }
     }
 
