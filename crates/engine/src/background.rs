@@ -1,7 +1,8 @@
 //! An executor for devices that compute on the thread that asks: a thread of its own does so, one command after the
 //! other, while the engine's thread plans, listens and delivers.
 //!
-//! A panic inside a step is that step's error, and the thread lives on: what a step works in is made anew from its plan.
+//! A panic inside a step is that step's error, and the thread lives on: what a step works in is made anew from its
+//! plan.
 
 use std::{
     collections::HashSet,
@@ -205,8 +206,8 @@ impl<R: StepRunner> Worker<R> {
     }
 }
 
-/// What `work` gives, or none if it panicked. Whatever it was working on is made anew from the next plan, or belongs to a
-/// request that ends.
+/// What `work` gives, or none if it panicked. Whatever it was working on is made anew from the next plan, or belongs to
+/// a request that ends.
 pub(crate) fn guarded<T>(work: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(work)).ok()
 }

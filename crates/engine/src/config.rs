@@ -16,7 +16,8 @@ pub struct EngineConfig {
     pub max_seqs: usize,
     /// Sequences that may wait besides; more are refused.
     pub max_waiting: usize,
-    /// A request that has waited for so long, none of its sequences having run, ends. None: it waits as long as it takes.
+    /// A request that has waited for so long, none of its sequences having run, ends. None: it waits as long as it
+    /// takes.
     pub queue_timeout: Option<Duration>,
     /// Most tokens computed in a step.
     pub budget_tokens: usize,
@@ -27,7 +28,8 @@ pub struct EngineConfig {
     /// Windows and KV blocks of the layer groups, on the device and in the host tier.
     pub groups: Vec<GroupConfig>,
     pub prefix_caching: bool,
-    /// While others decode, a step takes on only as much prompt as keeps it under this. None: as much as the budget has.
+    /// While others decode, a step takes on only as much prompt as keeps it under this. None: as much as the budget
+    /// has.
     pub inter_token_target: Option<Duration>,
     /// What one level of priority is worth in waiting time.
     pub aging: Duration,
@@ -47,12 +49,13 @@ pub struct EngineConfig {
     /// Who hears what happens in the prefix cache. Bounded: a batch that finds no room is dropped and counted, and the
     /// next that finds some begins with [`KvEvent::Cleared`].
     pub kv_events: Option<flume::Sender<Vec<KvEvent>>>,
-    /// Where lines for whoever runs the engine go: a step failed, an executor was built anew. They name requests by number
-    /// and never what is in them.
+    /// Where lines for whoever runs the engine go: a step failed, an executor was built anew. They name requests by
+    /// number and never what is in them.
     pub warn: Option<fn(std::fmt::Arguments<'_>)>,
     /// Where lines for whoever looks into the engine's decisions go; nowhere, as a rule.
     pub debug: Option<fn(std::fmt::Arguments<'_>)>,
-    /// What builds an executor in the place of one whose thread has ended. Without it the engine ends with its executor.
+    /// What builds an executor in the place of one whose thread has ended. Without it the engine ends with its
+    /// executor.
     pub rebuild: Option<Rebuild>,
     /// Test hook: every so many steps a running sequence loses its blocks.
     pub force_preempt_every: Option<u64>,

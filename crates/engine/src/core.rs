@@ -13,7 +13,7 @@ use std::{
 use folio_scheduler::{Assignment, Departed, DiskTask, RequestId, RowResult, Scheduler, StepPlan};
 
 use crate::{
-    EngineRequest, EngineStats, Error, Event, Executor, FinishReason, Result, RowOutput, Shared, StepOutput,
+    EngineRequest, EngineStats, Error, Event, Executor, FinishReason, Result, RowOutput, Sampled, Shared, StepOutput,
     command::Message,
     config::nanos,
     executor::MOST_IN_FLIGHT,
@@ -361,10 +361,14 @@ impl Core {
         let Some(sampled) = row.sampled else { return };
         sample.output.push(sampled.token);
         sample.times.token(now);
-        if sample.stops_at(sampled.token, &self.shared.config.eos) {
-            return self.end(row.id, FinishReason::Stop(sampled.token));
+        let (index, Sampled { token, logprobs }) = (sample.index, sampled);
+        if sample.stops_at(token, &self.shared.config.eos) {
+            if sample.params.logprobs.is_some() {
+                sample.send(Event::StopToken { sample: index, token, logprobs });
+            }
+            return self.end(row.id, FinishReason::Stop(token));
         }
-        sample.send(Event::Token { sample: sample.index, token: sampled.token, logprobs: sampled.logprobs });
+        sample.send(Event::Token { sample: index, token, logprobs });
         if sample.is_at_length() {
             self.end(row.id, FinishReason::Length);
         }

@@ -15,8 +15,8 @@ pub type Wake = Box<dyn Fn() + Send>;
 /// Runs steps in the order they are submitted, at most two in flight. It keeps what belongs to a request between
 /// steps: its sampling state and the token it sampled last, which the next step's plan does not name.
 ///
-/// The engine's thread owns it and calls it between other work, so that no method but `collect` waits for a step.
-/// What goes wrong in a step is that step's error, panics included: a panic out of one of these methods ends the engine.
+/// The engine's thread owns it and calls it between other work, so that no method but `collect` waits for a step. What
+/// goes wrong in a step is that step's error, panics included: a panic out of one of these methods ends the engine.
 pub trait Executor: Send {
     /// Comes before anything else, once.
     fn on_done(&mut self, wake: Wake);

@@ -29,8 +29,8 @@ pub(crate) trait Requests {
     fn pools(&self, id: RequestId) -> bool;
 }
 
-/// Fills `batch` anew from `plan`, keeping its memory. Rows with logits come first among its outputs; how many there are
-/// is the result.
+/// Fills `batch` anew from `plan`, keeping its memory. Rows with logits come first among its outputs; how many there
+/// are is the result.
 pub(crate) fn gather(
     plan: &StepPlan,
     requests: &impl Requests,

@@ -119,8 +119,8 @@ impl Engine {
         EngineRequest::new(prompt, params, &self.shared.config, self.shared.pool_tokens)
     }
 
-    /// Checks a request for a vector: it is answered by [`Event::Embedding`] and ends with [`FinishReason::Length`]. The
-    /// prompt may fill the whole context.
+    /// Checks a request for a vector: it is answered by [`Event::Embedding`] and ends with [`FinishReason::Length`].
+    /// The prompt may fill the whole context.
     pub fn embedding(&self, prompt: Vec<u32>, pooling: Pooling) -> Result<EngineRequest, InvalidRequest> {
         EngineRequest::embedding(prompt, pooling, &self.shared.config, self.shared.pool_tokens)
     }
@@ -166,7 +166,8 @@ impl Engine {
     }
 
     /// How long ago the engine last got anywhere: a step ended well, or the first work came. None while there is no
-    /// work: no sample, and no step under way. Never waits, so it tells of an engine too whose thread hangs or has died with work left.
+    /// work: no sample, and no step under way. Never waits, so it tells of an engine too whose thread hangs or has died
+    /// with work left.
     pub fn stalled_for(&self) -> Option<Duration> {
         self.shared.progress.stalled_for()
     }

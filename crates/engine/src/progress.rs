@@ -15,7 +15,8 @@ pub(crate) struct Progress {
     /// When a step or a task of the disk last ended well, work came to an idle engine, or the last of it left, in
     /// nanoseconds. Whoever leaves while others stay has achieved nothing for them.
     last: AtomicU64,
-    /// Samples accepted and not ended. Whoever takes it to or from zero while no rows are in flight calls `note` before.
+    /// Samples accepted and not ended. Whoever takes it to or from zero while no rows are in flight calls `note`
+    /// before.
     live: AtomicUsize,
     rows_in_flight: AtomicUsize,
 }

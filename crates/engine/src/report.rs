@@ -30,8 +30,8 @@ impl Core {
         stats
     }
 
-    /// Nobody is waited for: a listener that is slow loses what does not fit, and is told to forget everything before it
-    /// hears more, since what it missed may have been the end of blocks that it believes in.
+    /// Nobody is waited for: a listener that is slow loses what does not fit, and is told to forget everything before
+    /// it hears more, since what it missed may have been the end of blocks that it believes in.
     pub fn publish_events(&mut self) {
         let Some(listener) = &self.shared.config.kv_events else { return };
         let mut events = self.scheduler.take_events();
@@ -54,7 +54,8 @@ pub(crate) fn explain(debug: fn(Arguments<'_>), preempted: &Preempted) {
     let computing = Duration::from_nanos(computing);
     match copying.map(Duration::from_nanos) {
         Some(copying) => debug(format_args!(
-            "request {} gives way: computing its tokens again would take {computing:.1?}, copying its blocks {copying:.1?}",
+            "request {} gives way: computing its tokens again would take {computing:.1?}, \
+             copying its blocks {copying:.1?}",
             id.0
         )),
         None => debug(format_args!("request {} gives way and will be computed again in {computing:.1?}", id.0)),

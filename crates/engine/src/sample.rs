@@ -167,7 +167,8 @@ impl Sample {
         self.lives.miss = self.lives.miss.or(departed.miss.filter(|miss| *miss != Miss::NeverRan));
     }
 
-    /// It goes into the scheduler again. Whether it has run before, so that what the executor knows of it is out of date.
+    /// It goes into the scheduler again. Whether it has run before, so that what the executor knows of it is out of
+    /// date.
     pub fn start_anew(&mut self) -> bool {
         if let Some(logprobs) = &mut self.prompt_logprobs {
             logprobs.truncate(1);

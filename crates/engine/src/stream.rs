@@ -21,6 +21,13 @@ pub enum Event {
         token: u32,
         logprobs: Option<Logprobs>,
     },
+    /// The token that ended the answer, which is no part of it; only where logprobs were asked for, and just before
+    /// the sample's end.
+    StopToken {
+        sample: usize,
+        token: u32,
+        logprobs: Option<Logprobs>,
+    },
     /// The pooled prompt of a request for one, and all there is of its answer.
     Embedding(Vec<f32>),
     /// The last event of a sample.
@@ -33,7 +40,7 @@ pub enum Event {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// This token ended the answer; it is counted, but not sent.
+    /// This token ended the answer; it is counted, but not sent as one of its tokens.
     Stop(u32),
     Length,
     /// This request or the step it was in went wrong.

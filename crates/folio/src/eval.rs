@@ -65,7 +65,7 @@ fn score(session: &Session, tokens: &[u32], window: usize) -> Result<Score> {
                     }
                 }
                 Event::Finished { reason: FinishReason::Error(message), .. } => bail!("{message}"),
-                Event::Token { .. } | Event::Embedding(_) | Event::Finished { .. } => {}
+                Event::Token { .. } | Event::StopToken { .. } | Event::Embedding(_) | Event::Finished { .. } => {}
             }
         }
         bar.inc(1);

@@ -1,8 +1,9 @@
 //! From a row of logits to the next token, as one request asked for it.
 //!
-//! The order is vLLM's: logprobs of the raw logits; masks, those of bad words among them; biases; penalties; then the best token for a temperature
-//! of 0, or temperature, min-p, top-k, top-p and a draw. A draw is a function of (seed, sample, position), so nothing
-//! here depends on the batch. What a row's numbers make impossible is an error of that row and never a panic.
+//! The order is vLLM's: logprobs of the raw logits; masks, those of bad words among them; biases; penalties; then the
+//! best token for a temperature of 0, or temperature, min-p, top-k, top-p and a draw. A draw is a function of (seed,
+//! sample, position), so nothing here depends on the batch. What a row's numbers make impossible is an error of that
+//! row and never a panic.
 
 mod bad_words;
 mod filters;

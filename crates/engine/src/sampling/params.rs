@@ -81,9 +81,9 @@ const MAX_REPETITION_PENALTY: f32 = 10.0;
 const MAX_PENALTY: f32 = 2.0;
 const MAX_BIAS: f32 = 100.0;
 const MAX_SAMPLES: usize = 16;
-/// Each step walks through them.
-const MAX_BAD_WORDS: usize = 128;
-const MAX_BAD_WORD_TOKENS: usize = 1024;
+/// Each step walks through them. A word is two sequences, alone and behind a space: of words there are half as many.
+const MAX_BAD_WORDS: usize = 256;
+const MAX_BAD_WORD_TOKENS: usize = 2048;
 
 fn check(ok: bool, field: &'static str, value: impl ToString, range: impl ToString) -> Result<(), InvalidParam> {
     if ok { Ok(()) } else { Err(InvalidParam { field, value: value.to_string(), range: range.to_string() }) }
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn limits_are_included() {
-        let bad_words = [vec![vec![1; 897]], vec![vec![2]; 127]].concat();
+        let bad_words = [vec![vec![1; 1793]], vec![vec![2]; 255]].concat();
         assert_eq!(SamplingParams { bad_words, ..SamplingParams::default() }.validate(10), Ok(()));
     }
 
@@ -234,12 +234,12 @@ mod tests {
                 "bad_words is an empty sequence, but must be at least one token each",
             ),
             (
-                SamplingParams { bad_words: vec![vec![1]; 129], ..base() },
-                "bad_words is 129 long, but must be at most 128 sequences",
+                SamplingParams { bad_words: vec![vec![1]; 257], ..base() },
+                "bad_words is 257 long, but must be at most 256 sequences",
             ),
             (
-                SamplingParams { bad_words: vec![vec![1; 1000], vec![1; 25]], ..base() },
-                "bad_words is 1025 tokens long, but must be at most 1024 tokens together",
+                SamplingParams { bad_words: vec![vec![1; 2000], vec![1; 49]], ..base() },
+                "bad_words is 2049 tokens long, but must be at most 2048 tokens together",
             ),
             (
                 SamplingParams { stop_token_ids: vec![12], ..base() },

@@ -1,9 +1,9 @@
 //! Chunks of KV blocks as files: found again after a restart, never trusted unread.
 //!
-//! A store writes one file a chunk, atomically, and deletes the least recently used ones to stay under its size; a fetch
-//! believes a file only if every byte of its header is the one expected and the digest of all of it fits. Nothing is
-//! synced to the medium: after a crash of the system a file may be torn, which costs a miss, and waiting for the medium
-//! would cost every store. When the disk is full or cannot be written, storing ends and fetching goes on.
+//! A store writes one file a chunk, atomically, and deletes the least recently used ones to stay under its size; a
+//! fetch believes a file only if every byte of its header is the one expected and the digest of all of it fits. Nothing
+//! is synced to the medium: after a crash of the system a file may be torn, which costs a miss, and waiting for the
+//! medium would cost every store. When the disk is full or cannot be written, storing ends and fetching goes on.
 
 use std::{
     fs::{self, File},
@@ -78,7 +78,8 @@ impl DiskStore {
         }
         let (index, storing_is_off) = (Mutex::new(index), AtomicBool::new(false));
         let store = Self { shared: Arc::new(Shared { config, folder, hash_key, index, storing_is_off }) };
-        // What goes here was never told to anybody. If a file cannot go, the first store finds out too, and it is heard.
+        // What goes here was never told to anybody. If a file cannot go, the first store finds out too, and it is
+        // heard.
         let _ = store.make_room(0, &mut Vec::new());
         Ok(store)
     }
@@ -107,8 +108,8 @@ impl DiskStore {
         !self.shared.storing_is_off.load(Ordering::Relaxed)
     }
 
-    /// Writes a chunk from its host slots, or notes that it is used where it is there already. Chunks of this model that
-    /// had to go are added to `lost`, also when this fails.
+    /// Writes a chunk from its host slots, or notes that it is used where it is there already. Chunks of this model
+    /// that had to go are added to `lost`, also when this fails.
     pub fn store(
         &self,
         chunk: &DiskChunk,

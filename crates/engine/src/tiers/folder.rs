@@ -1,7 +1,7 @@
 //! The folder of the disk tier: names, permissions, the hash key, and what processes that died left behind.
 //!
-//! `<folder>/hash-key`, and `<folder>/<fingerprint>/<first two digits>/<key>.kv`, all names in lower-case hexadecimal. A
-//! file is written under a temporary name beside its final one and renamed, so a final name is always a whole file as
+//! `<folder>/hash-key`, and `<folder>/<fingerprint>/<first two digits>/<key>.kv`, all names in lower-case hexadecimal.
+//! A file is written under a temporary name beside its final one and renamed, so a final name is always a whole file as
 //! far as the writer is concerned. Anything else in the folder is not looked at, and links are not followed.
 
 use std::{

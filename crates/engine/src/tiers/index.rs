@@ -1,8 +1,8 @@
 //! Which chunks are on disk, how large they are, and which of them goes first when room is needed.
 //!
-//! The order is by last use, and within a sequence by position: a chunk counts as used one second earlier for each chunk
-//! before it, so that of a sequence that was read from front to back the tail goes first. The same time is the file's,
-//! so that the order outlives the process.
+//! The order is by last use, and within a sequence by position: a chunk counts as used one second earlier for each
+//! chunk before it, so that of a sequence that was read from front to back the tail goes first. The same time is the
+//! file's, so that the order outlives the process.
 
 use std::{
     collections::{BTreeSet, HashMap},

@@ -1,9 +1,9 @@
 //! The thread that reads and writes chunks beside the steps.
 //!
-//! Tasks wait in two short queues; reads go first, because a request waits for each of them, and a write only keeps what
-//! is in memory already. Nobody waits to hand a task in: one that finds its queue full has failed, which costs a prefix
-//! hit. Every task that was handed in is answered exactly once, except reads that still wait when the thread is told to
-//! end; writes are finished then, for as long as somebody may be expected to wait.
+//! Tasks wait in two short queues; reads go first, because a request waits for each of them, and a write only keeps
+//! what is in memory already. Nobody waits to hand a task in: one that finds its queue full has failed, which costs a
+//! prefix hit. Every task that was handed in is answered exactly once, except reads that still wait when the thread is
+//! told to end; writes are finished then, for as long as somebody may be expected to wait.
 
 use std::{
     collections::{HashSet, VecDeque},

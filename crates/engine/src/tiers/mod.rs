@@ -1,10 +1,10 @@
 //! Where KV blocks go that the device has no room for: host memory, and below it a folder on disk.
 //!
-//! The scheduler decides what is kept where and says so in its plans: transfers between device blocks and host slots are
-//! part of a step, and disk tasks between host slots and files run beside the steps on a thread of their own. This module
-//! is the storage they name: [`HostTier`] is bytes, [`DiskStore`] is files, [`DiskIo`] is the thread. It knows neither
-//! requests nor devices, and what it is given comes back bit for bit or not at all: a lost, damaged or foreign file costs
-//! a prefix hit and never an answer.
+//! The scheduler decides what is kept where and says so in its plans: transfers between device blocks and host slots
+//! are part of a step, and disk tasks between host slots and files run beside the steps on a thread of their own. This
+//! module is the storage they name: [`HostTier`] is bytes, [`DiskStore`] is files, [`DiskIo`] is the thread. It knows
+//! neither requests nor devices, and what it is given comes back bit for bit or not at all: a lost, damaged or foreign
+//! file costs a prefix hit and never an answer.
 
 mod chunk_file;
 mod disk;
@@ -39,8 +39,8 @@ const COPY_BYTES_PER_SECOND: f64 = 8e9;
 /// What moving so many bytes between device and host is taken to cost.
 ///
 /// Computed from one stated rate, which a single core's copy and a bus of sixteen lanes both reach, and not measured:
-/// the cost is only held against that of computing a block again, which is tens of times more, and a start that measures
-/// nothing plans the same every time.
+/// the cost is only held against that of computing a block again, which is tens of times more, and a start that
+/// measures nothing plans the same every time.
 pub fn copy_cost(block_bytes: u64) -> Duration {
     Duration::from_secs_f64(block_bytes as f64 / COPY_BYTES_PER_SECOND)
 }

@@ -151,7 +151,7 @@ pub fn read_samples(mut stream: RequestStream, num_samples: usize) -> Vec<Answer
     while let Some(event) = stream.recv() {
         match event {
             Event::PromptLogprobs(all) => answers[0].prompt_logprobs = all.iter().flatten().map(bits).collect(),
-            Event::Embedding(_) => panic!("nobody asked"),
+            Event::StopToken { .. } | Event::Embedding(_) => panic!("nobody asked"),
             Event::Token { sample, token, logprobs } => {
                 answers[sample].tokens.push(token);
                 answers[sample].logprobs.extend(logprobs.as_ref().map(bits));

@@ -3,11 +3,12 @@
 use std::{
     fs,
     path::PathBuf,
+    sync::Mutex,
     time::{Duration, Instant},
 };
 
 use folio_engine::{
-    EngineConfig, SamplingParams, SchedulerStats,
+    EngineConfig, Event, SamplingParams, SchedulerStats,
     tiers::{DiskConfig, DiskStore, TierConfig},
 };
 use folio_model::{Fingerprint, OpenModel};
@@ -46,22 +47,26 @@ impl Drop for Folder {
     }
 }
 
-/// A new process as far as the engine can tell: new memory, and nothing known but the folder.
-fn run(model: &OpenModel, folder: &Folder) -> (Answer, SchedulerStats) {
-    let bench = Bench::new(model, 1);
+/// Prompts go to the folder, and are found there.
+fn config(bench: &Bench, folder: &Folder) -> EngineConfig {
     let config = DiskConfig { chunk_blocks: 2, ..DiskConfig::new(&folder.0, Fingerprint(7), 64 << 20) };
     let store = DiskStore::open(config).expect("a sound folder");
     let config = bench.with_host(EngineConfig { prefix_caching: true, ..bench.config() });
-    let tiers = TierConfig { disk: Some(store.clone()), ..config.tiers };
-    let engine = bench.start(EngineConfig { tiers, ..config });
-    let params = SamplingParams {
-        max_tokens: 8,
-        temperature: 0.0,
-        logprobs: Some(4),
-        ignore_eos: true,
-        ..SamplingParams::default()
-    };
-    let answer = read(submit(&engine, bench.prompt(3, PROMPT_LEN), params));
+    EngineConfig { tiers: TierConfig { disk: Some(store), ..config.tiers }, ..config }
+}
+
+fn params() -> SamplingParams {
+    let (temperature, logprobs) = (0.0, Some(4));
+    SamplingParams { max_tokens: 8, temperature, logprobs, ignore_eos: true, ..SamplingParams::default() }
+}
+
+/// A new process as far as the engine can tell: new memory, and nothing known but the folder.
+fn run(model: &OpenModel, folder: &Folder) -> (Answer, SchedulerStats) {
+    let bench = Bench::new(model, 1);
+    let config = config(&bench, folder);
+    let store = config.tiers.disk.clone().expect("just opened");
+    let engine = bench.start(config);
+    let answer = read(submit(&engine, bench.prompt(3, PROMPT_LEN), params()));
     let start = Instant::now();
     while store.scan().len() < NUM_CHUNKS {
         assert!(start.elapsed() < Duration::from_secs(60), "{} of {NUM_CHUNKS} chunks stored", store.scan().len());
@@ -94,6 +99,37 @@ fn check(name: &str, model: &OpenModel) {
     let (again, stats) = run(model, &folder);
     assert!(stats.disk_failed > 0 && stats.disk_fetched == 0, "{name}: {stats:?}");
     assert!(again == cold, "{name}: damaged files change the answer");
+}
+
+/// What is to be read lies on the disk, whatever becomes of the step that runs meanwhile.
+#[test]
+fn a_failed_step_loses_nothing_that_is_on_disk() {
+    static HELD: Mutex<()> = Mutex::new(());
+    let _turn = take_turn();
+    let model = tiny::experts();
+    let folder = Folder::new("failed-step");
+    let (cold, _) = run(&model, &folder);
+    let bench = Bench::new(&model, 1);
+    let held = HELD.lock().expect("one test");
+    // The third step is planned when the second has ended, and with it what to read for the one who has come by then.
+    let engine = bench.start_tampered(
+        EngineConfig { overlap: false, ..config(&bench, &folder) },
+        Some(|step, _| match step {
+            2 => drop(HELD.lock()),
+            3 => panic!("planted panic"),
+            _ => {}
+        }),
+    );
+    let mut beside = submit(&engine, bench.prompt(8, 20), params());
+    assert!(matches!(beside.recv(), Some(Event::Token { .. })));
+    let stream = submit(&engine, bench.prompt(3, PROMPT_LEN), params());
+    drop(held);
+    let warm = read(stream);
+    let stats = engine.stats();
+    assert_eq!((stats.steps_failed, stats.scheduler.disk_failed), (1, 0));
+    assert!(stats.scheduler.disk_fetched > 0, "{stats:?}");
+    assert!(Answer { cached_tokens: 0, ..warm } == cold, "blocks from the disk change the answer");
+    engine.shutdown();
 }
 
 #[test]

@@ -36,7 +36,8 @@ pub fn check_prefix_hits(name: &str, bench: &Bench, num_tokens: usize) {
     warm.shutdown();
 }
 
-/// Several samples of one prompt share its blocks, the begun one included, and each is what it would be without sharing.
+/// Several samples of one prompt share its blocks, the begun one included, and each is what it would be without
+/// sharing.
 pub fn check_samples(name: &str, bench: &Bench, num_tokens: usize) {
     let params = |temperature: f32, n: usize| SamplingParams {
         max_tokens: num_tokens,

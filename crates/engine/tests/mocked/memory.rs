@@ -27,7 +27,8 @@ fn at_most_half_a_block_a_request_is_wasted() {
     let (found, length) = (occupancy.slots_per_token(), occupancy.mean_live_length());
     let bound = 1.0 + 8.0 / length;
     println!(
-        "200 requests, {total} tokens: {found:.5} slots a token at a mean live length of {length:.1} (at most {bound:.5})"
+        "200 requests, {total} tokens: {found:.5} slots a token at a mean live length of {length:.1} \
+         (at most {bound:.5})"
     );
     assert!(found <= bound);
     assert!(length > 100.0 && found > 1.0);

@@ -126,7 +126,7 @@ impl Mock {
         let logprobs = |&token: &u32| Logprobs { token, logprob: -1.0, rank: 1, top: Vec::new() };
         RowOutput {
             id: a.id,
-            sampled: token.filter(|_| !is_pooling).map(|token| Sampled { token, logprobs: None }),
+            sampled: token.filter(|_| !is_pooling).map(|token| Sampled { token, logprobs: Some(logprobs(&token)) }),
             // What it would have sampled stands for all that was read.
             pooled: token.filter(|_| is_pooling).map(|token| vec![token as f32; self.faults.embedding_width]),
             prompt_logprobs: a.prompt_targets.tokens.iter().map(logprobs).collect(),
@@ -331,6 +331,7 @@ pub fn answers(mut stream: RequestStream, num_samples: usize) -> Vec<Answer> {
             Event::Finished { sample, reason, usage } => {
                 assert!(ends[sample].replace((reason, usage)).is_none(), "two ends");
             }
+            Event::StopToken { sample, .. } => assert!(ends[sample].is_none(), "a token after the end"),
             Event::PromptLogprobs(_) => {}
             Event::Embedding(_) => panic!("nobody asked"),
         }

@@ -233,7 +233,8 @@ fn cache_events_are_told_or_counted_as_lost() {
 fn a_listener_that_missed_events_is_told_to_forget_everything() {
     let (sender, events) = flume::bounded(1);
     let engine = start(EngineConfig { kv_events: Some(sender), ..config(64) });
-    // One batch when 16 tokens are full, two when more are: there is room for the first. Is anything lost, and what comes?
+    // One batch when 16 tokens are full, two when more are: there is room for the first. Is anything lost, and what
+    // comes?
     let run = |seed: u64, len: usize| {
         let before = engine.stats().kv_event_batches_lost;
         answer(submit(&engine, tokens(seed, len), params(10)));

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use folio_engine::{
-    Background, Engine, EngineConfig, FinishReason, GroupConfig, InvalidRequest, Miss, RequestOptions, SamplingParams,
-    SubmitError, Usage,
+    Background, Engine, EngineConfig, Event, FinishReason, GroupConfig, InvalidRequest, Miss, RequestOptions,
+    SamplingParams, SubmitError, Usage,
 };
 
 use crate::mock::{
@@ -146,4 +146,24 @@ fn requests_of_different_salts_share_nothing() {
         (usage.cached_tokens, usage.cache_miss.is_some())
     };
     assert_eq!([cached(1), cached(2), cached(1), cached(0)], [(0, true), (0, true), (32, false), (0, true)]);
+}
+
+/// It is no part of the answer, but its logprobs are part of what was asked for.
+#[test]
+fn the_logprobs_of_a_token_that_ends_the_answer_are_told() {
+    let prompt = tokens(0, 20);
+    let stop = reference(&prompt, 4)[3];
+    for logprobs in [None, Some(0)] {
+        let engine = start(EngineConfig { eos: vec![stop], ..config(32) });
+        let mut stream = submit(&engine, prompt.clone(), SamplingParams { logprobs, ..params(10) });
+        let events: Vec<Event> = std::iter::from_fn(|| stream.recv()).collect();
+        let told = events.iter().enumerate().find_map(|(i, event)| match event {
+            Event::StopToken { sample, token, logprobs } => Some((i, *sample, *token, logprobs.is_some())),
+            _ => None,
+        });
+        assert_eq!(told, logprobs.map(|_| (3, 0, stop, true)));
+        let Some(Event::Finished { reason, usage, .. }) = events.last() else { panic!("{events:?}") };
+        assert_eq!((reason, usage.completion_tokens), (&FinishReason::Stop(stop), 4));
+        assert_eq!(events.len(), 4 + usize::from(told.is_some()));
+    }
 }

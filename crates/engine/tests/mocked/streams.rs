@@ -51,7 +51,7 @@ fn check_both_ways_of_reading(overlap: bool) {
             match event {
                 Event::Token { token, .. } => found.push(token),
                 Event::Finished { usage, .. } => return usage,
-                Event::PromptLogprobs(_) | Event::Embedding(_) => panic!("nobody asked"),
+                Event::PromptLogprobs(_) | Event::StopToken { .. } | Event::Embedding(_) => panic!("nobody asked"),
             }
         }
         panic!("no end")
@@ -138,7 +138,7 @@ fn prompt_logprobs_come_once_and_whole() {
                         assert!(found.replace(all).is_none() && !has_token);
                     }
                     Event::Token { sample, .. } => has_token |= sample == 0,
-                    Event::Embedding(_) => panic!("nobody asked"),
+                    Event::StopToken { .. } | Event::Embedding(_) => panic!("nobody asked"),
                     Event::Finished { reason, .. } => assert_eq!(reason, FinishReason::Length),
                 }
             }

@@ -344,7 +344,7 @@ fn prompt_logprobs_and_usage_survive_a_trial() {
                 match event {
                     Event::PromptLogprobs(all) => assert!(logprobs.replace(all).is_none() && found[0].is_empty()),
                     Event::Token { sample, token, .. } => found[sample].push(token),
-                    Event::Embedding(_) => panic!("nobody asked"),
+                    Event::StopToken { .. } | Event::Embedding(_) => panic!("nobody asked"),
                     Event::Finished { sample, reason, usage } => {
                         assert_eq!(reason, FinishReason::Length);
                         assert_eq!((usage.prompt_tokens, usage.completion_tokens), (40, 6));

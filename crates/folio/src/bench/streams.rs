@@ -78,7 +78,7 @@ async fn read(mut stream: RequestStream, submitted: Instant) -> Result<Answer> {
             Event::Finished { reason: FinishReason::Length, usage, .. } => answer.usage = usage,
             Event::Finished { reason: FinishReason::Error(message), .. } => bail!("{message}"),
             Event::Finished { reason, .. } => bail!("a stream ended early: {reason:?}"),
-            Event::PromptLogprobs(_) | Event::Embedding(_) => {}
+            Event::PromptLogprobs(_) | Event::StopToken { .. } | Event::Embedding(_) => {}
         }
     }
     Ok(answer)
@@ -94,7 +94,7 @@ pub async fn note(mut stream: RequestStream, number: usize, notes: mpsc::Unbound
             Event::Token { .. } => Ok(Some(Instant::now())),
             Event::Finished { reason: FinishReason::Error(message), .. } => Err(anyhow::anyhow!(message)),
             Event::Finished { .. } => Ok(None),
-            Event::PromptLogprobs(_) | Event::Embedding(_) => continue,
+            Event::PromptLogprobs(_) | Event::StopToken { .. } | Event::Embedding(_) => continue,
         };
         // Nobody listens any more when something else went wrong.
         let _ = notes.send((number, note));
