@@ -158,11 +158,15 @@ impl Ending {
     }
 }
 
-/// Says once when the engine stops getting anywhere, and once when it goes on.
+/// Says once when the engine stops getting anywhere, and once when it goes on. One that builds its executor anew is
+/// busy, and says so itself.
 async fn watch(engine: Engine, log: Log, stuck: Duration) {
     let mut since: Option<Instant> = None;
     loop {
         sleep((stuck / 4).clamp(LOOK_EVERY, Duration::from_secs(1))).await;
+        if engine.is_restarting() {
+            continue;
+        }
         let stalled = engine.stalled_for().filter(|stalled| *stalled > stuck);
         match (stalled, since) {
             (Some(stalled), None) => {
