@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 /// Nothing takes longer than this unless the server has forgotten its client.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// How a client reads.
 #[derive(Clone, Copy, Debug, PartialEq)]

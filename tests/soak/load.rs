@@ -32,6 +32,8 @@ fn answers_under_load_are_those_of_an_idle_server() {
         let server = unloaded();
         let records = Records::take(&server);
         assert_stalls_can_be_noticed(&records);
+        eprintln!("soak: {} requests recorded, {} differ streamed", records.light.len(), records.differing.len());
+        records.differing.iter().for_each(|differing| eprintln!("{differing}"));
         records
     };
     let mut server = start(&records);
@@ -55,6 +57,8 @@ fn answers_under_load_are_those_of_an_idle_server() {
     let status = server.wait(Duration::from_secs(10)).expect("an idle server ends when it is told to");
     assert!(status.success(), "{status}: {:#?}", server.log());
     report.check();
+    let differing = &load.records.differing;
+    assert!(differing.is_empty(), "{} streams are not what the whole is: {}", differing.len(), differing[0]);
 }
 
 /// With a pool that holds a quarter of what the clients want at once.
@@ -67,13 +71,15 @@ fn start(records: &Records) -> Server {
     let stall = WRITE_STALL.as_secs().to_string();
     eprintln!("soak: {NUM_CLIENTS} clients want {wanted:.0} tokens, the pool has {} ({blocks} blocks)", blocks * 16);
     let more = ["--kv-cache-memory-bytes", &bytes, "--write-stall-timeout", &stall, "--max-stored-responses", STORED];
-    Server::start(&[&flags[..], &more].concat())
+    // On a machine that is busy with other things the line is long, and a long line is no fault.
+    let patient = ["--queue-timeout", "600"];
+    Server::start(&[&flags[..], &more, &patient].concat())
 }
 
 fn assert_stalls_can_be_noticed(records: &Records) {
     for record in &records.heavy {
-        // More than the kernel's buffers and the server's own together.
-        assert!(record.wire_bytes > 600 << 10, "a heavy answer has {} bytes only", record.wire_bytes);
+        // More than the kernel's buffers hold, and an event larger than the server's own.
+        assert!(record.wire_bytes > 400 << 10, "a heavy answer has {} bytes only", record.wire_bytes);
     }
 }
 
@@ -112,7 +118,7 @@ impl Baseline {
     fn take(server: &Server, records: &Records) -> Self {
         let warm_up = Load {
             port: server.port,
-            records: Records { light: Vec::new(), heavy: Vec::new() },
+            records: Records::default(),
             malformed: Vec::new(),
             tally: Tally::default(),
             until: Instant::now(),

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::answer::Route;
 
 pub const MAX_MODEL_LEN: usize = 512;
-const NUM_BASES: usize = 40;
+const NUM_BASES: usize = 30;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -92,14 +92,15 @@ fn base(index: usize) -> Ask {
     let (kind, route) = match index % 10 {
         0 => (Kind::Many, either),
         1 => (Kind::Logprobs, either),
-        2 => (Kind::Stop, [Route::Chat, Route::Completions, Route::Messages, Route::Completions][round % 4]),
+        2 => (Kind::Stop, [Route::Chat, Route::Completions, Route::Messages][round % 3]),
         3 | 9 => (Kind::Plain, Route::Chat),
         4..=6 => (Kind::Plain, Route::Completions),
         7 => (Kind::Plain, Route::Responses),
         _ => (Kind::Plain, Route::Messages),
     };
     let has_shared_prefix = (index * 7 + round * 3) % 10 < 3;
-    let max_tokens = 16 + index * 13 % 48;
+    // Answers outgrow their prompts: a pool that holds all prompts is soon too small for the answers.
+    let max_tokens = 24 + index * 29 % 112;
     let mut body = prompt(index, route, has_shared_prefix);
     match route {
         Route::Responses => {
@@ -114,6 +115,8 @@ fn base(index: usize) -> Ask {
         Route::Chat | Route::Completions => {
             body["max_tokens"] = json!(max_tokens);
             body["return_token_ids"] = json!(true);
+            // Some end as the model likes, some as long as they may be.
+            body["ignore_eos"] = json!(index % 4 < 2);
             sample(&mut body, index);
         }
     }
