@@ -21,6 +21,8 @@ struct Sample {
     detokenizer: Detokenizer,
     stops: StopMatcher,
     num_tokens: usize,
+    /// Of the token that ended it, where they are wanted.
+    stop_logprobs: Option<Logprobs>,
     /// A stop string has come: nothing more is shown, and the engine's last word on the sample is awaited.
     stopped: bool,
     done: bool,
@@ -83,6 +85,7 @@ impl TextStream {
             detokenizer: Detokenizer::continuing(Arc::clone(tokenizer), options.skip_special),
             stops: StopMatcher::new(options.stop.clone(), options.include_stop),
             num_tokens: 0,
+            stop_logprobs: None,
             stopped: false,
             done: false,
         };
@@ -115,8 +118,9 @@ impl TextStream {
             Some(Event::PromptLogprobs(all)) => {
                 self.ready.push_back(Piece { prompt_logprobs: Some(all.into()), ..Piece::default() });
             }
+            Some(Event::StopToken { sample, logprobs, .. }) => self.samples[sample].stop_logprobs = logprobs,
             // Only requests for embeddings have any, and they have no text.
-            Some(_) => {}
+            Some(Event::Embedding(_)) => {}
             None => self.lost(),
         }
     }
@@ -163,7 +167,7 @@ impl TextStream {
         let finish = match reason {
             _ if sample.stopped => Finish::Stop(sample.stops.matched().map(|stop| StopCause::Text(stop.into()))),
             FinishReason::Stop(token) => {
-                tokens.push(AnswerToken { token, logprobs: None });
+                tokens.push(AnswerToken { token, logprobs: sample.stop_logprobs.take() });
                 let is_named = self.options.stop_token_ids.contains(&token);
                 Finish::Stop(is_named.then_some(StopCause::Token(token)))
             }

@@ -113,3 +113,31 @@ fn a_client_that_leaves_takes_its_request_along() {
         assert!(server.engine.stats().tokens_sampled < 4000, "stream {stream}: it ran to its end");
     }
 }
+
+#[test]
+fn a_token_that_ends_an_answer_is_counted_and_told_but_not_shown() {
+    let server = start(Duration::ZERO);
+    let body = json!({
+        "prompt": "a", "max_tokens": 20, "stop_token_ids": [5], "logprobs": 1, "return_token_ids": true,
+    });
+    let whole = completion(&server, body.clone());
+    let choice = &whole["choices"][0];
+    assert_eq!((&choice["text"], &choice["stop_reason"]), (&json!("bcde"), &json!(5)));
+    assert_eq!(choice["token_ids"], json!([1, 2, 3, 4, 5]));
+    assert_eq!(choice["logprobs"]["tokens"], json!(["b", "c", "d", "e", "f"]));
+    assert_eq!(whole["usage"]["completion_tokens"], 5);
+    let mut streamed = body;
+    streamed["stream"] = json!(true);
+    streamed["stream_options"] = json!({"include_usage": true});
+    let events = server.events(COMPLETIONS, &streamed);
+    let chunks: Vec<Value> =
+        events[..events.len() - 1].iter().map(|event| serde_json::from_str(event).expect("JSON")).collect();
+    let ids: Vec<&Value> =
+        chunks.iter().filter_map(|chunk| chunk["choices"][0]["token_ids"].as_array()).flatten().collect();
+    assert_eq!(json!(ids), choice["token_ids"]);
+    assert_eq!(chunks.last().expect("usage")["usage"], whole["usage"]);
+    let chat = json!({"messages": [{"role": "user", "content": "a"}], "stop_token_ids": [1], "logprobs": true});
+    let (_, answer) = server.post(CHAT, &chat);
+    assert_eq!(answer["choices"][0]["message"]["content"], "");
+    assert_eq!(answer["choices"][0]["logprobs"]["content"][0]["token"], "b", "{answer}");
+}
