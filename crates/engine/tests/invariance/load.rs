@@ -65,7 +65,7 @@ fn read(mut stream: RequestStream, leaves_after: Option<usize>) -> (Vec<u32>, us
         match stream.recv() {
             Some(Event::Token { token, .. }) => tokens.push(token),
             Some(Event::Finished { usage, .. }) => cached = usage.cached_tokens,
-            Some(Event::PromptLogprobs(_) | Event::Embedding(_)) => {}
+            Some(Event::PromptLogprobs(_) | Event::StopToken { .. } | Event::Embedding(_)) => {}
             None => break,
         }
     }
