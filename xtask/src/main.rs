@@ -1,13 +1,17 @@
 //! The project's own chores: `cargo xtask <command>`.
 
 mod aarch64;
+mod clients;
 mod goldens;
 mod graph;
 mod models;
 mod mutants;
 mod prepare;
 mod process;
+mod sigterm;
 mod simulate;
+mod slowhttp;
+mod soak;
 mod test;
 mod tidy;
 
@@ -18,9 +22,13 @@ cargo xtask <command>
 
   test             everything: format, lints, crate graph, tree size, and all tests; prepares what they need
   aarch64          the kernels' tests on an emulated aarch64
+  clients [...]    the Python clients' tests, and Schemathesis; arguments go to pytest, or after `schemas` to Schemathesis
   tidy             the quick half of it: format, crate graph, tree size, house rules
   simulate [...]   the scheduler under seeded traffic and faults; --help says more
   mutants [NAME]   plants other engines' bugs in the scheduler, one at a time: the simulator must catch each
+  soak [...]       the server under ten minutes of bad clients and too little memory; --seconds 3600 for an hour
+  sigterm [...]    servers under load told to end, at 100 random moments
+  slowhttp [...]   1,000 connections of slowhttptest in its four modes; the server must stay healthy
   goldens          makes the committed golden files anew with Hugging Face transformers (installs it in target/)
   models FOLDER    makes models/ anew from the trained models in FOLDER";
 
@@ -30,8 +38,12 @@ fn main() -> Result<()> {
     match args.first().map(String::as_str) {
         Some("test") => test::run(rest),
         Some("aarch64") => aarch64::run(),
+        Some("clients") => clients::run(rest),
         Some("tidy") => tidy::run(),
         Some("simulate") => simulate::run(rest),
+        Some("soak") => soak::run(rest),
+        Some("sigterm") => sigterm::run(rest),
+        Some("slowhttp") => slowhttp::run(rest),
         Some("mutants") => mutants::run(rest),
         Some("goldens") => goldens::run(),
         Some("models") => models::run(rest),

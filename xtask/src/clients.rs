@@ -1,0 +1,78 @@
+//! `cargo xtask clients`: the server as real clients use it, and as Schemathesis reads its description.
+//!
+//! The tests are Python, in `tests/clients`; they start the binary themselves, since many need flags of their own. Here
+//! it is built and the packages they need are installed, each at the version that `requirements.txt` names.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{prepare, process};
+
+const FOLDER: &str = "tests/clients";
+
+/// `only`: arguments for pytest, e.g. `-k chat`; or `schemas`, and arguments for Schemathesis.
+pub fn run(only: &[String]) -> Result<()> {
+    let python = python()?;
+    let binary = binary()?;
+    match only.split_first() {
+        None => {
+            tests(&python, &binary, &[])?;
+            schemas(&python, &binary, &[])
+        }
+        Some((first, rest)) if first == "schemas" => schemas(&python, &binary, rest),
+        Some(_) => tests(&python, &binary, only),
+    }
+}
+
+/// As a stage of the tests: on a laptop without a network it says that it skips; on a continuous-integration machine the
+/// packages must be there.
+pub fn stage() -> Result<()> {
+    match python() {
+        Ok(_) => run(&[]),
+        Err(error) if std::env::var_os("CI").is_none() => {
+            eprintln!("warning: no Python clients, their tests are skipped: {error:#}");
+            Ok(())
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn python() -> Result<PathBuf> {
+    let path = process::root().join(FOLDER).join("requirements.txt");
+    let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    prepare::venv("clients", &lines.collect::<Vec<_>>())
+}
+
+/// The binary as tests run it.
+fn binary() -> Result<PathBuf> {
+    process::run(&mut process::cargo(&["build", "--quiet", "--package", "folio"]))?;
+    let binary = target()?.join("debug").join("folio");
+    if !binary.is_file() {
+        bail!("cargo built no {}", binary.display());
+    }
+    Ok(binary)
+}
+
+fn target() -> Result<PathBuf> {
+    let text = process::output(&mut process::cargo(&["metadata", "--format-version", "1", "--no-deps"]))?;
+    let metadata: serde_json::Value = serde_json::from_str(&text)?;
+    metadata["target_directory"].as_str().map(PathBuf::from).context("cargo metadata names no target directory")
+}
+
+fn tests(python: &Path, binary: &Path, more: &[String]) -> Result<()> {
+    let fixed = ["-m", "pytest", "-p", "no:cacheprovider", "-p", "no:schemathesis", "--quiet", "--durations=5", FOLDER];
+    process::run(set_up(&mut process::command(python, &fixed), binary).args(more))
+}
+
+fn schemas(python: &Path, binary: &Path, more: &[String]) -> Result<()> {
+    process::run(set_up(&mut process::command(python, &["tests/clients/schemas.py"]), binary).args(more))
+}
+
+fn set_up<'a>(command: &'a mut std::process::Command, binary: &Path) -> &'a mut std::process::Command {
+    // Nothing of the tests asks the network, and no library may phone home.
+    let proxies = ["http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"];
+    proxies.iter().fold(&mut *command, |command, name| command.env_remove(name));
+    command.env("FOLIO_BIN", binary).env("PYTHONDONTWRITEBYTECODE", "1").env("LANGSMITH_TRACING", "false")
+}
