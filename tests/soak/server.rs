@@ -27,10 +27,16 @@ pub fn folio(args: &[&str]) -> Command {
     command
 }
 
+/// A model file in place of the built-in one, if `FOLIO_SOAK_MODEL` names one.
+fn model() -> Option<std::ffi::OsString> {
+    std::env::var_os("FOLIO_SOAK_MODEL")
+}
+
 impl Server {
     /// Returns once it is ready.
     pub fn start(flags: &[&str]) -> Self {
         let mut child = folio(&[&["serve", "--port", "0"], flags].concat())
+            .args(model())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
@@ -177,7 +183,7 @@ impl Process {
 
 /// Bytes of a KV block, as `folio plan` says.
 pub fn block_bytes(flags: &[&str]) -> u64 {
-    let output = folio(&[&["plan", "--json"], flags].concat()).output().expect("the binary starts");
+    let output = folio(&[&["plan", "--json"], flags].concat()).args(model()).output().expect("the binary starts");
     let plan: Value = serde_json::from_slice(&output.stdout).expect("the plan is JSON");
     plan.pointer("/groups/0/block_bytes").and_then(Value::as_u64).expect("the plan tells a block's bytes")
 }

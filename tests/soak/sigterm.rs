@@ -176,13 +176,15 @@ fn client(port: u16, plan: &Plan, mut rng: Rng, signalled: &Mutex<Option<Instant
 fn long_ask(rng: &mut Rng) -> Ask {
     let plain: Vec<Ask> = bases().into_iter().filter(|ask| matches!(ask.kind, Kind::Plain | Kind::Many)).collect();
     let mut ask = rng.pick(&plain).clone();
-    let tokens = 8 + rng.below(240);
+    let tokens = 8 + rng.below(380);
     match ask.route {
         crate::answer::Route::Responses => ask.body["max_output_tokens"] = json!(tokens),
         crate::answer::Route::Messages => ask.body["max_tokens"] = json!(tokens),
         _ => {
             ask.body["max_tokens"] = json!(tokens);
             ask.body["ignore_eos"] = json!(true);
+            // Enough of them take longer than a second, on any machine.
+            ask.body["n"] = json!(1 + rng.below(4));
         }
     }
     if rng.below(4) > 0 { ask.streamed() } else { ask }

@@ -99,8 +99,9 @@ fn base(index: usize) -> Ask {
         _ => (Kind::Plain, Route::Messages),
     };
     let has_shared_prefix = (index * 7 + round * 3) % 10 < 3;
-    // Answers outgrow their prompts: a pool that holds all prompts is soon too small for the answers.
-    let max_tokens = 24 + index * 29 % 112;
+    // A few answers are long and outgrow their prompts by far. All start while there is room; then there is none.
+    let is_long = index % 4 == 3;
+    let max_tokens = if is_long { 240 + index * 29 % 120 } else { 16 + index * 29 % 48 };
     let mut body = prompt(index, route, has_shared_prefix);
     match route {
         Route::Responses => {
@@ -115,8 +116,7 @@ fn base(index: usize) -> Ask {
         Route::Chat | Route::Completions => {
             body["max_tokens"] = json!(max_tokens);
             body["return_token_ids"] = json!(true);
-            // Some end as the model likes, some as long as they may be.
-            body["ignore_eos"] = json!(index % 4 < 2);
+            body["ignore_eos"] = json!(is_long);
             sample(&mut body, index);
         }
     }
@@ -142,8 +142,7 @@ fn prompt(index: usize, route: Route, has_shared_prefix: bool) -> Value {
         _ => json!([{"role": "user", "content": text(topic)}]),
     };
     match (route, index % 10) {
-        (Route::Chat, _) => json!({"messages": messages}),
-        (Route::Messages, _) => json!({"model": "folio-rust-42m", "messages": messages}),
+        (Route::Chat | Route::Messages, _) => json!({"messages": messages}),
         (Route::Responses, _) => json!({"input": text(topic)}),
         (Route::Completions, 5) => {
             // Lengths around a block's end.
