@@ -71,8 +71,8 @@ fn every_line_is_answered_or_says_why_not() {
 fn killed_in_the_middle_it_goes_on_where_it_was() {
     let folder = scratch("batch-killed");
     let (input, output) = (folder.join("in.jsonl"), folder.join("out.jsonl"));
-    let prompt = |number: usize| json!({"prompt": format!("// {number}\nfn"), "max_tokens": 24, "temperature": 0});
-    let ids: Vec<String> = (0..24).map(|number| format!("r{number}")).collect();
+    let prompt = |number: usize| json!({"prompt": format!("// {number}\nfn"), "max_tokens": 8, "temperature": 0});
+    let ids: Vec<String> = (0..16).map(|number| format!("r{number}")).collect();
     let text: String = ids.iter().enumerate().map(|(n, id)| line(id, "/v1/completions", prompt(n))).collect();
     std::fs::write(&input, text).expect("writable");
     let mut child = batch(&input, &output).stderr(Stdio::null()).spawn().expect("the binary starts");

@@ -33,8 +33,8 @@ fn rest(mut stream: BufReader<TcpStream>) -> String {
 
 #[test]
 fn told_to_end_it_finishes_what_is_under_way() {
-    let mut server = Server::start(&["--max-num-seqs", "4"]);
-    let under_way = stream(server.port, 300);
+    let mut server = Server::start(&["--max-num-seqs", "4", "--drain-timeout", "600"]);
+    let under_way = stream(server.port, 100);
     server.signal("-TERM");
     // Seen by the answer of a probe, which says so until the last stream has ended.
     let health = loop {
