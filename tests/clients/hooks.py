@@ -28,6 +28,9 @@ def a_response():
 def before_call(context, case, kwargs):
     if case.operation.path.startswith(KEPT) and is_positive(case):
         case.path_parameters = {name: a_response() for name in case.path_parameters}
+    follows = isinstance(case.body, dict) and isinstance(case.body.get("previous_response_id"), str)
+    if follows and is_positive(case):
+        case.body["previous_response_id"] = a_response()
 
 
 @schemathesis.hook

@@ -60,12 +60,6 @@ impl Condition {
 
 fn bound(fields: &mut Value, serving: &Serving) {
     let (bounds, tokenizer) = (&serving.bounds, &serving.model.tokenizer);
-    if let Some(kept) = fields.get_mut("truncate_prompt_tokens") {
-        let most = kept["maximum"].clone();
-        let about = kept["description"].clone();
-        let some = json!({"type": "integer", "minimum": 1, "maximum": most});
-        *kept = json!({"anyOf": [some, {"const": -1}, {"type": "null"}], "description": about});
-    }
     if let Some(previous) = fields.get_mut("previous_response_id") {
         let about = previous["description"].clone();
         let kept = json!({"type": "string", "pattern": RESPONSE_ID});
