@@ -19,9 +19,9 @@ END_SECONDS = 60
 class Server:
     """A server process, and where it is. `with Server("--max-in-flight", "1") as server: ...`"""
 
-    def __init__(self, *flags, model="folio-rust-7m"):
+    def __init__(self, *flags, model="folio-rust-7m", key=None):
         self.model = model
-        self.key = "test-" + secrets.token_hex(16)
+        self.key = key or "test-" + secrets.token_hex(16)
         self.flags = flags
         self.process = None
         self.folder = tempfile.TemporaryDirectory(prefix="folio-clients-")
