@@ -240,14 +240,15 @@ mod tests {
     fn every_field_has_a_flag_of_its_own() {
         use clap::CommandFactory;
         let command = All::command();
-        let flags = command.get_arguments().filter_map(|arg| arg.get_long()).filter(|long| *long != "help");
-        let flags: Vec<&str> = flags.collect();
+        let flags: Vec<_> = command.get_arguments().filter(|arg| arg.get_id() != "help").collect();
         let fields = |debug: String| debug.lines().filter(|line| line.contains(": ")).count();
         let all = fields(format!("{:#?}", Limits::default())) + fields(format!("{:#?}", Timeouts::default()));
         assert_eq!(flags.len(), all);
         // A value other than the default arrives in exactly one field: no two flags set the same one.
         for flag in flags {
-            let all = parse(&[&format!("--{flag}"), "17000"]).or_else(|_| parse(&[&format!("--{flag}"), "17"]));
+            let default = flag.get_default_values()[0].to_str().and_then(|text| text.parse::<u64>().ok());
+            let flag = flag.get_long().expect("a long name");
+            let all = parse(&[&format!("--{flag}"), &format!("{}", default.expect("a whole number") - 1)]);
             let all = all.unwrap_or_else(|error| panic!("--{flag}: {error}"));
             let lines = |text: String| text.lines().map(str::to_owned).collect::<Vec<_>>();
             let differ = |one: String, other: String| {
