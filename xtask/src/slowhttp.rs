@@ -135,8 +135,9 @@ impl Mode {
         if slow > 0 {
             wrong.push(format!("{name}: {slow} health checks took more than {MOST:?}, the longest {:?}", self.at(1.0)));
         }
-        if self.counts.most_connected < 100 {
-            wrong.push(format!("{name}: only {} connections at once: nothing was tried", self.counts.most_connected));
+        let tried = self.counts.most_connected + self.counts.closed;
+        if tried < 500 {
+            wrong.push(format!("{name}: only {tried} connections were opened: nothing was tried"));
         }
         wrong
     }
