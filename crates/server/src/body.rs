@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use crate::App;
 use crate::error::ApiError;
 use crate::fields::{self, Request as Fielded};
+use crate::strict_json::StrictValue;
 
 /// Bodies beyond this are parsed where prompts are prepared.
 const LARGE_BYTES: usize = 64 << 10;
@@ -93,8 +94,9 @@ fn parse(bytes: &[u8], most_depth: usize, most_values: usize) -> Result<Map<Stri
         return Err(invalid(format!("the body has more than {most_values} values")));
     }
     match serde_json::from_slice(bytes) {
-        Ok(Value::Object(object)) => Ok(object),
+        Ok(StrictValue(Value::Object(object))) => Ok(object),
         Ok(_) => Err(invalid("the body must be a JSON object".into())),
+        Err(error) if error.is_data() => Err(invalid("a name stands twice in one object of the body".into())),
         Err(error) => {
             let (line, column) = (error.line(), error.column());
             Err(invalid(format!("the body is not valid JSON at line {line}, column {column}")))
@@ -152,6 +154,7 @@ mod tests {
         assert_eq!(message("{\"a\": [1,1,1,1,1,1,1,1]}"), "the body has more than 9 values");
         assert_eq!(message(r#"{"a": [[[[1]]]]}"#), "the body nests deeper than 4 levels");
         assert_eq!(message("[1]"), "the body must be a JSON object");
+        assert_eq!(message(r#"{"a": {"b": 1, "b": 2}}"#), "a name stands twice in one object of the body");
         assert_eq!(message("{\"a\": \n oops"), "the body is not valid JSON at line 2, column 2");
         assert!(parse(b"{\"a\": \"\xff\"}", 4, 9).is_err());
     }

@@ -16,6 +16,7 @@ mod request;
 mod routes;
 mod service;
 mod sse;
+mod strict_json;
 mod text_stream;
 
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -87,12 +87,6 @@ impl EventWriter {
         self.flush().await
     }
 
-    /// An event with a name, as Anthropic's are.
-    pub async fn named(&mut self, name: &str, data: &impl Serialize) -> Result<(), Gone> {
-        self.push(Some(name), data);
-        self.flush().await
-    }
-
     /// The last event of an OpenAI stream.
     pub async fn done(&mut self) -> Result<(), Gone> {
         self.buffer.extend_from_slice(b"data: [DONE]\n\n");

@@ -41,10 +41,6 @@ impl Wrong {
     pub fn below(self, part: &str) -> Self {
         Self { path: format!("{part}{}", self.path), ..self }
     }
-
-    pub fn message(&self) -> &str {
-        &self.message
-    }
 }
 
 impl From<Wrong> for ApiError {

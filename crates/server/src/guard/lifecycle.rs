@@ -96,11 +96,6 @@ impl Lifecycle {
         // The sender lives in `self`, so the channel cannot close under this wait.
         let _ = changes.wait_for(|phase| wanted(*phase)).await;
     }
-
-    /// For those who watch every change.
-    pub fn subscribe(&self) -> watch::Receiver<Phase> {
-        self.0.changes.subscribe()
-    }
 }
 
 #[cfg(test)]

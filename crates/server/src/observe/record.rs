@@ -196,10 +196,6 @@ impl RequestRecord {
         self.observer.log().error("a request failed in the engine", &fields);
     }
 
-    pub fn request_id(&self) -> &Arc<str> {
-        &self.request_id
-    }
-
     fn metrics(&self) -> &Metrics {
         &self.observer.0.metrics
     }

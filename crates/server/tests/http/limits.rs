@@ -192,8 +192,7 @@ fn words_that_are_not_said() {
     let server = server(4);
     let word = |number: usize| format!("{}{}", letter(number / 26), letter(number % 26));
     let words = |count: usize| completion(json!({"bad_words": (0..count).map(word).collect::<Vec<_>>()}));
-    // Each stands for two sequences of tokens, of which the sampler takes as many as there may be words.
-    passes(&server, COMPLETIONS, &words(64));
+    passes(&server, COMPLETIONS, &words(128));
     refused(&server, COMPLETIONS, &words(129), "bad_words: must be a list of 0 to 128");
     passes(&server, COMPLETIONS, &completion(json!({"bad_words": ["z".repeat(256)]})));
     refused(&server, COMPLETIONS, &completion(json!({"bad_words": ["z".repeat(257)]})), "bad_words[0]: must have 1 to");

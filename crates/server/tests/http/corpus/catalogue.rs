@@ -108,6 +108,7 @@ const TEXTS: &[&str] = &[
     "is # long, but must be at most # sequences",
     "the body must be a JSON object",
     "the body is not valid JSON at line #, column #",
+    "a name stands twice in one object of the body",
     "the body did not arrive whole",
     "the request's body is larger than # bytes",
     "the request's body must be JSON, with content-type application/json",
