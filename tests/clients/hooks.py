@@ -15,19 +15,29 @@ import schemathesis
 COUNTS = collections.Counter()
 URL, KEY = os.environ["FOLIO_URL"], os.environ["FOLIO_KEY"]
 KEPT = "/v1/responses/{"
+HEADERS = {"authorization": f"Bearer {KEY}"}
 
 
 def a_response():
     """One that the server keeps, made for the purpose."""
     body = {"input": "a", "max_output_tokens": 1}
-    answer = requests.post(URL + "/v1/responses", json=body, headers={"authorization": f"Bearer {KEY}"}, timeout=60)
+    answer = requests.post(URL + "/v1/responses", json=body, headers=HEADERS, timeout=60)
     return answer.json()["id"]
+
+
+def an_item(response):
+    """Of its input."""
+    answer = requests.get(f"{URL}/v1/responses/{response}/input_items", headers=HEADERS, timeout=60)
+    return answer.json()["data"][0]["id"]
 
 
 @schemathesis.hook
 def before_call(context, case, kwargs):
     if case.operation.path.startswith(KEPT) and is_positive(case):
-        case.path_parameters = {name: a_response() for name in case.path_parameters}
+        response = a_response()
+        case.path_parameters = {name: response for name in case.path_parameters}
+        if case.query and "after" in case.query:
+            case.query["after"] = an_item(response)
     follows = isinstance(case.body, dict) and isinstance(case.body.get("previous_response_id"), str)
     if follows and is_positive(case):
         case.body["previous_response_id"] = a_response()
