@@ -18,7 +18,7 @@ pub async fn note(State(app): State<App>, request: Request, next: Next) -> Respo
     let caller = request.extensions().get::<Caller>().map(|caller| caller.name.clone());
     let id = request.extensions().get::<RequestId>().map(|id| id.id.clone());
     let response = next.run(request).await;
-    let Some(error) = response.extensions().get::<ApiError>() else { return response };
+    let Some(error) = response.extensions().get::<ApiError>().cloned() else { return response };
     app.observer().refused(&Refusal {
         route: route.as_ref().map_or("", MatchedPath::as_str),
         request_id: id.as_deref().unwrap_or_default(),
@@ -27,5 +27,8 @@ pub async fn note(State(app): State<App>, request: Request, next: Next) -> Respo
         code: error.code(),
         arrived,
     });
-    if style == ErrorStyle::OpenAi { response } else { error.respond(style) }
+    // Another text under the same head, which may name the methods that there are.
+    let (head, body) = response.into_parts();
+    let body = if style == ErrorStyle::OpenAi { body } else { error.respond(style).into_body() };
+    Response::from_parts(head, body)
 }

@@ -141,3 +141,16 @@ fn a_token_that_ends_an_answer_is_counted_and_told_but_not_shown() {
     assert_eq!(answer["choices"][0]["message"]["content"], "");
     assert_eq!(answer["choices"][0]["logprobs"]["content"][0]["token"], "b", "{answer}");
 }
+
+#[test]
+fn a_wrong_method_is_told_the_right_one_in_every_style() {
+    let server = start(Duration::ZERO);
+    for path in [COMPLETIONS, "/v1/messages"] {
+        let mut answer = String::new();
+        let _ = server.open("GET", path, b"").read_to_string(&mut answer);
+        assert!(
+            answer.starts_with("HTTP/1.1 405") && answer.to_ascii_lowercase().contains("\r\nallow: post"),
+            "{answer}"
+        );
+    }
+}
