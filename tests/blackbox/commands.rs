@@ -153,3 +153,19 @@ fn benches_of_the_scheduler_report_what_they_compare() {
         assert!(results.iter().all(found), "{field}: {rounds}");
     }
 }
+
+#[test]
+fn bench_http_compares_the_server_with_its_engine() {
+    let streams = ["--concurrency", "3", "--prompt-tokens", "16", "--tokens", "4"];
+    let report = bench(&[&["http", "--pairs", "1", "--rounds", "3"], &streams[..]].concat());
+    for field in
+        ["/ratio/median", "/direct/tokens_per_s/best", "/http/cpu/server/us_per_token", "/first_token_ms/http/p99"]
+    {
+        let value = report.pointer(field).and_then(Value::as_f64);
+        assert!(value.is_some_and(|value| value > 0.0 && value.is_finite()), "{field}: {report}");
+    }
+    let share = report.pointer("/http/cpu/server/share").and_then(Value::as_f64);
+    assert!(share.is_some_and(|share| share > 0.0 && share <= 1.0), "a share of this machine: {report}");
+    let events = report["events_per_token"].as_f64();
+    assert!(events.is_some_and(|events| events > 0.5 && events <= 1.0), "an event for most tokens: {report}");
+}

@@ -4,6 +4,7 @@
 
 mod cost;
 mod fairness;
+mod http;
 mod interference;
 mod measure;
 mod prefix;
@@ -28,6 +29,7 @@ pub fn main(args: BenchArgs) -> Result<()> {
         BenchKind::Prefix(bench) => prefix::main(&bench),
         BenchKind::Interference(bench) => interference::main(&bench),
         BenchKind::Fairness(bench) => fairness::main(&bench),
+        BenchKind::Http(bench) => http::main(&bench),
         BenchKind::Serve(bench) => serve::main(&bench),
     }
 }

@@ -22,6 +22,8 @@ pub enum BenchKind {
     Interference(InterferenceBench),
     /// Two tenants, one of which floods: what each gets while both wait
     Fairness(FairnessBench),
+    /// What the HTTP server adds to the engine: tokens per second, CPU time, first-token time
+    Http(HttpBench),
     /// Load on any OpenAI endpoint over HTTP, with the report of `vllm bench serve`
     Serve(Box<ServeBench>),
 }
@@ -121,6 +123,27 @@ pub struct FairnessBench {
     /// Requests that run at once
     #[arg(long, default_value_t = 8)]
     pub streams: usize,
+}
+
+#[derive(Args)]
+pub struct HttpBench {
+    #[command(flatten)]
+    pub common: BenchModel,
+    /// Streams at once
+    #[arg(long, default_value_t = 64)]
+    pub concurrency: usize,
+    /// Tokens in each answer
+    #[arg(long, default_value_t = 128)]
+    pub tokens: usize,
+    /// Tokens in each prompt
+    #[arg(long, default_value_t = 32)]
+    pub prompt_tokens: usize,
+    /// Pairs of runs, engine alone against over HTTP, taking turns
+    #[arg(long, default_value_t = 15)]
+    pub pairs: usize,
+    /// Requests, one at a time, of either kind, for the time to the first token
+    #[arg(long, default_value_t = 101)]
+    pub rounds: usize,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
