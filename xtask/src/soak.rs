@@ -8,7 +8,8 @@ const HELP: &str = "\
 cargo xtask soak [--seconds 600] [--seed 4]
 
 Memory may grow by 2 MiB in all but the first 30% of a run of 600 s or more; from 3600 s on, by 1 MiB an hour.
-FOLIO_BIN names another binary to test, FOLIO_SOAK_MODEL another model than the built-in one.";
+FOLIO_BIN names another binary to test, FOLIO_SOAK_MODEL another model than models/folio-rust-7m.gguf: a file, or
+`built-in`.";
 
 pub fn run(args: &[String]) -> Result<()> {
     let [seconds, seed] = numbers(args, HELP, [("--seconds", 600), ("--seed", 4)])?;
