@@ -112,7 +112,7 @@ fn bench_reports_rates_and_ceilings() {
         "--input-len",
         "16",
         "--output-len",
-        "4",
+        "24",
         "--concurrency",
         "1,3",
     ]);
