@@ -4,6 +4,7 @@ use std::ops::Deref;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use axum::body::Bytes;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use folio_engine::Engine;
@@ -75,6 +76,8 @@ pub struct Serving {
     pub prompts: PromptPool,
     pub observer: Observer,
     pub responses: ResponseStore,
+    /// What `/openapi.json` answers, once somebody has asked.
+    pub openapi: OnceLock<Bytes>,
     /// Unix seconds at start.
     pub started: u64,
 }
@@ -136,6 +139,7 @@ impl App {
                 state.timeouts.queue,
             ),
             responses: ResponseStore::new(state.limits.stored_responses, state.limits.stored_response_bytes),
+            openapi: OnceLock::new(),
             timeouts: state.timeouts.clone(),
             observer: state.observer.clone(),
             started: state.started,

@@ -9,17 +9,21 @@ mod failures;
 mod operations;
 mod schema;
 
-use axum::Json;
+use axum::body::Bytes;
 use axum::extract::State;
+use axum::http::HeaderName;
+use axum::http::header::CONTENT_TYPE;
 use serde_json::{Map, Value, json};
 
 use self::operations::{Content, Operation};
 use crate::guard::{OPEN_PATHS, X_API_KEY};
 use crate::service::{App, Service, Serving};
 
-pub async fn show(State(app): State<App>, service: Service) -> Json<Value> {
+/// Written once: it takes milliseconds, and nothing in it changes while the server runs.
+pub async fn show(State(app): State<App>, service: Service) -> ([(HeaderName, &'static str); 1], Bytes) {
     let needs_key = app.surroundings().is_some_and(|surroundings| surroundings.needs_key);
-    Json(document(&service, needs_key))
+    let written = service.openapi.get_or_init(|| Bytes::from(document(&service, needs_key).to_string()));
+    ([(CONTENT_TYPE, "application/json")], written.clone())
 }
 
 /// `needs_key`: whether a client needs one.
