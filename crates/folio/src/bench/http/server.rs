@@ -18,8 +18,9 @@ use crate::session::Session;
 /// What its threads are called: the one that serves, and those that prepare prompts.
 pub const THREAD: &str = "http-server";
 
-/// A thread that has ended takes its CPU time with it: none does while this lasts.
-const KEEP_ALIVE: Duration = Duration::from_secs(3600);
+/// A thread that has ended takes its CPU time with it, and connections wait while the engine is asked directly: neither
+/// ends within this.
+const KEEP_ALIVE: Duration = Duration::from_secs(24 * 3600);
 
 pub struct Server {
     pub address: SocketAddr,
@@ -41,7 +42,7 @@ impl Server {
             .enable_all()
             .build()?;
         let entered = runtime.enter();
-        let (limits, timeouts) = (limits(concurrency), Timeouts::default());
+        let (limits, timeouts) = (limits(concurrency), timeouts());
         let name = session.assets.name.clone();
         let observer = Observer::new(ObserverConfig {
             model_name: name.as_str().into(),
@@ -90,4 +91,9 @@ fn limits(concurrency: usize) -> Limits {
         in_flight_per_key: limits.in_flight_per_key.max(concurrency),
         ..limits
     }
+}
+
+/// The default ones, save for connections that wait for their next request, or for their first.
+fn timeouts() -> Timeouts {
+    Timeouts { header: KEEP_ALIVE, idle: KEEP_ALIVE, ..Timeouts::default() }
 }
