@@ -3,10 +3,9 @@
     python3 -m venv target/xtask/router && target/xtask/router/bin/pip install smg==1.13.0 openai==3.49.0
     FOLIO_BIN=target/release/folio target/xtask/router/bin/python tests/clients/once/router.py
 
-With `sglang-router==0.3.2` installed instead of smg, add `sglang`. Not a test: routers change weekly.
+Not a test: routers change weekly.
 """
 
-import os
 import re
 import socket
 import subprocess
@@ -32,14 +31,11 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def command(kind, port, servers):
-    programs = {
-        "smg": [Path(sys.executable).parent / "smg", "launch", "--backend", "vllm"],
-        "sglang": [sys.executable, "-m", "sglang_router.launch_router"],
-    }
-    words = [*programs[kind], "--host", "127.0.0.1", "--port", port, "--policy", "round_robin"]
+def command(port, servers):
+    words = [Path(sys.executable).parent / "smg", "launch", "--backend", "vllm", "--policy", "round_robin"]
+    words += ["--host", "127.0.0.1", "--port", port, "--prometheus-port", free_port()]
     words += ["--worker-urls", *[server.url for server in servers], "--api-key", servers[0].key]
-    words += ["--prometheus-port", free_port(), "--health-check-interval-secs", 1, "--health-failure-threshold", 1]
+    words += ["--health-check-interval-secs", 1, "--health-failure-threshold", 1]
     return [str(word) for word in words]
 
 
@@ -69,19 +65,18 @@ def requests_done(server):
 
 
 def main():
-    kind = sys.argv[1] if len(sys.argv) > 1 else "smg"
     # Routers have one key for all their servers.
     key = "router-test-key-0123456789"
     with tempfile.NamedTemporaryFile("wb") as log, Server(key=key) as one, Server(key=key) as other:
         port = free_port()
         url = f"http://127.0.0.1:{port}"
-        router = subprocess.Popen(command(kind, port, [one, other]), stdout=log, stderr=log)
+        router = subprocess.Popen(command(port, [one, other]), stdout=log, stderr=log)
         try:
             drive(url, one, other, router, log)
         finally:
             router.kill()
             router.wait()
-    print(f"{kind}: all well")
+    print("smg: all well")
 
 
 def drive(url, one, other, router, log):
