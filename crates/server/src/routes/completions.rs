@@ -4,8 +4,8 @@ use axum::Json;
 use axum::response::{IntoResponse, Response};
 use folio_engine::{Logprobs, Usage};
 use folio_text::Tokenizer;
-use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde::{Serialize, Serializer};
+use serde_json::Value;
 
 use super::wire::{Envelope, PromptTable, UsageSum, check_served, finish_reason, finite_logprob, token_text};
 use crate::answers::{Answers, Collected, is_silent};
@@ -75,11 +75,20 @@ struct Choice<'a> {
 struct TokenTable {
     tokens: Vec<String>,
     token_logprobs: Vec<Option<f32>>,
-    top_logprobs: Vec<Option<Map<String, Value>>>,
+    top_logprobs: Vec<Option<TopTokens>>,
     text_offset: Vec<usize>,
     /// Where the next token's text begins, in characters.
     #[serde(skip)]
     offset: usize,
+}
+
+/// Texts of tokens with their log-probabilities, the likeliest first; of two with one text the likelier counts.
+struct TopTokens(Vec<(String, f32)>);
+
+impl Serialize for TopTokens {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(text, logprob)| (text, logprob)))
+    }
 }
 
 impl TokenTable {
@@ -94,11 +103,15 @@ impl TokenTable {
         self.tokens.push(text);
         self.token_logprobs.push(logprobs.map(|logprobs| finite_logprob(logprobs.logprob)));
         let top = |logprobs: &Logprobs| {
-            let top = logprobs.top.iter().map(|&(id, value)| (token_text(tokenizer, id), json!(finite_logprob(value))));
-            let mut top: Map<String, Value> = top.collect();
             // The chosen one is always there.
-            let chosen = token_text(tokenizer, token);
-            top.entry(chosen).or_insert_with(|| json!(finite_logprob(logprobs.logprob)));
+            let all = logprobs.top.iter().copied().chain([(token, logprobs.logprob)]);
+            let mut top = TopTokens(Vec::with_capacity(logprobs.top.len() + 1));
+            for (id, logprob) in all {
+                let text = token_text(tokenizer, id);
+                if !top.0.iter().any(|(known, _)| *known == text) {
+                    top.0.push((text, finite_logprob(logprob)));
+                }
+            }
             top
         };
         self.top_logprobs.push(logprobs.map(top));
