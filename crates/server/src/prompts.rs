@@ -74,12 +74,15 @@ impl PromptPool {
         generate: &mut Generate,
     ) -> Result<Vec<Prepared>, ApiError> {
         let (words, keep) = (std::mem::take(&mut generate.bad_words), generate.keep_tokens);
+        // Token ids alone are not worth a thread.
+        let is_text = |prompt: &Prompt| matches!(prompt, Prompt::Text(_));
+        let is_work = !words.is_empty() || prompts.iter().any(is_text);
         let work = move |tools: &Tools| {
             let prepared =
                 prompts.into_iter().map(|prompt| tools.text(prompt, special, keep)).collect::<Result<Vec<_>, _>>()?;
             Ok((prepared, tools.bad_words(&words)?))
         };
-        let (prepared, bad_words) = self.run(work).await?;
+        let (prepared, bad_words) = if is_work { self.run(work).await? } else { work(&self.tools)? };
         generate.params.bad_words = bad_words;
         Ok(prepared)
     }
