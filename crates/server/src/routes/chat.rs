@@ -2,11 +2,10 @@
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
-use folio_engine::Logprobs;
 use folio_text::Tokenizer;
 use serde::Serialize;
 
-use super::wire::{Envelope, UsageSum, check_served, finish_reason, finite_logprob, token_text};
+use super::wire::{Entry, Envelope, UsageSum, check_served, entries, finish_reason};
 use crate::answers::{Answers, Collected, is_silent};
 use crate::body::JsonBody;
 use crate::error::{ApiError, ErrorStyle};
@@ -86,20 +85,6 @@ struct DeltaMessage<'a> {
 #[derive(Serialize)]
 struct Content<'a> {
     content: Vec<Entry<'a>>,
-}
-
-#[derive(Serialize)]
-struct Entry<'a> {
-    #[serde(flatten)]
-    token: Token<'a>,
-    top_logprobs: Vec<Token<'a>>,
-}
-
-#[derive(Serialize)]
-struct Token<'a> {
-    token: String,
-    logprob: f32,
-    bytes: &'a [u8],
 }
 
 async fn whole(
@@ -203,18 +188,5 @@ fn token_ids(shape: Shape, tokens: &[AnswerToken]) -> Option<Vec<u32>> {
 }
 
 fn logprobs<'a>(tokenizer: &'a Tokenizer, tokens: &[AnswerToken]) -> Content<'a> {
-    let known = tokens.iter().filter_map(|token| token.logprobs.as_ref());
-    Content { content: known.map(|logprobs| entry(tokenizer, logprobs)).collect() }
-}
-
-fn entry<'a>(tokenizer: &'a Tokenizer, logprobs: &Logprobs) -> Entry<'a> {
-    let token = |token: u32, logprob: f32| Token {
-        token: token_text(tokenizer, token),
-        logprob: finite_logprob(logprob),
-        bytes: tokenizer.token_bytes(token).unwrap_or_default(),
-    };
-    Entry {
-        token: token(logprobs.token, logprobs.logprob),
-        top_logprobs: logprobs.top.iter().map(|&(id, logprob)| token(id, logprob)).collect(),
-    }
+    Content { content: entries(tokenizer, tokens) }
 }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::answers::Collected;
 use crate::error::ApiError;
 use crate::service::{Call, Service};
-use crate::text_stream::{Finish, PromptLogprobs, StopCause};
+use crate::text_stream::{AnswerToken, Finish, PromptLogprobs, StopCause};
 
 /// What every part of one answer carries.
 pub struct Envelope {
@@ -155,6 +155,35 @@ pub fn finite_logprob(logprob: f32) -> f32 {
 
 pub fn token_text(tokenizer: &Tokenizer, token: u32) -> String {
     String::from_utf8_lossy(tokenizer.token_bytes(token).unwrap_or_default()).into_owned()
+}
+
+/// A token and its likeliest rivals.
+#[derive(Serialize)]
+pub struct Entry<'a> {
+    #[serde(flatten)]
+    token: Token<'a>,
+    top_logprobs: Vec<Token<'a>>,
+}
+
+#[derive(Serialize)]
+struct Token<'a> {
+    token: String,
+    logprob: f32,
+    bytes: &'a [u8],
+}
+
+/// None for tokens whose probabilities were not asked for.
+pub fn entries<'a>(tokenizer: &'a Tokenizer, tokens: &[AnswerToken]) -> Vec<Entry<'a>> {
+    let token = |id: u32, logprob: f32| Token {
+        token: token_text(tokenizer, id),
+        logprob: finite_logprob(logprob),
+        bytes: tokenizer.token_bytes(id).unwrap_or_default(),
+    };
+    let entry = |logprobs: &Logprobs| Entry {
+        token: token(logprobs.token, logprobs.logprob),
+        top_logprobs: logprobs.top.iter().map(|&(id, logprob)| token(id, logprob)).collect(),
+    };
+    tokens.iter().filter_map(|token| token.logprobs.as_ref()).map(entry).collect()
 }
 
 /// vLLM's form of a prompt's log-probabilities: one object a token of the prompt, by token id.

@@ -1,14 +1,12 @@
 //! Responses as clients read them.
 
-use folio_engine::Logprobs;
-use folio_text::Tokenizer;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::request::Settings;
 use crate::error::ApiError;
 use crate::request::Generate;
-use crate::routes::wire::{finite_logprob, token_text};
+use crate::routes::wire::{Entry, entries};
 use crate::service::{Call, Service};
 use crate::text_stream::{AnswerToken, Finish};
 
@@ -262,33 +260,4 @@ impl<'a> OutputText<'a> {
     pub fn new(text: &'a str, logprobs: Vec<Entry<'a>>) -> Self {
         Self { kind: "output_text", text, annotations: [], logprobs }
     }
-}
-
-/// A token and its likeliest rivals.
-#[derive(Serialize)]
-pub struct Entry<'a> {
-    #[serde(flatten)]
-    token: Token<'a>,
-    top_logprobs: Vec<Token<'a>>,
-}
-
-#[derive(Serialize)]
-struct Token<'a> {
-    token: String,
-    logprob: f32,
-    bytes: &'a [u8],
-}
-
-/// None for tokens whose probabilities were not asked for.
-pub fn entries<'a>(tokenizer: &'a Tokenizer, tokens: &[AnswerToken]) -> Vec<Entry<'a>> {
-    let token = |id: u32, logprob: f32| Token {
-        token: token_text(tokenizer, id),
-        logprob: finite_logprob(logprob),
-        bytes: tokenizer.token_bytes(id).unwrap_or_default(),
-    };
-    let entry = |logprobs: &Logprobs| Entry {
-        token: token(logprobs.token, logprobs.logprob),
-        top_logprobs: logprobs.top.iter().map(|&(id, logprob)| token(id, logprob)).collect(),
-    };
-    tokens.iter().filter_map(|token| token.logprobs.as_ref()).map(entry).collect()
 }

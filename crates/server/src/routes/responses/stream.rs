@@ -2,10 +2,11 @@
 
 use serde::Serialize;
 
-use super::object::{Answer, Draft, Entry, Object, OutputMessage, OutputText, Stage, Usage, entries};
+use super::object::{Answer, Draft, Object, OutputMessage, OutputText, Stage, Usage};
 use super::{Keeping, keep};
 use crate::answers::Answers;
 use crate::error::ApiError;
+use crate::routes::wire::{Entry, entries};
 use crate::sse::{EventWriter, Gone};
 use crate::text_stream::{Finish, Piece};
 
