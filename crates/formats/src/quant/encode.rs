@@ -1,8 +1,12 @@
-//! Encoders for the formats Folio writes itself: the plain floats, and the blocks of 32.
+//! Encoders for the formats Folio writes itself: the plain floats, the blocks of 32, and the "K" blocks of 256.
 //!
-//! [`encode`] is the usual round-to-nearest and gives the bytes the `gguf` package gives. [`encode_fitted`] tries a
-//! handful of scales per block, refits each by least squares and keeps the one with the smallest squared error as it
-//! will be decoded, half-precision rounding included; errors can be weighed by how much each value matters.
+//! [`encode`] is the usual round-to-nearest and gives the bytes the `gguf` package gives; of the K blocks, whose nearest
+//! nobody defines, it is the fit in which every value counts alike. [`encode_fitted`] tries a handful of scales per
+//! block, refits each by least squares and keeps the one with the smallest squared error as it will be decoded,
+//! half-precision rounding included; errors can be weighed by how much each value matters.
+
+mod k;
+mod k_pack;
 
 use half::{bf16, f16};
 
@@ -16,6 +20,7 @@ pub fn encode(format: Format, values: &[f32]) -> Result<Vec<u8>> {
         Format::F32 => out.extend(values.iter().flat_map(|value| value.to_le_bytes())),
         Format::F16 => out.extend(values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes())),
         Format::BF16 => out.extend(values.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes())),
+        _ if is_k(format) => k::push(format, values, &vec![1.0; values.len()], &mut out),
         _ => {
             let (levels, affine) = levels_of(format).ok_or(Error::NoEncoder { format })?;
             for x in values.as_chunks::<LEN>().0 {
@@ -36,12 +41,16 @@ pub fn encode(format: Format, values: &[f32]) -> Result<Vec<u8>> {
 /// `weights` has one number a value, none negative. Formats without a scale to choose are rounded to nearest.
 pub fn encode_fitted(format: Format, values: &[f32], weights: &[f32]) -> Result<Vec<u8>> {
     assert_eq!(values.len(), weights.len(), "one weight a value");
+    let mut out = Vec::with_capacity(format.bytes_for(values.len() as u64)? as usize);
+    if is_k(format) {
+        k::push(format, values, weights, &mut out);
+        return Ok(out);
+    }
     let (levels, affine) = match levels_of(format) {
         // Eight bits leave nothing to search for.
         Some(found) if format != Format::Q8_0 => found,
         _ => return encode(format, values),
     };
-    let mut out = Vec::with_capacity(format.bytes_for(values.len() as u64)? as usize);
     for (x, weights) in values.as_chunks::<LEN>().0.iter().zip(weights.as_chunks::<LEN>().0) {
         let block = match affine {
             true => fit_affine(x, weights, levels),
@@ -50,6 +59,10 @@ pub fn encode_fitted(format: Format, values: &[f32], weights: &[f32]) -> Result<
         push(format, &block, &mut out);
     }
     Ok(out)
+}
+
+fn is_k(format: Format) -> bool {
+    matches!(format, Format::Q2_K | Format::Q3_K | Format::Q4_K | Format::Q5_K | Format::Q6_K)
 }
 
 /// For the blocks of 32: the levels either side of zero or, with a minimum, the highest level; and which of the two.
@@ -261,7 +274,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_encoded_is_an_error() {
-        assert!(matches!(encode(Format::Q4_K, &[0.0; 256]), Err(Error::NoEncoder { .. })));
+        assert!(matches!(encode(Format::IQ4_XS, &[0.0; 256]), Err(Error::NoEncoder { .. })));
         assert!(matches!(encode(Format::Q5_0, &[0.0; 33]), Err(Error::PartialBlock { .. })));
         assert!(matches!(encode_fitted(Format::Q5_0, &[0.0; 33], &[1.0; 33]), Err(Error::PartialBlock { .. })));
     }
