@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use folio_formats::gguf::{Array, Value};
+use folio_formats::gguf::{Array, Entry, FileWriter, Value, Writer};
 use folio_formats::{Error, Format, Gguf, WeightSource};
 
 #[test]
@@ -225,4 +225,22 @@ fn parts_open_as_one_model() {
     let named = Gguf::open(&alone).unwrap_err().to_string();
     assert!(named.contains("split.count: 2 parts, but the file is not named"), "{named}");
     std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn tensor_by_tensor_gives_the_same_file() {
+    let path = std::env::temp_dir().join(format!("folio-gguf-stream-{}.gguf", std::process::id()));
+    let (a, b) = (vec![7u8; 34 * 3], vec![9u8; 12]);
+    let mut whole = Writer::new();
+    whole.set("general.architecture", "llama");
+    whole.tensor("a", Format::Q8_0, &[3, 32], &a).tensor("b", Format::F32, &[3], &b);
+    let entries = vec![Entry::new("a", Format::Q8_0, &[3, 32]), Entry::new("b", Format::F32, &[3])];
+    let metadata = [("general.architecture".to_owned(), Value::from("llama"))];
+    let mut parts = FileWriter::create(&path, &metadata, entries).unwrap();
+    parts.tensor("a", &a).unwrap();
+    assert!(!path.exists(), "half a file bears another name");
+    parts.tensor("b", &b).unwrap();
+    parts.finish().unwrap();
+    assert_eq!(std::fs::read(&path).unwrap(), whole.to_vec());
+    std::fs::remove_file(&path).unwrap();
 }

@@ -19,7 +19,7 @@ use crate::{Error, Mapped, Result, TensorView, WeightSource};
 pub use metadata::{FromValue, Metadata};
 use types::TensorType;
 pub use value::{Array, Value};
-pub use writer::Writer;
+pub use writer::{Entry, FileWriter, Writer};
 
 const MAGIC: [u8; 4] = *b"GGUF";
 const DEFAULT_ALIGNMENT: u64 = 32;

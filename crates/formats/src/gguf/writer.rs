@@ -1,10 +1,15 @@
 //! Writes GGUF version 3: metadata, then tensors, each aligned to 32 bytes.
+//!
+//! [`Writer`] holds a whole file's content; [`FileWriter`] is told the tensors' names, formats and shapes first and
+//! takes their bytes one after the other.
 
 use std::borrow::Cow;
-use std::io::{self, Write};
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
 
 use super::{Array, DEFAULT_ALIGNMENT, MAGIC, Value};
-use crate::Format;
+use crate::{Error, Format, Result};
 
 /// Collects a file's content; nothing is written before [`Writer::write_to`].
 #[derive(Debug, Default)]
@@ -15,10 +20,35 @@ pub struct Writer<'a> {
 
 #[derive(Debug)]
 struct Tensor<'a> {
+    entry: Entry,
+    bytes: Cow<'a, [u8]>,
+}
+
+/// A line of the tensor table; `shape` is outermost first.
+#[derive(Clone, Debug)]
+pub struct Entry {
     name: String,
     type_id: u32,
     shape: Vec<usize>,
-    bytes: Cow<'a, [u8]>,
+    bytes: u64,
+}
+
+impl Entry {
+    /// Panics if the shape is not whole blocks of the format, or GGUF does not have the format.
+    pub fn new(name: &str, format: Format, shape: &[usize]) -> Self {
+        let values = shape.iter().product::<usize>() as u64;
+        let bytes = format.bytes_for(values).unwrap_or_else(|error| panic!("{name}: {shape:?} of {format}: {error}"));
+        let type_id = format.gguf_id().unwrap_or_else(|| panic!("{name}: GGUF has no {format}"));
+        Self { name: name.to_owned(), type_id, shape: shape.to_vec(), bytes }
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
 }
 
 impl<'a> Writer<'a> {
@@ -41,11 +71,10 @@ impl<'a> Writer<'a> {
         bytes: impl Into<Cow<'a, [u8]>>,
     ) -> &mut Self {
         let bytes = bytes.into();
-        let values = shape.iter().product::<usize>() as u64;
-        assert_eq!(format.bytes_for(values).ok(), Some(bytes.len() as u64), "{name}: {shape:?} of {format}");
-        assert!(self.tensors.iter().all(|known| known.name != name), "{name} is added twice");
-        let type_id = format.gguf_id().unwrap_or_else(|| panic!("{name}: GGUF has no {format}"));
-        self.tensors.push(Tensor { name: name.to_owned(), type_id, shape: shape.to_vec(), bytes });
+        let entry = Entry::new(name, format, shape);
+        assert_eq!(entry.bytes, bytes.len() as u64, "{name}: {shape:?} of {format}");
+        assert!(self.tensors.iter().all(|known| known.entry.name != name), "{name} is added twice");
+        self.tensors.push(Tensor { entry, bytes });
         self
     }
 
@@ -54,36 +83,8 @@ impl<'a> Writer<'a> {
     }
 
     pub fn write_to(&self, out: &mut impl Write) -> io::Result<()> {
-        let mut head = Vec::new();
-        head.extend(MAGIC);
-        head.extend(3u32.to_le_bytes());
-        head.extend((self.tensors.len() as u64).to_le_bytes());
-        head.extend((self.metadata.len() as u64).to_le_bytes());
-        for (key, value) in &self.metadata {
-            put_string(key, &mut head);
-            head.extend(value.id().to_le_bytes());
-            put_value(value, &mut head);
-        }
-        let mut offset = 0u64;
-        for tensor in &self.tensors {
-            put_string(&tensor.name, &mut head);
-            head.extend((tensor.shape.len() as u32).to_le_bytes());
-            for dim in tensor.shape.iter().rev() {
-                head.extend((*dim as u64).to_le_bytes());
-            }
-            head.extend(tensor.type_id.to_le_bytes());
-            head.extend(offset.to_le_bytes());
-            offset = (offset + tensor.bytes.len() as u64).next_multiple_of(DEFAULT_ALIGNMENT);
-        }
-        pad(&mut head);
-        out.write_all(&head)?;
-        let mut zeros = Vec::new();
-        for tensor in &self.tensors {
-            out.write_all(&tensor.bytes)?;
-            zeros.resize(tensor.bytes.len().next_multiple_of(DEFAULT_ALIGNMENT as usize) - tensor.bytes.len(), 0);
-            out.write_all(&zeros)?;
-        }
-        Ok(())
+        out.write_all(&head(&self.metadata, self.tensors.iter().map(|tensor| &tensor.entry)))?;
+        self.tensors.iter().try_for_each(|tensor| write_padded(&tensor.bytes, out))
     }
 
     pub fn to_vec(&self) -> Vec<u8> {
@@ -91,6 +92,79 @@ impl<'a> Writer<'a> {
         self.write_to(&mut out).expect("writing to memory");
         out
     }
+}
+
+/// A file whose tensors come one by one. It bears a temporary name until [`FileWriter::finish`].
+#[derive(Debug)]
+pub struct FileWriter {
+    path: PathBuf,
+    out: BufWriter<File>,
+    entries: std::vec::IntoIter<Entry>,
+}
+
+impl FileWriter {
+    pub fn create(path: &Path, metadata: &[(String, Value)], entries: Vec<Entry>) -> Result<Self> {
+        let part = part_path(path);
+        let io = |source| Error::Io { path: part.clone(), source };
+        let mut out = BufWriter::with_capacity(1 << 20, File::create(&part).map_err(io)?);
+        out.write_all(&head(metadata, entries.iter())).map_err(io)?;
+        Ok(Self { path: path.to_owned(), out, entries: entries.into_iter() })
+    }
+
+    /// The next tensor of the table. Panics if it is not that one's turn or its bytes are not as declared.
+    pub fn tensor(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
+        let entry = self.entries.next().unwrap_or_else(|| panic!("{name} is one tensor too many"));
+        assert_eq!((entry.name.as_str(), entry.bytes), (name, bytes.len() as u64), "the next tensor");
+        let io = |source| Error::Io { path: part_path(&self.path), source };
+        write_padded(bytes, &mut self.out).map_err(io)
+    }
+
+    /// Panics if tensors are missing.
+    pub fn finish(mut self) -> Result<()> {
+        assert_eq!(self.entries.len(), 0, "tensors that were declared are missing");
+        let io = |source| Error::Io { path: self.path.clone(), source };
+        self.out.flush().map_err(io)?;
+        self.out.get_ref().sync_all().map_err(io)?;
+        std::fs::rename(part_path(&self.path), &self.path).map_err(io)
+    }
+}
+
+fn part_path(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".part");
+    name.into()
+}
+
+/// Everything before the first tensor's bytes.
+fn head<'e>(metadata: &[(String, Value)], entries: impl ExactSizeIterator<Item = &'e Entry>) -> Vec<u8> {
+    let mut head = MAGIC.to_vec();
+    head.extend(3u32.to_le_bytes());
+    head.extend((entries.len() as u64).to_le_bytes());
+    head.extend((metadata.len() as u64).to_le_bytes());
+    for (key, value) in metadata {
+        put_string(key, &mut head);
+        head.extend(value.id().to_le_bytes());
+        put_value(value, &mut head);
+    }
+    let mut offset = 0u64;
+    for entry in entries {
+        put_string(&entry.name, &mut head);
+        head.extend((entry.shape.len() as u32).to_le_bytes());
+        for dim in entry.shape.iter().rev() {
+            head.extend((*dim as u64).to_le_bytes());
+        }
+        head.extend(entry.type_id.to_le_bytes());
+        head.extend(offset.to_le_bytes());
+        offset = (offset + entry.bytes).next_multiple_of(DEFAULT_ALIGNMENT);
+    }
+    pad(&mut head);
+    head
+}
+
+fn write_padded(bytes: &[u8], out: &mut impl Write) -> io::Result<()> {
+    const ZEROS: [u8; DEFAULT_ALIGNMENT as usize] = [0; DEFAULT_ALIGNMENT as usize];
+    out.write_all(bytes)?;
+    out.write_all(&ZEROS[..bytes.len().next_multiple_of(ZEROS.len()) - bytes.len()])
 }
 
 fn pad(out: &mut Vec<u8>) {

@@ -50,7 +50,12 @@ const DTYPES: &[(&str, u64)] = &[
 ];
 
 impl Dtype {
-    fn find(name: &str) -> Option<Self> {
+    /// Bits of a value.
+    pub(super) fn bits(self) -> u64 {
+        self.bits
+    }
+
+    pub(super) fn find(name: &str) -> Option<Self> {
         let (name, bits) = *DTYPES.iter().find(|(known, _)| *known == name)?;
         Some(Self { name, bits, format: Format::from_safetensors(name) })
     }

@@ -5,6 +5,7 @@
 
 mod header;
 mod index;
+mod writer;
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -14,6 +15,7 @@ use std::sync::Arc;
 use crate::error::shown;
 use crate::{Error, Format, Mapped, Result, TensorView, WeightSource};
 use header::{Dtype, Header};
+pub use writer::{SHARD_BYTES, Stored, Writer, Written};
 
 /// The tensors of a model, from one file or many.
 #[derive(Debug)]
@@ -89,6 +91,13 @@ impl Safetensors {
     /// The free-form strings of `__metadata__`, of the first file.
     pub fn metadata(&self) -> &[(String, String)] {
         self.shards.first().map_or(&[], |shard| &shard.metadata)
+    }
+
+    /// The tensor as it lies in the file, of whatever dtype: for one that is copied and not read.
+    pub fn stored(&self, name: &str) -> Option<Stored<'_>> {
+        let (shard, tensor) = self.find(name)?;
+        let bytes = &shard.map.bytes()[tensor.bytes.clone()];
+        Some(Stored { dtype: tensor.dtype.name, shape: tensor.shape.clone(), bytes })
     }
 
     fn find(&self, name: &str) -> Option<(&Shard, &Tensor)> {
