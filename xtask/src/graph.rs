@@ -12,6 +12,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("folio-text", &[]),
     ("folio-device", &["folio-formats"]),
     ("folio-model", &["folio-device", "folio-formats"]),
+    ("folio-quantize", &["folio-model", "folio-device", "folio-formats"]),
     ("folio-engine", &["folio-scheduler", "folio-model"]),
     ("folio-server", &["folio-text", "folio-engine"]),
     (
@@ -22,6 +23,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "folio-text",
             "folio-device",
             "folio-model",
+            "folio-quantize",
             "folio-engine",
             "folio-server",
         ],

@@ -1,0 +1,19 @@
+//! Makes quantized models: what each weight becomes, and how that is chosen.
+//!
+//! [`run`] walks a model layer by layer, so that one larger than memory can be done: a layer is loaded, calibration
+//! text runs through it to see what its linears read, its weights are coded and handed to a [`Sink`], and the coded
+//! layer gives the next one's input. A method is one file ([`rtn`], [`gptq`], [`awq`]); a target is a row of
+//! [`Target`] and its [`levels`]. Nothing here knows how files are laid out but the writers.
+
+mod error;
+mod float8;
+mod levels;
+mod options;
+mod quantized;
+mod target;
+
+pub use error::{Error, Result};
+pub use levels::{E2M1, NF4};
+pub use options::{AwqOptions, GptqOptions, Method, Options, Progress};
+pub use quantized::{Finished, Outliers, Plain, Quantized, Sink};
+pub use target::{FP8_BLOCK, ScaleKind, Target};

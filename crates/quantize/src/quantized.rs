@@ -1,0 +1,121 @@
+//! A quantized matrix in memory: codes and scales as they will be stored, one code a byte.
+//!
+//! From this both a matrix that a backend can pack and the tensors of a checkpoint are made; [`Quantized::read_row`]
+//! says what the codes mean.
+
+use std::borrow::Cow;
+
+use half::bf16;
+
+use crate::levels::Levels;
+use crate::{Result, Target};
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Quantized {
+    pub target: Target,
+    pub rows: usize,
+    pub cols: usize,
+    /// `[rows, cols]`, one code a byte. Integers are stored as `level + 2^(bits - 1)` (unsigned), or as the unsigned
+    /// code that the zero point is taken from; floats as their bits; nf4 as the index of its level.
+    pub codes: Vec<u8>,
+    /// `[ceil(rows / rows_per_scale), groups]`, each a number that [`Target::scale_kind`] can hold.
+    pub scales: Vec<f32>,
+    /// `[rows, groups]`, or empty without zero points: the code that means zero.
+    pub zeros: Vec<u8>,
+    /// What all scales are divided by: nvfp4's global scale as compressed-tensors stores it. Otherwise 1.
+    pub divisor: f32,
+    pub outliers: Option<Outliers>,
+}
+
+/// Columns kept beside the codes; their codes mean zero.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Outliers {
+    /// Ascending.
+    pub columns: Vec<u32>,
+    /// `[rows, columns.len()]`.
+    pub values: Vec<bf16>,
+}
+
+impl Quantized {
+    /// Values along a row that share a scale.
+    pub fn group(&self) -> usize {
+        self.target.group(self.cols)
+    }
+
+    /// Scales of a row.
+    pub fn num_groups(&self) -> usize {
+        self.cols.div_ceil(self.group())
+    }
+
+    /// The codes of one row.
+    pub fn row_codes(&self, row: usize) -> &[u8] {
+        &self.codes[row * self.cols..(row + 1) * self.cols]
+    }
+
+    /// The scales of one row as numbers to multiply levels by.
+    pub fn row_scales(&self, row: usize) -> impl Iterator<Item = f32> + '_ {
+        let groups = self.num_groups();
+        let first = row / self.target.rows_per_scale() * groups;
+        self.scales[first..first + groups].iter().map(|scale| scale / self.divisor)
+    }
+
+    /// The zero points of one row; empty without.
+    pub fn row_zeros(&self, row: usize) -> &[u8] {
+        let groups = self.num_groups();
+        if self.zeros.is_empty() { &[] } else { &self.zeros[row * groups..(row + 1) * groups] }
+    }
+
+    /// Decodes one row.
+    pub fn read_row(&self, row: usize, out: &mut [f32]) {
+        assert_eq!(out.len(), self.cols, "values of a row");
+        let levels = Levels::of(self.target);
+        let group = self.group();
+        let zeros = self.row_zeros(row);
+        let codes = self.row_codes(row);
+        for (at, scale) in self.row_scales(row).enumerate() {
+            let zero = zeros.get(at).copied().unwrap_or(levels.middle());
+            let range = at * group..((at + 1) * group).min(self.cols);
+            for (out, code) in out[range.clone()].iter_mut().zip(&codes[range]) {
+                *out = scale * levels.level(*code, zero);
+            }
+        }
+        if let Some(outliers) = &self.outliers {
+            let width = outliers.columns.len();
+            for (column, value) in outliers.columns.iter().zip(&outliers.values[row * width..(row + 1) * width]) {
+                out[*column as usize] = value.to_f32();
+            }
+        }
+    }
+
+    /// All values, `[rows, cols]`.
+    pub fn to_f32(&self) -> Vec<f32> {
+        let mut out = vec![0.0; self.rows * self.cols];
+        for (row, values) in out.chunks_exact_mut(self.cols.max(1)).enumerate() {
+            self.read_row(row, values);
+        }
+        out
+    }
+}
+
+/// What a sink is given under a tensor's name.
+#[derive(Clone, Debug)]
+pub enum Finished<'a> {
+    /// A linear's weight, coded.
+    Quantized(&'a Quantized),
+    /// Anything else, as it is to be stored.
+    Plain(Plain<'a>),
+}
+
+/// A tensor in a plain format.
+#[derive(Clone, Debug)]
+pub struct Plain<'a> {
+    pub format: folio_formats::Format,
+    pub shape: Vec<usize>,
+    pub bytes: Cow<'a, [u8]>,
+}
+
+/// Takes finished tensors, in order: those outside the layers first, then layer by layer. Names are those of the source,
+/// with `.weight`.
+pub trait Sink {
+    fn tensor(&mut self, name: &str, tensor: Finished<'_>) -> Result<()>;
+}
