@@ -251,7 +251,7 @@ mod tests {
         let rows = (0..8u8).map(|row| Cow::Owned(vec![row])).collect();
         let matrix = Matrix::from_rows(Format::U8, 1, rows).unwrap();
         let turned = interleave(&matrix, 2);
-        let order: Vec<u8> = (0..8).map(|row| turned.row(row)[0]).collect();
+        let order: Vec<u8> = (0..8).map(|row| turned.parts()[0].row(row)[0]).collect();
         assert_eq!(order, [0, 2, 1, 3, 4, 6, 5, 7]);
     }
 

@@ -42,6 +42,9 @@ pub enum Error {
     #[error("cannot stack matrices: the first has {expected} columns, another has {found}")]
     StackWidth { expected: usize, found: usize },
 
+    #[error("codes and scales do not fit together: {problem}")]
+    Grouped { problem: String },
+
     #[error("folio has no encoder for {format}")]
     NoEncoder { format: Format },
 }

@@ -1,9 +1,9 @@
-//! Every storage format, as one table row: block length, block bytes, decoder.
+//! Every storage format, as one table row: block length, block bytes, how it is read.
 
 use std::fmt;
 
 use crate::quant::{iq4, k, mxfp4, plain, simple};
-use crate::{Error, Result};
+use crate::{ActivationScale, Coding, Error, Levels, Result};
 
 /// How values lie in a file. `decode` is the reference: plain loops, bit-equal to the `gguf` package's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,12 +42,33 @@ struct Row {
     block_bytes: usize,
     /// The type number in a GGUF file, where GGUF has the format.
     gguf: Option<u32>,
-    /// Decodes whole blocks; the lengths have been checked.
-    decode: fn(&[u8], &mut [f32]),
+    read: Read,
 }
 
+/// How the bytes of whole blocks become numbers; the lengths have been checked.
+#[derive(Clone, Copy)]
+enum Read {
+    /// Each value by itself.
+    Values(fn(&[u8], &mut [f32])),
+    /// One block into codes, scales and minimums.
+    Codes(Coding, fn(&[u8], &mut [u8], &mut [f32], &mut [f32])),
+}
+
+/// Groups with a scale alone.
+const fn scaled(group: usize, levels: Levels) -> Coding {
+    Coding { group, levels, affine: false, activations: ActivationScale::Group }
+}
+
+/// Groups with a scale and a minimum; codes are levels from zero up.
+const fn affine(group: usize, levels: Levels) -> Coding {
+    Coding { group, levels, affine: true, activations: ActivationScale::Group }
+}
+
+const FROM_ZERO: Levels = Levels::nibbles_from(0);
+const FIVE: Levels = Levels::Five { zero: 0 };
+
 macro_rules! table {
-    ($($format:ident, $len:expr, $bytes:expr, $gguf:expr, $decode:path;)*) => {
+    ($($format:ident, $len:expr, $bytes:expr, $gguf:expr, $read:expr;)*) => {
         impl Format {
             /// Every format, in the order of the table.
             pub const ALL: &'static [Format] = &[$(Format::$format),*];
@@ -58,34 +79,36 @@ macro_rules! table {
             block_len: $len,
             block_bytes: $bytes,
             gguf: $gguf,
-            decode: $decode,
+            read: $read,
         }),*];
     };
 }
 
+use Read::{Codes, Values};
+
 table! {
-    F32,    1,   4,                   Some(0),  plain::f32;
-    F16,    1,   2,                   Some(1),  plain::f16;
-    BF16,   1,   2,                   Some(30), plain::bf16;
-    Q4_0,   32,  simple::Q4_0_BYTES,  Some(2),  simple::q4_0;
-    Q4_1,   32,  simple::Q4_1_BYTES,  Some(3),  simple::q4_1;
-    Q5_0,   32,  simple::Q5_0_BYTES,  Some(6),  simple::q5_0;
-    Q5_1,   32,  simple::Q5_1_BYTES,  Some(7),  simple::q5_1;
-    Q8_0,   32,  simple::Q8_0_BYTES,  Some(8),  simple::q8_0;
-    Q2_K,   256, k::Q2_K_BYTES,       Some(10), k::q2_k;
-    Q3_K,   256, k::Q3_K_BYTES,       Some(11), k::q3_k;
-    Q4_K,   256, k::Q4_K_BYTES,       Some(12), k::q4_k;
-    Q5_K,   256, k::Q5_K_BYTES,       Some(13), k::q5_k;
-    Q6_K,   256, k::Q6_K_BYTES,       Some(14), k::q6_k;
-    IQ4_NL, 32,  iq4::IQ4_NL_BYTES,   Some(20), iq4::iq4_nl;
-    IQ4_XS, 256, iq4::IQ4_XS_BYTES,   Some(23), iq4::iq4_xs;
-    MXFP4,  32,  mxfp4::MXFP4_BYTES,  Some(39), mxfp4::mxfp4;
-    I8,     1,   1,                   Some(24), plain::i8;
-    U8,     1,   1,                   None,     plain::u8;
-    I16,    1,   2,                   Some(25), plain::i16;
-    I32,    1,   4,                   Some(26), plain::i32;
-    I64,    1,   8,                   Some(27), plain::i64;
-    F64,    1,   8,                   Some(28), plain::f64;
+    F32,    1,   4,                   Some(0),  Values(plain::f32);
+    F16,    1,   2,                   Some(1),  Values(plain::f16);
+    BF16,   1,   2,                   Some(30), Values(plain::bf16);
+    Q4_0,   32,  simple::Q4_0_BYTES,  Some(2),  Codes(scaled(32, Levels::nibbles_from(-8)), simple::q4_0);
+    Q4_1,   32,  simple::Q4_1_BYTES,  Some(3),  Codes(affine(32, FROM_ZERO), simple::q4_1);
+    Q5_0,   32,  simple::Q5_0_BYTES,  Some(6),  Codes(scaled(32, Levels::Five { zero: 16 }), simple::q5_0);
+    Q5_1,   32,  simple::Q5_1_BYTES,  Some(7),  Codes(affine(32, FIVE), simple::q5_1);
+    Q8_0,   32,  simple::Q8_0_BYTES,  Some(8),  Codes(scaled(32, Levels::Bytes), simple::q8_0);
+    Q2_K,   256, k::Q2_K_BYTES,       Some(10), Codes(affine(16, FROM_ZERO), k::q2_k);
+    Q3_K,   256, k::Q3_K_BYTES,       Some(11), Codes(scaled(16, Levels::nibbles_from(-4)), k::q3_k);
+    Q4_K,   256, k::Q4_K_BYTES,       Some(12), Codes(affine(32, FROM_ZERO), k::q4_k);
+    Q5_K,   256, k::Q5_K_BYTES,       Some(13), Codes(affine(32, FIVE), k::q5_k);
+    Q6_K,   256, k::Q6_K_BYTES,       Some(14), Codes(scaled(16, Levels::Bytes), k::q6_k);
+    IQ4_NL, 32,  iq4::IQ4_NL_BYTES,   Some(20), Codes(scaled(32, iq4::LEVELS), iq4::iq4_nl);
+    IQ4_XS, 256, iq4::IQ4_XS_BYTES,   Some(23), Codes(scaled(32, iq4::LEVELS), iq4::iq4_xs);
+    MXFP4,  32,  mxfp4::MXFP4_BYTES,  Some(39), Codes(scaled(32, mxfp4::DOUBLED), mxfp4::mxfp4);
+    I8,     1,   1,                   Some(24), Values(plain::i8);
+    U8,     1,   1,                   None,     Values(plain::u8);
+    I16,    1,   2,                   Some(25), Values(plain::i16);
+    I32,    1,   4,                   Some(26), Values(plain::i32);
+    I64,    1,   8,                   Some(27), Values(plain::i64);
+    F64,    1,   8,                   Some(28), Values(plain::f64);
 }
 
 impl Format {
@@ -128,14 +151,50 @@ impl Format {
     ///
     /// Panics if the lengths do not belong together: a view's bytes were checked when its file was opened.
     pub fn decode(&self, bytes: &[u8], out: &mut [f32]) {
+        self.check(bytes, out.len());
+        match self.row().read {
+            Values(decode) => decode(bytes, out),
+            Codes(coding, unpack) => {
+                let mut block = Unpacked::new();
+                for (bytes, out) in bytes.chunks_exact(self.block_bytes()).zip(out.chunks_exact_mut(self.block_len())) {
+                    let groups = out.len() / coding.group;
+                    let Unpacked { codes, scales, minimums } = &mut block;
+                    unpack(bytes, &mut codes[..out.len()], &mut scales[..groups], &mut minimums[..groups]);
+                    block.values(&coding, out);
+                }
+            }
+        }
+    }
+
+    /// How a row reads as integers; `None` for formats of one number a value.
+    pub fn coding(self) -> Option<Coding> {
+        match self.row().read {
+            Codes(coding, _) => Some(coding),
+            Values(_) => None,
+        }
+    }
+
+    /// One code a value, and the groups' scales and minimums (left alone where the format has none).
+    ///
+    /// Panics for formats without a [`Format::coding`] and where the lengths do not belong together.
+    pub fn read_codes(self, bytes: &[u8], codes: &mut [u8], scales: &mut [f32], minimums: &mut [f32]) {
+        self.check(bytes, codes.len());
+        let Codes(coding, unpack) = self.row().read else { panic!("{self} has no codes") };
+        let (block, groups) = (self.block_len(), self.block_len() / coding.group);
+        for (index, bytes) in bytes.chunks_exact(self.block_bytes()).enumerate() {
+            let at = index * groups..(index + 1) * groups;
+            let minimums = if coding.affine { &mut minimums[at.clone()] } else { &mut [] };
+            unpack(bytes, &mut codes[index * block..(index + 1) * block], &mut scales[at], minimums);
+        }
+    }
+
+    fn check(self, bytes: &[u8], values: usize) {
         let row = self.row();
         assert!(
-            out.len().is_multiple_of(row.block_len) && bytes.len() == out.len() / row.block_len * row.block_bytes,
-            "{} bytes do not hold {} values of {self}",
+            values.is_multiple_of(row.block_len) && bytes.len() == values / row.block_len * row.block_bytes,
+            "{} bytes do not hold {values} values of {self}",
             bytes.len(),
-            out.len(),
         );
-        (row.decode)(bytes, out);
     }
 
     /// The format of a GGUF tensor type number.
@@ -173,6 +232,33 @@ impl Format {
 impl fmt::Display for Format {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
+    }
+}
+
+/// One block of the longest format, unpacked.
+struct Unpacked {
+    codes: [u8; 256],
+    scales: [f32; 16],
+    minimums: [f32; 16],
+}
+
+impl Unpacked {
+    fn new() -> Self {
+        Self { codes: [0; 256], scales: [0.0; 16], minimums: [0.0; 16] }
+    }
+
+    fn values(&self, coding: &Coding, out: &mut [f32]) {
+        let groups = out.chunks_exact_mut(coding.group).zip(self.codes.chunks_exact(coding.group));
+        for (group, (out, codes)) in groups.enumerate() {
+            let (scale, minimum) = (self.scales[group], self.minimums[group]);
+            for (value, code) in out.iter_mut().zip(codes) {
+                *value = scale * f32::from(coding.levels.level(*code));
+                // Not added where there is none: adding zero would lose the sign of minus zero.
+                if coding.affine {
+                    *value += minimum;
+                }
+            }
+        }
     }
 }
 

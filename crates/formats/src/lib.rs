@@ -3,6 +3,7 @@
 //! Everything a file says is checked here, in `u64`, against the file's real size; what leaves this crate is a slice
 //! that exists. Nothing here knows a model family or a device.
 
+mod coding;
 mod error;
 mod format;
 pub mod gguf;
@@ -12,11 +13,12 @@ pub mod quant;
 pub mod safetensors;
 mod source;
 
+pub use coding::{ActivationScale, Coding, Levels};
 pub use error::{Error, Result};
 pub use format::Format;
 pub use gguf::Gguf;
 pub use map::Mapped;
-pub use matrix::Matrix;
+pub use matrix::{Grouped, GroupedLevels, GroupedRow, Matrix, Part};
 pub use safetensors::Safetensors;
 pub use source::{TensorView, WeightSource};
 

@@ -220,19 +220,20 @@ fn per_expert<'a>(all: &Matrix<'a>, experts: usize) -> Vec<Matrix<'a>> {
 
 /// Transposes plain formats byte by byte, so that they keep their size; block formats are decoded.
 fn transpose<'a>(matrix: &Matrix<'a>) -> Result<Matrix<'a>> {
-    let size = match matrix.format() {
-        Format::F32 => 4,
-        Format::F16 | Format::BF16 => 2,
+    let (format, size) = match matrix.format() {
+        Some(format @ Format::F32) => (format, 4),
+        Some(format @ (Format::F16 | Format::BF16)) => (format, 2),
         _ => return Ok(matrix.transpose()),
     };
+    let source = &matrix.parts()[0];
     let rows = matrix.num_rows();
     let mut turned = vec![vec![0u8; rows * size]; matrix.cols()];
     for row in 0..rows {
-        for (col, value) in matrix.row(row).chunks_exact(size).enumerate() {
+        for (col, value) in source.row(row).chunks_exact(size).enumerate() {
             turned[col][row * size..][..size].copy_from_slice(value);
         }
     }
-    Ok(Matrix::from_rows(matrix.format(), rows, turned.into_iter().map(Cow::Owned).collect())?)
+    Ok(Matrix::from_rows(format, rows, turned.into_iter().map(Cow::Owned).collect())?)
 }
 
 #[cfg(test)]
@@ -255,7 +256,7 @@ mod tests {
         let rows = [[1u8, 0, 2, 0, 3, 0], [4, 0, 5, 0, 6, 0]];
         let rows = rows.iter().map(|row| Cow::Owned(row.to_vec())).collect();
         let turned = transpose(&Matrix::from_rows(Format::BF16, 3, rows).unwrap()).unwrap();
-        assert_eq!((turned.format(), turned.num_rows(), turned.cols()), (Format::BF16, 3, 2));
-        assert_eq!(turned.row(1), [2, 0, 5, 0]);
+        assert_eq!((turned.format(), turned.num_rows(), turned.cols()), (Some(Format::BF16), 3, 2));
+        assert_eq!(turned.parts()[0].row(1), [2, 0, 5, 0]);
     }
 }

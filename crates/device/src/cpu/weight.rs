@@ -30,11 +30,11 @@ pub enum Packing {
 }
 
 impl Packing {
-    fn for_format(format: Format) -> Result<Self> {
+    fn for_format(format: Option<Format>) -> Result<Self> {
         match format {
-            Format::F32 => Ok(Packing::F32),
-            Format::F16 => Ok(Packing::F16),
-            Format::I8 | Format::U8 | Format::I16 | Format::I32 | Format::I64 | Format::F64 => {
+            Some(Format::F32) => Ok(Packing::F32),
+            Some(Format::F16) => Ok(Packing::F16),
+            Some(format @ (Format::I8 | Format::U8 | Format::I16 | Format::I32 | Format::I64 | Format::F64)) => {
                 Err(Error::UnsupportedFormat { backend: "cpu", format })
             }
             _ => Ok(Packing::BF16),
@@ -122,9 +122,11 @@ impl Weight {
 fn pack_panel(matrix: &Matrix<'_>, packing: Packing, first: usize, target: &mut [u8]) {
     let lanes = LANES.min(matrix.num_rows() - first);
     match (packing, matrix.format()) {
-        (Packing::F32, _) => interleave::<4>(lanes, |lane| matrix.row(first + lane), target),
-        (Packing::F16, _) => interleave::<2>(lanes, |lane| matrix.row(first + lane), target),
-        (Packing::BF16, Format::BF16) => interleave::<4>(lanes, |lane| matrix.row(first + lane), target),
+        (Packing::F32, _) => interleave::<4>(lanes, |lane| matrix.parts()[0].row(first + lane), target),
+        (Packing::F16, _) => interleave::<2>(lanes, |lane| matrix.parts()[0].row(first + lane), target),
+        (Packing::BF16, Some(Format::BF16)) => {
+            interleave::<4>(lanes, |lane| matrix.parts()[0].row(first + lane), target)
+        }
         (Packing::BF16, _) => {
             let (decoded, row_bytes) = decode_rows(matrix, first, lanes);
             interleave::<4>(lanes, |lane| &decoded[lane * row_bytes..(lane + 1) * row_bytes], target);

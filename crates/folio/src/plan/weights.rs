@@ -49,8 +49,8 @@ const LANES: u64 = 32;
 fn packed_bytes(matrix: &Matrix<'_>) -> u64 {
     let (rows, cols) = (matrix.num_rows() as u64, matrix.cols() as u64);
     let row_bytes = match matrix.format() {
-        Format::F32 => 4 * cols,
-        Format::F16 => 2 * cols,
+        Some(Format::F32) => 4 * cols,
+        Some(Format::F16) => 2 * cols,
         _ => 4 * cols.div_ceil(2),
     };
     rows.next_multiple_of(LANES) * row_bytes

@@ -34,38 +34,71 @@ fn one_bit(packed: &[u8], i: usize) -> u8 {
     packed[i % 32] >> (i / 32) & 1
 }
 
-pub(crate) fn q2_k(bytes: &[u8], out: &mut [f32]) {
-    for (block, out) in bytes.chunks_exact(Q2_K_BYTES).zip(out.chunks_exact_mut(LEN)) {
-        let (scales, rest) = block.split_at(16);
-        let (packed, rest) = rest.split_at(64);
-        let (scale, minimum) = (half_at(rest, 0), half_at(rest, 2));
-        for (group, out) in out.chunks_exact_mut(16).enumerate() {
-            let group_scale = scale * f32::from(scales[group] & 15);
-            let group_minimum = minimum * f32::from(scales[group] >> 4);
-            for (i, value) in out.iter_mut().enumerate() {
-                *value = group_scale * f32::from(two_bits(packed, group * 16 + i)) - group_minimum;
-            }
-        }
+pub(crate) fn q2_k(block: &[u8], codes: &mut [u8], group_scales: &mut [f32], minimums: &mut [f32]) {
+    let (scales, rest) = block.split_at(16);
+    let (packed, rest) = rest.split_at(64);
+    let (scale, minimum) = (half_at(rest, 0), half_at(rest, 2));
+    for (group, packed) in scales.iter().enumerate() {
+        group_scales[group] = scale * f32::from(packed & 15);
+        minimums[group] = -(minimum * f32::from(packed >> 4));
+    }
+    fill(codes, |i| two_bits(packed, i));
+}
+
+pub(crate) fn q3_k(block: &[u8], codes: &mut [u8], group_scales: &mut [f32], _: &mut [f32]) {
+    let (high, rest) = block.split_at(32);
+    let (packed, rest) = rest.split_at(64);
+    let (scales, rest) = rest.split_at(PACKED_SCALES);
+    let scale = half_at(rest, 0);
+    for (group, group_scale) in group_scales.iter_mut().enumerate() {
+        let low = scales[group % 8] >> (4 * (group / 8)) & 15;
+        let top = scales[8 + group % 4] >> (2 * (group / 4)) & 3;
+        *group_scale = scale * f32::from((low | top << 4) as i8 - 32);
+    }
+    fill(codes, |i| two_bits(packed, i) | one_bit(high, i) << 2);
+}
+
+pub(crate) fn q4_k(block: &[u8], codes: &mut [u8], group_scales: &mut [f32], minimums: &mut [f32]) {
+    let (scales, packed) = block[4..].split_at(PACKED_SCALES);
+    eight_groups(block, scales, group_scales, minimums);
+    fill(codes, |i| four_bits(packed, i));
+}
+
+pub(crate) fn q5_k(block: &[u8], codes: &mut [u8], group_scales: &mut [f32], minimums: &mut [f32]) {
+    let (scales, rest) = block[4..].split_at(PACKED_SCALES);
+    let (high, packed) = rest.split_at(32);
+    eight_groups(block, scales, group_scales, minimums);
+    fill(codes, |i| four_bits(packed, i) | one_bit(high, i) << 4);
+}
+
+pub(crate) fn q6_k(block: &[u8], codes: &mut [u8], group_scales: &mut [f32], _: &mut [f32]) {
+    let (low, rest) = block.split_at(128);
+    let (high, rest) = rest.split_at(64);
+    let (scales, rest) = rest.split_at(16);
+    let scale = half_at(rest, 0);
+    for (group_scale, by) in group_scales.iter_mut().zip(scales) {
+        *group_scale = scale * f32::from(*by as i8);
+    }
+    fill(codes, |i| {
+        // Here 128 values share 64 bytes of nibbles, the first 64 in the low halves.
+        let (half, upper, lane) = (i / 128, i / 64 % 2, i % 64);
+        let nibble = low[half * 64 + lane] >> (4 * upper) & 15;
+        (nibble | two_bits(high, i) << 4).wrapping_sub(32)
+    });
+}
+
+fn fill(codes: &mut [u8], code: impl Fn(usize) -> u8) {
+    for (i, place) in codes.iter_mut().enumerate() {
+        *place = code(i);
     }
 }
 
-pub(crate) fn q3_k(bytes: &[u8], out: &mut [f32]) {
-    for (block, out) in bytes.chunks_exact(Q3_K_BYTES).zip(out.chunks_exact_mut(LEN)) {
-        let (high, rest) = block.split_at(32);
-        let (packed, rest) = rest.split_at(64);
-        let (scales, rest) = rest.split_at(PACKED_SCALES);
-        let scale = half_at(rest, 0);
-        for (group, out) in out.chunks_exact_mut(16).enumerate() {
-            let low = scales[group % 8] >> (4 * (group / 8)) & 15;
-            let top = scales[8 + group % 4] >> (2 * (group / 4)) & 3;
-            let group_scale = scale * f32::from((low | top << 4) as i8 - 32);
-            for (i, value) in out.iter_mut().enumerate() {
-                let at = group * 16 + i;
-                // A cleared high bit takes four away.
-                let q = two_bits(packed, at) as i8 - ((one_bit(high, at) ^ 1) << 2) as i8;
-                *value = group_scale * f32::from(q);
-            }
-        }
+/// Scales and minimums of the formats whose block begins with a half-precision scale for each.
+fn eight_groups(block: &[u8], packed: &[u8], group_scales: &mut [f32], minimums: &mut [f32]) {
+    let (scale, minimum) = (half_at(block, 0), half_at(block, 2));
+    for (group, (group_scale, group_minimum)) in group_scales.iter_mut().zip(minimums).enumerate() {
+        let (by_scale, by_minimum) = scale_and_minimum(packed, group);
+        (*group_scale, *group_minimum) = (scale * by_scale, -(minimum * by_minimum));
     }
 }
 
@@ -79,51 +112,4 @@ fn scale_and_minimum(packed: &[u8], group: usize) -> (f32, f32) {
         }
     };
     (f32::from(scale), f32::from(minimum))
-}
-
-pub(crate) fn q4_k(bytes: &[u8], out: &mut [f32]) {
-    for (block, out) in bytes.chunks_exact(Q4_K_BYTES).zip(out.chunks_exact_mut(LEN)) {
-        let (scales, packed) = block[4..].split_at(PACKED_SCALES);
-        with_minimums(half_at(block, 0), half_at(block, 2), scales, out, |i| four_bits(packed, i));
-    }
-}
-
-pub(crate) fn q5_k(bytes: &[u8], out: &mut [f32]) {
-    for (block, out) in bytes.chunks_exact(Q5_K_BYTES).zip(out.chunks_exact_mut(LEN)) {
-        let (scales, rest) = block[4..].split_at(PACKED_SCALES);
-        let (high, packed) = rest.split_at(32);
-        with_minimums(half_at(block, 0), half_at(block, 2), scales, out, |i| {
-            four_bits(packed, i) | one_bit(high, i) << 4
-        });
-    }
-}
-
-fn with_minimums(scale: f32, minimum: f32, scales: &[u8], out: &mut [f32], q: impl Fn(usize) -> u8) {
-    for (group, out) in out.chunks_exact_mut(32).enumerate() {
-        let (by_scale, by_minimum) = scale_and_minimum(scales, group);
-        let (group_scale, group_minimum) = (scale * by_scale, minimum * by_minimum);
-        for (i, value) in out.iter_mut().enumerate() {
-            *value = group_scale * f32::from(q(group * 32 + i)) - group_minimum;
-        }
-    }
-}
-
-pub(crate) fn q6_k(bytes: &[u8], out: &mut [f32]) {
-    for (block, out) in bytes.chunks_exact(Q6_K_BYTES).zip(out.chunks_exact_mut(LEN)) {
-        let (low, rest) = block.split_at(128);
-        let (high, rest) = rest.split_at(64);
-        let (scales, rest) = rest.split_at(16);
-        let scale = half_at(rest, 0);
-        for (group, out) in out.chunks_exact_mut(16).enumerate() {
-            let group_scale = scale * f32::from(scales[group] as i8);
-            for (i, value) in out.iter_mut().enumerate() {
-                let at = group * 16 + i;
-                // Here 128 values share 64 bytes of nibbles, the first 64 in the low halves.
-                let (half, upper, lane) = (at / 128, at / 64 % 2, at % 64);
-                let nibble = low[half * 64 + lane] >> (4 * upper) & 15;
-                let q = (nibble | two_bits(high, at) << 4) as i8 - 32;
-                *value = group_scale * f32::from(q);
-            }
-        }
-    }
 }

@@ -1,9 +1,11 @@
-//! The block layouts of quantized weights: one file per kind of block, each with its reference decoder.
+//! The block layouts of quantized weights: one file per kind of block, each with its reference unpacking.
 //!
-//! A block is a run of values along a row that share a scale. Decoders take whole blocks, work in `f32` in the order of
-//! operations of the `gguf` package, and so give its bits. Encoders exist for the formats Folio writes itself.
+//! A block is a run of values along a row, in one or more groups that share a scale. Unpacking one gives a code a value and
+//! the groups' scales and minimums in `f32`; [`crate::Format::decode`] makes values of them in the order of operations of
+//! the `gguf` package, and so gives its bits. Encoders exist for the formats Folio writes itself.
 
 mod encode;
+mod float8;
 pub(crate) mod iq4;
 pub(crate) mod k;
 pub(crate) mod mxfp4;
@@ -11,6 +13,7 @@ pub(crate) mod plain;
 pub(crate) mod simple;
 
 pub use encode::{encode, encode_fitted};
+pub use float8::e4m3;
 
 /// The half-precision number at byte `at` of a block.
 fn half_at(block: &[u8], at: usize) -> f32 {

@@ -20,61 +20,45 @@ pub(crate) const Q8_0_BYTES: usize = HALF + LEN;
 const _: () = assert!(Q4_0_BYTES == 18 && Q4_1_BYTES == 20 && Q5_0_BYTES == 22 && Q5_1_BYTES == 24);
 const _: () = assert!(Q8_0_BYTES == 34);
 
-pub(crate) fn q4_0(bytes: &[u8], out: &mut [f32]) {
-    for (block, out) in bytes.chunks_exact(Q4_0_BYTES).zip(out.chunks_exact_mut(LEN)) {
-        let scale = half_at(block, 0);
-        for (i, byte) in block[2..].iter().enumerate() {
-            out[i] = scale * f32::from((byte & 15) as i8 - 8);
-            out[i + 16] = scale * f32::from((byte >> 4) as i8 - 8);
-        }
-    }
+/// Unpacks one block into codes, its scale and, for the `_1` formats, its minimum.
+pub(crate) fn q4_0(block: &[u8], codes: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
+    scales[0] = half_at(block, 0);
+    split_nibbles(&block[2..], codes);
 }
 
-pub(crate) fn q4_1(bytes: &[u8], out: &mut [f32]) {
-    for (block, out) in bytes.chunks_exact(Q4_1_BYTES).zip(out.chunks_exact_mut(LEN)) {
-        let (scale, minimum) = (half_at(block, 0), half_at(block, 2));
-        for (i, byte) in block[4..].iter().enumerate() {
-            out[i] = scale * f32::from(byte & 15) + minimum;
-            out[i + 16] = scale * f32::from(byte >> 4) + minimum;
-        }
-    }
+pub(crate) fn q4_1(block: &[u8], codes: &mut [u8], scales: &mut [f32], minimums: &mut [f32]) {
+    (scales[0], minimums[0]) = (half_at(block, 0), half_at(block, 2));
+    split_nibbles(&block[4..], codes);
 }
 
-pub(crate) fn q5_0(bytes: &[u8], out: &mut [f32]) {
-    for (block, out) in bytes.chunks_exact(Q5_0_BYTES).zip(out.chunks_exact_mut(LEN)) {
-        let scale = half_at(block, 0);
-        for (value, q) in out.iter_mut().zip(five_bits(&block[2..])) {
-            *value = scale * f32::from(q as i8 - 16);
-        }
-    }
+pub(crate) fn q5_0(block: &[u8], codes: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
+    scales[0] = half_at(block, 0);
+    five_bits(&block[2..], codes);
 }
 
-pub(crate) fn q5_1(bytes: &[u8], out: &mut [f32]) {
-    for (block, out) in bytes.chunks_exact(Q5_1_BYTES).zip(out.chunks_exact_mut(LEN)) {
-        let (scale, minimum) = (half_at(block, 0), half_at(block, 2));
-        for (value, q) in out.iter_mut().zip(five_bits(&block[4..])) {
-            *value = scale * f32::from(q) + minimum;
-        }
-    }
+pub(crate) fn q5_1(block: &[u8], codes: &mut [u8], scales: &mut [f32], minimums: &mut [f32]) {
+    (scales[0], minimums[0]) = (half_at(block, 0), half_at(block, 2));
+    five_bits(&block[4..], codes);
 }
 
-pub(crate) fn q8_0(bytes: &[u8], out: &mut [f32]) {
-    for (block, out) in bytes.chunks_exact(Q8_0_BYTES).zip(out.chunks_exact_mut(LEN)) {
-        let scale = half_at(block, 0);
-        for (value, q) in out.iter_mut().zip(&block[2..]) {
-            *value = f32::from(*q as i8) * scale;
-        }
+pub(crate) fn q8_0(block: &[u8], codes: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
+    scales[0] = half_at(block, 0);
+    codes.copy_from_slice(&block[2..]);
+}
+
+/// Low halves are the first sixteen codes, high halves the rest.
+pub(super) fn split_nibbles(packed: &[u8], codes: &mut [u8]) {
+    let (low, high) = codes.split_at_mut(NIBBLES);
+    for (byte, (low, high)) in packed.iter().zip(low.iter_mut().zip(high)) {
+        (*low, *high) = (byte & 15, byte >> 4);
     }
 }
 
 /// The 32 numbers of 5 bits in a word of fifth bits followed by the nibbles.
-fn five_bits(packed: &[u8]) -> [u8; LEN] {
+fn five_bits(packed: &[u8], codes: &mut [u8]) {
     let high = u32::from_le_bytes([packed[0], packed[1], packed[2], packed[3]]);
-    let nibbles = &packed[HIGH_BITS..];
-    let mut q = [0; LEN];
-    for i in 0..NIBBLES {
-        q[i] = nibbles[i] & 15 | ((high >> i & 1) as u8) << 4;
-        q[i + 16] = nibbles[i] >> 4 | ((high >> (i + 16) & 1) as u8) << 4;
+    split_nibbles(&packed[HIGH_BITS..], codes);
+    for (i, code) in codes.iter_mut().enumerate() {
+        *code |= ((high >> i & 1) as u8) << 4;
     }
-    q
 }

@@ -51,7 +51,7 @@ fn expected(x: &Tensor, matrix: &Matrix<'_>, bias: Option<&Vector>, row: usize, 
     let mut weights = vec![0.0; matrix.cols()];
     matrix.read_row(output, &mut weights);
     let bias = bias.map_or(0.0, |bias| bias[output] as f64);
-    let round = |value: f32| match matrix.format() {
+    let round = |value: f32| match matrix.format().unwrap() {
         Format::BF16 => bf16::from_f32(value).to_f32() as f64,
         _ => value as f64,
     };

@@ -1,0 +1,66 @@
+//! How a quantized row reads as small integers: `value = scale * level + minimum`.
+//!
+//! Every quantized format is this, whatever its packing: a code a value, a level a code, and a scale (in some formats a
+//! minimum too) for each group of neighbours along the row. Kernels that multiply integers are written against it.
+
+/// The shape of a row's codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Coding {
+    /// Values that share a scale: 16, 32, 64, 128 or 256. The last group of a row may be short.
+    pub group: usize,
+    pub levels: Levels,
+    /// Whether groups have a minimum.
+    pub affine: bool,
+    pub activations: ActivationScale,
+}
+
+/// What a code stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Levels {
+    /// Codes 0 to 15 pick from a table.
+    Nibbles([i8; 16]),
+    /// Codes 0 to 31, less `zero`.
+    Five { zero: u8 },
+    /// The code is the level, as two's complement.
+    Bytes,
+}
+
+/// Over how many values the activations that meet these weights share a scale, where they are rounded to integers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ActivationScale {
+    /// As many as the weights do.
+    Group,
+    /// A whole row: what "W8A8 per token" means.
+    Row,
+}
+
+impl Coding {
+    /// Values that share a scale in some coding.
+    pub const GROUPS: [usize; 5] = [16, 32, 64, 128, 256];
+
+    pub fn num_groups(&self, cols: usize) -> usize {
+        cols.div_ceil(self.group)
+    }
+}
+
+impl Levels {
+    /// Codes count up from `least`: the table of an evenly spaced four-bit format.
+    pub(crate) const fn nibbles_from(least: i8) -> Self {
+        let mut table = [0; 16];
+        let mut code = 0;
+        while code < 16 {
+            table[code] = least + code as i8;
+            code += 1;
+        }
+        Levels::Nibbles(table)
+    }
+
+    #[inline]
+    pub fn level(&self, code: u8) -> i8 {
+        match self {
+            Levels::Nibbles(table) => table[usize::from(code & 15)],
+            Levels::Five { zero } => code as i8 - *zero as i8,
+            Levels::Bytes => code as i8,
+        }
+    }
+}
