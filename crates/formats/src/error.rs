@@ -42,6 +42,12 @@ pub enum Error {
     #[error("cannot stack matrices: the first has {expected} columns, another has {found}")]
     StackWidth { expected: usize, found: usize },
 
+    #[error("quantization_config.{field} {problem}")]
+    Scheme { field: String, problem: String },
+
+    #[error("tensor {name} {problem}")]
+    Packed { name: String, problem: String },
+
     #[error("codes and scales do not fit together: {problem}")]
     Grouped { problem: String },
 

@@ -9,6 +9,7 @@ mod format;
 pub mod gguf;
 mod map;
 mod matrix;
+pub mod packing;
 pub mod quant;
 pub mod safetensors;
 mod source;

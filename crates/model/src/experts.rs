@@ -39,7 +39,7 @@ pub(crate) fn source<'a>(
                 interleaved(loader, &prefix, &shape)
             } else if loader.exists(&fused) {
                 fused_rows(loader, &prefix, &shape)
-            } else if loader.exists(&format!("{prefix}block_sparse_moe.experts.0.w1.weight")) {
+            } else if loader.has_matrix(&format!("{prefix}block_sparse_moe.experts.0.w1")) {
                 one_by_one(loader, &prefix, &shape, &MIXTRAL_SINGLE)
             } else {
                 one_by_one(loader, &prefix, &shape, &SINGLE)
@@ -70,7 +70,7 @@ fn one_by_one<'a>(loader: &Loader<'a>, prefix: &str, shape: &Shape, names: &Sing
     let (mut gate_up_bias, mut down_bias) = (Vec::new(), Vec::new());
     for expert in 0..experts {
         let name = |pattern: &str, suffix| format!("{prefix}{}{suffix}", pattern.replace('#', &expert.to_string()));
-        let read = |pattern, rows, cols| loader.matrix_of(&loader.named(&name(pattern, ".weight"), &[rows, cols])?);
+        let read = |pattern, rows, cols| loader.matrix_named(&name(pattern, ""), rows, cols);
         let gate = read(names.gate, inter, hidden)?;
         let up = read(names.up, inter, hidden)?;
         source.gate_up.push(Matrix::stack(vec![gate, up])?);

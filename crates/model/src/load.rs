@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 
+use folio_formats::packing::{Packed, Packing};
 use folio_formats::{Format, Matrix, TensorView, WeightSource};
 
 use crate::{Error, LayerSpec, Names, NormPlacement, OpenModel, Result, names::Part};
@@ -17,6 +18,7 @@ pub struct LoadProgress {
 pub(crate) struct Loader<'a> {
     source: &'a dyn WeightSource,
     names: &'a Names,
+    packing: Option<&'a dyn Packing>,
     family: &'static str,
     norm_offset: f32,
     /// Read since the last [`Loader::settle`], with their bytes.
@@ -46,6 +48,7 @@ impl<'a> Loader<'a> {
         Self {
             source,
             names: &model.names,
+            packing: model.packing.as_deref(),
             family: model.spec.family,
             norm_offset: model.spec.norm_offset,
             pending: RefCell::default(),
@@ -129,24 +132,52 @@ impl<'a> Loader<'a> {
         Ok(view.matrix()?)
     }
 
-    /// The name the part has in this source: the first that exists, or the usual one.
-    fn name_of(&self, part: Part, place: Place, suffix: &str) -> String {
+    /// The first of the part's names that exists, or the usual one.
+    fn first_name(&self, part: Part, place: Place, suffix: &str, exists: impl Fn(&str) -> bool) -> String {
         let names = self.names.candidates(part, place.layer, place.norms);
         let mut full = names.iter().map(|name| format!("{name}{suffix}"));
         let usual = full.next().unwrap_or_default();
-        if self.exists(&usual) {
+        if exists(&usual) {
             return usual;
         }
-        full.find(|name| self.exists(name)).unwrap_or(usual)
+        full.find(|name| exists(name)).unwrap_or(usual)
+    }
+
+    /// The name the part has in this source: the first that exists, or the usual one.
+    fn name_of(&self, part: Part, place: Place, suffix: &str) -> String {
+        self.first_name(part, place, suffix, |name| self.exists(name))
+    }
+
+    /// The same for a matrix, without a suffix: it may be packed.
+    fn stem_of(&self, part: Part, place: Place) -> String {
+        self.first_name(part, place, "", |stem| self.has_matrix(stem))
+    }
+
+    /// Whether the layer of that name, without a suffix, has a weight, plain or packed.
+    pub fn has_matrix(&self, stem: &str) -> bool {
+        self.exists(&format!("{stem}.weight")) || self.packing.is_some_and(|packing| packing.holds(self.source, stem))
     }
 
     pub fn has(&self, part: Part, place: Place) -> bool {
-        self.exists(&self.name_of(part, place, ".weight"))
+        self.has_matrix(&self.stem_of(part, place))
     }
 
     pub fn matrix(&self, part: Part, place: Place, rows: usize, cols: usize) -> Result<Matrix<'a>> {
-        let view = self.named(&self.name_of(part, place, ".weight"), &[rows, cols])?;
-        self.matrix_of(&view)
+        self.matrix_named(&self.stem_of(part, place), rows, cols)
+    }
+
+    /// The weight of the layer of that name, without a suffix: unpacked, or as it lies.
+    pub fn matrix_named(&self, stem: &str, rows: usize, cols: usize) -> Result<Matrix<'a>> {
+        match self.packing.filter(|packing| packing.holds(self.source, stem)) {
+            Some(packing) => {
+                let Packed { matrix, tensors } = packing.matrix(self.source, stem, rows, cols)?;
+                let bytes = |name: &String| self.source.tensor(name).map_or(0, |view| view.bytes.len() as u64);
+                let read = tensors.into_iter().map(|name| (bytes(&name), name)).map(|(bytes, name)| (name, bytes));
+                self.pending.borrow_mut().extend(read);
+                Ok(matrix)
+            }
+            None => self.matrix_of(&self.named(&format!("{stem}.weight"), &[rows, cols])?),
+        }
     }
 
     pub fn bias(&self, part: Part, place: Place, len: usize) -> Result<Vec<f32>> {

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use folio_formats::gguf::Gguf;
+use folio_formats::packing::{self, Packing};
 use folio_formats::safetensors::Safetensors;
 use folio_formats::{TensorView, WeightSource};
 
@@ -20,6 +21,8 @@ pub struct OpenModel {
     pub weights: Box<dyn WeightSource>,
     /// How the weights' tensors are called.
     pub names: Names,
+    /// How its linear layers are packed, where another tool quantized them.
+    pub packing: Option<Box<dyn Packing>>,
     /// The GGUF file it came from, whose metadata holds the tokenizer too.
     pub gguf: Option<Arc<Gguf>>,
 }
@@ -41,10 +44,8 @@ pub fn open_with(path: &Path, max_context: Option<usize>) -> Result<OpenModel> {
     let text = read_config(&config_path)?;
     let config = Config::from_json(&config_path.display().to_string(), &text)?.with_max_context(max_context);
     // The configuration first: it is the smaller file and gives the clearer refusal.
-    let family = Family::of(&config)?;
-    let spec = family.spec(&config)?;
-    let weights = Box::new(Safetensors::open(path)?);
-    Ok(OpenModel::hugging_face(family, spec, weights))
+    let described = Described::of(&config)?;
+    Ok(described.with(Box::new(Safetensors::open(path)?)))
 }
 
 fn read_config(path: &Path) -> Result<String> {
@@ -65,8 +66,7 @@ impl OpenModel {
 
     /// From a configuration that may ask for another context.
     pub fn from_parsed(config: &Config, weights: Box<dyn WeightSource>) -> Result<Self> {
-        let family = Family::of(config)?;
-        Ok(Self::hugging_face(family, family.spec(config)?, weights))
+        Ok(Described::of(config)?.with(weights))
     }
 
     pub fn from_gguf(gguf: Gguf) -> Result<Self> {
@@ -76,19 +76,48 @@ impl OpenModel {
     pub fn from_gguf_with(gguf: Gguf, max_context: Option<usize>) -> Result<Self> {
         let (spec, names) = gguf::describe(&gguf, max_context)?;
         let gguf = Arc::new(gguf);
-        Ok(Self { spec, weights: Box::new(Shared(gguf.clone())), names, gguf: Some(gguf) })
+        Ok(Self { spec, weights: Box::new(Shared(gguf.clone())), names, packing: None, gguf: Some(gguf) })
+    }
+}
+
+/// All that a configuration says.
+struct Described {
+    spec: ModelSpec,
+    packing: Option<Box<dyn Packing>>,
+    interleaved_experts: bool,
+}
+
+impl Described {
+    fn of(config: &Config) -> Result<Self> {
+        let family = Family::of(config)?;
+        let spec = family.spec(config)?;
+        let packing = match config.value("quantization_config") {
+            None => None,
+            Some(described) => packing::open(described).map_err(|error| match error {
+                folio_formats::Error::Scheme { field, problem } => {
+                    config.refuse(&format!("quantization_config.{field}"), problem)
+                }
+                other => other.into(),
+            })?,
+        };
+        Ok(Self { spec, packing, interleaved_experts: family.interleaved_experts })
     }
 
-    fn hugging_face(family: &Family, mut spec: ModelSpec, weights: Box<dyn WeightSource>) -> Self {
-        let names = Names::hugging_face(&*weights, family.interleaved_experts);
-        spec.tied_head = spec.tied_head && !has_own_head(&names, &*weights);
-        Self { spec, weights, names, gguf: None }
+    fn with(self, weights: Box<dyn WeightSource>) -> OpenModel {
+        let Self { mut spec, packing, interleaved_experts } = self;
+        let names = Names::hugging_face(&*weights, interleaved_experts);
+        spec.tied_head = spec.tied_head && !has_own_head(&names, &*weights, packing.as_deref());
+        OpenModel { spec, weights, names, packing, gguf: None }
     }
 }
 
 /// Whether the checkpoint has an output matrix that differs from the embedding table. It is then used, whatever the
 /// configuration says, as transformers does: some fine-tunes were saved untied under a configuration that says tied.
-fn has_own_head(names: &Names, weights: &dyn WeightSource) -> bool {
+fn has_own_head(names: &Names, weights: &dyn WeightSource, packing: Option<&dyn Packing>) -> bool {
+    let stems = names.candidates(Part::Head, 0, NormPlacement::PRE);
+    if packing.is_some_and(|packing| stems.iter().any(|stem| packing.holds(weights, stem))) {
+        return true;
+    }
     let find = |part| {
         let names = names.candidates(part, 0, NormPlacement::PRE);
         names.into_iter().find_map(|name| weights.tensor(&format!("{name}.weight")))

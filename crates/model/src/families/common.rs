@@ -142,13 +142,6 @@ pub(super) fn refuse_foreign(config: &Config) -> Result<()> {
     for field in ["is_encoder_decoder", "add_cross_attention", "use_bidirectional_attention", "clip_qkv"] {
         config.must_be_off(field)?;
     }
-    if let Some(quantization) = config.object("quantization_config")? {
-        let method = quantization.str("quant_method")?.unwrap_or("unknown");
-        if method != "mxfp4" {
-            let problem = format!("is {method:?}, but only \"mxfp4\" checkpoints are read");
-            return Err(quantization.refuse("quant_method", problem));
-        }
-    }
     Ok(())
 }
 

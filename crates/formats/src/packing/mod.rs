@@ -1,0 +1,97 @@
+//! How other tools pack quantized weights into safetensors: each packing reads the tensors that make up one linear layer
+//! and gives a [`Matrix`]. One row in a table and one file each; nothing behind [`Matrix`] knows which it was.
+
+use std::fmt;
+
+use serde_json::Value;
+
+use crate::error::shown;
+use crate::{Error, Format, Matrix, Result, TensorView, WeightSource};
+
+/// One way of packing a linear layer's weight, with what the checkpoint's configuration says of it.
+pub trait Packing: Send + Sync + fmt::Debug {
+    /// Whether the layer `stem` (`model.layers.0.mlp.up_proj`, without a suffix) is packed this way. A layer that was left
+    /// out of quantization is not: it has a plain `.weight`.
+    fn holds(&self, source: &dyn WeightSource, stem: &str) -> bool;
+
+    /// The matrix of a layer that [`Packing::holds`]: `rows` outputs, `cols` inputs.
+    fn matrix<'a>(&self, source: &'a dyn WeightSource, stem: &str, rows: usize, cols: usize) -> Result<Packed<'a>>;
+}
+
+/// A layer's matrix and the tensors it came from, whose pages may be given back once it has been copied.
+#[derive(Debug)]
+pub struct Packed<'a> {
+    pub matrix: Matrix<'a>,
+    pub tensors: Vec<String>,
+}
+
+/// Reads the parameters of a packing from `quantization_config`.
+type Open = fn(&Value) -> Result<Box<dyn Packing>>;
+
+/// Every packing by its `quant_method`.
+const METHODS: &[(&str, Open)] = &[];
+
+/// The packing that a `quantization_config` describes; `None` for `mxfp4`, whose expert tensors speak for themselves.
+pub fn open(config: &Value) -> Result<Option<Box<dyn Packing>>> {
+    let Some(method) = config.get("quant_method").and_then(Value::as_str) else {
+        return Err(scheme("quant_method", "is missing"));
+    };
+    if method == "mxfp4" {
+        return Ok(None);
+    }
+    match METHODS.iter().find(|(name, _)| *name == method) {
+        Some((_, open)) => open(config).map(Some),
+        None => {
+            let known: Vec<&str> = METHODS.iter().map(|(name, _)| *name).chain(["mxfp4"]).collect();
+            Err(scheme("quant_method", format!("is \"{}\", but only {} are read", shown(method), known.join(", "))))
+        }
+    }
+}
+
+/// A refusal of one field of `quantization_config`.
+pub(crate) fn scheme(field: &str, problem: impl Into<String>) -> Error {
+    Error::Scheme { field: field.to_owned(), problem: problem.into() }
+}
+
+/// A refusal of one packed tensor.
+pub(crate) fn packed(name: &str, problem: impl Into<String>) -> Error {
+    Error::Packed { name: shown(name), problem: problem.into() }
+}
+
+/// The tensor of that name, of that shape and one of those storage formats.
+pub(crate) fn tensor<'a>(
+    source: &'a dyn WeightSource,
+    name: &str,
+    shape: &[usize],
+    formats: &[Format],
+) -> Result<TensorView<'a>> {
+    let view = source.require(name)?;
+    if view.shape != shape {
+        return Err(packed(name, format!("has shape {:?}, but {shape:?} is needed", view.shape)));
+    }
+    if !formats.contains(&view.format) {
+        let names: Vec<&str> = formats.iter().map(|format| format.name()).collect();
+        return Err(packed(name, format!("is stored as {}, but {} is needed", view.format, names.join(" or "))));
+    }
+    Ok(view)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn unknown_methods_are_refused_by_name() {
+        for (config, expect) in [
+            (json!({}), "quantization_config.quant_method is missing"),
+            (json!({"quant_method": 4}), "quantization_config.quant_method is missing"),
+            (json!({"quant_method": "odd"}), "is \"odd\", but only "),
+        ] {
+            let error = open(&config).unwrap_err().to_string();
+            assert!(error.contains(expect), "{error}");
+        }
+        assert!(open(&json!({"quant_method": "mxfp4"})).unwrap().is_none());
+    }
+}
