@@ -27,6 +27,9 @@ pub enum Error {
     #[error("{what} cannot be quantized: {why}")]
     Unsupported { what: String, why: &'static str },
 
+    #[error("{}: {problem}", path.display())]
+    File { path: PathBuf, problem: String },
+
     #[error("{}: {source}", path.display())]
     Io { path: PathBuf, source: std::io::Error },
 

@@ -11,6 +11,7 @@ mod levels;
 mod options;
 mod quantized;
 mod target;
+pub mod write;
 
 pub use error::{Error, Result};
 pub use levels::{E2M1, NF4};
