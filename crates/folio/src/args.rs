@@ -5,12 +5,11 @@ mod bench;
 mod bench_serve;
 mod config;
 mod engine;
+mod eval;
 mod limits;
 mod serve;
 mod size;
 mod vllm;
-
-use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
@@ -19,6 +18,7 @@ pub use bench::*;
 pub use bench_serve::*;
 pub use config::command_line;
 pub use engine::*;
+pub use eval::*;
 pub use limits::*;
 pub use serve::*;
 pub use vllm::VllmArgs;
@@ -45,8 +45,8 @@ pub enum Command {
     Inspect(InspectArgs),
     /// Say what a model would take with these flags, and how many requests would run, without loading it
     Plan(PlanArgs),
-    /// Measure perplexity on a text
-    Eval(EvalArgs),
+    /// Measure how well a model predicts a text, and what a smaller form of it loses
+    Eval(Box<EvalArgs>),
     /// Measure speed against this machine's ceilings
     Bench(BenchArgs),
     /// Fetch a model from the Hugging Face hub
@@ -104,21 +104,6 @@ pub struct InspectArgs {
 pub struct PlanArgs {
     #[command(flatten)]
     pub model: ModelArgs,
-    /// Print one JSON object
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Args)]
-pub struct EvalArgs {
-    #[command(flatten)]
-    pub model: ModelArgs,
-    /// The text to measure on
-    #[arg(long)]
-    pub text: PathBuf,
-    /// Tokens a window; windows do not overlap and a window's first token is not scored
-    #[arg(long, default_value_t = 2048)]
-    pub window: usize,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,

@@ -1,97 +1,219 @@
-//! `folio eval`: how well a model predicts a text.
+//! `folio eval`: how well a model predicts a text, and what a smaller form of it loses.
+//!
+//! The same tokens in the same windows for every model; logits go straight from the decoder to f64 figures.
 
-use anyhow::{Context, Result, bail};
-use folio_engine::{Event, FinishReason, SamplingParams};
-use indicatif::ProgressBar;
-use serde_json::json;
+mod measure;
+mod reader;
+mod run;
+mod size;
+mod text;
 
-use crate::args::EvalArgs;
+use anyhow::{Result, bail};
+use folio_device::KvFormat;
+use folio_device::cpu::CpuConfig;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::{Value, json};
+
+use crate::args::{BackendArg, EvalArgs};
 use crate::assets::Assets;
-use crate::session::Session;
+use crate::{machine, table};
+use measure::{Comparison, Score};
+use reader::Setup;
+use run::Course;
+use text::{Amount, Windows};
 
 pub fn main(args: &EvalArgs) -> Result<()> {
-    let text = std::fs::read_to_string(&args.text).with_context(|| args.text.display().to_string())?;
-    let assets = Assets::open(args.model.model.as_deref(), args.model.engine.max_model_len)?;
-    let Some(tokenizer) = assets.tokenizer.clone() else {
-        bail!("{} has no tokenizer; `folio eval` needs one", assets.name);
-    };
-    let mut engine = args.model.engine.clone();
-    // One window is one request; a second keeps the engine busy while the first is read.
-    engine.max_num_seqs = 2;
-    let session = Session::start(assets, &engine)?;
-    // One place is left for the token that the engine samples after a prompt.
-    let longest = session.plan.max_model_len - 1;
-    if !(2..=longest).contains(&args.window) {
-        bail!("--window must lie between 2 and {longest}, the model's context less one");
+    check(args)?;
+    match &args.against.against {
+        Some(base) => compare(args, base),
+        None => score(args),
     }
-    let tokens = tokenizer.encode(&text, false)?;
-    let score = score(&session, &tokens, args.window)?;
-    report(args, &session, &score, text.len());
+}
+
+fn check(args: &EvalArgs) -> Result<()> {
+    if args.threads == Some(0) {
+        bail!("--threads must be at least 1");
+    }
+    if args.tokens.is_some_and(|tokens| tokens < 2) {
+        bail!("--tokens must be at least 2: one to read, one to predict");
+    }
     Ok(())
 }
 
-/// Sums over all scored tokens.
-#[derive(Debug, Default)]
-struct Score {
-    nats: f64,
-    scored: usize,
-    tokens: usize,
-    windows: usize,
-}
-
-fn score(session: &Session, tokens: &[u32], window: usize) -> Result<Score> {
-    let windows: Vec<&[u32]> = tokens.chunks(window).filter(|window| window.len() > 1).collect();
-    if windows.is_empty() {
-        bail!("the text has {} tokens; at least 2 are needed", tokens.len());
-    }
-    let bar = ProgressBar::new(windows.len() as u64);
-    let mut total = Score { tokens: tokens.len(), windows: windows.len(), ..Score::default() };
-    let mut waiting = std::collections::VecDeque::new();
-    let mut next = windows.iter();
-    loop {
-        while waiting.len() < 2
-            && let Some(window) = next.next()
-        {
-            let params = SamplingParams { max_tokens: 1, prompt_logprobs: Some(0), ..SamplingParams::default() };
-            waiting.push_back(session.engine.submit(session.engine.request(window.to_vec(), params)?)?);
-        }
-        let Some(mut stream) = waiting.pop_front() else { break };
-        while let Some(event) = stream.recv() {
-            match event {
-                Event::PromptLogprobs(logprobs) => {
-                    for entry in logprobs.iter().flatten() {
-                        total.nats -= f64::from(entry.logprob);
-                        total.scored += 1;
-                    }
-                }
-                Event::Finished { reason: FinishReason::Error(message), .. } => bail!("{message}"),
-                Event::Token { .. } | Event::StopToken { .. } | Event::Embedding(_) | Event::Finished { .. } => {}
-            }
-        }
-        bar.inc(1);
-    }
+fn score(args: &EvalArgs) -> Result<()> {
+    let assets = Assets::open(args.model.as_deref(), None)?;
+    let windows = windows(args, &assets)?;
+    let mut model = reader::load(&assets.model, &setup(args, args.backend))?;
+    let bar = bar();
+    let vocabulary = assets.model.spec.vocab_size;
+    let course = Course { windows: &windows, vocabulary, threads: threads(args), bar: &bar };
+    let score = course.score(&mut *model)?;
     bar.finish_and_clear();
-    Ok(total)
+    let report = Report { args, assets: &assets, windows: &windows };
+    match args.json {
+        true => println!("{}", Value::Object(report.json(&score))),
+        false => report.print(&score),
+    }
+    Ok(())
 }
 
-fn report(args: &EvalArgs, session: &Session, score: &Score, text_bytes: usize) {
-    let nats = score.nats / score.scored as f64;
-    // Every byte of the text is paid for by the tokens that were scored: the unscored first ones are few.
-    let bits_per_byte = nats / std::f64::consts::LN_2 * score.tokens as f64 / text_bytes as f64;
-    let perplexity = nats.exp();
-    if args.json {
-        let value = json!({
-            "model": session.assets.name, "text": args.text.display().to_string(), "window": args.window,
-            "windows": score.windows, "tokens": score.tokens, "tokens_scored": score.scored, "bytes": text_bytes,
-            "nats_per_token": nats, "perplexity": perplexity, "bits_per_byte": bits_per_byte,
-        });
-        println!("{value}");
-        return;
+fn compare(args: &EvalArgs, base: &str) -> Result<()> {
+    let assets = Assets::open(args.model.as_deref(), None)?;
+    let base_assets = Assets::open(Some(base), None)?;
+    let windows = windows_of_both(args, &base_assets, &assets)?;
+    let mut base = reader::load(&base_assets.model, &setup(args, args.against.against_backend))?;
+    let mut model = reader::load(&assets.model, &setup(args, args.backend))?;
+    let bar = bar();
+    let vocabulary = assets.model.spec.vocab_size;
+    let course = Course { windows: &windows, vocabulary, threads: threads(args), bar: &bar };
+    let compared = course.compare(&mut *base, &mut *model)?;
+    bar.finish_and_clear();
+    let sides = [(&base_assets, base.weight_bytes()), (&assets, model.weight_bytes())].map(Side::new);
+    let report = Report { args, assets: &assets, windows: &windows };
+    match args.json {
+        true => println!("{}", report.json_of_both(&sides, &compared)),
+        false => report.print_both(&sides, &compared),
     }
-    println!("model            {}", session.assets.name);
-    println!("text             {} ({text_bytes} bytes, {} tokens)", args.text.display(), score.tokens);
-    println!("windows          {} of {} tokens, {} tokens scored", score.windows, args.window, score.scored);
-    println!("nats per token   {nats:.5}");
-    println!("perplexity       {perplexity:.4}");
-    println!("bits per byte    {bits_per_byte:.5}");
+    Ok(())
+}
+
+fn threads(args: &EvalArgs) -> usize {
+    args.threads.unwrap_or_else(machine::cores)
+}
+
+fn setup(args: &EvalArgs, backend: BackendArg) -> Setup {
+    let cpu = CpuConfig { threads: threads(args), isa: args.cpu_isa.map(Into::into) };
+    Setup { backend, cpu, kv_format: KvFormat::BF16, window: args.window }
+}
+
+fn windows(args: &EvalArgs, assets: &Assets) -> Result<Windows> {
+    let Some(tokenizer) = &assets.tokenizer else {
+        bail!("{} has no tokenizer; `folio eval` needs one", assets.name);
+    };
+    let longest = assets.model.spec.max_context;
+    if !(2..=longest).contains(&args.window) {
+        bail!("--window must lie between 2 and {longest}, the context of {}", assets.name);
+    }
+    let amount = Amount { window: args.window, tokens: args.tokens.unwrap_or(usize::MAX) };
+    Windows::read(&args.text, tokenizer, amount)
+}
+
+/// Both must mean the same by a token.
+fn windows_of_both(args: &EvalArgs, base: &Assets, model: &Assets) -> Result<Windows> {
+    let (of_base, of_model) = (base.model.spec.vocab_size, model.model.spec.vocab_size);
+    if of_base != of_model {
+        bail!(
+            "{} has {of_base} tokens and {} has {of_model}: their predictions cannot be compared",
+            base.name,
+            model.name
+        );
+    }
+    let found = windows(args, base)?;
+    if model.tokenizer.is_some() && windows(args, model)? != found {
+        bail!("the tokenizers of {} and {} read the text as different tokens", base.name, model.name);
+    }
+    Ok(found)
+}
+
+/// Drawn only when it takes long enough to be watched.
+fn bar() -> ProgressBar {
+    let style = ProgressStyle::with_template("{msg} {bar:30} {pos}/{len} tokens {eta}");
+    let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr_with_hz(4));
+    bar.with_style(style.expect("the template is well formed"))
+}
+
+/// One of two models, as a report needs it.
+struct Side<'a> {
+    name: &'a str,
+    disk_bytes: u64,
+    memory_bytes: u64,
+    bits_per_weight: f64,
+}
+
+impl<'a> Side<'a> {
+    fn new((assets, memory_bytes): (&'a Assets, u64)) -> Self {
+        let (disk_bytes, bits_per_weight) = (size::disk_bytes(&assets.model), size::bits_per_weight(&assets.model));
+        Self { name: &assets.name, disk_bytes, memory_bytes, bits_per_weight }
+    }
+
+    fn json(&self, score: &Score) -> Value {
+        json!({
+            "model": self.name, "perplexity": score.perplexity(), "nats_per_token": score.nats,
+            "weight_bytes_on_disk": self.disk_bytes, "weight_bytes_in_memory": self.memory_bytes,
+            "bits_per_weight": self.bits_per_weight,
+        })
+    }
+}
+
+struct Report<'a> {
+    args: &'a EvalArgs,
+    assets: &'a Assets,
+    windows: &'a Windows,
+}
+
+impl Report<'_> {
+    /// Every byte of the text is paid for by the tokens that were scored: the unscored first ones are few.
+    fn bits_per_byte(&self, score: &Score) -> f64 {
+        score.nats / std::f64::consts::LN_2 * self.windows.num_tokens() as f64 / self.windows.text_bytes
+    }
+
+    fn json(&self, score: &Score) -> serde_json::Map<String, Value> {
+        let value = json!({
+            "model": self.assets.name, "text": self.args.text.display().to_string(), "window": self.args.window,
+            "windows": self.windows.windows.len(), "tokens": self.windows.num_tokens(), "tokens_scored": score.scored,
+            "bytes": self.windows.text_bytes.round(), "nats_per_token": score.nats, "perplexity": score.perplexity(),
+            "bits_per_byte": self.bits_per_byte(score),
+        });
+        value.as_object().cloned().unwrap_or_default()
+    }
+
+    fn json_of_both(&self, [base, model]: &[Side<'_>; 2], compared: &Comparison) -> Value {
+        let mut value = self.json(&compared.model);
+        value.insert("base".into(), base.json(&compared.base));
+        let figures = json!({
+            "weight_bytes_on_disk": model.disk_bytes, "weight_bytes_in_memory": model.memory_bytes,
+            "bits_per_weight": model.bits_per_weight, "perplexity_change": compared.perplexity_change(),
+            "nats_change_error": compared.nats_error, "kl_mean": compared.divergence_mean,
+            "kl_p99": compared.divergence_p99, "greedy_agreement": compared.agreement,
+        });
+        value.extend(figures.as_object().cloned().unwrap_or_default());
+        Value::Object(value)
+    }
+
+    fn print(&self, score: &Score) {
+        println!("model            {}", self.assets.name);
+        self.print_text(score.scored);
+        println!("nats per token   {:.5}", score.nats);
+        println!("perplexity       {:.4}", score.perplexity());
+        println!("bits per byte    {:.5}", self.bits_per_byte(score));
+    }
+
+    fn print_text(&self, scored: usize) {
+        let (count, tokens, bytes) = (self.windows.windows.len(), self.windows.num_tokens(), self.windows.text_bytes);
+        println!("text             {} ({bytes:.0} bytes, {tokens} tokens)", self.args.text.display());
+        println!("windows          {count} of up to {} tokens, {scored} tokens scored", self.args.window);
+    }
+
+    fn print_both(&self, [base, model]: &[Side<'_>; 2], compared: &Comparison) {
+        self.print_text(compared.model.scored);
+        println!();
+        let row = |name: &str, cell: &dyn Fn(&Side<'_>, &Score) -> String| {
+            vec![name.to_owned(), cell(base, &compared.base), cell(model, &compared.model)]
+        };
+        let rows = [
+            row("", &|side, _| side.name.to_owned()),
+            row("perplexity", &|_, score| format!("{:.4}", score.perplexity())),
+            row("nats per token", &|_, score| format!("{:.5}", score.nats)),
+            row("bits per byte", &|_, score| format!("{:.5}", self.bits_per_byte(score))),
+            row("bits per weight", &|side, _| format!("{:.2}", side.bits_per_weight)),
+            row("weights on disk", &|side, _| table::bytes(side.disk_bytes)),
+            row("weights in memory", &|side, _| table::bytes(side.memory_bytes)),
+        ];
+        println!("{}", table::render(&rows));
+        let change = 100.0 * compared.perplexity_change();
+        println!("perplexity       {change:+.3}% (standard error {:.3}%)", 100.0 * compared.nats_error);
+        let (mean, p99) = (compared.divergence_mean, compared.divergence_p99);
+        println!("KL divergence    {mean:.3e} nats mean, {p99:.3e} at the 99th percentile");
+        println!("greedy agreement {:.2}%", 100.0 * compared.agreement);
+    }
 }

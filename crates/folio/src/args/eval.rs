@@ -1,0 +1,57 @@
+//! Flags of `folio eval`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use super::IsaArg;
+
+#[derive(Args)]
+pub struct EvalArgs {
+    /// A model folder, a .gguf file or ORG/NAME fetched by `folio pull`; without it, the built-in model
+    pub model: Option<String>,
+    /// The text to measure on: a .jsonl file of objects with a "text", one a document, or one document of plain text
+    #[arg(long, value_name = "FILE")]
+    pub text: PathBuf,
+    /// Tokens to measure on; documents are taken from all over the file [default: all]
+    #[arg(long, value_name = "N")]
+    pub tokens: Option<usize>,
+    /// Tokens a window; windows do not overlap and a window's first token is not scored
+    #[arg(long, default_value_t = 2048)]
+    pub window: usize,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Threads that compute [default: all cores]
+    #[arg(long, env = "FOLIO_THREADS")]
+    pub threads: Option<usize>,
+    /// Instructions to use [default: the best this CPU has]
+    #[arg(long, value_enum)]
+    pub cpu_isa: Option<IsaArg>,
+    /// What computes MODEL
+    #[arg(long, value_enum, default_value_t = BackendArg::Cpu)]
+    pub backend: BackendArg,
+    #[command(flatten)]
+    pub against: AgainstArgs,
+}
+
+/// Two models side by side.
+#[derive(Args)]
+#[command(next_help_heading = "Comparing")]
+pub struct AgainstArgs {
+    /// Compare with this model: the divergence of MODEL's predictions from its, how often both would say the same, size
+    #[arg(long, value_name = "BASE")]
+    pub against: Option<String>,
+    /// What computes BASE
+    #[arg(long, value_enum, default_value_t = BackendArg::Cpu, requires = "against")]
+    pub against_backend: BackendArg,
+}
+
+/// Where a forward pass computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BackendArg {
+    /// The fast one
+    Cpu,
+    /// Plain loops on weights decoded to f32: slow, and the judge of the other
+    Reference,
+}
