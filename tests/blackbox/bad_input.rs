@@ -66,6 +66,13 @@ fn flags_out_of_range() {
     check(&["run", "-p", "x", "--temperature=-1"], &["temperature"]);
     check(&["run", "-p", "x", "--top-p", "NaN"], &["top_p"]);
     check(&["eval", "--text", "/no/such/text"], &["/no/such/text"]);
+    let text = scratch("bad-eval").join("text.txt");
+    std::fs::write(&text, "fn main() {}").expect("writable");
+    let text = text.to_str().expect("UTF-8");
+    check(&["eval", "--text", text, "--window", "5000"], &["--window", "4096"]);
+    check(&["eval", "--text", text, "--tokens", "1"], &["--tokens"]);
+    check(&["eval", "--text", text, "--threads", "0"], &["--threads"]);
+    check(&["eval", "--text", text, "--against", "/no/such/base"], &["/no/such/base"]);
     check(&["pull", "nonsense"], &["ORG/NAME"]);
     check(&["serve", "--host", "0.0.0.0"], &["--host"]);
 }

@@ -102,6 +102,27 @@ fn eval_scores_a_text() {
 }
 
 #[test]
+fn eval_finds_no_difference_between_a_model_and_itself() {
+    let file = scratch("eval-against").join("text.jsonl");
+    let documents = [include_str!("commands.rs"), include_str!("bad_input.rs"), "fn main() {}"];
+    let lines: Vec<String> = documents.iter().map(|text| serde_json::json!({"text": text}).to_string()).collect();
+    std::fs::write(&file, lines.join("\n")).expect("writable");
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/folio-rust-7m.gguf");
+    let flags = ["--tokens", "100", "--window", "64", "--json", "--threads", "2"];
+    let command = ["eval", model, "--text", file.to_str().expect("UTF-8"), "--against", model];
+    let same: Value = serde_json::from_str(&stdout(&[&command[..], &flags[..]].concat())).expect("JSON");
+    assert_eq!((&same["kl_mean"], &same["greedy_agreement"]), (&0.0.into(), &1.0.into()), "{same}");
+    assert_eq!(same["perplexity"], same["base"]["perplexity"], "{same}");
+    assert_eq!(same["tokens"], 100, "{same}");
+    assert!(same["weight_bytes_on_disk"].as_u64().is_some_and(|bytes| bytes > 1 << 20), "{same}");
+
+    let flags = [&["--against-backend", "reference"], &flags[..]].concat();
+    let fast: Value = serde_json::from_str(&stdout(&[&command[..], &flags[..]].concat())).expect("JSON");
+    let divergence = fast["kl_mean"].as_f64().expect("a number");
+    assert!(divergence > 0.0 && divergence < 1e-3, "rounding shows, and does not matter: {fast}");
+}
+
+#[test]
 fn bench_reports_rates_and_ceilings() {
     let text = stdout(&[
         "bench",
