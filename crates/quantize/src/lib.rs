@@ -7,13 +7,22 @@
 
 mod error;
 mod float8;
+pub mod gptq;
+mod grid;
+mod hessian;
 mod levels;
+mod linalg;
 mod options;
+mod parallel;
 mod quantized;
+pub mod rtn;
 mod target;
+#[cfg(test)]
+mod testing;
 pub mod write;
 
 pub use error::{Error, Result};
+pub use hessian::Hessian;
 pub use levels::{E2M1, NF4};
 pub use options::{AwqOptions, GptqOptions, Method, Options, Progress};
 pub use quantized::{Finished, Outliers, Plain, Quantized, Sink};

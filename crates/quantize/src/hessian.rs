@@ -1,0 +1,83 @@
+//! What a linear reads, summed up over calibration: `H = X^T X`, and how large each column is.
+
+/// Sums over the rows that a linear has read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Hessian {
+    pub size: usize,
+    /// `[size, size]`, symmetric.
+    pub values: Vec<f32>,
+    pub rows: u64,
+    /// Sums of `|x|`, a column each.
+    pub sum_abs: Vec<f64>,
+    /// The largest `|x|` of each column.
+    pub max_abs: Vec<f32>,
+}
+
+impl Hessian {
+    pub fn new(size: usize) -> Self {
+        let values = vec![0.0; size * size];
+        Self { size, values, rows: 0, sum_abs: vec![0.0; size], max_abs: vec![0.0; size] }
+    }
+
+    pub fn diagonal(&self) -> Vec<f32> {
+        self.values.iter().step_by(self.size + 1).copied().collect()
+    }
+
+    /// Mean `|x|` of each column.
+    pub fn mean_abs(&self) -> Vec<f32> {
+        self.sum_abs.iter().map(|sum| (sum / self.rows.max(1) as f64) as f32).collect()
+    }
+
+    /// Notes the columns' sizes over some rows.
+    pub fn note_sizes(&mut self, rows: &[f32]) {
+        for row in rows.chunks_exact(self.size) {
+            for ((sum, max), x) in self.sum_abs.iter_mut().zip(&mut self.max_abs).zip(row) {
+                *sum += f64::from(x.abs());
+                *max = max.max(x.abs());
+            }
+            self.rows += 1;
+        }
+    }
+
+    /// For inputs that come divided by `scales`, a column each.
+    pub fn divided(&self, scales: &[f32]) -> Self {
+        let mut out = self.clone();
+        for (row, scale) in out.values.chunks_exact_mut(self.size).zip(scales) {
+            row.iter_mut().zip(scales).for_each(|(value, other)| *value /= scale * other);
+        }
+        out.sum_abs.iter_mut().zip(scales).for_each(|(sum, scale)| *sum /= f64::from(*scale));
+        out.max_abs.iter_mut().zip(scales).for_each(|(max, scale)| *max /= scale);
+        out
+    }
+
+    /// What an error of `errors`, rows as wide as this, costs in the linear's output: the trace of `E H E^T`.
+    #[cfg(test)]
+    pub fn loss(&self, errors: &[f32]) -> f64 {
+        let mut sum = 0.0;
+        for row in errors.chunks_exact(self.size) {
+            for (i, e) in row.iter().enumerate() {
+                let h = &self.values[i * self.size..(i + 1) * self.size];
+                let inner: f64 = h.iter().zip(row).map(|(h, other)| f64::from(*h) * f64::from(*other)).sum();
+                sum += f64::from(*e) * inner;
+            }
+        }
+        sum
+    }
+}
+
+#[cfg(test)]
+impl Hessian {
+    /// Of given rows, by the book.
+    pub(crate) fn of_rows(rows: &[f32], size: usize) -> Self {
+        let mut out = Self::new(size);
+        out.note_sizes(rows);
+        for row in rows.chunks_exact(size) {
+            for (i, x) in row.iter().enumerate() {
+                for (j, y) in row.iter().enumerate() {
+                    out.values[i * size + j] += x * y;
+                }
+            }
+        }
+        out
+    }
+}
