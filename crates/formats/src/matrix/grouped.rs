@@ -28,6 +28,8 @@ pub enum GroupedLevels {
     Nibbles([f32; 16]),
     /// The code as two's complement.
     Signed8,
+    /// The same, in 127ths: the scale is a row's largest magnitude.
+    Of127,
     /// The code as an e4m3 number.
     Float8,
 }
@@ -44,6 +46,9 @@ pub struct GroupedRow<'a> {
     pub outliers: Vec<bf16>,
 }
 
+/// What a code is worth of [`GroupedLevels::Of127`], after it has been scaled.
+const ONE_127TH: f32 = 1.0 / 127.0;
+
 /// Values that share a scale where eight-bit floats are rounded to eight-bit integers.
 const ROUNDED_GROUP: usize = 32;
 
@@ -59,14 +64,18 @@ impl GroupedLevels {
     fn level(&self, code: u8) -> f32 {
         match self {
             GroupedLevels::Nibbles(table) => table[usize::from(code & 15)],
-            GroupedLevels::Signed8 => f32::from(code as i8),
+            GroupedLevels::Signed8 | GroupedLevels::Of127 => f32::from(code as i8),
             GroupedLevels::Float8 => e4m3(code),
         }
     }
 
     /// The same as integers, and what one integer step is worth.
     fn as_integers(&self) -> (Levels, f32) {
-        let GroupedLevels::Nibbles(table) = self else { return (Levels::Bytes, 1.0) };
+        let table = match self {
+            GroupedLevels::Nibbles(table) => table,
+            GroupedLevels::Of127 => return (Levels::Bytes, ONE_127TH),
+            GroupedLevels::Signed8 | GroupedLevels::Float8 => return (Levels::Bytes, 1.0),
+        };
         let largest = table.iter().fold(0.0f32, |most, level| most.max(level.abs()));
         // Whole and half numbers stay what they are; other tables are rounded to 127ths of the largest.
         let exact =
@@ -118,7 +127,7 @@ impl Grouped {
             }
             let bad = match self.levels {
                 GroupedLevels::Nibbles(_) => row.codes.iter().find(|code| **code > 15),
-                GroupedLevels::Signed8 => None,
+                GroupedLevels::Signed8 | GroupedLevels::Of127 => None,
                 GroupedLevels::Float8 => row.codes.iter().find(|code| **code & 0x7f == 0x7f),
             };
             if let Some(code) = bad {
@@ -151,6 +160,9 @@ impl Grouped {
             let scale = row.scales[group];
             for (value, code) in out.iter_mut().zip(codes) {
                 *value = scale * self.levels.level(*code);
+                if self.levels == GroupedLevels::Of127 {
+                    *value *= ONE_127TH;
+                }
                 if let Some(minimum) = row.minimums.get(group) {
                     *value += minimum;
                 }
@@ -263,6 +275,19 @@ mod tests {
         assert_eq!(matrix.parts()[0].coding().unwrap().group, 256);
         let values = through_codes(&matrix);
         assert_eq!((values[127], values[128], values[299]), (254.0, -256.0, 86.0));
+    }
+
+    #[test]
+    fn parts_of_127_are_scaled_first() {
+        let codes: Vec<u8> = (0..=255).collect();
+        let rows = vec![row(codes, &[0.3])];
+        let matrix = Matrix::from_grouped(256, plain(GroupedLevels::Of127, 256), rows).unwrap();
+        let mut values = vec![0.0; 256];
+        matrix.read_row(0, &mut values);
+        assert_eq!((values[127], values[129]), (0.3f32 * 127.0 * ONE_127TH, 0.3f32 * -127.0 * ONE_127TH));
+        for (a, b) in values.iter().zip(through_codes(&matrix)) {
+            assert!((a - b).abs() < 1e-7, "{a} {b}");
+        }
     }
 
     #[test]

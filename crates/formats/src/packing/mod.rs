@@ -1,6 +1,11 @@
 //! How other tools pack quantized weights into safetensors: each packing reads the tensors that make up one linear layer
 //! and gives a [`Matrix`]. One row in a table and one file each; nothing behind [`Matrix`] knows which it was.
 
+mod awq;
+mod bitsandbytes;
+mod gptq;
+mod words;
+
 use std::fmt;
 
 use serde_json::Value;
@@ -29,7 +34,7 @@ pub struct Packed<'a> {
 type Open = fn(&Value) -> Result<Box<dyn Packing>>;
 
 /// Every packing by its `quant_method`.
-const METHODS: &[(&str, Open)] = &[];
+const METHODS: &[(&str, Open)] = &[("awq", awq::open), ("bitsandbytes", bitsandbytes::open), ("gptq", gptq::open)];
 
 /// The packing that a `quantization_config` describes; `None` for `mxfp4`, whose expert tensors speak for themselves.
 pub fn open(config: &Value) -> Result<Option<Box<dyn Packing>>> {
