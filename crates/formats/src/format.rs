@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::quant::{iq4, k, mxfp4, plain, simple};
+use crate::quant::{float8, iq4, k, mxfp4, plain, simple};
 use crate::{ActivationScale, Coding, Error, Levels, Result};
 
 /// How values lie in a file. `decode` is the reference: plain loops, bit-equal to the `gguf` package's.
@@ -32,6 +32,10 @@ pub enum Format {
     I32,
     I64,
     F64,
+    /// Eight-bit floats: weights with scales beside them, and (E8M0, powers of two) those scales.
+    F8_E4M3,
+    F8_E5M2,
+    F8_E8M0,
 }
 
 /// One line of the table. A new format is one more line and its decoder.
@@ -109,6 +113,9 @@ table! {
     I32,    1,   4,                   Some(26), Values(plain::i32);
     I64,    1,   8,                   Some(27), Values(plain::i64);
     F64,    1,   8,                   Some(28), Values(plain::f64);
+    F8_E4M3, 1,  1,                   None,     Values(float8::f8_e4m3);
+    F8_E5M2, 1,  1,                   None,     Values(float8::f8_e5m2);
+    F8_E8M0, 1,  1,                   None,     Values(float8::f8_e8m0);
 }
 
 impl Format {
@@ -219,6 +226,9 @@ impl Format {
             "I16" => Self::I16,
             "I8" => Self::I8,
             "U8" | "BOOL" => Self::U8,
+            "F8_E4M3" => Self::F8_E4M3,
+            "F8_E5M2" => Self::F8_E5M2,
+            "F8_E8M0" => Self::F8_E8M0,
             _ => return None,
         })
     }

@@ -17,7 +17,7 @@ fn a_good_file_reads() {
     assert_eq!(file.tensor("d").unwrap().to_f32().unwrap(), [0.0]);
     assert!(file.tensor("c").is_none());
     let eight = file.require("c").unwrap_err().to_string();
-    assert_eq!(eight, "some/model.bin: tensor c is stored as F8_E4M3, which folio does not read");
+    assert_eq!(eight, "some/model.bin: tensor c is stored as F8_E4M3FNUZ, which folio does not read");
     let missing = file.require("zz").unwrap_err().to_string();
     assert_eq!(missing, "some/model.bin: no tensor named zz");
     file.release("a");

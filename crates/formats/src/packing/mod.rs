@@ -3,7 +3,14 @@
 
 mod awq;
 mod bitsandbytes;
+mod compressed_tensors;
+mod fp4;
+mod fp8;
 mod gptq;
+mod layer;
+mod modelopt;
+mod patterns;
+mod scales;
 mod words;
 
 use std::fmt;
@@ -34,7 +41,16 @@ pub struct Packed<'a> {
 type Open = fn(&Value) -> Result<Box<dyn Packing>>;
 
 /// Every packing by its `quant_method`.
-const METHODS: &[(&str, Open)] = &[("awq", awq::open), ("bitsandbytes", bitsandbytes::open), ("gptq", gptq::open)];
+const METHODS: &[(&str, Open)] = &[
+    ("awq", awq::open),
+    ("bitsandbytes", bitsandbytes::open),
+    ("compressed-tensors", compressed_tensors::CompressedTensors::open),
+    ("fbgemm_fp8", fp8::Fp8::open),
+    ("fp8", fp8::Fp8::open),
+    ("gptq", gptq::open),
+    ("modelopt", modelopt::ModelOpt::open),
+    ("modelopt_fp4", modelopt::ModelOpt::open),
+];
 
 /// The packing that a `quantization_config` describes; `None` for `mxfp4`, whose expert tensors speak for themselves.
 pub fn open(config: &Value) -> Result<Option<Box<dyn Packing>>> {

@@ -1,9 +1,39 @@
-//! Eight-bit floats.
+//! Eight-bit floats, with the values that torch gives them.
 
 /// The value of an e4m3 number: a sign, four exponent bits with a bias of 7, three mantissa bits; no infinities, and one
 /// bit pattern for what is not a number.
 pub fn e4m3(code: u8) -> f32 {
     E4M3[usize::from(code)]
+}
+
+/// Rows of e4m3 numbers.
+pub(crate) fn f8_e4m3(bytes: &[u8], out: &mut [f32]) {
+    for (value, code) in out.iter_mut().zip(bytes) {
+        *value = e4m3(*code);
+    }
+}
+
+/// Rows of e5m2 numbers: the upper halves of half-precision ones.
+pub(crate) fn f8_e5m2(bytes: &[u8], out: &mut [f32]) {
+    for (value, code) in out.iter_mut().zip(bytes) {
+        *value = half::f16::from_bits(u16::from(*code) << 8).to_f32();
+    }
+}
+
+/// Rows of powers of two, for scales.
+pub(crate) fn f8_e8m0(bytes: &[u8], out: &mut [f32]) {
+    for (value, code) in out.iter_mut().zip(bytes) {
+        *value = e8m0(*code);
+    }
+}
+
+/// `2^(code - 127)`; the smallest is subnormal, the largest code is not a number.
+pub(crate) fn e8m0(code: u8) -> f32 {
+    match code {
+        0 => f32::from_bits(0x0040_0000),
+        255 => f32::NAN,
+        _ => f32::from_bits(u32::from(code) << 23),
+    }
 }
 
 static E4M3: [f32; 256] = {

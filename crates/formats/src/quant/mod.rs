@@ -5,7 +5,7 @@
 //! the `gguf` package, and so gives its bits. Encoders exist for the formats Folio writes itself.
 
 mod encode;
-mod float8;
+pub(crate) mod float8;
 pub(crate) mod iq4;
 pub(crate) mod k;
 pub(crate) mod mxfp4;

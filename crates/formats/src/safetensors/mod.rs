@@ -1,6 +1,6 @@
 //! Safetensors: one file, or a folder with `model.safetensors` or the shards that `model.safetensors.index.json` names.
 //!
-//! Tensors stay in the mapped files. One whose dtype Folio does not read (8-bit floats, for one) does not spoil the
+//! Tensors stay in the mapped files. One whose dtype Folio does not read (complex numbers, for one) does not spoil the
 //! others: it is an error only when it is asked for.
 
 mod header;

@@ -107,7 +107,7 @@ pub fn safetensors(header: &str, data: usize) -> Vec<u8> {
     out
 }
 
-pub const GOOD_HEADER: &str = r#"{"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},"b":{"dtype":"BF16","shape":[4],"data_offsets":[24,32]},"c":{"dtype":"F8_E4M3","shape":[3],"data_offsets":[32,35]},"d":{"dtype":"I64","shape":[],"data_offsets":[35,43]}}"#;
+pub const GOOD_HEADER: &str = r#"{"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},"b":{"dtype":"BF16","shape":[4],"data_offsets":[24,32]},"c":{"dtype":"F8_E4M3FNUZ","shape":[3],"data_offsets":[32,35]},"d":{"dtype":"I64","shape":[],"data_offsets":[35,43]}}"#;
 
 pub fn good_safetensors() -> Vec<u8> {
     safetensors(GOOD_HEADER, 43)
