@@ -18,7 +18,8 @@ fn golden() -> Value {
 
 fn fnv(values: &[f32]) -> String {
     let bytes = values.iter().flat_map(|value| value.to_le_bytes());
-    let hash = bytes.fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    let hash =
+        bytes.fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
     format!("{hash:016x}")
 }
 
@@ -94,14 +95,17 @@ fn values_have_the_bits_of_the_tools() {
 fn a_flipped_bit_shows() {
     for case in cases() {
         let clean = source(TENSORS.to_vec());
-        let suffix = if clean.tensor(&format!("{}.weight_packed", case.name)).is_some() { "weight_packed" } else { "weight" };
+        let suffix =
+            if clean.tensor(&format!("{}.weight_packed", case.name)).is_some() { "weight_packed" } else { "weight" };
         let view = clean.tensor(&format!("{}.{suffix}", case.name)).unwrap();
         let middle = view.bytes.len() / 2 / 4 * 4;
         let at = view.bytes.as_ptr() as usize - clean.tensor(clean.names()[0]).unwrap().bytes.as_ptr() as usize;
-        let first = TENSORS.len() - clean.names().iter().map(|name| clean.tensor(name).unwrap().bytes.len()).sum::<usize>();
+        let first =
+            TENSORS.len() - clean.names().iter().map(|name| clean.tensor(name).unwrap().bytes.len()).sum::<usize>();
         let mut bytes = TENSORS.to_vec();
         bytes[first + at + middle] ^= 1;
-        let packed = case.read(&source(bytes)).map(|packed| fnv(&values(&packed, case.about["dtype"].as_str().unwrap())));
+        let packed =
+            case.read(&source(bytes)).map(|packed| fnv(&values(&packed, case.about["dtype"].as_str().unwrap())));
         assert_ne!(packed.ok().as_deref(), case.about["hash"].as_str(), "{}", case.name);
     }
 }

@@ -17,7 +17,12 @@ pub(super) enum TensorScale<'s> {
     Factor(&'s str),
 }
 
-pub(super) fn nvfp4<'a>(layer: &Layer<'a, '_>, codes: &str, group: usize, tensor: TensorScale<'_>) -> Result<Matrix<'a>> {
+pub(super) fn nvfp4<'a>(
+    layer: &Layer<'a, '_>,
+    codes: &str,
+    group: usize,
+    tensor: TensorScale<'_>,
+) -> Result<Matrix<'a>> {
     let sharing = Sharing::Group(group);
     let scales = Scales::float8(layer, "weight_scale", sharing)?;
     let (TensorScale::Reciprocal(suffix) | TensorScale::Factor(suffix)) = tensor;

@@ -11,19 +11,14 @@ use serde_json::Value;
 use super::layer::Layer;
 use super::patterns::{Names, names};
 use super::scales::{Scales, Sharing};
-use super::{Packed, Packing, scheme};
+use super::{Packed, Packing, scheme, short};
 use crate::{ActivationScale, Format, Grouped, GroupedLevels, GroupedRow, Matrix, Result, WeightSource};
 
 /// How wide a scale's block may be: far more than any published one.
 const MAX_BLOCK: u64 = 1 << 20;
 
 /// The layer's `weight` under these scales, read from `suffix`.
-pub(super) fn matrix<'a>(
-    layer: &Layer<'a, '_>,
-    scales: &Scales,
-    suffix: &str,
-    sharing: Sharing,
-) -> Result<Matrix<'a>> {
+pub(super) fn matrix<'a>(layer: &Layer<'a, '_>, scales: &Scales, suffix: &str, sharing: Sharing) -> Result<Matrix<'a>> {
     let (rows, cols) = (layer.rows, layer.cols);
     let view = layer.shaped("weight", &[Format::F8_E4M3], &[rows, cols])?;
     let group = sharing.group(cols);
@@ -56,7 +51,10 @@ impl Fp8 {
         let block = match config.get("weight_block_size") {
             None | Some(Value::Null) => None,
             Some(value) => Some(block_size(value).ok_or_else(|| {
-                scheme("weight_block_size", format!("is {value}, but must be two whole numbers from 1 to {MAX_BLOCK}"))
+                scheme(
+                    "weight_block_size",
+                    format!("is {}, but must be two whole numbers from 1 to {MAX_BLOCK}", short(value)),
+                )
             })?),
         };
         let mut left_out = names(config, "modules_to_not_convert")?;

@@ -74,6 +74,15 @@ pub(crate) fn scheme(field: &str, problem: impl Into<String>) -> Error {
     Error::Scheme { field: field.to_owned(), problem: problem.into() }
 }
 
+/// A value of a configuration for an error message, cut to a length that a line can bear.
+pub(crate) fn short(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(80) {
+        Some((cut, _)) => format!("{}...", &text[..cut]),
+        None => text,
+    }
+}
+
 /// A refusal of one packed tensor.
 pub(crate) fn packed(name: &str, problem: impl Into<String>) -> Error {
     Error::Packed { name: shown(name), problem: problem.into() }

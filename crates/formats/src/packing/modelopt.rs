@@ -9,7 +9,7 @@ use super::fp4::{self, TensorScale};
 use super::layer::Layer;
 use super::patterns::{Names, names};
 use super::scales::{Scales, Sharing};
-use super::{Packed, Packing, fp8, scheme};
+use super::{Packed, Packing, fp8, scheme, short};
 use crate::error::shown;
 use crate::{Format, Result, WeightSource};
 
@@ -61,7 +61,7 @@ impl ModelOpt {
             None => None,
             Some(value) => match value.as_u64() {
                 Some(group @ 1..=4096) => Some(group as usize),
-                _ => return Err(scheme("group_size", format!("is {value}, but must lie between 1 and 4096"))),
+                _ => return Err(scheme("group_size", format!("is {}, but must lie between 1 and 4096", short(value)))),
             },
         };
         let mut left_out = names(config, "exclude_modules")?;
@@ -88,7 +88,8 @@ impl Packing for ModelOpt {
         }
         let four = weight.format == Format::U8;
         if self.kinds != Kinds::Both && four != (self.kinds == Kinds::Four) {
-            let problem = format!("is stored as {}, which is not what quant_algo {} stores", weight.format, self.algorithm);
+            let problem =
+                format!("is stored as {}, which is not what quant_algo {} stores", weight.format, self.algorithm);
             return Err(layer.wrong("weight", problem));
         }
         if four {

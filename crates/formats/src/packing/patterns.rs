@@ -3,9 +3,8 @@
 use regex::{Regex, RegexBuilder};
 use serde_json::Value;
 
-use super::scheme;
+use super::{scheme, short};
 use crate::Result;
-use crate::error::shown;
 
 /// The most entries a list may have, and bytes a compiled pattern: a hostile configuration costs little.
 const MAX_NAMES: usize = 200_000;
@@ -108,11 +107,11 @@ pub(super) fn names(config: &Value, field: &str) -> Result<Vec<String>> {
         Some(Value::Array(list)) => {
             return Err(scheme(field, format!("has {} entries, but at most {MAX_NAMES} are read", list.len())));
         }
-        Some(other) => return Err(scheme(field, format!("is {}, but must be a list", shown(&other.to_string())))),
+        Some(other) => return Err(scheme(field, format!("is {}, but must be a list", short(other)))),
     };
     let text = |value: &Value| match value {
         Value::String(text) => Ok(text.clone()),
-        other => Err(scheme(field, format!("holds {}, but must hold names", shown(&other.to_string())))),
+        other => Err(scheme(field, format!("holds {}, but must hold names", short(other)))),
     };
     list.iter().map(text).collect()
 }
@@ -127,7 +126,11 @@ mod tests {
         assert_eq!(rank("model.layers.0.mlp.up_proj", "model.layers.0.mlp.up_proj"), Some(0));
         assert_eq!(rank("model.layers.0.mlp", "model.layers.0.mlp.up_proj"), None);
         assert_eq!(rank("re:.*up_proj", "model.layers.0.mlp.up_proj"), Some(1));
-        assert_eq!(rank("re:.*up", "model.layers.0.mlp.up_proj"), Some(1), "a match from the start need not reach the end");
+        assert_eq!(
+            rank("re:.*up", "model.layers.0.mlp.up_proj"),
+            Some(1),
+            "a match from the start need not reach the end"
+        );
         assert_eq!(rank("re:up_proj", "model.layers.0.mlp.up_proj"), None, "but it starts at the start");
         assert_eq!(rank(r"re:model\.layers\.\d+\.mlp.*", "model.layers.12.mlp.up_proj"), Some(1));
         assert_eq!(rank("Linear", "lm_head"), Some(2));

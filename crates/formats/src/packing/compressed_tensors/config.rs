@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::super::fp8::block_size;
 use super::super::patterns::{Target, names};
 use super::super::scales::Sharing;
-use super::super::scheme;
+use super::super::{scheme, short};
 use crate::Result;
 use crate::error::shown;
 
@@ -127,7 +127,7 @@ fn read_weights(weights: &Value, storage: Storage, field: &str) -> Result<Weight
     let at = |inner: &str| format!("{field}.{inner}");
     let of = |inner: &str| weights.get(inner).filter(|value| !value.is_null());
     let unread = |inner: &str, value: &Value, expect: &str| {
-        Err(scheme(&at(inner), format!("is {}, but {expect}", shown(&value.to_string()))))
+        Err(scheme(&at(inner), format!("is {}, but {expect}", short(value))))
     };
     let bits = match of("num_bits") {
         None => 8,
@@ -163,7 +163,7 @@ fn read_sharing(weights: &Value, field: &str) -> Result<Sharing> {
         Some(value) => match value.as_i64() {
             Some(size) if size == -1 || (1..=MAX_GROUP_SIZE).contains(&size) => Some(size),
             _ => {
-                let problem = format!("is {}, but must be -1 or from 1 to {MAX_GROUP_SIZE}", shown(&value.to_string()));
+                let problem = format!("is {}, but must be -1 or from 1 to {MAX_GROUP_SIZE}", short(value));
                 return Err(scheme(&at("group_size"), problem));
             }
         },

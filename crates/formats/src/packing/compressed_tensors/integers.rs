@@ -15,7 +15,8 @@ pub(super) fn words<'a>(layer: &Layer<'a, '_>, weights: &Weights) -> Result<Matr
     let view = layer.need("weight_packed", &[Format::I32])?;
     let Some(stream) = Stream::find(bits, cols, |words| view.shape == [rows, words]) else {
         let expected = [rows, (cols * bits).div_ceil(32)];
-        let problem = format!("has shape {:?}, but {expected:?} is needed for {cols} values of {bits} bits", view.shape);
+        let problem =
+            format!("has shape {:?}, but {expected:?} is needed for {cols} values of {bits} bits", view.shape);
         return Err(layer.wrong("weight_packed", problem));
     };
     let half = 1u8 << (bits - 1);
@@ -171,7 +172,8 @@ impl Zeros {
         let view = layer.need(NAME, &[Format::I8, Format::I32])?;
         let lines = if by_row { rows } else { 1 };
         if view.format == Format::I8 {
-            let beside_one = |shape: &[usize]| -> Vec<usize> { shape.iter().copied().filter(|dim| *dim != 1).collect() };
+            let beside_one =
+                |shape: &[usize]| -> Vec<usize> { shape.iter().copied().filter(|dim| *dim != 1).collect() };
             if beside_one(&view.shape) != beside_one(&[lines, groups]) {
                 let problem = format!("has shape {:?}, but {:?} is needed", view.shape, [lines, groups]);
                 return Err(layer.wrong(NAME, problem));
