@@ -55,8 +55,10 @@ enum Read {
     /// Each value by itself.
     Values(fn(&[u8], &mut [f32])),
     /// One block into codes, scales and minimums.
-    Codes(Coding, fn(&[u8], &mut [u8], &mut [f32], &mut [f32])),
+    Codes(Coding, Unpack),
 }
+
+type Unpack = fn(&[u8], &mut [u8], &mut [f32], &mut [f32]);
 
 /// Groups with a scale alone.
 const fn scaled(group: usize, levels: Levels) -> Coding {
