@@ -6,6 +6,7 @@ mod goldens;
 mod graph;
 mod models;
 mod mutants;
+mod peers;
 mod prepare;
 mod process;
 mod sigterm;
@@ -29,6 +30,7 @@ cargo xtask <command>
   soak [...]       the server under ten minutes of bad clients and too little memory; --seconds 3600 for an hour
   sigterm [...]    servers under load told to end, at 100 random moments
   slowhttp [...]   1,000 connections of slowhttptest in its four modes; the server must stay healthy
+  peers [...]      Folio and llama.cpp side by side on this machine, on the same files; --help says more
   goldens          makes the committed golden files anew with Hugging Face transformers (installs it in target/)
   models FOLDER    makes models/ anew from the trained models in FOLDER";
 
@@ -45,6 +47,7 @@ fn main() -> Result<()> {
         Some("sigterm") => sigterm::run(rest),
         Some("slowhttp") => slowhttp::run(rest),
         Some("mutants") => mutants::run(rest),
+        Some("peers") => peers::run(rest),
         Some("goldens") => goldens::run(),
         Some("models") => models::run(rest),
         Some("help" | "--help" | "-h") => {

@@ -60,6 +60,12 @@ pub fn bf16_peak(threads: usize) -> f64 {
     peak(threads, Isa::best(), bf16_burst)
 }
 
+/// Integer operations per second of products of bytes summed in 32 bits: with the dot-product instruction where there is
+/// one, else by f32.
+pub fn int8_peak(threads: usize) -> f64 {
+    peak(threads, Isa::best(), int8_burst)
+}
+
 /// Runs the burst on every thread for some tens of milliseconds; a burst returns the operations it did.
 fn peak(threads: usize, isa: Isa, burst: fn(Isa, usize) -> u64) -> f64 {
     const ROUNDS: usize = 4_000_000;
@@ -118,6 +124,15 @@ fn bf16_burst(isa: Isa, rounds: usize) -> u64 {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `isa` is one of `Isa::available`.
         Isa::Avx512 => unsafe { x86::bf16_avx512(rounds) },
+        _ => f32_burst(isa, rounds),
+    }
+}
+
+fn int8_burst(isa: Isa, rounds: usize) -> u64 {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `isa` is one of `Isa::available`.
+        Isa::Avx512 => unsafe { x86::int8_avx512(rounds) },
         _ => f32_burst(isa, rounds),
     }
 }
@@ -216,6 +231,23 @@ mod x86 {
     }
 
     /// # Safety
+    /// The machine has AVX-512 with VNNI.
+    #[target_feature(enable = "avx512f,avx512vnni")]
+    pub unsafe fn int8_avx512(rounds: usize) -> u64 {
+        let ones = _mm512_set1_epi32(black_box(0x0101_0101));
+        let mut sums = [_mm512_setzero_si512(); CHAINS];
+        for _ in 0..rounds {
+            for sum in &mut sums {
+                *sum = _mm512_dpbusd_epi32(*sum, ones, ones);
+            }
+            // SAFETY: an empty instruction sequence that names a register changes nothing.
+            unsafe { std::arch::asm!("/* {} */", in(zmm_reg) sums[0], options(nomem, nostack, preserves_flags)) };
+        }
+        black_box(sums);
+        (rounds * CHAINS * 128) as u64
+    }
+
+    /// # Safety
     /// The machine has AVX2 and FMA.
     #[target_feature(enable = "avx2,fma")]
     pub unsafe fn f32_avx2(rounds: usize) -> u64 {
@@ -246,12 +278,13 @@ mod tests {
 
     #[test]
     fn every_ceiling_is_a_number() {
-        let mut figures = vec![read_bandwidth(2, 1 << 20, 2).unwrap(), f32_peak(1), bf16_peak(2)];
+        let mut figures = vec![read_bandwidth(2, 1 << 20, 2).unwrap(), f32_peak(1), bf16_peak(2), int8_peak(2)];
         for isa in Isa::available() {
             let data = vec![1u8; 1 << 12];
             assert_ne!(read(isa, &data), 0);
             figures.push(f32_burst(isa, 1000) as f64);
             figures.push(bf16_burst(isa, 1000) as f64);
+            figures.push(int8_burst(isa, 1000) as f64);
         }
         assert!(figures.iter().all(|figure| figure.is_finite() && *figure > 0.0), "{figures:?}");
     }

@@ -20,12 +20,13 @@ pub struct Ceilings {
     pub read_bytes_per_s: f64,
     pub bf16_flops: f64,
     pub f32_flops: f64,
+    pub int8_ops: f64,
 }
 
 impl Ceilings {
     pub fn new(threads: usize) -> Result<Self> {
         let reader = ceilings::Reader::new(threads, READ_BYTES)?;
-        Ok(Self { threads, reader, read_bytes_per_s: 0.0, bf16_flops: 0.0, f32_flops: 0.0 })
+        Ok(Self { threads, reader, read_bytes_per_s: 0.0, bf16_flops: 0.0, f32_flops: 0.0, int8_ops: 0.0 })
     }
 
     pub fn measure(&mut self) {
@@ -34,6 +35,7 @@ impl Ceilings {
         }
         self.bf16_flops = self.bf16_flops.max(ceilings::bf16_peak(self.threads));
         self.f32_flops = self.f32_flops.max(ceilings::f32_peak(self.threads));
+        self.int8_ops = self.int8_ops.max(ceilings::int8_peak(self.threads));
     }
 }
 

@@ -28,10 +28,11 @@ pub fn print(
         session.assets.name, session.plan.threads, args.input_len, args.output_len, args.rounds
     );
     println!(
-        "ceilings: read {:.1} GB/s, bf16 {:.0} GFLOP/s, f32 {:.0} GFLOP/s; decode reads {} of weights a step",
+        "ceilings: read {:.1} GB/s, bf16 {:.0} GFLOP/s, f32 {:.0} GFLOP/s, int8 {:.0} GOP/s; decode reads {} of weights a step",
         ceilings.read_bytes_per_s / 1e9,
         ceilings.bf16_flops / 1e9,
         ceilings.f32_flops / 1e9,
+        ceilings.int8_ops / 1e9,
         table::bytes(cost.decode_weight_bytes as u64),
     );
     println!(
@@ -137,7 +138,7 @@ fn json(args: &BenchRun, session: &Session, ceilings: &Ceilings, resident: Optio
         "output_len": args.output_len, "rounds": args.rounds,
         "ceilings": {
             "read_bytes_per_s": ceilings.read_bytes_per_s, "bf16_flops": ceilings.bf16_flops,
-            "f32_flops": ceilings.f32_flops,
+            "f32_flops": ceilings.f32_flops, "int8_ops": ceilings.int8_ops,
         },
         "memory": {
             "weights": session.plan.bytes.weights, "kv": session.plan.bytes.kv,
