@@ -179,10 +179,12 @@ if __name__ == "__main__":
         shutil.rmtree(target, ignore_errors=True)
         os.makedirs(target)
         with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)    # gptqmodel leaves its logs where it runs
             plain, quantized = os.path.join(folder, "plain"), os.path.join(folder, "quantized")
             # Its search for clipping thresholds takes 64 outputs at a time.
             plain_model(plain, tied, 64 if name == "awq" else 32)
             quantize(plain, quantized, **options)
             for file in ("config.json", "model.safetensors"):
                 shutil.copyfile(os.path.join(quantized, file), os.path.join(target, file))
+            os.chdir(HERE)
         golden(target, tools)
