@@ -1,11 +1,9 @@
 //! Embedding rows out of the packed layout: one lane of one panel, all steps.
 
-use half::{bf16, f16};
-
 use super::Ctx;
 use super::pool::Disjoint;
 use super::tensor::Tensor;
-use super::weight::{LANES, Packing, Weight};
+use super::weight::Weight;
 
 /// `out[r] = table[ids[r]] * scale`.
 pub(crate) fn embed(ctx: Ctx<'_>, out: &mut Tensor, table: &Weight, ids: &[u32], scale: f32) {
@@ -16,7 +14,7 @@ pub(crate) fn embed(ctx: Ctx<'_>, out: &mut Tensor, table: &Weight, ids: &[u32],
         for row in range {
             // SAFETY: each row is written by one thread.
             let out = unsafe { out.part(row * cols..(row + 1) * cols) };
-            read_output(table, ids[row] as usize, out);
+            table.read_output(ids[row] as usize, out);
             if scale != 1.0 {
                 out.iter_mut().for_each(|value| *value *= scale);
             }
@@ -24,40 +22,12 @@ pub(crate) fn embed(ctx: Ctx<'_>, out: &mut Tensor, table: &Weight, ids: &[u32],
     });
 }
 
-/// One output's weights, in f32.
-fn read_output(weight: &Weight, output: usize, out: &mut [f32]) {
-    assert!(output < weight.outputs(), "row {output} of an embedding of {}", weight.outputs());
-    let (panel, lane) = (weight.panel(output / LANES), output % LANES);
-    match weight.packing() {
-        Packing::F32 => {
-            let (values, _) = panel.as_chunks::<4>();
-            for (out, value) in out.iter_mut().zip(values[lane..].iter().step_by(LANES)) {
-                *out = f32::from_le_bytes(*value);
-            }
-        }
-        Packing::F16 => {
-            let (values, _) = panel.as_chunks::<2>();
-            for (out, value) in out.iter_mut().zip(values[lane..].iter().step_by(LANES)) {
-                *out = f16::from_le_bytes(*value).to_f32();
-            }
-        }
-        Packing::BF16 => {
-            let (pairs, _) = panel.as_chunks::<4>();
-            for (out, pair) in out.chunks_mut(2).zip(pairs[lane..].iter().step_by(LANES)) {
-                let values = [bf16::from_le_bytes([pair[0], pair[1]]), bf16::from_le_bytes([pair[2], pair[3]])];
-                for (out, value) in out.iter_mut().zip(values) {
-                    *out = value.to_f32();
-                }
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::borrow::Cow;
 
     use folio_formats::{Format, Matrix};
+    use half::{bf16, f16};
 
     use super::*;
     use crate::cpu::{Isa, Pool};

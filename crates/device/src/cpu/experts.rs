@@ -5,7 +5,7 @@
 //! row's outputs are added in ascending order of expert, whatever else is in the batch.
 
 use super::buffer::Grown;
-use super::matmul::{self, Kernel, Product, RowTiles};
+use super::matmul::{self, Kernel, Product, RowTiles, Source};
 use super::pool::Disjoint;
 use super::routing::{Choice, route};
 use super::tensor::{Tensor, Vector};
@@ -13,7 +13,8 @@ use super::weight::Weight;
 use super::{Cpu, Ctx, elementwise};
 use crate::{Error, ExpertsSource, Result, Routing};
 
-/// The experts of one layer; all of one shape and packing.
+/// The experts of one layer; all of one shape and packing. Where their matrices are stored differently, or one is of
+/// several parts, of reordered columns or with outliers, all are brought to BF16.
 pub struct Experts {
     /// `[2 * inter, hidden]`, gate rows above up rows.
     gate_up: Vec<Weight>,
@@ -26,8 +27,8 @@ pub struct Experts {
 impl Experts {
     pub(crate) fn pack(ctx: Ctx<'_>, source: ExpertsSource<'_>) -> Result<Self> {
         Error::check("number of down projections", source.gate_up.len(), source.down.len())?;
-        let pack = |matrices: &[_]| matrices.iter().map(|matrix| Weight::pack(ctx, matrix)).collect::<Result<Vec<_>>>();
-        let (gate_up, down) = (pack(&source.gate_up)?, pack(&source.down)?);
+        let gate_up = Weight::pack_uniform(ctx, &source.gate_up)?;
+        let down = Weight::pack_uniform(ctx, &source.down)?;
         let (Some(first_up), Some(first_down)) = (gate_up.first(), down.first()) else {
             return Err(Error::Unsupported { backend: "cpu", what: "a layer without experts".into() });
         };
@@ -36,9 +37,6 @@ impl Experts {
             Error::check("rows of an expert's gate and up", 2 * first_down.inputs(), gate_up.outputs())?;
             Error::check("inputs of an expert's down", first_down.inputs(), down.inputs())?;
             Error::check("rows of an expert's down", first_up.inputs(), down.outputs())?;
-            if gate_up.packing() != first_up.packing() || down.packing() != first_down.packing() {
-                return Err(Error::Unsupported { backend: "cpu", what: "experts of different formats".into() });
-            }
         }
         let gate_up_bias = biases(source.gate_up_bias, &gate_up)?;
         let down_bias = biases(source.down_bias, &down)?;
@@ -73,9 +71,9 @@ pub struct Scratch {
     slot_rows: Vec<u32>,
     /// Next free slot of every expert while slots are given out.
     next_slot: Vec<u32>,
-    /// Experts with rows, ascending, and their slots in tiles.
+    /// Experts with rows, ascending, and their slots in tiles of either product.
     busy: Vec<u32>,
-    tiles: Vec<RowTiles>,
+    tiles: [Vec<RowTiles>; 2],
     /// `[slots][2 * inter]`, `[slots][inter]` and `[slots][hidden]`.
     gate_up: Grown<f32>,
     inner: Grown<f32>,
@@ -98,30 +96,40 @@ pub(crate) fn experts_forward(
     assert_eq!(x.cols(), hidden, "inputs of the experts");
     assert_eq!(out.cols(), hidden, "outputs of the experts");
     assert_eq!(router_logits.cols(), experts.gate_up.len(), "router logits");
-    let kernels = [Kernel::new(ctx.isa, first_up.packing()), Kernel::new(ctx.isa, first_down.packing())];
+    let [up_kernel, down_kernel] = [first_up, first_down].map(|weight| weight.parts()[0].kernel());
     choose(ctx, scratch, router_logits, op, rows);
-    sort_by_expert(scratch, &kernels[0], experts.gate_up.len(), op.top_k, rows);
+    sort_by_expert(scratch, [up_kernel, down_kernel], experts.gate_up.len(), op.top_k, rows);
     let slots = rows * op.top_k;
-    let Scratch { choices, slot_rows, busy, tiles, gate_up, inner, down, .. } = scratch;
+    let Scratch { choices, slot_rows, busy, tiles: [up_tiles, down_tiles], gate_up, inner, down, .. } = scratch;
 
     let gate_up = gate_up.take(slots * 2 * inter);
-    let packed = matmul::pack(ctx, &kernels[0], activations, x.head(rows), hidden, Some(slot_rows), slots, tiles);
-    let up = |index| product(&experts.gate_up, &experts.gate_up_bias, busy[index], tiles[index]);
-    matmul::multiply(ctx, &kernels[0], packed, busy.len(), up, gate_up);
+    let columns = matmul::Columns::default();
+    let source = Source { values: x.head(rows), cols: hidden, picked: Some(slot_rows), columns };
+    let packed = matmul::pack(ctx, up_kernel.activations(), activations, source, slots, up_tiles);
+    let product = |index| self::product(&experts.gate_up, &experts.gate_up_bias, busy[index], packed, up_tiles[index]);
+    matmul::multiply(ctx, busy.len(), product, gate_up, 2 * inter);
 
     let inner = inner.take(slots * inter);
     gate_rows(ctx, inner, gate_up, op, inter);
 
     let down = down.take(slots * hidden);
-    let packed = matmul::pack(ctx, &kernels[1], activations, inner, inter, None, slots, tiles);
-    let back = |index| product(&experts.down, &experts.down_bias, busy[index], tiles[index]);
-    matmul::multiply(ctx, &kernels[1], packed, busy.len(), back, down);
+    let source = Source { values: inner, cols: inter, picked: None, columns };
+    let packed = matmul::pack(ctx, down_kernel.activations(), activations, source, slots, down_tiles);
+    let product = |index| self::product(&experts.down, &experts.down_bias, busy[index], packed, down_tiles[index]);
+    matmul::multiply(ctx, busy.len(), product, down, hidden);
     combine(ctx, out, down, choices, op.top_k, rows);
 }
 
-fn product<'a>(weights: &'a [Weight], biases: &'a Option<Vec<Vector>>, expert: u32, tiles: RowTiles) -> Product<'a> {
+fn product<'a>(
+    weights: &'a [Weight],
+    biases: &'a Option<Vec<Vector>>,
+    expert: u32,
+    packed: &'a [u32],
+    tiles: RowTiles,
+) -> Product<'a> {
     let bias = biases.as_ref().map(|biases| &*biases[expert as usize]);
-    Product { weight: &weights[expert as usize], bias, tiles }
+    let part = &weights[expert as usize].parts()[0];
+    Product { main: matmul::operand(part, packed, tiles.first_row, tiles.rows), outliers: None, bias, first_column: 0 }
 }
 
 /// Fills `choices`: every row by itself.
@@ -143,7 +151,7 @@ fn choose(ctx: Ctx<'_>, scratch: &mut Scratch, router_logits: &Tensor, op: &Rout
 }
 
 /// Gives every (row, choice) its slot: by expert, within an expert by row.
-fn sort_by_expert(scratch: &mut Scratch, kernel: &Kernel, experts: usize, top_k: usize, rows: usize) {
+fn sort_by_expert(scratch: &mut Scratch, kernels: [&Kernel; 2], experts: usize, top_k: usize, rows: usize) {
     let Scratch { choices, slot_rows, next_slot, busy, tiles, .. } = scratch;
     next_slot.clear();
     next_slot.resize(experts, 0);
@@ -151,14 +159,16 @@ fn sort_by_expert(scratch: &mut Scratch, kernel: &Kernel, experts: usize, top_k:
         next_slot[choice.expert as usize] += 1;
     }
     busy.clear();
-    tiles.clear();
+    tiles.iter_mut().for_each(Vec::clear);
     let mut first = 0;
     for (expert, next) in next_slot.iter_mut().enumerate() {
         let count = *next as usize;
         *next = first as u32;
         if count > 0 {
             busy.push(expert as u32);
-            tiles.push(kernel.tiles(first, count));
+            for (tiles, kernel) in tiles.iter_mut().zip(kernels) {
+                tiles.push(kernel.tiles(first, count));
+            }
         }
         first += count;
     }

@@ -26,7 +26,7 @@ mod weight;
 pub use isa::Isa;
 pub use pool::Pool;
 pub use tensor::{Tensor, Vector};
-pub use weight::Weight;
+pub use weight::{Weight, packed_bytes, packed_experts_bytes};
 
 use folio_formats::Matrix;
 

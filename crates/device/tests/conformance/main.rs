@@ -5,6 +5,7 @@
 //! alone, in another order, in other chunks and in other blocks are bit-equal. A new backend adds one test at the end
 //! of this file.
 
+mod coded;
 mod data;
 mod empty;
 mod paged;

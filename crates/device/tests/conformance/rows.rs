@@ -3,6 +3,7 @@
 use folio_device::{Activation, Backend, ExpertsSource, RouterScore, Routing};
 use folio_formats::Format;
 
+use crate::coded::{Coded, coded_cases};
 use crate::data::{Random, batch, deviation, download, f32_matrix, inputs, matrix, round_to_bf16, tensor};
 
 pub const ROWS: usize = 33;
@@ -30,8 +31,9 @@ const TIGHT: f32 = 1e-5;
 /// Activations rounded to bf16 (2^-9 of each) on their way into a product, or weights decoded to bf16. The error of a
 /// sum of `n` such products is 2^-9 / sqrt(3) of its deviation; four deviations of that are 2^-8, doubled for margin.
 const BF16_ROUNDED: f32 = 1.0 / 128.0;
-/// A quantized weight's product may round weights to bf16 or activations to blocks of int8.
-const QUANTIZED: f32 = 1.0 / 64.0;
+/// A quantized weight's product rounds activations to 127ths of the largest of a group, or of a row: of three deviations
+/// or so, which makes an error of 3 / 127 / sqrt(12) of a value's deviation; four of that, and some margin.
+const QUANTIZED: f32 = 1.0 / 32.0;
 
 #[derive(Clone, Copy, Debug)]
 pub enum Case {
@@ -57,6 +59,8 @@ pub enum Case {
         bias: bool,
         rounded: bool,
     },
+    /// A product with a weight of codes that is no GGUF format.
+    Coded(Coded),
     Gate {
         activation: Activation,
         width: usize,
@@ -116,6 +120,7 @@ pub fn cases() -> Vec<Case> {
             case(RouterScore::Sigmoid, true, false, Activation::GeluTanh),
         ]);
     }
+    cases.extend(coded_cases().into_iter().map(Case::Coded));
     cases
 }
 
@@ -132,6 +137,7 @@ impl Case {
             Case::Linear { format, rounded, .. } => product(format, rounded),
             // What lies between the two products of an expert is never a bf16 value to begin with.
             Case::Experts { format, .. } => 2.0 * product(format, false),
+            Case::Coded(_) => QUANTIZED,
             Case::Embed { format, .. } if format.is_quantized() => BF16_ROUNDED,
             _ => TIGHT,
         }
@@ -144,6 +150,7 @@ impl Case {
             Case::Linear { format, inputs, outputs, .. } => {
                 (inputs as f32).sqrt() * deviation(&matrix(format, outputs, inputs, WEIGHTS))
             }
+            Case::Coded(coded) => (coded.inputs as f32).sqrt() * deviation(&coded.matrix()),
             _ => 1e-3,
         }
     }
@@ -159,6 +166,7 @@ impl Case {
             | Case::Finish { width, .. } => width,
             Case::AddNorm { width } => 2 * width,
             Case::Linear { outputs, .. } => outputs,
+            Case::Coded(coded) => coded.width(),
             Case::Experts { format, .. } => expert_hidden(format),
         }
     }
@@ -171,6 +179,7 @@ impl Case {
             Case::Add { width } => add(backend, rows, width),
             Case::AddNorm { width } => add_norm(backend, rows, width),
             Case::Linear { .. } => linear(backend, rows, self),
+            Case::Coded(coded) => coded.run(backend, &values(rows, coded.inputs, 1)),
             Case::Gate { activation, width } => gate(backend, rows, activation, width),
             Case::Experts { .. } => experts(backend, rows, self),
             Case::AddGated { width } => add_gated(backend, rows, width),

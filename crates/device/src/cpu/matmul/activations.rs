@@ -1,14 +1,18 @@
 //! The left side of a product, made ready once a call: rounded to what the kernel multiplies and laid out so that a
 //! tile reads it straight through.
 //!
-//! Rows are cut into tiles of nearly equal height; a tile is `[steps][rows of the tile]`, so that the values that one
-//! step broadcasts lie side by side. Row-major rows would collide in the cache: widths are powers of two.
+//! Rows are cut into tiles of nearly equal height; a tile is `[steps][words of a step][rows of the tile]`, so that the
+//! values that one step broadcasts lie side by side. Row-major rows would collide in the cache: widths are powers of
+//! two.
 
 use half::bf16;
 
 use super::super::pool::{Disjoint, even_split};
 use super::super::{Ctx, Isa};
-use super::Kernel;
+use super::rounding::Rounding;
+
+/// Values that are gathered at a time: the longest group, and whole steps of every other form.
+pub const BUFFER: usize = 256;
 
 /// What a kernel multiplies with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +23,88 @@ pub enum Activations {
     RoundedF32,
     /// Rounded to bf16, two inner values in a word.
     Bf16Pairs,
+    /// Rounded to 8-bit integers, group by group.
+    Int8(Rounding),
+}
+
+impl Activations {
+    /// Inner values in a step.
+    pub fn step_values(&self) -> usize {
+        match self {
+            Activations::F32 => 1,
+            Activations::RoundedF32 | Activations::Bf16Pairs => 2,
+            Activations::Int8(rounding) => rounding.group,
+        }
+    }
+
+    /// Words in a step of one row.
+    pub fn step_words(&self) -> usize {
+        match self {
+            Activations::F32 | Activations::Bf16Pairs => 1,
+            Activations::RoundedF32 => 2,
+            Activations::Int8(rounding) => rounding.step_words(),
+        }
+    }
+
+    /// Words of a whole row.
+    pub fn row_words(&self, cols: usize) -> usize {
+        cols.div_ceil(self.step_values()) * self.step_words()
+    }
+}
+
+/// Which of a row's values a weight multiplies, and in which order.
+#[derive(Clone, Copy, Default)]
+pub struct Columns<'a> {
+    /// Value `j` is the row's `order[j]`; all of them as they are if there is no order.
+    pub order: Option<&'a [u32]>,
+    /// Places in that order whose values count as zero, ascending.
+    pub zeroed: &'a [u32],
+}
+
+/// One row as a weight sees it.
+pub struct Row<'a> {
+    values: &'a [f32],
+    columns: Columns<'a>,
+}
+
+impl<'a> Row<'a> {
+    #[cfg(test)]
+    pub fn new(values: &'a [f32]) -> Self {
+        Self { values, columns: Columns::default() }
+    }
+
+    /// Whether the values lie in memory as the weight sees them.
+    fn is_plain(&self) -> bool {
+        self.columns.order.is_none() && self.columns.zeroed.is_empty()
+    }
+
+    pub fn cols(&self) -> usize {
+        self.columns.order.map_or(self.values.len(), <[u32]>::len)
+    }
+
+    /// Up to `len` values from `start` on; in `buffer` if they do not lie in memory that way.
+    pub fn read<'b>(&'b self, start: usize, len: usize, buffer: &'b mut [f32; BUFFER]) -> &'b [f32] {
+        let range = start..(start + len).min(self.cols());
+        let zeroed = self.columns.zeroed;
+        let zeroed = &zeroed[zeroed.partition_point(|&at| (at as usize) < range.start)..];
+        let zeroed = &zeroed[..zeroed.partition_point(|&at| (at as usize) < range.end)];
+        if self.columns.order.is_none() && zeroed.is_empty() {
+            return &self.values[range];
+        }
+        let buffer = &mut buffer[..range.len()];
+        match self.columns.order {
+            None => buffer.copy_from_slice(&self.values[range.clone()]),
+            Some(order) => {
+                for (value, &from) in buffer.iter_mut().zip(&order[range.clone()]) {
+                    *value = self.values[from as usize];
+                }
+            }
+        }
+        for &at in zeroed {
+            buffer[at as usize - range.start] = 0.0;
+        }
+        buffer
+    }
 }
 
 /// Rows of one product, all multiplied with one weight: `rows` rows from `first_row` on, in tiles.
@@ -41,20 +127,37 @@ impl RowTiles {
     }
 }
 
-/// Packs the rows of every set; row `r` of the sets is row `picked[r]` (or `r`) of `source`, which is `[.., cols]`. The
-/// tile that starts at row `r` starts at word `r * words` of `target`.
-pub fn pack(
-    ctx: Ctx<'_>,
-    kernel: &Kernel,
-    source: &[f32],
-    cols: usize,
-    picked: Option<&[u32]>,
-    sets: &[RowTiles],
-    target: &mut [u32],
-) {
-    let words = kernel.row_words(cols);
+/// Rows to be packed: row `r` is row `picked[r]` (or `r`) of `values`, which is `[.., cols]`.
+#[derive(Clone, Copy)]
+pub struct Source<'a> {
+    pub values: &'a [f32],
+    pub cols: usize,
+    pub picked: Option<&'a [u32]>,
+    pub columns: Columns<'a>,
+}
+
+impl<'a> Source<'a> {
+    fn row(&self, row: usize) -> Row<'a> {
+        let at = self.picked.map_or(row, |picked| picked[row] as usize) * self.cols;
+        Row { values: &self.values[at..at + self.cols], columns: self.columns }
+    }
+
+    /// Values that a packed row holds.
+    pub fn packed_cols(&self) -> usize {
+        self.columns.order.map_or(self.cols, <[u32]>::len)
+    }
+}
+
+/// Packs the rows of every set. The tile that starts at row `r` starts at word `r * words` of `target`, where `words` is
+/// [`Activations::row_words`].
+pub fn pack(ctx: Ctx<'_>, activations: Activations, source: Source<'_>, sets: &[RowTiles], target: &mut [u32]) {
+    let words = activations.row_words(source.packed_cols());
     let total: usize = sets.iter().map(|set| set.num_tiles).sum();
-    let (activations, isa) = (kernel.activations, ctx.isa);
+    let rows: usize = sets.iter().map(|set| set.rows).sum();
+    if words == 0 {
+        return;
+    }
+    let isa = ctx.isa;
     let target = Disjoint::new(target);
     let body = |range: std::ops::Range<usize>| {
         let tiles = sets.iter().flat_map(|set| (0..set.num_tiles).map(|tile| set.tile(tile)));
@@ -63,40 +166,52 @@ pub fn pack(
             let target = unsafe { target.part(tile.start * words..tile.end * words) };
             let height = tile.len();
             for (place, row) in tile.enumerate() {
-                let at = picked.map_or(row, |picked| picked[row] as usize) * cols;
-                pack_row(isa, activations, &source[at..at + cols], &mut target[place..], height);
+                pack_row(isa, activations, &source.row(row), &mut target[place..], height);
             }
         }
     };
     // A fork costs less than packing a few thousand values.
-    let min_tiles = 8192usize.div_ceil(words * kernel.max_rows + 1);
-    ctx.pool.for_each_static(total, min_tiles, body);
+    let tile_values = source.packed_cols() * rows / total.max(1);
+    ctx.pool.for_each_static(total, 8192usize.div_ceil(tile_values + 1), body);
 }
 
 /// Writes one row's words to every `stride`-th place.
-fn pack_row(isa: Isa, activations: Activations, row: &[f32], target: &mut [u32], stride: usize) {
+fn pack_row(isa: Isa, activations: Activations, row: &Row<'_>, target: &mut [u32], stride: usize) {
+    if let Activations::Int8(rounding) = activations {
+        return rounding.pack_row(isa, row, target, stride);
+    }
+    let mut buffer = [0.0; BUFFER];
+    let run = if row.is_plain() { row.cols().max(1) } else { BUFFER };
+    let run_words = activations.row_words(run) * stride;
+    for (start, target) in (0..row.cols()).step_by(run).zip(target.chunks_mut(run_words)) {
+        pack_values(isa, activations, row.read(start, run, &mut buffer), target, stride);
+    }
+}
+
+fn pack_values(isa: Isa, activations: Activations, values: &[f32], target: &mut [u32], stride: usize) {
     match activations {
         Activations::F32 => {
-            for (value, place) in row.iter().zip(target.iter_mut().step_by(stride)) {
+            for (value, place) in values.iter().zip(target.iter_mut().step_by(stride)) {
                 *place = value.to_bits();
             }
         }
         Activations::RoundedF32 => {
             let mut places = target.iter_mut().step_by(stride);
-            for (value, place) in row.iter().zip(&mut places) {
+            for (value, place) in values.iter().zip(&mut places) {
                 *place = bf16::from_f32(*value).to_f32().to_bits();
             }
             // An odd width ends in half a step.
             places.for_each(|place| *place = 0);
         }
-        Activations::Bf16Pairs => pack_pairs(isa, row, target, stride),
+        Activations::Bf16Pairs => pack_pairs(isa, values, target, stride),
+        Activations::Int8(_) => unreachable!("integers are packed by groups"),
     }
 }
 
 #[cfg(target_arch = "x86_64")]
-fn pack_pairs(isa: Isa, row: &[f32], target: &mut [u32], stride: usize) {
+fn pack_pairs(isa: Isa, values: &[f32], target: &mut [u32], stride: usize) {
     assert_eq!(isa, Isa::Avx512);
-    let (blocks, rest) = row.as_chunks::<32>();
+    let (blocks, rest) = values.as_chunks::<32>();
     for (index, block) in blocks.iter().enumerate() {
         // SAFETY: a block holds 32 values, and the instruction set is Avx512.
         let pairs = unsafe { super::avx512::round_to_pairs(block.as_ptr()) };

@@ -8,7 +8,7 @@ use super::tile::{self, Bf16, F16, F32, Lanes, Tile, by_rows};
 pub const MAX_ROWS: usize = 6;
 
 #[derive(Clone, Copy)]
-struct Eight(__m256);
+pub struct Eight(pub __m256);
 
 // SAFETY: unaligned loads and stores of 8 elements; callers run with AVX2, FMA and F16C enabled.
 unsafe impl Lanes for Eight {
@@ -66,6 +66,12 @@ unsafe impl Lanes for Eight {
     unsafe fn add(self, other: Self) -> Self {
         // SAFETY: as above.
         Eight(unsafe { _mm256_add_ps(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn mul(self, other: Self) -> Self {
+        // SAFETY: as above.
+        Eight(unsafe { _mm256_mul_ps(self.0, other.0) })
     }
 
     #[inline(always)]

@@ -8,7 +8,7 @@ use super::tile::{self, F16, F32, Lanes, Tile, by_rows};
 pub const MAX_ROWS: usize = 14;
 
 #[derive(Clone, Copy)]
-struct Sixteen(__m512);
+pub struct Sixteen(pub __m512);
 
 // SAFETY: unaligned loads and stores of 16 elements; callers run with AVX-512 F enabled.
 unsafe impl Lanes for Sixteen {
@@ -66,6 +66,12 @@ unsafe impl Lanes for Sixteen {
     unsafe fn add(self, other: Self) -> Self {
         // SAFETY: as above.
         Sixteen(unsafe { _mm512_add_ps(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn mul(self, other: Self) -> Self {
+        // SAFETY: as above.
+        Sixteen(unsafe { _mm512_mul_ps(self.0, other.0) })
     }
 
     #[inline(always)]

@@ -9,8 +9,11 @@ mod activations;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod integer;
+mod kernel;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+mod rounding;
 mod scalar;
 #[cfg(test)]
 mod tests;
@@ -18,14 +21,15 @@ mod tile;
 
 use std::ops::Range;
 
+use super::Ctx;
 use super::buffer::Grown;
 use super::pool::Disjoint;
 use super::tensor::{Tensor, Vector};
-use super::weight::{LANES, Packing, Weight};
-use super::{Ctx, Isa};
-pub use activations::RowTiles;
+use super::weight::{LANES, Packing, Part, Weight};
+pub use activations::{Activations, Columns, RowTiles, Source};
+pub use kernel::Kernel;
 
-use activations::Activations;
+use kernel::MAX_ROWS;
 use tile::{Prefetch, Tile};
 
 /// Weight bytes that all tiles pass over before the next block: a small part of a second-level cache, and long enough
@@ -41,55 +45,6 @@ const MAX_CHUNK: usize = 8;
 
 /// Packed activations of one call, see [`activations`].
 pub type Scratch = Grown<u32>;
-
-/// The kernel for one instruction set and packing.
-pub struct Kernel {
-    activations: Activations,
-    packing: Packing,
-    max_rows: usize,
-    tile: unsafe fn(&Tile),
-}
-
-impl Kernel {
-    pub fn new(isa: Isa, packing: Packing) -> Self {
-        let (max_rows, tiles): (_, [unsafe fn(&Tile); 3]) = match isa {
-            Isa::Scalar => (scalar::MAX_ROWS, [scalar::f32_tile, scalar::f16_tile, scalar::bf16_tile]),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => (avx2::MAX_ROWS, [avx2::f32_tile, avx2::f16_tile, avx2::bf16_tile]),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => (avx512::MAX_ROWS, [avx512::f32_tile, avx512::f16_tile, avx512::bf16_tile]),
-            #[cfg(target_arch = "aarch64")]
-            Isa::Neon => (neon::MAX_ROWS, [neon::f32_tile, neon::f16_tile, neon::bf16_tile]),
-            _ => unreachable!("{} is not of this architecture", isa.name()),
-        };
-        // `Edge` has room for no more, and the kernels do not look.
-        assert!(max_rows <= MAX_ROWS, "tiles of {max_rows} rows");
-        let (tile, activations) = match (packing, isa) {
-            (Packing::F32, _) => (tiles[0], Activations::F32),
-            (Packing::F16, _) => (tiles[1], Activations::F32),
-            (Packing::BF16, Isa::Avx512) => (tiles[2], Activations::Bf16Pairs),
-            (Packing::BF16, _) => (tiles[2], Activations::RoundedF32),
-        };
-        Self { activations, packing, max_rows, tile }
-    }
-
-    /// Words of packed activations in a step of one row.
-    fn step_words(&self) -> usize {
-        match self.activations {
-            Activations::F32 | Activations::Bf16Pairs => 1,
-            Activations::RoundedF32 => 2,
-        }
-    }
-
-    /// Words of packed activations in one row.
-    fn row_words(&self, cols: usize) -> usize {
-        cols.div_ceil(self.packing.step_values()) * self.step_words()
-    }
-
-    pub fn tiles(&self, first_row: usize, rows: usize) -> RowTiles {
-        RowTiles::new(first_row, rows, self.max_rows)
-    }
-}
 
 /// `out = x * weight^T (+ bias)`.
 pub(crate) fn linear(
@@ -109,112 +64,179 @@ pub(crate) fn linear(
     if rows == 0 {
         return;
     }
-    let kernel = Kernel::new(ctx.isa, weight.packing());
-    let product = Product { weight, bias: bias.map(|bias| &**bias), tiles: kernel.tiles(0, rows) };
-    let packed = pack(ctx, &kernel, scratch, x.head(rows), x.cols(), None, rows, &[product.tiles]);
-    multiply(ctx, &kernel, packed, 1, |_| product, out.head_mut(rows));
+    let words = |feed: usize| weight.feeds()[..feed].iter().map(|feed| rows * feed.row_words(x.cols())).sum::<usize>();
+    let packed = scratch.take(words(weight.feeds().len()));
+    for (index, feed) in weight.feeds().iter().enumerate() {
+        let source = Source { values: x.head(rows), cols: x.cols(), picked: None, columns: feed.columns() };
+        let tiles = RowTiles::new(0, rows, feed.max_rows);
+        activations::pack(ctx, feed.activations, source, &[tiles], &mut packed[words(index)..words(index + 1)]);
+    }
+    let packed = &*packed;
+    let operand = |part| operand(part, &packed[words(part.feed())..words(part.feed() + 1)], 0, rows);
+    let product = |index: usize| {
+        let part = &weight.parts()[index];
+        let outputs = part.first_output()..part.first_output() + part.outputs();
+        Product {
+            main: operand(part),
+            outliers: part.outliers().map(operand),
+            bias: bias.map(|bias| &bias[outputs.clone()]),
+            first_column: outputs.start,
+        }
+    };
+    multiply(ctx, weight.parts().len(), product, out.head_mut(rows), weight.outputs());
 }
 
-/// One weight and the rows it is multiplied with; row numbers count in the packed activations and in `out` alike.
+/// A packed part and the packed rows it is multiplied with.
+#[derive(Clone, Copy)]
+pub struct Operand<'a> {
+    part: &'a Part,
+    packed: &'a [u32],
+    tiles: RowTiles,
+}
+
+/// `rows` rows from `first_row` on; row numbers count in the packed activations and in `out` alike.
+pub fn operand<'a>(part: &'a Part, packed: &'a [u32], first_row: usize, rows: usize) -> Operand<'a> {
+    Operand { part, packed, tiles: part.kernel().tiles(first_row, rows) }
+}
+
+/// One part, what is added to it, and where its outputs go.
 #[derive(Clone, Copy)]
 pub struct Product<'a> {
-    pub weight: &'a Weight,
+    pub main: Operand<'a>,
+    /// Added to the main product, panel by panel.
+    pub outliers: Option<Operand<'a>>,
+    /// As long as the part has outputs.
     pub bias: Option<&'a [f32]>,
-    pub tiles: RowTiles,
+    /// Column of `out` of the part's first output.
+    pub first_column: usize,
 }
 
-/// Packs `num_rows` rows of `source`, or those picked from it, cut into the tiles of `sets`, which follow one another.
+/// Packs `num_rows` rows, cut into the tiles of `sets`, which follow one another.
 pub(crate) fn pack<'s>(
     ctx: Ctx<'_>,
-    kernel: &Kernel,
+    activations: Activations,
     scratch: &'s mut Scratch,
-    source: &[f32],
-    cols: usize,
-    picked: Option<&[u32]>,
+    source: Source<'_>,
     num_rows: usize,
     sets: &[RowTiles],
 ) -> &'s [u32] {
-    let target = scratch.take(num_rows * kernel.row_words(cols));
-    activations::pack(ctx, kernel, source, cols, picked, sets, target);
+    let target = scratch.take(num_rows * activations.row_words(source.packed_cols()));
+    activations::pack(ctx, activations, source, sets, target);
     target
 }
 
-/// Several products of equal weight shape in one fork: `out` is `[rows of all products, outputs]`.
+/// Several products in one fork: `out` is `[rows of all products, stride]`, and no two products write to one place.
 pub(crate) fn multiply<'a>(
     ctx: Ctx<'_>,
-    kernel: &Kernel,
-    packed: &[u32],
     num_products: usize,
     product: impl Fn(usize) -> Product<'a> + Sync,
     out: &mut [f32],
+    stride: usize,
 ) {
-    if num_products == 0 {
-        return;
-    }
-    let num_panels = product(0).weight.num_panels();
-    let out = Disjoint::new(out);
+    let panels = |index: usize| product(index).main.part.num_panels();
+    let total: usize = (0..num_products).map(panels).sum();
+    let out = Output { values: Disjoint::new(out), stride };
     // Some chunks for each thread, so that one that is late holds up little.
-    let total = num_products * num_panels;
     let chunk = (total / (8 * ctx.pool.num_threads())).clamp(1, MAX_CHUNK);
     ctx.pool.for_each_chunk(total, chunk, |range| {
-        let mut at = range.start;
-        while at < range.end {
-            let (index, panel) = (at / num_panels, at % num_panels);
-            let end = num_panels.min(panel + range.end - at);
+        let mut first = 0;
+        for index in 0..num_products {
             let product = product(index);
-            assert_eq!(product.weight.packing(), kernel.packing, "packing of a weight");
-            // SAFETY: rows and panels of the products do not overlap, and each is computed by one thread.
-            unsafe { multiply_panels(kernel, packed, &product, panel..end, &out) };
-            at += end - panel;
+            let num_panels = product.main.part.num_panels();
+            let own = range.start.max(first)..range.end.min(first + num_panels);
+            for panel in own {
+                // SAFETY: rows and panels of the products do not overlap, and each is computed by one thread.
+                unsafe { multiply_panel(&product, panel - first, &out) };
+            }
+            first += num_panels;
+            if first >= range.end {
+                break;
+            }
         }
     });
 }
 
+/// Where products go.
+struct Output<'a> {
+    values: Disjoint<'a, f32>,
+    stride: usize,
+}
+
 /// # Safety
-/// No other thread works on these panels of this product.
-unsafe fn multiply_panels(
-    kernel: &Kernel,
-    packed: &[u32],
-    product: &Product<'_>,
-    panels: Range<usize>,
-    out: &Disjoint<'_, f32>,
-) {
-    let steps = product.weight.num_steps();
-    let block = match product.tiles.num_tiles {
-        1 => steps.max(1),
-        _ => BLOCK_BYTES / kernel.packing.step_bytes(),
-    };
-    for panel in panels {
-        // Once even for an inner dimension of zero, which gives zeros or the bias.
-        for start in (0..steps.max(1)).step_by(block) {
-            // SAFETY: the caller's promise; the block lies inside the panel.
-            unsafe { multiply_block(kernel, packed, product, panel, start..steps.min(start + block), out) };
+/// No other thread works on this panel of this product.
+unsafe fn multiply_panel(product: &Product<'_>, panel: usize, out: &Output<'_>) {
+    let column = product.first_column + panel * LANES;
+    let columns = LANES.min(product.main.part.outputs() - panel * LANES);
+    let bias = product.bias.map(|bias| &bias[panel * LANES..panel * LANES + columns]);
+    // SAFETY: the caller's promise.
+    unsafe {
+        multiply_operand(&product.main, panel, column..column + columns, bias, false, out);
+        if let Some(outliers) = &product.outliers {
+            multiply_operand(outliers, panel, column..column + columns, None, true, out);
         }
     }
+}
+
+/// # Safety
+/// No other thread works on these columns of these rows.
+unsafe fn multiply_operand(
+    operand: &Operand<'_>,
+    panel: usize,
+    columns: Range<usize>,
+    bias: Option<&[f32]>,
+    adds: bool,
+    out: &Output<'_>,
+) {
+    let steps = operand.part.num_steps();
+    let block = match operand.tiles.num_tiles {
+        1 => steps.max(1),
+        _ => (BLOCK_BYTES / operand.part.kernel().packing().step_bytes()).max(1),
+    };
+    // Once even for an inner dimension of zero, which gives zeros or the bias.
+    for start in (0..steps.max(1)).step_by(block) {
+        let end = steps.min(start + block);
+        let last = end == steps;
+        let block = Block {
+            panel,
+            steps: start..end,
+            columns: columns.clone(),
+            resume: adds || start > 0,
+            factors: operand.part.factors(panel).filter(|_| last),
+            bias: bias.filter(|_| last),
+        };
+        // SAFETY: the caller's promise; the block lies inside the panel.
+        unsafe { multiply_block(operand, &block, out) };
+    }
+}
+
+/// Some steps of a panel and what they are to become.
+struct Block<'a> {
+    panel: usize,
+    steps: Range<usize>,
+    /// Of the output.
+    columns: Range<usize>,
+    /// Whether the output holds something to be added to.
+    resume: bool,
+    /// Of the last block: 32 of these, and as many of those as there are columns.
+    factors: Option<&'a [f32]>,
+    bias: Option<&'a [f32]>,
 }
 
 /// All tiles over one block of one panel.
 ///
 /// # Safety
-/// As [`multiply_panels`]; `block` lies inside the panel's steps.
-unsafe fn multiply_block(
-    kernel: &Kernel,
-    packed: &[u32],
-    product: &Product<'_>,
-    panel: usize,
-    block: Range<usize>,
-    out: &Disjoint<'_, f32>,
-) {
-    let Product { weight, bias, tiles } = product;
-    let (steps, step_bytes) = (weight.num_steps(), kernel.packing.step_bytes());
-    let (row_words, stride) = (kernel.row_words(weight.inputs()), weight.outputs());
-    let column = panel * LANES;
-    let columns = LANES.min(stride - column);
-    let source = &weight.panel(panel)[block.start * step_bytes..block.end * step_bytes];
-    let bias = bias.filter(|_| block.end == steps).map(|bias| &bias[column..column + columns]);
+/// As [`multiply_operand`]; the block lies inside the panel's steps.
+unsafe fn multiply_block(operand: &Operand<'_>, block: &Block<'_>, out: &Output<'_>) {
+    let Operand { part, packed, tiles } = operand;
+    let kernel = part.kernel();
+    let (step_bytes, step_words) = (kernel.packing().step_bytes(), kernel.activations().step_words());
+    let row_words = kernel.activations().row_words(part.inputs());
+    let Range { start, end } = block.steps;
+    let source = &part.panel(block.panel)[start * step_bytes..end * step_bytes];
+    let (column, columns) = (block.columns.start, block.columns.len());
 
     let mut edge = Edge::new();
-    let bias_at = match bias {
+    let bias_at = match block.bias {
         None => std::ptr::null(),
         Some(bias) if columns == LANES => bias.as_ptr(),
         Some(bias) => {
@@ -225,34 +247,37 @@ unsafe fn multiply_block(
     for index in 0..tiles.num_tiles {
         let rows = tiles.tile(index);
         let activations = &packed[rows.start * row_words..rows.end * row_words];
-        let activations = &activations[block.start * kernel.step_words() * rows.len()..];
-        assert!(activations.len() >= block.len() * kernel.step_words() * rows.len());
+        let activations = &activations[start * step_words * rows.len()..end * step_words * rows.len()];
         let mut tile = Tile {
             rows: rows.len(),
             activations: activations.as_ptr(),
             panel: source.as_ptr(),
-            steps: block.len(),
+            steps: end - start,
             out: std::ptr::null_mut(),
-            stride,
-            resume: block.start > 0,
+            stride: out.stride,
+            resume: block.resume,
             bias: bias_at,
-            prefetch: prefetch(source, kernel.packing, tiles, index),
+            prefetch: prefetch(source, kernel.packing(), tiles, index),
+            factors: block.factors.map_or(std::ptr::null(), <[f32]>::as_ptr),
+            group: kernel.packing().step_values(),
+            affine: kernel.is_affine(),
+            table: kernel.table(),
         };
         // SAFETY: the slices above hold what the tile reads. Whole panels write 32 columns of rows that lie in `out`
         // (checked by `part`); the last, narrower one goes through `edge`. No other thread touches these columns.
         unsafe {
             if columns == LANES {
-                let last = (rows.end - 1) * stride + column;
-                let _ = out.part(last..last + LANES);
-                tile.out = out.as_ptr().add(rows.start * stride + column);
-                (kernel.tile)(&tile);
+                let last = (rows.end - 1) * out.stride + column;
+                let _ = out.values.part(last..last + LANES);
+                tile.out = out.values.as_ptr().add(rows.start * out.stride + column);
+                kernel.run(&tile);
             } else {
-                let row = |row: usize| out.part(row * stride + column..row * stride + column + columns);
+                let row = |row: usize| out.values.part(row * out.stride + column..row * out.stride + column + columns);
                 for (values, r) in edge.sums.iter_mut().zip(rows.clone()) {
                     values[..columns].copy_from_slice(row(r));
                 }
                 (tile.out, tile.stride) = (edge.sums.as_mut_ptr().cast(), LANES);
-                (kernel.tile)(&tile);
+                kernel.run(&tile);
                 for (values, r) in edge.sums.iter().zip(rows) {
                     row(r).copy_from_slice(&values[..columns]);
                 }
@@ -262,10 +287,14 @@ unsafe fn multiply_block(
 }
 
 /// What tile `index` fetches while it works on `source`: a single tile what lies a little ahead of it; of several, the
-/// first two the next block between them, which follows in memory whether or not the panel ends here.
-fn prefetch(source: &[u8], packing: Packing, tiles: &RowTiles, index: usize) -> Prefetch {
+/// first few the next block between them, which follows in memory whether or not the panel ends here.
+fn prefetch(source: &[u8], packing: &Packing, tiles: &RowTiles, index: usize) -> Prefetch {
     let lines = packing.step_bytes() / 64;
     let at = source.as_ptr();
+    if let Packing::Coded(coding) = packing {
+        let units = coding.group / integer::UNIT;
+        return prefetch_codes(source, units, lines, tiles, index);
+    }
     match tiles.num_tiles {
         1 if tiles.rows <= ROWS_WITHOUT_PREFETCH => Prefetch::near(at, 0),
         1 => Prefetch::near(at.wrapping_add(AHEAD_BYTES), lines),
@@ -274,14 +303,27 @@ fn prefetch(source: &[u8], packing: Packing, tiles: &RowTiles, index: usize) -> 
     }
 }
 
+/// The same for steps of several units, each of which fetches so many lines.
+fn prefetch_codes(source: &[u8], units: usize, lines: usize, tiles: &RowTiles, index: usize) -> Prefetch {
+    let at = source.as_ptr();
+    if tiles.num_tiles == 1 {
+        return Prefetch::following(at.wrapping_add(AHEAD_BYTES), lines / units);
+    }
+    let unit_lines = lines.div_ceil(units * tiles.num_tiles);
+    // What one tile fetches of the next block.
+    let share = source.len() / (lines * 64) * units * unit_lines * 64;
+    if index * share < source.len() {
+        Prefetch::far_units(at.wrapping_add(source.len() + index * share), unit_lines)
+    } else {
+        Prefetch::following(at, 0)
+    }
+}
+
 /// Where the last panel's tile is computed when it has fewer than 32 outputs.
 struct Edge {
     sums: [[f32; LANES]; MAX_ROWS],
     bias: [f32; LANES],
 }
-
-/// The highest tile of any instruction set.
-const MAX_ROWS: usize = 14;
 
 impl Edge {
     fn new() -> Self {

@@ -8,7 +8,7 @@ use super::tile::{self, Bf16, F16, F32, Lanes, Tile, by_rows};
 pub const MAX_ROWS: usize = 6;
 
 #[derive(Clone, Copy)]
-struct Four(float32x4_t);
+pub struct Four(pub float32x4_t);
 
 // SAFETY: unaligned loads and stores of 4 elements; every aarch64 has NEON.
 unsafe impl Lanes for Four {
@@ -63,6 +63,12 @@ unsafe impl Lanes for Four {
     unsafe fn add(self, other: Self) -> Self {
         // SAFETY: NEON is there.
         Four(unsafe { vaddq_f32(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn mul(self, other: Self) -> Self {
+        // SAFETY: NEON is there.
+        Four(unsafe { vmulq_f32(self.0, other.0) })
     }
 
     #[inline(always)]

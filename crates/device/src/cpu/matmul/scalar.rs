@@ -7,7 +7,7 @@ pub const MAX_ROWS: usize = 4;
 /// Eight values; the compiler makes of it what the target has. Multiply and add round separately, since a fused one
 /// without hardware is a library call.
 #[derive(Clone, Copy)]
-struct Eight([f32; 8]);
+pub struct Eight(pub [f32; 8]);
 
 // SAFETY: plain loads and stores of 8 elements.
 unsafe impl Lanes for Eight {
@@ -60,6 +60,14 @@ unsafe impl Lanes for Eight {
     unsafe fn add(mut self, other: Self) -> Self {
         for i in 0..8 {
             self.0[i] += other.0[i];
+        }
+        self
+    }
+
+    #[inline(always)]
+    unsafe fn mul(mut self, other: Self) -> Self {
+        for i in 0..8 {
+            self.0[i] *= other.0[i];
         }
         self
     }

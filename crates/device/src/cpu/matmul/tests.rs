@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use folio_formats::{Format, Matrix};
 use half::{bf16, f16};
 
-use super::super::Pool;
+use super::super::{Isa, Pool};
 use super::*;
 
 /// A number in -1..1 that depends on both arguments, by a multiplicative hash.
@@ -115,7 +115,7 @@ fn several_products_in_one_fork_equal_one_by_one() {
         let ctx = Ctx { pool: &pool, isa };
         let matrices: Vec<_> = (0..4).map(|_| matrix(Format::BF16, outputs, inputs)).collect();
         let weights: Vec<_> = matrices.iter().map(|matrix| Weight::pack(ctx, matrix).unwrap()).collect();
-        let kernel = Kernel::new(isa, Packing::BF16);
+        let kernel = weights[0].parts()[0].kernel();
         let x = tensor(5, 21, inputs);
         let picked: Vec<u32> = (0..21).rev().collect();
         let mut first = 0;
@@ -127,10 +127,16 @@ fn several_products_in_one_fork_equal_one_by_one() {
             })
             .collect();
         let mut scratch = Scratch::default();
-        let packed = pack(ctx, &kernel, &mut scratch, x.head(21), inputs, Some(&picked), 21, &sets);
+        let source = Source { values: x.head(21), cols: inputs, picked: Some(&picked), columns: Columns::default() };
+        let packed = pack(ctx, kernel.activations(), &mut scratch, source, 21, &sets);
         let mut out = vec![0.0; 21 * outputs];
-        let product_of = |index: usize| Product { weight: &weights[index], bias: None, tiles: sets[index] };
-        multiply(ctx, &kernel, packed, 4, product_of, &mut out);
+        let product_of = |index: usize| Product {
+            main: operand(&weights[index].parts()[0], packed, sets[index].first_row, sets[index].rows),
+            outliers: None,
+            bias: None,
+            first_column: 0,
+        };
+        multiply(ctx, 4, product_of, &mut out, outputs);
         let whole = product(isa, 1, &x, &matrices[0], None, 21);
         for row in 0..21 {
             let source = picked[row] as usize;

@@ -26,6 +26,14 @@ pub struct Tile {
     /// 32 values added at the end, or null.
     pub bias: *const f32,
     pub prefetch: Prefetch,
+    /// The rest is for [`super::integer`] alone. 32 values that multiply the sums before the bias, or null.
+    pub factors: *const f32,
+    /// Inner values in a step.
+    pub group: usize,
+    /// Whether a step has minimums.
+    pub affine: bool,
+    /// Levels of 16 codes, or first of all the zero of five-bit codes; as the instruction set wants them.
+    pub table: [u8; 16],
 }
 
 /// What to fetch into cache while computing: two addresses a step, advancing. Without effect on results.
@@ -36,23 +44,39 @@ pub struct Prefetch {
     pub second: usize,
     /// Distance to the next step's.
     pub advance: usize,
+    /// For [`super::integer`]: lines to fetch with each unit of a step, one after the other.
+    pub lines: usize,
+    /// For [`super::integer`]: fetches at a fixed distance from what is read, and so skips headers as that does.
+    pub follows: bool,
     /// Wanted a whole block later: into the second-level cache only, so that it does not push out what this tile uses.
     pub far: bool,
 }
 
 impl Prefetch {
+    const NONE: Self = Self { at: std::ptr::null(), second: 0, advance: 0, lines: 0, follows: false, far: false };
+
     /// `lines` cache lines a step, 0, 1 or 2, that are needed soon.
     pub fn near(at: *const u8, lines: usize) -> Self {
         match lines {
-            0 => Self { at, second: 0, advance: 0, far: false },
-            1 => Self { at, second: 0, advance: 64, far: false },
-            _ => Self { at, second: 64, advance: 128, far: false },
+            0 => Self { at, ..Self::NONE },
+            1 => Self { at, advance: 64, ..Self::NONE },
+            _ => Self { at, second: 64, advance: 128, ..Self::NONE },
         }
     }
 
     /// One cache line a step of what the next block needs.
     pub fn far(at: *const u8) -> Self {
-        Self { at, second: 0, advance: 64, far: true }
+        Self { at, advance: 64, far: true, ..Self::NONE }
+    }
+
+    /// `lines` cache lines a unit that are needed soon.
+    pub fn following(at: *const u8, lines: usize) -> Self {
+        Self { at, lines, follows: lines > 0, ..Self::NONE }
+    }
+
+    /// `lines` cache lines a unit of what the next block needs.
+    pub fn far_units(at: *const u8, lines: usize) -> Self {
+        Self { at, lines, far: true, ..Self::NONE }
     }
 }
 
@@ -73,6 +97,7 @@ pub unsafe trait Lanes: Copy {
     unsafe fn load_bf16_second(from: *const u8) -> Self;
     unsafe fn store(self, to: *mut f32);
     unsafe fn add(self, other: Self) -> Self;
+    unsafe fn mul(self, other: Self) -> Self;
     /// `self + a * b`, in one rounding where the instruction set has it.
     unsafe fn add_product(self, a: Self, b: Self) -> Self;
     unsafe fn prefetch(at: *const u8);

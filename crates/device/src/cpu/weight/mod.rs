@@ -1,0 +1,354 @@
+//! Weights in the one layout that serves one row and 512: outputs in panels of 32 lanes, the inner dimension running
+//! through a panel in memory order.
+//!
+//! | stored as | panel layout | a step |
+//! |---|---|---|
+//! | F32 | `[k][32]` f32 | 128 bytes, one inner value |
+//! | F16 | `[k][32]` f16 | 64 bytes, one inner value |
+//! | BF16 | `[k / 2][32][2]` bf16 | 128 bytes, two inner values: one dot-product instruction takes both |
+//! | codes | `[k / group]` of `[32]` f16 scales, `[32]` f16 minimums if there are any, codes | one group |
+//! | ... of 8 bits | `[group / 4][32][4]`, level + 128 | 32 bytes an inner value |
+//! | ... of 4 bits | `[group / 8][32][4]`, four neighbours low, the next four high | 16 bytes an inner value |
+//! | ... of 5 bits | as 4 bits, then `[group / 8][2][2][16]` times four fifth bits | 20 bytes an inner value |
+//!
+//! A matrix is packed part by part, so parts of one matrix may differ. Codes may come in an order of columns of their
+//! own, and may have outlier columns beside them, which are a small BF16 weight that is added to the product. A part
+//! that is neither plain values nor has a coding is decoded and held as BF16.
+
+pub(crate) mod codes;
+mod packing;
+mod plain;
+mod runs;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use folio_formats::{Coding, Matrix};
+
+pub use packing::Packing;
+
+use super::Ctx;
+use super::buffer::Buffer;
+use super::matmul::{Activations, Columns, Kernel};
+use super::pool::Disjoint;
+use crate::{ExpertsSource, Result};
+use codes::CodedRow;
+use runs::Run;
+
+/// Outputs in a panel.
+pub const LANES: usize = 32;
+
+/// Bytes that a matrix takes as a [`Weight`].
+pub fn packed_bytes(matrix: &Matrix<'_>) -> Result<u64> {
+    Ok(Run::each(matrix)?.iter().map(Run::bytes).sum())
+}
+
+/// Bytes that experts take, biases included.
+pub fn packed_experts_bytes(source: &ExpertsSource<'_>) -> Result<u64> {
+    let matrices = |matrices: &[Matrix<'_>]| -> Result<u64> {
+        let runs = uniform_runs(matrices)?;
+        Ok(runs.iter().flatten().map(Run::bytes).sum::<u64>())
+    };
+    let biases = source.gate_up_bias.iter().chain(&source.down_bias).flatten();
+    let biases: u64 = biases.map(|bias| size_of_val(&bias[..]) as u64).sum();
+    Ok(matrices(&source.gate_up)? + matrices(&source.down)? + biases)
+}
+
+/// `[outputs, inputs]`, packed.
+pub struct Weight {
+    outputs: usize,
+    inputs: usize,
+    parts: Vec<Part>,
+    feeds: Vec<Feed>,
+}
+
+/// Neighbouring outputs of a weight, packed alike. The last panel's missing outputs and a missing end of the last step
+/// are zeros.
+pub struct Part {
+    first_output: usize,
+    outputs: usize,
+    inputs: usize,
+    kernel: Kernel,
+    data: Buffer<u8>,
+    /// One for each output of each panel, where codes have scales.
+    factors: Buffer<f32>,
+    /// Which of the weight's feeds it multiplies.
+    feed: usize,
+    /// Columns in BF16, to be added.
+    outliers: Option<Box<Part>>,
+}
+
+/// Activations as some parts of a weight want them.
+#[derive(PartialEq)]
+pub struct Feed {
+    pub activations: Activations,
+    /// The height of tiles.
+    pub max_rows: usize,
+    /// See [`Columns`].
+    order: Option<Arc<[u32]>>,
+    zeroed: Option<Arc<[u32]>>,
+}
+
+impl Feed {
+    pub fn columns(&self) -> Columns<'_> {
+        Columns { order: self.order.as_deref(), zeroed: self.zeroed.as_deref().unwrap_or_default() }
+    }
+
+    /// Words of packed activations in one row, of which `inputs` go in.
+    pub fn row_words(&self, inputs: usize) -> usize {
+        self.activations.row_words(self.order.as_ref().map_or(inputs, |order| order.len()))
+    }
+}
+
+impl Weight {
+    pub(crate) fn pack(ctx: Ctx<'_>, matrix: &Matrix<'_>) -> Result<Self> {
+        Self::pack_runs(ctx, matrix, &Run::each(matrix)?)
+    }
+
+    /// Weights that share one kernel, for products of many in one fork: all are single parts of one packing, without
+    /// order or outliers. Matrices of which that cannot be said are brought to BF16.
+    pub(crate) fn pack_uniform(ctx: Ctx<'_>, matrices: &[Matrix<'_>]) -> Result<Vec<Self>> {
+        let runs = uniform_runs(matrices)?;
+        matrices.iter().zip(&runs).map(|(matrix, runs)| Self::pack_runs(ctx, matrix, runs)).collect()
+    }
+
+    fn pack_runs(ctx: Ctx<'_>, matrix: &Matrix<'_>, runs: &[Run<'_, '_>]) -> Result<Self> {
+        let mut weight =
+            Self { outputs: matrix.num_rows(), inputs: matrix.cols(), parts: Vec::new(), feeds: Vec::new() };
+        for run in runs {
+            let mut part = pack_run(ctx, run)?;
+            if let Some(columns) = run.outlier_columns() {
+                let mut outliers = pack_outliers(ctx, run, columns.len())?;
+                outliers.feed = weight.feed(&outliers.kernel, Some(columns), None);
+                part.outliers = Some(Box::new(outliers));
+            }
+            part.feed = weight.feed(&part.kernel, run.order(), run.outlier_columns());
+            weight.parts.push(part);
+        }
+        Ok(weight)
+    }
+
+    /// A weight of one coding that no file has to have.
+    #[cfg(test)]
+    pub(crate) fn from_codes(
+        ctx: Ctx<'_>,
+        coding: Coding,
+        (outputs, inputs): (usize, usize),
+        read: impl Fn(usize, &mut CodedRow) + Sync,
+    ) -> Self {
+        let mut weight = Self { outputs, inputs, parts: Vec::new(), feeds: Vec::new() };
+        let part = pack_coded(ctx, coding, (outputs, inputs), read).unwrap();
+        weight.feed(&part.kernel, None, None);
+        weight.parts.push(part);
+        weight
+    }
+
+    /// The feed like this, made if there is none yet.
+    fn feed(&mut self, kernel: &Kernel, order: Option<&Arc<[u32]>>, zeroed: Option<&Arc<[u32]>>) -> usize {
+        let feed = Feed {
+            activations: kernel.activations(),
+            max_rows: kernel.max_rows(),
+            order: order.cloned(),
+            zeroed: zeroed.cloned(),
+        };
+        let found = self.feeds.iter().position(|other| *other == feed);
+        found.unwrap_or_else(|| {
+            self.feeds.push(feed);
+            self.feeds.len() - 1
+        })
+    }
+
+    pub fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    pub fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    pub(crate) fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    /// What rows of activations are packed to, each once for all parts that want it.
+    pub(crate) fn feeds(&self) -> &[Feed] {
+        &self.feeds
+    }
+
+    /// Bytes held, padding included.
+    pub fn bytes(&self) -> u64 {
+        self.parts.iter().map(Part::bytes).sum()
+    }
+
+    /// One output's weights, in f32.
+    pub(crate) fn read_output(&self, output: usize, out: &mut [f32]) {
+        assert!(output < self.outputs, "output {output} of {}", self.outputs);
+        let part = self.parts.iter().rfind(|part| part.first_output <= output).expect("parts cover all outputs");
+        let output = output - part.first_output;
+        let Feed { order, zeroed, .. } = &self.feeds[part.feed];
+        match order {
+            None => part.read_output(output, out),
+            Some(order) => {
+                let mut stored = vec![0.0; out.len()];
+                part.read_output(output, &mut stored);
+                for (value, &input) in stored.iter().zip(order.iter()) {
+                    out[input as usize] = *value;
+                }
+            }
+        }
+        if let (Some(outliers), Some(columns)) = (&part.outliers, zeroed) {
+            let mut values = vec![0.0; columns.len()];
+            outliers.read_output(output, &mut values);
+            for (value, &input) in values.iter().zip(columns.iter()) {
+                out[input as usize] = *value;
+            }
+        }
+    }
+}
+
+impl Part {
+    fn empty(ctx: Ctx<'_>, packing: Packing, outputs: usize, inputs: usize) -> Result<Self> {
+        let panels = outputs.div_ceil(LANES);
+        Ok(Self {
+            first_output: 0,
+            outputs,
+            inputs,
+            kernel: Kernel::new(ctx.isa, packing),
+            data: Buffer::zeroed("a weight", panels.saturating_mul(packing.panel_bytes(inputs)))?,
+            factors: Buffer::zeroed("a weight's factors", if packing.has_factors() { panels * LANES } else { 0 })?,
+            feed: 0,
+            outliers: None,
+        })
+    }
+
+    /// The first of its outputs among the weight's.
+    pub fn first_output(&self) -> usize {
+        self.first_output
+    }
+
+    pub fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    pub fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    pub fn kernel(&self) -> &Kernel {
+        &self.kernel
+    }
+
+    /// An index into [`Weight::feeds`].
+    pub fn feed(&self) -> usize {
+        self.feed
+    }
+
+    pub fn outliers(&self) -> Option<&Part> {
+        self.outliers.as_deref()
+    }
+
+    pub fn num_panels(&self) -> usize {
+        self.outputs.div_ceil(LANES)
+    }
+
+    /// Steps of the inner dimension in each panel.
+    pub fn num_steps(&self) -> usize {
+        self.inputs.div_ceil(self.kernel.packing().step_values())
+    }
+
+    pub fn panel(&self, panel: usize) -> &[u8] {
+        let bytes = self.kernel.packing().panel_bytes(self.inputs);
+        &self.data[panel * bytes..(panel + 1) * bytes]
+    }
+
+    /// One factor an output of the panel, if there are any.
+    pub fn factors(&self, panel: usize) -> Option<&[f32]> {
+        self.kernel.packing().has_factors().then(|| &self.factors[panel * LANES..(panel + 1) * LANES])
+    }
+
+    fn bytes(&self) -> u64 {
+        let own = self.data.len() + size_of_val(&*self.factors);
+        own as u64 + self.outliers.as_ref().map_or(0, |outliers| outliers.bytes())
+    }
+
+    /// One output's weights in stored order, without outliers.
+    fn read_output(&self, output: usize, out: &mut [f32]) {
+        let (panel, lane) = (output / LANES, output % LANES);
+        match self.kernel.packing() {
+            Packing::Coded(coding) => {
+                codes::read_lane(coding, self.panel(panel), lane, self.factors[panel * LANES + lane], out);
+            }
+            packing => plain::read_lane(*packing, self.panel(panel), lane, out),
+        }
+    }
+}
+
+/// What each matrix is packed as so that one kernel serves all.
+fn uniform_runs<'m, 'a>(matrices: &'m [Matrix<'a>]) -> Result<Vec<Vec<Run<'m, 'a>>>> {
+    let runs = matrices.iter().map(Run::each).collect::<Result<Vec<_>>>()?;
+    let packing = runs.first().and_then(|runs| runs.first()).map(|run| run.packing);
+    let alike = runs.iter().all(|runs| match &runs[..] {
+        [only] => Some(only.packing) == packing && only.order().is_none() && only.outlier_columns().is_none(),
+        _ => false,
+    });
+    if alike { Ok(runs) } else { matrices.iter().map(Run::decoded).collect() }
+}
+
+fn pack_run(ctx: Ctx<'_>, run: &Run<'_, '_>) -> Result<Part> {
+    let mut part = match run.packing {
+        Packing::Coded(coding) => pack_coded(ctx, coding, (run.outputs, run.inputs), |output, row| {
+            let (part, index) = run.locate(output);
+            part.read_codes(index, &mut row.codes, &mut row.scales, &mut row.minimums);
+        })?,
+        packing => {
+            let mut part = Part::empty(ctx, packing, run.outputs, run.inputs)?;
+            for_each_panel(ctx, packing.panel_bytes(run.inputs), &mut part.data, |panel, target| {
+                plain::pack_panel(run, panel * LANES, target);
+            });
+            part
+        }
+    };
+    part.first_output = run.first_output;
+    Ok(part)
+}
+
+/// `[outputs, inputs]` of codes, which `read` gives output by output.
+fn pack_coded(
+    ctx: Ctx<'_>,
+    coding: Coding,
+    shape: (usize, usize),
+    read: impl Fn(usize, &mut CodedRow) + Sync,
+) -> Result<Part> {
+    let packing = Packing::Coded(coding);
+    let mut part = Part::empty(ctx, packing, shape.0, shape.1)?;
+    let factors = Disjoint::new(&mut part.factors);
+    for_each_panel(ctx, packing.panel_bytes(shape.1), &mut part.data, |panel, target| {
+        // SAFETY: each panel is packed by one thread, and panels' factors do not overlap.
+        let factors = unsafe { factors.part(panel * LANES..(panel + 1) * LANES) };
+        codes::pack_panel(&coding, shape, &read, panel * LANES, target, factors);
+    });
+    Ok(part)
+}
+
+fn pack_outliers(ctx: Ctx<'_>, run: &Run<'_, '_>, columns: usize) -> Result<Part> {
+    let mut part = Part::empty(ctx, Packing::BF16, run.outputs, columns)?;
+    for_each_panel(ctx, Packing::BF16.panel_bytes(columns), &mut part.data, |panel, target| {
+        plain::pack_outliers(run, panel * LANES, target);
+    });
+    Ok(part)
+}
+
+fn for_each_panel(ctx: Ctx<'_>, panel_bytes: usize, data: &mut [u8], pack: impl Fn(usize, &mut [u8]) + Sync) {
+    if panel_bytes == 0 {
+        return;
+    }
+    let panels = data.len() / panel_bytes;
+    let target = Disjoint::new(data);
+    ctx.pool.for_each_chunk(panels, 1, |range| {
+        for panel in range {
+            // SAFETY: each panel is packed by one thread, and panels do not overlap.
+            pack(panel, unsafe { target.part(panel * panel_bytes..(panel + 1) * panel_bytes) });
+        }
+    });
+}

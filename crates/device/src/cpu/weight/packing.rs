@@ -1,0 +1,82 @@
+//! How values lie in a panel: what a step of the inner dimension is, and how many bytes it takes.
+
+use folio_formats::{Coding, Format, Levels, Part};
+
+use super::LANES;
+use crate::{Error, Result};
+
+/// How the values of a panel lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Packing {
+    F32,
+    F16,
+    BF16,
+    /// Codes, with a scale (and a minimum) a group, and one factor an output.
+    Coded(Coding),
+}
+
+impl Packing {
+    /// What becomes of a part of a matrix.
+    pub fn for_part(part: &Part<'_>) -> Result<Self> {
+        if let Some(coding) = part.coding() {
+            let group = coding.group;
+            assert!(Coding::GROUPS.contains(&group), "groups of {group} values");
+            return Ok(Packing::Coded(coding));
+        }
+        match part.format() {
+            Some(Format::F32) => Ok(Packing::F32),
+            Some(Format::F16) => Ok(Packing::F16),
+            Some(format @ (Format::I8 | Format::U8 | Format::I16 | Format::I32 | Format::I64 | Format::F64)) => {
+                Err(Error::UnsupportedFormat { backend: "cpu", format })
+            }
+            _ => Ok(Packing::BF16),
+        }
+    }
+
+    /// Inner values in a step.
+    pub fn step_values(&self) -> usize {
+        match self {
+            Packing::F32 | Packing::F16 => 1,
+            Packing::BF16 => 2,
+            Packing::Coded(coding) => coding.group,
+        }
+    }
+
+    /// Bytes of a step, all lanes.
+    pub fn step_bytes(&self) -> usize {
+        match self {
+            Packing::F32 | Packing::BF16 => 4 * LANES,
+            Packing::F16 => 2 * LANES,
+            Packing::Coded(coding) => header_bytes(coding) + coding.group * LANES * code_bits(&coding.levels) / 8,
+        }
+    }
+
+    /// Bytes of a panel of so many inner values.
+    pub fn panel_bytes(&self, inputs: usize) -> usize {
+        inputs.div_ceil(self.step_values()).saturating_mul(self.step_bytes())
+    }
+
+    pub fn has_factors(&self) -> bool {
+        matches!(self, Packing::Coded(_))
+    }
+
+    /// Bytes of `[outputs, inputs]`, padding and factors included.
+    pub fn bytes(&self, outputs: usize, inputs: usize) -> u64 {
+        let panels = outputs.div_ceil(LANES) as u64;
+        let factors = if self.has_factors() { size_of::<f32>() * LANES } else { 0 };
+        panels * (self.panel_bytes(inputs) + factors) as u64
+    }
+}
+
+/// Bytes of a group before its codes: scales, and minimums if it has any, as f16.
+pub fn header_bytes(coding: &Coding) -> usize {
+    if coding.affine { 4 * LANES } else { 2 * LANES }
+}
+
+fn code_bits(levels: &Levels) -> usize {
+    match levels {
+        Levels::Nibbles(_) => 4,
+        Levels::Five { .. } => 5,
+        Levels::Bytes => 8,
+    }
+}

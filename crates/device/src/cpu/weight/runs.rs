@@ -1,0 +1,80 @@
+//! What a matrix is packed as: one packed part for each of its parts, or a single one of BF16.
+
+use std::sync::Arc;
+
+use folio_formats::{Matrix, Part};
+
+use super::packing::Packing;
+use crate::Result;
+
+/// Neighbouring parts of a matrix that become one packed part.
+pub struct Run<'m, 'a> {
+    pub packing: Packing,
+    pub first_output: usize,
+    pub outputs: usize,
+    pub inputs: usize,
+    pub parts: &'m [Part<'a>],
+}
+
+impl<'m, 'a> Run<'m, 'a> {
+    /// Each part in the packing that suits it.
+    pub fn each(matrix: &'m Matrix<'a>) -> Result<Vec<Self>> {
+        let mut next = 0;
+        let run = |part: &'m Part<'a>| {
+            let first_output = next;
+            next += part.num_rows();
+            Ok(Self {
+                packing: Packing::for_part(part)?,
+                first_output,
+                outputs: part.num_rows(),
+                inputs: matrix.cols(),
+                parts: std::slice::from_ref(part),
+            })
+        };
+        matrix.parts().iter().filter(|part| part.num_rows() > 0).map(run).collect()
+    }
+
+    /// The whole matrix as BF16, whatever it is stored as.
+    pub fn decoded(matrix: &'m Matrix<'a>) -> Result<Vec<Self>> {
+        // Says no to what holds no weights.
+        Self::each(matrix)?;
+        let (outputs, inputs) = (matrix.num_rows(), matrix.cols());
+        Ok(vec![Self { packing: Packing::BF16, first_output: 0, outputs, inputs, parts: matrix.parts() }])
+    }
+
+    /// Which part holds output `output` of the run, and as which row.
+    pub fn locate(&self, output: usize) -> (&'m Part<'a>, usize) {
+        let mut row = output;
+        for part in self.parts {
+            if row < part.num_rows() {
+                return (part, row);
+            }
+            row -= part.num_rows();
+        }
+        panic!("output {output} of {}", self.outputs);
+    }
+
+    /// Stored column `j` is input `order[j]`, unless they lie in order.
+    pub fn order(&self) -> Option<&'m Arc<[u32]>> {
+        self.coded_part().and_then(Part::column_order)
+    }
+
+    /// Inputs whose weights stand beside the codes.
+    pub fn outlier_columns(&self) -> Option<&'m Arc<[u32]>> {
+        self.coded_part().and_then(Part::outlier_columns).filter(|columns| !columns.is_empty())
+    }
+
+    /// Codes are as they are stored; what is decoded has neither an order nor outliers any more.
+    fn coded_part(&self) -> Option<&'m Part<'a>> {
+        match self.packing {
+            Packing::Coded(_) => self.parts.first(),
+            _ => None,
+        }
+    }
+
+    /// Bytes that it takes when packed.
+    pub fn bytes(&self) -> u64 {
+        let outliers = self.outlier_columns().map_or(0, |columns| Packing::BF16.bytes(self.outputs, columns.len()));
+        self.packing.bytes(self.outputs, self.inputs) + outliers
+    }
+}
