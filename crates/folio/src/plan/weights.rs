@@ -2,14 +2,14 @@
 //!
 //! [`Counting`] is a backend that keeps no weights, only their sizes. The decoder is loaded onto it exactly as it is
 //! loaded onto the real one, so that fused, tied, padded and mixed matrices are counted as they will be, whatever the
-//! family. Only how one matrix is packed is written down twice, here and in the CPU backend; tests compare the sums.
-//! It never runs a step.
+//! family; how many bytes one takes is the CPU backend's to say. It never runs a step.
 
 use anyhow::Result;
+use folio_device::cpu::{packed_bytes, packed_experts_bytes};
 use folio_device::{
     Activation, Attention, Backend, Batch, ExpertsSource, InputLimits, KvFormat, KvShape, PrepareQkv, Routing,
 };
-use folio_formats::{Format, Matrix};
+use folio_formats::Matrix;
 use folio_model::{Decoder, DecoderLimits, OpenModel};
 
 /// Bytes that stay for as long as the model is loaded.
@@ -42,20 +42,6 @@ impl WeightBytes {
     }
 }
 
-/// Outputs in a panel of the CPU backend: the last panel is padded to so many.
-const LANES: u64 = 32;
-
-/// What the CPU backend makes of a matrix: f32 and f16 as they are, all else as pairs of bf16.
-fn packed_bytes(matrix: &Matrix<'_>) -> u64 {
-    let (rows, cols) = (matrix.num_rows() as u64, matrix.cols() as u64);
-    let row_bytes = match matrix.format() {
-        Some(Format::F32) => 4 * cols,
-        Some(Format::F16) => 2 * cols,
-        _ => 4 * cols.div_ceil(2),
-    };
-    rows.next_multiple_of(LANES) * row_bytes
-}
-
 #[derive(Default)]
 struct Counting {
     vectors: u64,
@@ -63,9 +49,8 @@ struct Counting {
 }
 
 impl Counting {
-    fn count(&mut self, matrix: &Matrix<'_>) -> u64 {
+    fn widen(&mut self, matrix: &Matrix<'_>) {
         self.widest_input = self.widest_input.max(matrix.cols());
-        packed_bytes(matrix)
     }
 }
 
@@ -92,13 +77,13 @@ impl Backend for Counting {
     }
 
     fn weight(&mut self, matrix: &Matrix<'_>) -> folio_device::Result<u64> {
-        Ok(self.count(matrix))
+        self.widen(matrix);
+        packed_bytes(matrix)
     }
 
     fn experts(&mut self, source: ExpertsSource<'_>) -> folio_device::Result<u64> {
-        let matrices: u64 = source.gate_up.iter().chain(&source.down).map(|matrix| self.count(matrix)).sum();
-        let biases = source.gate_up_bias.iter().chain(&source.down_bias).flatten();
-        Ok(matrices + biases.map(|bias| size_of_val(&bias[..]) as u64).sum::<u64>())
+        source.gate_up.iter().chain(&source.down).for_each(|matrix| self.widen(matrix));
+        packed_experts_bytes(&source)
     }
 
     fn kv(&mut self, _: KvShape) -> folio_device::Result<()> {
