@@ -14,8 +14,8 @@ use folio_formats::gguf::{Entry, FileWriter, Gguf, Value};
 use folio_formats::quant::{encode, encode_fitted};
 use folio_formats::{Format, Matrix, WeightSource};
 use folio_model::OpenModel;
-use serde_json::Value as Json;
 
+use super::read_json;
 use crate::{Error, Progress, Result};
 pub use mix::Mix;
 use mix::Whole;
@@ -212,9 +212,4 @@ impl Tensor {
 
 fn layer_of(name: &str) -> Option<usize> {
     name.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
-}
-
-fn read_json(path: &Path) -> Result<Json> {
-    let text = std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.to_owned(), source })?;
-    serde_json::from_str(&text).map_err(|error| Error::File { path: path.to_owned(), problem: error.to_string() })
 }

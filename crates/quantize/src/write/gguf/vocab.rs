@@ -26,7 +26,7 @@ const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}
 pub fn describe(folder: &Path, vocab_size: usize) -> Result<Pairs> {
     let path = folder.join("tokenizer.json");
     let wrong = |problem: String| Error::File { path: path.clone(), problem };
-    let tokenizer = super::read_json(&path)?;
+    let tokenizer = super::super::read_json(&path)?;
     let model = &tokenizer["model"];
     if model["type"] != "BPE" || model["byte_fallback"] == true {
         return Err(wrong("only byte-level BPE can be written to GGUF".to_owned()));
@@ -116,7 +116,7 @@ fn splitting_rule(tokenizer: &Json) -> std::result::Result<&'static str, String>
 fn special(folder: &Path, tokenizer: &Json, pairs: &mut Pairs) -> Result<()> {
     let optional = |file: &str| {
         let path = folder.join(file);
-        if path.is_file() { super::read_json(&path) } else { Ok(Json::Null) }
+        if path.is_file() { super::super::read_json(&path) } else { Ok(Json::Null) }
     };
     let (config, generation) = (optional("config.json")?, optional("generation_config.json")?);
     let about = optional("tokenizer_config.json")?;
