@@ -34,6 +34,10 @@ pub trait Backend: Send + 'static {
     /// Copies and repacks; the matrix's bytes are not needed afterwards.
     fn weight(&mut self, matrix: &Matrix<'_>) -> Result<Self::Weight>;
     fn experts(&mut self, source: ExpertsSource<'_>) -> Result<Self::Experts>;
+    /// Whether the values of matrices are looked at; where only their sizes are, nobody need compute them.
+    fn reads_matrices(&self) -> bool {
+        true
+    }
     fn kv(&mut self, shape: KvShape) -> Result<Self::Kv>;
     fn inputs(&mut self, limits: InputLimits) -> Result<Self::Inputs>;
 

@@ -98,6 +98,9 @@ pub struct SamplingArgs {
 pub struct InspectArgs {
     /// A model folder, a .gguf file or ORG/NAME; without it, the built-in model
     pub model: Option<String>,
+    /// What its weights take when they are encoded while they are loaded
+    #[arg(long, value_name = "int8|int4|fp8")]
+    pub quantize: Option<folio_model::AtLoad>,
 }
 
 #[derive(Args)]

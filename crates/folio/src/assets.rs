@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use folio_formats::gguf::Gguf;
-use folio_model::OpenModel;
+use folio_model::{AtLoad, OpenModel};
 use folio_server::SamplingDefaults;
 use folio_text::{ChatTemplate, GgufVocab, SpecialTokens, Tokenizer, TokenizerConfig};
 use serde_json::Value;
@@ -41,7 +41,23 @@ impl Assets {
 
     /// The same model for a shorter context: position encodings may depend on it.
     pub fn reopen(&self, max_context: usize) -> Result<Self> {
-        Self::open(self.source.as_deref(), Some(max_context))
+        let mut anew = Self::open(self.source.as_deref(), Some(max_context))?;
+        anew.model.at_load = self.model.at_load;
+        Ok(anew)
+    }
+
+    /// Has plain weights encoded while they are loaded, if that is asked for.
+    pub fn quantize(&mut self, kind: Option<AtLoad>) -> Result<()> {
+        let Some(kind) = kind else { return Ok(()) };
+        let weights = &self.model.weights;
+        let plain = |name: &str| weights.tensor(name).is_some_and(|view| !view.format.is_quantized());
+        let in_layers = |name: &&str| name.ends_with("down.weight") || name.ends_with("attn_output.weight");
+        if self.model.packing.is_some() || weights.names().into_iter().find(in_layers).is_some_and(|name| !plain(name))
+        {
+            bail!("--quantize {}: {} is quantized already", kind.name(), self.name);
+        }
+        self.model.at_load = Some(kind);
+        Ok(())
     }
 
     /// Another chat template than its own.
@@ -53,7 +69,10 @@ impl Assets {
     /// Names, sizes and times of the weight files; empty for the built-in model, whose weights never change.
     pub fn weights_stamp(&self) -> String {
         match ModelRef::resolve(self.source.as_deref()) {
-            Ok(ModelRef::Folder(path) | ModelRef::Gguf(path)) => folio_model::file_stamp(&path),
+            Ok(ModelRef::Folder(path) | ModelRef::Gguf(path)) => {
+                let encoded = self.model.at_load.map_or("", AtLoad::name);
+                format!("{}{encoded}", folio_model::file_stamp(&path))
+            }
             Ok(ModelRef::Embedded) | Err(_) => String::new(),
         }
     }

@@ -41,7 +41,8 @@ fn check(args: &EvalArgs) -> Result<()> {
 }
 
 fn score(args: &EvalArgs) -> Result<()> {
-    let assets = Assets::open(args.model.as_deref(), None)?;
+    let mut assets = Assets::open(args.model.as_deref(), None)?;
+    assets.quantize(args.quantize)?;
     let windows = windows(args, &assets)?;
     let mut model = reader::load(&assets.model, &setup(args, args.backend))?;
     let bar = bar();
@@ -58,7 +59,8 @@ fn score(args: &EvalArgs) -> Result<()> {
 }
 
 fn compare(args: &EvalArgs, base: &str) -> Result<()> {
-    let assets = Assets::open(args.model.as_deref(), None)?;
+    let mut assets = Assets::open(args.model.as_deref(), None)?;
+    assets.quantize(args.quantize)?;
     let base_assets = Assets::open(Some(base), None)?;
     let windows = windows_of_both(args, &base_assets, &assets)?;
     let mut base = reader::load(&base_assets.model, &setup(args, args.against.against_backend))?;

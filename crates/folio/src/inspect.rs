@@ -14,7 +14,8 @@ use crate::{machine, plan, table};
 const FORMATS: &[Format] = &[Format::F32, Format::BF16, Format::Q8_0, Format::Q6_K, Format::Q5_0, Format::Q4_0];
 
 pub fn main(args: &InspectArgs) -> Result<()> {
-    let assets = Assets::open(args.model.as_deref(), None)?;
+    let mut assets = Assets::open(args.model.as_deref(), None)?;
+    assets.quantize(args.quantize)?;
     let spec = &assets.model.spec;
     let stored = Stored::of(&assets);
     println!("{}", assets.name);

@@ -48,7 +48,8 @@ impl Session {
     }
 
     /// What starting would take. Where the context had to be shortened, the model is opened anew for it.
-    pub fn plan(assets: Assets, args: &EngineArgs) -> Result<(Assets, Plan)> {
+    pub fn plan(mut assets: Assets, args: &EngineArgs) -> Result<(Assets, Plan)> {
+        assets.quantize(args.quantize)?;
         let plan = Plan::new(&assets, args)?;
         let assets = match plan.shrunk_from {
             Some(_) => assets.reopen(plan.max_model_len)?,

@@ -77,7 +77,7 @@ impl<B: Backend> Decoder<B> {
     ) -> Result<Self> {
         let spec = model.spec.clone();
         check::limits(&spec, &limits)?;
-        let mut loader = Loader::new(model);
+        let mut loader = Loader::new(model, !backend.reads_matrices());
         let embedding = Linear::new(
             &mut backend,
             &loader.matrix(Part::Embedding, Place::OUTSIDE, spec.vocab_size, spec.hidden)?,

@@ -25,24 +25,33 @@ pub(crate) fn source<'a>(
     hidden: usize,
 ) -> Result<ExpertsSource<'a>> {
     let shape = Shape { experts: spec.experts, inter: spec.inter, hidden, bias: spec.expert_bias };
+    let mut source = stored(loader, place, &shape)?;
+    for matrix in source.gate_up.iter_mut().chain(&mut source.down) {
+        *matrix = loader.at_load(matrix.clone())?;
+    }
+    Ok(source)
+}
+
+/// The experts as they lie.
+fn stored<'a>(loader: &Loader<'a>, place: Place, shape: &Shape) -> Result<ExpertsSource<'a>> {
     let prefix = loader.names().layer_prefix(place.layer);
     match loader.names() {
         Names::Gguf { .. } if loader.exists(&format!("{prefix}ffn_down_exps.weight")) => {
-            gguf_fused(loader, &prefix, &shape)
+            gguf_fused(loader, &prefix, shape)
         }
-        Names::Gguf { .. } => one_by_one(loader, &prefix, &shape, &GGUF_SINGLE),
+        Names::Gguf { .. } => one_by_one(loader, &prefix, shape, &GGUF_SINGLE),
         Names::HuggingFace { interleaved_experts, .. } => {
             let fused = format!("{prefix}mlp.experts.gate_up_proj");
             if loader.exists(&format!("{fused}_blocks")) {
-                mxfp4(loader, &prefix, &shape)
+                mxfp4(loader, &prefix, shape)
             } else if *interleaved_experts {
-                interleaved(loader, &prefix, &shape)
+                interleaved(loader, &prefix, shape)
             } else if loader.exists(&fused) {
-                fused_rows(loader, &prefix, &shape)
+                fused_rows(loader, &prefix, shape)
             } else if loader.has_matrix(&format!("{prefix}block_sparse_moe.experts.0.w1")) {
-                one_by_one(loader, &prefix, &shape, &MIXTRAL_SINGLE)
+                one_by_one(loader, &prefix, shape, &MIXTRAL_SINGLE)
             } else {
-                one_by_one(loader, &prefix, &shape, &SINGLE)
+                one_by_one(loader, &prefix, shape, &SINGLE)
             }
         }
     }

@@ -3,6 +3,7 @@
 //! The decoder knows no request, no storage format and no device; families hold no forward code.
 
 mod activations;
+mod at_load;
 mod attention;
 mod config;
 mod decoder;
@@ -21,6 +22,7 @@ mod open;
 mod rope;
 mod spec;
 
+pub use at_load::AtLoad;
 pub use config::Config;
 pub use decoder::{Decoder, DecoderLimits};
 pub use digest::Digest;

@@ -6,6 +6,7 @@ use std::cell::RefCell;
 use folio_formats::packing::{Packed, Packing};
 use folio_formats::{Format, Matrix, TensorView, WeightSource};
 
+use crate::at_load::Encoder;
 use crate::{Error, LayerSpec, Names, NormPlacement, OpenModel, Result, names::Part};
 
 /// How far loading has come.
@@ -19,6 +20,7 @@ pub(crate) struct Loader<'a> {
     source: &'a dyn WeightSource,
     names: &'a Names,
     packing: Option<&'a dyn Packing>,
+    encoder: Option<Encoder>,
     family: &'static str,
     norm_offset: f32,
     /// Read since the last [`Loader::settle`], with their bytes.
@@ -42,13 +44,15 @@ impl Place {
 }
 
 impl<'a> Loader<'a> {
-    pub fn new(model: &'a OpenModel) -> Self {
+    /// `sizes_only`: nobody will read the values of matrices.
+    pub fn new(model: &'a OpenModel, sizes_only: bool) -> Self {
         let source: &dyn WeightSource = &*model.weights;
         let sizes = source.names().into_iter().filter_map(|name| source.tensor(name)).map(|t| t.bytes.len() as u64);
         Self {
             source,
             names: &model.names,
             packing: model.packing.as_deref(),
+            encoder: model.at_load.map(|kind| Encoder { kind, sizes_only }),
             family: model.spec.family,
             norm_offset: model.spec.norm_offset,
             pending: RefCell::default(),
@@ -163,7 +167,16 @@ impl<'a> Loader<'a> {
     }
 
     pub fn matrix(&self, part: Part, place: Place, rows: usize, cols: usize) -> Result<Matrix<'a>> {
-        self.matrix_named(&self.stem_of(part, place), rows, cols)
+        let matrix = self.matrix_named(&self.stem_of(part, place), rows, cols)?;
+        if part.is_encoded_at_load() { self.at_load(matrix) } else { Ok(matrix) }
+    }
+
+    /// A layer's matrix in the form that was asked for.
+    pub fn at_load(&self, matrix: Matrix<'a>) -> Result<Matrix<'a>> {
+        match &self.encoder {
+            Some(encoder) => encoder.encode(matrix),
+            None => Ok(matrix),
+        }
     }
 
     /// The weight of the layer of that name, without a suffix: unpacked, or as it lies.

@@ -38,6 +38,17 @@ pub(crate) enum Part {
     SharedSwitch,
 }
 
+impl Part {
+    /// The matrices that make up most of a layer; the few others decide too much for what they weigh.
+    pub fn is_encoded_at_load(self) -> bool {
+        use Part::{Down, Gate, GateUp, Key, Output, Qkv, Query, SharedDown, SharedGate, SharedUp, Up, Value};
+        matches!(
+            self,
+            Query | Key | Value | Qkv | Output | Gate | Up | GateUp | Down | SharedGate | SharedUp | SharedDown
+        )
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub enum Names {
     /// `model.layers.3.self_attn.q_proj.weight`; the prefix is all before `layers.`.

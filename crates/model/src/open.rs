@@ -10,7 +10,7 @@ use folio_formats::{TensorView, WeightSource};
 
 use crate::families::Family;
 use crate::names::Part;
-use crate::{Config, Error, ModelSpec, Names, NormPlacement, Result, gguf};
+use crate::{AtLoad, Config, Error, ModelSpec, Names, NormPlacement, Result, gguf};
 
 /// Hundreds of times the longest published one.
 const MAX_CONFIG_BYTES: u64 = 4 << 20;
@@ -23,6 +23,8 @@ pub struct OpenModel {
     pub names: Names,
     /// How its linear layers are packed, where another tool quantized them.
     pub packing: Option<Box<dyn Packing>>,
+    /// What plain weights of its layers become while they are loaded; `None` leaves them as they are.
+    pub at_load: Option<AtLoad>,
     /// The GGUF file it came from, whose metadata holds the tokenizer too.
     pub gguf: Option<Arc<Gguf>>,
 }
@@ -76,7 +78,14 @@ impl OpenModel {
     pub fn from_gguf_with(gguf: Gguf, max_context: Option<usize>) -> Result<Self> {
         let (spec, names) = gguf::describe(&gguf, max_context)?;
         let gguf = Arc::new(gguf);
-        Ok(Self { spec, weights: Box::new(Shared(gguf.clone())), names, packing: None, gguf: Some(gguf) })
+        Ok(Self {
+            spec,
+            weights: Box::new(Shared(gguf.clone())),
+            names,
+            packing: None,
+            at_load: None,
+            gguf: Some(gguf),
+        })
     }
 }
 
@@ -107,7 +116,7 @@ impl Described {
         let Self { mut spec, packing, interleaved_experts } = self;
         let names = Names::hugging_face(&*weights, interleaved_experts);
         spec.tied_head = spec.tied_head && !has_own_head(&names, &*weights, packing.as_deref());
-        OpenModel { spec, weights, names, packing, gguf: None }
+        OpenModel { spec, weights, names, packing, at_load: None, gguf: None }
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use folio_device::cpu::Isa;
+use folio_model::AtLoad;
 
 use super::size::ByteSize;
 
@@ -26,6 +27,10 @@ pub struct EngineArgs {
     /// Instructions to use [default: the best this CPU has]
     #[arg(long, value_enum)]
     pub cpu_isa: Option<IsaArg>,
+    /// Encode the layers' plain weights while they are loaded: int8 or int4 in groups of 32, or fp8 a row [default: leave
+    /// them as they are; `folio quantize` does it better, once and for all]
+    #[arg(long, value_name = "int8|int4|fp8")]
+    pub quantize: Option<AtLoad>,
     /// Longest sequence, prompt and answer together [default: the model's]
     #[arg(long)]
     pub max_model_len: Option<usize>,

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use folio_model::AtLoad;
+
 use super::IsaArg;
 
 #[derive(Args)]
@@ -28,6 +30,9 @@ pub struct EvalArgs {
     /// Instructions to use [default: the best this CPU has]
     #[arg(long, value_enum)]
     pub cpu_isa: Option<IsaArg>,
+    /// Encode MODEL's plain weights while they are loaded
+    #[arg(long, value_name = "int8|int4|fp8")]
+    pub quantize: Option<AtLoad>,
     /// What computes MODEL
     #[arg(long, value_enum, default_value_t = BackendArg::Cpu)]
     pub backend: BackendArg,

@@ -10,7 +10,8 @@ use crate::table;
 use folio_device::BLOCK_TOKENS;
 
 pub fn main(args: &PlanArgs) -> Result<()> {
-    let assets = Assets::open(args.model.model.as_deref(), args.model.engine.max_model_len)?;
+    let mut assets = Assets::open(args.model.model.as_deref(), args.model.engine.max_model_len)?;
+    assets.quantize(args.model.engine.quantize)?;
     let plan = Plan::new(&assets, &args.model.engine)?;
     match args.json {
         true => println!("{}", to_json(&plan, &assets.name)),

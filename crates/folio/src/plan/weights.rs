@@ -86,6 +86,10 @@ impl Backend for Counting {
         packed_experts_bytes(&source)
     }
 
+    fn reads_matrices(&self) -> bool {
+        false
+    }
+
     fn kv(&mut self, _: KvShape) -> folio_device::Result<()> {
         Ok(())
     }

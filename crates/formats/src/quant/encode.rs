@@ -7,11 +7,13 @@
 
 mod k;
 mod k_pack;
+mod quick;
 
 use half::{bf16, f16};
 
 use super::simple::LEN;
 use crate::{Error, Format, Result};
+pub use quick::encode_quick;
 
 /// The bytes of `values` in `format`, rounded to nearest; they must be whole blocks.
 pub fn encode(format: Format, values: &[f32]) -> Result<Vec<u8>> {

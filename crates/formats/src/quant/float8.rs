@@ -58,9 +58,35 @@ const fn e4m3_value(code: u8) -> f32 {
     if code < 128 { magnitude } else { -magnitude }
 }
 
+/// The nearest e4m3 number, of two equally near the even one; what lies beyond the largest, 448, becomes the largest.
+pub fn to_e4m3(value: f32) -> u8 {
+    let sign = if value.is_sign_negative() { 0x80 } else { 0 };
+    let size = value.abs();
+    if size.is_nan() {
+        return sign | 0x7f;
+    }
+    // Numbers below the smallest normal one are as far apart as those just above it.
+    let exponent = ((size.to_bits() >> 23) as i32 - 127).clamp(-6, 8);
+    let steps = (size.min(448.0) * f32::from_bits(((130 - exponent) as u32) << 23)).round_ties_even();
+    // Eight steps are the first normal number, sixteen the next exponent: the sum carries by itself.
+    sign | (steps as i32 + 8 * (exponent + 6)) as u8
+}
+
 #[cfg(test)]
 mod tests {
-    use super::e4m3;
+    use super::{e4m3, to_e4m3};
+
+    #[test]
+    fn every_number_comes_back_and_others_go_to_the_nearest() {
+        for code in (0..=255u8).filter(|code| code & 0x7f != 0x7f) {
+            assert_eq!(to_e4m3(e4m3(code)), code);
+        }
+        for (value, expect) in [(1.0625, 1.0), (1.1875, 1.25), (1.95, 2.0), (1e9, 448.0), (-460.0, -448.0), (1e-4, 0.0)]
+        {
+            assert_eq!(e4m3(to_e4m3(value)), expect, "{value}");
+        }
+        assert!(e4m3(to_e4m3(f32::NAN)).is_nan());
+    }
 
     #[test]
     fn known_values() {

@@ -12,8 +12,8 @@ pub(crate) mod mxfp4;
 pub(crate) mod plain;
 pub(crate) mod simple;
 
-pub use encode::{encode, encode_fitted};
-pub use float8::e4m3;
+pub use encode::{encode, encode_fitted, encode_quick};
+pub use float8::{e4m3, to_e4m3};
 
 /// The half-precision number at byte `at` of a block.
 fn half_at(block: &[u8], at: usize) -> f32 {

@@ -258,7 +258,7 @@ fn nearest<const N: usize>(x: &[f32; N], line: Line, top: f32) -> [f32; N] {
     x.map(|value| round((value + line.drop) * by, top))
 }
 
-fn nearest_through<const N: usize>(x: &[f32; N], slope: f32, half: f32) -> [f32; N] {
+pub(super) fn nearest_through<const N: usize>(x: &[f32; N], slope: f32, half: f32) -> [f32; N] {
     let by = inverse(slope);
     x.map(|value| round_signed(value * by, half))
 }
@@ -271,7 +271,7 @@ fn error_of<const N: usize>(x: &[f32; N], weights: &[f32; N], line: Line, top: f
     })
 }
 
-fn error_through<const N: usize>(x: &[f32; N], weights: &[f32; N], slope: f32, half: f32) -> f32 {
+pub(super) fn error_through<const N: usize>(x: &[f32; N], weights: &[f32; N], slope: f32, half: f32) -> f32 {
     let levels = nearest_through(x, slope, half);
     sum::<N>(|i| {
         let off = slope * levels[i] - x[i];
@@ -291,7 +291,7 @@ fn round_signed(value: f32, half: f32) -> f32 {
 }
 
 /// In eight running sums, so that it can be done eight at a time.
-fn sum<const N: usize>(term: impl Fn(usize) -> f32) -> f32 {
+pub(super) fn sum<const N: usize>(term: impl Fn(usize) -> f32) -> f32 {
     let mut sums = [0.0f32; 8];
     for start in (0..N).step_by(8) {
         for (lane, sum) in sums.iter_mut().enumerate() {
