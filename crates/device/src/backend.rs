@@ -10,7 +10,7 @@
 
 use folio_formats::Matrix;
 
-use crate::{Batch, Result};
+use crate::{Batch, KvShape, Result};
 
 /// A device that can run a decoder.
 pub trait Backend: Send + 'static {
@@ -159,40 +159,6 @@ pub trait Backend: Send + 'static {
     /// Fills one block, all layers of the group, with what [`Backend::save_block`] gave. Operations asked for
     /// afterwards see it; it is never part of a recorded step.
     fn load_block(&mut self, kv: &mut Self::Kv, block: u32, bytes: &[u8]);
-}
-
-/// Storage of keys and values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KvFormat {
-    F32,
-    F16,
-    BF16,
-}
-
-impl KvFormat {
-    pub fn bytes(self) -> usize {
-        match self {
-            KvFormat::F32 => 4,
-            KvFormat::F16 | KvFormat::BF16 => 2,
-        }
-    }
-}
-
-/// Size of one layer group's paged storage. A block holds [`crate::BLOCK_TOKENS`] tokens of every layer of the group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvShape {
-    pub layers: usize,
-    pub blocks: usize,
-    pub kv_heads: usize,
-    pub head_dim: usize,
-    pub format: KvFormat,
-}
-
-impl KvShape {
-    /// Bytes of one block over all layers of the group: 2 x layers x kv_heads x head_dim x tokens x bytes.
-    pub fn block_bytes(&self) -> u64 {
-        2 * (self.layers * self.kv_heads * self.head_dim * crate::BLOCK_TOKENS * self.format.bytes()) as u64
-    }
 }
 
 /// The largest step that `Inputs` must hold.

@@ -6,6 +6,7 @@
 mod backend;
 mod batch;
 mod error;
+mod kv_format;
 
 pub mod cpu;
 pub mod recording;
@@ -14,3 +15,4 @@ pub mod reference;
 pub use backend::*;
 pub use batch::{BLOCK_TOKENS, Batch, GroupTables, Span};
 pub use error::{Error, Result};
+pub use kv_format::{KV_GROUP, KV_TINY, KvFormat, KvShape};

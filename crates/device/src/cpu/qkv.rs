@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::inputs::{Inputs, Rope};
-use super::kv::{Element, Kv, LayerMut, with_element};
+use super::kv::{Kv, LayerMut, Storage, with_storage};
 use super::norm::norm_in_place;
 use super::pool::Disjoint;
 use super::simd::{Kernel, LANES, Simd, dispatch};
@@ -42,7 +42,7 @@ struct PrepareRows<'a, T> {
     slots: &'a [u32],
 }
 
-impl<T: Element> Kernel for PrepareRows<'_, T> {
+impl<T: Storage> Kernel for PrepareRows<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -92,7 +92,7 @@ pub fn prepare_qkv(
     }
     let slots = &inputs.group(op.group).slots[..];
     let qkv = Disjoint::new(qkv.head_mut(rows));
-    with_element!(kv.format(), T => {
+    with_storage!(kv.format(), T => {
         let layer = kv.layer_mut::<T>(layer, op.kv_heads, op.head_dim);
         // Runs of a block's length keep two threads from writing the same cache lines of a block.
         ctx.pool.for_each_chunk(rows, BLOCK_TOKENS, |rows| {
@@ -107,6 +107,7 @@ mod tests {
 
     use super::*;
     use crate::cpu::inputs::{rope_angles, upload};
+    use crate::cpu::kv::Plain;
     use crate::cpu::simd::testing::{close, each_setup, filled, tensor, vector};
     use crate::{Batch, GroupTables, InputLimits, KvFormat, KvShape, Span};
 
@@ -181,10 +182,11 @@ mod tests {
             };
             prepare_qkv(ctx, &mut qkv, &mut kv, 1, &op, &inputs);
             close(qkv.head(ROWS), &expected, 1e-5);
-            let layer = kv.layer::<bf16>(1, kv_heads, head_dim);
+            let layer = kv.layer::<Plain<bf16>>(1, kv_heads, head_dim);
             for row in 0..ROWS {
                 for kv_head in 0..kv_heads {
                     let (keys, values) = layer.block(5 * row as u32 / 16, kv_head);
+                    let (keys, values) = (keys.cast::<bf16>(), values.cast::<bf16>());
                     let token = 5 * row % 16;
                     let key = &qkv.row(row)[(heads + kv_head) * head_dim..][..head_dim];
                     let value = &qkv.row(row)[(heads + kv_heads + kv_head) * head_dim..][..head_dim];

@@ -1,29 +1,19 @@
 //! Positions, keys and values, and causal attention over paged storage, row by row and head by head.
 
-use half::{bf16, f16};
-
-use super::{Inputs, Kv, Reference, Rope, Tensor, Vector, math};
-use crate::{Attention, BLOCK_TOKENS, KvFormat, NormSpan, PrepareQkv};
-
-/// The value as the storage format would give it back.
-fn stored(format: KvFormat, value: f32) -> f32 {
-    match format {
-        KvFormat::F32 => value,
-        KvFormat::F16 => f16::from_f32(value).to_f32(),
-        KvFormat::BF16 => bf16::from_f32(value).to_f32(),
-    }
-}
+use super::{Inputs, Kv, Reference, Rope, Tensor, Vector, codes, math};
+use crate::{Attention, BLOCK_TOKENS, NormSpan, PrepareQkv};
 
 impl Kv {
-    /// Where the vector of one head lies in `keys` and `values`.
+    /// Where one head of one token lies in `keys` and `values`.
     fn place(&self, layer: usize, slot: usize, head: usize) -> std::ops::Range<usize> {
         let shape = &self.shape;
         assert!(layer < shape.layers, "layer {layer} of a group of {}", shape.layers);
         assert!(slot < shape.blocks * BLOCK_TOKENS, "slot {slot} beyond {} blocks", shape.blocks);
         assert!(head < shape.kv_heads, "kv head {head} of {}", shape.kv_heads);
         let slots = shape.blocks * BLOCK_TOKENS;
-        let start = ((layer * slots + slot) * shape.kv_heads + head) * shape.head_dim;
-        start..start + shape.head_dim
+        let bytes = shape.format.head_bytes(shape.head_dim);
+        let start = ((layer * slots + slot) * shape.kv_heads + head) * bytes;
+        start..start + bytes
     }
 
     fn check_heads(&self, kv_heads: usize, head_dim: usize) {
@@ -73,12 +63,9 @@ pub fn prepare_qkv(qkv: &mut Tensor, kv: &mut Kv, layer: usize, op: &PrepareQkv<
         let slot = inputs.batch.groups[op.group].slots[row] as usize;
         for head in 0..op.kv_heads {
             let from = head * op.head_dim..(head + 1) * op.head_dim;
-            let to = kv.place(layer, slot, head);
-            let format = kv.shape.format;
-            for (to, from) in to.zip(from) {
-                kv.keys[to] = stored(format, k[from]);
-                kv.values[to] = stored(format, v[from]);
-            }
+            let (to, format) = (kv.place(layer, slot, head), kv.shape.format);
+            codes::encode(format, &k[from.clone()], &mut kv.keys[to.clone()]);
+            codes::encode(format, &v[from], &mut kv.values[to]);
         }
     }
 }
@@ -98,48 +85,57 @@ pub fn attention(
     assert_eq!(op.heads % op.kv_heads, 0, "heads are a multiple of kv heads");
     let tables = &batch.groups[op.group];
     for (span, &first_block) in batch.spans.iter().zip(&tables.first_block) {
-        for index in 0..span.num_rows {
-            let row = (span.first_row + index) as usize;
-            let position = (span.context - span.num_rows + index) as usize;
-            let first = op.window.map_or(0, |window| (position + 1).saturating_sub(window));
-            let slots: Vec<usize> = (first..=position)
-                .map(|seen| {
-                    let block = tables.blocks[first_block as usize + seen / BLOCK_TOKENS] as usize;
-                    block * BLOCK_TOKENS + seen % BLOCK_TOKENS
-                })
-                .collect();
-            for head in 0..op.heads {
-                let place = head * op.head_dim..(head + 1) * op.head_dim;
-                let query = &qkv.row(row)[place.clone()];
-                attend(&mut out.row_mut(row)[place], query, kv, layer, head, &slots, op);
+        let slots: Vec<usize> = (0..span.context as usize)
+            .map(|seen| {
+                let block = tables.blocks[first_block as usize + seen / BLOCK_TOKENS] as usize;
+                block * BLOCK_TOKENS + seen % BLOCK_TOKENS
+            })
+            .collect();
+        for kv_head in 0..op.kv_heads {
+            let stored = |bytes: &[u8]| -> Vec<Vec<f64>> {
+                let place = |&slot: &usize| kv.place(layer, slot, kv_head);
+                let (format, dim) = (kv.shape.format, kv.shape.head_dim);
+                slots.iter().map(|slot| codes::decode(format, dim, &bytes[place(slot)])).collect()
+            };
+            let (keys, values) = (stored(&kv.keys), stored(&kv.values));
+            for index in 0..span.num_rows {
+                let row = (span.first_row + index) as usize;
+                let position = (span.context - span.num_rows + index) as usize;
+                let first = op.window.map_or(0, |window| (position + 1).saturating_sub(window));
+                let seen = first..position + 1;
+                let group = op.heads / op.kv_heads;
+                for head in kv_head * group..(kv_head + 1) * group {
+                    let place = head * op.head_dim..(head + 1) * op.head_dim;
+                    let query = &qkv.row(row)[place.clone()];
+                    attend(&mut out.row_mut(row)[place], query, &keys[seen.clone()], &values[seen.clone()], head, op);
+                }
             }
         }
     }
 }
 
-/// One query head over the slots it may see.
+/// One query head over the keys and values that it may see.
 fn attend(
     out: &mut [f32],
     query: &[f32],
-    kv: &Kv,
-    layer: usize,
+    keys: &[Vec<f64>],
+    values: &[Vec<f64>],
     head: usize,
-    slots: &[usize],
     op: &Attention<'_, Reference>,
 ) {
-    let kv_head = head / (op.heads / op.kv_heads);
-    let score = |&slot: &usize| {
-        let score = math::dot(query, &kv.keys[kv.place(layer, slot, kv_head)]) * f64::from(op.scale);
+    let score = |key: &Vec<f64>| {
+        let dot: f64 = query.iter().zip(key).map(|(&q, &k)| f64::from(q) * k).sum();
+        let score = dot * f64::from(op.scale);
         op.soft_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
     };
-    let mut weights: Vec<f64> = slots.iter().map(score).collect();
+    let mut weights: Vec<f64> = keys.iter().map(score).collect();
     // A sink is one more score whose value is nothing: `zip` below leaves its weight out.
     weights.extend(op.sinks.map(|sinks| f64::from(sinks.0[head])));
     math::softmax(&mut weights);
     let mut sums = vec![0.0f64; op.head_dim];
-    for (&slot, weight) in slots.iter().zip(&weights) {
-        for (sum, &value) in sums.iter_mut().zip(&kv.values[kv.place(layer, slot, kv_head)]) {
-            *sum += weight * f64::from(value);
+    for (value, weight) in values.iter().zip(&weights) {
+        for (sum, value) in sums.iter_mut().zip(value) {
+            *sum += weight * value;
         }
     }
     for (out, sum) in out.iter_mut().zip(sums) {

@@ -1,18 +1,18 @@
 //! Every operation in plain loops: the judge of the other backends, and an f32 run of any model.
 //!
-//! Weights are decoded to f32, activations are f32, sums are f64, keys and values are f32 rounded to their storage
-//! format. Nothing here is fast, and nothing here is clever.
+//! Weights are decoded to f32, activations are f32, sums are f64, keys and values are bytes of their storage format.
+//! Nothing here is fast, and nothing here is clever.
 
 mod attention;
 mod blocks;
+pub(crate) mod codes;
 mod experts;
 mod math;
 
 use folio_formats::Matrix;
 
 use crate::{
-    Activation, Attention, BLOCK_TOKENS, Backend, Batch, Error, ExpertsSource, InputLimits, KvShape, PrepareQkv,
-    Result, Routing,
+    Activation, Attention, Backend, Batch, Error, ExpertsSource, InputLimits, KvShape, PrepareQkv, Result, Routing,
 };
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -51,12 +51,12 @@ pub struct Experts {
     down_bias: Option<Vec<Vector>>,
 }
 
-/// Keys and values, each `[layers, slots, kv_heads, head_dim]`, already rounded to the storage format.
+/// Keys and values, each `[layers, slots, kv_heads]` heads as bytes of the storage format.
 #[derive(Clone, Debug)]
 pub struct Kv {
     shape: KvShape,
-    keys: Vec<f32>,
-    values: Vec<f32>,
+    keys: Vec<u8>,
+    values: Vec<u8>,
 }
 
 #[derive(Clone, Debug)]
@@ -75,10 +75,11 @@ struct Rope {
 }
 
 /// Zeros, or an error where the memory is not there.
-fn zeros(what: &'static str, len: usize) -> Result<Vec<f32>> {
+fn zeros<T: Clone + Default>(what: &'static str, len: usize) -> Result<Vec<T>> {
+    let out_of_memory = |_| Error::OutOfMemory { what, bytes: (size_of::<T>() as u64).saturating_mul(len as u64) };
     let mut values = Vec::new();
-    values.try_reserve_exact(len).map_err(|_| Error::OutOfMemory { what, bytes: 4 * len as u64 })?;
-    values.resize(len, 0.0);
+    values.try_reserve_exact(len).map_err(out_of_memory)?;
+    values.resize(len, T::default());
     Ok(values)
 }
 
@@ -165,7 +166,9 @@ impl Backend for Reference {
     }
 
     fn kv(&mut self, shape: KvShape) -> Result<Kv> {
-        let len = shape.layers * shape.blocks * BLOCK_TOKENS * shape.kv_heads * shape.head_dim;
+        // Half of a block is keys; a size that cannot be is refused like one that is not there.
+        let bytes = (shape.block_bytes() / 2).saturating_mul(shape.blocks as u64);
+        let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         Ok(Kv { shape, keys: zeros("keys", len)?, values: zeros("values", len)? })
     }
 
@@ -320,14 +323,8 @@ impl Backend for Reference {
     }
 
     fn copy_blocks(&mut self, kv: &mut Kv, pairs: &[(u32, u32)]) {
-        let block = BLOCK_TOKENS * kv.shape.kv_heads * kv.shape.head_dim;
-        for layer in 0..kv.shape.layers {
-            let start = |index: u32| (layer * kv.shape.blocks + index as usize) * block;
-            for &(from, to) in pairs {
-                assert!((from.max(to) as usize) < kv.shape.blocks, "copy of block {from} to {to}");
-                kv.keys.copy_within(start(from)..start(from) + block, start(to));
-                kv.values.copy_within(start(from)..start(from) + block, start(to));
-            }
+        for &(from, to) in pairs {
+            blocks::copy(kv, from, to);
         }
     }
 

@@ -55,7 +55,7 @@ pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for (index, head_dim) in [32, 40, 64, 80, 96, 128, 192, 256].into_iter().enumerate() {
         let group = [1, 2, 3, 5, 8][index % 5];
-        let format = [KvFormat::F32, KvFormat::F16, KvFormat::BF16][index % 3];
+        let format = KvFormat::ALL[index % 6];
         let kv_heads = 1 + index % 3;
         cases.push(Case { heads: group * kv_heads, kv_heads, head_dim, format, ..base.clone() });
         cases.push(Case {
@@ -74,11 +74,18 @@ pub fn cases() -> Vec<Case> {
     cases.push(Case { soft_cap: Some(2.0), ..base.clone() });
     cases.push(Case { sinks: true, heads: 10, kv_heads: 2, ..base.clone() });
     cases.push(Case { soft_cap: Some(5.0), window: Some(20), sinks: true, rope: Some(9), ..base.clone() });
-    for format in [KvFormat::F16, KvFormat::BF16] {
+    for format in KvFormat::ALL {
         cases.push(Case { format, rope: Some(32), norm: Some(NormSpan::Head), ..base.clone() });
         cases.push(Case { format, window: Some(21), soft_cap: Some(4.0), sinks: true, ..base.clone() });
     }
-    cases.push(Case { heads: 3, kv_heads: 1, head_dim: 32, lengths: vec![1100, 20], ..base.clone() });
+    // Heads that end in a short group of scales, and an odd one.
+    for (format, head_dim) in [(KvFormat::Int4, 40), (KvFormat::Int4, 80), (KvFormat::Int4, 51), (KvFormat::Int8, 51)] {
+        cases.push(Case { format, head_dim, ..base.clone() });
+    }
+    let long = Case { heads: 3, kv_heads: 1, head_dim: 32, lengths: vec![1100, 20], ..base.clone() };
+    for format in [KvFormat::F32, KvFormat::Int8, KvFormat::Int4] {
+        cases.push(Case { format, ..long.clone() });
+    }
     cases.push(Case { heads: 2, kv_heads: 2, head_dim: 32, lengths: vec![1060], window: Some(1030), ..base });
     cases
 }
@@ -86,8 +93,13 @@ pub fn cases() -> Vec<Case> {
 impl Case {
     pub fn tolerance(&self) -> f32 {
         // A key that differs in its last f32 bit may round to the next stored value.
-        let key_rounds_twice = self.format != KvFormat::F32 && (self.rope.is_some() || self.norm.is_some());
-        if key_rounds_twice { 1.0 / 128.0 } else { 2e-5 }
+        let key_rounds_twice = self.rope.is_some() || self.norm.is_some();
+        match self.format {
+            _ if !key_rounds_twice => 2e-5,
+            KvFormat::F32 => 2e-5,
+            KvFormat::F16 | KvFormat::BF16 | KvFormat::Int8 => 1.0 / 128.0,
+            KvFormat::Fp8 | KvFormat::Int4 => 1.0 / 32.0,
+        }
     }
 
     /// Attention's output, then q as it was prepared.

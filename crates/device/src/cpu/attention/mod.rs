@@ -15,7 +15,7 @@ use std::sync::PoisonError;
 pub use plan::{MAX_VALUES as MAX_HEAD_DIM, Scratch};
 
 use super::inputs::Inputs;
-use super::kv::{Kv, with_element};
+use super::kv::{Kv, with_storage};
 use super::pool::Disjoint;
 use super::simd::dispatch;
 use super::{Cpu, Ctx, Tensor};
@@ -51,7 +51,7 @@ pub fn attention(
     let (tiles, items) = (&tiles[..], &items[..]);
     let (out, partials) = (Disjoint::new(out.head_mut(rows)), Disjoint::new(partials));
     let (out, partials) = (&out, &partials);
-    with_element!(kv.format(), T => {
+    with_storage!(kv.format(), T => {
         let operands = Operands {
             op,
             geometry,

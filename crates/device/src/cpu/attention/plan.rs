@@ -12,6 +12,8 @@ use crate::{InputLimits, Result, Span};
 pub const MAX_VECTORS: usize = 64;
 /// Values of a tile's queries, and of its sums, at most: what the stack of a thread holds.
 pub const MAX_VALUES: usize = 8192;
+/// Groups of a tile's queries that share scales, at most: a head's last one may be as short as a vector.
+pub const MAX_GROUPS: usize = MAX_VALUES / LANES;
 /// Values of all partial sums of one operation, at most; mapped, and untouched until long contexts need them.
 const MAX_PARTIALS: usize = 4 << 20;
 

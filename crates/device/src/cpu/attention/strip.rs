@@ -2,10 +2,14 @@
 //!
 //! Scores: lanes are the sixteen tokens of a block, and each widened key vector is used by all of the strip from
 //! registers. Values: lanes are values of the head, and each widened value vector is used by all of the strip.
+//!
+//! Keys and values are levels of a [`Storage`]. Where it has scales, a block's sums are multiplied by its sixteen tokens'
+//! scales once a group, and the softmax weights by the values' scales before they meet the levels; minima add a score by
+//! the sum of the query, and to the values one sum for all of the group.
 
 use std::ops::Range;
 
-use super::super::kv::Element;
+use super::super::kv::Storage;
 use super::super::simd::{LANES, Simd, exp, tanh};
 use super::CHUNK;
 use crate::BLOCK_TOKENS;
@@ -13,15 +17,14 @@ use crate::BLOCK_TOKENS;
 const BLOCKS: usize = CHUNK / BLOCK_TOKENS;
 
 /// Where a chunk's keys and values lie, and how scores are finished.
-pub struct Chunk<T> {
-    /// Per block `[head_dim][16]`; blocks that nobody in the tile sees are not read.
-    pub keys: [*const T; BLOCKS],
-    /// Per block `[16][head_dim]`, with sixteen more readable values behind.
-    pub values: [*const T; BLOCKS],
+pub struct Chunk {
+    /// Per block, as [`Storage`] describes them; blocks that nobody in the tile sees are not read.
+    pub keys: [*const u8; BLOCKS],
+    pub values: [*const u8; BLOCKS],
     /// Keys and values of the chunk that comes next, to be asked for in time: its blocks are short runs somewhere
     /// else, which the hardware does not foresee. They need not be readable.
-    pub next_keys: [*const T; BLOCKS],
-    pub next_values: [*const T; BLOCKS],
+    pub next_keys: [*const u8; BLOCKS],
+    pub next_values: [*const u8; BLOCKS],
     pub head_dim: usize,
     pub soft_cap: Option<f32>,
 }
@@ -30,6 +33,8 @@ pub struct Chunk<T> {
 pub struct State {
     /// Queries, scaled, `[head_dim][M]`.
     pub queries: *const f32,
+    /// Sums of the queries' groups, `[groups][M]`; read only where the storage has minima.
+    pub query_sums: *const f32,
     /// The largest score so far, `[M]`.
     pub largest: *mut f32,
     /// The denominator, lane by lane, `[M][16]`.
@@ -39,76 +44,165 @@ pub struct State {
     pub padded_dim: usize,
 }
 
+/// A cache line.
+const LINE: usize = 64;
+
 /// Scores of `M` vectors over `N` blocks, into `scores` `[M][CHUNK]`.
 ///
 /// # Safety
 /// The pointers must be to the shapes named.
 #[inline(always)]
-unsafe fn score<S: Simd, T: Element, const M: usize, const N: usize>(
+unsafe fn score<S: Simd, T: Storage, const M: usize, const N: usize>(
     s: S,
-    queries: *const f32,
-    keys: [*const T; N],
-    next: [*const T; N],
+    state: &State,
+    keys: [*const u8; N],
+    next: [*const u8; N],
     head_dim: usize,
     scores: *mut f32,
 ) {
-    let mut sums = [[s.splat(0.0); N]; M];
-    for i in 0..head_dim {
-        // SAFETY: `i` is below head_dim; keys are [head_dim][16] and queries [head_dim][M].
-        let key = keys.map(|keys| unsafe { T::load(s, keys.add(i * LANES)) });
-        for next in next {
-            s.prefetch(next.wrapping_add(i * LANES).cast());
-        }
-        for m in 0..M {
-            // SAFETY: as above.
-            let query = s.splat(unsafe { *queries.add(i * M + m) });
-            for n in 0..N {
-                sums[m][n] = s.fma(query, key[n], sums[m][n]);
+    let (mut first, mut group) = (0, 0);
+    while first < head_dim {
+        let last = first.saturating_add(T::GROUP).min(head_dim);
+        let mut dots = [[s.splat(0.0); N]; M];
+        for pair in first / 2..last / 2 {
+            // SAFETY: the head has both keys.
+            let key = keys.map(|keys| unsafe { T::key_pair(s, keys, pair) });
+            for next in next {
+                for line in 0..(2 * T::VECTOR_BYTES).div_ceil(LINE) {
+                    s.prefetch(next.wrapping_add(pair * 2 * T::VECTOR_BYTES + line * LINE));
+                }
+            }
+            for half in 0..2 {
+                for m in 0..M {
+                    // SAFETY: queries are [head_dim][M].
+                    let query = s.splat(unsafe { *state.queries.add((2 * pair + half) * M + m) });
+                    for n in 0..N {
+                        dots[m][n] = s.fma(query, key[n][half], dots[m][n]);
+                    }
+                }
             }
         }
-    }
-    for m in 0..M {
-        for n in 0..N {
-            // SAFETY: scores are [M][CHUNK], and the caller leaves room for N blocks.
-            unsafe { s.store(scores.add(m * CHUNK + n * LANES), sums[m][n]) };
+        if !last.is_multiple_of(2) {
+            // SAFETY: groups are even, so this is the head's last key.
+            let key = keys.map(|keys| unsafe { T::last_key(s, keys, last / 2) });
+            for m in 0..M {
+                // SAFETY: as above.
+                let query = s.splat(unsafe { *state.queries.add((last - 1) * M + m) });
+                for n in 0..N {
+                    dots[m][n] = s.fma(query, key[n], dots[m][n]);
+                }
+            }
         }
+        for n in 0..N {
+            // SAFETY: `keys` is a head with this group; scores are [M][CHUNK] with room for N blocks.
+            unsafe {
+                if T::SCALED {
+                    s.prefetch(next[n].wrapping_add(T::scales_at(head_dim)));
+                    let scales = T::scales(s, keys[n], head_dim, group);
+                    for m in 0..M {
+                        let at = scores.add(m * CHUNK + n * LANES);
+                        let mut score = s.mul(dots[m][n], scales);
+                        if T::AFFINE {
+                            let minima = T::minima(s, keys[n], head_dim, group);
+                            score = s.fma(s.splat(*state.query_sums.add(group * M + m)), minima, score);
+                            if group > 0 {
+                                score = s.add(s.load(at), score);
+                            }
+                        }
+                        s.store(at, score);
+                    }
+                } else {
+                    for m in 0..M {
+                        s.store(scores.add(m * CHUNK + n * LANES), dots[m][n]);
+                    }
+                }
+            }
+        }
+        (first, group) = (last, group + 1);
     }
 }
 
-/// `sums = sums * correction + weights * values`, over `N` vectors of the head's values.
+/// `x` for the tokens of a block that are seen, `otherwise` for the rest. Left out by selection, since what lies in a
+/// slot that nobody sees may be anything.
+#[inline(always)]
+fn only_seen<S: Simd>(s: S, seen: &Range<usize>, block: usize, x: S::F, otherwise: S::F) -> S::F {
+    const TOKENS: [f32; LANES] = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
+    let first = block * BLOCK_TOKENS;
+    if seen.start <= first && seen.end >= first + BLOCK_TOKENS {
+        return x;
+    }
+    let tokens = s.read(&TOKENS);
+    let (start, end) = (seen.start as f32 - first as f32, seen.end as f32 - first as f32);
+    let x = s.select_lt(tokens, s.splat(start), otherwise, x);
+    s.select_lt(tokens, s.splat(end), x, otherwise)
+}
+
+/// Weights times the values' scales of one group, into `scaled` `[M][CHUNK]`, and for each vector the sum of weights
+/// times minima. Slots that a vector does not see get any weight, and no part in the sum.
+///
+/// # Safety
+/// The pointers must be to the shapes named, and the chunk must have the blocks.
+#[inline(always)]
+unsafe fn scale_weights<S: Simd, T: Storage, const M: usize>(
+    s: S,
+    chunk: &Chunk,
+    group: usize,
+    blocks: Range<usize>,
+    weights: *const f32,
+    seen: &[Range<usize>; M],
+    scaled: *mut f32,
+) -> [f32; M] {
+    let mut sums = [s.splat(0.0); M];
+    for block in blocks {
+        s.prefetch(chunk.next_values[block].wrapping_add(T::scales_at(chunk.head_dim) + group * LINE));
+        // SAFETY: the block is one that the tile sees, and has the group; weights are [M][CHUNK].
+        unsafe {
+            let scales = T::scales(s, chunk.values[block], chunk.head_dim, group);
+            for m in 0..M {
+                let weight = s.load(weights.add(m * CHUNK + block * LANES));
+                s.store(scaled.add(m * CHUNK + block * LANES), s.mul(weight, scales));
+                if T::AFFINE {
+                    let part = s.mul(weight, T::minima(s, chunk.values[block], chunk.head_dim, group));
+                    sums[m] = s.add(sums[m], only_seen(s, &seen[m], block, part, s.splat(0.0)));
+                }
+            }
+        }
+    }
+    if T::AFFINE { sums.map(|sum| s.sum(sum)) } else { [0.0; M] }
+}
+
+/// `sums = sums * correction + base + weights * values`, over `N` vectors of the head's values.
 ///
 /// # Safety
 /// The pointers must be to the shapes named; `all` holds every vector's `seen`, `common` lies in every one.
 #[inline(always)]
-unsafe fn accumulate<S: Simd, T: Element, const M: usize, const N: usize>(
+unsafe fn accumulate<S: Simd, T: Storage, const M: usize, const N: usize>(
     s: S,
-    chunk: &Chunk<T>,
+    chunk: &Chunk,
     offset: usize,
     weights: *const f32,
+    base: &[f32; M],
     seen: &[Range<usize>; M],
     all: &Range<usize>,
     common: &Range<usize>,
     correction: &[f32; LANES],
     state: &State,
 ) {
-    let mut sums = [[s.splat(0.0); N]; M];
+    let row_bytes = T::row_bytes(chunk.head_dim);
+    let mut sums = base.map(|base| [s.splat(base); N]);
     for block in all.start / BLOCK_TOKENS..all.end.div_ceil(BLOCK_TOKENS) {
         let first = block * BLOCK_TOKENS;
-        // SAFETY: the block is one that the tile sees, and offset is below padded_dim.
-        let mut values = unsafe { chunk.values[block].add(offset) };
         let tokens = all.start.max(first)..all.end.min(first + BLOCK_TOKENS);
-        // SAFETY: the token lies inside the block.
-        values = unsafe { values.add((tokens.start - first) * chunk.head_dim) };
-        let mut next = chunk.next_values[block].wrapping_add(offset + (tokens.start - first) * chunk.head_dim);
+        let skipped = (tokens.start - first) * row_bytes;
+        let mut row = chunk.values[block].wrapping_add(skipped);
+        let mut next = chunk.next_values[block].wrapping_add(skipped + offset / LANES * T::VECTOR_BYTES);
         for token in tokens {
-            // SAFETY: sixteen values are readable behind the end of a row.
-            let value: [S::F; N] = std::array::from_fn(|n| unsafe { T::load(s, values.add(n * LANES)) });
-            for n in 0..N {
-                if (n * LANES * size_of::<T>()).is_multiple_of(64) {
-                    s.prefetch(next.wrapping_add(n * LANES).cast());
-                }
+            // SAFETY: the block is one that the tile sees, the token lies inside it, and offset is below padded_dim.
+            let value: [S::F; N] = unsafe { T::values(s, row, offset) };
+            for line in 0..(N * T::VECTOR_BYTES).div_ceil(LINE) {
+                s.prefetch(next.wrapping_add(line * LINE));
             }
-            next = next.wrapping_add(chunk.head_dim);
+            next = next.wrapping_add(row_bytes);
             if common.contains(&token) {
                 for m in 0..M {
                     // SAFETY: weights are [M][CHUNK].
@@ -128,7 +222,7 @@ unsafe fn accumulate<S: Simd, T: Element, const M: usize, const N: usize>(
                     }
                 }
             }
-            values = values.wrapping_add(chunk.head_dim);
+            row = row.wrapping_add(row_bytes);
         }
     }
     for m in 0..M {
@@ -156,9 +250,7 @@ unsafe fn soften<S: Simd, const M: usize>(
     soft_cap: Option<f32>,
     state: &State,
 ) -> [f32; LANES] {
-    const TOKENS: [f32; LANES] = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
     let lowest = s.splat(f32::NEG_INFINITY);
-    let tokens = s.read(&TOKENS);
     let mut shrink = [f32::NEG_INFINITY; LANES];
     let mut bases = [0.0f32; M];
     for m in 0..M {
@@ -171,12 +263,7 @@ unsafe fn soften<S: Simd, const M: usize>(
             if let Some(cap) = soft_cap {
                 score = s.mul(s.splat(cap), tanh(s, s.div(score, s.splat(cap))));
             }
-            let first = block * BLOCK_TOKENS;
-            if seen[m].start > first || seen[m].end < first + BLOCK_TOKENS {
-                let (start, end) = (seen[m].start as f32 - first as f32, seen[m].end as f32 - first as f32);
-                score = s.select_lt(tokens, s.splat(start), lowest, score);
-                score = s.select_lt(tokens, s.splat(end), score, lowest);
-            }
+            score = only_seen(s, &seen[m], block, score, lowest);
             largest = s.max(largest, score);
             // SAFETY: as above.
             unsafe { s.store(at, score) };
@@ -218,9 +305,9 @@ unsafe fn soften<S: Simd, const M: usize>(
 /// # Safety
 /// `chunk` and `state` must be as they say, for every block that `seen` touches.
 #[inline(always)]
-pub unsafe fn attend<S: Simd, T: Element, const M: usize, const N: usize>(
+pub unsafe fn attend<S: Simd, T: Storage, const M: usize, const N: usize>(
     s: S,
-    chunk: &Chunk<T>,
+    chunk: &Chunk,
     state: &State,
     seen: &[Range<usize>; M],
 ) {
@@ -236,31 +323,40 @@ pub unsafe fn attend<S: Simd, T: Element, const M: usize, const N: usize>(
     let blocks = all.start / BLOCK_TOKENS..all.end.div_ceil(BLOCK_TOKENS);
     #[repr(align(64))]
     struct Scores<const M: usize>([[f32; CHUNK]; M]);
-    let mut scores = Scores([[0.0; CHUNK]; M]);
-    let scores = scores.0.as_mut_ptr().cast::<f32>();
+    let (mut scores, mut scaled) = (Scores([[0.0; CHUNK]; M]), Scores([[0.0; CHUNK]; M]));
+    let (scores, scaled) = (scores.0.as_mut_ptr().cast::<f32>(), scaled.0.as_mut_ptr().cast::<f32>());
     let mut block = blocks.start;
     // SAFETY: the caller vouches for the shapes; all offsets below stay inside one chunk and one head.
     unsafe {
         while block + N <= blocks.end {
-            let keys: [*const T; N] = std::array::from_fn(|n| chunk.keys[block + n]);
-            let next: [*const T; N] = std::array::from_fn(|n| chunk.next_keys[block + n]);
-            score::<S, T, M, N>(s, state.queries, keys, next, chunk.head_dim, scores.add(block * LANES));
+            let keys: [*const u8; N] = std::array::from_fn(|n| chunk.keys[block + n]);
+            let next: [*const u8; N] = std::array::from_fn(|n| chunk.next_keys[block + n]);
+            score::<S, T, M, N>(s, state, keys, next, chunk.head_dim, scores.add(block * LANES));
             block += N;
         }
         while block < blocks.end {
             let (keys, next) = ([chunk.keys[block]], [chunk.next_keys[block]]);
-            score::<S, T, M, 1>(s, state.queries, keys, next, chunk.head_dim, scores.add(block * LANES));
+            score::<S, T, M, 1>(s, state, keys, next, chunk.head_dim, scores.add(block * LANES));
             block += 1;
         }
-        let correction = soften(s, blocks, scores, seen, chunk.soft_cap, state);
-        let mut offset = 0;
-        while offset + N * LANES <= state.padded_dim {
-            accumulate::<S, T, M, N>(s, chunk, offset, scores, seen, &all, &common, &correction, state);
-            offset += N * LANES;
-        }
+        let correction = soften(s, blocks.clone(), scores, seen, chunk.soft_cap, state);
+        let (mut offset, mut group) = (0, 0);
         while offset < state.padded_dim {
-            accumulate::<S, T, M, 1>(s, chunk, offset, scores, seen, &all, &common, &correction, state);
-            offset += LANES;
+            let end = offset.saturating_add(T::GROUP).min(state.padded_dim);
+            let (mut weights, mut base) = (scores.cast_const(), [0.0; M]);
+            if T::SCALED {
+                base = scale_weights::<S, T, M>(s, chunk, group, blocks.clone(), scores, seen, scaled);
+                weights = scaled;
+            }
+            while offset + N * LANES <= end {
+                accumulate::<S, T, M, N>(s, chunk, offset, weights, &base, seen, &all, &common, &correction, state);
+                offset += N * LANES;
+            }
+            while offset < end {
+                accumulate::<S, T, M, 1>(s, chunk, offset, weights, &base, seen, &all, &common, &correction, state);
+                offset += LANES;
+            }
+            group += 1;
         }
     }
 }

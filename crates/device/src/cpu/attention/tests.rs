@@ -1,12 +1,11 @@
 //! Attention against plain loops in f64, and against itself: alone or beside others, whole or in chunks, on any
 //! number of threads, the same bits. Every slot that no token was written to holds NaN throughout.
 
-use half::{bf16, f16};
-
 use super::*;
 use crate::cpu::qkv::prepare_qkv;
 use crate::cpu::simd::testing::{close, each_setup, filled, tensor, vector};
 use crate::cpu::{Isa, Pool, Vector, inputs};
+use crate::reference::codes;
 use crate::{Batch, GroupTables, InputLimits, KvFormat, KvShape, NormSpan, PrepareQkv, Span};
 
 #[derive(Clone, Copy, Debug)]
@@ -41,29 +40,30 @@ impl Case {
         filled(tokens * self.width(), seed).iter().map(|value| value * 3.0).collect()
     }
 
-    fn stored(&self, value: f32) -> f64 {
-        f64::from(match self.format {
-            KvFormat::F32 => value,
-            KvFormat::F16 => f16::from_f32(value).to_f32(),
-            KvFormat::BF16 => bf16::from_f32(value).to_f32(),
-        })
+    /// One head as the storage gives it back.
+    fn stored(&self, head: &[f32]) -> Vec<f64> {
+        let mut bytes = vec![0; self.format.head_bytes(head.len())];
+        codes::encode(self.format, head, &mut bytes);
+        codes::decode(self.format, head.len(), &bytes)
     }
 
     /// Plain loops, two passes.
     fn expected(&self, rows: &[f32]) -> Vec<f32> {
         let (dim, width) = (self.head_dim, self.width());
+        // Queries are stored too, which nobody reads.
+        let stored: Vec<Vec<f64>> = rows.chunks_exact(dim).map(|head| self.stored(head)).collect();
         let mut out = Vec::new();
         for position in 0..rows.len() / width {
             let first = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
             for head in 0..self.heads {
                 let kv_head = head / (self.heads / self.kv_heads);
-                let key_at = |token: usize| token * width + (self.heads + kv_head) * dim;
-                let value_at = |token: usize| key_at(token) + self.kv_heads * dim;
+                let key_at = |token: usize| token * (width / dim) + self.heads + kv_head;
+                let value_at = |token: usize| key_at(token) + self.kv_heads;
                 let query = &rows[position * width + head * dim..][..dim];
                 let mut weights: Vec<f64> = (first..=position)
                     .map(|token| {
-                        let key = &rows[key_at(token)..][..dim];
-                        let dot: f64 = query.iter().zip(key).map(|(&q, &k)| f64::from(q) * self.stored(k)).sum();
+                        let key = &stored[key_at(token)];
+                        let dot: f64 = query.iter().zip(key).map(|(&q, &k)| f64::from(q) * k).sum();
                         let score = dot * f64::from(self.scale());
                         self.soft_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
                     })
@@ -73,8 +73,7 @@ impl Case {
                 weights.iter_mut().for_each(|weight| *weight = (*weight - largest).exp());
                 let sum = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - largest).exp());
                 out.extend((0..dim).map(|i| {
-                    let terms =
-                        weights.iter().zip(first..).map(|(w, token)| w * self.stored(rows[value_at(token) + i]));
+                    let terms = weights.iter().zip(first..).map(|(w, token)| w * stored[value_at(token)][i]);
                     (terms.sum::<f64>() / sum) as f32
                 }));
             }
@@ -222,6 +221,20 @@ fn head_shapes_and_formats() {
 }
 
 #[test]
+fn coded_formats_at_every_head_shape() {
+    for format in [KvFormat::Fp8, KvFormat::Int8, KvFormat::Int4] {
+        for (heads, kv_heads, head_dim) in
+            [(4, 2, 64), (6, 2, 24), (7, 1, 80), (4, 2, 7), (3, 1, 33), (2, 2, 1), (9, 1, 49)]
+        {
+            check(Case { heads, kv_heads, head_dim, format, ..PLAIN }, 83, &[13]);
+        }
+        let bounded = Case { window: Some(21), soft_cap: Some(3.0), sinks: true, head_dim: 40, format, ..PLAIN };
+        check(bounded, 70, &[1, 17]);
+        check(Case { heads: 2, kv_heads: 1, head_dim: 8, window: Some(600), format, ..PLAIN }, SPLIT + 60, &[217]);
+    }
+}
+
+#[test]
 fn windows_caps_and_sinks() {
     for window in [None, Some(1), Some(5), Some(16), Some(70)] {
         for (soft_cap, sinks) in [(None, false), (Some(2.0), false), (None, true), (Some(5.0), true)] {
@@ -243,6 +256,29 @@ fn long_contexts_are_split_by_position() {
     for (window, sinks) in [(None, false), (Some(600), true), (Some(40), false)] {
         let case = Case { heads: 2, kv_heads: 1, head_dim: 8, window, sinks, ..PLAIN };
         check(case, SPLIT + 100, &[217]);
+    }
+}
+
+/// A sequence whose keys or values are not numbers harms itself and nobody beside it.
+#[test]
+fn what_is_not_a_number_stays_where_it_is() {
+    for format in KvFormat::ALL {
+        let case = Case { format, head_dim: 40, ..PLAIN };
+        let good = case.rows(45, 1);
+        let mut bad = case.rows(45, 2);
+        // The first key of token 20, and a value of token 30.
+        bad[20 * case.width() + case.heads * case.head_dim] = f32::NAN;
+        bad[30 * case.width() + case.width() - 1] = f32::INFINITY;
+        each_setup(|ctx| {
+            let alone = Steps { case, sequences: &[good.clone()], shuffle: 1 }.run(ctx, &[45]).remove(0);
+            let beside = Steps { case, sequences: &[bad.clone(), good.clone()], shuffle: 7 }.run(ctx, &[11, 7]);
+            assert!(bits(&beside[1]) == bits(&alone), "{format:?} under {:?}", ctx.isa);
+            let out_width = case.heads * case.head_dim;
+            let (before, after) = beside[0].split_at(20 * out_width);
+            assert!(before.iter().all(|value| value.is_finite()), "{format:?} under {:?}", ctx.isa);
+            assert!(after.chunks_exact(out_width).all(|row| row[0].is_nan()), "{format:?} under {:?}", ctx.isa);
+            bits(&alone)
+        });
     }
 }
 

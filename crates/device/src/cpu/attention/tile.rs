@@ -4,10 +4,10 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::super::Cpu;
-use super::super::kv::{Element, Layer};
+use super::super::kv::{Layer, Storage};
 use super::super::pool::Disjoint;
 use super::super::simd::{Kernel, LANES, Simd, exp};
-use super::plan::{Geometry, Item, MAX_VALUES, MAX_VECTORS, Tile};
+use super::plan::{Geometry, Item, MAX_GROUPS, MAX_VALUES, MAX_VECTORS, Tile};
 use super::strip::{Chunk, State, attend};
 use super::{CHUNK, SPLIT};
 use crate::{Attention, BLOCK_TOKENS, GroupTables, Span};
@@ -120,7 +120,7 @@ pub struct Walk<'a, T> {
     pub head_tile: usize,
 }
 
-impl<T: Element> Kernel for Walk<'_, T> {
+impl<T: Storage> Kernel for Walk<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -131,20 +131,22 @@ impl<T: Element> Kernel for Walk<'_, T> {
         let (rows, dim) = (tile.rows as usize, geometry.padded_dim);
         let vectors = rows * heads.len();
         assert!(vectors <= MAX_VECTORS && vectors * dim <= MAX_VALUES, "{vectors} vectors of {dim}");
-        let mut queries = Area::<MAX_VALUES>::new();
-        self.pack_queries::<S>(queries.fill(vectors * operands.op.head_dim, 0.0), heads.clone());
+        let (mut queries, mut query_sums) = (Area::<MAX_VALUES>::new(), Area::<MAX_GROUPS>::new());
+        let groups = if T::AFFINE { operands.op.head_dim.div_ceil(T::GROUP) } else { 0 };
+        let query_sums = query_sums.fill(vectors * groups, 0.0);
+        self.pack_queries::<S>(queries.fill(vectors * operands.op.head_dim, 0.0), query_sums, heads.clone());
         let (mut largest, mut weights) = (Area::<MAX_VECTORS>::new(), Area::<{ MAX_VECTORS * LANES }>::new());
         let mut sums = Area::<MAX_VALUES>::new();
         let mut totals = Area::<MAX_VALUES>::new();
         let (mut total_largest, mut total_weight) = ([f32::NEG_INFINITY; MAX_VECTORS], [0.0f32; MAX_VECTORS]);
         let totals = if item.num_splits > 1 { totals.fill(vectors * dim, 0.0) } else { &mut [] };
-        let queries = queries.as_mut_ptr().cast_const();
+        let (queries, query_sums) = (queries.as_mut_ptr().cast_const(), query_sums.as_ptr());
         for split in 0..item.num_splits as usize {
             let largest = largest.fill(vectors, f32::NEG_INFINITY);
             let weights = weights.fill(vectors * LANES, 0.0);
             let sums = sums.fill(vectors * dim, 0.0);
             let start = (item.first_split as usize + split) * SPLIT;
-            self.walk_split(s, start, kv_head, heads.len(), queries, largest, weights, sums);
+            self.walk_split(s, start, kv_head, heads.len(), (queries, query_sums), largest, weights, sums);
             for vector in 0..vectors {
                 let (row, head) = (vector / heads.len(), heads.start + vector % heads.len());
                 let largest = largest[vector];
@@ -183,13 +185,14 @@ fn next_strip<S: Simd>(left: usize) -> usize {
     if left >= most { most } else { 1 << left.ilog2() }
 }
 
-impl<T: Element> Walk<'_, T> {
-    /// Queries, scaled, strip by strip `[head_dim][strip]`; vectors run over heads, then rows.
+impl<T: Storage> Walk<'_, T> {
+    /// Queries, scaled, strip by strip `[head_dim][strip]`, and the sums of their groups `[groups][strip]` where these
+    /// count; vectors run over heads, then rows.
     #[inline(always)]
-    fn pack_queries<S: Simd>(&self, packed: &mut [f32], heads: Range<usize>) {
+    fn pack_queries<S: Simd>(&self, packed: &mut [f32], sums: &mut [f32], heads: Range<usize>) {
         let operands = self.operands;
         let dim = operands.op.head_dim;
-        let vectors = packed.len() / dim;
+        let (vectors, groups) = (packed.len() / dim, dim.div_ceil(T::GROUP));
         let first_row = operands.spans[self.tile.span as usize].first_row as usize + self.tile.first as usize;
         let mut start = 0;
         while start < vectors {
@@ -198,7 +201,11 @@ impl<T: Element> Walk<'_, T> {
                 let (row, head) = ((start + m) / heads.len(), heads.start + (start + m) % heads.len());
                 let from = (first_row + row) * operands.q_stride + head * dim;
                 for (i, value) in operands.q[from..from + dim].iter().enumerate() {
-                    packed[start * dim + i * strip + m] = value * operands.op.scale;
+                    let scaled = value * operands.op.scale;
+                    packed[start * dim + i * strip + m] = scaled;
+                    if T::AFFINE {
+                        sums[start * groups + i / T::GROUP * strip + m] += scaled;
+                    }
                 }
             }
             start += strip;
@@ -213,7 +220,7 @@ impl<T: Element> Walk<'_, T> {
         split_start: usize,
         kv_head: usize,
         heads: usize,
-        queries: *const f32,
+        (queries, query_sums): (*const f32, *const f32),
         largest: &mut [f32],
         weights: &mut [f32],
         sums: &mut [f32],
@@ -236,6 +243,7 @@ impl<T: Element> Walk<'_, T> {
                 let state = unsafe {
                     State {
                         queries: queries.add(start * dim),
+                        query_sums: query_sums.wrapping_add(start * dim.div_ceil(T::GROUP)),
                         largest: largest.as_mut_ptr().add(start),
                         weights: weights.as_mut_ptr().add(start * LANES),
                         sums: sums.as_mut_ptr().add(start * padded_dim),
@@ -273,14 +281,14 @@ impl<T: Element> Walk<'_, T> {
 
     /// The block that holds a position of the tile's span.
     #[inline(always)]
-    fn block(&self, position: usize, kv_head: usize) -> (*const T, *const T) {
+    fn block(&self, position: usize, kv_head: usize) -> (*const u8, *const u8) {
         let tables = self.operands.tables;
         let entry = tables.first_block[self.tile.span as usize] as usize + position / BLOCK_TOKENS;
         self.operands.layer.block(tables.blocks[entry], kv_head)
     }
 
     #[inline(always)]
-    fn chunk(&self, kv_head: usize, chunk_start: usize, needed: Range<usize>, last: usize) -> Chunk<T> {
+    fn chunk(&self, kv_head: usize, chunk_start: usize, needed: Range<usize>, last: usize) -> Chunk {
         let mut chunk = Chunk {
             keys: [std::ptr::null(); CHUNK / BLOCK_TOKENS],
             values: [std::ptr::null(); CHUNK / BLOCK_TOKENS],
@@ -320,7 +328,7 @@ pub struct Merge<'a, T> {
     pub tile: &'a Tile,
 }
 
-impl<T: Element> Kernel for Merge<'_, T> {
+impl<T: Storage> Kernel for Merge<'_, T> {
     type Output = ();
 
     #[inline(always)]

@@ -169,6 +169,43 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(self, from: *const i8) -> Pair {
+        // SAFETY: present; the caller vouches for the memory.
+        unsafe {
+            let codes = _mm_loadu_si128(from.cast());
+            let low = _mm256_cvtepi8_epi32(codes);
+            let high = _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(codes, codes));
+            Pair(_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high))
+        }
+    }
+
+    // An f16 has the same mantissa and more exponent: only the bias is another, by 2^8. Of the two copies of the sign
+    // that the shift leaves, the lower one goes.
+    #[inline(always)]
+    unsafe fn load_e4m3(self, from: *const u8) -> Pair {
+        // SAFETY: present; the caller vouches for the memory.
+        unsafe {
+            let wide = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(_mm_loadu_si128(from.cast())));
+            let half = _mm256_and_si256(wide, _mm256_set1_epi16(0xbfff_u16 as i16));
+            Pair(_mm256_cvtph_ps(_mm256_castsi256_si128(half)), _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(half)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_nibbles(self, from: *const u8) -> [Pair; 2] {
+        // SAFETY: present; the caller vouches for the memory.
+        unsafe {
+            let codes = _mm_loadu_si128(from.cast());
+            let first = _mm256_cvtepu8_epi32(codes);
+            let second = _mm256_cvtepu8_epi32(_mm_unpackhi_epi64(codes, codes));
+            let mask = _mm256_set1_epi32(15);
+            let low = |codes| _mm256_cvtepi32_ps(_mm256_and_si256(codes, mask));
+            let high = |codes| _mm256_cvtepi32_ps(_mm256_srli_epi32::<4>(codes));
+            [Pair(low(first), low(second)), Pair(high(first), high(second))]
+        }
+    }
+
+    #[inline(always)]
     fn prefetch(self, at: *const u8) {
         // SAFETY: present; a prefetch never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }

@@ -136,6 +136,35 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(self, from: *const i8) -> __m512 {
+        // SAFETY: present; the caller vouches for the memory.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
+    }
+
+    // An f16 has the same mantissa and more exponent: only the bias is another, by 2^8. Of the two copies of the sign
+    // that the shift leaves, the lower one goes.
+    #[inline(always)]
+    unsafe fn load_e4m3(self, from: *const u8) -> __m512 {
+        // SAFETY: present; the caller vouches for the memory.
+        unsafe {
+            let wide = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(_mm_loadu_si128(from.cast())));
+            _mm512_cvtph_ps(_mm256_and_si256(wide, _mm256_set1_epi16(0xbfff_u16 as i16)))
+        }
+    }
+
+    // A table of the sixteen numbers is indexed by the last four bits alone, so the low ones need no mask.
+    #[inline(always)]
+    unsafe fn load_nibbles(self, from: *const u8) -> [__m512; 2] {
+        // SAFETY: present; the caller vouches for the memory.
+        unsafe {
+            let numbers = _mm512_setr_ps(0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.);
+            let wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()));
+            let high = _mm512_srli_epi32::<4>(wide);
+            [_mm512_permutexvar_ps(wide, numbers), _mm512_permutexvar_ps(high, numbers)]
+        }
+    }
+
+    #[inline(always)]
     fn prefetch(self, at: *const u8) {
         // SAFETY: present; a prefetch never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }

@@ -70,6 +70,19 @@ pub trait Simd: Copy {
     /// Sixteen f16 must be readable at `from`.
     unsafe fn load_f16(self, from: *const u16) -> Self::F;
 
+    /// Widened exactly.
+    /// # Safety
+    /// Sixteen bytes must be readable at `from`.
+    unsafe fn load_i8(self, from: *const i8) -> Self::F;
+    /// A 256th of each e4m3 number, exactly; codes that are not numbers give any number.
+    /// # Safety
+    /// Sixteen bytes must be readable at `from`.
+    unsafe fn load_e4m3(self, from: *const u8) -> Self::F;
+    /// The low four bits of each byte, and the high four.
+    /// # Safety
+    /// Sixteen bytes must be readable at `from`.
+    unsafe fn load_nibbles(self, from: *const u8) -> [Self::F; 2];
+
     /// Asks for the cache line at `at`, which need not be readable, to the second-level cache: the first has no room to
     /// spare beside the data in use.
     fn prefetch(self, at: *const u8);

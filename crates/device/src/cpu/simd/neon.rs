@@ -22,6 +22,18 @@ fn each(f: impl Fn(usize) -> float32x4_t) -> F {
     [f(0), f(1), f(2), f(3)]
 }
 
+/// Four f16, exactly.
+#[inline(always)]
+fn widen_f16(narrow: uint16x4_t) -> float32x4_t {
+    let wide: float32x4_t;
+    // SAFETY: `fcvtl` is in every NEON and touches the two registers only.
+    unsafe {
+        asm!("fcvtl {wide:v}.4s, {narrow:v}.4h", wide = out(vreg) wide, narrow = in(vreg) narrow,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    wide
+}
+
 // SAFETY of every block below that says "present": a value of `Neon` exists only inside `enter`, whose caller vouched
 // for the instructions.
 impl Simd for Neon {
@@ -141,16 +153,50 @@ impl Simd for Neon {
 
     #[inline(always)]
     unsafe fn load_f16(self, from: *const u16) -> F {
-        each(|i| {
-            let wide: float32x4_t;
-            // SAFETY: `fcvtl` is in every NEON and touches the two registers only; the caller vouches for the memory.
-            unsafe {
-                let narrow = vld1_u16(from.add(4 * i));
-                asm!("fcvtl {wide:v}.4s, {narrow:v}.4h", wide = out(vreg) wide, narrow = in(vreg) narrow,
-                    options(pure, nomem, nostack, preserves_flags));
-            }
-            wide
-        })
+        // SAFETY: present; the caller vouches for the memory.
+        each(|i| widen_f16(unsafe { vld1_u16(from.add(4 * i)) }))
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(self, from: *const i8) -> F {
+        // SAFETY: present; the caller vouches for the memory.
+        unsafe {
+            let codes = vld1q_s8(from);
+            let (low, high) = (vmovl_s8(vget_low_s8(codes)), vmovl_s8(vget_high_s8(codes)));
+            let quarters = [vget_low_s16(low), vget_high_s16(low), vget_low_s16(high), vget_high_s16(high)];
+            each(|i| vcvtq_f32_s32(vmovl_s16(quarters[i])))
+        }
+    }
+
+    // An f16 has the same mantissa and more exponent: only the bias is another, by 2^8. Of the two copies of the sign
+    // that the shift leaves, the lower one goes.
+    #[inline(always)]
+    unsafe fn load_e4m3(self, from: *const u8) -> F {
+        // SAFETY: present; the caller vouches for the memory.
+        let quarters = unsafe {
+            let codes = vld1q_s8(from.cast());
+            let half = |codes| {
+                let wide = vreinterpretq_u16_s16(vshlq_n_s16::<7>(vmovl_s8(codes)));
+                vandq_u16(wide, vdupq_n_u16(0xbfff))
+            };
+            let (low, high) = (half(vget_low_s8(codes)), half(vget_high_s8(codes)));
+            [vget_low_u16(low), vget_high_u16(low), vget_low_u16(high), vget_high_u16(high)]
+        };
+        each(|i| widen_f16(quarters[i]))
+    }
+
+    #[inline(always)]
+    unsafe fn load_nibbles(self, from: *const u8) -> [F; 2] {
+        // SAFETY: present; the caller vouches for the memory.
+        unsafe {
+            let codes = vld1q_u8(from);
+            let widened = |codes| {
+                let (low, high) = (vmovl_u8(vget_low_u8(codes)), vmovl_u8(vget_high_u8(codes)));
+                let quarters = [vget_low_u16(low), vget_high_u16(low), vget_low_u16(high), vget_high_u16(high)];
+                each(|i| vcvtq_f32_u32(vmovl_u16(quarters[i])))
+            };
+            [widened(vandq_u8(codes, vdupq_n_u8(15))), widened(vshrq_n_u8::<4>(codes))]
+        }
     }
 
     #[inline(always)]

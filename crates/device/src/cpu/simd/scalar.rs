@@ -138,5 +138,30 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(self, from: *const i8) -> F {
+        // SAFETY: the caller vouches for sixteen readable bytes.
+        let codes = unsafe { from.cast::<[i8; LANES]>().read_unaligned() };
+        each(|i| f32::from(codes[i]))
+    }
+
+    // An f16 has the same mantissa and more exponent: only the bias is another, by 2^8.
+    #[inline(always)]
+    unsafe fn load_e4m3(self, from: *const u8) -> F {
+        // SAFETY: the caller vouches for sixteen readable bytes.
+        let codes = unsafe { from.cast::<[u8; LANES]>().read_unaligned() };
+        each(|i| {
+            let code = u16::from(codes[i]);
+            f16::from_bits((code & 0x80) << 8 | (code & 0x7f) << 7).to_f32_const()
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn load_nibbles(self, from: *const u8) -> [F; 2] {
+        // SAFETY: the caller vouches for sixteen readable bytes.
+        let codes = unsafe { from.cast::<[u8; LANES]>().read_unaligned() };
+        [each(|i| f32::from(codes[i] & 15)), each(|i| f32::from(codes[i] >> 4))]
+    }
+
+    #[inline(always)]
     fn prefetch(self, _at: *const u8) {}
 }

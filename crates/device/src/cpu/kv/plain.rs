@@ -1,0 +1,128 @@
+//! f32, f16 and bf16: a value is its own level.
+
+use std::marker::PhantomData;
+
+use half::{bf16, f16};
+
+use super::super::simd::{LANES, Simd};
+use super::storage::Storage;
+use crate::{BLOCK_TOKENS, KvFormat};
+
+/// A number as it is stored.
+pub(crate) trait Element: Copy + Send + Sync + 'static {
+    const FORMAT: KvFormat;
+    /// Rounded to nearest even.
+    fn narrow(value: f32) -> Self;
+    /// Sixteen values, widened.
+    /// # Safety
+    /// Sixteen values must be readable at `from`.
+    unsafe fn load<S: Simd>(s: S, from: *const Self) -> S::F;
+}
+
+impl Element for f32 {
+    const FORMAT: KvFormat = KvFormat::F32;
+
+    #[inline(always)]
+    fn narrow(value: f32) -> f32 {
+        value
+    }
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, from: *const f32) -> S::F {
+        // SAFETY: the caller vouches for the memory.
+        unsafe { s.load(from) }
+    }
+}
+
+impl Element for f16 {
+    const FORMAT: KvFormat = KvFormat::F16;
+
+    #[inline(always)]
+    fn narrow(value: f32) -> f16 {
+        f16::from_f32(value)
+    }
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, from: *const f16) -> S::F {
+        // SAFETY: the caller vouches for the memory; an f16 is its sixteen bits.
+        unsafe { s.load_f16(from.cast()) }
+    }
+}
+
+impl Element for bf16 {
+    const FORMAT: KvFormat = KvFormat::BF16;
+
+    #[inline(always)]
+    fn narrow(value: f32) -> bf16 {
+        bf16::from_f32(value)
+    }
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, from: *const bf16) -> S::F {
+        // SAFETY: the caller vouches for the memory; a bf16 is its sixteen bits.
+        unsafe { s.load_bf16(from.cast()) }
+    }
+}
+
+/// Storage without scales.
+#[derive(Clone, Copy)]
+pub(crate) struct Plain<E>(PhantomData<E>);
+
+impl<E: Element> Storage for Plain<E> {
+    const FORMAT: KvFormat = E::FORMAT;
+    const SCALED: bool = false;
+    const AFFINE: bool = false;
+    const VECTOR_BYTES: usize = LANES * size_of::<E>();
+
+    #[inline(always)]
+    fn row_bytes(head_dim: usize) -> usize {
+        head_dim * size_of::<E>()
+    }
+
+    #[inline(always)]
+    unsafe fn key_pair<S: Simd>(s: S, keys: *const u8, pair: usize) -> [S::F; 2] {
+        // SAFETY: keys are [head_dim][16], and the caller vouches for both.
+        unsafe {
+            let first = keys.cast::<E>().add(2 * pair * LANES);
+            [E::load(s, first), E::load(s, first.add(LANES))]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn last_key<S: Simd>(s: S, keys: *const u8, pair: usize) -> S::F {
+        // SAFETY: as above.
+        unsafe { E::load(s, keys.cast::<E>().add(2 * pair * LANES)) }
+    }
+
+    #[inline(always)]
+    unsafe fn values<S: Simd, const N: usize>(s: S, row: *const u8, offset: usize) -> [S::F; N] {
+        // SAFETY: the row has values at `offset`, and sixteen more are readable behind every row.
+        std::array::from_fn(|n| unsafe { E::load(s, row.cast::<E>().add(offset + n * LANES)) })
+    }
+
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(s: S, _: *const u8, _: usize, _: usize) -> S::F {
+        s.splat(1.0)
+    }
+
+    #[inline(always)]
+    unsafe fn minima<S: Simd>(s: S, _: *const u8, _: usize, _: usize) -> S::F {
+        s.splat(0.0)
+    }
+
+    #[inline(always)]
+    unsafe fn write_key(head: *mut u8, token: usize, key: &[f32]) {
+        for (i, &value) in key.iter().enumerate() {
+            // SAFETY: the caller vouches for a head of so many values.
+            unsafe { head.cast::<E>().add(i * BLOCK_TOKENS + token).write(E::narrow(value)) };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn write_value(head: *mut u8, token: usize, value: &[f32]) {
+        for (i, &narrowed) in value.iter().enumerate() {
+            // SAFETY: as above.
+            unsafe { head.cast::<E>().add(token * value.len() + i).write(E::narrow(narrowed)) };
+        }
+    }
+}

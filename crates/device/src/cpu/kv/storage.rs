@@ -1,0 +1,102 @@
+//! One head of keys and one of values inside a block, in any storage format: what the kernels need to know of it.
+//!
+//! A stored value is `scale * level + min`. Kernels multiply levels, and take scales and minima into the sums of sixteen
+//! tokens at once: one multiplication a block and group, however long the head is. What a format does not have is
+//! decided at compile time, so plain formats pay nothing for it.
+//!
+//! Keys lie `[head_dim][16]` and values `[16][head_dim]`, as levels; behind them, where the format is scaled, scales (and
+//! minima) of sixteen tokens, group by group.
+
+use super::super::simd::Simd;
+use crate::{BLOCK_TOKENS, KvFormat};
+
+/// A storage format.
+pub(crate) trait Storage: Copy + Send + Sync + 'static {
+    const FORMAT: KvFormat;
+    /// Values of a head that share scales, a multiple of 32; more than any head has where all of them do.
+    const GROUP: usize = usize::MAX;
+    /// Whether there are scales at all.
+    const SCALED: bool;
+    /// Whether there are minima.
+    const AFFINE: bool;
+    /// Bytes of the levels of sixteen values.
+    const VECTOR_BYTES: usize;
+
+    /// Bytes of the levels of one token's head.
+    fn row_bytes(head_dim: usize) -> usize;
+
+    /// Where the first scales lie, counted from the head's start.
+    #[inline(always)]
+    fn scales_at(head_dim: usize) -> usize {
+        BLOCK_TOKENS * Self::row_bytes(head_dim)
+    }
+
+    /// Keys `2 * pair` and `2 * pair + 1` of sixteen tokens, as levels.
+    /// # Safety
+    /// `keys` must be a head's, with more than `2 * pair + 1` values.
+    unsafe fn key_pair<S: Simd>(s: S, keys: *const u8, pair: usize) -> [S::F; 2];
+
+    /// Key `2 * pair`, the last one of an odd head.
+    /// # Safety
+    /// `keys` must be a head's, with more than `2 * pair` values.
+    unsafe fn last_key<S: Simd>(s: S, keys: *const u8, pair: usize) -> S::F;
+
+    /// `N` (1 or 2) times sixteen values of one token from `offset`, a multiple of `16 N`, as levels; what lies behind
+    /// the head's end is of no meaning.
+    /// # Safety
+    /// `row` must be a token's values of a head with more than `offset` values.
+    unsafe fn values<S: Simd, const N: usize>(s: S, row: *const u8, offset: usize) -> [S::F; N];
+
+    /// The scales of sixteen tokens for one group.
+    /// # Safety
+    /// `head` must be the keys or values of a head with that group.
+    unsafe fn scales<S: Simd>(s: S, head: *const u8, head_dim: usize, group: usize) -> S::F;
+
+    /// The minima of sixteen tokens for one group.
+    /// # Safety
+    /// As for `scales`.
+    unsafe fn minima<S: Simd>(s: S, head: *const u8, head_dim: usize, group: usize) -> S::F;
+
+    /// Rounds and stores one token's key.
+    /// # Safety
+    /// `head` must be the keys of a head of `key.len()` values, writable, and `token` below sixteen.
+    unsafe fn write_key(head: *mut u8, token: usize, key: &[f32]);
+
+    /// Rounds and stores one token's value.
+    /// # Safety
+    /// As for `write_key`.
+    unsafe fn write_value(head: *mut u8, token: usize, value: &[f32]);
+}
+
+/// Evaluates an expression with `$storage` naming the type for `$format`.
+macro_rules! with_storage {
+    ($format:expr, $storage:ident => $body:expr) => {
+        match $format {
+            $crate::KvFormat::F32 => {
+                type $storage = $crate::cpu::kv::Plain<f32>;
+                $body
+            }
+            $crate::KvFormat::F16 => {
+                type $storage = $crate::cpu::kv::Plain<half::f16>;
+                $body
+            }
+            $crate::KvFormat::BF16 => {
+                type $storage = $crate::cpu::kv::Plain<half::bf16>;
+                $body
+            }
+            $crate::KvFormat::Fp8 => {
+                type $storage = $crate::cpu::kv::Scaled<$crate::cpu::kv::E4m3>;
+                $body
+            }
+            $crate::KvFormat::Int8 => {
+                type $storage = $crate::cpu::kv::Scaled<$crate::cpu::kv::Signed>;
+                $body
+            }
+            $crate::KvFormat::Int4 => {
+                type $storage = $crate::cpu::kv::Nibbles;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use with_storage;
