@@ -1,6 +1,6 @@
 //! How fast attention runs, against what this machine could do at best in the same minute: `cargo run --release -p
 //! folio-device --example attention [threads]`. Prefill is held against the peak of f32 multiply-adds, decode against
-//! a plain read of memory.
+//! a plain read of memory, and the formats of keys and values against each other at one long context.
 
 use std::time::Instant;
 
@@ -10,8 +10,10 @@ use folio_device::{
     Span,
 };
 
-const HEADS: usize = 32;
-const KV_HEADS: usize = 8;
+/// Heads, and those of keys and values.
+type Heads = (usize, usize);
+
+const HEADS: Heads = (32, 8);
 const ROUNDS: usize = 20;
 
 struct Setup {
@@ -21,6 +23,7 @@ struct Setup {
     qkv: <Cpu as Backend>::Tensor,
     out: <Cpu as Backend>::Tensor,
     layers: usize,
+    heads: Heads,
     head_dim: usize,
 }
 
@@ -28,6 +31,7 @@ impl Setup {
     /// Sequences of `context` tokens whose last `rows` are in the step, with every block written.
     fn new(
         threads: usize,
+        heads: Heads,
         head_dim: usize,
         format: KvFormat,
         layers: usize,
@@ -36,7 +40,7 @@ impl Setup {
     ) -> Result<Self> {
         let mut cpu = Cpu::new(CpuConfig { threads, isa: None })?;
         let blocks = context.div_ceil(BLOCK_TOKENS);
-        let mut kv = cpu.kv(KvShape { layers, blocks, kv_heads: KV_HEADS, head_dim, format })?;
+        let mut kv = cpu.kv(KvShape { layers, blocks, kv_heads: heads.1, head_dim, format })?;
         let mut inputs = cpu.inputs(InputLimits {
             rows: context,
             spans: 1,
@@ -45,37 +49,36 @@ impl Setup {
             ropes: 0,
             rope_pairs: 0,
         })?;
-        let mut qkv = cpu.tensor(context, (HEADS + 2 * KV_HEADS) * head_dim)?;
+        let mut qkv = cpu.tensor(context, (heads.0 + 2 * heads.1) * head_dim)?;
         for row in 0..context {
             for (i, value) in qkv.row_mut(row).iter_mut().enumerate() {
                 *value = ((row * 31 + i * 17) % 97) as f32 / 97.0 - 0.5;
             }
         }
-        let out = cpu.tensor(context, HEADS * head_dim)?;
-        let prepare = PrepareQkv {
-            heads: HEADS,
-            kv_heads: KV_HEADS,
-            head_dim,
-            group: 0,
-            rope: None,
-            q_norm: None,
-            k_norm: None,
-            norm_span: NormSpan::Head,
-            eps: 1e-6,
-        };
+        let out = cpu.tensor(context, heads.0 * head_dim)?;
         cpu.upload(&mut inputs, &batch(context, context, blocks));
         for layer in 0..layers {
-            cpu.prepare_qkv(&mut qkv, &mut kv, layer, &prepare, &inputs);
+            cpu.prepare_qkv(&mut qkv, &mut kv, layer, &prepare(heads, head_dim), &inputs);
         }
         cpu.upload(&mut inputs, &batch(context, rows, blocks));
-        Ok(Self { cpu, kv, inputs, qkv, out, layers, head_dim })
+        Ok(Self { cpu, kv, inputs, qkv, out, layers, heads, head_dim })
+    }
+
+    /// Seconds of storing the step's rows in all layers.
+    fn store(&mut self) -> f64 {
+        let op = prepare(self.heads, self.head_dim);
+        let start = Instant::now();
+        for layer in 0..self.layers {
+            self.cpu.prepare_qkv(&mut self.qkv, &mut self.kv, layer, &op, &self.inputs);
+        }
+        start.elapsed().as_secs_f64()
     }
 
     /// Seconds of one pass over all layers.
     fn pass(&mut self) -> f64 {
         let op = Attention {
-            heads: HEADS,
-            kv_heads: KV_HEADS,
+            heads: self.heads.0,
+            kv_heads: self.heads.1,
             head_dim: self.head_dim,
             group: 0,
             scale: 0.125,
@@ -88,6 +91,20 @@ impl Setup {
             self.cpu.attention(&mut self.out, &self.qkv, &self.kv, layer, &op, &self.inputs);
         }
         start.elapsed().as_secs_f64()
+    }
+}
+
+fn prepare(heads: Heads, head_dim: usize) -> PrepareQkv<'static, Cpu> {
+    PrepareQkv {
+        heads: heads.0,
+        kv_heads: heads.1,
+        head_dim,
+        group: 0,
+        rope: None,
+        q_norm: None,
+        k_norm: None,
+        norm_span: NormSpan::Head,
+        eps: 1e-6,
     }
 }
 
@@ -112,13 +129,15 @@ fn batch(context: usize, rows: usize, blocks: usize) -> Batch {
 }
 
 fn prefill(threads: usize) -> Result<()> {
-    println!("prefill of 512 rows, {HEADS} heads on {KV_HEADS}, {threads} threads");
-    for (head_dim, format) in [(64, KvFormat::F32), (64, KvFormat::BF16), (128, KvFormat::BF16), (96, KvFormat::F16)] {
+    println!("prefill of 512 rows, {} heads on {}, {threads} threads", HEADS.0, HEADS.1);
+    let coded = [KvFormat::Fp8, KvFormat::Int8, KvFormat::Int4].map(|format| (64, format));
+    let plain = [(64, KvFormat::F32), (64, KvFormat::BF16), (128, KvFormat::BF16), (96, KvFormat::F16)];
+    for (head_dim, format) in plain.into_iter().chain(coded) {
         for context in [512, 2048] {
             let rows = 512;
-            let mut setup = Setup::new(threads, head_dim, format, 1, context, rows)?;
+            let mut setup = Setup::new(threads, HEADS, head_dim, format, 1, context, rows)?;
             let pairs: usize = (context - rows + 1..=context).sum();
-            let operations = 4.0 * (HEADS * head_dim * pairs) as f64;
+            let operations = 4.0 * (HEADS.0 * head_dim * pairs) as f64;
             let (mut best, mut peak) = (f64::INFINITY, 0.0f64);
             for _ in 0..ROUNDS {
                 best = best.min(setup.pass());
@@ -137,13 +156,14 @@ fn prefill(threads: usize) -> Result<()> {
 }
 
 fn decode(threads: usize) -> Result<()> {
-    println!("decode of one row, {HEADS} heads on {KV_HEADS}, {threads} threads");
+    println!("decode of one row, {} heads on {}, {threads} threads", HEADS.0, HEADS.1);
     let reader = ceilings::Reader::new(threads, 1 << 29)?;
     for (head_dim, format) in [(64, KvFormat::BF16), (64, KvFormat::F32), (128, KvFormat::F16)] {
         for context in [1024, 4096] {
-            let layers = (512 << 20) / (2 * KV_HEADS * head_dim * context * format.bytes());
-            let mut setup = Setup::new(threads, head_dim, format, layers, context, 1)?;
-            let bytes = (2 * KV_HEADS * head_dim * context * format.bytes() * layers) as f64;
+            let token_bytes = 2 * HEADS.1 * format.head_bytes(head_dim);
+            let layers = (512 << 20) / (token_bytes * context);
+            let mut setup = Setup::new(threads, HEADS, head_dim, format, layers, context, 1)?;
+            let bytes = (token_bytes * context * layers) as f64;
             let (mut best, mut peak) = (f64::INFINITY, 0.0f64);
             for _ in 0..ROUNDS {
                 best = best.min(setup.pass());
@@ -161,8 +181,55 @@ fn decode(threads: usize) -> Result<()> {
     Ok(())
 }
 
+/// Decode at one long context in every format, turn by turn, so that what else the machine does hits all alike.
+fn formats(threads: usize) -> Result<()> {
+    const CONTEXT: usize = 3500;
+    const FORMATS: [KvFormat; 4] = [KvFormat::BF16, KvFormat::Fp8, KvFormat::Int8, KvFormat::Int4];
+    let reader = ceilings::Reader::new(threads, 1 << 28)?;
+    for (heads, head_dim) in [((32, 8), 64), ((8, 2), 64), ((32, 8), 128)] {
+        println!(
+            "decode of one row at {CONTEXT} tokens, {} heads on {} of {head_dim}, {threads} threads",
+            heads.0, heads.1
+        );
+        // As many layers as make the smallest storage several times the cache.
+        let layers = (256 << 20) / (2 * heads.1 * KvFormat::BF16.head_bytes(head_dim) * CONTEXT);
+        let setup = |format| Setup::new(threads, heads, head_dim, format, layers, CONTEXT, 1);
+        let mut setups = FORMATS.into_iter().map(setup).collect::<Result<Vec<_>>>()?;
+        let (mut passes, mut stores) = ([f64::INFINITY; 4], [f64::INFINITY; 4]);
+        let mut peak = 0.0f64;
+        for _ in 0..ROUNDS {
+            for (at, setup) in setups.iter_mut().enumerate() {
+                passes[at] = passes[at].min(setup.pass());
+                stores[at] = stores[at].min(setup.store());
+            }
+            peak = peak.max(reader.pass());
+        }
+        for (at, format) in FORMATS.into_iter().enumerate() {
+            let rate = (2 * heads.1 * format.head_bytes(head_dim) * CONTEXT * layers) as f64 / passes[at];
+            println!(
+                "  {:4}: {:7.1} us a layer, {:4.2} x bf16, {:5.1} GB/s of {:5.1} ({:3.0} %); storing {:4.1} us",
+                format.name(),
+                passes[at] / layers as f64 * 1e6,
+                passes[0] / passes[at],
+                rate / 1e9,
+                peak / 1e9,
+                100.0 * rate / peak,
+                stores[at] / layers as f64 * 1e6
+            );
+        }
+    }
+    Ok(())
+}
+
+/// `attention [threads] [prefill | decode | formats]`, all of them where none is named.
 fn main() -> Result<()> {
     let threads = std::env::args().nth(1).and_then(|text| text.parse().ok()).unwrap_or(2);
-    prefill(threads)?;
-    decode(threads)
+    let only = std::env::args().nth(2);
+    let wanted = |name: &str| only.as_deref().is_none_or(|only| only == name);
+    for (name, run) in [("prefill", prefill as fn(usize) -> Result<()>), ("decode", decode), ("formats", formats)] {
+        if wanted(name) {
+            run(threads)?;
+        }
+    }
+    Ok(())
 }

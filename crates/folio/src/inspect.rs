@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
+use folio_device::KvFormat;
 use folio_formats::Format;
 use folio_model::{AttentionSpec, FfnSpec, LayerSpec, ModelSpec, weight_bytes};
 
@@ -30,7 +31,7 @@ pub fn main(args: &InspectArgs) -> Result<()> {
     print!("{}", table::render(&rows));
     let loaded = plan::weight_bytes(&assets.model)?;
     println!("\nweights in memory: {} (see `folio plan` for all of it)", table::bytes(loaded));
-    println!("{}", kv(spec, loaded));
+    print!("\n{}", kv(spec, loaded));
     Ok(())
 }
 
@@ -115,28 +116,33 @@ fn ffn(ffn: &FfnSpec) -> String {
     }
 }
 
+/// What a token adds in every format of `--kv-cache-dtype`, and how many fit beside the weights.
 fn kv(spec: &ModelSpec, weight_bytes: u64) -> String {
-    let per_token = spec.kv_bytes_per_token(2).max(1);
-    let mut text = format!(
-        "keys and values: {per_token} bytes a token in bf16 (2 x layers x kv_heads x head_dim x bytes = {})",
-        formula(spec)
-    );
-    if let Some(free) = machine::memory_available() {
-        let tokens = free.saturating_sub(weight_bytes) / per_token;
-        text.push_str(&format!(
-            "\nfits this machine: {} tokens of context beside the weights ({} free), {} sequences of {}",
-            tokens,
-            table::bytes(free),
-            tokens / spec.max_context as u64,
-            spec.max_context
-        ));
+    let free = machine::memory_available();
+    let mut rows = vec![vec!["keys and values as".to_string(), "bytes a token".into()]];
+    if let Some(free) = free {
+        rows[0]
+            .extend([format!("tokens in {} free", table::bytes(free)), format!("sequences of {}", spec.max_context)]);
     }
+    for format in KvFormat::ALL {
+        let per_token = spec.kv_bytes_per_token(format);
+        let mut row = vec![format.name().to_string(), per_token.to_string()];
+        if let Some(free) = free {
+            let tokens = free.saturating_sub(weight_bytes) / per_token.max(1);
+            row.extend([tokens.to_string(), (tokens / spec.max_context.max(1) as u64).to_string()]);
+        }
+        rows.push(row);
+    }
+    let mut text = table::render(&rows);
+    text.push_str(&format!("2 x layers x kv_heads x bytes of a head, in bf16 {}\n", formula(spec)));
     text
 }
 
 /// The formula with its numbers; layers of different shapes are added up.
 fn formula(spec: &ModelSpec) -> String {
     let groups = spec.kv_groups();
-    let part = |g: &folio_model::KvGroupSpec| format!("2 x {} x {} x {} x 2", g.layers.len(), g.kv_heads, g.head_dim);
+    let part = |g: &folio_model::KvGroupSpec| {
+        format!("2 x {} x {} x {}", g.layers.len(), g.kv_heads, KvFormat::BF16.head_bytes(g.head_dim))
+    };
     groups.iter().map(part).collect::<Vec<_>>().join(" + ")
 }

@@ -175,8 +175,8 @@ struct Planner<'a> {
 impl<'a> Planner<'a> {
     fn new(assets: &'a Assets, args: &'a EngineArgs, budget: Budget) -> Result<Self> {
         let spec = &assets.model.spec;
-        let kv_format = kv_format(assets);
-        let demand = Demand::new(&spec.kv_groups(), kv_format.bytes(), args.max_num_batched_tokens);
+        let kv_format = args.memory.kv_cache_dtype.0.unwrap_or_else(|| as_precise_as_weights(assets));
+        let demand = Demand::new(&spec.kv_groups(), kv_format, args.max_num_batched_tokens);
         // A chunk on disk is read into all groups at once, so the host tier holds as many blocks of each.
         let block_of_all = demand.block_bytes.iter().sum::<u64>().max(1);
         let host_bytes = budget::host_bytes(&args.memory)?;
@@ -286,8 +286,8 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// Keys and values are kept as precisely as the weights.
-fn kv_format(assets: &Assets) -> KvFormat {
+/// The format of keys and values where nobody names one: that of the largest tensor, or bf16 for quantized weights.
+fn as_precise_as_weights(assets: &Assets) -> KvFormat {
     let weights = &assets.model.weights;
     let biggest = weights.names().into_iter().filter_map(|name| weights.tensor(name)).max_by_key(|t| t.bytes.len());
     match biggest.map(|tensor| tensor.format) {

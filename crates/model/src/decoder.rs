@@ -314,13 +314,7 @@ fn load_layers<B: Backend>(
 pub(crate) fn kv_shapes(spec: &ModelSpec, limits: &DecoderLimits) -> impl Iterator<Item = KvShape> {
     let format = limits.kv_format;
     let groups = spec.kv_groups().into_iter().zip(limits.blocks.clone());
-    groups.map(move |(group, blocks)| KvShape {
-        layers: group.layers.len(),
-        blocks,
-        kv_heads: group.kv_heads,
-        head_dim: group.head_dim,
-        format,
-    })
+    groups.map(move |(group, blocks)| group.shape(blocks, format))
 }
 
 #[cfg(test)]

@@ -119,5 +119,5 @@ pub fn activation_bytes(spec: &ModelSpec, limits: &DecoderLimits) -> u64 {
 
 /// Bytes of paged keys and values, all groups.
 pub fn kv_bytes(spec: &ModelSpec, limits: &DecoderLimits) -> u64 {
-    decoder::kv_shapes(spec, limits).map(|shape| shape.block_bytes() * shape.blocks as u64).sum()
+    decoder::kv_shapes(spec, limits).map(|shape| shape.block_bytes().saturating_mul(shape.blocks as u64)).sum()
 }

@@ -1,7 +1,7 @@
 //! What a decoder computes, in numbers and switches. Families turn their configuration into a [`ModelSpec`]; the
 //! decoder runs any of them and never asks which family it came from.
 
-use folio_device::{Activation, NormSpan, RouterScore};
+use folio_device::{Activation, KvFormat, KvShape, NormSpan, RouterScore};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelSpec {
@@ -117,6 +117,14 @@ pub struct KvGroupSpec {
     pub head_dim: usize,
 }
 
+impl KvGroupSpec {
+    /// The group's paged storage.
+    pub fn shape(&self, blocks: usize, format: KvFormat) -> KvShape {
+        let (layers, kv_heads, head_dim) = (self.layers.len(), self.kv_heads, self.head_dim);
+        KvShape { layers, blocks, kv_heads, head_dim, format }
+    }
+}
+
 impl ModelSpec {
     /// The layer groups, in order of first appearance; every layer is in exactly one.
     pub fn kv_groups(&self) -> Vec<KvGroupSpec> {
@@ -138,8 +146,8 @@ impl ModelSpec {
         groups
     }
 
-    /// Bytes of keys and values a token adds: 2 x layers x kv_heads x head_dim x bytes.
-    pub fn kv_bytes_per_token(&self, value_bytes: usize) -> u64 {
-        self.layers.iter().map(|l| 2 * l.attention.kv_heads * l.attention.head_dim * value_bytes).sum::<usize>() as u64
+    /// Bytes of keys and values a token adds: 2 x layers x kv_heads x bytes of a head, scales included.
+    pub fn kv_bytes_per_token(&self, format: KvFormat) -> u64 {
+        self.kv_groups().iter().map(|group| group.shape(1, format).token_bytes()).fold(0, u64::saturating_add)
     }
 }

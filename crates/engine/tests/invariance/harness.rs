@@ -77,6 +77,11 @@ fn bits(logprobs: &Logprobs) -> LogprobBits {
 
 impl Bench {
     pub fn new(model: &OpenModel, threads: usize) -> Self {
+        Self::in_format(model, threads, KvFormat::BF16)
+    }
+
+    /// The same with keys and values in that format.
+    pub fn in_format(model: &OpenModel, threads: usize, kv_format: KvFormat) -> Self {
         let cpu = Cpu::new(CpuConfig { threads, isa: None }).expect("a CPU");
         let windows: Vec<_> = model.spec.kv_groups().iter().map(|group| group.window).collect();
         let limits = DecoderLimits {
@@ -85,7 +90,7 @@ impl Bench {
             outputs: MAX_SEQS + PROMPT_LOGIT_ROWS,
             table_entries: MAX_SEQS * MAX_LEN / 16,
             blocks: vec![BLOCKS; windows.len()],
-            kv_format: KvFormat::BF16,
+            kv_format,
         };
         let decoder = Decoder::load(cpu, model, limits, &mut |_| {}).expect("the model loads");
         let host_group = |group| HostGroup { slots: HOST_SLOTS, block_bytes: decoder.block_bytes(group) };

@@ -14,7 +14,7 @@ use std::{
 };
 
 use folio_engine::{Engine, EngineConfig, Event, FinishReason, SamplingParams};
-use folio_model::OpenModel;
+use folio_model::{OpenModel, device::KvFormat};
 use harness::{Answer, Bench, MAX_SEQS, Tamper, read, submit};
 
 /// The requests whose answers are compared: greedy and drawn, short and long, around a block's border.
@@ -84,12 +84,16 @@ fn take_turn() -> MutexGuard<'static, ()> {
 }
 
 fn check(name: &str, model: &OpenModel, probes: &Probes) {
+    check_in(KvFormat::BF16, name, model, probes);
+}
+
+fn check_in(format: KvFormat, name: &str, model: &OpenModel, probes: &Probes) {
     let _turn = take_turn();
-    let expected = probes.alone(&Bench::new(model, 1));
+    let expected = probes.alone(&Bench::in_format(model, 1, format));
     assert!(expected.iter().all(|a| a.tokens.len() == probes.num_tokens && a.logprobs.len() == probes.num_tokens));
     assert!(expected.iter().zip(probes.lengths).all(|(a, len)| a.prompt_logprobs.len() == len - 1));
     for threads in 1..=3 {
-        let bench = Bench::new(model, threads);
+        let bench = Bench::in_format(model, threads, format);
         let same = |found: &[Answer], how: &str| {
             assert!(found == expected, "{name}: {how} on {threads} threads gives another answer than alone on one");
         };
@@ -118,6 +122,14 @@ fn check(name: &str, model: &OpenModel, probes: &Probes) {
 #[test]
 fn tiny_model_with_two_block_tables() {
     check("tiny alternating", &tiny::alternating(), &TINY);
+}
+
+/// Codes and scales travel with their blocks: through prefix hits, preemption, samples, the host tier.
+#[test]
+fn every_coded_format_of_keys_and_values() {
+    for format in [KvFormat::Fp8, KvFormat::Int8, KvFormat::Int4] {
+        check_in(format, &format!("tiny alternating in {}", format.name()), &tiny::alternating(), &TINY);
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ use folio_engine::{
     EngineConfig, Event, SamplingParams, SchedulerStats,
     tiers::{DiskConfig, DiskStore, TierConfig},
 };
-use folio_model::{Fingerprint, OpenModel};
+use folio_model::{Fingerprint, OpenModel, device::KvFormat};
 
 use crate::{
     harness::{Answer, Bench, read, submit},
@@ -61,8 +61,8 @@ fn params() -> SamplingParams {
 }
 
 /// A new process as far as the engine can tell: new memory, and nothing known but the folder.
-fn run(model: &OpenModel, folder: &Folder) -> (Answer, SchedulerStats) {
-    let bench = Bench::new(model, 1);
+fn run(model: &OpenModel, format: KvFormat, folder: &Folder) -> (Answer, SchedulerStats) {
+    let bench = Bench::in_format(model, 1, format);
     let config = config(&bench, folder);
     let store = config.tiers.disk.clone().expect("just opened");
     let engine = bench.start(config);
@@ -77,12 +77,12 @@ fn run(model: &OpenModel, folder: &Folder) -> (Answer, SchedulerStats) {
     (answer, stats)
 }
 
-fn check(name: &str, model: &OpenModel) {
+fn check(name: &str, model: &OpenModel, format: KvFormat) {
     let _turn = take_turn();
     let folder = Folder::new(name);
-    let (cold, stats) = run(model, &folder);
+    let (cold, stats) = run(model, format, &folder);
     assert_eq!((cold.cached_tokens, stats.disk_fetched), (0, 0), "{name}");
-    let (warm, stats) = run(model, &folder);
+    let (warm, stats) = run(model, format, &folder);
     assert_eq!(warm.cached_tokens, NUM_CHUNKS * 32, "{name}");
     assert_eq!(stats.disk_failed, 0, "{name}");
     assert!(stats.disk_fetched > 0 && stats.host_hit_tokens > 0, "{name}: {stats:?}");
@@ -96,7 +96,7 @@ fn check(name: &str, model: &OpenModel) {
             fs::write(&file, bytes).expect("writable");
         }
     }
-    let (again, stats) = run(model, &folder);
+    let (again, stats) = run(model, format, &folder);
     assert!(stats.disk_failed > 0 && stats.disk_fetched == 0, "{name}: {stats:?}");
     assert!(again == cold, "{name}: damaged files change the answer");
 }
@@ -108,7 +108,7 @@ fn a_failed_step_loses_nothing_that_is_on_disk() {
     let _turn = take_turn();
     let model = tiny::experts();
     let folder = Folder::new("failed-step");
-    let (cold, _) = run(&model, &folder);
+    let (cold, _) = run(&model, KvFormat::BF16, &folder);
     let bench = Bench::new(&model, 1);
     let held = HELD.lock().expect("one test");
     // The third step is planned when the second has ended, and with it what to read for the one who has come by then.
@@ -134,6 +134,8 @@ fn a_failed_step_loses_nothing_that_is_on_disk() {
 
 #[test]
 fn a_prompt_is_found_on_disk_after_a_restart() {
-    check("experts", &tiny::experts());
-    check("alternating", &tiny::alternating());
+    check("experts", &tiny::experts(), KvFormat::BF16);
+    for format in KvFormat::ALL {
+        check(&format!("alternating-{}", format.name()), &tiny::alternating(), format);
+    }
 }

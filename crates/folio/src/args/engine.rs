@@ -5,6 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use folio_device::KvFormat;
 use folio_device::cpu::Isa;
 use folio_model::AtLoad;
 
@@ -66,6 +67,9 @@ pub struct MemoryArgs {
     /// The same as --kv-cache-mib, in bytes or with a unit
     #[arg(long, value_name = "SIZE", group = "memory-budget")]
     pub kv_cache_memory_bytes: Option<ByteSize>,
+    /// Format of keys and values: auto (as precise as the weights), float32, float16, bfloat16, fp8 (e4m3), int8 or int4
+    #[arg(long, value_name = "FORMAT", default_value = "auto")]
+    pub kv_cache_dtype: KvCacheDtype,
     /// Shorten --max-model-len to what fits, where it does not
     #[arg(long)]
     pub fit: bool,
@@ -82,6 +86,32 @@ pub struct MemoryArgs {
     /// Most that --kv-disk may take, in MiB
     #[arg(long, value_name = "MIB", default_value_t = 4096)]
     pub kv_disk_mib: u64,
+}
+
+/// A format of keys and values, or none: the model decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvCacheDtype(pub Option<KvFormat>);
+
+impl FromStr for KvCacheDtype {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let format = match text {
+            "auto" => return Ok(Self(None)),
+            "float32" | "f32" => KvFormat::F32,
+            "float16" | "f16" => KvFormat::F16,
+            "bfloat16" | "bf16" => KvFormat::BF16,
+            "fp8" | "fp8_e4m3" => KvFormat::Fp8,
+            "int8" => KvFormat::Int8,
+            "int4" => KvFormat::Int4,
+            _ => {
+                return Err(
+                    "expected auto, float32, float16, bfloat16, fp8 (or fp8_e4m3, the same), int8 or int4".into()
+                );
+            }
+        };
+        Ok(Self(Some(format)))
+    }
 }
 
 /// Who runs when.
@@ -145,6 +175,19 @@ impl From<IsaArg> for Isa {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn formats_of_keys_and_values() {
+        assert_eq!("auto".parse(), Ok(KvCacheDtype(None)));
+        assert_eq!("fp8_e4m3".parse(), Ok(KvCacheDtype(Some(KvFormat::Fp8))));
+        for format in KvFormat::ALL {
+            assert_eq!(format.name().parse(), Ok(KvCacheDtype(Some(format))), "a report's name can be given back");
+        }
+        for bad in ["fp8_e5m2", "INT8", "int3", ""] {
+            let error = bad.parse::<KvCacheDtype>().expect_err(bad);
+            assert!(error.starts_with("expected auto, float32"), "{error}");
+        }
+    }
 
     #[test]
     fn targets() {

@@ -46,7 +46,6 @@ pub const SHORT: &[(&str, &str)] =
 
 const ROWS: &[Row] = &[
     row("dtype", OneOf(&["auto", "bfloat16"]), "weights and sums are kept as the model's format asks"),
-    row("kv-cache-dtype", OneOf(&["auto", "bfloat16"]), "keys and values are kept as precisely as the weights"),
     row("tensor-parallel-size", ONE, ONE_PROCESS),
     row("pipeline-parallel-size", ONE, ONE_PROCESS),
     row("data-parallel-size", ONE, ONE_PROCESS),

@@ -4,7 +4,7 @@
 //! only what its window touches; more than all running requests can use, and half as much again for prefixes to be
 //! found, would be bytes that others need.
 
-use folio_device::BLOCK_TOKENS;
+use folio_device::{BLOCK_TOKENS, KvFormat};
 use folio_model::KvGroupSpec;
 use folio_scheduler::{GroupConfig, SchedulerConfig};
 
@@ -29,11 +29,8 @@ pub struct Load {
 }
 
 impl Demand {
-    pub fn new(groups: &[KvGroupSpec], value_bytes: usize, budget_tokens: usize) -> Self {
-        let block = |g: &KvGroupSpec| {
-            let sizes = [g.layers.len(), g.kv_heads, g.head_dim, BLOCK_TOKENS, value_bytes];
-            sizes.iter().fold(2, |product: u64, &size| product.saturating_mul(size as u64))
-        };
+    pub fn new(groups: &[KvGroupSpec], format: KvFormat, budget_tokens: usize) -> Self {
+        let block = |group: &KvGroupSpec| group.shape(1, format).block_bytes();
         let windows = groups.iter().map(|group| GroupConfig { window: group.window, ..GroupConfig::new(1) });
         let config = SchedulerConfig {
             block_tokens: BLOCK_TOKENS,
@@ -135,7 +132,7 @@ mod tests {
 
     #[test]
     fn a_full_group_takes_what_there_is_and_not_a_byte_more() {
-        let demand = Demand::new(&[group(3, None)], 2, 64);
+        let demand = Demand::new(&[group(3, None)], KvFormat::BF16, 64);
         let block = demand.block_bytes[0];
         assert_eq!(block, 2 * 3 * 2 * 64 * 16 * 2);
         // 63 blocks a sequence and one to spare.
@@ -151,7 +148,7 @@ mod tests {
 
     #[test]
     fn a_window_needs_less_and_leaves_the_rest_to_others() {
-        let demand = Demand::new(&[group(2, None), group(10, Some(128))], 2, 64);
+        let demand = Demand::new(&[group(2, None), group(10, Some(128))], KvFormat::BF16, 64);
         let held = demand.config.most_blocks(1, 1000);
         assert!(held < 63, "a window and the chunks behind it, not the whole sequence: {held}");
         assert_eq!(demand.least(1000), [64, held + 1]);
@@ -174,7 +171,7 @@ mod tests {
 
     #[test]
     fn only_windows() {
-        let demand = Demand::new(&[group(4, Some(32))], 2, 16);
+        let demand = Demand::new(&[group(4, Some(32))], KvFormat::BF16, 16);
         let pools = demand.pools(LOAD, u64::MAX, true).expect("it fits");
         assert!(pools[0] < 64, "a pool that nothing could fill is not made: {pools:?}");
         assert!(demand.sequences(&pools, 1_000_000) >= 4, "all of them run, however long they are");
@@ -182,7 +179,7 @@ mod tests {
 
     #[test]
     fn the_longest_that_fits() {
-        let demand = Demand::new(&[group(3, None)], 2, 64);
+        let demand = Demand::new(&[group(3, None)], KvFormat::BF16, 64);
         let budget = 10 * demand.block_bytes[0];
         let fits = |_: usize, bytes: u64| bytes <= budget;
         assert_eq!(demand.longest(4096, fits), Some(9 * 16), "nine blocks and one to spare");

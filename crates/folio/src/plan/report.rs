@@ -59,7 +59,7 @@ fn lines(plan: &Plan) -> Vec<[String; 3]> {
     ];
     for group in &plan.groups {
         let size = group.block_bytes * group.blocks as u64;
-        lines.push(line(&group_name(plan, group), size, group_remark(group)));
+        lines.push(line(&group_name(plan, group), size, group_remark(plan, group)));
     }
     if bytes.host > 0 {
         let blocks = plan.groups.iter().map(|group| group.host_slots).min().unwrap_or(0);
@@ -81,9 +81,9 @@ fn group_name(plan: &Plan, group: &GroupPlan) -> String {
     }
 }
 
-fn group_remark(group: &GroupPlan) -> String {
-    let bytes = group.block_bytes as f64 / 1024.0;
-    format!("{} tokens: {} blocks of {bytes:.1} KiB", group.blocks * BLOCK_TOKENS, group.blocks)
+fn group_remark(plan: &Plan, group: &GroupPlan) -> String {
+    let (tokens, each) = (group.blocks * BLOCK_TOKENS, group.block_bytes / BLOCK_TOKENS as u64);
+    format!("{tokens} tokens of {each} bytes ({}) in {} blocks", plan.kv_format.name(), group.blocks)
 }
 
 fn budget_remark(plan: &Plan) -> String {
@@ -112,6 +112,8 @@ fn to_json(plan: &Plan, model: &str) -> Value {
     json!({
         "model": model, "threads": plan.threads, "max_model_len": plan.max_model_len, "max_num_seqs": plan.max_seqs,
         "shrunk_from": plan.shrunk_from, "block_tokens": BLOCK_TOKENS, "kv_tokens": plan.kv_tokens(),
+        "kv_cache_dtype": plan.kv_format.name(),
+        "kv_token_bytes": plan.groups.iter().map(|group| group.block_bytes).sum::<u64>() / BLOCK_TOKENS as u64,
         "bytes": {
             "weights": plan.bytes.weights, "activations": plan.bytes.activations, "working": plan.bytes.working,
             "kv": plan.bytes.kv, "host": plan.bytes.host, "total": plan.bytes.total(),

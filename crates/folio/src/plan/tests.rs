@@ -33,6 +33,9 @@ fn check(assets: &Assets, flags: &[&str]) {
     let memory = decoder.memory();
     let planned = (plan.bytes.weights, plan.bytes.activations, plan.bytes.kv);
     assert_eq!(planned, (memory.weights, memory.activations, memory.kv), "{}", assets.name);
+    let blocks: u64 = plan.groups.iter().map(|group| group.block_bytes).sum();
+    let per_token = assets.model.spec.kv_bytes_per_token(plan.kv_format);
+    assert_eq!(blocks, per_token * BLOCK_TOKENS as u64, "{}: bytes of a block and of a token", assets.name);
 }
 
 const SMALL: &[&str] = &["--max-num-seqs", "3", "--max-num-batched-tokens", "24", "--kv-cache-mib", "1"];
@@ -65,6 +68,29 @@ fn figures_are_those_of_the_loaded_decoder() {
         for stored in [Stored::F32, Stored::F16, Stored::BF16, Stored::Mixed] {
             check(&invent(&format!("{name}, {stored:?}"), &config, stored), SMALL);
         }
+    }
+}
+
+#[test]
+fn figures_in_every_format_of_keys_and_values() {
+    for (name, config) in [("one group", llama("")), ("two groups", with_windows())] {
+        let assets = invent(name, &config, Stored::BF16);
+        for format in KvFormat::ALL {
+            let flags = [SMALL, &["--kv-cache-dtype", format.name()]].concat();
+            check(&assets, &flags);
+            let plan = plan(&assets, &flags).expect("it fits");
+            assert_eq!(plan.kv_format, format);
+            // A head of 24 values.
+            let head = match format {
+                KvFormat::F32 => 96,
+                KvFormat::F16 | KvFormat::BF16 => 48,
+                KvFormat::Fp8 | KvFormat::Int8 => 24 + 4,
+                KvFormat::Int4 => 16 + 4,
+            };
+            let layers: usize = plan.groups.iter().map(|group| group.layers).sum();
+            assert_eq!(assets.model.spec.kv_bytes_per_token(format), 2 * 2 * head * layers as u64);
+        }
+        assert_eq!(plan(&assets, SMALL).expect("it fits").kv_format, KvFormat::BF16, "as the weights");
     }
 }
 

@@ -49,7 +49,7 @@ fn weights_configuration_format_and_kernels_count() {
         seen.push((extra.to_owned(), reference(&config("llama", extra), &weights)));
     }
     let model = OpenModel::from_config(&base, Box::new(weights)).unwrap();
-    for kv_format in [KvFormat::F16, KvFormat::BF16] {
+    for kv_format in KvFormat::ALL.into_iter().filter(|&format| format != limits(1).kv_format) {
         let limits = DecoderLimits { kv_format, ..limits(1) };
         seen.push((format!("{kv_format:?}"), print_of(Reference::new(), &model, limits)));
     }
