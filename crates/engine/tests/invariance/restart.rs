@@ -135,7 +135,7 @@ fn a_failed_step_loses_nothing_that_is_on_disk() {
 #[test]
 fn a_prompt_is_found_on_disk_after_a_restart() {
     check("experts", &tiny::experts(), KvFormat::BF16);
-    for format in KvFormat::ALL {
+    for format in [KvFormat::BF16, KvFormat::Int8, KvFormat::Int4] {
         check(&format!("alternating-{}", format.name()), &tiny::alternating(), format);
     }
 }

@@ -270,7 +270,7 @@ fn what_is_not_a_number_stays_where_it_is() {
         bad[20 * case.width() + case.heads * case.head_dim] = f32::NAN;
         bad[30 * case.width() + case.width() - 1] = f32::INFINITY;
         each_setup(|ctx| {
-            let alone = Steps { case, sequences: &[good.clone()], shuffle: 1 }.run(ctx, &[45]).remove(0);
+            let alone = Steps { case, sequences: std::slice::from_ref(&good), shuffle: 1 }.run(ctx, &[45]).remove(0);
             let beside = Steps { case, sequences: &[bad.clone(), good.clone()], shuffle: 7 }.run(ctx, &[11, 7]);
             assert!(bits(&beside[1]) == bits(&alone), "{format:?} under {:?}", ctx.isa);
             let out_width = case.heads * case.head_dim;

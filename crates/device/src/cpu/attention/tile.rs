@@ -265,9 +265,14 @@ impl<T: Storage> Walk<'_, T> {
                             2 => attend::<S, T, 2, 2>(s, &chunk, &state, &std::array::from_fn(|m| seen(start + m))),
                             _ => attend::<S, T, 1, 2>(s, &chunk, &state, &[seen(start)]),
                         }
-                    } else {
+                    } else if S::ACCUMULATORS >= 4 {
                         match strip {
                             4 => attend::<S, T, 4, 1>(s, &chunk, &state, &std::array::from_fn(|m| seen(start + m))),
+                            2 => attend::<S, T, 2, 1>(s, &chunk, &state, &std::array::from_fn(|m| seen(start + m))),
+                            _ => attend::<S, T, 1, 1>(s, &chunk, &state, &[seen(start)]),
+                        }
+                    } else {
+                        match strip {
                             2 => attend::<S, T, 2, 1>(s, &chunk, &state, &std::array::from_fn(|m| seen(start + m))),
                             _ => attend::<S, T, 1, 1>(s, &chunk, &state, &[seen(start)]),
                         }
