@@ -2,7 +2,8 @@
 //!
 //! A backend owns its memory: tensors, weights and KV storage are opaque handles made once at start. The operations
 //! of a step allocate nothing, return nothing to the host and never branch on a tensor's contents, so that a device
-//! may record them once and replay them; only `upload`, `download`, `save_block` and `load_block` cross the border.
+//! may record them once and replay them; only `upload`, `upload_rows`, `download`, `save_block` and `load_block` cross the
+//! border.
 //! Activations are `[rows, width]`, one row a token, whatever request it belongs to.
 //!
 //! Every operation is row-independent: a row's result depends on that row's inputs alone, bit for bit, never on how
@@ -142,7 +143,10 @@ pub trait Backend: Send + 'static {
     /// Copies whole blocks, all layers of the group: pairs of (from, to).
     fn copy_blocks(&mut self, kv: &mut Self::Kv, pairs: &[(u32, u32)]);
 
-    // ---- back to the host ----
+    // ---- to the host and back ----
+
+    /// The other way: `values` become the first rows.
+    fn upload_rows(&mut self, tensor: &mut Self::Tensor, values: &[f32]);
 
     /// The first `rows` rows, packed, into `out`.
     fn download(&mut self, tensor: &Self::Tensor, rows: usize, out: &mut Vec<f32>);

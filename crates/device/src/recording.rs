@@ -313,6 +313,11 @@ impl<B: Backend> Backend for Recording<B> {
         self.inner.copy_blocks(&mut kv.inner, pairs);
     }
 
+    fn upload_rows(&mut self, tensor: &mut Self::Tensor, values: &[f32]) {
+        self.note("upload_rows", [tensor.id()], &[("values", &values.len())]);
+        self.inner.upload_rows(&mut tensor.inner, values);
+    }
+
     fn download(&mut self, tensor: &Self::Tensor, rows: usize, out: &mut Vec<f32>) {
         self.note("download", [tensor.id()], &[("rows", &rows)]);
         self.inner.download(&tensor.inner, rows, out);

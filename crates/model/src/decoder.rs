@@ -4,6 +4,7 @@
 //! branch, and the branch joins the stream; the join and the next norm are one operation wherever both exist.
 
 mod check;
+mod stage;
 
 use folio_device::{Backend, Batch, InputLimits, KvFormat, KvShape};
 
@@ -17,6 +18,8 @@ use crate::{
     memory,
     names::Part,
 };
+
+pub use stage::Stage;
 
 /// The largest step a decoder is sized for, and how much KV it holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,11 +39,14 @@ pub struct DecoderLimits {
 
 pub struct Decoder<B: Backend> {
     backend: B,
+    /// Of this stage: its layers alone.
     spec: ModelSpec,
     limits: DecoderLimits,
-    embedding: B::Weight,
+    /// None in a stage that neither begins with it nor ends in it.
+    embedding: Option<B::Weight>,
     layers: Vec<Layer<B>>,
-    final_norm: B::Vector,
+    /// None in a stage that another follows.
+    final_norm: Option<B::Vector>,
     /// None where the embedding table is the output matrix.
     head: Option<Linear<B>>,
     ropes: Vec<B::Vector>,
@@ -70,28 +76,41 @@ struct Norms<B: Backend> {
 impl<B: Backend> Decoder<B> {
     /// Packs the weights tensor by tensor, giving the source's pages back as it goes, and makes all memory of a step.
     pub fn load(
-        mut backend: B,
+        backend: B,
         model: &OpenModel,
         limits: DecoderLimits,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Self> {
-        let spec = model.spec.clone();
+        Self::load_stage(backend, model, &Stage::whole(&model.spec), limits, progress)
+    }
+
+    /// The same for a part of the model; `limits.blocks` are those of the layer groups of [`Stage::spec`].
+    pub fn load_stage(
+        mut backend: B,
+        model: &OpenModel,
+        stage: &Stage,
+        limits: DecoderLimits,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Self> {
+        let spec = stage.spec(&model.spec);
         check::limits(&spec, &limits)?;
         let mut loader = Loader::new(model, !backend.reads_matrices());
-        let embedding = Linear::new(
-            &mut backend,
-            &loader.matrix(Part::Embedding, Place::OUTSIDE, spec.vocab_size, spec.hidden)?,
-            None,
-        )?;
+        let vocabulary = |backend: &mut B, part| -> Result<Linear<B>> {
+            Linear::new(backend, &loader.matrix(part, Place::OUTSIDE, spec.vocab_size, spec.hidden)?, None)
+        };
+        let embedding = match stage.embeds || (stage.ends && spec.tied_head) {
+            true => Some(vocabulary(&mut backend, Part::Embedding)?),
+            false => None,
+        };
+        let head = match stage.ends && !spec.tied_head {
+            true => Some(vocabulary(&mut backend, Part::Head)?),
+            false => None,
+        };
         loader.settle(progress);
-        let layers = load_layers(&mut backend, &mut loader, &spec, progress)?;
-        let final_norm = backend.vector(&loader.norm(Part::FinalNorm, Place::OUTSIDE, spec.hidden)?)?;
-        let head = match spec.tied_head {
-            true => None,
-            false => {
-                let matrix = loader.matrix(Part::Head, Place::OUTSIDE, spec.vocab_size, spec.hidden)?;
-                Some(Linear::new(&mut backend, &matrix, None)?)
-            }
+        let layers = load_layers(&mut backend, &mut loader, &spec, stage.layers.start, progress)?;
+        let final_norm = match stage.ends {
+            true => Some(backend.vector(&loader.norm(Part::FinalNorm, Place::OUTSIDE, spec.hidden)?)?),
+            false => None,
         };
         loader.settle(progress);
         let ropes = spec.ropes.iter().map(|rope| Ok(backend.vector(&rope.inv_freq)?)).collect::<Result<_>>()?;
@@ -106,13 +125,13 @@ impl<B: Backend> Decoder<B> {
         })?;
         let acts = Activations::new(&mut backend, &spec, &limits)?;
         let in_layers: u64 = layers.iter().map(|l| l.attention.bytes(&backend) + l.ffn.bytes(&backend)).sum();
-        let outside = embedding.bytes(&backend) + head.as_ref().map_or(0, |head| head.bytes(&backend));
+        let outside: u64 = embedding.iter().chain(&head).map(|linear| linear.bytes(&backend)).sum();
         let memory = MemoryUse {
             weights: in_layers + outside,
             kv: memory::kv_bytes(&spec, &limits),
             activations: memory::activation_bytes(&spec, &limits),
         };
-        let embedding = embedding.into_weight();
+        let embedding = embedding.map(Linear::into_weight);
         let (num_outputs, num_logits) = (0, 0);
         Ok(Self {
             backend,
@@ -160,6 +179,17 @@ impl<B: Backend> Decoder<B> {
     /// The same, with logits of the first `num_logits` of `batch.outputs` alone: of the others [`Decoder::hidden`] is all
     /// that is wanted.
     pub fn forward_with(&mut self, batch: &Batch, num_logits: usize) -> Result<()> {
+        self.step(batch, None, num_logits)
+    }
+
+    /// The same for a stage in the middle: what the one before it left in [`Decoder::stream`], a row a token, goes on from
+    /// here. Token ids are not looked at.
+    pub fn forward_from(&mut self, batch: &Batch, stream: &[f32]) -> Result<()> {
+        check::same("a stream of hidden states", stream.len(), batch.num_rows() * self.spec.hidden)?;
+        self.step(batch, Some(stream), batch.outputs.len())
+    }
+
+    fn step(&mut self, batch: &Batch, stream: Option<&[f32]>, num_logits: usize) -> Result<()> {
         let rows = batch.num_rows();
         (self.num_outputs, self.num_logits) = (0, 0);
         if rows == 0 {
@@ -171,7 +201,11 @@ impl<B: Backend> Decoder<B> {
         for (number, rope) in spec.ropes.iter().enumerate() {
             backend.rope_angles(inputs, number, &ropes[number], rope.magnitude);
         }
-        backend.embed(&mut acts.residual, embedding, inputs, spec.embed_scale);
+        match (stream, embedding) {
+            (Some(stream), _) => backend.upload_rows(&mut acts.residual, stream),
+            (None, Some(table)) => backend.embed(&mut acts.residual, table, inputs, spec.embed_scale),
+            (None, None) => panic!("a stage without the embedding table was given no hidden states"),
+        }
         if let Some(norm) = layers.first().and_then(|layer| layer.norms.before_attention.as_ref()) {
             backend.rms_norm(&mut acts.normed, &acts.residual, norm, spec.norm_eps, rows);
         }
@@ -186,7 +220,7 @@ impl<B: Backend> Decoder<B> {
         }
         self.num_outputs = batch.outputs.len();
         self.num_logits = num_logits.min(self.num_outputs);
-        if self.num_outputs > 0 {
+        if self.num_outputs > 0 && self.final_norm.is_some() {
             self.compute_outputs();
         }
         Ok(())
@@ -196,14 +230,16 @@ impl<B: Backend> Decoder<B> {
     fn compute_outputs(&mut self) {
         let Self { backend, spec, acts, inputs, .. } = self;
         backend.gather_outputs(&mut acts.picked, &acts.residual, inputs);
-        backend.rms_norm(&mut acts.picked_normed, &acts.picked, &self.final_norm, spec.norm_eps, self.num_outputs);
+        let norm = self.final_norm.as_ref().expect("outputs are computed by the last stage");
+        backend.rms_norm(&mut acts.picked_normed, &acts.picked, norm, spec.norm_eps, self.num_outputs);
         let rows = self.num_logits;
         if rows == 0 {
             return;
         }
-        match &self.head {
-            Some(head) => head.forward(backend, &mut acts.logits, &acts.picked_normed, rows),
-            None => backend.linear(&mut acts.logits, &acts.picked_normed, &self.embedding, None, rows),
+        match (&self.head, &self.embedding) {
+            (Some(head), _) => head.forward(backend, &mut acts.logits, &acts.picked_normed, rows),
+            (None, Some(table)) => backend.linear(&mut acts.logits, &acts.picked_normed, table, None, rows),
+            (None, None) => unreachable!("the last stage has a head or the embedding table"),
         }
         if spec.logit_scale != 1.0 || spec.logit_soft_cap.is_some() {
             backend.finish_logits(&mut acts.logits, spec.logit_scale, spec.logit_soft_cap, rows);
@@ -218,6 +254,11 @@ impl<B: Backend> Decoder<B> {
     /// What the output matrix reads, the states behind the last norm, of all output rows: `[outputs, hidden]`.
     pub fn hidden(&mut self, out: &mut Vec<f32>) {
         self.backend.download(&self.acts.picked_normed, self.num_outputs, out);
+    }
+
+    /// The residual stream behind this stage's last layer, of the last step's first `rows` rows: `[rows, hidden]`.
+    pub fn stream(&mut self, rows: usize, out: &mut Vec<f32>) {
+        self.backend.download(&self.acts.residual, rows, out);
     }
 
     /// Copies whole KV blocks of a layer group: pairs of (from, to).
@@ -279,6 +320,7 @@ fn load_layers<B: Backend>(
     backend: &mut B,
     loader: &mut Loader<'_>,
     spec: &ModelSpec,
+    first: usize,
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Vec<Layer<B>>> {
     let groups = spec.kv_groups();
@@ -290,7 +332,7 @@ fn load_layers<B: Backend>(
     };
     let mut layers = Vec::with_capacity(spec.layers.len());
     for (number, layer) in spec.layers.iter().enumerate() {
-        let place = Place::of(number, layer);
+        let place = Place::of(first + number, layer);
         let norm = |backend: &mut B, wanted: bool, part| -> Result<Option<B::Vector>> {
             Ok(if wanted { Some(backend.vector(&loader.norm(part, place, spec.hidden)?)?) } else { None })
         };

@@ -73,6 +73,28 @@ const MIXTRAL_SINGLE: SingleNames = SingleNames {
 };
 const GGUF_SINGLE: SingleNames = SingleNames { gate: "ffn_gate.#", up: "ffn_up.#", down: "ffn_down.#" };
 
+/// The matrices of one expert, without a suffix.
+pub(crate) struct ExpertStems {
+    pub gate: String,
+    pub up: String,
+    pub down: String,
+}
+
+/// What each expert's matrices are called; `None` where all experts lie in one tensor.
+pub(crate) fn stems(loader: &Loader<'_>, place: Place, experts: usize) -> Option<Vec<ExpertStems>> {
+    let prefix = loader.names().layer_prefix(place.layer);
+    let found = [&SINGLE, &MIXTRAL_SINGLE, &GGUF_SINGLE]
+        .into_iter()
+        .find(|names| loader.has_matrix(&format!("{prefix}{}", names.gate.replace('#', "0"))))?;
+    let stem = |pattern: &str, expert: usize| format!("{prefix}{}", pattern.replace('#', &expert.to_string()));
+    let of = |expert| ExpertStems {
+        gate: stem(found.gate, expert),
+        up: stem(found.up, expert),
+        down: stem(found.down, expert),
+    };
+    Some((0..experts).map(of).collect())
+}
+
 fn one_by_one<'a>(loader: &Loader<'a>, prefix: &str, shape: &Shape, names: &SingleNames) -> Result<ExpertsSource<'a>> {
     let Shape { experts, inter, hidden, bias } = *shape;
     let mut source = ExpertsSource { gate_up: Vec::new(), down: Vec::new(), gate_up_bias: None, down_bias: None };

@@ -148,12 +148,12 @@ impl<'a> Loader<'a> {
     }
 
     /// The name the part has in this source: the first that exists, or the usual one.
-    fn name_of(&self, part: Part, place: Place, suffix: &str) -> String {
+    pub fn name_of(&self, part: Part, place: Place, suffix: &str) -> String {
         self.first_name(part, place, suffix, |name| self.exists(name))
     }
 
     /// The same for a matrix, without a suffix: it may be packed.
-    fn stem_of(&self, part: Part, place: Place) -> String {
+    pub fn stem_of(&self, part: Part, place: Place) -> String {
         self.first_name(part, place, "", |stem| self.has_matrix(stem))
     }
 

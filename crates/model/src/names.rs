@@ -81,7 +81,7 @@ impl Names {
     }
 
     /// Everything in front of a layer's own names.
-    pub(crate) fn layer_prefix(&self, layer: usize) -> String {
+    pub fn layer_prefix(&self, layer: usize) -> String {
         match self {
             Names::HuggingFace { prefix, .. } => format!("{prefix}layers.{layer}."),
             Names::Gguf { .. } => format!("blk.{layer}."),

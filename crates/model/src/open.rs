@@ -89,6 +89,13 @@ impl OpenModel {
     }
 }
 
+impl OpenModel {
+    /// The same model with other weights under the same names, none of them packed.
+    pub fn with_weights(&self, weights: Box<dyn WeightSource>) -> Self {
+        Self { spec: self.spec.clone(), weights, names: self.names.clone(), packing: None, at_load: None, gguf: None }
+    }
+}
+
 /// All that a configuration says.
 struct Described {
     spec: ModelSpec,

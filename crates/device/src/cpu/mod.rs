@@ -225,6 +225,12 @@ impl Backend for Cpu {
         kv::copy_blocks(self.ctx(), kv, pairs);
     }
 
+    fn upload_rows(&mut self, tensor: &mut Tensor, values: &[f32]) {
+        let cols = tensor.cols().max(1);
+        assert!(values.len().is_multiple_of(cols), "{} values in rows of {cols}", values.len());
+        tensor.head_mut(values.len() / cols).copy_from_slice(values);
+    }
+
     fn download(&mut self, tensor: &Tensor, rows: usize, out: &mut Vec<f32>) {
         out.clear();
         out.extend_from_slice(tensor.head(rows));

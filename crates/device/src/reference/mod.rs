@@ -9,6 +9,8 @@ pub(crate) mod codes;
 mod experts;
 mod math;
 
+pub use experts::route;
+
 use folio_formats::Matrix;
 
 use crate::{
@@ -326,6 +328,11 @@ impl Backend for Reference {
         for &(from, to) in pairs {
             blocks::copy(kv, from, to);
         }
+    }
+
+    fn upload_rows(&mut self, tensor: &mut Tensor, values: &[f32]) {
+        tensor.check("uploaded", values.len() / tensor.cols.max(1), tensor.cols);
+        tensor.values[..values.len()].copy_from_slice(values);
     }
 
     fn download(&mut self, tensor: &Tensor, rows: usize, out: &mut Vec<f32>) {

@@ -170,6 +170,10 @@ impl Backend for Counting {
         unreachable!("{NO_STEP}")
     }
 
+    fn upload_rows(&mut self, _: &mut (), _: &[f32]) {
+        unreachable!("{NO_STEP}")
+    }
+
     fn download(&mut self, _: &(), _: usize, _: &mut Vec<f32>) {
         unreachable!("{NO_STEP}")
     }

@@ -54,7 +54,7 @@ fn most(what: &'static str, found: usize, limit: usize) -> Result<()> {
     if found <= limit { Ok(()) } else { Err(Error::BatchLimit { what, found, limit }) }
 }
 
-fn same(what: &'static str, found: usize, expected: usize) -> Result<()> {
+pub(super) fn same(what: &'static str, found: usize, expected: usize) -> Result<()> {
     if found == expected { Ok(()) } else { Err(Error::BatchShape { what, found, expected }) }
 }
 

@@ -2,6 +2,7 @@
 
 mod fingerprint;
 mod routing;
+mod stage;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
