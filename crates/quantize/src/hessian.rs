@@ -39,15 +39,21 @@ impl Hessian {
         }
     }
 
-    /// For inputs that come divided by `scales`, a column each.
-    pub fn divided(&self, scales: &[f32]) -> Self {
-        let mut out = self.clone();
-        for (row, scale) in out.values.chunks_exact_mut(self.size).zip(scales) {
+    /// What it would be, had the inputs come divided by `scales`, a column each.
+    pub fn divide(&mut self, scales: &[f32]) {
+        for (row, scale) in self.values.chunks_exact_mut(self.size).zip(scales) {
             row.iter_mut().zip(scales).for_each(|(value, other)| *value /= scale * other);
         }
-        out.sum_abs.iter_mut().zip(scales).for_each(|(sum, scale)| *sum /= f64::from(*scale));
-        out.max_abs.iter_mut().zip(scales).for_each(|(max, scale)| *max /= scale);
-        out
+        self.sum_abs.iter_mut().zip(scales).for_each(|(sum, scale)| *sum /= f64::from(*scale));
+        self.max_abs.iter_mut().zip(scales).for_each(|(max, scale)| *max /= scale);
+    }
+
+    /// Adds another's sums.
+    pub fn merge(&mut self, other: &Self) {
+        self.values.iter_mut().zip(&other.values).for_each(|(sum, value)| *sum += value);
+        self.sum_abs.iter_mut().zip(&other.sum_abs).for_each(|(sum, value)| *sum += value);
+        self.max_abs.iter_mut().zip(&other.max_abs).for_each(|(max, value)| *max = max.max(*value));
+        self.rows += other.rows;
     }
 
     /// What an error of `errors`, rows as wide as this, costs in the linear's output: the trace of `E H E^T`.

@@ -1,5 +1,6 @@
 //! What is asked for: target, method, what stays as it is, and the text to calibrate on.
 
+use std::fmt;
 use std::str::FromStr;
 
 use crate::{Error, Result, Target};
@@ -24,6 +25,16 @@ impl FromStr for Method {
             "gptq" => Method::Gptq,
             "awq" => Method::Awq,
             _ => return Err(Error::UnknownMethod { found: text.to_owned() }),
+        })
+    }
+}
+
+impl fmt::Display for Method {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Method::Rtn => "rtn",
+            Method::Gptq => "gptq",
+            Method::Awq => "awq",
         })
     }
 }

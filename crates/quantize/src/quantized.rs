@@ -5,9 +5,10 @@
 
 use std::borrow::Cow;
 
+use folio_formats::{ActivationScale, Grouped, GroupedLevels, GroupedRow, Matrix};
 use half::bf16;
 
-use crate::levels::Levels;
+use crate::levels::{Levels, NF4};
 use crate::{Result, Target};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -87,6 +88,48 @@ impl Quantized {
         }
     }
 
+    /// The same as a matrix that a backend can pack.
+    pub fn matrix(&self) -> Result<Matrix<'_>> {
+        let levels = match self.target {
+            Target::Int { bits: 4, zero_points: false, .. } => {
+                GroupedLevels::Nibbles(std::array::from_fn(|code| code as f32 - 8.0))
+            }
+            Target::Int { bits: 4, .. } => GroupedLevels::UNSIGNED4,
+            Target::Int { .. } | Target::LlmInt8 => GroupedLevels::Signed8,
+            Target::Fp8 { .. } => GroupedLevels::Float8,
+            Target::Mxfp4 | Target::Nvfp4 => GroupedLevels::E2M1,
+            Target::Nf4 => GroupedLevels::Nibbles(NF4),
+        };
+        let activations = match self.target {
+            Target::LlmInt8 | Target::Int { bits: 8, group: None, .. } => ActivationScale::Row,
+            _ => ActivationScale::Group,
+        };
+        let columns = self.outliers.as_ref().map(|outliers| outliers.columns.as_slice().into());
+        let form = Grouped { group: self.group(), levels, activations, order: None, outliers: columns };
+        let rows = (0..self.rows).map(|row| self.grouped_row(row, levels)).collect();
+        Ok(Matrix::from_grouped(self.cols, form, rows)?)
+    }
+
+    fn grouped_row(&self, row: usize, levels: GroupedLevels) -> GroupedRow<'_> {
+        let codes = match levels {
+            // From codes counted from the lowest level to two's complement.
+            GroupedLevels::Signed8 => self.row_codes(row).iter().map(|code| code ^ 0x80).collect(),
+            _ => Cow::Borrowed(self.row_codes(row)),
+        };
+        let middle = if levels == GroupedLevels::Signed8 { 128.0 } else { 0.0 };
+        let scales: Vec<f32> = self.row_scales(row).collect();
+        let zeros = self.row_zeros(row).iter().zip(&scales);
+        let minimums = zeros.map(|(zero, scale)| scale * (middle - f32::from(*zero))).collect();
+        let outliers = match &self.outliers {
+            Some(outliers) => {
+                let width = outliers.columns.len();
+                outliers.values[row * width..(row + 1) * width].to_vec()
+            }
+            None => Vec::new(),
+        };
+        GroupedRow { codes, scales, minimums, outliers }
+    }
+
     /// All values, `[rows, cols]`.
     pub fn to_f32(&self) -> Vec<f32> {
         let mut out = vec![0.0; self.rows * self.cols];
@@ -118,4 +161,35 @@ pub struct Plain<'a> {
 /// with `.weight`.
 pub trait Sink {
     fn tensor(&mut self, name: &str, tensor: Finished<'_>) -> Result<()>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rtn;
+    use crate::testing::Random;
+
+    /// The matrix that a backend packs says what the codes say.
+    #[test]
+    fn the_matrix_means_the_same() {
+        let mut random = Random::new(11);
+        let weights: Vec<f32> = (0..130 * 256).map(|_| 0.1 * random.normal()).collect();
+        let names = ["int8", "int8-channel", "int4-g128", "int4-g32", "fp8", "fp8-block", "mxfp4", "nvfp4", "nf4"];
+        let affine = [4, 8].map(|bits| Target::Int { bits, group: Some(32), zero_points: true });
+        let plain = names.map(|name| name.parse().unwrap()).into_iter().chain(affine);
+        let mut coded: Vec<Quantized> = plain.map(|target| rtn::quantize(target, &weights, 256, 1)).collect();
+        coded.push(rtn::quantize_around(Target::LlmInt8, weights, 256, vec![3, 200], 1));
+        for coded in coded {
+            let matrix = coded.matrix().unwrap();
+            let mut found = vec![0.0; 256];
+            for (row, expected) in coded.to_f32().chunks_exact(256).enumerate() {
+                matrix.read_row(row, &mut found);
+                for (found, expected) in found.iter().zip(expected) {
+                    // `scale * code + minimum` and `scale * (code - zero)` round apart.
+                    let limit = if coded.zeros.is_empty() { 0.0 } else { 1e-6 };
+                    assert!((found - expected).abs() <= limit, "{}: {found} for {expected}", coded.target);
+                }
+            }
+        }
+    }
 }
