@@ -1,11 +1,14 @@
 //! bitsandbytes: eight-bit rows with the largest magnitude of each, and four-bit blocks of normal or small floats.
 //!
 //! Eight bits: `weight [outputs, inputs]` of signed bytes and `SCB [outputs]`; a value is `byte * SCB / 127`. Which inputs
-//! are outliers is decided there while it runs, so nothing of it is in the file. Four bits: `weight` is the tensor
+//! are outliers is decided there while it runs, so nothing of it is in the file, but for those that Folio writes:
+//! `outlier_columns [n]` and `outlier_values [outputs, n]` say which columns are kept in bf16, and the codes count for
+//! nothing there. Four bits: `weight` is the tensor
 //! flattened, two codes a byte with the first one high, in blocks of `blocksize` that do not care for rows. `weight.absmax`
 //! has a block's scale, or, quantized twice, a code for it, which `weight.nested_*` turns into one. What is not a tensor
 //! lies as JSON in `weight.quant_state.bitsandbytes__nf4` (or `fp4`).
 
+use half::bf16;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -111,9 +114,33 @@ fn eight_bit<'a>(source: &'a dyn WeightSource, stem: &str, rows: usize, cols: us
         scales: vec![*largest],
         ..GroupedRow::default()
     };
-    let grouped = codes.bytes.chunks_exact(cols.max(1)).zip(&largest).map(row).collect();
-    let matrix = Matrix::from_grouped(cols, form(cols, GroupedLevels::Of127), grouped)?;
+    let mut grouped: Vec<GroupedRow<'a>> = codes.bytes.chunks_exact(cols.max(1)).zip(&largest).map(row).collect();
+    let mut form = form(cols, GroupedLevels::Of127);
+    if let Some(columns) = outlier_columns(source, stem, cols)? {
+        let values_name = format!("{stem}.outlier_values");
+        let values = tensor(source, &values_name, &[rows, columns.len()], &[Format::BF16])?;
+        for (row, values) in grouped.iter_mut().zip(values.bytes.chunks_exact(2 * columns.len().max(1))) {
+            let codes = row.codes.to_mut();
+            columns.iter().for_each(|column| codes[*column as usize] = 0);
+            row.outliers = values.as_chunks::<2>().0.iter().map(|bytes| bf16::from_le_bytes(*bytes)).collect();
+        }
+        tensors.extend([format!("{stem}.outlier_columns"), values_name]);
+        (form.outliers, form.activations) = (Some(columns.into()), ActivationScale::Row);
+    }
+    let matrix = Matrix::from_grouped(cols, form, grouped)?;
     Ok(Packed { matrix, tensors })
+}
+
+/// The columns that are kept beside the codes, where the file says so.
+fn outlier_columns(source: &dyn WeightSource, stem: &str, cols: usize) -> Result<Option<Vec<u32>>> {
+    let name = format!("{stem}.outlier_columns");
+    let Some(view) = source.tensor(&name) else { return Ok(None) };
+    let count = view.shape.first().copied().unwrap_or(0);
+    let view = tensor(source, &name, &[count], &[Format::I32])?;
+    let columns: Vec<i32> = view.bytes.as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect();
+    let columns = columns.into_iter().map(|column| u32::try_from(column).ok().filter(|at| (*at as usize) < cols));
+    let columns: Option<Vec<u32>> = columns.collect();
+    columns.map(Some).ok_or_else(|| packed(&name, format!("names a column that is not one of the {cols}")))
 }
 
 fn form(group: usize, levels: GroupedLevels) -> Grouped {
