@@ -7,6 +7,7 @@ mod config;
 mod engine;
 mod eval;
 mod limits;
+mod quantize;
 mod serve;
 mod size;
 mod vllm;
@@ -20,6 +21,7 @@ pub use config::command_line;
 pub use engine::*;
 pub use eval::*;
 pub use limits::*;
+pub use quantize::*;
 pub use serve::*;
 pub use vllm::VllmArgs;
 
@@ -47,6 +49,8 @@ pub enum Command {
     Plan(PlanArgs),
     /// Measure how well a model predicts a text, and what a smaller form of it loses
     Eval(Box<EvalArgs>),
+    /// Make a smaller copy of a model
+    Quantize(Box<QuantizeArgs>),
     /// Measure speed against this machine's ceilings
     Bench(BenchArgs),
     /// Fetch a model from the Hugging Face hub

@@ -6,7 +6,7 @@ mod measure;
 mod reader;
 mod run;
 mod size;
-mod text;
+pub mod text;
 
 use anyhow::{Result, bail};
 use folio_device::KvFormat;

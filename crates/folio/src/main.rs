@@ -13,6 +13,7 @@ mod machine;
 mod model_ref;
 mod plan;
 mod pull;
+mod quantize;
 mod random_model;
 mod run;
 mod serve;
@@ -46,6 +47,7 @@ fn run() -> Result<ExitCode> {
         Command::Inspect(args) => done(inspect::main(&args)),
         Command::Plan(args) => done(plan::main(&args)),
         Command::Eval(args) => done(eval::main(&args)),
+        Command::Quantize(args) => done(quantize::main(&args)),
         Command::Bench(args) => done(bench::main(args)),
         Command::Pull(args) => done(pull::main(&args)),
     }

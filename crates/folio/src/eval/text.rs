@@ -30,11 +30,15 @@ impl Windows {
     pub fn read(path: &Path, tokenizer: &Tokenizer, amount: Amount) -> Result<Self> {
         let shown = || path.display().to_string();
         let documents = documents(path).with_context(shown)?;
-        let windows = Self::cut(&documents, amount, |text| Ok(tokenizer.encode(text, false)?)).with_context(shown)?;
+        let windows = Self::of(&documents, tokenizer, amount).with_context(shown)?;
         if windows.windows.is_empty() {
             bail!("{}: no document has 2 tokens or more, which is what it takes to predict one", shown());
         }
         Ok(windows)
+    }
+
+    pub fn of(documents: &[String], tokenizer: &Tokenizer, amount: Amount) -> Result<Self> {
+        Self::cut(documents, amount, |text| Ok(tokenizer.encode(text, false)?))
     }
 
     pub fn num_tokens(&self) -> usize {
