@@ -1,10 +1,10 @@
-"""Tiny Llama models, quantized by the tools themselves on the CPU, with what transformers says of the result.
+"""Tiny Llama models and one with experts, quantized by the tools themselves on the CPU, with what transformers says of the result.
 
 usage: python tests/golden/quantized/tool_models.py [NAME ...]
        (needs gptqmodel 7.7, bitsandbytes 0.50, transformers 5.22, torch; GPTQMODEL_CPU_WORKERS=2 on two cores)
 
 Writes models/NAME/ beside itself: config.json and model.safetensors as the tool saved them, and golden.json with the
-logits of a float32 Llama whose linear layers hold the tool's own dequantized weights (in float32 throughout: the tools
+logits of a float32 model whose linear layers hold the tool's own dequantized weights (in float32 throughout: the tools
 round them to 16 bits as they run, which would hide what is compared here).
 """
 import json
@@ -19,19 +19,29 @@ os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
 
 import torch
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from safetensors.torch import save_file
+from transformers import (AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM,
+                          PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM)
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 VOCAB, PROMPT, GREEDY = 32, 20, 6
 LINEAR = r"(q|k|v|o|gate|up|down)_proj$|lm_head$"
 
 
-def plain_model(folder, tied, hidden):
+def plain_model(folder, kind, tied):
     torch.manual_seed(5)
-    config = LlamaConfig(hidden_size=hidden, intermediate_size=64, num_hidden_layers=1,
-                         num_attention_heads=hidden // 16, num_key_value_heads=hidden // 16, head_dim=16, vocab_size=VOCAB, max_position_embeddings=128,
-                         initializer_range=0.15, tie_word_embeddings=tied)
-    LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
+    # AWQ's search for clipping thresholds takes 64 outputs at a time.
+    hidden = 64 if kind == "wide" else 32
+    sizes = dict(hidden_size=hidden, intermediate_size=64, num_hidden_layers=1, num_attention_heads=hidden // 16,
+                 num_key_value_heads=hidden // 16, head_dim=16, vocab_size=VOCAB, max_position_embeddings=128,
+                 initializer_range=0.15, tie_word_embeddings=tied)
+    if kind == "experts":
+        config = Qwen3MoeConfig(moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True,
+                                **sizes)
+        model = Qwen3MoeForCausalLM(config)
+    else:
+        model = LlamaForCausalLM(LlamaConfig(**sizes))
+    model.bfloat16().save_pretrained(folder)
     from tokenizers import Tokenizer, models
     words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCAB)}, unk_token="t0"))
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="t0", pad_token="t1",
@@ -132,11 +142,16 @@ def golden(folder, tools):
     config["quantization_config"].pop("meta", None)
     with open(path, "w") as file:
         file.write(json.dumps(config, sort_keys=True) + "\n")
-    plain = {key: value for key, value in config.items() if key not in ("quantization_config", "dtype")}
-    model = LlamaForCausalLM._from_config(LlamaConfig(**plain), attn_implementation="eager", dtype=torch.float32).eval()
-    missing, unexpected = model.load_state_dict(dequantized(folder, config), strict=False)
-    assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
-    model.tie_weights()
+    with tempfile.TemporaryDirectory() as plain:
+        state = {name: value.contiguous() for name, value in dequantized(folder, config).items()}
+        save_file(state, os.path.join(plain, "model.safetensors"), metadata={"format": "pt"})
+        with open(os.path.join(plain, "config.json"), "w") as file:
+            json.dump({key: value for key, value in config.items() if key not in ("quantization_config", "dtype")}, file)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            plain, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
+        wrong = {key: value for key, value in report.items() if value}
+        assert not wrong, wrong
+    model.eval()
     torch.manual_seed(7)
     ids = torch.randint(3, VOCAB, (1, PROMPT))
     with torch.no_grad():
@@ -148,7 +163,7 @@ def golden(folder, tools):
     best = [logits[position].topk(6) for position in range(PROMPT)]
     result = {
         "made_by": {tool: version(tool) for tool in (*tools, "transformers", "torch")},
-        "seed": 0, "config": {"model_type": "llama"}, "max_context": 128, "tensors": [], "scores_std": [],
+        "seed": 0, "config": {"model_type": config["model_type"]}, "max_context": 128, "tensors": [], "scores_std": [],
         "prompt": ids[0].tolist(), "greedy": greedy, "largest_logit": float(logits.abs().max()),
         "log_sum_exp": [round(float(row.double().logsumexp(0)), 6) for row in logits],
         "top": [{"position": at, "ids": top.indices.tolist(), "logits": [round(v, 6) for v in top.values.tolist()]}
@@ -160,29 +175,31 @@ def golden(folder, tools):
 
 MODELS = {
     # Eight bits in one layer, none in another.
-    "gptq-act-order-dynamic": (by_gptqmodel, False, ["gptqmodel"], dict(
+    "gptq-act-order-dynamic": (by_gptqmodel, "small", False, ["gptqmodel"], dict(
         bits=4, group_size=16, desc_act=True, sym=False, format="gptq",
         dynamic={"-:.*k_proj": {}, "+:.*down_proj": {"bits": 8, "group_size": 32}})),
-    "gptq-v2-3-bits-lm-head": (by_gptqmodel, False, ["gptqmodel"], dict(
+    "gptq-v2-3-bits-lm-head": (by_gptqmodel, "small", False, ["gptqmodel"], dict(
         bits=3, group_size=-1, desc_act=False, sym=False, format="gptq_v2", lm_head=True, act_group_aware=False)),
-    "awq": (by_gptqmodel, True, ["gptqmodel"], dict(method="awq", format="gemm", bits=4, group_size=32, sym=False)),
-    "nf4": (by_transformers, True, ["bitsandbytes"], dict(
+    "gptq-experts": (by_gptqmodel, "experts", True, ["gptqmodel"], dict(
+        bits=4, group_size=16, desc_act=True, sym=True, format="gptq")),
+    "awq": (by_gptqmodel, "wide", True, ["gptqmodel"], dict(
+        method="awq", format="gemm", bits=4, group_size=32, sym=False)),
+    "nf4": (by_transformers, "small", True, ["bitsandbytes"], dict(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.bfloat16)),
-    "int8": (by_transformers, True, ["bitsandbytes"], dict(load_in_8bit=True)),
+    "int8": (by_transformers, "small", True, ["bitsandbytes"], dict(load_in_8bit=True)),
 }
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or MODELS:
-        quantize, tied, tools, options = MODELS[name]
+        quantize, kind, tied, tools, options = MODELS[name]
         target = os.path.join(HERE, "models", name)
         shutil.rmtree(target, ignore_errors=True)
         os.makedirs(target)
         with tempfile.TemporaryDirectory() as folder:
             os.chdir(folder)    # gptqmodel leaves its logs where it runs
             plain, quantized = os.path.join(folder, "plain"), os.path.join(folder, "quantized")
-            # Its search for clipping thresholds takes 64 outputs at a time.
-            plain_model(plain, tied, 64 if name == "awq" else 32)
+            plain_model(plain, kind, tied)
             quantize(plain, quantized, **options)
             for file in ("config.json", "model.safetensors"):
                 shutil.copyfile(os.path.join(quantized, file), os.path.join(target, file))
