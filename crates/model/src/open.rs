@@ -44,10 +44,27 @@ pub fn open_with(path: &Path, max_context: Option<usize>) -> Result<OpenModel> {
         return Err(Error::NotAModel { path: path.to_owned() });
     }
     let text = read_config(&config_path)?;
-    let config = Config::from_json(&config_path.display().to_string(), &text)?.with_max_context(max_context);
+    let mut config = Config::from_json(&config_path.display().to_string(), &text)?.with_max_context(max_context);
+    read_quantization_beside(path, &mut config)?;
     // The configuration first: it is the smaller file and gives the clearer refusal.
     let described = Described::of(&config)?;
     Ok(described.with(Box::new(Safetensors::open(path)?)))
+}
+
+/// ModelOpt describes its quantization in a file of its own; newer versions repeat it in config.json, which then counts.
+fn read_quantization_beside(folder: &Path, config: &mut Config) -> Result<()> {
+    let path = folder.join("hf_quant_config.json");
+    if config.has("quantization_config") || !path.is_file() {
+        return Ok(());
+    }
+    let described = Config::from_json(&path.display().to_string(), &read_config(&path)?)?;
+    let Some(mut quantization) = described.value("quantization").cloned() else { return Ok(()) };
+    // Without an algorithm only the KV cache is quantized, which is for whoever serves it to decide.
+    if quantization.get("quant_algo").is_some_and(|algorithm| !algorithm.is_null()) {
+        quantization["quant_method"] = "modelopt".into();
+        config.set("quantization_config", quantization);
+    }
+    Ok(())
 }
 
 fn read_config(path: &Path) -> Result<String> {

@@ -1,6 +1,10 @@
 //! Golden files, and the weights they describe as a [`WeightSource`].
 
-use std::{collections::HashMap, fs, path::PathBuf};
+use std::{
+    collections::HashMap,
+    fs,
+    path::{Path, PathBuf},
+};
 
 use folio_model::formats::{Format, TensorView, WeightSource};
 use serde::Deserialize;
@@ -29,9 +33,18 @@ pub struct Golden {
 #[derive(Deserialize)]
 pub struct TensorGroup {
     kind: Kind,
+    /// As safetensors names it; F32 numbers and plain bytes where nothing is said.
+    dtype: Option<String>,
     pub shape: Vec<usize>,
+    #[serde(default)]
     scale: f64,
+    #[serde(default)]
     mean: f64,
+    /// Bits that drawn bytes keep.
+    mask: Option<u8>,
+    /// Written out, where there is no rule.
+    #[serde(default)]
+    values: Vec<i64>,
     pub names: Vec<String>,
 }
 
@@ -40,6 +53,7 @@ pub struct TensorGroup {
 enum Kind {
     Normal,
     Bytes,
+    Values,
 }
 
 /// The best logits at one position of the prompt.
@@ -56,17 +70,25 @@ pub fn folder() -> PathBuf {
 
 /// All golden files of model families, by name.
 pub fn all() -> Vec<Golden> {
-    let entries = fs::read_dir(folder()).expect("tests/golden/models");
+    all_in(&folder())
+}
+
+pub fn all_in(folder: &Path) -> Vec<Golden> {
+    let entries = fs::read_dir(folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
     let mut names: Vec<String> = entries
         .filter_map(|entry| entry.ok()?.file_name().into_string().ok()?.strip_suffix(".json").map(str::to_owned))
         .filter(|name| name != "eval")
         .collect();
     names.sort();
-    names.iter().map(|name| read(name)).collect()
+    names.iter().map(|name| read_in(folder, name)).collect()
 }
 
 pub fn read(name: &str) -> Golden {
-    let path = folder().join(format!("{name}.json"));
+    read_in(&folder(), name)
+}
+
+fn read_in(folder: &Path, name: &str) -> Golden {
+    let path = folder.join(format!("{name}.json"));
     let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let golden: Golden = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     Golden { name: name.to_owned(), ..golden }
@@ -90,22 +112,37 @@ impl Golden {
     pub fn weights(&self) -> Weights {
         let mut weights = Weights::default();
         for group in &self.tensors {
-            let count = group.shape.iter().product();
             for name in &group.names {
-                let (format, bytes) = match group.kind {
-                    Kind::Normal => {
-                        let (scale, mean) = (group.scale as f32, group.mean as f32);
-                        (Format::F32, generator::normal(self.seed, name, count, scale, mean))
-                    }
-                    Kind::Bytes => {
-                        let (modulus, offset) = (group.scale as u64, group.mean as u64);
-                        (Format::U8, generator::octets(self.seed, name, count, modulus, offset))
-                    }
-                };
+                let (format, bytes) = group.make(self.seed, name);
                 weights.insert(name, Tensor { format, shape: group.shape.clone(), bytes });
             }
         }
         weights
+    }
+}
+
+impl TensorGroup {
+    fn make(&self, seed: u64, name: &str) -> (Format, Vec<u8>) {
+        let default = if self.kind == Kind::Bytes { Format::U8 } else { Format::F32 };
+        let format = self.dtype.as_deref().map_or(default, |dtype| Format::from_safetensors(dtype).expect("a dtype"));
+        let count = self.shape.iter().product::<usize>();
+        let bytes = match self.kind {
+            Kind::Normal => {
+                let numbers = generator::normal(seed, name, count, self.scale as f32, self.mean as f32);
+                match format {
+                    // Cut off, not rounded.
+                    Format::BF16 => numbers.chunks_exact(4).flat_map(|number| [number[2], number[3]]).collect(),
+                    _ => numbers,
+                }
+            }
+            Kind::Bytes => {
+                let (modulus, mask) = (self.scale as u64, self.mask.unwrap_or(0xff));
+                let drawn = generator::octets(seed, name, count * format.block_bytes(), modulus, 0);
+                drawn.into_iter().map(|byte| (byte & mask).wrapping_add(self.mean as u8)).collect()
+            }
+            Kind::Values => self.values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+        };
+        (format, bytes)
     }
 }
 
@@ -127,6 +164,11 @@ impl Weights {
     pub fn insert(&mut self, name: &str, tensor: Tensor) {
         self.names.push(name.to_owned());
         assert!(self.tensors.insert(name.to_owned(), tensor).is_none(), "{name} is listed twice");
+    }
+
+    /// Changes the bytes of one tensor.
+    pub fn change(&mut self, name: &str, change: impl FnOnce(&mut [u8])) {
+        change(&mut self.tensors.get_mut(name).unwrap_or_else(|| panic!("no tensor {name}")).bytes);
     }
 
     pub fn get(&self, name: &str) -> &Tensor {

@@ -9,6 +9,7 @@ mod generator;
 mod gguf;
 mod gguf_names;
 mod hidden;
+mod packed;
 mod quantized;
 mod run;
 mod switch_off;
