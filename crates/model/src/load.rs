@@ -118,17 +118,15 @@ impl<'a> Loader<'a> {
         Ok(view.to_f32()?)
     }
 
-    /// Index and packed formats hold no numbers that a layer could use.
+    /// Index and packed formats hold no numbers that a layer could use, eight-bit floats none without their scales.
     pub fn check_float(&self, view: &TensorView<'_>) -> Result<()> {
-        match view.format {
-            Format::I8 | Format::U8 | Format::I16 | Format::I32 | Format::I64 => Err(Error::TensorFormat {
-                name: view.name.to_owned(),
-                family: self.family,
-                expected: "a floating-point or quantized format",
-                found: format!("{:?}", view.format),
-            }),
-            _ => Ok(()),
-        }
+        let expected = match view.format {
+            Format::I8 | Format::U8 | Format::I16 | Format::I32 | Format::I64 => "a floating-point or quantized format",
+            Format::F8_E4M3 | Format::F8_E5M2 | Format::F8_E8M0 => "a format that needs no scales beside it",
+            _ => return Ok(()),
+        };
+        let (name, found) = (view.name.to_owned(), format!("{:?}", view.format));
+        Err(Error::TensorFormat { name, family: self.family, expected, found })
     }
 
     pub fn matrix_of(&self, view: &TensorView<'a>) -> Result<Matrix<'a>> {
