@@ -170,7 +170,10 @@ mod tests {
         fn release(&self, _: &str) {}
     }
 
-    fn sites(config: &str, names: &[&'static str]) -> Result<Vec<(SiteKind, Vec<(String, usize, usize)>)>> {
+    /// Kinds, and the names and shapes of their linears.
+    type Found = Vec<(SiteKind, Vec<(String, usize, usize)>)>;
+
+    fn sites(config: &str, names: &[&'static str]) -> Result<Found> {
         let sizes = r#""vocab_size": 10, "hidden_size": 8, "intermediate_size": 6, "num_hidden_layers": 2,
             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "moe_intermediate_size": 6,
             "num_experts": 2, "num_experts_per_tok": 1"#;
