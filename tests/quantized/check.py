@@ -8,6 +8,9 @@ the other program (transformers, or llama-cpp-python for GGUF) reads the same to
 than Folio's, that is a difference; it says at which token the first of them is, and how much less likely (in nats) it holds
 Folio's choice than its own. Folio rounds activations to eight bits where it multiplies integers and the other does not, so
 two nearly equal choices may swap: a gap above --gap is more than that, and fails.
+
+The other program computes in f32 where it can (nvfp4, mxfp4 and bitsandbytes' formats: bf16, whose logits are 1/16 apart).
+Of the fp8 formats it is told not to round activations to fp8, which Folio does not do either.
 """
 import argparse
 import json
@@ -22,6 +25,8 @@ import time
 import urllib.error
 import urllib.request
 import warnings
+
+os.environ["TQDM_DISABLE"] = "1"
 
 import numpy as np
 
@@ -75,11 +80,16 @@ class Folio:
         self.process.wait()
 
 
-def transformers_model(folder):
+def transformers_model(folder, form):
     import torch
-    from transformers import AutoModelForCausalLM
-    # As the model was saved: the packed float formats are unpacked to bf16, whatever is asked for.
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    import transformers
+    transformers.logging.disable_progress_bar()
+    config = transformers.AutoConfig.from_pretrained(folder)
+    if form.startswith("fp8"):
+        config.quantization_config["config_groups"]["group_0"]["input_activations"] = None
+    # The packed float formats are unpacked to bf16, whatever is asked for.
+    dtype = torch.bfloat16 if form in ["mxfp4", "nvfp4", "nf4", "llm-int8"] else torch.float32
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype).eval()
 
     def logits(tokens):
         with torch.no_grad():
@@ -131,7 +141,7 @@ def check(args, form):
         folio.end()
     if form in GGUF:
         check_vocabulary(out, list(zip(PROMPTS, [prompt for prompt, _ in asked])))
-    logits = llama_model(out) if form in GGUF else transformers_model(out)
+    logits = llama_model(out) if form in GGUF else transformers_model(out, form)
     found = [differences(logits, *pair) for pair in asked]
     first = next(((at, *steps[0]) for at, steps in enumerate(found) if steps), None)
     worst = max((gap for steps in found for _, gap in steps), default=0.0)

@@ -276,7 +276,8 @@ mod tests {
     #[test]
     fn the_closing_line_says_what_became_smaller() {
         let calibrated = Some("9 tokens of x.txt".to_owned());
-        let summary = Summary { before: 200 << 20, after: 50 << 20, parameters: 100 << 20, num_quantized: 7, calibrated };
+        let summary =
+            Summary { before: 200 << 20, after: 50 << 20, parameters: 100 << 20, num_quantized: 7, calibrated };
         let line = summary.describe(Path::new("out"), Duration::from_millis(1500));
         let start = "out: 7 matrices quantized, calibrated on 9 tokens of x.txt; 200.0 MiB before, 50.0 MiB after, \
                      4.00 bits a weight; 1.5 s";

@@ -4,7 +4,7 @@ mod invent;
 
 use clap::Parser;
 use folio_device::cpu::{Cpu, CpuConfig};
-use folio_model::Decoder;
+use folio_model::{AtLoad, Decoder};
 
 use super::*;
 use crate::args::{Command, Folio};
@@ -92,6 +92,32 @@ fn figures_in_every_format_of_keys_and_values() {
         }
         assert_eq!(plan(&assets, SMALL).expect("it fits").kv_format, KvFormat::BF16, "as the weights");
     }
+}
+
+#[test]
+fn figures_of_weights_that_are_encoded_while_they_are_loaded() {
+    let moe = r#", "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": true"#;
+    for config in [llama(""), llama(moe).replace("llama", "qwen3_moe")] {
+        for (name, kind) in AtLoad::ALL {
+            let mut assets = invent(name, &config, Stored::BF16);
+            let plain = plan(&assets, SMALL).expect("it fits").bytes.weights;
+            assets.quantize(Some(kind)).expect("its weights are plain");
+            check(&assets, SMALL);
+            let encoded = plan(&assets, SMALL).expect("it fits").bytes.weights;
+            assert!(encoded < plain, "{name}: {encoded} bytes for {plain}");
+        }
+    }
+}
+
+#[test]
+fn what_is_quantized_is_not_quantized_again() {
+    let Ok(mut assets) = Assets::open(None, None) else {
+        eprintln!("skipped: this build has no built-in model");
+        return;
+    };
+    let error = assets.quantize(Some(AtLoad::Int8)).expect_err("its weights are blocks").to_string();
+    assert!(error.contains("quantized already"), "{error}");
+    assets.quantize(None).expect("nothing is asked for");
 }
 
 #[test]
