@@ -9,7 +9,7 @@ use crate::{Error, Result};
 
 /// One cache line, and the width of the widest vector.
 const ALIGN: usize = 64;
-/// A huge page; buffers of at least two get their own mapping.
+/// A huge page; buffers of at least one get their own mapping.
 const HUGE: usize = 2 << 20;
 
 /// Types for which all-zero bytes are a value and which own nothing.
@@ -58,7 +58,7 @@ impl<T: Plain> Buffer<T> {
             return Ok(Self { ptr: NonNull::dangling(), len, origin: Origin::Empty, values: PhantomData });
         }
         #[cfg(target_os = "linux")]
-        if bytes >= 2 * HUGE {
+        if bytes >= HUGE {
             return Self::mapped(len, bytes).ok_or_else(out_of_memory);
         }
         let layout = std::alloc::Layout::from_size_align(bytes, ALIGN).map_err(|_| out_of_memory())?;

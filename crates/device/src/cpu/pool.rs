@@ -103,8 +103,9 @@ impl Pool {
         }
     }
 
-    /// Splits `0..tasks` into runs of at most `chunk` that threads take as they become free. For work whose parts may
-    /// take different times, or on a machine that is busy with other things.
+    /// Splits `0..tasks` into runs of at most `chunk` that threads take as they become free, shorter ones towards the
+    /// end, so that all finish at about the same time. For work whose parts may take different times, or on a machine
+    /// that is busy with other things.
     pub fn for_each_chunk(&self, tasks: usize, chunk: usize, body: impl Fn(Range<usize>) + Sync) {
         let chunk = chunk.max(1);
         if tasks == 0 {
@@ -114,13 +115,12 @@ impl Pool {
             return body(0..tasks);
         }
         let next = Padded(AtomicUsize::new(0));
-        self.run(|_, _| {
+        self.run(|_, num_threads| {
             loop {
-                let start = next.0.fetch_add(chunk, Ordering::Relaxed);
-                if start >= tasks {
-                    return;
-                }
-                body(start..(start + chunk).min(tasks));
+                let run = |start: usize| ((tasks - start) / (2 * num_threads)).clamp(1, chunk);
+                let take = |start: usize| (start < tasks).then(|| start + run(start));
+                let Ok(start) = next.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) else { return };
+                body(start..start + run(start));
             }
         });
     }
