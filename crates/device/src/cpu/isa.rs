@@ -8,7 +8,7 @@ pub enum Isa {
     Scalar,
     /// AVX2 with FMA and F16C.
     Avx2,
-    /// AVX-512 F, BW, VL and DQ, with BF16 and VNNI.
+    /// AVX-512 F, BW, VL and DQ, with BF16, VNNI and VBMI.
     Avx512,
     /// What every aarch64 has.
     Neon,
@@ -65,6 +65,7 @@ fn has_avx512() -> bool {
         && is_x86_feature_detected!("avx512dq")
         && is_x86_feature_detected!("avx512bf16")
         && is_x86_feature_detected!("avx512vnni")
+        && is_x86_feature_detected!("avx512vbmi")
 }
 
 #[cfg(test)]

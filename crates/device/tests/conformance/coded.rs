@@ -51,6 +51,10 @@ pub fn coded_cases() -> Vec<Coded> {
     for (at, levels) in kinds.into_iter().enumerate() {
         for (index, group) in [16, 32, 64, 128, 256, 48, 1000].into_iter().enumerate() {
             for (place, extra) in extras.into_iter().enumerate() {
+                // Half of all there are; the kernels' own tests go through every kind and group.
+                if (at + index + place) % 2 == 1 {
+                    continue;
+                }
                 let affine = (index + place) % 2 == 0 && levels != Kind::Float8;
                 let row = (at + index + place) % 3 == 0;
                 let activations = if row { ActivationScale::Row } else { ActivationScale::Group };

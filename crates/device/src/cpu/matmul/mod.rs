@@ -21,6 +21,8 @@ mod tile;
 
 use std::ops::Range;
 
+use folio_formats::{Coding, Levels};
+
 use super::Ctx;
 use super::buffer::Grown;
 use super::pool::Disjoint;
@@ -40,8 +42,8 @@ const BLOCK_BYTES: usize = 128 << 10;
 const AHEAD_BYTES: usize = 4 << 10;
 /// Tiles up to this height leave that to the hardware: they do little but load, and asking costs them 5%.
 const ROWS_WITHOUT_PREFETCH: usize = 4;
-/// Panels that a thread takes at a time, at most.
-const MAX_CHUNK: usize = 8;
+/// Weight bytes that a thread takes at a time, at most.
+const CHUNK_BYTES: usize = 1 << 20;
 
 /// Packed activations of one call, see [`activations`].
 pub type Scratch = Grown<u32>;
@@ -136,17 +138,17 @@ pub(crate) fn multiply<'a>(
     let panels = |index: usize| product(index).main.part.num_panels();
     let total: usize = (0..num_products).map(panels).sum();
     let out = Output { values: Disjoint::new(out), stride };
-    // Some chunks for each thread, so that one that is late holds up little.
-    let chunk = (total / (8 * ctx.pool.num_threads())).clamp(1, MAX_CHUNK);
+    let bytes = (0..num_products).map(|index| product(index).main.part.panel_bytes()).max().unwrap_or(0);
+    let chunk = (CHUNK_BYTES / bytes.max(1)).min(total / (2 * ctx.pool.num_threads())).max(1);
     ctx.pool.for_each_chunk(total, chunk, |range| {
         let mut first = 0;
         for index in 0..num_products {
             let product = product(index);
             let num_panels = product.main.part.num_panels();
             let own = range.start.max(first)..range.end.min(first + num_panels);
-            for panel in own {
+            if !own.is_empty() {
                 // SAFETY: rows and panels of the products do not overlap, and each is computed by one thread.
-                unsafe { multiply_panel(&product, panel - first, &out) };
+                unsafe { multiply_panels(&product, own.start - first..own.end - first, &out) };
             }
             first += num_panels;
             if first >= range.end {
@@ -163,25 +165,34 @@ struct Output<'a> {
 }
 
 /// # Safety
-/// No other thread works on this panel of this product.
-unsafe fn multiply_panel(product: &Product<'_>, panel: usize, out: &Output<'_>) {
-    let column = product.first_column + panel * LANES;
-    let columns = LANES.min(product.main.part.outputs() - panel * LANES);
-    let bias = product.bias.map(|bias| &bias[panel * LANES..panel * LANES + columns]);
-    // SAFETY: the caller's promise.
-    unsafe {
-        multiply_operand(&product.main, panel, column..column + columns, bias, false, out);
-        if let Some(outliers) = &product.outliers {
-            multiply_operand(outliers, panel, column..column + columns, None, true, out);
+/// No other thread works on these panels of this product.
+unsafe fn multiply_panels(product: &Product<'_>, panels: Range<usize>, out: &Output<'_>) {
+    let part = product.main.part;
+    let is_stream = product.main.tiles.num_tiles == 1 && product.outliers.is_none();
+    let mut panel = panels.start;
+    while panel < panels.end {
+        // A single tile runs through whole panels without a stop, as they lie in memory.
+        let whole = panels.end.min(part.outputs() / LANES).saturating_sub(panel);
+        let count = if is_stream { whole.max(1) } else { 1 };
+        let outputs = panel * LANES..part.outputs().min((panel + count) * LANES);
+        let bias = product.bias.map(|bias| &bias[outputs.clone()]);
+        let columns = product.first_column + outputs.start..product.first_column + outputs.end;
+        // SAFETY: the caller's promise.
+        unsafe {
+            multiply_operand(&product.main, panel..panel + count, columns.clone(), bias, false, out);
+            if let Some(outliers) = &product.outliers {
+                multiply_operand(outliers, panel..panel + count, columns, None, true, out);
+            }
         }
+        panel += count;
     }
 }
 
 /// # Safety
-/// No other thread works on these columns of these rows.
+/// No other thread works on these columns of these rows. Several panels are whole ones, and of a single tile.
 unsafe fn multiply_operand(
     operand: &Operand<'_>,
-    panel: usize,
+    panels: Range<usize>,
     columns: Range<usize>,
     bias: Option<&[f32]>,
     adds: bool,
@@ -197,11 +208,11 @@ unsafe fn multiply_operand(
         let end = steps.min(start + block);
         let last = end == steps;
         let block = Block {
-            panel,
+            panels: panels.clone(),
             steps: start..end,
             columns: columns.clone(),
             resume: adds || start > 0,
-            factors: operand.part.factors(panel).filter(|_| last),
+            factors: operand.part.factors(panels.clone()).filter(|_| last),
             bias: bias.filter(|_| last),
         };
         // SAFETY: the caller's promise; the block lies inside the panel.
@@ -209,41 +220,31 @@ unsafe fn multiply_operand(
     }
 }
 
-/// Some steps of a panel and what they are to become.
+/// Some steps of a panel, or all steps of several, and what they are to become.
 struct Block<'a> {
-    panel: usize,
+    panels: Range<usize>,
     steps: Range<usize>,
     /// Of the output.
     columns: Range<usize>,
     /// Whether the output holds something to be added to.
     resume: bool,
-    /// Of the last block: 32 of these, and as many of those as there are columns.
+    /// Of the last block: 32 of these a panel, and as many of those as there are columns.
     factors: Option<&'a [f32]>,
     bias: Option<&'a [f32]>,
 }
 
-/// All tiles over one block of one panel.
+/// All tiles over one block of one panel, or one tile over several panels.
 ///
 /// # Safety
-/// As [`multiply_operand`]; the block lies inside the panel's steps.
+/// As [`multiply_operand`]; the block lies inside the panels' steps.
 unsafe fn multiply_block(operand: &Operand<'_>, block: &Block<'_>, out: &Output<'_>) {
     let Operand { part, packed, tiles } = operand;
     let kernel = part.kernel();
     let (step_bytes, step_words) = (kernel.packing().step_bytes(), kernel.activations().step_words());
     let row_words = kernel.activations().row_words(part.inputs());
     let Range { start, end } = block.steps;
-    let source = &part.panel(block.panel)[start * step_bytes..end * step_bytes];
+    let source = &part.panel(block.panels.start)[start * step_bytes..end * step_bytes];
     let (column, columns) = (block.columns.start, block.columns.len());
-
-    let mut edge = Edge::new();
-    let bias_at = match block.bias {
-        None => std::ptr::null(),
-        Some(bias) if columns == LANES => bias.as_ptr(),
-        Some(bias) => {
-            edge.bias[..columns].copy_from_slice(bias);
-            edge.bias.as_ptr()
-        }
-    };
     for index in 0..tiles.num_tiles {
         let rows = tiles.tile(index);
         let activations = &packed[rows.start * row_words..rows.end * row_words];
@@ -256,33 +257,58 @@ unsafe fn multiply_block(operand: &Operand<'_>, block: &Block<'_>, out: &Output<
             out: std::ptr::null_mut(),
             stride: out.stride,
             resume: block.resume,
-            bias: bias_at,
+            bias: block.bias.map_or(std::ptr::null(), <[f32]>::as_ptr),
             prefetch: prefetch(source, kernel.packing(), tiles, index),
             factors: block.factors.map_or(std::ptr::null(), <[f32]>::as_ptr),
             group: kernel.packing().step_values(),
             affine: kernel.is_affine(),
             table: kernel.table(),
         };
-        // SAFETY: the slices above hold what the tile reads. Whole panels write 32 columns of rows that lie in `out`
-        // (checked by `part`); the last, narrower one goes through `edge`. No other thread touches these columns.
-        unsafe {
-            if columns == LANES {
-                let last = (rows.end - 1) * out.stride + column;
-                let _ = out.values.part(last..last + LANES);
+        if columns == block.panels.len() * LANES {
+            let last = (rows.end - 1) * out.stride + column;
+            // SAFETY: the slices above hold what the tile reads. It writes whole panels of rows that lie in `out`
+            // (checked by `part`), and no other thread touches these columns.
+            unsafe {
+                let _ = out.values.part(last..last + columns);
                 tile.out = out.values.as_ptr().add(rows.start * out.stride + column);
-                kernel.run(&tile);
-            } else {
-                let row = |row: usize| out.values.part(row * out.stride + column..row * out.stride + column + columns);
-                for (values, r) in edge.sums.iter_mut().zip(rows.clone()) {
-                    values[..columns].copy_from_slice(row(r));
-                }
-                (tile.out, tile.stride) = (edge.sums.as_mut_ptr().cast(), LANES);
-                kernel.run(&tile);
-                for (values, r) in edge.sums.iter().zip(rows) {
-                    row(r).copy_from_slice(&values[..columns]);
+                for _ in block.panels.clone() {
+                    kernel.run(&tile);
+                    // The next panel of a stream; a block of several is never one.
+                    tile = tile.next_panel(source.len());
                 }
             }
+        } else {
+            // SAFETY: as above.
+            unsafe { multiply_edge(kernel, tile, rows, block, out) };
         }
+    }
+}
+
+/// A tile over a last panel of fewer than 32 outputs, apart from its neighbours.
+///
+/// # Safety
+/// As [`multiply_block`]; `tile` lacks but the place of its output.
+unsafe fn multiply_edge(kernel: &Kernel, mut tile: Tile, rows: Range<usize>, block: &Block<'_>, out: &Output<'_>) {
+    let columns = block.columns.len();
+    let mut sums = [[0.0; LANES]; MAX_ROWS];
+    let mut bias = [0.0; LANES];
+    if let Some(values) = block.bias {
+        bias[..columns].copy_from_slice(values);
+        tile.bias = bias.as_ptr();
+    }
+    // SAFETY: the caller's promise; no other thread touches these columns.
+    let row = |row: usize| unsafe {
+        let start = row * out.stride + block.columns.start;
+        out.values.part(start..start + columns)
+    };
+    for (values, r) in sums.iter_mut().zip(rows.clone()) {
+        values[..columns].copy_from_slice(row(r));
+    }
+    (tile.out, tile.stride) = (sums.as_mut_ptr().cast(), LANES);
+    // SAFETY: the caller's promise, and room for 32 columns of the highest tile.
+    unsafe { kernel.run(&tile) };
+    for (values, r) in sums.iter().zip(rows) {
+        row(r).copy_from_slice(&values[..columns]);
     }
 }
 
@@ -292,8 +318,7 @@ fn prefetch(source: &[u8], packing: &Packing, tiles: &RowTiles, index: usize) ->
     let lines = packing.step_bytes() / 64;
     let at = source.as_ptr();
     if let Packing::Coded(coding) = packing {
-        let units = coding.group / integer::UNIT;
-        return prefetch_codes(source, units, lines, tiles, index);
+        return prefetch_codes(source, coding, tiles, index);
     }
     match tiles.num_tiles {
         1 if tiles.rows <= ROWS_WITHOUT_PREFETCH => Prefetch::near(at, 0),
@@ -303,30 +328,19 @@ fn prefetch(source: &[u8], packing: &Packing, tiles: &RowTiles, index: usize) ->
     }
 }
 
-/// The same for steps of several units, each of which fetches so many lines.
-fn prefetch_codes(source: &[u8], units: usize, lines: usize, tiles: &RowTiles, index: usize) -> Prefetch {
-    let at = source.as_ptr();
+/// The same for codes, whose steps are of several units. Bytes do little but load and leave it to the hardware, too.
+fn prefetch_codes(source: &[u8], coding: &Coding, tiles: &RowTiles, index: usize) -> Prefetch {
     if tiles.num_tiles == 1 {
-        return Prefetch::following(at.wrapping_add(AHEAD_BYTES), lines / units);
+        return Prefetch::following(if coding.levels == Levels::Bytes { 0 } else { AHEAD_BYTES });
     }
-    let unit_lines = lines.div_ceil(units * tiles.num_tiles);
+    let units = source.len() / Packing::Coded(*coding).step_bytes() * (coding.group / integer::UNIT);
+    let lines = source.len() / 64;
+    let unit_lines = lines.div_ceil((units * tiles.num_tiles).max(1));
     // What one tile fetches of the next block.
-    let share = source.len() / (lines * 64) * units * unit_lines * 64;
+    let share = units * unit_lines * 64;
     if index * share < source.len() {
-        Prefetch::far_units(at.wrapping_add(source.len() + index * share), unit_lines)
+        Prefetch::far_units(source.as_ptr().wrapping_add(source.len() + index * share), unit_lines)
     } else {
-        Prefetch::following(at, 0)
-    }
-}
-
-/// Where the last panel's tile is computed when it has fewer than 32 outputs.
-struct Edge {
-    sums: [[f32; LANES]; MAX_ROWS],
-    bias: [f32; LANES],
-}
-
-impl Edge {
-    fn new() -> Self {
-        Self { sums: [[0.0; LANES]; MAX_ROWS], bias: [0.0; LANES] }
+        Prefetch::following(0)
     }
 }

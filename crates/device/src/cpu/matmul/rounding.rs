@@ -41,32 +41,48 @@ impl Rounding {
         let whole_row = match self.scale {
             ActivationScale::Group => None,
             ActivationScale::Row => {
-                let groups = (0..row.cols()).step_by(BUFFER);
-                let largest = groups.map(|start| largest_bits(isa, row.read(start, BUFFER, &mut buffer))).max();
+                let runs = (0..row.cols()).step_by(BUFFER);
+                let largest = runs.map(|start| largest_bits(row.read(start, BUFFER, &mut buffer))).max();
                 Some(Scale::of(largest.unwrap_or(0)))
             }
         };
         let steps = target.chunks_mut(self.step_words() * stride);
         for (start, target) in (0..row.cols()).step_by(self.group).zip(steps) {
             let values = row.read(start, self.group, &mut buffer);
-            let scale = whole_row.unwrap_or_else(|| Scale::of(largest_bits(isa, values)));
-            self.pack_group(isa, values, scale, target, stride);
+            match isa {
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: `isa` comes from a `Ctx`, which has only what the processor was found to have.
+                Isa::Avx512 => unsafe { avx512::pack_group(self, values, whole_row, target, stride) },
+                _ => self.pack_group(values, whole_row, target, stride),
+            }
         }
     }
 
-    fn pack_group(&self, isa: Isa, values: &[f32], scale: Scale, target: &mut [u32], stride: usize) {
+    fn pack_group(&self, values: &[f32], scale: Option<Scale>, target: &mut [u32], stride: usize) {
+        let scale = scale.unwrap_or_else(|| Scale::of(largest_bits(values)));
         let mut codes = [0i8; BUFFER];
-        let sum = if scale.inverse == 0.0 { 0 } else { round(isa, values, scale.inverse, &mut codes) };
+        if scale.inverse != 0.0 {
+            for (value, code) in values.iter().zip(codes.iter_mut()) {
+                *code = (value * scale.inverse).round_ties_even() as i8;
+            }
+        }
+        let codes = &codes[..self.group];
+        let words = self.put_header(scale, codes.iter().map(|&code| i32::from(code)).sum(), target, stride);
+        let (codes, _) = codes.as_chunks::<4>();
+        for (index, codes) in codes.iter().enumerate() {
+            words[index * stride] = u32::from_le_bytes(codes.map(|code| code as u8));
+        }
+    }
+
+    /// Writes what stands before the codes, and gives back the rest.
+    #[inline(always)]
+    fn put_header<'t>(&self, scale: Scale, sum: i32, target: &'t mut [u32], stride: usize) -> &'t mut [u32] {
         target[0] = scale.step.to_bits();
         target[stride] = (-self.offset * sum) as u32;
         if self.affine {
             target[2 * stride] = (scale.step * sum as f32).to_bits();
         }
-        let (words, _) = codes[..self.group].as_chunks::<4>();
-        let places = target[self.header_words() * stride..].iter_mut().step_by(stride);
-        for (word, place) in words.iter().zip(places) {
-            *place = u32::from_le_bytes(word.map(|code| code as u8));
-        }
+        &mut target[self.header_words() * stride..]
     }
 }
 
@@ -92,40 +108,82 @@ impl Scale {
 }
 
 /// The bits of the largest size; those of a NaN are above all others'.
-fn largest_bits(isa: Isa, values: &[f32]) -> u32 {
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: `isa` comes from a `Ctx`, which has only what the processor was found to have.
-        Isa::Avx512 => unsafe { super::integer::avx512::largest_bits(values) },
-        _ => values.iter().map(|value| value.to_bits() & i32::MAX as u32).max().unwrap_or(0),
-    }
-}
-
-/// Rounds values, whose products with `inverse` lie within -127 ..= 127, and returns the sum of what they became.
-fn round(isa: Isa, values: &[f32], inverse: f32, codes: &mut [i8; BUFFER]) -> i32 {
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above; there is room for the longest group.
-        Isa::Avx512 => unsafe { super::integer::avx512::round(values, inverse, codes) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        Isa::Avx2 => unsafe { round_avx2(values, inverse, codes) },
-        _ => round_plain(values, inverse, codes),
-    }
+fn largest_bits(values: &[f32]) -> u32 {
+    values.iter().map(|value| value.to_bits() & i32::MAX as u32).max().unwrap_or(0)
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-unsafe fn round_avx2(values: &[f32], inverse: f32, codes: &mut [i8; BUFFER]) -> i32 {
-    round_plain(values, inverse, codes)
-}
+mod avx512 {
+    use std::arch::x86_64::*;
 
-#[inline(always)]
-fn round_plain(values: &[f32], inverse: f32, codes: &mut [i8; BUFFER]) -> i32 {
-    for (value, code) in values.iter().zip(codes.iter_mut()) {
-        *code = (value * inverse).round_ties_even() as i8;
+    use super::{Rounding, Scale};
+
+    /// [`Rounding::pack_group`], sixteen values at a time.
+    ///
+    /// # Safety
+    /// The machine has AVX-512.
+    #[target_feature(enable = "avx512f")]
+    pub unsafe fn pack_group(
+        rounding: &Rounding,
+        values: &[f32],
+        scale: Option<Scale>,
+        target: &mut [u32],
+        stride: usize,
+    ) {
+        let scale = scale.unwrap_or_else(|| Scale::of(largest_bits(values)));
+        let inverse = _mm512_set1_ps(scale.inverse);
+        let mut codes = [_mm_setzero_si128(); super::BUFFER / 16];
+        let mut sums = _mm512_setzero_si512();
+        if scale.inverse != 0.0 {
+            for (values, codes) in values.chunks(16).zip(&mut codes) {
+                let rounded = _mm512_cvtps_epi32(_mm512_mul_ps(load(values), inverse));
+                sums = _mm512_add_epi32(sums, rounded);
+                *codes = _mm512_cvtepi32_epi8(rounded);
+            }
+        }
+        let words = rounding.put_header(scale, _mm512_reduce_add_epi32(sums), target, stride);
+        let codes = &codes[..rounding.group / 16];
+        assert!(words.len() > (4 * codes.len() - 1) * stride);
+        for (index, codes) in codes.iter().enumerate() {
+            // SAFETY: the last of the words written is within the slice, as just checked.
+            unsafe {
+                let place = words.as_mut_ptr().add(4 * index * stride);
+                if stride == 1 {
+                    _mm_storeu_si128(place.cast(), *codes);
+                } else {
+                    *place = _mm_extract_epi32::<0>(*codes) as u32;
+                    *place.add(stride) = _mm_extract_epi32::<1>(*codes) as u32;
+                    *place.add(2 * stride) = _mm_extract_epi32::<2>(*codes) as u32;
+                    *place.add(3 * stride) = _mm_extract_epi32::<3>(*codes) as u32;
+                }
+            }
+        }
     }
-    codes[..values.len()].iter().map(|&code| i32::from(code)).sum()
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn largest_bits(values: &[f32]) -> u32 {
+        let size = _mm512_set1_epi32(i32::MAX);
+        let mut largest = _mm512_setzero_si512();
+        for values in values.chunks(16) {
+            let bits = _mm512_and_si512(_mm512_castps_si512(load(values)), size);
+            largest = _mm512_max_epu32(largest, bits);
+        }
+        _mm512_reduce_max_epu32(largest)
+    }
+
+    /// Up to sixteen values, and zeros.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn load(values: &[f32]) -> __m512 {
+        if values.len() == 16 {
+            // SAFETY: sixteen readable values.
+            unsafe { _mm512_loadu_ps(values.as_ptr()) }
+        } else {
+            // SAFETY: the mask leaves out what is not there.
+            unsafe { _mm512_maskz_loadu_ps(((1u32 << values.len()) - 1) as u16, values.as_ptr()) }
+        }
+    }
 }
 
 #[cfg(test)]

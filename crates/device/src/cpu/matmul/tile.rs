@@ -36,6 +36,22 @@ pub struct Tile {
     pub table: [u8; 16],
 }
 
+impl Tile {
+    /// The same rows over the panel that follows this one, of `bytes` bytes.
+    #[inline(always)]
+    pub fn next_panel(self, bytes: usize) -> Self {
+        let further = |values: *const f32| if values.is_null() { values } else { values.wrapping_add(LANES) };
+        Self {
+            panel: self.panel.wrapping_add(bytes),
+            prefetch: Prefetch { at: self.prefetch.at.wrapping_add(bytes), ..self.prefetch },
+            out: self.out.wrapping_add(LANES),
+            bias: further(self.bias),
+            factors: further(self.factors),
+            ..self
+        }
+    }
+}
+
 /// What to fetch into cache while computing: two addresses a step, advancing. Without effect on results.
 #[derive(Clone, Copy, Debug)]
 pub struct Prefetch {
@@ -44,16 +60,16 @@ pub struct Prefetch {
     pub second: usize,
     /// Distance to the next step's.
     pub advance: usize,
-    /// For [`super::integer`]: lines to fetch with each unit of a step, one after the other.
+    /// For [`super::integer`]: lines to fetch with each unit of a step, one after the other from `at` on.
     pub lines: usize,
-    /// For [`super::integer`]: fetches at a fixed distance from what is read, and so skips headers as that does.
-    pub follows: bool,
+    /// For [`super::integer`]: fetches what lies so far ahead of all that is read; 0 for nothing.
+    pub distance: usize,
     /// Wanted a whole block later: into the second-level cache only, so that it does not push out what this tile uses.
     pub far: bool,
 }
 
 impl Prefetch {
-    const NONE: Self = Self { at: std::ptr::null(), second: 0, advance: 0, lines: 0, follows: false, far: false };
+    const NONE: Self = Self { at: std::ptr::null(), second: 0, advance: 0, lines: 0, distance: 0, far: false };
 
     /// `lines` cache lines a step, 0, 1 or 2, that are needed soon.
     pub fn near(at: *const u8, lines: usize) -> Self {
@@ -69,9 +85,9 @@ impl Prefetch {
         Self { at, advance: 64, far: true, ..Self::NONE }
     }
 
-    /// `lines` cache lines a unit that are needed soon.
-    pub fn following(at: *const u8, lines: usize) -> Self {
-        Self { at, lines, follows: lines > 0, ..Self::NONE }
+    /// All that lies `distance` bytes ahead.
+    pub fn following(distance: usize) -> Self {
+        Self { distance, ..Self::NONE }
     }
 
     /// `lines` cache lines a unit of what the next block needs.

@@ -1,4 +1,5 @@
-//! Panels of codes: each group of the inner dimension has its scales, its minimums if there are any, and its codes.
+//! Panels of codes: each group of the inner dimension has its codes, its scales, and its minimums if there are any, in
+//! the order in which a kernel wants them.
 //!
 //! Scales and minimums are f16. An output's may lie where f16 does not reach, so each has a factor, a power of two that
 //! brings the largest of them just below 2^15; a product's sum is multiplied by it in the end. What was an f16 to begin
@@ -8,7 +9,7 @@ use folio_formats::{Coding, Levels};
 use half::f16;
 
 use super::LANES;
-use super::packing::{Packing, header_bytes};
+use super::packing::{Packing, code_bytes};
 
 /// One output as it is stored: codes in stored order, and a scale (and a minimum) a group.
 pub struct CodedRow {
@@ -46,18 +47,20 @@ fn pack_lane(coding: &Coding, row: &CodedRow, lane: usize, target: &mut [u8]) ->
     let factor = factor(row.scales.iter().chain(&row.minimums));
     let steps = target.chunks_exact_mut(Packing::Coded(*coding).step_bytes());
     for (group, (codes, step)) in row.codes.chunks_exact(coding.group).zip(steps).enumerate() {
-        let (header, packed) = step.split_at_mut(header_bytes(coding));
-        put_f16(header, lane, row.scales[group] / factor);
+        let (packed, numbers) = step.split_at_mut(code_bytes(coding));
+        put_f16(numbers, lane, row.scales[group] / factor);
         if coding.affine {
-            put_f16(header, LANES + lane, row.minimums[group] / factor);
+            put_f16(numbers, LANES + lane, row.minimums[group] / factor);
         }
         match coding.levels {
             Levels::Bytes => put_bytes(codes, lane, packed),
             Levels::Nibbles(_) => put_nibbles(codes, lane, packed),
             Levels::Five { .. } => {
-                let (nibbles, planes) = packed.split_at_mut(coding.group * LANES / 2);
-                put_nibbles(codes, lane, nibbles);
-                put_fifth_bits(codes, lane, planes);
+                for (codes, unit) in codes.chunks_exact(16).zip(packed.chunks_exact_mut(FIVE_UNIT)) {
+                    let (nibbles, planes) = unit.split_at_mut(8 * LANES);
+                    put_nibbles(codes, lane, nibbles);
+                    put_fifth_bits(codes, lane, planes);
+                }
             }
         }
     }
@@ -98,13 +101,15 @@ fn put_nibbles(codes: &[u8], lane: usize, target: &mut [u8]) {
     }
 }
 
-/// `[group / 8][lanes / 16][2][16 lanes]` of four bits: the fifth bits of four neighbours.
+/// Bytes of 16 inner values of five bits.
+const FIVE_UNIT: usize = 10 * LANES;
+
+/// `[4][32]` of four bits: the fifth bits of four neighbours.
 fn put_fifth_bits(codes: &[u8], lane: usize, target: &mut [u8]) {
     let (codes, _) = codes.as_chunks::<4>();
     for (index, codes) in codes.iter().enumerate() {
         let bits = codes.iter().rev().fold(0, |bits, code| bits << 1 | (code >> 4 & 1));
-        let at = index / 2 * LANES + lane / 16 * 16 + index % 2 * 8 + lane % 16 / 2;
-        target[at] |= bits << (4 * (lane % 2));
+        target[(index * LANES + lane) / 2] |= bits << (4 * (lane % 2));
     }
 }
 
@@ -112,34 +117,33 @@ fn put_fifth_bits(codes: &[u8], lane: usize, target: &mut [u8]) {
 pub fn read_lane(coding: &Coding, panel: &[u8], lane: usize, factor: f32, out: &mut [f32]) {
     let steps = panel.chunks_exact(Packing::Coded(*coding).step_bytes());
     for (out, step) in out.chunks_mut(coding.group).zip(steps) {
-        let (header, packed) = step.split_at(header_bytes(coding));
-        let scale = get_f16(header, lane) * factor;
-        let minimum = if coding.affine { get_f16(header, LANES + lane) * factor } else { 0.0 };
+        let (packed, numbers) = step.split_at(code_bytes(coding));
+        let scale = get_f16(numbers, lane) * factor;
+        let minimum = if coding.affine { get_f16(numbers, LANES + lane) * factor } else { 0.0 };
         for (at, out) in out.iter_mut().enumerate() {
             *out = scale * f32::from(level(coding, packed, lane, at)) + minimum;
         }
     }
 }
 
-fn get_f16(header: &[u8], lane: usize) -> f32 {
-    f16::from_le_bytes([header[2 * lane], header[2 * lane + 1]]).to_f32()
+fn get_f16(numbers: &[u8], lane: usize) -> f32 {
+    f16::from_le_bytes([numbers[2 * lane], numbers[2 * lane + 1]]).to_f32()
 }
 
 /// Level `at` of a group.
 fn level(coding: &Coding, packed: &[u8], lane: usize, at: usize) -> i8 {
-    if coding.levels == Levels::Bytes {
-        return (packed[(at / 4 * LANES + lane) * 4 + at % 4] ^ 128) as i8;
-    }
-    let pair = packed[(at / 8 * LANES + lane) * 4 + at % 4];
-    let nibble = if at % 8 < 4 { pair & 15 } else { pair >> 4 };
+    let nibble = |packed: &[u8], at: usize| {
+        let pair = packed[(at / 8 * LANES + lane) * 4 + at % 4];
+        if at % 8 < 4 { pair & 15 } else { pair >> 4 }
+    };
     match coding.levels {
+        Levels::Bytes => (packed[(at / 4 * LANES + lane) * 4 + at % 4] ^ 128) as i8,
+        Levels::Nibbles(_) => coding.levels.level(nibble(packed, at)),
         Levels::Five { .. } => {
-            let planes = &packed[coding.group * LANES / 2..];
-            let byte = planes[at / 8 * LANES + lane / 16 * 16 + at / 4 % 2 * 8 + lane % 16 / 2];
-            let fifth = byte >> (4 * (lane % 2) + at % 4) & 1;
-            coding.levels.level(nibble | fifth << 4)
+            let (unit, at) = (&packed[at / 16 * FIVE_UNIT..], at % 16);
+            let fifth = unit[8 * LANES + (at / 4 * LANES + lane) / 2] >> (4 * (lane % 2) + at % 4) & 1;
+            coding.levels.level(nibble(unit, at) | fifth << 4)
         }
-        _ => coding.levels.level(nibble),
     }
 }
 

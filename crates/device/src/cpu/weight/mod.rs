@@ -6,10 +6,10 @@
 //! | F32 | `[k][32]` f32 | 128 bytes, one inner value |
 //! | F16 | `[k][32]` f16 | 64 bytes, one inner value |
 //! | BF16 | `[k / 2][32][2]` bf16 | 128 bytes, two inner values: one dot-product instruction takes both |
-//! | codes | `[k / group]` of `[32]` f16 scales, `[32]` f16 minimums if there are any, codes | one group |
+//! | codes | `[k / group]` of codes, `[32]` f16 scales, `[32]` f16 minimums if there are any | one group |
 //! | ... of 8 bits | `[group / 4][32][4]`, level + 128 | 32 bytes an inner value |
 //! | ... of 4 bits | `[group / 8][32][4]`, four neighbours low, the next four high | 16 bytes an inner value |
-//! | ... of 5 bits | as 4 bits, then `[group / 8][2][2][16]` times four fifth bits | 20 bytes an inner value |
+//! | ... of 5 bits | `[group / 16]` of `[2][32][4]` as above and `[4][32]` times four fifth bits | 20 bytes an inner value |
 //!
 //! A matrix is packed part by part, so parts of one matrix may differ. Codes may come in an order of columns of their
 //! own, and may have outlier columns beside them, which are a small BF16 weight that is added to the product. A part
@@ -22,6 +22,7 @@ mod runs;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use folio_formats::{Coding, Matrix};
@@ -257,14 +258,18 @@ impl Part {
         self.inputs.div_ceil(self.kernel.packing().step_values())
     }
 
+    pub fn panel_bytes(&self) -> usize {
+        self.kernel.packing().panel_bytes(self.inputs)
+    }
+
     pub fn panel(&self, panel: usize) -> &[u8] {
-        let bytes = self.kernel.packing().panel_bytes(self.inputs);
+        let bytes = self.panel_bytes();
         &self.data[panel * bytes..(panel + 1) * bytes]
     }
 
-    /// One factor an output of the panel, if there are any.
-    pub fn factors(&self, panel: usize) -> Option<&[f32]> {
-        self.kernel.packing().has_factors().then(|| &self.factors[panel * LANES..(panel + 1) * LANES])
+    /// One factor an output of the panels, if there are any.
+    pub fn factors(&self, panels: Range<usize>) -> Option<&[f32]> {
+        self.kernel.packing().has_factors().then(|| &self.factors[panels.start * LANES..panels.end * LANES])
     }
 
     fn bytes(&self) -> u64 {

@@ -47,7 +47,7 @@ impl Packing {
         match self {
             Packing::F32 | Packing::BF16 => 4 * LANES,
             Packing::F16 => 2 * LANES,
-            Packing::Coded(coding) => header_bytes(coding) + coding.group * LANES * code_bits(&coding.levels) / 8,
+            Packing::Coded(coding) => code_bytes(coding) + number_bytes(coding),
         }
     }
 
@@ -68,15 +68,17 @@ impl Packing {
     }
 }
 
-/// Bytes of a group before its codes: scales, and minimums if it has any, as f16.
-pub fn header_bytes(coding: &Coding) -> usize {
-    if coding.affine { 4 * LANES } else { 2 * LANES }
-}
-
-fn code_bits(levels: &Levels) -> usize {
-    match levels {
+/// Bytes of a group's codes.
+pub fn code_bytes(coding: &Coding) -> usize {
+    let bits = match coding.levels {
         Levels::Nibbles(_) => 4,
         Levels::Five { .. } => 5,
         Levels::Bytes => 8,
-    }
+    };
+    coding.group * LANES * bits / 8
+}
+
+/// Bytes of what follows them: scales, and minimums if there are any, as f16.
+fn number_bytes(coding: &Coding) -> usize {
+    if coding.affine { 4 * LANES } else { 2 * LANES }
 }

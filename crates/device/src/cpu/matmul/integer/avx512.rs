@@ -5,6 +5,7 @@ use std::arch::x86_64::*;
 
 use super::super::avx512::Sixteen;
 use super::super::tile::{Tile, by_rows};
+use super::avx512_row as row;
 use super::{Bytes, Dots, EvenNibbles, Five, Nibbles};
 
 /// Six rows by two registers of outputs, integer and floating-point sums, leave eight registers for the rest.
@@ -13,7 +14,7 @@ pub const MAX_ROWS: usize = 6;
 #[derive(Clone, Copy)]
 struct Sums(__m512i);
 
-// SAFETY: unaligned loads of 16 lanes; callers run with AVX-512 F, BW and VNNI enabled.
+// SAFETY: unaligned loads of 16 lanes; callers run with AVX-512 F, BW, VNNI and VBMI enabled.
 unsafe impl Dots for Sums {
     type Floats = Sixteen;
     type Levels = __m512i;
@@ -37,6 +38,7 @@ unsafe impl Dots for Sums {
         Sixteen(unsafe { _mm512_cvtepi32_ps(self.0) })
     }
 
+    /// Four times over: a permutation of bytes looks at six bits of its index, of which the lower four count this way.
     #[inline(always)]
     unsafe fn table(table: &[u8; 16]) -> __m512i {
         // SAFETY: as above; 16 readable bytes.
@@ -51,8 +53,12 @@ unsafe impl Dots for Sums {
 
     #[inline(always)]
     unsafe fn nibbles<const HIGH: bool>(at: *const u8, table: __m512i) -> __m512i {
-        // SAFETY: as above.
-        unsafe { _mm512_shuffle_epi8(table, Self::even_nibbles::<HIGH>(at, table)) }
+        // SAFETY: as above; 64 readable bytes.
+        unsafe {
+            let pairs = _mm512_loadu_si512(at.cast());
+            let pairs = if HIGH { _mm512_srli_epi16::<4>(pairs) } else { pairs };
+            _mm512_permutexvar_epi8(pairs, table)
+        }
     }
 
     #[inline(always)]
@@ -77,76 +83,26 @@ unsafe impl Dots for Sums {
 }
 
 macro_rules! kernel {
-    ($rows_name:ident, $name:ident, $codes:ty) => {
-        #[target_feature(enable = "avx512f,avx512bw,avx512vnni,f16c")]
+    ($rows_name:ident, $name:ident, $codes:ty, $one:expr) => {
+        #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi,f16c")]
         unsafe fn $rows_name<const R: usize>(tile: &Tile) {
             // SAFETY: the caller's promise; the instruction set is enabled here.
             unsafe { super::tile::<Sums, $codes, R, 2>(tile) }
         }
 
         /// # Safety
-        /// See [`super::tile`]; the machine has AVX-512 with VNNI.
+        /// See [`super::tile`]; the machine has AVX-512 with VNNI and VBMI.
         pub unsafe fn $name(tile: &Tile) {
-            by_rows!(tile, $rows_name, [1 2 3 4 5 6])
+            if tile.rows == 1 {
+                // SAFETY: the caller's promise.
+                return unsafe { $one(tile) };
+            }
+            by_rows!(tile, $rows_name, [2 3 4 5 6])
         }
     };
 }
 
-kernel!(bytes_rows, bytes_tile, Bytes);
-kernel!(nibbles_rows, nibbles_tile, Nibbles);
-kernel!(even_nibbles_rows, even_nibbles_tile, EvenNibbles);
-kernel!(five_rows, five_tile, Five);
-
-/// See [`super::super::rounding`].
-///
-/// # Safety
-/// The machine has AVX-512.
-#[target_feature(enable = "avx512f")]
-pub unsafe fn largest_bits(values: &[f32]) -> u32 {
-    let sign = _mm512_set1_epi32(i32::MAX);
-    let (blocks, rest) = values.as_chunks::<16>();
-    // SAFETY: the masked load reads the rest alone.
-    let mut largest = unsafe { _mm512_maskz_loadu_epi32(tail(rest.len()), rest.as_ptr().cast()) };
-    largest = _mm512_and_si512(largest, sign);
-    for block in blocks {
-        // SAFETY: a block holds 16 values.
-        let bits = unsafe { _mm512_loadu_si512(block.as_ptr().cast()) };
-        largest = _mm512_max_epu32(largest, _mm512_and_si512(bits, sign));
-    }
-    _mm512_reduce_max_epu32(largest)
-}
-
-/// See [`super::super::rounding`].
-///
-/// # Safety
-/// The machine has AVX-512, and `codes` has room for the values, rounded up to a multiple of 16.
-#[target_feature(enable = "avx512f")]
-pub unsafe fn round(values: &[f32], inverse: f32, codes: &mut [i8]) -> i32 {
-    assert!(codes.len() >= values.len().next_multiple_of(16));
-    let inverse = _mm512_set1_ps(inverse);
-    let (blocks, rest) = values.as_chunks::<16>();
-    let mut sum = _mm512_setzero_si512();
-    for (block, codes) in blocks.iter().zip(codes.chunks_exact_mut(16)) {
-        // SAFETY: a block holds 16 values, and so does its part of the codes.
-        unsafe {
-            let rounded = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(block.as_ptr()), inverse));
-            sum = _mm512_add_epi32(sum, rounded);
-            _mm_storeu_si128(codes.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(rounded));
-        }
-    }
-    if !rest.is_empty() {
-        // SAFETY: the masked load reads the rest alone; 16 codes have room, as checked above.
-        unsafe {
-            let values = _mm512_maskz_loadu_ps(tail(rest.len()), rest.as_ptr());
-            let rounded = _mm512_cvtps_epi32(_mm512_mul_ps(values, inverse));
-            sum = _mm512_add_epi32(sum, rounded);
-            _mm_storeu_si128(codes[16 * blocks.len()..].as_mut_ptr().cast(), _mm512_cvtepi32_epi8(rounded));
-        }
-    }
-    _mm512_reduce_add_epi32(sum)
-}
-
-/// The first `len` lanes.
-fn tail(len: usize) -> u16 {
-    ((1u32 << len) - 1) as u16
-}
+kernel!(bytes_rows, bytes_tile, Bytes, row::bytes);
+kernel!(nibbles_rows, nibbles_tile, Nibbles, row::nibbles);
+kernel!(even_nibbles_rows, even_nibbles_tile, EvenNibbles, row::even_nibbles);
+kernel!(five_rows, five_tile, Five, row::five);

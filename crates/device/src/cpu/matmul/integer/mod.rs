@@ -12,6 +12,8 @@
 pub mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512_row;
 #[cfg(target_arch = "aarch64")]
 pub mod neon;
 pub mod scalar;
@@ -21,8 +23,8 @@ mod tests;
 use super::super::weight::LANES;
 use super::tile::{Lanes, Prefetch, Tile};
 
-/// Inner values read at a time: a byte of two codes holds those of both halves.
-pub const UNIT: usize = 8;
+/// Inner values read at a time, in quarters of four: the shortest group.
+pub const UNIT: usize = 16;
 
 /// Sums of integer products, one a lane, and the levels they are made of.
 ///
@@ -52,18 +54,14 @@ pub unsafe trait Dots: Copy {
     unsafe fn five<const HIGH: bool>(at: *const u8, plane: *const u8, table: Self::Table) -> Self::Levels;
 }
 
-/// One packing of codes, see `weight.rs`: a unit is eight inner values of 32 lanes.
+/// One packing of codes, see `weight.rs`: a unit is 16 inner values of 32 lanes.
 pub trait Codes {
     const UNIT_BYTES: usize;
+    /// Quarter `Q` of the unit at `unit`, from lane `lane` on.
+    ///
     /// # Safety
-    /// As for [`Dots`]; `codes` is the start of a group's codes and of `units` units, of which `unit` is one.
-    unsafe fn read<V: Dots, const HIGH: bool>(
-        codes: *const u8,
-        units: usize,
-        unit: usize,
-        lane: usize,
-        table: V::Table,
-    ) -> V::Levels;
+    /// As for [`Dots`].
+    unsafe fn read<V: Dots, const Q: usize>(unit: *const u8, lane: usize, table: V::Table) -> V::Levels;
 }
 
 pub struct Bytes;
@@ -74,66 +72,45 @@ pub struct Five;
 impl Codes for Bytes {
     const UNIT_BYTES: usize = UNIT * LANES;
     #[inline(always)]
-    unsafe fn read<V: Dots, const HIGH: bool>(
-        codes: *const u8,
-        _: usize,
-        unit: usize,
-        lane: usize,
-        _: V::Table,
-    ) -> V::Levels {
-        let half = if HIGH { 4 * LANES } else { 0 };
-        // SAFETY: the caller's promise; both halves of 128 bytes lie inside the unit.
-        unsafe { V::bytes(codes.add(unit * Self::UNIT_BYTES + half + 4 * lane)) }
+    unsafe fn read<V: Dots, const Q: usize>(unit: *const u8, lane: usize, _: V::Table) -> V::Levels {
+        // SAFETY: the caller's promise; four quarters of four bytes a lane.
+        unsafe { V::bytes(unit.add((Q * LANES + lane) * 4)) }
     }
 }
 
 impl Codes for Nibbles {
     const UNIT_BYTES: usize = UNIT * LANES / 2;
     #[inline(always)]
-    unsafe fn read<V: Dots, const HIGH: bool>(
-        codes: *const u8,
-        _: usize,
-        unit: usize,
-        lane: usize,
-        table: V::Table,
-    ) -> V::Levels {
-        // SAFETY: the caller's promise; four bytes a lane.
-        unsafe { V::nibbles::<HIGH>(codes.add(unit * Self::UNIT_BYTES + 4 * lane), table) }
+    unsafe fn read<V: Dots, const Q: usize>(unit: *const u8, lane: usize, table: V::Table) -> V::Levels {
+        // SAFETY: the caller's promise; two quarters share four bytes a lane.
+        unsafe {
+            let at = unit.add((Q / 2 * LANES + lane) * 4);
+            if Q.is_multiple_of(2) { V::nibbles::<false>(at, table) } else { V::nibbles::<true>(at, table) }
+        }
     }
 }
 
 impl Codes for EvenNibbles {
     const UNIT_BYTES: usize = UNIT * LANES / 2;
     #[inline(always)]
-    unsafe fn read<V: Dots, const HIGH: bool>(
-        codes: *const u8,
-        _: usize,
-        unit: usize,
-        lane: usize,
-        table: V::Table,
-    ) -> V::Levels {
-        // SAFETY: the caller's promise; four bytes a lane.
-        unsafe { V::even_nibbles::<HIGH>(codes.add(unit * Self::UNIT_BYTES + 4 * lane), table) }
+    unsafe fn read<V: Dots, const Q: usize>(unit: *const u8, lane: usize, table: V::Table) -> V::Levels {
+        // SAFETY: as above.
+        unsafe {
+            let at = unit.add((Q / 2 * LANES + lane) * 4);
+            if Q.is_multiple_of(2) { V::even_nibbles::<false>(at, table) } else { V::even_nibbles::<true>(at, table) }
+        }
     }
 }
 
 impl Codes for Five {
     const UNIT_BYTES: usize = UNIT * LANES * 5 / 8;
     #[inline(always)]
-    unsafe fn read<V: Dots, const HIGH: bool>(
-        codes: *const u8,
-        units: usize,
-        unit: usize,
-        lane: usize,
-        table: V::Table,
-    ) -> V::Levels {
-        // SAFETY: the caller's promise; 128 bytes of nibbles a unit, then 32 bytes of fifth bits a unit: for each 16
-        // lanes eight bytes of the low half and eight of the high.
+    unsafe fn read<V: Dots, const Q: usize>(unit: *const u8, lane: usize, table: V::Table) -> V::Levels {
+        // SAFETY: as above; behind the nibbles of all quarters lie 16 bytes of fifth bits for each.
         unsafe {
-            let planes = codes.add(units * (UNIT * LANES / 2));
-            let half = if HIGH { 8 } else { 0 };
-            let plane = planes.add(unit * LANES + lane / 16 * 16 + half + lane % 16 / 2);
-            V::five::<HIGH>(codes.add(unit * (UNIT * LANES / 2) + 4 * lane), plane, table)
+            let at = unit.add((Q / 2 * LANES + lane) * 4);
+            let plane = unit.add(UNIT * LANES / 2 + Q * LANES / 2 + lane / 2);
+            if Q.is_multiple_of(2) { V::five::<false>(at, plane, table) } else { V::five::<true>(at, plane, table) }
         }
     }
 }
@@ -160,11 +137,9 @@ unsafe fn part<V: Dots, C: Codes, const R: usize, const N: usize>(tile: &Tile, c
     const { assert!(LANES.is_multiple_of(N * V::Floats::WIDTH)) };
     let width = V::Floats::WIDTH;
     let units = tile.group / UNIT;
-    let header = if tile.affine { 4 * LANES } else { 2 * LANES };
-    let step_bytes = header + units * C::UNIT_BYTES;
-    // SAFETY: `panel` holds `steps` steps of `step_bytes`: scales, minimums if there are any, codes. `activations` holds
-    // R words each of scales, starts, sums if affine, then 2 * R words a unit. `out` has R rows of `stride` with 32
-    // columns, `factors` and `bias` 32 values where they are not null. Prefetching may go anywhere.
+    // SAFETY: `panel` holds `steps` steps: codes, scales, minimums if there are any. `activations` holds R words each of
+    // scales, starts, sums if affine, then R words a quarter. `out` has R rows of `stride` with 32 columns, `factors` and
+    // `bias` 32 values where they are not null. Prefetching may go anywhere.
     unsafe {
         let out = tile.out.add(column);
         let mut sums = [[V::Floats::zero(); N]; R];
@@ -180,41 +155,34 @@ unsafe fn part<V: Dots, C: Codes, const R: usize, const N: usize>(tile: &Tile, c
         let mut panel = tile.panel;
         let mut ahead = tile.prefetch.at;
         for _ in 0..tile.steps {
-            if tile.prefetch.follows {
-                // A little ahead of what is read here, headers included.
-                V::Floats::prefetch(ahead);
-                ahead = ahead.wrapping_add(header);
-            }
             let scales = activations.cast::<f32>();
             let starts = activations.add(R).cast::<i32>();
             let totals = activations.add(2 * R).cast::<f32>();
-            let mut words = activations.add(if tile.affine { 3 * R } else { 2 * R });
-            let codes = panel.add(header);
+            activations = activations.add(if tile.affine { 3 * R } else { 2 * R });
 
             let mut dots = [[V::splat(starts); N]; R];
             for r in 0..R {
                 dots[r] = [V::splat(starts.add(r)); N];
             }
-            for unit in 0..units {
-                fetch::<V::Floats>(&tile.prefetch, &mut ahead);
-                let mut levels = [C::read::<V, false>(codes, units, unit, column, table); N];
-                for n in 1..N {
-                    levels[n] = C::read::<V, false>(codes, units, unit, column + n * width, table);
-                }
-                for r in 0..R {
-                    for n in 0..N {
-                        dots[r][n] = dots[r][n].add_dot(levels[n], words.add(r));
+            for _ in 0..units {
+                if tile.prefetch.distance > 0 {
+                    for line in 0..C::UNIT_BYTES / 64 {
+                        fetch::<V::Floats>(&tile.prefetch, panel.wrapping_add(tile.prefetch.distance + 64 * line));
                     }
                 }
-                for n in 0..N {
-                    levels[n] = C::read::<V, true>(codes, units, unit, column + n * width, table);
+                for _ in 0..tile.prefetch.lines {
+                    fetch::<V::Floats>(&tile.prefetch, ahead);
+                    ahead = ahead.wrapping_add(64);
                 }
-                for r in 0..R {
-                    for n in 0..N {
-                        dots[r][n] = dots[r][n].add_dot(levels[n], words.add(R + r));
-                    }
-                }
-                words = words.add(2 * R);
+                quarter::<V, C, 0, R, N>(&mut dots, panel, column, table, activations);
+                quarter::<V, C, 1, R, N>(&mut dots, panel, column, table, activations);
+                quarter::<V, C, 2, R, N>(&mut dots, panel, column, table, activations);
+                quarter::<V, C, 3, R, N>(&mut dots, panel, column, table, activations);
+                activations = activations.add(4 * R);
+                panel = panel.add(C::UNIT_BYTES);
+            }
+            if tile.prefetch.distance > 0 {
+                fetch::<V::Floats>(&tile.prefetch, panel.wrapping_add(tile.prefetch.distance));
             }
             for n in 0..N {
                 let scale = V::Floats::load_f16(panel.add(2 * (column + n * width)));
@@ -223,16 +191,16 @@ unsafe fn part<V: Dots, C: Codes, const R: usize, const N: usize>(tile: &Tile, c
                     sums[r][n] = sums[r][n].add_product(dots[r][n].to_floats(), scale);
                 }
             }
+            panel = panel.add(2 * LANES);
             if tile.affine {
                 for n in 0..N {
-                    let minimum = V::Floats::load_f16(panel.add(2 * (LANES + column + n * width)));
+                    let minimum = V::Floats::load_f16(panel.add(2 * (column + n * width)));
                     for r in 0..R {
                         sums[r][n] = sums[r][n].add_product(minimum, V::Floats::splat(*totals.add(r)));
                     }
                 }
+                panel = panel.add(2 * LANES);
             }
-            activations = words;
-            panel = panel.add(step_bytes);
         }
         for r in 0..R {
             for n in 0..N {
@@ -249,18 +217,36 @@ unsafe fn part<V: Dots, C: Codes, const R: usize, const N: usize>(tile: &Tile, c
     }
 }
 
-/// One unit's share of what is to be fetched.
+/// Adds the products of four inner values.
 ///
+/// # Safety
+/// As [`tile`], with the unit at `unit` and the unit's words at `activations`.
+#[inline(always)]
+unsafe fn quarter<V: Dots, C: Codes, const Q: usize, const R: usize, const N: usize>(
+    dots: &mut [[V; N]; R],
+    unit: *const u8,
+    column: usize,
+    table: V::Table,
+    activations: *const u32,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut levels = [C::read::<V, Q>(unit, column, table); N];
+        for n in 1..N {
+            levels[n] = C::read::<V, Q>(unit, column + n * V::Floats::WIDTH, table);
+        }
+        for r in 0..R {
+            for n in 0..N {
+                dots[r][n] = dots[r][n].add_dot(levels[n], activations.add(Q * R + r));
+            }
+        }
+    }
+}
+
 /// # Safety
 /// `V`'s instruction set is there.
 #[inline(always)]
-unsafe fn fetch<V: Lanes>(prefetch: &Prefetch, at: &mut *const u8) {
+unsafe fn fetch<V: Lanes>(prefetch: &Prefetch, at: *const u8) {
     // SAFETY: the caller's promise; a prefetch of any address is harmless.
-    unsafe {
-        for line in 0..prefetch.lines {
-            let at = at.wrapping_add(64 * line);
-            if prefetch.far { V::prefetch_far(at) } else { V::prefetch(at) }
-        }
-    }
-    *at = at.wrapping_add(64 * prefetch.lines);
+    unsafe { if prefetch.far { V::prefetch_far(at) } else { V::prefetch(at) } }
 }

@@ -1,0 +1,294 @@
+//! One row of activations by AVX-512: what decoding is made of, and bound by how many bytes a core has in flight.
+//!
+//! A core looks ahead as far as its registers for results go, so the fewer results a cache line of weights takes, the
+//! more lines are under way: the units below are written in assembly, with every load and broadcast folded into the
+//! instruction that uses it, which the compiler does not do for values that are used twice. Asking for lines ahead of
+//! time instead keeps the hardware from doing so, and is slower. The sums are those of [`super::tile`], bit for bit.
+
+use std::arch::asm;
+use std::arch::x86_64::*;
+
+use super::super::super::weight::LANES;
+use super::super::tile::Tile;
+use super::{Bytes, Codes, EvenNibbles, Five, Nibbles, UNIT};
+
+/// A kernel of one row. `$unit` adds a unit's products to four sums, two for each half of the panel, given the unit, its
+/// activations and two constants; `$join` makes one of two.
+macro_rules! row {
+    ($name:ident, $codes:ty, $constants:expr, $unit:ident, $join:expr) => {
+        /// # Safety
+        /// See [`super::tile`], with one row; the machine has AVX-512 with VNNI and VBMI.
+        #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi,f16c")]
+        pub unsafe fn $name(tile: &Tile) {
+            let units = tile.group / UNIT;
+            let constants: [__m512i; 2] = $constants(tile);
+            // SAFETY: `panel`, `activations`, `out`, `factors` and `bias` hold what [`super::tile`] reads there.
+            unsafe {
+                let mut sums = [_mm512_setzero_ps(); 2];
+                if tile.resume {
+                    sums = [_mm512_loadu_ps(tile.out), _mm512_loadu_ps(tile.out.add(16))];
+                }
+                let mut activations = tile.activations;
+                let mut panel = tile.panel;
+                for _ in 0..tile.steps {
+                    let numbers = activations;
+                    activations = activations.add(if tile.affine { 3 } else { 2 });
+                    let start = _mm512_set1_epi32(*numbers.add(1) as i32);
+                    let mut dots = [start, start, _mm512_setzero_si512(), _mm512_setzero_si512()];
+                    for _ in 0..units {
+                        $unit!(dots, panel, activations, constants);
+                        activations = activations.add(UNIT / 4);
+                        panel = panel.add(<$codes>::UNIT_BYTES);
+                    }
+                    let scale = _mm512_set1_ps(f32::from_bits(*numbers));
+                    for n in 0..2 {
+                        let dot = _mm512_cvtepi32_ps($join(dots[n], dots[n + 2]));
+                        let scale = _mm512_mul_ps(half(panel.add(32 * n)), scale);
+                        sums[n] = _mm512_fmadd_ps(dot, scale, sums[n]);
+                    }
+                    panel = panel.add(2 * LANES);
+                    if tile.affine {
+                        let total = _mm512_set1_ps(f32::from_bits(*numbers.add(2)));
+                        for n in 0..2 {
+                            sums[n] = _mm512_fmadd_ps(half(panel.add(32 * n)), total, sums[n]);
+                        }
+                        panel = panel.add(2 * LANES);
+                    }
+                }
+                for n in 0..2 {
+                    let mut sum = sums[n];
+                    if !tile.factors.is_null() {
+                        sum = _mm512_mul_ps(sum, _mm512_loadu_ps(tile.factors.add(16 * n)));
+                    }
+                    if !tile.bias.is_null() {
+                        sum = _mm512_add_ps(sum, _mm512_loadu_ps(tile.bias.add(16 * n)));
+                    }
+                    _mm512_storeu_ps(tile.out.add(16 * n), sum);
+                }
+            }
+        }
+    };
+}
+
+/// Sixteen f16.
+///
+/// # Safety
+/// 32 readable bytes.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn half(at: *const u8) -> __m512 {
+    // SAFETY: the caller's promise.
+    unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) }
+}
+
+/// Four quarters: a load and a product for each register of weights.
+macro_rules! bytes_unit {
+    ($dots:ident, $panel:ident, $activations:ident, $constants:ident) => {{
+        let _ = $constants;
+        asm!(
+            "vmovdqu64 {a}, [{p}]",
+            "vmovdqu64 {b}, [{p} + 64]",
+            "vpdpbusd {d0}, {a}, dword ptr [{x}]{{1to16}}",
+            "vpdpbusd {d1}, {b}, dword ptr [{x}]{{1to16}}",
+            "vmovdqu64 {a}, [{p} + 128]",
+            "vmovdqu64 {b}, [{p} + 192]",
+            "vpdpbusd {d2}, {a}, dword ptr [{x} + 4]{{1to16}}",
+            "vpdpbusd {d3}, {b}, dword ptr [{x} + 4]{{1to16}}",
+            "vmovdqu64 {a}, [{p} + 256]",
+            "vmovdqu64 {b}, [{p} + 320]",
+            "vpdpbusd {d0}, {a}, dword ptr [{x} + 8]{{1to16}}",
+            "vpdpbusd {d1}, {b}, dword ptr [{x} + 8]{{1to16}}",
+            "vmovdqu64 {a}, [{p} + 384]",
+            "vmovdqu64 {b}, [{p} + 448]",
+            "vpdpbusd {d2}, {a}, dword ptr [{x} + 12]{{1to16}}",
+            "vpdpbusd {d3}, {b}, dword ptr [{x} + 12]{{1to16}}",
+            p = in(reg) $panel,
+            x = in(reg) $activations,
+            d0 = inout(zmm_reg) $dots[0],
+            d1 = inout(zmm_reg) $dots[1],
+            d2 = inout(zmm_reg) $dots[2],
+            d3 = inout(zmm_reg) $dots[3],
+            a = out(zmm_reg) _,
+            b = out(zmm_reg) _,
+            options(nostack, readonly, preserves_flags),
+        );
+    }};
+}
+
+/// Low halves of bytes are levels; high halves are sixteen times a level, which the join takes back.
+macro_rules! even_nibbles_unit {
+    ($dots:ident, $panel:ident, $activations:ident, $constants:ident) => {
+        asm!(
+            "vpandd {a}, {low}, [{p}]",
+            "vpandd {b}, {low}, [{p} + 64]",
+            "vpdpbusd {d0}, {a}, dword ptr [{x}]{{1to16}}",
+            "vpdpbusd {d1}, {b}, dword ptr [{x}]{{1to16}}",
+            "vpandd {a}, {high}, [{p}]",
+            "vpandd {b}, {high}, [{p} + 64]",
+            "vpdpbusd {d2}, {a}, dword ptr [{x} + 4]{{1to16}}",
+            "vpdpbusd {d3}, {b}, dword ptr [{x} + 4]{{1to16}}",
+            "vpandd {a}, {low}, [{p} + 128]",
+            "vpandd {b}, {low}, [{p} + 192]",
+            "vpdpbusd {d0}, {a}, dword ptr [{x} + 8]{{1to16}}",
+            "vpdpbusd {d1}, {b}, dword ptr [{x} + 8]{{1to16}}",
+            "vpandd {a}, {high}, [{p} + 128]",
+            "vpandd {b}, {high}, [{p} + 192]",
+            "vpdpbusd {d2}, {a}, dword ptr [{x} + 12]{{1to16}}",
+            "vpdpbusd {d3}, {b}, dword ptr [{x} + 12]{{1to16}}",
+            p = in(reg) $panel,
+            x = in(reg) $activations,
+            low = in(zmm_reg) $constants[0],
+            high = in(zmm_reg) $constants[1],
+            d0 = inout(zmm_reg) $dots[0],
+            d1 = inout(zmm_reg) $dots[1],
+            d2 = inout(zmm_reg) $dots[2],
+            d3 = inout(zmm_reg) $dots[3],
+            a = out(zmm_reg) _,
+            b = out(zmm_reg) _,
+            options(nostack, readonly, preserves_flags),
+        )
+    };
+}
+
+/// Both halves of bytes pick from a table, which looks at their lower four bits alone.
+macro_rules! nibbles_unit {
+    ($dots:ident, $panel:ident, $activations:ident, $constants:ident) => {
+        asm!(
+            "vmovdqu64 {a}, [{p}]",
+            "vmovdqu64 {b}, [{p} + 64]",
+            "vpsrlw {c}, {a}, 4",
+            "vpsrlw {d}, {b}, 4",
+            "vpermb {a}, {a}, {table}",
+            "vpermb {b}, {b}, {table}",
+            "vpermb {c}, {c}, {table}",
+            "vpermb {d}, {d}, {table}",
+            "vpdpbusd {d0}, {a}, dword ptr [{x}]{{1to16}}",
+            "vpdpbusd {d1}, {b}, dword ptr [{x}]{{1to16}}",
+            "vpdpbusd {d2}, {c}, dword ptr [{x} + 4]{{1to16}}",
+            "vpdpbusd {d3}, {d}, dword ptr [{x} + 4]{{1to16}}",
+            "vmovdqu64 {a}, [{p} + 128]",
+            "vmovdqu64 {b}, [{p} + 192]",
+            "vpsrlw {c}, {a}, 4",
+            "vpsrlw {d}, {b}, 4",
+            "vpermb {a}, {a}, {table}",
+            "vpermb {b}, {b}, {table}",
+            "vpermb {c}, {c}, {table}",
+            "vpermb {d}, {d}, {table}",
+            "vpdpbusd {d0}, {a}, dword ptr [{x} + 8]{{1to16}}",
+            "vpdpbusd {d1}, {b}, dword ptr [{x} + 8]{{1to16}}",
+            "vpdpbusd {d2}, {c}, dword ptr [{x} + 12]{{1to16}}",
+            "vpdpbusd {d3}, {d}, dword ptr [{x} + 12]{{1to16}}",
+            p = in(reg) $panel,
+            x = in(reg) $activations,
+            table = in(zmm_reg) $constants[0],
+            d0 = inout(zmm_reg) $dots[0],
+            d1 = inout(zmm_reg) $dots[1],
+            d2 = inout(zmm_reg) $dots[2],
+            d3 = inout(zmm_reg) $dots[3],
+            a = out(zmm_reg) _,
+            b = out(zmm_reg) _,
+            c = out(zmm_reg) _,
+            d = out(zmm_reg) _,
+            options(nostack, readonly, preserves_flags),
+        )
+    };
+}
+
+/// Nibbles, to which a mask of fifth bits adds sixteen.
+macro_rules! five_unit {
+    ($dots:ident, $panel:ident, $activations:ident, $constants:ident) => {
+        asm!(
+            "kmovq {k}, [{p} + 256]",
+            "kmovq {l}, [{p} + 264]",
+            "vpandd {a}, {low}, [{p}]",
+            "vpandd {b}, {low}, [{p} + 64]",
+            "vpaddb {a} {{{k}}}, {a}, {sixteen}",
+            "vpaddb {b} {{{l}}}, {b}, {sixteen}",
+            "vpdpbusd {d0}, {a}, dword ptr [{x}]{{1to16}}",
+            "vpdpbusd {d1}, {b}, dword ptr [{x}]{{1to16}}",
+            "kmovq {k}, [{p} + 272]",
+            "kmovq {l}, [{p} + 280]",
+            "vpsrlw {a}, [{p}], 4",
+            "vpsrlw {b}, [{p} + 64], 4",
+            "vpandd {a}, {a}, {low}",
+            "vpandd {b}, {b}, {low}",
+            "vpaddb {a} {{{k}}}, {a}, {sixteen}",
+            "vpaddb {b} {{{l}}}, {b}, {sixteen}",
+            "vpdpbusd {d2}, {a}, dword ptr [{x} + 4]{{1to16}}",
+            "vpdpbusd {d3}, {b}, dword ptr [{x} + 4]{{1to16}}",
+            "kmovq {k}, [{p} + 288]",
+            "kmovq {l}, [{p} + 296]",
+            "vpandd {a}, {low}, [{p} + 128]",
+            "vpandd {b}, {low}, [{p} + 192]",
+            "vpaddb {a} {{{k}}}, {a}, {sixteen}",
+            "vpaddb {b} {{{l}}}, {b}, {sixteen}",
+            "vpdpbusd {d0}, {a}, dword ptr [{x} + 8]{{1to16}}",
+            "vpdpbusd {d1}, {b}, dword ptr [{x} + 8]{{1to16}}",
+            "kmovq {k}, [{p} + 304]",
+            "kmovq {l}, [{p} + 312]",
+            "vpsrlw {a}, [{p} + 128], 4",
+            "vpsrlw {b}, [{p} + 192], 4",
+            "vpandd {a}, {a}, {low}",
+            "vpandd {b}, {b}, {low}",
+            "vpaddb {a} {{{k}}}, {a}, {sixteen}",
+            "vpaddb {b} {{{l}}}, {b}, {sixteen}",
+            "vpdpbusd {d2}, {a}, dword ptr [{x} + 12]{{1to16}}",
+            "vpdpbusd {d3}, {b}, dword ptr [{x} + 12]{{1to16}}",
+            p = in(reg) $panel,
+            x = in(reg) $activations,
+            low = in(zmm_reg) $constants[0],
+            sixteen = in(zmm_reg) $constants[1],
+            d0 = inout(zmm_reg) $dots[0],
+            d1 = inout(zmm_reg) $dots[1],
+            d2 = inout(zmm_reg) $dots[2],
+            d3 = inout(zmm_reg) $dots[3],
+            a = out(zmm_reg) _,
+            b = out(zmm_reg) _,
+            k = out(kreg) _,
+            l = out(kreg) _,
+            options(nostack, readonly, preserves_flags),
+        )
+    };
+}
+
+row!(bytes, Bytes, no_constants, bytes_unit, add);
+row!(nibbles, Nibbles, table, nibbles_unit, add);
+row!(even_nibbles, EvenNibbles, masks, even_nibbles_unit, add_sixteenth);
+row!(five, Five, low_and_sixteen, five_unit, add);
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn no_constants(_: &Tile) -> [__m512i; 2] {
+    [_mm512_setzero_si512(); 2]
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn table(tile: &Tile) -> [__m512i; 2] {
+    // SAFETY: 16 readable bytes.
+    [_mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(tile.table.as_ptr().cast()) }); 2]
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn masks(_: &Tile) -> [__m512i; 2] {
+    [_mm512_set1_epi8(0x0f), _mm512_set1_epi8(0xf0u8 as i8)]
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn low_and_sixteen(_: &Tile) -> [__m512i; 2] {
+    [_mm512_set1_epi8(0x0f), _mm512_set1_epi8(16)]
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn add(a: __m512i, b: __m512i) -> __m512i {
+    _mm512_add_epi32(a, b)
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn add_sixteenth(a: __m512i, b: __m512i) -> __m512i {
+    _mm512_add_epi32(a, _mm512_srai_epi32::<4>(b))
+}
