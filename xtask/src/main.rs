@@ -6,6 +6,7 @@ mod goldens;
 mod graph;
 mod models;
 mod mutants;
+mod outliers;
 mod peers;
 mod prepare;
 mod process;
@@ -32,7 +33,8 @@ cargo xtask <command>
   slowhttp [...]   1,000 connections of slowhttptest in its four modes; the server must stay healthy
   peers [...]      Folio and llama.cpp side by side on this machine, on the same files; --help says more
   goldens          makes the committed golden files anew with Hugging Face transformers (installs it in target/)
-  models FOLDER    makes models/ anew from the trained models in FOLDER";
+  models FOLDER    makes models/ anew from the trained models in FOLDER
+  outliers IN OUT  a copy of a model with planted outlier channels, to measure what quantizing activations costs";
 
 fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -50,6 +52,7 @@ fn main() -> Result<()> {
         Some("peers") => peers::run(rest),
         Some("goldens") => goldens::run(),
         Some("models") => models::run(rest),
+        Some("outliers") => outliers::run(rest),
         Some("help" | "--help" | "-h") => {
             println!("{HELP}");
             Ok(())
