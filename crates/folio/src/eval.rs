@@ -2,21 +2,24 @@
 //!
 //! The same tokens in the same windows for every model; logits go straight from the decoder to f64 figures.
 
+mod matrix;
 mod measure;
+mod plot;
 mod reader;
+mod recipe;
+mod report;
 mod run;
 mod size;
 pub mod text;
 
 use anyhow::{Result, bail};
-use folio_device::KvFormat;
 use folio_device::cpu::CpuConfig;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
 
 use crate::args::{BackendArg, EvalArgs};
 use crate::assets::Assets;
-use crate::{machine, table};
+use crate::{machine, plan, table};
 use measure::{Comparison, Score};
 use reader::Setup;
 use run::Course;
@@ -25,6 +28,7 @@ use text::{Amount, Windows};
 pub fn main(args: &EvalArgs) -> Result<()> {
     check(args)?;
     match &args.against.against {
+        _ if args.matrix.matrix => matrix::main(args),
         Some(base) => compare(args, base),
         None => score(args),
     }
@@ -44,7 +48,7 @@ fn score(args: &EvalArgs) -> Result<()> {
     let mut assets = Assets::open(args.model.as_deref(), None)?;
     assets.quantize(args.quantize)?;
     let windows = windows(args, &assets)?;
-    let mut model = reader::load(&assets.model, &setup(args, args.backend))?;
+    let mut model = reader::load(&assets.model, &model_setup(args, &assets))?;
     let bar = bar();
     let vocabulary = assets.model.spec.vocab_size;
     let course = Course { windows: &windows, vocabulary, threads: threads(args), bar: &bar };
@@ -63,8 +67,8 @@ fn compare(args: &EvalArgs, base: &str) -> Result<()> {
     assets.quantize(args.quantize)?;
     let base_assets = Assets::open(Some(base), None)?;
     let windows = windows_of_both(args, &base_assets, &assets)?;
-    let mut base = reader::load(&base_assets.model, &setup(args, args.against.against_backend))?;
-    let mut model = reader::load(&assets.model, &setup(args, args.backend))?;
+    let mut base = reader::load(&base_assets.model, &setup(args, args.against.against_backend, &base_assets))?;
+    let mut model = reader::load(&assets.model, &model_setup(args, &assets))?;
     let bar = bar();
     let vocabulary = assets.model.spec.vocab_size;
     let course = Course { windows: &windows, vocabulary, threads: threads(args), bar: &bar };
@@ -83,9 +87,15 @@ fn threads(args: &EvalArgs) -> usize {
     args.threads.unwrap_or_else(machine::cores)
 }
 
-fn setup(args: &EvalArgs, backend: BackendArg) -> Setup {
+/// How a model is run where no flag says otherwise.
+fn setup(args: &EvalArgs, backend: BackendArg, assets: &Assets) -> Setup {
     let cpu = CpuConfig { threads: threads(args), isa: args.cpu_isa.map(Into::into) };
-    Setup { backend, cpu, kv_format: KvFormat::BF16, window: args.window }
+    Setup { backend, cpu, kv_format: plan::as_precise_as_weights(assets), window: args.window }
+}
+
+fn model_setup(args: &EvalArgs, assets: &Assets) -> Setup {
+    let setup = setup(args, args.backend, assets);
+    Setup { kv_format: args.kv_cache_dtype.0.unwrap_or(setup.kv_format), ..setup }
 }
 
 fn windows(args: &EvalArgs, assets: &Assets) -> Result<Windows> {

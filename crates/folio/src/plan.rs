@@ -287,7 +287,7 @@ impl<'a> Planner<'a> {
 }
 
 /// The format of keys and values where nobody names one: that of the largest tensor, or bf16 for quantized weights.
-fn as_precise_as_weights(assets: &Assets) -> KvFormat {
+pub fn as_precise_as_weights(assets: &Assets) -> KvFormat {
     let weights = &assets.model.weights;
     let biggest = weights.names().into_iter().filter_map(|name| weights.tensor(name)).max_by_key(|t| t.bytes.len());
     match biggest.map(|tensor| tensor.format) {

@@ -165,12 +165,7 @@ fn to_folder(
 ) -> Result<Summary> {
     let assets = Assets::open(Some(&args.model), None)?;
     let (before, parameters) = size_of(&assets.model);
-    // AWQ's grids are not centred: what it scales up is seldom even around zero.
-    let target = match (target, args.method) {
-        (Target::Int { bits: 4, group, .. }, Method::Awq) => Target::Int { bits: 4, group, zero_points: true },
-        (target, _) => target,
-    };
-    let mut options = Options::new(target, args.method);
+    let mut options = Options::new(aimed(target, args.method), args.method);
     options.keep.clone_from(&args.keep);
     options.threads = threads;
     let calibrated = match options.needs_calibration() {
@@ -181,6 +176,14 @@ fn to_folder(
     folio_quantize::run(assets.model, &options, &mut writer, report)?;
     let written = writer.finish()?;
     Ok(Summary { before, after: written.bytes, parameters, num_quantized: written.num_quantized, calibrated })
+}
+
+/// AWQ's grids are not centred: what it scales up is seldom even around zero.
+pub fn aimed(target: Target, method: Method) -> Target {
+    match (target, method) {
+        (Target::Int { bits: 4, group, .. }, Method::Awq) => Target::Int { bits: 4, group, zero_points: true },
+        (target, _) => target,
+    }
 }
 
 /// Bytes of the weights as they are stored, and how many numbers they hold.

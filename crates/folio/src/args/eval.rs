@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 
 use folio_model::AtLoad;
 
-use super::IsaArg;
+use super::{IsaArg, KvCacheDtype};
 
 #[derive(Args)]
 pub struct EvalArgs {
@@ -36,8 +36,13 @@ pub struct EvalArgs {
     /// What computes MODEL
     #[arg(long, value_enum, default_value_t = BackendArg::Cpu)]
     pub backend: BackendArg,
+    /// Format of MODEL's keys and values: auto (as precise as the weights), float32, float16, bfloat16, fp8, int8 or int4
+    #[arg(long, value_name = "FORMAT", default_value = "auto")]
+    pub kv_cache_dtype: KvCacheDtype,
     #[command(flatten)]
     pub against: AgainstArgs,
+    #[command(flatten)]
+    pub matrix: MatrixArgs,
 }
 
 /// Two models side by side.
@@ -50,6 +55,36 @@ pub struct AgainstArgs {
     /// What computes BASE
     #[arg(long, value_enum, default_value_t = BackendArg::Cpu, requires = "against")]
     pub against_backend: BackendArg,
+}
+
+/// Every form of one model.
+#[derive(Args)]
+#[command(next_help_heading = "Matrix")]
+pub struct MatrixArgs {
+    /// Quantize MODEL by every format and method, one after the other, and compare each with MODEL as it is
+    #[arg(long, conflicts_with_all = ["against", "quantize", "kv_cache_dtype"])]
+    pub matrix: bool,
+    /// Formats, as `folio quantize` names them [default: all]
+    #[arg(long, value_delimiter = ',', requires = "matrix", value_name = "NAME,...")]
+    pub formats: Option<Vec<String>>,
+    /// rtn, gptq, awq, for each format [default: rtn, and the others for formats of 4 bits]
+    #[arg(long, value_delimiter = ',', requires = "matrix", value_name = "NAME,...")]
+    pub methods: Option<Vec<String>>,
+    /// Formats of keys and values, with MODEL's own weights: fp8, int8, int4, or `none` [default: these three]
+    #[arg(long, value_delimiter = ',', requires = "matrix", value_name = "NAME,...")]
+    pub kv: Option<Vec<String>>,
+    /// Text to calibrate on, of the same kinds as --text
+    #[arg(long, requires = "matrix", value_name = "FILE")]
+    pub calibration: Option<PathBuf>,
+    /// Tokens to calibrate on
+    #[arg(long, requires = "matrix", value_name = "N", default_value_t = 32_768)]
+    pub calibration_tokens: usize,
+    /// Write a plot of divergence against size
+    #[arg(long, requires = "matrix", value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Write the tables as markdown
+    #[arg(long, requires = "matrix", value_name = "FILE")]
+    pub markdown: Option<PathBuf>,
 }
 
 /// Where a forward pass computes.

@@ -57,6 +57,12 @@ pub struct Comparison {
 }
 
 impl Comparison {
+    /// A model beside itself.
+    pub fn with_itself(score: Score) -> Self {
+        let (divergence_mean, divergence_p99) = (0.0, 0.0);
+        Self { base: score, model: score, divergence_mean, divergence_p99, agreement: 1.0, nats_error: 0.0 }
+    }
+
     pub fn of(pairs: &[Pair]) -> Self {
         let count = pairs.len() as f64;
         let base = Score::of(pairs.iter().map(|pair| pair.base));

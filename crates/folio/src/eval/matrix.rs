@@ -1,0 +1,252 @@
+//! `folio eval --matrix`: a model quantized in every way, one after the other, each compared with the model as it is.
+//!
+//! A form is made in a scratch folder, measured and deleted before the next. What fails becomes a row that says why.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use folio_device::KvFormat;
+use folio_quantize::write::{FolderWriter, GgufJob, write_gguf};
+use folio_quantize::{Options, Progress};
+use folio_text::Tokenizer;
+
+use super::measure::Comparison;
+use super::reader::{self, Reader, Setup};
+use super::recipe::{Kind, Recipe, recipes};
+use super::report::{Figures, Matrix, Row, Size};
+use super::run::Course;
+use super::text::{Amount, Windows};
+use super::{plot, size};
+use crate::args::{EvalArgs, MatrixArgs};
+use crate::assets::Assets;
+use crate::model_ref::ModelRef;
+
+/// Tokens of one sequence to calibrate on.
+const CALIBRATION_WINDOW: usize = 512;
+
+pub fn main(args: &EvalArgs) -> Result<()> {
+    let wanted = &args.matrix;
+    let recipes = recipes(wanted.formats.as_deref(), wanted.methods.as_deref())?;
+    let kv_formats = kv_formats(wanted)?;
+    if wanted.calibration.is_none()
+        && let Some(recipe) = recipes.iter().find(|recipe| recipe.needs_calibration())
+    {
+        let method = recipe.method().unwrap_or("");
+        bail!("{} {method} needs text to calibrate on: give --calibration FILE", recipe.format);
+    }
+    let source = match ModelRef::resolve(args.model.as_deref())? {
+        ModelRef::Folder(path) | ModelRef::Gguf(path) => path,
+        ModelRef::Embedded => bail!("--matrix needs a model to quantize: name a folder or a .gguf file"),
+    };
+    let assets = Assets::open(args.model.as_deref(), None)?;
+    let windows = super::windows(args, &assets)?;
+    let tokenizer = assets.tokenizer.as_deref().context("the model has no tokenizer")?;
+    let setup = super::setup(args, args.backend, &assets);
+    let bar = super::bar();
+    let vocabulary = assets.model.spec.vocab_size;
+    let course = Course { windows: &windows, vocabulary, threads: super::threads(args), bar: &bar };
+    let mut bench = Bench {
+        source,
+        calibration: calibration(wanted, tokenizer)?,
+        base: reader::load(&assets.model, &setup)?,
+        setup,
+        course,
+        assets: &assets,
+    };
+    let mut matrix = Matrix {
+        model: assets.name.clone(),
+        text: args.text.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
+        tokens: windows.num_tokens(),
+        weights: vec![bench.base_row()?],
+        kv: Vec::new(),
+    };
+    for recipe in recipes {
+        let outcome = guarded(|| bench.weights(&recipe));
+        matrix.weights.push(Row { format: recipe.format.clone(), method: recipe.method().map(Into::into), outcome });
+        bench.say(matrix.weights.last());
+    }
+    for format in kv_formats {
+        let outcome = guarded(|| bench.keys_and_values(format));
+        matrix.kv.push(Row { format: format.name().into(), method: None, outcome });
+        bench.say(matrix.kv.last());
+    }
+    bar.finish_and_clear();
+    finish(args, &matrix)
+}
+
+fn finish(args: &EvalArgs, matrix: &Matrix) -> Result<()> {
+    let write = |path: &Option<PathBuf>, text: &dyn Fn() -> String| match path {
+        Some(path) => std::fs::write(path, text()).with_context(|| path.display().to_string()),
+        None => Ok(()),
+    };
+    match args.json {
+        true => println!("{}", matrix.json()),
+        false => println!("{}", matrix.text()),
+    }
+    write(&args.matrix.svg, &|| plot::svg(matrix))?;
+    write(&args.matrix.markdown, &|| matrix.markdown())
+}
+
+fn kv_formats(args: &MatrixArgs) -> Result<Vec<KvFormat>> {
+    let Some(names) = &args.kv else { return Ok(vec![KvFormat::Fp8, KvFormat::Int8, KvFormat::Int4]) };
+    let names = names.iter().filter(|name| *name != "none");
+    let format = |name: &String| {
+        let known = || KvFormat::ALL.map(KvFormat::name).join(", ");
+        let found = KvFormat::ALL.into_iter().find(|format| format.name() == name);
+        found.with_context(|| format!("--kv: {name} is not a format of keys and values; expected some of {}", known()))
+    };
+    names.map(format).collect()
+}
+
+fn calibration(args: &MatrixArgs, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>> {
+    let Some(path) = &args.calibration else { return Ok(Vec::new()) };
+    let amount = Amount { window: CALIBRATION_WINDOW, tokens: args.calibration_tokens };
+    Ok(Windows::read(path, tokenizer, amount).context("--calibration")?.windows)
+}
+
+/// A row's work, whatever becomes of it: one format's bug must not cost the others' figures.
+fn guarded(work: impl FnOnce() -> Result<Figures>) -> Result<Figures, String> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(outcome) => outcome.map_err(|error| format!("{error:#}")),
+        Err(panic) => {
+            let message = panic.downcast_ref::<String>().cloned();
+            let message = message.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
+            Err(format!("panicked: {}", message.unwrap_or_default()))
+        }
+    }
+}
+
+/// Where forms are made and measured.
+struct Bench<'a> {
+    source: PathBuf,
+    calibration: Vec<Vec<u32>>,
+    base: Box<dyn Reader>,
+    setup: Setup,
+    course: Course<'a>,
+    assets: &'a Assets,
+}
+
+impl Bench<'_> {
+    fn base_row(&mut self) -> Result<Row> {
+        self.course.bar.set_message("as it is: measuring");
+        let compared = Comparison::with_itself(self.course.score(&mut *self.base)?);
+        let size = weight_size(self.assets, &*self.base, None);
+        let row = Row { format: "as it is".into(), method: None, outcome: Ok(Figures { size, compared }) };
+        self.say(Some(&row));
+        Ok(row)
+    }
+
+    fn weights(&mut self, recipe: &Recipe) -> Result<Figures> {
+        let scratch = Scratch::new()?;
+        let started = Instant::now();
+        let made = self.make(recipe, scratch.path())?;
+        let seconds = started.elapsed().as_secs_f64();
+        let path = made.to_str().context("the scratch folder's path is not UTF-8")?;
+        let assets = Assets::open(Some(path), None)?;
+        let mut model = reader::load(&assets.model, &self.setup)?;
+        self.course.bar.set_message(format!("{}: measuring", recipe.format));
+        let compared = self.course.compare(&mut *self.base, &mut *model)?;
+        Ok(Figures { size: weight_size(&assets, &*model, Some(seconds)), compared })
+    }
+
+    fn keys_and_values(&mut self, kv_format: KvFormat) -> Result<Figures> {
+        self.course.bar.set_message(format!("keys and values as {}: measuring", kv_format.name()));
+        let mut model = reader::load(&self.assets.model, &Setup { kv_format, ..self.setup })?;
+        let compared = self.course.compare(&mut *self.base, &mut *model)?;
+        let token_bytes = self.assets.model.spec.kv_bytes_per_token(kv_format);
+        Ok(Figures { size: Size::Kv { token_bytes }, compared })
+    }
+
+    /// Makes one form below `scratch`; the path of what was made.
+    fn make(&self, recipe: &Recipe, scratch: &Path) -> Result<PathBuf> {
+        let method = recipe.method().unwrap_or("");
+        let mut report = |progress: Progress| {
+            let percent = 100.0 * progress.done;
+            self.course.bar.set_message(format!("{} {method}: {} {percent:.0}%", recipe.format, progress.what));
+        };
+        match recipe.kind {
+            Kind::Gguf(mix) => {
+                let out = scratch.join("model.gguf");
+                let threads = self.setup.cpu.threads;
+                write_gguf(&GgufJob { source: &self.source, out: &out, mix, keep: &[], threads }, &mut report)?;
+                Ok(out)
+            }
+            Kind::Folder(target, method) => {
+                let out = scratch.join("model");
+                let mut options = Options::new(target, method);
+                options.threads = self.setup.cpu.threads;
+                if recipe.needs_calibration() {
+                    options.calibration.clone_from(&self.calibration);
+                }
+                let mut writer = FolderWriter::create(&self.source, &out, &options, false)?;
+                folio_quantize::run(folio_model::open(&self.source)?, &options, &mut writer, &mut report)?;
+                writer.finish()?;
+                Ok(out)
+            }
+        }
+    }
+
+    /// One line a row as it comes: a matrix takes long.
+    fn say(&self, row: Option<&Row>) {
+        let Some(row) = row else { return };
+        let name = format!("{} {}", row.format, row.method.as_deref().unwrap_or(""));
+        match &row.outcome {
+            Ok(Figures { compared, .. }) => {
+                let change = 100.0 * compared.perplexity_change();
+                eprintln!("{name:24} perplexity {change:+.2}%, KL {:.2e}", compared.divergence_mean);
+            }
+            Err(why) => eprintln!("{name:24} failed: {why}"),
+        }
+    }
+}
+
+fn weight_size(assets: &Assets, reader: &dyn Reader, seconds: Option<f64>) -> Size {
+    let (disk_bytes, bits_per_weight) = (size::disk_bytes(&assets.model), size::bits_per_weight(&assets.model));
+    Size::Weights { bits_per_weight, disk_bytes, memory_bytes: reader.weight_bytes(), seconds }
+}
+
+/// A folder that is gone when its owner is.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Result<Self> {
+        let path = std::env::temp_dir().join(format!("folio-eval-{}", std::process::id()));
+        std::fs::create_dir_all(&path).with_context(|| path.display().to_string())?;
+        Ok(Self(path))
+    }
+
+    fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.0) {
+            eprintln!("{} stays behind: {error}", self.0.display());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_that_fails_says_why_and_ends_nobody() {
+        assert_eq!(guarded(|| bail!("no room")).expect_err("it failed"), "no room");
+        let panicked = guarded(|| panic!("index {} of 3", 5)).expect_err("it panicked");
+        assert_eq!(panicked, "panicked: index 5 of 3");
+    }
+
+    #[test]
+    fn a_scratch_folder_goes_with_its_owner() {
+        let scratch = Scratch::new().expect("a folder");
+        let path = scratch.path().to_owned();
+        std::fs::write(path.join("file"), "x").expect("writable");
+        drop(scratch);
+        assert!(!path.exists());
+    }
+}
