@@ -66,12 +66,6 @@ unsafe impl Dots for Sums {
     }
 
     #[inline(always)]
-    unsafe fn even_nibbles<const HIGH: bool>(at: *const u8, table: __m256i) -> (__m256i, __m256i) {
-        // SAFETY: as above.
-        unsafe { Self::nibbles::<HIGH>(at, table) }
-    }
-
-    #[inline(always)]
     unsafe fn five<const HIGH: bool>(at: *const u8, plane: *const u8, table: __m256i) -> (__m256i, __m256i) {
         // SAFETY: as above; 32 readable bytes and four of the plane.
         unsafe {

@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 use super::super::avx512::Sixteen;
 use super::super::tile::{Tile, by_rows};
 use super::avx512_row as row;
-use super::{Bytes, Dots, EvenNibbles, Five, Nibbles};
+use super::{Bytes, Dots, Five, Nibbles};
 
 /// Six rows by two registers of outputs, integer and floating-point sums, leave eight registers for the rest.
 pub const MAX_ROWS: usize = 6;
@@ -62,20 +62,12 @@ unsafe impl Dots for Sums {
     }
 
     #[inline(always)]
-    unsafe fn even_nibbles<const HIGH: bool>(at: *const u8, _: __m512i) -> __m512i {
-        // SAFETY: as above; 64 readable bytes.
+    unsafe fn five<const HIGH: bool>(at: *const u8, plane: *const u8, _: __m512i) -> __m512i {
+        // SAFETY: as above; 64 readable bytes and eight of the plane.
         unsafe {
             let pairs = _mm512_loadu_si512(at.cast());
             let pairs = if HIGH { _mm512_srli_epi16::<4>(pairs) } else { pairs };
-            _mm512_and_si512(pairs, _mm512_set1_epi8(15))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn five<const HIGH: bool>(at: *const u8, plane: *const u8, table: __m512i) -> __m512i {
-        // SAFETY: as above; 64 readable bytes and eight of the plane.
-        unsafe {
-            let low = Self::even_nibbles::<HIGH>(at, table);
+            let low = _mm512_and_si512(pairs, _mm512_set1_epi8(15));
             let fifth = plane.cast::<u64>().read_unaligned();
             _mm512_mask_add_epi8(low, fifth, low, _mm512_set1_epi8(16))
         }
@@ -104,5 +96,11 @@ macro_rules! kernel {
 
 kernel!(bytes_rows, bytes_tile, Bytes, row::bytes);
 kernel!(nibbles_rows, nibbles_tile, Nibbles, row::nibbles);
-kernel!(even_nibbles_rows, even_nibbles_tile, EvenNibbles, row::even_nibbles);
 kernel!(five_rows, five_tile, Five, row::five);
+
+/// # Safety
+/// As [`nibbles_tile`], with a table that counts up by one.
+pub unsafe fn even_nibbles_tile(tile: &Tile) {
+    // SAFETY: the caller's promise.
+    unsafe { if tile.rows == 1 { row::even_nibbles(tile) } else { nibbles_tile(tile) } }
+}

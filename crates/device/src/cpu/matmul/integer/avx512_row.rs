@@ -10,7 +10,7 @@ use std::arch::x86_64::*;
 
 use super::super::super::weight::LANES;
 use super::super::tile::Tile;
-use super::{Bytes, Codes, EvenNibbles, Five, Nibbles, UNIT};
+use super::{Bytes, Codes, Five, Nibbles, UNIT};
 
 /// A kernel of one row. `$unit` adds a unit's products to four sums, two for each half of the panel, given the unit, its
 /// activations and two constants; `$join` makes one of two.
@@ -253,7 +253,7 @@ macro_rules! five_unit {
 
 row!(bytes, Bytes, no_constants, bytes_unit, add);
 row!(nibbles, Nibbles, table, nibbles_unit, add);
-row!(even_nibbles, EvenNibbles, masks, even_nibbles_unit, add_sixteenth);
+row!(even_nibbles, Nibbles, masks, even_nibbles_unit, add_sixteenth);
 row!(five, Five, low_and_sixteen, five_unit, add);
 
 #[inline]

@@ -48,8 +48,6 @@ pub unsafe trait Dots: Copy {
     unsafe fn bytes(at: *const u8) -> Self::Levels;
     /// The low or (`HIGH`) the high four bits of each byte, looked up in the table.
     unsafe fn nibbles<const HIGH: bool>(at: *const u8, table: Self::Table) -> Self::Levels;
-    /// The same where the table counts up by one.
-    unsafe fn even_nibbles<const HIGH: bool>(at: *const u8, table: Self::Table) -> Self::Levels;
     /// Four bits of each byte and a fifth from `plane`, four bits a lane; less the table's first entry.
     unsafe fn five<const HIGH: bool>(at: *const u8, plane: *const u8, table: Self::Table) -> Self::Levels;
 }
@@ -66,7 +64,6 @@ pub trait Codes {
 
 pub struct Bytes;
 pub struct Nibbles;
-pub struct EvenNibbles;
 pub struct Five;
 
 impl Codes for Bytes {
@@ -86,18 +83,6 @@ impl Codes for Nibbles {
         unsafe {
             let at = unit.add((Q / 2 * LANES + lane) * 4);
             if Q.is_multiple_of(2) { V::nibbles::<false>(at, table) } else { V::nibbles::<true>(at, table) }
-        }
-    }
-}
-
-impl Codes for EvenNibbles {
-    const UNIT_BYTES: usize = UNIT * LANES / 2;
-    #[inline(always)]
-    unsafe fn read<V: Dots, const Q: usize>(unit: *const u8, lane: usize, table: V::Table) -> V::Levels {
-        // SAFETY: as above.
-        unsafe {
-            let at = unit.add((Q / 2 * LANES + lane) * 4);
-            if Q.is_multiple_of(2) { V::even_nibbles::<false>(at, table) } else { V::even_nibbles::<true>(at, table) }
         }
     }
 }

@@ -61,12 +61,6 @@ unsafe impl Dots for Sums {
     }
 
     #[inline(always)]
-    unsafe fn even_nibbles<const HIGH: bool>(at: *const u8, table: int8x16_t) -> int8x16_t {
-        // SAFETY: NEON is there.
-        unsafe { Self::nibbles::<HIGH>(at, table) }
-    }
-
-    #[inline(always)]
     unsafe fn five<const HIGH: bool>(at: *const u8, plane: *const u8, table: int8x16_t) -> int8x16_t {
         const BITS: [u8; 16] = [1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128];
         // SAFETY: NEON is there; 16 readable bytes and two of the plane.

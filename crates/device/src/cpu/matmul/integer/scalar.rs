@@ -60,12 +60,6 @@ unsafe impl Dots for Sums {
     }
 
     #[inline(always)]
-    unsafe fn even_nibbles<const HIGH: bool>(at: *const u8, table: [i8; 16]) -> [[i8; 4]; WIDTH] {
-        // SAFETY: as above.
-        unsafe { Self::nibbles::<HIGH>(at, table) }
-    }
-
-    #[inline(always)]
     unsafe fn five<const HIGH: bool>(at: *const u8, plane: *const u8, table: [i8; 16]) -> [[i8; 4]; WIDTH] {
         // SAFETY: the caller gives four readable bytes and four bits a lane.
         let (codes, plane) = unsafe {
