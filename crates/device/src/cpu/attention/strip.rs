@@ -6,6 +6,9 @@
 //! Keys and values are levels of a [`Storage`]. Where it has scales, a block's sums are multiplied by its sixteen tokens'
 //! scales once a group, and the softmax weights by the values' scales before they meet the levels; minima add a score by
 //! the sum of the query, and to the values one sum for all of the group.
+//!
+//! Vectors pass through loops and never through closures: only what is certain to be inlined is compiled for the
+//! instruction set.
 
 use std::ops::Range;
 
@@ -65,11 +68,12 @@ unsafe fn score<S: Simd, T: Storage, const M: usize, const N: usize>(
         let last = first.saturating_add(T::GROUP).min(head_dim);
         let mut dots = [[s.splat(0.0); N]; M];
         for pair in first / 2..last / 2 {
-            // SAFETY: the head has both keys.
-            let key = keys.map(|keys| unsafe { T::key_pair(s, keys, pair) });
-            for next in next {
+            let mut key = [[s.splat(0.0); 2]; N];
+            for n in 0..N {
+                // SAFETY: the head has both keys.
+                key[n] = unsafe { T::key_pair(s, keys[n], pair) };
                 for line in 0..(2 * T::VECTOR_BYTES).div_ceil(LINE) {
-                    s.prefetch(next.wrapping_add(pair * 2 * T::VECTOR_BYTES + line * LINE));
+                    s.prefetch(next[n].wrapping_add(pair * 2 * T::VECTOR_BYTES + line * LINE));
                 }
             }
             for half in 0..2 {
@@ -83,13 +87,13 @@ unsafe fn score<S: Simd, T: Storage, const M: usize, const N: usize>(
             }
         }
         if !last.is_multiple_of(2) {
-            // SAFETY: groups are even, so this is the head's last key.
-            let key = keys.map(|keys| unsafe { T::last_key(s, keys, last / 2) });
-            for m in 0..M {
-                // SAFETY: as above.
-                let query = s.splat(unsafe { *state.queries.add((last - 1) * M + m) });
-                for n in 0..N {
-                    dots[m][n] = s.fma(query, key[n], dots[m][n]);
+            for n in 0..N {
+                // SAFETY: groups are even, so this is the head's last key.
+                let key = unsafe { T::last_key(s, keys[n], last / 2) };
+                for m in 0..M {
+                    // SAFETY: as above.
+                    let query = s.splat(unsafe { *state.queries.add((last - 1) * M + m) });
+                    dots[m][n] = s.fma(query, key, dots[m][n]);
                 }
             }
         }
@@ -168,7 +172,13 @@ unsafe fn scale_weights<S: Simd, T: Storage, const M: usize>(
             }
         }
     }
-    if T::AFFINE { sums.map(|sum| s.sum(sum)) } else { [0.0; M] }
+    let mut totals = [0.0; M];
+    if T::AFFINE {
+        for m in 0..M {
+            totals[m] = s.sum(sums[m]);
+        }
+    }
+    totals
 }
 
 /// `sums = sums * correction + base + weights * values`, over `N` vectors of the head's values.
@@ -189,7 +199,12 @@ unsafe fn accumulate<S: Simd, T: Storage, const M: usize, const N: usize>(
     state: &State,
 ) {
     let row_bytes = T::row_bytes(chunk.head_dim);
-    let mut sums = base.map(|base| [s.splat(base); N]);
+    let mut sums = [[s.splat(0.0); N]; M];
+    if T::AFFINE {
+        for m in 0..M {
+            sums[m] = [s.splat(base[m]); N];
+        }
+    }
     for block in all.start / BLOCK_TOKENS..all.end.div_ceil(BLOCK_TOKENS) {
         let first = block * BLOCK_TOKENS;
         let tokens = all.start.max(first)..all.end.min(first + BLOCK_TOKENS);
@@ -300,7 +315,8 @@ unsafe fn soften<S: Simd, const M: usize>(
     shrink
 }
 
-/// Takes one chunk into the running softmax of `M` vectors; `seen` are the tokens of the chunk each of them sees.
+/// Takes one chunk into the running softmax of `M` vectors, `N` blocks of keys and vectors of values at a time, so that
+/// a weight or a query that is loaded serves `N` products; `seen` are the tokens of the chunk each of them sees.
 ///
 /// # Safety
 /// `chunk` and `state` must be as they say, for every block that `seen` touches.
@@ -348,9 +364,13 @@ pub unsafe fn attend<S: Simd, T: Storage, const M: usize, const N: usize>(
                 base = scale_weights::<S, T, M>(s, chunk, group, blocks.clone(), scores, seen, scaled);
                 weights = scaled;
             }
-            while offset + N * LANES <= end {
+            while N * LANES <= T::GROUP && offset + N * LANES <= end {
                 accumulate::<S, T, M, N>(s, chunk, offset, weights, &base, seen, &all, &common, &correction, state);
                 offset += N * LANES;
+            }
+            while N > 2 && offset + 2 * LANES <= end {
+                accumulate::<S, T, M, 2>(s, chunk, offset, weights, &base, seen, &all, &common, &correction, state);
+                offset += 2 * LANES;
             }
             while offset < end {
                 accumulate::<S, T, M, 1>(s, chunk, offset, weights, &base, seen, &all, &common, &correction, state);

@@ -261,9 +261,9 @@ impl<T: Storage> Walk<'_, T> {
                     if S::ACCUMULATORS >= 16 {
                         match strip {
                             8 => attend::<S, T, 8, 2>(s, &chunk, &state, &std::array::from_fn(|m| seen(start + m))),
-                            4 => attend::<S, T, 4, 2>(s, &chunk, &state, &std::array::from_fn(|m| seen(start + m))),
-                            2 => attend::<S, T, 2, 2>(s, &chunk, &state, &std::array::from_fn(|m| seen(start + m))),
-                            _ => attend::<S, T, 1, 2>(s, &chunk, &state, &[seen(start)]),
+                            4 => attend::<S, T, 4, 4>(s, &chunk, &state, &std::array::from_fn(|m| seen(start + m))),
+                            2 => attend::<S, T, 2, 4>(s, &chunk, &state, &std::array::from_fn(|m| seen(start + m))),
+                            _ => attend::<S, T, 1, 4>(s, &chunk, &state, &[seen(start)]),
                         }
                     } else if S::ACCUMULATORS >= 4 {
                         match strip {

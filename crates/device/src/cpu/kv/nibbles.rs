@@ -111,11 +111,13 @@ impl Storage for Nibbles {
     unsafe fn values<S: Simd, const N: usize>(s: S, row: *const u8, offset: usize) -> [S::F; N] {
         // SAFETY: the row has values at `offset`; behind the last row lie 64 bytes of scales, or more.
         let [low, high] = unsafe { s.load_nibbles(row.add(offset / KV_GROUP * GROUP_BYTES)) };
+        let mut vectors = [low; N];
         if N == 2 {
-            return std::array::from_fn(|n| if n == 0 { low } else { high });
+            vectors[1] = high;
+        } else if !offset.is_multiple_of(KV_GROUP) {
+            vectors[0] = high;
         }
-        let is_low = offset.is_multiple_of(KV_GROUP);
-        std::array::from_fn(|_| if is_low { low } else { high })
+        vectors
     }
 
     #[inline(always)]

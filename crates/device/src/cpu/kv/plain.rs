@@ -96,8 +96,12 @@ impl<E: Element> Storage for Plain<E> {
 
     #[inline(always)]
     unsafe fn values<S: Simd, const N: usize>(s: S, row: *const u8, offset: usize) -> [S::F; N] {
-        // SAFETY: the row has values at `offset`, and sixteen more are readable behind every row.
-        std::array::from_fn(|n| unsafe { E::load(s, row.cast::<E>().add(offset + n * LANES)) })
+        let mut vectors = [s.splat(0.0); N];
+        for n in 0..N {
+            // SAFETY: the row has values at `offset`, and sixteen more are readable behind every row.
+            vectors[n] = unsafe { E::load(s, row.cast::<E>().add(offset + n * LANES)) };
+        }
+        vectors
     }
 
     #[inline(always)]

@@ -18,10 +18,10 @@ pub(crate) trait Code: Copy + Send + Sync + 'static {
     const UNIT: f32;
     /// The nearest code of a level, halves to even; levels lie within `LARGEST`.
     fn round(level: f32) -> u8;
-    /// Sixteen levels divided by `UNIT`.
+    /// Twice sixteen levels divided by `UNIT`.
     /// # Safety
-    /// Sixteen bytes must be readable at `from`.
-    unsafe fn load<S: Simd>(s: S, from: *const u8) -> S::F;
+    /// 32 bytes must be readable at `from`.
+    unsafe fn load<S: Simd>(s: S, from: *const u8) -> [S::F; 2];
 }
 
 /// -127 to 127.
@@ -41,9 +41,9 @@ impl Code for Signed {
     }
 
     #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, from: *const u8) -> S::F {
+    unsafe fn load<S: Simd>(s: S, from: *const u8) -> [S::F; 2] {
         // SAFETY: the caller vouches for the memory.
-        unsafe { s.load_i8(from.cast()) }
+        unsafe { [s.load_i8(from.cast()), s.load_i8(from.add(LANES).cast())] }
     }
 }
 
@@ -69,7 +69,7 @@ impl Code for E4m3 {
     }
 
     #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, from: *const u8) -> S::F {
+    unsafe fn load<S: Simd>(s: S, from: *const u8) -> [S::F; 2] {
         // SAFETY: the caller vouches for the memory.
         unsafe { s.load_e4m3(from) }
     }
@@ -130,19 +130,27 @@ impl<C: Code> Storage for Scaled<C> {
     #[inline(always)]
     unsafe fn key_pair<S: Simd>(s: S, keys: *const u8, pair: usize) -> [S::F; 2] {
         // SAFETY: keys are [head_dim][16], and the caller vouches for both.
-        unsafe { [C::load(s, keys.add(2 * pair * LANES)), C::load(s, keys.add((2 * pair + 1) * LANES))] }
-    }
-
-    #[inline(always)]
-    unsafe fn last_key<S: Simd>(s: S, keys: *const u8, pair: usize) -> S::F {
-        // SAFETY: as above.
         unsafe { C::load(s, keys.add(2 * pair * LANES)) }
     }
 
     #[inline(always)]
+    unsafe fn last_key<S: Simd>(s: S, keys: *const u8, pair: usize) -> S::F {
+        // SAFETY: as above; what is read behind the last key is scales.
+        unsafe { C::load(s, keys.add(2 * pair * LANES))[0] }
+    }
+
+    #[inline(always)]
     unsafe fn values<S: Simd, const N: usize>(s: S, row: *const u8, offset: usize) -> [S::F; N] {
-        // SAFETY: the row has values at `offset`; behind the last row lie 64 bytes of scales.
-        std::array::from_fn(|n| unsafe { C::load(s, row.add(offset + n * LANES)) })
+        let mut vectors = [s.splat(0.0); N];
+        for n in (0..N).step_by(2) {
+            // SAFETY: the row has values at `offset`; behind the last row lie 64 bytes of scales.
+            let pair = unsafe { C::load(s, row.add(offset + n * LANES)) };
+            vectors[n] = pair[0];
+            if n + 1 < N {
+                vectors[n + 1] = pair[1];
+            }
+        }
+        vectors
     }
 
     #[inline(always)]

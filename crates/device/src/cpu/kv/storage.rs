@@ -41,8 +41,8 @@ pub(crate) trait Storage: Copy + Send + Sync + 'static {
     /// `keys` must be a head's, with more than `2 * pair` values.
     unsafe fn last_key<S: Simd>(s: S, keys: *const u8, pair: usize) -> S::F;
 
-    /// `N` (1 or 2) times sixteen values of one token from `offset`, a multiple of `16 N`, as levels; what lies behind
-    /// the head's end is of no meaning.
+    /// `N` times sixteen values of one token from `offset`, as levels; what lies behind the head's end is of no meaning.
+    /// `N` is 1, or even and at most a group, with an even number of sixteens before `offset`.
     /// # Safety
     /// `row` must be a token's values of a head with more than `offset` values.
     unsafe fn values<S: Simd, const N: usize>(s: S, row: *const u8, offset: usize) -> [S::F; N];

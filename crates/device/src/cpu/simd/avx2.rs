@@ -35,6 +35,21 @@ unsafe fn scale_half(a: __m256, n: __m256) -> __m256 {
     }
 }
 
+/// An f16 has the mantissa of an e4m3 and more exponent: only the bias is another, by 2^8. Of the two copies of the sign
+/// that the shift leaves, the lower one goes.
+///
+/// # Safety
+/// The processor must have AVX2 and F16C, and sixteen bytes must be readable at `from`.
+#[inline(always)]
+unsafe fn load_e4m3_half(from: *const u8) -> Pair {
+    // SAFETY: the caller vouches for the instructions and the memory.
+    unsafe {
+        let wide = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(_mm_loadu_si128(from.cast())));
+        let half = _mm256_and_si256(wide, _mm256_set1_epi16(0xbfff_u16 as i16));
+        Pair(_mm256_cvtph_ps(_mm256_castsi256_si128(half)), _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(half)))
+    }
+}
+
 // SAFETY of every block below that says "present": a value of `Avx2` exists only inside `enter`, whose caller vouched
 // for the instructions.
 impl Simd for Avx2 {
@@ -179,16 +194,10 @@ impl Simd for Avx2 {
         }
     }
 
-    // An f16 has the same mantissa and more exponent: only the bias is another, by 2^8. Of the two copies of the sign
-    // that the shift leaves, the lower one goes.
     #[inline(always)]
-    unsafe fn load_e4m3(self, from: *const u8) -> Pair {
+    unsafe fn load_e4m3(self, from: *const u8) -> [Pair; 2] {
         // SAFETY: present; the caller vouches for the memory.
-        unsafe {
-            let wide = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(_mm_loadu_si128(from.cast())));
-            let half = _mm256_and_si256(wide, _mm256_set1_epi16(0xbfff_u16 as i16));
-            Pair(_mm256_cvtph_ps(_mm256_castsi256_si128(half)), _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(half)))
-        }
+        unsafe { [load_e4m3_half(from), load_e4m3_half(from.add(16))] }
     }
 
     #[inline(always)]
@@ -199,9 +208,15 @@ impl Simd for Avx2 {
             let first = _mm256_cvtepu8_epi32(codes);
             let second = _mm256_cvtepu8_epi32(_mm_unpackhi_epi64(codes, codes));
             let mask = _mm256_set1_epi32(15);
-            let low = |codes| _mm256_cvtepi32_ps(_mm256_and_si256(codes, mask));
-            let high = |codes| _mm256_cvtepi32_ps(_mm256_srli_epi32::<4>(codes));
-            [Pair(low(first), low(second)), Pair(high(first), high(second))]
+            let low = Pair(
+                _mm256_cvtepi32_ps(_mm256_and_si256(first, mask)),
+                _mm256_cvtepi32_ps(_mm256_and_si256(second, mask)),
+            );
+            let high = Pair(
+                _mm256_cvtepi32_ps(_mm256_srli_epi32::<4>(first)),
+                _mm256_cvtepi32_ps(_mm256_srli_epi32::<4>(second)),
+            );
+            [low, high]
         }
     }
 

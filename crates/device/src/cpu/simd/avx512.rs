@@ -144,11 +144,13 @@ impl Simd for Avx512 {
     // An f16 has the same mantissa and more exponent: only the bias is another, by 2^8. Of the two copies of the sign
     // that the shift leaves, the lower one goes.
     #[inline(always)]
-    unsafe fn load_e4m3(self, from: *const u8) -> __m512 {
+    unsafe fn load_e4m3(self, from: *const u8) -> [__m512; 2] {
         // SAFETY: present; the caller vouches for the memory.
         unsafe {
-            let wide = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(_mm_loadu_si128(from.cast())));
-            _mm512_cvtph_ps(_mm256_and_si256(wide, _mm256_set1_epi16(0xbfff_u16 as i16)))
+            let wide = _mm512_slli_epi16::<7>(_mm512_cvtepi8_epi16(_mm256_loadu_si256(from.cast())));
+            let half = _mm512_and_si512(wide, _mm512_set1_epi16(0xbfff_u16 as i16));
+            let high = _mm512_extracti64x4_epi64::<1>(half);
+            [_mm512_cvtph_ps(_mm512_castsi512_si256(half)), _mm512_cvtph_ps(high)]
         }
     }
 

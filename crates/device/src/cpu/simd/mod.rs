@@ -74,10 +74,10 @@ pub trait Simd: Copy {
     /// # Safety
     /// Sixteen bytes must be readable at `from`.
     unsafe fn load_i8(self, from: *const i8) -> Self::F;
-    /// A 256th of each e4m3 number, exactly; codes that are not numbers give any number.
+    /// A 256th of each of 32 e4m3 numbers, exactly; codes that are not numbers give any number.
     /// # Safety
-    /// Sixteen bytes must be readable at `from`.
-    unsafe fn load_e4m3(self, from: *const u8) -> Self::F;
+    /// 32 bytes must be readable at `from`.
+    unsafe fn load_e4m3(self, from: *const u8) -> [Self::F; 2];
     /// The low four bits of each byte, and the high four.
     /// # Safety
     /// Sixteen bytes must be readable at `from`.

@@ -34,6 +34,26 @@ fn widen_f16(narrow: uint16x4_t) -> float32x4_t {
     wide
 }
 
+/// An f16 has the mantissa of an e4m3 and more exponent: only the bias is another, by 2^8. Of the two copies of the sign
+/// that the shift leaves, the lower one goes.
+///
+/// # Safety
+/// The processor must have NEON, and sixteen bytes must be readable at `from`.
+#[inline(always)]
+unsafe fn load_e4m3_half(from: *const u8) -> F {
+    // SAFETY: the caller vouches for the instructions and the memory.
+    let quarters = unsafe {
+        let codes = vld1q_s8(from.cast());
+        let half = |codes| {
+            let wide = vreinterpretq_u16_s16(vshlq_n_s16::<7>(vmovl_s8(codes)));
+            vandq_u16(wide, vdupq_n_u16(0xbfff))
+        };
+        let (low, high) = (half(vget_low_s8(codes)), half(vget_high_s8(codes)));
+        [vget_low_u16(low), vget_high_u16(low), vget_low_u16(high), vget_high_u16(high)]
+    };
+    each(|i| widen_f16(quarters[i]))
+}
+
 // SAFETY of every block below that says "present": a value of `Neon` exists only inside `enter`, whose caller vouched
 // for the instructions.
 impl Simd for Neon {
@@ -168,21 +188,10 @@ impl Simd for Neon {
         }
     }
 
-    // An f16 has the same mantissa and more exponent: only the bias is another, by 2^8. Of the two copies of the sign
-    // that the shift leaves, the lower one goes.
     #[inline(always)]
-    unsafe fn load_e4m3(self, from: *const u8) -> F {
+    unsafe fn load_e4m3(self, from: *const u8) -> [F; 2] {
         // SAFETY: present; the caller vouches for the memory.
-        let quarters = unsafe {
-            let codes = vld1q_s8(from.cast());
-            let half = |codes| {
-                let wide = vreinterpretq_u16_s16(vshlq_n_s16::<7>(vmovl_s8(codes)));
-                vandq_u16(wide, vdupq_n_u16(0xbfff))
-            };
-            let (low, high) = (half(vget_low_s8(codes)), half(vget_high_s8(codes)));
-            [vget_low_u16(low), vget_high_u16(low), vget_low_u16(high), vget_high_u16(high)]
-        };
-        each(|i| widen_f16(quarters[i]))
+        unsafe { [load_e4m3_half(from), load_e4m3_half(from.add(16))] }
     }
 
     #[inline(always)]

@@ -146,13 +146,12 @@ impl Simd for Scalar {
 
     // An f16 has the same mantissa and more exponent: only the bias is another, by 2^8.
     #[inline(always)]
-    unsafe fn load_e4m3(self, from: *const u8) -> F {
-        // SAFETY: the caller vouches for sixteen readable bytes.
-        let codes = unsafe { from.cast::<[u8; LANES]>().read_unaligned() };
-        each(|i| {
-            let code = u16::from(codes[i]);
-            f16::from_bits((code & 0x80) << 8 | (code & 0x7f) << 7).to_f32_const()
-        })
+    unsafe fn load_e4m3(self, from: *const u8) -> [F; 2] {
+        // SAFETY: the caller vouches for 32 readable bytes.
+        let codes = unsafe { from.cast::<[u8; 2 * LANES]>().read_unaligned() };
+        let number =
+            |code: u8| f16::from_bits(u16::from(code & 0x80) << 8 | u16::from(code & 0x7f) << 7).to_f32_const();
+        [each(|i| number(codes[i])), each(|i| number(codes[LANES + i]))]
     }
 
     #[inline(always)]

@@ -135,18 +135,20 @@ fn lanes_are_summed_and_widened_alike() {
     }
 }
 
-struct Bytes<'a>(&'a [u8; 16]);
+struct Bytes<'a>(&'a [u8; 32]);
 
 impl Kernel for Bytes<'_> {
-    type Output = [[f32; 16]; 4];
+    /// int8, both halves of e4m3, low and high nibbles.
+    type Output = [[f32; 16]; 5];
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> Self::Output {
-        let mut lanes = [[0.0; 16]; 4];
-        // SAFETY: the array has sixteen bytes.
+        let mut lanes = [[0.0; 16]; 5];
+        // SAFETY: the array has 32 bytes.
         unsafe {
             let [low, high] = s.load_nibbles(self.0.as_ptr());
-            let vectors = [s.load_i8(self.0.as_ptr().cast()), s.load_e4m3(self.0.as_ptr()), low, high];
+            let [first, second] = s.load_e4m3(self.0.as_ptr());
+            let vectors = [s.load_i8(self.0.as_ptr().cast()), first, second, low, high];
             lanes.iter_mut().zip(vectors).for_each(|(lanes, vector)| s.write(lanes, vector));
         }
         lanes
@@ -155,18 +157,19 @@ impl Kernel for Bytes<'_> {
 
 #[test]
 fn every_code_of_a_byte_is_widened_exactly() {
-    for first in (0..=255).step_by(16) {
-        let codes: [u8; 16] = std::array::from_fn(|i| first + i as u8);
-        let e4m3 = codes.map(|code| {
-            let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
-            let size = if exponent == 0 { mantissa / 512.0 } else { (8.0 + mantissa) * 2f32.powi(exponent - 10) };
-            (if code > 127 { -size } else { size }) / 256.0
-        });
-        let expected = [
-            codes.map(|c| f32::from(c as i8)),
-            e4m3,
-            codes.map(|c| f32::from(c & 15)),
-            codes.map(|c| f32::from(c >> 4)),
+    let e4m3 = |code: u8| {
+        let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
+        let size = if exponent == 0 { mantissa / 512.0 } else { (8.0 + mantissa) * 2f32.powi(exponent - 10) };
+        (if code > 127 { -size } else { size }) / 256.0
+    };
+    for first in (0..=255u8).step_by(16) {
+        let codes: [u8; 32] = std::array::from_fn(|i| first.wrapping_add(i as u8));
+        let expected: [[f32; 16]; 5] = [
+            std::array::from_fn(|i| f32::from(codes[i] as i8)),
+            std::array::from_fn(|i| e4m3(codes[i])),
+            std::array::from_fn(|i| e4m3(codes[16 + i])),
+            std::array::from_fn(|i| f32::from(codes[i] & 15)),
+            std::array::from_fn(|i| f32::from(codes[i] >> 4)),
         ];
         for isa in Isa::available() {
             assert_eq!(dispatch(isa, Bytes(&codes)), expected, "{isa:?} from {first}");
