@@ -57,7 +57,7 @@ impl Grid {
         }
         Self::chosen(target, weights, cols, threads, |grid, _, group, values| {
             let importance = &importance[group * grid.group..][..values.len()];
-            grid.best_step(values, |grid, step| {
+            grid.best_step(values, 1, |grid, step| {
                 let errors = values.iter().zip(importance).map(|(value, importance)| {
                     let error = value - grid.rounded(step, *value);
                     importance * error * error
@@ -137,12 +137,12 @@ impl Grid {
         Step { scale: self.stored_scale(largest(values) * share / self.reach()), zero: middle }
     }
 
-    /// The best by `loss` of the steps that cover different shares of the range.
-    pub fn best_step(&self, values: &[f32], loss: impl Fn(&Self, Step) -> f32) -> Step {
+    /// The best by `loss` of the steps that cover different shares of the range: every `stride`-th of them.
+    pub fn best_step(&self, values: &[f32], stride: usize, loss: impl Fn(&Self, Step) -> f32) -> Step {
         let mut best = self.step(values, 1.0);
         let mut best_loss = loss(self, best);
         let mut last = best;
-        for share in (0..SHRINKS).map(shrink) {
+        for share in (0..SHRINKS).step_by(stride).map(shrink) {
             let step = self.step(values, share);
             if step == last {
                 continue;

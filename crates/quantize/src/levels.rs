@@ -79,12 +79,20 @@ impl Levels {
     /// The code whose level is nearest to `x`.
     pub fn nearest(self, x: f32, zero: u8) -> u8 {
         match self {
-            Levels::Int { top } => (x.round_ties_even() + f32::from(zero)).clamp(0.0, top) as u8,
+            Levels::Int { top } => (round_ties_even(x) + f32::from(zero)).clamp(0.0, top) as u8,
             Levels::Fp8 => float8::encode(x),
             Levels::Fp4 => nearest_e2m1(x),
             Levels::Nf4 => nearest_nf4(x),
         }
     }
+}
+
+/// Past this number there is no room for fractions, so that adding it rounds: machines without an instruction for it
+/// would call a function for every value.
+const NO_FRACTIONS: f32 = 12_582_912.0;
+
+fn round_ties_even(x: f32) -> f32 {
+    (x.clamp(-1e6, 1e6) + NO_FRACTIONS) - NO_FRACTIONS
 }
 
 /// Of two equally near the one with an even code, as hardware rounds.
@@ -127,6 +135,15 @@ mod tests {
         check(Levels::Fp4, 0..16);
         check(Levels::Nf4, 0..16);
         check(Levels::Fp8, (0..=255).filter(|code| code & 0x7f != 0x7f));
+    }
+
+    #[test]
+    fn rounding_is_rounding() {
+        for step in -4000i32..4000 {
+            let x = step as f32 / 8.0;
+            assert_eq!(round_ties_even(x), x.round_ties_even(), "{x}");
+        }
+        assert!(round_ties_even(f32::INFINITY) > 255.0);
     }
 
     #[test]
