@@ -99,9 +99,14 @@ pub(crate) fn finish(hessian: &mut Hessian) {
 }
 
 fn bf16_rows(values: &[f32], cols: usize) -> Result<Matrix<'static>> {
-    let rows = values.chunks_exact(cols);
-    let bytes = |row: &[f32]| row.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()).collect();
-    Ok(Matrix::from_rows(Format::BF16, cols, rows.map(|row| Cow::Owned(bytes(row))).collect())?)
+    let rows = values.chunks_exact(cols).map(|row| {
+        let mut bytes = vec![0u8; 2 * cols];
+        for (bytes, value) in bytes.as_chunks_mut::<2>().0.iter_mut().zip(row) {
+            *bytes = bf16::from_f32(*value).to_le_bytes();
+        }
+        Cow::Owned(bytes)
+    });
+    Ok(Matrix::from_rows(Format::BF16, cols, rows.collect())?)
 }
 
 #[cfg(test)]
