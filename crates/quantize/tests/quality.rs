@@ -110,9 +110,9 @@ fn calibrated_codes_predict_better_than_rounded_ones() {
         return;
     }
     let tokenizer = Tokenizer::from_json(&std::fs::read(path.join("tokenizer.json")).unwrap()).unwrap();
-    let calibration = windows(&tokenizer, &["device", "model", "engine"], 24);
-    let judged = windows(&tokenizer, &["server", "scheduler", "formats"], 8);
-    assert_eq!((calibration.len(), judged.len()), (24, 8), "windows of text");
+    let calibration = windows(&tokenizer, &["device", "model", "engine"], 12);
+    let judged = windows(&tokenizer, &["server", "scheduler", "formats"], 6);
+    assert_eq!((calibration.len(), judged.len()), (12, 6), "windows of text");
     let model = || folio_model::open(&path).unwrap();
     let lost = |method| {
         let target = Target::Int { bits: 4, group: Some(32), zero_points: false };
