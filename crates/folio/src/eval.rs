@@ -9,6 +9,7 @@ mod reader;
 mod recipe;
 mod report;
 mod run;
+mod saved;
 mod size;
 pub mod text;
 

@@ -79,6 +79,9 @@ pub struct MatrixArgs {
     /// Tokens to calibrate on
     #[arg(long, requires = "matrix", value_name = "N", default_value_t = 32_768)]
     pub calibration_tokens: usize,
+    /// Take the rows in this file as they are, and add each new one to it: a matrix can be made in pieces
+    #[arg(long, requires = "matrix", value_name = "FILE")]
+    pub resume: Option<PathBuf>,
     /// Write a plot of divergence against size
     #[arg(long, requires = "matrix", value_name = "FILE")]
     pub svg: Option<PathBuf>,

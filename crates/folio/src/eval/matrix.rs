@@ -14,15 +14,17 @@ use folio_text::Tokenizer;
 
 use super::measure::Comparison;
 use super::reader::{self, Reader, Setup};
-use super::recipe::{Kind, Recipe, recipes};
+use super::recipe::{FORMATS, Kind, METHODS, Recipe, recipes};
 use super::report::{Figures, Matrix, Row, Size};
 use super::run::Course;
 use super::text::{Amount, Windows};
-use super::{plot, size};
+use super::{plot, saved, size};
 use crate::args::{EvalArgs, MatrixArgs};
 use crate::assets::Assets;
 use crate::model_ref::ModelRef;
 
+/// The row that all others are compared with.
+const AS_IT_IS: &str = "as it is";
 /// Tokens of one sequence to calibrate on.
 const CALIBRATION_WINDOW: usize = 512;
 
@@ -59,21 +61,48 @@ pub fn main(args: &EvalArgs) -> Result<()> {
         model: assets.name.clone(),
         text: args.text.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
         tokens: windows.num_tokens(),
-        weights: vec![bench.base_row()?],
+        window: args.window,
+        weights: Vec::new(),
         kv: Vec::new(),
     };
-    for recipe in recipes {
-        let outcome = guarded(|| bench.weights(&recipe));
+    let resume = wanted.resume.as_deref();
+    resume.map_or(Ok(()), |path| saved::load(path, &mut matrix))?;
+    let keep = |matrix: &Matrix| resume.map_or(Ok(()), |path| saved::store(path, matrix));
+    if !has(&matrix.weights, AS_IT_IS, None) {
+        matrix.weights.insert(0, bench.base_row()?);
+        keep(&matrix)?;
+    }
+    for recipe in &recipes {
+        if has(&matrix.weights, &recipe.format, recipe.method()) {
+            continue;
+        }
+        let outcome = guarded(|| bench.weights(recipe));
         matrix.weights.push(Row { format: recipe.format.clone(), method: recipe.method().map(Into::into), outcome });
         bench.say(matrix.weights.last());
+        keep(&matrix)?;
     }
     for format in kv_formats {
+        if has(&matrix.kv, format.name(), None) {
+            continue;
+        }
         let outcome = guarded(|| bench.keys_and_values(format));
         matrix.kv.push(Row { format: format.name().into(), method: None, outcome });
         bench.say(matrix.kv.last());
+        keep(&matrix)?;
     }
     bar.finish_and_clear();
+    matrix.weights.sort_by_key(|row| place(row));
     finish(args, &matrix)
+}
+
+fn has(rows: &[Row], format: &str, method: Option<&str>) -> bool {
+    rows.iter().any(|row| row.format == format && row.method.as_deref() == method)
+}
+
+/// The model as it is, then formats from large to small, each by all its methods.
+fn place(row: &Row) -> (Option<usize>, Option<usize>) {
+    let method = row.method.as_deref().and_then(|method| METHODS.iter().position(|known| *known == method));
+    (FORMATS.iter().position(|format| *format == row.format), method)
 }
 
 fn finish(args: &EvalArgs, matrix: &Matrix) -> Result<()> {
@@ -133,7 +162,7 @@ impl Bench<'_> {
         self.course.bar.set_message("as it is: measuring");
         let compared = Comparison::with_itself(self.course.score(&mut *self.base)?);
         let size = weight_size(self.assets, &*self.base, None);
-        let row = Row { format: "as it is".into(), method: None, outcome: Ok(Figures { size, compared }) };
+        let row = Row { format: AS_IT_IS.into(), method: None, outcome: Ok(Figures { size, compared }) };
         self.say(Some(&row));
         Ok(row)
     }

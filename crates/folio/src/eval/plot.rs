@@ -4,6 +4,7 @@
 
 use std::fmt::Write;
 
+use super::recipe::METHODS;
 use super::report::{Figures, Matrix, Size};
 
 const WIDTH: f64 = 820.0;
@@ -20,9 +21,6 @@ text{font:12px system-ui,sans-serif;fill:#1f2328}.title{font-size:14px;font-weig
 @media(prefers-color-scheme:dark){text{fill:#e6edf3}.paper{fill:#0d1117}.line{stroke:#30363d}.frame{stroke:#7d8590}\
 .m0{fill:#9198a1}.m1{fill:#58a6ff}.m2{fill:#f0883e}.m3{fill:#bc8cff}}";
 
-/// Methods in the order of their marks; whatever else there is comes last.
-const METHODS: [&str; 3] = ["rtn", "gptq", "awq"];
-
 struct Point {
     label: String,
     mark: usize,
@@ -35,6 +33,7 @@ fn points(matrix: &Matrix) -> Vec<Point> {
     let rows = matrix.weights.iter().filter_map(|row| match row.outcome {
         Ok(Figures { size: Size::Weights { disk_bytes, .. }, compared }) => {
             let method = row.method.as_deref().unwrap_or("");
+            // Whatever has no method comes last.
             let mark = METHODS.iter().position(|known| *known == method).unwrap_or(METHODS.len());
             let mib = disk_bytes as f64 / (1u64 << 20) as f64;
             Some(Point { label: row.format.clone(), mark, mib, divergence: compared.divergence_mean })

@@ -22,6 +22,9 @@ pub const FORMATS: [&str; 12] = [
     "q4_k_m",
 ];
 
+/// How codes are chosen, in the order in which they are told.
+pub const METHODS: [&str; 3] = ["rtn", "gptq", "awq"];
+
 /// One form of a model to be made.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recipe {

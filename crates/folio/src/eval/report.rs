@@ -40,6 +40,7 @@ pub struct Matrix {
     pub model: String,
     pub text: String,
     pub tokens: usize,
+    pub window: usize,
     pub weights: Vec<Row>,
     pub kv: Vec<Row>,
 }
@@ -85,7 +86,7 @@ impl Matrix {
     pub fn json(&self) -> Value {
         let rows = |rows: &[Row]| rows.iter().map(row_json).collect::<Vec<_>>();
         json!({
-            "model": self.model, "text": self.text, "tokens": self.tokens,
+            "model": self.model, "text": self.text, "tokens": self.tokens, "window": self.window,
             "weights": rows(&self.weights), "kv": rows(&self.kv),
         })
     }
@@ -157,7 +158,7 @@ fn row_json(row: &Row) -> Value {
         Err(why) => json!({"error": why}),
         Ok(Figures { size, compared }) => {
             let mut figures = json!({
-                "perplexity": compared.model.perplexity(), "perplexity_change": compared.perplexity_change(),
+                "tokens_scored": compared.model.scored, "perplexity": compared.model.perplexity(), "perplexity_change": compared.perplexity_change(),
                 "nats_change_error": compared.nats_error, "kl_mean": compared.divergence_mean,
                 "kl_p99": compared.divergence_p99, "greedy_agreement": compared.agreement,
             });
@@ -216,6 +217,7 @@ pub mod tests {
             model: "a-model".into(),
             text: "unseen.jsonl".into(),
             tokens: 4096,
+            window: 512,
             weights: vec![
                 row("bf16", None, Ok(figures(16.0, 0.0))),
                 row("int8", Some("rtn"), Ok(figures(8.13, 1.3e-4))),
