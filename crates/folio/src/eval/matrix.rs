@@ -67,31 +67,9 @@ pub fn main(args: &EvalArgs) -> Result<()> {
     };
     let resume = wanted.resume.as_deref();
     resume.map_or(Ok(()), |path| saved::load(path, &mut matrix))?;
-    let keep = |matrix: &Matrix| resume.map_or(Ok(()), |path| saved::store(path, matrix));
-    if !has(&matrix.weights, AS_IT_IS, None) {
-        matrix.weights.insert(0, bench.base_row()?);
-        keep(&matrix)?;
-    }
-    for recipe in &recipes {
-        if has(&matrix.weights, &recipe.format, recipe.method()) {
-            continue;
-        }
-        let outcome = guarded(|| bench.weights(recipe));
-        matrix.weights.push(Row { format: recipe.format.clone(), method: recipe.method().map(Into::into), outcome });
-        bench.say(matrix.weights.last());
-        keep(&matrix)?;
-    }
-    for format in kv_formats {
-        if has(&matrix.kv, format.name(), None) {
-            continue;
-        }
-        let outcome = guarded(|| bench.keys_and_values(format));
-        matrix.kv.push(Row { format: format.name().into(), method: None, outcome });
-        bench.say(matrix.kv.last());
-        keep(&matrix)?;
-    }
+    bench.fill(&mut matrix, &recipes, &kv_formats, resume)?;
     bar.finish_and_clear();
-    matrix.weights.sort_by_key(|row| place(row));
+    matrix.weights.sort_by_key(place);
     finish(args, &matrix)
 }
 
@@ -158,6 +136,39 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
+    /// Measures what `matrix` does not have yet, and keeps every row as it comes.
+    fn fill(
+        &mut self,
+        matrix: &mut Matrix,
+        recipes: &[Recipe],
+        kv_formats: &[KvFormat],
+        keep: Option<&Path>,
+    ) -> Result<()> {
+        let keep = |matrix: &Matrix| keep.map_or(Ok(()), |path| saved::store(path, matrix));
+        if !has(&matrix.weights, AS_IT_IS, None) {
+            matrix.weights.insert(0, self.base_row()?);
+            keep(matrix)?;
+        }
+        for recipe in recipes {
+            let (format, method) = (&recipe.format, recipe.method());
+            if !has(&matrix.weights, format, method) {
+                let outcome = guarded(|| self.weights(recipe));
+                matrix.weights.push(Row { format: format.clone(), method: method.map(Into::into), outcome });
+                self.say(matrix.weights.last());
+                keep(matrix)?;
+            }
+        }
+        for format in kv_formats {
+            if !has(&matrix.kv, format.name(), None) {
+                let outcome = guarded(|| self.keys_and_values(*format));
+                matrix.kv.push(Row { format: format.name().into(), method: None, outcome });
+                self.say(matrix.kv.last());
+                keep(matrix)?;
+            }
+        }
+        Ok(())
+    }
+
     fn base_row(&mut self) -> Result<Row> {
         self.course.bar.set_message("as it is: measuring");
         let compared = Comparison::with_itself(self.course.score(&mut *self.base)?);
