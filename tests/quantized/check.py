@@ -161,7 +161,7 @@ def main():
     parser.add_argument("--method", default="rtn")
     parser.add_argument("--calibration")
     parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--gap", type=float, default=0.25)
+    parser.add_argument("--gap", type=float, default=0.5)
     parser.add_argument("--work")
     parser.add_argument("--json")
     args = parser.parse_args()
