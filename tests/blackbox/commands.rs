@@ -82,10 +82,12 @@ fn ctrl_c_stops_the_answer_and_not_the_program() {
 #[test]
 fn inspect_tells_the_formula() {
     let text = stdout(&["inspect"]);
-    for expect in
-        ["folio-rust-42m", "llama", "8 heads, 2 kv heads of 64", "6144 bytes a token", "2 x 12 x 2 x 64 x 2", "4096"]
-    {
+    for expect in ["folio-rust-42m", "llama", "8 heads, 2 kv heads of 64", "bytes a token", "2 x 12 x 2 x 128", "4096"] {
         assert!(text.contains(expect), "{expect} is missing:\n{text}");
+    }
+    for (format, bytes) in [("bf16", "6144"), ("int8", "3264"), ("int4", "1920")] {
+        let row = text.lines().find(|line| line.starts_with(format));
+        assert_eq!(row.and_then(|row| row.split_whitespace().nth(1)), Some(bytes), "{format}:\n{text}");
     }
 }
 
@@ -119,7 +121,8 @@ fn eval_finds_no_difference_between_a_model_and_itself() {
     let flags = [&["--against-backend", "reference"], &flags[..]].concat();
     let fast: Value = serde_json::from_str(&stdout(&[&command[..], &flags[..]].concat())).expect("JSON");
     let divergence = fast["kl_mean"].as_f64().expect("a number");
-    assert!(divergence > 0.0 && divergence < 1e-3, "rounding shows, and does not matter: {fast}");
+    // The smaller a model, the more of its choices hang on a hair: twice what the 42M model is held to.
+    assert!(divergence > 0.0 && divergence < 2e-3, "rounding shows, and does not matter: {fast}");
 }
 
 #[test]
