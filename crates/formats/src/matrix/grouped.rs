@@ -49,7 +49,7 @@ pub struct GroupedRow<'a> {
 /// What a code is worth of [`GroupedLevels::Of127`], after it has been scaled.
 const ONE_127TH: f32 = 1.0 / 127.0;
 
-/// Values that share a scale where eight-bit floats are rounded to eight-bit integers.
+/// Values that share a scale where something is rounded to eight-bit integers: activations, and eight-bit floats.
 const ROUNDED_GROUP: usize = 32;
 
 impl GroupedLevels {
@@ -171,11 +171,20 @@ impl Grouped {
     }
 
     /// How kernels see the rows; `None` where the groups are of no size that they know.
+    ///
+    /// Activations are rounded group by group too, so a long group is seen as several with the same scale: over 128 values
+    /// rounding costs twice the divergence that it costs over 32.
     pub(super) fn coding(&self, cols: usize, affine: bool) -> Option<Coding> {
+        let longest = match self.activations {
+            ActivationScale::Group => ROUNDED_GROUP,
+            ActivationScale::Row => usize::MAX,
+        };
         let group = match self.levels {
             GroupedLevels::Float8 => ROUNDED_GROUP,
-            _ if self.group >= cols => *Coding::GROUPS.last()?,
-            _ => Coding::GROUPS.into_iter().rev().find(|group| self.group.is_multiple_of(*group))?,
+            _ => {
+                let fits = |group: &usize| self.group >= cols || self.group.is_multiple_of(*group);
+                Coding::GROUPS.into_iter().rev().filter(|group| *group <= longest).find(fits)?
+            }
         };
         Some(Coding { group, levels: self.levels.as_integers().0, affine, activations: self.activations })
     }
@@ -271,10 +280,13 @@ mod tests {
     #[test]
     fn one_scale_a_row_is_seen_as_groups() {
         let codes: Vec<u8> = (0..300).map(|i| i as u8).collect();
-        let matrix = Matrix::from_grouped(300, plain(GroupedLevels::Signed8, 300), vec![row(codes, &[2.0])]).unwrap();
-        assert_eq!(matrix.parts()[0].coding().unwrap().group, 256);
-        let values = through_codes(&matrix);
-        assert_eq!((values[127], values[128], values[299]), (254.0, -256.0, 86.0));
+        for (activations, group) in [(ActivationScale::Row, 256), (ActivationScale::Group, 32)] {
+            let form = Grouped { activations, ..plain(GroupedLevels::Signed8, 300) };
+            let matrix = Matrix::from_grouped(300, form, vec![row(codes.clone(), &[2.0])]).unwrap();
+            assert_eq!(matrix.parts()[0].coding().unwrap().group, group);
+            let values = through_codes(&matrix);
+            assert_eq!((values[127], values[128], values[299]), (254.0, -256.0, 86.0));
+        }
     }
 
     #[test]
@@ -292,7 +304,7 @@ mod tests {
 
     #[test]
     fn groups_that_no_kernel_knows_have_no_coding() {
-        for (group, expected) in [(24, None), (48, Some(16)), (8, None), (96, Some(32)), (512, Some(256))] {
+        for (group, expected) in [(24, None), (48, Some(16)), (8, None), (96, Some(32)), (512, Some(32))] {
             let groups = 1024usize.div_ceil(group);
             let rows = vec![row(vec![0; 1024], &vec![1.0; groups])];
             let matrix = Matrix::from_grouped(1024, plain(GroupedLevels::Signed8, group), rows).unwrap();
