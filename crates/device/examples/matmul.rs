@@ -64,7 +64,7 @@ fn grouped(levels: GroupedLevels, group: usize, affine: bool, rows: usize, cols:
         minimums: vec![-0.08; if affine { groups } else { 0 }],
         outliers: Vec::new(),
     };
-    let form = Grouped { group, levels, activations: ActivationScale::Group, order: None, outliers: None };
+    let form = Grouped { group, levels, activations: ActivationScale::Row, order: None, outliers: None };
     Ok(Matrix::from_grouped(cols, form, vec![row; rows])?)
 }
 
