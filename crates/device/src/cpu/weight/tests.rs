@@ -50,7 +50,8 @@ fn grouped(
     let form = Grouped {
         group,
         levels,
-        activations: ActivationScale::Group,
+        // Groups over which activations are rounded too are not left longer than 32.
+        activations: if group > 32 { ActivationScale::Row } else { ActivationScale::Group },
         order: order.then(|| (0..cols as u32).rev().collect()),
         outliers: (!outliers.is_empty()).then(|| outliers.into()),
     };
