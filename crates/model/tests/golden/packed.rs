@@ -128,8 +128,8 @@ fn logits<B: Backend>(backend: B, model: &OpenModel, prompt: &[u32]) -> Result<V
 /// The mean may be this much on models as they are trained, and at the start of training.
 const MEAN_DIVERGENCE: f64 = 1e-3;
 /// The small models here are made to be sensitive: attention that is nearly a choice of one token, and logits far apart.
-/// Rounding activations to bf16 alone moves them by 2e-3.
-const MEAN_DIVERGENCE_SENSITIVE: f64 = 3e-2;
+/// Rounding activations to bf16 alone moves them by 2e-3, and experts near a tie are chosen anew.
+const MEAN_DIVERGENCE_SENSITIVE: f64 = 6e-2;
 
 fn check_fast_path(golden: &Golden, model: &OpenModel, mean: f64) -> Result<(), String> {
     let exact = logits(Reference::new(), model, &golden.prompt)?;

@@ -146,12 +146,12 @@ pub fn argmax(row: &[f32]) -> u32 {
     best as u32
 }
 
-/// For a backend that rounds activations to bf16 before it multiplies them with packed weights: logits alone, within
-/// what that rounding costs.
+/// For a backend that rounds activations to eight bits before it multiplies them with packed weights: logits alone, within
+/// what that rounding costs a small network of random weights, which is much: a few hundredths of their spread.
 pub fn check_rounded<B: Backend>(golden: &Golden, model: &OpenModel, backend: impl Fn() -> B) -> Result<f64, String> {
     let rows = golden.prompt.len();
     let logits = Sequence::new(backend(), model, rows, rows)?.prompt(&golden.prompt, rows)?;
-    let worst = compare_within(golden, &logits, 100.0 * golden.tolerance())?;
+    let worst = compare_within(golden, &logits, 200.0 * golden.tolerance())?;
     match Sequence::new(backend(), model, rows, 7)?.prompt(&golden.prompt, 7)? == logits {
         true => Ok(worst),
         false => Err("the prompt in steps of 7 gives other logits than in one step".to_owned()),
