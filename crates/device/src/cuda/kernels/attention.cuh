@@ -1,0 +1,92 @@
+// What all attention kernels share: their arguments, where keys and values lie, and which positions a row sees.
+//
+// Scores, sums and outputs are in f32. Keys are taken in splits of SPLIT tokens counted from position 0; a split's
+// result is an unnormalized sum of values, the largest score and the sum of weights, and splits are merged in ascending
+// order. A row's bits therefore depend neither on the batch nor on how its prompt was cut.
+#pragma once
+#include "common.cuh"
+
+#define SPLIT 256
+
+// By value, mirrored in Rust with repr(C): 160 bytes.
+struct AttentionArgs {
+    void* out;               // [rows, heads * head_dim] activations
+    const void* qkv;         // q of row r and head h at r * qkv_width + h * head_dim
+    const u8* kv;            // the layer group's storage
+    const float* sinks;      // [heads] or null
+    const u32* first_row;    // [spans]
+    const u32* num_rows;     // [spans]
+    const u32* context;      // [spans]; 0: a padded span, which has no work items
+    const u32* first_block;  // [spans]: where the span's table starts in `blocks`
+    const u32* blocks;
+    const u32* work;         // [*num_work] pairs (span, item)
+    const u32* num_work;
+    float* partial;          // see `partial_at`
+    const u64* ancestors;    // [rows] or null: causal; see `Sight`
+    i64 block_stride;        // bytes from a block to the next
+    i64 layer_offset;        // bytes from a block's start to the layer's keys
+    i64 value_offset;        // bytes from the layer's keys to its values
+    i32 heads, kv_heads, head_dim, qkv_width;
+    float scale;
+    float soft_cap;          // 0: none
+    i32 window;              // 0: none
+    i32 max_splits;          // the most rows of a span in decode form (rows, not splits): the stride of `partial`
+};
+
+// Decode form: the items of a span are consecutive in the work list, ascending, and cover every split that any of its
+// rows sees. The result of item w (its place in the work list) for row i of its span and one head is head_dim sums, the
+// largest score, the sum of weights and two floats of padding. `partial` holds
+//     work items * max_splits * heads * (head_dim + 4) floats.
+DEVICE i64 partial_at(const AttentionArgs& args, u32 item, u32 index, u32 head) {
+    return (((i64)item * args.max_splits + index) * args.heads + head) * (args.head_dim + 4);
+}
+
+// Keys (value = 0) or values (value = 1) of the 16 tokens of one block, all kv heads.
+DEVICE const u8* kv_section(const AttentionArgs& args, u32 block, int value) {
+    return args.kv + (i64)block * args.block_stride + args.layer_offset + (value ? args.value_offset : 0);
+}
+// Bytes into a section of one head of one token where a head has `bytes` bytes.
+DEVICE i64 kv_head_at(u32 kv_head, u32 token, u32 bytes) {
+    return ((i64)kv_head * BLOCK_TOKENS + token) * bytes;
+}
+// fp8 and int8: bytes into a section of one token's scale, behind all heads' codes.
+DEVICE i64 kv_scale_at(const AttentionArgs& args, u32 kv_head, u32 token) {
+    return (i64)args.kv_heads * BLOCK_TOKENS * args.head_dim + (kv_head * BLOCK_TOKENS + token) * 4;
+}
+
+// Which positions one row sees. Rows of a span stand at `base`, `base + 1`, ... in storage. With `ancestors` a span of at
+// most 64 rows is a tree: bit j of a row's word says that it sees the span's row j (its own bit is set), and windows
+// count along the path, not through storage. Longer spans are causal.
+struct Sight {
+    i32 first;  // earliest position before the span, or of a causal row at all
+    i32 last;   // the row itself
+    i32 base;   // position of the span's first row
+    u64 own;    // the span's rows that a row of a tree sees
+    bool tree;
+};
+DEVICE Sight sight_of(const AttentionArgs& args, u32 span, u32 index) {
+    Sight sight;
+    u32 rows = args.num_rows[span];
+    sight.base = (i32)(args.context[span] - rows);
+    sight.last = sight.base + (i32)index;
+    sight.tree = args.ancestors != nullptr && rows <= 64;
+    sight.own = 0;
+    i32 position = sight.last;
+    if (sight.tree) {
+        sight.own = args.ancestors[args.first_row[span] + index];
+        position = sight.base + __popcll(sight.own) - 1;
+        if (args.window > 0)
+            while (__popcll(sight.own) > args.window) sight.own &= sight.own - 1;
+    }
+    sight.first = args.window > 0 ? max(position - args.window + 1, 0) : 0;
+    return sight;
+}
+DEVICE bool sees(const Sight& sight, i32 position) {
+    if (!sight.tree) return position >= sight.first && position <= sight.last;
+    if (position < sight.base) return position >= sight.first;
+    return position <= sight.last && ((sight.own >> (position - sight.base)) & 1);
+}
+// Earliest position that any row of a span sees: blocks before it may belong to another sequence by now.
+DEVICE i32 earliest(const AttentionArgs& args, u32 span) {
+    return args.window > 0 ? max((i32)(args.context[span] - args.num_rows[span]) - args.window + 1, 0) : 0;
+}
