@@ -30,15 +30,15 @@ struct AttentionArgs {
     float scale;
     float soft_cap;          // 0: none
     i32 window;              // 0: none
-    i32 max_splits;          // the most rows of a span in decode form (rows, not splits): the stride of `partial`
+    i32 partial_rows;        // most rows of a span in decode form; the stride of `partial`
 };
 
 // Decode form: the items of a span are consecutive in the work list, ascending, and cover every split that any of its
 // rows sees. The result of item w (its place in the work list) for row i of its span and one head is head_dim sums, the
 // largest score, the sum of weights and two floats of padding. `partial` holds
-//     work items * max_splits * heads * (head_dim + 4) floats.
+//     work items * partial_rows * heads * (head_dim + 4) floats.
 DEVICE i64 partial_at(const AttentionArgs& args, u32 item, u32 index, u32 head) {
-    return (((i64)item * args.max_splits + index) * args.heads + head) * (args.head_dim + 4);
+    return (((i64)item * args.partial_rows + index) * args.heads + head) * (args.head_dim + 4);
 }
 
 // Keys (value = 0) or values (value = 1) of the 16 tokens of one block, all kv heads.
@@ -52,6 +52,18 @@ DEVICE i64 kv_head_at(u32 kv_head, u32 token, u32 bytes) {
 // fp8 and int8: bytes into a section of one token's scale, behind all heads' codes.
 DEVICE i64 kv_scale_at(const AttentionArgs& args, u32 kv_head, u32 token) {
     return (i64)args.kv_heads * BLOCK_TOKENS * args.head_dim + (kv_head * BLOCK_TOKENS + token) * 4;
+}
+
+// int4: a head of one token is its codes, group by group of 32, then an f16 pair (scale, minimum) a group. Byte j of a
+// group holds code j in its low and code j + 16 in its high bits; a last group of n values has min(n, 16) bytes.
+DEVICE u32 int4_code_bytes(u32 head_dim) { return head_dim / 32 * 16 + min(head_dim % 32, 16u); }
+DEVICE u32 int4_head_bytes(u32 head_dim) { return int4_code_bytes(head_dim) + (head_dim + 31) / 32 * 4; }
+DEVICE float int4_value(const u8* head, u32 head_dim, u32 i) {
+    u32 group = i / 32, j = i % 32;
+    u32 code = (head[group * 16 + j % 16] >> (j / 16 * 4)) & 15;
+    const u8* pair = head + int4_code_bytes(head_dim) + group * 4;  // odd head sizes have it at odd addresses
+    float scale = half_to_float((u16)(pair[0] | pair[1] << 8)), least = half_to_float((u16)(pair[2] | pair[3] << 8));
+    return __fmaf_rn(scale, (float)code, least);
 }
 
 // Which positions one row sees. Rows of a span stand at `base`, `base + 1`, ... in storage. With `ancestors` a span of at
