@@ -7,7 +7,7 @@ use std::time::Instant;
 use folio_device::cpu::{Cpu, CpuConfig, ceilings};
 use folio_device::{
     Attention, BLOCK_TOKENS, Backend, Batch, GroupTables, InputLimits, KvFormat, KvShape, NormSpan, PrepareQkv, Result,
-    Span,
+    Span, TensorKind,
 };
 
 /// Heads, and those of keys and values.
@@ -45,18 +45,19 @@ impl Setup {
         let mut inputs = cpu.inputs(InputLimits {
             rows: context,
             spans: 1,
+            outputs: 0,
             table_entries: blocks,
             groups: 1,
             ropes: 0,
             rope_pairs: 0,
         })?;
-        let mut qkv = cpu.tensor(context, (heads.0 + 2 * heads.1) * head_dim)?;
+        let mut qkv = cpu.tensor(context, (heads.0 + 2 * heads.1) * head_dim, TensorKind::Activation)?;
         for row in 0..context {
             for (i, value) in qkv.row_mut(row).iter_mut().enumerate() {
                 *value = ((row * 31 + i * 17) % 97) as f32 / 97.0 - 0.5;
             }
         }
-        let out = cpu.tensor(context, heads.0 * head_dim)?;
+        let out = cpu.tensor(context, heads.0 * head_dim, TensorKind::Activation)?;
         cpu.upload(&mut inputs, &batch(context, context, blocks));
         for layer in 0..layers {
             cpu.prepare_qkv(&mut qkv, &mut kv, layer, &prepare(heads, head_dim), &inputs);

@@ -8,8 +8,8 @@
 use std::borrow::Cow;
 use std::time::Instant;
 
-use folio_device::Backend;
 use folio_device::cpu::{Cpu, CpuConfig, Weight, ceilings};
+use folio_device::{Backend, TensorKind};
 use folio_formats::{ActivationScale, Format, Grouped, GroupedLevels, GroupedRow, Matrix};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -154,7 +154,8 @@ fn measure(cpu: &mut Cpu, subject: &mut Subject, index: usize, rows: usize) -> R
     let mut sums = [0.0; SHAPES.len()];
     let mut tensors = Vec::new();
     for (weight, (outputs, inputs)) in layers[0].iter().zip(SHAPES) {
-        let (mut out, mut x) = (cpu.tensor(rows, outputs)?, cpu.tensor(rows, inputs)?);
+        let kind = TensorKind::Activation;
+        let (mut out, mut x) = (cpu.tensor(rows, outputs, kind)?, cpu.tensor(rows, inputs, kind)?);
         x.head_mut(rows).iter_mut().enumerate().for_each(|(i, value)| *value = (i * 31 % 201) as f32 / 100.0 - 1.0);
         // Tensors are touched before the clock starts.
         cpu.linear(&mut out, &x, weight, None, rows);

@@ -2,20 +2,21 @@
 //!
 //! A backend owns its memory: tensors, weights and KV storage are opaque handles made once at start. The operations
 //! of a step allocate nothing, return nothing to the host and never branch on a tensor's contents, so that a device
-//! may record them once and replay them; only `upload`, `upload_rows`, `download`, `save_block` and `load_block` cross the
-//! border.
+//! may record them once and replay them ([`Backend::begin`]); only `upload`, `upload_rows`, `download`, `draw`, `drawn`,
+//! `save_block` and `load_block` cross the border.
 //! Activations are `[rows, width]`, one row a token, whatever request it belongs to.
 //!
-//! Every operation is row-independent: a row's result depends on that row's inputs alone, bit for bit, never on how
-//! many rows run beside it or on the number of threads. Reductions run in one fixed order.
+//! On the CPU every operation is row-independent: a row's result depends on that row's inputs alone, bit for bit, never
+//! on how many rows run beside it or on the number of threads. Reductions run in one fixed order. A device may promise
+//! less for matrix products unless it is asked for more; [`Backend::numerics`] says which.
 
 use folio_formats::Matrix;
 
-use crate::{Batch, KvShape, Result};
+use crate::{Batch, Drawn, Draws, KvShape, Result};
 
 /// A device that can run a decoder.
 pub trait Backend: Send + 'static {
-    /// f32-valued activations `[rows, cols]`; the device may hold them in a narrower type.
+    /// f32-valued activations `[rows, cols]`; the device may hold them in a narrower type, see [`TensorKind`].
     type Tensor: Send;
     /// A short constant vector: norm weights, biases, sinks, inverse frequencies.
     type Vector: Send;
@@ -30,7 +31,7 @@ pub trait Backend: Send + 'static {
 
     // ---- made once, at start ----
 
-    fn tensor(&mut self, rows: usize, cols: usize) -> Result<Self::Tensor>;
+    fn tensor(&mut self, rows: usize, cols: usize, kind: TensorKind) -> Result<Self::Tensor>;
     fn vector(&mut self, values: &[f32]) -> Result<Self::Vector>;
     /// Copies and repacks; the matrix's bytes are not needed afterwards.
     fn weight(&mut self, matrix: &Matrix<'_>) -> Result<Self::Weight>;
@@ -54,7 +55,26 @@ pub trait Backend: Send + 'static {
     // ---- one step ----
 
     /// Takes over the step's ids, positions, spans and tables.
-    fn upload(&mut self, inputs: &mut Self::Inputs, batch: &Batch);
+    ///
+    /// The operations that follow are asked for the size returned, which is at least the batch's own: a device may pad
+    /// a step in which every span has one row and every row an output up to a size that it has recorded. The rows added
+    /// lie behind the others, write no keys and mean nothing.
+    fn upload(&mut self, inputs: &mut Self::Inputs, batch: &Batch) -> StepSize;
+
+    /// Before the operations of an uploaded step, the first `num_logits` of whose outputs get logits. False: all of them
+    /// were done by replaying a recording, and are to be left out, [`Backend::end`] included.
+    fn begin(&mut self, _inputs: &Self::Inputs, _num_logits: usize) -> bool {
+        true
+    }
+
+    /// Behind the operations of a step that [`Backend::begin`] asked for.
+    fn end(&mut self, _inputs: &Self::Inputs) {}
+
+    /// What went wrong on the device so far, where operations could not say it; asked at the end of each step. It does
+    /// not wait for the device: what the device is still to find is said later.
+    fn check(&mut self) -> Result<()> {
+        Ok(())
+    }
 
     /// Cosines and sines of this step's positions for rope number `rope`: angle = position * inv_freq[i] in f32, both
     /// multiplied by `magnitude`.
@@ -151,6 +171,23 @@ pub trait Backend: Send + 'static {
     /// The first `rows` rows, packed, into `out`.
     fn download(&mut self, tensor: &Self::Tensor, rows: usize, out: &mut Vec<f32>);
 
+    /// Whether [`Backend::draw`] and [`Backend::drawn`] may be asked, and ids of [`DRAWN_TOKEN`](crate::DRAWN_TOKEN) be
+    /// in a batch.
+    fn draws_tokens(&self) -> bool {
+        false
+    }
+
+    /// Begins to turn rows of the step's logits into tokens, as many as there are outputs at most. The logits are used
+    /// up. Does not wait.
+    fn draw(&mut self, _logits: &mut Self::Tensor, _draws: &Draws) {
+        panic!("this device draws no tokens");
+    }
+
+    /// Waits for the last [`Backend::draw`] and tells what it gave, one entry a draw.
+    fn drawn(&mut self, _out: &mut Vec<Drawn>) -> Result<()> {
+        panic!("this device draws no tokens");
+    }
+
     // ---- blocks to and from the host, between steps ----
 
     /// Copies one block, all layers of the group, to the host: keys, then values, [`KvShape::block_bytes`] in all.
@@ -170,12 +207,39 @@ pub trait Backend: Send + 'static {
 pub struct InputLimits {
     pub rows: usize,
     pub spans: usize,
+    /// Rows that are gathered, or whose logits are computed.
+    pub outputs: usize,
     /// Block-table entries of all spans together, per group.
     pub table_entries: usize,
     pub groups: usize,
     pub ropes: usize,
     /// Width of the widest rope, in pairs.
     pub rope_pairs: usize,
+}
+
+/// What a tensor is for: devices that hold activations in a narrower type hold some of them in f32 all the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TensorKind {
+    /// The residual stream, and rows picked from it.
+    Stream,
+    /// What matrix products read and give.
+    Activation,
+    /// Logits, of tokens and of routers.
+    Scores,
+}
+
+/// How many rows the operations of a step are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepSize {
+    pub rows: usize,
+    pub outputs: usize,
+}
+
+impl StepSize {
+    /// The batch's own size, padded by nothing.
+    pub fn of(batch: &Batch) -> Self {
+        Self { rows: batch.num_rows(), outputs: batch.outputs.len() }
+    }
 }
 
 /// Which values a q or k norm runs over.

@@ -77,7 +77,8 @@ impl Batch {
 mod tests {
     use super::*;
 
-    const LIMITS: InputLimits = InputLimits { rows: 4, spans: 2, table_entries: 4, groups: 1, ropes: 0, rope_pairs: 0 };
+    const LIMITS: InputLimits =
+        InputLimits { rows: 4, spans: 2, outputs: 1, table_entries: 4, groups: 1, ropes: 0, rope_pairs: 0 };
 
     /// Two sequences: a chunk of two rows that ends at position 17, and a first token.
     fn batch() -> Batch {

@@ -23,6 +23,10 @@ pub enum Error {
     #[error("cannot start {what}: {source}")]
     Host { what: &'static str, source: std::io::Error },
 
+    /// A device, its driver or one of its libraries said no.
+    #[error("{device}: {message}")]
+    Device { device: String, message: String },
+
     #[error(transparent)]
     Format(#[from] folio_formats::Error),
 }

@@ -5,6 +5,7 @@
 
 mod backend;
 mod batch;
+mod draw;
 mod error;
 mod kv_format;
 
@@ -14,5 +15,6 @@ pub mod reference;
 
 pub use backend::*;
 pub use batch::{BLOCK_TOKENS, Batch, GroupTables, Span};
+pub use draw::{DRAWN_TOKEN, Draw, DrawFailure, Drawn, DrawnLogprobs, Draws, SeenToken};
 pub use error::{Error, Result};
 pub use kv_format::{KV_GROUP, KV_TINY, KvFormat, KvShape};

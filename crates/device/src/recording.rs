@@ -14,7 +14,10 @@ use std::{
 
 use folio_formats::Matrix;
 
-use crate::{Activation, Attention, Backend, Batch, ExpertsSource, InputLimits, KvShape, PrepareQkv, Result, Routing};
+use crate::{
+    Activation, Attention, Backend, Batch, Drawn, Draws, ExpertsSource, InputLimits, KvShape, PrepareQkv, Result,
+    Routing, StepSize, TensorKind,
+};
 
 /// One operation as it was asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,8 +110,8 @@ impl<B: Backend> Backend for Recording<B> {
     type Kv = Recorded<B::Kv>;
     type Inputs = Recorded<B::Inputs>;
 
-    fn tensor(&mut self, rows: usize, cols: usize) -> Result<Self::Tensor> {
-        Ok(Recorded::new(self.inner.tensor(rows, cols)?, &[rows, cols]))
+    fn tensor(&mut self, rows: usize, cols: usize, kind: TensorKind) -> Result<Self::Tensor> {
+        Ok(Recorded::new(self.inner.tensor(rows, cols, kind)?, &[rows, cols]))
     }
 
     fn vector(&mut self, values: &[f32]) -> Result<Self::Vector> {
@@ -132,7 +135,8 @@ impl<B: Backend> Backend for Recording<B> {
     }
 
     fn inputs(&mut self, limits: InputLimits) -> Result<Self::Inputs> {
-        let sizes = [limits.rows, limits.spans, limits.table_entries, limits.groups, limits.ropes, limits.rope_pairs];
+        let InputLimits { rows, spans, outputs, table_entries, groups, ropes, rope_pairs } = limits;
+        let sizes = [rows, spans, outputs, table_entries, groups, ropes, rope_pairs];
         Ok(Recorded::new(self.inner.inputs(limits)?, &sizes))
     }
 
@@ -148,11 +152,38 @@ impl<B: Backend> Backend for Recording<B> {
         self.inner.experts_bytes(&experts.inner)
     }
 
-    fn upload(&mut self, inputs: &mut Self::Inputs, batch: &Batch) {
+    fn upload(&mut self, inputs: &mut Self::Inputs, batch: &Batch) -> StepSize {
         let sizes: [(&str, &dyn Debug); 3] =
             [("rows", &batch.num_rows()), ("spans", &batch.spans.len()), ("outputs", &batch.outputs.len())];
         self.note("upload", [inputs.id()], &sizes);
-        self.inner.upload(&mut inputs.inner, batch);
+        self.inner.upload(&mut inputs.inner, batch)
+    }
+
+    fn begin(&mut self, inputs: &Self::Inputs, num_logits: usize) -> bool {
+        self.note("begin", [inputs.id()], &[("num_logits", &num_logits)]);
+        self.inner.begin(&inputs.inner, num_logits)
+    }
+
+    fn end(&mut self, inputs: &Self::Inputs) {
+        self.note("end", [inputs.id()], &[]);
+        self.inner.end(&inputs.inner);
+    }
+
+    fn check(&mut self) -> Result<()> {
+        self.inner.check()
+    }
+
+    fn draws_tokens(&self) -> bool {
+        self.inner.draws_tokens()
+    }
+
+    fn draw(&mut self, logits: &mut Self::Tensor, draws: &Draws) {
+        self.note("draw", [logits.id()], &[("draws", &draws.draws.len())]);
+        self.inner.draw(&mut logits.inner, draws);
+    }
+
+    fn drawn(&mut self, out: &mut Vec<Drawn>) -> Result<()> {
+        self.inner.drawn(out)
     }
 
     fn rope_angles(&mut self, inputs: &mut Self::Inputs, rope: usize, inv_freq: &Self::Vector, magnitude: f32) {
@@ -355,8 +386,8 @@ mod tests {
     #[test]
     fn equal_steps_have_equal_logs_and_others_do_not() {
         let mut backend = Recording::new(Reference::new());
-        let mut x = backend.tensor(4, 3).unwrap();
-        let mut y = backend.tensor(4, 3).unwrap();
+        let mut x = backend.tensor(4, 3, TensorKind::Activation).unwrap();
+        let mut y = backend.tensor(4, 3, TensorKind::Activation).unwrap();
         let norm = backend.vector(&[1.0, 2.0, 3.0]).unwrap();
         let first = step(&mut backend, &mut x, &mut y, &norm, 2);
         assert_eq!(first.iter().map(|op| op.name).collect::<Vec<_>>(), ["rms_norm", "add"]);
@@ -364,7 +395,7 @@ mod tests {
         assert_eq!(first, step(&mut backend, &mut x, &mut y, &norm, 2));
         assert_ne!(first, step(&mut backend, &mut x, &mut y, &norm, 3), "another number of rows");
         assert_ne!(first, step(&mut backend, &mut y, &mut x, &norm, 2), "other memory");
-        let mut rebuilt = backend.tensor(4, 3).unwrap();
+        let mut rebuilt = backend.tensor(4, 3, TensorKind::Activation).unwrap();
         assert_ne!(first, step(&mut backend, &mut x, &mut rebuilt, &norm, 2), "a handle made anew");
     }
 }

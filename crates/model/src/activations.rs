@@ -1,6 +1,6 @@
 //! All memory a step works in, made once at load: a step allocates nothing and always meets the same addresses.
 
-use folio_device::Backend;
+use folio_device::{Backend, TensorKind};
 
 use crate::{DecoderLimits, FfnSpec, ModelSpec, Result};
 
@@ -32,8 +32,8 @@ pub(crate) struct Activations<B: Backend> {
 pub(crate) struct ByWidth<B: Backend>(Vec<(usize, B::Tensor)>);
 
 impl<B: Backend> ByWidth<B> {
-    fn new(backend: &mut B, rows: usize, widths: &[usize]) -> Result<Self> {
-        let tensors = widths.iter().map(|&width| Ok((width, backend.tensor(rows, width)?)));
+    fn new(backend: &mut B, rows: usize, widths: &[usize], kind: TensorKind) -> Result<Self> {
+        let tensors = widths.iter().map(|&width| Ok((width, backend.tensor(rows, width, kind)?)));
         Ok(Self(tensors.collect::<Result<_>>()?))
     }
 
@@ -94,26 +94,27 @@ impl Widths {
 
 impl<B: Backend> Activations<B> {
     pub fn new(backend: &mut B, spec: &ModelSpec, limits: &DecoderLimits) -> Result<Self> {
+        use TensorKind::{Activation, Scores, Stream};
         let widths = Widths::of(spec);
         let (rows, hidden, outputs) = (limits.rows, spec.hidden, limits.outputs);
-        let optional = |backend: &mut B, wanted: bool, width| -> Result<Option<B::Tensor>> {
-            Ok(if wanted { Some(backend.tensor(rows, width)?) } else { None })
+        let optional = |backend: &mut B, wanted: bool, width, kind| -> Result<Option<B::Tensor>> {
+            Ok(if wanted { Some(backend.tensor(rows, width, kind)?) } else { None })
         };
         Ok(Self {
-            residual: backend.tensor(rows, hidden)?,
-            normed: backend.tensor(rows, hidden)?,
-            branch: backend.tensor(rows, hidden)?,
-            post: optional(backend, widths.after_norm, hidden)?,
-            qkv: ByWidth::new(backend, rows, &widths.qkv)?,
-            attended: ByWidth::new(backend, rows, &widths.attended)?,
-            gate_up: ByWidth::new(backend, rows, &widths.gate_up)?,
-            gated: ByWidth::new(backend, rows, &widths.gated)?,
-            router: ByWidth::new(backend, rows, &widths.router)?,
-            shared: optional(backend, widths.shared, hidden)?,
-            shared_switch: optional(backend, widths.shared, 1)?,
-            picked: backend.tensor(outputs, hidden)?,
-            picked_normed: backend.tensor(outputs, hidden)?,
-            logits: backend.tensor(outputs, spec.vocab_size)?,
+            residual: backend.tensor(rows, hidden, Stream)?,
+            normed: backend.tensor(rows, hidden, Activation)?,
+            branch: backend.tensor(rows, hidden, Activation)?,
+            post: optional(backend, widths.after_norm, hidden, Activation)?,
+            qkv: ByWidth::new(backend, rows, &widths.qkv, Activation)?,
+            attended: ByWidth::new(backend, rows, &widths.attended, Activation)?,
+            gate_up: ByWidth::new(backend, rows, &widths.gate_up, Activation)?,
+            gated: ByWidth::new(backend, rows, &widths.gated, Activation)?,
+            router: ByWidth::new(backend, rows, &widths.router, Scores)?,
+            shared: optional(backend, widths.shared, hidden, Activation)?,
+            shared_switch: optional(backend, widths.shared, 1, Scores)?,
+            picked: backend.tensor(outputs, hidden, Stream)?,
+            picked_normed: backend.tensor(outputs, hidden, Activation)?,
+            logits: backend.tensor(outputs, spec.vocab_size, Scores)?,
         })
     }
 }

@@ -6,7 +6,7 @@
 mod check;
 mod stage;
 
-use folio_device::{Backend, Batch, InputLimits, KvFormat, KvShape};
+use folio_device::{Backend, Batch, Drawn, Draws, InputLimits, KvFormat, KvShape, StepSize};
 
 use crate::{
     MemoryUse, ModelSpec, OpenModel, Result,
@@ -118,6 +118,7 @@ impl<B: Backend> Decoder<B> {
         let inputs = backend.inputs(InputLimits {
             rows: limits.rows,
             spans: limits.spans,
+            outputs: limits.outputs,
             table_entries: limits.table_entries,
             groups: kv.len(),
             ropes: spec.ropes.len(),
@@ -190,21 +191,41 @@ impl<B: Backend> Decoder<B> {
     }
 
     fn step(&mut self, batch: &Batch, stream: Option<&[f32]>, num_logits: usize) -> Result<()> {
-        let rows = batch.num_rows();
         (self.num_outputs, self.num_logits) = (0, 0);
-        if rows == 0 {
+        if batch.num_rows() == 0 {
             return Ok(());
         }
-        check::batch(&self.spec, &self.limits, batch)?;
+        check::batch(&self.spec, &self.limits, batch, self.backend.draws_tokens())?;
+        let outputs = batch.outputs.len();
+        let size = self.backend.upload(&mut self.inputs, batch);
+        // Where the device has padded the step, rows that mean nothing get logits too.
+        let logits = if num_logits >= outputs { size.outputs } else { num_logits };
+        match stream {
+            Some(stream) => {
+                self.backend.upload_rows(&mut self.acts.residual, stream);
+                self.run(size, logits, false);
+            }
+            None => {
+                if self.backend.begin(&self.inputs, logits) {
+                    self.run(size, logits, true);
+                    self.backend.end(&self.inputs);
+                }
+            }
+        }
+        (self.num_outputs, self.num_logits) = (outputs, num_logits.min(outputs));
+        Ok(self.backend.check()?)
+    }
+
+    /// The operations of an uploaded step, from token ids or from what is in the residual stream.
+    fn run(&mut self, size: StepSize, num_logits: usize, embed: bool) {
         let Self { backend, spec, embedding, layers, ropes, kv, inputs, acts, .. } = self;
-        backend.upload(inputs, batch);
+        let rows = size.rows;
         for (number, rope) in spec.ropes.iter().enumerate() {
             backend.rope_angles(inputs, number, &ropes[number], rope.magnitude);
         }
-        match (stream, embedding) {
-            (Some(stream), _) => backend.upload_rows(&mut acts.residual, stream),
-            (None, Some(table)) => backend.embed(&mut acts.residual, table, inputs, spec.embed_scale),
-            (None, None) => panic!("a stage without the embedding table was given no hidden states"),
+        if embed {
+            let table = embedding.as_ref().expect("a stage without the embedding table is given hidden states");
+            backend.embed(&mut acts.residual, table, inputs, spec.embed_scale);
         }
         if let Some(norm) = layers.first().and_then(|layer| layer.norms.before_attention.as_ref()) {
             backend.rms_norm(&mut acts.normed, &acts.residual, norm, spec.norm_eps, rows);
@@ -218,21 +239,18 @@ impl<B: Backend> Decoder<B> {
             let next = layers.get(number + 1).and_then(|layer| layer.norms.before_attention.as_ref());
             join.run(backend, acts, norms.after_ffn.as_ref(), next);
         }
-        self.num_outputs = batch.outputs.len();
-        self.num_logits = num_logits.min(self.num_outputs);
-        if self.num_outputs > 0 && self.final_norm.is_some() {
-            self.compute_outputs();
+        if size.outputs > 0 && self.final_norm.is_some() {
+            self.compute_outputs(size.outputs, num_logits);
         }
-        Ok(())
     }
 
     /// Only the rows asked for pay for the last norm and the output matrix.
-    fn compute_outputs(&mut self) {
+    fn compute_outputs(&mut self, outputs: usize, num_logits: usize) {
         let Self { backend, spec, acts, inputs, .. } = self;
         backend.gather_outputs(&mut acts.picked, &acts.residual, inputs);
         let norm = self.final_norm.as_ref().expect("outputs are computed by the last stage");
-        backend.rms_norm(&mut acts.picked_normed, &acts.picked, norm, spec.norm_eps, self.num_outputs);
-        let rows = self.num_logits;
+        backend.rms_norm(&mut acts.picked_normed, &acts.picked, norm, spec.norm_eps, outputs);
+        let rows = num_logits;
         if rows == 0 {
             return;
         }
@@ -249,6 +267,21 @@ impl<B: Backend> Decoder<B> {
     /// The last step's logits, `[outputs, vocab]`, into `out`.
     pub fn logits(&mut self, out: &mut Vec<f32>) {
         self.backend.download(&self.acts.logits, self.num_logits, out);
+    }
+
+    /// Whether [`Decoder::draw`] may be asked.
+    pub fn draws_tokens(&self) -> bool {
+        self.backend.draws_tokens()
+    }
+
+    /// Begins to turn the last step's logits into tokens on the device; they are used up. Does not wait.
+    pub fn draw(&mut self, draws: &Draws) {
+        self.backend.draw(&mut self.acts.logits, draws);
+    }
+
+    /// Waits for the last [`Decoder::draw`] and tells what it gave.
+    pub fn drawn(&mut self, out: &mut Vec<Drawn>) -> Result<()> {
+        Ok(self.backend.drawn(out)?)
     }
 
     /// What the output matrix reads, the states behind the last norm, of all output rows: `[outputs, hidden]`.

@@ -6,7 +6,8 @@
 
 use folio_device::reference::{self, Reference};
 use folio_device::{
-    Activation, Attention, Backend, Batch, ExpertsSource, InputLimits, KvShape, PrepareQkv, Result, Routing,
+    Activation, Attention, Backend, Batch, ExpertsSource, InputLimits, KvShape, PrepareQkv, Result, Routing, StepSize,
+    TensorKind,
 };
 use folio_formats::Matrix;
 use folio_model::{LayerSites, SiteKind};
@@ -155,8 +156,8 @@ impl<B: Backend> Backend for Collect<B> {
     type Kv = B::Kv;
     type Inputs = B::Inputs;
 
-    fn tensor(&mut self, rows: usize, cols: usize) -> Result<Self::Tensor> {
-        self.inner.tensor(rows, cols)
+    fn tensor(&mut self, rows: usize, cols: usize, kind: TensorKind) -> Result<Self::Tensor> {
+        self.inner.tensor(rows, cols, kind)
     }
 
     fn vector(&mut self, values: &[f32]) -> Result<Self::Vector> {
@@ -202,9 +203,15 @@ impl<B: Backend> Backend for Collect<B> {
         experts.experts.iter().map(bytes).sum()
     }
 
-    fn upload(&mut self, inputs: &mut Self::Inputs, batch: &Batch) {
+    fn upload(&mut self, inputs: &mut Self::Inputs, batch: &Batch) -> StepSize {
         self.turn = 0;
+        // Rows that a device adds would be counted, so its operations are asked for the batch's own alone.
         self.inner.upload(inputs, batch);
+        StepSize::of(batch)
+    }
+
+    fn check(&mut self) -> Result<()> {
+        self.inner.check()
     }
 
     fn rope_angles(&mut self, inputs: &mut Self::Inputs, rope: usize, inv_freq: &Self::Vector, magnitude: f32) {
@@ -367,10 +374,10 @@ impl<B: Backend> ExpertScratch<B> {
     fn new(backend: &mut B, rows: usize, hidden: usize, inter: usize) -> Result<Self> {
         Ok(Self {
             rows,
-            x: backend.tensor(rows, hidden)?,
-            gate_up: backend.tensor(rows, 2 * inter)?,
-            gated: backend.tensor(rows, inter)?,
-            out: backend.tensor(rows, hidden)?,
+            x: backend.tensor(rows, hidden, TensorKind::Activation)?,
+            gate_up: backend.tensor(rows, 2 * inter, TensorKind::Activation)?,
+            gated: backend.tensor(rows, inter, TensorKind::Activation)?,
+            out: backend.tensor(rows, hidden, TensorKind::Activation)?,
         })
     }
 }

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use folio_device::Backend;
+use folio_device::{Backend, TensorKind};
 use folio_formats::{Format, Matrix};
 use half::bf16;
 
@@ -43,10 +43,11 @@ impl<B: Backend> Gram<B> {
         hessian.note_sizes(rows);
         let tokens = (rows.len() / size).next_multiple_of(TOKENS);
         self.turn(rows, size, tokens);
+        let kind = TensorKind::Activation;
         let (turned, product) = match self.tensors.entry((size, tokens)) {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => {
-                entry.insert((backend.tensor(size, tokens)?, backend.tensor(size, STRIP.min(size))?))
+                entry.insert((backend.tensor(size, tokens, kind)?, backend.tensor(size, STRIP.min(size), kind)?))
             }
         };
         backend.upload_rows(turned, &self.turned);
@@ -56,7 +57,7 @@ impl<B: Backend> Gram<B> {
             let weight = backend.weight(&bf16_rows(strip, tokens)?)?;
             if width < STRIP.min(size) {
                 // The last strip of a size that is no multiple.
-                let mut narrow = backend.tensor(size, width)?;
+                let mut narrow = backend.tensor(size, width, kind)?;
                 backend.linear(&mut narrow, turned, &weight, None, first + width);
                 backend.download(&narrow, first + width, &mut self.product);
             } else {

@@ -221,7 +221,7 @@ mod tests {
     use super::*;
     use crate::cpu::{CpuConfig, Isa};
     use crate::reference::Reference;
-    use crate::{Activation, Backend, RouterScore};
+    use crate::{Activation, Backend, RouterScore, TensorKind};
 
     const EXPERTS: usize = 6;
     const HIDDEN: usize = 70;
@@ -266,8 +266,11 @@ mod tests {
         let mut cpu = Cpu::new(CpuConfig { threads, isa: Some(isa) }).unwrap();
         let experts = cpu.experts(source()).unwrap();
         let rows = range.len();
-        let mut out = cpu.tensor(rows, HIDDEN).unwrap();
-        let (mut x, mut logits) = (cpu.tensor(rows, HIDDEN).unwrap(), cpu.tensor(rows, EXPERTS).unwrap());
+        let mut out = cpu.tensor(rows, HIDDEN, TensorKind::Activation).unwrap();
+        let (mut x, mut logits) = (
+            cpu.tensor(rows, HIDDEN, TensorKind::Activation).unwrap(),
+            cpu.tensor(rows, EXPERTS, TensorKind::Scores).unwrap(),
+        );
         for (row, source) in range.enumerate() {
             x.row_mut(row).iter_mut().enumerate().for_each(|(i, v)| *v = noise(1, source * HIDDEN + i));
             logits.row_mut(row).iter_mut().enumerate().for_each(|(i, v)| *v = 3.0 * noise(2, source * EXPERTS + i));
@@ -313,7 +316,7 @@ mod tests {
                 let x: Vec<f32> = (0..HIDDEN).map(|i| noise(1, row * HIDDEN + i)).collect();
                 let logits: Vec<f32> = (0..EXPERTS).map(|i| 3.0 * noise(2, row * EXPERTS + i)).collect();
                 let (x, logits) = (one_row(&mut reference, &x), one_row(&mut reference, &logits));
-                let mut out = reference.tensor(1, HIDDEN).unwrap();
+                let mut out = reference.tensor(1, HIDDEN, TensorKind::Activation).unwrap();
                 reference.experts_forward(&mut out, &x, &logits, &experts, &routing(), 1);
                 let mut expected = Vec::new();
                 reference.download(&out, 1, &mut expected);
@@ -326,10 +329,10 @@ mod tests {
 
     /// A tensor of one row with these values; the reference's tensors are its own, so a bias brings them in.
     fn one_row(reference: &mut Reference, values: &[f32]) -> <Reference as Backend>::Tensor {
-        let zero = reference.tensor(1, 1).unwrap();
+        let zero = reference.tensor(1, 1, TensorKind::Scores).unwrap();
         let weight = reference.weight(&matrix(0, values.len(), 1)).unwrap();
         let bias = reference.vector(values).unwrap();
-        let mut out = reference.tensor(1, values.len()).unwrap();
+        let mut out = reference.tensor(1, values.len(), TensorKind::Activation).unwrap();
         reference.linear(&mut out, &zero, &weight, Some(&bias), 1);
         out
     }

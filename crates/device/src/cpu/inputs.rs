@@ -169,7 +169,8 @@ mod tests {
 
     #[test]
     fn angles_match_plain_loops_on_any_number_of_threads() {
-        let limits = InputLimits { rows: 70, spans: 1, table_entries: 8, groups: 1, ropes: 2, rope_pairs: 5 };
+        let limits =
+            InputLimits { rows: 70, spans: 1, outputs: 1, table_entries: 8, groups: 1, ropes: 2, rope_pairs: 5 };
         let positions: Vec<u32> = (0..70).map(|row| row * 997).collect();
         let span = Span { first_row: 0, num_rows: 70, context: 70 };
         let tables = GroupTables { slots: (0..70).collect(), blocks: vec![0; 5], first_block: vec![0] };
@@ -201,7 +202,8 @@ mod tests {
     #[test]
     #[should_panic(expected = "angles of rope 0")]
     fn angles_of_an_earlier_step_are_refused() {
-        let limits = InputLimits { rows: 4, spans: 1, table_entries: 1, groups: 1, ropes: 1, rope_pairs: 1 };
+        let limits =
+            InputLimits { rows: 4, spans: 1, outputs: 1, table_entries: 1, groups: 1, ropes: 1, rope_pairs: 1 };
         let batch = Batch {
             tokens: vec![1],
             positions: vec![3],
@@ -221,7 +223,7 @@ mod tests {
 
     #[test]
     fn impossible_limits_are_an_error() {
-        let small = InputLimits { rows: 4, spans: 1, table_entries: 1, groups: 1, ropes: 1, rope_pairs: 1 };
+        let small = InputLimits { rows: 4, spans: 1, outputs: 1, table_entries: 1, groups: 1, ropes: 1, rope_pairs: 1 };
         for limits in [
             InputLimits { rows: usize::MAX / 2, ..small },
             InputLimits { spans: usize::MAX / 2, ..small },

@@ -32,6 +32,7 @@ use folio_formats::Matrix;
 
 use crate::{
     Activation, Attention, Backend, Batch, Error, ExpertsSource, InputLimits, KvShape, PrepareQkv, Result, Routing,
+    StepSize, TensorKind,
 };
 
 /// How a [`Cpu`] is opened.
@@ -94,7 +95,7 @@ impl Backend for Cpu {
     type Kv = kv::Kv;
     type Inputs = inputs::Inputs;
 
-    fn tensor(&mut self, rows: usize, cols: usize) -> Result<Tensor> {
+    fn tensor(&mut self, rows: usize, cols: usize, _: TensorKind) -> Result<Tensor> {
         Tensor::new(rows, cols)
     }
 
@@ -130,8 +131,9 @@ impl Backend for Cpu {
         experts.bytes()
     }
 
-    fn upload(&mut self, inputs: &mut inputs::Inputs, batch: &Batch) {
+    fn upload(&mut self, inputs: &mut inputs::Inputs, batch: &Batch) -> StepSize {
         inputs::upload(self.ctx(), inputs, batch);
+        StepSize::of(batch)
     }
 
     fn rope_angles(&mut self, inputs: &mut inputs::Inputs, rope: usize, inv_freq: &Vector, magnitude: f32) {

@@ -161,7 +161,15 @@ mod tests {
             }
         }
         each_setup(|ctx| {
-            let limits = InputLimits { rows: ROWS, spans: 1, table_entries: 3, groups: 1, ropes: 1, rope_pairs: pairs };
+            let limits = InputLimits {
+                rows: ROWS,
+                spans: 1,
+                outputs: 1,
+                table_entries: 3,
+                groups: 1,
+                ropes: 1,
+                rope_pairs: pairs,
+            };
             let mut inputs = Inputs::new(limits).unwrap();
             upload(ctx, &mut inputs, &batch());
             rope_angles(ctx, &mut inputs, 0, &vector(&frequencies), 1.0);

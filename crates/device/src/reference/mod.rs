@@ -15,6 +15,7 @@ use folio_formats::Matrix;
 
 use crate::{
     Activation, Attention, Backend, Batch, Error, ExpertsSource, InputLimits, KvShape, PrepareQkv, Result, Routing,
+    StepSize, TensorKind,
 };
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -151,7 +152,7 @@ impl Backend for Reference {
     type Kv = Kv;
     type Inputs = Inputs;
 
-    fn tensor(&mut self, rows: usize, cols: usize) -> Result<Tensor> {
+    fn tensor(&mut self, rows: usize, cols: usize, _: TensorKind) -> Result<Tensor> {
         Ok(Tensor { rows, cols, values: zeros("tensor", rows * cols)? })
     }
 
@@ -190,10 +191,11 @@ impl Backend for Reference {
         experts.bytes()
     }
 
-    fn upload(&mut self, inputs: &mut Inputs, batch: &Batch) {
+    fn upload(&mut self, inputs: &mut Inputs, batch: &Batch) -> StepSize {
         inputs.check(batch);
         inputs.batch.clone_from(batch);
         inputs.ropes.fill(Rope::default());
+        StepSize::of(batch)
     }
 
     fn rope_angles(&mut self, inputs: &mut Inputs, rope: usize, inv_freq: &Vector, magnitude: f32) {

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use folio_device::Backend;
+use folio_device::{Backend, TensorKind};
 use folio_formats::{ActivationScale, Format, Grouped, GroupedLevels, GroupedRow, Matrix};
 use half::bf16;
 
@@ -149,7 +149,7 @@ impl Coded {
         assert!(backend.weight_bytes(&weight) > 0);
         self.check_embedding(backend, &matrix, &weight);
         let bias = backend.vector(&Random::new(3).values(self.width())).unwrap();
-        let mut out = backend.tensor(rows, self.width()).unwrap();
+        let mut out = backend.tensor(rows, self.width(), TensorKind::Activation).unwrap();
         backend.linear(&mut out, &x, &weight, Some(&bias), rows);
         download(backend, &out, rows)
     }
@@ -159,7 +159,7 @@ impl Coded {
     fn check_embedding<B: Backend>(&self, backend: &mut B, matrix: &Matrix<'_>, weight: &B::Weight) {
         let ids: Vec<u32> = (0..matrix.num_rows() as u32).step_by(17).collect();
         let inputs = inputs(backend, &batch(&ids, Vec::new()));
-        let mut out = backend.tensor(ids.len(), self.inputs).unwrap();
+        let mut out = backend.tensor(ids.len(), self.inputs, TensorKind::Stream).unwrap();
         backend.embed(&mut out, weight, &inputs, 1.0);
         let found = download(backend, &out, ids.len());
         let mut expected = vec![0.0; self.inputs];

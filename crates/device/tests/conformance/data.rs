@@ -3,7 +3,7 @@
 
 use std::{borrow::Cow, sync::OnceLock};
 
-use folio_device::{Backend, Batch, GroupTables, InputLimits, Span};
+use folio_device::{Backend, Batch, GroupTables, InputLimits, Span, TensorKind};
 use folio_formats::{Format, Matrix};
 use half::{bf16, f16};
 
@@ -130,6 +130,7 @@ pub fn inputs<B: Backend>(backend: &mut B, batch: &Batch) -> B::Inputs {
     let limits = InputLimits {
         rows: batch.num_rows(),
         spans: batch.spans.len(),
+        outputs: batch.outputs.len(),
         table_entries: batch.groups[0].blocks.len(),
         groups: 1,
         ropes: 1,
@@ -146,7 +147,7 @@ pub fn tensor<B: Backend>(backend: &mut B, cols: usize, values: &[f32]) -> B::Te
     let table = backend.weight(&f32_matrix(cols, values)).unwrap();
     let ids: Vec<u32> = (0..rows as u32).collect();
     let inputs = inputs(backend, &batch(&ids, Vec::new()));
-    let mut tensor = backend.tensor(rows, cols).unwrap();
+    let mut tensor = backend.tensor(rows, cols, TensorKind::Stream).unwrap();
     backend.embed(&mut tensor, &table, &inputs, 1.0);
     tensor
 }

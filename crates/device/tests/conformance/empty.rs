@@ -10,7 +10,7 @@ use crate::data::{download, f32_matrix, tensor};
 const WIDTH: usize = 4;
 
 pub fn run<B: Backend>(backend: &mut B) {
-    let limits = InputLimits { rows: 2, spans: 1, table_entries: 1, groups: 1, ropes: 1, rope_pairs: 1 };
+    let limits = InputLimits { rows: 2, spans: 1, outputs: 1, table_entries: 1, groups: 1, ropes: 1, rope_pairs: 1 };
     let mut inputs = backend.inputs(limits).unwrap();
     let batch = Batch { groups: vec![GroupTables::default()], ..Batch::default() };
     let shape = KvShape { layers: 1, blocks: 1, kv_heads: 1, head_dim: 2, format: KvFormat::F32 };

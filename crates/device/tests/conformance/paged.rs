@@ -5,6 +5,7 @@
 
 use folio_device::{
     Attention, BLOCK_TOKENS, Backend, Batch, GroupTables, InputLimits, KvFormat, KvShape, NormSpan, PrepareQkv, Span,
+    TensorKind,
 };
 
 use crate::data::{Random, download, tensor};
@@ -194,6 +195,7 @@ impl<'a, B: Backend> Run<'a, B> {
         let limits = InputLimits {
             rows,
             spans: case.lengths.len(),
+            outputs: 1,
             table_entries: blocks,
             groups: 1,
             ropes: 1,
@@ -290,7 +292,7 @@ impl<'a, B: Backend> Run<'a, B> {
         let values: Vec<f32> =
             places.iter().flat_map(|&(sequence, position)| case.row_values(sequence, position)).collect();
         let mut qkv = tensor(backend, case.qkv_width(), &values);
-        let mut out = backend.tensor(rows, case.heads * case.head_dim).unwrap();
+        let mut out = backend.tensor(rows, case.heads * case.head_dim, TensorKind::Activation).unwrap();
 
         backend.upload(&mut self.inputs, &batch);
         backend.rope_angles(&mut self.inputs, 0, &self.inv_freq, 1.1);

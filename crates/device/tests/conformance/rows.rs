@@ -1,6 +1,6 @@
 //! Operations whose rows stand alone: each case can compute any selection of its rows in any order.
 
-use folio_device::{Activation, Backend, ExpertsSource, RouterScore, Routing};
+use folio_device::{Activation, Backend, ExpertsSource, RouterScore, Routing, TensorKind};
 use folio_formats::Format;
 
 use crate::coded::{Coded, coded_cases};
@@ -204,7 +204,7 @@ fn embed<B: Backend>(backend: &mut B, rows: &[usize], format: Format, width: usi
     let table = backend.weight(&matrix(format, 50, width, WEIGHTS)).unwrap();
     let ids: Vec<u32> = rows.iter().map(|&row| (row * 7 % 50) as u32).collect();
     let inputs = inputs(backend, &batch(&ids, Vec::new()));
-    let mut out = backend.tensor(rows.len(), width).unwrap();
+    let mut out = backend.tensor(rows.len(), width, TensorKind::Activation).unwrap();
     backend.embed(&mut out, &table, &inputs, scale);
     download(backend, &out, rows.len())
 }
@@ -212,7 +212,7 @@ fn embed<B: Backend>(backend: &mut B, rows: &[usize], format: Format, width: usi
 fn norm<B: Backend>(backend: &mut B, rows: &[usize], width: usize) -> Vec<f32> {
     let x = filled(backend, rows, width, 1);
     let weight = backend.vector(&Random::new(WEIGHTS).values(width)).unwrap();
-    let mut out = backend.tensor(rows.len(), width).unwrap();
+    let mut out = backend.tensor(rows.len(), width, TensorKind::Activation).unwrap();
     backend.rms_norm(&mut out, &x, &weight, 1e-5, rows.len());
     download(backend, &out, rows.len())
 }
@@ -229,7 +229,7 @@ fn add_norm<B: Backend>(backend: &mut B, rows: &[usize], width: usize) -> Vec<f3
     let mut residual = filled(backend, rows, width, 1);
     let x = filled(backend, rows, width, 2);
     let weight = backend.vector(&Random::new(WEIGHTS).values(width)).unwrap();
-    let mut out = backend.tensor(rows.len(), width).unwrap();
+    let mut out = backend.tensor(rows.len(), width, TensorKind::Activation).unwrap();
     backend.add_rms_norm(&mut out, &mut residual, &x, -1.5, &weight, 1e-6, rows.len());
     let (residual, out) = (download(backend, &residual, rows.len()), download(backend, &out, rows.len()));
     residual.chunks_exact(width).zip(out.chunks_exact(width)).flat_map(|(sum, normed)| [sum, normed].concat()).collect()
@@ -255,7 +255,7 @@ fn linear<B: Backend>(backend: &mut B, rows: &[usize], case: &Case) -> Vec<f32> 
 
 fn gate<B: Backend>(backend: &mut B, rows: &[usize], activation: Activation, width: usize) -> Vec<f32> {
     let gate_up = filled(backend, rows, 2 * width, 1);
-    let mut out = backend.tensor(rows.len(), width).unwrap();
+    let mut out = backend.tensor(rows.len(), width, TensorKind::Activation).unwrap();
     backend.gate(&mut out, &gate_up, activation, rows.len());
     download(backend, &out, rows.len())
 }
@@ -310,7 +310,7 @@ fn gather<B: Backend>(backend: &mut B, rows: &[usize], width: usize) -> Vec<f32>
     let x = filled(backend, &doubled, width, 1);
     let outputs = (0..rows.len() as u32).map(|index| 2 * index + 1).collect();
     let inputs = inputs(backend, &batch(&vec![0; doubled.len()], outputs));
-    let mut out = backend.tensor(rows.len(), width).unwrap();
+    let mut out = backend.tensor(rows.len(), width, TensorKind::Activation).unwrap();
     backend.gather_outputs(&mut out, &x, &inputs);
     download(backend, &out, rows.len())
 }

@@ -8,6 +8,7 @@ use anyhow::Result;
 use folio_device::cpu::{packed_bytes, packed_experts_bytes};
 use folio_device::{
     Activation, Attention, Backend, Batch, ExpertsSource, InputLimits, KvFormat, KvShape, PrepareQkv, Routing,
+    StepSize, TensorKind,
 };
 use folio_formats::Matrix;
 use folio_model::{Decoder, DecoderLimits, OpenModel};
@@ -67,7 +68,7 @@ impl Backend for Counting {
     type Kv = ();
     type Inputs = ();
 
-    fn tensor(&mut self, _: usize, _: usize) -> folio_device::Result<()> {
+    fn tensor(&mut self, _: usize, _: usize, _: TensorKind) -> folio_device::Result<()> {
         Ok(())
     }
 
@@ -110,7 +111,7 @@ impl Backend for Counting {
         *experts
     }
 
-    fn upload(&mut self, _: &mut (), _: &Batch) {
+    fn upload(&mut self, _: &mut (), _: &Batch) -> StepSize {
         unreachable!("{NO_STEP}")
     }
 

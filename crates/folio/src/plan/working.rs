@@ -17,9 +17,10 @@ pub fn bytes(spec: &ModelSpec, limits: &DecoderLimits, widest_input: usize) -> u
 }
 
 fn inputs(spec: &ModelSpec, limits: &DecoderLimits) -> u64 {
-    let InputLimits { rows, spans, table_entries, groups, ropes, rope_pairs } = InputLimits {
+    let InputLimits { rows, spans, outputs: _, table_entries, groups, ropes, rope_pairs } = InputLimits {
         rows: limits.rows,
         spans: limits.spans,
+        outputs: limits.outputs,
         table_entries: limits.table_entries,
         groups: limits.blocks.len(),
         ropes: spec.ropes.len(),

@@ -1,7 +1,7 @@
 //! A step must fit what was allocated, and name only tokens, rows and blocks that exist: what passes here cannot make
 //! a backend read outside its memory.
 
-use folio_device::{BLOCK_TOKENS, Batch, GroupTables};
+use folio_device::{BLOCK_TOKENS, Batch, DRAWN_TOKEN, GroupTables};
 
 use super::DecoderLimits;
 use crate::{Error, ModelSpec, Result};
@@ -14,14 +14,20 @@ pub(super) fn limits(spec: &ModelSpec, limits: &DecoderLimits) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn batch(spec: &ModelSpec, limits: &DecoderLimits, batch: &Batch) -> Result<()> {
+/// `draws`: tokens may be ones that the device drew and the host has not seen.
+pub(super) fn batch(spec: &ModelSpec, limits: &DecoderLimits, batch: &Batch, draws: bool) -> Result<()> {
     let rows = batch.num_rows();
     most("the number of rows", rows, limits.rows)?;
     most("the number of spans", batch.spans.len(), limits.spans)?;
     most("the number of output rows", batch.outputs.len(), limits.outputs)?;
     same("positions", batch.positions.len(), rows)?;
     same("groups", batch.groups.len(), limits.blocks.len())?;
-    most("a token id", largest(&batch.tokens), spec.vocab_size - 1)?;
+    for &token in &batch.tokens {
+        match draws && token >= DRAWN_TOKEN {
+            true => most("the number of a draw", (token - DRAWN_TOKEN) as usize + 1, limits.outputs)?,
+            false => most("a token id", token as usize, spec.vocab_size - 1)?,
+        }
+    }
     most("a position", largest(&batch.positions), spec.max_context - 1)?;
     most("an output row", largest(&batch.outputs), rows - 1)?;
     let in_spans = batch.spans.iter().map(|span| span.num_rows as usize).sum();

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use folio_device::Backend;
+use folio_device::{Backend, TensorKind};
 use folio_formats::{Format, Matrix};
 
 use super::Input;
@@ -104,8 +104,8 @@ impl<B: Backend> Loss<B> {
         Ok(Self {
             size,
             weight: backend.weight(&matrix)?,
-            errors: backend.tensor(ROWS, size)?,
-            product: backend.tensor(ROWS, size)?,
+            errors: backend.tensor(ROWS, size, TensorKind::Activation)?,
+            product: backend.tensor(ROWS, size, TensorKind::Activation)?,
             values: Vec::new(),
         })
     }

@@ -151,7 +151,8 @@ mod tests {
 
     #[test]
     fn every_row_and_split_is_planned_once() {
-        let limits = InputLimits { rows: 600, spans: 3, table_entries: 900, groups: 1, ropes: 0, rope_pairs: 0 };
+        let limits =
+            InputLimits { rows: 600, spans: 3, outputs: 1, table_entries: 900, groups: 1, ropes: 0, rope_pairs: 0 };
         let mut scratch = Scratch::new(limits).unwrap();
         let spans = [
             Span { first_row: 0, num_rows: 1, context: 5000 },

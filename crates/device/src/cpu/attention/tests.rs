@@ -108,7 +108,8 @@ impl Steps<'_> {
         let mut kv = Kv::new(shape).unwrap();
         (0..blocks).for_each(|block| kv.poison(block));
         let rows: usize = chunks.iter().sum();
-        let limits = InputLimits { rows, spans: 8, table_entries: blocks, groups: 1, ropes: 0, rope_pairs: 0 };
+        let limits =
+            InputLimits { rows, spans: 8, outputs: 1, table_entries: blocks, groups: 1, ropes: 0, rope_pairs: 0 };
         let mut inputs = Inputs::new(limits).unwrap();
         let mut outputs = vec![Vec::new(); lengths.len()];
         let mut done = vec![0; lengths.len()];
