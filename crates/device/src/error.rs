@@ -28,6 +28,9 @@ pub enum Error {
     Device { device: String, message: String },
 
     #[error(transparent)]
+    Cuda(#[from] crate::cuda::driver::CudaError),
+
+    #[error(transparent)]
     Format(#[from] folio_formats::Error),
 }
 

@@ -1,7 +1,7 @@
 //! Where a forward pass computes: the trait [`Backend`] and its implementations.
 //!
-//! `reference` is plain loops and the judge of all others; `cpu` is fast. Nothing here hears of requests, families or
-//! text. Nearly all unsafe code of the project lives in this crate.
+//! `reference` is plain loops and the judge of all others; `cpu` is fast; `cuda` is for NVIDIA's GPUs. Nothing here
+//! hears of requests, families or text. Nearly all unsafe code of the project lives in this crate.
 
 mod backend;
 mod batch;
@@ -10,6 +10,7 @@ mod error;
 mod kv_format;
 
 pub mod cpu;
+pub mod cuda;
 pub mod recording;
 pub mod reference;
 

@@ -1,0 +1,97 @@
+//! An opened GPU: its context, what it is, and the kernels that were loaded for it.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::sys::{self, CUstream};
+
+use super::context::{Context, DeviceInfo, Stream};
+use super::launch::Kernel;
+use super::modules::{Modules, Origin};
+use crate::Result;
+
+/// How a GPU is opened.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CudaConfig {
+    pub ordinal: usize,
+    /// Where kernels compiled on this machine are kept; none are kept without it.
+    pub cache_folder: Option<PathBuf>,
+}
+
+/// One GPU. It may be used from any thread; the order of its work is the order of the calls.
+pub struct Device {
+    // Dropped in this order: modules belong to the context.
+    kernels: Mutex<HashMap<String, Kernel>>,
+    modules: Modules,
+    info: DeviceInfo,
+    pub(super) context: Arc<Context>,
+}
+
+impl Device {
+    /// Starts the driver, opens the device and loads the kernels for it.
+    pub fn open(config: &CudaConfig) -> Result<Device> {
+        let (context, info) = Context::open(config.ordinal)?;
+        let context = Arc::new(context);
+        let modules = Modules::load(&context, &info, config.cache_folder.as_deref())?;
+        Ok(Device { kernels: Mutex::default(), modules, info, context })
+    }
+
+    pub fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    /// Where the kernels came from, for the log.
+    pub fn kernel_origin(&self) -> &Origin {
+        self.modules.origin()
+    }
+
+    pub fn free_bytes(&self) -> Result<u64> {
+        self.context.free_bytes()
+    }
+
+    /// Makes the device current on this thread, for libraries that work on the current one. The calls of this module
+    /// do it themselves.
+    pub fn bind(&self) -> Result<()> {
+        self.context.bind()
+    }
+
+    /// The first operation that failed since the device was opened, if any did. Operations of a step report nothing
+    /// else; what they left in memory is worthless then.
+    pub fn check(&self) -> Result<()> {
+        self.context.check()
+    }
+
+    /// Waits until all work on the stream is done; an error as [`Device::check`] gives it.
+    pub fn synchronize(&self, stream: Stream) -> Result<()> {
+        self.context.synchronize(stream)
+    }
+
+    /// The driver's handle, for libraries.
+    pub fn raw_stream(&self, stream: Stream) -> CUstream {
+        self.context.stream(stream)
+    }
+
+    /// The driver's handle of the context, for libraries.
+    pub fn raw_context(&self) -> sys::CUcontext {
+        self.context.raw()
+    }
+
+    /// A kernel by its name. Names are constants of this crate: an unknown one is a bug and panics.
+    pub fn kernel(&self, name: &str) -> Kernel {
+        self.find_kernel(name).unwrap_or_else(|| panic!("no module has a kernel named {name}"))
+    }
+
+    /// As [`Device::kernel`], for kernels that only some architectures have.
+    pub fn find_kernel(&self, name: &str) -> Option<Kernel> {
+        let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kernel) = kernels.get(name) {
+            return Some(kernel.clone());
+        }
+        self.context.bind_quietly();
+        let function = self.modules.function(name)?;
+        let kernel = Kernel::new(name, function, &self.info);
+        kernels.insert(name.to_owned(), kernel.clone());
+        Some(kernel)
+    }
+}

@@ -1,0 +1,199 @@
+//! Kernels and how they are launched: geometry by name, arguments by value, nothing allocated.
+//!
+//! The driver knows every parameter's size: a launch whose arguments do not fit the kernel is a bug and asserts. A
+//! launch that the device refuses is remembered by the device, see [`Device::check`].
+
+use std::ffi::c_void;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use cudarc::driver::sys::{self, CUfunction, CUresult};
+
+use super::context::{DeviceInfo, Stream};
+use super::device::Device;
+
+/// What a block has without asking.
+const PLAIN_SHARED_BYTES: u32 = 48 << 10;
+
+/// A kernel of a loaded module; valid while its device lives.
+#[derive(Clone)]
+pub struct Kernel(Arc<Inner>);
+
+struct Inner {
+    name: Box<str>,
+    function: CUfunction,
+    /// Bytes of each parameter; none where the driver is too old to tell.
+    parameters: Option<Box<[usize]>>,
+    /// Dynamic shared memory that was asked for so far.
+    shared_bytes: AtomicU32,
+}
+
+// SAFETY: a handle of the driver, which may be used from any thread.
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+
+/// How many blocks run, and what each has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Launch {
+    pub grid: [u32; 3],
+    pub threads: u32,
+    /// Dynamic shared memory of a block.
+    pub shared_bytes: u32,
+    /// The kernel may start while the one before it drains: it must wait for it itself. Ignored where a device cannot.
+    pub overlap: bool,
+}
+
+/// A value that kernels take.
+///
+/// # Safety
+/// Its bytes must mean the same in Rust and in the kernels: a number, or a `repr(C)` struct of such.
+pub unsafe trait KernelArg: Copy {}
+macro_rules! kernel_arg {
+    ($($kind:ty),*) => {
+        $(
+            // SAFETY: a number of the same size on both sides.
+            unsafe impl KernelArg for $kind {}
+        )*
+    };
+}
+// Pointers are u64, as [`super::Buffer::ptr`] gives them.
+kernel_arg!(u32, i32, u64, i64, f32);
+
+/// One argument of a launch, borrowed; made by [`args!`](crate::cuda::driver::args).
+#[derive(Clone, Copy)]
+pub struct Arg<'a> {
+    value: *const c_void,
+    bytes: usize,
+    lives: PhantomData<&'a ()>,
+}
+
+impl<'a> Arg<'a> {
+    pub fn new<T: KernelArg>(value: &'a T) -> Arg<'a> {
+        Arg { value: (&raw const *value).cast(), bytes: size_of::<T>(), lives: PhantomData }
+    }
+}
+
+/// The arguments of a launch: `args![out.ptr(), rows as i32, eps]`.
+#[macro_export]
+macro_rules! cuda_args {
+    ($($value:expr),* $(,)?) => { &[$($crate::cuda::driver::Arg::new(&$value)),*] };
+}
+pub use crate::cuda_args as args;
+
+/// More than any kernel takes.
+const MAX_ARGS: usize = 48;
+
+impl Kernel {
+    pub(super) fn new(name: &str, function: CUfunction, info: &DeviceInfo) -> Kernel {
+        // Both calls came with CUDA 12.4.
+        let parameters = (info.driver_version >= 12_040).then(|| {
+            // Loaded now: a load in the middle of a recording would fail.
+            // SAFETY: a function of a loaded module, whose context is current.
+            unsafe { sys::cuFuncLoad(function) };
+            parameters_of(function)
+        });
+        let shared_bytes = AtomicU32::new(PLAIN_SHARED_BYTES);
+        Kernel(Arc::new(Inner { name: name.into(), function, parameters, shared_bytes }))
+    }
+
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// Blocks that fit on one multiprocessor at a time.
+    pub fn blocks_per_multiprocessor(&self, device: &Device, threads: u32, shared_bytes: u32) -> u32 {
+        device.context.bind_quietly();
+        self.allow_shared(device, shared_bytes);
+        let mut blocks = 0;
+        // SAFETY: a loaded function; writes one number.
+        let code = unsafe {
+            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                &mut blocks,
+                self.0.function,
+                threads as i32,
+                shared_bytes as usize,
+            )
+        };
+        device.context.note(code, self.name());
+        blocks as u32
+    }
+
+    /// Lets blocks have this much dynamic shared memory. A launch does it too; before a recording it is better done.
+    pub fn allow_shared(&self, device: &Device, shared_bytes: u32) {
+        if shared_bytes <= self.0.shared_bytes.load(Ordering::Relaxed) {
+            return;
+        }
+        let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: a loaded function.
+        let code = unsafe { sys::cuFuncSetAttribute(self.0.function, which, shared_bytes as i32) };
+        device.context.note(code, self.name());
+        self.0.shared_bytes.store(shared_bytes, Ordering::Relaxed);
+    }
+
+    fn check_args(&self, args: &[Arg<'_>]) {
+        assert!(args.len() <= MAX_ARGS, "{}: {} arguments", self.name(), args.len());
+        let Some(parameters) = &self.0.parameters else { return };
+        let fits =
+            args.len() == parameters.len() && args.iter().zip(parameters).all(|(arg, bytes)| arg.bytes == *bytes);
+        assert!(
+            fits,
+            "{} takes parameters of {parameters:?} bytes, but was given {:?}",
+            self.name(),
+            args.iter().map(|arg| arg.bytes).collect::<Vec<_>>()
+        );
+    }
+}
+
+fn parameters_of(function: CUfunction) -> Box<[usize]> {
+    let mut sizes = Vec::new();
+    loop {
+        let (mut offset, mut size) = (0, 0);
+        // SAFETY: a loaded function; past the last parameter the call fails.
+        let code = unsafe { sys::cuFuncGetParamInfo(function, sizes.len(), &mut offset, &mut size) };
+        if code != CUresult::CUDA_SUCCESS {
+            return sizes.into();
+        }
+        sizes.push(size);
+    }
+}
+
+impl Device {
+    /// Queues a kernel on the compute stream. Nothing runs when a side of the grid is zero.
+    pub fn launch(&self, kernel: &Kernel, launch: Launch, args: &[Arg<'_>]) {
+        kernel.check_args(args);
+        if launch.grid.contains(&0) {
+            return;
+        }
+        self.context.bind_quietly();
+        kernel.allow_shared(self, launch.shared_bytes);
+        let mut values = [std::ptr::null_mut(); MAX_ARGS];
+        for (value, arg) in values.iter_mut().zip(args) {
+            *value = arg.value.cast_mut();
+        }
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let overlap = launch.overlap && self.info().is_hopper_or_later();
+        let config = sys::CUlaunchConfig {
+            gridDimX: launch.grid[0],
+            gridDimY: launch.grid[1],
+            gridDimZ: launch.grid[2],
+            blockDimX: launch.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: launch.shared_bytes,
+            hStream: self.context.stream(Stream::Compute),
+            attrs: &raw mut attribute,
+            numAttrs: u32::from(overlap),
+        };
+        // SAFETY: a loaded function and its arguments by number and size (`check_args`), all alive until the call
+        // returns, which has copied them. What their pointers point to is the caller's contract with the kernel.
+        let code =
+            unsafe { sys::cuLaunchKernelEx(&config, kernel.0.function, values.as_mut_ptr(), std::ptr::null_mut()) };
+        self.context.note(code, kernel.name());
+    }
+}

@@ -1,0 +1,30 @@
+//! The CUDA driver as this backend uses it: a device, its memory, kernels, events and graphs.
+//!
+//! The driver is found at run time; nothing of a toolkit is needed to build this or, on the architectures that kernels
+//! are prebuilt for, to run it. What happens at start returns errors; what happens in a step is only remembered, and
+//! [`Device::check`] tells. Handles may move between threads: every call makes the device current first.
+#![allow(unsafe_code)]
+
+mod archive;
+mod context;
+mod device;
+mod error;
+mod event;
+mod graph;
+mod launch;
+mod library;
+mod memory;
+mod modules;
+mod nvrtc;
+mod sources;
+mod tensor_map;
+
+pub use context::{DeviceInfo, Stream, device_count};
+pub use device::{CudaConfig, Device};
+pub use error::CudaError;
+pub use event::Event;
+pub use graph::Graph;
+pub use launch::{Arg, Kernel, KernelArg, Launch, args};
+pub use memory::{Buffer, Pinned, Plain};
+pub use modules::Origin;
+pub use tensor_map::{Element, Matrix2d, Swizzle, TensorMap};

@@ -1,0 +1,134 @@
+"""Compiles all kernels with NVRTC and writes one archive per architecture; `cargo xtask kernels` runs it.
+
+    compile.py OBJECTS [--check] [FILE.cu ...]
+
+OBJECTS is a folder where compiled files are kept between runs. With --check nothing is written, and a warning is a
+failure. With files only those are compiled (and nothing is written): for those who work on one.
+"""
+
+import ctypes
+import hashlib
+import multiprocessing
+import os
+import pathlib
+import re
+import struct
+import sys
+import zlib
+
+ARCHITECTURES = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120"]
+MAGIC = b"folio-k1"
+HERE = pathlib.Path(__file__).resolve().parent
+OPTIONS = [line.strip() for line in (HERE / "options.txt").read_text().splitlines() if line.strip()]
+
+
+def nvrtc():
+    import nvidia
+
+    folders = [pathlib.Path(path) / "cu13" / "lib" for path in nvidia.__path__]
+    folder = next(folder for folder in folders if (folder / "libnvrtc.so.13").exists())
+    ctypes.CDLL(str(folder / "libnvrtc-builtins.so.13.0"), mode=ctypes.RTLD_GLOBAL)
+    return ctypes.CDLL(str(folder / "libnvrtc.so.13"))
+
+
+def includes(path, seen):
+    """The file and the headers it includes, its own first."""
+    if path not in seen:
+        seen.append(path)
+        for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', path.read_text(), re.MULTILINE):
+            includes(HERE / name, seen)
+    return seen
+
+
+def compile_one(job):
+    """(file, architecture, objects) -> (cubin or None, what the compiler said)."""
+    file, architecture, objects = job
+    files = includes(HERE / file, [])
+    key = hashlib.sha256()
+    for part in [architecture, *OPTIONS, *(text for path in files for text in (path.name, path.read_text()))]:
+        key.update(struct.pack("<Q", len(part.encode())) + part.encode())
+    kept = pathlib.Path(objects) / f"{key.hexdigest()}.cubin"
+    if kept.exists():
+        return kept.read_bytes(), ""
+    lib = nvrtc()
+    headers = files[1:]
+    array = ctypes.c_char_p * max(1, len(headers))
+    texts = array(*[path.read_bytes() for path in headers])
+    names = array(*[path.name.encode() for path in headers])
+    program = ctypes.c_void_p()
+    source = files[0].read_bytes()
+    code = lib.nvrtcCreateProgram(ctypes.byref(program), source, file.encode(), len(headers), texts, names)
+    assert code == 0, f"nvrtcCreateProgram: {code}"
+    options = [f"--gpu-architecture={architecture}", *OPTIONS]
+    array = ctypes.c_char_p * len(options)
+    failed = lib.nvrtcCompileProgram(program, len(options), array(*[option.encode() for option in options]))
+    size = ctypes.c_size_t()
+    lib.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+    log = ctypes.create_string_buffer(size.value + 1)
+    lib.nvrtcGetProgramLog(program, log)
+    text = log.value.decode().strip()
+    if failed:
+        return None, text or f"NVRTC failed: {failed}"
+    lib.nvrtcGetCUBINSize(program, ctypes.byref(size))
+    cubin = ctypes.create_string_buffer(size.value)
+    lib.nvrtcGetCUBIN(program, cubin)
+    lib.nvrtcDestroyProgram(ctypes.byref(program))
+    if not text:
+        draft = kept.with_suffix(f".{os.getpid()}.part")
+        draft.write_bytes(cubin.raw)
+        draft.rename(kept)
+    return cubin.raw, text
+
+
+def source_hash(files):
+    """As crates/device/src/cuda/driver/sources.rs computes it."""
+    out = hashlib.sha256()
+    for path in [*files, HERE / "options.txt"]:
+        for part in (path.name.encode(), path.read_bytes()):
+            out.update(struct.pack("<Q", len(part)) + part)
+    return out.digest()
+
+
+def main():
+    objects, rest = sys.argv[1], sys.argv[2:]
+    only = [pathlib.Path(name).name for name in rest if not name.startswith("--")]
+    check = "--check" in rest or bool(only)
+    pathlib.Path(objects).mkdir(parents=True, exist_ok=True)
+    files = sorted([*HERE.glob("*.cu"), *HERE.glob("*.cuh")], key=lambda path: path.name)
+    hashed = source_hash(files)
+    kernels = [path.name for path in files if path.suffix == ".cu" and (not only or path.name in only)]
+    jobs = [
+        (file, architecture, objects)
+        for file in kernels
+        for architecture in ARCHITECTURES
+        if architecture == "sm_90a" or not file.endswith("_sm90.cu")
+    ]
+    with multiprocessing.Pool() as pool:
+        results = dict(zip([job[:2] for job in jobs], pool.map(compile_one, jobs, chunksize=1)))
+    wrong = 0
+    for (file, architecture), (cubin, log) in results.items():
+        if log:
+            print(f"{file} for {architecture}:\n{log}\n")
+        wrong += cubin is None or (check and bool(log))
+    if wrong:
+        sys.exit(f"{wrong} of {len(jobs)} compilations went wrong")
+    if check:
+        print(f"{len(kernels)} files compile for {len(ARCHITECTURES)} architectures")
+        return
+    (HERE / "archive").mkdir(exist_ok=True)
+    total = 0
+    for architecture in ARCHITECTURES:
+        body = b""
+        for file in kernels:
+            if (file, architecture) in results:
+                cubin = results[file, architecture][0]
+                body += struct.pack("<I", len(file)) + file.encode() + struct.pack("<I", len(cubin)) + cubin
+        packed = MAGIC + hashed + zlib.compress(body, 9)
+        (HERE / "archive" / f"{architecture}.bin").write_bytes(packed)
+        total += len(packed)
+        print(f"{architecture}: {len(body) >> 10} KiB, {len(packed) >> 10} KiB packed")
+    print(f"together {total >> 10} KiB")
+
+
+if __name__ == "__main__":
+    main()
