@@ -4,6 +4,7 @@ mod aarch64;
 mod clients;
 mod goldens;
 mod graph;
+mod kernels;
 mod models;
 mod mutants;
 mod outliers;
@@ -32,6 +33,7 @@ cargo xtask <command>
   sigterm [...]    servers under load told to end, at 100 random moments
   slowhttp [...]   1,000 connections of slowhttptest in its four modes; the server must stay healthy
   peers [...]      Folio and llama.cpp side by side on this machine, on the same files; --help says more
+  kernels [...]    compiles the GPU kernels and writes their archives; --check only compiles, and fails on a warning
   goldens          makes the committed golden files anew with Hugging Face transformers (installs it in target/)
   models FOLDER    makes models/ anew from the trained models in FOLDER
   outliers IN OUT  a copy of a model with planted outlier channels, to measure what quantizing activations costs";
@@ -50,6 +52,7 @@ fn main() -> Result<()> {
         Some("slowhttp") => slowhttp::run(rest),
         Some("mutants") => mutants::run(rest),
         Some("peers") => peers::run(rest),
+        Some("kernels") => kernels::run(rest),
         Some("goldens") => goldens::run(),
         Some("models") => models::run(rest),
         Some("outliers") => outliers::run(rest),

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use crate::{aarch64, clients, mutants, prepare, process, tidy};
+use crate::{aarch64, clients, kernels, mutants, prepare, process, tidy};
 
 pub fn run(filter: &[String]) -> Result<()> {
     stage("house rules", tidy::run)?;
@@ -19,6 +19,7 @@ pub fn run(filter: &[String]) -> Result<()> {
             "warnings",
         ]))
     })?;
+    stage("kernels", kernels::stage)?;
     let llama_cpp = llama_cpp()?;
     stage("tests", || {
         let mut tests = process::cargo(&["test", "--workspace"]);

@@ -10,14 +10,8 @@ pub struct Source {
     pub text: &'static str,
 }
 
-macro_rules! sources {
-    ($($name:literal),* $(,)?) => {
-        &[$(Source { name: $name, text: include_str!(concat!("../kernels/", $name)) }),*]
-    };
-}
-
-/// Sorted by name. A new file is one line here.
-pub const SOURCES: &[Source] = sources!["common.cuh", "probe.cu",];
+// `SOURCES`, every file of the folder sorted by name: the build script lists them.
+include!(concat!(env!("OUT_DIR"), "/kernel_sources.rs"));
 
 /// What NVRTC is told besides the architecture, one option a line.
 const OPTIONS: &str = include_str!("../kernels/options.txt");
@@ -47,21 +41,4 @@ pub fn hash() -> [u8; 32] {
         }
     }
     hasher.finalize().into()
-}
-
-#[cfg(test)]
-mod tests {
-    use std::path::Path;
-
-    use super::*;
-
-    #[test]
-    fn every_file_is_listed_once_and_in_order() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cuda/kernels");
-        let names = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        let mut found: Vec<String> = names.filter(|name| name.ends_with(".cu") || name.ends_with(".cuh")).collect();
-        found.sort();
-        let listed: Vec<&str> = SOURCES.iter().map(|source| source.name).collect();
-        assert_eq!(listed, found, "crates/device/src/cuda/driver/sources.rs and the folder of kernels differ");
-    }
 }
