@@ -319,13 +319,14 @@ template <typename S> DEVICE void attention_chunk(const AttentionArgs& args, con
     __syncthreads();
     wait_for_previous();
     if (threadIdx.x >= CONSUMER_THREADS) {
-        give_registers<32>();
+        // The block has 3 x 168 registers a thread of a warpgroup: what two take, the third must have given.
+        give_registers<40>();
         if (threadIdx.x < CONSUMER_THREADS + WARP)
             copy_tiles<S>(args, map, shared, barriers);
         else
             copy_queries<S>(args, shared, items, barriers);
     } else {
-        take_registers<240>();
+        take_registers<232>();
         attend<S>(args, shared, aligned, items, barriers);
     }
 }
