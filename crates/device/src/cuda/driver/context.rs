@@ -103,9 +103,11 @@ impl Context {
 
     /// Makes this context the current one of the calling thread. Cheap when it already is.
     pub fn bind(&self) -> Result<()> {
-        if CURRENT.get() == self.id {
-            return Ok(());
-        }
+        if CURRENT.get() == self.id { Ok(()) } else { self.bind_anew() }
+    }
+
+    /// As `bind`, after something else may have made another context current.
+    pub fn bind_anew(&self) -> Result<()> {
         // SAFETY: the handle is valid while `self` lives.
         check(unsafe { sys::cuCtxSetCurrent(self.handle) }, "cuCtxSetCurrent")?;
         CURRENT.set(self.id);

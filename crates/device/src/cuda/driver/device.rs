@@ -8,7 +8,7 @@ use cudarc::driver::sys::{self, CUstream};
 
 use super::context::{Context, DeviceInfo, Stream};
 use super::launch::Kernel;
-use super::modules::{Modules, Origin};
+use super::modules::{Kernels, Modules, Origin};
 use crate::Result;
 
 /// How a GPU is opened.
@@ -31,9 +31,19 @@ pub struct Device {
 impl Device {
     /// Starts the driver, opens the device and loads the kernels for it.
     pub fn open(config: &CudaConfig) -> Result<Device> {
+        Device::open_with(config, Kernels::Prebuilt)
+    }
+
+    /// As [`Device::open`], but with kernels compiled on this machine (or found in its cache), though prebuilt ones
+    /// may fit: for tests of that road.
+    pub fn open_compiled(config: &CudaConfig) -> Result<Device> {
+        Device::open_with(config, Kernels::CompiledHere)
+    }
+
+    fn open_with(config: &CudaConfig, kernels: Kernels) -> Result<Device> {
         let (context, info) = Context::open(config.ordinal)?;
         let context = Arc::new(context);
-        let modules = Modules::load(&context, &info, config.cache_folder.as_deref())?;
+        let modules = Modules::load(&context, &info, config.cache_folder.as_deref(), kernels)?;
         Ok(Device { kernels: Mutex::default(), modules, info, context })
     }
 

@@ -47,7 +47,7 @@ impl Buffer {
     }
 
     /// The address `offset` bytes in; `bytes` from there on lie inside.
-    fn at(&self, offset: usize, bytes: usize) -> u64 {
+    pub(super) fn at(&self, offset: usize, bytes: usize) -> u64 {
         assert!(
             offset.checked_add(bytes).is_some_and(|end| end <= self.bytes),
             "{bytes} bytes at {offset} of a buffer of {}",

@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 mod archive;
+mod collective;
 mod context;
 mod device;
 mod error;
@@ -19,6 +20,7 @@ mod nvrtc;
 mod sources;
 mod tensor_map;
 
+pub use collective::{Collective, Number, UniqueId};
 pub use context::{DeviceInfo, Stream, device_count};
 pub use device::{CudaConfig, Device};
 pub use error::CudaError;

@@ -37,6 +37,14 @@ impl fmt::Display for Origin {
     }
 }
 
+/// Which kernels are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kernels {
+    /// Prebuilt ones where they fit.
+    Prebuilt,
+    CompiledHere,
+}
+
 /// All loaded modules. The context unloads them when it ends.
 pub(super) struct Modules {
     handles: Vec<CUmodule>,
@@ -50,8 +58,8 @@ unsafe impl Send for Modules {}
 unsafe impl Sync for Modules {}
 
 impl Modules {
-    pub fn load(context: &Arc<Context>, info: &DeviceInfo, cache: Option<&Path>) -> Result<Modules> {
-        let (cubins, origin) = find(info, cache)?;
+    pub fn load(context: &Arc<Context>, info: &DeviceInfo, cache: Option<&Path>, kernels: Kernels) -> Result<Modules> {
+        let (cubins, origin) = find(info, cache, kernels)?;
         let mut modules = Modules { handles: Vec::new(), origin, context: context.clone() };
         context.bind()?;
         for cubin in &cubins {
@@ -91,8 +99,9 @@ impl Drop for Modules {
     }
 }
 
-fn find(info: &DeviceInfo, cache: Option<&Path>) -> Result<(Vec<Cubin>, Origin)> {
-    if info.driver_version >= PREBUILT_VERSION
+fn find(info: &DeviceInfo, cache: Option<&Path>, kernels: Kernels) -> Result<(Vec<Cubin>, Origin)> {
+    if kernels == Kernels::Prebuilt
+        && info.driver_version >= PREBUILT_VERSION
         && let Some(architecture) = prebuilt_architecture(info.capability)
         && let Some(cubins) = archive::prebuilt(architecture)
     {
