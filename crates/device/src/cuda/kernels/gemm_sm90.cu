@@ -6,7 +6,17 @@ template <int GROUPS, int N, int STAGES> struct Ring {
     static constexpr int SHARED = 1024 + STAGES * BYTES + STAGE_AREA + STARTS + 256;
 };
 
-template <int GROUPS, int N, int STAGES, bool BIG>
+// A warp is done with a stage: every block that writes into it must know.
+template <int CLUSTER> DEVICE void release(u32 barrier) {
+    u32 lane = threadIdx.x % WARP;
+    if (CLUSTER == 1) {
+        if (lane == 0) barrier_arrive(barrier);
+    } else if (lane < CLUSTER) {
+        barrier_arrive_remote(barrier, lane);
+    }
+}
+
+template <int GROUPS, int N, int STAGES, bool BIG, int CLUSTER>
 DEVICE void gemm90(const TensorMap* w_map, const TensorMap* x_map, const Gemm90Args& args) {
     typedef Ring<GROUPS, N, STAGES> R;
     extern __shared__ u8 raw[];
@@ -17,26 +27,27 @@ DEVICE void gemm90(const TensorMap* w_map, const TensorMap* x_map, const Gemm90A
     volatile u32* flags = (volatile u32*)(barriers + 2 * STAGES);
     u32 ring = shared_address(shared), full = shared_address(barriers), empty = full + STAGES * 8;
 
-    i32 warp = threadIdx.x / WARP, group = warp / 4;
+    i32 warp = threadIdx.x / WARP, group = warp / 4, rank = CLUSTER > 1 ? cluster_rank() : 0;
     release_next();
     if (threadIdx.x == 0) {
         prefetch_map(w_map);
         prefetch_map(x_map);
         for (int i = 0; i < STAGES; i++) {
             barrier_init(full + i * 8, 1);
-            barrier_init(empty + i * 8, GROUPS * 4);
+            barrier_init(empty + i * 8, GROUPS * 4 * CLUSTER);
         }
         barrier_init_done();
     }
-    Schedule schedule = Schedule::dense<R::ROWS, N>(args);
+    Schedule schedule = Schedule::dense<R::ROWS * CLUSTER, N>(args);
     if (args.offsets) {
         // Which experts there are is the kernel before's to say.
         wait_for_previous();
         if (warp == 0) count_tiles<N>(args, schedule.row_tiles, starts);
     }
     __syncthreads();
+    if (CLUSTER > 1) cluster_sync();
     if (args.offsets) schedule.tiles = starts[args.experts];
-    Pieces pieces(args, schedule.tiles);
+    Pieces pieces(args, schedule.tiles, blockIdx.x / CLUSTER, gridDim.x / CLUSTER);
     Piece piece;
 
     if (group == GROUPS) {
@@ -46,10 +57,14 @@ DEVICE void gemm90(const TensorMap* w_map, const TensorMap* x_map, const Gemm90A
             i32 ahead = 0;
             if (!args.offsets) {
                 Pieces look = pieces;
-                while (ahead < STAGES && look.next(piece)) {
-                    Tile tile = locate<R::ROWS, N>(args, schedule, starts, piece.tile);
+                while (ahead < STAGES + args.prefetch && look.next(piece)) {
+                    Tile tile = locate<R::ROWS, N, CLUSTER>(args, schedule, starts, piece.tile, rank);
                     i32 step = schedule.bound(args, piece.first), end = schedule.bound(args, piece.last);
-                    for (; step < end && ahead < STAGES; step++, ahead++) {
+                    for (; step < end && ahead < STAGES + args.prefetch; step++, ahead++) {
+                        if (ahead >= STAGES) {
+                            for (int g = 0; g < GROUPS; g++) prefetch_box(w_map, step * STEP_K, tile.w_row + g * 64);
+                            continue;
+                        }
                         barrier_expect(full + ahead * 8, R::BYTES);
                         for (int g = 0; g < GROUPS; g++)
                             copy_box(ring + ahead * R::BYTES + g * 8192, w_map, step * STEP_K, tile.w_row + g * 64,
@@ -61,27 +76,32 @@ DEVICE void gemm90(const TensorMap* w_map, const TensorMap* x_map, const Gemm90A
             i32 stage = 0, count = 0;
             u32 phase = 1;
             while (pieces.next(piece)) {
-                Tile tile = locate<R::ROWS, N>(args, schedule, starts, piece.tile);
+                Tile tile = locate<R::ROWS, N, CLUSTER>(args, schedule, starts, piece.tile, rank);
                 i32 step = schedule.bound(args, piece.first), end = schedule.bound(args, piece.last);
                 for (; step < end; step++, count++) {
                     u32 at = ring + stage * R::BYTES, barrier = full + stage * 8;
-                    if (count >= ahead) {
+                    if (count >= min(ahead, STAGES)) {
                         barrier_wait(empty + stage * 8, phase);
                         barrier_expect(barrier, R::BYTES);
                         for (int g = 0; g < GROUPS; g++)
                             copy_box(at + g * 8192, w_map, step * STEP_K, tile.w_row + g * 64, barrier);
                     }
-                    copy_box(at + R::W_BYTES, x_map, step * STEP_K, tile.token, barrier);
+                    if (CLUSTER == 1)
+                        copy_box(at + R::W_BYTES, x_map, step * STEP_K, tile.token, barrier);
+                    else
+                        copy_box_multicast(at + R::W_BYTES + rank * (N / CLUSTER * 128), x_map, step * STEP_K,
+                                           tile.token + rank * (N / CLUSTER), barrier, (1 << CLUSTER) - 1);
                     if (++stage == STAGES) stage = 0, phase ^= 1;
                 }
             }
         }
+        if (CLUSTER > 1) cluster_sync();
         return;
     }
 
     if (BIG) take_registers<GROUPS == 2 ? 240 : 160>();
     wait_for_previous();
-    i32 thread = threadIdx.x % 128, lane = threadIdx.x % WARP, stage = 0;
+    i32 thread = threadIdx.x % 128, stage = 0;
     u32 phase = 0;
     float* warp_stage = staging + warp * STAGE_FLOATS;
     float sums[N / 2], total[N / 2];
@@ -93,7 +113,7 @@ DEVICE void gemm90(const TensorMap* w_map, const TensorMap* x_map, const Gemm90A
         float4* partial = (float4*)args.partial + group * (64 * N / 4) + thread;
         i32 slot = 0;
         if (!whole) {
-            slot = pieces.slot(piece.tile);
+            slot = pieces.slot(piece.tile) * CLUSTER + rank;
             partial += (u64)slot * args.slices * partial_slice;
         }
         for (i32 slice = piece.first; slice < piece.last; slice++) {
@@ -110,14 +130,14 @@ DEVICE void gemm90(const TensorMap* w_map, const TensorMap* x_map, const Gemm90A
                 group_commit();
                 if (step > 0) {
                     group_wait<1>();
-                    if (lane == 0) barrier_arrive(previous);
+                    release<CLUSTER>(previous);
                 }
                 previous = empty + stage * 8;
                 if (++stage == STAGES) stage = 0, phase ^= 1;
             }
             group_wait<0>();
             pin(sums);
-            if (lane == 0) barrier_arrive(previous);
+            release<CLUSTER>(previous);
             if (piece.first != 0) {
                 store_partial(partial + slice * partial_slice, sums, N / 8);
             } else {
@@ -154,21 +174,28 @@ DEVICE void gemm90(const TensorMap* w_map, const TensorMap* x_map, const Gemm90A
                 }
             }
         }
-        Tile tile = locate<R::ROWS, N>(args, schedule, starts, piece.tile);
+        Tile tile = locate<R::ROWS, N, CLUSTER>(args, schedule, starts, piece.tile, rank);
         store_tile<N>(args, tile, group * 64 + warp % 4 * 16, total, warp_stage);
     }
+    // The other block may still write into this one's memory or arrive at its barriers.
+    if (CLUSTER > 1) cluster_sync();
 }
 
-#define KERNEL(NAME, GROUPS, N, STAGES, BIG)                                                                          \
-    extern "C" __global__ void __launch_bounds__(GROUPS * 128 + (BIG ? 128 : 32), BIG ? 1 : 2)                        \
-        NAME(const __grid_constant__ TensorMap w_map, const __grid_constant__ TensorMap x_map, const __grid_constant__ Gemm90Args args) { \
-        gemm90<GROUPS, N, STAGES, BIG>(&w_map, &x_map, args);                                                         \
+#define KERNEL(NAME, GROUPS, N, STAGES, BIG, CLUSTER, ATTRIBUTE)                                                       \
+    extern "C" __global__ void __launch_bounds__(GROUPS * 128 + (BIG ? 128 : 32), BIG ? 1 : 2) ATTRIBUTE                \
+        NAME(const __grid_constant__ TensorMap w_map, const __grid_constant__ TensorMap x_map,                          \
+             const __grid_constant__ Gemm90Args args) {                                                                 \
+        gemm90<GROUPS, N, STAGES, BIG, CLUSTER>(&w_map, &x_map, args);                                                  \
     }
+#define SINGLE
+#define PAIR __cluster_dims__(2, 1, 1)
 
-KERNEL(gemm90_n8, 2, 8, 6, false)
-KERNEL(gemm90_n16, 2, 16, 5, false)
-KERNEL(gemm90_n32, 2, 32, 5, false)
-KERNEL(gemm90_n64, 2, 64, 4, false)
-KERNEL(gemm90_n128, 2, 128, 6, true)
-KERNEL(gemm90_n192, 2, 192, 5, true)
-KERNEL(gemm90_r192_n128, 3, 128, 5, true)
+KERNEL(gemm90_n8, 2, 8, 6, false, 1, SINGLE)
+KERNEL(gemm90_n16, 2, 16, 5, false, 1, SINGLE)
+KERNEL(gemm90_n32, 2, 32, 5, false, 1, SINGLE)
+KERNEL(gemm90_n64, 2, 64, 4, false, 1, SINGLE)
+KERNEL(gemm90_n128, 2, 128, 6, true, 1, SINGLE)
+KERNEL(gemm90_n192, 2, 192, 5, true, 1, SINGLE)
+KERNEL(gemm90_r192_n128, 3, 128, 5, true, 1, SINGLE)
+KERNEL(gemm90_c2_n128, 2, 128, 6, true, 2, PAIR)
+KERNEL(gemm90_c2_n192, 2, 192, 5, true, 2, PAIR)

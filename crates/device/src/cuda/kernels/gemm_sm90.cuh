@@ -17,7 +17,7 @@ struct Gemm90Args {
     float* partial;      // sums of slices whose tile is shared by blocks
     u32* counters;       // slices that have arrived; zero before and after every launch
     const u32* offsets;  // [experts + 1] first rows, or null: one dense matrix
-    i32 rows, n, k, slices, experts, split, out_is_f32, token_group;
+    i32 rows, n, k, slices, experts, split, out_is_f32, token_group, prefetch;
 };
 
 // One tile of the output: `w_row` of the weights' map and rows of x from `token`.
@@ -67,8 +67,10 @@ template <int N> DEVICE void count_tiles(const Gemm90Args& args, i32 row_tiles, 
 }
 
 // Tiles that share weight rows or tokens come close together, so that L2 holds what blocks share.
-template <int ROWS, int N>
-DEVICE Tile locate(const Gemm90Args& args, const Schedule& schedule, const u32* starts, i32 tile) {
+// The blocks of a cluster take neighbouring weight rows of one tile `CLUSTER` times as high.
+template <int BLOCK_ROWS, int N, int CLUSTER>
+DEVICE Tile locate(const Gemm90Args& args, const Schedule& schedule, const u32* starts, i32 tile, i32 rank) {
+    const i32 ROWS = BLOCK_ROWS * CLUSTER;
     Tile t;
     if (args.offsets) {
         i32 low = 0, high = args.experts;
@@ -80,7 +82,7 @@ DEVICE Tile locate(const Gemm90Args& args, const Schedule& schedule, const u32* 
         i32 inside = tile - starts[low], columns = (starts[low + 1] - starts[low]) / schedule.row_tiles;
         i32 begin = args.offsets[low], end = args.offsets[low + 1];
         t.expert = low;
-        t.n_first = inside / columns * ROWS;
+        t.n_first = inside / columns * ROWS + rank * BLOCK_ROWS;
         t.w_row = low * args.n + t.n_first;
         t.token = begin + inside % columns * N;
         t.tokens = end - t.token;
@@ -88,7 +90,7 @@ DEVICE Tile locate(const Gemm90Args& args, const Schedule& schedule, const u32* 
         i32 band = tile / (args.token_group * schedule.row_tiles), inside = tile % (args.token_group * schedule.row_tiles);
         i32 width = min(args.token_group, schedule.token_tiles - band * args.token_group);
         t.expert = 0;
-        t.n_first = inside / width * ROWS;
+        t.n_first = inside / width * ROWS + rank * BLOCK_ROWS;
         t.w_row = t.n_first;
         t.token = (band * args.token_group + inside % width) * N;
         t.tokens = args.rows - t.token;
@@ -97,16 +99,17 @@ DEVICE Tile locate(const Gemm90Args& args, const Schedule& schedule, const u32* 
     return t;
 }
 
-// This block's pieces, in order: whole tiles, one in every `gridDim.x`; or (split) an equal share of all slices of all
+// This block's pieces, in order: whole tiles, one in every `blocks`; or (split) an equal share of all slices of all
 // tiles, so that a few tiles fill all processors. A tile's slices are summed in ascending order either way.
 struct Pieces {
-    i32 at, end, tiles, slices, split;
+    i32 at, end, tiles, slices, split, blocks;
 
-    static METHOD i32 share(i32 units, u32 block) { return (i32)((u64)units * block / gridDim.x); }
-    METHOD Pieces(const Gemm90Args& args, i32 tiles) : tiles(tiles), slices(args.slices), split(args.split) {
-        at = split ? share(tiles * slices, blockIdx.x) : blockIdx.x;
-        end = split ? share(tiles * slices, blockIdx.x + 1) : tiles;
+    METHOD Pieces(const Gemm90Args& args, i32 tiles, i32 block, i32 blocks)
+        : tiles(tiles), slices(args.slices), split(args.split), blocks(blocks) {
+        at = split ? share(block) : block;
+        end = split ? share(block + 1) : tiles;
     }
+    METHOD i32 share(i32 block) const { return (i32)((u64)(tiles * slices) * block / blocks); }
     METHOD bool next(Piece& piece) {
         if (at >= end) return false;
         if (split) {
@@ -118,21 +121,21 @@ struct Pieces {
             piece.tile = at;
             piece.first = 0;
             piece.last = slices;
-            at += gridDim.x;
+            at += blocks;
         }
         return true;
     }
     // The block that holds the tile's first slice, and how many it holds.
     METHOD i32 owner(i32 tile, i32& held) const {
         u64 units = (u64)tiles * slices, unit = (u64)tile * slices;
-        u32 block = (u32)(((unit + 1) * gridDim.x - 1) / units);
-        held = min(slices, share((i32)units, block + 1) - (i32)unit);
+        i32 block = (i32)(((unit + 1) * blocks - 1) / units);
+        held = min(slices, share(block + 1) - (i32)unit);
         return block;
     }
     // Where a shared tile's partial sums lie: at most min(tiles, blocks) tiles are shared.
     METHOD i32 slot(i32 tile) const {
         i32 held;
-        return tiles <= (i32)gridDim.x ? tile : owner(tile, held);
+        return tiles <= blocks ? tile : owner(tile, held);
     }
 };
 

@@ -71,7 +71,7 @@ DEVICE u32 cluster_rank() {
     return rank;
 }
 DEVICE void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");
 }
 
 // ---- the copy engine ----
@@ -120,6 +120,10 @@ DEVICE void copy_box_multicast(u32 to, const TensorMap* map, i32 x, i32 y, u32 b
         "%4}], [%2], %5;" ::"r"(to),
         "l"((u64)map), "r"(barrier), "r"(x), "r"(y), "h"(blocks)
         : "memory");
+}
+// Only into L2.
+DEVICE void prefetch_box(const TensorMap* map, i32 x, i32 y) {
+    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"((u64)map), "r"(x), "r"(y) : "memory");
 }
 // Contiguous bytes (a multiple of 16, both ends 16-aligned), without a map.
 DEVICE void copy_bytes(u32 to, const void* from, u32 bytes, u32 barrier) {
