@@ -1,3 +1,4 @@
 //! The CUDA backend.
 
 pub mod driver;
+pub mod gemm90;
