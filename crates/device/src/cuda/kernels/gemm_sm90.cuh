@@ -2,8 +2,6 @@
 #pragma once
 #include "hopper.cuh"
 
-// k in one step of the ring: 128 bytes, the width of the swizzle.
-#define STEP_K 64
 #define MAX_EXPERTS 512
 #define METHOD __device__ __forceinline__
 // Floats between tokens in a warp's staging area: 16 and a gap, so that neither side meets a bank twice.
@@ -17,7 +15,9 @@ struct Gemm90Args {
     float* partial;      // sums of slices whose tile is shared by blocks
     u32* counters;       // slices that have arrived; zero before and after every launch
     const u32* offsets;  // [experts + 1] first rows, or null: one dense matrix
-    i32 rows, n, k, slices, experts, split, out_is_f32, token_group, prefetch;
+    i32 rows, n, k, slices, experts, split, out_is_f32, token_group, prefetch, block_scales;
+    const float* w_scales;  // fp8 alone
+    const float* x_scales;  // fp8 alone
 };
 
 // One tile of the output: `w_row` of the weights' map and rows of x from `token`.
@@ -34,7 +34,7 @@ struct Piece {
 struct Schedule {
     i32 row_tiles, token_tiles, tiles, steps;
 
-    template <int ROWS, int N> static METHOD Schedule dense(const Gemm90Args& args) {
+    template <int ROWS, int N, int STEP_K> static METHOD Schedule dense(const Gemm90Args& args) {
         Schedule s;
         s.row_tiles = (args.n + ROWS - 1) / ROWS;
         s.token_tiles = (args.rows + N - 1) / N;
@@ -87,7 +87,7 @@ DEVICE Tile locate(const Gemm90Args& args, const Schedule& schedule, const u32* 
         t.token = begin + inside % columns * N;
         t.tokens = end - t.token;
     } else {
-        i32 band = tile / (args.token_group * schedule.row_tiles), inside = tile % (args.token_group * schedule.row_tiles);
+        i32 in_band = args.token_group * schedule.row_tiles, band = tile / in_band, inside = tile % in_band;
         i32 width = min(args.token_group, schedule.token_tiles - band * args.token_group);
         t.expert = 0;
         t.n_first = inside / width * ROWS + rank * BLOCK_ROWS;
@@ -139,6 +139,12 @@ struct Pieces {
     }
 };
 
+// Of the tile's 128 weight rows and one step of 128.
+DEVICE float block_scale(const Gemm90Args& args, const Tile& tile, i32 step, i32 steps) {
+    i32 row_blocks = (args.n + 127) / 128;
+    return args.w_scales[((i64)tile.expert * row_blocks + tile.n_first / 128) * steps + step];
+}
+
 DEVICE void store_partial(float4* to, const float* values, int count) {
 #pragma unroll
     for (int j = 0; j < count; j++)
@@ -173,18 +179,23 @@ DEVICE void store_four(void* out, bool is_f32, i64 index, float4 v, i32 valid, b
     }
 }
 
+DEVICE float4 load_four(const float* from, i32 valid) {
+    float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (valid > 0) v.x = from[0];
+    if (valid > 1) v.y = from[1];
+    if (valid > 2) v.z = from[2];
+    if (valid > 3) v.w = from[3];
+    return v;
+}
+
 // A warp's 16 weight rows by N tokens, turned around through `stage` so that neighbours along n are stored together.
-template <int N>
-DEVICE void store_tile(const Gemm90Args& args, const Tile& tile, i32 row_in_tile, const float (&sums)[N / 2], float* stage) {
+template <int N, bool FP8>
+DEVICE void store_tile(const Gemm90Args& args, const Tile& tile, i32 row_in_tile, const float (&sums)[N / 2],
+                       float* stage) {
     i32 lane = threadIdx.x % WARP, n = tile.n_first + row_in_tile + lane % 4 * 4, valid = args.n - n;
-    float4 bias = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (args.bias) {
-        const float* from = args.bias + (i64)tile.expert * args.n + n;
-        if (valid > 0) bias.x = from[0];
-        if (valid > 1) bias.y = from[1];
-        if (valid > 2) bias.z = from[2];
-        if (valid > 3) bias.w = from[3];
-    }
+    float4 bias = make_float4(0.0f, 0.0f, 0.0f, 0.0f), scales = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+    if (args.bias) bias = load_four(args.bias + (i64)tile.expert * args.n + n, valid);
+    if (FP8 && !args.block_scales) scales = load_four(args.w_scales + (i64)tile.expert * args.n + n, valid);
     bool vector = args.n % 4 == 0;
     float* to = stage + lane % 4 * 2 * STAGE_ROW + lane / 4;
     const float* from = stage + lane / 4 * STAGE_ROW + lane % 4 * 4;
@@ -200,6 +211,11 @@ DEVICE void store_tile(const Gemm90Args& args, const Tile& tile, i32 row_in_tile
         __syncwarp();
         i32 token = j * 8 + lane / 4;
         if (token >= tile.tokens || valid <= 0) continue;
+        if (FP8) {
+            float x_scale = args.x_scales[tile.token + token];
+            v = make_float4(v.x * scales.x * x_scale, v.y * scales.y * x_scale, v.z * scales.z * x_scale,
+                            v.w * scales.w * x_scale);
+        }
         if (args.bias) v = make_float4(v.x + bias.x, v.y + bias.y, v.z + bias.z, v.w + bias.w);
         store_four(args.out, args.out_is_f32, (i64)(tile.token + token) * args.n + n, v, valid, vector);
     }
