@@ -89,8 +89,9 @@ struct Gemm90Args {
     out_is_f32: i32,
     token_group: i32,
     prefetch: i32,
-    /// Not in the kernel's struct by name, but in its size.
-    padding: i32,
+    block_scales: i32,
+    w_scales: u64,
+    x_scales: u64,
 }
 
 // SAFETY: repr(C), numbers and addresses only, as in gemm_sm90.cuh.
@@ -260,7 +261,9 @@ impl Gemm90 {
             out_is_f32: i32::from(out.is_f32),
             token_group: TOKEN_GROUP,
             prefetch: PREFETCH,
-            padding: 0,
+            block_scales: 0,
+            w_scales: 0,
+            x_scales: 0,
         };
         let shape = Launch {
             grid: [grid, 1, 1],
@@ -297,7 +300,7 @@ fn map(device: &Device, ptr: u64, rows: usize, cols: usize, box_rows: u32) -> Re
 /// Token tiles whose weights are used together before the next weights are read.
 const TOKEN_GROUP: i32 = 8;
 /// Steps beyond the ring that are brought into L2 while the kernel before still runs.
-const PREFETCH: i32 = 8;
+const PREFETCH: i32 = 0;
 
 /// In how many slices k is cut: the fewest that keep all multiprocessors evenly busy with one tile of tokens, of 256 k or
 /// more each. By the shape alone; `together` such matrices are used at once.

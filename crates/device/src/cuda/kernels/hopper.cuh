@@ -33,11 +33,12 @@ DEVICE void barrier_arrive(u32 barrier) {
 DEVICE void barrier_expect(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-// Arrives at the same barrier of another block of the cluster.
+// Arrives at the same barrier of another block of the cluster. It orders nothing but what the tensor cores have read: a
+// release to the whole cluster would cost a fence of the GPU each time.
 DEVICE void barrier_arrive_remote(u32 barrier, u32 block) {
     asm volatile(
         "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
+        "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
         "r"(block)
         : "memory");
 }
