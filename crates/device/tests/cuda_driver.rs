@@ -4,8 +4,8 @@
 
 use folio_device::Error;
 use folio_device::cuda::driver::{
-    Collective, CudaConfig, CudaError, Device, Element, Launch, Matrix2d, Number, Stream, Swizzle, UniqueId, args,
-    device_count,
+    Collective, CudaConfig, CudaError, Device, Element, Launch, Matrix2d, Number, Staging, Stream, Swizzle, UniqueId,
+    args, device_count,
 };
 
 fn launch_1d(count: usize, overlap: bool) -> Launch {
@@ -49,6 +49,8 @@ fn the_driver_layer_on_a_device() {
     broken_recordings(&device);
     shared_memory(&device);
     events(&device);
+    profiles(&device);
+    staging(&device);
     memory_runs_out(&device);
     tensor_maps(&device);
     compiled_here(&device);
@@ -254,6 +256,39 @@ fn events(device: &Device) {
     assert!(second.is_done());
     let milliseconds = first.elapsed_ms(&second).unwrap();
     println!("filling 1 GiB: {milliseconds:.3} ms, {:.2} TB/s", (1_u64 << 30) as f32 / milliseconds / 1e9);
+}
+
+fn profiles(device: &Device) {
+    device.start_profile();
+    scale(device, 1000, true);
+    device.profiled("waiting", || device.synchronize(Stream::Compute).unwrap());
+    let times = device.end_profile().unwrap();
+    println!("profile: {times:?}");
+    assert_eq!(times.iter().map(|time| time.calls).sum::<u64>(), 11);
+    scale(device, 10, true);
+    assert_eq!(device.end_profile().unwrap(), []);
+}
+
+/// More than the halves hold, so that each is used several times.
+fn staging(device: &Device) {
+    let bytes = (512 << 20) + 12_345;
+    let values: Vec<u8> = (0..bytes).map(|i| (i % 253) as u8).collect();
+    let buffer = device.alloc_zeroed("values", bytes + 7).unwrap();
+    let mut staging = Staging::new(device, 32 << 20).unwrap();
+    for round in 0..2 {
+        let start = std::time::Instant::now();
+        staging.upload(device, &buffer, 7, &values).unwrap();
+        staging.finish(device);
+        device.synchronize(Stream::Compute).unwrap();
+        println!("staging, round {round}: {:.1} GB/s", bytes as f64 / start.elapsed().as_secs_f64() / 1e9);
+    }
+    let mut out = vec![0; bytes];
+    device.download(&buffer, 7, &mut out).unwrap();
+    assert!(out == values);
+    staging.upload_with(device, &buffer, 0, 1000, |start, part| part.fill(start as u8 + 3)).unwrap();
+    staging.finish(device);
+    device.download(&buffer, 0, &mut out[..1000]).unwrap();
+    assert!(out[..1000].iter().all(|&x| x == 3));
 }
 
 fn memory_runs_out(device: &Device) {

@@ -9,6 +9,7 @@ use cudarc::driver::sys::{self, CUstream};
 use super::context::{Context, DeviceInfo, Stream};
 use super::launch::Kernel;
 use super::modules::{Kernels, Modules, Origin};
+use super::profile::Profiler;
 use crate::Result;
 
 /// How a GPU is opened.
@@ -25,6 +26,7 @@ pub struct Device {
     kernels: Mutex<HashMap<String, Kernel>>,
     modules: Modules,
     info: DeviceInfo,
+    pub(super) profiler: Profiler,
     pub(super) context: Arc<Context>,
 }
 
@@ -44,7 +46,7 @@ impl Device {
         let (context, info) = Context::open(config.ordinal)?;
         let context = Arc::new(context);
         let modules = Modules::load(&context, &info, config.cache_folder.as_deref(), kernels)?;
-        Ok(Device { kernels: Mutex::default(), modules, info, context })
+        Ok(Device { kernels: Mutex::default(), modules, info, profiler: Profiler::default(), context })
     }
 
     pub fn info(&self) -> &DeviceInfo {

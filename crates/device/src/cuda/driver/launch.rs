@@ -168,6 +168,14 @@ impl Device {
         }
         self.context.bind_quietly();
         kernel.allow_shared(self, launch.shared_bytes);
+        if self.profiler.is_running() {
+            return self.profiled(kernel.name(), || self.queue(kernel, Launch { overlap: false, ..launch }, args));
+        }
+        self.queue(kernel, launch, args);
+    }
+
+    #[inline]
+    fn queue(&self, kernel: &Kernel, launch: Launch, args: &[Arg<'_>]) {
         let mut values = [std::ptr::null_mut(); MAX_ARGS];
         for (value, arg) in values.iter_mut().zip(args) {
             *value = arg.value.cast_mut();

@@ -17,7 +17,9 @@ mod library;
 mod memory;
 mod modules;
 mod nvrtc;
+mod profile;
 mod sources;
+mod staging;
 mod tensor_map;
 
 pub use collective::{Collective, Number, UniqueId};
@@ -29,4 +31,6 @@ pub use graph::Graph;
 pub use launch::{Arg, Kernel, KernelArg, Launch, args};
 pub use memory::{Buffer, Pinned, Plain};
 pub use modules::Origin;
+pub use profile::KernelTime;
+pub use staging::Staging;
 pub use tensor_map::{Element, Matrix2d, Swizzle, TensorMap};
