@@ -1,4 +1,36 @@
-//! The CUDA backend.
+//! The CUDA backend: the same operations on a GPU, with activations in bf16 (or f32, to compare with the CPU).
+//!
+//! All work goes to one stream, in the order in which it is asked for; kernels of a step start while the one before
+//! drains. Decode steps are recorded and replayed. What fails in the middle of a step is remembered and told by
+//! `check`.
+#![allow(unsafe_code)]
 
+mod attention;
+mod backend;
+mod blas;
 pub mod driver;
+mod experts;
 pub mod gemm90;
+mod graphs;
+mod inputs;
+mod kv;
+mod linear;
+mod rows;
+mod scratch;
+mod tensor;
+mod weight;
+mod work;
+
+pub use backend::{Cuda, CudaConfig, Precision};
+pub use experts::Experts;
+pub use inputs::Inputs;
+pub use kv::Kv;
+pub use tensor::{Tensor, Vector};
+pub use weight::Weight;
+
+use driver::{Arg, Device, Launch};
+
+/// Queues a kernel without shared memory of its own choice, which may start while the one before it drains.
+fn launch(device: &Device, name: &str, grid: [u32; 3], threads: u32, args: &[Arg<'_>]) {
+    device.launch(&device.kernel(name), Launch { grid, threads, shared_bytes: 0, overlap: true }, args);
+}

@@ -143,7 +143,7 @@ impl Coded {
             }
         }
         let rows = values.len() / self.inputs;
-        let x = tensor(backend, self.inputs, &values);
+        let x = tensor(backend, self.inputs, &values, TensorKind::Activation);
         let matrix = self.matrix();
         let weight = backend.weight(&matrix).unwrap();
         assert!(backend.weight_bytes(&weight) > 0);

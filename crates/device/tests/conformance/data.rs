@@ -1,7 +1,6 @@
-//! Inputs that repeat: numbers from a seed, matrices in every format, and tensors filled through `embed`, which is the
-//! one way from the host into an activation.
+//! Inputs that repeat: numbers from a seed, matrices in every format, and tensors filled from the host.
 
-use std::{borrow::Cow, sync::OnceLock};
+use std::{borrow::Cow, cell::Cell, sync::OnceLock};
 
 use folio_device::{Backend, Batch, GroupTables, InputLimits, Span, TensorKind};
 use folio_formats::{Format, Matrix};
@@ -141,8 +140,29 @@ pub fn inputs<B: Backend>(backend: &mut B, batch: &Batch) -> B::Inputs {
     inputs
 }
 
-/// A tensor that holds `values`: they become an embedding table whose rows are looked up in order.
-pub fn tensor<B: Backend>(backend: &mut B, cols: usize, values: &[f32]) -> B::Tensor {
+thread_local! {
+    /// Activations are rounded to bf16 before any backend of this thread sees them: one that holds them so then starts
+    /// from the same numbers as the reference.
+    static ROUNDED: Cell<bool> = const { Cell::new(false) };
+}
+
+pub fn round_activations(rounded: bool) {
+    ROUNDED.set(rounded);
+}
+
+/// A tensor that holds `values`.
+pub fn tensor<B: Backend>(backend: &mut B, cols: usize, values: &[f32], kind: TensorKind) -> B::Tensor {
+    let mut values = values.to_vec();
+    if ROUNDED.get() && kind == TensorKind::Activation {
+        round_to_bf16(&mut values);
+    }
+    let mut tensor = backend.tensor(values.len() / cols, cols, kind).unwrap();
+    backend.upload_rows(&mut tensor, &values);
+    tensor
+}
+
+/// The same by another way: the values become an embedding table whose rows are looked up in order.
+pub fn embedded<B: Backend>(backend: &mut B, cols: usize, values: &[f32]) -> B::Tensor {
     let rows = values.len() / cols;
     let table = backend.weight(&f32_matrix(cols, values)).unwrap();
     let ids: Vec<u32> = (0..rows as u32).collect();

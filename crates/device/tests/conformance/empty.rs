@@ -2,7 +2,7 @@
 
 use folio_device::{
     Activation, Attention, Backend, Batch, ExpertsSource, GroupTables, InputLimits, KvFormat, KvShape, NormSpan,
-    PrepareQkv, RouterScore, Routing,
+    PrepareQkv, RouterScore, Routing, TensorKind,
 };
 
 use crate::data::{download, f32_matrix, tensor};
@@ -24,13 +24,14 @@ pub fn run<B: Backend>(backend: &mut B) {
     };
     let experts = backend.experts(source).unwrap();
     let (norm, frequency) = (backend.vector(&[1.0; WIDTH]).unwrap(), backend.vector(&[1.0]).unwrap());
-    let mut seven = |width: usize| tensor(backend, width, &vec![7.0; 2 * width]);
-    let (mut out, mut residual, x) = (seven(WIDTH), seven(WIDTH), seven(WIDTH));
-    let (one, wide, mut qkv) = (seven(1), seven(2 * WIDTH), seven(2 * WIDTH));
+    let mut seven = |width: usize, kind| tensor(backend, width, &vec![7.0; 2 * width], kind);
+    let [mut out, x, wide, mut qkv] = [1, 1, 2, 2].map(|times| seven(times * WIDTH, TensorKind::Activation));
+    let [mut residual, mut picked] = [WIDTH; 2].map(|width| seven(width, TensorKind::Stream));
+    let [one, mut logits] = [1, WIDTH].map(|width| seven(width, TensorKind::Scores));
 
     backend.upload(&mut inputs, &batch);
     backend.rope_angles(&mut inputs, 0, &frequency, 1.0);
-    backend.embed(&mut out, &weight, &inputs, 1.0);
+    backend.embed(&mut residual, &weight, &inputs, 1.0);
     backend.rms_norm(&mut out, &x, &norm, 1e-6, 0);
     backend.add(&mut residual, &x, 1.0, 0);
     backend.add_rms_norm(&mut out, &mut residual, &x, 1.0, &norm, 1e-6, 0);
@@ -71,12 +72,12 @@ pub fn run<B: Backend>(backend: &mut B) {
     };
     backend.experts_forward(&mut out, &x, &one, &experts, &routing, 0);
     backend.add_gated(&mut out, &x, &one, 0);
-    backend.gather_outputs(&mut out, &x, &inputs);
-    backend.finish_logits(&mut out, 2.0, Some(3.0), 0);
+    backend.gather_outputs(&mut picked, &residual, &inputs);
+    backend.finish_logits(&mut logits, 2.0, Some(3.0), 0);
     backend.copy_blocks(&mut kv, &[]);
 
     assert!(download(backend, &out, 0).is_empty());
-    for tensor in [&out, &residual, &x] {
+    for tensor in [&out, &residual, &x, &picked, &logits] {
         assert_eq!(download(backend, tensor, 2), [7.0; 2 * WIDTH]);
     }
     assert_eq!(download(backend, &qkv, 2), [7.0; 4 * WIDTH]);

@@ -6,6 +6,7 @@
 //! of this file.
 
 mod coded;
+mod cuda;
 mod data;
 mod empty;
 mod paged;

@@ -1,10 +1,11 @@
 //! Operations whose rows stand alone: each case can compute any selection of its rows in any order.
 
-use folio_device::{Activation, Backend, ExpertsSource, RouterScore, Routing, TensorKind};
+use folio_device::TensorKind::{Activation, Scores, Stream};
+use folio_device::{self as device, Backend, ExpertsSource, RouterScore, Routing, TensorKind};
 use folio_formats::Format;
 
 use crate::coded::{Coded, coded_cases};
-use crate::data::{Random, batch, deviation, download, f32_matrix, inputs, matrix, round_to_bf16, tensor};
+use crate::data::{Random, batch, deviation, download, embedded, f32_matrix, inputs, matrix, round_to_bf16, tensor};
 
 pub const ROWS: usize = 33;
 pub const FORMATS: [Format; 16] = [
@@ -62,7 +63,7 @@ pub enum Case {
     /// A product with a weight of codes that is no GGUF format.
     Coded(Coded),
     Gate {
-        activation: Activation,
+        activation: device::Activation,
         width: usize,
     },
     Experts {
@@ -71,7 +72,7 @@ pub enum Case {
         inter: usize,
         grouped: bool,
         bias: bool,
-        activation: Activation,
+        activation: device::Activation,
     },
     AddGated {
         width: usize,
@@ -85,7 +86,7 @@ pub enum Case {
     },
 }
 
-const CLAMPED: Activation = Activation::SwigluClamped { alpha: 1.702, limit: 1.5 };
+const CLAMPED: device::Activation = device::Activation::SwigluClamped { alpha: 1.702, limit: 1.5 };
 
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -96,7 +97,7 @@ pub fn cases() -> Vec<Case> {
             Case::Finish { cap: None, width },
             Case::Finish { cap: Some(3.0), width },
         ]);
-        for activation in [Activation::Silu, Activation::Gelu, Activation::GeluTanh, CLAMPED] {
+        for activation in [device::Activation::Silu, device::Activation::Gelu, device::Activation::GeluTanh, CLAMPED] {
             cases.push(Case::Gate { activation, width });
         }
     }
@@ -115,9 +116,9 @@ pub fn cases() -> Vec<Case> {
         let inter = if format.block_len() == 1 { 45 } else { 2 * format.block_len() };
         let case = |score, grouped, bias, activation| Case::Experts { format, score, inter, grouped, bias, activation };
         cases.extend([
-            case(RouterScore::Softmax, false, false, Activation::Silu),
+            case(RouterScore::Softmax, false, false, device::Activation::Silu),
             case(RouterScore::SoftmaxOfBest, false, true, CLAMPED),
-            case(RouterScore::Sigmoid, true, false, Activation::GeluTanh),
+            case(RouterScore::Sigmoid, true, false, device::Activation::GeluTanh),
         ]);
     }
     cases.extend(coded_cases().into_iter().map(Case::Coded));
@@ -143,6 +144,26 @@ impl Case {
         }
     }
 
+    /// The same for a device that holds activations and plain weights in bf16, given inputs that are bf16 values: what it
+    /// puts out is rounded by 2^-9 of each value, and so is what lies between the two products of an expert; weights of
+    /// 32 and of other 16 bits, and scales of codes, are rounded once more.
+    pub fn bf16_tolerance(&self) -> f32 {
+        match *self {
+            Case::Add { .. } | Case::Gather { .. } | Case::Finish { .. } => TIGHT,
+            Case::Embed { format: Format::BF16, .. } => TIGHT,
+            Case::Embed { .. } | Case::Norm { .. } | Case::AddNorm { .. } | Case::Gate { .. } => 1.0 / 256.0,
+            Case::AddGated { .. } => 1.0 / 200.0,
+            Case::Linear { format: Format::BF16, .. } => 1.0 / 256.0,
+            Case::Linear { .. } | Case::Coded(_) => 1.0 / 100.0,
+            Case::Experts { .. } => 1.0 / 40.0,
+        }
+    }
+
+    /// Whether it is a matrix product, whose bits may depend on the number of rows where nothing else was promised.
+    pub fn is_product(&self) -> bool {
+        matches!(self, Case::Linear { .. } | Case::Coded(_) | Case::Experts { .. })
+    }
+
     /// The least that a row's values are measured against: what a product of random rows is expected to reach, so that
     /// a single output near zero is not asked for more digits than its terms have.
     pub fn floor(&self) -> f32 {
@@ -158,13 +179,12 @@ impl Case {
     pub fn width(&self) -> usize {
         match *self {
             Case::Embed { width, .. }
-            | Case::Norm { width }
             | Case::Add { width }
             | Case::Gate { width, .. }
             | Case::AddGated { width }
             | Case::Gather { width }
             | Case::Finish { width, .. } => width,
-            Case::AddNorm { width } => 2 * width,
+            Case::Norm { width } | Case::AddNorm { width } => 2 * width,
             Case::Linear { outputs, .. } => outputs,
             Case::Coded(coded) => coded.width(),
             Case::Experts { format, .. } => expert_hidden(format),
@@ -196,43 +216,52 @@ fn values(rows: &[usize], width: usize, salt: u64) -> Vec<f32> {
     rows.iter().flat_map(|&row| Random::new(salt * 1000 + row as u64).values(width)).collect()
 }
 
-fn filled<B: Backend>(backend: &mut B, rows: &[usize], width: usize, salt: u64) -> B::Tensor {
-    tensor(backend, width, &values(rows, width, salt))
+fn filled<B: Backend>(backend: &mut B, rows: &[usize], width: usize, salt: u64, kind: TensorKind) -> B::Tensor {
+    tensor(backend, width, &values(rows, width, salt), kind)
 }
 
 fn embed<B: Backend>(backend: &mut B, rows: &[usize], format: Format, width: usize, scale: f32) -> Vec<f32> {
     let table = backend.weight(&matrix(format, 50, width, WEIGHTS)).unwrap();
     let ids: Vec<u32> = rows.iter().map(|&row| (row * 7 % 50) as u32).collect();
     let inputs = inputs(backend, &batch(&ids, Vec::new()));
-    let mut out = backend.tensor(rows.len(), width, TensorKind::Activation).unwrap();
+    let mut out = backend.tensor(rows.len(), width, Stream).unwrap();
     backend.embed(&mut out, &table, &inputs, scale);
     download(backend, &out, rows.len())
 }
 
+/// Each row of the result: the norm of the stream, then that of a branch.
 fn norm<B: Backend>(backend: &mut B, rows: &[usize], width: usize) -> Vec<f32> {
-    let x = filled(backend, rows, width, 1);
     let weight = backend.vector(&Random::new(WEIGHTS).values(width)).unwrap();
-    let mut out = backend.tensor(rows.len(), width, TensorKind::Activation).unwrap();
-    backend.rms_norm(&mut out, &x, &weight, 1e-5, rows.len());
-    download(backend, &out, rows.len())
+    let mut normed = |kind, salt| {
+        let x = filled(backend, rows, width, salt, kind);
+        let mut out = backend.tensor(rows.len(), width, Activation).unwrap();
+        backend.rms_norm(&mut out, &x, &weight, 1e-5, rows.len());
+        download(backend, &out, rows.len())
+    };
+    let (stream, branch) = (normed(Stream, 1), normed(Activation, 2));
+    beside(&stream, &branch, width)
+}
+
+fn beside(left: &[f32], right: &[f32], width: usize) -> Vec<f32> {
+    left.chunks_exact(width).zip(right.chunks_exact(width)).flat_map(|(left, right)| [left, right].concat()).collect()
 }
 
 fn add<B: Backend>(backend: &mut B, rows: &[usize], width: usize) -> Vec<f32> {
-    let mut residual = filled(backend, rows, width, 1);
-    let x = filled(backend, rows, width, 2);
+    let mut residual = filled(backend, rows, width, 1, Stream);
+    let x = filled(backend, rows, width, 2, Activation);
     backend.add(&mut residual, &x, 0.22, rows.len());
     download(backend, &residual, rows.len())
 }
 
 /// Each row of the result: the residual, then its norm.
 fn add_norm<B: Backend>(backend: &mut B, rows: &[usize], width: usize) -> Vec<f32> {
-    let mut residual = filled(backend, rows, width, 1);
-    let x = filled(backend, rows, width, 2);
+    let mut residual = filled(backend, rows, width, 1, Stream);
+    let x = filled(backend, rows, width, 2, Activation);
     let weight = backend.vector(&Random::new(WEIGHTS).values(width)).unwrap();
-    let mut out = backend.tensor(rows.len(), width, TensorKind::Activation).unwrap();
+    let mut out = backend.tensor(rows.len(), width, Activation).unwrap();
     backend.add_rms_norm(&mut out, &mut residual, &x, -1.5, &weight, 1e-6, rows.len());
     let (residual, out) = (download(backend, &residual, rows.len()), download(backend, &out, rows.len()));
-    residual.chunks_exact(width).zip(out.chunks_exact(width)).flat_map(|(sum, normed)| [sum, normed].concat()).collect()
+    beside(&residual, &out, width)
 }
 
 fn linear<B: Backend>(backend: &mut B, rows: &[usize], case: &Case) -> Vec<f32> {
@@ -241,21 +270,22 @@ fn linear<B: Backend>(backend: &mut B, rows: &[usize], case: &Case) -> Vec<f32> 
     if rounded {
         round_to_bf16(&mut x);
     }
-    let x = tensor(backend, inputs, &x);
+    let x = tensor(backend, inputs, &x, Activation);
     let weight = backend.weight(&matrix(format, outputs, inputs, WEIGHTS)).unwrap();
     assert!(backend.weight_bytes(&weight) > 0);
     let bias = bias.then(|| backend.vector(&Random::new(3).values(outputs)).unwrap());
     // One row more than is asked for: it must stay as it is.
-    let mut out = tensor(backend, outputs, &vec![5.0; (rows.len() + 1) * outputs]);
+    let kind = if bias.is_some() { Activation } else { Scores };
+    let mut out = tensor(backend, outputs, &vec![5.0; (rows.len() + 1) * outputs], kind);
     backend.linear(&mut out, &x, &weight, bias.as_ref(), rows.len());
     let mut out = download(backend, &out, rows.len() + 1);
     assert!(out.split_off(rows.len() * outputs).iter().all(|&value| value == 5.0), "wrote beyond its rows");
     out
 }
 
-fn gate<B: Backend>(backend: &mut B, rows: &[usize], activation: Activation, width: usize) -> Vec<f32> {
-    let gate_up = filled(backend, rows, 2 * width, 1);
-    let mut out = backend.tensor(rows.len(), width, TensorKind::Activation).unwrap();
+fn gate<B: Backend>(backend: &mut B, rows: &[usize], activation: device::Activation, width: usize) -> Vec<f32> {
+    let gate_up = filled(backend, rows, 2 * width, 1, Activation);
+    let mut out = backend.tensor(rows.len(), width, Activation).unwrap();
     backend.gate(&mut out, &gate_up, activation, rows.len());
     download(backend, &out, rows.len())
 }
@@ -279,8 +309,8 @@ fn experts<B: Backend>(backend: &mut B, rows: &[usize], case: &Case) -> Vec<f32>
     let experts = backend.experts(source).unwrap();
     let choice_bias = backend.vector(&Random::new(77).values(EXPERTS)).unwrap();
     let x: Vec<f32> = values(rows, hidden, 1).iter().map(|value| value * 0.2).collect();
-    let x = tensor(backend, hidden, &x);
-    let logits = filled(backend, rows, EXPERTS, 2);
+    let x = tensor(backend, hidden, &x, Activation);
+    let logits = filled(backend, rows, EXPERTS, 2, Scores);
     let op = Routing {
         score,
         top_k: if grouped { 4 } else { 2 },
@@ -291,15 +321,15 @@ fn experts<B: Backend>(backend: &mut B, rows: &[usize], case: &Case) -> Vec<f32>
         groups_kept: if grouped { 2 } else { 1 },
         activation,
     };
-    let mut out = tensor(backend, hidden, &vec![5.0; rows.len() * hidden]);
+    let mut out = tensor(backend, hidden, &vec![5.0; rows.len() * hidden], Activation);
     backend.experts_forward(&mut out, &x, &logits, &experts, &op, rows.len());
     download(backend, &out, rows.len())
 }
 
 fn add_gated<B: Backend>(backend: &mut B, rows: &[usize], width: usize) -> Vec<f32> {
-    let mut out = filled(backend, rows, width, 1);
-    let x = filled(backend, rows, width, 2);
-    let gate = filled(backend, rows, 1, 3);
+    let mut out = filled(backend, rows, width, 1, Activation);
+    let x = filled(backend, rows, width, 2, Activation);
+    let gate = filled(backend, rows, 1, 3, Scores);
     backend.add_gated(&mut out, &x, &gate, rows.len());
     download(backend, &out, rows.len())
 }
@@ -307,26 +337,29 @@ fn add_gated<B: Backend>(backend: &mut B, rows: &[usize], width: usize) -> Vec<f
 /// Every row has a neighbour above it that nobody asked for.
 fn gather<B: Backend>(backend: &mut B, rows: &[usize], width: usize) -> Vec<f32> {
     let doubled: Vec<usize> = rows.iter().flat_map(|&row| [row + 100, row]).collect();
-    let x = filled(backend, &doubled, width, 1);
+    let x = filled(backend, &doubled, width, 1, Stream);
     let outputs = (0..rows.len() as u32).map(|index| 2 * index + 1).collect();
     let inputs = inputs(backend, &batch(&vec![0; doubled.len()], outputs));
-    let mut out = backend.tensor(rows.len(), width, TensorKind::Activation).unwrap();
+    let mut out = backend.tensor(rows.len(), width, Stream).unwrap();
     backend.gather_outputs(&mut out, &x, &inputs);
     download(backend, &out, rows.len())
 }
 
 fn finish<B: Backend>(backend: &mut B, rows: &[usize], cap: Option<f32>, width: usize) -> Vec<f32> {
     let logits: Vec<f32> = values(rows, width, 1).iter().map(|value| value * 4.0).collect();
-    let mut logits = tensor(backend, width, &logits);
+    let mut logits = tensor(backend, width, &logits, Scores);
     backend.finish_logits(&mut logits, 0.7, cap, rows.len());
     download(backend, &logits, rows.len())
 }
 
-/// The helper itself: what goes in through `embed` comes out of `download` unchanged.
+/// The helpers themselves: what goes in from the host or through `embed` comes out of `download` unchanged.
 pub fn round_trip<B: Backend>(backend: &mut B) {
-    let values = Random::new(1).values(5 * 13);
-    let filled = tensor(backend, 13, &values);
-    assert_eq!(download(backend, &filled, 5), values);
-    assert_eq!(download(backend, &filled, 2), values[..26]);
+    let mut values = Random::new(1).values(5 * 13);
+    round_to_bf16(&mut values);
+    let kinds = [Stream, Activation, Scores].map(|kind| tensor(backend, 13, &values, kind));
+    for filled in kinds.into_iter().chain([embedded(backend, 13, &values)]) {
+        assert_eq!(download(backend, &filled, 5), values);
+        assert_eq!(download(backend, &filled, 2), values[..26]);
+    }
     assert_eq!(f32_matrix(13, &values).num_rows(), 5);
 }

@@ -29,8 +29,14 @@ pub use error::CudaError;
 pub use event::Event;
 pub use graph::Graph;
 pub use launch::{Arg, Kernel, KernelArg, Launch, args};
+pub(crate) use library::Library;
 pub use memory::{Buffer, Pinned, Plain};
 pub use modules::Origin;
 pub use profile::KernelTime;
 pub use staging::Staging;
 pub use tensor_map::{Element, Matrix2d, Swizzle, TensorMap};
+
+/// What tells the kernels of this build from those of others, for names of numerics.
+pub fn kernels_hash() -> String {
+    sources::hash()[..6].iter().map(|byte| format!("{byte:02x}")).collect()
+}

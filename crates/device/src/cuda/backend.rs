@@ -1,0 +1,344 @@
+//! The backend itself: what it is opened with, what it holds, and each operation of the trait in a few lines.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use folio_formats::Matrix;
+
+use super::blas::Blas;
+use super::driver::{self, Device, Stream, args};
+use super::experts::Experts;
+use super::gemm90::Gemm90;
+use super::graphs::Graphs;
+use super::inputs::Inputs;
+use super::kv::Kv;
+use super::scratch::Scratch;
+use super::tensor::{Float, Tensor, Vector};
+use super::weight::Weight;
+use super::{launch, rows};
+use crate::{
+    Activation, Attention, Backend, Batch, Error, ExpertsSource, InputLimits, KvShape, PrepareQkv, Result, Routing,
+    StepSize, TensorKind,
+};
+
+/// What activations, and weights that are not coded, are held in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Precision {
+    #[default]
+    BF16,
+    /// Everything in f32, to be compared with the CPU: slow.
+    F32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CudaConfig {
+    pub ordinal: usize,
+    pub activations: Precision,
+    /// A row's bits depend on that row alone, whatever else is in the step.
+    pub batch_invariant: bool,
+    /// Whether cuBLASLt is used where it is found.
+    pub use_cublas: bool,
+    /// Whether decode steps are recorded and replayed.
+    pub graphs: bool,
+    /// Where kernels compiled on this machine are kept; none are kept without it.
+    pub cache_folder: Option<PathBuf>,
+    /// Matrices are not read but invented on the device, from this seed.
+    pub random_weights: Option<u64>,
+}
+
+impl Default for CudaConfig {
+    fn default() -> Self {
+        Self {
+            ordinal: 0,
+            activations: Precision::BF16,
+            batch_invariant: false,
+            use_cublas: true,
+            graphs: true,
+            cache_folder: None,
+            random_weights: None,
+        }
+    }
+}
+
+pub struct Cuda {
+    // Dropped in this order: recorded steps and libraries before the device.
+    graphs: Graphs,
+    pub(super) blas: Option<Blas>,
+    /// Why there is no cuBLASLt, where it was wanted.
+    blas_missing: Option<String>,
+    pub(super) gemm90: Option<Gemm90>,
+    pub(super) scratch: Scratch,
+    pub(super) config: CudaConfig,
+    /// Of the largest step that inputs were made for.
+    pub(super) most_rows: usize,
+    /// Matrices made so far, so that no two of random values are the same.
+    matrices: u64,
+    /// What went wrong in a step besides what the device remembers.
+    fault: Option<Error>,
+    pub(super) device: Arc<Device>,
+}
+
+impl Cuda {
+    pub fn new(config: CudaConfig) -> Result<Self> {
+        let opened = driver::CudaConfig { ordinal: config.ordinal, cache_folder: config.cache_folder.clone() };
+        let device = Arc::new(Device::open(&opened)?);
+        let wanted = config.use_cublas && !config.batch_invariant && config.activations == Precision::BF16;
+        let (blas, blas_missing) = match wanted.then(|| Blas::open(&device)) {
+            Some(Ok(blas)) => (Some(blas), None),
+            Some(Err(error)) => (None, Some(error.to_string())),
+            None => (None, None),
+        };
+        Ok(Self {
+            graphs: Graphs::default(),
+            blas,
+            blas_missing,
+            gemm90: Gemm90::open(&device)?,
+            scratch: Scratch::default(),
+            config,
+            most_rows: 0,
+            matrices: 0,
+            fault: None,
+            device,
+        })
+    }
+
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    pub fn config(&self) -> &CudaConfig {
+        &self.config
+    }
+
+    /// Why matrix products of many rows run without cuBLASLt although it was wanted.
+    pub fn missing_cublas(&self) -> Option<&str> {
+        self.blas_missing.as_deref()
+    }
+
+    /// Sizes of decode steps that are replayed by now.
+    pub fn recorded_steps(&self) -> usize {
+        self.graphs.recorded()
+    }
+
+    pub(super) fn float(&self) -> Float {
+        match self.config.activations {
+            Precision::BF16 => Float::Bf16,
+            Precision::F32 => Float::F32,
+        }
+    }
+
+    /// Scratch of a step; where there is none the step is given up.
+    pub(super) fn room(&mut self, kind: usize, bytes: usize) -> Option<u64> {
+        let found = self.scratch.at_least(&self.device, kind, bytes);
+        self.note(found)
+    }
+
+    fn note<T>(&mut self, result: Result<T>) -> Option<T> {
+        result.map_err(|error| self.fault.get_or_insert(error)).ok()
+    }
+
+    /// Another for every matrix, where they are invented.
+    fn seed(&mut self) -> Option<u64> {
+        self.matrices += 1;
+        self.config.random_weights.map(|seed| seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(4 * self.matrices))
+    }
+}
+
+impl Backend for Cuda {
+    type Tensor = Tensor;
+    type Vector = Vector;
+    type Weight = Weight;
+    type Experts = Experts;
+    type Kv = Kv;
+    type Inputs = Inputs;
+
+    fn tensor(&mut self, rows: usize, cols: usize, kind: TensorKind) -> Result<Tensor> {
+        Tensor::new(&self.device, rows, cols, kind, self.float())
+    }
+
+    fn vector(&mut self, values: &[f32]) -> Result<Vector> {
+        Vector::new(&self.device, values)
+    }
+
+    fn weight(&mut self, matrix: &Matrix<'_>) -> Result<Weight> {
+        let (seed, float) = (self.seed(), self.float());
+        Weight::new(&self.device, self.gemm90.as_ref(), matrix, float, seed)
+    }
+
+    fn experts(&mut self, source: ExpertsSource<'_>) -> Result<Experts> {
+        let (seed, float) = (self.seed(), self.float());
+        Experts::new(&self.device, source, float, seed)
+    }
+
+    fn reads_matrices(&self) -> bool {
+        self.config.random_weights.is_none()
+    }
+
+    fn kv(&mut self, shape: KvShape) -> Result<Kv> {
+        Kv::new(&self.device, shape)
+    }
+
+    fn inputs(&mut self, limits: InputLimits) -> Result<Inputs> {
+        self.most_rows = self.most_rows.max(limits.rows).max(limits.outputs);
+        Inputs::new(&self.device, limits)
+    }
+
+    fn numerics(&self) -> String {
+        let info = self.device.info();
+        let precision = match self.config.activations {
+            Precision::BF16 => "bf16",
+            Precision::F32 => "f32",
+        };
+        let mode = if self.config.batch_invariant { " batch-invariant" } else { "" };
+        let blas = self.blas.as_ref().map_or(String::new(), |blas| format!(" cublaslt {}", blas.version()));
+        let (major, minor) = info.capability;
+        format!("cuda {} {major}.{minor} {precision}{mode}{blas} kernels {}", info.name, driver::kernels_hash())
+    }
+
+    fn weight_bytes(&self, weight: &Weight) -> u64 {
+        weight.bytes()
+    }
+
+    fn experts_bytes(&self, experts: &Experts) -> u64 {
+        experts.bytes()
+    }
+
+    fn upload(&mut self, inputs: &mut Inputs, batch: &Batch) -> StepSize {
+        let size = inputs.upload(batch);
+        self.note(size).unwrap_or(StepSize::of(batch))
+    }
+
+    fn begin(&mut self, inputs: &Inputs, num_logits: usize) -> bool {
+        !self.config.graphs || self.graphs.begin(&self.device, inputs, num_logits)
+    }
+
+    fn end(&mut self, _: &Inputs) {
+        let ended = self.graphs.end(&self.device);
+        self.note(ended);
+    }
+
+    fn check(&mut self) -> Result<()> {
+        match self.fault.take() {
+            Some(fault) => Err(fault),
+            None => self.device.check(),
+        }
+    }
+
+    fn rope_angles(&mut self, inputs: &mut Inputs, rope: usize, inv_freq: &Vector, magnitude: f32) {
+        rows::rope_angles(&self.device, inputs, rope, inv_freq, magnitude);
+    }
+
+    fn embed(&mut self, out: &mut Tensor, table: &Weight, inputs: &Inputs, scale: f32) {
+        let (rows, width) = (inputs.size().rows, table.k);
+        out.check("embeddings", rows, width);
+        let name = format!("embed_{}_{}", table.float.name(), out.float().name());
+        let grid = [width.div_ceil(1024) as u32, rows as u32, 1];
+        let (table, tokens) = (table.buffer.ptr(), inputs.tokens());
+        launch(&self.device, &name, grid, 256, args![out.ptr(), table, tokens, scale, width as i32]);
+    }
+
+    fn rms_norm(&mut self, out: &mut Tensor, x: &Tensor, weight: &Vector, eps: f32, rows: usize) {
+        rows::rms_norm(&self.device, out, x, weight, eps, rows);
+    }
+
+    fn add(&mut self, residual: &mut Tensor, x: &Tensor, scale: f32, rows: usize) {
+        rows::add(&self.device, residual, x, scale, rows);
+    }
+
+    fn add_rms_norm(
+        &mut self,
+        out: &mut Tensor,
+        residual: &mut Tensor,
+        x: &Tensor,
+        scale: f32,
+        weight: &Vector,
+        eps: f32,
+        rows: usize,
+    ) {
+        rows::add_rms_norm(&self.device, out, residual, x, scale, weight, eps, rows);
+    }
+
+    fn linear(&mut self, out: &mut Tensor, x: &Tensor, weight: &Weight, bias: Option<&Vector>, rows: usize) {
+        self.multiply(out, x, weight, bias, rows);
+    }
+
+    fn prepare_qkv(&mut self, qkv: &mut Tensor, kv: &mut Kv, layer: usize, op: &PrepareQkv<'_, Self>, inputs: &Inputs) {
+        rows::prepare_qkv(&self.device, qkv, kv, layer, op, inputs);
+    }
+
+    fn attention(
+        &mut self,
+        out: &mut Tensor,
+        qkv: &Tensor,
+        kv: &Kv,
+        layer: usize,
+        op: &Attention<'_, Self>,
+        inputs: &Inputs,
+    ) {
+        self.attend(out, qkv, kv, layer, op, inputs);
+    }
+
+    fn gate(&mut self, out: &mut Tensor, gate_up: &Tensor, activation: Activation, rows: usize) {
+        rows::gate(&self.device, out, gate_up, activation, rows);
+    }
+
+    fn experts_forward(
+        &mut self,
+        out: &mut Tensor,
+        x: &Tensor,
+        router_logits: &Tensor,
+        experts: &Experts,
+        op: &Routing<'_, Self>,
+        rows: usize,
+    ) {
+        self.run_experts(out, x, router_logits, experts, op, rows);
+    }
+
+    fn add_gated(&mut self, out: &mut Tensor, x: &Tensor, gate: &Tensor, rows: usize) {
+        rows::add_gated(&self.device, out, x, gate, rows);
+    }
+
+    fn gather_outputs(&mut self, out: &mut Tensor, x: &Tensor, inputs: &Inputs) {
+        rows::gather(&self.device, out, x, inputs);
+    }
+
+    fn finish_logits(&mut self, logits: &mut Tensor, scale: f32, soft_cap: Option<f32>, rows: usize) {
+        rows::finish_logits(&self.device, logits, scale, soft_cap, rows);
+    }
+
+    fn copy_blocks(&mut self, kv: &mut Kv, pairs: &[(u32, u32)]) {
+        let copied = kv.copy(&self.device, pairs);
+        self.note(copied);
+    }
+
+    fn upload_rows(&mut self, tensor: &mut Tensor, values: &[f32]) {
+        let copied = tensor.upload(&self.device, values);
+        self.note(copied);
+    }
+
+    fn download(&mut self, tensor: &Tensor, rows: usize, out: &mut Vec<f32>) {
+        let copied = tensor.download(&self.device, rows, out);
+        if self.note(copied).is_none() {
+            // Whoever looks at them sees that they are no numbers.
+            out.clear();
+            out.resize(rows * tensor.cols(), f32::NAN);
+        }
+    }
+
+    fn save_block(&mut self, kv: &Kv, block: u32, out: &mut [u8]) {
+        let copied = kv.save(&self.device, block, out);
+        self.note(copied);
+    }
+
+    fn load_block(&mut self, kv: &mut Kv, block: u32, bytes: &[u8]) {
+        let copied = kv.load(&self.device, block, bytes);
+        self.note(copied);
+    }
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        // What is under way still uses memory that is about to go. A device that was lost has nothing under way.
+        let _ = self.device.synchronize(Stream::Compute);
+    }
+}

@@ -1,0 +1,385 @@
+//! What one step is about, in device memory at addresses that never change, so that a recorded step meets the next one's
+//! numbers: ids, positions, spans, block tables, lists of attention's work, and the angles of ropes.
+//!
+//! A step is written into pinned memory and copied from there, with one copy where the parts lie close together. A step
+//! in which every sequence has one row and every row an output is padded up to a size of the [`ladder`], so that a
+//! recording for that size serves it. Rows added have token 0, position 0, no slot and a span without context.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::driver::{Buffer, Device, Event, Pinned, Stream};
+use super::tensor::Vector;
+use super::work::{self, WorkKey};
+use crate::{Batch, DRAWN_TOKEN, InputLimits, Result, Span, StepSize};
+
+/// A row whose key and value are not stored.
+pub(super) const NO_SLOT: u32 = u32::MAX;
+/// Kinds of attention that one model may have: by window, grouping and kernel.
+const WORK_LISTS: usize = 6;
+/// Parts of a step that are this close together are copied at once, gap included. In words.
+const GAP: usize = 8 << 10;
+
+pub struct Inputs {
+    device: Arc<Device>,
+    limits: InputLimits,
+    layout: Layout,
+    buffer: Buffer,
+    staging: [Staging; 2],
+    turn: usize,
+    size: StepSize,
+    /// As they were given, without padding.
+    spans: Vec<Span>,
+    /// Every span has one row and every row an output.
+    decodes: bool,
+    /// Pairs (row, draw) of tokens that the device drew.
+    awaited: usize,
+    ropes: Vec<Rope>,
+    lists: Mutex<Vec<List>>,
+}
+
+/// Pinned memory, and when the device has read it.
+struct Staging {
+    memory: Pinned,
+    read: Event,
+}
+
+/// Cosines and sines of one rope, `[row][pairs]`.
+struct Rope {
+    pairs: usize,
+    cos: Buffer,
+    sin: Buffer,
+}
+
+/// The work of one kind of attention in this step.
+#[derive(Clone, Copy, Debug)]
+struct List {
+    key: WorkKey,
+    splits: usize,
+    tiles: usize,
+}
+
+/// Offsets in words, each a multiple of 4.
+struct Layout {
+    tokens: usize,
+    positions: usize,
+    outputs: usize,
+    first_row: usize,
+    num_rows: usize,
+    context: usize,
+    awaited: usize,
+    /// Of each group.
+    slots: Vec<usize>,
+    first_block: Vec<usize>,
+    /// Numbers of items, two for each list.
+    counts: usize,
+    blocks: Vec<usize>,
+    splits: [usize; WORK_LISTS],
+    tiles: [usize; WORK_LISTS],
+    words: usize,
+}
+
+impl Layout {
+    fn new(limits: &InputLimits) -> Layout {
+        let mut words = 0usize;
+        let mut take = |count: usize| {
+            let at = words;
+            words = words.saturating_add(count.saturating_add(3) / 4 * 4);
+            at
+        };
+        let (rows, spans, groups) = (limits.rows, limits.spans, limits.groups);
+        // Small parts first: they are copied in one piece.
+        Layout {
+            tokens: take(rows),
+            positions: take(rows),
+            outputs: take(limits.outputs.max(1)),
+            first_row: take(spans),
+            num_rows: take(spans),
+            context: take(spans),
+            awaited: take(2 * rows),
+            slots: (0..groups).map(|_| take(rows)).collect(),
+            first_block: (0..groups).map(|_| take(spans)).collect(),
+            counts: take(2 * WORK_LISTS),
+            splits: std::array::from_fn(|_| take(2 * work::most_splits(limits))),
+            blocks: (0..groups).map(|_| take(limits.table_entries)).collect(),
+            tiles: std::array::from_fn(|_| take(2 * work::most_tiles(limits))),
+            words,
+        }
+    }
+}
+
+/// Device addresses of one list of work.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WorkList {
+    pub splits: u64,
+    pub num_splits: u64,
+    pub tiles: u64,
+    pub num_tiles: u64,
+    /// Of this step; a recorded launch does not depend on it.
+    pub splits_now: usize,
+    pub tiles_now: usize,
+}
+
+impl Inputs {
+    pub(super) fn new(device: &Arc<Device>, limits: InputLimits) -> Result<Self> {
+        let layout = Layout::new(&limits);
+        let bytes = layout.words.saturating_mul(4);
+        let staging = || -> Result<Staging> {
+            Ok(Staging { memory: device.pinned("a step's inputs", bytes)?, read: device.event()? })
+        };
+        let angles = limits.rows.saturating_mul(limits.rope_pairs).saturating_mul(4);
+        let rope =
+            |_| Ok(Rope { pairs: 0, cos: device.alloc("cosines", angles)?, sin: device.alloc("sines", angles)? });
+        Ok(Self {
+            device: Arc::clone(device),
+            limits,
+            buffer: device.alloc_zeroed("a step's inputs", bytes)?,
+            staging: [staging()?, staging()?],
+            layout,
+            turn: 0,
+            size: StepSize { rows: 0, outputs: 0 },
+            spans: Vec::with_capacity(limits.spans),
+            decodes: false,
+            awaited: 0,
+            ropes: (0..limits.ropes).map(rope).collect::<Result<_>>()?,
+            lists: Mutex::default(),
+        })
+    }
+
+    pub fn limits(&self) -> &InputLimits {
+        &self.limits
+    }
+
+    /// Padding included.
+    pub fn size(&self) -> StepSize {
+        self.size
+    }
+
+    /// Whether a recording of a step of this size does for this one.
+    pub fn decodes(&self) -> bool {
+        self.decodes
+    }
+
+    pub fn tokens(&self) -> u64 {
+        self.at(self.layout.tokens)
+    }
+
+    pub fn positions(&self) -> u64 {
+        self.at(self.layout.positions)
+    }
+
+    pub fn outputs(&self) -> u64 {
+        self.at(self.layout.outputs)
+    }
+
+    /// Of spans: first rows, numbers of rows, contexts.
+    pub(super) fn spans(&self) -> [u64; 3] {
+        [self.layout.first_row, self.layout.num_rows, self.layout.context].map(|offset| self.at(offset))
+    }
+
+    pub(super) fn slots(&self, group: usize) -> u64 {
+        self.at(self.layout.slots[group])
+    }
+
+    /// Where spans' tables start, and the tables.
+    pub(super) fn tables(&self, group: usize) -> [u64; 2] {
+        [self.layout.first_block[group], self.layout.blocks[group]].map(|offset| self.at(offset))
+    }
+
+    /// Pairs (row, draw) whose tokens come from the last draws, and how many there are.
+    pub(super) fn awaited(&self) -> (u64, usize) {
+        (self.at(self.layout.awaited), self.awaited)
+    }
+
+    /// Cosines, sines and their number a row.
+    pub(super) fn rope(&self, rope: usize) -> (u64, u64, usize) {
+        let rope = &self.ropes[rope];
+        (rope.cos.ptr(), rope.sin.ptr(), rope.pairs)
+    }
+
+    pub(super) fn set_rope(&mut self, rope: usize, inv_freq: &Vector) -> (u64, u64) {
+        let (pairs, limit) = (inv_freq.len(), self.limits.rope_pairs);
+        assert!(pairs <= limit, "a rope of {pairs} pairs, limit {limit}");
+        self.ropes[rope].pairs = pairs;
+        (self.ropes[rope].cos.ptr(), self.ropes[rope].sin.ptr())
+    }
+
+    fn at(&self, word: usize) -> u64 {
+        self.buffer.ptr() + 4 * word as u64
+    }
+
+    pub(super) fn upload(&mut self, batch: &Batch) -> Result<StepSize> {
+        batch.check(&self.limits);
+        let rows = batch.num_rows();
+        let one_each = batch.spans.iter().all(|span| span.num_rows == 1);
+        self.decodes = one_each && rows > 0 && batch.outputs.iter().copied().eq(0..rows as u32);
+        let padded = match self.decodes {
+            true => ladder(rows).min(self.limits.spans).min(self.limits.rows).min(self.limits.outputs),
+            false => rows,
+        };
+        // Where a limit is below the ladder's next size, the step stays as it is.
+        let padded = padded.max(rows);
+        self.size = StepSize { rows: padded, outputs: batch.outputs.len() + padded - rows };
+        self.spans.clone_from(&batch.spans);
+
+        let turn = self.turn;
+        self.turn = 1 - turn;
+        self.staging[turn].read.synchronize()?;
+        let memory = &mut self.staging[turn].memory;
+        let bytes = memory.bytes();
+        let mut writer = Writer { words: memory.as_mut_slice(0..bytes), used: Vec::new() };
+        let layout = &self.layout;
+        let added = padded - rows;
+        let known = batch.tokens.iter().map(|&token| if token >= DRAWN_TOKEN { 0 } else { token });
+        writer.put(layout.tokens, known.chain(std::iter::repeat_n(0, added)));
+        writer.put(layout.positions, batch.positions.iter().copied().chain(std::iter::repeat_n(0, added)));
+        writer.put(layout.outputs, batch.outputs.iter().copied().chain(rows as u32..padded as u32));
+        let spans = batch.spans.iter().copied();
+        let more = (rows..padded).map(|row| Span { first_row: row as u32, num_rows: 1, context: 0 });
+        let spans = spans.chain(more);
+        writer.put(layout.first_row, spans.clone().map(|span| span.first_row));
+        writer.put(layout.num_rows, spans.clone().map(|span| span.num_rows));
+        writer.put(layout.context, spans.map(|span| span.context));
+        let drawn = batch.tokens.iter().enumerate().filter(|(_, token)| **token >= DRAWN_TOKEN);
+        let pairs = drawn.flat_map(|(row, &token)| [row as u32, token - DRAWN_TOKEN]);
+        self.awaited = writer.put(layout.awaited, pairs) / 2;
+        for (group, tables) in batch.groups.iter().enumerate() {
+            let slots = tables.slots.iter().copied().chain(std::iter::repeat_n(NO_SLOT, added));
+            writer.put(layout.slots[group], slots);
+            let first = tables.first_block.iter().copied().chain(std::iter::repeat_n(0, added));
+            writer.put(layout.first_block[group], first);
+            writer.put(layout.blocks[group], tables.blocks.iter().copied());
+        }
+        let lists = self.lists.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for (number, list) in lists.iter_mut().enumerate() {
+            write_list(&mut writer, layout, number, list, &batch.spans);
+        }
+        let used = writer.finish();
+        for range in used {
+            let bytes = 4 * range.start..4 * range.end;
+            self.device.upload_async(Stream::Compute, &self.buffer, bytes.start, &self.staging[turn].memory, bytes);
+        }
+        self.device.record(&self.staging[turn].read, Stream::Compute);
+        Ok(self.size)
+    }
+
+    /// The step's work of one kind of attention. A kind that was never asked for is listed now; from then on every step
+    /// brings its list along.
+    pub(super) fn work(&self, key: WorkKey) -> WorkList {
+        let mut lists = self.lists.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = lists.iter().position(|list| list.key == key).unwrap_or_else(|| self.add_list(&mut lists, key));
+        let (list, layout) = (&lists[number], &self.layout);
+        WorkList {
+            splits: self.at(layout.splits[number]),
+            num_splits: self.at(layout.counts + 2 * number),
+            tiles: self.at(layout.tiles[number]),
+            num_tiles: self.at(layout.counts + 2 * number + 1),
+            splits_now: list.splits,
+            tiles_now: list.tiles,
+        }
+    }
+
+    fn add_list(&self, lists: &mut MutexGuard<'_, Vec<List>>, key: WorkKey) -> usize {
+        let number = lists.len();
+        assert!(number < WORK_LISTS, "a model with more than {WORK_LISTS} kinds of attention");
+        let mut list = List { key, splits: 0, tiles: 0 };
+        let mut words = vec![0; self.layout.words];
+        let mut writer = Writer { words: &mut words, used: Vec::new() };
+        write_list(&mut writer, &self.layout, number, &mut list, &self.spans);
+        for range in writer.finish() {
+            // What fails here is remembered by the device.
+            let _ = self.device.upload(&self.buffer, 4 * range.start, &words[range]);
+        }
+        lists.push(list);
+        number
+    }
+}
+
+fn write_list(writer: &mut Writer<'_>, layout: &Layout, number: usize, list: &mut List, spans: &[Span]) {
+    list.splits = writer.put(layout.splits[number], work::splits(spans, list.key)) / 2;
+    list.tiles = writer.put(layout.tiles[number], work::tiles(spans, list.key)) / 2;
+    writer.put(layout.counts + 2 * number, [list.splits as u32, list.tiles as u32].into_iter());
+}
+
+/// Writes words and remembers where.
+struct Writer<'a> {
+    words: &'a mut [u32],
+    used: Vec<std::ops::Range<usize>>,
+}
+
+impl Writer<'_> {
+    /// How many there were.
+    fn put(&mut self, at: usize, values: impl Iterator<Item = u32>) -> usize {
+        let mut end = at;
+        for value in values {
+            self.words[end] = value;
+            end += 1;
+        }
+        if end > at {
+            self.used.push(at..end);
+        }
+        end - at
+    }
+
+    /// What was written, ranges that are close together as one.
+    fn finish(mut self) -> Vec<std::ops::Range<usize>> {
+        self.used.sort_by_key(|range| range.start);
+        let mut merged: Vec<std::ops::Range<usize>> = Vec::new();
+        for range in self.used {
+            match merged.last_mut() {
+                Some(last) if range.start <= last.end + GAP => last.end = last.end.max(range.end),
+                _ => merged.push(range),
+            }
+        }
+        merged
+    }
+}
+
+/// The sizes that decode steps are padded to: the next of 1, 2, 4, then multiples of 8, of 16 from 256 and of 64 from 512.
+pub(super) fn ladder(rows: usize) -> usize {
+    match rows {
+        0..=1 => rows,
+        2..=4 => rows.next_power_of_two(),
+        5..=256 => rows.next_multiple_of(8),
+        257..=512 => rows.next_multiple_of(16),
+        _ => rows.next_multiple_of(64),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_a_step_do_not_overlap() {
+        let limits =
+            InputLimits { rows: 37, spans: 5, outputs: 9, table_entries: 70, groups: 2, ropes: 1, rope_pairs: 8 };
+        let layout = Layout::new(&limits);
+        let mut starts = vec![layout.tokens, layout.positions, layout.outputs, layout.first_row, layout.num_rows];
+        starts.extend([layout.context, layout.awaited, layout.counts]);
+        starts.extend(layout.slots.iter().chain(&layout.first_block).chain(&layout.blocks));
+        starts.extend(layout.splits.iter().chain(&layout.tiles));
+        starts.sort_unstable();
+        assert!(starts.windows(2).all(|pair| pair[0] < pair[1]) && starts.iter().all(|at| at % 4 == 0));
+        assert!(layout.words > *starts.last().unwrap());
+    }
+
+    #[test]
+    fn ranges_that_are_close_are_copied_together() {
+        let mut words = vec![0; 5 * GAP];
+        let mut writer = Writer { words: &mut words, used: Vec::new() };
+        assert_eq!(writer.put(4 * GAP, [7, 8].into_iter()), 2);
+        assert_eq!(writer.put(10, [1, 2, 3].into_iter()), 3);
+        assert_eq!(writer.put(100, std::iter::empty()), 0);
+        assert_eq!(writer.put(20, [5].into_iter()), 1);
+        assert_eq!(writer.finish(), [10..21, 4 * GAP..4 * GAP + 2]);
+        assert_eq!((words[12], words[20], words[4 * GAP + 1]), (3, 5, 8));
+    }
+
+    #[test]
+    fn sizes_rise_and_hold_the_rows() {
+        let sizes: Vec<usize> = (1..=700).map(ladder).collect();
+        assert!(sizes.iter().enumerate().all(|(index, &size)| size > index && size < 2 * (index + 1).max(8)));
+        assert!(sizes.windows(2).all(|pair| pair[0] <= pair[1]));
+        assert_eq!([1, 3, 5, 33, 256, 257, 513].map(ladder), [1, 4, 8, 40, 256, 272, 576]);
+    }
+}

@@ -1,0 +1,44 @@
+//! Memory that operations need between their kernels. Each kind is made for the largest step there can be when it is
+//! first asked for, at the latest by the first step; what a recorded step has met stays where it is for good.
+
+use super::driver::{Buffer, Device};
+use crate::Result;
+
+#[derive(Default)]
+pub(super) struct Scratch {
+    /// Of each kind all that were made; the last is in use.
+    buffers: [Vec<Buffer>; Scratch::KINDS],
+}
+
+impl Scratch {
+    /// Partial results of attention.
+    pub const PARTIAL: usize = 0;
+    /// Weights widened for a product of many rows.
+    pub const WEIGHTS: usize = 1;
+    /// Rows of f32 narrowed, or of activations rounded to eight bits, and their scales.
+    pub const ROWS: usize = 2;
+    pub const SCALES: usize = 3;
+    /// Of experts: lists of pairs, rows in their order, and what the two products give.
+    pub const LISTS: usize = 4;
+    pub const SORTED: usize = 5;
+    pub const GATE_UP: usize = 6;
+    pub const GATED: usize = 7;
+    pub const DOWN: usize = 8;
+    /// Split sums of products of few rows.
+    pub const SUMS: usize = 9;
+    const KINDS: usize = 10;
+
+    /// The address of a buffer of at least this many bytes.
+    pub fn at_least(&mut self, device: &Device, kind: usize, bytes: usize) -> Result<u64> {
+        let buffers = &mut self.buffers[kind];
+        if let Some(last) = buffers.last()
+            && last.bytes() >= bytes
+        {
+            return Ok(last.ptr());
+        }
+        let buffer = device.alloc_zeroed("scratch of a step", bytes)?;
+        let address = buffer.ptr();
+        buffers.push(buffer);
+        Ok(address)
+    }
+}

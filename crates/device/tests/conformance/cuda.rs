@@ -1,0 +1,150 @@
+//! The whole table on a CUDA device, in f32 and in bf16. Without a device these tests say so and pass.
+//!
+//! A case that fails does not stop the others: runs on a device are few, and all that is wrong is wanted at once.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use folio_device::Backend;
+use folio_device::cuda::{Cuda, CudaConfig, Precision, driver};
+
+use crate::paged::Schedule;
+use crate::{Expected, close, data, empty, expected_paged, expected_rows, paged, rows, same};
+
+/// What one way of opening the device promises.
+struct Mode {
+    name: &'static str,
+    config: CudaConfig,
+    /// Products, and attention, whose rows do not see how many others there are.
+    invariant: bool,
+}
+
+fn modes() -> [Mode; 4] {
+    let bf16 = CudaConfig::default();
+    let f32 = CudaConfig { activations: Precision::F32, ..CudaConfig::default() };
+    [
+        Mode { name: "f32", config: f32, invariant: true },
+        Mode { name: "bf16", config: bf16.clone(), invariant: false },
+        Mode {
+            name: "bf16 without cuBLASLt",
+            config: CudaConfig { use_cublas: false, ..bf16.clone() },
+            invariant: false,
+        },
+        Mode { name: "bf16 batch-invariant", config: CudaConfig { batch_invariant: true, ..bf16 }, invariant: true },
+    ]
+}
+
+/// None, and a line that says so, where there is no device.
+pub fn open(config: CudaConfig) -> Option<Cuda> {
+    match driver::device_count() {
+        Ok(0) => eprintln!("skipped: this machine has no CUDA device"),
+        Err(error) => eprintln!("skipped: {error}"),
+        Ok(_) => return Some(Cuda::new(config).expect("a device that opens")),
+    }
+    None
+}
+
+/// Runs one case; what went wrong is noted. False: the device is lost, and nothing further can be learned.
+fn attempt(failures: &mut Vec<String>, backend: &mut Cuda, name: String, case: impl FnOnce(&mut Cuda)) -> bool {
+    let outcome = catch_unwind(AssertUnwindSafe(|| case(backend)));
+    if let Err(payload) = outcome {
+        let text = payload.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| payload.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        failures.push(format!("{name}: {}", text.unwrap_or_else(|| "panicked".to_owned())));
+    }
+    if let Err(error) = backend.check() {
+        failures.push(format!("{name}: {error}"));
+        return false;
+    }
+    true
+}
+
+fn check_rows(backend: &mut Cuda, mode: &Mode, expected: &Expected<rows::Case>) {
+    let Expected { case, values, floor } = expected;
+    let width = case.width();
+    let tolerance = match mode.config.activations {
+        Precision::F32 => case.tolerance(),
+        Precision::BF16 => case.bf16_tolerance(),
+    };
+    let all: Vec<usize> = (0..rows::ROWS).collect();
+    let together = case.run(backend, &all);
+    close(&together, values, width, tolerance, *floor).unwrap_or_else(|why| panic!("{why}"));
+    let mut shuffled = all;
+    data::Random::new(5).shuffle(&mut shuffled);
+    for picked in [&shuffled[..1], &shuffled[1..6], &shuffled[6..22]] {
+        let alone = case.run(backend, picked);
+        let expected: Vec<f32> =
+            picked.iter().flat_map(|&row| together[row * width..(row + 1) * width].to_vec()).collect();
+        match mode.invariant || !case.is_product() {
+            true => same(&alone, &expected, width),
+            false => close(&alone, &expected, width, tolerance, *floor),
+        }
+        .unwrap_or_else(|why| panic!("rows {picked:?}: {why}"));
+    }
+}
+
+fn check_paged(backend: &mut Cuda, mode: &Mode, expected: &Expected<paged::Case>) {
+    let Expected { case, values, floor } = expected;
+    let tolerance = match mode.config.activations {
+        Precision::F32 => case.tolerance(),
+        Precision::BF16 => case.bf16_tolerance(),
+    };
+    let whole = case.run(backend, Schedule::Whole);
+    close(&whole, values, case.width(), tolerance, *floor).unwrap_or_else(|why| panic!("{why}"));
+    let is_long = case.lengths.iter().any(|&length| length > 500);
+    let schedules = match is_long {
+        true => [Schedule::Chunked(64), Schedule::Alone(16), Schedule::Saved(300)],
+        false => [Schedule::Chunked(7), Schedule::Alone(1), Schedule::Saved(9)],
+    };
+    for schedule in schedules {
+        let other = case.run(backend, schedule);
+        match mode.invariant {
+            true => same(&other, &whole, case.width()),
+            false => close(&other, values, case.width(), tolerance, *floor),
+        }
+        .unwrap_or_else(|why| panic!("{schedule:?}: {why}"));
+    }
+}
+
+fn conformance(mode: &Mode) {
+    let Some(mut backend) = open(mode.config.clone()) else { return };
+    println!("{}: {}", mode.name, backend.numerics());
+    // Both sides start from the same numbers.
+    data::round_activations(mode.config.activations == Precision::BF16);
+    let (rows, paged) = (expected_rows(), expected_paged());
+    let mut failures = Vec::new();
+    let backend = &mut backend;
+    let mut alive = attempt(&mut failures, backend, "round trip".into(), |backend| rows::round_trip(backend));
+    alive = alive && attempt(&mut failures, backend, "no rows".into(), |backend| empty::run(backend));
+    for expected in &rows {
+        let name = format!("{:?}", expected.case);
+        alive = alive && attempt(&mut failures, backend, name, |backend| check_rows(backend, mode, expected));
+    }
+    for expected in &paged {
+        let name = format!("{:?}", expected.case);
+        alive = alive && attempt(&mut failures, backend, name, |backend| check_paged(backend, mode, expected));
+    }
+    data::round_activations(false);
+    let count = failures.len();
+    failures.iter().take(80).for_each(|failure| println!("{}: {failure}", mode.name));
+    assert!(count == 0, "{}: {count} of {} cases failed", mode.name, rows.len() + paged.len());
+}
+
+#[test]
+fn cuda_f32_agrees_with_the_reference() {
+    conformance(&modes()[0]);
+}
+
+#[test]
+fn cuda_bf16_agrees_with_the_reference() {
+    conformance(&modes()[1]);
+}
+
+#[test]
+fn cuda_without_cublas_agrees_with_the_reference() {
+    conformance(&modes()[2]);
+}
+
+#[test]
+fn cuda_batch_invariant_rows_do_not_see_each_other() {
+    conformance(&modes()[3]);
+}
