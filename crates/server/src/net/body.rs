@@ -1,8 +1,8 @@
 //! Bodies on their way in and out, in pieces of a size that bounds what they cost.
 
+use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use axum::body::{Body as AxumBody, Bytes};
@@ -19,24 +19,80 @@ const GATHER_BYTES: usize = 4 << 10;
 /// its client does not read.
 const PIECE_BYTES: usize = 16 << 10;
 
-/// A request's body. Small pieces wait for more: routes read bodies whole.
+/// A request's body as hyper gives it, and how far it has come. Whoever answers keeps hold of it beside whoever reads it,
+/// and can go on where that one stopped.
+pub(super) struct Source {
+    incoming: Incoming,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Nobody has asked for it: a client that wants to be asked has not been.
+    Unasked,
+    Coming,
+    Ended,
+    /// It will not come to its end.
+    Broken,
+}
+
+impl Source {
+    pub fn new(incoming: Incoming) -> Self {
+        let state = if incoming.is_end_stream() { State::Ended } else { State::Unasked };
+        Self { incoming, state }
+    }
+
+    pub fn unasked(&self) -> bool {
+        self.state == State::Unasked
+    }
+
+    pub fn ended(&self) -> bool {
+        self.state == State::Ended
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        if self.state == State::Unasked {
+            self.state = State::Coming;
+        }
+        let frame = ready!(Pin::new(&mut self.incoming).poll_frame(cx));
+        match &frame {
+            Some(Err(_)) => self.state = State::Broken,
+            // hyper ends a body that has failed like any other.
+            _ if self.state == State::Broken => {}
+            None => self.state = State::Ended,
+            Some(Ok(_)) if self.incoming.is_end_stream() => self.state = State::Ended,
+            Some(Ok(_)) => {}
+        }
+        Poll::Ready(frame)
+    }
+
+    /// Reads and forgets what is left. False, once it is known to be more than `most` bytes or not to come whole.
+    pub async fn read_off(&mut self, most: u64) -> bool {
+        let mut bytes = 0;
+        while matches!(self.state, State::Unasked | State::Coming) {
+            if self.incoming.size_hint().lower().saturating_add(bytes) > most {
+                return false;
+            }
+            if let Some(Ok(frame)) = poll_fn(|cx| self.poll(cx)).await {
+                bytes += frame.data_ref().map_or(0, |data| data.len() as u64);
+            }
+        }
+        self.ended()
+    }
+}
+
+/// A request's body as routes read it. Small pieces wait for more: routes read bodies whole.
 pub(super) struct Received {
-    inner: Incoming,
+    source: Arc<Mutex<Source>>,
     gathered: Vec<u8>,
-    /// Seen to its end by whoever reads it.
-    ended: Arc<AtomicBool>,
     receiving: Option<Receiving>,
 }
 
 impl Received {
-    pub fn new(inner: Incoming, activity: &Arc<Activity>) -> Self {
-        let ended = inner.is_end_stream();
+    pub fn new(source: Arc<Mutex<Source>>, activity: &Arc<Activity>) -> Self {
+        let ended = lock(&source).ended();
         let receiving = (!ended).then(|| activity.body_began());
-        Self { inner, gathered: Vec::new(), ended: Arc::new(ended.into()), receiving }
-    }
-
-    pub fn ended(&self) -> Arc<AtomicBool> {
-        self.ended.clone()
+        Self { source, gathered: Vec::new(), receiving }
     }
 
     fn gathered(&mut self) -> Frame<Bytes> {
@@ -50,10 +106,13 @@ impl Body for Received {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         loop {
-            let frame = ready!(Pin::new(&mut self.inner).poll_frame(cx)).transpose()?;
-            let ended = frame.is_none() || self.inner.is_end_stream();
+            let (frame, ended) = {
+                let mut source = lock(&self.source);
+                let frame = ready!(source.poll(cx)).transpose()?;
+                let ended = frame.is_none() || source.ended();
+                (frame, ended)
+            };
             if ended {
-                self.ended.store(true, Ordering::Relaxed);
                 self.receiving = None;
             }
             match frame.map(Frame::into_data) {
@@ -76,12 +135,17 @@ impl Body for Received {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.gathered.is_empty() && self.inner.is_end_stream()
+        self.gathered.is_empty() && lock(&self.source).incoming.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        plus(self.inner.size_hint(), self.gathered.len())
+        plus(lock(&self.source).incoming.size_hint(), self.gathered.len())
     }
+}
+
+pub(super) fn lock(source: &Mutex<Source>) -> MutexGuard<'_, Source> {
+    // A panic while it is held is one of hyper's, which ends the connection.
+    source.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// An answer's body. Its request is under way until this is dropped.

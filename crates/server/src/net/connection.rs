@@ -109,6 +109,7 @@ pub(super) async fn run(host: Arc<Host>, stream: Stream, address: Option<SocketA
         router: host.router.clone(),
         peer,
         header_fields: host.config.header_fields,
+        unread_timeout: host.config.unread_timeout,
         activity: activity.clone(),
         streams,
     };

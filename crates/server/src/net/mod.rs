@@ -3,7 +3,7 @@
 //! `serve` takes a listener and a router and gives every connection a task of its own. What hyper leaves open is here:
 //! how many connections there may be and which one gives way, how long each may be silent, and how a server that is
 //! told to end lets its answers finish. Nothing here knows a route; bodies are read, under their own time limit, by
-//! whoever is asked.
+//! whoever is asked. What a route leaves of one is read off here, a little and briefly, for the sake of the connection.
 
 mod activity;
 mod body;
@@ -32,6 +32,9 @@ pub use tls::{Tls, TlsError};
 
 use crate::config::{Limits, Timeouts};
 
+/// Enough for a body that was sent right behind its head; a refusal should not take much longer.
+const UNREAD_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// What connections may cost.
 #[derive(Clone, Debug)]
 pub struct NetConfig {
@@ -49,6 +52,9 @@ pub struct NetConfig {
     pub idle_timeout: Duration,
     /// A client that takes nothing of its answer for so long is given up.
     pub write_stall: Duration,
+    /// The rest of a body that its route has not read is waited for so long, and its answer with it; then the answer
+    /// says that the connection ends.
+    pub unread_timeout: Duration,
     /// `None`: plain HTTP.
     pub tls: Option<Tls>,
     /// Counted here; keep a clone to read it.
@@ -64,6 +70,7 @@ impl From<(&Limits, &Timeouts)> for NetConfig {
             header_timeout: timeouts.header,
             idle_timeout: timeouts.idle,
             write_stall: timeouts.write_stall,
+            unread_timeout: UNREAD_TIMEOUT,
             tls: None,
             stats: Arc::default(),
         }

@@ -3,19 +3,19 @@
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body as AxumBody;
-use axum::http::header::CONNECTION;
+use axum::http::header::{CONNECTION, EXPECT};
 use axum::http::{HeaderValue, Request, Response, StatusCode, Version};
-use hyper::body::{Body, Incoming};
+use hyper::body::Incoming;
 use hyper::service::Service;
 use tower_service::Service as _;
 
 use super::activity::Activity;
-use super::body::{Received, Sent};
+use super::body::{Received, Sent, Source, lock};
 use super::streams::Streams;
 
 /// More of an unread body than this is not worth reading for the sake of its connection.
@@ -34,6 +34,7 @@ pub(super) struct Requests {
     pub router: Router,
     pub peer: Peer,
     pub header_fields: usize,
+    pub unread_timeout: Duration,
     pub activity: Arc<Activity>,
     /// On HTTP/2.
     pub streams: Option<Streams>,
@@ -51,12 +52,15 @@ impl Service<Request<Incoming>> for Requests {
             streams.announce(Arc::clone(&blocked));
             blocked
         });
-        let (activity, mut router) = (self.activity.clone(), self.router.clone());
+        let (activity, mut router, unread_timeout) = (self.activity.clone(), self.router.clone(), self.unread_timeout);
         let too_many_fields = request.headers().len() > self.header_fields;
-        let version = request.version();
-        let body_bytes = request.body().size_hint().upper();
-        let mut request = request.map(|body| Received::new(body, &activity));
-        let body_ended = request.body().ended();
+        let asks_first = request.headers().contains_key(EXPECT);
+        let is_http1 = request.version() < Version::HTTP_2;
+        let (head, incoming) = request.into_parts();
+        let source = Arc::new(Mutex::new(Source::new(incoming)));
+        // On HTTP/2 what is left of a body is its stream's affair, and the connection goes on in any case.
+        let kept = is_http1.then(|| source.clone());
+        let mut request = Request::from_parts(head, Received::new(source, &activity));
         request.extensions_mut().insert(self.peer);
         Box::pin(async move {
             let mut answer = if too_many_fields {
@@ -66,18 +70,37 @@ impl Service<Request<Incoming>> for Requests {
                 let Ok(answer) = router.call(request).await;
                 answer
             };
-            if version < Version::HTTP_2 && !body_ended.load(Ordering::Relaxed) {
-                activity.input_is_unread();
-                // hyper keeps the connection only if the rest of the body is at hand, and closes it without a word
-                // otherwise. Where that is certain the client is told.
+            if let Some(source) = kept {
+                // Who has run out of time already gets no more of it.
                 let too_slow = answer.status() == StatusCode::REQUEST_TIMEOUT;
-                if too_slow || body_bytes.is_none_or(|bytes| bytes > UNREAD_BYTES) {
+                let within = if too_slow { Duration::ZERO } else { unread_timeout };
+                if !read_off(source, within, asks_first, &activity).await {
+                    activity.input_is_unread();
                     answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
                 }
             }
             Ok(answer.map(|body| Sent::new(body, blocked, under_way)))
         })
     }
+}
+
+/// Reads what a route has left of its request's body, which may come later than its answer is made. hyper keeps a
+/// connection only if a body that nobody reads is at hand when it has answered, and closes it without a word otherwise,
+/// which the client finds out with its next request. False: the connection has to end, and the client be told.
+async fn read_off(source: Arc<Mutex<Source>>, within: Duration, asks_first: bool, activity: &Arc<Activity>) -> bool {
+    if lock(&source).ended() {
+        return true;
+    }
+    // A body that the answer itself goes on reading is not waited for.
+    let Some(source) = Arc::into_inner(source) else { return false };
+    let mut source = source.into_inner().unwrap_or_else(PoisonError::into_inner);
+    // Who asks before sending and hears no would only be asked to send for nothing.
+    if asks_first && source.unasked() {
+        return false;
+    }
+    // Meanwhile the connection can give way, like any other whose body is still to come.
+    let _receiving = activity.body_began();
+    tokio::time::timeout(within, source.read_off(UNREAD_BYTES)).await.unwrap_or(false)
 }
 
 fn refusal(status: StatusCode) -> Response<AxumBody> {

@@ -11,4 +11,5 @@ mod limits_load;
 mod limits_time;
 mod messages;
 mod neighbours;
+mod refused;
 mod responses;

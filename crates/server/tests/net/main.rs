@@ -9,6 +9,7 @@ mod headers;
 mod hostile;
 mod http2;
 mod places;
+mod refused;
 mod timeouts;
 mod tls;
 mod writes;

@@ -30,7 +30,9 @@ pub fn millis(count: u64) -> Duration {
 
 /// Long limits, so that only the one a test sets can be reached.
 pub fn config() -> NetConfig {
-    NetConfig { header_timeout: SOON * 10, idle_timeout: SOON * 10, write_stall: SOON * 10, ..NetConfig::default() }
+    let long = SOON * 10;
+    let (header_timeout, idle_timeout, write_stall, unread_timeout) = (long, long, long, long);
+    NetConfig { header_timeout, idle_timeout, write_stall, unread_timeout, ..NetConfig::default() }
 }
 
 /// What the routes saw.

@@ -136,7 +136,7 @@ fn defaults() {
     assert_eq!((config.connections, config.header_bytes, config.header_fields), (1024, 32 << 10, 64));
     let seconds = Duration::from_secs;
     assert_eq!(
-        (config.header_timeout, config.idle_timeout, config.write_stall),
-        (seconds(10), seconds(75), seconds(30))
+        (config.header_timeout, config.idle_timeout, config.write_stall, config.unread_timeout),
+        (seconds(10), seconds(75), seconds(30), seconds(1))
     );
 }
