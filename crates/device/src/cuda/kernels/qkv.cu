@@ -37,6 +37,7 @@ struct PrepareQkvArgs {
     i32 format;           // KV_...
     i32 padding;
 };
+static_assert(sizeof(PrepareQkvArgs) == 112, "as the host has it");
 
 // The nearest e4m3 code of a level within 448, halves to even.
 DEVICE u8 round_e4m3(float level) {

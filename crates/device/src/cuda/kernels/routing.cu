@@ -30,6 +30,7 @@ struct RoutingArgs {
     i32 normalize, groups, groups_kept;
     float scale;
 };
+static_assert(sizeof(RoutingArgs) == 104, "as the host has it");
 
 // An order of integers that is the order of the numbers, minus zero below zero; what is not a number is last.
 DEVICE u32 rank_of(float x) {
