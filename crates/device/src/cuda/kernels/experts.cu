@@ -2,20 +2,20 @@
 // from routing.cu; `pairs` is rows * top_k.
 //
 //   expert_rows_{bf16,f32}(out, x, sorted_rows, width)      out[p] = x[sorted_rows[p]]
-//       grid (ceil(width / 1024), pairs), threads 128.
+//       grid (pairs, ceil(width / 2048)), threads 256.
 //   expert_gate_{bf16,f32}(out, gate_up, bias, sorted_experts, activation, alpha, limit, width)
-//       bias [experts, 2 * width] f32 or null is added first; then as gate. grid (ceil(width / 1024), pairs), threads 128.
+//       bias [experts, 2 * width] f32 or null is added first; then as gate. grid (pairs, ceil(width / 1024)), threads 128.
 //   expert_sum_{y}_{out}(out, y, weights, positions, experts_of, bias, top_k, width)
 //       out[r] = sum over its experts, ascending, of weight * (y + bias[expert]); bias [experts, width] f32 or null.
-//       y_out: bf16_bf16, f32_bf16, f32_f32; grid (ceil(width / 1024), rows), threads 128.
+//       y_out: bf16_bf16, f32_bf16, f32_f32; grid (rows, ceil(width / 1024)), threads 128.
 #include "rows.cuh"
 
 template <typename A> DEVICE void copy_row(A* out, const A* x, const u32* sorted_rows, int width) {
     release_next();
     wait_for_previous();
-    const A* from = x + (i64)sorted_rows[blockIdx.y] * width;
-    A* to = out + (i64)blockIdx.y * width;
-    int at = (blockIdx.x * 128 + threadIdx.x) * 8;
+    const A* from = x + (i64)sorted_rows[blockIdx.x] * width;
+    A* to = out + (i64)blockIdx.x * width;
+    int at = (blockIdx.y * 256 + threadIdx.x) * 8;
     if (width % 8 == 0) {
         if (at >= width) return;
         if (sizeof(A) == 2) {
@@ -27,11 +27,11 @@ template <typename A> DEVICE void copy_row(A* out, const A* x, const u32* sorted
         for (int end = min(at + 8, width); at < end; at++) to[at] = from[at];
     }
 }
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(256)
     expert_rows_bf16(bf16* out, const bf16* x, const u32* sorted_rows, int width) {
     copy_row(out, x, sorted_rows, width);
 }
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(256)
     expert_rows_f32(float* out, const float* x, const u32* sorted_rows, int width) {
     copy_row(out, x, sorted_rows, width);
 }
@@ -45,10 +45,10 @@ DEVICE void gate_row(A* out, const A* gate_up, const float* bias, const u32* sor
     release_next();
     wait_for_previous();
     const bool exact = IsExact<A>::value;
-    const A* gate = gate_up + (i64)blockIdx.y * 2 * width;
-    A* to = out + (i64)blockIdx.y * width;
-    if (bias) bias += (i64)sorted_experts[blockIdx.y] * 2 * width;
-    int at = (blockIdx.x * 128 + threadIdx.x) * 8;
+    const A* gate = gate_up + (i64)blockIdx.x * 2 * width;
+    A* to = out + (i64)blockIdx.x * width;
+    if (bias) bias += (i64)sorted_experts[blockIdx.x] * 2 * width;
+    int at = (blockIdx.y * 128 + threadIdx.x) * 8;
     if (width % 8 == 0) {
         if (at >= width) return;
         Eight g = load8(gate + at), u = load8(gate + width + at), y;
@@ -85,11 +85,11 @@ DEVICE void sum_row(O* out, const Y* y, const float* weights, const u32* positio
                     const float* bias, int top_k, int width) {
     release_next();
     wait_for_previous();
-    weights += (i64)blockIdx.y * top_k;
-    positions += (i64)blockIdx.y * top_k;
-    experts_of += (i64)blockIdx.y * top_k;
-    O* to = out + (i64)blockIdx.y * width;
-    int at = (blockIdx.x * 128 + threadIdx.x) * 8;
+    weights += (i64)blockIdx.x * top_k;
+    positions += (i64)blockIdx.x * top_k;
+    experts_of += (i64)blockIdx.x * top_k;
+    O* to = out + (i64)blockIdx.x * width;
+    int at = (blockIdx.y * 128 + threadIdx.x) * 8;
     if (width % 8 == 0) {
         if (at >= width) return;
         Eight sum = {make_float4(0.0f, 0.0f, 0.0f, 0.0f), make_float4(0.0f, 0.0f, 0.0f, 0.0f)};

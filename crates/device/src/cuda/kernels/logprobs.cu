@@ -48,13 +48,13 @@ extern "C" __global__ void __launch_bounds__(1024) sample_logprobs(const __grid_
     __shared__ double sum_warps[WARP];
     __shared__ u32 count_warps[WARP];
     __shared__ u32 num_keys;
-    const int row = blockIdx.x, vocab = args.vocab;
+    const int row = blockIdx.x /* number of the draw */, vocab = args.vocab;
     const SampleRow& want = args.rows[row];
     release_next();
     wait_for_previous();
-    if (want.logprobs == NONE || args.results[row].status != SAMPLE_OK) return;
-    float* logits = args.logits + (i64)row * vocab;
+    float* logits = logits_of(args, row);
     restore(args, want, logits);
+    if (want.logprobs == NONE || args.results[row].status != SAMPLE_OK) return;
     const u32 token = args.results[row].token;
     const u32 wanted = min(min(want.logprobs, (u32)args.max_top), (u32)vocab);
 

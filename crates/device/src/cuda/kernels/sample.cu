@@ -6,7 +6,7 @@
 // not finite are noted here, since a mask would hide them.
 extern "C" __global__ void __launch_bounds__(256) sample_edit(const __grid_constant__ SampleArgs args) {
     const SampleRow& want = args.rows[blockIdx.x];
-    float* logits = args.logits + (i64)blockIdx.x * args.vocab;
+    float* logits = logits_of(args, blockIdx.x);
     float* saved = args.saved + want.saved;
     SampleState& state = args.states[blockIdx.x];
     release_next();
@@ -21,13 +21,20 @@ extern "C" __global__ void __launch_bounds__(256) sample_edit(const __grid_const
     }
     __syncthreads();
     saved += want.num_masks;
+    const u32* biases = args.lists + want.biases;
     for (u32 i = threadIdx.x; i < want.num_biases; i += blockDim.x) {
-        u32 token = args.lists[want.biases + 2 * i];
-        if (token >= args.vocab) continue;
-        float raw = logits[token];
+        u32 token = biases[2 * i];
+        bool again = token >= args.vocab;
+        for (u32 other = 0; other < i && !again; other++) again = biases[2 * other] == token;
+        if (again) continue;
+        float raw = logits[token], logit = raw;
         if (is_wrong(raw)) atomicMax(&state.wrong, ~token);
-        saved[i] = raw;
-        logits[token] = raw + __uint_as_float(args.lists[want.biases + 2 * i + 1]);
+        for (u32 other = i; other < want.num_biases; other++) {
+            if (biases[2 * other] != token) continue;
+            logit += __uint_as_float(biases[2 * other + 1]);
+            saved[other] = raw;
+        }
+        logits[token] = logit;
     }
     __syncthreads();
     saved += want.num_biases;
@@ -67,7 +74,7 @@ DEVICE void finish_best(const SampleArgs& args, int row) {
     if (wrong != 0) {
         result.token = ~wrong;
         result.status = SAMPLE_NOT_FINITE;
-        float value = args.logits[(i64)row * args.vocab + result.token];
+        float value = logits_of(args, row)[result.token];
         result.value = is_wrong(value) ? value : __uint_as_float(0x7fc00000u);
     } else if (best == 0) {
         result.status = SAMPLE_NOTHING_LEFT;
@@ -88,7 +95,7 @@ DEVICE void finish_best(const SampleArgs& args, int row) {
 extern "C" __global__ void __launch_bounds__(512, 2) sample_best(const __grid_constant__ SampleArgs args) {
     __shared__ u64 warps[WARP];
     const int row = blockIdx.y, vocab = args.vocab;
-    const float* logits = args.logits + (i64)row * vocab;
+    const float* logits = logits_of(args, row);
     const u32 allowed_at = args.rows[row].allowed;
     const u32* allowed = allowed_at == NONE ? nullptr : args.lists + allowed_at;
     release_next();

@@ -2,14 +2,14 @@
 // that of the engine's sampling on the host: check of the raw logits; masks, biases, penalties; then the best token, or
 // temperature, min-p, top-k, top-p and a draw along the tokens in order of id; logprobs of the raw logits.
 //
-// One call, for any mix of rows (launched only where the rows ask for them, except `sample_best`):
-//   1. sample_edit(SampleArgs)        rows with lists: masks, biases, penalties in place; grid (rows), threads 256
-//   2. sample_best(SampleArgs)        check, best token; greedy rows are done; grid (parts, rows), threads 512
-//   3. draw_weigh(SampleArgs)         rows with a temperature; grid (parts, rows), threads 512
-//   4. draw_gather(SampleArgs)        ... with top_k or top_p as well; grid (parts, rows), threads 512
-//   5. draw_token(SampleArgs)         rows with a temperature; grid (rows), threads 1024
-//   6. sample_logprobs(SampleArgs)    rows with `logprobs`; grid (rows), threads 1024
-// parts = clamp(ceil(528 / rows), 1, ceil(vocab / 4096)): results do not depend on it. No dynamic shared memory.
+// One call, for any mix of draws (each kernel launched only where a draw asks for it, except `sample_best`):
+//   1. sample_edit(SampleArgs)        draws with lists: masks, biases, penalties in place; grid (draws), threads 256
+//   2. sample_best(SampleArgs)        check, best token; greedy draws are done; grid (parts, draws), threads 512
+//   3. draw_weigh(SampleArgs)         draws with a temperature; grid (parts, draws), threads 512
+//   4. draw_gather(SampleArgs)        ... with top_k or top_p as well; grid (parts, draws), threads 512
+//   5. draw_token(SampleArgs)         draws with a temperature; grid (draws), threads 1024
+//   6. sample_logprobs(SampleArgs)    draws with `logprobs`; grid (draws), threads 1024
+// parts = clamp(ceil(528 / draws), 1, ceil(vocab / 4096)): results do not depend on it. No dynamic shared memory.
 // `states` is zeroed once, when it is made; every call leaves it ready for the next.
 #pragma once
 #include "rows.cuh"
@@ -38,12 +38,13 @@ struct SampleRow {
     float repetition;          // 1: none
     float frequency, presence; // 0: none
     u32 masks, num_masks;      // tokens that may not be chosen; repeated ones do no harm
-    u32 biases, num_biases;    // (token, f32 bias); tokens differ
+    u32 biases, num_biases;    // (token, f32 bias); repeated ones add up in their order
     u32 penalties, num_penalties;  // (token, times put out; 0: only in the prompt); tokens differ
     u32 allowed;               // a bit a token, or NONE: all tokens are allowed
     u32 target;                // a prompt's token whose logprob is wanted: nothing is chosen; or NONE
     u32 logprobs;              // how many best tokens are reported beside the token itself, or NONE: no logprobs
     u32 saved;                 // where in `saved` num_masks + num_biases + num_penalties raw logits go
+    u32 row;                   // of the logits; no two draws of a call have one row
 };
 // Token ids beyond the vocabulary are left out wherever they stand in a list.
 
@@ -76,24 +77,26 @@ struct SampleState {
 
 // By value, mirrored in Rust with repr(C): 88 bytes.
 struct SampleArgs {
-    float* logits;          // [rows, vocab]; used up, but raw again in rows with logprobs
-    const SampleRow* rows;
+    float* logits;          // [rows, vocab]; used up, but raw again where `sample_logprobs` ran
+    const SampleRow* rows;  // [draws]
     const u32* lists;
     float* saved;
-    SampleState* states;    // [rows]
-    SampleResult* results;  // [rows]
-    u32* tokens;            // [rows] chosen tokens once more, or null
-    u32* top_tokens;        // [rows, max_top]
+    SampleState* states;    // [draws]
+    SampleResult* results;  // [draws]
+    u32* tokens;            // [draws] chosen tokens once more, or null
+    u32* top_tokens;        // [draws, max_top]
     float* top_logprobs;
     i32 vocab;
     i32 max_top;
-    i32 num_rows;
-    i32 padding;
+    i32 padding[2];
 };
 
 static_assert(sizeof(SampleRow) == 80 && sizeof(SampleResult) == 24 && sizeof(SampleState) == 41504, "as the host has it");
 static_assert(sizeof(SampleArgs) == 88, "as the host has it");
 
+DEVICE float* logits_of(const SampleArgs& args, int draw) {
+    return args.logits + (i64)args.rows[draw].row * args.vocab;
+}
 DEVICE bool penalizes(const SampleRow& want) {
     return want.repetition != 1.0f || want.frequency != 0.0f || want.presence != 0.0f;
 }
@@ -145,7 +148,7 @@ struct Weigher {
 
     __device__ __forceinline__ Weigher(const SampleArgs& args, int row) {
         const SampleRow& want = args.rows[row];
-        logits = args.logits + (i64)row * args.vocab;
+        logits = logits_of(args, row);
         allowed = want.allowed == NONE ? nullptr : args.lists + want.allowed;
         best = args.states[row].best_logit;
         inverse = 1.0f / want.temperature;
