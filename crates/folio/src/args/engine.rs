@@ -9,6 +9,7 @@ use folio_device::KvFormat;
 use folio_device::cpu::Isa;
 use folio_model::AtLoad;
 
+use super::device::DeviceArgs;
 use super::size::ByteSize;
 
 /// Which model, and how it is run.
@@ -35,15 +36,17 @@ pub struct EngineArgs {
     /// Longest sequence, prompt and answer together [default: the model's]
     #[arg(long)]
     pub max_model_len: Option<usize>,
-    /// Requests that run at once
-    #[arg(long, default_value_t = 64)]
-    pub max_num_seqs: usize,
-    /// Tokens computed in one step
-    #[arg(long, default_value_t = 512)]
-    pub max_num_batched_tokens: usize,
+    /// Requests that run at once [default: 64, or 256 on a GPU]
+    #[arg(long)]
+    pub max_num_seqs: Option<usize>,
+    /// Tokens computed in one step [default: 512, or 8192 on a GPU]
+    #[arg(long)]
+    pub max_num_batched_tokens: Option<usize>,
     /// Compute every prompt from its first token, even where its beginning was computed before
     #[arg(long)]
     pub no_enable_prefix_caching: bool,
+    #[command(flatten)]
+    pub device: DeviceArgs,
     #[command(flatten)]
     pub memory: MemoryArgs,
     #[command(flatten)]

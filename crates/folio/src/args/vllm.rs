@@ -45,14 +45,11 @@ pub const SHORT: &[(&str, &str)] =
     &[("-tp", "--tensor-parallel-size"), ("-pp", "--pipeline-parallel-size"), ("-dp", "--data-parallel-size")];
 
 const ROWS: &[Row] = &[
-    row("dtype", OneOf(&["auto", "bfloat16"]), "weights and sums are kept as the model's format asks"),
     row("tensor-parallel-size", ONE, ONE_PROCESS),
     row("pipeline-parallel-size", ONE, ONE_PROCESS),
     row("data-parallel-size", ONE, ONE_PROCESS),
     row("distributed-executor-backend", OneOf(&["uni"]), ONE_PROCESS),
     row("disable-custom-all-reduce", Nothing, ONE_PROCESS),
-    row("device", OneOf(&["auto", "cpu"]), "this build computes on the CPU"),
-    row("enforce-eager", Nothing, "there are no graphs to capture"),
     row("enable-chunked-prefill", Nothing, "prompts are always computed in chunks"),
     row("no-enable-chunked-prefill", Never, "prompts are always computed in chunks; raise --max-num-batched-tokens"),
     row("enable-prefix-caching", Nothing, "on unless --no-enable-prefix-caching"),
@@ -63,8 +60,7 @@ const ROWS: &[Row] = &[
     row("uvicorn-log-level", OneOf(&["debug", "info", "warning", "error", "critical", "trace"]), "see --log-level"),
     row("swap-space", Number, "nothing is swapped; see --kv-host-mib"),
     row("block-size", OneOf(&["16"]), "blocks have 16 tokens"),
-    row("seed", Number, "weights are never random; a request brings its own seed"),
-    row("load-format", OneOf(&["auto", "safetensors", "gguf"]), "the format is seen from the files"),
+    row("seed", Number, "a request brings its own seed"),
     row("tokenizer-mode", OneOf(&["auto", "hf"]), "there is one tokenizer"),
     row("scheduling-policy", OneOf(&["fcfs", "priority"]), "in order of arrival, and a request's priority counts"),
     row("response-role", OneOf(&["assistant"]), "answers are the assistant's"),
@@ -148,9 +144,9 @@ mod tests {
     #[test]
     fn what_is_true_is_taken_with_a_note_each() {
         assert_eq!(parse("").expect("nothing"), Vec::<String>::new());
-        let line = "--dtype auto --tensor-parallel-size 1 --enforce-eager --swap-space 4 --block-size 16 --seed 0";
+        let line = "--tensor-parallel-size 1 --swap-space 4 --block-size 16 --seed 0";
         let notes = parse(line).expect("all of it is true");
-        assert_eq!(notes.len(), 6);
+        assert_eq!(notes.len(), 4);
         for flag in line.split(' ').filter(|word| word.starts_with("--")) {
             assert_eq!(notes.iter().filter(|note| note.starts_with(&format!("{flag} "))).count(), 1, "{flag}");
         }
@@ -161,9 +157,7 @@ mod tests {
     fn what_is_not_true_is_refused_by_name() {
         for (line, flag) in [
             ("--tensor-parallel-size 2", "--tensor-parallel-size"),
-            ("--dtype float16", "--dtype"),
             ("--block-size 32", "--block-size"),
-            ("--load-format bitsandbytes", "--load-format"),
             ("--root-path /api", "--root-path"),
             ("--swap-space lots", "--swap-space"),
             ("--no-enable-chunked-prefill", "--no-enable-chunked-prefill"),
