@@ -1,5 +1,6 @@
 //! Models of real shapes with random bf16 weights, so that speed can be measured without a download: a folder as
-//! Hugging Face lays it out, made once in the cache and then loaded like any other.
+//! Hugging Face lays it out, made once in the cache and then loaded like any other. Of the largest only config.json is
+//! written: their weights are made on the device (`--load-format dummy`).
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -20,6 +21,10 @@ struct Dimensions {
     kv_heads: usize,
     head_dim: usize,
     vocab: usize,
+    /// Experts of a layer and how many of them a token takes; none for dense models.
+    experts: Option<(usize, usize)>,
+    /// Too large to be written.
+    on_device: bool,
 }
 
 impl Dimensions {
@@ -33,21 +38,56 @@ impl Dimensions {
             kv_heads: 8,
             head_dim: 64,
             vocab: 16384,
+            experts: None,
+            on_device: false,
         };
         match shape {
             Shape::OneB => one_b,
             Shape::Tiny => Self { name: "random-tiny", layers: 2, ..one_b },
+            Shape::EightB => Self {
+                name: "random-8b",
+                layers: 32,
+                hidden: 4096,
+                ffn: 14336,
+                head_dim: 128,
+                vocab: 128256,
+                on_device: true,
+                ..one_b
+            },
+            Shape::Moe30B => Self {
+                name: "random-moe-30b",
+                layers: 48,
+                ffn: 768,
+                kv_heads: 4,
+                head_dim: 128,
+                vocab: 151936,
+                experts: Some((128, 8)),
+                on_device: true,
+                ..one_b
+            },
         }
     }
 
     fn config(&self) -> serde_json::Value {
-        json!({
+        let mut config = json!({
             "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": self.vocab,
             "hidden_size": self.hidden, "num_hidden_layers": self.layers, "num_attention_heads": self.heads,
             "num_key_value_heads": self.kv_heads, "head_dim": self.head_dim, "intermediate_size": self.ffn,
-            "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
-            "tie_word_embeddings": true, "torch_dtype": "bfloat16", "eos_token_id": 0
-        })
+            "max_position_embeddings": if self.on_device { 32768 } else { 8192 }, "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": !self.on_device,
+            "torch_dtype": "bfloat16", "eos_token_id": 0
+        });
+        if let Some((experts, top_k)) = self.experts {
+            config["architectures"] = json!(["Qwen3MoeForCausalLM"]);
+            config["model_type"] = json!("qwen3_moe");
+            config["num_experts"] = json!(experts);
+            config["num_experts_per_tok"] = json!(top_k);
+            config["moe_intermediate_size"] = json!(self.ffn);
+            config["norm_topk_prob"] = json!(true);
+            config["decoder_sparse_step"] = json!(1);
+            config["mlp_only_layers"] = json!([]);
+        }
+        config
     }
 
     /// Every tensor with its shape, in file order.
@@ -74,14 +114,21 @@ impl Dimensions {
     }
 }
 
+/// Whether only its configuration is written: then the weights must be made on the device.
+pub fn is_made_on_device(shape: Shape) -> bool {
+    Dimensions::of(shape).on_device
+}
+
 /// The folder of that model; made on first use.
 pub fn folder(shape: Shape) -> Result<PathBuf> {
     let dimensions = Dimensions::of(shape);
     let folder = cache_folder().join(dimensions.name);
     if !folder.join("config.json").exists() {
         std::fs::create_dir_all(&folder).with_context(|| format!("could not make {}", folder.display()))?;
-        write_weights(&dimensions, &folder.join("model.safetensors"))
-            .with_context(|| format!("could not write random weights to {}", folder.display()))?;
+        if !dimensions.on_device {
+            write_weights(&dimensions, &folder.join("model.safetensors"))
+                .with_context(|| format!("could not write random weights to {}", folder.display()))?;
+        }
         // Last, so that a folder with a config is a finished one.
         std::fs::write(folder.join("config.json"), dimensions.config().to_string())?;
     }

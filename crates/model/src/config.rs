@@ -80,6 +80,10 @@ impl Config {
         self.fields.insert(field.to_owned(), value);
     }
 
+    pub(crate) fn remove(&mut self, field: &str) {
+        self.fields.remove(field);
+    }
+
     fn typed<'a, T>(&'a self, field: &str, kind: &str, read: impl FnOnce(&'a Value) -> Option<T>) -> Result<Option<T>> {
         let Some(value) = self.value(field) else { return Ok(None) };
         match read(value) {

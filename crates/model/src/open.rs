@@ -8,6 +8,7 @@ use folio_formats::packing::{self, Packing};
 use folio_formats::safetensors::Safetensors;
 use folio_formats::{TensorView, WeightSource};
 
+use crate::dummy::DummyWeights;
 use crate::families::Family;
 use crate::names::Part;
 use crate::{AtLoad, Config, Error, ModelSpec, Names, NormPlacement, Result, gguf};
@@ -39,16 +40,30 @@ pub fn open_with(path: &Path, max_context: Option<usize>) -> Result<OpenModel> {
     if path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf")) {
         return OpenModel::from_gguf_with(Gguf::open(path)?, max_context);
     }
-    let config_path = path.join("config.json");
-    if !config_path.is_file() {
-        return Err(Error::NotAModel { path: path.to_owned() });
-    }
-    let text = read_config(&config_path)?;
-    let mut config = Config::from_json(&config_path.display().to_string(), &text)?.with_max_context(max_context);
-    read_quantization_beside(path, &mut config)?;
     // The configuration first: it is the smaller file and gives the clearer refusal.
-    let described = Described::of(&config)?;
+    let described = Described::of(&config_of(path, max_context)?)?;
     Ok(described.with(Box::new(Safetensors::open(path)?)))
+}
+
+/// The same of a folder from which nothing but config.json is read: its weights have shapes and no values, for a device
+/// that makes its own.
+pub fn open_without_weights(folder: &Path, max_context: Option<usize>) -> Result<OpenModel> {
+    let mut config = config_of(folder, max_context)?;
+    config.remove("quantization_config");
+    let described = Described::of(&config)?;
+    let weights = DummyWeights::of(&described.spec);
+    let weights = weights.map_err(|source| Error::Read { path: folder.to_owned(), source })?;
+    Ok(described.with(Box::new(weights)))
+}
+
+fn config_of(folder: &Path, max_context: Option<usize>) -> Result<Config> {
+    let path = folder.join("config.json");
+    if !path.is_file() {
+        return Err(Error::NotAModel { path: folder.to_owned() });
+    }
+    let mut config = Config::from_json(&path.display().to_string(), &read_config(&path)?)?.with_max_context(max_context);
+    read_quantization_beside(folder, &mut config)?;
+    Ok(config)
 }
 
 /// ModelOpt describes its quantization in a file of its own; newer versions repeat it in config.json, which then counts.

@@ -154,4 +154,10 @@ pub enum Shape {
     /// 2 layers of the same width, for a quick look
     #[value(name = "tiny")]
     Tiny,
+    /// 32 layers, hidden 4096, ffn 14336, 32 heads, 8 KV heads of 128, vocabulary 128256: 8.03 B parameters, on a GPU
+    #[value(name = "8b")]
+    EightB,
+    /// 48 layers, hidden 2048, 32 heads, 4 KV heads of 128, 128 experts of 768, 8 a token, vocabulary 151936, on a GPU
+    #[value(name = "moe-30b")]
+    Moe30B,
 }
