@@ -4,16 +4,16 @@ use std::{collections::HashMap, sync::Arc};
 
 use folio_model::{
     Decoder,
-    device::{Backend, Batch},
+    device::{Backend, Batch, Drawn, Draws},
 };
 use folio_scheduler::{RequestId, StepPlan, Transfer};
 
 use crate::{
-    Error, HostTier, Result, RowOutput, StepRunner,
+    Error, HostTier, Result, RowOutput, Sampled, StepRunner,
     background::guarded,
     inputs::{OutputRows, Requests, gather},
     pooling::Pool,
-    sampling::SamplingState,
+    sampling::{NotFinite, SamplingState, sampled},
 };
 
 /// Turns plans into forward passes and logits into tokens. What belongs to a request outlives steps; everything else is
@@ -28,6 +28,9 @@ pub struct Runner<B: Backend> {
     outputs: Vec<OutputRows>,
     logits: Vec<f32>,
     hidden: Vec<f32>,
+    /// Where the device draws tokens itself: what is asked of it, and what it said.
+    draws: Draws,
+    drawn: Vec<Drawn>,
 }
 
 #[derive(Default)]
@@ -56,8 +59,17 @@ impl Requests for Known {
 impl<B: Backend> Runner<B> {
     /// `host` is the tier that the engine is given too, where there is one.
     pub fn new(decoder: Decoder<B>, host: Option<Arc<HostTier>>) -> Self {
-        let (batch, outputs, logits, hidden) = (Batch::default(), Vec::new(), Vec::new(), Vec::new());
-        Self { decoder, host, requests: Known::default(), batch, outputs, logits, hidden }
+        Self {
+            decoder,
+            host,
+            requests: Known::default(),
+            batch: Batch::default(),
+            outputs: Vec::new(),
+            logits: Vec::new(),
+            hidden: Vec::new(),
+            draws: Draws::default(),
+            drawn: Vec::new(),
+        }
     }
 
     pub fn decoder(&self) -> &Decoder<B> {
@@ -81,33 +93,113 @@ impl<B: Backend> Runner<B> {
         Ok(())
     }
 
+    /// What the logits of a request's rows give, on the host.
     fn sample(&mut self, rows: &OutputRows) -> Result<RowOutput> {
-        let id = rows.id;
         let width = self.decoder.spec().vocab_size;
-        let kept = self.requests.0.get_mut(&id).ok_or(Error::UnknownRequest(id))?;
-        if rows.is_orphan {
-            return Ok(RowOutput::failed(id, "no token was sampled for the position before"));
+        let (hidden, hidden_width) = (&self.hidden, self.decoder.spec().hidden);
+        let logits = &mut self.logits;
+        let kept = self.requests.0.get_mut(&rows.id).ok_or(Error::UnknownRequest(rows.id))?;
+        Ok(kept.output(rows, hidden, hidden_width, |sampling, question| match question {
+            Question::Prompt { row, target } => {
+                let logprobs = sampling.prompt_logprobs(&logits[row * width..(row + 1) * width], target)?;
+                Ok(Sampled { token: target, logprobs: Some(logprobs) })
+            }
+            Question::Next { row } => sampling.sample(&mut logits[row * width..(row + 1) * width], rows.position),
+        }))
+    }
+
+    fn sample_all(&mut self, rows: &[OutputRows]) -> Result<Vec<RowOutput>> {
+        // A sampler that panics is its own request's fault.
+        let failed = |id| Ok(RowOutput::failed(id, "its sampler panicked"));
+        rows.iter().map(|rows| guarded(|| self.sample(rows)).unwrap_or_else(|| failed(rows.id))).collect()
+    }
+
+    /// What the device drew, request by request.
+    fn take_drawn(&mut self, rows: &[OutputRows]) -> Result<Vec<RowOutput>> {
+        let mut answers = self.drawn.drain(..);
+        let (hidden, hidden_width) = (&self.hidden, self.decoder.spec().hidden);
+        let mut outputs = Vec::with_capacity(rows.len());
+        for rows in rows {
+            let kept = self.requests.0.get_mut(&rows.id).ok_or(Error::UnknownRequest(rows.id))?;
+            let questions = if kept.pool.is_some() || rows.is_orphan {
+                0
+            } else {
+                rows.prompt_targets.len() + usize::from(rows.sample.is_some())
+            };
+            let mut own = answers.by_ref().take(questions);
+            let answer = |_: &mut SamplingState, _: Question| own.next().map_or(Err(NotFinite::NothingLeft), sampled);
+            outputs.push(kept.output(rows, hidden, hidden_width, answer));
+            // A failure leaves answers behind that nobody wants.
+            own.for_each(drop);
         }
-        if let Some(pool) = &mut kept.pool {
-            return Ok(take_states(pool, rows, &self.hidden, self.decoder.spec().hidden));
+        Ok(outputs)
+    }
+
+    /// Has the device draw all tokens of the step; the answers lie in the order of the questions.
+    fn draw(&mut self) -> Result<()> {
+        let vocab = self.decoder.spec().vocab_size;
+        self.draws.clear();
+        for rows in &self.outputs {
+            let kept = self.requests.0.get(&rows.id).ok_or(Error::UnknownRequest(rows.id))?;
+            if kept.pool.is_some() || rows.is_orphan {
+                continue;
+            }
+            for (row, &target) in rows.prompt.clone().zip(&rows.prompt_targets) {
+                kept.sampling.push_target(&mut self.draws, row as u32, target);
+            }
+            if let Some(row) = rows.sample {
+                kept.sampling.push_draw(&mut self.draws, row as u32, rows.position, vocab);
+            }
+        }
+        self.decoder.draw(&self.draws);
+        self.decoder.drawn(&mut self.drawn)?;
+        let (asked, answered) = (self.draws.draws.len(), self.drawn.len());
+        match asked == answered {
+            true => Ok(()),
+            false => Err(Error::Step(format!("the device drew {answered} tokens, but was asked for {asked}"))),
+        }
+    }
+}
+
+/// What is asked of a row of logits.
+enum Question {
+    Prompt { row: usize, target: u32 },
+    Next { row: usize },
+}
+
+impl Kept {
+    /// What a step found out about the request, with `answer` for each row of logits that it has.
+    fn output(
+        &mut self,
+        rows: &OutputRows,
+        hidden: &[f32],
+        hidden_width: usize,
+        mut answer: impl FnMut(&mut SamplingState, Question) -> Result<Sampled, NotFinite>,
+    ) -> RowOutput {
+        let id = rows.id;
+        if rows.is_orphan {
+            return RowOutput::failed(id, "no token was sampled for the position before");
+        }
+        if let Some(pool) = &mut self.pool {
+            return take_states(pool, rows, hidden, hidden_width);
         }
         let mut output = RowOutput::new(id);
         for (row, &target) in rows.prompt.clone().zip(&rows.prompt_targets) {
-            match kept.sampling.prompt_logprobs(&self.logits[row * width..(row + 1) * width], target) {
-                Ok(logprobs) => output.prompt_logprobs.push(logprobs),
-                Err(error) => return Ok(RowOutput { failure: Some(error.to_string()), ..output }),
+            match answer(&mut self.sampling, Question::Prompt { row, target }) {
+                Ok(sampled) => output.prompt_logprobs.extend(sampled.logprobs),
+                Err(error) => return RowOutput { failure: Some(error.to_string()), ..output },
             }
         }
-        let Some(row) = rows.sample else { return Ok(output) };
-        match kept.sampling.sample(&mut self.logits[row * width..(row + 1) * width], rows.position) {
+        let Some(row) = rows.sample else { return output };
+        match answer(&mut self.sampling, Question::Next { row }) {
             Ok(sampled) => {
-                kept.sampling.observe(sampled.token);
-                kept.last = Some((rows.position, sampled.token));
+                self.sampling.observe(sampled.token);
+                self.last = Some((rows.position, sampled.token));
                 output.sampled = Some(sampled);
             }
             Err(error) => output.failure = Some(error.to_string()),
         }
-        Ok(output)
+        output
     }
 }
 
@@ -138,17 +230,17 @@ impl<B: Backend> StepRunner for Runner<B> {
         self.transfer(&plan.transfers)?;
         let num_logits = gather(plan, &self.requests, &mut self.batch, &mut self.outputs);
         self.decoder.forward_with(&self.batch, num_logits)?;
-        if num_logits > 0 {
+        let on_device = num_logits > 0 && self.decoder.draws_tokens();
+        if on_device {
+            self.draw()?;
+        } else if num_logits > 0 {
             self.decoder.logits(&mut self.logits);
         }
         if num_logits < self.batch.outputs.len() {
             self.decoder.hidden(&mut self.hidden);
         }
         let rows = std::mem::take(&mut self.outputs);
-        // A sampler that panics is its own request's fault.
-        let failed = |id| Ok(RowOutput::failed(id, "its sampler panicked"));
-        let outputs =
-            rows.iter().map(|rows| guarded(|| self.sample(rows)).unwrap_or_else(|| failed(rows.id))).collect();
+        let outputs = if on_device { self.take_drawn(&rows) } else { self.sample_all(&rows) };
         self.outputs = rows;
         outputs
     }

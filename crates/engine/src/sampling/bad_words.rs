@@ -33,14 +33,10 @@ impl Recent {
     }
 }
 
-pub fn mask(logits: &mut [f32], params: &SamplingParams, recent: &Recent) {
-    for word in &params.bad_words {
-        if let Some((&last, before)) = word.split_last()
-            && recent.ends_with(before)
-        {
-            logits[last as usize] = f32::NEG_INFINITY;
-        }
-    }
+/// Tokens that would complete one.
+pub fn completing(params: &SamplingParams, recent: &Recent) -> impl Iterator<Item = u32> {
+    let last = |word: &Vec<u32>| word.split_last().filter(|(_, before)| recent.ends_with(before)).map(|(&last, _)| last);
+    params.bad_words.iter().filter_map(last)
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@
 mod bad_words;
 mod filters;
 mod logprobs;
+mod on_device;
 mod params;
 mod penalties;
 mod random;
@@ -18,6 +19,7 @@ use std::sync::Arc;
 
 use bad_words::Recent;
 pub use params::{InvalidParam, SamplingParams};
+pub(crate) use on_device::sampled;
 use penalties::Seen;
 
 use crate::{
@@ -100,10 +102,19 @@ impl SamplingState {
         Ok(logprobs::logprobs(logits, target, self.params.prompt_logprobs.unwrap_or(0) as usize))
     }
 
+    /// Tokens of a vocabulary that may not come next.
+    fn banned(&self, vocab: usize) -> impl Iterator<Item = u32> {
+        let params = &*self.params;
+        let stops = if self.seen.num_outputs() < params.min_tokens { &self.stops[..] } else { &[] };
+        // The model's end tokens come from its configuration, which may name more than the logits hold.
+        let stops = stops.iter().copied().filter(move |&token| (token as usize) < vocab);
+        params.banned_tokens.iter().copied().chain(stops).chain(bad_words::completing(params, &self.recent))
+    }
+
     fn choose(&self, logits: &mut [f32], position: usize) -> Result<u32, NotFinite> {
         let params = &*self.params;
-        penalties::mask(logits, params, &self.stops, &self.seen);
-        bad_words::mask(logits, params, &self.recent);
+        penalties::keep(logits, params);
+        self.banned(logits.len()).for_each(|token| logits[token as usize] = f32::NEG_INFINITY);
         penalties::bias(logits, params);
         penalties::penalize(logits, params, &self.seen);
         let best = best_token(logits)?;

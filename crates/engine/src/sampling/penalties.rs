@@ -35,29 +35,23 @@ impl Seen {
         self.tokens.entry(token).or_default().outputs += 1;
     }
 
+    /// Every token that penalties look at, and how often it was put out.
+    pub fn counts(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.tokens.iter().map(|(&token, count)| (token, count.outputs))
+    }
+
     /// Tokens put out so far.
     pub fn num_outputs(&self) -> usize {
         self.outputs
     }
 }
 
-/// Leaves only what the request allows. `stops` are the tokens that would end the answer.
-pub fn mask(logits: &mut [f32], params: &SamplingParams, stops: &[u32], seen: &Seen) {
+/// Leaves only the tokens that a request names, where it names any.
+pub fn keep(logits: &mut [f32], params: &SamplingParams) {
     if let Some(allowed) = &params.allowed_tokens {
         let kept: Vec<f32> = allowed.iter().map(|&token| logits[token as usize]).collect();
         logits.fill(f32::NEG_INFINITY);
         allowed.iter().zip(kept).for_each(|(&token, logit)| logits[token as usize] = logit);
-    }
-    for &token in &params.banned_tokens {
-        logits[token as usize] = f32::NEG_INFINITY;
-    }
-    if seen.num_outputs() < params.min_tokens {
-        for &token in stops {
-            // The model's end tokens come from its configuration, which may name more than the logits hold.
-            if let Some(logit) = logits.get_mut(token as usize) {
-                *logit = f32::NEG_INFINITY;
-            }
-        }
     }
 }
 
@@ -118,22 +112,13 @@ mod tests {
     }
 
     #[test]
-    fn masks_by_hand() {
-        let params = SamplingParams {
-            allowed_tokens: Some(vec![0, 2, 3, 4]),
-            banned_tokens: vec![2],
-            min_tokens: 1,
-            ..SamplingParams::default()
-        };
-        let mut logits = [1.0, 2.0, 3.0, 4.0, 5.0];
-        mask(&mut logits, &params, &[4, 99], &seen(&params, &[], &[]));
-        assert_eq!(logits, [1.0, NO, NO, 4.0, NO]);
-        let mut logits = [1.0, 2.0, 3.0, 4.0, 5.0];
-        mask(&mut logits, &params, &[4, 99], &seen(&params, &[], &[0]));
-        assert_eq!(logits, [1.0, NO, NO, 4.0, 5.0]);
+    fn only_what_is_allowed_is_kept() {
+        let params = SamplingParams { allowed_tokens: Some(vec![0, 2]), ..SamplingParams::default() };
+        let mut logits = [1.0, 2.0, 3.0, 4.0];
+        keep(&mut logits, &params);
+        assert_eq!(logits, [1.0, NO, 3.0, NO]);
     }
 
-    /// Neither a bias nor a penalty brings a masked token back.
     #[test]
     fn masked_tokens_stay_masked() {
         let params =

@@ -244,3 +244,13 @@ fn a_wide_vocabulary_stays_inside_its_filters() {
         assert!(order[..40].contains(&token));
     }
 }
+
+/// Banned tokens, ends that come too early, and those that the model does not have.
+#[test]
+fn what_is_banned_by_hand() {
+    let params = SamplingParams { banned_tokens: vec![5], min_tokens: 1, ..SamplingParams::default() };
+    let mut state = SamplingState::new(Arc::new(params), &[], &[4, 99], 0);
+    assert_eq!(state.banned(24).collect::<Vec<_>>(), [5, 4]);
+    state.observe(0);
+    assert_eq!(state.banned(24).collect::<Vec<_>>(), [5]);
+}
