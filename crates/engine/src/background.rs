@@ -1,11 +1,14 @@
-//! An executor for devices that compute on the thread that asks: a thread of its own does so, one command after the
-//! other, while the engine's thread plans, listens and delivers.
+//! An executor with a thread of its own that runs steps, one command after the other, while the engine's thread plans,
+//! listens and delivers.
+//!
+//! Some runners compute on that thread. Others hand their work to a device: the thread then begins the next step as soon
+//! as its plan comes, while the device is busy with the one before, so that the device never waits for the host.
 //!
 //! A panic inside a step is that step's error, and the thread lives on: what a step works in is made anew from its
 //! plan.
 
 use std::{
-    collections::HashSet,
+    collections::{HashSet, VecDeque},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
@@ -27,6 +30,26 @@ pub trait StepRunner: Send {
 
     /// Transfers in order, then all rows; one output an assignment.
     fn run(&mut self, plan: &StepPlan) -> Result<Vec<RowOutput>>;
+
+    /// Begins a step, behind at most one that is under way. None: it is under way now, and [`StepRunner::finish`] will tell.
+    fn start(&mut self, plan: &StepPlan) -> Result<Option<Vec<RowOutput>>> {
+        self.run(plan).map(Some)
+    }
+
+    /// Whether a step can begin before the results of the one under way are known.
+    fn may_start(&self, _plan: &StepPlan) -> bool {
+        false
+    }
+
+    /// Whether [`StepRunner::finish`] would not wait.
+    fn is_done(&mut self) -> bool {
+        true
+    }
+
+    /// Waits for the oldest step that is under way.
+    fn finish(&mut self) -> Result<Vec<RowOutput>> {
+        Err(Error::NothingSubmitted)
+    }
 
     /// A request has left.
     fn release(&mut self, id: RequestId);
@@ -64,6 +87,8 @@ impl Background {
             broken: HashSet::new(),
             failed_era: None,
             waker: Waker(Box::new(|| {})),
+            under_way: VecDeque::new(),
+            free_since: Instant::now(),
         };
         let thread = std::thread::Builder::new().name("folio-executor".into()).spawn(move || worker.run())?;
         Ok(Self { commands: Some(commands), results, num_in_flight: 0, era: 0, closing, thread: Some(thread) })
@@ -130,8 +155,18 @@ struct Worker<R> {
     broken: HashSet<RequestId>,
     /// The last era with a failed step.
     failed_era: Option<u64>,
+    /// Begun and not finished, oldest first.
+    under_way: VecDeque<UnderWay>,
+    /// When the last step ended.
+    free_since: Instant,
     /// The last to go: whoever wakes then finds both channels closed.
     waker: Waker,
+}
+
+struct UnderWay {
+    started: Instant,
+    era: u64,
+    failures: Vec<(usize, RowOutput)>,
 }
 
 /// If the thread ends by a fault, steps in flight are never answered: this says so for as many as there may be.
@@ -145,7 +180,7 @@ impl Drop for Waker {
 
 impl<R: StepRunner> Worker<R> {
     fn run(mut self) {
-        while let Ok(command) = self.commands.recv() {
+        while let Some(command) = self.next() {
             match command {
                 Command::OnDone(wake) => self.waker = Waker(wake),
                 Command::Admit(id, state) => {
@@ -153,7 +188,7 @@ impl<R: StepRunner> Worker<R> {
                         self.broken.insert(id);
                     }
                 }
-                Command::Run { plan, era } => self.answer(plan, era),
+                Command::Run { plan, era } => self.take(plan, era),
                 Command::Release(id) => {
                     self.broken.remove(&id);
                     // What a runner fails to forget is lost memory at worst: an id that comes back is admitted anew.
@@ -161,34 +196,90 @@ impl<R: StepRunner> Worker<R> {
                 }
             }
         }
+        while !self.under_way.is_empty() {
+            self.finish();
+        }
     }
 
-    fn answer(&mut self, plan: StepPlan, era: u64) {
-        let result = if self.closing.load(Ordering::Acquire) {
-            Err(Error::ExecutorGone)
-        } else if self.failed_era == Some(era) {
-            Err(Error::Step("the step before this one failed".into()))
-        } else {
-            self.step(plan)
+    /// The next command. Steps under way are finished while none is there.
+    fn next(&mut self) -> Option<Command> {
+        while !self.under_way.is_empty() {
+            if guarded(|| self.runner.is_done()).unwrap_or(true) {
+                self.finish();
+                continue;
+            }
+            match self.commands.try_recv() {
+                Ok(command) => return Some(command),
+                Err(mpsc::TryRecvError::Disconnected) => return None,
+                // A device's step takes milliseconds at most, and to wake up late would cost a share of that.
+                Err(mpsc::TryRecvError::Empty) => std::thread::yield_now(),
+            }
+        }
+        self.commands.recv().ok()
+    }
+
+    fn take(&mut self, mut plan: StepPlan, era: u64) {
+        if !self.under_way.is_empty() && !guarded(|| self.runner.may_start(&plan)).unwrap_or(false) {
+            while !self.under_way.is_empty() {
+                self.finish();
+            }
+        }
+        if self.closing.load(Ordering::Acquire) {
+            return self.answer(Err(Error::ExecutorGone), era);
+        }
+        if self.failed_era == Some(era) {
+            return self.answer(Err(Error::Step("the step before this one failed".into())), era);
+        }
+        let failures = self.take_broken(&mut plan);
+        let step = UnderWay { started: Instant::now(), era, failures };
+        match guarded(|| self.runner.start(&plan)).unwrap_or(Err(Error::StepPanicked)) {
+            Ok(None) => self.under_way.push_back(step),
+            Ok(Some(rows)) => self.tell(step, Ok(rows)),
+            // Results come in the order of the plans.
+            Err(error) => {
+                while !self.under_way.is_empty() {
+                    self.finish();
+                }
+                self.tell(step, Err(error));
+            }
+        }
+    }
+
+    /// Waits for the oldest step under way and tells its results.
+    fn finish(&mut self) {
+        let Some(step) = self.under_way.pop_front() else { return };
+        let rows = match self.failed_era == Some(step.era) {
+            // The device still has to be done with it.
+            true => {
+                let _ = guarded(|| self.runner.finish());
+                Err(Error::Step("the step before this one failed".into()))
+            }
+            false => guarded(|| self.runner.finish()).unwrap_or(Err(Error::StepPanicked)),
         };
+        self.tell(step, rows);
+    }
+
+    fn tell(&mut self, step: UnderWay, rows: Result<Vec<RowOutput>>) {
+        let now = Instant::now();
+        let took = now - step.started.max(self.free_since);
+        self.free_since = now;
+        let output = rows.map(|mut rows| {
+            for (index, failure) in step.failures {
+                // A runner that gives too few rows is found out by the engine, which counts them.
+                rows.insert(index.min(rows.len()), failure);
+            }
+            StepOutput { rows, took }
+        });
+        self.answer(output, step.era);
+    }
+
+    fn answer(&mut self, result: Result<StepOutput>, era: u64) {
         if result.is_err() {
             self.failed_era = Some(era);
         }
         // Nobody listens while the engine ends.
         let _ = self.results.send(result);
         (self.waker.0)();
-    }
-
-    fn step(&mut self, mut plan: StepPlan) -> Result<StepOutput> {
-        let failures = self.take_broken(&mut plan);
-        let start = Instant::now();
-        let mut rows = guarded(|| self.runner.run(&plan)).unwrap_or(Err(Error::StepPanicked))?;
-        let took = start.elapsed();
-        for (index, failure) in failures {
-            // A runner that gives too few rows is found out by the engine, which counts them.
-            rows.insert(index.min(rows.len()), failure);
-        }
-        Ok(StepOutput { rows, took })
     }
 
     /// Takes rows out of the plan that cannot run, and says where in the results their failures belong.
