@@ -177,13 +177,18 @@ pub trait Backend: Send + 'static {
         false
     }
 
-    /// Begins to turn rows of the step's logits into tokens, as many as there are outputs at most. The logits are used
-    /// up. Does not wait.
+    /// Begins to turn rows of the step's logits into tokens, as many as there are outputs at most, perhaps none. The
+    /// logits are used up. Does not wait. At most two may be under way.
     fn draw(&mut self, _logits: &mut Self::Tensor, _draws: &Draws) {
         panic!("this device draws no tokens");
     }
 
-    /// Waits for the last [`Backend::draw`] and tells what it gave, one entry a draw.
+    /// Whether [`Backend::drawn`] would not wait.
+    fn is_drawn(&mut self) -> bool {
+        true
+    }
+
+    /// Waits for the oldest [`Backend::draw`] that was not told of yet, and tells what it gave, one entry a draw.
     fn drawn(&mut self, _out: &mut Vec<Drawn>) -> Result<()> {
         panic!("this device draws no tokens");
     }

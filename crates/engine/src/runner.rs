@@ -1,10 +1,13 @@
 //! Steps of one decoder on one device, from a plan to tokens.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
 
 use folio_model::{
     Decoder,
-    device::{Backend, Batch, Drawn, Draws},
+    device::{Backend, Batch, DRAWN_TOKEN, Drawn, Draws},
 };
 use folio_scheduler::{RequestId, StepPlan, Transfer};
 
@@ -31,6 +34,8 @@ pub struct Runner<B: Backend> {
     /// Where the device draws tokens itself: what is asked of it, and what it said.
     draws: Draws,
     drawn: Vec<Drawn>,
+    /// Steps whose tokens the device has not told yet, oldest first.
+    under_way: VecDeque<Vec<OutputRows>>,
 }
 
 #[derive(Default)]
@@ -41,14 +46,17 @@ struct Kept {
     sampling: SamplingState,
     /// The token sampled last and its position: the next plan may ask for it without knowing it.
     last: Option<(usize, u32)>,
+    /// The position of a token that the device is about to draw, and the number of its draw in the last step.
+    pending: Option<(usize, u32)>,
     /// For requests that want a vector and no token.
     pool: Option<Pool>,
 }
 
 impl Requests for Known {
     fn awaited(&self, id: RequestId, position: usize) -> Option<u32> {
-        let (sampled_at, token) = self.0.get(&id)?.last?;
-        (sampled_at == position).then_some(token)
+        let kept = self.0.get(&id)?;
+        let at = |known: Option<(usize, u32)>| known.filter(|known| known.0 == position).map(|known| known.1);
+        at(kept.last).or_else(|| at(kept.pending).map(|number| DRAWN_TOKEN | number))
     }
 
     fn pools(&self, id: RequestId) -> bool {
@@ -69,6 +77,7 @@ impl<B: Backend> Runner<B> {
             hidden: Vec::new(),
             draws: Draws::default(),
             drawn: Vec::new(),
+            under_way: VecDeque::new(),
         }
     }
 
@@ -114,51 +123,56 @@ impl<B: Backend> Runner<B> {
         rows.iter().map(|rows| guarded(|| self.sample(rows)).unwrap_or_else(|| failed(rows.id))).collect()
     }
 
-    /// What the device drew, request by request.
-    fn take_drawn(&mut self, rows: &[OutputRows]) -> Result<Vec<RowOutput>> {
+    /// Waits for what the device drew of the oldest step under way.
+    fn take_drawn(&mut self) -> Result<Vec<RowOutput>> {
+        let rows = self.under_way.pop_front().ok_or(Error::NothingSubmitted)?;
+        self.decoder.drawn(&mut self.drawn)?;
+        let (asked, answered) = (rows.iter().map(num_questions).sum::<usize>(), self.drawn.len());
+        if asked != answered {
+            return Err(Error::Step(format!("the device drew {answered} tokens, but was asked for {asked}")));
+        }
         let mut answers = self.drawn.drain(..);
         let (hidden, hidden_width) = (&self.hidden, self.decoder.spec().hidden);
         let mut outputs = Vec::with_capacity(rows.len());
-        for rows in rows {
-            let kept = self.requests.0.get_mut(&rows.id).ok_or(Error::UnknownRequest(rows.id))?;
-            let questions = if kept.pool.is_some() || rows.is_orphan {
-                0
-            } else {
-                rows.prompt_targets.len() + usize::from(rows.sample.is_some())
-            };
-            let mut own = answers.by_ref().take(questions);
+        for rows in &rows {
+            let mut own = answers.by_ref().take(num_questions(rows));
             let answer = |_: &mut SamplingState, _: Question| own.next().map_or(Err(NotFinite::NothingLeft), sampled);
-            outputs.push(kept.output(rows, hidden, hidden_width, answer));
+            outputs.push(match self.requests.0.get_mut(&rows.id) {
+                Some(kept) => kept.output(rows, hidden, hidden_width, answer),
+                None => RowOutput::failed(rows.id, "the request has left"),
+            });
             // A failure leaves answers behind that nobody wants.
             own.for_each(drop);
         }
         Ok(outputs)
     }
 
-    /// Has the device draw all tokens of the step; the answers lie in the order of the questions.
+    /// Has the device draw all tokens of the step, and does not wait; answers come in the order of the questions.
     fn draw(&mut self) -> Result<()> {
         let vocab = self.decoder.spec().vocab_size;
         self.draws.clear();
         for rows in &self.outputs {
-            let kept = self.requests.0.get(&rows.id).ok_or(Error::UnknownRequest(rows.id))?;
-            if kept.pool.is_some() || rows.is_orphan {
+            let kept = self.requests.0.get_mut(&rows.id).ok_or(Error::UnknownRequest(rows.id))?;
+            kept.pending = None;
+            if num_questions(rows) == 0 {
                 continue;
             }
             for (row, &target) in rows.prompt.clone().zip(&rows.prompt_targets) {
                 kept.sampling.push_target(&mut self.draws, row as u32, target);
             }
             if let Some(row) = rows.sample {
+                kept.pending = Some((rows.position, self.draws.draws.len() as u32));
                 kept.sampling.push_draw(&mut self.draws, row as u32, rows.position, vocab);
             }
         }
         self.decoder.draw(&self.draws);
-        self.decoder.drawn(&mut self.drawn)?;
-        let (asked, answered) = (self.draws.draws.len(), self.drawn.len());
-        match asked == answered {
-            true => Ok(()),
-            false => Err(Error::Step(format!("the device drew {answered} tokens, but was asked for {asked}"))),
-        }
+        Ok(())
     }
+}
+
+/// How many rows of logits a request has in a step.
+fn num_questions(rows: &OutputRows) -> usize {
+    if rows.pools || rows.is_orphan { 0 } else { rows.prompt_targets.len() + usize::from(rows.sample.is_some()) }
 }
 
 /// What is asked of a row of logits.
@@ -177,6 +191,7 @@ impl Kept {
         mut answer: impl FnMut(&mut SamplingState, Question) -> Result<Sampled, NotFinite>,
     ) -> RowOutput {
         let id = rows.id;
+        self.pending = self.pending.filter(|pending| pending.0 != rows.position);
         if rows.is_orphan {
             return RowOutput::failed(id, "no token was sampled for the position before");
         }
@@ -219,10 +234,17 @@ fn take_states(pool: &mut Pool, rows: &OutputRows, hidden: &[f32], width: usize)
 impl<B: Backend> StepRunner for Runner<B> {
     fn admit(&mut self, id: RequestId, state: SamplingState) {
         let pool = state.pool();
-        self.requests.0.insert(id, Kept { sampling: state, last: None, pool });
+        self.requests.0.insert(id, Kept { sampling: state, last: None, pending: None, pool });
     }
 
     fn run(&mut self, plan: &StepPlan) -> Result<Vec<RowOutput>> {
+        match self.start(plan)? {
+            Some(rows) => Ok(rows),
+            None => self.take_drawn(),
+        }
+    }
+
+    fn start(&mut self, plan: &StepPlan) -> Result<Option<Vec<RowOutput>>> {
         // The engine proposes none yet, and to verify them is the business of who does.
         if let Some(assignment) = plan.assignments.iter().find(|a| a.num_drafts > 0) {
             return Err(Error::Drafts { id: assignment.id, drafts: assignment.num_drafts });
@@ -230,8 +252,8 @@ impl<B: Backend> StepRunner for Runner<B> {
         self.transfer(&plan.transfers)?;
         let num_logits = gather(plan, &self.requests, &mut self.batch, &mut self.outputs);
         self.decoder.forward_with(&self.batch, num_logits)?;
-        let on_device = num_logits > 0 && self.decoder.draws_tokens();
-        if on_device {
+        let draws = self.decoder.draws_tokens();
+        if draws {
             self.draw()?;
         } else if num_logits > 0 {
             self.decoder.logits(&mut self.logits);
@@ -240,9 +262,29 @@ impl<B: Backend> StepRunner for Runner<B> {
             self.decoder.hidden(&mut self.hidden);
         }
         let rows = std::mem::take(&mut self.outputs);
-        let outputs = if on_device { self.take_drawn(&rows) } else { self.sample_all(&rows) };
+        if draws {
+            self.under_way.push_back(rows);
+            return Ok(None);
+        }
+        let outputs = self.sample_all(&rows);
         self.outputs = rows;
-        outputs
+        outputs.map(Some)
+    }
+
+    /// What a request asks of its next token may depend on the one before; blocks that move, and hidden states, come to
+    /// the host and are waited for.
+    fn may_start(&self, plan: &StepPlan) -> bool {
+        let ahead = |kept: &Kept| kept.pool.is_none() && (kept.pending.is_none() || kept.sampling.draws_ahead());
+        let moves = plan.transfers.iter().any(|transfer| !matches!(transfer, Transfer::Copy { .. }));
+        !moves && plan.assignments.iter().all(|a| self.requests.0.get(&a.id).is_none_or(ahead))
+    }
+
+    fn is_done(&mut self) -> bool {
+        self.decoder.is_drawn()
+    }
+
+    fn finish(&mut self) -> Result<Vec<RowOutput>> {
+        self.take_drawn()
     }
 
     fn release(&mut self, id: RequestId) {

@@ -279,7 +279,12 @@ impl<B: Backend> Decoder<B> {
         self.backend.draw(&mut self.acts.logits, draws);
     }
 
-    /// Waits for the last [`Decoder::draw`] and tells what it gave.
+    /// Whether [`Decoder::drawn`] would not wait.
+    pub fn is_drawn(&mut self) -> bool {
+        self.backend.is_drawn()
+    }
+
+    /// Waits for the oldest [`Decoder::draw`] that was not told of yet, and tells what it gave.
     pub fn drawn(&mut self, out: &mut Vec<Drawn>) -> Result<()> {
         Ok(self.backend.drawn(out)?)
     }
