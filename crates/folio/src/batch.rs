@@ -38,14 +38,14 @@ pub fn main(args: BatchArgs) -> Result<()> {
     let (lines, total) = Lines::open(&args.input, limits.body_bytes)?;
     let output = Output::open(&path)?;
     let mut engine = args.model.engine.clone();
-    let concurrency = args.concurrency.unwrap_or(engine.max_num_seqs);
-    if !(1..=1 << 16).contains(&concurrency) {
+    if args.concurrency.is_some_and(|concurrency| !(1..=1 << 16).contains(&concurrency)) {
         bail!("--concurrency must lie between 1 and 65536");
     }
     engine.queue.max_waiting = engine.queue.max_waiting.or(Some(MAX_WAITING));
     let assets = serve::open(&args.model, &args.naming)?;
     let names = serve::names(&args.model, &args.naming, &assets);
     let session = Session::start(assets, &engine)?;
+    let concurrency = args.concurrency.unwrap_or(session.plan.max_seqs);
 
     let timeouts = Timeouts { request: PATIENCE, queue: PATIENCE, stuck: PATIENCE, ..Timeouts::default() };
     let observer = Observer::quiet(&names[0], session.plan.max_model_len);

@@ -73,7 +73,7 @@ fn start(
         None => common.model.model.clone(),
     };
     let mut engine = common.model.engine.clone();
-    engine.max_num_seqs = max_seqs;
+    engine.max_num_seqs = Some(max_seqs);
     engine.max_model_len = engine.max_model_len.or(max_len);
     change(&mut engine);
     Session::start(Assets::open(model.as_deref(), engine.max_model_len)?, &engine)

@@ -19,6 +19,7 @@ mod run;
 mod serve;
 mod session;
 mod table;
+mod target;
 
 use std::process::ExitCode;
 

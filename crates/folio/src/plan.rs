@@ -18,7 +18,8 @@ use folio_model::{DecoderLimits, ModelSpec, OpenModel, activation_bytes};
 
 use crate::args::EngineArgs;
 use crate::assets::Assets;
-use crate::{machine, table};
+use crate::table;
+use crate::target::Target;
 use budget::Budget;
 use pools::{Demand, Load};
 use weights::WeightBytes;
@@ -32,6 +33,9 @@ pub const PROMPT_LOGIT_ROWS: usize = 256;
 /// What was decided before anything was allocated.
 #[derive(Clone, Debug)]
 pub struct Plan {
+    /// Where it is computed, in words.
+    pub device: String,
+    /// Of the host, that compute or load.
     pub threads: usize,
     pub max_model_len: usize,
     pub max_seqs: usize,
@@ -86,20 +90,20 @@ pub fn weight_bytes(model: &OpenModel) -> Result<u64> {
 }
 
 impl Plan {
-    pub fn new(assets: &Assets, args: &EngineArgs) -> Result<Self> {
+    pub fn new(assets: &Assets, args: &EngineArgs, target: &Target) -> Result<Self> {
         let spec = &assets.model.spec;
         let asked = max_model_len(spec, args)?;
-        let threads = args.threads.unwrap_or_else(machine::cores);
-        check_ranges(args, threads)?;
-        let budget = Budget::of(&args.memory, machine::memory_available())?;
-        let planner = Planner::new(assets, args, budget)?;
+        let sizes = StepSizes::of(args, target)?;
+        let budget = Budget::of(&args.memory, target)?;
+        let planner = Planner::new(assets, args, target, sizes, budget)?;
         let max_model_len = planner.context(asked, args.memory.fit)?;
         let (groups, bytes) = planner.groups(max_model_len)?;
         Ok(Self {
-            threads,
+            device: target.describe(),
+            threads: target.threads(),
             max_model_len,
-            max_seqs: args.max_num_seqs,
-            budget_tokens: args.max_num_batched_tokens,
+            max_seqs: sizes.seqs,
+            budget_tokens: sizes.tokens,
             kv_format: planner.kv_format,
             concurrency: planner.concurrency(&groups, max_model_len),
             groups,
@@ -147,24 +151,35 @@ fn max_model_len(spec: &ModelSpec, args: &EngineArgs) -> Result<usize> {
     }
 }
 
-fn check_ranges(args: &EngineArgs, threads: usize) -> Result<()> {
-    for (flag, value) in
-        [("--max-num-seqs", args.max_num_seqs), ("--max-num-batched-tokens", args.max_num_batched_tokens)]
-    {
-        if value == 0 || value > 1 << 16 {
-            bail!("{flag} must lie between 1 and 65536");
+/// How much runs at once.
+#[derive(Clone, Copy)]
+struct StepSizes {
+    seqs: usize,
+    tokens: usize,
+}
+
+impl StepSizes {
+    fn of(args: &EngineArgs, target: &Target) -> Result<Self> {
+        let defaults = target.defaults();
+        let sizes = Self {
+            seqs: args.max_num_seqs.unwrap_or(defaults.max_num_seqs),
+            tokens: args.max_num_batched_tokens.unwrap_or(defaults.max_num_batched_tokens),
+        };
+        for (flag, value) in [("--max-num-seqs", sizes.seqs), ("--max-num-batched-tokens", sizes.tokens)] {
+            if value == 0 || value > 1 << 16 {
+                bail!("{flag} must lie between 1 and 65536");
+            }
         }
+        Ok(sizes)
     }
-    if threads == 0 || threads > 1024 {
-        bail!("--threads must lie between 1 and 1024");
-    }
-    Ok(())
 }
 
 /// What the model takes, and what there is.
 struct Planner<'a> {
     spec: &'a ModelSpec,
     args: &'a EngineArgs,
+    target: &'a Target,
+    sizes: StepSizes,
     weights: WeightBytes,
     kv_format: KvFormat,
     demand: Demand,
@@ -173,10 +188,16 @@ struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    fn new(assets: &'a Assets, args: &'a EngineArgs, budget: Budget) -> Result<Self> {
+    fn new(
+        assets: &'a Assets,
+        args: &'a EngineArgs,
+        target: &'a Target,
+        sizes: StepSizes,
+        budget: Budget,
+    ) -> Result<Self> {
         let spec = &assets.model.spec;
-        let kv_format = args.memory.kv_cache_dtype.0.unwrap_or_else(|| as_precise_as_weights(assets));
-        let demand = Demand::new(&spec.kv_groups(), kv_format, args.max_num_batched_tokens);
+        let kv_format = args.memory.kv_cache_dtype.0.unwrap_or_else(|| kv_format(assets, target));
+        let demand = Demand::new(&spec.kv_groups(), kv_format, sizes.tokens);
         // A chunk on disk is read into all groups at once, so the host tier holds as many blocks of each.
         let block_of_all = demand.block_bytes.iter().sum::<u64>().max(1);
         let host_bytes = budget::host_bytes(&args.memory)?;
@@ -187,14 +208,14 @@ impl<'a> Planner<'a> {
                 table::bytes(host_bytes)
             );
         }
-        Ok(Self { spec, args, weights: WeightBytes::of(&assets.model)?, kv_format, demand, host_slots, budget })
+        let weights = WeightBytes::of(&assets.model, target)?;
+        Ok(Self { spec, args, target, sizes, weights, kv_format, demand, host_slots, budget })
     }
 
     /// Everything but keys and values, for sequences of that length.
     fn beside_kv(&self, max_len: usize) -> Bytes {
-        let args = self.args;
         let blocks = vec![0; self.demand.block_bytes.len()];
-        let limits = limits(args.max_num_seqs, args.max_num_batched_tokens, max_len, blocks, self.kv_format);
+        let limits = limits(self.sizes.seqs, self.sizes.tokens, max_len, blocks, self.kv_format);
         let working = working::bytes(self.spec, &limits, self.weights.widest_input);
         Bytes {
             weights: self.weights.matrices,
@@ -260,7 +281,7 @@ impl<'a> Planner<'a> {
 
     fn groups(&self, max_len: usize) -> Result<(Vec<GroupPlan>, Bytes)> {
         let mut bytes = self.beside_kv(max_len);
-        let load = Load { max_seqs: self.args.max_num_seqs, max_len };
+        let load = Load { max_seqs: self.sizes.seqs, max_len };
         let keep_spare = self.budget.is_named() && !self.args.no_enable_prefix_caching;
         let room = self.budget.for_kv(bytes.fixed());
         let Some(pools) = self.demand.pools(load, room, keep_spare) else {
@@ -282,11 +303,20 @@ impl<'a> Planner<'a> {
         let blocks: Vec<usize> = groups.iter().map(|group| group.blocks).collect();
         let steps = std::iter::successors(Some(256usize), |len| len.checked_mul(4));
         let lens = steps.take_while(|&len| len < max_len).chain([max_len]);
-        lens.map(|len| (len, self.demand.sequences(&blocks, len).min(self.args.max_num_seqs))).collect()
+        lens.map(|len| (len, self.demand.sequences(&blocks, len).min(self.sizes.seqs))).collect()
     }
 }
 
-/// The format of keys and values where nobody names one: that of the largest tensor, or bf16 for quantized weights.
+/// The format of keys and values where nobody names one. A GPU's fast kernels read 16 bits.
+fn kv_format(assets: &Assets, target: &Target) -> KvFormat {
+    match target {
+        Target::Cpu(_) => as_precise_as_weights(assets),
+        Target::Cuda(gpu) if gpu.is_f32() => KvFormat::F32,
+        Target::Cuda(_) => KvFormat::BF16,
+    }
+}
+
+/// That of the largest tensor, or bf16 for quantized weights.
 pub fn as_precise_as_weights(assets: &Assets) -> KvFormat {
     let weights = &assets.model.weights;
     let biggest = weights.names().into_iter().filter_map(|name| weights.tensor(name)).max_by_key(|t| t.bytes.len());

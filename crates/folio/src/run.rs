@@ -28,7 +28,7 @@ async fn run(args: RunArgs) -> Result<()> {
     };
     let template = if args.raw { None } else { assets.template.clone() };
     let mut engine_args = args.model.engine.clone();
-    engine_args.max_num_seqs = engine_args.max_num_seqs.min(CHAT_SEQS);
+    engine_args.max_num_seqs = Some(engine_args.max_num_seqs.unwrap_or(CHAT_SEQS).min(CHAT_SEQS));
     let session = Session::start(assets, &engine_args)?;
     let mut chat = Chat { session, tokenizer, template, sampling: args.sampling, messages: Vec::new() };
     if let Some(system) = args.system {

@@ -28,6 +28,7 @@ use crate::kv_events::{KvEventPublisher, KvEventsConfig};
 use crate::model_ref::HubName;
 use crate::plan::Plan;
 use crate::session::{KvEventSender, Serving, Session};
+use crate::target::Target;
 use access::Access;
 use ending::{Ending, Signals};
 use greeting::Greeting;
@@ -51,7 +52,8 @@ pub fn main(args: ServeArgs) -> Result<ExitCode> {
     let bound = Bound::new(&args.listen)?;
     let assets = open(&args.model, &args.naming)?;
     let names = names(&args.model, &args.naming, &assets);
-    let (assets, plan) = Session::plan(assets, &args.model.engine)?;
+    let (target, note) = Target::choose(&args.model.engine)?;
+    let (assets, plan) = Session::plan(assets, &args.model.engine, &target)?;
 
     // The compute threads take all cores; HTTP needs little of one.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
@@ -76,7 +78,7 @@ pub fn main(args: ServeArgs) -> Result<ExitCode> {
     let router = guard::protect(folio_server::router(app.clone()), Arc::clone(&guard));
 
     let greeting = Greeting { args: &args, access: &access, bound: &bound, log: &log, name: &names[0], started };
-    greeting.begin(&assets, &plan);
+    greeting.begin(&assets, &plan, &note);
     // Lives until the server has ended.
     let (_publisher, kv_events) = publisher(&args.kv_events, &plan)?;
     drop(entered);
@@ -91,7 +93,7 @@ pub fn main(args: ServeArgs) -> Result<ExitCode> {
         }
         serving.push(tokio::spawn(net::serve(bound.listener()?, router, net, ordered)));
         let ending = Ending { log: log.clone(), lifecycle, guard, observer, shutdown, timeouts, serving };
-        let loaded = load(assets, plan, &args, kv_events)?;
+        let loaded = load(assets, plan, target, &args, kv_events)?;
         let session = tokio::select! {
             session = loaded => session.context("the thread that loads the model has ended")??,
             signal = signals.next() => return Ok(ending.while_loading(signal).await),
@@ -175,6 +177,7 @@ fn serve_metrics(
 fn load(
     assets: Assets,
     plan: Plan,
+    target: Target,
     args: &ServeArgs,
     kv_events: Option<KvEventSender>,
 ) -> Result<oneshot::Receiver<Result<Session>>> {
@@ -187,7 +190,7 @@ fn load(
     };
     std::thread::Builder::new().name("folio-load".into()).spawn(move || {
         // Whoever waits for it may have been told to end.
-        let _ = sender.send(Session::load(assets, plan, &engine_args, serving));
+        let _ = sender.send(Session::load(assets, plan, &engine_args, target, serving));
     })?;
     Ok(receiver)
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use folio_device::Backend;
-use folio_device::cpu::{Cpu, CpuConfig};
+use folio_device::cpu::Cpu;
 use folio_engine::tiers::{DiskConfig, DiskStore, HostGroup, HostTier, TierConfig, copy_cost};
 use folio_engine::{Background, Engine, EngineConfig, KvEvent, Rebuild, Runner};
 use folio_model::{Decoder, DecoderLimits};
@@ -15,6 +15,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use crate::args::EngineArgs;
 use crate::assets::Assets;
 use crate::plan::{self, Plan};
+use crate::target::Target;
 
 /// A loaded model and the engine that runs it.
 pub struct Session {
@@ -43,14 +44,15 @@ pub struct Serving {
 
 impl Session {
     pub fn start(assets: Assets, args: &EngineArgs) -> Result<Self> {
-        let (assets, plan) = Self::plan(assets, args)?;
-        Self::load(assets, plan, args, Serving::default())
+        let (target, _) = Target::choose(args)?;
+        let (assets, plan) = Self::plan(assets, args, &target)?;
+        Self::load(assets, plan, args, target, Serving::default())
     }
 
     /// What starting would take. Where the context had to be shortened, the model is opened anew for it.
-    pub fn plan(mut assets: Assets, args: &EngineArgs) -> Result<(Assets, Plan)> {
+    pub fn plan(mut assets: Assets, args: &EngineArgs, target: &Target) -> Result<(Assets, Plan)> {
         assets.quantize(args.quantize)?;
-        let plan = Plan::new(&assets, args)?;
+        let plan = Plan::new(&assets, args, target)?;
         let assets = match plan.shrunk_from {
             Some(_) => assets.reopen(plan.max_model_len)?,
             None => assets,
@@ -58,13 +60,26 @@ impl Session {
         Ok((assets, plan))
     }
 
-    pub fn load(assets: Assets, plan: Plan, args: &EngineArgs, serving: Serving) -> Result<Self> {
+    pub fn load(assets: Assets, plan: Plan, args: &EngineArgs, target: Target, serving: Serving) -> Result<Self> {
+        match target {
+            Target::Cpu(cpu) => Self::on(move || Cpu::new(cpu), assets, plan, args, serving),
+            Target::Cuda(gpu) => Self::on(move || gpu.open(), assets, plan, args, serving),
+        }
+    }
+
+    /// On the backend that `open` gives, now and whenever it has to be opened anew.
+    fn on<B: Backend>(
+        open: impl Fn() -> folio_device::Result<B> + Send + 'static,
+        assets: Assets,
+        plan: Plan,
+        args: &EngineArgs,
+        serving: Serving,
+    ) -> Result<Self> {
         let aging = Duration::try_from_secs_f64(args.queue.priority_aging);
         let aging = aging.context("--priority-aging is not a number of seconds")?;
         let assets = Arc::new(assets);
-        let cpu = CpuConfig { threads: plan.threads, isa: args.cpu_isa.map(Into::into) };
         let bar = loading_bar();
-        let mut decoder = Decoder::load(Cpu::new(cpu)?, &assets.model, plan.limits(), &mut |progress| {
+        let mut decoder = Decoder::load(open()?, &assets.model, plan.limits(), &mut |progress| {
             bar.set_length(progress.bytes_total);
             bar.set_position(progress.bytes_done);
         })?;
@@ -96,7 +111,7 @@ impl Session {
             queue_timeout: serving.queue_timeout,
             warn: serving.warn,
             debug: args.queue.debug.then_some(debug_line),
-            rebuild: Some(rebuild(Arc::clone(&assets), plan.limits(), cpu, host.clone())),
+            rebuild: Some(rebuild(open, Arc::clone(&assets), plan.limits(), host.clone())),
             ..EngineConfig::default()
         };
         let executor = Background::start(Runner::new(decoder, host))?;
@@ -111,10 +126,15 @@ impl Session {
 }
 
 /// Loads the same weights again, for an executor whose thread has ended; the files have stayed mapped.
-fn rebuild(assets: Arc<Assets>, limits: DecoderLimits, cpu: CpuConfig, host: Option<Arc<HostTier>>) -> Rebuild {
+fn rebuild<B: Backend>(
+    open: impl Fn() -> folio_device::Result<B> + Send + 'static,
+    assets: Arc<Assets>,
+    limits: DecoderLimits,
+    host: Option<Arc<HostTier>>,
+) -> Rebuild {
     Rebuild::new(move || {
-        let cpu = Cpu::new(cpu).map_err(|error| folio_engine::Error::Step(error.to_string()))?;
-        let decoder = Decoder::load(cpu, &assets.model, limits.clone(), &mut |_| {})?;
+        let backend = open().map_err(|error| folio_engine::Error::Step(error.to_string()))?;
+        let decoder = Decoder::load(backend, &assets.model, limits.clone(), &mut |_| {})?;
         Ok(Box::new(Background::start(Runner::new(decoder, host.clone()))?))
     })
 }

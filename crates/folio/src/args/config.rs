@@ -252,7 +252,7 @@ mod tests {
         let file = "port = 9000\nmax_num_seqs = 8\nmemory = \"6GiB\"\nfit = true\ninsecure-no-auth = false\n\
                     served-model-name = [\"a\", \"b\"]\ndrain-timeout = 2.5\nssl-certfile = \"c\"\ntls-key = \"k\"\n";
         let args = parse(file, "--port 9001 some/model").expect("a sound file");
-        assert_eq!((args.listen.port, args.model.engine.max_num_seqs), (9001, 8));
+        assert_eq!((args.listen.port, args.model.engine.max_num_seqs), (9001, Some(8)));
         assert_eq!(args.naming.served_model_name, ["a", "b"]);
         assert_eq!(args.timeouts.drain_timeout.0.as_millis(), 2500);
         assert_eq!(args.listen.tls_cert.as_deref(), Some(Path::new("c")));
@@ -289,7 +289,7 @@ mod tests {
     #[test]
     fn flags_may_be_spelt_as_vllm_spells_them() {
         let args = parse("", "-tp 1 --max_num_seqs=3 --host=0.0.0.0").expect("known flags");
-        assert_eq!(args.model.engine.max_num_seqs, 3);
+        assert_eq!(args.model.engine.max_num_seqs, Some(3));
         assert_eq!(args.vllm.notes.len(), 1);
     }
 

@@ -3,12 +3,16 @@
 use anyhow::{Result, bail};
 
 use crate::args::MemoryArgs;
+use crate::target::Target;
 
 /// Host tier under a disk tier for which none was asked: what is read from disk must land somewhere.
 const HOST_UNDER_DISK: u64 = 256 << 20;
 
 /// Where nothing tells how much is free.
 const FREE_UNKNOWN: u64 = 8 << 30;
+
+/// Of a GPU's free memory, where nobody names a share: kernels and libraries need some of it too.
+const GPU_SHARE: f64 = 0.9;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Budget {
@@ -21,8 +25,19 @@ pub enum Budget {
 }
 
 impl Budget {
-    /// `free` is what this machine could give now.
-    pub fn of(args: &MemoryArgs, free: Option<u64>) -> Result<Self> {
+    /// A GPU is there to be used; a machine's memory is shared with others.
+    pub fn of(args: &MemoryArgs, target: &Target) -> Result<Self> {
+        let budget = Self::named(args, target.free_bytes())?;
+        Ok(match (budget, target) {
+            (Self::Polite { free }, Target::Cuda(_)) => {
+                Self::All { bytes: (free as f64 * GPU_SHARE) as u64, flag: format!("{GPU_SHARE} of the GPU's memory") }
+            }
+            (budget, _) => budget,
+        })
+    }
+
+    /// `free` is what the device could give now.
+    fn named(args: &MemoryArgs, free: Option<u64>) -> Result<Self> {
         if let Some(size) = args.memory {
             return Ok(Self::All { bytes: size.0, flag: "--memory".into() });
         }
@@ -103,7 +118,7 @@ mod tests {
     fn the_flag_that_is_given_counts() {
         let free = Some(1000 << 20);
         let check = |flags: &[&str], fixed: u64, expect: u64| {
-            let budget = Budget::of(&args(flags), free).expect("a budget");
+            let budget = Budget::named(&args(flags), free).expect("a budget");
             assert_eq!(budget.for_kv(fixed << 20), expect << 20, "{flags:?}");
         };
         check(&[], 400, 300);
@@ -115,9 +130,9 @@ mod tests {
         check(&["--kv-cache-mib", "64"], 400, 64);
         check(&["--kv-cache-memory-bytes", "64MiB"], 400, 64);
         for share in ["0", "1.5", "nan"] {
-            assert!(Budget::of(&args(&["--memory-fraction", share]), free).is_err(), "{share}");
+            assert!(Budget::named(&args(&["--memory-fraction", share]), free).is_err(), "{share}");
         }
-        assert!(Budget::of(&args(&["--kv-cache-mib", "99999999999999999"]), free).is_err());
+        assert!(Budget::named(&args(&["--kv-cache-mib", "99999999999999999"]), free).is_err());
         let both = Line::try_parse_from(["folio", "--memory", "1GiB", "--kv-cache-mib", "5"]);
         assert!(both.is_err(), "one budget at a time");
     }

@@ -7,12 +7,14 @@ use super::{GroupPlan, Plan};
 use crate::args::PlanArgs;
 use crate::assets::Assets;
 use crate::table;
+use crate::target::Target;
 use folio_device::BLOCK_TOKENS;
 
 pub fn main(args: &PlanArgs) -> Result<()> {
     let mut assets = Assets::open(args.model.model.as_deref(), args.model.engine.max_model_len)?;
     assets.quantize(args.model.engine.quantize)?;
-    let plan = Plan::new(&assets, &args.model.engine)?;
+    let (target, _) = Target::choose(&args.model.engine)?;
+    let plan = Plan::new(&assets, &args.model.engine, &target)?;
     match args.json {
         true => println!("{}", to_json(&plan, &assets.name)),
         false => print!("{}", print(&plan, &assets.name)),
@@ -31,8 +33,8 @@ pub fn print(plan: &Plan, model: &str) -> String {
         ));
     }
     out.push_str(&format!(
-        "memory plan of {model}: context {}, {} requests at once, {} tokens a step, {} threads\n",
-        plan.max_model_len, plan.max_seqs, plan.budget_tokens, plan.threads
+        "memory plan of {model}: context {}, {} requests at once, {} tokens a step, {}\n",
+        plan.max_model_len, plan.max_seqs, plan.budget_tokens, plan.device
     ));
     let lines = lines(plan);
     let widths = [0, 1].map(|column| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0));
@@ -110,7 +112,7 @@ fn to_json(plan: &Plan, model: &str) -> Value {
     };
     let at_once = |&(len, requests): &(usize, usize)| json!({"tokens": len, "requests": requests});
     json!({
-        "model": model, "threads": plan.threads, "max_model_len": plan.max_model_len, "max_num_seqs": plan.max_seqs,
+        "model": model, "device": plan.device, "threads": plan.threads, "max_model_len": plan.max_model_len, "max_num_seqs": plan.max_seqs,
         "shrunk_from": plan.shrunk_from, "block_tokens": BLOCK_TOKENS, "kv_tokens": plan.kv_tokens(),
         "kv_cache_dtype": plan.kv_format.name(),
         "kv_token_bytes": plan.groups.iter().map(|group| group.block_bytes).sum::<u64>() / BLOCK_TOKENS as u64,

@@ -18,7 +18,7 @@ fn args(flags: &[&str]) -> EngineArgs {
 }
 
 fn plan(assets: &Assets, flags: &[&str]) -> Result<Plan> {
-    Plan::new(assets, &args(flags))
+    Plan::new(assets, &args(flags), &Target::Cpu(CpuConfig { threads: 2, isa: None }))
 }
 
 fn refusal(assets: &Assets, flags: &[&str]) -> String {

@@ -2,16 +2,18 @@
 //!
 //! [`Counting`] is a backend that keeps no weights, only their sizes. The decoder is loaded onto it exactly as it is
 //! loaded onto the real one, so that fused, tied, padded and mixed matrices are counted as they will be, whatever the
-//! family; how many bytes one takes is the CPU backend's to say. It never runs a step.
+//! family; how many bytes one takes is the real backend's to say. It never runs a step.
 
 use anyhow::Result;
-use folio_device::cpu::{packed_bytes, packed_experts_bytes};
 use folio_device::{
     Activation, Attention, Backend, Batch, ExpertsSource, InputLimits, KvFormat, KvShape, PrepareQkv, Routing,
     StepSize, TensorKind,
 };
 use folio_formats::Matrix;
+use folio_device::{cpu, cuda};
 use folio_model::{Decoder, DecoderLimits, OpenModel};
+
+use crate::target::Target;
 
 /// Bytes that stay for as long as the model is loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,8 +27,8 @@ pub struct WeightBytes {
 }
 
 impl WeightBytes {
-    /// As the CPU backend will hold them.
-    pub fn of(model: &OpenModel) -> Result<Self> {
+    /// As the target's backend will hold them.
+    pub fn of(model: &OpenModel, target: &Target) -> Result<Self> {
         let groups = model.spec.kv_groups().len();
         // The smallest step there is: nothing of it counts here.
         let limits = DecoderLimits {
@@ -37,19 +39,34 @@ impl WeightBytes {
             blocks: vec![1; groups],
             kv_format: KvFormat::BF16,
         };
-        let decoder = Decoder::load(Counting::default(), model, limits, &mut |_| {})?;
-        let Counting { vectors, widest_input } = *decoder.backend();
+        let decoder = Decoder::load(Counting::new(target), model, limits, &mut |_| {})?;
+        let Counting { vectors, widest_input, .. } = *decoder.backend();
         Ok(Self { matrices: decoder.memory().weights, vectors, widest_input })
     }
 }
 
-#[derive(Default)]
 struct Counting {
+    packing: Packing,
     vectors: u64,
     widest_input: usize,
 }
 
+/// Who says how many bytes a matrix takes.
+#[derive(Clone, Copy)]
+enum Packing {
+    Cpu,
+    Cuda(cuda::Precision),
+}
+
 impl Counting {
+    fn new(target: &Target) -> Self {
+        let packing = match target {
+            Target::Cpu(_) => Packing::Cpu,
+            Target::Cuda(gpu) => Packing::Cuda(gpu.precision()),
+        };
+        Self { packing, vectors: 0, widest_input: 0 }
+    }
+
     fn widen(&mut self, matrix: &Matrix<'_>) {
         self.widest_input = self.widest_input.max(matrix.cols());
     }
@@ -79,12 +96,18 @@ impl Backend for Counting {
 
     fn weight(&mut self, matrix: &Matrix<'_>) -> folio_device::Result<u64> {
         self.widen(matrix);
-        packed_bytes(matrix)
+        match self.packing {
+            Packing::Cpu => cpu::packed_bytes(matrix),
+            Packing::Cuda(precision) => Ok(cuda::packed_bytes(matrix, precision)),
+        }
     }
 
     fn experts(&mut self, source: ExpertsSource<'_>) -> folio_device::Result<u64> {
         source.gate_up.iter().chain(&source.down).for_each(|matrix| self.widen(matrix));
-        packed_experts_bytes(&source)
+        match self.packing {
+            Packing::Cpu => cpu::packed_experts_bytes(&source),
+            Packing::Cuda(precision) => Ok(cuda::packed_experts_bytes(&source, precision)),
+        }
     }
 
     fn reads_matrices(&self) -> bool {

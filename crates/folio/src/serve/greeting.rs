@@ -25,7 +25,7 @@ pub struct Greeting<'a> {
 
 impl Greeting<'_> {
     /// Before the model is loaded.
-    pub fn begin(&self, assets: &Assets, plan: &Plan) {
+    pub fn begin(&self, assets: &Assets, plan: &Plan, device: &str) {
         let notes = self.args.vllm.notes.iter();
         let warnings = self.access.warnings.iter().cloned().chain(self.access.event_warning(self.args));
         if self.is_json() {
@@ -37,6 +37,7 @@ impl Greeting<'_> {
                 ("url", (&url).into()),
                 ("max_model_len", plan.max_model_len.into()),
                 ("max_num_seqs", plan.max_seqs.into()),
+                ("device", device.into()),
                 ("threads", plan.threads.into()),
                 ("planned_bytes", plan.bytes.total().into()),
                 ("kv_tokens", plan.kv_tokens().into()),
@@ -47,7 +48,7 @@ impl Greeting<'_> {
         }
         notes.for_each(|note| eprintln!("note: {note}"));
         warnings.for_each(|warning| eprintln!("warning: {warning}"));
-        eprintln!("folio {}: {}", env!("CARGO_PKG_VERSION"), describe(assets, self.name));
+        eprintln!("folio {}: {}, {device}", env!("CARGO_PKG_VERSION"), describe(assets, self.name));
         eprint!("{}", plan::print(plan, self.name));
         for (what, state) in
             [("keys", self.keys()), ("TLS", self.tls()), ("metrics", self.metrics()), ("traces", self.traces())]

@@ -205,6 +205,13 @@ impl Drop for Context {
     }
 }
 
+/// What a device is, and how many of its bytes are free, without loading anything onto it.
+pub fn probe(ordinal: usize) -> Result<(DeviceInfo, u64)> {
+    let (context, info) = Context::open(ordinal)?;
+    let free = context.free_bytes()?;
+    Ok((info, free))
+}
+
 /// How many devices there are; an error says why the driver cannot be asked.
 pub fn device_count() -> Result<usize> {
     start_driver()?;

@@ -23,7 +23,7 @@ mod staging;
 mod tensor_map;
 
 pub use collective::{Collective, Number, UniqueId};
-pub use context::{DeviceInfo, Stream, device_count};
+pub use context::{DeviceInfo, Stream, device_count, probe};
 pub use device::{CudaConfig, Device};
 pub use error::CudaError;
 pub use event::Event;

@@ -1,0 +1,134 @@
+//! Where a model is computed: decided once, from the flags and from what this machine has.
+
+use anyhow::{Context, Result, bail};
+use folio_device::cpu::CpuConfig;
+use folio_device::cuda::driver::{CudaError, DeviceInfo, probe};
+
+use crate::args::{DeviceArgs, DeviceChoice, Dtype, EngineArgs, LoadFormat};
+use crate::{machine, table};
+
+/// How much runs at once where no flag says so.
+pub struct Defaults {
+    pub max_num_seqs: usize,
+    pub max_num_batched_tokens: usize,
+}
+
+#[derive(Clone, Debug)]
+pub enum Target {
+    Cpu(CpuConfig),
+    Cuda(Gpu),
+}
+
+/// A GPU that was found, and how it is to be used.
+#[derive(Clone, Debug)]
+pub struct Gpu {
+    pub info: DeviceInfo,
+    /// When it was found.
+    pub free_bytes: u64,
+    pub dtype: Dtype,
+    pub batch_invariant: bool,
+    pub eager: bool,
+    pub use_cublas: bool,
+    pub random_weights: bool,
+}
+
+impl Target {
+    /// What `--device` names, or the best there is; and a line on why it is that one.
+    pub fn choose(args: &EngineArgs) -> Result<(Self, String)> {
+        let device = &args.device;
+        let found = match device.device {
+            DeviceChoice::Cpu => None,
+            DeviceChoice::Cuda(ordinal) => Some(probe(ordinal).with_context(|| format!("--device cuda:{ordinal}"))?),
+            DeviceChoice::Auto => match probe(0) {
+                Ok(found) => Some(found),
+                Err(error) => {
+                    let (target, _) = Self::cpu(args)?;
+                    return Ok((target, format!("on the CPU: {}", reason(&error))));
+                }
+            },
+        };
+        match found {
+            None => Self::cpu(args),
+            Some((info, free_bytes)) => {
+                let gpu = Gpu::new(info, free_bytes, device);
+                let note = format!("on {}", gpu.describe());
+                Ok((Target::Cuda(gpu), note))
+            }
+        }
+    }
+
+    fn cpu(args: &EngineArgs) -> Result<(Self, String)> {
+        if args.device.load_format == LoadFormat::Dummy {
+            bail!("--load-format dummy makes random weights on a GPU, and none is used here");
+        }
+        let threads = args.threads.unwrap_or_else(machine::cores);
+        if threads == 0 || threads > 1024 {
+            bail!("--threads must lie between 1 and 1024");
+        }
+        Ok((Target::Cpu(CpuConfig { threads, isa: args.cpu_isa.map(Into::into) }), "on the CPU".into()))
+    }
+
+    pub fn defaults(&self) -> Defaults {
+        match self {
+            Target::Cpu(_) => Defaults { max_num_seqs: 64, max_num_batched_tokens: 512 },
+            Target::Cuda(_) => Defaults { max_num_seqs: 256, max_num_batched_tokens: 8192 },
+        }
+    }
+
+    /// Of the host, that compute or load.
+    pub fn threads(&self) -> usize {
+        match self {
+            Target::Cpu(cpu) => cpu.threads,
+            Target::Cuda(_) => machine::cores(),
+        }
+    }
+
+    /// Memory that could be taken now, in bytes.
+    pub fn free_bytes(&self) -> Option<u64> {
+        match self {
+            Target::Cpu(_) => machine::memory_available(),
+            Target::Cuda(gpu) => Some(gpu.free_bytes),
+        }
+    }
+
+    /// For a table: threads, or the GPU.
+    pub fn describe(&self) -> String {
+        match self {
+            Target::Cpu(cpu) => format!("{} threads", cpu.threads),
+            Target::Cuda(gpu) => gpu.describe(),
+        }
+    }
+}
+
+impl Gpu {
+    fn new(info: DeviceInfo, free_bytes: u64, args: &DeviceArgs) -> Self {
+        Self {
+            info,
+            free_bytes,
+            dtype: args.dtype,
+            batch_invariant: args.batch_invariant,
+            eager: args.enforce_eager,
+            use_cublas: !args.no_cublas,
+            random_weights: args.load_format == LoadFormat::Dummy,
+        }
+    }
+
+    pub fn is_f32(&self) -> bool {
+        self.dtype == Dtype::Float32
+    }
+
+    fn describe(&self) -> String {
+        let (major, minor) = self.info.capability;
+        let Gpu { info, free_bytes, .. } = self;
+        let name = &info.name;
+        format!("{name} (cuda:{}, capability {major}.{minor}), {} free", info.ordinal, table::bytes(*free_bytes))
+    }
+}
+
+/// Why no GPU is used. A machine without a driver is an ordinary one.
+fn reason(error: &folio_device::Error) -> String {
+    match error {
+        folio_device::Error::Cuda(CudaError::NoDriver { .. }) => "no NVIDIA driver was found".into(),
+        other => other.to_string(),
+    }
+}
