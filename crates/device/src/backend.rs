@@ -47,6 +47,11 @@ pub trait Backend: Send + 'static {
     /// one name compute the same bits.
     fn numerics(&self) -> String;
 
+    /// Bytes of one value of a tensor.
+    fn value_bytes(&self, _kind: TensorKind) -> usize {
+        size_of::<f32>()
+    }
+
     /// Bytes a weight occupies on the device, padding included.
     fn weight_bytes(&self, weight: &Self::Weight) -> u64;
     /// Bytes a layer's experts occupy on the device, padding and biases included.

@@ -10,6 +10,7 @@ use folio_server::SamplingDefaults;
 use folio_text::{ChatTemplate, GgufVocab, SpecialTokens, Tokenizer, TokenizerConfig};
 use serde_json::Value;
 
+use crate::args::{EngineArgs, LoadFormat};
 use crate::embedded;
 use crate::model_ref::ModelRef;
 
@@ -26,6 +27,8 @@ pub struct Assets {
     special: SpecialTokens,
     /// As the command line named it.
     source: Option<String>,
+    /// Whether its weights have shapes alone.
+    without_weights: bool,
 }
 
 impl Assets {
@@ -39,9 +42,27 @@ impl Assets {
         Ok(Self { source: model.map(str::to_string), ..assets? })
     }
 
+    /// The same as the flags want it: with `--load-format dummy` nothing is read but what describes it.
+    pub fn open_as(model: Option<&str>, args: &EngineArgs) -> Result<Self> {
+        if args.device.load_format == LoadFormat::Auto {
+            return Self::open(model, args.max_model_len);
+        }
+        let ModelRef::Folder(folder) = ModelRef::resolve(model)? else {
+            bail!("--load-format dummy needs a model folder, of which config.json is read");
+        };
+        let assets = Self::in_folder(&folder, folio_model::open_without_weights(&folder, args.max_model_len)?)?;
+        Ok(Self { source: model.map(str::to_string), without_weights: true, ..assets })
+    }
+
     /// The same model for a shorter context: position encodings may depend on it.
     pub fn reopen(&self, max_context: usize) -> Result<Self> {
-        let mut anew = Self::open(self.source.as_deref(), Some(max_context))?;
+        let mut anew = match &self.source {
+            Some(folder) if self.without_weights => {
+                let model = folio_model::open_without_weights(Path::new(folder), Some(max_context))?;
+                Self { source: self.source.clone(), without_weights: true, ..Self::in_folder(Path::new(folder), model)? }
+            }
+            source => Self::open(source.as_deref(), Some(max_context))?,
+        };
         anew.model.at_load = self.model.at_load;
         Ok(anew)
     }
@@ -135,7 +156,11 @@ impl Assets {
                 None => bail!("{} has no config.json: it is not a model folder", folder.display()),
             }
         }
-        let model = folio_model::open_with(folder, max_context)?;
+        Self::in_folder(folder, folio_model::open_with(folder, max_context)?)
+    }
+
+    /// A model with what lies beside its weights.
+    fn in_folder(folder: &Path, model: OpenModel) -> Result<Self> {
         let tokenizer = folder.join("tokenizer.json");
         let tokenizer = tokenizer.exists().then(|| read_tokenizer(&tokenizer)).transpose()?;
         let template = read_template(folder)?;
@@ -167,6 +192,7 @@ impl Assets {
             defaults: generation.sampling,
             special,
             source: None,
+            without_weights: false,
         }
     }
 }

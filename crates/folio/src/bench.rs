@@ -2,6 +2,7 @@
 //!
 //! What is compared is measured in the same run and takes turns: a machine that is shared or throttled then slows both.
 
+mod ceilings;
 mod cost;
 mod fairness;
 mod http;
@@ -15,7 +16,7 @@ mod waste;
 
 use anyhow::{Result, bail};
 
-use crate::args::{BenchArgs, BenchKind, BenchModel, BenchRun, EngineArgs};
+use crate::args::{BenchArgs, BenchKind, BenchModel, BenchRun, EngineArgs, LoadFormat};
 use crate::assets::Assets;
 use crate::machine;
 use crate::random_model;
@@ -38,7 +39,7 @@ pub fn main(args: BenchArgs) -> Result<()> {
 fn rates(args: &BenchRun, concurrency: &[usize]) -> Result<()> {
     at_least("--rounds", args.rounds, 1)?;
     at_least("--input-len", args.input_len, 1)?;
-    at_least("--output-len", args.output_len, 2)?;
+    at_least("--output-len", args.output_len, 1)?;
     concurrency.iter().try_for_each(|&streams| at_least("--concurrency", streams, 1))?;
     let most = concurrency.iter().copied().max().unwrap_or(1);
     let session = start(&args.common, most, Some(args.input_len + args.output_len), |engine| {
@@ -49,15 +50,15 @@ fn rates(args: &BenchRun, concurrency: &[usize]) -> Result<()> {
     let resident = machine::peak_resident();
     let cost = cost::Cost::of(&session.assets.model.spec, session.plan.bytes.weights);
     let mut results: Vec<Measured> = concurrency.iter().map(|&streams| Measured::new(streams)).collect();
-    let mut ceilings = measure::Ceilings::new(session.plan.threads)?;
+    let mut ceilings = ceilings::Ceilings::new(&session.target)?;
     for round in 0..args.rounds {
         for result in &mut results {
-            ceilings.measure();
+            ceilings.measure()?;
             result.round(&session, args, round)?;
         }
     }
-    ceilings.measure();
-    report::print(args, &session, &cost, &ceilings, resident, &results);
+    ceilings.measure()?;
+    report::print(args, &session, &cost, &ceilings.best, resident, &results);
     Ok(())
 }
 
@@ -73,10 +74,13 @@ fn start(
         None => common.model.model.clone(),
     };
     let mut engine = common.model.engine.clone();
+    if common.shape.is_some_and(random_model::is_made_on_device) {
+        engine.device.load_format = LoadFormat::Dummy;
+    }
     engine.max_num_seqs = Some(max_seqs);
     engine.max_model_len = engine.max_model_len.or(max_len);
     change(&mut engine);
-    Session::start(Assets::open(model.as_deref(), engine.max_model_len)?, &engine)
+    Session::start(Assets::open_as(model.as_deref(), &engine)?, &engine)
 }
 
 fn at_least(flag: &str, value: usize, least: usize) -> Result<()> {

@@ -1,6 +1,6 @@
 //! What this machine has to offer.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Memory that could be taken now without swapping, in bytes; none where the system does not say. A container's limit
 /// counts too.
@@ -27,6 +27,13 @@ pub fn peak_resident() -> Option<u64> {
 fn meminfo(field: &str, text: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(field))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// Where what can be made again is kept.
+pub fn cache_folder() -> PathBuf {
+    let var = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let cache = var("XDG_CACHE_HOME").or_else(|| var("HOME").map(|home| home.join(".cache")));
+    cache.unwrap_or_else(std::env::temp_dir).join("folio")
 }
 
 /// Cores this process may use.

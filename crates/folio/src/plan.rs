@@ -219,7 +219,7 @@ impl<'a> Planner<'a> {
         let working = working::bytes(self.spec, &limits, self.weights.widest_input);
         Bytes {
             weights: self.weights.matrices,
-            activations: activation_bytes(self.spec, &limits),
+            activations: activation_bytes(self.spec, &limits, |kind| self.target.value_bytes(kind)),
             working: self.weights.vectors.saturating_add(working),
             kv: 0,
             host: self.demand.block_bytes.iter().sum::<u64>() * self.host_slots as u64,

@@ -11,6 +11,7 @@ use half::bf16;
 use serde_json::{Map, json};
 
 use crate::args::Shape;
+use crate::machine;
 
 struct Dimensions {
     name: &'static str,
@@ -122,7 +123,7 @@ pub fn is_made_on_device(shape: Shape) -> bool {
 /// The folder of that model; made on first use.
 pub fn folder(shape: Shape) -> Result<PathBuf> {
     let dimensions = Dimensions::of(shape);
-    let folder = cache_folder().join(dimensions.name);
+    let folder = machine::cache_folder().join(dimensions.name);
     if !folder.join("config.json").exists() {
         std::fs::create_dir_all(&folder).with_context(|| format!("could not make {}", folder.display()))?;
         if !dimensions.on_device {
@@ -133,12 +134,6 @@ pub fn folder(shape: Shape) -> Result<PathBuf> {
         std::fs::write(folder.join("config.json"), dimensions.config().to_string())?;
     }
     Ok(folder)
-}
-
-fn cache_folder() -> PathBuf {
-    let var = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let cache = var("XDG_CACHE_HOME").or_else(|| var("HOME").map(|home| home.join(".cache")));
-    cache.unwrap_or_else(std::env::temp_dir).join("folio")
 }
 
 fn write_weights(dimensions: &Dimensions, path: &Path) -> Result<()> {

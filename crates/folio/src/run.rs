@@ -22,7 +22,7 @@ pub fn main(args: RunArgs) -> Result<()> {
 }
 
 async fn run(args: RunArgs) -> Result<()> {
-    let assets = Assets::open(args.model.model.as_deref(), args.model.engine.max_model_len)?;
+    let assets = Assets::open_as(args.model.model.as_deref(), &args.model.engine)?;
     let Some(tokenizer) = assets.tokenizer.clone() else {
         bail!("{} has no tokenizer; `folio run` needs one: put tokenizer.json beside the weights", assets.name);
     };

@@ -109,7 +109,7 @@ pub fn main(args: ServeArgs) -> Result<ExitCode> {
 
 /// What is served, as the flags want it.
 pub fn open(model: &ModelArgs, naming: &NamingArgs) -> Result<Assets> {
-    let mut assets = Assets::open(model.model.as_deref(), model.engine.max_model_len)?;
+    let mut assets = Assets::open_as(model.model.as_deref(), &model.engine)?;
     if assets.tokenizer.is_none() {
         bail!("{} has no tokenizer; a server needs one: put tokenizer.json beside the weights", assets.name);
     }

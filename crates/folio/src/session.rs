@@ -22,6 +22,7 @@ pub struct Session {
     pub assets: Arc<Assets>,
     pub engine: Engine,
     pub plan: Plan,
+    pub target: Target,
     /// Where blocks outlive the process.
     pub disk: Option<DiskStore>,
 }
@@ -61,14 +62,15 @@ impl Session {
     }
 
     pub fn load(assets: Assets, plan: Plan, args: &EngineArgs, target: Target, serving: Serving) -> Result<Self> {
-        match target {
-            Target::Cpu(cpu) => Self::on(move || Cpu::new(cpu), assets, plan, args, serving),
-            Target::Cuda(gpu) => Self::on(move || gpu.open(), assets, plan, args, serving),
+        match target.clone() {
+            Target::Cpu(cpu) => Self::on(target, move || Cpu::new(cpu), assets, plan, args, serving),
+            Target::Cuda(gpu) => Self::on(target, move || gpu.open(), assets, plan, args, serving),
         }
     }
 
     /// On the backend that `open` gives, now and whenever it has to be opened anew.
     fn on<B: Backend>(
+        target: Target,
         open: impl Fn() -> folio_device::Result<B> + Send + 'static,
         assets: Assets,
         plan: Plan,
@@ -116,7 +118,7 @@ impl Session {
         };
         let executor = Background::start(Runner::new(decoder, host))?;
         let engine = Engine::start(Box::new(executor), config)?;
-        Ok(Self { assets, engine, plan, disk })
+        Ok(Self { assets, engine, plan, target, disk })
     }
 
     /// Waits for the engine's thread to end.

@@ -1,11 +1,16 @@
 //! Where a model is computed: decided once, from the flags and from what this machine has.
 
 use anyhow::{Context, Result, bail};
+use folio_device::TensorKind;
 use folio_device::cpu::CpuConfig;
 use folio_device::cuda::driver::{CudaError, DeviceInfo, probe};
+use folio_device::cuda::{Cuda, CudaConfig, Precision};
 
 use crate::args::{DeviceArgs, DeviceChoice, Dtype, EngineArgs, LoadFormat};
 use crate::{machine, table};
+
+/// Random weights are the same in every run.
+const RANDOM_SEED: u64 = 1;
 
 /// How much runs at once where no flag says so.
 pub struct Defaults {
@@ -91,6 +96,14 @@ impl Target {
         }
     }
 
+    /// Bytes of one value of a tensor.
+    pub fn value_bytes(&self, kind: TensorKind) -> usize {
+        match self {
+            Target::Cuda(gpu) if kind == TensorKind::Activation && !gpu.is_f32() => 2,
+            _ => 4,
+        }
+    }
+
     /// For a table: threads, or the GPU.
     pub fn describe(&self) -> String {
         match self {
@@ -111,6 +124,23 @@ impl Gpu {
             use_cublas: !args.no_cublas,
             random_weights: args.load_format == LoadFormat::Dummy,
         }
+    }
+
+    /// Opens it, from nothing: after a fault too.
+    pub fn open(&self) -> folio_device::Result<Cuda> {
+        Cuda::new(CudaConfig {
+            ordinal: self.info.ordinal,
+            activations: self.precision(),
+            batch_invariant: self.batch_invariant,
+            use_cublas: self.use_cublas,
+            graphs: !self.eager,
+            cache_folder: Some(machine::cache_folder().join("kernels")),
+            random_weights: self.random_weights.then_some(RANDOM_SEED),
+        })
+    }
+
+    pub fn precision(&self) -> Precision {
+        if self.is_f32() { Precision::F32 } else { Precision::BF16 }
     }
 
     pub fn is_f32(&self) -> bool {

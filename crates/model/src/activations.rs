@@ -83,12 +83,16 @@ impl Widths {
         widths
     }
 
-    /// Values a row takes in all tensors that have one row a token.
-    pub fn per_row(&self, hidden: usize) -> usize {
-        let lists = [&self.qkv, &self.attended, &self.gate_up, &self.gated, &self.router];
-        let listed: usize = lists.iter().map(|list| list.iter().sum::<usize>()).sum();
-        let shared = if self.shared { hidden + 1 } else { 0 };
-        listed + 3 * hidden + if self.after_norm { hidden } else { 0 } + shared
+    /// Bytes a row takes in all tensors that have one row a token, where a value of each kind takes `value` bytes.
+    pub fn row_bytes(&self, hidden: usize, value: impl Fn(TensorKind) -> usize) -> usize {
+        let sum = |list: &Vec<usize>| list.iter().sum::<usize>();
+        let listed = sum(&self.qkv) + sum(&self.attended) + sum(&self.gate_up) + sum(&self.gated);
+        // Normed rows and branches; perhaps the branch normed, and a shared expert's result.
+        let hidden_rows = 2 + usize::from(self.after_norm) + usize::from(self.shared);
+        let scores = sum(&self.router) + usize::from(self.shared);
+        value(TensorKind::Stream) * hidden
+            + value(TensorKind::Activation) * (listed + hidden_rows * hidden)
+            + value(TensorKind::Scores) * scores
     }
 }
 

@@ -130,7 +130,7 @@ impl<B: Backend> Decoder<B> {
         let memory = MemoryUse {
             weights: in_layers + outside,
             kv: memory::kv_bytes(&spec, &limits),
-            activations: memory::activation_bytes(&spec, &limits),
+            activations: memory::activation_bytes(&spec, &limits, |kind| backend.value_bytes(kind)),
         };
         let embedding = embedding.map(Linear::into_weight);
         let (num_outputs, num_logits) = (0, 0);

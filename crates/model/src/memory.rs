@@ -1,5 +1,6 @@
 //! How many bytes a model takes, computed from its spec and never probed.
 
+use folio_device::TensorKind;
 use folio_formats::Format;
 
 use crate::{DecoderLimits, FfnSpec, LayerSpec, ModelSpec, NormPlacement, Result, activations::Widths, decoder};
@@ -110,11 +111,12 @@ pub fn weight_bytes(spec: &ModelSpec, format: Format) -> Result<u64> {
     Ok(u64::try_from(matrices).unwrap_or(u64::MAX).saturating_add((total - in_matrices) * 4))
 }
 
-/// Bytes of the tensors a step works in, as f32.
-pub fn activation_bytes(spec: &ModelSpec, limits: &DecoderLimits) -> u64 {
-    let per_token = Widths::of(spec).per_row(spec.hidden) as u64;
-    let per_output = (2 * spec.hidden + spec.vocab_size) as u64;
-    4 * (limits.rows as u64 * per_token + limits.outputs as u64 * per_output)
+/// Bytes of the tensors a step works in, where a value of each kind takes `value` bytes.
+pub fn activation_bytes(spec: &ModelSpec, limits: &DecoderLimits, value: impl Fn(TensorKind) -> usize) -> u64 {
+    let per_output = (value(TensorKind::Stream) + value(TensorKind::Activation)) * spec.hidden
+        + value(TensorKind::Scores) * spec.vocab_size;
+    let per_token = Widths::of(spec).row_bytes(spec.hidden, value);
+    limits.rows as u64 * per_token as u64 + limits.outputs as u64 * per_output as u64
 }
 
 /// Bytes of paged keys and values, all groups.

@@ -3,41 +3,11 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use folio_device::cpu::ceilings;
 
 use super::streams::{self, Answer, Ask};
 use super::waste::Waste;
 use crate::args::BenchRun;
 use crate::session::Session;
-
-/// A buffer that no cache holds.
-const READ_BYTES: usize = 2 << 30;
-
-/// The machine's best so far.
-pub struct Ceilings {
-    threads: usize,
-    reader: ceilings::Reader,
-    pub read_bytes_per_s: f64,
-    pub bf16_flops: f64,
-    pub f32_flops: f64,
-    pub int8_ops: f64,
-}
-
-impl Ceilings {
-    pub fn new(threads: usize) -> Result<Self> {
-        let reader = ceilings::Reader::new(threads, READ_BYTES)?;
-        Ok(Self { threads, reader, read_bytes_per_s: 0.0, bf16_flops: 0.0, f32_flops: 0.0, int8_ops: 0.0 })
-    }
-
-    pub fn measure(&mut self) {
-        for _ in 0..2 {
-            self.read_bytes_per_s = self.read_bytes_per_s.max(self.reader.pass());
-        }
-        self.bf16_flops = self.bf16_flops.max(ceilings::bf16_peak(self.threads));
-        self.f32_flops = self.f32_flops.max(ceilings::f32_peak(self.threads));
-        self.int8_ops = self.int8_ops.max(ceilings::int8_peak(self.threads));
-    }
-}
 
 /// One concurrency, over all rounds.
 pub struct Measured {

@@ -3,7 +3,8 @@
 use serde_json::{Value, json};
 
 use super::cost::Cost;
-use super::measure::{Ceilings, Measured};
+use super::ceilings::Best;
+use super::measure::Measured;
 use super::streams::percentile;
 use super::waste::Waste;
 use crate::args::BenchRun;
@@ -14,7 +15,7 @@ pub fn print(
     args: &BenchRun,
     session: &Session,
     cost: &Cost,
-    ceilings: &Ceilings,
+    ceilings: &Best,
     resident: Option<u64>,
     results: &[Measured],
 ) {
@@ -24,15 +25,12 @@ pub fn print(
         return;
     }
     println!(
-        "{}: {} threads, {} in / {} out, best of {} rounds",
-        session.assets.name, session.plan.threads, args.input_len, args.output_len, args.rounds
+        "{}: {}, {} in / {} out, best of {} rounds",
+        session.assets.name, session.plan.device, args.input_len, args.output_len, args.rounds
     );
     println!(
-        "ceilings: read {:.1} GB/s, bf16 {:.0} GFLOP/s, f32 {:.0} GFLOP/s, int8 {:.0} GOP/s; decode reads {} of weights a step",
-        ceilings.read_bytes_per_s / 1e9,
-        ceilings.bf16_flops / 1e9,
-        ceilings.f32_flops / 1e9,
-        ceilings.int8_ops / 1e9,
+        "ceilings: {}; decode reads {} of weights a step",
+        ceilings.describe(),
         table::bytes(cost.decode_weight_bytes as u64),
     );
     println!(
@@ -83,14 +81,14 @@ struct Decode {
 }
 
 impl Figures {
-    fn of(args: &BenchRun, cost: &Cost, ceilings: &Ceilings, result: &Measured) -> Self {
+    fn of(args: &BenchRun, cost: &Cost, ceilings: &Best, result: &Measured) -> Self {
         let first = result.first_token.as_secs_f64();
         let prefill = (result.streams == 1)
             .then(|| (args.input_len as f64 / first, cost.prefill_flops(args.input_len) / first / ceilings.bf16_flops));
         let context = args.input_len + args.output_len / 2;
         let decode = result.decode_tokens_per_s.map(|rate| Decode {
             tokens_per_s: rate,
-            of_read: rate / result.streams as f64 * cost.decode_weight_bytes / ceilings.read_bytes_per_s,
+            of_read: rate / result.streams as f64 * cost.decode_weight_bytes / ceilings.read_bytes,
             of_peak: rate * cost.decode_flops(context) / ceilings.bf16_flops,
         });
         Self {
@@ -121,7 +119,7 @@ impl Figures {
     }
 }
 
-fn json(args: &BenchRun, session: &Session, ceilings: &Ceilings, resident: Option<u64>, rows: &[Figures]) -> Value {
+fn json(args: &BenchRun, session: &Session, ceilings: &Best, resident: Option<u64>, rows: &[Figures]) -> Value {
     let row = |f: &Figures| {
         json!({
             "streams": f.streams, "first_token_ms": f.first_token_ms,
@@ -137,8 +135,8 @@ fn json(args: &BenchRun, session: &Session, ceilings: &Ceilings, resident: Optio
         "model": session.assets.name, "threads": session.plan.threads, "input_len": args.input_len,
         "output_len": args.output_len, "rounds": args.rounds,
         "ceilings": {
-            "read_bytes_per_s": ceilings.read_bytes_per_s, "bf16_flops": ceilings.bf16_flops,
-            "f32_flops": ceilings.f32_flops, "int8_ops": ceilings.int8_ops,
+            "read_bytes_per_s": ceilings.read_bytes, "bf16_flops": ceilings.bf16_flops,
+            "others": ceilings.others.iter().map(|(what, rate)| json!({"what": what, "per_s": rate})).collect::<Vec<_>>(),
         },
         "memory": {
             "weights": session.plan.bytes.weights, "kv": session.plan.bytes.kv,

@@ -11,7 +11,7 @@ use crate::target::Target;
 use folio_device::BLOCK_TOKENS;
 
 pub fn main(args: &PlanArgs) -> Result<()> {
-    let mut assets = Assets::open(args.model.model.as_deref(), args.model.engine.max_model_len)?;
+    let mut assets = Assets::open_as(args.model.model.as_deref(), &args.model.engine)?;
     assets.quantize(args.model.engine.quantize)?;
     let (target, _) = Target::choose(&args.model.engine)?;
     let plan = Plan::new(&assets, &args.model.engine, &target)?;
