@@ -59,7 +59,11 @@ impl Assets {
         let mut anew = match &self.source {
             Some(folder) if self.without_weights => {
                 let model = folio_model::open_without_weights(Path::new(folder), Some(max_context))?;
-                Self { source: self.source.clone(), without_weights: true, ..Self::in_folder(Path::new(folder), model)? }
+                Self {
+                    source: self.source.clone(),
+                    without_weights: true,
+                    ..Self::in_folder(Path::new(folder), model)?
+                }
             }
             source => Self::open(source.as_deref(), Some(max_context))?,
         };

@@ -11,6 +11,7 @@ mod weights;
 mod working;
 
 use anyhow::{Result, bail};
+use folio_device::cpu::CpuConfig;
 use folio_device::{BLOCK_TOKENS, KvFormat};
 use folio_engine::GroupConfig;
 use folio_formats::Format;
@@ -84,9 +85,10 @@ impl Bytes {
     }
 }
 
-/// What the weights will take, as the kernels read them.
+/// What the weights will take, as the CPU's kernels read them.
 pub fn weight_bytes(model: &OpenModel) -> Result<u64> {
-    Ok(WeightBytes::of(model)?.matrices)
+    let cpu = Target::Cpu(CpuConfig { threads: 1, isa: None });
+    Ok(WeightBytes::of(model, &cpu)?.matrices)
 }
 
 impl Plan {

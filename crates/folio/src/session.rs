@@ -71,7 +71,7 @@ impl Session {
     /// On the backend that `open` gives, now and whenever it has to be opened anew.
     fn on<B: Backend>(
         target: Target,
-        open: impl Fn() -> folio_device::Result<B> + Send + 'static,
+        open: impl Fn() -> folio_device::Result<B> + Send + Sync + 'static,
         assets: Assets,
         plan: Plan,
         args: &EngineArgs,
@@ -129,7 +129,7 @@ impl Session {
 
 /// Loads the same weights again, for an executor whose thread has ended; the files have stayed mapped.
 fn rebuild<B: Backend>(
-    open: impl Fn() -> folio_device::Result<B> + Send + 'static,
+    open: impl Fn() -> folio_device::Result<B> + Send + Sync + 'static,
     assets: Arc<Assets>,
     limits: DecoderLimits,
     host: Option<Arc<HostTier>>,

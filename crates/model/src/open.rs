@@ -61,7 +61,8 @@ fn config_of(folder: &Path, max_context: Option<usize>) -> Result<Config> {
     if !path.is_file() {
         return Err(Error::NotAModel { path: folder.to_owned() });
     }
-    let mut config = Config::from_json(&path.display().to_string(), &read_config(&path)?)?.with_max_context(max_context);
+    let mut config =
+        Config::from_json(&path.display().to_string(), &read_config(&path)?)?.with_max_context(max_context);
     read_quantization_beside(folder, &mut config)?;
     Ok(config)
 }

@@ -8,6 +8,7 @@
 mod attention;
 mod backend;
 mod blas;
+mod ceilings;
 pub mod driver;
 mod experts;
 pub mod gemm90;
@@ -22,11 +23,12 @@ mod weight;
 mod work;
 
 pub use backend::{Cuda, CudaConfig, Precision};
+pub use ceilings::{Ceilings, Rates};
 pub use experts::Experts;
 pub use inputs::Inputs;
 pub use kv::Kv;
 pub use tensor::{Tensor, Vector};
-pub use weight::Weight;
+pub use weight::{Weight, packed_bytes, packed_experts_bytes};
 
 use driver::{Arg, Device, Launch};
 

@@ -35,7 +35,8 @@ impl Recent {
 
 /// Tokens that would complete one.
 pub fn completing(params: &SamplingParams, recent: &Recent) -> impl Iterator<Item = u32> {
-    let last = |word: &Vec<u32>| word.split_last().filter(|(_, before)| recent.ends_with(before)).map(|(&last, _)| last);
+    let last =
+        |word: &Vec<u32>| word.split_last().filter(|(_, before)| recent.ends_with(before)).map(|(&last, _)| last);
     params.bad_words.iter().filter_map(last)
 }
 

@@ -18,8 +18,8 @@ mod tests;
 use std::sync::Arc;
 
 use bad_words::Recent;
-pub use params::{InvalidParam, SamplingParams};
 pub(crate) use on_device::sampled;
+pub use params::{InvalidParam, SamplingParams};
 use penalties::Seen;
 
 use crate::{

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::cost::Cost;
 use super::ceilings::Best;
+use super::cost::Cost;
 use super::measure::Measured;
 use super::streams::percentile;
 use super::waste::Waste;

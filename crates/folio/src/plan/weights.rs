@@ -9,8 +9,8 @@ use folio_device::{
     Activation, Attention, Backend, Batch, ExpertsSource, InputLimits, KvFormat, KvShape, PrepareQkv, Routing,
     StepSize, TensorKind,
 };
-use folio_formats::Matrix;
 use folio_device::{cpu, cuda};
+use folio_formats::Matrix;
 use folio_model::{Decoder, DecoderLimits, OpenModel};
 
 use crate::target::Target;

@@ -4,7 +4,8 @@ use folio_formats::Matrix;
 
 use super::driver::{Buffer, Device};
 use super::tensor::Float;
-use crate::Result;
+use crate::cuda::Precision;
+use crate::{ExpertsSource, Result};
 
 pub struct Weight {
     pub(super) buffer: Buffer,
@@ -35,4 +36,20 @@ impl Weight {
     pub fn bytes(&self) -> u64 {
         self.buffer.bytes() as u64
     }
+}
+
+/// Bytes that a matrix will take.
+pub fn packed_bytes(matrix: &Matrix<'_>, precision: Precision) -> u64 {
+    let value = match precision {
+        Precision::BF16 => 2,
+        Precision::F32 => 4,
+    };
+    (matrix.num_rows() * matrix.cols() * value) as u64
+}
+
+/// Bytes that a layer's experts will take, biases included.
+pub fn packed_experts_bytes(source: &ExpertsSource<'_>, precision: Precision) -> u64 {
+    let matrices: u64 = source.gate_up.iter().chain(&source.down).map(|matrix| packed_bytes(matrix, precision)).sum();
+    let biases = source.gate_up_bias.iter().chain(&source.down_bias).flatten();
+    matrices + biases.map(|bias| 4 * bias.len() as u64).sum::<u64>()
 }
