@@ -88,12 +88,18 @@ def shallow():
 
 
 class Occupied:
-    """A stream that goes on for as long as it is wanted."""
+    """A stream that goes on for as long as it is wanted, and never beyond its test."""
 
     def __init__(self, server, **more):
         self.client = openai.OpenAI(**openai_options(server))
         self.stream = self.client.chat.completions.create(**{**endless(server), **more})
         next(iter(self.stream))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.release()
 
     def release(self):
         self.stream.close()
@@ -103,9 +109,9 @@ class Occupied:
 class Watch:
     """When a client asked, and what it was told."""
 
-    def __init__(self):
+    def __init__(self, on_refusal):
         self.asked, self.told = [], []
-        self.on_refusal = lambda: None
+        self.on_refusal = on_refusal
 
     def hooks(self):
         return {"request": [self.request], "response": [self.response]}
@@ -137,17 +143,15 @@ class Watch:
 
 
 def test_a_full_server_is_a_rate_limit_error(narrow):
-    busy = Occupied(narrow)
-    with openai.OpenAI(**openai_options(narrow)) as client:
+    with Occupied(narrow), openai.OpenAI(**openai_options(narrow)) as client:
         error = refusal(openai.RateLimitError, chat, client=client, server=narrow)
         assert (error.status_code, error.code, error.type) == (429, "rate_limit_exceeded", "rate_limit_error")
         assert int(error.response.headers["retry-after"]) >= 1
         assert client.models.list().data, "what costs nothing is answered"
-    with anthropic.Anthropic(**anthropic_options(narrow)) as claude:
-        with pytest.raises(anthropic.RateLimitError) as caught:
-            claude.messages.create(model=narrow.model, max_tokens=1, messages=MESSAGES)
-        assert caught.value.body["error"]["type"] == "rate_limit_error"
-    busy.release()
+        with anthropic.Anthropic(**anthropic_options(narrow)) as claude:
+            with pytest.raises(anthropic.RateLimitError) as caught:
+                claude.messages.create(model=narrow.model, max_tokens=1, messages=MESSAGES)
+            assert caught.value.body["error"]["type"] == "rate_limit_error"
     narrow.wait_until("the stream has ended", narrow.is_idle)
 
 
@@ -172,31 +176,33 @@ def test_a_full_queue_is_a_rate_limit_error(shallow):
 
 
 def test_retries_wait_as_long_as_they_are_told(narrow):
-    busy, watch = Occupied(narrow), Watch()
-    watch.on_refusal = busy.release
-    http = openai.DefaultHttpxClient(event_hooks=watch.hooks())
-    with openai.OpenAI(**openai_options(narrow, max_retries=2, http_client=http)) as client:
-        assert chat(client, narrow).choices[0].message.content
+    with Occupied(narrow) as busy:
+        watch = Watch(busy.release)
+        http = openai.DefaultHttpxClient(event_hooks=watch.hooks())
+        with openai.OpenAI(**openai_options(narrow, max_retries=2, http_client=http)) as client:
+            assert chat(client, narrow).choices[0].message.content
     watch.check()
+    narrow.wait_until("the stream has ended", narrow.is_idle)
 
 
 def test_async_and_anthropic_retries_wait_too(narrow):
     async def ask():
-        busy, watch = Occupied(narrow), Watch()
-        watch.on_refusal = busy.release
-        http = openai.DefaultAsyncHttpxClient(event_hooks=watch.async_hooks())
-        async with openai.AsyncOpenAI(**openai_options(narrow, max_retries=2, http_client=http)) as client:
-            assert (await chat(client, narrow)).choices[0].message.content
+        with Occupied(narrow) as busy:
+            watch = Watch(busy.release)
+            http = openai.DefaultAsyncHttpxClient(event_hooks=watch.async_hooks())
+            async with openai.AsyncOpenAI(**openai_options(narrow, max_retries=2, http_client=http)) as client:
+                assert (await chat(client, narrow)).choices[0].message.content
         watch.check()
 
     asyncio.run(ask())
     narrow.wait_until("the stream has ended", narrow.is_idle)
-    busy, watch = Occupied(narrow), Watch()
-    watch.on_refusal = busy.release
-    http = httpx2.Client(event_hooks=watch.hooks(), timeout=60)
-    with anthropic.Anthropic(**anthropic_options(narrow, max_retries=2, http_client=http)) as claude:
-        assert claude.messages.create(model=narrow.model, max_tokens=4, messages=MESSAGES).content
+    with Occupied(narrow) as busy:
+        watch = Watch(busy.release)
+        http = httpx2.Client(event_hooks=watch.hooks(), timeout=60)
+        with anthropic.Anthropic(**anthropic_options(narrow, max_retries=2, http_client=http)) as claude:
+            assert claude.messages.create(model=narrow.model, max_tokens=4, messages=MESSAGES).content
     watch.check()
+    narrow.wait_until("the stream has ended", narrow.is_idle)
 
 
 def ends_with_error(server, stop):
