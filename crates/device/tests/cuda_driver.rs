@@ -54,8 +54,11 @@ fn the_driver_layer_on_a_device() {
     memory_runs_out(&device);
     tensor_maps(&device);
     compiled_here(&device);
+    drop(device);
+    let device = a_lost_device_is_opened_anew();
     one_rank(&device);
     drop(device);
+    // Now a library has held the device as well.
     a_lost_device_is_opened_anew();
 }
 
@@ -223,6 +226,7 @@ fn broken_recordings(device: &Device) {
     device.check().unwrap();
     assert_eq!(scale(device, 100, true)[7], 17.0);
     println!("after broken recordings the stream works");
+    device
 }
 
 fn shared_memory(device: &Device) {
@@ -374,7 +378,7 @@ fn one_rank(device: &Device) {
 }
 
 /// A kernel that writes where nothing is: an error, no panic; and after everything was dropped the GPU works again.
-fn a_lost_device_is_opened_anew() {
+fn a_lost_device_is_opened_anew() -> Device {
     let device = Device::open(&CudaConfig::default()).unwrap();
     let buffer = device.alloc_zeroed("some memory", 1 << 20).unwrap();
     let once = Launch { grid: [1, 1, 1], threads: 1, shared_bytes: 0, overlap: false };
@@ -394,4 +398,5 @@ fn a_lost_device_is_opened_anew() {
     let device = Device::open(&CudaConfig::default()).unwrap();
     assert_eq!(scale(&device, 100, true)[7], 17.0);
     println!("a lost device was opened anew and works");
+    device
 }

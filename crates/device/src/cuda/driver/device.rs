@@ -89,7 +89,7 @@ impl Device {
         self.context.raw()
     }
 
-    /// A kernel by its name. Names are constants of this crate: an unknown one is a bug and panics.
+    /// A kernel by its name; looked up at start, since a recording may not load one. Names are constants of this crate: an unknown one is a bug and panics.
     pub fn kernel(&self, name: &str) -> Kernel {
         self.find_kernel(name).unwrap_or_else(|| panic!("no module has a kernel named {name}"))
     }

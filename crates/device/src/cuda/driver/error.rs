@@ -27,7 +27,7 @@ pub enum CudaError {
 
     /// The context is of no further use: every later call fails with the same code. A device opened anew works again
     /// once everything of this one is dropped.
-    #[error("the GPU was lost in {what}: {message} ({name})")]
+    #[error("the GPU was lost: {message} ({name}), seen at: {what}")]
     Lost { what: String, name: String, message: String },
 
     #[error("{what} failed: {message} ({name})")]

@@ -6,8 +6,13 @@ use super::error::CudaError;
 use crate::Result;
 
 /// Where toolkits put their libraries when the loader does not know them.
-const FOLDERS: &[&str] =
-    &["", "/usr/local/cuda/lib64/", "/usr/local/cuda/targets/x86_64-linux/lib/", "/opt/cuda/lib64/"];
+const FOLDERS: &[&str] = &[
+    "",
+    "/usr/local/cuda/lib64/",
+    "/usr/local/cuda/targets/x86_64-linux/lib/",
+    "/usr/local/cuda/targets/sbsa-linux/lib/",
+    "/opt/cuda/lib64/",
+];
 
 /// A loaded library. It stays loaded: what it started may not outlive it.
 #[derive(Clone, Copy)]
