@@ -226,7 +226,6 @@ fn broken_recordings(device: &Device) {
     device.check().unwrap();
     assert_eq!(scale(device, 100, true)[7], 17.0);
     println!("after broken recordings the stream works");
-    device
 }
 
 fn shared_memory(device: &Device) {
