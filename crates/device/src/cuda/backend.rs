@@ -12,13 +12,14 @@ use super::gemm90::Gemm90;
 use super::graphs::Graphs;
 use super::inputs::Inputs;
 use super::kv::Kv;
+use super::sampling::Sampler;
 use super::scratch::Scratch;
 use super::tensor::{Float, Tensor, Vector};
 use super::weight::Weight;
 use super::{launch, rows};
 use crate::{
-    Activation, Attention, Backend, Batch, Error, ExpertsSource, InputLimits, KvShape, PrepareQkv, Result, Routing,
-    StepSize, TensorKind,
+    Activation, Attention, Backend, Batch, Drawn, Draws, Error, ExpertsSource, InputLimits, KvShape, PrepareQkv,
+    Result, Routing, StepSize, TensorKind,
 };
 
 /// What activations, and weights that are not coded, are held in.
@@ -68,6 +69,9 @@ pub struct Cuda {
     blas_missing: Option<String>,
     pub(super) gemm90: Option<Gemm90>,
     pub(super) scratch: Scratch,
+    /// Made with the inputs.
+    sampler: Option<Sampler>,
+    most_outputs: usize,
     pub(super) config: CudaConfig,
     /// Of the largest step that inputs were made for.
     pub(super) most_rows: usize,
@@ -94,6 +98,8 @@ impl Cuda {
             blas_missing,
             gemm90: Gemm90::open(&device)?,
             scratch: Scratch::default(),
+            sampler: None,
+            most_outputs: 0,
             config,
             most_rows: 0,
             matrices: 0,
@@ -180,6 +186,10 @@ impl Backend for Cuda {
 
     fn inputs(&mut self, limits: InputLimits) -> Result<Inputs> {
         self.most_rows = self.most_rows.max(limits.rows).max(limits.outputs);
+        if limits.outputs > self.most_outputs {
+            self.most_outputs = limits.outputs;
+            self.sampler = Some(Sampler::new(&self.device, limits.outputs)?);
+        }
         Inputs::new(&self.device, limits)
     }
 
@@ -204,7 +214,13 @@ impl Backend for Cuda {
     }
 
     fn upload(&mut self, inputs: &mut Inputs, batch: &Batch) -> StepSize {
-        let size = inputs.upload(batch);
+        let (drawn, rows_drawn) = self.sampler.as_ref().map_or((0, &[][..]), Sampler::latest);
+        let size = inputs.upload(batch, rows_drawn);
+        let (places, awaited) = inputs.awaited();
+        if awaited > 0 {
+            let grid = [awaited.div_ceil(256) as u32, 1, 1];
+            launch(&self.device, "put_tokens", grid, 256, args![inputs.tokens(), drawn, places, awaited as i32]);
+        }
         self.note(size).unwrap_or(StepSize::of(batch))
     }
 
@@ -222,6 +238,23 @@ impl Backend for Cuda {
             Some(fault) => Err(fault),
             None => self.device.check(),
         }
+    }
+
+    fn draws_tokens(&self) -> bool {
+        true
+    }
+
+    fn draw(&mut self, logits: &mut Tensor, draws: &Draws) {
+        let sampler = self.sampler.as_mut().expect("inputs were made, and of them the logits");
+        let drawn = sampler.draw(&self.device, logits, draws);
+        self.note(drawn);
+    }
+
+    fn drawn(&mut self, out: &mut Vec<Drawn>) -> Result<()> {
+        if let Some(fault) = self.fault.take() {
+            return Err(fault);
+        }
+        self.sampler.as_mut().expect("something was drawn").drawn(out)
     }
 
     fn rope_angles(&mut self, inputs: &mut Inputs, rope: usize, inv_freq: &Vector, magnitude: f32) {

@@ -207,7 +207,8 @@ impl Inputs {
         self.buffer.ptr() + 4 * word as u64
     }
 
-    pub(super) fn upload(&mut self, batch: &Batch) -> Result<StepSize> {
+    /// `rows_drawn`: the rows that the latest draws looked at, whose tokens a batch may name by the number of the draw.
+    pub(super) fn upload(&mut self, batch: &Batch, rows_drawn: &[u32]) -> Result<StepSize> {
         batch.check(&self.limits);
         let rows = batch.num_rows();
         let one_each = batch.spans.iter().all(|span| span.num_rows == 1);
@@ -240,7 +241,7 @@ impl Inputs {
         writer.put(layout.num_rows, spans.clone().map(|span| span.num_rows));
         writer.put(layout.context, spans.map(|span| span.context));
         let drawn = batch.tokens.iter().enumerate().filter(|(_, token)| **token >= DRAWN_TOKEN);
-        let pairs = drawn.flat_map(|(row, &token)| [row as u32, token - DRAWN_TOKEN]);
+        let pairs = drawn.flat_map(|(row, &token)| [row as u32, rows_drawn[(token - DRAWN_TOKEN) as usize]]);
         self.awaited = writer.put(layout.awaited, pairs) / 2;
         for (group, tables) in batch.groups.iter().enumerate() {
             let slots = tables.slots.iter().copied().chain(std::iter::repeat_n(NO_SLOT, added));

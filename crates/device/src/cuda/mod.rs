@@ -17,6 +17,7 @@ mod inputs;
 mod kv;
 mod linear;
 mod rows;
+mod sampling;
 mod scratch;
 mod tensor;
 mod weight;

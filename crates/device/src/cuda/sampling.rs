@@ -1,0 +1,379 @@
+//! Tokens drawn on the device: what rows of logits are to become goes over with one copy, and what became of them comes
+//! back with another, while the next step may already run on the tokens themselves.
+
+use std::collections::VecDeque;
+
+use super::driver::{Buffer, Device, Event, KernelArg, Pinned, Plain, Stream, args};
+use super::launch;
+use super::tensor::{Float, Tensor};
+use crate::{Draw, DrawFailure, Drawn, DrawnLogprobs, Draws, Result};
+
+const NONE: u32 = u32::MAX;
+/// Bytes that the kernels keep of a row between each other.
+const STATE_BYTES: usize = 41_504;
+/// Tokens whose weights are summed together, and how many such sums a row may have.
+const CHUNK: usize = 4096;
+const MOST_TOKENS: usize = 64 * CHUNK;
+
+/// Mirrors `SampleRow`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct SampleRow {
+    uniform: f64,
+    temperature: f32,
+    min_p: f32,
+    top_p: f32,
+    top_k: u32,
+    repetition: f32,
+    frequency: f32,
+    presence: f32,
+    masks: u32,
+    num_masks: u32,
+    biases: u32,
+    num_biases: u32,
+    penalties: u32,
+    num_penalties: u32,
+    allowed: u32,
+    target: u32,
+    logprobs: u32,
+    saved: u32,
+    padding: u32,
+}
+
+// SAFETY: repr(C), numbers only, no padding that is not named.
+unsafe impl Plain for SampleRow {}
+
+/// Mirrors `SampleResult`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct SampleResult {
+    token: u32,
+    status: u32,
+    value: f32,
+    logprob: f32,
+    rank: u32,
+    num_top: u32,
+}
+
+// SAFETY: repr(C), numbers only, no padding.
+unsafe impl Plain for SampleResult {}
+
+/// Mirrors `SampleArgs`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct SampleArgs {
+    logits: u64,
+    rows: u64,
+    lists: u64,
+    saved: u64,
+    states: u64,
+    results: u64,
+    tokens: u64,
+    top_tokens: u64,
+    top_logprobs: u64,
+    vocab: i32,
+    max_top: i32,
+    num_rows: i32,
+    padding: i32,
+}
+
+// SAFETY: repr(C), numbers and addresses only, as in sample.cuh.
+unsafe impl KernelArg for SampleArgs {}
+
+/// Memory for draws of up to `rows` rows.
+pub(super) struct Sampler {
+    rows: usize,
+    states: Buffer,
+    tokens: Buffer,
+    /// Rows, then lists.
+    wanted: Buffer,
+    saved: Buffer,
+    /// Results, then best tokens, then their logprobs.
+    results: Buffer,
+    turns: [Turn; 2],
+    next: usize,
+    /// Turns whose results nobody has asked for yet, oldest first.
+    pending: VecDeque<usize>,
+    /// Row of the logits that each of the latest draws looked at.
+    rows_drawn: Vec<u32>,
+}
+
+/// Host memory of a draw: one may be asked for while the one before it is not told yet.
+struct Turn {
+    wanted: Pinned,
+    results: Pinned,
+    done: Event,
+    draws: Vec<Asked>,
+    max_top: usize,
+    num_rows: usize,
+}
+
+#[derive(Clone, Copy)]
+struct Asked {
+    row: u32,
+    target: Option<u32>,
+    logprobs: bool,
+}
+
+/// What the kernels read besides the logits.
+#[derive(Default)]
+struct Request {
+    rows: Vec<SampleRow>,
+    lists: Vec<u32>,
+    saved: usize,
+    max_top: usize,
+    edits: bool,
+    draws: bool,
+    filters: bool,
+    logprobs: bool,
+}
+
+impl Request {
+    fn new(draws: &Draws, vocab: usize) -> Request {
+        let num_rows = draws.draws.iter().map(|draw| draw.row as usize + 1).max().unwrap_or(0);
+        let mut request = Request { rows: vec![row_of(&Draw::greedy(0)); num_rows], ..Request::default() };
+        for draw in &draws.draws {
+            request.add(draws, draw, vocab);
+        }
+        request
+    }
+
+    fn add(&mut self, draws: &Draws, draw: &Draw, vocab: usize) {
+        let mut row = row_of(draw);
+        let range = |range: &std::ops::Range<u32>| range.start as usize..range.end as usize;
+        if draw.target.is_none() {
+            (row.masks, row.num_masks) = self.list(draws.tokens[range(&draw.banned)].iter().copied(), 1);
+            let biases = draws.biases[range(&draw.biases)].iter().flat_map(|(token, bias)| [*token, bias.to_bits()]);
+            (row.biases, row.num_biases) = self.list(biases, 2);
+            let seen = draws.seen[range(&draw.seen)].iter().flat_map(|seen| [seen.token, seen.outputs]);
+            (row.penalties, row.num_penalties) = self.list(seen, 2);
+            if let Some(allowed) = &draw.allowed {
+                row.allowed = self.lists.len() as u32;
+                self.lists.resize(self.lists.len() + vocab.div_ceil(32), 0);
+                for &token in draws.tokens[range(allowed)].iter().filter(|token| (**token as usize) < vocab) {
+                    self.lists[row.allowed as usize + token as usize / 32] |= 1 << (token % 32);
+                }
+            }
+            self.edits |= row.num_masks + row.num_biases + row.num_penalties > 0;
+            self.draws |= row.temperature > 0.0;
+            self.filters |= row.temperature > 0.0 && (row.top_k > 0 || row.top_p < 1.0);
+        }
+        row.saved = self.saved as u32;
+        self.saved += (row.num_masks + row.num_biases + row.num_penalties) as usize;
+        if let Some(count) = draw.logprobs {
+            self.logprobs = true;
+            self.max_top = self.max_top.max((count as usize).min(vocab));
+        }
+        self.rows[draw.row as usize] = row;
+    }
+
+    /// Where the words went, and how many entries of `width` they are.
+    fn list(&mut self, words: impl Iterator<Item = u32>, width: usize) -> (u32, u32) {
+        let start = self.lists.len();
+        self.lists.extend(words);
+        (start as u32, ((self.lists.len() - start) / width) as u32)
+    }
+}
+
+fn row_of(draw: &Draw) -> SampleRow {
+    SampleRow {
+        uniform: draw.uniform,
+        temperature: draw.temperature,
+        min_p: draw.min_p,
+        top_p: draw.top_p,
+        top_k: draw.top_k,
+        repetition: draw.repetition_penalty,
+        frequency: draw.frequency_penalty,
+        presence: draw.presence_penalty,
+        masks: 0,
+        num_masks: 0,
+        biases: 0,
+        num_biases: 0,
+        penalties: 0,
+        num_penalties: 0,
+        allowed: NONE,
+        target: draw.target.unwrap_or(NONE),
+        logprobs: draw.logprobs.unwrap_or(NONE),
+        saved: 0,
+        padding: 0,
+    }
+}
+
+impl Sampler {
+    pub fn new(device: &Device, rows: usize) -> Result<Sampler> {
+        let wanted = rows * (size_of::<SampleRow>() + 1024);
+        let results = rows * (size_of::<SampleResult>() + 8 * 20);
+        let turn = || -> Result<Turn> {
+            Ok(Turn {
+                wanted: device.pinned("draws", wanted)?,
+                results: device.pinned("drawn tokens", results)?,
+                done: device.event()?,
+                draws: Vec::new(),
+                max_top: 0,
+                num_rows: 0,
+            })
+        };
+        Ok(Sampler {
+            rows,
+            states: device.alloc_zeroed("what is kept of rows that are sampled", rows * STATE_BYTES)?,
+            tokens: device.alloc_zeroed("drawn tokens", rows * 4)?,
+            wanted: device.alloc("draws", wanted)?,
+            saved: device.alloc("logits that were changed", rows * 512)?,
+            results: device.alloc("drawn tokens", results)?,
+            turns: [turn()?, turn()?],
+            next: 0,
+            pending: VecDeque::new(),
+            rows_drawn: Vec::new(),
+        })
+    }
+
+    /// Makes room where this draw wants more than any before.
+    fn make_room(&mut self, device: &Device, wanted: usize, saved: usize, results: usize) -> Result<()> {
+        if wanted > self.wanted.bytes() || saved > self.saved.bytes() || results > self.results.bytes() {
+            device.synchronize(Stream::Compute)?;
+            self.wanted = device.alloc("draws", wanted.max(self.wanted.bytes()))?;
+            self.saved = device.alloc("logits that were changed", saved.max(self.saved.bytes()))?;
+            self.results = device.alloc("drawn tokens", results.max(self.results.bytes()))?;
+        }
+        let turn = &mut self.turns[self.next];
+        if wanted > turn.wanted.bytes() {
+            turn.wanted = device.pinned("draws", wanted)?;
+        }
+        if results > turn.results.bytes() {
+            turn.results = device.pinned("drawn tokens", results)?;
+        }
+        Ok(())
+    }
+
+    pub fn draw(&mut self, device: &Device, logits: &Tensor, draws: &Draws) -> Result<()> {
+        let vocab = logits.cols();
+        assert!(vocab <= MOST_TOKENS, "a vocabulary of {vocab} tokens; the kernels take {MOST_TOKENS}");
+        assert!(self.pending.len() < 2, "a third draw before the first was told");
+        assert_eq!(logits.float(), Float::F32, "logits are f32");
+        let request = Request::new(draws, vocab);
+        let num_rows = request.rows.len();
+        logits.check("logits to draw from", num_rows, vocab);
+        assert!(num_rows <= self.rows, "draws from {num_rows} rows, limit {}", self.rows);
+        self.rows_drawn.clear();
+        self.rows_drawn.extend(draws.draws.iter().map(|draw| draw.row));
+        let row_bytes = num_rows * size_of::<SampleRow>();
+        let wanted = row_bytes + 4 * request.lists.len();
+        let tops = num_rows * size_of::<SampleResult>();
+        let results = tops + 8 * num_rows * request.max_top;
+        // A turn is used again when it was told, and by then its copies are done.
+        self.make_room(device, wanted, 4 * request.saved, results)?;
+        let turn = &mut self.turns[self.next];
+        turn.wanted.as_mut_slice(0..row_bytes).copy_from_slice(&request.rows);
+        turn.wanted.as_mut_slice(row_bytes..wanted).copy_from_slice(&request.lists);
+        device.upload_async(Stream::Compute, &self.wanted, 0, &turn.wanted, 0..wanted);
+        let call = SampleArgs {
+            logits: logits.ptr(),
+            rows: self.wanted.ptr(),
+            lists: self.wanted.ptr() + row_bytes as u64,
+            saved: self.saved.ptr(),
+            states: self.states.ptr(),
+            results: self.results.ptr(),
+            tokens: self.tokens.ptr(),
+            top_tokens: self.results.ptr() + tops as u64,
+            top_logprobs: self.results.ptr() + (tops + 4 * num_rows * request.max_top) as u64,
+            vocab: vocab as i32,
+            max_top: request.max_top as i32,
+            num_rows: num_rows as i32,
+            padding: 0,
+        };
+        run(device, &request, call);
+        device.download_async(Stream::Compute, &self.results, 0, &mut turn.results, 0..results);
+        device.record(&turn.done, Stream::Compute);
+        turn.draws.clear();
+        let asked = |draw: &Draw| Asked { row: draw.row, target: draw.target, logprobs: draw.logprobs.is_some() };
+        turn.draws.extend(draws.draws.iter().map(asked));
+        (turn.max_top, turn.num_rows) = (request.max_top, num_rows);
+        self.pending.push_back(self.next);
+        self.next = 1 - self.next;
+        Ok(())
+    }
+
+    pub fn drawn(&mut self, out: &mut Vec<Drawn>) -> Result<()> {
+        out.clear();
+        let turn = &self.turns[self.pending.pop_front().expect("a draw that was not told yet")];
+        turn.done.synchronize()?;
+        let tops = turn.num_rows * size_of::<SampleResult>();
+        let some = 4 * turn.num_rows * turn.max_top;
+        let results: &[SampleResult] = turn.results.as_slice(0..tops);
+        let top_tokens: &[u32] = turn.results.as_slice(tops..tops + some);
+        let top_logprobs: &[f32] = turn.results.as_slice(tops + some..tops + 2 * some);
+        out.extend(turn.draws.iter().map(|asked| {
+            let result = &results[asked.row as usize];
+            let failure = match result.status {
+                0 => None,
+                1 => Some(DrawFailure::NotFinite { token: result.token, value: result.value }),
+                _ => Some(DrawFailure::NothingLeft),
+            };
+            let logprobs = (asked.logprobs && failure.is_none()).then(|| {
+                let first = asked.row as usize * turn.max_top;
+                let best = first..first + result.num_top as usize;
+                let top = top_tokens[best.clone()].iter().copied().zip(top_logprobs[best].iter().copied());
+                DrawnLogprobs { logprob: result.logprob, rank: result.rank, top: top.collect() }
+            });
+            Drawn { token: asked.target.unwrap_or(result.token), failure, logprobs }
+        }));
+        Ok(())
+    }
+
+    /// Tokens of rows, on the device, and the row of each of the latest draws.
+    pub fn latest(&self) -> (u64, &[u32]) {
+        (self.tokens.ptr(), &self.rows_drawn)
+    }
+}
+
+fn run(device: &Device, request: &Request, call: SampleArgs) {
+    let rows = call.num_rows as u32;
+    let parts = 528u32.div_ceil(rows.max(1)).clamp(1, (call.vocab as u32).div_ceil(CHUNK as u32));
+    let kernel = |wanted: bool, name, grid, threads| {
+        if wanted {
+            launch(device, name, grid, threads, args![call]);
+        }
+    };
+    kernel(request.edits, "sample_edit", [rows, 1, 1], 256);
+    kernel(true, "sample_best", [parts, rows, 1], 512);
+    kernel(request.draws, "draw_weigh", [parts, rows, 1], 512);
+    kernel(request.filters, "draw_gather", [parts, rows, 1], 512);
+    kernel(request.draws, "draw_token", [rows, 1, 1], 1024);
+    kernel(request.logprobs, "sample_logprobs", [rows, 1, 1], 1024);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SeenToken;
+
+    #[test]
+    fn structures_are_as_large_as_the_kernels_have_them() {
+        assert_eq!((size_of::<SampleRow>(), align_of::<SampleRow>()), (80, 8));
+        assert_eq!((size_of::<SampleResult>(), size_of::<SampleArgs>()), (24, 88));
+    }
+
+    #[test]
+    fn lists_of_all_draws_lie_one_after_the_other() {
+        let draws = Draws {
+            tokens: vec![5, 40, 2, 70],
+            biases: vec![(1, 0.5)],
+            seen: vec![SeenToken { token: 9, outputs: 0 }, SeenToken { token: 3, outputs: 2 }],
+            draws: vec![
+                Draw { row: 2, temperature: 0.5, top_k: 3, banned: 0..1, logprobs: Some(4), ..Draw::greedy(2) },
+                Draw { allowed: Some(1..4), biases: 0..1, seen: 0..2, ..Draw::greedy(0) },
+            ],
+        };
+        let request = Request::new(&draws, 64);
+        assert_eq!(request.rows.len(), 3);
+        assert!(request.edits && request.draws && request.filters && request.logprobs);
+        let [first, nobody, last] = [&request.rows[0], &request.rows[1], &request.rows[2]];
+        assert_eq!((last.masks, last.num_masks, last.saved, last.logprobs), (0, 1, 0, 4));
+        assert_eq!((first.num_biases, first.num_penalties, first.saved), (1, 2, 1));
+        assert_eq!(request.lists[first.biases as usize..][..2], [1, 0.5f32.to_bits()]);
+        assert_eq!(request.lists[first.penalties as usize..][..4], [9, 0, 3, 2]);
+        assert_eq!(request.lists[first.allowed as usize..][..2], [1 << 2, 1 << 8]);
+        assert_eq!((nobody.temperature, nobody.allowed, nobody.logprobs), (0.0, NONE, NONE));
+        assert_eq!((request.saved, request.max_top), (4, 4));
+    }
+}
