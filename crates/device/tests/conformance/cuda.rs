@@ -38,7 +38,11 @@ pub fn open(config: CudaConfig) -> Option<Cuda> {
     match driver::device_count() {
         Ok(0) => eprintln!("skipped: this machine has no CUDA device"),
         Err(error) => eprintln!("skipped: {error}"),
-        Ok(_) => return Some(Cuda::new(config).expect("a device that opens")),
+        Ok(_) => {
+            let cache_folder = Some(std::env::temp_dir().join("folio-kernels-of-tests"));
+            let config = CudaConfig { cache_folder, ..config };
+            return Some(Cuda::new(config).unwrap_or_else(|error| panic!("{error}")));
+        }
     }
     None
 }

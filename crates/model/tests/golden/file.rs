@@ -64,8 +64,18 @@ pub struct Top {
     pub logits: Vec<f64>,
 }
 
+/// The project's folder: where this was built, or, on a machine that only runs it, what `FOLIO_TREE` names or the current
+/// folder.
+pub fn tree() -> PathBuf {
+    let built = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
+    if built.is_dir() {
+        return built;
+    }
+    std::env::var_os("FOLIO_TREE").map_or_else(|| PathBuf::from("."), PathBuf::from)
+}
+
 pub fn folder() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models")
+    tree().join("tests/golden/models")
 }
 
 /// All golden files of model families, by name.

@@ -19,6 +19,17 @@ pub struct Sequence<B: Backend> {
 impl<B: Backend> Sequence<B> {
     /// Room for `tokens` in all, at most `rows` a step.
     pub fn new(backend: B, model: &OpenModel, tokens: usize, rows: usize) -> Result<Self, String> {
+        Self::with_kv(backend, model, tokens, rows, KvFormat::F32)
+    }
+
+    /// The same with keys and values stored in another format.
+    pub fn with_kv(
+        backend: B,
+        model: &OpenModel,
+        tokens: usize,
+        rows: usize,
+        kv_format: KvFormat,
+    ) -> Result<Self, String> {
         let needed = tokens.div_ceil(BLOCK_TOKENS);
         // More blocks than needed: the table is not merely a permutation of the whole cache.
         let blocks = needed + 5;
@@ -29,7 +40,7 @@ impl<B: Backend> Sequence<B> {
             outputs: rows,
             table_entries: needed,
             blocks: vec![blocks; groups],
-            kv_format: KvFormat::F32,
+            kv_format,
         };
         let decoder = Decoder::load(backend, model, limits, &mut |_| ()).map_err(|e| e.to_string())?;
         let table = |group: usize| {
@@ -104,7 +115,7 @@ pub fn compare(golden: &Golden, logits: &[Vec<f32>]) -> Result<f64, String> {
     compare_within(golden, logits, golden.tolerance())
 }
 
-fn compare_within(golden: &Golden, logits: &[Vec<f32>], tolerance: f64) -> Result<f64, String> {
+pub fn compare_within(golden: &Golden, logits: &[Vec<f32>], tolerance: f64) -> Result<f64, String> {
     let mut worst = 0.0f64;
     for top in &golden.top {
         for (id, expected) in top.ids.iter().zip(&top.logits) {

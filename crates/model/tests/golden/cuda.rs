@@ -1,0 +1,117 @@
+//! Every golden file on a CUDA device: in f32 as on the CPU, in bf16 within what bf16 costs a small network of random
+//! weights, and recorded steps bit for bit as unrecorded ones. Without a device these tests say so and pass.
+
+use std::sync::{Mutex, OnceLock};
+
+use folio_model::OpenModel;
+use folio_model::device::cuda::{Cuda, CudaConfig, Precision, driver};
+use folio_model::device::{Backend, KvFormat};
+
+use crate::families::for_all;
+use crate::file::{self, Golden};
+use crate::run::{self, Sequence};
+use crate::switch_off;
+
+/// How far logits in bf16 may lie from those in f32, in tolerances of the golden file: attention's scores have deviations
+/// of two and more there, and eight bits of mantissa.
+const BF16_COSTS: f64 = 1500.0;
+
+fn is_there() -> bool {
+    match driver::device_count() {
+        Ok(count) if count > 0 => return true,
+        Ok(_) => eprintln!("skipped: this machine has no CUDA device"),
+        Err(error) => eprintln!("skipped: {error}"),
+    }
+    false
+}
+
+/// One device stays open, so that the others are opened at once; kernels that must be compiled are kept.
+fn open(config: &CudaConfig) -> Cuda {
+    static FIRST: OnceLock<Mutex<Cuda>> = OnceLock::new();
+    let cache_folder = Some(std::env::temp_dir().join("folio-kernels-of-tests"));
+    let config = CudaConfig { cache_folder, ..config.clone() };
+    let new = || Cuda::new(config.clone()).unwrap_or_else(|error| panic!("{error}"));
+    FIRST.get_or_init(|| Mutex::new(new()));
+    new()
+}
+
+fn f32() -> CudaConfig {
+    CudaConfig { activations: Precision::F32, ..CudaConfig::default() }
+}
+
+#[test]
+fn cuda_in_f32_agrees_with_transformers() {
+    if is_there() {
+        let config = f32();
+        for_all(&file::all(), |golden| run::check(golden, &switch_off::open(golden)?, || open(&config)));
+    }
+}
+
+/// Logits of the prompt in one step, then of the recorded continuation, token by token.
+fn forced(golden: &Golden, model: &OpenModel, config: &CudaConfig, kv: KvFormat) -> Result<Vec<Vec<f32>>, String> {
+    let tokens = golden.prompt.len() + golden.greedy.len();
+    let mut sequence = Sequence::with_kv(open(config), model, tokens, golden.prompt.len(), kv)?;
+    let mut logits = sequence.prompt(&golden.prompt, golden.prompt.len())?;
+    for token in &golden.greedy {
+        logits.extend(sequence.feed(&[*token])?);
+    }
+    Ok(logits)
+}
+
+#[test]
+fn cuda_in_bf16_agrees_with_transformers() {
+    if is_there() {
+        for_all(&file::all(), |golden| {
+            let model = switch_off::open(golden)?;
+            let logits = forced(golden, &model, &CudaConfig::default(), KvFormat::BF16)?;
+            let (prompt, rest) = logits.split_at(golden.prompt.len());
+            if !rest.iter().flatten().all(|logit| logit.is_finite()) {
+                return Err("a logit of the continuation is not finite".to_owned());
+            }
+            run::compare_within(golden, prompt, BF16_COSTS * golden.tolerance())
+        });
+    }
+}
+
+/// Nothing may hang on whether a step was recorded.
+#[test]
+fn recorded_steps_equal_unrecorded_ones() {
+    if is_there() {
+        let configs = [f32(), CudaConfig::default(), CudaConfig { batch_invariant: true, ..CudaConfig::default() }];
+        for_all(&file::all(), |golden| {
+            let model = switch_off::open(golden)?;
+            for config in &configs {
+                let kv = if config.activations == Precision::F32 { KvFormat::F32 } else { KvFormat::BF16 };
+                let with = forced(golden, &model, &CudaConfig { graphs: true, ..config.clone() }, kv)?;
+                let without = forced(golden, &model, &CudaConfig { graphs: false, ..config.clone() }, kv)?;
+                if let Some(row) = with.iter().zip(&without).position(|(with, without)| with != without) {
+                    return Err(format!("position {row} differs between recorded and unrecorded steps ({config:?})"));
+                }
+            }
+            Ok(0.0)
+        });
+    }
+}
+
+/// A prompt in one step, in steps of seven and token by token: the same bits, where that was promised.
+#[test]
+fn batch_invariant_prompts_may_be_cut_anywhere() {
+    if is_there() {
+        let config = CudaConfig { batch_invariant: true, ..CudaConfig::default() };
+        println!("{}", open(&config).numerics());
+        for_all(&file::all(), |golden| {
+            let (model, rows) = (switch_off::open(golden)?, golden.prompt.len());
+            let in_steps = |chunk| {
+                Sequence::with_kv(open(&config), &model, rows, chunk, KvFormat::BF16)?.prompt(&golden.prompt, chunk)
+            };
+            let whole = in_steps(rows)?;
+            for chunk in [7, 1] {
+                let cut = in_steps(chunk)?;
+                if let Some(row) = cut.iter().zip(&whole).position(|(cut, whole)| cut != whole) {
+                    return Err(format!("position {row} differs when the prompt comes in steps of {chunk}"));
+                }
+            }
+            Ok(0.0)
+        });
+    }
+}
