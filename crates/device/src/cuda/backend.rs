@@ -250,6 +250,10 @@ impl Backend for Cuda {
         self.note(drawn);
     }
 
+    fn is_drawn(&mut self) -> bool {
+        self.sampler.as_ref().is_none_or(Sampler::is_drawn)
+    }
+
     fn drawn(&mut self, out: &mut Vec<Drawn>) -> Result<()> {
         if let Some(fault) = self.fault.take() {
             return Err(fault);

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use super::driver::{Buffer, Device, Event, KernelArg, Pinned, Plain, Stream, args};
 use super::launch;
 use super::tensor::{Float, Tensor};
-use crate::{Draw, DrawFailure, Drawn, DrawnLogprobs, Draws, Result};
+use crate::{Draw, DrawFailure, Drawn, DrawnLogprobs, Draws, Error, Result};
 
 const NONE: u32 = u32::MAX;
 /// Bytes that the kernels keep of a row between each other.
@@ -293,9 +293,20 @@ impl Sampler {
         Ok(())
     }
 
+    /// Whether [`Sampler::drawn`] would not wait.
+    pub fn is_drawn(&self) -> bool {
+        self.pending.front().is_none_or(|turn| self.turns[*turn].done.is_done())
+    }
+
     pub fn drawn(&mut self, out: &mut Vec<Drawn>) -> Result<()> {
         out.clear();
-        let turn = &self.turns[self.pending.pop_front().expect("a draw that was not told yet")];
+        let Some(turn) = self.pending.pop_front() else {
+            return Err(Error::Device {
+                device: "cuda".into(),
+                message: "nothing was drawn: the step before failed".into(),
+            });
+        };
+        let turn = &self.turns[turn];
         turn.done.synchronize()?;
         let tops = turn.num_rows * size_of::<SampleResult>();
         let some = 4 * turn.num_rows * turn.max_top;
