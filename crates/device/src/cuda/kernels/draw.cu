@@ -22,7 +22,7 @@ DEVICE double bin_mass(int bin, u32 count, u32 remainders) {
     return count * least + remainders * (step / 4096.0);
 }
 
-// Picks mode and cutoff of a row from its counts, with all 512 threads, and leaves the counts zero.
+// Picks mode and cutoff of a row from its counts, with all 256 threads, and leaves the counts zero.
 DEVICE void pick_cutoff(const SampleArgs& args, int row, double total) {
     __shared__ u32 count_warps[WARP];
     __shared__ double mass_warps[WARP];
@@ -30,27 +30,29 @@ DEVICE void pick_cutoff(const SampleArgs& args, int row, double total) {
     const SampleRow& want = args.rows[row];
     SampleState& state = args.states[row];
     const bool by_count = has_top_k(want, args.vocab);
-    // Thread t has the bins from the best but 2 t on.
-    int high = BINS - 1 - 2 * threadIdx.x, low = high - 1;
-    u32 counts[2] = {__ldcg(&state.counts[high]), __ldcg(&state.counts[low])};
-    double masses[2] = {0.0, 0.0};
-    if (!by_count) {
-        masses[0] = bin_mass(high, counts[0], __ldcg(&state.remainders[high]));
-        masses[1] = bin_mass(low, counts[1], __ldcg(&state.remainders[low]));
+    // Thread t has four bins, the best but 4 t first.
+    const int best = BINS - 1 - 4 * threadIdx.x;
+    u32 counts[4], all_counts, own_count = 0;
+    double masses[4], all_masses, own_mass = 0.0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        counts[i] = __ldcg(&state.counts[best - i]);
+        masses[i] = by_count ? 0.0 : bin_mass(best - i, counts[i], __ldcg(&state.remainders[best - i]));
+        own_count += counts[i];
+        own_mass += masses[i];
     }
-    u32 all_counts;
-    double all_masses;
-    u32 count = scan_block(counts[0] + counts[1], count_warps, all_counts);
-    double mass = scan_block(masses[0] + masses[1], mass_warps, all_masses);
+    u32 count = scan_block(own_count, count_warps, all_counts) - own_count;
+    double mass = scan_block(own_mass, mass_warps, all_masses) - own_mass;
     if (threadIdx.x == 0) cutoff = all_counts;
     __syncthreads();
     // With a top-k the best k are needed; top-p then chooses among them. Without one, what holds enough of all weight.
     const double target = (double)want.top_p * total * (1.0 + 1e-12);
-    if (by_count ? count >= want.top_k : mass >= target) {
-        u32 shorter = count - counts[1];
-        bool first = by_count ? shorter >= want.top_k : mass - masses[1] >= target;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        count += counts[i];
+        mass += masses[i];
         // The first to reach it has the largest bin.
-        atomicMax(&cutoff, (u64)(first ? high : low) << 32 | (first ? shorter : count));
+        if (by_count ? count >= want.top_k : mass >= target) atomicMax(&cutoff, (u64)(best - i) << 32 | count);
     }
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -58,15 +60,14 @@ DEVICE void pick_cutoff(const SampleArgs& args, int row, double total) {
         state.cutoff = max((u32)(cutoff >> 32) << BIN_SHIFT, 1u);
         state.num_list = 0;
     }
-    state.counts[high] = state.counts[low] = 0;
-    state.remainders[high] = state.remainders[low] = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) state.counts[best - i] = state.remainders[best - i] = 0;
 }
 
-extern "C" __global__ void __launch_bounds__(512, 2) draw_weigh(const __grid_constant__ SampleArgs args) {
+extern "C" __global__ void __launch_bounds__(256, 4) draw_weigh(const __grid_constant__ SampleArgs args) {
     __shared__ u32 counts[BINS], remainders[BINS];
-    __shared__ double warps[WARP];
     __shared__ bool is_last;
-    const int row = blockIdx.y, vocab = args.vocab, chunks = (vocab + CHUNK - 1) / CHUNK;
+    const int row = blockIdx.y, vocab = args.vocab;
     for (int bin = threadIdx.x; bin < BINS; bin += blockDim.x) counts[bin] = remainders[bin] = 0;
     __syncthreads();
     release_next();
@@ -83,26 +84,18 @@ extern "C" __global__ void __launch_bounds__(512, 2) draw_weigh(const __grid_con
         atomicAdd(&counts[bin], 1u);
         if (!top_k) atomicAdd(&remainders[bin], remainder_of(bits));
     };
-    for (int chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
-        int token = chunk * CHUNK + threadIdx.x * 4;
-        float4 a = weigher.four(token), b = weigher.four(token + CHUNK / 2);
-        if (filtered) {
-            count(a.x), count(a.y), count(a.z), count(a.w);
-            count(b.x), count(b.y), count(b.z), count(b.w);
-        }
-        if (top_k) continue;  // the sum of all is not needed
-        double sum = (((double)a.x + a.y) + ((double)a.z + a.w)) + (((double)b.x + b.y) + ((double)b.z + b.w));
+    for_chunks(weigher.logits, vocab, blockIdx.x, gridDim.x, [&](int chunk, int token, const float4(&fours)[FOURS]) {
+        double sum = 0.0;
 #pragma unroll
-        for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(FULL_MASK, sum, step);
-        __syncthreads();
-        if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = sum;
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            sum = 0.0;
-            for (int warp = 0; warp < 512 / WARP; warp++) sum += warps[warp];
-            state.sums[chunk] = sum;
+        for (int i = 0; i < FOURS; i++) {
+            float4 weights = weigher.of(fours[i], token + i * 4 * WARP);
+            if (filtered) count(weights.x), count(weights.y), count(weights.z), count(weights.w);
+            sum += sum_four(weights);
         }
-    }
+        if (top_k) return;  // the sum of all is not needed
+        sum = warp_total(sum);
+        if (threadIdx.x % WARP == 0) state.sums[chunk] = sum;
+    });
     if (filtered) {
         __syncthreads();
         for (int bin = threadIdx.x; bin < BINS; bin += blockDim.x) {
@@ -117,9 +110,12 @@ extern "C" __global__ void __launch_bounds__(512, 2) draw_weigh(const __grid_con
     if (!is_last) return;
     __threadfence();
     if (filtered) {
+        __shared__ double warps[WARP];
         double total = 0.0;
-        if (!top_k)
-            for (int chunk = 0; chunk < chunks; chunk++) total += __ldcg(&state.sums[chunk]);
+        if (!top_k) {
+            double own = threadIdx.x * CHUNK < vocab ? __ldcg(&state.sums[threadIdx.x]) : 0.0;
+            scan_block(own, warps, total);
+        }
         pick_cutoff(args, row, total);
     } else if (threadIdx.x == 0) {
         state.mode = MODE_ALL;
@@ -127,30 +123,39 @@ extern "C" __global__ void __launch_bounds__(512, 2) draw_weigh(const __grid_con
     if (threadIdx.x == 0) state.parts_done = 0;
 }
 
-extern "C" __global__ void __launch_bounds__(512, 2) draw_gather(const __grid_constant__ SampleArgs args) {
-    const int row = blockIdx.y, vocab = args.vocab, chunks = (vocab + CHUNK - 1) / CHUNK;
+extern "C" __global__ void __launch_bounds__(256, 4) draw_gather(const __grid_constant__ SampleArgs args) {
+    const int row = blockIdx.y;
     release_next();
     wait_for_previous();
     SampleState& state = args.states[row];
     if (!wants_draw(args, row) || state.mode != MODE_LIST) return;
     const u32 cutoff = state.cutoff;
     const Weigher weigher(args, row);
+    // Below this no weight can reach the cutoff: most tokens need no exponential.
+    const float reach = logf(__uint_as_float(cutoff)) - 0.01f;
+    const float least = weigher.best + args.rows[row].temperature * reach - fabsf(weigher.best) * 1e-6f;
     auto take = [&](float weight, int token) {
         u32 bits = __float_as_uint(weight);
         if (bits < cutoff) return;
         u32 place = atomicAdd(&state.num_list, 1u);
         if (place < MAX_LIST) state.list[place] = key_of(bits, token);
     };
-    for (int chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
-        int token = chunk * CHUNK + threadIdx.x * 4;
-        float4 a = weigher.four(token), b = weigher.four(token + CHUNK / 2);
-        take(a.x, token), take(a.y, token + 1), take(a.z, token + 2), take(a.w, token + 3);
-        token += CHUNK / 2;
-        take(b.x, token), take(b.y, token + 1), take(b.z, token + 2), take(b.w, token + 3);
-    }
+    for_chunks(weigher.logits, args.vocab, blockIdx.x, gridDim.x, [&](int, int first, const float4(&fours)[FOURS]) {
+#pragma unroll
+        for (int i = 0; i < FOURS; i++) {
+            float4 x = fours[i];
+            if (fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)) < least) continue;
+            int token = first + i * 4 * WARP;
+            float4 weights = weigher.of(x, token);
+            take(weights.x, token), take(weights.y, token + 1), take(weights.z, token + 2), take(weights.w, token + 3);
+        }
+    });
 }
 
 DEVICE double weight_of(u64 key) { return (double)__uint_as_float((u32)(key >> 32)); }
+
+// Tokens that `draw_token` takes at a time, four a thread.
+#define SWEEP 4096
 
 // What `draw_token` keeps in shared memory.
 struct Room {
@@ -165,7 +170,7 @@ struct Room {
     double sums[MAX_CHUNKS];
     u64 found;
     double before;
-    u32 remaining, bin;
+    u32 remaining, bin, last;
 };
 
 // Of `count` keys in order, four a thread, the first whose sum of weights reaches (or, `strictly`, passes) the target; the
@@ -218,7 +223,7 @@ DEVICE u32 draw_from_list(const SampleArgs& args, int row, Room& room) {
         if (top_k)
             total = sum_of(room, count);
         else
-            for (int chunk = 0; chunk * CHUNK < args.vocab; chunk++) total += state.sums[chunk];
+            scan_block(threadIdx.x * CHUNK < args.vocab ? state.sums[threadIdx.x] : 0.0, room.warps, total);
         count = first_to_reach(room, count, (double)want.top_p * total, false) + 1;
     }
     // In order of token: the halves change places, and the complement of a lower token is larger.
@@ -244,64 +249,56 @@ DEVICE u32 draw_from_all(const SampleArgs& args, int row, u64 border, bool have_
     const SampleRow& want = args.rows[row];
     const Weigher weigher(args, row);
     const int chunks = (args.vocab + CHUNK - 1) / CHUNK;
-    // Tokens of a thread are neighbours.
-    auto weights_at = [&](int chunk, float (&weights)[4]) {
-        int token = chunk * CHUNK + threadIdx.x * 4;
-        float4 four = weigher.four(token);
-        float each[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            weights[i] = key_of(__float_as_uint(each[i]), token + i) >= border ? each[i] : 0.0f;
+    auto kept = [&](float weight, int token) {
+        return key_of(__float_as_uint(weight), token) >= border ? weight : 0.0f;
     };
-    for (int chunk = 0; chunk < chunks; chunk++) {
-        if (have_sums) {
-            if (threadIdx.x == 0) room.sums[chunk] = args.states[row].sums[chunk];
-            continue;
-        }
-        float weights[4];
-        weights_at(chunk, weights);
-        double total;
-        scan_block(((double)weights[0] + weights[1]) + ((double)weights[2] + weights[3]), room.warps, total);
-        if (threadIdx.x == 0) room.sums[chunk] = total;
+    if (!have_sums) {
+        for_chunks(weigher.logits, args.vocab, 0, 1, [&](int chunk, int first, const float4(&fours)[FOURS]) {
+            double sum = 0.0;
+#pragma unroll
+            for (int i = 0; i < FOURS; i++) {
+                int token = first + i * 4 * WARP;
+                float4 x = weigher.of(fours[i], token);
+                sum += sum_four(make_float4(kept(x.x, token), kept(x.y, token + 1), kept(x.z, token + 2),
+                                            kept(x.w, token + 3)));
+            }
+            sum = warp_total(sum);
+            if (threadIdx.x % WARP == 0) room.sums[chunk] = sum;
+        });
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) room.bin = NONE, room.last = 0;
+    // A thread a chunk: the one in which the sum passes the target, or the last with any weight.
+    double own = 0.0, total;
+    if (threadIdx.x < chunks) own = have_sums ? args.states[row].sums[threadIdx.x] : room.sums[threadIdx.x];
+    double sum = scan_block(own, room.warps, total);
+    const double target = want.uniform * total;
+    if (own > 0.0) {
+        atomicMax(&room.last, threadIdx.x);
+        if (sum > target) atomicMin(&room.bin, threadIdx.x);
     }
     __syncthreads();
-    double total = 0.0, before = 0.0;
-    for (int chunk = 0; chunk < chunks; chunk++) total += room.sums[chunk];
-    const double target = want.uniform * total;
-    // The chunk in which the sum passes the target, or the last with any weight.
-    int found = 0;
-    double sum = 0.0;
-    for (int chunk = 0; chunk < chunks; chunk++) {
-        if (!(room.sums[chunk] > 0.0)) continue;
-        found = chunk;
-        before = sum;
-        sum += room.sums[chunk];
-        if (sum > target) break;
+    const int found = room.bin == NONE ? room.last : room.bin;
+    if (threadIdx.x == found) room.before = sum - own;
+    __syncthreads();
+    // Then a thread a token. Keys: those that pass the target come before those that do not, the lowest of the former and
+    // the highest of the latter.
+    const u32 token = found * CHUNK + threadIdx.x;
+    float weight = 0.0f;
+    if (token < args.vocab) {
+        bool allowed = !weigher.allowed || weigher.allowed[token / 32] >> (token % 32) & 1;
+        weight = allowed ? kept(weigher.of(weigher.logits[token]), token) : 0.0f;
     }
-    float weights[4];
-    weights_at(found, weights);
-    double sums[4], own = 0.0, whole;
-#pragma unroll
-    for (int i = 0; i < 4; i++) own += weights[i], sums[i] = own;
-    before += scan_block(own, room.warps, whole) - own;
-    // Keys of candidates: those that pass the target come before those that do not, the lowest of the former and the
-    // highest of the latter.
-    u64 best = 0;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        u32 token = found * CHUNK + threadIdx.x * 4 + i;
-        if (!(weights[i] > 0.0f)) continue;
-        u64 key = before + sums[i] > target ? 1ull << 32 | (u32)~token : token;
-        best = max(best, key);
-    }
-    best = block_most(best, reinterpret_cast<u64*>(room.warps));
-    return best >> 32 ? ~(u32)best : (u32)best;
+    sum = room.before + scan_block((double)weight, room.warps, total);
+    u64 key = !(weight > 0.0f) ? 0 : sum > target ? 1ull << 32 | (u32)~token : token;
+    key = block_most(key, reinterpret_cast<u64*>(room.warps));
+    return key >> 32 ? ~(u32)key : (u32)key;
 }
 
 // The last of the best `ties` tokens, lowest ids first, with weights of exactly these bits.
 DEVICE u32 last_tie(const Weigher& weigher, u32 bits, u32 ties, Room& room) {
     u32 before = 0;
-    for (int first = 0; first < weigher.vocab; first += CHUNK) {
+    for (int first = 0; first < weigher.vocab; first += SWEEP) {
         int token = first + threadIdx.x * 4;
         float4 four = weigher.four(token);
         float each[4] = {four.x, four.y, four.z, four.w};
@@ -329,7 +326,7 @@ DEVICE u64 border_by_digits(const Weigher& weigher, bool by_count, double target
         __syncthreads();
         digits.counts[threadIdx.x] = digits.low[threadIdx.x] = digits.high[threadIdx.x] = 0;
         __syncthreads();
-        for (int token = threadIdx.x * 4; token < weigher.vocab; token += CHUNK) {
+        for (int token = threadIdx.x * 4; token < weigher.vocab; token += SWEEP) {
             float4 four = weigher.four(token);
             float each[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
@@ -410,7 +407,7 @@ extern "C" __global__ void __launch_bounds__(1024) draw_token(const __grid_const
         if (has_top_k(want, args.vocab)) border = border_by_digits(weigher, true, want.top_k, border, room);
         if (want.top_p < 1.0f) {
             double sum = 0.0, total;
-            for (int at = threadIdx.x * 4; at < args.vocab; at += CHUNK) {
+            for (int at = threadIdx.x * 4; at < args.vocab; at += SWEEP) {
                 float4 four = weigher.four(at);
                 float each[4] = {four.x, four.y, four.z, four.w};
                 for (int i = 0; i < 4; i++)

@@ -32,14 +32,16 @@ DEVICE void restore(const SampleArgs& args, const SampleRow& want, float* logits
 
 // Calls `body(token, logit)` for the tokens of this thread.
 template <typename Body> DEVICE void for_tokens(const float* logits, int vocab, Body body) {
-#pragma unroll 2
-    for (int token = threadIdx.x * 4; token < vocab; token += blockDim.x * 4) {
-        float4 four = read_four(logits, vocab, token);
-        body(token, four.x);
-        if (token + 1 < vocab) body(token + 1, four.y);
-        if (token + 2 < vocab) body(token + 2, four.z);
-        if (token + 3 < vocab) body(token + 3, four.w);
-    }
+    for_chunks(logits, vocab, 0, 1, [&](int, int first, const float4(&fours)[FOURS]) {
+#pragma unroll
+        for (int i = 0; i < FOURS; i++) {
+            int token = first + i * 4 * WARP;
+            if (token < vocab) body(token, fours[i].x);
+            if (token + 1 < vocab) body(token + 1, fours[i].y);
+            if (token + 2 < vocab) body(token + 2, fours[i].z);
+            if (token + 3 < vocab) body(token + 3, fours[i].w);
+        }
+    });
 }
 
 extern "C" __global__ void __launch_bounds__(1024) sample_logprobs(const __grid_constant__ SampleArgs args) {

@@ -1,9 +1,13 @@
-// From projections to stored keys and values: norms of q and k, rotation, and the write to the step's slots. A warp takes
-// a head; q goes back to where it came from, k and v go to the paged storage in its format and stay in f32 until then.
+// From projections to stored keys and values: norms of q and k, rotation, and the write to the step's slots. A warp, or
+// half of one, takes a head; q goes back to where it came from, k and v go to the paged storage in its format and stay in
+// f32 until then.
 //
 //   prepare_qkv_{bf16_128, bf16_256, bf16_any, f32_128, f32_any}(PrepareQkvArgs)
 //       128: head_dim <= 128, 256: head_dim <= 256, both with head_dim % 4 == 0 and pairs % 2 == 0; any: up to 512.
 //       grid (rows, ceil((heads + 2 * kv_heads) / 8)), or (rows, 1) with a norm over whole rows; threads 256.
+//   prepare_qkv_bf16_fast(PrepareQkvArgs)
+//       head_dim <= 128, head_dim % 8 == 0, pairs % 4 == 0, any format but int4.
+//       grid (rows, ceil((heads + 2 * kv_heads) / 16)), or (rows, 1) with a norm over whole rows; threads 256.
 #include "rows.cuh"
 
 #define KV_F32 0
@@ -16,7 +20,7 @@
 // 2^-110: smaller heads are zeros in fp8 and int8.
 #define KV_TINY 7.703719777548943e-34f
 #define NO_SLOT 0xffffffffu
-#define WARPS 8
+#define THREADS 256
 
 // By value, mirrored in Rust with repr(C): 112 bytes.
 struct PrepareQkvArgs {
@@ -65,27 +69,49 @@ DEVICE void load(Few<2>& to, const bf16* at) {
     u32 raw = *reinterpret_cast<const u32*>(at);
     to.x[0] = low_bf16(raw), to.x[1] = high_bf16(raw);
 }
+DEVICE void load(Few<4>& to, const float* at) {
+    float4 raw = load4(at);
+    to.x[0] = raw.x, to.x[1] = raw.y, to.x[2] = raw.z, to.x[3] = raw.w;
+}
+DEVICE void load(Few<4>& to, const bf16* at) {
+    float4 raw = load4(at);
+    to.x[0] = raw.x, to.x[1] = raw.y, to.x[2] = raw.z, to.x[3] = raw.w;
+}
 DEVICE void store(float* at, const Few<1>& x) { *at = x.x[0]; }
 DEVICE void store(bf16* at, const Few<1>& x) { *at = from_float<bf16>(x.x[0]); }
 DEVICE void store(float* at, const Few<2>& x) { *reinterpret_cast<float2*>(at) = make_float2(x.x[0], x.x[1]); }
 DEVICE void store(bf16* at, const Few<2>& x) { *reinterpret_cast<u32*>(at) = pack_bf16(x.x[0], x.x[1]); }
+DEVICE void store(float* at, const Few<4>& x) { store4(at, make_float4(x.x[0], x.x[1], x.x[2], x.x[3])); }
+DEVICE void store(bf16* at, const Few<4>& x) { store4(at, make_float4(x.x[0], x.x[1], x.x[2], x.x[3])); }
+DEVICE u32 two_halves(float low, float high) { return float_to_half(low) | (u32)float_to_half(high) << 16; }
 DEVICE void store_half(u16* at, const Few<1>& x) { *at = float_to_half(x.x[0]); }
 DEVICE void store_half(u16* at, const Few<2>& x) {
-    *reinterpret_cast<u32*>(at) = float_to_half(x.x[0]) | (u32)float_to_half(x.x[1]) << 16;
+    *reinterpret_cast<u32*>(at) = two_halves(x.x[0], x.x[1]);
 }
-DEVICE void store_bytes(u8* at, u8 first, u8, Few<1>) { *at = first; }
-DEVICE void store_bytes(u8* at, u8 first, u8 second, Few<2>) { *reinterpret_cast<u16*>(at) = first | second << 8; }
+DEVICE void store_half(u16* at, const Few<4>& x) {
+    *reinterpret_cast<uint2*>(at) = make_uint2(two_halves(x.x[0], x.x[1]), two_halves(x.x[2], x.x[3]));
+}
+DEVICE void store_bytes(u8* at, const u8 (&codes)[1]) { *at = codes[0]; }
+DEVICE void store_bytes(u8* at, const u8 (&codes)[2]) { *reinterpret_cast<u16*>(at) = codes[0] | codes[1] << 8; }
+DEVICE void store_bytes(u8* at, const u8 (&codes)[4]) {
+    *reinterpret_cast<u32*>(at) = codes[0] | codes[1] << 8 | codes[2] << 16 | (u32)codes[3] << 24;
+}
 
-// A head in a warp's registers: of each step, `low` holds the V values from `low_at` and `high` those from `high_at`.
+// The lanes that share a head with this one.
+template <int LANES> DEVICE u32 head_mask() {
+    return LANES == WARP ? FULL_MASK : ((1u << (LANES % WARP)) - 1) << (threadIdx.x % WARP / LANES * LANES);
+}
+
+// A head in the registers of its lanes: of each step, `low` holds the V values from `low_at` and `high` those from `high_at`.
 // Within the rotated part these are partners; behind it they are neighbours.
 template <int V, int STEPS> struct Head {
     Few<V> low[STEPS], high[STEPS];
 };
-template <int V> struct Place {
+template <int V, int LANES> struct Place {
     int low, high;
     bool has_low, has_high, turns;
     __device__ __forceinline__ Place(int step, int head_dim, int pairs) {
-        int couple = (step * WARP + threadIdx.x % WARP) * V;
+        int couple = (step * LANES + threadIdx.x % LANES) * V;
         turns = couple < pairs;
         low = turns ? couple : 2 * couple;
         high = turns ? couple + pairs : 2 * couple + V;
@@ -123,7 +149,7 @@ DEVICE void store_nibbles(u8* row, const float* values, int head_dim) {
 }
 
 // Rounds one head of one token to its place in the section of keys or values. `staged` is room for a head.
-template <int V, int STEPS>
+template <int V, int STEPS, int LANES>
 DEVICE void store_head(const PrepareQkvArgs& args, u8* section, int kv_head, int token, const Head<V, STEPS>& head,
                        int pairs, float* staged) {
     const int head_dim = args.head_dim, format = args.format;
@@ -133,14 +159,15 @@ DEVICE void store_head(const PrepareQkvArgs& args, u8* section, int kv_head, int
         u32 bits = 0;
 #pragma unroll
         for (int step = 0; step < STEPS; step++) {
-            Place<V> at(step, head_dim, pairs);
+            Place<V, LANES> at(step, head_dim, pairs);
 #pragma unroll
             for (int v = 0; v < V; v++) {
                 if (at.has_low) bits = max(bits, __float_as_uint(head.low[step].x[v]) & 0x7fffffff);
                 if (at.has_high) bits = max(bits, __float_as_uint(head.high[step].x[v]) & 0x7fffffff);
             }
         }
-        bits = __reduce_max_sync(FULL_MASK, bits);
+        #pragma unroll
+        for (int step = LANES / 2; step > 0; step >>= 1) bits = max(bits, __shfl_xor_sync(head_mask<LANES>(), bits, step));
         const float levels = format == KV_FP8 ? 448.0f : 127.0f, largest = __uint_as_float(bits);
         float scale = 0.0f, inverse = 0.0f;
         if (bits >= 0x7f800000)
@@ -156,20 +183,22 @@ DEVICE void store_head(const PrepareQkvArgs& args, u8* section, int kv_head, int
         };
 #pragma unroll
         for (int step = 0; step < STEPS; step++) {
-            Place<V> at(step, head_dim, pairs);
-            const float *low = head.low[step].x, *high = head.high[step].x;
-            if (at.has_low) store_bytes(row + at.low, code(low[0]), code(low[V - 1]), Few<V>());
-            if (at.has_high) store_bytes(row + at.high, code(high[0]), code(high[V - 1]), Few<V>());
+            Place<V, LANES> at(step, head_dim, pairs);
+            u8 low[V], high[V];
+#pragma unroll
+            for (int v = 0; v < V; v++) low[v] = code(head.low[step].x[v]), high[v] = code(head.high[step].x[v]);
+            if (at.has_low) store_bytes(row + at.low, low);
+            if (at.has_high) store_bytes(row + at.high, high);
         }
-        if (threadIdx.x % WARP == 0)
+        if (threadIdx.x % LANES == 0)
             reinterpret_cast<float*>(section + (i64)args.kv_heads * BLOCK_TOKENS * head_dim)[place] = scale;
         return;
     }
-    if (format == KV_INT4) {
+    if (LANES == WARP && format == KV_INT4) {
         __syncwarp();
 #pragma unroll
         for (int step = 0; step < STEPS; step++) {
-            Place<V> at(step, head_dim, pairs);
+            Place<V, LANES> at(step, head_dim, pairs);
             if (at.has_low) store(staged + at.low, head.low[step]);
             if (at.has_high) store(staged + at.high, head.high[step]);
         }
@@ -180,7 +209,7 @@ DEVICE void store_head(const PrepareQkvArgs& args, u8* section, int kv_head, int
     }
 #pragma unroll
     for (int step = 0; step < STEPS; step++) {
-        Place<V> at(step, head_dim, pairs);
+        Place<V, LANES> at(step, head_dim, pairs);
         i64 low = place * head_dim + at.low, high = place * head_dim + at.high;
         if (format == KV_BF16) {
             if (at.has_low) store(reinterpret_cast<bf16*>(section) + low, head.low[step]);
@@ -205,10 +234,10 @@ template <typename A> DEVICE float row_inverse(const A* values, int count, float
     return 1.0f / sqrtf(block_total(sum, scratch) / count + eps);
 }
 
-template <typename A, int V, int STEPS> DEVICE void prepare(const PrepareQkvArgs& args) {
+template <typename A, int V, int STEPS, int LANES> DEVICE void prepare(const PrepareQkvArgs& args) {
     __shared__ float4 scratch[2][8];
-    __shared__ float2 staged[WARPS][STEPS * WARP * V];
-    const int warp = threadIdx.x / WARP, row = blockIdx.x;
+    const int units = THREADS / LANES, unit = threadIdx.x / LANES, row = blockIdx.x;
+    __shared__ float2 staged[LANES == WARP ? units : 1][STEPS * WARP * V];
     const int head_dim = args.head_dim, q_heads = args.heads, k_end = q_heads + args.kv_heads;
     const int num_heads = k_end + args.kv_heads;
     A* values = reinterpret_cast<A*>(args.qkv) + (i64)row * num_heads * head_dim;
@@ -216,7 +245,7 @@ template <typename A, int V, int STEPS> DEVICE void prepare(const PrepareQkvArgs
     bool waited = false;
     float inverse_q = 0.0f, inverse_k = 0.0f;
     release_next();
-    for (int number = blockIdx.y * WARPS + warp;; number += gridDim.y * WARPS) {
+    for (int number = blockIdx.y * units + unit;; number += gridDim.y * units) {
         const bool any = number < num_heads, is_q = number < q_heads, is_v = number >= k_end;
         const float* norm = !any || is_v ? nullptr : is_q ? args.q_norm : args.k_norm;
         if (norm && args.row_span) norm += (is_q ? number : number - q_heads) * head_dim;
@@ -225,7 +254,7 @@ template <typename A, int V, int STEPS> DEVICE void prepare(const PrepareQkvArgs
         if (norm) {
 #pragma unroll
             for (int step = 0; step < STEPS; step++) {
-                Place<V> at(step, head_dim, pairs);
+                Place<V, LANES> at(step, head_dim, pairs);
                 if (at.has_low) load(weight.low[step], norm + at.low);
                 if (at.has_high) load(weight.high[step], norm + at.high);
             }
@@ -247,7 +276,7 @@ template <typename A, int V, int STEPS> DEVICE void prepare(const PrepareQkvArgs
         Head<V, STEPS> cos;  // low: cosines, high: sines
 #pragma unroll
         for (int step = 0; step < STEPS; step++) {
-            Place<V> at(step, head_dim, pairs);
+            Place<V, LANES> at(step, head_dim, pairs);
             if (at.has_low) load(head.low[step], from + at.low);
             if (at.has_high) load(head.high[step], from + at.high);
             if (at.turns) {
@@ -261,14 +290,16 @@ template <typename A, int V, int STEPS> DEVICE void prepare(const PrepareQkvArgs
                 float sum = 0.0f;
 #pragma unroll
                 for (int step = 0; step < STEPS; step++) {
-                    Place<V> at(step, head_dim, pairs);
+                    Place<V, LANES> at(step, head_dim, pairs);
 #pragma unroll
                     for (int v = 0; v < V; v++) {
                         if (at.has_low) sum += head.low[step].x[v] * head.low[step].x[v];
                         if (at.has_high) sum += head.high[step].x[v] * head.high[step].x[v];
                     }
                 }
-                inverse = 1.0f / sqrtf(warp_sum(sum) / head_dim + args.eps);
+#pragma unroll
+                for (int step = LANES / 2; step > 0; step >>= 1) sum += __shfl_xor_sync(head_mask<LANES>(), sum, step);
+                inverse = 1.0f / sqrtf(sum / head_dim + args.eps);
             }
 #pragma unroll
             for (int step = 0; step < STEPS; step++)
@@ -280,7 +311,7 @@ template <typename A, int V, int STEPS> DEVICE void prepare(const PrepareQkvArgs
         }
 #pragma unroll
         for (int step = 0; step < STEPS; step++) {
-            if (!Place<V>(step, head_dim, pairs).turns) continue;
+            if (!Place<V, LANES>(step, head_dim, pairs).turns) continue;
 #pragma unroll
             for (int v = 0; v < V; v++) {
                 float a = head.low[step].x[v], b = head.high[step].x[v];
@@ -293,25 +324,27 @@ template <typename A, int V, int STEPS> DEVICE void prepare(const PrepareQkvArgs
             if (!args.q_norm && !args.pairs) continue;
 #pragma unroll
             for (int step = 0; step < STEPS; step++) {
-                Place<V> at(step, head_dim, pairs);
+                Place<V, LANES> at(step, head_dim, pairs);
                 if (at.has_low) store(from + at.low, head.low[step]);
                 if (at.has_high) store(from + at.high, head.high[step]);
             }
         } else if (slot != NO_SLOT) {
             u8* section = args.kv + (i64)(slot / BLOCK_TOKENS) * args.block_stride + args.layer_offset +
                           (is_v ? args.value_offset : 0);
-            store_head<V, STEPS>(args, section, number - (is_v ? k_end : q_heads), slot % BLOCK_TOKENS, head, pairs,
-                                 reinterpret_cast<float*>(staged[warp]));
+            store_head<V, STEPS, LANES>(args, section, number - (is_v ? k_end : q_heads), slot % BLOCK_TOKENS, head, pairs,
+                                 reinterpret_cast<float*>(staged[LANES == WARP ? unit : 0]));
         }
     }
 }
 
-#define PREPARE(NAME, A, V, STEPS)                                                                                     \
-    extern "C" __global__ void __launch_bounds__(256) prepare_qkv_##NAME(const __grid_constant__ PrepareQkvArgs args) {\
-        prepare<A, V, STEPS>(args);                                                                                    \
+#define PREPARE(NAME, A, V, STEPS, LANES)                                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
+        prepare_qkv_##NAME(const __grid_constant__ PrepareQkvArgs args) {                                              \
+        prepare<A, V, STEPS, LANES>(args);                                                                             \
     }
-PREPARE(bf16_128, bf16, 2, 1)
-PREPARE(bf16_256, bf16, 2, 2)
-PREPARE(bf16_any, bf16, 1, 8)
-PREPARE(f32_128, float, 2, 1)
-PREPARE(f32_any, float, 1, 8)
+PREPARE(bf16_fast, bf16, 4, 1, 16)
+PREPARE(bf16_128, bf16, 2, 1, 32)
+PREPARE(bf16_256, bf16, 2, 2, 32)
+PREPARE(bf16_any, bf16, 1, 8, 32)
+PREPARE(f32_128, float, 2, 1, 32)
+PREPARE(f32_any, float, 1, 8, 32)

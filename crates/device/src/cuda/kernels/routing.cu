@@ -1,16 +1,21 @@
 // Mixture of experts, part one: which experts a row takes and with what weight, from that row's router logits alone; and
-// all (row, expert) pairs in order of expert, then row. A warp routes a row. Chunks of 64 rows keep a bit a row and
-// expert, so that a pair's place among its expert's rows is a count of bits.
+// all (row, expert) pairs in order of expert, then row. A warp routes a row. A bit a row and expert makes a pair's place
+// among its expert's rows a count of bits.
 //
-//   route_{128,512}(RoutingArgs)                grid ceil(rows / 64); with one block (rows <= 64) everything is done
-//   place_pairs_{128,512}(RoutingArgs)          then with more blocks: grid ceil(rows / 64)
-//       128: experts <= 128, threads 1024; 512: experts <= 512, threads 512. At most 64 groups; top_k <= experts.
+//   route_{128,512}(RoutingArgs)
+//       rows <= 16: grid 1, threads 512 (256 up to 8 rows): everything is done. Else grid ceil(rows / 8), threads 256, and then
+//   place_pairs_{128,512}(RoutingArgs)
+//       grid ceil(rows / 64), threads 1024.
+//       128: experts <= 128; 512: experts <= 512. At most 64 groups; top_k <= experts, top_k <= 32.
 #include "rows.cuh"
 
 #define SOFTMAX 0
 #define SOFTMAX_OF_BEST 1
 #define SIGMOID 2
 #define CHUNK 64
+// Most rows of a block that does everything; most experts of a row.
+#define MAX_ROWS 16
+#define MAX_TOP 32
 #define GONE 0u
 #define NO_NUMBER 1u
 
@@ -24,7 +29,7 @@ struct RoutingArgs {
     u32* sorted_rows;          // [rows * top_k] out: whose row stands at a place
     u32* sorted_experts;       // [rows * top_k] out: whose expert
     u32* offsets;              // [experts + 1] out: where an expert's pairs start
-    u32* counts;               // [ceil(rows / 64), experts] scratch of the two halves
+    void* unused;
     i32 rows, experts, top_k;
     i32 score;                 // SOFTMAX ...
     i32 normalize, groups, groups_kept;
@@ -40,48 +45,52 @@ DEVICE u32 rank_of(float x) {
 }
 
 // Which groups of experts stay in the race, as bits: those with the largest sums of their two best, the lower number
-// first among equals. `ranked` is what the choice goes by, of expert e * 32 + lane.
-template <int EACH> DEVICE u64 best_groups(const float (&ranked)[EACH], const RoutingArgs& args) {
-    const int lane = threadIdx.x % WARP, size = args.experts / args.groups;
+// first among equals. `ranked` is what the choice goes by, of all experts, in shared memory.
+DEVICE u64 best_groups(const float* ranked, const RoutingArgs& args) {
+    const int lane = threadIdx.x % WARP, groups = args.groups, size = args.experts / groups;
     const float none = __uint_as_float(0xff800000u);
-    float own[2] = {none, none};  // of groups lane and lane + 32
-    for (int group = 0; group < args.groups; group++) {
+    // So many lanes share a group; with more than 32 groups a lane has two.
+    int share = 1;
+    while (2 * share * groups <= WARP) share *= 2;
+    float own[2] = {none, none};
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int group = half * WARP + lane / share;
+        if (half * WARP >= groups) break;
         float first = none, second = none;
-#pragma unroll
-        for (int e = 0; e < EACH; e++) {
-            int expert = e * WARP + lane;
-            float value = expert / size == group && expert < args.experts ? ranked[e] : none;
-            if (value > first)
-                second = first, first = value;
-            else if (value > second)
-                second = value;
-        }
-#pragma unroll
-        for (int step = 16; step > 0; step >>= 1) {
+        if (group < groups)
+            for (int i = lane % share; i < size; i += share) {
+                float value = ranked[group * size + i];
+                if (value > first)
+                    second = first, first = value;
+                else if (value > second)
+                    second = value;
+            }
+        for (int step = 1; step < share; step *= 2) {
             float other = __shfl_xor_sync(FULL_MASK, first, step), next = __shfl_xor_sync(FULL_MASK, second, step);
             second = fmaxf(fminf(first, other), fmaxf(second, next));
             first = fmaxf(first, other);
         }
-        float sum = size == 1 ? first : first + second;
-        if (group == lane) own[0] = sum;
-        if (group == lane + WARP) own[1] = sum;
+        own[half] = size == 1 ? first : first + second;
     }
     u64 kept = 0;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        int group = half * WARP + lane, beaten = 0;
-        for (int other = 0; other < args.groups; other++) {
-            float theirs = __shfl_sync(FULL_MASK, other < WARP ? own[0] : own[1], other % WARP);
+        if (half * WARP >= groups) break;
+        int group = half * WARP + lane / share, beaten = 0;
+        for (int other = 0; other < groups; other++) {
+            float theirs = __shfl_sync(FULL_MASK, other < WARP ? own[0] : own[1], other % WARP * share);
             beaten += theirs > own[half] || (theirs == own[half] && other < group);
         }
-        u32 bits = __ballot_sync(FULL_MASK, group < args.groups && beaten < args.groups_kept);
-        kept |= (u64)bits << (half * WARP);
+        u32 lanes = __ballot_sync(FULL_MASK, group < groups && beaten < args.groups_kept && lane % share == 0);
+        for (; lanes; lanes &= lanes - 1) kept |= 1ull << (half * WARP + (__ffs(lanes) - 1) / share);
     }
     return kept;
 }
 
-// Routes one row with one warp: writes its experts and weights, and sets the row's bit in each expert's mask.
-template <int EACH> DEVICE void route_row(const RoutingArgs& args, int row, u64* masks) {
+// Routes one row with one warp: writes its experts and weights, the experts to `chosen` as well. `staged` is room for a
+// score an expert.
+template <int EACH> DEVICE void route_row(const RoutingArgs& args, int row, u16* chosen, float* staged) {
     const int lane = threadIdx.x % WARP;
     const float none = __uint_as_float(0xff800000u);
     float scores[EACH];
@@ -123,11 +132,17 @@ template <int EACH> DEVICE void route_row(const RoutingArgs& args, int row, u64*
             if (args.choice_bias && expert < args.experts) ranked[e] += args.choice_bias[expert];
         }
         if (args.groups > 1) {
-            u64 kept = best_groups<EACH>(ranked, args);
-            int size = args.experts / args.groups;
 #pragma unroll
-            for (int e = 0; e < EACH; e++)
-                if (!((kept >> ((e * WARP + lane) / size & 63)) & 1)) ranked[e] = none;
+            for (int e = 0; e < EACH; e++) staged[e * WARP + lane] = ranked[e];
+            __syncwarp();
+            u64 kept = best_groups(staged, args);
+            float inverse = 1.0f / (args.experts / args.groups);
+#pragma unroll
+            for (int e = 0; e < EACH; e++) {
+                // Exact: experts and groups are few.
+                int group = (int)((e * WARP + lane + 0.5f) * inverse);
+                if (!((kept >> (group & 63)) & 1)) ranked[e] = none;
+            }
         }
 #pragma unroll
         for (int e = 0; e < EACH; e++) ranks[e] = rank_of(ranked[e]);
@@ -179,124 +194,123 @@ template <int EACH> DEVICE void route_row(const RoutingArgs& args, int row, u64*
     for (int e = 0; e < EACH; e++) {
         u32 lanes = __ballot_sync(FULL_MASK, taken >> e & 1);
         if (taken >> e & 1) {
-            i64 at = (i64)row * args.top_k + before + __popc(lanes & ((1u << lane) - 1));
-            args.experts_of[at] = e * WARP + lane;
-            args.weights[at] = scores[e] * factor;
-            atomicOr(&masks[e * WARP + lane], 1ull << (row % CHUNK));
+            int place = before + __popc(lanes & ((1u << lane) - 1));
+            args.experts_of[(i64)row * args.top_k + place] = e * WARP + lane;
+            args.weights[(i64)row * args.top_k + place] = scores[e] * factor;
+            chosen[place] = e * WARP + lane;
         }
         before += __popc(lanes);
     }
 }
 
-// Of thread e's count the sum of all counts before it; of the first LIMIT threads, in all threads of those.
-template <int LIMIT> DEVICE u32 counts_before(u32 count, u32* warps) {
+// Of each expert's count the sum of all counts before it, in place, in shared memory; returns the sum of all.
+template <int LIMIT> DEVICE u32 counts_before(u32* counts, u32* warps) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    u32 sum = count;
+    const int each = LIMIT <= 128 ? 1 : 2, used = LIMIT / each / WARP;
+    u32 own[each], sum = 0;
+    if (warp < used) {
 #pragma unroll
-    for (int step = 1; step < WARP; step <<= 1) {
-        u32 other = __shfl_up_sync(FULL_MASK, sum, step);
-        if (lane >= step) sum += other;
+        for (int i = 0; i < each; i++) own[i] = counts[threadIdx.x * each + i], sum += own[i];
+        u32 mine = sum;
+#pragma unroll
+        for (int step = 1; step < WARP; step <<= 1) {
+            u32 other = __shfl_up_sync(FULL_MASK, sum, step);
+            if (lane >= step) sum += other;
+        }
+        if (lane == WARP - 1) warps[warp] = sum;
+        sum -= mine;
     }
-    if (lane == WARP - 1 && warp < LIMIT / WARP) warps[warp] = sum;
     __syncthreads();
-    u32 before = sum - count;
-    if (threadIdx.x < LIMIT)
-        for (int other = 0; other < warp; other++) before += warps[other];
-    return before;
+    u32 total = 0;
+#pragma unroll
+    for (int other = 0; other < used; other++) {
+        if (other < warp) sum += warps[other];
+        total += warps[other];
+    }
+    if (warp < used) {
+#pragma unroll
+        for (int i = 0; i < each; i++) counts[threadIdx.x * each + i] = sum, sum += own[i];
+    }
+    __syncthreads();
+    return total;
 }
 
-template <int EACH> DEVICE void route_chunk(const RoutingArgs& args, u64* masks) {
-    const int warp = threadIdx.x / WARP;
-    if (threadIdx.x < EACH * WARP) masks[threadIdx.x] = 0;
+DEVICE void write_offsets(const RoutingArgs& args, const u32* starts, u32 total) {
+    for (int expert = threadIdx.x; expert <= args.experts; expert += blockDim.x)
+        args.offsets[expert] = expert < args.experts ? starts[expert] : total;
+}
+
+template <int EACH> DEVICE void route(const RoutingArgs& args) {
+    const int limit = EACH * WARP;
+    __shared__ u16 chosen[MAX_ROWS][MAX_TOP];
+    __shared__ float staged[MAX_ROWS][limit];
+    __shared__ u32 masks[limit], starts[limit], warps[WARP];
+    const int warp = threadIdx.x / WARP, row = blockIdx.x * (blockDim.x / WARP) + warp;
+    release_next();
+    wait_for_previous();
+    if (row < args.rows) route_row<EACH>(args, row, chosen[warp], staged[warp]);
+    if (gridDim.x > 1) return;
+
+    for (int expert = threadIdx.x; expert < limit; expert += blockDim.x) masks[expert] = 0;
+    __syncthreads();
+    const int pairs = args.rows * args.top_k;
+    for (int pair = threadIdx.x; pair < pairs; pair += blockDim.x)
+        atomicOr(&masks[chosen[pair / args.top_k][pair % args.top_k]], 1u << (pair / args.top_k));
+    __syncthreads();
+    for (int expert = threadIdx.x; expert < limit; expert += blockDim.x) starts[expert] = __popc(masks[expert]);
+    __syncthreads();
+    u32 total = counts_before<limit>(starts, warps);
+    write_offsets(args, starts, total);
+    for (int pair = threadIdx.x; pair < pairs; pair += blockDim.x) {
+        int of_row = pair / args.top_k;
+        u32 expert = chosen[of_row][pair % args.top_k];
+        u32 at = starts[expert] + __popc(masks[expert] & ((1u << of_row) - 1));
+        args.positions[pair] = at;
+        args.sorted_rows[at] = of_row;
+        args.sorted_experts[at] = expert;
+    }
+}
+
+// Each block counts all pairs, and those of earlier rows apart, and places its own. Counts are sums of integers and masks
+// are unions, so the order in which threads arrive does not matter.
+template <int EACH> DEVICE void place_pairs(const RoutingArgs& args) {
+    const int limit = EACH * WARP;
+    __shared__ u64 masks[limit];
+    __shared__ u32 earlier[limit], starts[limit], warps[WARP];
+    for (int expert = threadIdx.x; expert < limit; expert += blockDim.x)
+        masks[expert] = 0, earlier[expert] = 0, starts[expert] = 0;
     __syncthreads();
     release_next();
     wait_for_previous();
-#pragma unroll 1
-    for (int local = warp; local < CHUNK; local += blockDim.x / WARP) {
-        int row = blockIdx.x * CHUNK + local;
-        if (row < args.rows) route_row<EACH>(args, row, masks);
-    }
+    const int pairs = args.rows * args.top_k, first = blockIdx.x * CHUNK * args.top_k;
+    const int end = min(first + CHUNK * args.top_k, pairs);
+#pragma unroll 4
+    for (int pair = threadIdx.x; pair < pairs; pair += blockDim.x)
+        atomicAdd(pair < first ? &earlier[args.experts_of[pair]] : &starts[args.experts_of[pair]], 1u);
+    for (int pair = first + threadIdx.x; pair < end; pair += blockDim.x)
+        atomicOr(&masks[args.experts_of[pair]], 1ull << (pair / args.top_k % CHUNK));
     __syncthreads();
-}
-
-DEVICE u32 rank_in_chunk(const u64* masks, u32 expert, int row) {
-    return __popcll(masks[expert] & ((1ull << (row % CHUNK)) - 1));
-}
-
-// With one block all is done; else each pair's rank within its chunk and expert is left in `positions`, and each chunk's
-// counts.
-template <int EACH> DEVICE void route(const RoutingArgs& args) {
-    const int limit = EACH * WARP;
-    __shared__ u64 masks[limit];
-    __shared__ u32 starts[limit], warps[WARP];
-    route_chunk<EACH>(args, masks);
-    const bool alone = gridDim.x == 1;
-    u32 count = threadIdx.x < limit ? __popcll(masks[threadIdx.x]) : 0;
-    u32 start = counts_before<limit>(count, warps);
-    if (threadIdx.x < limit) starts[threadIdx.x] = alone ? start : 0;
-    if (threadIdx.x < args.experts) {
-        if (!alone) args.counts[(i64)blockIdx.x * args.experts + threadIdx.x] = count;
-        if (alone) args.offsets[threadIdx.x] = start;
-        if (alone && threadIdx.x == args.experts - 1) args.offsets[args.experts] = start + count;
-    }
+    for (int expert = threadIdx.x; expert < limit; expert += blockDim.x) starts[expert] += earlier[expert];
     __syncthreads();
-    int first = blockIdx.x * CHUNK, rows = min(CHUNK, args.rows - first);
-    for (int index = threadIdx.x; index < rows * args.top_k; index += blockDim.x) {
-        int pair = first * args.top_k + index, row = pair / args.top_k;
+    u32 total = counts_before<limit>(starts, warps);
+    if (blockIdx.x == 0) write_offsets(args, starts, total);
+    for (int pair = first + threadIdx.x; pair < end; pair += blockDim.x) {
+        int row = pair / args.top_k;
         u32 expert = args.experts_of[pair];
-        u32 at = starts[expert] + rank_in_chunk(masks, expert, row);
+        u32 at = starts[expert] + earlier[expert] + __popcll(masks[expert] & ((1ull << (row % CHUNK)) - 1));
         args.positions[pair] = at;
-        if (!alone) continue;
         args.sorted_rows[at] = row;
         args.sorted_experts[at] = expert;
     }
 }
 
-template <int EACH> DEVICE void place_pairs(const RoutingArgs& args) {
-    const int limit = EACH * WARP, shares = blockDim.x / limit;
-    __shared__ u32 totals[limit], starts[limit], warps[WARP];
-    if (threadIdx.x < limit) totals[threadIdx.x] = starts[threadIdx.x] = 0;
-    __syncthreads();
-    release_next();
-    wait_for_previous();
-    // Sums of integers, so the order in which shares arrive does not matter.
-    int expert = threadIdx.x % limit, chunks = (args.rows + CHUNK - 1) / CHUNK;
-    if (expert < args.experts) {
-        u32 total = 0, before = 0;
-#pragma unroll 8
-        for (int chunk = threadIdx.x / limit; chunk < chunks; chunk += shares) {
-            u32 count = args.counts[(i64)chunk * args.experts + expert];
-            total += count;
-            before += chunk < blockIdx.x ? count : 0;
-        }
-        atomicAdd(&totals[expert], total);
-        atomicAdd(&starts[expert], before);
-    }
-    __syncthreads();
-    u32 total = threadIdx.x < limit ? totals[threadIdx.x] : 0;
-    u32 start = counts_before<limit>(total, warps);
-    if (threadIdx.x < limit) starts[threadIdx.x] += start;
-    if (blockIdx.x == 0 && threadIdx.x < args.experts) {
-        args.offsets[threadIdx.x] = start;
-        if (threadIdx.x == args.experts - 1) args.offsets[args.experts] = start + total;
-    }
-    __syncthreads();
-    int first = blockIdx.x * CHUNK, rows = min(CHUNK, args.rows - first);
-    for (int index = threadIdx.x; index < rows * args.top_k; index += blockDim.x) {
-        int pair = first * args.top_k + index;
-        u32 chosen = args.experts_of[pair], at = starts[chosen] + args.positions[pair];
-        args.positions[pair] = at;
-        args.sorted_rows[at] = pair / args.top_k;
-        args.sorted_experts[at] = chosen;
-    }
-}
-
-#define ROUTING(LIMIT, EACH, THREADS)                                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS) route_##LIMIT(const __grid_constant__ RoutingArgs args) {    \
+#define ROUTING(LIMIT, EACH)                                                                                           \
+    extern "C" __global__ void __launch_bounds__(512) route_##LIMIT(const __grid_constant__ RoutingArgs args) {        \
         route<EACH>(args);                                                                                             \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS) place_pairs_##LIMIT(const __grid_constant__ RoutingArgs args) { \
+    extern "C" __global__ void __launch_bounds__(1024)                                                                 \
+        place_pairs_##LIMIT(const __grid_constant__ RoutingArgs args) {                                                \
         place_pairs<EACH>(args);                                                                                       \
     }
-ROUTING(128, 4, 1024)
-ROUTING(512, 16, 512)
+ROUTING(128, 4)
+ROUTING(512, 16)

@@ -92,7 +92,7 @@ DEVICE void finish_best(const SampleArgs& args, int row) {
     if (args.tokens) args.tokens[row] = result.token;
 }
 
-extern "C" __global__ void __launch_bounds__(512, 2) sample_best(const __grid_constant__ SampleArgs args) {
+extern "C" __global__ void __launch_bounds__(256, 4) sample_best(const __grid_constant__ SampleArgs args) {
     __shared__ u64 warps[WARP];
     const int row = blockIdx.y, vocab = args.vocab;
     const float* logits = logits_of(args, row);
@@ -118,21 +118,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) sample_best(const __grid_co
         if (x.z > best) best = x.z, best_token = token + 2;
         if (x.w > best) best = x.w, best_token = token + 3;
     };
-    const int step = gridDim.x * CHUNK;
-    int token = blockIdx.x * CHUNK + threadIdx.x * 4;
-    for (; token + step < vocab; token += 2 * step) {
-        float4 a = read_four(logits, vocab, token), b = read_four(logits, vocab, token + CHUNK / 2);
-        float4 c = read_four(logits, vocab, token + step), d = read_four(logits, vocab, token + step + CHUNK / 2);
-        see(a, token);
-        see(b, token + CHUNK / 2);
-        see(c, token + step);
-        see(d, token + step + CHUNK / 2);
-    }
-    for (; token < vocab; token += step) {
-        float4 a = read_four(logits, vocab, token), b = read_four(logits, vocab, token + CHUNK / 2);
-        see(a, token);
-        see(b, token + CHUNK / 2);
-    }
+    for_chunks(logits, vocab, blockIdx.x, gridDim.x, [&](int, int token, const float4(&fours)[FOURS]) {
+#pragma unroll
+        for (int i = 0; i < FOURS; i++) see(fours[i], token + i * 4 * WARP);
+    });
     // Plus zero: minus zero is equal to zero here.
     u64 key = best_token == NONE ? 0 : key_of(ordered(best + 0.0f), best_token);
     key = block_most(key, warps);

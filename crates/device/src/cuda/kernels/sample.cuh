@@ -4,20 +4,21 @@
 //
 // One call, for any mix of draws (each kernel launched only where a draw asks for it, except `sample_best`):
 //   1. sample_edit(SampleArgs)        draws with lists: masks, biases, penalties in place; grid (draws), threads 256
-//   2. sample_best(SampleArgs)        check, best token; greedy draws are done; grid (parts, draws), threads 512
-//   3. draw_weigh(SampleArgs)         draws with a temperature; grid (parts, draws), threads 512
-//   4. draw_gather(SampleArgs)        ... with top_k or top_p as well; grid (parts, draws), threads 512
+//   2. sample_best(SampleArgs)        check, best token; greedy draws are done; grid (parts, draws), threads 256
+//   3. draw_weigh(SampleArgs)         draws with a temperature; grid (parts, draws), threads 256
+//   4. draw_gather(SampleArgs)        ... with top_k or top_p as well; grid (parts, draws), threads 256
 //   5. draw_token(SampleArgs)         draws with a temperature; grid (draws), threads 1024
 //   6. sample_logprobs(SampleArgs)    draws with `logprobs`; grid (draws), threads 1024
-// parts = clamp(ceil(528 / draws), 1, ceil(vocab / 4096)): results do not depend on it. No dynamic shared memory.
+// parts = clamp(528 / draws rounded down, 1, ceil(vocab / 8192)): results do not depend on it. No dynamic shared memory.
 // `states` is zeroed once, when it is made; every call leaves it ready for the next.
 #pragma once
 #include "rows.cuh"
 
 #define NONE 0xffffffffu
-// Tokens whose weights are summed together, in a fixed order. A power of two.
-#define CHUNK 4096
-#define MAX_CHUNKS 64
+// Tokens whose weights a warp sums, in a fixed order: eight times four a lane.
+#define CHUNK 1024
+#define MAX_CHUNKS 256
+#define FOURS (CHUNK / 4 / WARP)
 // Bins of weights: an eighth of a power of two each; all positive weights up to 1.
 #define BINS 1024
 #define BIN_SHIFT 20
@@ -58,7 +59,7 @@ struct SampleResult {
     u32 num_top;    // best tokens reported
 };
 
-// What one row's kernels leave each other: zeros before the first call. 41,504 bytes.
+// What one row's kernels leave each other: zeros before the first call. 43,040 bytes.
 struct SampleState {
     u64 best;                // the best token's key, of all parts so far
     u32 wrong;               // the complement of the first token whose raw logit is not finite; 0: none
@@ -91,7 +92,7 @@ struct SampleArgs {
     i32 padding[2];
 };
 
-static_assert(sizeof(SampleRow) == 80 && sizeof(SampleResult) == 24 && sizeof(SampleState) == 41504, "as the host has it");
+static_assert(sizeof(SampleRow) == 80 && sizeof(SampleResult) == 24 && sizeof(SampleState) == 43040, "as the host has it");
 static_assert(sizeof(SampleArgs) == 88, "as the host has it");
 
 DEVICE float* logits_of(const SampleArgs& args, int draw) {
@@ -128,6 +129,18 @@ DEVICE float4 read_four(const float* logits, int vocab, int token) {
     four.w = token + 3 < vocab ? logits[token + 3] : minus_infinity();
     return four;
 }
+// Calls `body(chunk, first token, fours)` for each chunk of this warp, a part of the row's. Lane l has tokens
+// first + 128 i to first + 128 i + 3 in fours[i], where `first` counts the lane in.
+template <typename Body> DEVICE void for_chunks(const float* logits, int vocab, int part, int parts, Body body) {
+    const int lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
+    for (int chunk = part * warps + threadIdx.x / WARP; chunk * CHUNK < vocab; chunk += parts * warps) {
+        int first = chunk * CHUNK + lane * 4;
+        float4 fours[FOURS];
+#pragma unroll
+        for (int i = 0; i < FOURS; i++) fours[i] = read_four(logits, vocab, first + i * 4 * WARP);
+        body(chunk, first, fours);
+    }
+}
 // Minus infinity where the bit of a token is not set.
 DEVICE float4 allow_four(float4 four, const u32* allowed, int vocab, int token) {
     if (!allowed || token >= vocab) return four;
@@ -161,17 +174,30 @@ struct Weigher {
         float weight = below == 0.0f ? 1.0f : expf(__fmul_rn(below, inverse));
         return weight < min_p ? 0.0f : weight;
     }
-    __device__ __forceinline__ float4 four(int token) const {
-        float4 x = allow_four(read_four(logits, vocab, token), allowed, vocab, token);
+    __device__ __forceinline__ float4 of(float4 x, int token) const {
+        x = allow_four(x, allowed, vocab, token);
         return make_float4(of(x.x), of(x.y), of(x.z), of(x.w));
     }
+    __device__ __forceinline__ float4 four(int token) const { return of(read_four(logits, vocab, token), token); }
 };
+DEVICE float sum_four(float4 x) { return (x.x + x.y) + (x.z + x.w); }
+DEVICE double warp_total(double x) {
+#pragma unroll
+    for (int step = 16; step > 0; step >>= 1) x += __shfl_xor_sync(FULL_MASK, x, step);
+    return x;
+}
 
 // The best first, in shared memory; `count` is a power of two. Starts and ends with a barrier.
 DEVICE void sort_keys(u64* keys, int count) {
+    // A warp's 32 pairs lie within 64 neighbours where the stride is 32 or less: only longer strides cross warps.
+    bool crossed = true;
     for (int size = 2; size <= count; size <<= 1) {
         for (int stride = size / 2; stride > 0; stride >>= 1) {
-            __syncthreads();
+            if (crossed || stride > WARP)
+                __syncthreads();
+            else
+                __syncwarp();
+            crossed = stride > WARP;
             for (int i = threadIdx.x; i < count / 2; i += blockDim.x) {
                 int a = 2 * i - (i & (stride - 1)), b = a + stride;
                 u64 x = keys[a], y = keys[b];
@@ -181,11 +207,7 @@ DEVICE void sort_keys(u64* keys, int count) {
     }
     __syncthreads();
 }
-DEVICE int power_of_two(int count) {
-    int power = 1;
-    while (power < count) power <<= 1;
-    return power;
-}
+DEVICE int power_of_two(u32 count) { return count <= 1 ? 1 : 1 << (32 - __clz(count - 1)); }
 
 // The sum over all threads up to and with this one; `total` is that of all. `warps` has a place a warp and is free again
 // after the next barrier.
@@ -199,13 +221,15 @@ template <typename T> DEVICE T scan_block(T x, T* warps, T& total) {
     __syncthreads();
     if (lane == WARP - 1) warps[warp] = x;
     __syncthreads();
-    T before = 0;
-    total = 0;
-    for (int other = 0; other < blockDim.x / WARP; other++) {
-        if (other == warp) before = total;
-        total += warps[other];
+    T sums = lane < blockDim.x / WARP ? warps[lane] : T(0);
+#pragma unroll
+    for (int step = 1; step < WARP; step <<= 1) {
+        T other = __shfl_up_sync(FULL_MASK, sums, step);
+        if (lane >= step) sums += other;
     }
-    return before + x;
+    total = __shfl_sync(FULL_MASK, sums, WARP - 1);
+    T before = __shfl_sync(FULL_MASK, sums, max(warp - 1, 0));
+    return warp == 0 ? x : before + x;
 }
 
 // The largest of all threads, in all of them; `warps` as above.
@@ -215,7 +239,8 @@ DEVICE u64 block_most(u64 x, u64* warps) {
     __syncthreads();
     if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = x;
     __syncthreads();
-    x = 0;
-    for (int other = 0; other < blockDim.x / WARP; other++) x = max(x, warps[other]);
+    x = threadIdx.x % WARP < blockDim.x / WARP ? warps[threadIdx.x % WARP] : 0;
+#pragma unroll
+    for (int step = 16; step > 0; step >>= 1) x = max(x, __shfl_xor_sync(FULL_MASK, x, step));
     return x;
 }
