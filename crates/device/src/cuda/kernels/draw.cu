@@ -22,7 +22,7 @@ DEVICE double bin_mass(int bin, u32 count, u32 remainders) {
     return count * least + remainders * (step / 4096.0);
 }
 
-// Picks mode and cutoff of a row from its counts, with all 256 threads, and leaves the counts zero.
+// Picks mode and cutoff of a row from its counts, with all 512 threads, and leaves the counts zero.
 DEVICE void pick_cutoff(const SampleArgs& args, int row, double total) {
     __shared__ u32 count_warps[WARP];
     __shared__ double mass_warps[WARP];
@@ -30,12 +30,12 @@ DEVICE void pick_cutoff(const SampleArgs& args, int row, double total) {
     const SampleRow& want = args.rows[row];
     SampleState& state = args.states[row];
     const bool by_count = has_top_k(want, args.vocab);
-    // Thread t has four bins, the best but 4 t first.
-    const int best = BINS - 1 - 4 * threadIdx.x;
-    u32 counts[4], all_counts, own_count = 0;
-    double masses[4], all_masses, own_mass = 0.0;
+    // Thread t has two bins, the best but 2 t first.
+    const int best = BINS - 1 - 2 * threadIdx.x;
+    u32 counts[2], all_counts, own_count = 0;
+    double masses[2], all_masses, own_mass = 0.0;
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 2; i++) {
         counts[i] = __ldcg(&state.counts[best - i]);
         masses[i] = by_count ? 0.0 : bin_mass(best - i, counts[i], __ldcg(&state.remainders[best - i]));
         own_count += counts[i];
@@ -48,7 +48,7 @@ DEVICE void pick_cutoff(const SampleArgs& args, int row, double total) {
     // With a top-k the best k are needed; top-p then chooses among them. Without one, what holds enough of all weight.
     const double target = (double)want.top_p * total * (1.0 + 1e-12);
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 2; i++) {
         count += counts[i];
         mass += masses[i];
         // The first to reach it has the largest bin.
@@ -61,10 +61,10 @@ DEVICE void pick_cutoff(const SampleArgs& args, int row, double total) {
         state.num_list = 0;
     }
 #pragma unroll
-    for (int i = 0; i < 4; i++) state.counts[best - i] = state.remainders[best - i] = 0;
+    for (int i = 0; i < 2; i++) state.counts[best - i] = state.remainders[best - i] = 0;
 }
 
-extern "C" __global__ void __launch_bounds__(256, 4) draw_weigh(const __grid_constant__ SampleArgs args) {
+extern "C" __global__ void __launch_bounds__(512, 2) draw_weigh(const __grid_constant__ SampleArgs args) {
     __shared__ u32 counts[BINS], remainders[BINS];
     __shared__ bool is_last;
     const int row = blockIdx.y, vocab = args.vocab;
@@ -123,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) draw_weigh(const __grid_con
     if (threadIdx.x == 0) state.parts_done = 0;
 }
 
-extern "C" __global__ void __launch_bounds__(256, 4) draw_gather(const __grid_constant__ SampleArgs args) {
+extern "C" __global__ void __launch_bounds__(512, 2) draw_gather(const __grid_constant__ SampleArgs args) {
     const int row = blockIdx.y;
     release_next();
     wait_for_previous();
@@ -160,7 +160,7 @@ DEVICE double weight_of(u64 key) { return (double)__uint_as_float((u32)(key >> 3
 // What `draw_token` keeps in shared memory.
 struct Room {
     union {
-        u64 keys[MAX_LIST];
+        u64 keys[SORT_ROOM];
         struct {
             u32 counts[BINS], low[BINS], high[BINS];
         } digits;

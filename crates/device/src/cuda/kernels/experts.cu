@@ -2,7 +2,7 @@
 // from routing.cu; `pairs` is rows * top_k.
 //
 //   expert_rows_{bf16,f32}(out, x, sorted_rows, width)      out[p] = x[sorted_rows[p]]
-//       grid (pairs, ceil(width / 2048)), threads 256.
+//       grid (pairs, ceil(width / 1024)), threads 128.
 //   expert_gate_{bf16,f32}(out, gate_up, bias, sorted_experts, activation, alpha, limit, width)
 //       bias [experts, 2 * width] f32 or null is added first; then as gate. grid (pairs, ceil(width / 1024)), threads 128.
 //   expert_sum_{y}_{out}(out, y, weights, positions, experts_of, bias, top_k, width)
@@ -15,7 +15,7 @@ template <typename A> DEVICE void copy_row(A* out, const A* x, const u32* sorted
     wait_for_previous();
     const A* from = x + (i64)sorted_rows[blockIdx.x] * width;
     A* to = out + (i64)blockIdx.x * width;
-    int at = (blockIdx.y * 256 + threadIdx.x) * 8;
+    int at = (blockIdx.y * 128 + threadIdx.x) * 8;
     if (width % 8 == 0) {
         if (at >= width) return;
         if (sizeof(A) == 2) {
@@ -27,11 +27,11 @@ template <typename A> DEVICE void copy_row(A* out, const A* x, const u32* sorted
         for (int end = min(at + 8, width); at < end; at++) to[at] = from[at];
     }
 }
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(128)
     expert_rows_bf16(bf16* out, const bf16* x, const u32* sorted_rows, int width) {
     copy_row(out, x, sorted_rows, width);
 }
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(128)
     expert_rows_f32(float* out, const float* x, const u32* sorted_rows, int width) {
     copy_row(out, x, sorted_rows, width);
 }

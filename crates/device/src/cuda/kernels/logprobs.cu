@@ -45,12 +45,12 @@ template <typename Body> DEVICE void for_tokens(const float* logits, int vocab, 
 }
 
 extern "C" __global__ void __launch_bounds__(1024) sample_logprobs(const __grid_constant__ SampleArgs args) {
-    __shared__ u64 keys[MAX_LIST];
+    __shared__ u64 keys[SORT_ROOM];
     __shared__ u64 warps[WARP];
     __shared__ double sum_warps[WARP];
     __shared__ u32 count_warps[WARP];
     __shared__ u32 num_keys;
-    const int row = blockIdx.x /* number of the draw */, vocab = args.vocab;
+    const int row = blockIdx.x, vocab = args.vocab;
     const SampleRow& want = args.rows[row];
     release_next();
     wait_for_previous();
@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(1024) sample_logprobs(const __grid_
         better += key > chosen;
         if (key >= border) {
             u32 place = atomicAdd(&num_keys, 1u);
-            if (place < MAX_LIST) keys[place] = key;
+            if (place < SORT_ROOM) keys[place] = key;
         }
     });
     scan_block(sum, sum_warps, whole);
@@ -100,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(1024) sample_logprobs(const __grid_
     u32* top_tokens = args.top_tokens + (i64)row * args.max_top;
     float* top_logprobs = args.top_logprobs + (i64)row * args.max_top;
     const u32 count = num_keys;
-    if (sorted && count <= MAX_LIST) {
+    if (sorted && count <= SORT_ROOM) {
         int size = power_of_two(count);
         for (int i = count + threadIdx.x; i < size; i += blockDim.x) keys[i] = 0;
         sort_keys(keys, size);

@@ -1,29 +1,28 @@
 // Operations that take each value, or each row, by itself.
 //
-//   embed_{table}_{out}(out, table, tokens, drawn, scale, width)          out[r] = table[tokens[r]] * scale
-//       table_out: bf16_f32, f32_f32, f32_bf16, bf16_bf16; grid (rows, ceil(width / 1024)), threads 256.
-//       A token with bit 31 set stands for drawn[token without it]: the step before drew it.
+//   embed_{table}_{out}(out, table, tokens, scale, width)          out[r] = table[tokens[r]] * scale
+//       table_out: bf16_f32, f32_f32, f32_bf16, bf16_bf16; grid (ceil(width / 1024), rows), threads 256.
 //   rope_angles(cos, sin, positions, inv_freq, magnitude, pairs, count)      count = rows * pairs
 //       grid ceil(count / 256), threads 256.
 //   gate_{bf16,f32}(out, gate_up, activation, alpha, limit, width)      rows [gate | up] of 2 * width -> width
-//       grid (rows, ceil(width / 1024)), threads 128. activation: 0 silu, 1 gelu, 2 gelu tanh, 3 clamped swiglu.
+//       grid (ceil(width / 1024), rows), threads 128. activation: 0 silu, 1 gelu, 2 gelu tanh, 3 clamped swiglu.
 //   add_gated_{bf16,f32}(out, x, gate, width)      out[r] += x[r] * sigmoid(gate[r]); gate is [rows, 1] of the same type
 //   add_gated_bf16_scores(out, x, gate, width)      the same with an f32 gate
-//       grid (rows, ceil(width / 1024)), threads 256.
+//       grid (ceil(width / 1024), rows), threads 256.
 //   gather_rows_{f32,bf16}(out, x, rows, width)      out[i] = x[rows[i]]
-//       grid (outputs, ceil(width / 1024)), threads 256.
-//   finish_logits(logits, scale, soft_cap, count)      soft_cap 0: none; grid ceil(count / 1024), threads 256.
-//   copy_blocks(kv, pairs, block_bytes)      pairs of u32 (from, to), block_bytes a multiple of 16; the pairs touch
-//       different blocks. grid (pairs, ceil(block_bytes / 16384)), threads 256.
-//   fill_words(target, word, count)      32-bit words; grid ceil(count / 1024), threads 256.
-//   put_tokens(tokens, drawn, count)      tokens with bit 31 set become those that they stand for, in place; for tables
-//       that other kernels read. grid ceil(count / 256), threads 256.
+//       grid (ceil(width / 1024), outputs), threads 256.
+//   finish_logits(logits, scale, soft_cap, count: i64)      soft_cap 0: none; grid ceil(count / 1024), threads 256.
+//   copy_blocks(kv, pairs, block_bytes: i64)      pairs of u32 (from, to), block_bytes a multiple of 16; the pairs touch
+//       different blocks. grid (ceil(block_bytes / 16384), pairs), threads 256.
+//   fill_words(target, word, count: i64)      32-bit words; grid ceil(count / 1024), threads 256.
+//   put_tokens(tokens, sampled, places, count)      pairs of u32 (to, from): tokens[to] = sampled[from], so that a step's
+//       tokens may come from the step before without the host; grid ceil(count / 256), threads 256.
 #include "rows.cuh"
 
 // Calls `body(column, true)` for four columns at a time, or `body(column, false)` for single ones, of the 1024 columns
 // that belong to block x of 256 threads.
 template <typename Body> DEVICE void for_columns(int width, Body body) {
-    int at = (blockIdx.y * 256 + threadIdx.x) * 4;
+    int at = (blockIdx.x * 256 + threadIdx.x) * 4;
     if (width % 4 == 0) {
         if (at < width) body(at, true);
     } else {
@@ -31,18 +30,13 @@ template <typename Body> DEVICE void for_columns(int width, Body body) {
     }
 }
 
-// Tokens that the step before drew may not be known to the host yet.
-DEVICE u32 token_at(const u32* tokens, const u32* drawn, int row) {
-    u32 token = tokens[row];
-    return token >> 31 ? drawn[token & 0x7fffffff] : token;
-}
-
 template <typename T, typename O>
-DEVICE void embed_row(O* out, const T* table, const u32* tokens, const u32* drawn, float scale, int width) {
+DEVICE void embed_row(O* out, const T* table, const u32* tokens, float scale, int width) {
     release_next();
+    // Tokens may come from the kernel before (`put_tokens`).
     wait_for_previous();
-    const T* from = table + (i64)token_at(tokens, drawn, blockIdx.x) * width;
-    O* to = out + (i64)blockIdx.x * width;
+    const T* from = table + (i64)tokens[blockIdx.y] * width;
+    O* to = out + (i64)blockIdx.y * width;
     for_columns(width, [&](int at, bool four) {
         if (four) {
             float4 x = load4(from + at);
@@ -54,8 +48,8 @@ DEVICE void embed_row(O* out, const T* table, const u32* tokens, const u32* draw
 }
 #define EMBED(NAME, T, O)                                                                                              \
     extern "C" __global__ void __launch_bounds__(256)                                                                  \
-        embed_##NAME(O* out, const T* table, const u32* tokens, const u32* drawn, float scale, int width) {            \
-        embed_row(out, table, tokens, drawn, scale, width);                                                            \
+        embed_##NAME(O* out, const T* table, const u32* tokens, float scale, int width) {                              \
+        embed_row(out, table, tokens, scale, width);                                                                   \
     }
 EMBED(bf16_f32, bf16, float)
 EMBED(f32_f32, float, float)
@@ -82,9 +76,9 @@ DEVICE void gate_rows(A* out, const A* gate_up, int activation, float alpha, flo
     release_next();
     wait_for_previous();
     const bool exact = IsExact<A>::value;
-    const A* gate = gate_up + (i64)blockIdx.x * 2 * width;
-    A* to = out + (i64)blockIdx.x * width;
-    int at = (blockIdx.y * 128 + threadIdx.x) * 8;
+    const A* gate = gate_up + (i64)blockIdx.y * 2 * width;
+    A* to = out + (i64)blockIdx.y * width;
+    int at = (blockIdx.x * 128 + threadIdx.x) * 8;
     if (width % 8 == 0) {
         if (at >= width) return;
         Eight g = load8(gate + at), u = load8(gate + width + at), y;
@@ -110,9 +104,9 @@ GATE(f32, float)
 template <typename A, typename G> DEVICE void add_gated_rows(A* out, const A* x, const G* gate, int width) {
     release_next();
     wait_for_previous();
-    float open = sigmoid(to_float(gate[blockIdx.x]));
-    const A* from = x + (i64)blockIdx.x * width;
-    A* to = out + (i64)blockIdx.x * width;
+    float open = sigmoid(to_float(gate[blockIdx.y]));
+    const A* from = x + (i64)blockIdx.y * width;
+    A* to = out + (i64)blockIdx.y * width;
     for_columns(width, [&](int at, bool four) {
         if (four) {
             float4 value = load4(to + at), by = load4(from + at);
@@ -132,11 +126,11 @@ ADD_GATED(f32, float, float)
 ADD_GATED(bf16_scores, bf16, float)
 
 template <typename T> DEVICE void gather(T* out, const T* x, const u32* rows, int width) {
-    u32 row = rows[blockIdx.x];
+    u32 row = rows[blockIdx.y];
     release_next();
     wait_for_previous();
     const T* from = x + (i64)row * width;
-    T* to = out + (i64)blockIdx.x * width;
+    T* to = out + (i64)blockIdx.y * width;
     for_columns(width, [&](int at, bool four) {
         if (four)
             store4(to + at, load4(from + at));
@@ -167,11 +161,11 @@ extern "C" __global__ void __launch_bounds__(256) finish_logits(float* logits, f
 extern "C" __global__ void __launch_bounds__(256) copy_blocks(u8* kv, const u32* pairs, i64 block_bytes) {
     release_next();
     wait_for_previous();
-    const u8* from = kv + pairs[2 * blockIdx.x] * block_bytes;
-    u8* to = kv + pairs[2 * blockIdx.x + 1] * block_bytes;
+    const u8* from = kv + pairs[2 * blockIdx.y] * block_bytes;
+    u8* to = kv + pairs[2 * blockIdx.y + 1] * block_bytes;
 #pragma unroll
     for (int part = 0; part < 4; part++) {
-        i64 at = ((i64)blockIdx.y * 1024 + part * 256 + threadIdx.x) * 16;
+        i64 at = ((i64)blockIdx.x * 1024 + part * 256 + threadIdx.x) * 16;
         if (at < block_bytes) *reinterpret_cast<uint4*>(to + at) = *reinterpret_cast<const uint4*>(from + at);
     }
 }
@@ -186,9 +180,10 @@ extern "C" __global__ void __launch_bounds__(256) fill_words(u32* target, u32 wo
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) put_tokens(u32* tokens, const u32* drawn, int count) {
+extern "C" __global__ void __launch_bounds__(256)
+    put_tokens(u32* tokens, const u32* sampled, const u32* places, int count) {
     release_next();
     wait_for_previous();
     int at = blockIdx.x * 256 + threadIdx.x;
-    if (at < count) tokens[at] = token_at(tokens, drawn, at);
+    if (at < count) tokens[places[2 * at]] = sampled[places[2 * at + 1]];
 }

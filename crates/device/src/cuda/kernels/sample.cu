@@ -92,7 +92,7 @@ DEVICE void finish_best(const SampleArgs& args, int row) {
     if (args.tokens) args.tokens[row] = result.token;
 }
 
-extern "C" __global__ void __launch_bounds__(256, 4) sample_best(const __grid_constant__ SampleArgs args) {
+extern "C" __global__ void __launch_bounds__(512, 2) sample_best(const __grid_constant__ SampleArgs args) {
     __shared__ u64 warps[WARP];
     const int row = blockIdx.y, vocab = args.vocab;
     const float* logits = logits_of(args, row);

@@ -2,14 +2,14 @@
 // that of the engine's sampling on the host: check of the raw logits; masks, biases, penalties; then the best token, or
 // temperature, min-p, top-k, top-p and a draw along the tokens in order of id; logprobs of the raw logits.
 //
-// One call, for any mix of draws (each kernel launched only where a draw asks for it, except `sample_best`):
-//   1. sample_edit(SampleArgs)        draws with lists: masks, biases, penalties in place; grid (draws), threads 256
-//   2. sample_best(SampleArgs)        check, best token; greedy draws are done; grid (parts, draws), threads 256
-//   3. draw_weigh(SampleArgs)         draws with a temperature; grid (parts, draws), threads 256
-//   4. draw_gather(SampleArgs)        ... with top_k or top_p as well; grid (parts, draws), threads 256
-//   5. draw_token(SampleArgs)         draws with a temperature; grid (draws), threads 1024
-//   6. sample_logprobs(SampleArgs)    draws with `logprobs`; grid (draws), threads 1024
-// parts = clamp(528 / draws rounded down, 1, ceil(vocab / 8192)): results do not depend on it. No dynamic shared memory.
+// One call, for any mix of rows (each kernel launched only where a row asks for it, except `sample_best`):
+//   1. sample_edit(SampleArgs)        rows with lists: masks, biases, penalties in place; grid (rows), threads 256
+//   2. sample_best(SampleArgs)        check, best token; greedy rows are done; grid (parts, rows), threads 512
+//   3. draw_weigh(SampleArgs)         rows with a temperature; grid (parts, rows), threads 512
+//   4. draw_gather(SampleArgs)        ... with top_k or top_p as well; grid (parts, rows), threads 512
+//   5. draw_token(SampleArgs)         rows with a temperature; grid (rows), threads 1024
+//   6. sample_logprobs(SampleArgs)    rows with `logprobs`; grid (rows), threads 1024
+// parts = clamp(ceil(528 / rows), 1, ceil(vocab / 4096)) or so: results do not depend on it. No dynamic shared memory.
 // `states` is zeroed once, when it is made; every call leaves it ready for the next.
 #pragma once
 #include "rows.cuh"
@@ -23,7 +23,8 @@
 #define BINS 1024
 #define BIN_SHIFT 20
 // Most candidates that are sorted; more are selected digit by digit.
-#define MAX_LIST 4096
+#define MAX_LIST 3840
+#define SORT_ROOM 4096  // the next power of two
 
 #define SAMPLE_OK 0
 #define SAMPLE_NOT_FINITE 1    // `token` and `value` say which logit
@@ -45,7 +46,7 @@ struct SampleRow {
     u32 target;                // a prompt's token whose logprob is wanted: nothing is chosen; or NONE
     u32 logprobs;              // how many best tokens are reported beside the token itself, or NONE: no logprobs
     u32 saved;                 // where in `saved` num_masks + num_biases + num_penalties raw logits go
-    u32 row;                   // of the logits; no two draws of a call have one row
+    u32 padding;
 };
 // Token ids beyond the vocabulary are left out wherever they stand in a list.
 
@@ -59,7 +60,7 @@ struct SampleResult {
     u32 num_top;    // best tokens reported
 };
 
-// What one row's kernels leave each other: zeros before the first call. 43,040 bytes.
+// What one row's kernels leave each other: zeros before the first call. 40,992 bytes.
 struct SampleState {
     u64 best;                // the best token's key, of all parts so far
     u32 wrong;               // the complement of the first token whose raw logit is not finite; 0: none
@@ -79,24 +80,25 @@ struct SampleState {
 // By value, mirrored in Rust with repr(C): 88 bytes.
 struct SampleArgs {
     float* logits;          // [rows, vocab]; used up, but raw again where `sample_logprobs` ran
-    const SampleRow* rows;  // [draws]
+    const SampleRow* rows;  // [rows]
     const u32* lists;
     float* saved;
-    SampleState* states;    // [draws]
-    SampleResult* results;  // [draws]
-    u32* tokens;            // [draws] chosen tokens once more, or null
-    u32* top_tokens;        // [draws, max_top]
+    SampleState* states;    // [rows]
+    SampleResult* results;  // [rows]
+    u32* tokens;            // [rows] chosen tokens once more, or null
+    u32* top_tokens;        // [rows, max_top]
     float* top_logprobs;
     i32 vocab;
     i32 max_top;
-    i32 padding[2];
+    i32 num_rows;
+    i32 padding;
 };
 
-static_assert(sizeof(SampleRow) == 80 && sizeof(SampleResult) == 24 && sizeof(SampleState) == 43040, "as the host has it");
+static_assert(sizeof(SampleRow) == 80 && sizeof(SampleResult) == 24 && sizeof(SampleState) == 40992, "as the host has it");
 static_assert(sizeof(SampleArgs) == 88, "as the host has it");
 
-DEVICE float* logits_of(const SampleArgs& args, int draw) {
-    return args.logits + (i64)args.rows[draw].row * args.vocab;
+DEVICE float* logits_of(const SampleArgs& args, int row) {
+    return args.logits + (i64)row * args.vocab;
 }
 DEVICE bool penalizes(const SampleRow& want) {
     return want.repetition != 1.0f || want.frequency != 0.0f || want.presence != 0.0f;
@@ -133,7 +135,7 @@ DEVICE float4 read_four(const float* logits, int vocab, int token) {
 // first + 128 i to first + 128 i + 3 in fours[i], where `first` counts the lane in.
 template <typename Body> DEVICE void for_chunks(const float* logits, int vocab, int part, int parts, Body body) {
     const int lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
-    for (int chunk = part * warps + threadIdx.x / WARP; chunk * CHUNK < vocab; chunk += parts * warps) {
+    for (int chunk = threadIdx.x / WARP * parts + part; chunk * CHUNK < vocab; chunk += parts * warps) {
         int first = chunk * CHUNK + lane * 4;
         float4 fours[FOURS];
 #pragma unroll
