@@ -150,7 +150,7 @@ struct RoutingArgs {
     sorted_rows: u64,
     sorted_experts: u64,
     offsets: u64,
-    counts: u64,
+    unused: u64,
     rows: i32,
     experts: i32,
     top_k: i32,
@@ -164,8 +164,10 @@ struct RoutingArgs {
 // SAFETY: repr(C), numbers and addresses only, as in routing.cu.
 unsafe impl KernelArg for RoutingArgs {}
 
-/// Rows that one block routes.
-const ROUTED_AT_ONCE: usize = 64;
+/// Most rows that one block routes and places by itself.
+const ROUTED_ALONE: usize = 16;
+/// Rows whose pairs a block places where there are more.
+const PLACED_AT_ONCE: usize = 64;
 
 impl Cuda {
     pub(super) fn run_experts(
@@ -193,7 +195,7 @@ impl Cuda {
         let Some(down) = room(self, Scratch::DOWN, hidden) else { return };
 
         let (device, name, hidden_i32) = (&self.device, float.name(), hidden as i32);
-        let grid = |width: usize, count: usize| [width.div_ceil(1024) as u32, count as u32, 1];
+        let grid = |width: usize, count: usize| [count as u32, width.div_ceil(1024) as u32, 1];
         let kernel = format!("expert_rows_{name}");
         launch(device, &kernel, grid(hidden, pairs), 128, args![sorted, x, routing.sorted_rows, hidden_i32]);
         self.grouped(experts, op.top_k, true, (gate_up, sorted), routing.offsets, pairs, most);
@@ -220,8 +222,7 @@ impl Cuda {
     ) -> Option<RoutingArgs> {
         assert_eq!(logits.float(), Float::F32, "router logits are f32");
         let most = most_rows * op.top_k;
-        let counts = most_rows.div_ceil(ROUTED_AT_ONCE) * experts.count;
-        let lists = self.room(Scratch::LISTS, 4 * (5 * (most + 4) + experts.count + 8 + counts))?;
+        let lists = self.room(Scratch::LISTS, 4 * (5 * (most + 4) + experts.count + 8))?;
         let mut next = lists;
         let mut take = |words: usize| {
             let at = next;
@@ -237,7 +238,7 @@ impl Cuda {
             sorted_rows: take(most),
             sorted_experts: take(most),
             offsets: take(experts.count + 1),
-            counts: take(counts),
+            unused: 0,
             rows: rows as i32,
             experts: experts.count as i32,
             top_k: op.top_k as i32,
@@ -251,11 +252,16 @@ impl Cuda {
             groups_kept: op.groups_kept.max(1) as i32,
             scale: op.scale,
         };
-        let (size, threads) = if experts.count <= 128 { (128, 1024) } else { (512, 512) };
-        let blocks = rows.div_ceil(ROUTED_AT_ONCE) as u32;
+        let size = if experts.count <= 128 { 128 } else { 512 };
+        let (blocks, threads) = match rows {
+            0..=8 => (1, 256),
+            9..=ROUTED_ALONE => (1, 512),
+            _ => (rows.div_ceil(8) as u32, 256),
+        };
         launch(&self.device, &format!("route_{size}"), [blocks, 1, 1], threads, args![call]);
-        if blocks > 1 {
-            launch(&self.device, &format!("place_pairs_{size}"), [blocks, 1, 1], threads, args![call]);
+        if rows > ROUTED_ALONE {
+            let blocks = rows.div_ceil(PLACED_AT_ONCE) as u32;
+            launch(&self.device, &format!("place_pairs_{size}"), [blocks, 1, 1], 1024, args![call]);
         }
         Some(call)
     }

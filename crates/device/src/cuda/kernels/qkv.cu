@@ -2,7 +2,7 @@
 // half of one, takes a head; q goes back to where it came from, k and v go to the paged storage in its format and stay in
 // f32 until then.
 //
-//   prepare_qkv_{bf16_128, bf16_256, bf16_any, f32_128, f32_any}(PrepareQkvArgs)
+//   prepare_qkv_{bf16,f32}_{128,256,any}(PrepareQkvArgs)
 //       128: head_dim <= 128, 256: head_dim <= 256, both with head_dim % 4 == 0 and pairs % 2 == 0; any: up to 512.
 //       grid (rows, ceil((heads + 2 * kv_heads) / 8)), or (rows, 1) with a norm over whole rows; threads 256.
 //   prepare_qkv_bf16_fast(PrepareQkvArgs)
@@ -347,4 +347,5 @@ PREPARE(bf16_128, bf16, 2, 1, 32)
 PREPARE(bf16_256, bf16, 2, 2, 32)
 PREPARE(bf16_any, bf16, 1, 8, 32)
 PREPARE(f32_128, float, 2, 1, 32)
+PREPARE(f32_256, float, 2, 2, 32)
 PREPARE(f32_any, float, 1, 8, 32)
