@@ -85,7 +85,7 @@ DEVICE Sight sight_of(const AttentionArgs& args, u32 span, u32 index) {
     sight.own = 0;
     i32 position = sight.last;
     if (sight.tree) {
-        sight.own = args.ancestors[args.first_row[span] + index];
+        sight.own = args.ancestors[args.first_row[span] + index] & (~0ull >> (63 - index));
         position = sight.base + __popcll(sight.own) - 1;
         if (args.window > 0)
             while (__popcll(sight.own) > args.window) sight.own &= sight.own - 1;
@@ -97,6 +97,14 @@ DEVICE bool sees(const Sight& sight, i32 position) {
     if (!sight.tree) return position >= sight.first && position <= sight.last;
     if (position < sight.base) return position >= sight.first;
     return position <= sight.last && ((sight.own >> (position - sight.base)) & 1);
+}
+// The same of 64 positions from `start` on, one bit each.
+DEVICE u64 seen_from(const Sight& sight, i32 start) {
+    i32 from = max(sight.first - start, 0), to = min((sight.tree ? sight.base - 1 : sight.last) - start, 63);
+    u64 seen = from > to ? 0 : (~0ull << from) & (~0ull >> (63 - to));
+    i32 shift = sight.base - start;
+    if (sight.tree && shift < 64 && shift > -64) seen |= shift >= 0 ? sight.own << shift : sight.own >> -shift;
+    return seen;
 }
 // Earliest position that any row of a span sees: blocks before it may belong to another sequence by now.
 DEVICE i32 earliest(const AttentionArgs& args, u32 span) {

@@ -1,0 +1,154 @@
+// Attention for whatever the faster kernels do not take: activations in f32 or bf16, KV in any format, any head size up
+// to 256, any grouping, window, cap, sinks, trees. One warp a row and head, f32 arithmetic on plain cores.
+//
+//   attention_plain_<format>(AttentionArgs, i32 wide)   128 threads, no dynamic shared memory, any grid: warps stride over
+//       *num_work * heads. Work item (span, row of the span); every row has one. `partial` is not used. Activations are
+//       f32 if wide is not 0, else bf16. format: f32, f16, bf16, fp8, int8, int4.
+//
+// Tokens are taken in tiles of 32 counted from position 0, in ascending order: bits depend on the row alone.
+#include "attention.cuh"
+
+enum Format { F32, F16, BF16, FP8, INT8, INT4 };
+#define COLUMNS 8  // of a lane: lane, lane + 32, ...
+
+template <int F> DEVICE u32 head_bytes_of(u32 head_dim) {
+    return F == F32 ? head_dim * 4 : F == F16 || F == BF16 ? head_dim * 2 : F == INT4 ? int4_head_bytes(head_dim) : head_dim;
+}
+template <int F> DEVICE float load_value(const u8* head, u32 head_dim, u32 i, float scale) {
+    if (F == F32) return ((const float*)head)[i];
+    if (F == F16) return half_to_float(((const u16*)head)[i]);
+    if (F == BF16) return to_float(((const bf16*)head)[i]);
+    if (F == FP8) return __fmul_rn(e4m3_to_float(head[i]), scale);
+    if (F == INT8) return __fmul_rn((float)(i8)head[i], scale);
+    return int4_value(head, head_dim, i);
+}
+
+// One token's key (value = 0) or value, this lane's columns of it.
+template <int F>
+DEVICE void load_token(float (&out)[COLUMNS], const AttentionArgs& args, const u32* table, u32 kv_head, int value,
+                       i32 position, int lane) {
+    const u8* section = kv_section(args, __ldg(table + position / BLOCK_TOKENS), value);
+    u32 token = position % BLOCK_TOKENS;
+    const u8* head = section + kv_head_at(kv_head, token, head_bytes_of<F>(args.head_dim));
+    float scale = F == FP8 || F == INT8 ? *(const float*)(section + kv_scale_at(args, kv_head, token)) : 1.0f;
+#pragma unroll
+    for (int j = 0; j < COLUMNS; j++) {
+        out[j] = 0.0f;
+        if (j * WARP + lane < args.head_dim) out[j] = load_value<F>(head, args.head_dim, j * WARP + lane, scale);
+    }
+}
+
+// Eight sums over all lanes at once; lane l gets the sum number l / 4.
+DEVICE float eight_sums(float (&x)[8], int lane) {
+    float four[4], two[2], one;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float other = __shfl_xor_sync(FULL_MASK, lane & 16 ? x[i] : x[i + 4], 16);
+        four[i] = __fadd_rn(lane & 16 ? x[i + 4] : x[i], other);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float other = __shfl_xor_sync(FULL_MASK, lane & 8 ? four[i] : four[i + 2], 8);
+        two[i] = __fadd_rn(lane & 8 ? four[i + 2] : four[i], other);
+    }
+    float other = __shfl_xor_sync(FULL_MASK, lane & 4 ? two[0] : two[1], 4);
+    one = __fadd_rn(lane & 4 ? two[1] : two[0], other);
+    one = __fadd_rn(one, __shfl_xor_sync(FULL_MASK, one, 2));
+    return __fadd_rn(one, __shfl_xor_sync(FULL_MASK, one, 1));
+}
+
+template <int F> DEVICE void attend(const AttentionArgs& args, bool wide, u32 span, u32 index, u32 head, int lane) {
+    const float nothing = __int_as_float(0xff800000);
+    u32 kv_head = head / (args.heads / args.kv_heads), row = args.first_row[span] + index;
+    const u32* table = args.blocks + args.first_block[span];
+    i64 query = (i64)row * args.qkv_width + head * args.head_dim;
+    float q[COLUMNS], sums[COLUMNS], largest = nothing, sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < COLUMNS; j++) {
+        i32 column = j * WARP + lane;
+        q[j] = sums[j] = 0.0f;
+        if (column < args.head_dim)
+            q[j] = wide ? ((const float*)args.qkv)[query + column] : to_float(((const bf16*)args.qkv)[query + column]);
+    }
+    Sight sight = sight_of(args, span, index);
+    i32 begin = (sight.tree ? min(sight.first, sight.base) : sight.first) / WARP * WARP;
+#pragma unroll 1
+    for (i32 start = begin; start <= sight.last; start += WARP) {
+        u32 seen = __ballot_sync(FULL_MASK, sees(sight, start + lane));
+        if (seen == 0) continue;
+        float score = nothing;
+#pragma unroll 1
+        for (int first = 0; first < WARP; first += 8) {
+            float dots[8];
+#pragma unroll
+            for (int t = 0; t < 8; t++) {
+                float k[COLUMNS];
+                dots[t] = 0.0f;
+                if (!(seen >> (first + t) & 1)) continue;
+                load_token<F>(k, args, table, kv_head, 0, start + first + t, lane);
+#pragma unroll
+                for (int j = 0; j < COLUMNS; j++) dots[t] = __fmaf_rn(q[j], k[j], dots[t]);
+            }
+            float dot = __shfl_sync(FULL_MASK, eight_sums(dots, lane), lane % 8 * 4);
+            if (lane / 8 == first / 8) score = dot;
+        }
+        score = __fmul_rn(score, args.scale);
+        if (args.soft_cap > 0.0f) score = __fmul_rn(args.soft_cap, tanhf(__fdiv_rn(score, args.soft_cap)));
+        if (!(seen >> lane & 1)) score = nothing;
+        float before = largest;
+        largest = fmaxf(largest, warp_max(score));
+        float origin = largest == nothing ? 0.0f : largest;
+        float rescale = expf(__fadd_rn(before, -origin)), weight = expf(__fadd_rn(score, -origin));
+        sum = __fmaf_rn(sum, rescale, warp_sum(weight));
+#pragma unroll
+        for (int j = 0; j < COLUMNS; j++) sums[j] = __fmul_rn(sums[j], rescale);
+#pragma unroll 4
+        for (int t = 0; t < WARP; t++) {
+            float v[COLUMNS], factor = __shfl_sync(FULL_MASK, weight, t);
+            if (!(seen >> t & 1)) continue;
+            load_token<F>(v, args, table, kv_head, 1, start + t, lane);
+#pragma unroll
+            for (int j = 0; j < COLUMNS; j++) sums[j] = __fmaf_rn(factor, v[j], sums[j]);
+        }
+    }
+    if (args.sinks != nullptr) {
+        float sink = args.sinks[head], before = largest;
+        largest = fmaxf(largest, sink);
+        float rescale = expf(__fadd_rn(before, -largest));
+        sum = __fmaf_rn(sum, rescale, expf(__fadd_rn(sink, -largest)));
+#pragma unroll
+        for (int j = 0; j < COLUMNS; j++) sums[j] = __fmul_rn(sums[j], rescale);
+    }
+    i64 out = ((i64)row * args.heads + head) * args.head_dim;
+#pragma unroll
+    for (int j = 0; j < COLUMNS; j++) {
+        i32 column = j * WARP + lane;
+        float x = __fdiv_rn(sums[j], sum);
+        if (column >= args.head_dim) continue;
+        if (wide) ((float*)args.out)[out + column] = x;
+        else ((bf16*)args.out)[out + column] = from_float<bf16>(x);
+    }
+}
+
+template <int F> DEVICE void plain(const AttentionArgs& args, i32 wide) {
+    int lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
+    u32 num_units = *args.num_work * args.heads;
+    release_next();
+    wait_for_previous();
+#pragma unroll 1
+    for (u32 unit = blockIdx.x * warps + threadIdx.x / WARP; unit < num_units; unit += gridDim.x * warps) {
+        u32 item = unit / args.heads;
+        attend<F>(args, wide != 0, args.work[item * 2], args.work[item * 2 + 1], unit % args.heads, lane);
+    }
+}
+
+#define PLAIN(name, F)                                                                                  \
+    extern "C" __global__ void __launch_bounds__(128) attention_plain_##name(AttentionArgs args, i32 wide) { \
+        plain<F>(args, wide);                                                                           \
+    }
+PLAIN(f32, F32)
+PLAIN(f16, F16)
+PLAIN(bf16, BF16)
+PLAIN(fp8, FP8)
+PLAIN(int8, INT8)
+PLAIN(int4, INT4)

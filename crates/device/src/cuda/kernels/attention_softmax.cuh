@@ -1,0 +1,86 @@
+// The arithmetic of attention's softmax, written once: a row gets the same bits whether its splits have blocks of their
+// own or one block walks through them all. Every rounding is spelled out, since a compiler may fuse a product and a sum
+// in one kernel and not in another. Scores are in units of ln 2, so that weights are powers of two.
+#pragma once
+#include "attention.cuh"
+
+#define LOG2_E 1.4426950408889634f
+#define NOTHING_SEEN __int_as_float(0xff800000)
+
+DEVICE float power_of_two(float x) {
+    float out;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+    return out;
+}
+DEVICE float inverse_of(float x) {
+    float out;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+    return out;
+}
+// What is subtracted from scores whose largest is `largest`: a row that saw nothing yet must not subtract infinities. A
+// largest score that is not a number is passed over, but makes the sum of weights one.
+DEVICE float origin_of(float largest) { return largest == NOTHING_SEEN ? 0.0f : largest; }
+
+// Keeps a compiler from making a copy of the loop around a condition that does not change in it.
+DEVICE float hidden(float x) {
+    asm volatile("" : "+f"(x));
+    return x;
+}
+DEVICE i32 hidden(i32 x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+// How a dot product becomes a score.
+struct Scoring {
+    float factor;  // scale * log2(e), or 2 * scale / cap * log2(e)
+    float cap;     // cap * log2(e), or 0
+};
+DEVICE Scoring scoring_of(const AttentionArgs& args) {
+    Scoring out;
+    out.cap = __fmul_rn(args.soft_cap, LOG2_E);
+    out.factor = __fmul_rn(args.scale, LOG2_E);
+    if (args.soft_cap > 0.0f) out.factor = __fmul_rn(__fmul_rn(out.factor, 2.0f), inverse_of(args.soft_cap));
+    return out;
+}
+// tanh(y) = 1 - 2 / (exp(2 y) + 1), which ends at -1 and 1 without special cases; `x` is 2 y in units of ln 2.
+DEVICE float capped(const Scoring& scoring, float x) {
+    return __fmul_rn(scoring.cap, __fmaf_rn(-2.0f, inverse_of(__fadd_rn(power_of_two(x), 1.0f)), 1.0f));
+}
+
+// Merging two results with largest scores `before` and `next`: both are scaled to the larger of the two. A result that
+// saw nothing, and so has a sum of 0, is left out by the caller: it changes no bit.
+struct Merge {
+    float largest, before, next;
+};
+DEVICE Merge merge_of(float before, float next) {
+    Merge out;
+    out.largest = fmaxf(before, next);
+    float origin = origin_of(out.largest);
+    out.before = power_of_two(__fadd_rn(before, -origin));
+    out.next = power_of_two(__fadd_rn(next, -origin));
+    return out;
+}
+DEVICE float merged(const Merge& merge, float before, float next) {
+    return __fmaf_rn(before, merge.before, __fmul_rn(next, merge.next));
+}
+
+// What a row's merged sums are multiplied by at last. A sink is one more weight, whose value is nothing.
+DEVICE float finish_of(const AttentionArgs& args, u32 head, float largest, float sum) {
+    if (sum == 0.0f) return 0.0f;
+    if (args.sinks == nullptr) return inverse_of(sum);
+    float sink = __fmul_rn(args.sinks[head], LOG2_E);
+    Merge merge = merge_of(largest, sink);
+    return __fmul_rn(merge.before, inverse_of(merged(merge, sum, 1.0f)));
+}
+
+// Splits that rows of a span see: `first` to `end - 1`. With one alone the decode form writes its output itself.
+struct Splits {
+    i32 first, end;
+};
+DEVICE Splits splits_of(const AttentionArgs& args, u32 span) {
+    Splits out;
+    out.first = earliest(args, span) / SPLIT;
+    out.end = ((i32)args.context[span] + SPLIT - 1) / SPLIT;
+    return out;
+}

@@ -1,0 +1,208 @@
+// Tiles of keys and values for mma.sync m16n8k16: how they come into shared memory and into registers.
+//
+// A tile is 64 tokens (32 for heads beyond 128) of one kv head. Rows in shared memory are padded to an odd number of
+// 16-byte pieces, so that eight rows at one column lie in different banks. Eight-bit codes stay codes in shared memory
+// and become bf16, which holds every one of them exactly, in registers: two codes at a time from the even and the odd
+// bytes of a word. That permutes the columns within a unit of 16, of q and k alike, and of the output.
+#pragma once
+#include "attention_softmax.cuh"
+
+enum Format { BF16, FP8, INT8 };
+
+template <int D, int F> struct Shape {
+    static constexpr int TOKENS = D <= 128 ? 64 : 32;
+    static constexpr int HEAD_BYTES = F == BF16 ? 2 * D : D;
+    static constexpr int ROW = HEAD_BYTES + (HEAD_BYTES / 16 % 2 == 0 ? 16 : 0);
+    static constexpr int SCALES_AT = TOKENS * ROW;
+    static constexpr int BYTES = SCALES_AT + (F == BF16 ? 0 : TOKENS * 4);
+    static constexpr int STEPS = D / 16;       // units of 16 columns
+    static constexpr int EIGHTS = TOKENS / 8;  // groups of 8 tokens
+};
+
+DEVICE u32 shared_address(const void* at) {
+    u64 out;
+    asm("cvta.to.shared.u64 %0, %1;" : "=l"(out) : "l"(at));
+    return (u32)out;
+}
+// Copies 16 (or 4) bytes, or writes zeros.
+DEVICE void copy_16(u32 to, const u8* from, bool real) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real ? 16 : 0) : "memory");
+}
+DEVICE void copy_4(u32 to, const u8* from, bool real) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(real ? 4 : 0) : "memory");
+}
+DEVICE void end_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until at most `LEFT` of the groups this thread began are under way.
+template <int LEFT> DEVICE void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
+
+// Where one span's keys or values of one kv head are.
+struct Source {
+    const u32* table;
+    i32 low, high;  // positions outside are not read: they may hold anything
+    u32 kv_head;
+};
+DEVICE Source source_of(const AttentionArgs& args, u32 span, u32 kv_head) {
+    Source out;
+    out.table = args.blocks + args.first_block[span];
+    out.low = earliest(args, span);
+    out.high = (i32)args.context[span];
+    out.kv_head = kv_head;
+    return out;
+}
+
+// Begins to copy the tile at position `start`; all threads of the block take part. Ends a group of copies.
+template <int D, int F, int THREADS>
+DEVICE void begin_tile(const AttentionArgs& args, const Source& source, int value, i32 start, u32 to) {
+    typedef Shape<D, F> S;
+    constexpr int PIECES = S::HEAD_BYTES / 16, ALL = S::TOKENS * PIECES;
+    if (start < source.high) {
+#pragma unroll
+        for (int pass = 0; pass < (ALL + THREADS - 1) / THREADS; pass++) {
+            int piece = pass * THREADS + threadIdx.x;
+            if (ALL % THREADS != 0 && piece >= ALL) break;
+            i32 token = piece / PIECES, column = piece % PIECES, position = start + token;
+            bool real = position >= source.low && position < source.high;
+            const u8* from = args.kv;
+            if (real)
+                from = kv_section(args, __ldg(source.table + position / BLOCK_TOKENS), value) +
+                       kv_head_at(source.kv_head, position % BLOCK_TOKENS, S::HEAD_BYTES) + column * 16;
+            copy_16(to + token * S::ROW + column * 16, from, real);
+        }
+        if (F != BF16 && threadIdx.x < S::TOKENS) {
+            i32 token = threadIdx.x, position = start + token;
+            bool real = position >= source.low && position < source.high;
+            const u8* from = args.kv;
+            if (real)
+                from = kv_section(args, __ldg(source.table + position / BLOCK_TOKENS), value) +
+                       kv_scale_at(args, source.kv_head, position % BLOCK_TOKENS);
+            copy_4(to + S::SCALES_AT + token * 4, from, real);
+        }
+    }
+    end_of_copies();
+}
+
+DEVICE void load_matrices(u32 (&out)[4], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3]) : "r"(address) : "memory");
+}
+DEVICE void load_matrices_transposed(u32 (&out)[4], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3]) : "r"(address) : "memory");
+}
+DEVICE u32 load_shared(u32 address) {
+    u32 out;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(out) : "r"(address) : "memory");
+    return out;
+}
+DEVICE void load_scales(float& first, float& second, u32 address) {
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(first), "=f"(second) : "r"(address) : "memory");
+}
+// sums[16 x 8] += a[16 x 16] . b[16 x 8]
+DEVICE void multiply(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// The codes in bytes 0 and 2 of a word as two bf16, exactly.
+template <int F> DEVICE u32 widen(u32 word) {
+    u32 x, factor, offset, out;
+    if (F == FP8) {
+        // Exponent and mantissa move to where bf16 has them; a factor of 2^120 mends the exponent, of small numbers too.
+        x = ((word << 4) & 0x07f007f0u) | ((word << 8) & 0x80008000u);
+        factor = 0x7b807b80u;
+        offset = 0x80008000u;
+    } else {
+        // 128 plus the low seven bits, less 128 or, with the sign, 256.
+        x = (word & 0x007f007fu) | 0x43004300u;
+        factor = 0x3f803f80u;
+        offset = (word & 0x00800080u) | 0xc300c300u;
+    }
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(x), "r"(factor), "r"(offset));
+    return out;
+}
+
+// q of one row, 16 columns of it from `at`, as this lane's part of an mma operand: the first and the second word.
+template <int F> DEVICE void load_query(u32& first, u32& second, const bf16* at, int lane) {
+    int quarter = lane % 4;
+    if (F == BF16) {
+        first = *(const u32*)(at + 2 * quarter);
+        second = *(const u32*)(at + 2 * quarter + 8);
+    } else {
+        uint2 four = *(const uint2*)(at + 4 * quarter);
+        first = __byte_perm(four.x, four.y, 0x5410);   // columns 0 and 2
+        second = __byte_perm(four.x, four.y, 0x7632);  // columns 1 and 3
+    }
+}
+
+// Dot products of the warp's 16 rows with `N` groups of 8 keys, the first of them group `group` of the tile.
+template <int D, int F, int N>
+DEVICE void dot_products(float (&dots)[N][4], const u32 (&q)[D / 16][4], u32 tile, int group, int lane) {
+    typedef Shape<D, F> S;
+#pragma unroll
+    for (int n = 0; n < N; n++) dots[n][0] = dots[n][1] = dots[n][2] = dots[n][3] = 0.0f;
+    u32 row = tile + (group * 8 + lane % 8) * S::ROW;
+    if (F != BF16) {
+        row = tile + (group * 8 + lane / 4) * S::ROW + lane % 4 * 4;
+#pragma unroll
+        for (int step = 0; step < S::STEPS; step++)
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                u32 word = load_shared(row + n * 8 * S::ROW + step * 16);
+                multiply(dots[n], q[step], widen<F>(word), widen<F>(word >> 8));
+            }
+    } else if (N == 1) {
+        row += lane / 8 * 16;
+#pragma unroll
+        for (int step = 0; step < S::STEPS; step += 2) {
+            u32 k[4];
+            load_matrices(k, row + step * 32);
+            multiply(dots[0], q[step], k[0], k[1]);
+            multiply(dots[0], q[step + 1], k[2], k[3]);
+        }
+    } else {
+        row += lane / 16 * 8 * S::ROW + lane / 8 % 2 * 16;
+#pragma unroll
+        for (int step = 0; step < S::STEPS; step++)
+#pragma unroll
+            for (int n = 0; n < N; n += 2) {
+                u32 k[4];
+                load_matrices(k, row + n * 8 * S::ROW + step * 32);
+                multiply(dots[n], q[step], k[0], k[1]);
+                multiply(dots[n + 1], q[step], k[2], k[3]);
+            }
+    }
+}
+
+// sums[16 x 16] += weights[16 x tokens] . values[tokens x 16], the values being unit `unit` of the tile.
+template <int D, int F>
+DEVICE void add_values(float (&sums)[2][4], const u32 (&weights)[Shape<D, F>::TOKENS / 16][4], u32 tile, int unit, int lane) {
+    typedef Shape<D, F> S;
+    if (F == BF16) {
+        u32 at = tile + (lane % 16) * S::ROW + unit * 32 + lane / 16 * 16;
+#pragma unroll
+        for (int step = 0; step < S::TOKENS / 16; step++) {
+            u32 v[4];
+            load_matrices_transposed(v, at + step * 16 * S::ROW);
+            multiply(sums[0], weights[step], v[0], v[1]);
+            multiply(sums[1], weights[step], v[2], v[3]);
+        }
+    } else {
+        u32 at = tile + lane * S::ROW + unit * 16;
+#pragma unroll
+        for (int step = 0; step < S::TOKENS / 16; step += 2) {
+            u32 v[4];
+            load_matrices_transposed(v, at + step * 16 * S::ROW);
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                u32 low = v[2 * half], high = v[2 * half + 1];
+                multiply(sums[0], weights[step + half], widen<F>(low), widen<F>(high));
+                multiply(sums[1], weights[step + half], widen<F>(low >> 8), widen<F>(high >> 8));
+            }
+        }
+    }
+}
+// The column of the output within a unit that `sums[half][i % 2]` of this lane belongs to.
+template <int F> DEVICE int column_of(int half, int i, int lane) {
+    return F == BF16 ? half * 8 + lane % 4 * 2 + i : lane % 4 * 4 + 2 * i + half;
+}
