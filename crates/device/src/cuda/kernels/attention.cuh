@@ -23,7 +23,7 @@ struct AttentionArgs {
     const u32* num_work;
     float* partial;          // see `partial_at`
     const u64* ancestors;    // [rows] or null: causal; see `Sight`
-    i64 block_stride;        // bytes from a block to the next
+    i64 block_stride;        // bytes from a block to the next, under 4 GiB
     i64 layer_offset;        // bytes from a block's start to the layer's keys
     i64 value_offset;        // bytes from the layer's keys to its values
     i32 heads, kv_heads, head_dim, qkv_width;
@@ -43,7 +43,7 @@ DEVICE i64 partial_at(const AttentionArgs& args, u32 item, u32 index, u32 head) 
 
 // Keys (value = 0) or values (value = 1) of the 16 tokens of one block, all kv heads.
 DEVICE const u8* kv_section(const AttentionArgs& args, u32 block, int value) {
-    return args.kv + (i64)block * args.block_stride + args.layer_offset + (value ? args.value_offset : 0);
+    return args.kv + (u64)block * (u32)args.block_stride + args.layer_offset + (value ? args.value_offset : 0);
 }
 // Bytes into a section of one head of one token where a head has `bytes` bytes.
 DEVICE i64 kv_head_at(u32 kv_head, u32 token, u32 bytes) {

@@ -18,7 +18,12 @@ template <int F> DEVICE float load_value(const u8* head, u32 head_dim, u32 i, fl
     if (F == F32) return ((const float*)head)[i];
     if (F == F16) return half_to_float(((const u16*)head)[i]);
     if (F == BF16) return to_float(((const bf16*)head)[i]);
-    if (F == FP8) return __fmul_rn(e4m3_to_float(head[i]), scale);
+    if (F == FP8) {
+        // Moved to where f32 has its exponent, e4m3 lacks a factor of 2^120, small numbers too.
+        u32 code = head[i];
+        float level = __uint_as_float((code & 0x80) << 24 | (code & 0x7f) << 20);
+        return __fmul_rn(__fmul_rn(level, __uint_as_float(247u << 23)), scale);
+    }
     if (F == INT8) return __fmul_rn((float)(i8)head[i], scale);
     return int4_value(head, head_dim, i);
 }
@@ -36,25 +41,6 @@ DEVICE void load_token(float (&out)[COLUMNS], const AttentionArgs& args, const u
         out[j] = 0.0f;
         if (j * WARP + lane < args.head_dim) out[j] = load_value<F>(head, args.head_dim, j * WARP + lane, scale);
     }
-}
-
-// Eight sums over all lanes at once; lane l gets the sum number l / 4.
-DEVICE float eight_sums(float (&x)[8], int lane) {
-    float four[4], two[2], one;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        float other = __shfl_xor_sync(FULL_MASK, lane & 16 ? x[i] : x[i + 4], 16);
-        four[i] = __fadd_rn(lane & 16 ? x[i + 4] : x[i], other);
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        float other = __shfl_xor_sync(FULL_MASK, lane & 8 ? four[i] : four[i + 2], 8);
-        two[i] = __fadd_rn(lane & 8 ? four[i + 2] : four[i], other);
-    }
-    float other = __shfl_xor_sync(FULL_MASK, lane & 4 ? two[0] : two[1], 4);
-    one = __fadd_rn(lane & 4 ? two[1] : two[0], other);
-    one = __fadd_rn(one, __shfl_xor_sync(FULL_MASK, one, 2));
-    return __fadd_rn(one, __shfl_xor_sync(FULL_MASK, one, 1));
 }
 
 template <int F> DEVICE void attend(const AttentionArgs& args, bool wide, u32 span, u32 index, u32 head, int lane) {
@@ -77,20 +63,15 @@ template <int F> DEVICE void attend(const AttentionArgs& args, bool wide, u32 sp
         u32 seen = __ballot_sync(FULL_MASK, sees(sight, start + lane));
         if (seen == 0) continue;
         float score = nothing;
-#pragma unroll 1
-        for (int first = 0; first < WARP; first += 8) {
-            float dots[8];
+#pragma unroll 4
+        for (int t = 0; t < WARP; t++) {
+            float k[COLUMNS], dot = 0.0f;
+            if (!(seen >> t & 1)) continue;
+            load_token<F>(k, args, table, kv_head, 0, start + t, lane);
 #pragma unroll
-            for (int t = 0; t < 8; t++) {
-                float k[COLUMNS];
-                dots[t] = 0.0f;
-                if (!(seen >> (first + t) & 1)) continue;
-                load_token<F>(k, args, table, kv_head, 0, start + first + t, lane);
-#pragma unroll
-                for (int j = 0; j < COLUMNS; j++) dots[t] = __fmaf_rn(q[j], k[j], dots[t]);
-            }
-            float dot = __shfl_sync(FULL_MASK, eight_sums(dots, lane), lane % 8 * 4);
-            if (lane / 8 == first / 8) score = dot;
+            for (int j = 0; j < COLUMNS; j++) dot = __fmaf_rn(q[j], k[j], dot);
+            dot = warp_sum(dot);
+            if (lane == t) score = dot;
         }
         score = __fmul_rn(score, args.scale);
         if (args.soft_cap > 0.0f) score = __fmul_rn(args.soft_cap, tanhf(__fdiv_rn(score, args.soft_cap)));

@@ -1,9 +1,9 @@
 // Tiles of keys and values for mma.sync m16n8k16: how they come into shared memory and into registers.
 //
-// A tile is 64 tokens (32 for heads beyond 128) of one kv head. Rows in shared memory are padded to an odd number of
-// 16-byte pieces, so that eight rows at one column lie in different banks. Eight-bit codes stay codes in shared memory
-// and become bf16, which holds every one of them exactly, in registers: two codes at a time from the even and the odd
-// bytes of a word. That permutes the columns within a unit of 16, of q and k alike, and of the output.
+// A tile is 64 tokens (32 for D = 256) of one kv head, with room for D columns: head_dim of them are real, the rest of
+// the keys is zeros. Rows are padded to an odd number of 16-byte pieces, so that eight rows at one column lie in different
+// banks. Eight-bit codes become bf16, which holds every one of them exactly, two at a time from the even and the odd
+// bytes of a word. That sorts the columns of each unit of 16 into even and odd ones, of q and k alike, and of the output.
 #pragma once
 #include "attention_softmax.cuh"
 
@@ -11,13 +11,14 @@ enum Format { BF16, FP8, INT8 };
 
 template <int D, int F> struct Shape {
     static constexpr int TOKENS = D <= 128 ? 64 : 32;
-    static constexpr int HEAD_BYTES = F == BF16 ? 2 * D : D;
-    static constexpr int ROW = HEAD_BYTES + (HEAD_BYTES / 16 % 2 == 0 ? 16 : 0);
+    static constexpr int ROW_BYTES = F == BF16 ? 2 * D : D;
+    static constexpr int ROW = ROW_BYTES + 16;
     static constexpr int SCALES_AT = TOKENS * ROW;
     static constexpr int BYTES = SCALES_AT + (F == BF16 ? 0 : TOKENS * 4);
     static constexpr int STEPS = D / 16;       // units of 16 columns
     static constexpr int EIGHTS = TOKENS / 8;  // groups of 8 tokens
 };
+template <int F> DEVICE u32 head_bytes_of(const AttentionArgs& args) { return F == BF16 ? 2 * args.head_dim : args.head_dim; }
 
 DEVICE u32 shared_address(const void* at) {
     u64 out;
@@ -54,18 +55,21 @@ DEVICE Source source_of(const AttentionArgs& args, u32 span, u32 kv_head) {
 template <int D, int F, int THREADS>
 DEVICE void begin_tile(const AttentionArgs& args, const Source& source, int value, i32 start, u32 to) {
     typedef Shape<D, F> S;
-    constexpr int PIECES = S::HEAD_BYTES / 16, ALL = S::TOKENS * PIECES;
+    constexpr int PIECES = S::ROW_BYTES / 16, ALL = S::TOKENS * PIECES;
+    u32 head_bytes = head_bytes_of<F>(args);
     if (start < source.high) {
 #pragma unroll
         for (int pass = 0; pass < (ALL + THREADS - 1) / THREADS; pass++) {
             int piece = pass * THREADS + threadIdx.x;
             if (ALL % THREADS != 0 && piece >= ALL) break;
-            i32 token = piece / PIECES, column = piece % PIECES, position = start + token;
+            i32 token = piece / PIECES, position = start + token;
+            u32 column = piece % PIECES;
             bool real = position >= source.low && position < source.high;
             const u8* from = args.kv;
+            if (column * 16 >= head_bytes) continue;
             if (real)
                 from = kv_section(args, __ldg(source.table + position / BLOCK_TOKENS), value) +
-                       kv_head_at(source.kv_head, position % BLOCK_TOKENS, S::HEAD_BYTES) + column * 16;
+                       kv_head_at(source.kv_head, position % BLOCK_TOKENS, head_bytes) + column * 16;
             copy_16(to + token * S::ROW + column * 16, from, real);
         }
         if (F != BF16 && threadIdx.x < S::TOKENS) {
@@ -79,6 +83,14 @@ DEVICE void begin_tile(const AttentionArgs& args, const Source& source, int valu
         }
     }
     end_of_copies();
+}
+
+// Keys of heads smaller than D: columns that no copy writes become zeros, once.
+template <int D, int F, int THREADS> DEVICE void clear_keys(const AttentionArgs& args, u8* keys, int num_tiles) {
+    if (args.head_dim == D) return;
+    for (int at = threadIdx.x * 16; at < num_tiles * Shape<D, F>::BYTES; at += THREADS * 16)
+        *(uint4*)(keys + at) = make_uint4(0, 0, 0, 0);
+    __syncthreads();
 }
 
 DEVICE void load_matrices(u32 (&out)[4], u32 address) {
@@ -122,10 +134,24 @@ template <int F> DEVICE u32 widen(u32 word) {
     return out;
 }
 
+// A tile of codes as a tile of bf16, columns sorted; all threads of the block take part.
+template <int D, int F, int THREADS> DEVICE void widen_tile(u8* to, const u8* from) {
+    typedef Shape<D, F> C;
+    typedef Shape<D, BF16> S;
+#pragma unroll 1
+    for (int piece = threadIdx.x; piece < S::TOKENS * S::STEPS; piece += THREADS) {
+        int token = piece / S::STEPS, unit = piece % S::STEPS;
+        uint4 codes = *(const uint4*)(from + token * C::ROW + unit * 16);
+        uint4* row = (uint4*)(to + token * S::ROW + unit * 32);
+        row[0] = make_uint4(widen<F>(codes.x), widen<F>(codes.y), widen<F>(codes.z), widen<F>(codes.w));
+        row[1] = make_uint4(widen<F>(codes.x >> 8), widen<F>(codes.y >> 8), widen<F>(codes.z >> 8), widen<F>(codes.w >> 8));
+    }
+}
+
 // q of one row, 16 columns of it from `at`, as this lane's part of an mma operand: the first and the second word.
-template <int F> DEVICE void load_query(u32& first, u32& second, const bf16* at, int lane) {
+template <bool SORTED> DEVICE void load_query(u32& first, u32& second, const bf16* at, int lane) {
     int quarter = lane % 4;
-    if (F == BF16) {
+    if (!SORTED) {
         first = *(const u32*)(at + 2 * quarter);
         second = *(const u32*)(at + 2 * quarter + 8);
     } else {
@@ -202,7 +228,7 @@ DEVICE void add_values(float (&sums)[2][4], const u32 (&weights)[Shape<D, F>::TO
         }
     }
 }
-// The column of the output within a unit that `sums[half][i % 2]` of this lane belongs to.
-template <int F> DEVICE int column_of(int half, int i, int lane) {
-    return F == BF16 ? half * 8 + lane % 4 * 2 + i : lane % 4 * 4 + 2 * i + half;
+// The column of the output within a unit that `sums[half][i]` of this lane belongs to.
+template <bool SORTED> DEVICE int column_of(int half, int i, int lane) {
+    return SORTED ? lane % 4 * 4 + 2 * i + half : half * 8 + lane % 4 * 2 + i;
 }

@@ -1,0 +1,181 @@
+// Rows of queries in registers: what they see, their scores, the online softmax, merging splits, writing results.
+//
+// A warp has 16 packed rows, a lane parts of two of them: rows lane / 4 and lane / 4 + 8, as mma.sync wants it.
+#pragma once
+#include "attention_tile.cuh"
+
+// The largest score and the sum of weights of two of the tile's rows: lane / 4 and lane / 4 + 8. Sums are a lane's own
+// share until the split ends.
+struct Rows {
+    float largest[2], sum[2];
+};
+
+// Which of a tile of packed rows this lane has, and what they see.
+struct Lane {
+    Sight sight[2];
+    u32 index[2], head[2];  // row of the span, head
+    bool real[2];
+};
+
+template <int D, bool SORTED>
+DEVICE Lane load_rows(u32 (&q)[D / 16][4], const AttentionArgs& args, u32 span, u32 kv_head, u32 first, int lane) {
+    Lane out;
+    u32 group = args.heads / args.kv_heads, rows = args.num_rows[span];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        u32 packed = first + lane / 4 + half * 8;
+        out.real[half] = packed < rows * group;
+        out.index[half] = min(packed / group, rows - 1);
+        out.head[half] = kv_head * group + packed % group;
+        out.sight[half] = sight_of(args, span, out.index[half]);
+        const bf16* at = (const bf16*)args.qkv + (i64)(args.first_row[span] + out.index[half]) * args.qkv_width +
+                         out.head[half] * args.head_dim;
+#pragma unroll
+        for (int step = 0; step < D / 16; step++) {
+            q[step][half] = q[step][half + 2] = 0;
+            if (out.real[half] && step * 16 < args.head_dim)
+                load_query<SORTED>(q[step][half], q[step][half + 2], at + step * 16, lane);
+        }
+    }
+    return out;
+}
+
+// Dot products of `N` groups of 8 tokens, the first at `start`, become scores; what a row does not see counts nothing.
+// `scales` is the shared address of the first token's scale.
+template <bool SCALED, int N>
+DEVICE void score(float (&s)[N][4], const Scoring& scoring, const Lane& rows, i32 start, bool all_seen, u32 scales, int lane) {
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        float first = 1.0f, second = 1.0f;
+        if (SCALED) load_scales(first, second, scales + (n * 8 + lane % 4 * 2) * 4);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (SCALED) s[n][i] = __fmul_rn(s[n][i], i % 2 ? second : first);
+            s[n][i] = __fmul_rn(s[n][i], scoring.factor);
+        }
+    }
+    if (hidden(scoring.cap) > 0.0f) {
+#pragma unroll
+        for (int i = 0; i < 4 * N; i++) s[i / 4][i % 4] = capped(scoring, s[i / 4][i % 4]);
+    }
+    if (all_seen) return;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        Sight sight = rows.sight[half];
+        sight.tree = hidden((i32)sight.tree);
+        u64 seen = seen_from(sight, start) >> (lane % 4 * 2);
+        u32 words[2] = {(u32)seen, (u32)(seen >> 32)};
+#pragma unroll
+        for (int i = 0; i < 2 * N; i++) {
+            int token = i / 2 * 8 + i % 2;
+            if (!(words[token / 32] >> (token % 32) & 1)) s[i / 2][half * 2 + i % 2] = NOTHING_SEEN;
+        }
+    }
+}
+
+// The online softmax's step over one tile: scores become weights. `rescale` is what earlier sums are multiplied by.
+template <int N> DEVICE void soften(float (&s)[N][4], Rows& rows, float (&rescale)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float largest = s[0][half * 2];
+#pragma unroll
+        for (int n = 0; n < N; n++) largest = fmaxf(largest, fmaxf(s[n][half * 2], s[n][half * 2 + 1]));
+        largest = fmaxf(largest, __shfl_xor_sync(FULL_MASK, largest, 1));
+        largest = fmaxf(largest, __shfl_xor_sync(FULL_MASK, largest, 2));
+        largest = fmaxf(largest, rows.largest[half]);
+        float origin = origin_of(largest), sum = 0.0f;
+        rescale[half] = power_of_two(__fadd_rn(rows.largest[half], -origin));
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int i = half * 2; i < half * 2 + 2; i++) {
+                s[n][i] = power_of_two(__fadd_rn(s[n][i], -origin));
+                sum = __fadd_rn(sum, s[n][i]);
+            }
+        rows.sum[half] = __fmaf_rn(rows.sum[half], rescale[half], sum);
+        rows.largest[half] = largest;
+    }
+}
+
+// Weights as an operand of the second product; with a scale a value they carry it.
+template <bool SCALED, int N> DEVICE void pack_weights(u32 (&out)[N / 2][4], float (&s)[N][4], u32 scales, int lane) {
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        if (SCALED) {
+            float first, second;
+            load_scales(first, second, scales + (n * 8 + lane % 4 * 2) * 4);
+#pragma unroll
+            for (int i = 0; i < 4; i++) s[n][i] = __fmul_rn(s[n][i], i % 2 ? second : first);
+        }
+        out[n / 2][n % 2 * 2] = pack_bf16(s[n][0], s[n][1]);
+        out[n / 2][n % 2 * 2 + 1] = pack_bf16(s[n][2], s[n][3]);
+    }
+}
+
+template <int UNITS> DEVICE void rescale_sums(float (&sums)[UNITS][2][4], const float (&rescale)[2]) {
+#pragma unroll
+    for (int u = 0; u < UNITS; u++)
+#pragma unroll
+        for (int i = 0; i < 8; i++) sums[u][i / 4][i % 4] = __fmul_rn(sums[u][i / 4][i % 4], rescale[i % 4 / 2]);
+}
+
+// Ends a split: a row's sum of weights is gathered from its four lanes.
+DEVICE void gather(Rows& rows) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float sum = rows.sum[half];
+        sum = __fadd_rn(sum, __shfl_xor_sync(FULL_MASK, sum, 1));
+        rows.sum[half] = __fadd_rn(sum, __shfl_xor_sync(FULL_MASK, sum, 2));
+    }
+}
+// Merges a split into what came before it.
+template <int UNITS>
+DEVICE void merge_split(Rows& total, float (&totals)[UNITS][2][4], const Rows& rows, const float (&sums)[UNITS][2][4]) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        if (rows.sum[half] == 0.0f) continue;
+        Merge merge = merge_of(total.largest[half], rows.largest[half]);
+        total.largest[half] = merge.largest;
+        total.sum[half] = merged(merge, total.sum[half], rows.sum[half]);
+#pragma unroll
+        for (int u = 0; u < UNITS; u++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float& sum = totals[u][i / 2][half * 2 + i % 2];
+                sum = merged(merge, sum, sums[u][i / 2][half * 2 + i % 2]);
+            }
+    }
+}
+template <int UNITS> DEVICE void clear(Rows& rows, float (&sums)[UNITS][2][4]) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) rows.largest[half] = NOTHING_SEEN, rows.sum[half] = 0.0f;
+#pragma unroll
+    for (int u = 0; u < UNITS; u++)
+#pragma unroll
+        for (int i = 0; i < 8; i++) sums[u][i / 4][i % 4] = 0.0f;
+}
+
+// One row's 16 columns of a unit, multiplied by `factor`, as the output.
+template <bool SORTED> DEVICE void write_unit(bf16* to, const float (&sums)[2][4], int half, float factor, int lane) {
+    float x[2][2];
+#pragma unroll
+    for (int i = 0; i < 4; i++) x[i / 2][i % 2] = __fmul_rn(sums[i / 2][half * 2 + i % 2], factor);
+    if (!SORTED) {
+        *(u32*)(to + column_of<SORTED>(0, 0, lane)) = pack_bf16(x[0][0], x[0][1]);
+        *(u32*)(to + column_of<SORTED>(1, 0, lane)) = pack_bf16(x[1][0], x[1][1]);
+    } else {
+        *(uint2*)(to + column_of<SORTED>(0, 0, lane)) = make_uint2(pack_bf16(x[0][0], x[1][0]), pack_bf16(x[0][1], x[1][1]));
+    }
+}
+template <bool SORTED> DEVICE void write_unit(float* to, const float (&sums)[2][4], int half, int lane) {
+    if (!SORTED) {
+        *(float2*)(to + column_of<SORTED>(0, 0, lane)) = make_float2(sums[0][half * 2], sums[0][half * 2 + 1]);
+        *(float2*)(to + column_of<SORTED>(1, 0, lane)) = make_float2(sums[1][half * 2], sums[1][half * 2 + 1]);
+    } else {
+        *(float4*)(to + column_of<SORTED>(0, 0, lane)) =
+            make_float4(sums[0][half * 2], sums[1][half * 2], sums[0][half * 2 + 1], sums[1][half * 2 + 1]);
+    }
+}
+DEVICE bf16* output_at(const AttentionArgs& args, u32 span, u32 index, u32 head) {
+    return (bf16*)args.out + ((i64)(args.first_row[span] + index) * args.heads + head) * args.head_dim;
+}
