@@ -37,8 +37,8 @@ struct AttentionArgs {
 // rows sees. The result of item w (its place in the work list) for row i of its span and one head is head_dim sums, the
 // largest score, the sum of weights and two floats of padding. `partial` holds
 //     work items * partial_rows * heads * (head_dim + 4) floats.
-DEVICE i64 partial_at(const AttentionArgs& args, u32 item, u32 index, u32 head) {
-    return (((i64)item * args.partial_rows + index) * args.heads + head) * (args.head_dim + 4);
+DEVICE u64 partial_at(const AttentionArgs& args, u32 item, u32 index, u32 head) {
+    return (u64)((item * args.partial_rows + index) * args.heads + head) * (u32)(args.head_dim + 4);
 }
 
 // Keys (value = 0) or values (value = 1) of the 16 tokens of one block, all kv heads.
@@ -46,12 +46,12 @@ DEVICE const u8* kv_section(const AttentionArgs& args, u32 block, int value) {
     return args.kv + (u64)block * (u32)args.block_stride + args.layer_offset + (value ? args.value_offset : 0);
 }
 // Bytes into a section of one head of one token where a head has `bytes` bytes.
-DEVICE i64 kv_head_at(u32 kv_head, u32 token, u32 bytes) {
-    return ((i64)kv_head * BLOCK_TOKENS + token) * bytes;
+DEVICE u32 kv_head_at(u32 kv_head, u32 token, u32 bytes) {
+    return (kv_head * BLOCK_TOKENS + token) * bytes;
 }
 // fp8 and int8: bytes into a section of one token's scale, behind all heads' codes.
-DEVICE i64 kv_scale_at(const AttentionArgs& args, u32 kv_head, u32 token) {
-    return (i64)args.kv_heads * BLOCK_TOKENS * args.head_dim + (kv_head * BLOCK_TOKENS + token) * 4;
+DEVICE u32 kv_scale_at(const AttentionArgs& args, u32 kv_head, u32 token) {
+    return args.kv_heads * BLOCK_TOKENS * args.head_dim + (kv_head * BLOCK_TOKENS + token) * 4;
 }
 
 // int4: a head of one token is its codes, group by group of 32, then an f16 pair (scale, minimum) a group. Byte j of a

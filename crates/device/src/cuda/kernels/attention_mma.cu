@@ -5,9 +5,10 @@
 // head x % group of the group, so that a tile of 16 packed rows reads keys and values once for all of them.
 //
 //   attention_decode_<format>_<D>(AttentionArgs)     128 threads; format: bf16, fp8, int8. Work item (span, split): see
-//       attention.cuh for the order of items and for `partial`. Writes partial results, or the output where a span has one
-//       split. All four warps work on the same 16 packed rows: each makes the scores of a quarter of a tile's tokens and
-//       sums a quarter of the columns.
+//       attention.cuh for the order of items and for `partial`. Writes the output: the block that ends a span's last split
+//       merges them, so spans * kv_heads must be at most 65,536, and two such kernels must not run at once. All four warps
+//       work on the same 16 packed rows: each makes the scores of a quarter of a tile's tokens and sums a quarter of the
+//       columns.
 //   attention_chunk_bf16_<D>(AttentionArgs)          256 threads. Work item (span, tile): packed rows 128 tile to
 //   attention_chunk_coded_<D>(AttentionArgs, i32 fp8)     128 tile + 127; a span has ceil(rows * group / 128) items. Long
 //       items first is best. A warp has 16 rows. Writes the output; `partial` is not used. coded: fp8 if `fp8` is not 0,
@@ -20,22 +21,84 @@
 //     decode bf16: 4 * wide + 64 * tokens      decode fp8, int8: 4 * narrow + 64 * tokens
 //     chunk bf16:  4 * wide                    chunk coded:      2 * wide + 2 * narrow + 8 * tokens
 // More than 48 KiB must be asked for (cuFuncSetAttribute); none needs more than 72 KiB.
-#include "attention_rows.cuh"
+#include "attention_merge.cuh"
+
+// One split of one span for one kv head, 16 packed rows of it, and a tile of its tokens.
+struct Unit {
+    u32 span, item, packed_rows;
+    Source source;
+    i32 begin, num_splits;
+    u32 first;  // packed row
+    i32 start;  // position
+};
+
+// What the units of a block are made of is read before it is needed: the work list two units ahead, the rest one.
+struct Units {
+    u32 number, num;           // this unit, and how many there are
+    u32 span, split;           // of the next one
+    u32 rows, context, table;
+    u32 later_span, later_split;
+    Divisor kv_heads;
+};
+DEVICE void read_item(const AttentionArgs& args, const Units& units, u32 number, u32& span, u32& split) {
+    u32 item = quotient(min(number, units.num - 1), units.kv_heads);
+    span = __ldg(args.work + item * 2);
+    split = __ldg(args.work + item * 2 + 1);
+}
+DEVICE void read_span(const AttentionArgs& args, Units& units) {
+    units.rows = __ldg(args.num_rows + units.span);
+    units.context = __ldg(args.context + units.span);
+    units.table = __ldg(args.first_block + units.span);
+}
+// Takes the unit that was read, and reads the one after it.
+template <int TOKENS> DEVICE Unit next_unit(const AttentionArgs& args, Units& units, u32 group) {
+    Unit out;
+    i32 low = args.window > 0 ? max((i32)(units.context - units.rows) - args.window + 1, 0) : 0;
+    out.span = units.span;
+    out.item = quotient(units.number, units.kv_heads);
+    out.packed_rows = units.rows * group;
+    out.source.table = args.blocks + units.table;
+    out.source.kv_head = units.number - out.item * units.kv_heads.by;
+    out.source.low = low;
+    out.source.high = min(units.split * SPLIT + SPLIT, units.context);
+    out.begin = max((i32)units.split * SPLIT, low) / TOKENS * TOKENS;
+    out.num_splits = (units.context + SPLIT - 1) / SPLIT - low / SPLIT;
+    out.first = 0;
+    out.start = out.begin;
+    units.number += gridDim.x;
+    units.span = units.later_span;
+    units.split = units.later_split;
+    read_span(args, units);
+    read_item(args, units, units.number + gridDim.x, units.later_span, units.later_split);
+    return out;
+}
 
 // Before the kernel that writes this step's keys is done, a block that has one piece of work alone fetches that piece's
 // keys and values into the second-level cache. Nothing is read, so what is still to be written is not missed.
-template <int F> DEVICE void warm_up(const AttentionArgs& args, u32 num_units) {
+template <int F> DEVICE void warm_up(const AttentionArgs& args, const Unit& unit) {
 #if __CUDA_ARCH__ >= 900
-    u32 unit = blockIdx.x;
-    if (num_units > gridDim.x || unit >= num_units || threadIdx.x >= 2 * SPLIT / BLOCK_TOKENS) return;
-    u32 span = args.work[unit / args.kv_heads * 2], split = args.work[unit / args.kv_heads * 2 + 1];
-    i32 position = split * SPLIT + threadIdx.x / 2 * BLOCK_TOKENS;
-    if (position + BLOCK_TOKENS <= earliest(args, span) || position >= (i32)args.context[span]) return;
+    i32 position = unit.start / SPLIT * SPLIT + threadIdx.x / 2 * BLOCK_TOKENS;
+    if (threadIdx.x >= 2 * SPLIT / BLOCK_TOKENS || position + BLOCK_TOKENS <= unit.source.low || position >= unit.source.high)
+        return;
     u32 bytes = head_bytes_of<F>(args);
-    const u8* at = kv_section(args, args.blocks[args.first_block[span] + position / BLOCK_TOKENS], threadIdx.x % 2) +
-                   kv_head_at(unit % args.kv_heads, 0, bytes);
+    const u8* at = kv_section(args, __ldg(unit.source.table + position / BLOCK_TOKENS), threadIdx.x % 2) +
+                   kv_head_at(unit.source.kv_head, 0, bytes);
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(at), "r"(BLOCK_TOKENS * bytes) : "memory");
 #endif
+}
+
+// All rows of a unit's span and kv head, from the partial results of its splits.
+template <int D> DEVICE void merge_rows(const AttentionArgs& args, const Divisor& group, const Unit& unit, int warp, float4* factors) {
+    u64 stride = partial_at(args, 1, 0, 0);
+    __syncthreads();  // `factors` held what told that this block is the last
+    u32 first_item = unit.item - (unit.begin / SPLIT - unit.source.low / SPLIT);
+#pragma unroll 1
+    for (u32 packed = warp; packed < unit.packed_rows; packed += 4) {
+        u32 index = quotient(packed, group), head = unit.source.kv_head * group.by + packed - index * group.by;
+        merge_row<(D > 128 ? 2 : 1)>(args.partial + partial_at(args, first_item, index, head), stride, unit.num_splits,
+                                     args.head_dim, sink_of(args, head), output_at(args, unit.span, index, head),
+                                     factors + warp * WARP);
+    }
 }
 
 template <int D, int F> DEVICE void decode(const AttentionArgs& args) {
@@ -45,94 +108,110 @@ template <int D, int F> DEVICE void decode(const AttentionArgs& args) {
     extern __shared__ __align__(16) u8 memory[];
     u32 keys = shared_address(memory), values = keys + 2 * S::BYTES;
     float4* scores = (float4*)(memory + 4 * S::BYTES);  // [groups of 8 tokens][lane]
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    u32 group = args.heads / args.kv_heads, num_units = *args.num_work * args.kv_heads;
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, slot = 0;
     Scoring scoring = scoring_of(args);
+    Divisor group = divisor_of(args.heads / args.kv_heads);
+    Units units;
+    units.kv_heads = divisor_of(args.kv_heads);
+    units.num = *args.num_work * args.kv_heads;
+    units.number = blockIdx.x;
     release_next();
-    warm_up<F>(args, num_units);
+    if (units.number >= units.num) return wait_for_previous();
+    read_item(args, units, units.number, units.span, units.split);
+    read_item(args, units, units.number + gridDim.x, units.later_span, units.later_split);
+    read_span(args, units);
+    Unit now, next = next_unit<S::TOKENS>(args, units, group.by);
+    bool more = true;
+    i32 begun = 0;  // the first round begins copies alone
+    if (units.num <= gridDim.x) warm_up<F>(args, next);
     clear_keys<D, F, 128>(args, memory, 2);
     wait_for_previous();
+    u32 q[S::STEPS][4];
+    Lane mine;
+    Rows rows;
+    float sums[UNITS][2][4];
 #pragma unroll 1
-    for (u32 unit = blockIdx.x; unit < num_units; unit += gridDim.x) {
-        u32 item = unit / args.kv_heads, kv_head = unit % args.kv_heads;
-        u32 span = args.work[item * 2], split = args.work[item * 2 + 1], packed_rows = args.num_rows[span] * group;
-        Source source = source_of(args, span, kv_head);
-        Splits splits = splits_of(args, span);
-        i32 begin = max((i32)split * SPLIT, source.low) / S::TOKENS * S::TOKENS;
-        i32 end = min((i32)(split + 1) * SPLIT, source.high);
-        source.high = end;  // what lies behind the split is not begun
-#pragma unroll 1
-        for (u32 first = 0; first < packed_rows; first += 16) {
-            u32 q[S::STEPS][4];
-            Lane mine = load_rows<D, CODED>(q, args, span, kv_head, first, lane);
-            Rows rows;
-            float sums[UNITS][2][4];
-            clear(rows, sums);
-            int slot = 0;
-            // Keys are begun two tiles ahead, values one: the first two rounds begin copies alone.
-#pragma unroll 1
-            for (i32 start = begin - 2 * S::TOKENS; start < end; start += S::TOKENS, slot ^= 1) {
-                u32 tile = keys + slot * S::BYTES;
-                if (start >= begin) {
-                    wait_for_copies<2>();
-                    __syncthreads();  // these keys are here, and the values before are done with
-                }
-                if (start >= begin - S::TOKENS)
-                    begin_tile<D, F, 128>(args, source, 1, start + S::TOKENS, values + (slot ^ 1) * S::BYTES);
-                if (start >= begin) {
-                    int eighth = warp * EIGHTS;
-                    float own[EIGHTS][4];
-                    dot_products<D, F>(own, q, tile, eighth, lane);
-                    score<CODED>(own, scoring, mine, start + eighth * 8, false, tile + S::SCALES_AT + eighth * 32, lane);
-#pragma unroll
-                    for (int n = 0; n < EIGHTS; n++)
-                        scores[(eighth + n) * WARP + lane] = make_float4(own[n][0], own[n][1], own[n][2], own[n][3]);
-                    wait_for_copies<2>();
-                    __syncthreads();  // all scores and these values are here, and the keys are done with
-                }
-                begin_tile<D, F, 128>(args, source, 0, start + 2 * S::TOKENS, tile);
-                if (start < begin) continue;
-                float s[S::EIGHTS][4], rescale[2];
-#pragma unroll
-                for (int n = 0; n < S::EIGHTS; n++) {
-                    float4 four = scores[n * WARP + lane];
-                    s[n][0] = four.x, s[n][1] = four.y, s[n][2] = four.z, s[n][3] = four.w;
-                }
-                soften(s, rows, rescale);
-                u32 weights[S::TOKENS / 16][4];
-                tile = values + slot * S::BYTES;
-                pack_weights<CODED>(weights, s, tile + S::SCALES_AT, lane);
-                rescale_sums(sums, rescale);
-#pragma unroll
-                for (int u = 0; u < UNITS; u++) add_values<D, F>(sums[u], weights, tile, u * WARPS + warp, lane);
-            }
-            wait_for_copies<0>();
-            __syncthreads();
-            gather(rows);
-            Rows total;
-            float totals[UNITS][2][4];
-            bool alone = splits.end - splits.first == 1;
-            if (alone) {
-                clear(total, totals);
-                merge_split(total, totals, rows, sums);
-            }
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                if (!mine.real[half]) continue;
-                float* partial = args.partial + partial_at(args, item, mine.index[half], mine.head[half]);
-                bf16* out = output_at(args, span, mine.index[half], mine.head[half]);
-                float factor = alone ? finish_of(args, mine.head[half], total.largest[half], total.sum[half]) : 0.0f;
-#pragma unroll
-                for (int u = 0; u < UNITS; u++) {
-                    int column = (u * WARPS + warp) * 16;
-                    if (column >= args.head_dim) continue;
-                    if (alone) write_unit<CODED>(out + column, totals[u], half, factor, lane);
-                    else write_unit<CODED>(partial + column, sums[u], half, lane);
-                }
-                if (!alone && warp == 0 && lane % 4 == 0)
-                    *(float2*)(partial + args.head_dim) = make_float2(rows.largest[half], rows.sum[half]);
+    for (; more; now = next, slot ^= 1) {
+        begun = hidden(begun);
+        if (begun) next.start += S::TOKENS;
+        if (next.start >= next.source.high) {
+            next.first += 16;
+            next.start = next.begin;
+            if (next.first >= next.packed_rows) {
+                more = units.number < units.num;
+                next = next_unit<S::TOKENS>(args, units, group.by);
             }
         }
+        wait_for_copies<0>();
+        __syncthreads();  // this tile is here, and the one before is done with
+        if (more) {
+            begin_tile<D, F, 128>(args, next.source, 0, next.start, keys + (slot ^ 1) * S::BYTES);
+            begin_tile<D, F, 128>(args, next.source, 1, next.start, values + (slot ^ 1) * S::BYTES);
+            end_of_copies();
+        }
+        if (!begun) {
+            begun = 1;
+            continue;
+        }
+        if (now.start == now.begin) {
+            mine = load_rows<D, CODED>(q, args, group, now.span, now.source.kv_head, now.first, lane);
+            clear(rows, sums);
+        }
+        u32 tile = keys + slot * S::BYTES;
+        int eighth = warp * EIGHTS;
+        float own[EIGHTS][4], s[S::EIGHTS][4], rescale[2];
+        dot_products<D, F>(own, q, tile, eighth, lane);
+        score<CODED>(own, scoring, mine, now.start + eighth * 8, false, tile + S::SCALES_AT + eighth * 32, lane);
+#pragma unroll
+        for (int n = 0; n < EIGHTS; n++)
+            scores[(eighth + n) * WARP + lane] = make_float4(own[n][0], own[n][1], own[n][2], own[n][3]);
+        __syncthreads();
+#pragma unroll
+        for (int n = 0; n < S::EIGHTS; n++) {
+            float4 four = scores[n * WARP + lane];
+            s[n][0] = four.x, s[n][1] = four.y, s[n][2] = four.z, s[n][3] = four.w;
+        }
+        soften(s, rows, rescale);
+        u32 weights[S::TOKENS / 16][4];
+        tile = values + slot * S::BYTES;
+        pack_weights<CODED>(weights, s, tile + S::SCALES_AT, lane);
+        rescale_sums(sums, rescale);
+#pragma unroll
+        for (int u = 0; u < UNITS; u++) add_values<D, F>(sums[u], weights, tile, u * WARPS + warp, lane);
+        if (now.start + S::TOKENS < now.source.high) continue;
+
+        // The split is done.
+        gather(rows);
+        bool alone = now.num_splits == 1;
+        if (alone) {
+            Rows total;
+            float totals[UNITS][2][4];
+            clear(total, totals);
+            merge_split(total, totals, rows, sums);
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float factor = finish_of(sink_of(args, mine.head[half]), total.largest[half], total.sum[half]);
+                bf16* out = output_at(args, now.span, mine.index[half], mine.head[half]);
+#pragma unroll
+                for (int u = 0; u < UNITS; u++)
+                    if (mine.real[half] && (u * WARPS + warp) * 16 < args.head_dim)
+                        write_unit<CODED>(out + (u * WARPS + warp) * 16, totals[u], half, factor, lane);
+            }
+            continue;
+        }
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float* partial = args.partial + partial_at(args, now.item, mine.index[half], mine.head[half]);
+#pragma unroll
+            for (int u = 0; u < UNITS; u++)
+                if (mine.real[half] && (u * WARPS + warp) * 16 < args.head_dim)
+                    write_unit<CODED>(partial + (u * WARPS + warp) * 16, sums[u], half, lane);
+            if (mine.real[half] && warp == 0 && lane % 4 == 0)
+                *(float2*)(partial + args.head_dim) = make_float2(rows.largest[half], rows.sum[half]);
+        }
+        if (now.first + 16 < now.packed_rows) continue;
+        if (last_to_arrive(now.span * args.kv_heads + now.source.kv_head, now.num_splits, (u32*)scores))
+            merge_rows<D>(args, group, now, warp, scores);
     }
 }
 
@@ -141,10 +220,10 @@ template <int D, int F> DEVICE void decode(const AttentionArgs& args) {
 struct WarpSight {
     i32 all_begin, all_end, none_end, last;
 };
-DEVICE WarpSight warp_sight(const AttentionArgs& args, u32 first, u32 packed_rows, u32 group, i32 base, bool tree) {
+DEVICE WarpSight warp_sight(const AttentionArgs& args, u32 first, u32 packed_rows, const Divisor& group, i32 base, bool tree) {
     WarpSight out;
-    i32 first_row = base + (i32)(first / group), window = args.window;
-    out.last = first < packed_rows ? base + (i32)(min(first + 15, packed_rows - 1) / group) : -1;
+    i32 first_row = base + (i32)quotient(first, group), window = args.window;
+    out.last = first < packed_rows ? base + (i32)quotient(min(first + 15, packed_rows - 1), group) : -1;
     out.all_end = tree ? base : first_row + 1;
     out.all_begin = window == 0 ? 0 : tree ? base : out.last - window + 1;  // rows of a tree have windows of their own
     out.none_end = window == 0 ? 0 : (tree ? base : first_row) - window + 1;
@@ -160,7 +239,8 @@ template <int D, bool CODED> DEVICE void chunk(const AttentionArgs& args, i32 fp
     u8* codes = memory + 2 * WIDE;                           // CODED: keys, values
     float* scales = (float*)(memory + 2 * WIDE + 2 * C::BYTES);  // CODED: [keys, values][tokens]
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    u32 group = args.heads / args.kv_heads, num_units = *args.num_work * args.kv_heads;
+    Divisor group = divisor_of(args.heads / args.kv_heads), kv_heads = divisor_of(args.kv_heads);
+    u32 num_units = *args.num_work * args.kv_heads;
     Scoring scoring = scoring_of(args);
     release_next();
     if (CODED) clear_keys<D, INT8, 256>(args, codes, 1);
@@ -168,21 +248,21 @@ template <int D, bool CODED> DEVICE void chunk(const AttentionArgs& args, i32 fp
     wait_for_previous();
 #pragma unroll 1
     for (u32 unit = blockIdx.x; unit < num_units; unit += gridDim.x) {
-        u32 item = unit / args.kv_heads, kv_head = unit % args.kv_heads;
+        u32 item = quotient(unit, kv_heads), kv_head = unit - item * kv_heads.by;
         u32 span = args.work[item * 2], first_packed = args.work[item * 2 + 1] * PACKED;
-        u32 packed_rows = args.num_rows[span] * group, first = first_packed + warp * 16;
+        u32 packed_rows = args.num_rows[span] * group.by, first = first_packed + warp * 16;
         if (first_packed >= packed_rows) continue;
-        Source source = source_of(args, span, kv_head);
-        i32 base = source.high - (i32)args.num_rows[span];
+        i32 base = (i32)(args.context[span] - args.num_rows[span]);
+        Source source = {args.blocks + args.first_block[span], earliest(args, span), 0, kv_head};
         bool tree = args.ancestors != nullptr && args.num_rows[span] <= 64;
         // What any row of the block sees.
-        i32 end = base + (i32)((min(first_packed + PACKED, packed_rows) - 1) / group) + 1;
-        if (args.window > 0 && !tree) source.low = max(base + (i32)(first_packed / group) - args.window + 1, 0);
+        i32 end = base + (i32)quotient(min(first_packed + PACKED, packed_rows) - 1, group) + 1;
+        if (args.window > 0 && !tree) source.low = max(base + (i32)quotient(first_packed, group) - args.window + 1, 0);
         source.high = end;
         i32 begin = source.low / S::TOKENS * S::TOKENS;
         WarpSight sight = warp_sight(args, first, packed_rows, group, base, tree);
         u32 q[S::STEPS][4];
-        Lane mine = load_rows<D, CODED>(q, args, span, kv_head, first, lane);
+        Lane mine = load_rows<D, CODED>(q, args, group, span, kv_head, first, lane);
         Rows rows, total;
         float sums[S::STEPS][2][4], totals[S::STEPS][2][4];
         clear(rows, sums);
@@ -207,12 +287,13 @@ template <int D, bool CODED> DEVICE void chunk(const AttentionArgs& args, i32 fp
                     __syncthreads();
                 }
             }
-            if (CODED) {
+            if (CODED && start + S::TOKENS < end) {
                 begin_tile<D, INT8, 256>(args, source, 0, start + S::TOKENS, shared_address(codes));
                 begin_tile<D, INT8, 256>(args, source, 1, start + S::TOKENS, shared_address(codes + C::BYTES));
-            } else if (start >= begin - S::TOKENS) {
-                begin_tile<D, BF16, 256>(args, source, 1, start + S::TOKENS, values + (slot ^ 1) * WIDE);
             }
+            if (!CODED && start >= begin - S::TOKENS && start + S::TOKENS < end)
+                begin_tile<D, BF16, 256>(args, source, 1, start + S::TOKENS, values + (slot ^ 1) * WIDE);
+            end_of_copies();
             if (seen) {
                 dot_products<D, BF16>(s, q, tile, 0, lane);
                 score<CODED>(s, scoring, mine, start, all_seen, shared_address(scales), lane);
@@ -222,7 +303,8 @@ template <int D, bool CODED> DEVICE void chunk(const AttentionArgs& args, i32 fp
                     wait_for_copies<2>();
                     __syncthreads();
                 }
-                begin_tile<D, BF16, 256>(args, source, 0, start + 2 * S::TOKENS, tile);
+                if (start + 2 * S::TOKENS < end) begin_tile<D, BF16, 256>(args, source, 0, start + 2 * S::TOKENS, tile);
+                end_of_copies();
             }
             if (start < begin) continue;
             if (seen) {
@@ -246,7 +328,7 @@ template <int D, bool CODED> DEVICE void chunk(const AttentionArgs& args, i32 fp
         for (int half = 0; half < 2; half++) {
             if (!mine.real[half]) continue;
             bf16* out = output_at(args, span, mine.index[half], mine.head[half]);
-            float factor = finish_of(args, mine.head[half], total.largest[half], total.sum[half]);
+            float factor = finish_of(sink_of(args, mine.head[half]), total.largest[half], total.sum[half]);
 #pragma unroll
             for (int u = 0; u < S::STEPS; u++)
                 if (u * 16 < args.head_dim) write_unit<CODED>(out + u * 16, totals[u], half, factor, lane);

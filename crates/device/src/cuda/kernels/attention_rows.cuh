@@ -4,6 +4,16 @@
 #pragma once
 #include "attention_tile.cuh"
 
+// Division by a number that stays the same; exact while the product of dividend and divisor is below 2^32.
+struct Divisor {
+    u32 by, factor;
+};
+DEVICE Divisor divisor_of(u32 by) {
+    Divisor out = {by, 0xffffffffu / by + 1};
+    return out;
+}
+DEVICE u32 quotient(u32 x, const Divisor& divisor) { return divisor.by == 1 ? x : __umulhi(x, divisor.factor); }
+
 // The largest score and the sum of weights of two of the tile's rows: lane / 4 and lane / 4 + 8. Sums are a lane's own
 // share until the split ends.
 struct Rows {
@@ -18,17 +28,19 @@ struct Lane {
 };
 
 template <int D, bool SORTED>
-DEVICE Lane load_rows(u32 (&q)[D / 16][4], const AttentionArgs& args, u32 span, u32 kv_head, u32 first, int lane) {
+DEVICE Lane load_rows(u32 (&q)[D / 16][4], const AttentionArgs& args, const Divisor& group, u32 span, u32 kv_head,
+                      u32 first, int lane) {
     Lane out;
-    u32 group = args.heads / args.kv_heads, rows = args.num_rows[span];
+    u32 rows = args.num_rows[span], num_packed = rows * group.by;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         u32 packed = first + lane / 4 + half * 8;
-        out.real[half] = packed < rows * group;
-        out.index[half] = min(packed / group, rows - 1);
-        out.head[half] = kv_head * group + packed % group;
+        out.real[half] = packed < num_packed;
+        u32 row = quotient(packed, group);
+        out.index[half] = min(row, rows - 1);
+        out.head[half] = kv_head * group.by + packed - row * group.by;
         out.sight[half] = sight_of(args, span, out.index[half]);
-        const bf16* at = (const bf16*)args.qkv + (i64)(args.first_row[span] + out.index[half]) * args.qkv_width +
+        const bf16* at = (const bf16*)args.qkv + (u64)(args.first_row[span] + out.index[half]) * (u32)args.qkv_width +
                          out.head[half] * args.head_dim;
 #pragma unroll
         for (int step = 0; step < D / 16; step++) {
@@ -177,5 +189,5 @@ template <bool SORTED> DEVICE void write_unit(float* to, const float (&sums)[2][
     }
 }
 DEVICE bf16* output_at(const AttentionArgs& args, u32 span, u32 index, u32 head) {
-    return (bf16*)args.out + ((i64)(args.first_row[span] + index) * args.heads + head) * args.head_dim;
+    return (bf16*)args.out + (u64)((args.first_row[span] + index) * args.heads + head) * (u32)args.head_dim;
 }

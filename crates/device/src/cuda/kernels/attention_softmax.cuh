@@ -66,21 +66,12 @@ DEVICE float merged(const Merge& merge, float before, float next) {
 }
 
 // What a row's merged sums are multiplied by at last. A sink is one more weight, whose value is nothing.
-DEVICE float finish_of(const AttentionArgs& args, u32 head, float largest, float sum) {
+DEVICE float sink_of(const AttentionArgs& args, u32 head) {
+    return args.sinks == nullptr ? NOTHING_SEEN : __fmul_rn(args.sinks[head], LOG2_E);
+}
+DEVICE float finish_of(float sink, float largest, float sum) {
     if (sum == 0.0f) return 0.0f;
-    if (args.sinks == nullptr) return inverse_of(sum);
-    float sink = __fmul_rn(args.sinks[head], LOG2_E);
+    if (sink == NOTHING_SEEN) return inverse_of(sum);
     Merge merge = merge_of(largest, sink);
     return __fmul_rn(merge.before, inverse_of(merged(merge, sum, 1.0f)));
-}
-
-// Splits that rows of a span see: `first` to `end - 1`. With one alone the decode form writes its output itself.
-struct Splits {
-    i32 first, end;
-};
-DEVICE Splits splits_of(const AttentionArgs& args, u32 span) {
-    Splits out;
-    out.first = earliest(args, span) / SPLIT;
-    out.end = ((i32)args.context[span] + SPLIT - 1) / SPLIT;
-    return out;
 }

@@ -36,53 +36,44 @@ DEVICE void end_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"
 // Until at most `LEFT` of the groups this thread began are under way.
 template <int LEFT> DEVICE void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
 
-// Where one span's keys or values of one kv head are.
+// Where one span's keys and values of one kv head are.
 struct Source {
     const u32* table;
     i32 low, high;  // positions outside are not read: they may hold anything
     u32 kv_head;
 };
-DEVICE Source source_of(const AttentionArgs& args, u32 span, u32 kv_head) {
-    Source out;
-    out.table = args.blocks + args.first_block[span];
-    out.low = earliest(args, span);
-    out.high = (i32)args.context[span];
-    out.kv_head = kv_head;
-    return out;
-}
 
-// Begins to copy the tile at position `start`; all threads of the block take part. Ends a group of copies.
+// Begins to copy the tile at position `start`; all threads of the block take part.
 template <int D, int F, int THREADS>
 DEVICE void begin_tile(const AttentionArgs& args, const Source& source, int value, i32 start, u32 to) {
     typedef Shape<D, F> S;
-    constexpr int PIECES = S::ROW_BYTES / 16, ALL = S::TOKENS * PIECES;
-    u32 head_bytes = head_bytes_of<F>(args);
-    if (start < source.high) {
+    // A pass copies AT_ONCE tokens, a whole number of blocks or a whole part of one.
+    constexpr int PIECES = S::ROW_BYTES / 16, AT_ONCE = THREADS / PIECES;
+    constexpr int BLOCKS = AT_ONCE > BLOCK_TOKENS ? AT_ONCE / BLOCK_TOKENS : 1;
+    u32 head_bytes = head_bytes_of<F>(args), column = threadIdx.x % PIECES, mine = threadIdx.x / PIECES;
+    const u32* table = source.table + start / BLOCK_TOKENS + (BLOCKS > 1 ? mine / BLOCK_TOKENS : 0);
+    u32 offset = kv_head_at(source.kv_head, mine % BLOCK_TOKENS, head_bytes) + column * 16;
+    to += mine * S::ROW + column * 16;
 #pragma unroll
-        for (int pass = 0; pass < (ALL + THREADS - 1) / THREADS; pass++) {
-            int piece = pass * THREADS + threadIdx.x;
-            if (ALL % THREADS != 0 && piece >= ALL) break;
-            i32 token = piece / PIECES, position = start + token;
-            u32 column = piece % PIECES;
-            bool real = position >= source.low && position < source.high;
-            const u8* from = args.kv;
-            if (column * 16 >= head_bytes) continue;
-            if (real)
-                from = kv_section(args, __ldg(source.table + position / BLOCK_TOKENS), value) +
-                       kv_head_at(source.kv_head, position % BLOCK_TOKENS, head_bytes) + column * 16;
-            copy_16(to + token * S::ROW + column * 16, from, real);
-        }
-        if (F != BF16 && threadIdx.x < S::TOKENS) {
-            i32 token = threadIdx.x, position = start + token;
-            bool real = position >= source.low && position < source.high;
-            const u8* from = args.kv;
-            if (real)
-                from = kv_section(args, __ldg(source.table + position / BLOCK_TOKENS), value) +
-                       kv_scale_at(args, source.kv_head, position % BLOCK_TOKENS);
-            copy_4(to + S::SCALES_AT + token * 4, from, real);
-        }
+    for (int pass = 0; pass < S::TOKENS / AT_ONCE; pass++) {
+        i32 position = start + pass * AT_ONCE + (i32)mine;
+        if (column * 16 >= head_bytes) continue;
+        bool real = position >= source.low && position < source.high;
+        const u8* from = args.kv;
+        if (real)
+            from = kv_section(args, __ldg(table + pass * AT_ONCE / BLOCK_TOKENS), value) + offset +
+                   pass * AT_ONCE % BLOCK_TOKENS * head_bytes;
+        copy_16(to + pass * AT_ONCE * S::ROW, from, real);
     }
-    end_of_copies();
+    if (F != BF16 && threadIdx.x < S::TOKENS) {
+        i32 token = threadIdx.x, position = start + token;
+        bool real = position >= source.low && position < source.high;
+        const u8* from = args.kv;
+        if (real)
+            from = kv_section(args, __ldg(source.table + position / BLOCK_TOKENS), value) +
+                   kv_scale_at(args, source.kv_head, position % BLOCK_TOKENS);
+        copy_4(to - mine * S::ROW - column * 16 + S::SCALES_AT + token * 4, from, real);
+    }
 }
 
 // Keys of heads smaller than D: columns that no copy writes become zeros, once.

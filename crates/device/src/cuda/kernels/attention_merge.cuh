@@ -1,0 +1,87 @@
+// Merges the partial results of attention in decode form, in ascending order of their splits, with the arithmetic of
+// attention_softmax.cuh. The block that finishes a span's last split does it for one kv head: no further kernel is needed.
+#pragma once
+#include "attention_rows.cuh"
+
+// Splits of a span and kv head that are done. Zeros when the module is loaded, and again after every kernel.
+#define MOST_ARRIVALS 65536
+__device__ u32 arrivals[MOST_ARRIVALS];
+
+// Whether this block is the last of `num_splits`; all its threads have written their results. `flag` is shared memory.
+DEVICE bool last_to_arrive(u32 counter, u32 num_splits, u32* flag) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        *flag = atomicInc(arrivals + counter, num_splits - 1) == num_splits - 1;  // the last one sets it back to 0
+        __threadfence();
+    }
+    __syncthreads();
+    return *(volatile u32*)flag;
+}
+
+// One row and head by one warp; a lane has columns 4 * lane to 4 * lane + 3 and, with two parts, the same of the next 128.
+// `factors` is the warp's own shared memory, 32 times four floats. Not inlined: it is long and rare.
+template <int PARTS>
+__device__ __noinline__ void merge_row(const float* partial, u64 stride, i32 num_splits, i32 head_dim, float sink, bf16* out,
+                                       float4* factors) {
+    constexpr int AT_ONCE = 16 / PARTS;
+    int lane = threadIdx.x % WARP;
+    float4 totals[PARTS];
+    float largest = NOTHING_SEEN, sum = 0.0f;
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) totals[part] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 1
+    for (i32 first = 0; first < num_splits; first += WARP) {
+        // Each lane knows one split: the largest score up to it, and so by what sums before it and its own are multiplied.
+        float2 own = make_float2(NOTHING_SEEN, 0.0f);
+        if (first + lane < num_splits) own = __ldcg((const float2*)(partial + (first + lane) * stride + head_dim));
+        float upto = own.x;
+#pragma unroll
+        for (int step = 1; step < WARP; step *= 2) {
+            float other = __shfl_up_sync(FULL_MASK, upto, step);
+            if (lane >= step) upto = fmaxf(upto, other);
+        }
+        upto = fmaxf(upto, largest);
+        float before = __shfl_up_sync(FULL_MASK, upto, 1);
+        if (lane == 0) before = largest;
+        Merge mine = merge_of(before, own.x);
+        largest = __shfl_sync(FULL_MASK, upto, WARP - 1);
+        __syncwarp();
+        factors[lane] = make_float4(mine.before, mine.next, own.y, 0.0f);
+        __syncwarp();
+        i32 here = min(num_splits - first, WARP);
+        // Where a batch is not full, its last split is read again and counts nothing: its factor is 0.
+#pragma unroll 1
+        for (i32 some = 0; some < here; some += AT_ONCE) {
+            float4 parts[AT_ONCE][PARTS];
+            const float* at = partial + (first + some) * stride + lane * 4;
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+#pragma unroll
+                for (int part = 0; part < PARTS; part++)
+                    if (part * 128 + lane * 4 < head_dim) parts[i][part] = __ldcg((const float4*)(at + part * 128));
+                if (some + i + 1 < here) at += stride;
+            }
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+                float4 four = factors[some + i];
+                Merge merge = {0.0f, four.x, four.y};
+                sum = merged(merge, sum, four.z);
+#pragma unroll
+                for (int part = 0; part < PARTS; part++) {
+                    totals[part].x = merged(merge, totals[part].x, parts[i][part].x);
+                    totals[part].y = merged(merge, totals[part].y, parts[i][part].y);
+                    totals[part].z = merged(merge, totals[part].z, parts[i][part].z);
+                    totals[part].w = merged(merge, totals[part].w, parts[i][part].w);
+                }
+            }
+        }
+    }
+    float factor = finish_of(sink, largest, sum);
+#pragma unroll
+    for (int part = 0; part < PARTS; part++)
+        if (part * 128 + lane * 4 < head_dim)
+            *(uint2*)(out + part * 128 + lane * 4) =
+                make_uint2(pack_bf16(__fmul_rn(totals[part].x, factor), __fmul_rn(totals[part].y, factor)),
+                           pack_bf16(__fmul_rn(totals[part].z, factor), __fmul_rn(totals[part].w, factor)));
+}
