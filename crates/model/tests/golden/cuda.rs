@@ -7,6 +7,7 @@ use folio_model::OpenModel;
 use folio_model::device::cuda::{Cuda, CudaConfig, Precision, driver};
 use folio_model::device::{Backend, KvFormat};
 
+use crate::crowd::{self, Story};
 use crate::families::for_all;
 use crate::file::{self, Golden};
 use crate::run::{self, Sequence};
@@ -109,6 +110,34 @@ fn batch_invariant_prompts_may_be_cut_anywhere() {
                 let cut = in_steps(chunk)?;
                 if let Some(row) = cut.iter().zip(&whole).position(|(cut, whole)| cut != whole) {
                     return Err(format!("position {row} differs when the prompt comes in steps of {chunk}"));
+                }
+            }
+            Ok(0.0)
+        });
+    }
+}
+
+/// Sequences of different lengths, together and alone: the same bits, where that was promised. Steps of five sequences
+/// are padded to eight rows and replayed; those that end early leave steps of other sizes.
+#[test]
+fn sequences_together_equal_sequences_alone() {
+    if is_there() {
+        let configs = [f32(), CudaConfig { batch_invariant: true, ..CudaConfig::default() }];
+        for_all(&file::all(), |golden| {
+            let model = switch_off::open(golden)?;
+            let story = |(start, prompt, rest): (usize, usize, usize)| Story {
+                prompt: golden.prompt[start..start + prompt].to_vec(),
+                rest: golden.greedy[start..start + rest].to_vec(),
+            };
+            let stories = [(0, 17, 12), (3, 1, 20), (20, 5, 9), (9, 40, 12), (30, 16, 12)].map(story);
+            for config in &configs {
+                let kv = if config.activations == Precision::F32 { KvFormat::F32 } else { KvFormat::BF16 };
+                let together = crowd::run(open(config), &model, &stories, kv)?;
+                for (number, story) in stories.iter().enumerate() {
+                    let alone = crowd::run(open(config), &model, std::slice::from_ref(story), kv)?;
+                    if let Some(step) = alone[0].iter().zip(&together[number]).position(|(one, all)| one != all) {
+                        return Err(format!("sequence {number} differs at step {step} when it is alone ({config:?})"));
+                    }
                 }
             }
             Ok(0.0)

@@ -3,6 +3,7 @@
 //! The expected values lie in `tests/golden/models`, written by `generate.py` there; nothing in them comes from this
 //! project's own arithmetic.
 
+mod crowd;
 mod cuda;
 mod families;
 mod file;
