@@ -21,8 +21,6 @@ const FILES: &[&str] = &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Operands {
     Bf16,
-    /// In whole f32, not in the nineteen bits of the matrix units.
-    F32,
     /// e4m3 with one f32 scale a row of x and one a row of w.
     Float8 {
         x_scales: u64,
@@ -212,7 +210,6 @@ impl Blas {
             k: product.k,
             operands: match product.operands {
                 Operands::Bf16 => 0,
-                Operands::F32 => 1,
                 Operands::Float8 { .. } => 2,
             },
             out_float: product.out_float,
@@ -230,7 +227,6 @@ impl Blas {
         let f = &self.functions;
         let element = match product.operands {
             Operands::Bf16 => c::R_16BF,
-            Operands::F32 => c::R_32F,
             Operands::Float8 { .. } => c::R_8F_E4M3,
         };
         let out_element = if shape.out_float == Float::Bf16 { c::R_16BF } else { c::R_32F };

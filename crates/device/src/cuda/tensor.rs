@@ -133,7 +133,7 @@ impl Vector {
         self.buffer.ptr()
     }
 
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.len
     }
 }
