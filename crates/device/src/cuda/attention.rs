@@ -1,6 +1,6 @@
 //! Which attention kernel runs, and on how much of a step.
 //!
-//! Rows alone in their span are decoded, split by split of their keys, and merged; the rows of prompt chunks are done in
+//! Rows alone in their span are decoded, split by split of their keys; the rows of prompt chunks are done in
 //! tiles. On Hopper a kernel of its own does the tiles, unless bits are not to depend on how a prompt was cut: then, and
 //! elsewhere, the kernel of the splits does both, and a row gets the same bits from either. What neither takes (f32
 //! activations, formats and head sizes that are rare) goes row by row to a plain one.
@@ -14,9 +14,11 @@ use super::work::{self, TILE_ROWS, TileRule, WorkKey};
 use super::{Cuda, launch};
 use crate::{Attention, KvFormat};
 
-/// Head sizes that the kernels with matrix instructions were made for.
-const MMA_HEADS: [usize; 6] = [64, 80, 96, 128, 192, 256];
-/// The same of Hopper's, and the shared memory that each takes.
+/// Largest head of the kernels with matrix instructions, and of which it must be a multiple.
+const MMA_HEAD: (usize, usize) = (256, 16);
+/// Most pairs of a span and a kv head whose splits are merged.
+const MOST_MERGED: usize = 65_536;
+/// Head sizes that Hopper's kernel was made for, and the shared memory that each takes.
 const HOPPER_HEADS: [(usize, u32); 4] = [(64, 99_488), (96, 197_792), (128, 197_792), (256, 197_792)];
 
 /// Mirrors `AttentionArgs`.
@@ -66,7 +68,8 @@ fn road(device: &Device, float: Float, kv: &Kv, op: &Attention<'_, Cuda>, batch_
     let (format, head_dim) = (kv.shape.format, op.head_dim);
     let matrix = float == Float::Bf16
         && matches!(format, KvFormat::BF16 | KvFormat::Fp8 | KvFormat::Int8)
-        && MMA_HEADS.contains(&head_dim);
+        && head_dim <= MMA_HEAD.0
+        && head_dim.is_multiple_of(MMA_HEAD.1);
     if !matrix {
         return Road::Plain;
     }
@@ -154,6 +157,7 @@ impl Cuda {
                 // A recorded step is replayed with other contexts, so nothing of it may hang on this one's.
                 if work.splits_now > 0 || inputs.decodes() {
                     (call.work, call.num_work) = (work.splits, work.num_splits);
+                    assert!(inputs.limits().spans * op.kv_heads <= MOST_MERGED, "more spans than can be merged");
                     // Room for the partial results of the largest step there can be.
                     let items = work::most_splits(inputs.limits());
                     let bytes = items * op.heads * (op.head_dim + 4) * size_of::<f32>();
@@ -166,22 +170,27 @@ impl Cuda {
     }
 
     fn splits(&self, call: &AttentionArgs, head_dim: usize, format: KvFormat) {
-        let (tile, tokens) = shared_tile(head_dim, format);
-        let blocks = self.device.info().multiprocessors * if format == KvFormat::BF16 { 3 } else { 4 };
-        let decode = self.device.kernel(&format!("attention_decode_{}_{head_dim}", format.name()));
+        let MmaShape { size, tokens, wide, narrow } = MmaShape::of(head_dim);
+        let blocks = self.device.info().multiprocessors * if size == 256 { 2 } else { 3 };
+        let decode = self.device.kernel(&format!("attention_decode_{}_{size}", format.name()));
+        let tile = if format == KvFormat::BF16 { wide } else { narrow };
         let shared_bytes = 4 * tile + 64 * tokens;
         let shape = Launch { grid: [blocks, 1, 1], threads: 128, shared_bytes, overlap: true };
         self.device.launch(&decode, shape, args![*call]);
-        let blocks = 4 * self.device.info().multiprocessors;
-        launch(&self.device, "attention_merge_bf16", [blocks, 1, 1], 128, args![*call]);
     }
 
     fn tiles(&self, call: &AttentionArgs, head_dim: usize, format: KvFormat) {
-        let (tile, _) = shared_tile(head_dim, format);
-        let chunk = self.device.kernel(&format!("attention_chunk_{}_{head_dim}", format.name()));
+        let MmaShape { size, tokens, wide, narrow } = MmaShape::of(head_dim);
         let grid = [self.device.info().multiprocessors, 1, 1];
-        let shape = Launch { grid, threads: 256, shared_bytes: 4 * tile, overlap: true };
-        self.device.launch(&chunk, shape, args![*call]);
+        let shape = |shared_bytes| Launch { grid, threads: 256, shared_bytes, overlap: true };
+        if format == KvFormat::BF16 {
+            let chunk = self.device.kernel(&format!("attention_chunk_bf16_{size}"));
+            self.device.launch(&chunk, shape(4 * wide), args![*call]);
+        } else {
+            let chunk = self.device.kernel(&format!("attention_chunk_coded_{size}"));
+            let is_fp8 = i32::from(format == KvFormat::Fp8);
+            self.device.launch(&chunk, shape(2 * wide + 2 * narrow + 8 * tokens), args![*call, is_fp8]);
+        }
     }
 
     fn hopper_tiles(&self, call: &AttentionArgs, head_dim: usize, shared_bytes: u32, map: &TensorMap) {
@@ -192,12 +201,23 @@ impl Cuda {
     }
 }
 
-/// Bytes of a tile of keys in shared memory, and its tokens, as attention_mma.cu has them.
-fn shared_tile(head_dim: usize, format: KvFormat) -> (u32, u32) {
-    let (head, tokens) = (head_dim as u32, if head_dim <= 128 { 64 } else { 32 });
-    let row = match format {
-        KvFormat::BF16 => 2 * head + 16,
-        _ => head + if (head / 16).is_multiple_of(2) { 16 } else { 0 } + 4,
-    };
-    (tokens * row, tokens)
+/// What attention_mma.cu makes of a head size: the size its kernels are named after, and of a tile of keys in shared
+/// memory the tokens and the bytes, as bf16 and as codes.
+struct MmaShape {
+    size: u32,
+    tokens: u32,
+    wide: u32,
+    narrow: u32,
+}
+
+impl MmaShape {
+    fn of(head_dim: usize) -> MmaShape {
+        let size = match head_dim {
+            0..=64 => 64,
+            65..=128 => 128,
+            _ => 256,
+        };
+        let tokens = if size <= 128 { 64 } else { 32 };
+        MmaShape { size, tokens, wide: tokens * (2 * size + 16), narrow: tokens * (size + 20) }
+    }
 }

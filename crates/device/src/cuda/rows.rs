@@ -5,7 +5,7 @@ use super::inputs::Inputs;
 use super::kv::{Kv, format_number};
 use super::tensor::{Float, Tensor, Vector, optional};
 use super::{Cuda, launch};
-use crate::{Activation, NormSpan, PrepareQkv};
+use crate::{Activation, KvFormat, NormSpan, PrepareQkv};
 
 /// Widest row that a block keeps in registers.
 const NORM_WIDTH: usize = 8192;
@@ -198,12 +198,14 @@ pub(super) fn prepare_qkv(
         padding: 0,
     };
     let pairwise = op.head_dim.is_multiple_of(4) && pairs.is_multiple_of(2);
-    let size = match op.head_dim {
-        0..=128 if pairwise => "128",
-        0..=256 if pairwise => "256",
-        _ => "any",
+    let fast = op.head_dim.is_multiple_of(8) && pairs.is_multiple_of(4) && kv.shape.format != KvFormat::Int4;
+    let (size, heads_each) = match op.head_dim {
+        0..=128 if fast && qkv.float() == Float::Bf16 => ("fast", 16),
+        0..=128 if pairwise => ("128", 8),
+        0..=256 if pairwise => ("256", 8),
+        _ => ("any", 8),
     };
     let name = format!("prepare_qkv_{}_{size}", qkv.float().name());
-    let grid = [rows as u32, if row_span { 1 } else { blocks(heads, 8) }, 1];
+    let grid = [rows as u32, if row_span { 1 } else { blocks(heads, heads_each) }, 1];
     launch(device, &name, grid, 256, args![call]);
 }

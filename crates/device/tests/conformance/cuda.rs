@@ -2,6 +2,7 @@
 //!
 //! A case that fails does not stop the others: runs on a device are few, and all that is wrong is wanted at once.
 
+use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use folio_device::Backend;
@@ -129,7 +130,17 @@ fn conformance(mode: &Mode) {
     }
     data::round_activations(false);
     let count = failures.len();
-    failures.iter().take(80).for_each(|failure| println!("{}: {failure}", mode.name));
+    // A few of each kind: what is wrong with one is likely wrong with all.
+    let kind = |failure: &String| failure.split(' ').next().unwrap_or_default().to_owned();
+    let mut shown: HashMap<String, usize> = HashMap::new();
+    for failure in &failures {
+        let seen = shown.entry(kind(failure)).or_default();
+        *seen += 1;
+        if *seen <= 8 {
+            println!("{}: {failure}", mode.name);
+        }
+    }
+    shown.iter().for_each(|(kind, count)| println!("{}: {count} of {kind}", mode.name));
     assert!(count == 0, "{}: {count} of {} cases failed", mode.name, rows.len() + paged.len());
 }
 
