@@ -24,15 +24,20 @@ DEVICE uint4 load_shared_16(u32 from) {
     return v;
 }
 
-// Activations are written by the kernel before, which may still have run when this one started: never `.nc`.
-DEVICE uint4 load_16(const void* from) {
+// Zeros where `valid` is false. Activations are written by the kernel before, which may still run when this one starts:
+// never `.nc`.
+DEVICE uint4 load_16(const void* from, bool valid) {
     uint4 v;
-    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %5, 0; mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0;\n"
+                 "@p ld.global.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+                 : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w) : "l"(from), "r"((u32)valid));
     return v;
 }
-DEVICE uint2 load_8(const void* from) {
+DEVICE uint2 load_8(const void* from, bool valid) {
     uint2 v;
-    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from));
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %3, 0; mov.u32 %0, 0; mov.u32 %1, 0;\n"
+                 "@p ld.global.v2.u32 {%0, %1}, [%2]; }"
+                 : "=&r"(v.x), "=&r"(v.y) : "l"(from), "r"((u32)valid));
     return v;
 }
 

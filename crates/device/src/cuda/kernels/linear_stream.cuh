@@ -117,21 +117,12 @@ template <int FORM, bool AFFINE, bool BY_16, int COLUMNS> struct Stream {
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) {
             int token = first_token + 8 * c + g;
-            x[c] = make_uint4(0, 0, 0, 0);
-            if (token < a.m) {
-                const bf16* from = a.x + (i64)token * a.k + at;
-                if (!BY_16) {
-                    if (at < a.k) x[c] = load_16(from);
-                } else {
-                    if (at < a.k) {
-                        uint2 v = load_8(from);
-                        x[c].x = v.x, x[c].y = v.y;
-                    }
-                    if (at + 16 < a.k) {
-                        uint2 v = load_8(from + 16);
-                        x[c].z = v.x, x[c].w = v.y;
-                    }
-                }
+            const bf16* from = a.x + (i64)token * a.k + at;
+            if (BY_16) {
+                uint2 low = load_8(from, token < a.m && at < a.k), high = load_8(from + 16, token < a.m && at + 16 < a.k);
+                x[c] = make_uint4(low.x, low.y, high.x, high.y);
+            } else {
+                x[c] = load_16(from, token < a.m && at < a.k);
             }
         }
     }
@@ -146,18 +137,26 @@ template <int FORM, bool AFFINE, bool BY_16, int COLUMNS> struct Stream {
             u32 low = word(own[quarter / 2], quarter % 2 * 2 + s), high = word(own[2 + quarter / 2], quarter % 2 * 2 + s);
             out[0] = e4m3_to_bf16(pick_bytes(low, 0, 0x1404)), out[2] = e4m3_to_bf16(pick_bytes(low, 0, 0x3424));
             out[1] = e4m3_to_bf16(pick_bytes(high, 0, 0x1404)), out[3] = e4m3_to_bf16(pick_bytes(high, 0, 0x3424));
-        } else if (FORM == BYTES) { // own: [quarter], words [s][row g, row g + 8]
-            u32 low = word(own[quarter], 2 * s), high = word(own[quarter], 2 * s + 1);
+        } else if (FORM == BYTES) {
+            codes(out, own[quarter], 0, s);
+        } else {
+            codes(out, own[half * 2 + quarter / 2], quarter % 2, s);
+        }
+    }
+
+    // The same from 16 bytes of codes: a quarter's, words [s][row g, row g + 8], or two quarters' nibbles, words
+    // [quarter][s].
+    MEMBER void codes(u32 out[4], const uint4& own, int quarter, int s) const {
+        if (FORM == BYTES) {
+            u32 low = word(own, 2 * s), high = word(own, 2 * s + 1);
             out[0] = bytes_to_bf16(low), out[2] = bytes_to_bf16(low >> 8);
             out[1] = bytes_to_bf16(high), out[3] = bytes_to_bf16(high >> 8);
-        } else { // own: [half of the outputs][half of the chunk], words [quarter of two][s]
-            u32 nibbles = word(own[half * 2 + quarter / 2], quarter % 2 * 2 + s);
-            if (FORM == TABLE) {
-                look_up(a.levels, nibbles, out);
-            } else {
+        } else if (FORM == TABLE) {
+            look_up(a.levels, word(own, quarter * 2 + s), out);
+        } else {
+            u32 nibbles = word(own, quarter * 2 + s);
 #pragma unroll
-                for (int j = 0; j < 4; j++) out[j] = nibbles_to_bf16(nibbles >> (4 * j), a.offset);
-            }
+            for (int j = 0; j < 4; j++) out[j] = nibbles_to_bf16(nibbles >> (4 * j), a.offset);
         }
     }
 
@@ -260,6 +259,7 @@ template <int FORM, bool AFFINE, bool BY_16, int COLUMNS> struct Stream {
                 *(float2*)(to + 8 * STRIDE) = make_float2(total[half][c][2], total[half][c][3]);
             }
             __syncthreads();
+#pragma unroll 1
             for (int i = threadIdx.x; i < 16 * TOKENS; i += STREAM_THREADS) {
                 int row = i % 16, token = i / 16, output = tile * ROWS + half * 16 + row;
                 if (output < a.n && first_token + token < a.m) {
@@ -287,15 +287,18 @@ template <int FORM, bool AFFINE, bool BY_16, int COLUMNS> struct Stream {
             fetch_slot = fetch_slot == ring + (STAGES - 1) * SLOT ? ring : fetch_slot + SLOT;
             if (++fetch_step == steps) fetch_step = 0, fetch_tile += gridDim.x;
         };
+#pragma unroll 1
         for (int stage = 0; stage < STAGES; stage++) fetch_next();
         release_next();
         wait_for_previous();
         uint4 x[2][COLUMNS];
         load_x(x[0], warp, 0);
+#pragma unroll 1
         for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
             float total[HALVES][COLUMNS][4];
 #pragma unroll
             for (int i = 0; i < HALVES * COLUMNS * 4; i++) (&total[0][0][0])[i] = 0.0f;
+#pragma unroll 1
             for (int step = 0; step < steps; step++) {
                 int chunk = step * STREAM_WARPS + warp;
                 int next_chunk = step + 1 < steps ? chunk + STREAM_WARPS : warp;
