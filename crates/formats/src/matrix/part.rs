@@ -99,6 +99,14 @@ impl<'a> Part<'a> {
         }
     }
 
+    /// Codes with scales beside them, as they are stored; `None` for plain values and GGUF blocks.
+    pub fn grouped_rows(&self) -> Option<(&Grouped, &[GroupedRow<'a>])> {
+        match &self.rows {
+            Rows::Blocks { .. } => None,
+            Rows::Grouped { form, rows } => Some((form, rows)),
+        }
+    }
+
     /// Stored column `j` is input `order[j]`; `None` where they lie in order.
     pub fn column_order(&self) -> Option<&Arc<[u32]>> {
         match &self.rows {

@@ -23,8 +23,9 @@ DEVICE Eight eight_of(u32 low, u32 high, float by) {
     return out;
 }
 
-template <int FORM, bool AFFINE, bool BY_16> struct Decode : Stream<FORM, AFFINE, BY_16, 1> {
-    typedef Stream<FORM, AFFINE, BY_16, 1> Base;
+template <int FORM, bool AFFINE, int GROUP> struct Decode : Stream<FORM, AFFINE, GROUP, 1> {
+    typedef Stream<FORM, AFFINE, GROUP, 1> Base;
+    static constexpr bool BY_16 = GROUP == 16;
     using Base::a, Base::g, Base::t, Base::lane, Base::chunks;
     // Runs of eight that 16 bytes hold of each of two rows.
     static constexpr int RUNS = FORM == BYTES ? 1 : 2;
@@ -150,24 +151,24 @@ extern "C" __global__ void __launch_bounds__(THREADS) embed_fp8(const __grid_con
         ((float*)a.out)[(i64)blockIdx.x * a.k + at] = e4m3_to_float(a.weights[(i64)id * a.k + at]) * float8_scale(a, id, at) * by;
 }
 
-#define DECODE_KERNELS(NAME, FORM, AFFINE, BY_16)                                                                      \
+#define DECODE_KERNELS(NAME, FORM, AFFINE, GROUP)                                                                      \
     extern "C" __global__ void __launch_bounds__(THREADS) dequantize_##NAME(const __grid_constant__ StreamArgs args) { \
         release_next();                                                                                                \
         wait_for_previous();                                                                                           \
-        Decode<FORM, AFFINE, BY_16>(args).all();                                                                       \
+        Decode<FORM, AFFINE, GROUP>(args).all();                                                                       \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         embed_##NAME(const __grid_constant__ StreamArgs args, const u32* ids, float by) {                              \
         release_next();                                                                                                \
         wait_for_previous();                                                                                           \
-        Decode<FORM, AFFINE, BY_16>(args).rows(ids, by);                                                               \
+        Decode<FORM, AFFINE, GROUP>(args).rows(ids, by);                                                               \
     }
 
-DECODE_KERNELS(int8, BYTES, false, false)
-DECODE_KERNELS(int8_affine, BYTES, true, false)
-DECODE_KERNELS(int8_by16, BYTES, false, true)
-DECODE_KERNELS(int4, NIBBLES, false, false)
-DECODE_KERNELS(int4_affine, NIBBLES, true, false)
-DECODE_KERNELS(int4_affine_by16, NIBBLES, true, true)
-DECODE_KERNELS(table, TABLE, false, false)
-DECODE_KERNELS(table_by16, TABLE, false, true)
+DECODE_KERNELS(int8, BYTES, false, 32)
+DECODE_KERNELS(int8_affine, BYTES, true, 32)
+DECODE_KERNELS(int8_by16, BYTES, false, 16)
+DECODE_KERNELS(int4, NIBBLES, false, 32)
+DECODE_KERNELS(int4_affine, NIBBLES, true, 32)
+DECODE_KERNELS(int4_affine_by16, NIBBLES, true, 16)
+DECODE_KERNELS(table, TABLE, false, 32)
+DECODE_KERNELS(table_by16, TABLE, false, 16)

@@ -24,21 +24,15 @@ DEVICE uint4 load_shared_16(u32 from) {
     return v;
 }
 
-// Zeros where `valid` is false. Activations are written by the kernel before, which may still run when this one starts:
-// never `.nc`.
-DEVICE uint4 load_16(const void* from, bool valid) {
-    uint4 v;
-    asm volatile("{ .reg .pred p; setp.ne.u32 p, %5, 0; mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0;\n"
-                 "@p ld.global.v4.u32 {%0, %1, %2, %3}, [%4]; }"
-                 : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w) : "l"(from), "r"((u32)valid));
-    return v;
+// Left as it is where `valid` is false. Activations are written by the kernel before, which may still run when this one
+// starts: never `.nc`.
+DEVICE void load_16(uint4& v, const void* from, bool valid) {
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %5, 0;\n@p ld.global.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+                 : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w) : "l"(from), "r"((u32)valid));
 }
-DEVICE uint2 load_8(const void* from, bool valid) {
-    uint2 v;
-    asm volatile("{ .reg .pred p; setp.ne.u32 p, %3, 0; mov.u32 %0, 0; mov.u32 %1, 0;\n"
-                 "@p ld.global.v2.u32 {%0, %1}, [%2]; }"
-                 : "=&r"(v.x), "=&r"(v.y) : "l"(from), "r"((u32)valid));
-    return v;
+DEVICE void load_8(u32& low, u32& high, const void* from, bool valid) {
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %3, 0;\n@p ld.global.v2.u32 {%0, %1}, [%2]; }"
+                 : "+r"(low), "+r"(high) : "l"(from), "r"((u32)valid));
 }
 
 // acc[16 x 8] += a[16 x 16] . b[16 x 8]. Lane = 4 g + t holds of a: rows g and g + 8, columns 2t and 2t + 8 and their
@@ -63,19 +57,23 @@ DEVICE u32 pick_bytes(u32 low, u32 high, u32 selector) {
 }
 
 #define BF16_ONES 0x3f803f80u
-// In bf16 128 + v is 0x4300 | v for v of seven bits, so codes become numbers by an OR and an exact addition.
+// In bf16 128 + v is 0x4300 | v for v of seven bits, so codes become numbers by an OR and an exact addition. The
+// constant is passed in a register of which the compiler knows nothing: AND and OR are one instruction then.
 #define BF16_128S 0x43004300u
 
-// Two's complement bytes 0 and 2 of `word`.
-DEVICE u32 bytes_to_bf16(u32 word) {
-    u32 low = (word & 0x007f007fu) | BF16_128S;
-    // -(128 + 128 if the sign is set): -256 is the next exponent, the very bit that the sign lies at.
-    u32 high = (word & 0x00800080u) | 0xc300c300u;
-    return fma_bf16x2(low, BF16_ONES, high);
+// Two's complement bytes 0 and 2 of `word`; `above` is BF16_128S.
+DEVICE u32 bytes_to_bf16(u32 word, u32 above) {
+    u32 low = (word & 0x007f007fu) | above;
+    // 128 + 128 if the sign is set: 256 is the next exponent, the very bit that the sign lies at.
+    u32 high = (word & 0x00800080u) | above;
+    // low - high
+    return fma_bf16x2(high, 0xbf80bf80u, low);
 }
 
 // Nibbles 0 and 4 of `word`, evenly spaced levels; `offset` is two bf16 of the least level less 128.
-DEVICE u32 nibbles_to_bf16(u32 word, u32 offset) { return fma_bf16x2((word & 0x000f000fu) | BF16_128S, BF16_ONES, offset); }
+DEVICE u32 nibbles_to_bf16(u32 word, u32 above, u32 offset) {
+    return fma_bf16x2((word & 0x000f000fu) | above, BF16_ONES, offset);
+}
 
 // Two e4m3 codes in the high bytes of both halves. Their seven bits lie right for a bf16 that is 2^120 times too small,
 // subnormals included.

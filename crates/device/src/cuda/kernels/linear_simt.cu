@@ -1,4 +1,4 @@
-// out[m, n] = x[m, k] . w[n, k]^T (+ bias) by plain multiplications: f32 weights and activations, where results are
+// out[m, n of out_stride] = x[m, k] . w[n, k]^T (+ bias) by plain multiplications: f32 weights and activations, where results are
 // compared with the CPU's, and bf16 ones of an odd width, which 16-byte copies do not fit.
 //
 // Few rows: a warp has two outputs and eight rows of x; its lanes run along k. Many rows: a block has 64 x 64 sums, k in
@@ -17,7 +17,7 @@ DEVICE void store(void* out, i64 at, float value, int out_f32) {
 }
 
 // Grid: (n / 16, m / 8).
-template <typename T> DEVICE void few_rows(void* out, const T* x, const T* w, const float* bias, int m, int n, int k, int out_f32) {
+template <typename T> DEVICE void few_rows(void* out, const T* x, const T* w, const float* bias, int m, int n, int k, int out_stride, int out_f32) {
     int lane = threadIdx.x % WARP, first_output = (blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP) * FEW_OUTPUTS;
     int first_row = blockIdx.y * FEW_ROWS;
     release_next();
@@ -41,12 +41,12 @@ template <typename T> DEVICE void few_rows(void* out, const T* x, const T* w, co
         for (int r = 0; r < FEW_ROWS; r++) {
             float total = warp_sum(sum[o][r]);
             int row = first_row + r, output = first_output + o;
-            if (lane == 0 && row < m && output < n) store(out, (i64)row * n + output, total + (bias ? bias[output] : 0.0f), out_f32);
+            if (lane == 0 && row < m && output < n) store(out, (i64)row * out_stride + output, total + (bias ? bias[output] : 0.0f), out_f32);
         }
 }
 
 // Grid: (m / 64, n / 64). A thread has 4 x 4 sums, 16 apart in both directions.
-template <typename T> DEVICE void many_rows(void* out, const T* x, const T* w, const float* bias, int m, int n, int k, int out_f32) {
+template <typename T> DEVICE void many_rows(void* out, const T* x, const T* w, const float* bias, int m, int n, int k, int out_stride, int out_f32) {
     __shared__ float xs[STEP][SIDE + 1], ws[STEP][SIDE + 1];
     int first_row = blockIdx.x * SIDE, first_output = blockIdx.y * SIDE;
     int across = threadIdx.x % 16, down = threadIdx.x / 16;
@@ -80,19 +80,19 @@ template <typename T> DEVICE void many_rows(void* out, const T* x, const T* w, c
 #pragma unroll
         for (int o = 0; o < 4; o++) {
             int row = first_row + down + 16 * r, output = first_output + across + 16 * o;
-            if (row < m && output < n) store(out, (i64)row * n + output, sum[r][o] + (bias ? bias[output] : 0.0f), out_f32);
+            if (row < m && output < n) store(out, (i64)row * out_stride + output, sum[r][o] + (bias ? bias[output] : 0.0f), out_f32);
         }
 }
 
 #define FEW_KERNEL(NAME, T)                                                                                            \
     extern "C" __global__ void __launch_bounds__(THREADS) linear_few_##NAME(                                           \
-        void* out, const T* x, const T* w, const float* bias, int m, int n, int k, int out_f32) {                      \
-        few_rows<T>(out, x, w, bias, m, n, k, out_f32);                                                                \
+        void* out, const T* x, const T* w, const float* bias, int m, int n, int k, int out_stride, int out_f32) {                      \
+        few_rows<T>(out, x, w, bias, m, n, k, out_stride, out_f32);                                                                \
     }
 FEW_KERNEL(f32, float)
 FEW_KERNEL(bf16, bf16)
 
 extern "C" __global__ void __launch_bounds__(THREADS) linear_many_f32(
-    void* out, const float* x, const float* w, const float* bias, int m, int n, int k, int out_f32) {
-    many_rows<float>(out, x, w, bias, m, n, k, out_f32);
+    void* out, const float* x, const float* w, const float* bias, int m, int n, int k, int out_stride, int out_f32) {
+    many_rows<float>(out, x, w, bias, m, n, k, out_stride, out_f32);
 }

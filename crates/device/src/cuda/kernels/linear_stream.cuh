@@ -4,11 +4,11 @@
 // adds their sums in the order of the warps. Weights are the left side of the matrix instruction, rows of x its eight
 // columns; nothing in the order of a sum depends on m.
 //
-// Weights go to shared memory by asynchronous copies of 16 bytes, `STAGES` chunks ahead (64 KB a block), so how much is
-// under way does not hang on registers or on the compiler. A lane reads back only what it copied itself: k is permuted
-// inside a chunk so that its 16 bytes are its own fragments of the next instructions, and x, read 16 bytes at a time
-// through the first-level cache, is permuted alike by construction. The first copies start before the kernel ahead of
-// this one has ended.
+// Weights go to shared memory by asynchronous copies of 16 bytes, `STAGES` chunks ahead (some 50 KB a block), so how
+// much is under way does not hang on registers or on the compiler. A lane reads back only what it copied itself: k is
+// permuted inside a chunk so that its 16 bytes are its own fragments of the next instructions, and x, read 16 bytes at a
+// time through the first-level cache a whole chunk ahead, is permuted alike by construction. The first copies start
+// before the kernel ahead of this one has ended.
 //
 // Integers stay exact: a group's codes are multiplied as whole numbers, and the group's f32 sum is scaled once.
 // Minimums meet the sums of x over the group, which one more instruction with a matrix of ones gives.
@@ -18,13 +18,14 @@
 enum Form { PLAIN, FLOAT8, BYTES, NIBBLES, TABLE };
 
 struct StreamArgs {
-    void* out;            // [m, n], bf16 or f32
+    void* out;            // [m, out_stride], bf16 or f32
     const bf16* x;        // [m, k]
-    const u8* weights;    // PLAIN and FLOAT8 [n, k]; the others packed, see weight/layout.rs
+    const u8* weights;    // PLAIN and FLOAT8 [n, k]; the others packed, see weight/codes.rs
     const u8* scales;     // of groups, f16, packed; FLOAT8: f32 [n / 16][k / 128], or null
     const float* factors; // [n], or null: multiply the whole sum
     const float* bias;    // [n], or null
     i32 m, n, k;
+    i32 out_stride; // of rows: the weight may be some outputs of several
     i32 out_f32;
     i32 group_quarters; // of 32 values in a group: 1, 2 or 4
     u32 offset;         // NIBBLES: two bf16 of the least level less 128
@@ -37,10 +38,12 @@ struct StreamArgs {
 #define STREAM_THREADS (STREAM_WARPS * WARP)
 #define COPY_BYTES 2048 // a warp's weights of one chunk
 #ifndef STREAM_STAGES
-#define STREAM_STAGES 4
+#define STREAM_STAGES 3
 #endif
 
-template <int FORM, bool AFFINE, bool BY_16, int COLUMNS> struct Stream {
+// GROUP: 16, 128, or 32 for any that is a multiple of it and divides 128.
+template <int FORM, bool AFFINE, int GROUP, int COLUMNS> struct Stream {
+    static constexpr bool BY_16 = GROUP == 16;
     static constexpr int ROWS = FORM == NIBBLES || FORM == TABLE ? 32 : 16;
     static constexpr int HALVES = ROWS / 16;
     static constexpr int CHUNK = FORM == PLAIN ? 64 : 128;
@@ -49,98 +52,146 @@ template <int FORM, bool AFFINE, bool BY_16, int COLUMNS> struct Stream {
     // A lane's scales (and minimums beside them) of a chunk.
     static constexpr int SCALE_BYTES = CODED ? ROWS / 8 * 2 * (AFFINE ? 2 : 1) * (BY_16 ? 2 : 1) : FORM == FLOAT8 ? 4 : 0;
     static constexpr int SLOT = COPY_BYTES + WARP * SCALE_BYTES;
-    static constexpr int STAGES = BY_16 && SCALE_BYTES == 32 ? 3 : STREAM_STAGES;
+    static constexpr int STAGES = STREAM_STAGES;
     static constexpr int TOKENS = 8 * COLUMNS;
     static constexpr int STRIDE = TOKENS + 2;
-    static constexpr int SHARED = STREAM_WARPS * (STAGES * SLOT + 16 * STRIDE * 4);
+    // Outputs whose sums are added at a time.
+    static constexpr int ADDED = COLUMNS == 4 ? 16 : ROWS;
+    // Blocks on a multiprocessor at a time, as far as registers go.
+    static constexpr int RESIDENT = COLUMNS == 1 ? 3 : COLUMNS == 4 && (HALVES == 2 || AFFINE || BY_16) ? 1 : 2;
 
     const StreamArgs& a;
     int lane, warp, g, t;
     int tiles, chunks, steps;
-    int first_token;
-    u32 ring;
+    u32 ring, above;
+    // What the next copies read: rows g and g + 8 of plain weights, or a lane's place of a tile.
+    const u8 *next_low, *next_high, *next_scales;
+    int fetch_tile, fetch_step;
+    u32 fetch_slot;
+    // The lane's own place in x.
+    const bf16* x_row;
+    int tokens_left;
 
     MEMBER Stream(const StreamArgs& args, u8* shared) : a(args) {
-        lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;
+        // Read once: the compiler would read it again in every step.
+        u32 thread;
+        asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+        lane = thread % WARP, warp = thread / WARP, g = lane / 4, t = lane % 4;
         tiles = (a.n + ROWS - 1) / ROWS, chunks = (a.k + CHUNK - 1) / CHUNK;
         steps = (chunks + STREAM_WARPS - 1) / STREAM_WARPS;
-        first_token = blockIdx.y * TOKENS;
         ring = shared_address(shared) + warp * STAGES * SLOT;
+        // BF16_128S, by a way that does not show: n is positive.
+        above = BF16_128S + (u32)(a.n >> 31);
+        int first_token = blockIdx.y * TOKENS;
+        tokens_left = a.m - first_token - g;
+        x_row = a.x + (i64)(first_token + g) * a.k + t * (FORM == FLOAT8 ? 16 : BY_16 ? 4 : 8);
     }
 
     // Word `index`, which is known when compiling.
-    MEMBER u32 word(const uint4& v, int index) const { return index == 0 ? v.x : index == 1 ? v.y : index == 2 ? v.z : v.w; }
+    MEMBER static u32 word(const uint4& v, int index) { return index == 0 ? v.x : index == 1 ? v.y : index == 2 ? v.z : v.w; }
 
-    template <int WORDS> MEMBER void load_words(u32 out[WORDS], u32 from) const {
+    template <int WORDS> MEMBER static void load_words(u32 out[WORDS], u32 from) {
         if (WORDS == 1) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(out[0]) : "r"(from) : "memory");
         else asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(out[0]), "=r"(out[WORDS - 1]) : "r"(from) : "memory");
     }
 
-    // Starts the copies of one chunk of a tile.
-    MEMBER void fetch(int tile, int chunk, u32 slot) const {
-        u32 to = slot + lane * 16;
-        if (!CODED) {
-            constexpr int SIZE = FORM == PLAIN ? 2 : 1, ALONG = 16 / SIZE;
-            int low = min(tile * 16 + g, a.n - 1), high = min(tile * 16 + g + 8, a.n - 1);
-#pragma unroll
-            for (int part = 0; part < 2; part++) {
-                int at = chunk * CHUNK + part * CHUNK / 2 + t * ALONG;
-                bool valid = at < a.k;
-                int safe = valid ? at : 0;
-                copy_async_16(to + part * 512, a.weights + ((i64)low * a.k + safe) * SIZE, valid);
-                copy_async_16(to + 1024 + part * 512, a.weights + ((i64)high * a.k + safe) * SIZE, valid);
-            }
+    MEMBER int scale_shift() const { return GROUP == 128 ? 0 : BY_16 ? 2 : 2 - (a.group_quarters >> 1); }
+
+    // Where the warp's first chunk of a tile lies.
+    MEMBER void point_at(int tile) {
+        i64 chunk = (i64)tile * chunks + warp;
+        if (CODED) {
+            next_low = a.weights + chunk * COPY_BYTES + lane * 16;
+            // Lane t has the groups of quarter t. 4, 2 or 1 groups are 2, 1 or 0 shifts.
+            int shift = scale_shift();
+            next_scales = a.scales + ((chunk << shift) + (t >> (2 - shift))) * (8 * SCALE_BYTES) + g * SCALE_BYTES;
         } else {
-            const u8* from = a.weights + ((i64)tile * chunks + chunk) * COPY_BYTES + lane * 16;
-#pragma unroll
-            for (int part = 0; part < 4; part++) copy_async_16(to + part * 512, from + part * 512);
-        }
-        u32 to_scales = slot + COPY_BYTES + lane * SCALE_BYTES;
-        if (FORM == FLOAT8) {
-            if (a.scales) copy_async_small<4>(to_scales, (const float*)a.scales + (i64)tile * chunks + chunk);
-        } else if (CODED) {
-            // Lane t has the groups of quarter t.
-            int groups = 4 / a.group_quarters;
-            const u8* from = a.scales + (((i64)tile * chunks + chunk) * groups + t / a.group_quarters) * (8 * SCALE_BYTES) + g * SCALE_BYTES;
-            if (SCALE_BYTES <= 8) {
-                copy_async_small<SCALE_BYTES == 4 ? 4 : 8>(to_scales, from);
-            } else {
-#pragma unroll
-                for (int at = 0; at < SCALE_BYTES; at += 16) copy_async_16(to_scales + at, from + at);
-            }
+            constexpr int SIZE = FORM == PLAIN ? 2 : 1;
+            int low = min(tile * 16 + g, a.n - 1), high = min(tile * 16 + g + 8, a.n - 1), at = warp * CHUNK * SIZE + t * 16;
+            next_low = a.weights + (i64)low * a.k * SIZE + at, next_high = a.weights + (i64)high * a.k * SIZE + at;
+            if (FORM == FLOAT8) next_scales = a.scales + chunk * 4;
         }
     }
 
-    // A lane's eight values of a quarter for each of its tokens, in the order of the weights' fragments.
+    // Starts the copies of the warp's next chunk, of this tile or the next.
+    MEMBER void fetch() {
+        int chunk = fetch_step * STREAM_WARPS + warp;
+        if (fetch_tile < tiles && chunk < chunks) {
+            u32 to = fetch_slot + lane * 16, to_scales = fetch_slot + COPY_BYTES + lane * SCALE_BYTES;
+            if (CODED) {
+#pragma unroll
+                for (int part = 0; part < 4; part++) copy_async_16(to + part * 512, next_low + part * 512);
+                if (SCALE_BYTES <= 8) {
+                    copy_async_small<SCALE_BYTES == 4 ? 4 : 8>(to_scales, next_scales);
+                } else {
+#pragma unroll
+                    for (int at = 0; at < SCALE_BYTES; at += 16) copy_async_16(to_scales + at, next_scales + at);
+                }
+            } else {
+                constexpr int ALONG = FORM == PLAIN ? 8 : 16;
+                int left = a.k - chunk * CHUNK - t * ALONG;
+#pragma unroll
+                for (int part = 0; part < 2; part++) {
+                    bool valid = part * CHUNK / 2 < left;
+                    copy_async_16(to + part * 512, next_low + part * 64, valid);
+                    copy_async_16(to + 1024 + part * 512, next_high + part * 64, valid);
+                }
+                if (FORM == FLOAT8 && a.scales) copy_async_small<4>(to_scales, next_scales);
+            }
+        }
+        commit_copies();
+        fetch_slot = fetch_slot == ring + (STAGES - 1) * SLOT ? ring : fetch_slot + SLOT;
+        if (++fetch_step == steps) {
+            fetch_step = 0, fetch_tile += gridDim.x;
+            if (fetch_tile < tiles) point_at(fetch_tile);
+        } else if (CODED) {
+            next_low += STREAM_WARPS * COPY_BYTES;
+            next_scales += (STREAM_WARPS * 8 * SCALE_BYTES) << scale_shift();
+        } else {
+            constexpr int ALONG = STREAM_WARPS * CHUNK * (FORM == PLAIN ? 2 : 1);
+            next_low += ALONG, next_high += ALONG;
+            if (FORM == FLOAT8) next_scales += STREAM_WARPS * 4;
+        }
+    }
+
+    // A lane's eight values of a quarter for each of its tokens, in the order of the weights' fragments. Lanes without a
+    // token hold zeros from the start; past the end of k stays what was there, where it meets zeros.
     MEMBER void load_x(uint4 x[COLUMNS], int chunk, int quarter) const {
-        int at = chunk * CHUNK + (FORM == FLOAT8 ? quarter / 2 * 64 + t * 16 + quarter % 2 * 8 : quarter * 32 + t * (BY_16 ? 4 : 8));
+        int along = FORM == FLOAT8 ? quarter / 2 * 64 + quarter % 2 * 8 : quarter * 32;
+        int left = a.k - chunk * CHUNK - t * (FORM == FLOAT8 ? 16 : BY_16 ? 4 : 8);
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) {
-            int token = first_token + 8 * c + g;
-            const bf16* from = a.x + (i64)token * a.k + at;
+            const bf16* from = x_row + (i64)(8 * c) * a.k + chunk * CHUNK + along;
+            bool valid = tokens_left > 8 * c;
             if (BY_16) {
-                uint2 low = load_8(from, token < a.m && at < a.k), high = load_8(from + 16, token < a.m && at + 16 < a.k);
-                x[c] = make_uint4(low.x, low.y, high.x, high.y);
+                load_8(x[c].x, x[c].y, from, valid && along < left);
+                load_8(x[c].z, x[c].w, from + 16, valid && along + 16 < left);
             } else {
-                x[c] = load_16(from, token < a.m && at < a.k);
+                load_16(x[c], from, valid && along < left);
             }
         }
     }
 
-    // The fragments of instruction `s` of a quarter for the outputs of half `half`, from the lane's own bytes.
-    MEMBER void weights(u32 out[4], const uint4 own[4], int half, int quarter, int s) const {
-        if (FORM == PLAIN) { // own: [row g, row g + 8][quarter]
-            uint4 low = own[quarter], high = own[2 + quarter];
-            out[0] = s ? low.z : low.x, out[2] = s ? low.w : low.y;
-            out[1] = s ? high.z : high.x, out[3] = s ? high.w : high.y;
-        } else if (FORM == FLOAT8) { // own: [row g, row g + 8][half of the chunk]
-            u32 low = word(own[quarter / 2], quarter % 2 * 2 + s), high = word(own[2 + quarter / 2], quarter % 2 * 2 + s);
+    // The lane's own bytes of a quarter, or of it and the next; what the quarter before loaded stays.
+    MEMBER void load_own(uint4 own[2], u32 slot, int quarter) const {
+        u32 from = slot + lane * 16;
+        if (FORM == BYTES) own[0] = load_shared_16(from + quarter * 512);
+        if (FORM == PLAIN) own[0] = load_shared_16(from + quarter * 512), own[1] = load_shared_16(from + 1024 + quarter * 512);
+        if ((FORM == FLOAT8 || ROWS == 32) && quarter % 2 == 0)
+            own[0] = load_shared_16(from + quarter / 2 * 512), own[1] = load_shared_16(from + 1024 + quarter / 2 * 512);
+    }
+
+    // The fragments of instruction `s` of a quarter for half `half` of the outputs.
+    MEMBER void weights(u32 out[4], const uint4 own[2], int half, int quarter, int s) const {
+        if (FORM == PLAIN) { // rows g and g + 8
+            out[0] = word(own[0], 2 * s), out[2] = word(own[0], 2 * s + 1);
+            out[1] = word(own[1], 2 * s), out[3] = word(own[1], 2 * s + 1);
+        } else if (FORM == FLOAT8) { // likewise, of two quarters
+            u32 low = word(own[0], quarter % 2 * 2 + s), high = word(own[1], quarter % 2 * 2 + s);
             out[0] = e4m3_to_bf16(pick_bytes(low, 0, 0x1404)), out[2] = e4m3_to_bf16(pick_bytes(low, 0, 0x3424));
             out[1] = e4m3_to_bf16(pick_bytes(high, 0, 0x1404)), out[3] = e4m3_to_bf16(pick_bytes(high, 0, 0x3424));
-        } else if (FORM == BYTES) {
-            codes(out, own[quarter], 0, s);
         } else {
-            codes(out, own[half * 2 + quarter / 2], quarter % 2, s);
+            codes(out, own[half], FORM == BYTES ? 0 : quarter % 2, s);
         }
     }
 
@@ -149,14 +200,14 @@ template <int FORM, bool AFFINE, bool BY_16, int COLUMNS> struct Stream {
     MEMBER void codes(u32 out[4], const uint4& own, int quarter, int s) const {
         if (FORM == BYTES) {
             u32 low = word(own, 2 * s), high = word(own, 2 * s + 1);
-            out[0] = bytes_to_bf16(low), out[2] = bytes_to_bf16(low >> 8);
-            out[1] = bytes_to_bf16(high), out[3] = bytes_to_bf16(high >> 8);
+            out[0] = bytes_to_bf16(low, above), out[2] = bytes_to_bf16(low >> 8, above);
+            out[1] = bytes_to_bf16(high, above), out[3] = bytes_to_bf16(high >> 8, above);
         } else if (FORM == TABLE) {
             look_up(a.levels, word(own, quarter * 2 + s), out);
         } else {
             u32 nibbles = word(own, quarter * 2 + s);
 #pragma unroll
-            for (int j = 0; j < 4; j++) out[j] = nibbles_to_bf16(nibbles >> (4 * j), a.offset);
+            for (int j = 0; j < 4; j++) out[j] = nibbles_to_bf16(nibbles >> (4 * j), above, a.offset);
         }
     }
 
@@ -188,31 +239,23 @@ template <int FORM, bool AFFINE, bool BY_16, int COLUMNS> struct Stream {
                 }
             }
         }
-        if (AFFINE) {
-#pragma unroll
-            for (int c = 0; c < COLUMNS; c++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) ones[c][i] = 0.0f;
-        }
+        if (AFFINE) zero<COLUMNS * 4>(&ones[0][0]);
     }
 
-    // One chunk: `x` holds its first quarter, and in the end that of `next_chunk`.
-    MEMBER void chunk_of(float total[HALVES][COLUMNS][4], uint4 x[2][COLUMNS], u32 slot, int chunk, int next_chunk) const {
-        uint4 own[4];
+    template <int COUNT> MEMBER static void zero(float* values) {
 #pragma unroll
-        for (int part = 0; part < 4; part++) own[part] = load_shared_16(slot + part * 512 + lane * 16);
+        for (int i = 0; i < COUNT; i++) values[i] = 0.0f;
+    }
+
+    // One chunk: `x` is read, and becomes that of `next_chunk`.
+    MEMBER void multiply_chunk(float total[HALVES][COLUMNS][4], uint4 x[QUARTERS][COLUMNS], u32 slot, int next_chunk) const {
+        uint4 own[2];
         float sum[HALVES][COLUMNS][4], ones[COLUMNS][4];
-        if (FORM != PLAIN) {
-#pragma unroll
-            for (int i = 0; i < HALVES * COLUMNS * 4; i++) (&sum[0][0][0])[i] = 0.0f;
-#pragma unroll
-            for (int i = 0; i < COLUMNS * 4; i++) (&ones[0][0])[i] = 0.0f;
-        }
+        if (FORM != PLAIN) zero<HALVES * COLUMNS * 4>(&sum[0][0][0]);
+        if (AFFINE) zero<COLUMNS * 4>(&ones[0][0]);
 #pragma unroll
         for (int quarter = 0; quarter < QUARTERS; quarter++) {
-            bool last = quarter == QUARTERS - 1;
-            load_x(x[(quarter + 1) % 2], last ? next_chunk : chunk, last ? 0 : quarter + 1);
-            const uint4* now = x[quarter % 2];
+            load_own(own, slot, quarter);
 #pragma unroll
             for (int s = 0; s < 2; s++) {
 #pragma unroll
@@ -220,55 +263,53 @@ template <int FORM, bool AFFINE, bool BY_16, int COLUMNS> struct Stream {
                     u32 w[4];
                     weights(w, own, half, quarter, s);
 #pragma unroll
-                    for (int c = 0; c < COLUMNS; c++) {
-                        float* into = FORM == PLAIN ? total[half][c] : sum[half][c];
-                        multiply(into, w, s ? now[c].z : now[c].x, s ? now[c].w : now[c].y);
-                    }
+                    for (int c = 0; c < COLUMNS; c++)
+                        multiply(FORM == PLAIN ? total[half][c] : sum[half][c], w, word(x[quarter][c], 2 * s), word(x[quarter][c], 2 * s + 1));
                 }
                 if (AFFINE) {
                     const u32 w[4] = {BF16_ONES, BF16_ONES, BF16_ONES, BF16_ONES};
 #pragma unroll
-                    for (int c = 0; c < COLUMNS; c++) multiply(ones[c], w, s ? now[c].z : now[c].x, s ? now[c].w : now[c].y);
+                    for (int c = 0; c < COLUMNS; c++) multiply(ones[c], w, word(x[quarter][c], 2 * s), word(x[quarter][c], 2 * s + 1));
                 }
                 if (BY_16) scale(total, sum, ones, slot, quarter, s);
             }
-            if (CODED && !BY_16 && (quarter + 1) % a.group_quarters == 0) scale(total, sum, ones, slot, quarter, 0);
+            load_x(x[quarter], next_chunk, quarter);
+            if (GROUP == 128 ? quarter == 3 : CODED && !BY_16 && ((quarter + 1) & (a.group_quarters - 1)) == 0)
+                scale(total, sum, ones, slot, quarter, 0);
         }
         if (FORM == FLOAT8) {
-            float by = 1.0f;
-            if (a.scales) {
-                u32 bits[1];
-                load_words<1>(bits, slot + COPY_BYTES + lane * SCALE_BYTES);
-                by = __uint_as_float(bits[0]);
-            }
+            u32 bits[1] = {0x3f800000u};
+            if (a.scales) load_words<1>(bits, slot + COPY_BYTES + lane * SCALE_BYTES);
 #pragma unroll
-            for (int c = 0; c < COLUMNS; c++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) total[0][c][i] = fmaf(sum[0][c][i], by, total[0][c][i]);
+            for (int i = 0; i < COLUMNS * 4; i++) (&total[0][0][0])[i] = fmaf((&sum[0][0][0])[i], __uint_as_float(bits[0]), (&total[0][0][0])[i]);
         }
     }
 
     // Adds the warps' sums in their order and writes a tile of outputs.
     MEMBER void write(const float total[HALVES][COLUMNS][4], float* partial, int tile) const {
 #pragma unroll
-        for (int half = 0; half < HALVES; half++) {
+        for (int first = 0; first < ROWS; first += ADDED) {
 #pragma unroll
-            for (int c = 0; c < COLUMNS; c++) {
-                float* to = partial + (warp * 16 + g) * STRIDE + 8 * c + 2 * t;
-                *(float2*)to = make_float2(total[half][c][0], total[half][c][1]);
-                *(float2*)(to + 8 * STRIDE) = make_float2(total[half][c][2], total[half][c][3]);
+            for (int half = 0; half < ADDED / 16; half++) {
+#pragma unroll
+                for (int c = 0; c < COLUMNS; c++) {
+                    const float* from = total[first / 16 + half][c];
+                    float* to = partial + (warp * ADDED + half * 16 + g) * STRIDE + 8 * c + 2 * t;
+                    *(float2*)to = make_float2(from[0], from[1]);
+                    *(float2*)(to + 8 * STRIDE) = make_float2(from[2], from[3]);
+                }
             }
             __syncthreads();
 #pragma unroll 1
-            for (int i = threadIdx.x; i < 16 * TOKENS; i += STREAM_THREADS) {
-                int row = i % 16, token = i / 16, output = tile * ROWS + half * 16 + row;
-                if (output < a.n && first_token + token < a.m) {
+            for (int i = threadIdx.x; i < ADDED * TOKENS; i += STREAM_THREADS) {
+                int row = i % ADDED, token = i / ADDED, output = tile * ROWS + first + row, line = blockIdx.y * TOKENS + token;
+                if (output < a.n && line < a.m) {
                     float sum = 0.0f;
 #pragma unroll
-                    for (int w = 0; w < STREAM_WARPS; w++) sum += partial[(w * 16 + row) * STRIDE + token];
+                    for (int w = 0; w < STREAM_WARPS; w++) sum += partial[(w * ADDED + row) * STRIDE + token];
                     if (a.factors) sum *= a.factors[output];
                     if (a.bias) sum += a.bias[output];
-                    i64 at = (i64)(first_token + token) * a.n + output;
+                    i64 at = (i64)line * a.out_stride + output;
                     if (a.out_f32) ((float*)a.out)[at] = sum;
                     else ((bf16*)a.out)[at] = from_float<bf16>(sum);
                 }
@@ -278,37 +319,32 @@ template <int FORM, bool AFFINE, bool BY_16, int COLUMNS> struct Stream {
     }
 
     MEMBER void run(float* partial) {
-        int fetch_tile = blockIdx.x, fetch_step = 0;
-        u32 fetch_slot = ring, slot = ring;
-        auto fetch_next = [&]() {
-            int chunk = fetch_step * STREAM_WARPS + warp;
-            if (fetch_tile < tiles && chunk < chunks) fetch(fetch_tile, chunk, fetch_slot);
-            commit_copies();
-            fetch_slot = fetch_slot == ring + (STAGES - 1) * SLOT ? ring : fetch_slot + SLOT;
-            if (++fetch_step == steps) fetch_step = 0, fetch_tile += gridDim.x;
-        };
+        fetch_tile = blockIdx.x, fetch_step = 0, fetch_slot = ring;
+        point_at(fetch_tile);
 #pragma unroll 1
-        for (int stage = 0; stage < STAGES; stage++) fetch_next();
+        for (int stage = 0; stage < STAGES; stage++) fetch();
         release_next();
         wait_for_previous();
-        uint4 x[2][COLUMNS];
-        load_x(x[0], warp, 0);
+        uint4 x[QUARTERS][COLUMNS];
+#pragma unroll
+        for (int i = 0; i < QUARTERS * COLUMNS; i++) (&x[0][0])[i] = make_uint4(0, 0, 0, 0);
+#pragma unroll
+        for (int quarter = 0; quarter < QUARTERS; quarter++) load_x(x[quarter], warp, quarter);
+        u32 slot = ring;
 #pragma unroll 1
         for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
             float total[HALVES][COLUMNS][4];
-#pragma unroll
-            for (int i = 0; i < HALVES * COLUMNS * 4; i++) (&total[0][0][0])[i] = 0.0f;
+            zero<HALVES * COLUMNS * 4>(&total[0][0][0]);
 #pragma unroll 1
             for (int step = 0; step < steps; step++) {
                 int chunk = step * STREAM_WARPS + warp;
-                int next_chunk = step + 1 < steps ? chunk + STREAM_WARPS : warp;
+                int next_chunk = step + 1 < steps && chunk + STREAM_WARPS < chunks ? chunk + STREAM_WARPS : warp;
                 wait_copies<STAGES - 1>();
                 // Scales are read by lanes that did not copy them.
                 __syncwarp();
-                if (chunk < chunks) chunk_of(total, x, slot, chunk, next_chunk);
-                else load_x(x[0], next_chunk, 0);
+                if (chunk < chunks) multiply_chunk(total, x, slot, next_chunk);
                 __syncwarp();
-                fetch_next();
+                fetch();
                 slot = slot == ring + (STAGES - 1) * SLOT ? ring : slot + SLOT;
             }
             write(total, partial, tile);
@@ -316,15 +352,11 @@ template <int FORM, bool AFFINE, bool BY_16, int COLUMNS> struct Stream {
     }
 };
 
-#define STREAM_KERNEL(NAME, FORM, AFFINE, BY_16, COLUMNS)                                                              \
-    extern "C" __global__ void __launch_bounds__(STREAM_THREADS, COLUMNS <= 2 ? 2 : 1) NAME##_##COLUMNS(               \
-        const __grid_constant__ StreamArgs args) {                                                                     \
+#define STREAM_KERNEL(NAME, FORM, AFFINE, GROUP, COLUMNS)                                                              \
+    extern "C" __global__ void __launch_bounds__(STREAM_THREADS, (Stream<FORM, AFFINE, GROUP, COLUMNS>::RESIDENT))     \
+        NAME##_##COLUMNS(const __grid_constant__ StreamArgs args) {                                                    \
         extern __shared__ __align__(16) u8 shared[];                                                                   \
-        typedef Stream<FORM, AFFINE, BY_16, COLUMNS> Kernel;                                                           \
+        typedef Stream<FORM, AFFINE, GROUP, COLUMNS> Kernel;                                                           \
         Kernel kernel(args, shared);                                                                                   \
         kernel.run((float*)(shared + STREAM_WARPS * Kernel::STAGES * Kernel::SLOT));                                   \
     }
-#define STREAM_KERNELS(NAME, FORM, AFFINE, BY_16)                                                                      \
-    STREAM_KERNEL(NAME, FORM, AFFINE, BY_16, 1)                                                                        \
-    STREAM_KERNEL(NAME, FORM, AFFINE, BY_16, 2)                                                                        \
-    STREAM_KERNEL(NAME, FORM, AFFINE, BY_16, 4)

@@ -1,4 +1,4 @@
-// out[m, n] = x[m, k] . w[n, k]^T (+ bias) for many rows in bf16, where no matrix library is at hand.
+// out[m, n of out_stride] = x[m, k] . w[n, k]^T (+ bias) for many rows in bf16, where no matrix library is at hand.
 //
 // A block of eight warps takes ROWS x 128 of the output and walks through k in steps of 32, `STAGES` of them under way
 // in shared memory by asynchronous copies. Pieces of 16 bytes are swizzled so that neither copies nor `ldmatrix` meet in
@@ -29,7 +29,7 @@ template <int ROWS> DEVICE void copy_tile(u32 to, const bf16* from, int first, i
     }
 }
 
-template <int ROWS> DEVICE void tile_product(void* out, const bf16* x, const bf16* w, const float* bias, int m, int n, int k, int out_f32, u8* shared) {
+template <int ROWS> DEVICE void tile_product(void* out, const bf16* x, const bf16* w, const float* bias, int m, int n, int k, int out_stride, int out_f32, u8* shared) {
     constexpr int HEIGHT = ROWS / 32; // of 16 rows in a warp
     constexpr u32 X_BYTES = ROWS * 64, STAGE_BYTES = X_BYTES + OUTPUTS * 64;
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
@@ -85,11 +85,11 @@ template <int ROWS> DEVICE void tile_product(void* out, const bf16* x, const bf1
                 bool both = output + 1 < n;
                 float low = sum[i][j][2 * part], high = sum[i][j][2 * part + 1];
                 if (bias) low += bias[output], high += both ? bias[output + 1] : 0.0f;
-                i64 at = (i64)row * n + output;
+                i64 at = (i64)row * out_stride + output;
                 if (out_f32) {
                     ((float*)out)[at] = low;
                     if (both) ((float*)out)[at + 1] = high;
-                } else if (n % 2 == 0) {
+                } else if (both && ((u64)((bf16*)out + at) & 3) == 0) {
                     *(u32*)((bf16*)out + at) = pack_bf16(low, high);
                 } else {
                     ((bf16*)out)[at] = from_float<bf16>(low);
@@ -100,9 +100,9 @@ template <int ROWS> DEVICE void tile_product(void* out, const bf16* x, const bf1
 
 #define TILE_KERNEL(ROWS)                                                                                              \
     extern "C" __global__ void __launch_bounds__(THREADS, 2) linear_tile_##ROWS(                                       \
-        void* out, const bf16* x, const bf16* w, const float* bias, int m, int n, int k, int out_f32) {                \
+        void* out, const bf16* x, const bf16* w, const float* bias, int m, int n, int k, int out_stride, int out_f32) {                \
         extern __shared__ __align__(128) u8 shared[];                                                                  \
-        tile_product<ROWS>(out, x, w, bias, m, n, k, out_f32, shared);                                                 \
+        tile_product<ROWS>(out, x, w, bias, m, n, k, out_stride, out_f32, shared);                                                 \
     }
 TILE_KERNEL(64)
 TILE_KERNEL(128)

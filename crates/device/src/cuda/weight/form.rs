@@ -1,0 +1,191 @@
+//! How a part of a matrix lies in device memory: which kernels read it, and in which layout.
+
+use folio_formats::{Format, GroupedLevels, Levels, Part};
+use half::bf16;
+
+/// What plain values are held in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Values {
+    Bf16,
+    F32,
+}
+
+impl Values {
+    pub fn bytes(self) -> usize {
+        match self {
+            Values::Bf16 => 2,
+            Values::F32 => 4,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Form {
+    /// `[outputs, inputs]`.
+    Plain(Values),
+    /// e4m3 codes `[outputs, inputs]`; one f32 scale an output, or one for 16 outputs and 128 inputs.
+    Float8 { blocks: bool },
+    Coded(Coded),
+}
+
+/// Codes in the packed layout of the streaming kernels; see `codes.rs`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Coded {
+    pub code: Code,
+    /// Groups have a minimum.
+    pub affine: bool,
+    /// Values that share a scale: 16, 32, 64 or 128.
+    pub group: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Code {
+    /// The code as two's complement.
+    Byte,
+    /// Codes 0 to 15, counted up from a least level.
+    Nibble { least: i8 },
+    /// Codes 0 to 15 that pick from a table.
+    Table([bf16; 16]),
+}
+
+/// Bytes of a streaming kernel's step: a tile's codes of one chunk.
+pub const CHUNK_BYTES: usize = 2048;
+/// Inputs of a chunk.
+pub const CHUNK: usize = 128;
+/// Outputs that share the scales of eight-bit floats.
+pub const FLOAT8_ROWS: usize = 16;
+
+impl Form {
+    /// What suits the part. Codes in an order of columns of their own, codes with outlier columns beside them and groups
+    /// that no kernel knows are decoded.
+    pub fn of(part: &Part<'_>, values: Values) -> Form {
+        let coded = match values {
+            Values::F32 => None,
+            Values::Bf16 => float8(part).or_else(|| coded(part)),
+        };
+        coded.unwrap_or(Form::Plain(values))
+    }
+
+    /// As kernels' names end.
+    pub fn stem(&self) -> &'static str {
+        match self {
+            Form::Plain(Values::Bf16) => "bf16",
+            Form::Plain(Values::F32) => "f32",
+            Form::Float8 { .. } => "fp8",
+            Form::Coded(coded) => match (coded.code, coded.affine, coded.group) {
+                (Code::Byte, false, 16) => "int8_by16",
+                (Code::Byte, false, _) => "int8",
+                (Code::Byte, true, _) => "int8_affine",
+                (Code::Nibble { .. }, _, 16) => "int4_affine_by16",
+                (Code::Nibble { .. }, false, _) => "int4",
+                (Code::Nibble { .. }, true, _) => "int4_affine",
+                (Code::Table(_), _, 16) => "table_by16",
+                (Code::Table(_), ..) => "table",
+            },
+        }
+    }
+}
+
+impl Coded {
+    /// Outputs of a tile.
+    pub fn rows(&self) -> usize {
+        if self.code == Code::Byte { 16 } else { 32 }
+    }
+
+    pub fn by_16(&self) -> bool {
+        self.group == 16
+    }
+
+    /// Whether the layout has room for minimums; nibbles in groups of 16 always have.
+    pub fn has_minimums(&self) -> bool {
+        self.affine || (self.by_16() && matches!(self.code, Code::Nibble { .. }))
+    }
+
+    /// Quarters of a chunk, 32 inputs each, that share a place of scales.
+    pub fn quarters(&self) -> usize {
+        (self.group / 32).max(1)
+    }
+
+    /// Bytes of scales and minimums of one place: a tile's eighth of outputs, one group (two of 16).
+    pub fn lane_bytes(&self) -> usize {
+        self.rows() / 8 * 2 * (1 + usize::from(self.has_minimums())) * (1 + usize::from(self.by_16()))
+    }
+
+    /// Bytes of scales and minimums of a tile's chunk.
+    pub fn scale_bytes(&self) -> usize {
+        4 / self.quarters() * 8 * self.lane_bytes()
+    }
+
+    fn has_kernels(&self) -> bool {
+        match self.code {
+            Code::Byte => !(self.affine && self.by_16()),
+            Code::Nibble { .. } => true,
+            Code::Table(_) => !self.affine,
+        }
+    }
+}
+
+/// e4m3 codes stay what they are where all of a row, or blocks of 16 outputs and 128 inputs, share a scale.
+fn float8(part: &Part<'_>) -> Option<Form> {
+    let (grouped, rows) = part.grouped_rows()?;
+    if grouped.levels != GroupedLevels::Float8 || is_rearranged(part) || !part.cols().is_multiple_of(16) {
+        return None;
+    }
+    if grouped.group >= part.cols() {
+        return Some(Form::Float8 { blocks: false });
+    }
+    let shared = rows.chunks(FLOAT8_ROWS).all(|tile| tile.iter().all(|row| row.scales == tile[0].scales));
+    (shared && grouped.group.is_multiple_of(CHUNK)).then_some(Form::Float8 { blocks: true })
+}
+
+fn coded(part: &Part<'_>) -> Option<Form> {
+    if is_rearranged(part) || !part.cols().is_multiple_of(8) {
+        return None;
+    }
+    let coded = match part.grouped_rows() {
+        Some((grouped, rows)) => Coded {
+            code: match grouped.levels {
+                GroupedLevels::Signed8 | GroupedLevels::Of127 => Code::Byte,
+                GroupedLevels::Nibbles(table) => code_of(table),
+                GroupedLevels::Float8 => return None,
+            },
+            affine: rows.first().is_some_and(|row| !row.minimums.is_empty()),
+            group: group_for(grouped.group, part.cols())?,
+        },
+        None => {
+            let coding = part.format().filter(|format| format.is_quantized()).and_then(Format::coding)?;
+            Coded {
+                code: match coding.levels {
+                    Levels::Nibbles(table) => code_of(table.map(f32::from)),
+                    Levels::Five { .. } | Levels::Bytes => Code::Byte,
+                },
+                affine: coding.affine,
+                group: group_for(coding.group, part.cols())?,
+            }
+        }
+    };
+    coded.has_kernels().then_some(Form::Coded(coded))
+}
+
+fn is_rearranged(part: &Part<'_>) -> bool {
+    part.column_order().is_some() || part.outlier_columns().is_some_and(|columns| !columns.is_empty())
+}
+
+/// The longest group that kernels know and that divides the stored one.
+fn group_for(group: usize, cols: usize) -> Option<usize> {
+    if group >= cols {
+        return Some(CHUNK);
+    }
+    [CHUNK, 64, 32, 16].into_iter().find(|known| group.is_multiple_of(*known))
+}
+
+fn code_of(table: [f32; 16]) -> Code {
+    let least = table[0];
+    let even = table.iter().enumerate().all(|(code, level)| *level == least + code as f32);
+    if even && least.fract() == 0.0 && (-128.0..=112.0).contains(&least) {
+        Code::Nibble { least: least as i8 }
+    } else {
+        // Whole and half numbers are exact; other tables lose what any weight held in bf16 loses.
+        Code::Table(table.map(bf16::from_f32))
+    }
+}
