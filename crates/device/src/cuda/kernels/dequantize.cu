@@ -122,7 +122,7 @@ template <int FORM, bool AFFINE, int GROUP> struct Decode : Stream<FORM, AFFINE,
 
 DEVICE float float8_scale(const StreamArgs& a, int row, int at) {
     float by = a.factors ? __ldg(a.factors + row) : 1.0f;
-    return a.scales ? by * __ldg((const float*)a.scales + (i64)(row / 16) * ((a.k + 127) / 128) + at / 128) : by;
+    return a.scales ? by * __ldg((const float*)a.scales + (i64)(row / 128) * ((a.k + 127) / 128) + at / 128) : by;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) dequantize_fp8(const __grid_constant__ StreamArgs a) {

@@ -1,10 +1,11 @@
 // out[m, n] = x[m, k] . w[n, k]^T (+ bias) for few rows, at the speed at which the weights come from memory.
 //
-// A block of eight warps takes tiles of 16 outputs (32 for nibbles), its warps every eighth chunk of 64 or 128 of k, and
-// adds their sums in the order of the warps. Weights are the left side of the matrix instruction, rows of x its eight
-// columns; nothing in the order of a sum depends on m.
+// A block takes tiles of 16 outputs (32 for nibbles). Chunks of k (64 or 128) are dealt out to `slices`, whose number the
+// weight's shape decides; a slice is summed up by one warp, and slices are added in their order. Weights are the left
+// side of the matrix instruction, rows of x its eight columns. So nothing in the order of a sum depends on m, on the
+// number of warps or on the device.
 //
-// Weights go to shared memory by asynchronous copies of 16 bytes, `STAGES` chunks ahead (some 50 KB a block), so how
+// Weights go to shared memory by asynchronous copies of 16 bytes, `STAGES` chunks ahead (6 KB a warp), so how
 // much is under way does not hang on registers or on the compiler. A lane reads back only what it copied itself: k is
 // permuted inside a chunk so that its 16 bytes are its own fragments of the next instructions, and x, read 16 bytes at a
 // time through the first-level cache a whole chunk ahead, is permuted alike by construction. The first copies start
@@ -21,12 +22,13 @@ struct StreamArgs {
     void* out;            // [m, out_stride], bf16 or f32
     const bf16* x;        // [m, k]
     const u8* weights;    // PLAIN and FLOAT8 [n, k]; the others packed, see weight/codes.rs
-    const u8* scales;     // of groups, f16, packed; FLOAT8: f32 [n / 16][k / 128], or null
+    const u8* scales;     // of groups, f16, packed; FLOAT8: f32 [n / 128][k / 128], or null
     const float* factors; // [n], or null: multiply the whole sum
     const float* bias;    // [n], or null
     i32 m, n, k;
     i32 out_stride; // of rows: the weight may be some outputs of several
     i32 out_f32;
+    i32 slices;
     i32 group_quarters; // of 32 values in a group: 1, 2 or 4
     u32 offset;         // NIBBLES: two bf16 of the least level less 128
     Levels levels;      // TABLE
@@ -34,8 +36,6 @@ struct StreamArgs {
 
 #define MEMBER __device__ __forceinline__
 
-#define STREAM_WARPS 8
-#define STREAM_THREADS (STREAM_WARPS * WARP)
 #define COPY_BYTES 2048 // a warp's weights of one chunk
 #ifndef STREAM_STAGES
 #define STREAM_STAGES 3
@@ -52,21 +52,19 @@ template <int FORM, bool AFFINE, int GROUP, int COLUMNS> struct Stream {
     // A lane's scales (and minimums beside them) of a chunk.
     static constexpr int SCALE_BYTES = CODED ? ROWS / 8 * 2 * (AFFINE ? 2 : 1) * (BY_16 ? 2 : 1) : FORM == FLOAT8 ? 4 : 0;
     static constexpr int SLOT = COPY_BYTES + WARP * SCALE_BYTES;
-    static constexpr int STAGES = STREAM_STAGES;
+    static constexpr int STAGES = FORM == PLAIN ? STREAM_STAGES + 1 : STREAM_STAGES;
     static constexpr int TOKENS = 8 * COLUMNS;
     static constexpr int STRIDE = TOKENS + 2;
-    // Outputs whose sums are added at a time.
-    static constexpr int ADDED = COLUMNS == 4 ? 16 : ROWS;
-    // Blocks on a multiprocessor at a time, as far as registers go.
-    static constexpr int RESIDENT = COLUMNS == 1 ? 3 : COLUMNS == 4 && (HALVES == 2 || AFFINE || BY_16) ? 1 : 2;
+    // On a multiprocessor, as far as registers go.
+    static constexpr int THREADS = COLUMNS == 1 ? 768 : COLUMNS == 4 && (HALVES == 2 || AFFINE || BY_16) ? 256 : 512;
 
     const StreamArgs& a;
-    int lane, warp, g, t;
+    int lane, warp, warps, g, t;
     int tiles, chunks, steps;
     u32 ring, above;
     // What the next copies read: rows g and g + 8 of plain weights, or a lane's place of a tile.
     const u8 *next_low, *next_high, *next_scales;
-    int fetch_tile, fetch_step;
+    int fetch_tile, fetch_slice, fetch_step;
     u32 fetch_slot;
     // The lane's own place in x.
     const bf16* x_row;
@@ -76,9 +74,9 @@ template <int FORM, bool AFFINE, int GROUP, int COLUMNS> struct Stream {
         // Read once: the compiler would read it again in every step.
         u32 thread;
         asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-        lane = thread % WARP, warp = thread / WARP, g = lane / 4, t = lane % 4;
+        lane = thread % WARP, warp = thread / WARP, warps = blockDim.x / WARP, g = lane / 4, t = lane % 4;
         tiles = (a.n + ROWS - 1) / ROWS, chunks = (a.k + CHUNK - 1) / CHUNK;
-        steps = (chunks + STREAM_WARPS - 1) / STREAM_WARPS;
+        steps = (chunks + a.slices - 1) / a.slices;
         ring = shared_address(shared) + warp * STAGES * SLOT;
         // BF16_128S, by a way that does not show: n is positive.
         above = BF16_128S + (u32)(a.n >> 31);
@@ -97,9 +95,9 @@ template <int FORM, bool AFFINE, int GROUP, int COLUMNS> struct Stream {
 
     MEMBER int scale_shift() const { return GROUP == 128 ? 0 : BY_16 ? 2 : 2 - (a.group_quarters >> 1); }
 
-    // Where the warp's first chunk of a tile lies.
-    MEMBER void point_at(int tile) {
-        i64 chunk = (i64)tile * chunks + warp;
+    // Where a slice's first chunk of a tile lies.
+    MEMBER void point_at(int tile, int slice) {
+        i64 chunk = (i64)tile * chunks + slice;
         if (CODED) {
             next_low = a.weights + chunk * COPY_BYTES + lane * 16;
             // Lane t has the groups of quarter t. 4, 2 or 1 groups are 2, 1 or 0 shifts.
@@ -107,15 +105,15 @@ template <int FORM, bool AFFINE, int GROUP, int COLUMNS> struct Stream {
             next_scales = a.scales + ((chunk << shift) + (t >> (2 - shift))) * (8 * SCALE_BYTES) + g * SCALE_BYTES;
         } else {
             constexpr int SIZE = FORM == PLAIN ? 2 : 1;
-            int low = min(tile * 16 + g, a.n - 1), high = min(tile * 16 + g + 8, a.n - 1), at = warp * CHUNK * SIZE + t * 16;
+            int low = min(tile * 16 + g, a.n - 1), high = min(tile * 16 + g + 8, a.n - 1), at = slice * CHUNK * SIZE + t * 16;
             next_low = a.weights + (i64)low * a.k * SIZE + at, next_high = a.weights + (i64)high * a.k * SIZE + at;
-            if (FORM == FLOAT8) next_scales = a.scales + chunk * 4;
+            if (FORM == FLOAT8) next_scales = a.scales + ((i64)(tile / 8) * chunks + slice) * 4;
         }
     }
 
-    // Starts the copies of the warp's next chunk, of this tile or the next.
+    // Starts the copies of the warp's next chunk: of this slice, its next slice, or the next tile.
     MEMBER void fetch() {
-        int chunk = fetch_step * STREAM_WARPS + warp;
+        int chunk = fetch_step * a.slices + fetch_slice;
         if (fetch_tile < tiles && chunk < chunks) {
             u32 to = fetch_slot + lane * 16, to_scales = fetch_slot + COPY_BYTES + lane * SCALE_BYTES;
             if (CODED) {
@@ -142,15 +140,16 @@ template <int FORM, bool AFFINE, int GROUP, int COLUMNS> struct Stream {
         commit_copies();
         fetch_slot = fetch_slot == ring + (STAGES - 1) * SLOT ? ring : fetch_slot + SLOT;
         if (++fetch_step == steps) {
-            fetch_step = 0, fetch_tile += gridDim.x;
-            if (fetch_tile < tiles) point_at(fetch_tile);
+            fetch_step = 0, fetch_slice += warps;
+            if (fetch_slice >= a.slices) fetch_slice = warp, fetch_tile += gridDim.x;
+            if (fetch_tile < tiles) point_at(fetch_tile, fetch_slice);
         } else if (CODED) {
-            next_low += STREAM_WARPS * COPY_BYTES;
-            next_scales += (STREAM_WARPS * 8 * SCALE_BYTES) << scale_shift();
+            next_low += a.slices * COPY_BYTES;
+            next_scales += (a.slices * 8 * SCALE_BYTES) << scale_shift();
         } else {
-            constexpr int ALONG = STREAM_WARPS * CHUNK * (FORM == PLAIN ? 2 : 1);
-            next_low += ALONG, next_high += ALONG;
-            if (FORM == FLOAT8) next_scales += STREAM_WARPS * 4;
+            int along = a.slices * CHUNK * (FORM == PLAIN ? 2 : 1);
+            next_low += along, next_high += along;
+            if (FORM == FLOAT8) next_scales += a.slices * 4;
         }
     }
 
@@ -285,42 +284,42 @@ template <int FORM, bool AFFINE, int GROUP, int COLUMNS> struct Stream {
         }
     }
 
-    // Adds the warps' sums in their order and writes a tile of outputs.
-    MEMBER void write(const float total[HALVES][COLUMNS][4], float* partial, int tile) const {
+    // Keeps a slice's sums for `write`.
+    MEMBER void keep(const float total[HALVES][COLUMNS][4], float* sums) const {
 #pragma unroll
-        for (int first = 0; first < ROWS; first += ADDED) {
+        for (int half = 0; half < HALVES; half++) {
 #pragma unroll
-            for (int half = 0; half < ADDED / 16; half++) {
-#pragma unroll
-                for (int c = 0; c < COLUMNS; c++) {
-                    const float* from = total[first / 16 + half][c];
-                    float* to = partial + (warp * ADDED + half * 16 + g) * STRIDE + 8 * c + 2 * t;
-                    *(float2*)to = make_float2(from[0], from[1]);
-                    *(float2*)(to + 8 * STRIDE) = make_float2(from[2], from[3]);
-                }
+            for (int c = 0; c < COLUMNS; c++) {
+                float* to = sums + (half * 16 + g) * STRIDE + 8 * c + 2 * t;
+                *(float2*)to = make_float2(total[half][c][0], total[half][c][1]);
+                *(float2*)(to + 8 * STRIDE) = make_float2(total[half][c][2], total[half][c][3]);
             }
-            __syncthreads();
-#pragma unroll 1
-            for (int i = threadIdx.x; i < ADDED * TOKENS; i += STREAM_THREADS) {
-                int row = i % ADDED, token = i / ADDED, output = tile * ROWS + first + row, line = blockIdx.y * TOKENS + token;
-                if (output < a.n && line < a.m) {
-                    float sum = 0.0f;
-#pragma unroll
-                    for (int w = 0; w < STREAM_WARPS; w++) sum += partial[(w * ADDED + row) * STRIDE + token];
-                    if (a.factors) sum *= a.factors[output];
-                    if (a.bias) sum += a.bias[output];
-                    i64 at = (i64)line * a.out_stride + output;
-                    if (a.out_f32) ((float*)a.out)[at] = sum;
-                    else ((bf16*)a.out)[at] = from_float<bf16>(sum);
-                }
-            }
-            __syncthreads();
         }
     }
 
-    MEMBER void run(float* partial) {
-        fetch_tile = blockIdx.x, fetch_step = 0, fetch_slot = ring;
-        point_at(fetch_tile);
+    // Adds the slices' sums in their order and writes a tile of outputs.
+    MEMBER void write(const float* sums, int tile) const {
+#pragma unroll 1
+        for (int i = warp * WARP + lane; i < ROWS * TOKENS; i += warps * WARP) {
+            int row = i % ROWS, token = i / ROWS, output = tile * ROWS + row, line = blockIdx.y * TOKENS + token;
+            if (output < a.n && line < a.m) {
+                float sum = 0.0f;
+#pragma unroll 4
+                for (int slice = 0; slice < a.slices; slice++) sum += sums[(slice * ROWS + row) * STRIDE + token];
+                if (a.factors) sum *= a.factors[output];
+                if (a.bias) sum += a.bias[output];
+                i64 at = (i64)line * a.out_stride + output;
+                if (a.out_f32) ((float*)a.out)[at] = sum;
+                else ((bf16*)a.out)[at] = from_float<bf16>(sum);
+            }
+        }
+    }
+
+    // `sums`: [slices][ROWS][STRIDE] behind the ring.
+    MEMBER void run(u8* shared) {
+        float* sums = (float*)(shared + warps * STAGES * SLOT);
+        fetch_tile = blockIdx.x, fetch_slice = warp, fetch_step = 0, fetch_slot = ring;
+        point_at(fetch_tile, fetch_slice);
 #pragma unroll 1
         for (int stage = 0; stage < STAGES; stage++) fetch();
         release_next();
@@ -333,30 +332,35 @@ template <int FORM, bool AFFINE, int GROUP, int COLUMNS> struct Stream {
         u32 slot = ring;
 #pragma unroll 1
         for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-            float total[HALVES][COLUMNS][4];
-            zero<HALVES * COLUMNS * 4>(&total[0][0][0]);
 #pragma unroll 1
-            for (int step = 0; step < steps; step++) {
-                int chunk = step * STREAM_WARPS + warp;
-                int next_chunk = step + 1 < steps && chunk + STREAM_WARPS < chunks ? chunk + STREAM_WARPS : warp;
-                wait_copies<STAGES - 1>();
-                // Scales are read by lanes that did not copy them.
-                __syncwarp();
-                if (chunk < chunks) multiply_chunk(total, x, slot, next_chunk);
-                __syncwarp();
-                fetch();
-                slot = slot == ring + (STAGES - 1) * SLOT ? ring : slot + SLOT;
+            for (int slice = warp; slice < a.slices; slice += warps) {
+                float total[HALVES][COLUMNS][4];
+                zero<HALVES * COLUMNS * 4>(&total[0][0][0]);
+                // The next one that has a chunk.
+                int next_slice = slice + warps < min(a.slices, chunks) ? slice + warps : warp;
+#pragma unroll 1
+                for (int chunk = slice, step = 0; step < steps; step++, chunk += a.slices) {
+                    wait_copies<STAGES - 1>();
+                    // Scales are read by lanes that did not copy them.
+                    __syncwarp();
+                    int next_chunk = chunk + a.slices;
+                    if (chunk < chunks) multiply_chunk(total, x, slot, next_chunk < chunks ? next_chunk : next_slice);
+                    __syncwarp();
+                    fetch();
+                    slot = slot == ring + (STAGES - 1) * SLOT ? ring : slot + SLOT;
+                }
+                keep(total, sums + slice * ROWS * STRIDE);
             }
-            write(total, partial, tile);
+            __syncthreads();
+            write(sums, tile);
+            __syncthreads();
         }
     }
 };
 
 #define STREAM_KERNEL(NAME, FORM, AFFINE, GROUP, COLUMNS)                                                              \
-    extern "C" __global__ void __launch_bounds__(STREAM_THREADS, (Stream<FORM, AFFINE, GROUP, COLUMNS>::RESIDENT))     \
+    extern "C" __global__ void __launch_bounds__((Stream<FORM, AFFINE, GROUP, COLUMNS>::THREADS), 1)                   \
         NAME##_##COLUMNS(const __grid_constant__ StreamArgs args) {                                                    \
         extern __shared__ __align__(16) u8 shared[];                                                                   \
-        typedef Stream<FORM, AFFINE, GROUP, COLUMNS> Kernel;                                                           \
-        Kernel kernel(args, shared);                                                                                   \
-        kernel.run((float*)(shared + STREAM_WARPS * Kernel::STAGES * Kernel::SLOT));                                   \
+        Stream<FORM, AFFINE, GROUP, COLUMNS>(args, shared).run(shared);                                                \
     }

@@ -66,14 +66,14 @@ impl Form {
         coded.unwrap_or(Form::Plain(values))
     }
 
-    /// As kernels' names end.
+    /// What kernels of this form are called after.
     pub fn stem(&self) -> &'static str {
         match self {
             Form::Plain(Values::Bf16) => "bf16",
             Form::Plain(Values::F32) => "f32",
             Form::Float8 { .. } => "fp8",
-            Form::Coded(coded) => match (coded.code, coded.affine, coded.group) {
-                (Code::Byte, false, 16) => "int8_by16",
+            Form::Coded(coded) => match (coded.code, coded.has_minimums(), coded.group) {
+                (Code::Byte, _, 16) => "int8_by16",
                 (Code::Byte, false, _) => "int8",
                 (Code::Byte, true, _) => "int8_affine",
                 (Code::Nibble { .. }, _, 16) => "int4_affine_by16",
@@ -82,6 +82,19 @@ impl Form {
                 (Code::Table(_), _, 16) => "table_by16",
                 (Code::Table(_), ..) => "table",
             },
+        }
+    }
+
+    /// The same of streaming kernels, of which long groups have their own; and whether there is one for 16 rows.
+    pub fn stream_stem(&self) -> (&'static str, bool) {
+        let stem = self.stem();
+        let Form::Coded(coded) = self else { return (stem, true) };
+        match (stem, coded.group) {
+            ("int8", CHUNK) => ("int8_by128", true),
+            ("int4", CHUNK) => ("int4_by128", true),
+            ("int4_affine", CHUNK) => ("int4_affine_by128", true),
+            ("int8" | "int4" | "int4_affine", _) => (stem, true),
+            _ => (stem, false),
         }
     }
 }
@@ -171,12 +184,10 @@ fn is_rearranged(part: &Part<'_>) -> bool {
     part.column_order().is_some() || part.outlier_columns().is_some_and(|columns| !columns.is_empty())
 }
 
-/// The longest group that kernels know and that divides the stored one.
+/// The longest group that kernels know and that divides both the stored one and the row.
 fn group_for(group: usize, cols: usize) -> Option<usize> {
-    if group >= cols {
-        return Some(CHUNK);
-    }
-    [CHUNK, 64, 32, 16].into_iter().find(|known| group.is_multiple_of(*known))
+    let stored = group.min(cols);
+    [CHUNK, 64, 32, 16].into_iter().find(|known| stored.is_multiple_of(*known) && cols.is_multiple_of(*known))
 }
 
 fn code_of(table: [f32; 16]) -> Code {
