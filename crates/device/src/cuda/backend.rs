@@ -12,11 +12,12 @@ use super::gemm90::Gemm90;
 use super::graphs::Graphs;
 use super::inputs::Inputs;
 use super::kv::Kv;
+use super::linear::WIDENED_BYTES;
 use super::sampling::Sampler;
 use super::scratch::Scratch;
 use super::tensor::{Float, Tensor, Vector};
-use super::weight::Weight;
-use super::{launch, rows};
+use super::weight::{Loader, Weight};
+use super::{launch, linear_stream, rows};
 use crate::{
     Activation, Attention, Backend, Batch, Drawn, Draws, Error, ExpertsSource, InputLimits, KvShape, PrepareQkv,
     Result, Routing, StepSize, TensorKind,
@@ -69,6 +70,7 @@ pub struct Cuda {
     blas_missing: Option<String>,
     pub(super) gemm90: Option<Gemm90>,
     pub(super) scratch: Scratch,
+    loader: Loader,
     /// Made with the inputs.
     sampler: Option<Sampler>,
     most_outputs: usize,
@@ -98,6 +100,7 @@ impl Cuda {
             blas_missing,
             gemm90: Gemm90::open(&device)?,
             scratch: Scratch::default(),
+            loader: Loader::new(&device),
             sampler: None,
             most_outputs: 0,
             config,
@@ -168,12 +171,21 @@ impl Backend for Cuda {
 
     fn weight(&mut self, matrix: &Matrix<'_>) -> Result<Weight> {
         let (seed, float) = (self.seed(), self.float());
-        Weight::new(&self.device, self.gemm90.as_ref(), matrix, float, seed)
+        let weight = match seed {
+            Some(seed) => Weight::random(&self.device, self.gemm90.as_ref(), matrix, float, seed)?,
+            None => Weight::load(&mut self.loader, self.gemm90.as_ref(), matrix, float)?,
+        };
+        let widened = 2 * weight.n * weight.k;
+        if weight.plain().is_none() && widened <= WIDENED_BYTES {
+            // Now, while there is memory: a step takes none.
+            self.scratch.at_least(&self.device, Scratch::WEIGHTS, widened)?;
+        }
+        Ok(weight)
     }
 
     fn experts(&mut self, source: ExpertsSource<'_>) -> Result<Experts> {
         let (seed, float) = (self.seed(), self.float());
-        Experts::new(&self.device, source, float, seed)
+        Experts::new(&mut self.loader, source, float, seed)
     }
 
     fn reads_matrices(&self) -> bool {
@@ -268,9 +280,13 @@ impl Backend for Cuda {
     fn embed(&mut self, out: &mut Tensor, table: &Weight, inputs: &Inputs, scale: f32) {
         let (rows, width) = (inputs.size().rows, table.k);
         out.check("embeddings", rows, width);
+        let Some(values) = table.plain() else {
+            assert_eq!(out.float(), Float::F32, "embeddings are the residual stream");
+            return linear_stream::embed(&self.device, table, out.ptr(), inputs.tokens(), scale, rows);
+        };
         let name = format!("embed_{}_{}", table.float.name(), out.float().name());
         let grid = [width.div_ceil(1024) as u32, rows as u32, 1];
-        let (table, tokens) = (table.buffer.ptr(), inputs.tokens());
+        let (table, tokens) = (values, inputs.tokens());
         launch(&self.device, &name, grid, 256, args![out.ptr(), table, tokens, scale, width as i32]);
     }
 

@@ -5,8 +5,7 @@
 
 use std::sync::OnceLock;
 
-use folio_formats::{Format, Matrix};
-use half::bf16;
+use folio_formats::Matrix;
 
 use super::driver::{Buffer, Device, KernelArg, args};
 use super::gemm90::{Gemm90, Input90, Output90, Weight90};
@@ -14,6 +13,7 @@ use super::linear::{PlainArgs, plain_product};
 use super::rows::activation_number;
 use super::scratch::Scratch;
 use super::tensor::{Float, Tensor, optional};
+use super::weight::{Loader, load_plain};
 use super::{Cuda, launch};
 use crate::{Error, ExpertsSource, Result, RouterScore, Routing};
 
@@ -34,7 +34,13 @@ pub struct Experts {
 
 impl Experts {
     /// `random`: the values are invented on the device instead, from this seed.
-    pub(super) fn new(device: &Device, source: ExpertsSource<'_>, float: Float, random: Option<u64>) -> Result<Self> {
+    pub(super) fn new(
+        loader: &mut Loader,
+        source: ExpertsSource<'_>,
+        float: Float,
+        random: Option<u64>,
+    ) -> Result<Self> {
+        let device = &loader.device().clone();
         let count = source.gate_up.len();
         Error::check("number of down projections", count, source.down.len())?;
         let (Some(first_up), Some(first_down)) = (source.gate_up.first(), source.down.first()) else {
@@ -53,9 +59,9 @@ impl Experts {
             Error::check("inputs of an expert's down", inter, down.cols())?;
             Error::check("rows of an expert's down", hidden, down.num_rows())?;
         }
-        let stack = |matrices: &[Matrix<'_>], rows: usize, cols: usize, salt: u64| match random {
+        let mut stack = |matrices: &[Matrix<'_>], rows: usize, cols: usize, salt: u64| match random {
             Some(seed) => random_matrix(device, count * rows, cols, float, seed ^ salt),
-            None => upload(device, matrices, float),
+            None => load_plain(loader, matrices, float),
         };
         Ok(Self {
             float,
@@ -85,35 +91,6 @@ impl Experts {
         });
         made.as_ref()
     }
-}
-
-/// All matrices one after the other, in `float`.
-pub(super) fn upload(device: &Device, matrices: &[Matrix<'_>], float: Float) -> Result<Buffer> {
-    let values: usize = matrices.iter().map(|matrix| matrix.num_rows() * matrix.cols()).sum();
-    let buffer = device.alloc("experts", values * float.bytes())?;
-    let mut at = 0;
-    let mut bytes = Vec::new();
-    for matrix in matrices {
-        bytes.clear();
-        let mut row = vec![0.0; matrix.cols()];
-        for part in matrix.parts() {
-            let as_stored = float == Float::Bf16 && part.format() == Some(Format::BF16);
-            for index in 0..part.num_rows() {
-                if as_stored {
-                    bytes.extend_from_slice(part.row(index));
-                    continue;
-                }
-                part.read_row(index, &mut row);
-                match float {
-                    Float::F32 => bytes.extend(row.iter().flat_map(|value| value.to_le_bytes())),
-                    Float::Bf16 => bytes.extend(row.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes())),
-                }
-            }
-        }
-        device.upload(&buffer, at, &bytes)?;
-        at += bytes.len();
-    }
-    Ok(buffer)
 }
 
 /// Values of about the size that a trained matrix with this many inputs has.

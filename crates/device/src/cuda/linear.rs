@@ -2,10 +2,16 @@
 
 use super::blas::{Operands, Product};
 use super::driver::{Device, KernelArg, args};
+use super::gemm90::{Gemm90, Input90, Output90, Weight90};
+use super::linear_stream::{Call, STREAMED_ROWS, dequantize, stream, tile, wide};
 use super::scratch::Scratch;
 use super::tensor::{Float, Tensor, Vector, optional};
 use super::weight::Weight;
 use super::{Cuda, launch};
+
+/// Coded weights of more than this when widened are streamed, however many rows there are: so much scratch is taken once,
+/// for all of them.
+pub(super) const WIDENED_BYTES: usize = 512 << 20;
 
 /// Mirrors `PlainArgs`.
 #[derive(Clone, Copy)]
@@ -57,41 +63,83 @@ impl Cuda {
         x.check("a product's input", rows, k);
         out.check("a product's output", rows, n);
         let Some(from) = self.as_operand(x, rows, weight.float) else { return };
-        if weight.float == Float::Bf16 {
-            if let (Some(gemm), Some(hopper)) = (&self.gemm90, &weight.hopper)
-                && (self.config.batch_invariant || self.blas.is_none() || rows <= 32)
-            {
-                let to = super::gemm90::Output90 { ptr: out.ptr(), is_f32: out.float() == Float::F32 };
-                let most = if from == x.ptr() { x.rows() } else { self.most_rows.max(rows) };
-                let x = super::gemm90::Input90 { ptr: from, rows: most, cols: k };
-                gemm.linear(&self.device, to, x, hopper, bias.map(Vector::ptr), rows);
-                return;
-            }
-            if let Some(blas) = &mut self.blas
-                && !self.config.batch_invariant
-            {
-                let bias = bias.map_or(0, |bias| bias.ptr_as(out.float()));
-                let (out, w) = ((out.ptr(), out.float()), weight.buffer.ptr());
-                let product =
-                    Product { out: out.0, x: from, w, bias, m: rows, n, k, operands: Operands::Bf16, out_float: out.1 };
-                if blas.multiply(&product) {
-                    return;
+        let call = Call { out: out.ptr(), out_float: out.float(), x: from, bias: optional(bias), m: rows };
+        let most = if from == x.ptr() { x.rows() } else { self.most_rows.max(rows) };
+        match weight.plain() {
+            Some(values) if weight.float == Float::Bf16 => {
+                let own = self.config.batch_invariant || self.blas.is_none() || rows <= STREAMED_ROWS;
+                if let (Some(gemm), Some(hopper), true) = (&self.gemm90, &weight.hopper, own) {
+                    hopper_product(gemm, &self.device, hopper, &call, (most, k));
+                } else if rows > STREAMED_ROWS || !stream(&self.device, weight, &call) {
+                    self.multiply_plain(values, (n, k), &call, bias);
                 }
             }
+            Some(values) if k.is_multiple_of(4) && call.out_float == Float::F32 => {
+                wide(&self.device, values, (n, k), &call);
+            }
+            Some(values) => plain_product(&self.device, weight.float, plain_args(values, (n, k), &call)),
+            None => self.multiply_coded(weight, &call, bias, most),
         }
-        let call = PlainArgs {
-            out: out.ptr(),
-            x: from,
-            w: weight.buffer.ptr(),
-            bias: optional(bias),
-            offsets: 0,
-            m: rows as i32,
-            n: n as i32,
-            k: k as i32,
-            experts: 0,
-            out_is_f32: i32::from(out.float() == Float::F32),
-            padding: 0,
+    }
+
+    /// Coded weights: few rows are streamed; for many the values are written out first, where there is room.
+    fn multiply_coded(&mut self, weight: &Weight, call: &Call, bias: Option<&Vector>, most: usize) {
+        let (n, k) = (weight.n, weight.k);
+        let bytes = n * k * 2;
+        let streamed = call.m <= STREAMED_ROWS || self.config.batch_invariant || bytes > WIDENED_BYTES;
+        if streamed && stream(&self.device, weight, call) {
+            return;
+        }
+        let Some(values) = self.room(Scratch::WEIGHTS, bytes) else { return };
+        dequantize(&self.device, weight, values);
+        let hopper = match &self.gemm90 {
+            Some(gemm) if self.blas.is_none() && Gemm90::fits(k, 1) => gemm.weight(&self.device, values, n, k).ok(),
+            _ => None,
         };
-        plain_product(&self.device, weight.float, call);
+        match (&self.gemm90, hopper) {
+            (Some(gemm), Some(hopper)) => hopper_product(gemm, &self.device, &hopper, call, (most, k)),
+            _ => self.multiply_plain(values, (n, k), call, bias),
+        }
+    }
+
+    /// Many rows with bf16 values, by the library where it may be used.
+    fn multiply_plain(&mut self, w: u64, (n, k): (usize, usize), call: &Call, bias: Option<&Vector>) {
+        if let Some(blas) = &mut self.blas
+            && !self.config.batch_invariant
+        {
+            let bias = bias.map_or(0, |bias| bias.ptr_as(call.out_float));
+            let Call { out, out_float, x, m, .. } = *call;
+            if blas.multiply(&Product { out, x, w, bias, m, n, k, operands: Operands::Bf16, out_float }) {
+                return;
+            }
+        }
+        if k.is_multiple_of(8) {
+            tile(&self.device, w, (n, k), call);
+        } else {
+            plain_product(&self.device, Float::Bf16, plain_args(w, (n, k), call));
+        }
+    }
+}
+
+/// `(most, k)`: rows that x has room for, and its width.
+fn hopper_product(gemm: &Gemm90, device: &Device, weight: &Weight90, call: &Call, (most, k): (usize, usize)) {
+    let out = Output90 { ptr: call.out, is_f32: call.out_float == Float::F32 };
+    let x = Input90 { ptr: call.x, rows: most, cols: k };
+    gemm.linear(device, out, x, weight, (call.bias != 0).then_some(call.bias), call.m);
+}
+
+fn plain_args(w: u64, (n, k): (usize, usize), call: &Call) -> PlainArgs {
+    PlainArgs {
+        out: call.out,
+        x: call.x,
+        w,
+        bias: call.bias,
+        offsets: 0,
+        m: call.m as i32,
+        n: n as i32,
+        k: k as i32,
+        experts: 0,
+        out_is_f32: i32::from(call.out_float == Float::F32),
+        padding: 0,
     }
 }

@@ -16,6 +16,7 @@ mod graphs;
 mod inputs;
 mod kv;
 mod linear;
+mod linear_stream;
 mod rows;
 mod sampling;
 mod scratch;

@@ -96,9 +96,10 @@ template <int FORM, bool AFFINE, int GROUP> struct Decode : Stream<FORM, AFFINE,
         }
     }
 
-    // out f32 [m, k]: row ids[r], times `by`. Block r has row r; a warp's lanes of other rows are idle.
-    MEMBER void rows(const u32* ids, float by) const {
-        u32 id = ids[blockIdx.x];
+    // out f32 [m, k]: row ids[r] - first, times `by`, where there is one. Block r has row r; a warp's lanes of other rows
+    // are idle.
+    MEMBER void rows(const u32* ids, u32 first, float by) const {
+        u32 id = ids[blockIdx.x] - first;
         if (id >= (u32)a.n) return;
         int tile = id / Base::ROWS, within = id % Base::ROWS, half = within / 16, upper = within / 8 % 2;
         if (g != within % 8) return;
@@ -142,13 +143,32 @@ extern "C" __global__ void __launch_bounds__(THREADS) dequantize_fp8(const __gri
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) embed_fp8(const __grid_constant__ StreamArgs a, const u32* ids, float by) {
+extern "C" __global__ void __launch_bounds__(THREADS) embed_run_fp8(const __grid_constant__ StreamArgs a, const u32* ids, u32 first, float by) {
     release_next();
     wait_for_previous();
-    u32 id = ids[blockIdx.x];
+    u32 id = ids[blockIdx.x] - first;
     if (id >= (u32)a.n) return;
     for (int at = threadIdx.x; at < a.k; at += THREADS)
         ((float*)a.out)[(i64)blockIdx.x * a.k + at] = e4m3_to_float(a.weights[(i64)id * a.k + at]) * float8_scale(a, id, at) * by;
+}
+
+// Plain outputs among coded ones.
+extern "C" __global__ void __launch_bounds__(THREADS) dequantize_bf16(const __grid_constant__ StreamArgs a) {
+    release_next();
+    wait_for_previous();
+    i64 pieces = (i64)a.n * a.k / 8;
+#pragma unroll 1
+    for (i64 i = (i64)blockIdx.x * THREADS + threadIdx.x; i < pieces; i += (i64)gridDim.x * THREADS)
+        ((uint4*)a.out)[i] = __ldg((const uint4*)a.weights + i);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) embed_run_bf16(const __grid_constant__ StreamArgs a, const u32* ids, u32 first, float by) {
+    release_next();
+    wait_for_previous();
+    u32 id = ids[blockIdx.x] - first;
+    if (id >= (u32)a.n) return;
+    for (int at = threadIdx.x; at < a.k; at += THREADS)
+        ((float*)a.out)[(i64)blockIdx.x * a.k + at] = to_float(((const bf16*)a.weights)[(i64)id * a.k + at]) * by;
 }
 
 #define DECODE_KERNELS(NAME, FORM, AFFINE, GROUP)                                                                      \
@@ -158,10 +178,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) embed_fp8(const __grid_con
         Decode<FORM, AFFINE, GROUP>(args).all();                                                                       \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
-        embed_##NAME(const __grid_constant__ StreamArgs args, const u32* ids, float by) {                              \
+        embed_run_##NAME(const __grid_constant__ StreamArgs args, const u32* ids, u32 first, float by) {               \
         release_next();                                                                                                \
         wait_for_previous();                                                                                           \
-        Decode<FORM, AFFINE, GROUP>(args).rows(ids, by);                                                               \
+        Decode<FORM, AFFINE, GROUP>(args).rows(ids, first, by);                                                        \
     }
 
 DECODE_KERNELS(int8, BYTES, false, 32)

@@ -51,7 +51,9 @@ impl Tile<'_> {
                 let (quarter, t, s) = place_of(coded, at);
                 let lane = 4 * g + t;
                 match coded.code {
-                    Code::Byte => words[(quarter * 32 + lane) * 4 + 2 * s + upper] = [four[0], four[2], four[1], four[3]],
+                    Code::Byte => {
+                        words[(quarter * 32 + lane) * 4 + 2 * s + upper] = [four[0], four[2], four[1], four[3]]
+                    }
                     _ => {
                         let word = &mut words[((sixteenth * 2 + quarter / 2) * 32 + lane) * 4 + quarter % 2 * 2 + s];
                         let joined = u32::from_le_bytes(*word) | nibbles(coded, *four, upper);

@@ -3,28 +3,16 @@
 use folio_formats::{Format, GroupedLevels, Levels, Part};
 use half::bf16;
 
-/// What plain values are held in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Values {
-    Bf16,
-    F32,
-}
-
-impl Values {
-    pub fn bytes(self) -> usize {
-        match self {
-            Values::Bf16 => 2,
-            Values::F32 => 4,
-        }
-    }
-}
+use super::super::tensor::Float;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Form {
     /// `[outputs, inputs]`.
-    Plain(Values),
-    /// e4m3 codes `[outputs, inputs]`; one f32 scale an output, or one for 16 outputs and 128 inputs.
-    Float8 { blocks: bool },
+    Plain(Float),
+    /// e4m3 codes `[outputs, inputs]`; one f32 scale an output, or one for 128 outputs and 128 inputs.
+    Float8 {
+        blocks: bool,
+    },
     Coded(Coded),
 }
 
@@ -53,15 +41,17 @@ pub const CHUNK_BYTES: usize = 2048;
 /// Inputs of a chunk.
 pub const CHUNK: usize = 128;
 /// Outputs that share the scales of eight-bit floats.
-pub const FLOAT8_ROWS: usize = 16;
+pub const FLOAT8_ROWS: usize = 128;
+/// What a code of [`GroupedLevels::Of127`] is worth, after it has been scaled.
+pub const ONE_127TH: f32 = 1.0 / 127.0;
 
 impl Form {
     /// What suits the part. Codes in an order of columns of their own, codes with outlier columns beside them and groups
     /// that no kernel knows are decoded.
-    pub fn of(part: &Part<'_>, values: Values) -> Form {
+    pub fn of(part: &Part<'_>, values: Float) -> Form {
         let coded = match values {
-            Values::F32 => None,
-            Values::Bf16 => float8(part).or_else(|| coded(part)),
+            Float::F32 => None,
+            Float::Bf16 => float8(part).or_else(|| coded(part)),
         };
         coded.unwrap_or(Form::Plain(values))
     }
@@ -69,8 +59,8 @@ impl Form {
     /// What kernels of this form are called after.
     pub fn stem(&self) -> &'static str {
         match self {
-            Form::Plain(Values::Bf16) => "bf16",
-            Form::Plain(Values::F32) => "f32",
+            Form::Plain(Float::Bf16) => "bf16",
+            Form::Plain(Float::F32) => "f32",
             Form::Float8 { .. } => "fp8",
             Form::Coded(coded) => match (coded.code, coded.has_minimums(), coded.group) {
                 (Code::Byte, _, 16) => "int8_by16",
@@ -138,7 +128,7 @@ impl Coded {
     }
 }
 
-/// e4m3 codes stay what they are where all of a row, or blocks of 16 outputs and 128 inputs, share a scale.
+/// e4m3 codes stay what they are where all of a row, or blocks of 128 outputs and 128 inputs, share a scale.
 fn float8(part: &Part<'_>) -> Option<Form> {
     let (grouped, rows) = part.grouped_rows()?;
     if grouped.levels != GroupedLevels::Float8 || is_rearranged(part) || !part.cols().is_multiple_of(16) {
