@@ -144,6 +144,14 @@ impl<B: Backend> Backend for Recording<B> {
         self.inner.numerics()
     }
 
+    fn reads_matrices(&self) -> bool {
+        self.inner.reads_matrices()
+    }
+
+    fn value_bytes(&self, kind: TensorKind) -> usize {
+        self.inner.value_bytes(kind)
+    }
+
     fn weight_bytes(&self, weight: &Self::Weight) -> u64 {
         self.inner.weight_bytes(&weight.inner)
     }
@@ -180,6 +188,10 @@ impl<B: Backend> Backend for Recording<B> {
     fn draw(&mut self, logits: &mut Self::Tensor, draws: &Draws) {
         self.note("draw", [logits.id()], &[("draws", &draws.draws.len())]);
         self.inner.draw(&mut logits.inner, draws);
+    }
+
+    fn is_drawn(&mut self) -> bool {
+        self.inner.is_drawn()
     }
 
     fn drawn(&mut self, out: &mut Vec<Drawn>) -> Result<()> {

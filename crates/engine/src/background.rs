@@ -51,6 +51,11 @@ pub trait StepRunner: Send {
         Err(Error::NothingSubmitted)
     }
 
+    /// After a step that failed: whether all that come will fail too, until the runner is built anew.
+    fn is_lost(&mut self) -> bool {
+        false
+    }
+
     /// A request has left.
     fn release(&mut self, id: RequestId);
 }
@@ -263,6 +268,10 @@ impl<R: StepRunner> Worker<R> {
         let now = Instant::now();
         let took = now - step.started.max(self.free_since);
         self.free_since = now;
+        let rows = rows.map_err(|error| match guarded(|| self.runner.is_lost()).unwrap_or(true) {
+            true => Error::Lost(error.to_string()),
+            false => error,
+        });
         let output = rows.map(|mut rows| {
             for (index, failure) in step.failures {
                 // A runner that gives too few rows is found out by the engine, which counts them.

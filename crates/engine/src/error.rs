@@ -29,6 +29,9 @@ pub enum Error {
     StepPanicked,
     #[error("the executor's thread has ended")]
     ExecutorGone,
+    /// A step failed, and so would all others: the executor has to be built anew.
+    #[error("{0}")]
+    Lost(String),
     #[error("it was started too often of late")]
     TooManyRestarts,
     #[error("what builds it panicked")]

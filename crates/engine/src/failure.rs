@@ -30,7 +30,7 @@ impl Core {
     pub fn fail(&mut self, step: Step, error: &Error) {
         let new = || Failure { reason: error.to_string(), executor_gone: false, ends: BTreeMap::new() };
         let failure = self.failure.get_or_insert_with(new);
-        failure.executor_gone |= matches!(error, Error::ExecutorGone);
+        failure.executor_gone |= matches!(error, Error::ExecutorGone | Error::Lost(_));
         for row in &step.rows {
             let end = failure.ends.entry(row.id).or_default();
             *end = row.end.max(*end);

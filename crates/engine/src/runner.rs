@@ -35,19 +35,34 @@ pub struct Runner<B: Backend> {
     draws: Draws,
     drawn: Vec<Drawn>,
     /// Steps whose tokens the device has not told yet, oldest first.
-    under_way: VecDeque<Vec<OutputRows>>,
+    under_way: VecDeque<Vec<Asked>>,
+    /// Requests taken in so far.
+    admissions: u64,
 }
 
 #[derive(Default)]
 struct Known(HashMap<RequestId, Kept>);
 
+/// What the device was asked about one request.
+struct Asked {
+    rows: OutputRows,
+    /// Who it was then: one of the same id may have come since.
+    admission: u64,
+    num_questions: usize,
+    /// Why it was not asked.
+    failure: Option<&'static str>,
+}
+
 /// What is kept of a request between steps.
 struct Kept {
+    admission: u64,
     sampling: SamplingState,
     /// The token sampled last and its position: the next plan may ask for it without knowing it.
     last: Option<(usize, u32)>,
     /// The position of a token that the device is about to draw, and the number of its draw in the last step.
     pending: Option<(usize, u32)>,
+    /// A row of it went wrong: what was asked in the meantime, behind a token that there never was, means nothing.
+    has_failed: bool,
     /// For requests that want a vector and no token.
     pool: Option<Pool>,
 }
@@ -78,6 +93,7 @@ impl<B: Backend> Runner<B> {
             draws: Draws::default(),
             drawn: Vec::new(),
             under_way: VecDeque::new(),
+            admissions: 0,
         }
     }
 
@@ -119,27 +135,30 @@ impl<B: Backend> Runner<B> {
 
     fn sample_all(&mut self, rows: &[OutputRows]) -> Result<Vec<RowOutput>> {
         // A sampler that panics is its own request's fault.
-        let failed = |id| Ok(RowOutput::failed(id, "its sampler panicked"));
+        let failed = |id| Ok(RowOutput::failed(id, PANICKED));
         rows.iter().map(|rows| guarded(|| self.sample(rows)).unwrap_or_else(|| failed(rows.id))).collect()
     }
 
     /// Waits for what the device drew of the oldest step under way.
     fn take_drawn(&mut self) -> Result<Vec<RowOutput>> {
-        let rows = self.under_way.pop_front().ok_or(Error::NothingSubmitted)?;
+        let step = self.under_way.pop_front().ok_or(Error::NothingSubmitted)?;
         self.decoder.drawn(&mut self.drawn)?;
-        let (asked, answered) = (rows.iter().map(num_questions).sum::<usize>(), self.drawn.len());
+        let (asked, answered) = (step.iter().map(|asked| asked.num_questions).sum::<usize>(), self.drawn.len());
         if asked != answered {
             return Err(Error::Step(format!("the device drew {answered} tokens, but was asked for {asked}")));
         }
         let mut answers = self.drawn.drain(..);
         let (hidden, hidden_width) = (&self.hidden, self.decoder.spec().hidden);
-        let mut outputs = Vec::with_capacity(rows.len());
-        for rows in &rows {
-            let mut own = answers.by_ref().take(num_questions(rows));
+        let mut outputs = Vec::with_capacity(step.len());
+        for asked in &step {
+            let mut own = answers.by_ref().take(asked.num_questions);
             let answer = |_: &mut SamplingState, _: Question| own.next().map_or(Err(NotFinite::NothingLeft), sampled);
-            outputs.push(match self.requests.0.get_mut(&rows.id) {
-                Some(kept) => kept.output(rows, hidden, hidden_width, answer),
-                None => RowOutput::failed(rows.id, "the request has left"),
+            let id = asked.rows.id;
+            let kept = self.requests.0.get_mut(&id).filter(|kept| kept.admission == asked.admission);
+            outputs.push(match (asked.failure, kept) {
+                (Some(reason), _) => RowOutput::failed(id, reason),
+                (None, Some(kept)) => kept.output(&asked.rows, hidden, hidden_width, answer),
+                (None, None) => RowOutput::failed(id, "the request has left"),
             });
             // A failure leaves answers behind that nobody wants.
             own.for_each(drop);
@@ -151,29 +170,20 @@ impl<B: Backend> Runner<B> {
     fn draw(&mut self) -> Result<()> {
         let vocab = self.decoder.spec().vocab_size;
         self.draws.clear();
-        for rows in &self.outputs {
+        let mut step = Vec::with_capacity(self.outputs.len());
+        for rows in self.outputs.drain(..) {
             let kept = self.requests.0.get_mut(&rows.id).ok_or(Error::UnknownRequest(rows.id))?;
-            kept.pending = None;
-            if num_questions(rows) == 0 {
-                continue;
-            }
-            for (row, &target) in rows.prompt.clone().zip(&rows.prompt_targets) {
-                kept.sampling.push_target(&mut self.draws, row as u32, target);
-            }
-            if let Some(row) = rows.sample {
-                kept.pending = Some((rows.position, self.draws.draws.len() as u32));
-                kept.sampling.push_draw(&mut self.draws, row as u32, rows.position, vocab);
-            }
+            step.push(kept.ask(rows, &mut self.draws, vocab));
         }
         self.decoder.draw(&self.draws);
+        self.under_way.push_back(step);
         Ok(())
     }
 }
 
-/// How many rows of logits a request has in a step.
-fn num_questions(rows: &OutputRows) -> usize {
-    if rows.pools || rows.is_orphan { 0 } else { rows.prompt_targets.len() + usize::from(rows.sample.is_some()) }
-}
+/// Why a row fails whose token before it does not exist.
+const ORPHAN: &str = "no token was sampled for the position before";
+const PANICKED: &str = "its sampler panicked";
 
 /// What is asked of a row of logits.
 enum Question {
@@ -182,6 +192,33 @@ enum Question {
 }
 
 impl Kept {
+    /// Writes down what the device is asked about the request.
+    fn ask(&mut self, rows: OutputRows, draws: &mut Draws, vocab: usize) -> Asked {
+        let first = draws.draws.len();
+        self.pending = None;
+        let mut failure = rows.is_orphan.then_some(ORPHAN);
+        if failure.is_none() && !rows.pools {
+            let sampling = &self.sampling;
+            let write = guarded(|| {
+                for (row, &target) in rows.prompt.clone().zip(&rows.prompt_targets) {
+                    sampling.push_target(draws, row as u32, target);
+                }
+                let number = draws.draws.len() as u32;
+                let sampled = rows.sample.map(|row| sampling.push_draw(draws, row as u32, rows.position, vocab));
+                sampled.map(|()| (rows.position, number))
+            });
+            match write {
+                Some(pending) => self.pending = pending,
+                // A sampler that panics is its own request's fault; what it wrote is not asked.
+                None => {
+                    draws.draws.truncate(first);
+                    failure = Some(PANICKED);
+                }
+            }
+        }
+        Asked { admission: self.admission, num_questions: draws.draws.len() - first, rows, failure }
+    }
+
     /// What a step found out about the request, with `answer` for each row of logits that it has.
     fn output(
         &mut self,
@@ -192,8 +229,8 @@ impl Kept {
     ) -> RowOutput {
         let id = rows.id;
         self.pending = self.pending.filter(|pending| pending.0 != rows.position);
-        if rows.is_orphan {
-            return RowOutput::failed(id, "no token was sampled for the position before");
+        if rows.is_orphan || self.has_failed {
+            return RowOutput::failed(id, ORPHAN);
         }
         if let Some(pool) = &mut self.pool {
             return take_states(pool, rows, hidden, hidden_width);
@@ -202,7 +239,10 @@ impl Kept {
         for (row, &target) in rows.prompt.clone().zip(&rows.prompt_targets) {
             match answer(&mut self.sampling, Question::Prompt { row, target }) {
                 Ok(sampled) => output.prompt_logprobs.extend(sampled.logprobs),
-                Err(error) => return RowOutput { failure: Some(error.to_string()), ..output },
+                Err(error) => {
+                    self.has_failed = true;
+                    return RowOutput { failure: Some(error.to_string()), ..output };
+                }
             }
         }
         let Some(row) = rows.sample else { return output };
@@ -212,7 +252,10 @@ impl Kept {
                 self.last = Some((rows.position, sampled.token));
                 output.sampled = Some(sampled);
             }
-            Err(error) => output.failure = Some(error.to_string()),
+            Err(error) => {
+                self.has_failed = true;
+                output.failure = Some(error.to_string());
+            }
         }
         output
     }
@@ -234,7 +277,10 @@ fn take_states(pool: &mut Pool, rows: &OutputRows, hidden: &[f32], width: usize)
 impl<B: Backend> StepRunner for Runner<B> {
     fn admit(&mut self, id: RequestId, state: SamplingState) {
         let pool = state.pool();
-        self.requests.0.insert(id, Kept { sampling: state, last: None, pending: None, pool });
+        self.admissions += 1;
+        let admission = self.admissions;
+        let kept = Kept { admission, sampling: state, last: None, pending: None, has_failed: false, pool };
+        self.requests.0.insert(id, kept);
     }
 
     fn run(&mut self, plan: &StepPlan) -> Result<Vec<RowOutput>> {
@@ -252,20 +298,17 @@ impl<B: Backend> StepRunner for Runner<B> {
         self.transfer(&plan.transfers)?;
         let num_logits = gather(plan, &self.requests, &mut self.batch, &mut self.outputs);
         self.decoder.forward_with(&self.batch, num_logits)?;
-        let draws = self.decoder.draws_tokens();
-        if draws {
-            self.draw()?;
-        } else if num_logits > 0 {
-            self.decoder.logits(&mut self.logits);
-        }
         if num_logits < self.batch.outputs.len() {
             self.decoder.hidden(&mut self.hidden);
         }
-        let rows = std::mem::take(&mut self.outputs);
-        if draws {
-            self.under_way.push_back(rows);
-            return Ok(None);
+        if self.decoder.draws_tokens() {
+            // The last that is asked of the device: a step that failed has no draw under way.
+            return self.draw().map(|()| None);
         }
+        if num_logits > 0 {
+            self.decoder.logits(&mut self.logits);
+        }
+        let rows = std::mem::take(&mut self.outputs);
         let outputs = self.sample_all(&rows);
         self.outputs = rows;
         outputs.map(Some)
@@ -285,6 +328,11 @@ impl<B: Backend> StepRunner for Runner<B> {
 
     fn finish(&mut self) -> Result<Vec<RowOutput>> {
         self.take_drawn()
+    }
+
+    /// A device that still has the same to say after it was told has nothing else to say any more.
+    fn is_lost(&mut self) -> bool {
+        self.decoder.backend_mut().check().is_err()
     }
 
     fn release(&mut self, id: RequestId) {

@@ -6,7 +6,8 @@ use super::{NotFinite, SamplingState, random};
 use crate::executor::{Logprobs, Sampled};
 
 impl SamplingState {
-    /// Adds the draw of the token at `position`, from logits `row` of `vocab` tokens.
+    /// Adds the draw of the token at `position`, from logits `row` of `vocab` tokens. Panics where the request names a
+    /// token that there is not: no device may write there.
     pub(crate) fn push_draw(&self, draws: &mut Draws, row: u32, position: usize, vocab: usize) {
         let params = &*self.params;
         let end = |list: usize| list as u32;
@@ -19,6 +20,10 @@ impl SamplingState {
         draws.tokens.extend(self.banned(vocab));
         let biases = end(draws.biases.len());
         draws.biases.extend(&params.logit_bias);
+        let first = allowed.as_ref().map_or(banned, |range| range.start);
+        let named = draws.tokens[first as usize..].iter().chain(params.logit_bias.iter().map(|(token, _)| token));
+        let unknown = named.copied().find(|&token| token as usize >= vocab);
+        assert_eq!(unknown, None, "a request names a token of a vocabulary of {vocab}");
         let seen = end(draws.seen.len());
         if params.repetition_penalty != 1.0 || params.frequency_penalty != 0.0 || params.presence_penalty != 0.0 {
             let counts = self.seen.counts().filter(|&(token, _)| (token as usize) < vocab);
