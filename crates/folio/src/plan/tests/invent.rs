@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use folio_device::cpu::CpuConfig;
 use folio_formats::{Format, TensorView, WeightSource};
 use folio_model::{Error, OpenModel};
 
 use super::super::weights::WeightBytes;
 use crate::assets::Assets;
+use crate::target::Target;
 
 /// How the invented matrices are stored; vectors are always f32.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +41,7 @@ pub fn invent(name: &str, config: &str, stored: Stored) -> Assets {
     let mut weights = Memory::default();
     loop {
         let model = OpenModel::from_config(config, Box::new(weights.clone())).expect("the configuration is sound");
-        let error = match WeightBytes::of(&model) {
+        let error = match WeightBytes::of(&model, &Target::Cpu(CpuConfig { threads: 1, isa: None })) {
             Ok(_) => return Assets::bare(name, model),
             Err(error) => error,
         };
