@@ -238,7 +238,7 @@ impl Cuda {
         launch(&self.device, &format!("route_{size}"), [blocks, 1, 1], threads, args![call]);
         if rows > ROUTED_ALONE {
             let blocks = rows.div_ceil(PLACED_AT_ONCE) as u32;
-            launch(&self.device, &format!("place_pairs_{size}"), [blocks, 1, 1], 1024, args![call]);
+            launch(&self.device, "place_pairs", [blocks, 1, 1], 1024, args![call]);
         }
         Some(call)
     }

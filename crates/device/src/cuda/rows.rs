@@ -163,6 +163,18 @@ struct PrepareQkvArgs {
 // SAFETY: repr(C), numbers and addresses only, as in qkv.cu.
 unsafe impl KernelArg for PrepareQkvArgs {}
 
+/// Which kernel, and how many heads a block of it takes.
+fn prepare_kernel(float: Float, head_dim: usize, pairs: usize, format: KvFormat) -> (&'static str, usize) {
+    let multiples =
+        |of_head: usize, of_pairs: usize| head_dim.is_multiple_of(of_head) && pairs.is_multiple_of(of_pairs);
+    match float {
+        Float::Bf16 if head_dim <= 128 && multiples(8, 4) && format != KvFormat::Int4 => ("prepare_qkv_bf16_fast", 16),
+        Float::Bf16 if head_dim <= 256 && multiples(4, 2) => ("prepare_qkv_bf16_256", 8),
+        Float::Bf16 => ("prepare_qkv_bf16_any", 8),
+        Float::F32 => ("prepare_qkv_f32_any", 8),
+    }
+}
+
 pub(super) fn prepare_qkv(
     device: &Device,
     qkv: &Tensor,
@@ -197,15 +209,7 @@ pub(super) fn prepare_qkv(
         format: format_number(kv.shape.format),
         padding: 0,
     };
-    let pairwise = op.head_dim.is_multiple_of(4) && pairs.is_multiple_of(2);
-    let fast = op.head_dim.is_multiple_of(8) && pairs.is_multiple_of(4) && kv.shape.format != KvFormat::Int4;
-    let (size, heads_each) = match op.head_dim {
-        0..=128 if fast && qkv.float() == Float::Bf16 => ("fast", 16),
-        0..=128 if pairwise => ("128", 8),
-        0..=256 if pairwise => ("256", 8),
-        _ => ("any", 8),
-    };
-    let name = format!("prepare_qkv_{}_{size}", qkv.float().name());
-    let grid = [rows as u32, if row_span { 1 } else { blocks(heads, heads_each) }, 1];
-    launch(device, &name, grid, 256, args![call]);
+    let (name, each) = prepare_kernel(qkv.float(), op.head_dim, pairs, kv.shape.format);
+    let grid = [rows as u32, if row_span { 1 } else { blocks(heads, each) }, 1];
+    launch(device, name, grid, 256, args![call]);
 }

@@ -68,6 +68,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) draw_weigh(const __grid_con
     __shared__ u32 counts[BINS], remainders[BINS];
     __shared__ bool is_last;
     const int row = blockIdx.y, vocab = args.vocab;
+#pragma unroll 1
     for (int bin = threadIdx.x; bin < BINS; bin += blockDim.x) counts[bin] = remainders[bin] = 0;
     __syncthreads();
     release_next();
@@ -98,6 +99,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) draw_weigh(const __grid_con
     });
     if (filtered) {
         __syncthreads();
+#pragma unroll 1
         for (int bin = threadIdx.x; bin < BINS; bin += blockDim.x) {
             if (counts[bin]) atomicAdd(&state.counts[bin], counts[bin]);
             if (remainders[bin]) atomicAdd(&state.remainders[bin], remainders[bin]);
@@ -214,6 +216,7 @@ DEVICE u32 draw_from_list(const SampleArgs& args, int row, Room& room) {
     SampleState& state = args.states[row];
     u32 count = min(state.num_list, (u32)MAX_LIST);
     int size = power_of_two(count);
+#pragma unroll 1
     for (int i = threadIdx.x; i < size; i += blockDim.x) room.keys[i] = i < count ? state.list[i] : 0;
     sort_keys(room.keys, size);
     bool top_k = has_top_k(want, args.vocab);
@@ -229,11 +232,13 @@ DEVICE u32 draw_from_list(const SampleArgs& args, int row, Room& room) {
     // In order of token: the halves change places, and the complement of a lower token is larger.
     size = power_of_two(count);
     __syncthreads();
+#pragma unroll 1
     for (int i = threadIdx.x; i < size; i += blockDim.x) {
         u64 key = room.keys[i];
         room.keys[i] = i < count ? key << 32 | key >> 32 : 0;
     }
     sort_keys(room.keys, size);
+#pragma unroll 1
     for (int i = threadIdx.x; i < size; i += blockDim.x) {
         u64 key = room.keys[i];
         room.keys[i] = key << 32 | key >> 32;
@@ -285,7 +290,7 @@ DEVICE u32 draw_from_all(const SampleArgs& args, int row, u64 border, bool have_
     // the highest of the latter.
     const u32 token = found * CHUNK + threadIdx.x;
     float weight = 0.0f;
-    if (token < args.vocab) {
+    if (threadIdx.x < CHUNK && token < args.vocab) {
         bool allowed = !weigher.allowed || weigher.allowed[token / 32] >> (token % 32) & 1;
         weight = allowed ? kept(weigher.of(weigher.logits[token]), token) : 0.0f;
     }
@@ -326,6 +331,7 @@ DEVICE u64 border_by_digits(const Weigher& weigher, bool by_count, double target
         __syncthreads();
         digits.counts[threadIdx.x] = digits.low[threadIdx.x] = digits.high[threadIdx.x] = 0;
         __syncthreads();
+#pragma unroll 1
         for (int token = threadIdx.x * 4; token < weigher.vocab; token += SWEEP) {
             float4 four = weigher.four(token);
             float each[4] = {four.x, four.y, four.z, four.w};
@@ -407,6 +413,7 @@ extern "C" __global__ void __launch_bounds__(1024) draw_token(const __grid_const
         if (has_top_k(want, args.vocab)) border = border_by_digits(weigher, true, want.top_k, border, room);
         if (want.top_p < 1.0f) {
             double sum = 0.0, total;
+#pragma unroll 1
             for (int at = threadIdx.x * 4; at < args.vocab; at += SWEEP) {
                 float4 four = weigher.four(at);
                 float each[4] = {four.x, four.y, four.z, four.w};

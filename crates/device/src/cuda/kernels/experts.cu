@@ -24,6 +24,7 @@ template <typename A> DEVICE void copy_row(A* out, const A* x, const u32* sorted
             store8(to + at, load8(from + at));
         }
     } else {
+#pragma unroll 1
         for (int end = min(at + 8, width); at < end; at++) to[at] = from[at];
     }
 }
@@ -59,6 +60,7 @@ DEVICE void gate_row(A* out, const A* gate_up, const float* bias, const u32* sor
                              one(g.high.w, u.high.w));
         store8(to + at, y);
     } else {
+#pragma unroll 1
         for (int end = min(at + 8, width); at < end; at++) {
             float g = to_float(gate[at]), u = to_float(gate[width + at]);
             if (bias) g += bias[at], u += bias[width + at];
@@ -102,8 +104,10 @@ DEVICE void sum_row(O* out, const Y* y, const float* weights, const u32* positio
         }
         store8(to + at, sum);
     } else {
+#pragma unroll 1
         for (int end = min(at + 8, width); at < end; at++) {
             float sum = 0.0f;
+#pragma unroll 1
             for (int choice = 0; choice < top_k; choice++) {
                 float value = to_float(y[(i64)positions[choice] * width + at]);
                 if (bias) value += bias[(i64)experts_of[choice] * width + at];

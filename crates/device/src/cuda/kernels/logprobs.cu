@@ -11,17 +11,20 @@ DEVICE void restore(const SampleArgs& args, const SampleRow& want, float* logits
     const float* biased = masked + want.num_masks;
     const float* penalized = biased + want.num_biases;
     if (penalizes(want)) {
+#pragma unroll 1
         for (u32 i = threadIdx.x; i < want.num_penalties; i += blockDim.x) {
             u32 token = args.lists[want.penalties + 2 * i];
             if (token < args.vocab) logits[token] = penalized[i];
         }
         __syncthreads();
     }
+#pragma unroll 1
     for (u32 i = threadIdx.x; i < want.num_biases; i += blockDim.x) {
         u32 token = args.lists[want.biases + 2 * i];
         if (token < args.vocab) logits[token] = biased[i];
     }
     __syncthreads();
+#pragma unroll 1
     for (u32 i = threadIdx.x; i < want.num_masks; i += blockDim.x) {
         u32 token = args.lists[want.masks + i];
         // Minus infinity stands there already; and it marks a token that was masked before.
@@ -102,8 +105,10 @@ extern "C" __global__ void __launch_bounds__(1024) sample_logprobs(const __grid_
     const u32 count = num_keys;
     if (sorted && count <= SORT_ROOM) {
         int size = power_of_two(count);
+#pragma unroll 1
         for (int i = count + threadIdx.x; i < size; i += blockDim.x) keys[i] = 0;
         sort_keys(keys, size);
+#pragma unroll 1
         for (int i = threadIdx.x; i < wanted; i += blockDim.x) {
             top_tokens[i] = token_of(keys[i]);
             top_logprobs[i] = logprob(keys[i]);
@@ -112,6 +117,7 @@ extern "C" __global__ void __launch_bounds__(1024) sample_logprobs(const __grid_
     }
     // One by one: the largest below the last.
     u64 last = ~0ull;
+#pragma unroll 1
     for (u32 i = 0; i < wanted; i++) {
         u64 next = 0;
         for_tokens(logits, vocab, [&](int at, float logit) {

@@ -70,6 +70,7 @@ DEVICE void norm_any(O* out, float* residual, const X* x, float scale, const flo
     wait_for_previous();
     i64 start = (i64)blockIdx.x * width;
     float sum = 0.0f;
+#pragma unroll 1
     for (int at = threadIdx.x; at < width; at += blockDim.x) {
         float value = to_float(x[start + at]);
         if (ADD) {
@@ -79,6 +80,7 @@ DEVICE void norm_any(O* out, float* residual, const X* x, float scale, const flo
         sum += value * value;
     }
     float inverse = 1.0f / sqrtf(block_total(sum, scratch) / width + eps);
+#pragma unroll 1
     for (int at = threadIdx.x; at < width; at += blockDim.x) {
         float value = ADD ? residual[start + at] : to_float(x[start + at]);
         out[start + at] = from_float<O>(value * inverse * weight[at]);
@@ -118,6 +120,7 @@ template <typename T, typename X> DEVICE void add_values(T* target, const X* x, 
         store4(target + at, make_float4(fmaf(by.x, scale, value.x), fmaf(by.y, scale, value.y),
                                         fmaf(by.z, scale, value.z), fmaf(by.w, scale, value.w)));
     } else {
+#pragma unroll 1
         for (; at < count; at++)
             target[at] = from_float<T>(fmaf(to_float(x[at]), scale, to_float(target[at])));
     }

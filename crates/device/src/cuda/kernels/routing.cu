@@ -4,7 +4,7 @@
 //
 //   route_{128,512}(RoutingArgs)
 //       rows <= 16: grid 1, threads 512 (256 up to 8 rows): everything is done. Else grid ceil(rows / 8), threads 256, and then
-//   place_pairs_{128,512}(RoutingArgs)
+//   place_pairs(RoutingArgs)
 //       grid ceil(rows / 64), threads 1024.
 //       128: experts <= 128; 512: experts <= 512. At most 64 groups; top_k <= experts, top_k <= 32.
 #include "rows.cuh"
@@ -59,6 +59,7 @@ DEVICE u64 best_groups(const float* ranked, const RoutingArgs& args) {
         if (half * WARP >= groups) break;
         float first = none, second = none;
         if (group < groups)
+#pragma unroll 1
             for (int i = lane % share; i < size; i += share) {
                 float value = ranked[group * size + i];
                 if (value > first)
@@ -78,6 +79,7 @@ DEVICE u64 best_groups(const float* ranked, const RoutingArgs& args) {
     for (int half = 0; half < 2; half++) {
         if (half * WARP >= groups) break;
         int group = half * WARP + lane / share, beaten = 0;
+#pragma unroll 1
         for (int other = 0; other < groups; other++) {
             float theirs = __shfl_sync(FULL_MASK, other < WARP ? own[0] : own[1], other % WARP * share);
             beaten += theirs > own[half] || (theirs == own[half] && other < group);
@@ -152,6 +154,7 @@ template <int EACH> DEVICE void route_row(const RoutingArgs& args, int row, u16*
         if (e * WARP + lane >= args.experts) ranks[e] = GONE;
 
     u32 taken = 0;
+#pragma unroll 1
     for (int choice = 0; choice < args.top_k; choice++) {
         u32 best = GONE, where = 0;
 #pragma unroll
@@ -236,6 +239,7 @@ template <int LIMIT> DEVICE u32 counts_before(u32* counts, u32* warps) {
 }
 
 DEVICE void write_offsets(const RoutingArgs& args, const u32* starts, u32 total) {
+#pragma unroll 1
     for (int expert = threadIdx.x; expert <= args.experts; expert += blockDim.x)
         args.offsets[expert] = expert < args.experts ? starts[expert] : total;
 }
@@ -251,16 +255,20 @@ template <int EACH> DEVICE void route(const RoutingArgs& args) {
     if (row < args.rows) route_row<EACH>(args, row, chosen[warp], staged[warp]);
     if (gridDim.x > 1) return;
 
+#pragma unroll 1
     for (int expert = threadIdx.x; expert < limit; expert += blockDim.x) masks[expert] = 0;
     __syncthreads();
     const int pairs = args.rows * args.top_k;
+#pragma unroll 1
     for (int pair = threadIdx.x; pair < pairs; pair += blockDim.x)
         atomicOr(&masks[chosen[pair / args.top_k][pair % args.top_k]], 1u << (pair / args.top_k));
     __syncthreads();
+#pragma unroll 1
     for (int expert = threadIdx.x; expert < limit; expert += blockDim.x) starts[expert] = __popc(masks[expert]);
     __syncthreads();
     u32 total = counts_before<limit>(starts, warps);
     write_offsets(args, starts, total);
+#pragma unroll 1
     for (int pair = threadIdx.x; pair < pairs; pair += blockDim.x) {
         int of_row = pair / args.top_k;
         u32 expert = chosen[of_row][pair % args.top_k];
@@ -273,10 +281,11 @@ template <int EACH> DEVICE void route(const RoutingArgs& args) {
 
 // Each block counts all pairs, and those of earlier rows apart, and places its own. Counts are sums of integers and masks
 // are unions, so the order in which threads arrive does not matter.
-template <int EACH> DEVICE void place_pairs(const RoutingArgs& args) {
-    const int limit = EACH * WARP;
+extern "C" __global__ void __launch_bounds__(1024) place_pairs(const __grid_constant__ RoutingArgs args) {
+    const int limit = 512;
     __shared__ u64 masks[limit];
     __shared__ u32 earlier[limit], starts[limit], warps[WARP];
+#pragma unroll 1
     for (int expert = threadIdx.x; expert < limit; expert += blockDim.x)
         masks[expert] = 0, earlier[expert] = 0, starts[expert] = 0;
     __syncthreads();
@@ -287,13 +296,16 @@ template <int EACH> DEVICE void place_pairs(const RoutingArgs& args) {
 #pragma unroll 4
     for (int pair = threadIdx.x; pair < pairs; pair += blockDim.x)
         atomicAdd(pair < first ? &earlier[args.experts_of[pair]] : &starts[args.experts_of[pair]], 1u);
+#pragma unroll 1
     for (int pair = first + threadIdx.x; pair < end; pair += blockDim.x)
         atomicOr(&masks[args.experts_of[pair]], 1ull << (pair / args.top_k % CHUNK));
     __syncthreads();
+#pragma unroll 1
     for (int expert = threadIdx.x; expert < limit; expert += blockDim.x) starts[expert] += earlier[expert];
     __syncthreads();
     u32 total = counts_before<limit>(starts, warps);
     if (blockIdx.x == 0) write_offsets(args, starts, total);
+#pragma unroll 1
     for (int pair = first + threadIdx.x; pair < end; pair += blockDim.x) {
         int row = pair / args.top_k;
         u32 expert = args.experts_of[pair];
@@ -304,13 +316,9 @@ template <int EACH> DEVICE void place_pairs(const RoutingArgs& args) {
     }
 }
 
-#define ROUTING(LIMIT, EACH)                                                                                           \
-    extern "C" __global__ void __launch_bounds__(512) route_##LIMIT(const __grid_constant__ RoutingArgs args) {        \
-        route<EACH>(args);                                                                                             \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(1024)                                                                 \
-        place_pairs_##LIMIT(const __grid_constant__ RoutingArgs args) {                                                \
-        place_pairs<EACH>(args);                                                                                       \
-    }
-ROUTING(128, 4)
-ROUTING(512, 16)
+extern "C" __global__ void __launch_bounds__(512) route_128(const __grid_constant__ RoutingArgs args) {
+    route<4>(args);
+}
+extern "C" __global__ void __launch_bounds__(512) route_512(const __grid_constant__ RoutingArgs args) {
+    route<16>(args);
+}

@@ -26,6 +26,7 @@ template <typename Body> DEVICE void for_columns(int width, Body body) {
     if (width % 4 == 0) {
         if (at < width) body(at, true);
     } else {
+#pragma unroll 1
         for (int end = min(at + 4, width); at < end; at++) body(at, false);
     }
 }
@@ -88,6 +89,7 @@ DEVICE void gate_rows(A* out, const A* gate_up, int activation, float alpha, flo
                              one(g.high.w, u.high.w));
         store8(to + at, y);
     } else {
+#pragma unroll 1
         for (int end = min(at + 8, width); at < end; at++)
             to[at] = from_float<A>(
                 gated<exact>(activation, alpha, limit, to_float(gate[at]), to_float(gate[width + at])));
@@ -154,6 +156,7 @@ extern "C" __global__ void __launch_bounds__(256) finish_logits(float* logits, f
         float4 x = load4(logits + at);
         store4(logits + at, make_float4(finish(x.x), finish(x.y), finish(x.z), finish(x.w)));
     } else {
+#pragma unroll 1
         for (; at < count; at++) logits[at] = finish(logits[at]);
     }
 }

@@ -55,23 +55,23 @@ DEVICE float block_total(float x, float4 (&scratch)[8]) {
 
 DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
-// act(gate) * up. Quotients, so that a large negative gate gives zero and not a product with infinity. What is rounded
-// to sixteen bits anyway takes the short division.
+// Rarely asked for, and long.
+static __device__ __noinline__ float gelu(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f)); }
+
+// act(gate) * up. All but one are gate * sigmoid(z) with one z or another, as a quotient, so that a large negative gate
+// gives zero and not a product with infinity. What is rounded to sixteen bits anyway takes the short division.
 template <bool EXACT> DEVICE float gated(int activation, float alpha, float limit, float gate, float up) {
-    if (activation == SILU) {
-        float below = 1.0f + expf(-gate);
-        return (EXACT ? gate / below : __fdividef(gate, below)) * up;
+    if (activation == GELU) return gelu(gate) * up;
+    float z = gate;
+    if (activation == GELU_TANH) z = 1.5957691216057308f * fmaf(gate * gate * gate, 0.044715f, gate);
+    if (activation == SWIGLU_CLAMPED) {
+        // Comparisons that keep what is not a number.
+        gate = gate > limit ? limit : gate;
+        up = (up > limit ? limit : up < -limit ? -limit : up) + 1.0f;
+        z = alpha * gate;
     }
-    if (activation == GELU) return 0.5f * gate * (1.0f + erff(gate * 0.70710678118654752f)) * up;
-    if (activation == GELU_TANH) {
-        float inner = 0.79788456080286536f * fmaf(gate * gate * gate, 0.044715f, gate);
-        return 0.5f * gate * (1.0f + tanhf(inner)) * up;
-    }
-    // Comparisons that keep what is not a number.
-    gate = gate > limit ? limit : gate;
-    up = up > limit ? limit : up < -limit ? -limit : up;
-    float below = 1.0f + expf(-alpha * gate);
-    return (up + 1.0f) * (EXACT ? gate / below : __fdividef(gate, below));
+    float below = 1.0f + expf(-z);
+    return (EXACT ? gate / below : __fdividef(gate, below)) * up;
 }
 
 template <typename T> struct IsExact {

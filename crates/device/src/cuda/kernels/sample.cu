@@ -11,6 +11,7 @@ extern "C" __global__ void __launch_bounds__(256) sample_edit(const __grid_const
     SampleState& state = args.states[blockIdx.x];
     release_next();
     wait_for_previous();
+#pragma unroll 1
     for (u32 i = threadIdx.x; i < want.num_masks; i += blockDim.x) {
         u32 token = args.lists[want.masks + i];
         if (token >= args.vocab) continue;
@@ -22,13 +23,16 @@ extern "C" __global__ void __launch_bounds__(256) sample_edit(const __grid_const
     __syncthreads();
     saved += want.num_masks;
     const u32* biases = args.lists + want.biases;
+#pragma unroll 1
     for (u32 i = threadIdx.x; i < want.num_biases; i += blockDim.x) {
         u32 token = biases[2 * i];
         bool again = token >= args.vocab;
+#pragma unroll 1
         for (u32 other = 0; other < i && !again; other++) again = biases[2 * other] == token;
         if (again) continue;
         float raw = logits[token], logit = raw;
         if (is_wrong(raw)) atomicMax(&state.wrong, ~token);
+#pragma unroll 1
         for (u32 other = i; other < want.num_biases; other++) {
             if (biases[2 * other] != token) continue;
             logit += __uint_as_float(biases[2 * other + 1]);
@@ -39,6 +43,7 @@ extern "C" __global__ void __launch_bounds__(256) sample_edit(const __grid_const
     __syncthreads();
     saved += want.num_biases;
     if (!penalizes(want)) return;
+#pragma unroll 1
     for (u32 i = threadIdx.x; i < want.num_penalties; i += blockDim.x) {
         u32 token = args.lists[want.penalties + 2 * i], count = args.lists[want.penalties + 2 * i + 1];
         if (token >= args.vocab) continue;
@@ -54,8 +59,10 @@ extern "C" __global__ void __launch_bounds__(256) sample_edit(const __grid_const
 
 // A logit that a bias or a penalty made infinite is not the model's fault: its raw value was checked before.
 DEVICE bool was_edited(const SampleArgs& args, const SampleRow& want, u32 token) {
+#pragma unroll 1
     for (u32 i = 0; i < want.num_biases; i++)
         if (args.lists[want.biases + 2 * i] == token) return true;
+#pragma unroll 1
     for (u32 i = 0; penalizes(want) && i < want.num_penalties; i++)
         if (args.lists[want.penalties + 2 * i] == token) return true;
     return false;

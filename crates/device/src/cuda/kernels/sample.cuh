@@ -15,15 +15,15 @@
 #include "rows.cuh"
 
 #define NONE 0xffffffffu
-// Tokens whose weights a warp sums, in a fixed order: eight times four a lane.
-#define CHUNK 1024
-#define MAX_CHUNKS 256
+// Tokens whose weights a warp sums, in a fixed order: four times four a lane.
+#define CHUNK 512
+#define MAX_CHUNKS 512
 #define FOURS (CHUNK / 4 / WARP)
 // Bins of weights: an eighth of a power of two each; all positive weights up to 1.
 #define BINS 1024
 #define BIN_SHIFT 20
 // Most candidates that are sorted; more are selected digit by digit.
-#define MAX_LIST 3840
+#define MAX_LIST 3584
 #define SORT_ROOM 4096  // the next power of two
 
 #define SAMPLE_OK 0
