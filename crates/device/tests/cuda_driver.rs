@@ -30,6 +30,9 @@ fn a_device_that_is_not_there_is_told() {
     }
 }
 
+/// Set where the test runs itself again, after its process has lost the device.
+const IN_NEW_PROCESS: &str = "FOLIO_TEST_IN_NEW_PROCESS";
+
 #[test]
 fn the_driver_layer_on_a_device() {
     match device_count() {
@@ -39,6 +42,10 @@ fn the_driver_layer_on_a_device() {
     }
     let start = std::time::Instant::now();
     let device = Device::open(&CudaConfig::default()).unwrap();
+    if std::env::var_os(IN_NEW_PROCESS).is_some() {
+        assert_eq!(scale(&device, 100, true)[7], 17.0);
+        return;
+    }
     println!("opened in {:?}: {:?}", start.elapsed(), device.info());
     println!("kernels {}, {} bytes free", device.kernel_origin(), device.free_bytes().unwrap());
     copies(&device);
@@ -54,12 +61,9 @@ fn the_driver_layer_on_a_device() {
     memory_runs_out(&device);
     tensor_maps(&device);
     compiled_here(&device);
-    drop(device);
-    let device = a_lost_device_is_opened_anew();
     one_rank(&device);
     drop(device);
-    // Now a library has held the device as well.
-    a_lost_device_is_opened_anew();
+    a_device_is_lost();
 }
 
 fn copies(device: &Device) {
@@ -376,26 +380,28 @@ fn one_rank(device: &Device) {
     println!("NCCL with one rank: right, also in a graph");
 }
 
-/// A kernel that writes where nothing is: an error, no panic; and after everything was dropped the GPU works again.
-fn a_lost_device_is_opened_anew() -> Device {
+/// A kernel that writes where nothing is: an error, no panic, and no more for this process. A new one finds the GPU well.
+fn a_device_is_lost() {
     let device = Device::open(&CudaConfig::default()).unwrap();
     let buffer = device.alloc_zeroed("some memory", 1 << 20).unwrap();
     let once = Launch { grid: [1, 1, 1], threads: 1, shared_bytes: 0, overlap: false };
     device.launch(&device.kernel("probe_fault"), once, args![0x10_u64]);
     let error = device.synchronize(Stream::Compute).unwrap_err();
     println!("{error}");
-    assert!(matches!(&error, Error::Cuda(error) if error.is_lost()), "{error:?}");
+    let lost = |error: &Error| matches!(error, Error::Cuda(error) if error.is_lost());
+    assert!(lost(&error), "{error:?}");
     // A step that goes on does nothing, and the first error stays.
     device.launch(&device.kernel("probe_fault"), once, args![buffer.ptr()]);
     device.fill(&buffer, 0, 1 << 20, 1);
     assert!(device.capture(|| ()).is_err());
     assert_eq!(device.check().unwrap_err().to_string(), error.to_string());
-    let refused = device.alloc("more memory", 1 << 20).map(|_| ()).unwrap_err();
-    println!("afterwards: {refused}");
+    assert!(lost(&device.alloc("more memory", 1 << 20).map(|_| ()).unwrap_err()));
     drop(buffer);
     drop(device);
-    let device = Device::open(&CudaConfig::default()).unwrap();
-    assert_eq!(scale(&device, 100, true)[7], 17.0);
-    println!("a lost device was opened anew and works");
-    device
+    let again = Device::open(&CudaConfig::default()).map(|_| ()).unwrap_err();
+    println!("opened again: {again}");
+    assert!(lost(&again), "{again:?}");
+    let mut process = std::process::Command::new(std::env::current_exe().unwrap());
+    let status = process.args(["--exact", "the_driver_layer_on_a_device"]).env(IN_NEW_PROCESS, "1").status().unwrap();
+    assert!(status.success(), "a new process: {status}");
 }

@@ -4,7 +4,6 @@
 //! [`Context::check`] where it waits for the device anyway.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -70,15 +69,6 @@ thread_local! {
 }
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
-/// Contexts of a device that are open in this process: they share what the driver calls the primary one.
-#[derive(Clone, Copy, Default)]
-struct Open {
-    count: usize,
-    /// One of them was lost, so all are.
-    lost: bool,
-}
-static OPEN: Mutex<BTreeMap<CUdevice, Open>> = Mutex::new(BTreeMap::new());
-
 impl Context {
     pub fn open(ordinal: usize) -> Result<(Context, DeviceInfo)> {
         let driver_version = start_driver()?;
@@ -92,8 +82,7 @@ impl Context {
         let info = describe(ordinal, device, driver_version)?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: a valid device; released in `drop`.
-        check(unsafe { sys::cuDevicePrimaryCtxRetain(&mut handle, device) }, "cuDevicePrimaryCtxRetain")?;
-        OPEN.lock().unwrap_or_else(PoisonError::into_inner).entry(device).or_default().count += 1;
+        check(unsafe { sys::cuDevicePrimaryCtxRetain(&mut handle, device) }, "opening the GPU")?;
         let mut context = Context {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             device,
@@ -211,18 +200,6 @@ impl Drop for Context {
         }
         // SAFETY: retained once in `open`.
         unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
-        let lost =
-            self.fault.get_mut().unwrap_or_else(PoisonError::into_inner).as_ref().is_some_and(CudaError::is_lost);
-        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = open.entry(self.device).or_default();
-        entry.count -= 1;
-        entry.lost |= lost;
-        if entry.count == 0 && entry.lost {
-            // Libraries may still hold the dead context, and then the next `open` would find it again.
-            // SAFETY: nothing of ours is left in it, and nobody else can do anything with it.
-            unsafe { sys::cuDevicePrimaryCtxReset_v2(self.device) };
-            entry.lost = false;
-        }
         CURRENT.set(0);
     }
 }

@@ -25,9 +25,10 @@ pub enum CudaError {
     #[error("out of memory: {what} needs {bytes} bytes of pinned host memory")]
     OutOfPinnedMemory { what: String, bytes: u64 },
 
-    /// The context is of no further use: every later call fails with the same code. A device opened anew works again
-    /// once everything of this one is dropped.
-    #[error("the GPU was lost: {message} ({name}), seen at: {what}")]
+    /// A kernel or the hardware failed. The driver then answers every call of this process with the same code, also
+    /// when all is dropped, its context reset and opened anew (tried in seven ways with driver 580): only a new process
+    /// reaches the GPU again.
+    #[error("the GPU was lost: {message} ({name}), seen at: {what}; only a new process can use it again")]
     Lost { what: String, name: String, message: String },
 
     #[error("{what} failed: {message} ({name})")]
@@ -47,7 +48,7 @@ pub enum CudaError {
 }
 
 impl CudaError {
-    /// Whether the device must be opened anew.
+    /// Whether this process can use GPUs no more.
     pub fn is_lost(&self) -> bool {
         matches!(self, CudaError::Lost { .. })
     }
