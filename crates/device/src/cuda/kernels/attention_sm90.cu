@@ -15,8 +15,9 @@
 // Needs:   heads % kv_heads == 0, heads / kv_heads <= 128, scale > 0, qkv_width % 8 == 0.
 //
 // Three warpgroups. Two hold 64 rows each: they compute the scores of the next tile of keys while the weights of this
-// tile multiply its values, and take turns so that one's exponentials overlap with the other's products. The third has
-// one warp that copies keys and values into a ring of two tiles each, and three warps that bring the next item's queries.
+// tile multiply its values. Left alone they drift apart, so that one's exponentials overlap with the other's products;
+// making them take turns cost a tenth. The third warpgroup has one warp that copies keys and values into a ring of two
+// tiles each, and three warps that bring the next item's queries.
 #include "attention_sm90.cuh"
 
 #define STAGES 2
@@ -24,15 +25,14 @@
 #define CONSUMER_WARPS 8
 #define LOADER_THREADS 96
 
-// Named barriers; 0 is __syncthreads.
-#define TURN_BARRIER 1
-#define TAIL_BARRIER 3
+// Named barrier of the two warpgroups; 0 is __syncthreads.
+#define TAIL_BARRIER 1
 
-// Counts as having come to a numbered barrier, without waiting.
-DEVICE void pass(u32 number, u32 threads) { asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory"); }
-// Sixteen bytes; zeros where `bytes` is 0.
-DEVICE void copy_16(u32 shared, const void* global, u32 bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
+// A row before the first of the KV buffer, for keys as for values: a copy from there brings zeros.
+#define OUTSIDE (-0x40000000)
+
+DEVICE void copy_16(u32 shared, const void* global) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
 DEVICE void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
@@ -72,14 +72,14 @@ struct Barriers {
 
 // One query tile of one kv head.
 struct Item {
-    i32 first_row;  // of the batch
-    i32 tokens;     // in this tile; 0: nothing to do
-    i32 position;   // of the first token
-    i32 context;    // keys of the span
-    i32 begin;      // first key visited, a multiple of BLOCK_TOKENS
-    i32 tiles;      // of keys
+    i32 first_row;    // of the batch
+    i32 tokens;       // in this tile
+    i32 position;     // of the first token
+    i32 context;      // keys of the span
+    i32 first_block;  // of the span, in the table
+    i32 begin;        // first key visited, a multiple of TILE
+    i32 tiles;        // of keys; 0: nothing to do, -1: the list has ended
     i32 kv_head;
-    u32 span;
 };
 
 // Rows divided by the heads of a group, for rows below 128.
@@ -93,32 +93,40 @@ struct Group {
     METHOD i32 token_of(i32 row) const { return (row * inverse) >> 16; }
 };
 
-template <int TILE> DEVICE Item item_at(const AttentionArgs& args, i32 group_tokens, u32 work) {
-    Item item;
-    u32 pair = work / args.kv_heads;
+// The item of this block's n-th round. Blocks go to and fro over the list, so that none gets the longest of every round.
+template <int TILE> DEVICE Item item_at(const AttentionArgs& args, i32 group_tokens, u32 total, u32 round) {
+    Item item = {};
+    u32 work = round * gridDim.x + (round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+    item.tiles = -1;
+    if (work >= total) return item;
+    u32 pair = work / args.kv_heads, span = args.work[2 * pair];
+    i32 first = args.work[2 * pair + 1] * group_tokens, rows = args.num_rows[span];
     item.kv_head = work - pair * args.kv_heads;
-    item.span = args.work[2 * pair];
-    i32 first = args.work[2 * pair + 1] * group_tokens;
-    i32 rows = args.num_rows[item.span];
-    item.context = args.context[item.span];
-    item.first_row = args.first_row[item.span] + first;
+    item.context = args.context[span];
+    item.first_row = args.first_row[span] + first;
+    item.first_block = args.first_block[span];
     item.tokens = item.context == 0 ? 0 : max(min(group_tokens, rows - first), 0);
     item.position = item.context - rows + first;
-    item.begin = args.window > 0 ? max(item.position - args.window + 1, 0) / BLOCK_TOKENS * BLOCK_TOKENS : 0;
+    item.begin = args.window > 0 ? max(item.position - args.window + 1, 0) / TILE * TILE : 0;
     item.tiles = item.tokens == 0 ? 0 : (item.position + item.tokens - item.begin + TILE - 1) / TILE;
     return item;
 }
 
-// The items of a block: to and fro over the list, so that no block gets the longest of every round.
-struct Walk {
-    u32 round, total;
-    METHOD explicit Walk(const AttentionArgs& args) : round(0), total(*args.num_work * args.kv_heads) {}
-    METHOD bool next(u32& work) {
-        u32 place = round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-        work = round * gridDim.x + place;
+// A warp looks up 32 items at once, so that the wait for a chain of loads is seldom.
+template <int TILE> struct Lookup {
+    const AttentionArgs& args;
+    Item mine;
+    u32 total, round;
+    i32 group_tokens;
+    int owner;  // lane that has the current item
+    METHOD explicit Lookup(const AttentionArgs& args)
+        : args(args), total(*args.num_work * args.kv_heads), round(0), group_tokens(Group(args).tokens) {}
+    METHOD void next() {
+        owner = round % WARP;
+        if (owner == 0) mine = item_at<TILE>(args, group_tokens, total, round + threadIdx.x % WARP);
         round++;
-        return work < total;
     }
+    METHOD i32 of_current(i32 field) const { return __shfl_sync(FULL_MASK, field, owner); }
 };
 
 // Tile copies of keys and values, by one warp: lane i has the box of block i % BLOCKS and panel i / BLOCKS.
@@ -130,7 +138,6 @@ template <typename S> DEVICE void copy_tiles(const AttentionArgs& args, const Te
     const i32 block_rows = (i32)(args.block_stride / (S::HEAD * 2));
     const i32 value_rows = (i32)(args.value_offset / (S::HEAD * 2));
     const i32 layer_row = (i32)(args.layer_offset / (S::HEAD * 2));
-    const i32 group_tokens = Group(args).tokens;
     u32 keys = 0, values = 0;  // tiles copied
     auto copy = [&](u32& count, u32 base, u32 full, u32 empty, i32 row) {
         u32 stage = count % STAGES;
@@ -140,21 +147,28 @@ template <typename S> DEVICE void copy_tiles(const AttentionArgs& args, const Te
         if (copies) copy_box(shared + base + stage * S::TILE_BYTES + place, map, column, row, full + stage * 8);
         count++;
     };
-    Walk walk(args);
-    for (u32 work; walk.next(work);) {
-        Item item = item_at<S::TILE>(args, group_tokens, work);
-        if (item.tiles == 0) continue;
-        const u32* table = args.blocks + args.first_block[item.span];
-        const i32 last = (item.position + item.tokens - 1) / BLOCK_TOKENS;  // beyond it the table may say anything
-        i32 index = item.begin / BLOCK_TOKENS + (item.tiles - 1) * S::BLOCKS + block_of_lane;
-        const i32 head_row = layer_row + item.kv_head * BLOCK_TOKENS;
-        i32 row = (i32)table[min(index, last)] * block_rows + head_row, previous = 0;
-        for (i32 tile = item.tiles - 1; tile >= 0; tile--) {
-            i32 next = 0;
+    Lookup<S::TILE> lookup(args);
+    for (;;) {
+        lookup.next();
+        const i32 tiles = lookup.of_current(lookup.mine.tiles);
+        if (tiles < 0) break;
+        if (tiles == 0) continue;
+        const u32* table = args.blocks + lookup.of_current(lookup.mine.first_block);
+        const i32 position = lookup.of_current(lookup.mine.position), tokens = lookup.of_current(lookup.mine.tokens);
+        // Blocks that no row of the tile sees may be anybody's by now: zeros come in their place.
+        const i32 first = args.window > 0 ? max(position - args.window + 1, 0) / BLOCK_TOKENS : 0;
+        const i32 last = (position + tokens - 1) / BLOCK_TOKENS;
+        const i32 head_row = layer_row + lookup.of_current(lookup.mine.kv_head) * BLOCK_TOKENS;
+        auto row_of = [&](i32 index) {
+            return index >= first && index <= last ? (i32)table[index] * block_rows + head_row : OUTSIDE;
+        };
+        i32 index = lookup.of_current(lookup.mine.begin) / BLOCK_TOKENS + (tiles - 1) * S::BLOCKS + block_of_lane;
+        i32 row = row_of(index), previous = 0;
+        for (i32 tile = tiles - 1; tile >= 0; tile--) {
             index -= S::BLOCKS;
-            if (tile > 0) next = (i32)table[min(index, last)] * block_rows + head_row;
+            i32 next = row_of(index);
             copy(keys, S::KEYS, barriers.key_full(0), barriers.key_empty(0), row);
-            if (tile < item.tiles - 1)
+            if (tile < tiles - 1)
                 copy(values, S::VALUES, barriers.value_full(0), barriers.value_empty(0), previous + value_rows);
             previous = row;
             row = next;
@@ -163,33 +177,33 @@ template <typename S> DEVICE void copy_tiles(const AttentionArgs& args, const Te
     }
 }
 
-// Queries of the next item, by three warps; the item itself goes along.
+// Queries of the next item, by three warps; the item itself goes along. A thread has one 16-byte column of every
+// few rows. Rows that do not exist keep what was there: no other row sees them.
 template <typename S> DEVICE void copy_queries(const AttentionArgs& args, u32 shared, Item* items, Barriers barriers) {
-    const int thread = threadIdx.x - CONSUMER_THREADS - WARP;
+    constexpr int COLUMNS = S::HEAD / 8, ROWS_AT_ONCE = LOADER_THREADS / COLUMNS;
+    static_assert(LOADER_THREADS % COLUMNS == 0, "whole rows at once");
+    const int thread = threadIdx.x - CONSUMER_THREADS - WARP, column = thread % COLUMNS;
     const Group group(args);
-    constexpr int CHUNKS = S::HEAD / 8;
-    u32 count = 0;
-    Walk walk(args);
-    for (u32 work; walk.next(work); count++) {
-        Item item = item_at<S::TILE>(args, group.tokens, work);
-        u32 stage = count % S::QUERY_STAGES;
+    const u32 to_column = shared + column / 8 * S::QUERY_PANEL;
+    Lookup<S::TILE> lookup(args);
+    for (u32 count = 0;; count++) {
+        lookup.next();
+        const i32 rows = lookup.of_current(lookup.mine.tokens) * group.heads;
+        const u32 stage = count % S::QUERY_STAGES;
         barrier_wait(barriers.query_empty(stage), (count / S::QUERY_STAGES + 1) & 1);
-        if (thread == 0) items[stage] = item;
-        if (item.tokens > 0) {
-            const bf16* first = (const bf16*)args.qkv + (i64)item.first_row * args.qkv_width + item.kv_head * group.heads * S::HEAD;
-#pragma unroll 1
-            for (int i = thread; i < QUERY_ROWS * CHUNKS; i += LOADER_THREADS) {
-                int row = i / CHUNKS, chunk = i % CHUNKS;
-                int token = group.token_of(row), head = row - token * group.heads;
-                bool exists = token < item.tokens;
-                const bf16* from = exists ? first + (i64)token * args.qkv_width + head * S::HEAD + chunk * 8 : first;
-                u32 to = chunk / 8 * S::QUERY_PANEL + row * 128 + ((chunk % 8) ^ (row % 8)) * 16;
-                copy_16(shared + stage * S::QUERY_BYTES + to, from, exists ? 16 : 0);
-            }
-            copies_done();
-            fence_async_shared();
+        if (thread == lookup.owner) items[stage] = lookup.mine;  // of the first of the three warps
+        const bf16* from = (const bf16*)args.qkv + (i64)lookup.of_current(lookup.mine.first_row) * args.qkv_width +
+                           lookup.of_current(lookup.mine.kv_head) * group.heads * S::HEAD + column * 8;
+        const u32 to = to_column + stage * S::QUERY_BYTES;
+#pragma unroll 2
+        for (int row = thread / COLUMNS; row < rows; row += ROWS_AT_ONCE) {
+            int token = group.token_of(row), head = row - token * group.heads;
+            copy_16(to + row * 128 + ((column ^ row) % 8) * 16, from + (i64)token * args.qkv_width + head * S::HEAD);
         }
+        copies_done();
+        fence_async_shared();
         barrier_arrive(barriers.query_full(stage));
+        if (lookup.of_current(lookup.mine.tiles) < 0) break;
     }
 }
 
@@ -200,14 +214,12 @@ DEVICE void attend(const AttentionArgs& args, u32 shared, u8* shared_bytes, cons
     const int first = half * 64 + threadIdx.x % 128 / WARP * 16 + lane / 4;  // row of the tile; the other is 8 further
     const Group group(args);
     const float factor = args.soft_cap > 0.0f ? LOG2_E : args.scale * LOG2_E;
-    const u32 my_turn = TURN_BARRIER + half, other_turn = TURN_BARRIER + 1 - half;
-    if (half == 1) pass(other_turn, CONSUMER_THREADS);
-    u32 keys = 0, values = 0, count = 0;  // tiles and items done
-    Walk walk(args);
-    for (u32 work; walk.next(work); count++) {
+    u32 keys = 0, values = 0;  // tiles done
+    for (u32 count = 0;; count++) {
         const u32 query_stage = count % S::QUERY_STAGES;
         barrier_wait(barriers.query_full(query_stage), (count / S::QUERY_STAGES) & 1);
         const Item item = items[query_stage];
+        if (item.tiles < 0) break;
         if (item.tiles == 0) {
             if (lane == 0) barrier_arrive(barriers.query_empty(query_stage));
             continue;
@@ -226,15 +238,14 @@ DEVICE void attend(const AttentionArgs& args, u32 shared, u8* shared_bytes, cons
         rows.sure_low = item.position + group.token_of(half * 64 + 63) - window + 1;
 
         i32 start = item.begin + (item.tiles - 1) * S::TILE;
-        if (start + S::TILE > item.context) {
-            // Nothing was written beyond the context: a weight of zero times what lies there may be NaN.
+        if (start + S::TILE > item.context && item.context % BLOCK_TOKENS != 0) {
+            // Nothing was written to the rest of the last block: a weight of zero times what lies there may be NaN.
             u32 stage = values % STAGES;
             barrier_wait(barriers.value_full(stage), (values / STAGES) & 1);
-            i32 end = (item.context - start) * 128;
+            i32 end = (item.context - start) * 128, rest = 128 * BLOCK_TOKENS - end % (128 * BLOCK_TOKENS);
             for (int panel = 0; panel < S::PANELS; panel++) {
                 u8* bytes = shared_bytes + S::VALUES + stage * S::TILE_BYTES + panel * S::TILE_PANEL;
-                for (int i = end + threadIdx.x * 16; i < S::TILE_PANEL; i += CONSUMER_THREADS * 16)
-                    *(uint4*)(bytes + i) = make_uint4(0, 0, 0, 0);
+                if (threadIdx.x * 16 < rest) *(uint4*)(bytes + end + threadIdx.x * 16) = make_uint4(0, 0, 0, 0);
             }
             fence_async_shared();
             named_barrier(TAIL_BARRIER, CONSUMER_THREADS);
@@ -252,11 +263,9 @@ DEVICE void attend(const AttentionArgs& args, u32 shared, u8* shared_bytes, cons
         for (i32 tile = item.tiles - 2; tile >= 0; tile--) {
             start -= S::TILE;
             const u32 key_stage = keys % STAGES, value_stage = values % STAGES;
-            named_barrier(my_turn, CONSUMER_THREADS);
             rows.start_scores(queries, shared + S::KEYS + key_stage * S::TILE_BYTES);
             barrier_wait(barriers.value_full(value_stage), (values / STAGES) & 1);
             rows.start_sums(shared + S::VALUES + value_stage * S::TILE_BYTES);
-            pass(other_turn, CONSUMER_THREADS);
             group_wait<1>();
             pin(rows.scores);
             if (lane == 0) barrier_arrive(barriers.key_empty(key_stage));
@@ -295,7 +304,6 @@ DEVICE void attend(const AttentionArgs& args, u32 shared, u8* shared_bytes, cons
             rows.store(exists ? out : nullptr, r, scale * reciprocal(total));
         }
     }
-    if (half == 0) named_barrier(my_turn, CONSUMER_THREADS);  // the turn that was passed last
 }
 
 template <typename S> DEVICE void attention_chunk(const AttentionArgs& args, const TensorMap* map) {
@@ -320,13 +328,13 @@ template <typename S> DEVICE void attention_chunk(const AttentionArgs& args, con
     wait_for_previous();
     if (threadIdx.x >= CONSUMER_THREADS) {
         // The block has 3 x 168 registers a thread of a warpgroup: what two take, the third must have given.
-        give_registers<40>();
+        give_registers<56>();
         if (threadIdx.x < CONSUMER_THREADS + WARP)
             copy_tiles<S>(args, map, shared, barriers);
         else
             copy_queries<S>(args, shared, items, barriers);
     } else {
-        take_registers<232>();
+        take_registers<224>();
         attend<S>(args, shared, aligned, items, barriers);
     }
 }
