@@ -2,17 +2,21 @@
 //
 // attention_chunk_bf16_{64,96,128,256}_sm90(AttentionArgs args, const __grid_constant__ CUtensorMap keys_and_values)
 //
-// A work item (span, query tile) is done once for every kv head. The 128 rows of a tile are the tokens of the tile times
-// the query heads that share the kv head: a tile has QUERY_ROWS / (heads / kv_heads) tokens, rounded down, and a span of
-// n tokens has ceil(n / that) tiles. Keys and values of the chunk are in the cache already. Every item walks its whole
-// context, from its end to its start; tiles outside of what its rows see are not visited. `args.partial` and
-// `args.ancestors` are not used: trees are the business of the decode form.
+// A work item (span, query tile) is done once for every kv head. The 128 rows of a tile are the tile's tokens times the
+// query heads that share the kv head: a tile has 128 / (heads / kv_heads) tokens, rounded down, and a span of n tokens
+// has ceil(n / that) tiles. Keys and values of the chunk are in the cache already. An item walks through its context in
+// tiles of keys at fixed positions, from the end to the start; tiles that none of its rows sees are not visited. A tile
+// that a row does not see leaves its sums as they are, bit for bit: a row's result does not depend on how its prompt was
+// cut, nor on the batch. (It does differ from the decode form's by rounding.) `args.partial` and `args.ancestors` are not
+// used: trees are the business of the decode form.
 //
-// Launch:  threads 384; grid: one block an SM, or fewer; shared bytes as `attention_chunk_shared_bytes` below says.
+// Launch:  384 threads; one block an SM, or fewer; shared bytes 99,488 (head size 64) or 197,792 (96, 128, 256).
 //          The host sorts the work list by the number of keys an item sees, most first; blocks take items to and fro.
+//          Padded spans (context 0) may be listed: nothing is written for them.
 // Map:     the group's whole KV buffer as bf16 [bytes / (2 * head_dim) rows, head_dim], box 64 columns x 16 rows,
-//          swizzle 128 bytes, no interleave, zeros beyond the edge. One map serves all layers and keys and values.
-// Needs:   heads % kv_heads == 0, heads / kv_heads <= 128, scale > 0, qkv_width % 8 == 0.
+//          swizzle 128 bytes, no interleave, zeros beyond the edge. One map serves all layers, keys and values.
+// Needs:   heads % kv_heads == 0, heads / kv_heads <= 128, scale > 0, qkv_width % 8 == 0, qkv and out 16-aligned,
+//          fewer than 2^30 rows of head_dim in the KV buffer.
 //
 // Three warpgroups. Two hold 64 rows each: they compute the scores of the next tile of keys while the weights of this
 // tile multiply its values. Left alone they drift apart, so that one's exponentials overlap with the other's products;
@@ -43,6 +47,7 @@ template <int HEAD_, int TILE_> struct Shape {
     static constexpr int QUERY_PANEL = QUERY_ROWS * 128, QUERY_BYTES = PANELS * QUERY_PANEL;
     static constexpr int TILE_PANEL = TILE * 128, TILE_BYTES = PANELS * TILE_PANEL;
     static constexpr int BLOCKS = TILE / BLOCK_TOKENS;
+    static constexpr bool HELD = HEAD == 128;  // queries in registers; 64 did not gain, 256 has none to spare
     // Offsets into shared memory, from a multiple of 1024.
     static constexpr int KEYS = QUERY_STAGES * QUERY_BYTES;
     static constexpr int VALUES = KEYS + STAGES * TILE_BYTES;
@@ -51,13 +56,12 @@ template <int HEAD_, int TILE_> struct Shape {
     static constexpr int SHARED_BYTES = BARRIERS + 96 + 1024;
     static_assert(BLOCKS * PANELS <= WARP, "every lane of the copying warp has at most one box");
 };
-// attention_chunk_shared_bytes: head size 64: 99,488; 96 and 128: 197,792; 256: 197,792.
 typedef Shape<64, 128> Shape64;
 typedef Shape<96, 128> Shape96;
 typedef Shape<128, 128> Shape128;
 typedef Shape<256, 64> Shape256;
-static_assert(Shape64::SHARED_BYTES == 99488 && Shape96::SHARED_BYTES == 197792, "as stated");
-static_assert(Shape128::SHARED_BYTES == 197792 && Shape256::SHARED_BYTES == 197792, "as stated");
+static_assert(Shape64::SHARED_BYTES == 99488 && Shape96::SHARED_BYTES == 197792, "as stated above");
+static_assert(Shape128::SHARED_BYTES == 197792 && Shape256::SHARED_BYTES == 197792, "as stated above");
 
 // Barriers in shared memory: full and empty of each stage of queries, keys and values.
 struct Barriers {
@@ -93,7 +97,7 @@ struct Group {
     METHOD i32 token_of(i32 row) const { return (row * inverse) >> 16; }
 };
 
-// The item of this block's n-th round. Blocks go to and fro over the list, so that none gets the longest of every round.
+// The item of this block's n-th round. Blocks go to and fro over the list: none gets the longest of every round.
 template <int TILE> DEVICE Item item_at(const AttentionArgs& args, i32 group_tokens, u32 total, u32 round) {
     Item item = {};
     u32 work = round * gridDim.x + (round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
@@ -130,7 +134,8 @@ template <int TILE> struct Lookup {
 };
 
 // Tile copies of keys and values, by one warp: lane i has the box of block i % BLOCKS and panel i / BLOCKS.
-template <typename S> DEVICE void copy_tiles(const AttentionArgs& args, const TensorMap* map, u32 shared, Barriers barriers) {
+template <typename S>
+DEVICE void copy_tiles(const AttentionArgs& args, const TensorMap* map, u32 shared, Barriers barriers) {
     const int lane = threadIdx.x % WARP;
     const bool copies = lane < S::BLOCKS * S::PANELS;
     const i32 block_of_lane = lane % S::BLOCKS, column = lane / S::BLOCKS * 64;
@@ -225,7 +230,7 @@ DEVICE void attend(const AttentionArgs& args, u32 shared, u8* shared_bytes, cons
             continue;
         }
         const u32 queries = shared + query_stage * S::QUERY_BYTES + half * (64 * 128);
-        Rows<S::HEAD, S::TILE> rows;
+        Rows<S::HEAD, S::TILE, S::HELD> rows;
         rows.begin();
         const i32 window = args.window > 0 ? args.window : 0x40000000;
 #pragma unroll
@@ -236,6 +241,12 @@ DEVICE void attend(const AttentionArgs& args, u32 shared, u8* shared_bytes, cons
         }
         rows.sure_high = min(item.position + group.token_of(half * 64), item.context - 1);
         rows.sure_low = item.position + group.token_of(half * 64 + 63) - window + 1;
+
+        if constexpr (S::HELD) {
+            rows.hold_queries(queries);
+            __syncwarp();
+            if (lane == 0) barrier_arrive(barriers.query_empty(query_stage));
+        }
 
         i32 start = item.begin + (item.tiles - 1) * S::TILE;
         if (start + S::TILE > item.context && item.context % BLOCK_TOKENS != 0) {
@@ -280,7 +291,7 @@ DEVICE void attend(const AttentionArgs& args, u32 shared, u8* shared_bytes, cons
             rows.pack_weights();
             values++;
         }
-        if (lane == 0) barrier_arrive(barriers.query_empty(query_stage));
+        if (!S::HELD && lane == 0) barrier_arrive(barriers.query_empty(query_stage));
         const u32 value_stage = values % STAGES;
         barrier_wait(barriers.value_full(value_stage), (values / STAGES) & 1);
         rows.start_sums(shared + S::VALUES + value_stage * S::TILE_BYTES);

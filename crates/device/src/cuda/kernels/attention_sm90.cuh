@@ -1,5 +1,5 @@
-// The 64 rows that one warpgroup holds in attention over prompt chunks: scores of a tile of keys, weights, and the sums of
-// values so far. What is summed and in which order is here; when it happens is in attention_sm90.cu.
+// The 64 rows that one warpgroup holds in attention over prompt chunks: scores of a tile of keys, weights, and the sums
+// of values so far. What is summed and in which order is here; when it happens is in attention_sm90.cu.
 #pragma once
 #include "attention.cuh"
 #include "hopper.cuh"
@@ -32,11 +32,14 @@ DEVICE float quad_sum(float x) {
 // A thread has two rows, 8 apart, and of every 8 columns two: entry 4 * j + 2 * r + e of an accumulator is row r of the
 // two, column 8 * j + 2 * (lane % 4) + e. HEAD is the head size, TILE the number of keys at a time; shared memory holds
 // panels of 64 columns with TILE_PANEL (keys, values) or QUERY_PANEL bytes.
-template <int HEAD, int TILE> struct Rows {
+// With HELD the queries are in registers: they need not be read from shared memory again for every tile, where the
+// products and the copies already take most of the bandwidth.
+template <int HEAD, int TILE, bool HELD> struct Rows {
     static constexpr int TILE_PANEL = TILE * 128, QUERY_PANEL = QUERY_ROWS * 128;
     float scores[TILE / 2];
     u32 weights[TILE / 16][4];
     float sums[HEAD / 2];
+    u32 queries[HELD ? HEAD / 16 : 1][4];
     float largest[2], total[2], shrink[2];  // of scores; of weights, this thread's columns alone; of what came before
     i32 low[2], high[2];                    // first and last position seen
     i32 sure_low, sure_high;                // seen by all rows of the warpgroup
@@ -51,13 +54,28 @@ template <int HEAD, int TILE> struct Rows {
         }
     }
 
-    METHOD void start_scores(u32 queries, u32 keys) {
-        u64 a = k_major_128(queries), b = k_major_128(keys);
+    // From shared memory into registers, as the left operand of a product.
+    METHOD void hold_queries(u32 from) {
+        const int lane = threadIdx.x % WARP, row = threadIdx.x % 128 / WARP * 16 + lane % 16;
+#pragma unroll
+        for (int k = 0; k < HEAD / 16; k++) {
+            int column = k % 4 * 2 + lane / 16;  // of 16 bytes
+            load_matrices(queries[k], from + k / 4 * QUERY_PANEL + row * 128 + (column ^ row % 8) * 16);
+        }
+    }
+
+    // `from`: the queries in shared memory, if they are not held.
+    METHOD void start_scores(u32 from, u32 keys) {
+        u64 a = k_major_128(from), b = k_major_128(keys);
         group_fence();
 #pragma unroll
-        for (int k = 0; k < HEAD / 16; k++)
-            Product<TILE>::bf16_shared(scores, advance(a, k / 4 * QUERY_PANEL + k % 4 * 32),
-                                       advance(b, k / 4 * TILE_PANEL + k % 4 * 32), k > 0);
+        for (int k = 0; k < HEAD / 16; k++) {
+            u64 b_step = advance(b, k / 4 * TILE_PANEL + k % 4 * 32);
+            if constexpr (HELD)
+                Product<TILE>::template bf16_registers<0>(scores, queries[k], b_step, k > 0);
+            else
+                Product<TILE>::bf16_shared(scores, advance(a, k / 4 * QUERY_PANEL + k % 4 * 32), b_step, k > 0);
+        }
         group_commit();
     }
 
@@ -94,8 +112,9 @@ template <int HEAD, int TILE> struct Rows {
             for (int i = 2 * r; i < TILE / 2; i += 4) found = fmaxf(found, fmaxf(scores[i], scores[i + 1]));
             found = quad_max(found);
             // A row that has seen nothing yet keeps weights of zero.
-            float base = found == MINUS_INFINITY ? 0.0f : found * factor;
-            shrink[r] = power_of_two(largest[r] * factor - base);
+            // Products are rounded first: where nothing larger was found, sums must not change by a bit.
+            float base = found == MINUS_INFINITY ? 0.0f : __fmul_rn(found, factor);
+            shrink[r] = power_of_two(__fmul_rn(largest[r], factor) - base);
             largest[r] = found;
             float sum = 0.0f;
 #pragma unroll
