@@ -143,9 +143,9 @@ impl Cuda {
         let format = kv.shape.format.name();
         match road {
             Road::Plain => {
-                let name = format!("attention_plain_{}_{format}", qkv.float().name());
+                let wide = i32::from(qkv.float() == Float::F32);
                 let grid = [8 * self.device.info().multiprocessors, 1, 1];
-                launch(&self.device, &name, grid, 128, args![call]);
+                launch(&self.device, &format!("attention_plain_{format}"), grid, 128, args![call, wide]);
             }
             Road::Matrix { hopper_shared } => {
                 if work.tiles_now > 0 {

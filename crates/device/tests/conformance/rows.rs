@@ -153,7 +153,9 @@ impl Case {
             Case::Embed { format: Format::BF16, .. } => TIGHT,
             Case::Embed { .. } | Case::Norm { .. } | Case::AddNorm { .. } | Case::Gate { .. } => 1.0 / 256.0,
             Case::AddGated { .. } => 1.0 / 200.0,
-            Case::Linear { format: Format::BF16, .. } => 1.0 / 256.0,
+            Case::Linear { format: Format::BF16, bias: false, .. } => 1.0 / 256.0,
+            // Libraries want biases as wide as what they put out.
+            Case::Linear { format: Format::BF16, .. } => 1.0 / 128.0,
             Case::Linear { .. } | Case::Coded(_) => 1.0 / 100.0,
             Case::Experts { .. } => 1.0 / 40.0,
         }

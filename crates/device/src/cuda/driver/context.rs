@@ -55,6 +55,8 @@ pub(crate) struct Context {
     copy: CUstream,
     /// Set with `fault`: a step looks at this one.
     faulted: AtomicBool,
+    /// Something other than a kernel was queued on the compute stream since the last kernel.
+    must_wait: AtomicBool,
     fault: Mutex<Option<CudaError>>,
 }
 
@@ -90,6 +92,7 @@ impl Context {
             compute: std::ptr::null_mut(),
             copy: std::ptr::null_mut(),
             faulted: AtomicBool::new(false),
+            must_wait: AtomicBool::new(true),
             fault: Mutex::new(None),
         };
         context.bind()?;
@@ -127,11 +130,26 @@ impl Context {
         self.handle
     }
 
+    /// For anything but kernels: the next kernel waits for it before it starts.
     pub fn stream(&self, stream: Stream) -> CUstream {
+        if stream == Stream::Compute {
+            self.must_wait.store(true, Ordering::Relaxed);
+        }
+        self.kernel_stream(stream)
+    }
+
+    /// For kernels.
+    pub fn kernel_stream(&self, stream: Stream) -> CUstream {
         match stream {
             Stream::Compute => self.compute,
             Stream::Copy => self.copy,
         }
+    }
+
+    /// Whether the next kernel may start while the one before it drains: not if a copy, a fill, an event or a graph lies
+    /// between them. A kernel that starts early reads what was uploaded for it before it waits for the kernel before.
+    pub fn may_overlap(&self) -> bool {
+        !self.must_wait.swap(false, Ordering::Relaxed)
     }
 
     /// Remembers a failed operation; the first one counts, those after it are its consequences.

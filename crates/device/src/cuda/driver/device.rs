@@ -81,7 +81,7 @@ impl Device {
 
     /// The driver's handle, for libraries.
     pub fn raw_stream(&self, stream: Stream) -> CUstream {
-        self.context.stream(stream)
+        self.context.kernel_stream(stream)
     }
 
     /// The driver's handle of the context, for libraries.

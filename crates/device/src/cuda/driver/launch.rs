@@ -185,7 +185,7 @@ impl Device {
             pad: [0; 4],
             value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
         };
-        let overlap = launch.overlap && self.info().is_hopper_or_later();
+        let overlap = self.context.may_overlap() && launch.overlap && self.info().is_hopper_or_later();
         let config = sys::CUlaunchConfig {
             gridDimX: launch.grid[0],
             gridDimY: launch.grid[1],
@@ -194,7 +194,7 @@ impl Device {
             blockDimY: 1,
             blockDimZ: 1,
             sharedMemBytes: launch.shared_bytes,
-            hStream: self.context.stream(Stream::Compute),
+            hStream: self.context.kernel_stream(Stream::Compute),
             attrs: &raw mut attribute,
             numAttrs: u32::from(overlap),
         };
