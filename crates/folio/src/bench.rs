@@ -74,7 +74,7 @@ fn start(
         None => common.model.model.clone(),
     };
     let mut engine = common.model.engine.clone();
-    if common.shape.is_some_and(random_model::is_made_on_device) {
+    if common.shape.is_some_and(random_model::is_made_on_device) && !engine.device.load_format.is_dummy() {
         engine.device.load_format = LoadFormat::Dummy;
     }
     engine.max_num_seqs = Some(max_seqs);

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, bail};
 use folio_device::TensorKind;
 use folio_device::cpu::CpuConfig;
 use folio_device::cuda::driver::{CudaError, DeviceInfo, probe};
-use folio_device::cuda::{Cuda, CudaConfig, Precision};
+use folio_device::cuda::{Cuda, CudaConfig, Precision, RandomForm};
 
 use crate::args::{DeviceArgs, DeviceChoice, Dtype, EngineArgs, LoadFormat};
 use crate::{machine, table};
@@ -34,7 +34,7 @@ pub struct Gpu {
     pub batch_invariant: bool,
     pub eager: bool,
     pub use_cublas: bool,
-    pub random_weights: bool,
+    pub load_format: LoadFormat,
 }
 
 impl Target {
@@ -63,7 +63,7 @@ impl Target {
     }
 
     fn cpu(args: &EngineArgs) -> Result<(Self, String)> {
-        if args.device.load_format == LoadFormat::Dummy {
+        if args.device.load_format.is_dummy() {
             bail!("--load-format dummy makes random weights on a GPU, and none is used here");
         }
         let threads = args.threads.unwrap_or_else(machine::cores);
@@ -122,7 +122,7 @@ impl Gpu {
             batch_invariant: args.batch_invariant,
             eager: args.enforce_eager,
             use_cublas: !args.no_cublas,
-            random_weights: args.load_format == LoadFormat::Dummy,
+            load_format: args.load_format,
         }
     }
 
@@ -135,7 +135,13 @@ impl Gpu {
             use_cublas: self.use_cublas,
             graphs: !self.eager,
             cache_folder: Some(machine::cache_folder().join("kernels")),
-            random_weights: self.random_weights.then_some(RANDOM_SEED),
+            random_weights: self.load_format.is_dummy().then_some(RANDOM_SEED),
+            random_form: match self.load_format {
+                LoadFormat::Auto | LoadFormat::Dummy => RandomForm::Plain,
+                LoadFormat::DummyFp8 => RandomForm::Float8,
+                LoadFormat::DummyInt8 => RandomForm::Int8,
+                LoadFormat::DummyInt4 => RandomForm::Int4,
+            },
         })
     }
 

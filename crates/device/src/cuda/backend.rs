@@ -46,6 +46,22 @@ pub struct CudaConfig {
     pub cache_folder: Option<PathBuf>,
     /// Matrices are not read but invented on the device, from this seed.
     pub random_weights: Option<u64>,
+    /// What invented matrices of layers are held as.
+    pub random_form: RandomForm,
+}
+
+/// What random weights are made as; matrices as tall as a vocabulary stay plain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RandomForm {
+    /// As the matrix says.
+    #[default]
+    Plain,
+    /// e4m3 with a scale an output.
+    Float8,
+    /// Eight-bit integers in groups of 128.
+    Int8,
+    /// Four-bit integers in groups of 128.
+    Int4,
 }
 
 impl Default for CudaConfig {
@@ -58,6 +74,7 @@ impl Default for CudaConfig {
             graphs: true,
             cache_folder: None,
             random_weights: None,
+            random_form: RandomForm::Plain,
         }
     }
 }
@@ -172,7 +189,9 @@ impl Backend for Cuda {
     fn weight(&mut self, matrix: &Matrix<'_>) -> Result<Weight> {
         let (seed, float) = (self.seed(), self.float());
         let weight = match seed {
-            Some(seed) => Weight::random(&self.device, self.gemm90.as_ref(), matrix, float, seed)?,
+            Some(seed) => {
+                Weight::random(&self.device, self.gemm90.as_ref(), matrix, float, (seed, self.config.random_form))?
+            }
             None => Weight::load(&mut self.loader, self.gemm90.as_ref(), matrix, float)?,
         };
         let widened = 2 * weight.n * weight.k;

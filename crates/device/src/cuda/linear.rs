@@ -1,12 +1,12 @@
 //! Which kernel multiplies: by the weight's form, the number of rows and what was promised about bits.
 
-use super::blas::{Operands, Product};
+use super::blas::{Blas, Operands, Product};
 use super::driver::{Device, KernelArg, args};
 use super::gemm90::{Gemm90, Input90, Output90, Weight90};
 use super::linear_stream::{Call, STREAMED_ROWS, dequantize, stream, tile, wide};
 use super::scratch::Scratch;
 use super::tensor::{Float, Tensor, Vector, optional};
-use super::weight::Weight;
+use super::weight::{Form, Run, Weight};
 use super::{Cuda, launch};
 
 /// Coded weights of more than this when widened are streamed, however many rows there are: so much scratch is taken once,
@@ -82,12 +82,35 @@ impl Cuda {
         }
     }
 
+    /// Eight-bit floats on both sides, for many rows: x is rounded row by row. False where that cannot be, and nothing was
+    /// queued but the rounding.
+    fn multiply_rounded(&mut self, weight: &Weight, call: &Call, bias: Option<&Vector>, most: usize) -> bool {
+        let (n, k, m) = (weight.n, weight.k, call.m);
+        let [Run { form: Form::Float8 { blocks: false }, .. }] = weight.runs() else { return false };
+        let can = self.blas.as_ref().is_some_and(Blas::has_scale_vectors) && !self.config.batch_invariant;
+        if !can || call.out_float != Float::Bf16 || !n.is_multiple_of(16) {
+            return false;
+        }
+        let Some(x) = self.room(Scratch::ROUNDED, most * k) else { return false };
+        let Some(x_scales) = self.room(Scratch::SCALES, most * 4) else { return false };
+        launch(&self.device, "round_rows_e4m3", [m as u32, 1, 1], 256, args![x, x_scales, call.x, k as i32]);
+        let (w, w_scales) = (weight.runs()[0].buffer.ptr(), weight.runs()[0].factors());
+        let bias = bias.map_or(0, |bias| bias.ptr_as(call.out_float));
+        let Call { out, out_float, .. } = *call;
+        let operands = Operands::Float8 { x_scales, w_scales };
+        let product = Product { out, x, w, bias, m, n, k, operands, out_float };
+        self.blas.as_mut().is_some_and(|blas| blas.multiply(&product))
+    }
+
     /// Coded weights: few rows are streamed; for many the values are written out first, where there is room.
     fn multiply_coded(&mut self, weight: &Weight, call: &Call, bias: Option<&Vector>, most: usize) {
         let (n, k) = (weight.n, weight.k);
         let bytes = n * k * 2;
         let streamed = call.m <= STREAMED_ROWS || self.config.batch_invariant || bytes > WIDENED_BYTES;
         if streamed && stream(&self.device, weight, call) {
+            return;
+        }
+        if self.multiply_rounded(weight, call, bias, most) {
             return;
         }
         let Some(values) = self.room(Scratch::WEIGHTS, bytes) else { return };

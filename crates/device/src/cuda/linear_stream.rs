@@ -16,6 +16,8 @@ use super::weight::{CHUNK, CHUNK_BYTES, Code, Form, Run, Weight};
 const MULTIPROCESSORS: usize = 132;
 /// Warps of the narrowest kernels that a multiprocessor holds.
 const WARPS: usize = 24;
+/// Of a weight, that the second-level cache is asked for before the kernels ahead have ended; well under what it holds.
+const ASKED_BYTES: usize = 16 << 20;
 /// Most rows that a streamed product is worth it for.
 pub(super) const STREAMED_ROWS: usize = 32;
 
@@ -35,6 +37,7 @@ struct StreamArgs {
     out_stride: i32,
     out_f32: i32,
     slices: i32,
+    ahead: i32,
     group_quarters: i32,
     offset: u32,
     levels_low: [u32; 4],
@@ -112,9 +115,9 @@ struct Shape {
 impl Shape {
     fn of(form: &Form, outputs: usize, inputs: usize) -> Self {
         let (rows, chunk, lane_bytes, stages) = match form {
-            Form::Plain(_) => (16, CHUNK / 2, 0, 4),
-            Form::Float8 { .. } => (16, CHUNK, 4, 3),
-            Form::Coded(coded) => (coded.rows(), CHUNK, coded.lane_bytes(), 3),
+            Form::Plain(_) => (16, CHUNK / 2, 0, 3),
+            Form::Float8 { .. } => (16, CHUNK, 4, 2),
+            Form::Coded(coded) => (coded.rows(), CHUNK, coded.lane_bytes(), 2),
         };
         let (tiles, chunks) = (outputs.div_ceil(rows), inputs.div_ceil(chunk));
         let wanted = tiles.div_ceil(MULTIPROCESSORS).clamp(1, 3);
@@ -196,6 +199,7 @@ impl Run {
 
     fn stream(&self, device: &Device, streamed: &Streamed, weight: &Weight, call: &Call) {
         let variant = streamed.variant(call.m);
+        let blocks = streamed.tiles.min(variant.resident);
         let arguments = StreamArgs {
             out: call.out + (self.first * call.out_float.bytes()) as u64,
             x: call.x,
@@ -204,9 +208,10 @@ impl Run {
             out_stride: weight.n as i32,
             out_f32: i32::from(call.out_float == Float::F32),
             slices: streamed.slices as i32,
+            ahead: (ASKED_BYTES / blocks) as i32,
             ..self.arguments(weight.k)
         };
-        let grid = [streamed.tiles.min(variant.resident) as u32, call.m.div_ceil(variant.tokens) as u32, 1];
+        let grid = [blocks as u32, call.m.div_ceil(variant.tokens) as u32, 1];
         let (threads, shared_bytes) = (32 * variant.warps as u32, variant.shared_bytes);
         device.launch(&variant.kernel, Launch { grid, threads, shared_bytes, overlap: true }, args![arguments]);
     }

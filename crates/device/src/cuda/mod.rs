@@ -24,7 +24,7 @@ mod tensor;
 mod weight;
 mod work;
 
-pub use backend::{Cuda, CudaConfig, Precision};
+pub use backend::{Cuda, CudaConfig, Precision, RandomForm};
 pub use ceilings::{Ceilings, Rates};
 pub use experts::Experts;
 pub use inputs::Inputs;

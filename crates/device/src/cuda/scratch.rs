@@ -15,8 +15,9 @@ impl Scratch {
     pub const PARTIAL: usize = 0;
     /// Weights widened for a product of many rows.
     pub const WEIGHTS: usize = 1;
-    /// Rows of f32 narrowed, or of activations rounded to eight bits, and their scales.
+    /// Rows of f32 narrowed.
     pub const ROWS: usize = 2;
+    /// Scales of rows rounded to eight bits.
     pub const SCALES: usize = 3;
     /// Of experts: lists of pairs, rows in their order, and what the two products give.
     pub const LISTS: usize = 4;
@@ -24,8 +25,8 @@ impl Scratch {
     pub const GATE_UP: usize = 6;
     pub const GATED: usize = 7;
     pub const DOWN: usize = 8;
-    /// Split sums of products of few rows.
-    pub const SUMS: usize = 9;
+    /// Rows of activations rounded to eight bits.
+    pub const ROUNDED: usize = 9;
     const KINDS: usize = 10;
 
     /// The address of a buffer of at least this many bytes.

@@ -69,6 +69,18 @@ pub enum LoadFormat {
     Auto,
     /// Random weights
     Dummy,
+    /// The same, in e4m3 with a scale an output; embeddings and head in bfloat16
+    DummyFp8,
+    /// The same in eight-bit integers, groups of 128
+    DummyInt8,
+    /// The same in four-bit integers, groups of 128
+    DummyInt4,
+}
+
+impl LoadFormat {
+    pub fn is_dummy(self) -> bool {
+        self != LoadFormat::Auto
+    }
 }
 
 #[cfg(test)]

@@ -17,12 +17,12 @@ use folio_formats::{Levels, Matrix, Part};
 pub(super) use form::{CHUNK, CHUNK_BYTES, Code, Coded, Form};
 pub(super) use load::Loader;
 
-use super::Precision;
 use super::driver::{Buffer, Device, args};
 use super::gemm90::{Gemm90, Weight90};
 use super::launch;
 use super::linear_stream::Streamed;
 use super::tensor::Float;
+use super::{Precision, RandomForm};
 use crate::{ExpertsSource, Result};
 use codes::{Row, Tile};
 use form::{FLOAT8_ROWS, ONE_127TH};
@@ -92,15 +92,20 @@ impl Weight {
         Self::of_runs(&device, gemm, (matrix.num_rows(), matrix.cols()), float, runs)
     }
 
-    /// Of random values made on the device, in the forms that this matrix would have.
+    /// Of random values made on the device from a seed, in the forms that this matrix would have, or in this one.
     pub(super) fn random(
         device: &Device,
         gemm: Option<&Gemm90>,
         matrix: &Matrix<'_>,
         float: Float,
-        seed: u64,
+        (seed, form): (u64, RandomForm),
     ) -> Result<Self> {
-        let runs = Plan::of(matrix, float).iter().map(|plan| plan.random(device, seed)).collect::<Result<Vec<_>>>()?;
+        let mut plans = Plan::of(matrix, float);
+        let is_layer = matrix.num_rows() <= MOST_LAYER_OUTPUTS && matrix.cols().is_multiple_of(CHUNK);
+        if let ([plan], Some(form), true) = (&mut plans[..], random_form(form), is_layer && float == Float::Bf16) {
+            plan.form = form;
+        }
+        let runs = plans.iter().map(|plan| plan.random(device, seed)).collect::<Result<Vec<_>>>()?;
         Self::of_runs(device, gemm, (matrix.num_rows(), matrix.cols()), float, runs)
     }
 
@@ -146,6 +151,19 @@ impl Run {
 
     pub fn factors(&self) -> u64 {
         self.layout.factors.map_or(0, |(at, _)| self.buffer.ptr() + at as u64)
+    }
+}
+
+/// Taller matrices are taken for a vocabulary's.
+const MOST_LAYER_OUTPUTS: usize = 65_536;
+
+fn random_form(form: RandomForm) -> Option<Form> {
+    let coded = |code| Some(Form::Coded(Coded { code, affine: false, group: CHUNK }));
+    match form {
+        RandomForm::Plain => None,
+        RandomForm::Float8 => Some(Form::Float8 { blocks: false }),
+        RandomForm::Int8 => coded(Code::Byte),
+        RandomForm::Int4 => coded(Code::Nibble { least: -8 }),
     }
 }
 
