@@ -68,16 +68,19 @@ pub struct Bytes {
     /// As the decoder will count them.
     pub weights: u64,
     pub activations: u64,
-    /// Norms and biases, step inputs, scratch and the host's copy of the logits.
+    /// Norms and biases, step inputs, scratch and, on the CPU, the logits that are sampled from.
     pub working: u64,
     pub kv: u64,
     pub host: u64,
+    /// The device has memory of its own, of which the host tier takes nothing.
+    pub host_is_apart: bool,
 }
 
 impl Bytes {
     /// All that does not depend on how many tokens are kept.
     fn fixed(&self) -> u64 {
-        self.weights.saturating_add(self.activations).saturating_add(self.working).saturating_add(self.host)
+        let host = if self.host_is_apart { 0 } else { self.host };
+        self.weights.saturating_add(self.activations).saturating_add(self.working).saturating_add(host)
     }
 
     pub fn total(&self) -> u64 {
@@ -218,13 +221,13 @@ impl<'a> Planner<'a> {
     fn beside_kv(&self, max_len: usize) -> Bytes {
         let blocks = vec![0; self.demand.block_bytes.len()];
         let limits = limits(self.sizes.seqs, self.sizes.tokens, max_len, blocks, self.kv_format);
-        let working = working::bytes(self.spec, &limits, self.weights.widest_input);
         Bytes {
             weights: self.weights.matrices,
             activations: activation_bytes(self.spec, &limits, |kind| self.target.value_bytes(kind)),
-            working: self.weights.vectors.saturating_add(working),
+            working: working::bytes(self.spec, &limits, &self.weights, self.target),
             kv: 0,
             host: self.demand.block_bytes.iter().sum::<u64>() * self.host_slots as u64,
+            host_is_apart: matches!(self.target, Target::Cuda(_)),
         }
     }
 

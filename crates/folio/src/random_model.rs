@@ -120,6 +120,12 @@ pub fn is_made_on_device(shape: Shape) -> bool {
     Dimensions::of(shape).on_device
 }
 
+/// What its config.json says.
+#[cfg(test)]
+pub fn config(shape: Shape) -> String {
+    Dimensions::of(shape).config().to_string()
+}
+
 /// The folder of that model; made on first use.
 pub fn folder(shape: Shape) -> Result<PathBuf> {
     let dimensions = Dimensions::of(shape);

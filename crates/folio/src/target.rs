@@ -114,7 +114,7 @@ impl Target {
 }
 
 impl Gpu {
-    fn new(info: DeviceInfo, free_bytes: u64, args: &DeviceArgs) -> Self {
+    pub fn new(info: DeviceInfo, free_bytes: u64, args: &DeviceArgs) -> Self {
         Self {
             info,
             free_bytes,
@@ -128,7 +128,12 @@ impl Gpu {
 
     /// Opens it, from nothing: after a fault too.
     pub fn open(&self) -> folio_device::Result<Cuda> {
-        Cuda::new(CudaConfig {
+        Cuda::new(self.config())
+    }
+
+    /// How it is opened.
+    pub fn config(&self) -> CudaConfig {
+        CudaConfig {
             ordinal: self.info.ordinal,
             activations: self.precision(),
             batch_invariant: self.batch_invariant,
@@ -142,7 +147,7 @@ impl Gpu {
                 LoadFormat::DummyInt8 => RandomForm::Int8,
                 LoadFormat::DummyInt4 => RandomForm::Int4,
             },
-        })
+        }
     }
 
     pub fn precision(&self) -> Precision {

@@ -12,7 +12,7 @@ use super::scratch::Scratch;
 use super::tensor::{Float, Tensor, optional};
 use super::work::{self, TILE_ROWS, TileRule, WorkKey};
 use super::{Cuda, launch};
-use crate::{Attention, KvFormat};
+use crate::{Attention, InputLimits, KvFormat};
 
 /// Largest head of the kernels with matrix instructions, and of which it must be a multiple.
 const MMA_HEAD: (usize, usize) = (256, 16);
@@ -82,6 +82,12 @@ fn road(device: &Device, float: Float, kv: &Kv, op: &Attention<'_, Cuda>, batch_
         && kv.map.is_some();
     let known = HOPPER_HEADS.iter().find(|(head, _)| *head == head_dim).map(|(_, shared)| *shared);
     Road::Matrix { hopper_shared: known.filter(|_| hopper) }
+}
+
+/// Bytes of partial results: of every split of the largest step a row of sums a head, its maximum and its weight.
+pub(super) fn partial_bytes(limits: &InputLimits, heads: usize, head_dim: usize) -> usize {
+    let row = heads * (head_dim + 4) * size_of::<f32>();
+    work::most_splits(limits).saturating_mul(row)
 }
 
 impl Cuda {
@@ -159,8 +165,7 @@ impl Cuda {
                     (call.work, call.num_work) = (work.splits, work.num_splits);
                     assert!(inputs.limits().spans * op.kv_heads <= MOST_MERGED, "more spans than can be merged");
                     // Room for the partial results of the largest step there can be.
-                    let items = work::most_splits(inputs.limits());
-                    let bytes = items * op.heads * (op.head_dim + 4) * size_of::<f32>();
+                    let bytes = partial_bytes(inputs.limits(), op.heads, op.head_dim);
                     let Some(partial) = self.room(Scratch::PARTIAL, bytes) else { return };
                     call.partial = partial;
                     self.splits(&call, op.head_dim, kv.shape.format);

@@ -236,6 +236,13 @@ impl Backend for Cuda {
         format!("cuda {} {major}.{minor} {precision}{mode}{blas} kernels {}", info.name, driver::kernels_hash())
     }
 
+    fn value_bytes(&self, kind: TensorKind) -> usize {
+        match kind {
+            TensorKind::Activation => self.float().bytes(),
+            TensorKind::Stream | TensorKind::Scores => Float::F32.bytes(),
+        }
+    }
+
     fn weight_bytes(&self, weight: &Weight) -> u64 {
         weight.bytes()
     }

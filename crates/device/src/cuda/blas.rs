@@ -13,7 +13,7 @@ use super::driver::{Buffer, CudaError, Device, Library, Stream};
 use super::tensor::Float;
 use crate::Result;
 
-const WORKSPACE: usize = 32 << 20;
+pub(super) const WORKSPACE: usize = 32 << 20;
 const ADVICE: &str = "matrix products of many rows run on Folio's own kernels instead";
 const FILES: &[&str] = &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
 

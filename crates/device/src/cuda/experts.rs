@@ -146,6 +146,16 @@ const ROUTED_ALONE: usize = 16;
 /// Rows whose pairs a block places where there are more.
 const PLACED_AT_ONCE: usize = 64;
 
+/// Bytes of the lists of so many pairs of a row and an expert.
+pub(super) fn list_bytes(pairs: usize, experts: usize) -> usize {
+    4 * (5 * (pairs + 4) + experts + 8)
+}
+
+/// Bytes of what the kernels keep of one pair: its row in order, what the two products give, and what is between them.
+pub(super) fn row_bytes(hidden: usize, inter: usize, value: usize) -> usize {
+    (2 * hidden + 3 * inter) * value
+}
+
 impl Cuda {
     pub(super) fn run_experts(
         &mut self,
@@ -199,7 +209,7 @@ impl Cuda {
     ) -> Option<RoutingArgs> {
         assert_eq!(logits.float(), Float::F32, "router logits are f32");
         let most = most_rows * op.top_k;
-        let lists = self.room(Scratch::LISTS, 4 * (5 * (most + 4) + experts.count + 8))?;
+        let lists = self.room(Scratch::LISTS, list_bytes(most, experts.count))?;
         let mut next = lists;
         let mut take = |words: usize| {
             let at = next;

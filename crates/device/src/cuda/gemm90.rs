@@ -21,7 +21,7 @@ const MAX_SLICES: u32 = 16;
 /// Experts a kernel can find its tile among.
 const MAX_EXPERTS: u32 = 512;
 /// For sums of slices that several blocks computed. Where more were needed, whole tiles are computed by one block.
-const PARTIAL_BYTES: usize = 72 << 20;
+pub(super) const PARTIAL_BYTES: usize = 72 << 20;
 
 /// One kernel of the family, as `gemm_sm90.cu` instantiates it.
 struct Variant {

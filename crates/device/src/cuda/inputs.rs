@@ -107,6 +107,17 @@ impl Layout {
     }
 }
 
+/// Bytes of one rope's cosines, or sines.
+fn angle_bytes(limits: &InputLimits) -> usize {
+    limits.rows.saturating_mul(limits.rope_pairs).saturating_mul(4)
+}
+
+/// Bytes that the inputs of a step take on the device.
+pub(super) fn device_bytes(limits: &InputLimits) -> usize {
+    let angles = angle_bytes(limits).saturating_mul(2 * limits.ropes);
+    Layout::new(limits).words.saturating_mul(4).saturating_add(angles)
+}
+
 /// Device addresses of one list of work.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WorkList {
@@ -126,7 +137,7 @@ impl Inputs {
         let staging = || -> Result<Staging> {
             Ok(Staging { memory: device.pinned("a step's inputs", bytes)?, read: device.event()? })
         };
-        let angles = limits.rows.saturating_mul(limits.rope_pairs).saturating_mul(4);
+        let angles = angle_bytes(&limits);
         let rope =
             |_| Ok(Rope { pairs: 0, cos: device.alloc("cosines", angles)?, sin: device.alloc("sines", angles)? });
         Ok(Self {

@@ -15,6 +15,7 @@ pub struct Kv {
 
 /// Most pairs that one launch copies.
 const COPY_PAIRS: usize = 1024;
+pub(super) const PAIR_BYTES: usize = COPY_PAIRS * 8;
 
 impl Kv {
     pub(super) fn new(device: &Device, shape: KvShape) -> Result<Self> {
@@ -22,7 +23,7 @@ impl Kv {
         let bytes = usize::try_from(bytes).map_err(|_| Error::OutOfMemory { what: "keys and values", bytes })?;
         let buffer = device.alloc_zeroed("keys and values", bytes)?;
         let map = map(device, &shape, &buffer)?;
-        Ok(Self { shape, buffer, map, pairs: device.alloc("pairs of blocks", COPY_PAIRS * 8)? })
+        Ok(Self { shape, buffer, map, pairs: device.alloc("pairs of blocks", PAIR_BYTES)? })
     }
 
     /// Bytes of one layer's keys, or values, in a block.

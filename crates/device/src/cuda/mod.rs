@@ -23,6 +23,7 @@ mod scratch;
 mod tensor;
 mod weight;
 mod work;
+mod working;
 
 pub use backend::{Cuda, CudaConfig, Precision, RandomForm};
 pub use ceilings::{Ceilings, Rates};
@@ -30,7 +31,8 @@ pub use experts::Experts;
 pub use inputs::Inputs;
 pub use kv::Kv;
 pub use tensor::{Tensor, Vector};
-pub use weight::{Weight, packed_bytes, packed_experts_bytes};
+pub use weight::{Weight, is_plain, packed_bytes, packed_experts_bytes};
+pub use working::{ExpertsShape, Widened, WorkingShape, working_bytes};
 
 use driver::{Arg, Device, Launch};
 

@@ -199,10 +199,19 @@ fn row_of(draw: &Draw) -> SampleRow {
     }
 }
 
+/// Of a row, at first: what is asked of it, what of its logits is changed, what it gives.
+const WANTED_BYTES: usize = size_of::<SampleRow>() + 1024;
+const SAVED_BYTES: usize = 512;
+const RESULT_BYTES: usize = size_of::<SampleResult>() + 8 * 20;
+
+/// Bytes that a sampler of so many rows takes on the device.
+pub fn device_bytes(rows: usize) -> usize {
+    rows * (STATE_BYTES + 4 + WANTED_BYTES + SAVED_BYTES + RESULT_BYTES)
+}
+
 impl Sampler {
     pub fn new(device: &Device, rows: usize) -> Result<Sampler> {
-        let wanted = rows * (size_of::<SampleRow>() + 1024);
-        let results = rows * (size_of::<SampleResult>() + 8 * 20);
+        let (wanted, results) = (rows * WANTED_BYTES, rows * RESULT_BYTES);
         let turn = || -> Result<Turn> {
             Ok(Turn {
                 wanted: device.pinned("draws", wanted)?,
@@ -218,7 +227,7 @@ impl Sampler {
             states: device.alloc_zeroed("what is kept of rows that are sampled", rows * STATE_BYTES)?,
             tokens: device.alloc_zeroed("drawn tokens", rows * 4)?,
             wanted: device.alloc("draws", wanted)?,
-            saved: device.alloc("logits that were changed", rows * 512)?,
+            saved: device.alloc("logits that were changed", rows * SAVED_BYTES)?,
             results: device.alloc("drawn tokens", results)?,
             turns: [turn()?, turn()?],
             next: 0,

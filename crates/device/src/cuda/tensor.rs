@@ -122,6 +122,11 @@ impl Vector {
         Ok(Self { buffer, narrow, len: values.len() })
     }
 
+    /// Bytes that one of so many values takes.
+    pub fn bytes_of(len: usize) -> u64 {
+        (len * (Float::F32.bytes() + Float::Bf16.bytes())) as u64
+    }
+
     pub fn ptr_as(&self, float: Float) -> u64 {
         match float {
             Float::F32 => self.buffer.ptr(),

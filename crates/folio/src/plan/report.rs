@@ -57,7 +57,7 @@ fn lines(plan: &Plan) -> Vec<[String; 3]> {
     let mut lines = vec![
         line("weights", bytes.weights, "as the kernels read them".into()),
         line("activations", bytes.activations, format!("{} rows, {} of logits", plan.budget_tokens, outputs(plan))),
-        line("working memory", bytes.working, "norms, step inputs, scratch, the host's logits".into()),
+        line("working memory", bytes.working, "norms, step inputs, scratch, what is sampled from".into()),
     ];
     for group in &plan.groups {
         let size = group.block_bytes * group.blocks as u64;
@@ -65,7 +65,8 @@ fn lines(plan: &Plan) -> Vec<[String; 3]> {
     }
     if bytes.host > 0 {
         let blocks = plan.groups.iter().map(|group| group.host_slots).min().unwrap_or(0);
-        lines.push(line("host tier", bytes.host, format!("{} tokens", blocks * BLOCK_TOKENS)));
+        let apart = if bytes.host_is_apart { ", of the host's memory" } else { "" };
+        lines.push(line("host tier", bytes.host, format!("{} tokens{apart}", blocks * BLOCK_TOKENS)));
     }
     lines.push(line("total", bytes.total(), budget_remark(plan)));
     lines

@@ -1,5 +1,6 @@
 //! Plans against what a decoder really takes once it is loaded.
 
+mod gpu;
 mod invent;
 
 use clap::Parser;

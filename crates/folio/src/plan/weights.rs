@@ -24,6 +24,8 @@ pub struct WeightBytes {
     pub vectors: u64,
     /// The widest row that any matrix reads.
     pub widest_input: usize,
+    /// On a GPU: what is written out of coded matrices.
+    pub widened: cuda::Widened,
 }
 
 impl WeightBytes {
@@ -40,8 +42,8 @@ impl WeightBytes {
             kv_format: KvFormat::BF16,
         };
         let decoder = Decoder::load(Counting::new(target), model, limits, &mut |_| {})?;
-        let Counting { vectors, widest_input, .. } = *decoder.backend();
-        Ok(Self { matrices: decoder.memory().weights, vectors, widest_input })
+        let Counting { vectors, widest_input, widened, .. } = *decoder.backend();
+        Ok(Self { matrices: decoder.memory().weights, vectors, widest_input, widened })
     }
 }
 
@@ -49,6 +51,7 @@ struct Counting {
     packing: Packing,
     vectors: u64,
     widest_input: usize,
+    widened: cuda::Widened,
 }
 
 /// Who says how many bytes a matrix takes.
@@ -64,7 +67,7 @@ impl Counting {
             Target::Cpu(_) => Packing::Cpu,
             Target::Cuda(gpu) => Packing::Cuda(gpu.precision()),
         };
-        Self { packing, vectors: 0, widest_input: 0 }
+        Self { packing, vectors: 0, widest_input: 0, widened: cuda::Widened::default() }
     }
 
     fn widen(&mut self, matrix: &Matrix<'_>) {
@@ -90,7 +93,10 @@ impl Backend for Counting {
     }
 
     fn vector(&mut self, values: &[f32]) -> folio_device::Result<()> {
-        self.vectors += size_of_val(values) as u64;
+        self.vectors += match self.packing {
+            Packing::Cpu => size_of_val(values) as u64,
+            Packing::Cuda(_) => cuda::Vector::bytes_of(values.len()),
+        };
         Ok(())
     }
 
@@ -98,7 +104,12 @@ impl Backend for Counting {
         self.widen(matrix);
         match self.packing {
             Packing::Cpu => cpu::packed_bytes(matrix),
-            Packing::Cuda(precision) => Ok(cuda::packed_bytes(matrix, precision)),
+            Packing::Cuda(precision) => {
+                if !cuda::is_plain(matrix, precision) {
+                    self.widened.add(matrix.num_rows() * matrix.cols());
+                }
+                Ok(cuda::packed_bytes(matrix, precision))
+            }
         }
     }
 

@@ -379,6 +379,11 @@ pub fn packed_bytes(matrix: &Matrix<'_>, precision: Precision) -> u64 {
     Plan::of(matrix, float_of(precision)).iter().map(|plan| plan.layout().bytes as u64).sum()
 }
 
+/// Whether all of a matrix's values will be plain, one run of them.
+pub fn is_plain(matrix: &Matrix<'_>, precision: Precision) -> bool {
+    matches!(Plan::of(matrix, float_of(precision))[..], [Plan { form: Form::Plain(_), .. }])
+}
+
 /// Bytes that a layer's experts will take, biases included.
 pub fn packed_experts_bytes(source: &ExpertsSource<'_>, precision: Precision) -> u64 {
     let value = float_of(precision).bytes();

@@ -1,0 +1,95 @@
+//! Bytes that the backend takes besides weights, tensors, and keys and values, told before any of them is taken.
+//!
+//! Each part is counted as it is asked for where it is made, for the largest step there can be. Not counted: the
+//! driver's own context, recorded steps and the rounding of allocations, which the share of memory that a plan leaves
+//! alone is for; and draws with more biases and penalties than usual.
+
+use super::attention::partial_bytes;
+use super::driver::DeviceInfo;
+use super::experts::{list_bytes, row_bytes};
+use super::inputs::device_bytes;
+use super::kv::PAIR_BYTES;
+use super::linear::WIDENED_BYTES;
+use super::{CudaConfig, Precision, blas, gemm90, sampling};
+use crate::InputLimits;
+
+/// What a model asks of the memory between its kernels.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WorkingShape {
+    pub hidden: usize,
+    /// Of the layer in which heads times their width is largest.
+    pub heads: usize,
+    pub head_dim: usize,
+    /// Values of coded matrices that are widened for products of many rows: the largest, and all that were larger than
+    /// the ones before them.
+    pub widened: Widened,
+    /// Of the layer with the largest experts.
+    pub experts: Option<ExpertsShape>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertsShape {
+    pub experts: usize,
+    pub top_k: usize,
+    pub inter: usize,
+}
+
+/// Room for a matrix's values, which grows while weights are loaded; what it had before stays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Widened {
+    largest: u64,
+    all: u64,
+}
+
+impl Widened {
+    /// Coded weights of `values` are loaded.
+    pub fn add(&mut self, values: usize) {
+        let bytes = 2 * values as u64;
+        if bytes <= WIDENED_BYTES as u64 && bytes > self.largest {
+            self.largest = bytes;
+            self.all += bytes;
+        }
+    }
+}
+
+/// All of it, for steps of at most `limits`.
+pub fn working_bytes(shape: &WorkingShape, limits: &InputLimits, config: &CudaConfig, info: &DeviceInfo) -> u64 {
+    let most_rows = limits.rows.max(limits.outputs);
+    let narrow = config.activations == Precision::BF16;
+    let mut parts = vec![
+        device_bytes(limits) as u64,
+        sampling::device_bytes(limits.outputs) as u64,
+        (limits.groups * PAIR_BYTES) as u64,
+        shape.widened.all,
+    ];
+    if narrow {
+        parts.push(partial_bytes(limits, shape.heads, shape.head_dim) as u64);
+        parts.push((most_rows * shape.hidden * 2) as u64);
+    }
+    if narrow && config.use_cublas && !config.batch_invariant {
+        parts.push(blas::WORKSPACE as u64);
+    }
+    if info.capability == (9, 0) {
+        parts.push(gemm90::PARTIAL_BYTES as u64);
+    }
+    if let Some(ExpertsShape { experts, top_k, inter }) = shape.experts {
+        let pairs = most_rows.saturating_mul(top_k);
+        parts.push(list_bytes(pairs, experts) as u64);
+        parts.push((pairs as u64).saturating_mul(row_bytes(shape.hidden, inter, if narrow { 2 } else { 4 }) as u64));
+    }
+    parts.into_iter().fold(0, u64::saturating_add)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_for_widened_weights_grows() {
+        let mut widened = Widened::default();
+        for values in [10, 4, 30, 20, WIDENED_BYTES] {
+            widened.add(values);
+        }
+        assert_eq!(widened, Widened { largest: 60, all: 80 });
+    }
+}
