@@ -9,6 +9,7 @@ mod http;
 mod interference;
 mod measure;
 mod prefix;
+mod profile;
 mod report;
 mod serve;
 mod streams;
@@ -46,9 +47,11 @@ fn rates(args: &BenchRun, concurrency: &[usize]) -> Result<()> {
         // Every prompt is new, so that what is measured is computing it.
         engine.no_enable_prefix_caching = true;
     })?;
+    profile::check(args, &session)?;
     // Before the ceilings take a buffer of their own.
     let resident = machine::peak_resident();
     let cost = cost::Cost::of(&session.assets.model.spec, session.plan.bytes.weights);
+    session.phases.notes.iter().for_each(|note| eprintln!("warning: {note}"));
     let mut results: Vec<Measured> = concurrency.iter().map(|&streams| Measured::new(streams)).collect();
     let mut ceilings = ceilings::Ceilings::new(&session.target)?;
     for round in 0..args.rounds {
@@ -59,7 +62,11 @@ fn rates(args: &BenchRun, concurrency: &[usize]) -> Result<()> {
     }
     ceilings.measure()?;
     report::print(args, &session, &cost, &ceilings.best, resident, &results);
-    Ok(())
+    drop(ceilings);
+    match &args.profile {
+        Some(file) => profile::main(args, file, session, &results),
+        None => Ok(()),
+    }
 }
 
 /// An engine for sequences of at most `max_len` (unless a flag says otherwise; else the model's), `max_seqs` at once.

@@ -20,9 +20,10 @@ use serde_json::{Value, json};
 
 use crate::args::{BackendArg, EvalArgs};
 use crate::assets::Assets;
+use crate::target::Target;
 use crate::{machine, plan, table};
-use measure::{Comparison, Score};
-use reader::Setup;
+use measure::{Comparison, Score, Ties};
+use reader::{Device, Setup};
 use run::Course;
 use text::{Amount, Windows};
 
@@ -49,7 +50,7 @@ fn score(args: &EvalArgs) -> Result<()> {
     let mut assets = Assets::open(args.model.as_deref(), None)?;
     assets.quantize(args.quantize)?;
     let windows = windows(args, &assets)?;
-    let mut model = reader::load(&assets.model, &model_setup(args, &assets))?;
+    let mut model = reader::load(&assets.model, &model_setup(args, &assets)?)?;
     let bar = bar();
     let vocabulary = assets.model.spec.vocab_size;
     let course = Course { windows: &windows, vocabulary, threads: threads(args), bar: &bar };
@@ -68,8 +69,8 @@ fn compare(args: &EvalArgs, base: &str) -> Result<()> {
     assets.quantize(args.quantize)?;
     let base_assets = Assets::open(Some(base), None)?;
     let windows = windows_of_both(args, &base_assets, &assets)?;
-    let mut base = reader::load(&base_assets.model, &setup(args, args.against.against_backend, &base_assets))?;
-    let mut model = reader::load(&assets.model, &model_setup(args, &assets))?;
+    let mut base = reader::load(&base_assets.model, &setup(args, args.against.against_backend, &base_assets)?)?;
+    let mut model = reader::load(&assets.model, &model_setup(args, &assets)?)?;
     let bar = bar();
     let vocabulary = assets.model.spec.vocab_size;
     let course = Course { windows: &windows, vocabulary, threads: threads(args), bar: &bar };
@@ -89,14 +90,23 @@ fn threads(args: &EvalArgs) -> usize {
 }
 
 /// How a model is run where no flag says otherwise.
-fn setup(args: &EvalArgs, backend: BackendArg, assets: &Assets) -> Setup {
+fn setup(args: &EvalArgs, backend: BackendArg, assets: &Assets) -> Result<Setup> {
     let cpu = CpuConfig { threads: threads(args), isa: args.cpu_isa.map(Into::into) };
-    Setup { backend, cpu, kv_format: plan::as_precise_as_weights(assets), window: args.window }
+    let device = match backend {
+        BackendArg::Cpu => Device::Cpu(cpu),
+        BackendArg::Reference => Device::Reference,
+        BackendArg::Cuda => Device::Cuda(Target::gpu(&args.device)?),
+    };
+    let kv_format = match &device {
+        Device::Cuda(gpu) => gpu.kv_format(),
+        _ => plan::as_precise_as_weights(assets),
+    };
+    Ok(Setup { device, threads: cpu.threads, kv_format, window: args.window })
 }
 
-fn model_setup(args: &EvalArgs, assets: &Assets) -> Setup {
-    let setup = setup(args, args.backend, assets);
-    Setup { kv_format: args.kv_cache_dtype.0.unwrap_or(setup.kv_format), ..setup }
+fn model_setup(args: &EvalArgs, assets: &Assets) -> Result<Setup> {
+    let setup = setup(args, args.backend, assets)?;
+    Ok(Setup { kv_format: args.kv_cache_dtype.0.unwrap_or(setup.kv_format), ..setup })
 }
 
 fn windows(args: &EvalArgs, assets: &Assets) -> Result<Windows> {
@@ -188,6 +198,8 @@ impl Report<'_> {
             "bits_per_weight": model.bits_per_weight, "perplexity_change": compared.perplexity_change(),
             "nats_change_error": compared.nats_error, "kl_mean": compared.divergence_mean,
             "kl_p99": compared.divergence_p99, "greedy_agreement": compared.agreement,
+            "logit_difference": compared.ties.logit_difference,
+            "clear_disagreements": compared.ties.clear_disagreements,
         });
         value.extend(figures.as_object().cloned().unwrap_or_default());
         Value::Object(value)
@@ -228,5 +240,11 @@ impl Report<'_> {
         let (mean, p99) = (compared.divergence_mean, compared.divergence_p99);
         println!("KL divergence    {mean:.3e} nats mean, {p99:.3e} at the 99th percentile");
         println!("greedy agreement {:.2}%", 100.0 * compared.agreement);
+        let Ties { logit_difference, clear_disagreements } = compared.ties;
+        println!(
+            "logits           {logit_difference:.3e} apart (root mean square); {clear_disagreements} disagreements where \
+             the first token leads by more than {} times that",
+            Ties::NEAR
+        );
     }
 }

@@ -11,6 +11,7 @@ mod inspect;
 mod kv_events;
 mod machine;
 mod model_ref;
+mod phases;
 mod plan;
 mod pull;
 mod quantize;

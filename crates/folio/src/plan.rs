@@ -312,12 +312,11 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// The format of keys and values where nobody names one. A GPU's fast kernels read 16 bits.
+/// The format of keys and values where nobody names one.
 fn kv_format(assets: &Assets, target: &Target) -> KvFormat {
     match target {
         Target::Cpu(_) => as_precise_as_weights(assets),
-        Target::Cuda(gpu) if gpu.is_f32() => KvFormat::F32,
-        Target::Cuda(_) => KvFormat::BF16,
+        Target::Cuda(gpu) => gpu.kv_format(),
     }
 }
 

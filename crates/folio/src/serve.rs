@@ -99,7 +99,7 @@ pub fn main(args: ServeArgs) -> Result<ExitCode> {
             signal = signals.next() => return Ok(ending.while_loading(signal).await),
         };
         app.set_model(model(&session, names.clone()));
-        greeting.ready();
+        greeting.ready(&session.phases);
         Ok(ending.run(&session.engine, signals).await)
     });
     // A task that hangs is not waited for.

@@ -9,13 +9,14 @@ use folio_device::Backend;
 use folio_device::cpu::Cpu;
 use folio_engine::tiers::{DiskConfig, DiskStore, HostGroup, HostTier, TierConfig, copy_cost};
 use folio_engine::{Background, Engine, EngineConfig, KvEvent, Rebuild, Runner};
-use folio_model::{Decoder, DecoderLimits};
+use folio_model::{Decoder, DecoderLimits, LoadProgress};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::args::EngineArgs;
 use crate::assets::Assets;
+use crate::phases::{self, Phases};
 use crate::plan::{self, Plan};
-use crate::target::Target;
+use crate::target::{self, Target};
 
 /// A loaded model and the engine that runs it.
 pub struct Session {
@@ -25,6 +26,8 @@ pub struct Session {
     pub target: Target,
     /// Where blocks outlive the process.
     pub disk: Option<DiskStore>,
+    /// How it came to be.
+    pub phases: Phases,
 }
 
 /// Requests that may wait for each that runs.
@@ -63,15 +66,18 @@ impl Session {
 
     pub fn load(assets: Assets, plan: Plan, args: &EngineArgs, target: Target, serving: Serving) -> Result<Self> {
         match target.clone() {
-            Target::Cpu(cpu) => Self::on(target, move || Cpu::new(cpu), assets, plan, args, serving),
-            Target::Cuda(gpu) => Self::on(target, move || gpu.open(), assets, plan, args, serving),
+            Target::Cpu(cpu) => {
+                let opened = |_: &Cpu| Phases::default();
+                Self::on(target, (move || Cpu::new(cpu), opened), assets, plan, args, serving)
+            }
+            Target::Cuda(gpu) => Self::on(target, (move || gpu.open(), target::phases), assets, plan, args, serving),
         }
     }
 
-    /// On the backend that `open` gives, now and whenever it has to be opened anew.
+    /// On the backend that `open` gives, now and whenever it has to be opened anew; and what it says of that.
     fn on<B: Backend>(
         target: Target,
-        open: impl Fn() -> folio_device::Result<B> + Send + Sync + 'static,
+        (open, opened): (impl Fn() -> folio_device::Result<B> + Send + Sync + 'static, impl FnOnce(&B) -> Phases),
         assets: Assets,
         plan: Plan,
         args: &EngineArgs,
@@ -81,11 +87,19 @@ impl Session {
         let aging = aging.context("--priority-aging is not a number of seconds")?;
         let assets = Arc::new(assets);
         let bar = loading_bar();
-        let mut decoder = Decoder::load(open()?, &assets.model, plan.limits(), &mut |progress| {
-            bar.set_length(progress.bytes_total);
-            bar.set_position(progress.bytes_done);
+        let backend = open()?;
+        let mut phases = opened(&backend);
+        let mut decoder = phases.time("weights", || {
+            let mut note = |progress: LoadProgress| {
+                bar.set_length(progress.bytes_total);
+                bar.set_position(progress.bytes_done);
+            };
+            Ok(Decoder::load(backend, &assets.model, plan.limits(), &mut note)?)
         })?;
         bar.finish_and_clear();
+        if let Target::Cuda(_) = target {
+            phases.time("first step", || phases::first_step(&mut decoder))?;
+        }
         let memory = decoder.memory();
         debug_assert_eq!(
             (memory.weights, memory.activations, memory.kv),
@@ -118,7 +132,7 @@ impl Session {
         };
         let executor = Background::start(Runner::new(decoder, host))?;
         let engine = Engine::start(Box::new(executor), config)?;
-        Ok(Self { assets, engine, plan, target, disk })
+        Ok(Self { assets, engine, plan, target, disk, phases })
     }
 
     /// Waits for the engine's thread to end.

@@ -1,12 +1,13 @@
 //! Where a model is computed: decided once, from the flags and from what this machine has.
 
 use anyhow::{Context, Result, bail};
-use folio_device::TensorKind;
 use folio_device::cpu::CpuConfig;
 use folio_device::cuda::driver::{CudaError, DeviceInfo, probe};
 use folio_device::cuda::{Cuda, CudaConfig, Precision, RandomForm};
+use folio_device::{KvFormat, TensorKind};
 
 use crate::args::{DeviceArgs, DeviceChoice, Dtype, EngineArgs, LoadFormat};
+use crate::phases::Phases;
 use crate::{machine, table};
 
 /// Random weights are the same in every run.
@@ -60,6 +61,17 @@ impl Target {
                 Ok((Target::Cuda(gpu), note))
             }
         }
+    }
+
+    /// The GPU that `--device` names, or the first: for those who ask for one by another flag.
+    pub fn gpu(device: &DeviceArgs) -> Result<Gpu> {
+        let ordinal = match device.device {
+            DeviceChoice::Auto => 0,
+            DeviceChoice::Cuda(ordinal) => ordinal,
+            DeviceChoice::Cpu => bail!("--device cpu names no GPU"),
+        };
+        let (info, free_bytes) = probe(ordinal)?;
+        Ok(Gpu::new(info, free_bytes, device))
     }
 
     fn cpu(args: &EngineArgs) -> Result<(Self, String)> {
@@ -141,17 +153,27 @@ impl Gpu {
             graphs: !self.eager,
             cache_folder: Some(machine::cache_folder().join("kernels")),
             random_weights: self.load_format.is_dummy().then_some(RANDOM_SEED),
-            random_form: match self.load_format {
-                LoadFormat::Auto | LoadFormat::Dummy => RandomForm::Plain,
-                LoadFormat::DummyFp8 => RandomForm::Float8,
-                LoadFormat::DummyInt8 => RandomForm::Int8,
-                LoadFormat::DummyInt4 => RandomForm::Int4,
-            },
+            random_form: self.random_form(),
+        }
+    }
+
+    /// What random weights are held in.
+    pub fn random_form(&self) -> RandomForm {
+        match self.load_format {
+            LoadFormat::Auto | LoadFormat::Dummy => RandomForm::Plain,
+            LoadFormat::DummyFp8 => RandomForm::Float8,
+            LoadFormat::DummyInt8 => RandomForm::Int8,
+            LoadFormat::DummyInt4 => RandomForm::Int4,
         }
     }
 
     pub fn precision(&self) -> Precision {
         if self.is_f32() { Precision::F32 } else { Precision::BF16 }
+    }
+
+    /// Of keys and values where nobody names one: the fast kernels read 16 bits.
+    pub fn kv_format(&self) -> KvFormat {
+        if self.is_f32() { KvFormat::F32 } else { KvFormat::BF16 }
     }
 
     pub fn is_f32(&self) -> bool {
@@ -164,6 +186,18 @@ impl Gpu {
         let name = &info.name;
         format!("{name} (cuda:{}, capability {major}.{minor}), {} free", info.ordinal, table::bytes(*free_bytes))
     }
+}
+
+/// What opening it took, and what it does without.
+pub fn phases(cuda: &Cuda) -> Phases {
+    let mut phases = Phases::default();
+    let times = cuda.device().open_times();
+    phases.add("device", times.device, None);
+    phases.add("kernels", times.kernels, Some(cuda.device().kernel_origin().to_string()));
+    phases.notes.extend(cuda.missing_cublas().map(|why| {
+        format!("matrix products of many rows run on Folio's own kernels, so that prompts take longer: {why}")
+    }));
+    phases
 }
 
 /// Why no GPU is used. A machine without a driver is an ordinary one.

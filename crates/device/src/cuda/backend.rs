@@ -263,7 +263,8 @@ impl Backend for Cuda {
     }
 
     fn begin(&mut self, inputs: &Inputs, num_logits: usize) -> bool {
-        !self.config.graphs || self.graphs.begin(&self.device, inputs, num_logits)
+        // A profile looks at kernels one by one.
+        !self.config.graphs || self.device.is_profiled() || self.graphs.begin(&self.device, inputs, num_logits)
     }
 
     fn end(&mut self, _: &Inputs) {

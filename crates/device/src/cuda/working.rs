@@ -20,6 +20,8 @@ pub struct WorkingShape {
     /// Of the layer in which heads times their width is largest.
     pub heads: usize,
     pub head_dim: usize,
+    /// Of all matrices.
+    pub widest_input: usize,
     /// Values of coded matrices that are widened for products of many rows: the largest, and all that were larger than
     /// the ones before them.
     pub widened: Widened,
@@ -65,6 +67,10 @@ pub fn working_bytes(shape: &WorkingShape, limits: &InputLimits, config: &CudaCo
     if narrow {
         parts.push(partial_bytes(limits, shape.heads, shape.head_dim) as u64);
         parts.push((most_rows * shape.hidden * 2) as u64);
+        if shape.widened.all > 0 {
+            // Rows rounded to eight bits, of the width of the stream and of the widest, with their scales.
+            parts.push((most_rows * (shape.hidden + shape.widest_input + 4)) as u64);
+        }
     }
     if narrow && config.use_cublas && !config.batch_invariant {
         parts.push(blas::WORKSPACE as u64);

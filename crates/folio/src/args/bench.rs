@@ -1,5 +1,7 @@
 //! Flags of `folio bench`.
 
+use std::path::PathBuf;
+
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::{ModelArgs, ServeBench};
@@ -57,6 +59,9 @@ pub struct BenchRun {
     /// Rounds; the best counts, and the ceilings are measured between them
     #[arg(long, default_value_t = 5)]
     pub rounds: usize,
+    /// On a GPU: afterwards, write here how long each kernel of a step takes, and how busy the device was
+    #[arg(long, value_name = "FILE")]
+    pub profile: Option<PathBuf>,
 }
 
 #[derive(Args)]

@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 
 use folio_model::AtLoad;
 
-use super::{IsaArg, KvCacheDtype};
+use super::{DeviceArgs, IsaArg, KvCacheDtype};
 
 #[derive(Args)]
 pub struct EvalArgs {
@@ -39,6 +39,8 @@ pub struct EvalArgs {
     /// Format of MODEL's keys and values: auto (as precise as the weights), float32, float16, bfloat16, fp8, int8 or int4
     #[arg(long, value_name = "FORMAT", default_value = "auto")]
     pub kv_cache_dtype: KvCacheDtype,
+    #[command(flatten)]
+    pub device: DeviceArgs,
     #[command(flatten)]
     pub against: AgainstArgs,
     #[command(flatten)]
@@ -95,6 +97,8 @@ pub struct MatrixArgs {
 pub enum BackendArg {
     /// The fast one
     Cpu,
-    /// Plain loops on weights decoded to f32: slow, and the judge of the other
+    /// Plain loops on weights decoded to f32: slow, and the judge of the others
     Reference,
+    /// An NVIDIA GPU: the one that --device names, or the first
+    Cuda,
 }

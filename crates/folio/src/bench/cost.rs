@@ -1,11 +1,14 @@
 //! What a token costs at the least: bytes to read and operations to do. The floor that rates are compared with.
 
-use folio_model::{ModelSpec, parameters};
+use folio_model::{FfnSpec, LayerSpec, ModelSpec, parameters};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cost {
-    /// Weight bytes that one token's decode step reads.
-    pub decode_weight_bytes: f64,
+    /// Weight bytes that a decode step reads whatever its tokens are.
+    always_bytes: f64,
+    /// Those of all routed experts, and the share of them that one token takes.
+    expert_bytes: f64,
+    expert_share: f64,
     /// Multiply-adds of the layers' matrices, for one token.
     layer_macs: f64,
     head_macs: f64,
@@ -20,13 +23,29 @@ impl Cost {
         let outside = if spec.tied_head { table } else { 2.0 * table };
         let layer_macs = parameters.active as f64 - outside;
         let attention = spec.layers.iter().map(|layer| 2 * layer.attention.heads * layer.attention.head_dim);
+        let each = |layer: &LayerSpec| match &layer.ffn {
+            FfnSpec::Dense { .. } => [0.0; 2],
+            FfnSpec::Experts(e) => [e.experts, e.top_k].map(|count| (3 * count * e.inter * spec.hidden) as f64),
+        };
+        let [all, taken] =
+            spec.layers.iter().map(each).fold([0.0; 2], |sum, each| [sum[0] + each[0], sum[1] + each[1]]);
+        let bytes = weight_bytes as f64 / parameters.total as f64;
         Self {
             // A lookup reads one row of the embedding table; the head reads all of its matrix.
-            decode_weight_bytes: weight_bytes as f64 * (layer_macs + table) / parameters.total as f64,
+            always_bytes: bytes * (layer_macs + table - taken),
+            expert_bytes: bytes * all,
+            expert_share: if all > 0.0 { taken / all } else { 0.0 },
             layer_macs,
             head_macs: table,
             attention_macs: attention.sum::<usize>() as f64,
         }
+    }
+
+    /// Weight bytes that a decode step of so many streams reads. Of experts, as many as streams that choose by chance
+    /// hit.
+    pub fn decode_bytes(&self, streams: usize) -> f64 {
+        let missed = (1.0 - self.expert_share).powf(streams as f64);
+        self.always_bytes + self.expert_bytes * (1.0 - missed)
     }
 
     /// Operations (two a multiply-add) of a prompt: the head runs on its last token only.

@@ -18,6 +18,8 @@ pub struct Measured {
     pub decode_tokens_per_s: Option<f64>,
     /// Best rate of output tokens from first submission to last token.
     pub total_tokens_per_s: f64,
+    /// The same of prompts' tokens.
+    pub input_tokens_per_s: f64,
     /// Gaps between tokens of a stream, over all rounds.
     pub gaps: Vec<Duration>,
     /// Over all rounds.
@@ -31,6 +33,7 @@ impl Measured {
             first_token: Duration::MAX,
             decode_tokens_per_s: None,
             total_tokens_per_s: 0.0,
+            input_tokens_per_s: 0.0,
             gaps: Vec::new(),
             waste: Waste::default(),
         }
@@ -45,11 +48,11 @@ impl Measured {
         let answers = streams::together(session, asks)?;
         self.waste.add(&before, &session.engine.stats().occupancy);
         let times: Vec<Vec<Instant>> = answers.into_iter().map(|answer: Answer| answer.times).collect();
-        self.take(start, &times);
+        self.take(start, args.input_len, &times);
         Ok(())
     }
 
-    fn take(&mut self, start: Instant, times: &[Vec<Instant>]) {
+    fn take(&mut self, start: Instant, input_len: usize, times: &[Vec<Instant>]) {
         let firsts = times.iter().filter_map(|stream| stream.first());
         let lasts = times.iter().filter_map(|stream| stream.last());
         let (Some(&first), Some(&all_began)) = (firsts.clone().min(), firsts.max()) else { return };
@@ -62,6 +65,8 @@ impl Measured {
         }
         let total = times.iter().map(Vec::len).sum::<usize>() as f64 / (end - start).as_secs_f64();
         self.total_tokens_per_s = self.total_tokens_per_s.max(total);
+        let input = (times.len() * input_len) as f64 / (end - start).as_secs_f64();
+        self.input_tokens_per_s = self.input_tokens_per_s.max(input);
         self.gaps.extend(times.iter().flat_map(|stream| stream.windows(2).map(|pair| pair[1] - pair[0])));
     }
 }
@@ -75,11 +80,12 @@ mod tests {
         let start = Instant::now();
         let at = |ms: u64| start + Duration::from_millis(ms);
         let mut measured = Measured::new(2);
-        measured.take(start, &[vec![at(100), at(110), at(120), at(130)], vec![at(110), at(120), at(130), at(140)]]);
+        measured.take(start, 7, &[vec![at(100), at(110), at(120), at(130)], vec![at(110), at(120), at(130), at(140)]]);
         assert_eq!(measured.first_token, Duration::from_millis(100));
         // From 110 to 130 both decode: two tokens of each.
         assert!(measured.decode_tokens_per_s.is_some_and(|rate| (rate - 4.0 / 0.020).abs() < 1e-6));
         assert!((measured.total_tokens_per_s - 8.0 / 0.140).abs() < 1e-6);
+        assert!((measured.input_tokens_per_s - 14.0 / 0.140).abs() < 1e-6);
         assert_eq!(measured.gaps, [Duration::from_millis(10); 6]);
     }
 }

@@ -29,10 +29,11 @@ pub fn print(
         session.assets.name, session.plan.device, args.input_len, args.output_len, args.rounds
     );
     println!(
-        "ceilings: {}; decode reads {} of weights a step",
+        "ceilings: {}; decode of one stream reads {} of weights a step",
         ceilings.describe(),
-        table::bytes(cost.decode_weight_bytes as u64),
+        table::bytes(cost.decode_bytes(1) as u64),
     );
+    println!("start: {}", session.phases.describe());
     println!(
         "memory: weights {}, keys and values {}, activations {}; most resident while loading {}\n",
         table::bytes(session.plan.bytes.weights),
@@ -51,7 +52,8 @@ pub fn print(
         "itl p50",
         "p95",
         "p99",
-        "all tok/s",
+        "in tok/s",
+        "out tok/s",
     ];
     let mut lines = vec![head.map(String::from).to_vec()];
     lines.extend(rows.iter().map(Figures::line));
@@ -69,6 +71,8 @@ struct Figures {
     prefill: Option<(f64, f64)>,
     decode: Option<Decode>,
     itl_ms: [f64; 3],
+    /// Over the whole run.
+    input_tokens_per_s: f64,
     total_tokens_per_s: f64,
     waste: Waste,
 }
@@ -88,7 +92,7 @@ impl Figures {
         let context = args.input_len + args.output_len / 2;
         let decode = result.decode_tokens_per_s.map(|rate| Decode {
             tokens_per_s: rate,
-            of_read: rate / result.streams as f64 * cost.decode_weight_bytes / ceilings.read_bytes,
+            of_read: rate / result.streams as f64 * cost.decode_bytes(result.streams) / ceilings.read_bytes,
             of_peak: rate * cost.decode_flops(context) / ceilings.bf16_flops,
         });
         Self {
@@ -97,6 +101,7 @@ impl Figures {
             prefill,
             decode,
             itl_ms: [50.0, 95.0, 99.0].map(|percent| percentile(&result.gaps, percent).as_secs_f64() * 1e3),
+            input_tokens_per_s: result.input_tokens_per_s,
             total_tokens_per_s: result.total_tokens_per_s,
             waste: result.waste,
         }
@@ -114,7 +119,7 @@ impl Figures {
             None => line.extend(["-", "-", "-"].map(String::from)),
         }
         line.extend(self.itl_ms.map(|ms| format!("{ms:.2} ms")));
-        line.push(format!("{:.1}", self.total_tokens_per_s));
+        line.extend([self.input_tokens_per_s, self.total_tokens_per_s].map(|rate| format!("{rate:.1}")));
         line
     }
 }
@@ -127,12 +132,13 @@ fn json(args: &BenchRun, session: &Session, ceilings: &Best, resident: Option<u6
             "decode_tokens_per_s": f.decode.as_ref().map(|d| d.tokens_per_s),
             "decode_of_read_bandwidth": f.decode.as_ref().map(|d| d.of_read),
             "decode_of_bf16_peak": f.decode.as_ref().map(|d| d.of_peak), "itl_ms_p50": f.itl_ms[0], "itl_ms_p95": f.itl_ms[1],
-            "itl_ms_p99": f.itl_ms[2], "total_tokens_per_s": f.total_tokens_per_s, "waste": f.waste.share(),
+            "itl_ms_p99": f.itl_ms[2], "total_tokens_per_s": f.total_tokens_per_s,
+            "input_tokens_per_s": f.input_tokens_per_s, "waste": f.waste.share(),
             "waste_bound": f.waste.bound(), "mean_live_length": f.waste.mean_live_length(),
         })
     };
     json!({
-        "model": session.assets.name, "threads": session.plan.threads, "input_len": args.input_len,
+        "model": session.assets.name, "device": session.plan.device, "start": session.phases.json(), "threads": session.plan.threads, "input_len": args.input_len,
         "output_len": args.output_len, "rounds": args.rounds,
         "ceilings": {
             "read_bytes_per_s": ceilings.read_bytes, "bf16_flops": ceilings.bf16_flops,

@@ -45,7 +45,7 @@ pub fn main(args: &EvalArgs) -> Result<()> {
     let assets = Assets::open(args.model.as_deref(), None)?;
     let windows = super::windows(args, &assets)?;
     let tokenizer = assets.tokenizer.as_deref().context("the model has no tokenizer")?;
-    let setup = super::setup(args, args.backend, &assets);
+    let setup = super::setup(args, args.backend, &assets)?;
     let bar = super::bar();
     let vocabulary = assets.model.spec.vocab_size;
     let course = Course { windows: &windows, vocabulary, threads: super::threads(args), bar: &bar };
@@ -193,7 +193,7 @@ impl Bench<'_> {
 
     fn keys_and_values(&mut self, kv_format: KvFormat) -> Result<Figures> {
         self.course.bar.set_message(format!("keys and values as {}: measuring", kv_format.name()));
-        let mut model = reader::load(&self.assets.model, &Setup { kv_format, ..self.setup })?;
+        let mut model = reader::load(&self.assets.model, &Setup { kv_format, ..self.setup.clone() })?;
         let compared = self.course.compare(&mut *self.base, &mut *model)?;
         let token_bytes = self.assets.model.spec.kv_bytes_per_token(kv_format);
         Ok(Figures { size: Size::Kv { token_bytes }, compared })
@@ -209,14 +209,14 @@ impl Bench<'_> {
         match recipe.kind {
             Kind::Gguf(mix) => {
                 let out = scratch.join("model.gguf");
-                let threads = self.setup.cpu.threads;
+                let threads = self.setup.threads;
                 write_gguf(&GgufJob { source: &self.source, out: &out, mix, keep: &[], threads }, &mut report)?;
                 Ok(out)
             }
             Kind::Folder(target, method) => {
                 let out = scratch.join("model");
                 let mut options = Options::new(target, method);
-                options.threads = self.setup.cpu.threads;
+                options.threads = self.setup.threads;
                 if recipe.needs_calibration() {
                     options.calibration.clone_from(&self.calibration);
                 }

@@ -22,6 +22,10 @@ pub struct Pair {
     pub model: Guess,
     /// KL(base || model), in nats.
     pub divergence: f64,
+    /// Mean square of the differences of all logits.
+    pub difference: f64,
+    /// By how much the base prefers its first token to its second, in logits.
+    pub gap: f64,
 }
 
 /// The figures of a model by itself.
@@ -54,13 +58,43 @@ pub struct Comparison {
     pub agreement: f64,
     /// Standard error of the change in nats: how much of it may be chance.
     pub nats_error: f64,
+    pub ties: Ties,
+}
+
+/// Whether two models that are to be the same differ only where rounding may decide.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Ties {
+    /// Root of the mean square of all logits' differences.
+    pub logit_difference: f64,
+    /// Positions where both would say different things although the base prefers its own by more than
+    /// [`Ties::NEAR`] of those differences.
+    pub clear_disagreements: usize,
+}
+
+impl Ties {
+    pub const NEAR: f64 = 4.0;
+
+    fn of(pairs: &[Pair]) -> Self {
+        let squares: f64 = pairs.iter().map(|pair| pair.difference).sum();
+        let logit_difference = (squares / pairs.len() as f64).sqrt();
+        let is_clear = |pair: &&Pair| pair.base.top != pair.model.top && pair.gap > Self::NEAR * logit_difference;
+        Self { logit_difference, clear_disagreements: pairs.iter().filter(is_clear).count() }
+    }
 }
 
 impl Comparison {
     /// A model beside itself.
     pub fn with_itself(score: Score) -> Self {
         let (divergence_mean, divergence_p99) = (0.0, 0.0);
-        Self { base: score, model: score, divergence_mean, divergence_p99, agreement: 1.0, nats_error: 0.0 }
+        Self {
+            base: score,
+            model: score,
+            divergence_mean,
+            divergence_p99,
+            agreement: 1.0,
+            nats_error: 0.0,
+            ties: Ties::default(),
+        }
     }
 
     pub fn of(pairs: &[Pair]) -> Self {
@@ -78,6 +112,7 @@ impl Comparison {
             divergence_p99: divergences[(divergences.len() * 99).div_ceil(100) - 1],
             agreement: pairs.iter().filter(|pair| pair.base.top == pair.model.top).count() as f64 / count,
             nats_error: (squares / (count - 1.0).max(1.0) / count).sqrt(),
+            ties: Ties::of(pairs),
         }
     }
 
@@ -107,7 +142,8 @@ pub fn pairs(base: &[f32], model: &[f32], targets: &[u32], threads: usize) -> Re
         let pair = |((base, model), &target): ((&[f32], &[f32]), &u32)| {
             let (base, model) = (b.set(base)?, m.set(model)?);
             let divergence = base.divergence(model);
-            Ok(Pair { base: base.guess(target)?, model: model.guess(target)?, divergence })
+            let (difference, gap) = (base.difference(model), base.gap());
+            Ok(Pair { base: base.guess(target)?, model: model.guess(target)?, divergence, difference, gap })
         };
         rows.zip(targets).map(pair).collect()
     })
@@ -172,6 +208,20 @@ impl Distribution {
         Ok(Guess { nats: self.log_sum - logit, top: self.top })
     }
 
+    fn gap(&self) -> f64 {
+        let others = self.logits.iter().enumerate().filter(|(token, _)| *token != self.top);
+        let second = others.map(|(_, logit)| *logit).fold(f64::NEG_INFINITY, f64::max);
+        self.logits[self.top] - second
+    }
+
+    /// Mean square over all tokens that neither rules out.
+    fn difference(&self, other: &Self) -> f64 {
+        let both =
+            self.logits.iter().zip(&other.logits).filter(|(mine, theirs)| mine.is_finite() && theirs.is_finite());
+        let (count, sum) = both.fold((0u64, 0.0), |(n, sum), (mine, theirs)| (n + 1, sum + (mine - theirs).powi(2)));
+        sum / count.max(1) as f64
+    }
+
     /// KL(self || other); infinite where the other rules out what this one does not.
     fn divergence(&self, other: &Self) -> f64 {
         let shift = other.log_sum - self.log_sum;
@@ -205,6 +255,21 @@ mod tests {
         assert_eq!((pair.base.top, pair.model.top), (0, 1));
         // 0.5 ln 2 - 0.25 ln 2 + 0
         near(pair.divergence, 0.25 * 2f64.ln());
+    }
+
+    #[test]
+    fn disagreements_that_rounding_does_not_explain() {
+        let base = [1.0, 0.0, 0.0, 0.0, 2.0, 1.9];
+        let model = [1.0, 0.1, 0.0, 0.0, 1.9, 2.0];
+        let near_tie = Ties::of(&pairs(&base, &model, &[0, 0], 1).expect("finite"));
+        assert_eq!(near_tie.clear_disagreements, 0);
+        near(near_tie.logit_difference, (0.03f64 / 6.0).sqrt());
+        // Alike everywhere but at one place, where the base was sure.
+        let base: Vec<f32> = (0..300).map(|i| if i % 3 == 0 { 5.0 } else { 0.0 }).collect();
+        let mut model = base.clone();
+        (model[0], model[1]) = (4.9, 5.0);
+        let targets = [0; 100];
+        assert_eq!(Ties::of(&pairs(&base, &model, &targets, 2).expect("finite")).clear_disagreements, 1);
     }
 
     #[test]
@@ -254,6 +319,8 @@ mod tests {
                 base: guess(1.0, 0),
                 model: guess(1.25, usize::from(i % 4 == 0)),
                 divergence: f64::from(i),
+                difference: 0.0,
+                gap: 0.0,
             })
             .collect();
         records.reverse();
@@ -263,8 +330,13 @@ mod tests {
         near(figures.divergence_mean, 99.5);
         assert_eq!(figures.divergence_p99, 197.0, "198 of 200 are not above it");
         assert_eq!((figures.agreement, figures.nats_error), (0.75, 0.0));
-        let spread =
-            [(1.0, 1.0), (1.0, 3.0)].map(|(b, m)| Pair { base: guess(b, 0), model: guess(m, 0), divergence: 0.0 });
+        let spread = [(1.0, 1.0), (1.0, 3.0)].map(|(b, m)| Pair {
+            base: guess(b, 0),
+            model: guess(m, 0),
+            divergence: 0.0,
+            difference: 0.0,
+            gap: 0.0,
+        });
         near(Comparison::of(&spread).nats_error, 1.0);
         near(Comparison::of(&records[..1]).divergence_p99, 199.0);
     }

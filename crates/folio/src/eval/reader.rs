@@ -11,7 +11,7 @@ use folio_device::reference::Reference;
 use folio_device::{BLOCK_TOKENS, Backend, Batch, GroupTables, KvFormat, Span};
 use folio_model::{Decoder, DecoderLimits, OpenModel};
 
-use crate::args::BackendArg;
+use crate::target::Gpu;
 
 /// Most logits of one step, in values: 32 MiB as f32.
 const STEP_LOGITS: usize = 1 << 23;
@@ -19,13 +19,22 @@ const STEP_ROWS_MOST: usize = 512;
 const STEP_ROWS_LEAST: usize = 16;
 
 /// How a model is run.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Setup {
-    pub backend: BackendArg,
-    pub cpu: CpuConfig,
+    pub device: Device,
+    /// Of the host.
+    pub threads: usize,
     pub kv_format: KvFormat,
     /// The longest window.
     pub window: usize,
+}
+
+/// What computes it.
+#[derive(Clone, Debug)]
+pub enum Device {
+    Cpu(CpuConfig),
+    Reference,
+    Cuda(Gpu),
 }
 
 pub trait Reader {
@@ -38,9 +47,10 @@ pub trait Reader {
 }
 
 pub fn load(model: &OpenModel, setup: &Setup) -> Result<Box<dyn Reader>> {
-    Ok(match setup.backend {
-        BackendArg::Cpu => Box::new(Loaded::new(Cpu::new(setup.cpu)?, model, setup)?),
-        BackendArg::Reference => Box::new(Loaded::new(Reference::new(), model, setup)?),
+    Ok(match &setup.device {
+        Device::Cpu(cpu) => Box::new(Loaded::new(Cpu::new(*cpu)?, model, setup)?),
+        Device::Reference => Box::new(Loaded::new(Reference::new(), model, setup)?),
+        Device::Cuda(gpu) => Box::new(Loaded::new(gpu.open()?, model, setup)?),
     })
 }
 

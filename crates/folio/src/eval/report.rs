@@ -188,7 +188,7 @@ fn extend(value: &mut Value, more: Value) {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use crate::eval::measure::Score;
+    use crate::eval::measure::{Score, Ties};
 
     pub fn figures(bits: f64, divergence: f64) -> Figures {
         let score = |nats| Score { scored: 100, nats };
@@ -198,6 +198,7 @@ pub mod tests {
             divergence_mean: divergence,
             divergence_p99: 8.0 * divergence,
             agreement: 0.975,
+            ties: Ties::default(),
             nats_error: 0.001,
         };
         let bytes = (bits * 5e6) as u64;

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::measure::{Comparison, Score};
+use super::measure::{Comparison, Score, Ties};
 use super::report::{Figures, Matrix, Row, Size};
 
 /// Adds the rows in the file to `matrix`, which must be of the same model and text. A row that failed is tried again.
@@ -50,6 +50,7 @@ fn row(value: &Value) -> Result<Option<Row>> {
         divergence_mean: number("kl_mean")?,
         divergence_p99: number("kl_p99")?,
         agreement: number("greedy_agreement")?,
+        ties: Ties::default(),
         nats_error: number("nats_change_error")?,
     };
     let size = match value.get("bytes_per_token") {

@@ -58,14 +58,14 @@ struct Counting {
 #[derive(Clone, Copy)]
 enum Packing {
     Cpu,
-    Cuda(cuda::Precision),
+    Cuda(cuda::Precision, cuda::RandomForm),
 }
 
 impl Counting {
     fn new(target: &Target) -> Self {
         let packing = match target {
             Target::Cpu(_) => Packing::Cpu,
-            Target::Cuda(gpu) => Packing::Cuda(gpu.precision()),
+            Target::Cuda(gpu) => Packing::Cuda(gpu.precision(), gpu.random_form()),
         };
         Self { packing, vectors: 0, widest_input: 0, widened: cuda::Widened::default() }
     }
@@ -95,7 +95,7 @@ impl Backend for Counting {
     fn vector(&mut self, values: &[f32]) -> folio_device::Result<()> {
         self.vectors += match self.packing {
             Packing::Cpu => size_of_val(values) as u64,
-            Packing::Cuda(_) => cuda::Vector::bytes_of(values.len()),
+            Packing::Cuda(..) => cuda::Vector::bytes_of(values.len()),
         };
         Ok(())
     }
@@ -104,11 +104,11 @@ impl Backend for Counting {
         self.widen(matrix);
         match self.packing {
             Packing::Cpu => cpu::packed_bytes(matrix),
-            Packing::Cuda(precision) => {
-                if !cuda::is_plain(matrix, precision) {
+            Packing::Cuda(precision, form) => {
+                if !cuda::is_plain(matrix, precision, form) {
                     self.widened.add(matrix.num_rows() * matrix.cols());
                 }
-                Ok(cuda::packed_bytes(matrix, precision))
+                Ok(cuda::packed_bytes(matrix, precision, form))
             }
         }
     }
@@ -117,7 +117,7 @@ impl Backend for Counting {
         source.gate_up.iter().chain(&source.down).for_each(|matrix| self.widen(matrix));
         match self.packing {
             Packing::Cpu => cpu::packed_experts_bytes(&source),
-            Packing::Cuda(precision) => Ok(cuda::packed_experts_bytes(&source, precision)),
+            Packing::Cuda(precision, _) => Ok(cuda::packed_experts_bytes(&source, precision)),
         }
     }
 

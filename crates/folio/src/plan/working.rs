@@ -32,6 +32,7 @@ fn on_gpu(spec: &ModelSpec, limits: &DecoderLimits, weights: &WeightBytes, gpu: 
         hidden: spec.hidden,
         heads: widest.map_or(0, |a| a.heads),
         head_dim: widest.map_or(0, |a| a.head_dim),
+        widest_input: weights.widest_input,
         widened: weights.widened,
         experts: experts.max_by_key(|e| e.top_k * (2 * spec.hidden + 3 * e.inter)),
     };

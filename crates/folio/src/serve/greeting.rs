@@ -11,6 +11,7 @@ use super::access::Access;
 use super::listen::Bound;
 use crate::args::ServeArgs;
 use crate::assets::Assets;
+use crate::phases::Phases;
 use crate::plan::{self, Plan};
 use crate::session::Session;
 
@@ -62,18 +63,30 @@ impl Greeting<'_> {
     }
 
     /// Once requests are answered. Scripts wait for this line.
-    pub fn ready(&self) {
+    pub fn ready(&self, phases: &Phases) {
+        for note in &phases.notes {
+            match self.is_json() {
+                true => self.log.warn(note, &[]),
+                false => eprintln!("warning: {note}"),
+            }
+        }
         let url = self.bound.url();
         if self.is_json() {
-            let fields =
-                [("model", self.name.into()), ("url", (&url).into()), ("start_ms", self.started.elapsed().into())];
+            let parts = phases.describe();
+            let fields = [
+                ("model", self.name.into()),
+                ("url", (&url).into()),
+                ("start_ms", self.started.elapsed().into()),
+                ("start", (&parts).into()),
+            ];
             return self.log.info("ready", &fields);
         }
         let seconds = self.started.elapsed().as_secs_f64();
         let key = if self.access.keys.is_empty() { "" } else { " -H \"authorization: Bearer $FOLIO_API_KEY\"" };
         eprintln!(
-            "loaded in {seconds:.2} s\n{} is ready at {url}\n  try: curl {}/v1/chat/completions{key} -H 'content-type: \
+            "loaded in {seconds:.2} s: {}\n{} is ready at {url}\n  try: curl {}/v1/chat/completions{key} -H 'content-type: \
              application/json' -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"What does `Rc::clone` do?\"}}]}}'",
+            phases.describe(),
             self.name,
             self.bound.curl(),
         );

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUstream};
 
@@ -20,12 +21,22 @@ pub struct CudaConfig {
     pub cache_folder: Option<PathBuf>,
 }
 
+/// What opening a GPU is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenTimes {
+    /// The driver and its context.
+    pub device: Duration,
+    /// Finding kernels, perhaps compiling them, and loading them.
+    pub kernels: Duration,
+}
+
 /// One GPU. It may be used from any thread; the order of its work is the order of the calls.
 pub struct Device {
     // Dropped in this order: modules belong to the context.
     kernels: Mutex<HashMap<String, Kernel>>,
     modules: Modules,
     info: DeviceInfo,
+    times: OpenTimes,
     pub(super) profiler: Profiler,
     pub(super) context: Arc<Context>,
 }
@@ -43,14 +54,21 @@ impl Device {
     }
 
     fn open_with(config: &CudaConfig, kernels: Kernels) -> Result<Device> {
+        let start = Instant::now();
         let (context, info) = Context::open(config.ordinal)?;
-        let context = Arc::new(context);
+        let (context, device) = (Arc::new(context), start.elapsed());
         let modules = Modules::load(&context, &info, config.cache_folder.as_deref(), kernels)?;
-        Ok(Device { kernels: Mutex::default(), modules, info, profiler: Profiler::default(), context })
+        let times = OpenTimes { device, kernels: start.elapsed() - device };
+        Ok(Device { kernels: Mutex::default(), modules, info, times, profiler: Profiler::default(), context })
     }
 
     pub fn info(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    /// How long opening it took, for the log.
+    pub fn open_times(&self) -> OpenTimes {
+        self.times
     }
 
     /// Where the kernels came from, for the log.

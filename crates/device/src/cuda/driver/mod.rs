@@ -24,7 +24,7 @@ mod tensor_map;
 
 pub use collective::{Collective, Number, UniqueId};
 pub use context::{DeviceInfo, Stream, device_count, probe};
-pub use device::{CudaConfig, Device};
+pub use device::{CudaConfig, Device, OpenTimes};
 pub use error::CudaError;
 pub use event::Event;
 pub use graph::Graph;

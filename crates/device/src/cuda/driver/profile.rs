@@ -45,6 +45,10 @@ impl Device {
         self.profiler.running.store(true, Ordering::Relaxed);
     }
 
+    pub fn is_profiled(&self) -> bool {
+        self.profiler.is_running()
+    }
+
     /// Ends the profile: what took longest comes first.
     pub fn end_profile(&self) -> Result<Vec<KernelTime>> {
         self.profiler.running.store(false, Ordering::Relaxed);

@@ -100,12 +100,7 @@ impl Weight {
         float: Float,
         (seed, form): (u64, RandomForm),
     ) -> Result<Self> {
-        let mut plans = Plan::of(matrix, float);
-        let is_layer = matrix.num_rows() <= MOST_LAYER_OUTPUTS && matrix.cols().is_multiple_of(CHUNK);
-        if let ([plan], Some(form), true) = (&mut plans[..], random_form(form), is_layer && float == Float::Bf16) {
-            plan.form = form;
-        }
-        let runs = plans.iter().map(|plan| plan.random(device, seed)).collect::<Result<Vec<_>>>()?;
+        let runs = Plan::of_random(matrix, float, form).iter().map(|plan| plan.random(device, seed)).collect::<Result<Vec<_>>>()?;
         Self::of_runs(device, gemm, (matrix.num_rows(), matrix.cols()), float, runs)
     }
 
@@ -192,6 +187,16 @@ impl<'m, 'a> Plan<'m, 'a> {
                 plans.push(Self { first, outputs, inputs: matrix.cols(), form, parts });
             }
             (start, first) = (start + alike, first + outputs);
+        }
+        plans
+    }
+
+    /// The same of a matrix whose values are invented, in that form.
+    fn of_random(matrix: &'m Matrix<'a>, float: Float, form: RandomForm) -> Vec<Self> {
+        let mut plans = Self::of(matrix, float);
+        let is_layer = matrix.num_rows() <= MOST_LAYER_OUTPUTS && matrix.cols().is_multiple_of(CHUNK);
+        if let ([plan], Some(form), true) = (&mut plans[..], random_form(form), is_layer && float == Float::Bf16) {
+            plan.form = form;
         }
         plans
     }
@@ -374,14 +379,14 @@ fn float_of(precision: Precision) -> Float {
     }
 }
 
-/// Bytes that a matrix will take.
-pub fn packed_bytes(matrix: &Matrix<'_>, precision: Precision) -> u64 {
-    Plan::of(matrix, float_of(precision)).iter().map(|plan| plan.layout().bytes as u64).sum()
+/// Bytes that a matrix will take. `form`: what it is held in where its values are invented.
+pub fn packed_bytes(matrix: &Matrix<'_>, precision: Precision, form: RandomForm) -> u64 {
+    Plan::of_random(matrix, float_of(precision), form).iter().map(|plan| plan.layout().bytes as u64).sum()
 }
 
 /// Whether all of a matrix's values will be plain, one run of them.
-pub fn is_plain(matrix: &Matrix<'_>, precision: Precision) -> bool {
-    matches!(Plan::of(matrix, float_of(precision))[..], [Plan { form: Form::Plain(_), .. }])
+pub fn is_plain(matrix: &Matrix<'_>, precision: Precision, form: RandomForm) -> bool {
+    matches!(Plan::of_random(matrix, float_of(precision), form)[..], [Plan { form: Form::Plain(_), .. }])
 }
 
 /// Bytes that a layer's experts will take, biases included.
