@@ -100,7 +100,10 @@ impl Weight {
         float: Float,
         (seed, form): (u64, RandomForm),
     ) -> Result<Self> {
-        let runs = Plan::of_random(matrix, float, form).iter().map(|plan| plan.random(device, seed)).collect::<Result<Vec<_>>>()?;
+        let runs = Plan::of_random(matrix, float, form)
+            .iter()
+            .map(|plan| plan.random(device, seed))
+            .collect::<Result<Vec<_>>>()?;
         Self::of_runs(device, gemm, (matrix.num_rows(), matrix.cols()), float, runs)
     }
 

@@ -7,7 +7,7 @@ use half::f16;
 
 use super::codes::Tile;
 use super::form::{CHUNK, CHUNK_BYTES, Code, Coded, Form};
-use super::{Layout, Plan, Precision, packed_bytes, put_float8_scales};
+use super::{Layout, Plan, Precision, RandomForm, packed_bytes, put_float8_scales};
 use crate::cuda::tensor::Float;
 
 /// Numbers that look random and are the same every time.
@@ -129,7 +129,7 @@ fn check(matrix: &Matrix<'_>, stem: &str, tolerance: f32) {
     assert_eq!(plan.form.stem(), stem);
     let Form::Coded(coded) = plan.form else { panic!("{stem} is not coded") };
     let packed = Packed::of(plan, coded);
-    assert_eq!(packed_bytes(matrix, Precision::BF16), plan.layout().bytes as u64);
+    assert_eq!(packed_bytes(matrix, Precision::BF16, RandomForm::Plain), plan.layout().bytes as u64);
     let mut row = vec![0.0; matrix.cols()];
     for output in 0..matrix.num_rows() {
         matrix.read_row(output, &mut row);
@@ -187,7 +187,7 @@ fn what_no_kernel_takes_is_plain() {
     let form = |matrix: &Matrix<'_>, float| Plan::of(matrix, float)[0].form;
     let coded = grouped(GroupedLevels::Signed8, (8, 96), 96, false);
     assert_eq!(form(&coded, Float::F32), Form::Plain(Float::F32));
-    assert_eq!(packed_bytes(&coded, Precision::F32), 8 * 96 * 4);
+    assert_eq!(packed_bytes(&coded, Precision::F32, RandomForm::Plain), 8 * 96 * 4);
     // A row that ends in the middle of a group, and groups of an odd length.
     for (cols, group) in [(100, 32), (120, 24)] {
         let matrix = grouped(GroupedLevels::Signed8, (8, cols), group, false);
