@@ -44,6 +44,12 @@ DEVICE u32 rank_of(float x) {
     return bits ^ ((bits >> 31) ? 0xffffffffu : 0x80000000u);
 }
 
+// The largest of a warp's numbers, in one instruction; what is not a number counts for nothing.
+DEVICE float lane_max(float x) {
+    u32 most = __reduce_max_sync(FULL_MASK, rank_of(x));
+    return __uint_as_float(most ^ ((most >> 31) ? 0x80000000u : 0xffffffffu));
+}
+
 // Which groups of experts stay in the race, as bits: those with the largest sums of their two best, the lower number
 // first among equals. `ranked` is what the choice goes by, of all experts, in shared memory.
 DEVICE u64 best_groups(const float* ranked, const RoutingArgs& args) {
@@ -90,9 +96,9 @@ DEVICE u64 best_groups(const float* ranked, const RoutingArgs& args) {
     return kept;
 }
 
-// Routes one row with one warp: writes its experts and weights, the experts to `chosen` as well. `staged` is room for a
-// score an expert.
-template <int EACH> DEVICE void route_row(const RoutingArgs& args, int row, u16* chosen, float* staged) {
+// Routes one row with one warp: writes its experts and weights, the experts to `chosen` as well; and everything, where the
+// row is alone. `staged` is room for a score an expert.
+template <int EACH> DEVICE void route_row(const RoutingArgs& args, int row, bool alone, u16* chosen, float* staged) {
     const int lane = threadIdx.x % WARP;
     const float none = __uint_as_float(0xff800000u);
     float scores[EACH];
@@ -112,7 +118,7 @@ template <int EACH> DEVICE void route_row(const RoutingArgs& args, int row, u16*
         float largest = none, sum = 0.0f;
 #pragma unroll
         for (int e = 0; e < EACH; e++) largest = fmaxf(largest, scores[e]);
-        largest = warp_max(largest);
+        largest = lane_max(largest);
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
             scores[e] = e * WARP + lane < args.experts ? expf(scores[e] - largest) : 0.0f;
@@ -161,12 +167,15 @@ template <int EACH> DEVICE void route_row(const RoutingArgs& args, int row, u16*
         for (int e = 0; e < EACH; e++)
             if (ranks[e] > best) best = ranks[e], where = e;
         u32 most = __reduce_max_sync(FULL_MASK, best);
-        u32 expert = __reduce_min_sync(FULL_MASK, best == most ? where * WARP + lane : 0xffffffffu);
-        if (expert % WARP == lane) {
-            taken |= 1u << (expert / WARP);
+        u32 lanes = __ballot_sync(FULL_MASK, best == most), winner = __ffs(lanes) - 1;
+        // Several lanes have it: the lowest expert of all.
+        if (lanes & (lanes - 1))
+            winner = __reduce_min_sync(FULL_MASK, best == most ? where * WARP + lane : 0xffffffffu) % WARP;
+        if (winner == lane) {
+            taken |= 1u << where;
 #pragma unroll
             for (int e = 0; e < EACH; e++)
-                if (e == expert / WARP) ranks[e] = GONE;
+                if (e == where) ranks[e] = GONE;
         }
     }
 
@@ -175,7 +184,7 @@ template <int EACH> DEVICE void route_row(const RoutingArgs& args, int row, u16*
 #pragma unroll
         for (int e = 0; e < EACH; e++)
             if (taken >> e & 1) largest = fmaxf(largest, scores[e]);
-        largest = warp_max(largest);
+        largest = lane_max(largest);
 #pragma unroll
         for (int e = 0; e < EACH; e++)
             if (taken >> e & 1) scores[e] = expf(scores[e] - largest), sum += scores[e];
@@ -201,9 +210,18 @@ template <int EACH> DEVICE void route_row(const RoutingArgs& args, int row, u16*
             args.experts_of[(i64)row * args.top_k + place] = e * WARP + lane;
             args.weights[(i64)row * args.top_k + place] = scores[e] * factor;
             chosen[place] = e * WARP + lane;
+            if (alone) {
+                // One row: its experts are in order already.
+                args.positions[place] = place;
+                args.sorted_rows[place] = 0;
+                args.sorted_experts[place] = e * WARP + lane;
+            }
         }
+        if (alone && e * WARP + lane < args.experts)
+            args.offsets[e * WARP + lane] = before + __popc(lanes & ((1u << lane) - 1));
         before += __popc(lanes);
     }
+    if (alone && lane == 0) args.offsets[args.experts] = args.top_k;
 }
 
 // Of each expert's count the sum of all counts before it, in place, in shared memory; returns the sum of all.
@@ -252,8 +270,8 @@ template <int EACH> DEVICE void route(const RoutingArgs& args) {
     const int warp = threadIdx.x / WARP, row = blockIdx.x * (blockDim.x / WARP) + warp;
     release_next();
     wait_for_previous();
-    if (row < args.rows) route_row<EACH>(args, row, chosen[warp], staged[warp]);
-    if (gridDim.x > 1) return;
+    if (row < args.rows) route_row<EACH>(args, row, args.rows == 1, chosen[warp], staged[warp]);
+    if (gridDim.x > 1 || args.rows == 1) return;
 
 #pragma unroll 1
     for (int expert = threadIdx.x; expert < limit; expert += blockDim.x) masks[expert] = 0;

@@ -80,10 +80,10 @@ DEVICE void gate_rows(A* out, const A* gate_up, int activation, float alpha, flo
     const A* gate = gate_up + (i64)blockIdx.y * 2 * width;
     A* to = out + (i64)blockIdx.y * width;
     int at = (blockIdx.x * 128 + threadIdx.x) * 8;
-    if (width % 8 == 0) {
+    if (width % 8 == 0 && activation != GELU) {
         if (at >= width) return;
         Eight g = load8(gate + at), u = load8(gate + width + at), y;
-        auto one = [&](float a, float b) { return gated<exact>(activation, alpha, limit, a, b); };
+        auto one = [&](float a, float b) { return gated<exact, false>(activation, alpha, limit, a, b); };
         y.low = make_float4(one(g.low.x, u.low.x), one(g.low.y, u.low.y), one(g.low.z, u.low.z), one(g.low.w, u.low.w));
         y.high = make_float4(one(g.high.x, u.high.x), one(g.high.y, u.high.y), one(g.high.z, u.high.z),
                              one(g.high.w, u.high.w));
@@ -92,7 +92,7 @@ DEVICE void gate_rows(A* out, const A* gate_up, int activation, float alpha, flo
 #pragma unroll 1
         for (int end = min(at + 8, width); at < end; at++)
             to[at] = from_float<A>(
-                gated<exact>(activation, alpha, limit, to_float(gate[at]), to_float(gate[width + at])));
+                gated<exact, true>(activation, alpha, limit, to_float(gate[at]), to_float(gate[width + at])));
     }
 }
 #define GATE(NAME, A)                                                                                                  \

@@ -55,13 +55,12 @@ DEVICE float block_total(float x, float4 (&scratch)[8]) {
 
 DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
-// Rarely asked for, and long.
-static __device__ __noinline__ float gelu(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f)); }
-
 // act(gate) * up. All but one are gate * sigmoid(z) with one z or another, as a quotient, so that a large negative gate
-// gives zero and not a product with infinity. What is rounded to sixteen bits anyway takes the short division.
-template <bool EXACT> DEVICE float gated(int activation, float alpha, float limit, float gate, float up) {
-    if (activation == GELU) return gelu(gate) * up;
+// gives zero and not a product with infinity. What is rounded to sixteen bits anyway takes the short division. The error
+// function is long and rarely asked for: only the paths that take value by value have it.
+template <bool EXACT, bool WITH_ERF> DEVICE float gated(int activation, float alpha, float limit, float gate, float up) {
+    if (WITH_ERF && activation == GELU)
+        return 0.5f * gate * (1.0f + erff(gate * 0.70710678118654752f)) * up;
     float z = gate;
     if (activation == GELU_TANH) z = 1.5957691216057308f * fmaf(gate * gate * gate, 0.044715f, gate);
     if (activation == SWIGLU_CLAMPED) {

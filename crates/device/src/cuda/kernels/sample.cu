@@ -125,10 +125,24 @@ extern "C" __global__ void __launch_bounds__(512, 2) sample_best(const __grid_co
         if (x.z > best) best = x.z, best_token = token + 2;
         if (x.w > best) best = x.w, best_token = token + 3;
     };
-    for_chunks(logits, vocab, blockIdx.x, gridDim.x, [&](int, int token, const float4(&fours)[FOURS]) {
+    // Each warp has chunks of its own; the next one is on its way while one is looked at.
+    const int lane = threadIdx.x % WARP, step = gridDim.x * (blockDim.x / WARP) * CHUNK;
+    int token = (threadIdx.x / WARP * gridDim.x + blockIdx.x) * CHUNK + lane * 4;
+    float4 next[FOURS];
+    auto fetch = [&](int from) {
+#pragma unroll
+        for (int i = 0; i < FOURS; i++) next[i] = read_four(logits, vocab, from + i * 4 * WARP);
+    };
+    fetch(token);
+#pragma unroll 1
+    for (; token - lane * 4 < vocab; token += step) {
+        float4 fours[FOURS];
+#pragma unroll
+        for (int i = 0; i < FOURS; i++) fours[i] = next[i];
+        fetch(token + step);
 #pragma unroll
         for (int i = 0; i < FOURS; i++) see(fours[i], token + i * 4 * WARP);
-    });
+    }
     // Plus zero: minus zero is equal to zero here.
     u64 key = best_token == NONE ? 0 : key_of(ordered(best + 0.0f), best_token);
     key = block_most(key, warps);

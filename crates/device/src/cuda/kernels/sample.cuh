@@ -135,6 +135,7 @@ DEVICE float4 read_four(const float* logits, int vocab, int token) {
 // first + 128 i to first + 128 i + 3 in fours[i], where `first` counts the lane in.
 template <typename Body> DEVICE void for_chunks(const float* logits, int vocab, int part, int parts, Body body) {
     const int lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
+#pragma unroll 1
     for (int chunk = threadIdx.x / WARP * parts + part; chunk * CHUNK < vocab; chunk += parts * warps) {
         int first = chunk * CHUNK + lane * 4;
         float4 fours[FOURS];
