@@ -1,4 +1,4 @@
-// From rows of logits to tokens: what the kernels of sample.cu, draw.cu and logprobs.cu share. The order of operations is
+// From rows of logits to tokens: what the kernels of sample.cu, draw.cu, draw_token.cu and logprobs.cu share. The order of operations is
 // that of the engine's sampling on the host: check of the raw logits; masks, biases, penalties; then the best token, or
 // temperature, min-p, top-k, top-p and a draw along the tokens in order of id; logprobs of the raw logits.
 //
@@ -103,6 +103,12 @@ DEVICE float* logits_of(const SampleArgs& args, int row) {
 DEVICE bool penalizes(const SampleRow& want) {
     return want.repetition != 1.0f || want.frequency != 0.0f || want.presence != 0.0f;
 }
+DEVICE bool wants_draw(const SampleArgs& args, int row) {
+    const SampleRow& want = args.rows[row];
+    return want.temperature > 0.0f && want.target == NONE && args.results[row].status == SAMPLE_OK;
+}
+DEVICE bool has_top_k(const SampleRow& want, int vocab) { return want.top_k > 0 && want.top_k < vocab; }
+
 DEVICE float minus_infinity() { return __uint_as_float(0xff800000u); }
 DEVICE bool is_wrong(float logit) { return !(logit < __uint_as_float(0x7f800000u)); }
 
