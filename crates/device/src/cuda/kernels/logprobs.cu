@@ -2,9 +2,6 @@
 // and of the best tokens. What is launched how is said in sample.cuh.
 #include "sample.cuh"
 
-// Most best tokens that one sorting finds; more are found one by one.
-#define MAX_SORTED 1024
-
 // Undoes what `sample_edit` did to a row, the last change first.
 DEVICE void restore(const SampleArgs& args, const SampleRow& want, float* logits) {
     const float* masked = args.saved + want.saved;
@@ -33,25 +30,72 @@ DEVICE void restore(const SampleArgs& args, const SampleRow& want, float* logits
     __syncthreads();
 }
 
-// Calls `body(token, logit)` for the tokens of this thread.
-template <typename Body> DEVICE void for_tokens(const float* logits, int vocab, Body body) {
+// A logit such that at least `wanted` tokens have one as large: of all warps' largest, or of all threads', the one with so
+// many as large. `largest` is the thread's own; `keys` has room for a key a thread.
+DEVICE float border_of(float largest, u32 wanted, bool by_warps, u64* keys) {
+    const int lane = threadIdx.x % WARP;
+    __syncthreads();
+    if (by_warps) {
+        float most = warp_max(largest);
+        if (lane == 0) keys[threadIdx.x / WARP] = key_of(ordered(most), threadIdx.x / WARP);
+        __syncthreads();
+        u64 own = keys[lane];
+        u32 better = 0;
+#pragma unroll 8
+        for (int other = 0; other < WARP; other++) better += keys[other] > own;
+        u32 holder = __ffs(__ballot_sync(FULL_MASK, better == wanted - 1)) - 1;
+        return unordered((u32)(keys[holder] >> 32));
+    }
+    keys[threadIdx.x] = key_of(ordered(largest), threadIdx.x);
+    sort_keys(keys, 1024);
+    return unordered((u32)(keys[wanted - 1] >> 32));
+}
+
+// What one row's pass over its logits finds.
+struct Pass {
+    double sum;   // of exponentials, in all threads
+    u32 better;   // tokens before the chosen one, in all threads
+};
+// Every token with a logit of at least `border` becomes one of `keys`, as many as there is room for; `num_keys` counts all.
+DEVICE Pass look_through(const float* logits, int vocab, float best, u32 chosen, float border, u64* keys, u32& num_keys) {
+    __shared__ double sum_warps[WARP];
+    __shared__ u32 count_warps[WARP];
+    __syncthreads();
+    if (threadIdx.x == 0) num_keys = 0;
+    __syncthreads();
+    const float own = logits[chosen];
+    double sum = 0.0;
+    u32 better = 0;
+    auto see = [&](float logit, u32 token) {
+        better += logit > own;
+        if (logit >= border || logit == own) {
+            // Few come here; minus zero lies below zero.
+            u64 key = key_of(ordered(logit), token);
+            if (logit == own && token < vocab) better += key > key_of(ordered(own), chosen);
+            if (logit >= border && token < vocab) {
+                u32 place = atomicAdd(&num_keys, 1u);
+                if (place < SORT_ROOM) keys[place] = key;
+            }
+        }
+    };
     for_chunks(logits, vocab, 0, 1, [&](int, int first, const float4(&fours)[FOURS]) {
 #pragma unroll
         for (int i = 0; i < FOURS; i++) {
+            float4 x = fours[i];
             int token = first + i * 4 * WARP;
-            if (token < vocab) body(token, fours[i].x);
-            if (token + 1 < vocab) body(token + 1, fours[i].y);
-            if (token + 2 < vocab) body(token + 2, fours[i].z);
-            if (token + 3 < vocab) body(token + 3, fours[i].w);
+            sum += sum_four(make_float4(expf(x.x - best), expf(x.y - best), expf(x.z - best), expf(x.w - best)));
+            see(x.x, token), see(x.y, token + 1), see(x.z, token + 2), see(x.w, token + 3);
         }
     });
+    Pass pass;
+    scan_block(sum, sum_warps, pass.sum);
+    scan_block(better, count_warps, pass.better);
+    return pass;
 }
 
 extern "C" __global__ void __launch_bounds__(1024) sample_logprobs(const __grid_constant__ SampleArgs args) {
     __shared__ u64 keys[SORT_ROOM];
     __shared__ u64 warps[WARP];
-    __shared__ double sum_warps[WARP];
-    __shared__ u32 count_warps[WARP];
     __shared__ u32 num_keys;
     const int row = blockIdx.x, vocab = args.vocab;
     const SampleRow& want = args.rows[row];
@@ -63,47 +107,35 @@ extern "C" __global__ void __launch_bounds__(1024) sample_logprobs(const __grid_
     const u32 token = args.results[row].token;
     const u32 wanted = min(min(want.logprobs, (u32)args.max_top), (u32)vocab);
 
-    u64 own = 0;
-    for_tokens(logits, vocab, [&](int at, float logit) { own = max(own, key_of(ordered(logit), at)); });
-    const float best = unordered((u32)(block_most(own, warps) >> 32));
-    // The best of each thread: at least as many tokens as threads lie at or above the least of the best `wanted` of them.
-    u64 border = ~0ull;
-    const bool sorted = wanted <= MAX_SORTED;
-    if (wanted > 0 && sorted) {
-        keys[threadIdx.x] = own;
-        sort_keys(keys, MAX_SORTED);
-        border = keys[wanted - 1];
-    }
-    if (threadIdx.x == 0) num_keys = 0;
-    __syncthreads();
-
-    const u64 chosen = key_of(ordered(logits[token]), token);
-    double sum = 0.0, whole;
-    u32 better = 0, num_better;
-    for_tokens(logits, vocab, [&](int at, float logit) {
-        u64 key = key_of(ordered(logit), at);
-        sum += (double)expf(logit - best);
-        better += key > chosen;
-        if (key >= border) {
-            u32 place = atomicAdd(&num_keys, 1u);
-            if (place < SORT_ROOM) keys[place] = key;
-        }
+    float largest = minus_infinity();
+    for_chunks(logits, vocab, 0, 1, [&](int, int, const float4(&fours)[FOURS]) {
+#pragma unroll
+        for (int i = 0; i < FOURS; i++)
+            largest = fmaxf(largest, fmaxf(fmaxf(fours[i].x, fours[i].y), fmaxf(fours[i].z, fours[i].w)));
     });
-    scan_block(sum, sum_warps, whole);
-    scan_block(better, count_warps, num_better);
-    const double log_sum = (double)best + log(whole);
+    const float best = unordered((u32)(block_most((u64)ordered(largest) << 32, warps) >> 32));
+    // The coarser border is found faster, but may leave too many tokens where the best ones are neighbours.
+    bool by_warps = wanted <= 16 && vocab >= WARP * CHUNK;
+    float border = __uint_as_float(0x7f800000u);
+    if (wanted > 0 && wanted <= 1024) border = border_of(largest, wanted, by_warps, keys);
+    Pass pass = look_through(logits, vocab, best, token, border, keys, num_keys);
+    if (by_warps && num_keys > SORT_ROOM) {
+        border = border_of(largest, wanted, false, keys);
+        pass = look_through(logits, vocab, best, token, border, keys, num_keys);
+    }
+    const double log_sum = (double)best + log(pass.sum);
     auto logprob = [&](u64 key) { return (float)((double)unordered((u32)(key >> 32)) - log_sum); };
     if (threadIdx.x == 0) {
         SampleResult& result = args.results[row];
-        result.logprob = logprob(chosen);
-        result.rank = num_better + 1;
+        result.logprob = logprob(key_of(ordered(logits[token]), token));
+        result.rank = pass.better + 1;
         result.num_top = wanted;
     }
     if (wanted == 0) return;
     u32* top_tokens = args.top_tokens + (i64)row * args.max_top;
     float* top_logprobs = args.top_logprobs + (i64)row * args.max_top;
     const u32 count = num_keys;
-    if (sorted && count <= SORT_ROOM) {
+    if (wanted <= 1024 && count <= SORT_ROOM) {
         int size = power_of_two(count);
 #pragma unroll 1
         for (int i = count + threadIdx.x; i < size; i += blockDim.x) keys[i] = 0;
@@ -120,10 +152,11 @@ extern "C" __global__ void __launch_bounds__(1024) sample_logprobs(const __grid_
 #pragma unroll 1
     for (u32 i = 0; i < wanted; i++) {
         u64 next = 0;
-        for_tokens(logits, vocab, [&](int at, float logit) {
-            u64 key = key_of(ordered(logit), at);
+#pragma unroll 1
+        for (u32 at = threadIdx.x; at < vocab; at += blockDim.x) {
+            u64 key = key_of(ordered(logits[at]), at);
             if (key < last) next = max(next, key);
-        });
+        }
         last = block_most(next, warps);
         if (threadIdx.x == 0) {
             top_tokens[i] = token_of(last);
