@@ -348,16 +348,18 @@ impl Sampler {
 
 fn run(device: &Device, request: &Request, call: SampleArgs) {
     let rows = call.num_rows as u32;
-    let parts = 528u32.div_ceil(rows.max(1)).clamp(1, (call.vocab as u32).div_ceil(CHUNK as u32));
+    // As many blocks as run at once, where rows are few: two a multiprocessor of the largest devices, or four.
+    let most = (call.vocab as u32).div_ceil(CHUNK as u32);
+    let parts = |blocks: u32| (blocks / rows.max(1)).clamp(1, most);
     let kernel = |wanted: bool, name, grid, threads| {
         if wanted {
             launch(device, name, grid, threads, args![call]);
         }
     };
     kernel(request.edits, "sample_edit", [rows, 1, 1], 256);
-    kernel(true, "sample_best", [parts, rows, 1], 512);
-    kernel(request.draws, "draw_weigh", [parts, rows, 1], 512);
-    kernel(request.filters, "draw_gather", [parts, rows, 1], 512);
+    kernel(true, "sample_best", [parts(264), rows, 1], 512);
+    kernel(request.draws, "draw_weigh", [parts(528), rows, 1], 512);
+    kernel(request.filters, "draw_gather", [parts(528), rows, 1], 512);
     kernel(request.draws, "draw_token", [rows, 1, 1], 1024);
     kernel(request.logprobs, "sample_logprobs", [rows, 1, 1], 1024);
 }

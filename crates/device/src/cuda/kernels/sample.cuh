@@ -9,7 +9,8 @@
 //   4. draw_gather(SampleArgs)        ... with top_k or top_p as well; grid (parts, rows), threads 512
 //   5. draw_token(SampleArgs)         rows with a temperature; grid (rows), threads 1024
 //   6. sample_logprobs(SampleArgs)    rows with `logprobs`; grid (rows), threads 1024
-// parts = clamp(ceil(528 / rows), 1, ceil(vocab / 4096)) or so: results do not depend on it. No dynamic shared memory.
+// parts = clamp(blocks / rows, 1, ceil(vocab / 4096)), blocks about 264 for sample_best and 528 for the others: results do
+// not depend on it. No dynamic shared memory.
 // `states` is zeroed once, when it is made; every call leaves it ready for the next.
 #pragma once
 #include "rows.cuh"
