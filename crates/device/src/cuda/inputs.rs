@@ -265,7 +265,7 @@ impl Inputs {
         for (number, list) in lists.iter_mut().enumerate() {
             write_list(&mut writer, layout, number, list, &batch.spans);
         }
-        let used = writer.finish();
+        let used = writer.finish(GAP);
         for range in used {
             let bytes = 4 * range.start..4 * range.end;
             self.device.upload_async(Stream::Compute, &self.buffer, bytes.start, &self.staging[turn].memory, bytes);
@@ -297,7 +297,8 @@ impl Inputs {
         let mut words = vec![0; self.layout.words];
         let mut writer = Writer { words: &mut words, used: Vec::new() };
         write_list(&mut writer, &self.layout, number, &mut list, &self.spans);
-        for range in writer.finish() {
+        // Without what lies between: the step's tables are there.
+        for range in writer.finish(0) {
             // What fails here is remembered by the device.
             let _ = self.device.upload(&self.buffer, 4 * range.start, &words[range]);
         }
@@ -332,13 +333,13 @@ impl Writer<'_> {
         end - at
     }
 
-    /// What was written, ranges that are close together as one.
-    fn finish(mut self) -> Vec<std::ops::Range<usize>> {
+    /// What was written, ranges with at most `gap` words between them as one.
+    fn finish(mut self, gap: usize) -> Vec<std::ops::Range<usize>> {
         self.used.sort_by_key(|range| range.start);
         let mut merged: Vec<std::ops::Range<usize>> = Vec::new();
         for range in self.used {
             match merged.last_mut() {
-                Some(last) if range.start <= last.end + GAP => last.end = last.end.max(range.end),
+                Some(last) if range.start <= last.end + gap => last.end = last.end.max(range.end),
                 _ => merged.push(range),
             }
         }
@@ -383,7 +384,7 @@ mod tests {
         assert_eq!(writer.put(10, [1, 2, 3].into_iter()), 3);
         assert_eq!(writer.put(100, std::iter::empty()), 0);
         assert_eq!(writer.put(20, [5].into_iter()), 1);
-        assert_eq!(writer.finish(), [10..21, 4 * GAP..4 * GAP + 2]);
+        assert_eq!(writer.finish(GAP), [10..21, 4 * GAP..4 * GAP + 2]);
         assert_eq!((words[12], words[20], words[4 * GAP + 1]), (3, 5, 8));
     }
 
