@@ -1,14 +1,23 @@
-//! Compiled kernels of one architecture in one compressed file: what `cargo xtask kernels` writes, and what a machine
-//! that compiles for itself keeps.
+//! Compiled kernels of one architecture in one file: what `cargo xtask kernels` writes, and what a machine that compiles
+//! for itself keeps.
 //!
-//! `magic | sha256 of the sources | zlib of (name length u32, name, cubin length u32, cubin) ...`, little-endian.
+//! `magic | sha256 of the sources | sha256 of the body | form | body`, where the body is (name length u32, name, cubin
+//! length u32, cubin) ..., little-endian, as it is or compressed. Cubins of one source repeat each other over long
+//! distances: LZMA makes half of what deflate leaves.
+
+use std::io::Read;
+
+use lzma_rust2::LzmaReader;
+use sha2::{Digest, Sha256};
 
 use super::sources;
 
-const MAGIC: &[u8; 8] = b"folio-k1";
-const HEADER: usize = MAGIC.len() + 32;
-/// More than any archive unpacks to.
-const MAX_BYTES: usize = 256 << 20;
+const MAGIC: &[u8; 8] = b"folio-k2";
+const STORED: u8 = 0;
+const LZMA: u8 = 1;
+/// More than any archive unpacks to, and than unpacking needs.
+const MAX_BYTES: u64 = 256 << 20;
+const MAX_KIB: u32 = 64 << 10;
 
 /// One compiled file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,8 +44,19 @@ pub fn prebuilt(architecture: &str) -> Option<Vec<Cubin>> {
 
 /// None when it is no archive, is damaged, or was made from other sources.
 pub fn unpack(bytes: &[u8]) -> Option<Vec<Cubin>> {
-    let body = bytes.strip_prefix(MAGIC)?.strip_prefix(&sources::hash())?;
-    let body = miniz_oxide::inflate::decompress_to_vec_zlib_with_limit(body, MAX_BYTES).ok()?;
+    let (hash, rest) = bytes.strip_prefix(MAGIC)?.strip_prefix(&sources::hash())?.split_first_chunk::<32>()?;
+    let body = match rest.split_first()? {
+        (&STORED, body) => body.to_vec(),
+        (&LZMA, packed) => {
+            let mut body = Vec::new();
+            LzmaReader::new_mem_limit(packed, MAX_KIB, None).ok()?.take(MAX_BYTES).read_to_end(&mut body).ok()?;
+            body
+        }
+        _ => return None,
+    };
+    if Sha256::digest(&body).as_slice() != hash {
+        return None;
+    }
     let mut rest = body.as_slice();
     let mut cubins = Vec::new();
     while !rest.is_empty() {
@@ -46,6 +66,7 @@ pub fn unpack(bytes: &[u8]) -> Option<Vec<Cubin>> {
     Some(cubins)
 }
 
+/// As they are: for a disk.
 pub fn pack(cubins: &[Cubin]) -> Vec<u8> {
     let mut body = Vec::new();
     for cubin in cubins {
@@ -54,11 +75,7 @@ pub fn pack(cubins: &[Cubin]) -> Vec<u8> {
             body.extend_from_slice(part);
         }
     }
-    let mut out = Vec::with_capacity(HEADER + body.len() / 3);
-    out.extend_from_slice(MAGIC);
-    out.extend_from_slice(&sources::hash());
-    out.extend(miniz_oxide::deflate::compress_to_vec_zlib(&body, 6));
-    out
+    [MAGIC.as_slice(), &sources::hash(), &Sha256::digest(&body), &[STORED], &body].concat()
 }
 
 fn take_sized<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
@@ -75,7 +92,7 @@ mod tests {
     #[test]
     fn prebuilt_kernels_are_those_of_the_sources() {
         for (architecture, bytes) in PREBUILT {
-            let found = bytes.get(MAGIC.len()..HEADER);
+            let found = bytes.get(MAGIC.len()..MAGIC.len() + 32);
             let advice = "the kernels changed since: run `cargo xtask kernels`";
             assert_eq!(found, Some(sources::hash().as_slice()), "{architecture}: {advice}");
             let cubins = prebuilt(architecture).expect("an archive that unpacks");
@@ -95,7 +112,7 @@ mod tests {
         let packed = pack(&cubins);
         assert_eq!(unpack(&packed), Some(cubins));
         assert_eq!(unpack(&packed[..packed.len() - 1]), None);
-        for at in [0, MAGIC.len(), HEADER + 8] {
+        for at in [0, MAGIC.len(), MAGIC.len() + 32, MAGIC.len() + 64, packed.len() - 1] {
             let mut broken = packed.clone();
             broken[at] ^= 1;
             assert_eq!(unpack(&broken), None, "byte {at}");

@@ -8,16 +8,20 @@ failure. With files only those are compiled (and nothing is written): for those 
 
 import ctypes
 import hashlib
+import lzma
 import multiprocessing
 import os
 import pathlib
 import re
 import struct
 import sys
-import zlib
 
 ARCHITECTURES = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120"]
-MAGIC = b"folio-k1"
+MAGIC = b"folio-k2"
+LZMA = b"\x01"
+# Instructions have 16 bytes, hence the position bits.
+FILTER = {"id": lzma.FILTER_LZMA1, "preset": 9 | lzma.PRESET_EXTREME, "lc": 0, "lp": 0, "pb": 4, "nice_len": 273}
+FILTER["dict_size"] = 8 << 20
 HERE = pathlib.Path(__file__).resolve().parent
 OPTIONS = [line.strip() for line in (HERE / "options.txt").read_text().splitlines() if line.strip()]
 
@@ -123,7 +127,8 @@ def main():
             if (file, architecture) in results:
                 cubin = results[file, architecture][0]
                 body += struct.pack("<I", len(file)) + file.encode() + struct.pack("<I", len(cubin)) + cubin
-        packed = MAGIC + hashed + zlib.compress(body, 9)
+        packed = MAGIC + hashed + hashlib.sha256(body).digest() + LZMA
+        packed += lzma.compress(body, format=lzma.FORMAT_ALONE, filters=[FILTER])
         (HERE / "archive" / f"{architecture}.bin").write_bytes(packed)
         total += len(packed)
         print(f"{architecture}: {len(body) >> 10} KiB, {len(packed) >> 10} KiB packed")
