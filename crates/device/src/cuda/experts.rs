@@ -184,7 +184,8 @@ impl Cuda {
         let (device, name, hidden_i32) = (&self.device, float.name(), hidden as i32);
         let grid = |width: usize, count: usize| [count as u32, width.div_ceil(1024) as u32, 1];
         let kernel = format!("expert_rows_{name}");
-        let copy = args![sorted, x, routing.sorted_rows, pairs as i32, hidden_i32];
+        let pairs_i32 = pairs as i32;
+        let copy = args![sorted, x, routing.sorted_rows, pairs_i32, hidden_i32];
         launch(device, &kernel, grid(hidden, pairs.div_ceil(4)), 128, copy);
         self.grouped(experts, op.top_k, true, (gate_up, sorted), routing.offsets, pairs, most);
         let (kernel, (activation, alpha, limit)) = (format!("expert_gate_{name}"), activation_number(op.activation));

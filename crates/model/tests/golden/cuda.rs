@@ -74,12 +74,17 @@ fn cuda_in_bf16_agrees_with_transformers() {
     }
 }
 
+/// One file of every three: each of these takes many decoders.
+fn some() -> Vec<Golden> {
+    file::all().into_iter().step_by(3).collect()
+}
+
 /// Nothing may hang on whether a step was recorded.
 #[test]
 fn recorded_steps_equal_unrecorded_ones() {
     if is_there() {
         let configs = [f32(), CudaConfig::default(), CudaConfig { batch_invariant: true, ..CudaConfig::default() }];
-        for_all(&file::all(), |golden| {
+        for_all(&some(), |golden| {
             let model = switch_off::open(golden)?;
             for config in &configs {
                 let kv = if config.activations == Precision::F32 { KvFormat::F32 } else { KvFormat::BF16 };
@@ -123,7 +128,7 @@ fn batch_invariant_prompts_may_be_cut_anywhere() {
 fn sequences_together_equal_sequences_alone() {
     if is_there() {
         let configs = [f32(), CudaConfig { batch_invariant: true, ..CudaConfig::default() }];
-        for_all(&file::all(), |golden| {
+        for_all(&some(), |golden| {
             let model = switch_off::open(golden)?;
             let story = |(start, prompt, rest): (usize, usize, usize)| Story {
                 prompt: golden.prompt[start..start + prompt].to_vec(),
