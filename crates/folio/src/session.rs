@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use folio_device::Backend;
 use folio_device::cpu::Cpu;
-use folio_engine::tiers::{DiskConfig, DiskStore, HostGroup, HostTier, TierConfig, copy_cost};
+use folio_engine::tiers::{Allocate, DiskConfig, DiskStore, HostGroup, HostTier, TierConfig, copy_cost};
 use folio_engine::{Background, Engine, EngineConfig, KvEvent, Rebuild, Runner};
 use folio_model::{Decoder, DecoderLimits, LoadProgress};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -16,7 +16,7 @@ use crate::args::EngineArgs;
 use crate::assets::Assets;
 use crate::phases::{self, Phases};
 use crate::plan::{self, Plan};
-use crate::target::{self, Target};
+use crate::target::{self, Opened, Target};
 
 /// A loaded model and the engine that runs it.
 pub struct Session {
@@ -67,17 +67,17 @@ impl Session {
     pub fn load(assets: Assets, plan: Plan, args: &EngineArgs, target: Target, serving: Serving) -> Result<Self> {
         match target.clone() {
             Target::Cpu(cpu) => {
-                let opened = |_: &Cpu| Phases::default();
+                let opened = |_: &Cpu| Opened::default();
                 Self::on(target, (move || Cpu::new(cpu), opened), assets, plan, args, serving)
             }
-            Target::Cuda(gpu) => Self::on(target, (move || gpu.open(), target::phases), assets, plan, args, serving),
+            Target::Cuda(gpu) => Self::on(target, (move || gpu.open(), target::opened), assets, plan, args, serving),
         }
     }
 
     /// On the backend that `open` gives, now and whenever it has to be opened anew; and what it says of that.
     fn on<B: Backend>(
         target: Target,
-        (open, opened): (impl Fn() -> folio_device::Result<B> + Send + Sync + 'static, impl FnOnce(&B) -> Phases),
+        (open, opened): (impl Fn() -> folio_device::Result<B> + Send + Sync + 'static, impl FnOnce(&B) -> Opened),
         assets: Assets,
         plan: Plan,
         args: &EngineArgs,
@@ -88,7 +88,7 @@ impl Session {
         let assets = Arc::new(assets);
         let bar = loading_bar();
         let backend = open()?;
-        let mut phases = opened(&backend);
+        let Opened { mut phases, host_memory } = opened(&backend);
         let mut decoder = phases.time("weights", || {
             let mut note = |progress: LoadProgress| {
                 bar.set_length(progress.bytes_total);
@@ -106,7 +106,7 @@ impl Session {
             (plan.bytes.weights, plan.bytes.activations, plan.bytes.kv),
             "what was planned and what was taken"
         );
-        let tiers = tiers(&mut decoder, &assets, &plan, args)?;
+        let tiers = tiers(&mut decoder, &assets, &plan, args, host_memory)?;
         let (host, disk) = (tiers.host.clone(), tiers.disk.clone());
         let config = EngineConfig {
             max_seqs: plan.max_seqs,
@@ -156,12 +156,24 @@ fn rebuild<B: Backend>(
 }
 
 /// What lies below the device. Comes before the first step, since a fingerprint computes one block.
-fn tiers<B: Backend>(decoder: &mut Decoder<B>, assets: &Assets, plan: &Plan, args: &EngineArgs) -> Result<TierConfig> {
+fn tiers<B: Backend>(
+    decoder: &mut Decoder<B>,
+    assets: &Assets,
+    plan: &Plan,
+    args: &EngineArgs,
+    memory: Option<Allocate>,
+) -> Result<TierConfig> {
     let groups = plan.groups.iter().enumerate();
     let groups = groups.map(|(g, group)| HostGroup { slots: group.host_slots, block_bytes: decoder.block_bytes(g) });
     let groups: Vec<HostGroup> = groups.collect();
     let host = match groups.iter().any(|group| group.slots > 0) {
-        true => Some(Arc::new(HostTier::new(&groups).context("--kv-host-mib")?)),
+        true => {
+            let tier = match memory {
+                Some(allocate) => HostTier::with_memory(&groups, allocate),
+                None => HostTier::new(&groups),
+            };
+            Some(Arc::new(tier.context("--kv-host-mib")?))
+        }
         false => None,
     };
     let disk = match &args.memory.kv_disk {

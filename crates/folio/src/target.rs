@@ -1,10 +1,13 @@
 //! Where a model is computed: decided once, from the flags and from what this machine has.
 
+use std::sync::Arc;
+
 use anyhow::{Context, Result, bail};
 use folio_device::cpu::CpuConfig;
-use folio_device::cuda::driver::{CudaError, DeviceInfo, probe};
+use folio_device::cuda::driver::{CudaError, DeviceInfo, HostBlock, probe};
 use folio_device::cuda::{Cuda, CudaConfig, Precision, RandomForm};
 use folio_device::{KvFormat, TensorKind};
+use folio_engine::tiers::{Allocate, HostMemory};
 
 use crate::args::{DeviceArgs, DeviceChoice, Dtype, EngineArgs, LoadFormat};
 use crate::phases::Phases;
@@ -188,8 +191,21 @@ impl Gpu {
     }
 }
 
+/// What is known of a backend once it is open.
+#[derive(Default)]
+pub struct Opened {
+    pub phases: Phases,
+    /// Memory of the host that it reaches faster than any.
+    pub host_memory: Option<Allocate>,
+}
+
 /// What opening it took, and what it does without.
-pub fn phases(cuda: &Cuda) -> Phases {
+pub fn opened(cuda: &Cuda) -> Opened {
+    // The memory outlives a device that is lost, and keeps none open: a new one could not be opened then.
+    let device = Arc::downgrade(cuda.device());
+    let allocate = move |bytes: usize| -> Box<dyn HostMemory> {
+        Box::new(device.upgrade().map_or_else(|| HostBlock::unlocked(bytes), |device| HostBlock::new(&device, bytes)))
+    };
     let mut phases = Phases::default();
     let times = cuda.device().open_times();
     phases.add("device", times.device, None);
@@ -197,7 +213,7 @@ pub fn phases(cuda: &Cuda) -> Phases {
     phases.notes.extend(cuda.missing_cublas().map(|why| {
         format!("matrix products of many rows run on Folio's own kernels, so that prompts take longer: {why}")
     }));
-    phases
+    Opened { phases, host_memory: Some(Box::new(allocate)) }
 }
 
 /// Why no GPU is used. A machine without a driver is an ordinary one.

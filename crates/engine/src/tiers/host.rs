@@ -2,8 +2,10 @@
 //!
 //! Who uses which slot when is the scheduler's business: a slot belongs to a transfer of the step under way or to one
 //! disk task, never to both. The locks only make that safe to rely on; nobody waits for one for long. A slot gets its
-//! memory when it is first used and keeps it; a size that the system would never give is refused at start.
+//! memory when it is first used and keeps it; a size that the system would never give is refused at start. Whoever knows
+//! of memory that the device reaches faster gives it.
 
+use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use folio_scheduler::HostSlot;
@@ -19,23 +21,57 @@ pub struct HostGroup {
 
 pub struct HostTier {
     groups: Vec<Slots>,
+    allocate: Allocate,
 }
+
+/// Memory of a slot.
+pub trait HostMemory: DerefMut<Target = [u8]> + Send {}
+
+impl<T: DerefMut<Target = [u8]> + Send> HostMemory for T {}
+
+/// Gives so many zeros.
+pub type Allocate = Box<dyn Fn(usize) -> Box<dyn HostMemory> + Send + Sync>;
 
 struct Slots {
     shape: HostGroup,
-    /// Each empty, or of `shape.block_bytes`.
-    slots: Vec<Mutex<Box<[u8]>>>,
+    /// None until it is used.
+    slots: Vec<Mutex<Option<Box<dyn HostMemory>>>>,
+}
+
+/// A slot's bytes, of which nobody else has hold.
+pub struct HostSlotBytes<'a> {
+    slot: MutexGuard<'a, Option<Box<dyn HostMemory>>>,
+}
+
+impl Deref for HostSlotBytes<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.slot.as_ref().map_or(&[], |memory| memory)
+    }
+}
+
+impl DerefMut for HostSlotBytes<'_> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.slot.as_mut().map_or(&mut [], |memory| memory)
+    }
 }
 
 impl HostTier {
+    /// In ordinary memory.
     pub fn new(groups: &[HostGroup]) -> Result<Self, TierError> {
+        Self::with_memory(groups, Box::new(|bytes| Box::new(vec![0; bytes].into_boxed_slice())))
+    }
+
+    /// In memory that `allocate` gives.
+    pub fn with_memory(groups: &[HostGroup], allocate: Allocate) -> Result<Self, TierError> {
         let bytes = groups.iter().fold(0, |sum: u64, group| sum.saturating_add(group.bytes()));
         // The system's word on all of it together; address space only, and given back at once.
         let all = usize::try_from(bytes).map_err(|_| TierError::HostMemory { bytes })?;
         Vec::<u8>::new().try_reserve_exact(all).map_err(|_| TierError::HostMemory { bytes })?;
         let slots =
             |group: &HostGroup| Slots { shape: *group, slots: (0..group.slots).map(|_| Mutex::default()).collect() };
-        Ok(Self { groups: groups.iter().map(slots).collect() })
+        Ok(Self { groups: groups.iter().map(slots).collect(), allocate })
     }
 
     pub fn num_groups(&self) -> usize {
@@ -52,14 +88,16 @@ impl HostTier {
     }
 
     /// The place of one block, zeros at first. Asserts that there is one.
-    pub fn slot(&self, group: usize, slot: HostSlot) -> MutexGuard<'_, Box<[u8]>> {
+    pub fn slot(&self, group: usize, slot: HostSlot) -> HostSlotBytes<'_> {
         let Slots { shape, slots } = &self.groups[group];
         // Bytes have no invariant that a panic could have broken.
-        let mut bytes = slots[slot.0 as usize].lock().unwrap_or_else(PoisonError::into_inner);
-        if bytes.len() != shape.block_bytes {
-            *bytes = vec![0; shape.block_bytes].into_boxed_slice();
-        }
-        bytes
+        let mut slot = slots[slot.0 as usize].lock().unwrap_or_else(PoisonError::into_inner);
+        slot.get_or_insert_with(|| {
+            let memory = (self.allocate)(shape.block_bytes);
+            assert_eq!(memory.len(), shape.block_bytes, "bytes of a block");
+            memory
+        });
+        HostSlotBytes { slot }
     }
 }
 
@@ -88,10 +126,10 @@ mod tests {
         for (group, slot, value) in [(0, 0, 1), (0, 2, 2), (1, 1, 3)] {
             tier.slot(group, HostSlot(slot)).fill(value);
         }
-        assert_eq!(**tier.slot(0, HostSlot(0)), [1; 8]);
-        assert_eq!(**tier.slot(0, HostSlot(1)), [0; 8]);
-        assert_eq!(**tier.slot(0, HostSlot(2)), [2; 8]);
-        assert_eq!(**tier.slot(1, HostSlot(1)), [3; 5]);
+        assert_eq!(*tier.slot(0, HostSlot(0)), [1; 8]);
+        assert_eq!(*tier.slot(0, HostSlot(1)), [0; 8]);
+        assert_eq!(*tier.slot(0, HostSlot(2)), [2; 8]);
+        assert_eq!(*tier.slot(1, HostSlot(1)), [3; 5]);
         assert_eq!(HostTier::new(&[]).unwrap().bytes(), 0);
     }
 
