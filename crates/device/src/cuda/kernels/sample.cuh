@@ -1,6 +1,6 @@
-// From rows of logits to tokens: what the kernels of sample.cu, draw.cu, draw_token.cu and logprobs.cu share. The order of operations is
-// that of the engine's sampling on the host: check of the raw logits; masks, biases, penalties; then the best token, or
-// temperature, min-p, top-k, top-p and a draw along the tokens in order of id; logprobs of the raw logits.
+// From rows of logits to tokens: what the kernels of sample.cu, draw.cu, draw_token.cu and logprobs.cu share. The order of
+// operations is that of the engine's sampling on the host: check of the raw logits; masks, biases, penalties; then the best
+// token, or temperature, min-p, top-k, top-p and a draw along the tokens in order of id; logprobs of the raw logits.
 //
 // One call, for any mix of rows (each kernel launched only where a row asks for it, except `sample_best`):
 //   1. sample_edit(SampleArgs)        rows with lists: masks, biases, penalties in place; grid (rows), threads 256
