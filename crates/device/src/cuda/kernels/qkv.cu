@@ -3,7 +3,8 @@
 // and stay in f32 until then.
 //
 //   prepare_qkv_bf16_fast(PrepareQkvArgs)
-//       head_dim <= 128, head_dim % 8 == 0, pairs % 4 == 0, any format but int4; grid (rows, ceil(all heads / 16)).
+//       head_dim <= 128, head_dim % 8 == 0, pairs % 4 == 0, any format but int4; grid (rows, ceil(all heads / 16)), or
+//       (rows, 1) where rows are many: a block then reads a row's angles once.
 //   prepare_qkv_bf16_256(PrepareQkvArgs)
 //       head_dim <= 256, head_dim % 4 == 0, pairs % 2 == 0; grid (rows, ceil(all heads / 8)).
 //   qkv_any.cu has the rest. With a norm over whole rows the grid is (rows, 1). All heads: heads + 2 * kv_heads. Threads 256.
@@ -133,110 +134,121 @@ DEVICE void store_head(const PrepareQkvArgs& args, u8* section, i64 place, const
     }
 }
 
+// Reads a head, or anything laid out like one.
+template <int V, int STEPS, int LANES, typename T>
+DEVICE void load_head(Head<V, STEPS>& head, const T* from, int head_dim, int pairs) {
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) {
+        Place<V, LANES> at(step, head_dim, pairs);
+        if (at.has_low) load(head.low[step], from + at.low);
+        if (at.has_high) load(head.high[step], from + at.high);
+    }
+}
+
+// Norms a head; `inverse` is that of the whole row, or is found here.
+template <int V, int STEPS, int LANES>
+DEVICE void norm_head(const PrepareQkvArgs& args, Head<V, STEPS>& head, const Head<V, STEPS>& weight, float inverse) {
+    if (!args.row_span) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int step = 0; step < STEPS; step++) {
+            Place<V, LANES> at(step, args.head_dim, args.pairs);
+#pragma unroll
+            for (int v = 0; v < V; v++) {
+                if (at.has_low) sum += head.low[step].x[v] * head.low[step].x[v];
+                if (at.has_high) sum += head.high[step].x[v] * head.high[step].x[v];
+            }
+        }
+#pragma unroll
+        for (int step = LANES / 2; step > 0; step >>= 1) sum += __shfl_xor_sync(head_mask<LANES>(), sum, step);
+        inverse = 1.0f / sqrtf(sum / args.head_dim + args.eps);
+    }
+#pragma unroll
+    for (int step = 0; step < STEPS; step++)
+#pragma unroll
+        for (int v = 0; v < V; v++) {
+            head.low[step].x[v] = head.low[step].x[v] * inverse * weight.low[step].x[v];
+            head.high[step].x[v] = head.high[step].x[v] * inverse * weight.high[step].x[v];
+        }
+}
+
 template <typename A, int V, int STEPS, int LANES> DEVICE void prepare(const PrepareQkvArgs& args) {
     __shared__ float4 scratch[2][8];
     const int units = THREADS / LANES, unit = threadIdx.x / LANES, row = blockIdx.x;
     __shared__ float2 staged[LANES == WARP ? units : 1][STEPS * WARP * V];
-    const int head_dim = args.head_dim, q_heads = args.heads, k_end = q_heads + args.kv_heads;
-    const int num_heads = k_end + args.kv_heads;
+    const int head_dim = args.head_dim, pairs = args.pairs, q_heads = args.heads, k_end = q_heads + args.kv_heads;
+    const int num_heads = k_end + args.kv_heads, stride = gridDim.y * units;
     A* values = reinterpret_cast<A*>(args.qkv) + (i64)row * num_heads * head_dim;
+    auto norm_of = [&](int number) -> const float* {
+        const bool is_q = number < q_heads;
+        const float* norm = number >= k_end ? nullptr : is_q ? args.q_norm : args.k_norm;
+        return norm && args.row_span ? norm + (is_q ? number : number - q_heads) * head_dim : norm;
+    };
+    int number = blockIdx.y * units + unit;
     const u32 slot = args.slots[row];
-    bool waited = false;
-    float inverse_q = 0.0f, inverse_k = 0.0f;
+    Head<V, STEPS> weight, turn, coming;
+    const float* norm = norm_of(number);
+    if (norm) load_head<V, STEPS, LANES>(weight, norm, head_dim, pairs);
     release_next();
-    for (int number = blockIdx.y * units + unit;; number += gridDim.y * units) {
-        const bool any = number < num_heads, is_q = number < q_heads, is_v = number >= k_end;
-        const float* norm = !any || is_v ? nullptr : is_q ? args.q_norm : args.k_norm;
-        if (norm && args.row_span) norm += (is_q ? number : number - q_heads) * head_dim;
-        const int pairs = is_v ? 0 : args.pairs;
-        Head<V, STEPS> weight, head;
-        if (norm) {
+    wait_for_previous();
+    float inverse_q = 0.0f, inverse_k = 0.0f;
+    if (args.row_span) {
+        // One block has the whole row, and nothing is written before all have read.
+        if (args.q_norm) inverse_q = row_inverse(values, q_heads * head_dim, args.eps, scratch[0]);
+        if (args.k_norm)
+            inverse_k = row_inverse(values + q_heads * head_dim, args.kv_heads * head_dim, args.eps, scratch[1]);
+        __syncthreads();
+    }
+    if (number >= num_heads) return;
+    load_head<V, STEPS, LANES>(coming, values + number * head_dim, head_dim, pairs);
+    // Cosines and sines are the same for all heads of the row.
 #pragma unroll
-            for (int step = 0; step < STEPS; step++) {
-                Place<V, LANES> at(step, head_dim, pairs);
-                if (at.has_low) load(weight.low[step], norm + at.low);
-                if (at.has_high) load(weight.high[step], norm + at.high);
-            }
-        }
-        if (!waited) {
-            wait_for_previous();
-            waited = true;
-            if (args.row_span) {
-                // One block has the whole row, and nothing is written before all have read.
-                if (args.q_norm) inverse_q = row_inverse(values, q_heads * head_dim, args.eps, scratch[0]);
-                if (args.k_norm)
-                    inverse_k = row_inverse(values + q_heads * head_dim, args.kv_heads * head_dim, args.eps, scratch[1]);
-                __syncthreads();
-            }
-        }
-        if (!any) break;
-
-        A* from = values + number * head_dim;
-        Head<V, STEPS> cos;  // low: cosines, high: sines
+    for (int step = 0; step < STEPS; step++) {
+        Place<V, LANES> at(step, head_dim, pairs);
+        if (!at.turns) continue;
+        load(turn.low[step], args.cos + (i64)row * pairs + at.low);
+        load(turn.high[step], args.sin + (i64)row * pairs + at.low);
+    }
+    while (true) {
+        // The next head is on its way while this one is prepared.
+        Head<V, STEPS> head = coming;
+        const int next = number + stride;
+        if (next < num_heads) load_head<V, STEPS, LANES>(coming, values + next * head_dim, head_dim, pairs);
+        const bool is_q = number < q_heads, is_v = number >= k_end;
+        if (norm) norm_head<V, STEPS, LANES>(args, head, weight, is_q ? inverse_q : inverse_k);
 #pragma unroll
         for (int step = 0; step < STEPS; step++) {
-            Place<V, LANES> at(step, head_dim, pairs);
-            if (at.has_low) load(head.low[step], from + at.low);
-            if (at.has_high) load(head.high[step], from + at.high);
-            if (at.turns) {
-                load(cos.low[step], args.cos + (i64)row * pairs + at.low);
-                load(cos.high[step], args.sin + (i64)row * pairs + at.low);
-            }
-        }
-        if (norm) {
-            float inverse = is_q ? inverse_q : inverse_k;
-            if (!args.row_span) {
-                float sum = 0.0f;
-#pragma unroll
-                for (int step = 0; step < STEPS; step++) {
-                    Place<V, LANES> at(step, head_dim, pairs);
-#pragma unroll
-                    for (int v = 0; v < V; v++) {
-                        if (at.has_low) sum += head.low[step].x[v] * head.low[step].x[v];
-                        if (at.has_high) sum += head.high[step].x[v] * head.high[step].x[v];
-                    }
-                }
-#pragma unroll
-                for (int step = LANES / 2; step > 0; step >>= 1) sum += __shfl_xor_sync(head_mask<LANES>(), sum, step);
-                inverse = 1.0f / sqrtf(sum / head_dim + args.eps);
-            }
-#pragma unroll
-            for (int step = 0; step < STEPS; step++)
-#pragma unroll
-                for (int v = 0; v < V; v++) {
-                    head.low[step].x[v] = head.low[step].x[v] * inverse * weight.low[step].x[v];
-                    head.high[step].x[v] = head.high[step].x[v] * inverse * weight.high[step].x[v];
-                }
-        }
-#pragma unroll
-        for (int step = 0; step < STEPS; step++) {
-            if (!Place<V, LANES>(step, head_dim, pairs).turns) continue;
+            if (is_v || !Place<V, LANES>(step, head_dim, pairs).turns) continue;
 #pragma unroll
             for (int v = 0; v < V; v++) {
                 float a = head.low[step].x[v], b = head.high[step].x[v];
-                float c = cos.low[step].x[v], s = cos.high[step].x[v];
+                float c = turn.low[step].x[v], s = turn.high[step].x[v];
                 head.low[step].x[v] = a * c - b * s;
                 head.high[step].x[v] = b * c + a * s;
             }
         }
         if (is_q) {
-            if (!args.q_norm && !args.pairs) continue;
+            A* to = values + number * head_dim;
 #pragma unroll
             for (int step = 0; step < STEPS; step++) {
                 Place<V, LANES> at(step, head_dim, pairs);
-                if (at.has_low) store(from + at.low, head.low[step]);
-                if (at.has_high) store(from + at.high, head.high[step]);
+                if (at.has_low) store(to + at.low, head.low[step]);
+                if (at.has_high) store(to + at.high, head.high[step]);
             }
         } else if (slot != NO_SLOT) {
             i64 place = place_of(number - (is_v ? k_end : q_heads), slot);
             store_head<V, STEPS, LANES>(args, section_of(args, slot, is_v), place, head, pairs,
                                         reinterpret_cast<float*>(staged[LANES == WARP ? unit : 0]));
         }
+        if (next >= num_heads) return;
+        number = next;
+        norm = norm_of(number);
+        if (norm) load_head<V, STEPS, LANES>(weight, norm, head_dim, pairs);
     }
 }
 
 #define PREPARE(NAME, A, V, STEPS, LANES)                                                                              \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS, 4)                                                           \
         prepare_qkv_##NAME(const __grid_constant__ PrepareQkvArgs args) {                                              \
         prepare<A, V, STEPS, LANES>(args);                                                                             \
     }
