@@ -10,6 +10,9 @@ use crate::{Activation, KvFormat, NormSpan, PrepareQkv};
 /// Widest row that a block keeps in registers.
 const NORM_WIDTH: usize = 8192;
 
+/// Rows from which on a block for each is enough.
+const MANY_ROWS: usize = 512;
+
 fn blocks(count: usize, each: usize) -> u32 {
     count.div_ceil(each) as u32
 }
@@ -210,6 +213,8 @@ pub(super) fn prepare_qkv(
         padding: 0,
     };
     let (name, each) = prepare_kernel(qkv.float(), op.head_dim, pairs, kv.shape.format);
-    let grid = [rows as u32, if row_span { 1 } else { blocks(heads, each) }, 1];
+    // A norm over whole rows needs a row in one block; many rows fill the device that way as well, and with less to read.
+    let one_block = row_span || rows >= MANY_ROWS;
+    let grid = [rows as u32, if one_block { 1 } else { blocks(heads, each) }, 1];
     launch(device, name, grid, 256, args![call]);
 }
