@@ -118,8 +118,8 @@ fn conformance(mode: &Mode) {
     let (rows, paged) = (expected_rows(), expected_paged());
     let mut failures = Vec::new();
     let backend = &mut backend;
-    let mut alive = attempt(&mut failures, backend, "round trip".into(), |backend| rows::round_trip(backend));
-    alive = alive && attempt(&mut failures, backend, "no rows".into(), |backend| empty::run(backend));
+    let mut alive = attempt(&mut failures, backend, "round trip".into(), rows::round_trip);
+    alive = alive && attempt(&mut failures, backend, "no rows".into(), empty::run);
     for expected in &rows {
         let name = format!("{:?}", expected.case);
         alive = alive && attempt(&mut failures, backend, name, |backend| check_rows(backend, mode, expected));

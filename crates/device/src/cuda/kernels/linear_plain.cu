@@ -123,9 +123,10 @@ extern "C" __global__ void __launch_bounds__(256) round_rows_e4m3(u8* codes, flo
 #pragma unroll
     for (int warp = 0; warp < 8; warp++) most = fmaxf(most, largest[warp]);
     // A row of zeros has zeros whatever its scale.
-    float scale = most > 0.0f ? most / 448.0f : 1.0f, inverse = 1.0f / scale;
+    float scale = most > 0.0f ? most / 448.0f : 1.0f;
     if (threadIdx.x == 0) scales[blockIdx.x] = scale;
 #if __CUDA_ARCH__ >= 890
+    float inverse = 1.0f / scale;
     for (int at = threadIdx.x * 8; at < width; at += 256 * 8) {
         uint4 raw = *(const uint4*)(row + at);
         const u32 pairs[4] = {raw.x, raw.y, raw.z, raw.w};
