@@ -1,7 +1,7 @@
 //! Weights on the device: plain values as they are stored, codes packed for the kernels that stream them.
 //!
 //! A matrix becomes one run of outputs for each of its parts, so that a stack of unlike parts keeps what each is stored
-//! as; neighbours that are plain become one. What no kernel takes as codes is decoded (see [`form::Form::of`]).
+//! as; neighbours that are stored alike become one. What no kernel takes as codes is decoded (see [`form::Form::of`]).
 
 mod codes;
 mod form;
@@ -181,8 +181,9 @@ impl<'m, 'a> Plan<'m, 'a> {
         let mut plans: Vec<Self> = Vec::new();
         let (mut start, mut first) = (0, 0);
         while start < parts.len() {
-            let plain = matches!(forms[start], Form::Plain(_));
-            let alike = forms[start..].iter().take_while(|form| plain && **form == forms[start]).count().max(1);
+            // Scales of blocks begin anew with every part.
+            let joins = forms[start] != Form::Float8 { blocks: true };
+            let alike = forms[start..].iter().take_while(|form| joins && **form == forms[start]).count().max(1);
             let range: Range<usize> = start..start + alike;
             let outputs = parts[range.clone()].iter().map(Part::num_rows).sum();
             if outputs > 0 {
@@ -241,12 +242,21 @@ impl<'m, 'a> Plan<'m, 'a> {
                 plain::read_row(part, row, float, values);
             })?,
             Form::Float8 { .. } => {
-                let (_, rows) = self.parts[0].grouped_rows().expect("eight-bit floats have scales beside them");
                 loader.load(self.outputs, [data(self.outputs)], |output, [codes]| {
-                    codes.copy_from_slice(&rows[output].codes);
+                    let (part, row) = self.locate(output);
+                    let (_, rows) = part.grouped_rows().expect("eight-bit floats have scales beside them");
+                    codes.copy_from_slice(&rows[row].codes);
                 })?;
                 let scales = run.layout.scales.or(run.layout.factors).expect("one of them");
-                loader.load(1, [target(scales, 1)], |_, [place]| put_float8_scales(&self.parts[0], place))?;
+                loader.load(1, [target(scales, 1)], |_, [place]| {
+                    let mut rest = place;
+                    for part in self.parts {
+                        let own = if self.parts.len() == 1 { rest.len() } else { 4 * part.num_rows() };
+                        let (own, after) = rest.split_at_mut(own);
+                        put_float8_scales(part, own);
+                        rest = after;
+                    }
+                })?;
             }
             Form::Coded(coded) => {
                 let tiles = self.outputs.div_ceil(coded.rows());
