@@ -104,7 +104,11 @@ pub struct Cuda {
 impl Cuda {
     pub fn new(config: CudaConfig) -> Result<Self> {
         let opened = driver::CudaConfig { ordinal: config.ordinal, cache_folder: config.cache_folder.clone() };
-        let device = Arc::new(Device::open(&opened)?);
+        Self::on(Arc::new(Device::open(&opened)?), config)
+    }
+
+    /// On a device that is open already; which one the configuration names is not looked at.
+    pub fn on(device: Arc<Device>, config: CudaConfig) -> Result<Self> {
         let wanted = config.use_cublas && !config.batch_invariant && config.activations == Precision::BF16;
         let (blas, blas_missing) = match wanted.then(|| Blas::open(&device)) {
             Some(Ok(blas)) => (Some(blas), None),

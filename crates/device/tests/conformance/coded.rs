@@ -70,6 +70,10 @@ pub fn coded_cases() -> Vec<Coded> {
 const OUTLIERS: [u32; 3] = [3, 40, 76];
 
 impl Coded {
+    pub fn is_float8(&self) -> bool {
+        self.levels == Kind::Float8
+    }
+
     pub fn width(&self) -> usize {
         self.matrix().num_rows()
     }

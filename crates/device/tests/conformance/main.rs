@@ -7,6 +7,7 @@
 
 mod coded;
 mod cuda;
+mod cuda_draws;
 mod data;
 mod empty;
 mod paged;

@@ -1,7 +1,7 @@
 //! Every golden file on a CUDA device: in f32 as on the CPU, in bf16 within what bf16 costs a small network of random
 //! weights, and recorded steps bit for bit as unrecorded ones. Without a device these tests say so and pass.
 
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use folio_model::OpenModel;
 use folio_model::device::cuda::{Cuda, CudaConfig, Precision, driver};
@@ -15,7 +15,7 @@ use crate::switch_off;
 
 /// How far logits in bf16 may lie from those in f32, in tolerances of the golden file: attention's scores have deviations
 /// of two and more there, and eight bits of mantissa.
-const BF16_COSTS: f64 = 1500.0;
+const BF16_COSTS: f64 = 900.0;
 
 fn is_there() -> bool {
     match driver::device_count() {
@@ -26,14 +26,15 @@ fn is_there() -> bool {
     false
 }
 
-/// One device stays open, so that the others are opened at once; kernels that must be compiled are kept.
+/// All on one device; kernels that must be compiled are kept.
 fn open(config: &CudaConfig) -> Cuda {
-    static FIRST: OnceLock<Mutex<Cuda>> = OnceLock::new();
-    let cache_folder = Some(std::env::temp_dir().join("folio-kernels-of-tests"));
-    let config = CudaConfig { cache_folder, ..config.clone() };
-    let new = || Cuda::new(config.clone()).unwrap_or_else(|error| panic!("{error}"));
-    FIRST.get_or_init(|| Mutex::new(new()));
-    new()
+    static DEVICE: OnceLock<Arc<driver::Device>> = OnceLock::new();
+    let device = DEVICE.get_or_init(|| {
+        let cache_folder = Some(std::env::temp_dir().join("folio-kernels-of-tests"));
+        let config = driver::CudaConfig { ordinal: 0, cache_folder };
+        Arc::new(driver::Device::open(&config).unwrap_or_else(|error| panic!("{error}")))
+    });
+    Cuda::on(Arc::clone(device), config.clone()).unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn f32() -> CudaConfig {
