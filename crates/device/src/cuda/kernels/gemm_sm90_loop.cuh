@@ -99,7 +99,7 @@ DEVICE void gemm90(const TensorMap* w_map, const TensorMap* x_map, const Gemm90A
                 }
             }
         }
-        if (CLUSTER > 1) cluster_sync();
+        if (CLUSTER > 1) cluster_leave();
         return;
     }
 
@@ -197,7 +197,7 @@ DEVICE void gemm90(const TensorMap* w_map, const TensorMap* x_map, const Gemm90A
         store_tile<N, FP8>(args, tile, group * 64 + warp % 4 * 16, total, warp_stage);
     }
     // The other block may still write into this one's memory or arrive at its barriers.
-    if (CLUSTER > 1) cluster_sync();
+    if (CLUSTER > 1) cluster_leave();
 }
 
 #define GEMM90_KERNEL(NAME, GROUPS, N, STAGES, BIG, CLUSTER, FP8, ATTRIBUTE)                                           \
