@@ -1,36 +1,41 @@
-// Products with bf16 weights on Hopper, dense or by expert: out[rows, n] = x[rows, k] * w[n, k]^T (+ bias[n]), f32 sums.
+// Products with bf16 weights on Hopper, dense or by expert: out[rows, n] = x[rows, k] * w[n, k]^T (+ bias[n]).
 //
 // The weights are the 64 rows of the warpgroup product and the tokens its columns: eight tokens waste nothing, and one
 // kernel family serves 1 to 8192 rows. A loading warp keeps a ring of stages filled (a stage: 64 of k, in 128-byte
-// swizzle); two warpgroups (r192: three) multiply, 64 weight rows each.
+// swizzle); two warpgroups multiply, 64 weight rows each. Sums are f32.
 //
-// A row's bits depend on that row and the weight alone. k is cut into `slices` by the weight's shape alone; every slice is
-// summed from zero and slices are added in ascending order. `split = 0`: a block computes all slices of its tiles.
-// `split = 1`: all slices of all tiles are dealt out evenly; a block that has a part of a tile writes its sums to
-// `partial` (a run that begins with slice 0 is added up first), and the last to arrive adds in order and stores.
-//
-// Kernels gemm90_{n8, n16, n32, n64, n128, n192}: N tokens a tile, 128 weight rows. c2: pairs of blocks, 256 weight
-// of one tile between them, each loads half of the tokens for both; the grid is even.
-//   arguments  weights' map, x's map, Gemm90Args, by value
-//   threads    groups * 128 + 32 (N <= 64) or + 128; dynamic shared bytes Ring::SHARED
-//   maps       bf16, 128-byte swizzle, box 64 columns; weights [n or experts * n, k] box of 64 rows; x [any rows >= rows,
-//              k] box of N (c2: N / 2) rows. k is a multiple of 8; n is any, best a multiple of 4.
-//   grid       split or grouped: as many blocks as fit at once; otherwise no more than there are tiles
-//   partial    min(tiles, blocks) * slices * 128 * N floats with split, else unused
-//   counters   blocks * groups u32, zero before the first launch; every launch leaves them zero
-//   offsets    grouped: expert e has rows offsets[e] to offsets[e + 1] of x and out and the weight rows e * n on; read on
-//              the device, so that a recorded launch serves any routing
-//   slices     1 to the steps of k (64 each); the fewest that make tiles * slices fill whole rounds of 132 blocks
+// A row's bits depend on that row and the weight alone: k is cut into `slices` by the weight's shape alone, every slice
+// is summed from zero and slices are added in ascending order. There are two kinds of kernels, and both do just that:
+//   gemm90_slices_nN  few rows: one block for one slice of a tile of N tokens by 128 weight rows
+//     grid       slices * tiles in clusters of `slices` (1, 2, 4 or 8). Grouped: tiles of the worst case; clusters beyond
+//                the last tile leave
+//     threads    288 (n256: 384)
+//     shared     1024 + stages * (16384 + N * 128) + 2064 + 128 bytes
+//   gemm90_tiles_nN  many rows: blocks go through tiles, one in every `grid`. c2: two blocks share a tile of 256 weight
+//                rows, each loads half of the tokens for both
+//     grid       at most as many blocks as fit at once (c2: even)
+//     threads    288 (N >= 128: 384)
+//     shared     1024 + stages * (16384 + N * 128) + 5120 + 2064 + 128 bytes
+// All take the weights' map, x's map and Gemm90Args, by value.
+//   maps         bf16, 128-byte swizzle, boxes 64 columns wide; weights [n or experts * n, k], 64 rows a box; x [at least
+//                rows, k], N rows a box (c2: N / 2). k is a multiple of 8; n is any, best a multiple of 4
+//   offsets      grouped: expert e has rows offsets[e] to offsets[e + 1] of x and out, and the weight rows from e * n on.
+//                Read on the device, so that a recorded launch serves any routing
+//   slices       at most the steps of k; see `slices` in gemm90.rs
 //   token_group  token tiles that go through all weights together (dense)
-//   prefetch   steps beyond the ring that are fetched into L2 before the kernel waits for the one before
-#include "gemm_sm90_loop.cuh"
+#include "gemm_sm90_slices.cuh"
+#include "gemm_sm90_tiles.cuh"
 
-GEMM90_KERNEL(gemm90_n8, 2, 8, 6, false, 1, false, SINGLE)
-GEMM90_KERNEL(gemm90_n16, 2, 16, 5, false, 1, false, SINGLE)
-GEMM90_KERNEL(gemm90_n32, 2, 32, 5, false, 1, false, SINGLE)
-GEMM90_KERNEL(gemm90_n64, 2, 64, 4, false, 1, false, SINGLE)
-GEMM90_KERNEL(gemm90_n128, 2, 128, 6, true, 1, false, SINGLE)
-GEMM90_KERNEL(gemm90_n192, 2, 192, 5, true, 1, false, SINGLE)
-GEMM90_KERNEL(gemm90_r192_n128, 3, 128, 5, true, 1, false, SINGLE)
-GEMM90_KERNEL(gemm90_c2_n128, 2, 128, 6, true, 2, false, PAIR)
-GEMM90_KERNEL(gemm90_c2_n192, 2, 192, 5, true, 2, false, PAIR)
+SLICES_KERNEL(gemm90_slices_n8, 8, 6, false, false)
+SLICES_KERNEL(gemm90_slices_n16, 16, 6, false, false)
+SLICES_KERNEL(gemm90_slices_n32, 32, 5, false, false)
+SLICES_KERNEL(gemm90_slices_n64, 64, 4, false, false)
+SLICES_KERNEL(gemm90_slices_n128, 128, 3, false, false)
+SLICES_KERNEL(gemm90_slices_n256, 256, 4, true, false)
+TILES_KERNEL(gemm90_tiles_n8, 2, 8, 6, false, 1, false, SINGLE)
+TILES_KERNEL(gemm90_tiles_n16, 2, 16, 5, false, 1, false, SINGLE)
+TILES_KERNEL(gemm90_tiles_n32, 2, 32, 5, false, 1, false, SINGLE)
+TILES_KERNEL(gemm90_tiles_n64, 2, 64, 4, false, 1, false, SINGLE)
+TILES_KERNEL(gemm90_tiles_n128, 2, 128, 6, true, 1, false, SINGLE)
+TILES_KERNEL(gemm90_tiles_c2_n128, 2, 128, 6, true, 2, false, PAIR)
+TILES_KERNEL(gemm90_tiles_c2_n192, 2, 192, 5, true, 2, false, PAIR)

@@ -1,33 +1,23 @@
-// Which part of a product each block computes, and how a finished tile leaves the registers. See gemm_sm90.cu.
+// What the kernels of gemm_sm90.cu share: which tile a block computes, how a warpgroup multiplies, how results are stored.
 #pragma once
 #include "hopper.cuh"
 
 #define MAX_EXPERTS 512
 #define METHOD __device__ __forceinline__
-// Floats between tokens in a warp's staging area: 16 and a gap, so that neither side meets a bank twice.
-#define STAGE_ROW 20
-#define STAGE_FLOATS (8 * STAGE_ROW)
 
 // By value; mirrored on the host.
 struct Gemm90Args {
-    void* out;           // [rows, n], f32 or bf16
-    const float* bias;   // [n] (grouped: [experts, n]) or null
-    float* partial;      // sums of slices whose tile is shared by blocks
-    u32* counters;       // slices that have arrived; zero before and after every launch
-    const u32* offsets;  // [experts + 1] first rows, or null: one dense matrix
-    i32 rows, n, k, slices, experts, split, out_is_f32, token_group, prefetch, block_scales;
+    void* out;              // [rows, n], f32 or bf16
+    const float* bias;      // [n] (grouped: [experts, n]) or null
+    const u32* offsets;     // [experts + 1] first rows, or null: one dense matrix
     const float* w_scales;  // fp8 alone
     const float* x_scales;  // fp8 alone
+    i32 rows, n, k, slices, experts, out_is_f32, token_group, block_scales;
 };
 
 // One tile of the output: `w_row` of the weights' map and rows of x from `token`.
 struct Tile {
     i32 w_row, n_first, token, tokens, expert;
-};
-
-// A run of slices of one tile.
-struct Piece {
-    i32 tile, first, last;
 };
 
 // All that follows from the sizes; the same in every thread.
@@ -99,67 +89,6 @@ DEVICE Tile locate(const Gemm90Args& args, const Schedule& schedule, const u32* 
     return t;
 }
 
-// This block's pieces, in order: whole tiles, one in every `blocks`; or (split) an equal share of all slices of all
-// tiles, so that a few tiles fill all processors. A tile's slices are summed in ascending order either way.
-struct Pieces {
-    i32 at, end, tiles, slices, split, blocks;
-
-    METHOD Pieces(const Gemm90Args& args, i32 tiles, i32 block, i32 blocks)
-        : tiles(tiles), slices(args.slices), split(args.split), blocks(blocks) {
-        at = split ? share(block) : block;
-        end = split ? share(block + 1) : tiles;
-    }
-    METHOD i32 share(i32 block) const { return (i32)((u64)(tiles * slices) * block / blocks); }
-    METHOD bool next(Piece& piece) {
-        if (at >= end) return false;
-        if (split) {
-            piece.tile = at / slices;
-            piece.first = at % slices;
-            piece.last = min(slices, piece.first + end - at);
-            at += piece.last - piece.first;
-        } else {
-            piece.tile = at;
-            piece.first = 0;
-            piece.last = slices;
-            at += blocks;
-        }
-        return true;
-    }
-    // The block that holds the tile's first slice, and how many it holds.
-    METHOD i32 owner(i32 tile, i32& held) const {
-        u64 units = (u64)tiles * slices, unit = (u64)tile * slices;
-        i32 block = (i32)(((unit + 1) * blocks - 1) / units);
-        held = min(slices, share(block + 1) - (i32)unit);
-        return block;
-    }
-    // Where a shared tile's partial sums lie: at most min(tiles, blocks) tiles are shared.
-    METHOD i32 slot(i32 tile) const {
-        i32 held;
-        return tiles <= blocks ? tile : owner(tile, held);
-    }
-};
-
-// Of the tile's 128 weight rows and one step of 128.
-DEVICE float block_scale(const Gemm90Args& args, const Tile& tile, i32 step, i32 steps) {
-    i32 row_blocks = (args.n + 127) / 128;
-    return args.w_scales[((i64)tile.expert * row_blocks + tile.n_first / 128) * steps + step];
-}
-
-DEVICE void store_partial(float4* to, const float* values, int count) {
-#pragma unroll
-    for (int j = 0; j < count; j++)
-        to[j * 128] = make_float4(values[j * 4], values[j * 4 + 1], values[j * 4 + 2], values[j * 4 + 3]);
-}
-// Past L1: other blocks wrote it during this kernel.
-DEVICE float4 load_partial(const float4* from) {
-    float4 v;
-    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "l"(from)
-                 : "memory");
-    return v;
-}
-
 DEVICE void store_four(void* out, bool is_f32, i64 index, float4 v, i32 valid, bool vector) {
     if (vector && valid >= 4) {
         if (is_f32) {
@@ -188,35 +117,111 @@ DEVICE float4 load_four(const float* from, i32 valid) {
     return v;
 }
 
-// A warp's 16 weight rows by N tokens, turned around through `stage` so that neighbours along n are stored together.
-template <int N, bool FP8>
-DEVICE void store_tile(const Gemm90Args& args, const Tile& tile, i32 row_in_tile, const float (&sums)[N / 2],
-                       float* stage) {
-    i32 lane = threadIdx.x % WARP, n = tile.n_first + row_in_tile + lane % 4 * 4, valid = args.n - n;
-    float4 bias = make_float4(0.0f, 0.0f, 0.0f, 0.0f), scales = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
-    if (args.bias) bias = load_four(args.bias + (i64)tile.expert * args.n + n, valid);
-    if (FP8 && !args.block_scales) scales = load_four(args.w_scales + (i64)tile.expert * args.n + n, valid);
-    bool vector = args.n % 4 == 0;
-    float* to = stage + lane % 4 * 2 * STAGE_ROW + lane / 4;
-    const float* from = stage + lane / 4 * STAGE_ROW + lane % 4 * 4;
-#pragma unroll
-    for (int j = 0; j < N / 8; j++) {
-        if (j * 8 >= tile.tokens) continue;
-        to[0] = sums[j * 4];
-        to[STAGE_ROW] = sums[j * 4 + 1];
-        to[8] = sums[j * 4 + 2];
-        to[STAGE_ROW + 8] = sums[j * 4 + 3];
-        __syncwarp();
-        float4 v = *(const float4*)from;
-        __syncwarp();
-        i32 token = j * 8 + lane / 4;
-        if (token >= tile.tokens || valid <= 0) continue;
+// Those of the tile's 128 weight rows, one for every step of 128; or none.
+DEVICE const float* block_scales(const Gemm90Args& args, const Tile& tile, i32 steps) {
+    if (!args.block_scales) return nullptr;
+    i32 row_blocks = (args.n + 127) / 128;
+    return args.w_scales + ((i64)tile.expert * row_blocks + tile.n_first / 128) * steps;
+}
+// Scale of row and token, and bias, of four neighbours along n.
+template <bool FP8> struct Finish {
+    float4 scales, bias;
+    i32 valid;
+
+    METHOD Finish(const Gemm90Args& args, const Tile& tile, i32 n) : valid(args.n - n) {
+        bias = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        scales = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+        i64 at = (i64)tile.expert * args.n + n;
+        if (args.bias) bias = load_four(args.bias + at, valid);
+        if (FP8 && !args.block_scales) scales = load_four(args.w_scales + at, valid);
+    }
+    METHOD void store(const Gemm90Args& args, i64 row, i32 n, float4 v) const {
         if (FP8) {
-            float x_scale = args.x_scales[tile.token + token];
-            v = make_float4(v.x * scales.x * x_scale, v.y * scales.y * x_scale, v.z * scales.z * x_scale,
-                            v.w * scales.w * x_scale);
+            float x = args.x_scales[row];
+            v = make_float4(v.x * scales.x * x, v.y * scales.y * x, v.z * scales.z * x, v.w * scales.w * x);
         }
         if (args.bias) v = make_float4(v.x + bias.x, v.y + bias.y, v.z + bias.z, v.w + bias.w);
-        store_four(args.out, args.out_is_f32, (i64)(tile.token + token) * args.n + n, v, valid, vector);
+        store_four(args.out, args.out_is_f32, row * args.n + n, v, valid, args.n % 4 == 0);
+    }
+};
+
+// A warp is done with a stage: every block that writes into it must know.
+template <int CLUSTER> DEVICE void release(u32 barrier) {
+    u32 lane = threadIdx.x % WARP;
+    if (CLUSTER == 1) {
+        if (lane == 0) barrier_arrive(barrier);
+    } else if (lane < CLUSTER) {
+        barrier_arrive_remote(barrier, lane);
     }
 }
+
+// The stages a block goes through, each the weights' rows and then the tokens' rows of 128 bytes of k. Loader and
+// multipliers keep one each.
+template <int GROUPS, int N, int STAGES, int CLUSTER, bool FP8> struct Ring {
+    static constexpr int STEP_K = FP8 ? 128 : 64, W_BYTES = GROUPS * 8192, BYTES = W_BYTES + N * 128;
+    u32 memory, full, empty, phase;
+    i32 stage;
+
+    METHOD Ring(u32 memory, u32 barriers, u32 phase)
+        : memory(memory), full(barriers), empty(barriers + STAGES * 8), phase(phase), stage(0) {}
+    METHOD void init() const {
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(full + i * 8, 1);
+            barrier_init(empty + i * 8, GROUPS * 4 * CLUSTER);
+        }
+        barrier_init_done();
+    }
+    METHOD void advance_stage() {
+        if (++stage == STAGES) stage = 0, phase ^= 1;
+    }
+    METHOD void load_weights(const TensorMap* map, i32 step, i32 row) const {
+        u32 at = memory + stage * BYTES, barrier = full + stage * 8;
+        barrier_expect(barrier, BYTES);
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++) copy_box(at + g * 8192, map, step * STEP_K, row + g * 64, barrier);
+    }
+    METHOD void load_tokens(const TensorMap* map, i32 step, i32 token, i32 rank) const {
+        u32 at = memory + stage * BYTES + W_BYTES, barrier = full + stage * 8;
+        if (CLUSTER == 1)
+            copy_box(at, map, step * STEP_K, token, barrier);
+        else
+            copy_box_multicast(at + rank * (N / CLUSTER * 128), map, step * STEP_K, token + rank * (N / CLUSTER), barrier,
+                               (1 << CLUSTER) - 1);
+    }
+    // One slice, from zero, into `sums`. FP8: the tensor cores add such products in few bits, so that they go to
+    // `sums` from `products` after every step, times that step's scale where there are `scales`.
+    METHOD void slice(float (&sums)[N / 2], float (&products)[N / 2], i32 group, i32 steps, const float* scales) {
+        u32 previous = 0;
+        for (i32 step = 0; step < steps; step++) {
+            u32 at = memory + stage * BYTES;
+            u64 a = k_major_128(at + group * 8192), b = k_major_128(at + W_BYTES);
+            float scale = FP8 && scales ? scales[step] : 1.0f;
+            barrier_wait(full + stage * 8, phase);
+            group_fence();
+#pragma unroll
+            for (int part = 0; part < 4; part++) {
+                if (FP8) Product<N>::e4m3_shared(products, advance(a, part * 32), advance(b, part * 32), part);
+                else Product<N>::bf16_shared(sums, advance(a, part * 32), advance(b, part * 32), step | part);
+            }
+            group_commit();
+            if (FP8) {
+                group_wait<0>();
+                pin(products);
+                release<CLUSTER>(empty + stage * 8);
+#pragma unroll
+                for (int i = 0; i < N / 2; i++)
+                    sums[i] = step == 0 ? products[i] * scale : fmaf(products[i], scale, sums[i]);
+            } else if (step > 0) {
+                group_wait<1>();
+                release<CLUSTER>(previous);
+            }
+            previous = empty + stage * 8;
+            advance_stage();
+        }
+        if (!FP8) {
+            group_wait<0>();
+            pin(sums);
+            release<CLUSTER>(previous);
+        }
+    }
+};
