@@ -162,6 +162,11 @@ fn parameters_of(function: CUfunction) -> Box<[usize]> {
 impl Device {
     /// Queues a kernel on the compute stream. Nothing runs when a side of the grid is zero.
     pub fn launch(&self, kernel: &Kernel, launch: Launch, args: &[Arg<'_>]) {
+        self.launch_in_clusters(kernel, launch, 1, args);
+    }
+
+    /// As [`Device::launch`], in clusters of so many blocks along x (Hopper and later; 1: none).
+    pub fn launch_in_clusters(&self, kernel: &Kernel, launch: Launch, cluster: u32, args: &[Arg<'_>]) {
         kernel.check_args(args);
         if launch.grid.contains(&0) {
             return;
@@ -169,23 +174,34 @@ impl Device {
         self.context.bind_quietly();
         kernel.allow_shared(self, launch.shared_bytes);
         if self.profiler.is_running() {
-            return self.profiled(kernel.name(), || self.queue(kernel, Launch { overlap: false, ..launch }, args));
+            return self
+                .profiled(kernel.name(), || self.queue(kernel, Launch { overlap: false, ..launch }, cluster, args));
         }
-        self.queue(kernel, launch, args);
+        self.queue(kernel, launch, cluster, args);
     }
 
     #[inline]
-    fn queue(&self, kernel: &Kernel, launch: Launch, args: &[Arg<'_>]) {
+    fn queue(&self, kernel: &Kernel, launch: Launch, cluster: u32, args: &[Arg<'_>]) {
         let mut values = [std::ptr::null_mut(); MAX_ARGS];
         for (value, arg) in values.iter_mut().zip(args) {
             *value = arg.value.cast_mut();
         }
-        let mut attribute = sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
-        };
+        let attribute = |id, value| sys::CUlaunchAttribute { id, pad: [0; 4], value };
+        let overlapping = attribute(
+            sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        );
+        let mut dimension = sys::CUlaunchAttributeValue { pad: [0; 64] };
+        dimension.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: cluster, y: 1, z: 1 };
+        let clusters = attribute(sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, dimension);
         let overlap = self.context.may_overlap() && launch.overlap && self.info().is_hopper_or_later();
+        let (mut attributes, mut count) = ([clusters; 2], 0);
+        for (wanted, attribute) in [(overlap, overlapping), (cluster > 1, clusters)] {
+            if wanted {
+                attributes[count] = attribute;
+                count += 1;
+            }
+        }
         let config = sys::CUlaunchConfig {
             gridDimX: launch.grid[0],
             gridDimY: launch.grid[1],
@@ -195,8 +211,8 @@ impl Device {
             blockDimZ: 1,
             sharedMemBytes: launch.shared_bytes,
             hStream: self.context.kernel_stream(Stream::Compute),
-            attrs: &raw mut attribute,
-            numAttrs: u32::from(overlap),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: count as u32,
         };
         // SAFETY: a loaded function and its arguments by number and size (`check_args`), all alive until the call
         // returns, which has copied them. What their pointers point to is the caller's contract with the kernel.
