@@ -12,7 +12,7 @@ struct Gemm90Args {
     const u32* offsets;     // [experts + 1] first rows, or null: one dense matrix
     const float* w_scales;  // fp8 alone
     const float* x_scales;  // fp8 alone
-    i32 rows, n, k, slices, experts, out_is_f32, token_group, block_scales;
+    i32 rows, n, k, slices, experts, out_is_f32, token_group, block_scales, height;
 };
 
 // One tile of the output: `w_row` of the weights' map and rows of x from `token`.
@@ -128,10 +128,10 @@ template <bool FP8> struct Finish {
     float4 scales, bias;
     i32 valid;
 
-    METHOD Finish(const Gemm90Args& args, const Tile& tile, i32 n) : valid(args.n - n) {
+    METHOD Finish(const Gemm90Args& args, i32 expert, i32 n) : valid(args.n - n) {
         bias = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         scales = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
-        i64 at = (i64)tile.expert * args.n + n;
+        i64 at = (i64)expert * args.n + n;
         if (args.bias) bias = load_four(args.bias + at, valid);
         if (FP8 && !args.block_scales) scales = load_four(args.w_scales + at, valid);
     }
@@ -179,6 +179,12 @@ template <int GROUPS, int N, int STAGES, int CLUSTER, bool FP8> struct Ring {
         barrier_expect(barrier, BYTES);
 #pragma unroll
         for (int g = 0; g < GROUPS; g++) copy_box(at + g * 8192, map, step * STEP_K, row + g * 64, barrier);
+    }
+    // Only so many boxes of 64 rows, which nobody reads again.
+    METHOD void load_weights_once(const TensorMap* map, i32 step, i32 row, i32 boxes, u64 policy) const {
+        u32 at = memory + stage * BYTES, barrier = full + stage * 8;
+        barrier_expect(barrier, BYTES - (GROUPS - boxes) * 8192);
+        for (int g = 0; g < boxes; g++) copy_box(at + g * 8192, map, step * STEP_K, row + g * 64, barrier, policy);
     }
     METHOD void load_tokens(const TensorMap* map, i32 step, i32 token, i32 rank) const {
         u32 at = memory + stage * BYTES + W_BYTES, barrier = full + stage * 8;

@@ -11,7 +11,7 @@ template <int N, bool FP8>
 DEVICE void store_tile(const Gemm90Args& args, const Tile& tile, i32 row_in_tile, const float (&sums)[N / 2],
                        float* stage) {
     i32 lane = threadIdx.x % WARP, n = tile.n_first + row_in_tile + lane % 4 * 4;
-    Finish<FP8> finish(args, tile, n);
+    Finish<FP8> finish(args, tile.expert, n);
     float* to = stage + lane % 4 * 2 * STAGE_ROW + lane / 4;
     const float* from = stage + lane / 4 * STAGE_ROW + lane % 4 * 4;
 #pragma unroll
