@@ -5,14 +5,14 @@
 #include "gemm_sm90_slices.cuh"
 #include "gemm_sm90_tiles.cuh"
 
-SLICES_KERNEL(gemm90_fp8_slices1_n8, 1, 8, 11, 1, true)
-SLICES_KERNEL(gemm90_fp8_slices1_n16, 1, 16, 10, 1, true)
-SLICES_KERNEL(gemm90_fp8_slices1_n32, 1, 32, 8, 1, true)
-SLICES_KERNEL(gemm90_fp8_slices1_n64, 1, 64, 6, 1, true)
-SLICES_KERNEL(gemm90_fp8_slices_n8, 2, 8, 6, 4, true)
-SLICES_KERNEL(gemm90_fp8_slices_n16, 2, 16, 6, 4, true)
-SLICES_KERNEL(gemm90_fp8_slices_n32, 2, 32, 5, 4, true)
-SLICES_KERNEL(gemm90_fp8_slices_n64, 2, 64, 4, 1, true)
+SLICES_KERNEL(gemm90_fp8_slices1_n8, 1, 8, 11, 1, 2, true)
+SLICES_KERNEL(gemm90_fp8_slices1_n16, 1, 16, 10, 1, 2, true)
+SLICES_KERNEL(gemm90_fp8_slices1_n32, 1, 32, 8, 1, 2, true)
+SLICES_KERNEL(gemm90_fp8_slices1_n64, 1, 64, 6, 1, 2, true)
+SLICES_KERNEL(gemm90_fp8_slices_n8, 2, 8, 6, 4, 2, true)
+SLICES_KERNEL(gemm90_fp8_slices_n16, 2, 16, 6, 4, 2, true)
+SLICES_KERNEL(gemm90_fp8_slices_n32, 2, 32, 5, 4, 2, true)
+SLICES_KERNEL(gemm90_fp8_slices_n64, 2, 64, 4, 1, 2, true)
 TILES_KERNEL(gemm90_fp8_tiles_n16, 2, 16, 5, false, 1, true, SINGLE)
 TILES_KERNEL(gemm90_fp8_tiles_n64, 2, 64, 8, true, 1, true, SINGLE)
 TILES_KERNEL(gemm90_fp8_tiles_n128, 2, 128, 6, true, 1, true, SINGLE)

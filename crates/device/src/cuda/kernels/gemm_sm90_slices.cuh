@@ -11,12 +11,12 @@ template <int GROUPS, int N> struct Meet {
 
 // This block's part of every tile's weight rows, added slice after slice and stored.
 template <int GROUPS, int N, bool FP8>
-DEVICE void add_slices(const Gemm90Args& args, i32 first_row, i32 rows, i32 slice, u32 memory) {
+DEVICE void add_slices(const Gemm90Args& args, i32 first_row, i32 rows, i32 token0, i32 slice, u32 memory) {
     typedef Meet<GROUPS, N> M;
     i32 share = M::ROWS / 4 / args.slices, quad = slice * share + (i32)threadIdx.x % share;
-    i32 tiles = (rows + M::ROWS - 1) / M::ROWS, step = GROUPS * 128 / share;
-    for (i32 item = threadIdx.x / share; item < tiles * args.rows; item += step) {
-        i32 tile = item / args.rows, token = item % args.rows, row = tile * M::ROWS + quad * 4;
+    i32 tiles = (rows + M::ROWS - 1) / M::ROWS, step = GROUPS * 128 / share, tokens = min(N, args.rows - token0);
+    for (i32 item = threadIdx.x / share; item < tiles * tokens; item += step) {
+        i32 tile = item / tokens, token = item % tokens, row = tile * M::ROWS + quad * 4;
         if (row >= rows) break;
         u32 from = memory + (tile * M::FLOATS + token * M::STRIDE + quad * 4) * 4;
         float4 each[8];
@@ -30,11 +30,11 @@ DEVICE void add_slices(const Gemm90Args& args, i32 first_row, i32 rows, i32 slic
                 total.x += each[s].x, total.y += each[s].y;
                 total.z += each[s].z, total.w += each[s].w;
             }
-        Finish<FP8>(args, 0, first_row + row).store(args, token, first_row + row, total);
+        Finish<FP8>(args, 0, first_row + row).store(args, token0 + token, first_row + row, total);
     }
 }
 
-// TILES: of 64 * GROUPS rows, at most, in a strip; N holds all tokens.
+// TILES: of 64 * GROUPS rows, at most, in a strip.
 template <int GROUPS, int N, int STAGES, int TILES, bool FP8>
 DEVICE void gemm90_slices(const TensorMap* w_map, const TensorMap* x_map, const Gemm90Args& args) {
     typedef Ring<GROUPS, N, STAGES, 1, FP8> R;
@@ -45,6 +45,7 @@ DEVICE void gemm90_slices(const TensorMap* w_map, const TensorMap* x_map, const 
     u32 memory = shared_address(shared), barriers = memory + STAGES * R::BYTES;
 
     i32 warp = threadIdx.x / WARP, group = warp / 4, slice = blockIdx.x % args.slices;
+    i32 token0 = blockIdx.y * N, tokens = min(N, args.rows - token0);
     i32 first_row = (i32)blockIdx.x / args.slices * args.height, rows = min(args.height, args.n - first_row);
     i32 tiles = (rows + M::ROWS - 1) / M::ROWS, all_steps = (args.k + R::STEP_K - 1) / R::STEP_K;
     i32 first = slice * all_steps / args.slices, steps = (slice + 1) * all_steps / args.slices - first;
@@ -73,7 +74,7 @@ DEVICE void gemm90_slices(const TensorMap* w_map, const TensorMap* x_map, const 
                         barrier_wait(ring.empty + ring.stage * 8, ring.phase);
                         ring.load_weights_once(w_map, step, row, boxes, policy);
                     }
-                    ring.load_tokens(x_map, step, 0, 0);
+                    ring.load_tokens(x_map, step, token0, 0);
                     ring.advance_stage();
                 }
             }
@@ -116,7 +117,7 @@ DEVICE void gemm90_slices(const TensorMap* w_map, const TensorMap* x_map, const 
         if (tile >= tiles) continue;
 #pragma unroll
         for (int j = 0; j < N / 8; j++) {
-            if (j * 8 >= args.rows) continue;
+            if (j * 8 >= tokens) continue;
             float* at = to + tile * M::FLOATS + j * 8 * M::STRIDE;
             at[0] = sums[tile][j * 4];
             at[M::STRIDE] = sums[tile][j * 4 + 1];
@@ -126,13 +127,13 @@ DEVICE void gemm90_slices(const TensorMap* w_map, const TensorMap* x_map, const 
     }
     if (args.slices > 1) cluster_sync();
     else named_barrier(1, GROUPS * 128);
-    add_slices<GROUPS, N, FP8>(args, first_row, rows, slice, memory);
+    add_slices<GROUPS, N, FP8>(args, first_row, rows, token0, slice, memory);
     // Others may still read this block's sums.
     if (args.slices > 1) cluster_leave();
 }
 
-#define SLICES_KERNEL(NAME, GROUPS, N, STAGES, TILES, FP8)                                                             \
-    extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 32, 2)                                                 \
+#define SLICES_KERNEL(NAME, GROUPS, N, STAGES, TILES, BLOCKS, FP8)                                                     \
+    extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 32, BLOCKS)                                            \
         NAME(const __grid_constant__ TensorMap w_map, const __grid_constant__ TensorMap x_map,                         \
              const __grid_constant__ Gemm90Args args) {                                                                \
         gemm90_slices<GROUPS, N, STAGES, TILES, FP8>(&w_map, &x_map, args);                                            \
