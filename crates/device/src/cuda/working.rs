@@ -5,12 +5,11 @@
 //! alone is for; and draws with more biases and penalties than usual.
 
 use super::attention::partial_bytes;
-use super::driver::DeviceInfo;
 use super::experts::{list_bytes, row_bytes};
 use super::inputs::device_bytes;
 use super::kv::PAIR_BYTES;
 use super::linear::WIDENED_BYTES;
-use super::{CudaConfig, Precision, blas, gemm90, sampling};
+use super::{CudaConfig, Precision, blas, sampling};
 use crate::InputLimits;
 
 /// What a model asks of the memory between its kernels.
@@ -55,7 +54,7 @@ impl Widened {
 }
 
 /// All of it, for steps of at most `limits`.
-pub fn working_bytes(shape: &WorkingShape, limits: &InputLimits, config: &CudaConfig, info: &DeviceInfo) -> u64 {
+pub fn working_bytes(shape: &WorkingShape, limits: &InputLimits, config: &CudaConfig) -> u64 {
     let most_rows = limits.rows.max(limits.outputs);
     let narrow = config.activations == Precision::BF16;
     let mut parts = vec![
@@ -74,9 +73,6 @@ pub fn working_bytes(shape: &WorkingShape, limits: &InputLimits, config: &CudaCo
     }
     if narrow && config.use_cublas && !config.batch_invariant {
         parts.push(blas::WORKSPACE as u64);
-    }
-    if info.capability == (9, 0) {
-        parts.push(gemm90::PARTIAL_BYTES as u64);
     }
     if let Some(ExpertsShape { experts, top_k, inter }) = shape.experts {
         let pairs = most_rows.saturating_mul(top_k);

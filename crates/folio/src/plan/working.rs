@@ -36,7 +36,7 @@ fn on_gpu(spec: &ModelSpec, limits: &DecoderLimits, weights: &WeightBytes, gpu: 
         widened: weights.widened,
         experts: experts.max_by_key(|e| e.top_k * (2 * spec.hidden + 3 * e.inter)),
     };
-    working_bytes(&shape, &input_limits(spec, limits), &gpu.config(), &gpu.info)
+    working_bytes(&shape, &input_limits(spec, limits), &gpu.config())
 }
 
 pub fn bytes(spec: &ModelSpec, limits: &DecoderLimits, weights: &WeightBytes, target: &Target) -> u64 {

@@ -16,7 +16,7 @@ pub struct TensorMap(sys::CUtensorMap);
 // SAFETY: the driver's own layout, 128 bytes, opaque to both sides.
 unsafe impl KernelArg for TensorMap {}
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Element {
     U8,
     U16,
