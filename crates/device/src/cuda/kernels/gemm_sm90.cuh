@@ -1,4 +1,4 @@
-// What the kernels of gemm_sm90.cu share: which tile a block computes, how a warpgroup multiplies, how results are stored.
+// What the kernels of gemm_sm90.cu share: which tile a block computes, how warpgroups multiply, how results are stored.
 #pragma once
 #include "hopper.cuh"
 
@@ -57,10 +57,8 @@ template <int N> DEVICE void count_tiles(const Gemm90Args& args, i32 row_tiles, 
 }
 
 // Tiles that share weight rows or tokens come close together, so that L2 holds what blocks share.
-// The blocks of a cluster take neighbouring weight rows of one tile `CLUSTER` times as high.
-template <int BLOCK_ROWS, int N, int CLUSTER>
-DEVICE Tile locate(const Gemm90Args& args, const Schedule& schedule, const u32* starts, i32 tile, i32 rank) {
-    const i32 ROWS = BLOCK_ROWS * CLUSTER;
+template <int ROWS, int N>
+DEVICE Tile locate(const Gemm90Args& args, const Schedule& schedule, const u32* starts, i32 tile) {
     Tile t;
     if (args.offsets) {
         i32 low = 0, high = args.experts;
@@ -72,7 +70,7 @@ DEVICE Tile locate(const Gemm90Args& args, const Schedule& schedule, const u32* 
         i32 inside = tile - starts[low], columns = (starts[low + 1] - starts[low]) / schedule.row_tiles;
         i32 begin = args.offsets[low], end = args.offsets[low + 1];
         t.expert = low;
-        t.n_first = inside / columns * ROWS + rank * BLOCK_ROWS;
+        t.n_first = inside / columns * ROWS;
         t.w_row = low * args.n + t.n_first;
         t.token = begin + inside % columns * N;
         t.tokens = end - t.token;
@@ -80,7 +78,7 @@ DEVICE Tile locate(const Gemm90Args& args, const Schedule& schedule, const u32* 
         i32 in_band = args.token_group * schedule.row_tiles, band = tile / in_band, inside = tile % in_band;
         i32 width = min(args.token_group, schedule.token_tiles - band * args.token_group);
         t.expert = 0;
-        t.n_first = inside / width * ROWS + rank * BLOCK_ROWS;
+        t.n_first = inside / width * ROWS;
         t.w_row = t.n_first;
         t.token = (band * args.token_group + inside % width) * N;
         t.tokens = args.rows - t.token;
@@ -145,19 +143,14 @@ template <bool FP8> struct Finish {
     }
 };
 
-// A warp is done with a stage: every block that writes into it must know.
-template <int CLUSTER> DEVICE void release(u32 barrier) {
-    u32 lane = threadIdx.x % WARP;
-    if (CLUSTER == 1) {
-        if (lane == 0) barrier_arrive(barrier);
-    } else if (lane < CLUSTER) {
-        barrier_arrive_remote(barrier, lane);
-    }
+// A warp is done with a stage.
+DEVICE void release(u32 barrier) {
+    if (threadIdx.x % WARP == 0) barrier_arrive(barrier);
 }
 
 // The stages a block goes through, each the weights' rows and then the tokens' rows of 128 bytes of k. Loader and
 // multipliers keep one each.
-template <int GROUPS, int N, int STAGES, int CLUSTER, bool FP8> struct Ring {
+template <int GROUPS, int N, int STAGES, bool FP8> struct Ring {
     static constexpr int STEP_K = FP8 ? 128 : 64, W_BYTES = GROUPS * 8192, BYTES = W_BYTES + N * 128;
     u32 memory, full, empty, phase;
     i32 stage;
@@ -167,7 +160,7 @@ template <int GROUPS, int N, int STAGES, int CLUSTER, bool FP8> struct Ring {
     METHOD void init() const {
         for (int i = 0; i < STAGES; i++) {
             barrier_init(full + i * 8, 1);
-            barrier_init(empty + i * 8, GROUPS * 4 * CLUSTER);
+            barrier_init(empty + i * 8, GROUPS * 4);
         }
         barrier_init_done();
     }
@@ -186,13 +179,8 @@ template <int GROUPS, int N, int STAGES, int CLUSTER, bool FP8> struct Ring {
         barrier_expect(barrier, BYTES - (GROUPS - boxes) * 8192);
         for (int g = 0; g < boxes; g++) copy_box(at + g * 8192, map, step * STEP_K, row + g * 64, barrier, policy);
     }
-    METHOD void load_tokens(const TensorMap* map, i32 step, i32 token, i32 rank) const {
-        u32 at = memory + stage * BYTES + W_BYTES, barrier = full + stage * 8;
-        if (CLUSTER == 1)
-            copy_box(at, map, step * STEP_K, token, barrier);
-        else
-            copy_box_multicast(at + rank * (N / CLUSTER * 128), map, step * STEP_K, token + rank * (N / CLUSTER), barrier,
-                               (1 << CLUSTER) - 1);
+    METHOD void load_tokens(const TensorMap* map, i32 step, i32 token) const {
+        copy_box(memory + stage * BYTES + W_BYTES, map, step * STEP_K, token, full + stage * 8);
     }
     // One slice, from zero, into `sums`. FP8: the tensor cores add such products in few bits, so that they go to
     // `sums` from `products` after every step, times that step's scale where there are `scales`.
@@ -213,13 +201,13 @@ template <int GROUPS, int N, int STAGES, int CLUSTER, bool FP8> struct Ring {
             if (FP8) {
                 group_wait<0>();
                 pin(products);
-                release<CLUSTER>(empty + stage * 8);
+                release(empty + stage * 8);
 #pragma unroll
                 for (int i = 0; i < N / 2; i++)
                     sums[i] = step == 0 ? products[i] * scale : fmaf(products[i], scale, sums[i]);
             } else if (step > 0) {
                 group_wait<1>();
-                release<CLUSTER>(previous);
+                release(previous);
             }
             previous = empty + stage * 8;
             advance_stage();
@@ -227,7 +215,7 @@ template <int GROUPS, int N, int STAGES, int CLUSTER, bool FP8> struct Ring {
         if (!FP8) {
             group_wait<0>();
             pin(sums);
-            release<CLUSTER>(previous);
+            release(previous);
         }
     }
 };

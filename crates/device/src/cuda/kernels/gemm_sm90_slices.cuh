@@ -37,7 +37,7 @@ DEVICE void add_slices(const Gemm90Args& args, i32 first_row, i32 rows, i32 toke
 // TILES: of 64 * GROUPS rows, at most, in a strip.
 template <int GROUPS, int N, int STAGES, int TILES, bool FP8>
 DEVICE void gemm90_slices(const TensorMap* w_map, const TensorMap* x_map, const Gemm90Args& args) {
-    typedef Ring<GROUPS, N, STAGES, 1, FP8> R;
+    typedef Ring<GROUPS, N, STAGES, FP8> R;
     typedef Meet<GROUPS, N> M;
     static_assert(TILES * M::FLOATS * 4 <= STAGES * R::BYTES, "the sums lie where the ring was");
     extern __shared__ u8 raw[];
@@ -74,7 +74,7 @@ DEVICE void gemm90_slices(const TensorMap* w_map, const TensorMap* x_map, const 
                         barrier_wait(ring.empty + ring.stage * 8, ring.phase);
                         ring.load_weights_once(w_map, step, row, boxes, policy);
                     }
-                    ring.load_tokens(x_map, step, token0, 0);
+                    ring.load_tokens(x_map, step, token0);
                     ring.advance_stage();
                 }
             }

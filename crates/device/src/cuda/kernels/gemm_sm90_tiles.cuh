@@ -29,9 +29,9 @@ DEVICE void store_tile(const Gemm90Args& args, const Tile& tile, i32 row_in_tile
     }
 }
 
-template <int GROUPS, int N, int STAGES, bool BIG, int CLUSTER, bool FP8>
+template <int GROUPS, int N, int STAGES, bool BIG, bool FP8>
 DEVICE void gemm90_tiles(const TensorMap* w_map, const TensorMap* x_map, const Gemm90Args& args) {
-    typedef Ring<GROUPS, N, STAGES, CLUSTER, FP8> R;
+    typedef Ring<GROUPS, N, STAGES, FP8> R;
     const i32 ROWS = GROUPS * 64;
     extern __shared__ u8 raw[];
     u8* shared = (u8*)(((u64)raw + 1023) / 1024 * 1024);
@@ -39,32 +39,31 @@ DEVICE void gemm90_tiles(const TensorMap* w_map, const TensorMap* x_map, const G
     u32* starts = (u32*)(staging + GROUPS * 4 * STAGE_FLOATS);
     u32 memory = shared_address(shared), barriers = shared_address(starts + MAX_EXPERTS + 4);
 
-    i32 warp = threadIdx.x / WARP, group = warp / 4, rank = CLUSTER > 1 ? cluster_rank() : 0;
+    i32 warp = threadIdx.x / WARP, group = warp / 4;
     release_next();
     if (threadIdx.x == 0) {
         prefetch_map(w_map);
         prefetch_map(x_map);
         R(memory, barriers, 0).init();
     }
-    Schedule schedule = Schedule::dense<ROWS * CLUSTER, N, R::STEP_K>(args);
+    Schedule schedule = Schedule::dense<ROWS, N, R::STEP_K>(args);
     if (args.offsets) {
         // Which experts there are is the kernel before's to say.
         wait_for_previous();
         if (warp == 0) count_tiles<N>(args, schedule.row_tiles, starts);
     }
     __syncthreads();
-    if (CLUSTER > 1) cluster_sync();
     i32 tiles = args.offsets ? starts[args.experts] : schedule.tiles;
-    i32 first_tile = blockIdx.x / CLUSTER, stride = gridDim.x / CLUSTER;
+    i32 first_tile = blockIdx.x, stride = gridDim.x;
 
     if (group == GROUPS) {
-        if (BIG) give_registers<GROUPS == 2 ? 24 : 32>();
+        if (BIG) give_registers<24>();
         if (warp == GROUPS * 4 && elect_one()) {
             R ring(memory, barriers, 1);
             // Weights do not depend on the kernel before: fill the ring with them, then wait for x.
             i32 ahead = 0;
             if (!args.offsets && first_tile < tiles) {
-                Tile tile = locate<ROWS, N, CLUSTER>(args, schedule, starts, first_tile, rank);
+                Tile tile = locate<ROWS, N>(args, schedule, starts, first_tile);
                 for (; ahead < min(STAGES, schedule.steps); ahead++) {
                     ring.load_weights(w_map, ahead, tile.w_row);
                     ring.advance_stage();
@@ -73,29 +72,28 @@ DEVICE void gemm90_tiles(const TensorMap* w_map, const TensorMap* x_map, const G
             }
             wait_for_previous();
             for (i32 number = first_tile; number < tiles; number += stride) {
-                Tile tile = locate<ROWS, N, CLUSTER>(args, schedule, starts, number, rank);
+                Tile tile = locate<ROWS, N>(args, schedule, starts, number);
                 for (i32 step = 0; step < schedule.steps; step++, ahead--) {
                     if (ahead <= 0) {
                         barrier_wait(ring.empty + ring.stage * 8, ring.phase);
                         ring.load_weights(w_map, step, tile.w_row);
                     }
-                    ring.load_tokens(x_map, step, tile.token, rank);
+                    ring.load_tokens(x_map, step, tile.token);
                     ring.advance_stage();
                 }
             }
         }
-        if (CLUSTER > 1) cluster_leave();
         return;
     }
 
-    if (BIG) take_registers<GROUPS == 2 ? 240 : 160>();
+    if (BIG) take_registers<240>();
     wait_for_previous();
     R ring(memory, barriers, 0);
     float sums[N / 2], products[N / 2], total[N / 2];
 #pragma unroll
     for (int i = 0; i < N / 2; i++) sums[i] = products[i] = total[i] = 0.0f;
     for (i32 number = first_tile; number < tiles; number += stride) {
-        Tile tile = locate<ROWS, N, CLUSTER>(args, schedule, starts, number, rank);
+        Tile tile = locate<ROWS, N>(args, schedule, starts, number);
         const float* scales = FP8 ? block_scales(args, tile, schedule.steps) : nullptr;
         for (i32 slice = 0; slice < args.slices; slice++) {
             i32 first = schedule.bound(args, slice), end = schedule.bound(args, slice + 1);
@@ -105,15 +103,11 @@ DEVICE void gemm90_tiles(const TensorMap* w_map, const TensorMap* x_map, const G
         }
         store_tile<N, FP8>(args, tile, warp * 16, total, staging + warp * STAGE_FLOATS);
     }
-    // The other block may still write into this one's memory or arrive at its barriers.
-    if (CLUSTER > 1) cluster_leave();
 }
 
-#define TILES_KERNEL(NAME, GROUPS, N, STAGES, BIG, CLUSTER, FP8, ATTRIBUTE)                                            \
-    extern "C" __global__ void __launch_bounds__(GROUPS * 128 + (BIG ? 128 : 32), BIG ? 1 : 2) ATTRIBUTE               \
+#define TILES_KERNEL(NAME, GROUPS, N, STAGES, BIG, FP8)                                                                \
+    extern "C" __global__ void __launch_bounds__(GROUPS * 128 + (BIG ? 128 : 32), BIG ? 1 : 2)                         \
         NAME(const __grid_constant__ TensorMap w_map, const __grid_constant__ TensorMap x_map,                         \
              const __grid_constant__ Gemm90Args args) {                                                                \
-        gemm90_tiles<GROUPS, N, STAGES, BIG, CLUSTER, FP8>(&w_map, &x_map, args);                                      \
+        gemm90_tiles<GROUPS, N, STAGES, BIG, FP8>(&w_map, &x_map, args);                                               \
     }
-#define SINGLE
-#define PAIR __cluster_dims__(2, 1, 1)

@@ -33,15 +33,6 @@ DEVICE void barrier_arrive(u32 barrier) {
 DEVICE void barrier_expect(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-// Arrives at the same barrier of another block of the cluster. It orders nothing but what the tensor cores have read: a
-// release to the whole cluster would cost a fence of the GPU each time.
-DEVICE void barrier_arrive_remote(u32 barrier, u32 block) {
-    asm volatile(
-        "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-        "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
-        "r"(block)
-        : "memory");
-}
 DEVICE bool barrier_passed(u32 barrier, u32 parity) {
     u32 passed;
     asm volatile(
@@ -66,11 +57,6 @@ DEVICE void named_barrier(u32 number, u32 threads) {
 DEVICE void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // ---- clusters ----
-DEVICE u32 cluster_rank() {
-    u32 rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
 // All threads of all blocks of the cluster; what they wrote to shared memory is seen by the others.
 DEVICE void cluster_sync() { asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory"); }
 // As above, but nothing that was written need be seen: before a block leaves whose memory others have used.
@@ -95,15 +81,10 @@ DEVICE float4 load_cluster(u32 address) {
 DEVICE void prefetch_map(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"((u64)map) : "memory");
 }
-// How L2 should treat lines a copy touches.
+// For lines that nobody will read again: L2 gives them up first.
 DEVICE u64 evict_first() {
     u64 policy;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-DEVICE u64 evict_last() {
-    u64 policy;
-    asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
     return policy;
 }
 // One box whose first element is (x, y), x along the contiguous dimension; its bytes count towards `barrier`. What lies
@@ -122,25 +103,6 @@ DEVICE void copy_box(u32 to, const TensorMap* map, i32 x, i32 y, u32 barrier, u6
         "l"((u64)map), "r"(barrier), "r"(x), "r"(y), "l"(policy)
         : "memory");
 }
-DEVICE void copy_box_3d(u32 to, const TensorMap* map, i32 x, i32 y, i32 z, u32 barrier) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
-            to),
-        "l"((u64)map), "r"(barrier), "r"(x), "r"(y), "r"(z)
-        : "memory");
-}
-// The same box into the same place of every block whose bit is set in `blocks`, counted by each one's own barrier.
-DEVICE void copy_box_multicast(u32 to, const TensorMap* map, i32 x, i32 y, u32 barrier, u16 blocks) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, "
-        "%4}], [%2], %5;" ::"r"(to),
-        "l"((u64)map), "r"(barrier), "r"(x), "r"(y), "h"(blocks)
-        : "memory");
-}
-// Only into L2.
-DEVICE void prefetch_box(const TensorMap* map, i32 x, i32 y) {
-    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"((u64)map), "r"(x), "r"(y) : "memory");
-}
 // Contiguous bytes (a multiple of 16, both ends 16-aligned), without a map.
 DEVICE void copy_bytes(u32 to, const void* from, u32 bytes, u32 barrier) {
     asm volatile(
@@ -153,23 +115,13 @@ DEVICE void copy_bytes(u32 to, const void* from, u32 bytes, u32 barrier) {
 template <int COUNT> DEVICE void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }
 template <int COUNT> DEVICE void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
 
-// ---- 8x8 matrices of 16-bit values, between registers and shared memory ----
+// ---- four 8x8 matrices of 16-bit values, from shared memory ----
 // Lane l gives the address of row l % 8 of matrix l / 8 (16 bytes a row). In registers lane l holds row l / 4, columns
-// l % 4 * 2 and the next; with TRANSPOSED the matrix in shared memory is the transpose of that.
+// l % 4 * 2 and the next.
 DEVICE void load_matrices(u32 (&to)[4], u32 row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                  : "r"(row)
-                 : "memory");
-}
-DEVICE void store_matrices(u32 row, u32 a, u32 b, u32 c, u32 d) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(a), "r"(b), "r"(c),
-                 "r"(d)
-                 : "memory");
-}
-DEVICE void store_matrices_transposed(u32 row, u32 a, u32 b, u32 c, u32 d) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(a), "r"(b),
-                 "r"(c), "r"(d)
                  : "memory");
 }
 
