@@ -16,8 +16,8 @@ use super::weight::{CHUNK, CHUNK_BYTES, Code, Form, Run, Weight};
 const MULTIPROCESSORS: usize = 132;
 /// Warps of the narrowest kernels that a multiprocessor holds.
 const WARPS: usize = 24;
-/// Of a weight, that the second-level cache is asked for before the kernels ahead have ended; well under what it holds.
-const ASKED_BYTES: usize = 16 << 20;
+/// From here on pairs of tiles leave enough blocks.
+const TALL_TILES: usize = 4 * MULTIPROCESSORS;
 /// Most rows that a streamed product is worth it for.
 pub(super) const STREAMED_ROWS: usize = 32;
 
@@ -37,7 +37,6 @@ struct StreamArgs {
     out_stride: i32,
     out_f32: i32,
     slices: i32,
-    ahead: i32,
     group_quarters: i32,
     offset: u32,
     levels_low: [u32; 4],
@@ -63,7 +62,6 @@ pub(super) struct Call {
 /// How a run is streamed.
 pub(super) struct Streamed {
     slices: usize,
-    tiles: usize,
     /// By ascending number of columns.
     variants: Vec<Variant>,
 }
@@ -73,6 +71,8 @@ struct Variant {
     kernel: Kernel,
     /// Rows of x that a block takes.
     tokens: usize,
+    /// Outputs' tiles, or pairs of them.
+    tiles: usize,
     warps: usize,
     shared_bytes: u32,
     /// Blocks that run at a time on the whole device.
@@ -86,10 +86,12 @@ impl Streamed {
             return None;
         }
         let shape = Shape::of(form, outputs, inputs);
-        let (stem, has_16) = form.stream_stem();
-        let columns: &[usize] = if has_16 { &[1, 2, 4] } else { &[1, 4] };
-        let variants = columns.iter().filter_map(|columns| shape.variant(device, stem, *columns)).collect();
-        Some(Self { slices: shape.slices, tiles: shape.tiles, variants })
+        let kernels = form.stream_kernels();
+        let variants = kernels.columns.iter().filter_map(|columns| {
+            let tall = kernels.tall.contains(columns) && shape.tiles >= TALL_TILES;
+            shape.variant(device, kernels.stem, *columns, if tall { 2 } else { 1 })
+        });
+        Some(Self { slices: shape.slices, variants: variants.collect() })
     }
 
     fn variant(&self, m: usize) -> &Variant {
@@ -137,21 +139,23 @@ impl Shape {
         Self { rows, tiles, slices, stage_bytes: CHUNK_BYTES + 32 * lane_bytes, stages, wanted, widest_warps }
     }
 
-    fn shared_bytes(&self, columns: usize, warps: usize) -> usize {
-        warps * self.stages * self.stage_bytes + self.slices * self.rows * (8 * columns + 2) * 4
+    fn shared_bytes(&self, columns: usize, tall: usize, warps: usize) -> usize {
+        tall * (warps * self.stages * self.stage_bytes + self.slices * self.rows * (8 * columns + 2) * 4)
     }
 
     /// The geometry that has most warps at work; none where no block fits.
-    fn variant(&self, device: &Device, stem: &str, columns: usize) -> Option<Variant> {
-        let kernel = device.kernel(&format!("stream_{stem}_{columns}"));
-        let most = match columns {
-            1 => WARPS,
-            2 => 16,
+    fn variant(&self, device: &Device, stem: &str, columns: usize, tall: usize) -> Option<Variant> {
+        let suffix = if tall == 2 { "_tall" } else { "" };
+        let kernel = device.kernel(&format!("stream_{stem}_{columns}{suffix}"));
+        let most = match (columns, tall) {
+            (1, _) => WARPS,
+            (_, 2) => 12,
+            (2, _) => 16,
             _ => self.widest_warps,
         };
         let candidates = (1..=self.slices).map(|parts| self.slices.div_ceil(parts)).filter(|warps| *warps <= most);
         let geometry = |warps: usize| {
-            let shared_bytes = u32::try_from(self.shared_bytes(columns, warps)).ok()?;
+            let shared_bytes = u32::try_from(self.shared_bytes(columns, tall, warps)).ok()?;
             if shared_bytes > device.info().shared_bytes {
                 return None;
             }
@@ -160,8 +164,8 @@ impl Shape {
             (blocks > 0).then_some((busy * warps, busy, warps, blocks, shared_bytes))
         };
         let (_, _, warps, blocks, shared_bytes) = candidates.filter_map(geometry).max()?;
-        let resident = blocks * device.info().multiprocessors as usize;
-        Some(Variant { kernel, tokens: 8 * columns, warps, shared_bytes, resident })
+        let (resident, tiles) = (blocks * device.info().multiprocessors as usize, self.tiles.div_ceil(tall));
+        Some(Variant { kernel, tokens: 8 * columns, tiles, warps, shared_bytes, resident })
     }
 }
 
@@ -199,7 +203,7 @@ impl Run {
 
     fn stream(&self, device: &Device, streamed: &Streamed, weight: &Weight, call: &Call) {
         let variant = streamed.variant(call.m);
-        let blocks = streamed.tiles.min(variant.resident);
+        let blocks = variant.tiles.min(variant.resident);
         let arguments = StreamArgs {
             out: call.out + (self.first * call.out_float.bytes()) as u64,
             x: call.x,
@@ -208,7 +212,6 @@ impl Run {
             out_stride: weight.n as i32,
             out_f32: i32::from(call.out_float == Float::F32),
             slices: streamed.slices as i32,
-            ahead: (ASKED_BYTES / blocks) as i32,
             ..self.arguments(weight.k)
         };
         let grid = [blocks as u32, call.m.div_ceil(variant.tokens) as u32, 1];

@@ -30,7 +30,6 @@ struct StreamArgs {
     i32 out_stride; // of rows: the weight may be some outputs of several
     i32 out_f32;
     i32 slices;
-    i32 ahead; // bytes of weights a block asks the second-level cache for, beyond what it copies at once
     i32 group_quarters; // of 32 values in a group: 1, 2 or 4
     u32 offset;         // NIBBLES: two bf16 of the least level less 128
     Levels levels;      // TABLE
@@ -174,32 +173,6 @@ template <int FORM, bool AFFINE, int GROUP, int COLUMNS, int TALL = 1> struct St
             next_low += along, next_high += along;
             if (FORM == FLOAT8) next_scales += a.slices * 4;
         }
-    }
-
-    // Asks for what comes after the first copies of the block's first tile: memory has something to do while the kernels
-    // before this one end.
-    MEMBER void ask_ahead() const {
-#if __CUDA_ARCH__ >= 900
-        if (warp != 0 || a.ahead == 0) return;
-        constexpr int SIZE = FORM == PLAIN ? 2 : 1;
-        int copied = STAGES * warps;
-        if (CODED) {
-            // The tile is one run of bytes; every lane asks for a part.
-            i64 first = (i64)blockIdx.x * TALL * chunks * COPY_BYTES;
-            int begin = copied * COPY_BYTES, end = min(chunks * COPY_BYTES, begin + a.ahead);
-            int part = (end - begin) / WARP & ~15;
-            if (part > 0) ask(a.weights + first + begin + lane * part, part);
-        } else {
-            int begin = copied * CHUNK * SIZE, end = min(a.k * SIZE, begin + a.ahead / 16) & ~15;
-            int row = min((int)blockIdx.x * ROWS + lane, a.n - 1);
-            if (lane < 16 && end > begin) ask(a.weights + (i64)row * a.k * SIZE + begin, end - begin);
-        }
-#endif
-    }
-    MEMBER static void ask(const u8* from, u32 bytes) {
-#if __CUDA_ARCH__ >= 900
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-#endif
     }
 
     // A lane's eight values of a quarter for each of its tokens, in the order of the weights' fragments. Lanes without a
@@ -378,7 +351,6 @@ template <int FORM, bool AFFINE, int GROUP, int COLUMNS, int TALL = 1> struct St
         point_at(fetch_tile, fetch_slice);
 #pragma unroll 1
         for (int stage = 0; stage < STAGES; stage++) fetch();
-        ask_ahead();
         release_next();
         wait_for_previous();
         uint4 x[QUARTERS][COLUMNS];

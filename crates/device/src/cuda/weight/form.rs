@@ -75,18 +75,30 @@ impl Form {
         }
     }
 
-    /// The same of streaming kernels, of which long groups have their own; and whether there is one for 16 rows.
-    pub fn stream_stem(&self) -> (&'static str, bool) {
+    /// The streaming kernels there are for it, as linear_stream.cu lists them.
+    pub fn stream_kernels(&self) -> StreamKernels {
         let stem = self.stem();
-        let Form::Coded(coded) = self else { return (stem, true) };
-        match (stem, coded.group) {
-            ("int8", CHUNK) => ("int8_by128", true),
-            ("int4", CHUNK) => ("int4_by128", true),
-            ("int4_affine", CHUNK) => ("int4_affine_by128", true),
-            ("int8" | "int4" | "int4_affine", _) => (stem, true),
-            _ => (stem, false),
-        }
+        let (stem, columns, tall): (_, &[usize], &[usize]) = match (stem, self) {
+            ("bf16", _) => (stem, &[1, 2, 4], &[]),
+            ("fp8", _) => (stem, &[1, 2, 4], &[2, 4]),
+            ("int8", Form::Coded(Coded { group: CHUNK, .. })) => ("int8_by128", &[1, 2, 4], &[2, 4]),
+            ("int8", _) => (stem, &[1, 2, 4], &[2, 4]),
+            ("int4", Form::Coded(Coded { group: CHUNK, .. })) => ("int4_by128", &[1, 2, 4], &[2]),
+            ("int4_affine", Form::Coded(Coded { group: CHUNK, .. })) => ("int4_affine_by128", &[1, 2, 4], &[2]),
+            ("int4" | "int4_affine", _) => (stem, &[1, 2, 4], &[2]),
+            _ => (stem, &[1, 4], &[]),
+        };
+        StreamKernels { stem, columns, tall }
     }
+}
+
+pub struct StreamKernels {
+    /// What they are called after; long groups have their own.
+    pub stem: &'static str,
+    /// Columns of the matrix instruction, eight rows of x each.
+    pub columns: &'static [usize],
+    /// Of those the ones that also come with two tiles at a time.
+    pub tall: &'static [usize],
 }
 
 impl Coded {

@@ -12,6 +12,9 @@ use crate::Result;
 /// Of each of the two buffers, unless one unit is larger.
 const STAGING_BYTES: usize = 64 << 20;
 
+/// Fewer are not worth a thread.
+const BYTES_A_THREAD: usize = 256 << 10;
+
 /// Where one kind of a unit's bytes goes: unit `i` to `offset + i * unit_bytes`.
 pub struct Target<'b> {
     pub buffer: &'b Buffer,
@@ -58,7 +61,7 @@ impl Loader {
         for first in (0..units).step_by(at_a_time) {
             let count = at_a_time.min(units - first);
             let bytes = count * unit_bytes;
-            let threads = self.threads;
+            let threads = self.threads.min(bytes / BYTES_A_THREAD + 1);
             let slot = self.slot(bytes)?;
             let mut left = slot.pinned.as_mut_slice::<u8>(0..bytes);
             let mut kinds = Vec::with_capacity(N);

@@ -23,7 +23,7 @@ use super::launch;
 use super::linear_stream::Streamed;
 use super::tensor::Float;
 use super::{Precision, RandomForm};
-use crate::{ExpertsSource, Result};
+use crate::{Error, ExpertsSource, Result};
 use codes::{Row, Tile};
 use form::{FLOAT8_ROWS, ONE_127TH};
 use load::Target;
@@ -369,19 +369,23 @@ fn read_coded(part: &Part<'_>, index: usize, coded: &Coded, row: &mut Row) {
     }
 }
 
-/// All matrices one after the other, as plain values.
+/// All matrices one after the other, as plain values; they are of one width.
 pub(super) fn load_plain(loader: &mut Loader, matrices: &[Matrix<'_>], float: Float) -> Result<Buffer> {
-    let values: usize = matrices.iter().map(|matrix| matrix.num_rows() * matrix.cols()).sum();
-    let buffer = loader.device().alloc("weights", values * float.bytes())?;
-    let mut offset = 0;
-    for matrix in matrices {
-        let unit_bytes = matrix.cols() * float.bytes();
-        for part in matrix.parts() {
-            let target = Target { buffer: &buffer, offset, unit_bytes };
-            loader.load(part.num_rows(), [target], |row, [values]| plain::read_row(part, row, float, values))?;
-            offset += part.num_rows() * unit_bytes;
-        }
+    let cols = matrices.first().map_or(0, Matrix::cols);
+    // Every part with the number of its first row among all.
+    let mut parts = Vec::new();
+    let mut rows = 0;
+    for part in matrices.iter().flat_map(Matrix::parts).filter(|part| part.num_rows() > 0) {
+        Error::check("inputs of an expert", cols, part.cols())?;
+        parts.push((rows, part));
+        rows += part.num_rows();
     }
+    let buffer = loader.device().alloc("weights", rows * cols * float.bytes())?;
+    let target = Target { buffer: &buffer, offset: 0, unit_bytes: cols * float.bytes() };
+    loader.load(rows, [target], |row, [values]| {
+        let (first, part) = parts[parts.partition_point(|(first, _)| *first <= row) - 1];
+        plain::read_row(part, row - first, float, values);
+    })?;
     Ok(buffer)
 }
 
