@@ -86,11 +86,10 @@ impl Streamed {
             return None;
         }
         let shape = Shape::of(form, outputs, inputs);
-        let kernels = form.stream_kernels();
-        let variants = kernels.columns.iter().filter_map(|columns| {
-            let tall = kernels.tall.contains(columns) && shape.tiles >= TALL_TILES;
-            shape.variant(device, kernels.stem, *columns, if tall { 2 } else { 1 })
-        });
+        let (stem, has_tall) = form.stream_kernels();
+        let tall = if has_tall && shape.tiles >= TALL_TILES { 2 } else { 1 };
+        let variants = [(1, 1), (2, tall)].into_iter();
+        let variants = variants.filter_map(|(columns, tall)| shape.variant(device, stem, columns, tall));
         Some(Self { slices: shape.slices, variants: variants.collect() })
     }
 
@@ -110,8 +109,6 @@ struct Shape {
     stages: usize,
     /// Blocks of a multiprocessor that there is work for.
     wanted: usize,
-    /// Warps that registers suffice for, of the widest kernel.
-    widest_warps: usize,
 }
 
 impl Shape {
@@ -131,12 +128,7 @@ impl Shape {
         } else {
             8
         });
-        let simple = match form {
-            Form::Coded(coded) => coded.rows() == 16 && !coded.has_minimums() && !coded.by_16(),
-            _ => true,
-        };
-        let widest_warps = if simple { 16 } else { 8 };
-        Self { rows, tiles, slices, stage_bytes: CHUNK_BYTES + 32 * lane_bytes, stages, wanted, widest_warps }
+        Self { rows, tiles, slices, stage_bytes: CHUNK_BYTES + 32 * lane_bytes, stages, wanted }
     }
 
     fn shared_bytes(&self, columns: usize, tall: usize, warps: usize) -> usize {
@@ -149,9 +141,8 @@ impl Shape {
         let kernel = device.kernel(&format!("stream_{stem}_{columns}{suffix}"));
         let most = match (columns, tall) {
             (1, _) => WARPS,
-            (_, 2) => 12,
-            (2, _) => 16,
-            _ => self.widest_warps,
+            (_, 1) => 16,
+            _ => 12,
         };
         let candidates = (1..=self.slices).map(|parts| self.slices.div_ceil(parts)).filter(|warps| *warps <= most);
         let geometry = |warps: usize| {

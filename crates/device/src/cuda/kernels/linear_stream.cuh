@@ -1,13 +1,12 @@
 // out[m, n] = x[m, k] . w[n, k]^T (+ bias) for few rows, at the speed at which the weights come from memory.
 //
 // A block takes tiles of 16 outputs (32 for nibbles), or two of them at a time where that leaves enough blocks: x is read
-// once for both. Chunks of k (64 or 128) are dealt out to `slices`, whose number the
-// weight's shape decides; a slice is summed up by one warp, and slices are added in their order. Weights are the left
-// side of the matrix instruction, rows of x its eight columns. So nothing in the order of a sum depends on m, on the
-// number of warps or on the device.
+// once for both. Chunks of k (64 or 128) are dealt out to `slices`, whose number the weight's shape decides; a slice is
+// summed up by one warp, and slices are added in their order. Weights are the left side of the matrix instruction, rows
+// of x its eight columns. So nothing in the order of a sum depends on m, on the number of warps or on the device.
 //
-// Weights go to shared memory by asynchronous copies of 16 bytes, `STAGES` chunks ahead (6 KB a warp), so how
-// much is under way does not hang on registers or on the compiler. A lane reads back only what it copied itself: k is
+// Weights go to shared memory by asynchronous copies of 16 bytes, `STAGES` chunks ahead (4 to 8 KB a warp), so how much
+// is under way does not hang on registers or on the compiler. A lane reads back only what it copied itself: k is
 // permuted inside a chunk so that its 16 bytes are its own fragments of the next instructions, and x, read 16 bytes at a
 // time through the first-level cache a whole chunk ahead, is permuted alike by construction. The first copies start
 // before the kernel ahead of this one has ended.
@@ -61,10 +60,7 @@ template <int FORM, bool AFFINE, int GROUP, int COLUMNS, int TALL = 1> struct St
     static constexpr int TOKENS = 8 * COLUMNS;
     static constexpr int STRIDE = TOKENS + 2;
     // On a multiprocessor, as far as registers go.
-    static constexpr int THREADS = COLUMNS == 1                                              ? 768
-                                   : TALL == 2                                               ? 384
-                                   : COLUMNS == 4 && (HALVES == 2 || AFFINE || BY_16) ? 256
-                                                                                             : 512;
+    static constexpr int THREADS = COLUMNS == 1 ? 768 : TALL == 1 ? 512 : 384;
 
     const StreamArgs& a;
     int lane, warp, warps, g, t;

@@ -75,30 +75,18 @@ impl Form {
         }
     }
 
-    /// The streaming kernels there are for it, as linear_stream.cu lists them.
-    pub fn stream_kernels(&self) -> StreamKernels {
+    /// The streaming kernels there are for it, as linear_stream.cu lists them: what they are called after, and whether
+    /// the one for 16 rows also comes with two tiles at a time.
+    pub fn stream_kernels(&self) -> (&'static str, bool) {
         let stem = self.stem();
-        let (stem, columns, tall): (_, &[usize], &[usize]) = match (stem, self) {
-            ("bf16", _) => (stem, &[1, 2, 4], &[]),
-            ("fp8", _) => (stem, &[1, 2, 4], &[2, 4]),
-            ("int8", Form::Coded(Coded { group: CHUNK, .. })) => ("int8_by128", &[1, 2, 4], &[2, 4]),
-            ("int8", _) => (stem, &[1, 2, 4], &[2, 4]),
-            ("int4", Form::Coded(Coded { group: CHUNK, .. })) => ("int4_by128", &[1, 2, 4], &[2]),
-            ("int4_affine", Form::Coded(Coded { group: CHUNK, .. })) => ("int4_affine_by128", &[1, 2, 4], &[2]),
-            ("int4" | "int4_affine", _) => (stem, &[1, 2, 4], &[2]),
-            _ => (stem, &[1, 4], &[]),
-        };
-        StreamKernels { stem, columns, tall }
+        let is_long = matches!(self, Form::Coded(Coded { group: CHUNK, .. }));
+        match stem {
+            "fp8" | "int8" => (stem, true),
+            "int4" if is_long => ("int4_by128", true),
+            "int4_affine" if is_long => ("int4_affine_by128", true),
+            _ => (stem, false),
+        }
     }
-}
-
-pub struct StreamKernels {
-    /// What they are called after; long groups have their own.
-    pub stem: &'static str,
-    /// Columns of the matrix instruction, eight rows of x each.
-    pub columns: &'static [usize],
-    /// Of those the ones that also come with two tiles at a time.
-    pub tall: &'static [usize],
 }
 
 impl Coded {
