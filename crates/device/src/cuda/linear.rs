@@ -13,6 +13,9 @@ use super::{Cuda, launch};
 /// for all of them.
 pub(super) const WIDENED_BYTES: usize = 512 << 20;
 
+/// Up to here weights in eight-bit floats are streamed, and meet rows that are not rounded.
+const ROUNDED_ROWS: usize = 16;
+
 /// Mirrors `PlainArgs`.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -106,11 +109,11 @@ impl Cuda {
     fn multiply_coded(&mut self, weight: &Weight, call: &Call, bias: Option<&Vector>, most: usize) {
         let (n, k) = (weight.n, weight.k);
         let bytes = n * k * 2;
-        let streamed = call.m <= STREAMED_ROWS || self.config.batch_invariant || bytes > WIDENED_BYTES;
-        if streamed && stream(&self.device, weight, call) {
+        if call.m > ROUNDED_ROWS && self.multiply_rounded(weight, call, bias, most) {
             return;
         }
-        if self.multiply_rounded(weight, call, bias, most) {
+        let streamed = call.m <= STREAMED_ROWS || self.config.batch_invariant || bytes > WIDENED_BYTES;
+        if streamed && stream(&self.device, weight, call) {
             return;
         }
         let Some(values) = self.room(Scratch::WEIGHTS, bytes) else { return };

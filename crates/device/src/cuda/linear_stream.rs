@@ -16,9 +16,7 @@ use super::weight::{CHUNK, CHUNK_BYTES, Code, Form, Run, Weight};
 const MULTIPROCESSORS: usize = 132;
 /// Warps of the narrowest kernels that a multiprocessor holds.
 const WARPS: usize = 24;
-/// From here on pairs of tiles leave enough blocks.
-const TALL_TILES: usize = 4 * MULTIPROCESSORS;
-/// Most rows that a streamed product is worth it for.
+/// Most rows that a streamed product is worth it for; beyond 16 the weight is read twice.
 pub(super) const STREAMED_ROWS: usize = 32;
 
 /// Mirrors `StreamArgs` of linear_stream.cuh.
@@ -62,6 +60,7 @@ pub(super) struct Call {
 /// How a run is streamed.
 pub(super) struct Streamed {
     slices: usize,
+    tiles: usize,
     /// By ascending number of columns.
     variants: Vec<Variant>,
 }
@@ -71,8 +70,6 @@ struct Variant {
     kernel: Kernel,
     /// Rows of x that a block takes.
     tokens: usize,
-    /// Outputs' tiles, or pairs of them.
-    tiles: usize,
     warps: usize,
     shared_bytes: u32,
     /// Blocks that run at a time on the whole device.
@@ -86,11 +83,8 @@ impl Streamed {
             return None;
         }
         let shape = Shape::of(form, outputs, inputs);
-        let (stem, has_tall) = form.stream_kernels();
-        let tall = if has_tall && shape.tiles >= TALL_TILES { 2 } else { 1 };
-        let variants = [(1, 1), (2, tall)].into_iter();
-        let variants = variants.filter_map(|(columns, tall)| shape.variant(device, stem, columns, tall));
-        Some(Self { slices: shape.slices, variants: variants.collect() })
+        let variants = [1, 2].into_iter().filter_map(|columns| shape.variant(device, form.stream_stem(), columns));
+        Some(Self { slices: shape.slices, tiles: shape.tiles, variants: variants.collect() })
     }
 
     fn variant(&self, m: usize) -> &Variant {
@@ -131,22 +125,17 @@ impl Shape {
         Self { rows, tiles, slices, stage_bytes: CHUNK_BYTES + 32 * lane_bytes, stages, wanted }
     }
 
-    fn shared_bytes(&self, columns: usize, tall: usize, warps: usize) -> usize {
-        tall * (warps * self.stages * self.stage_bytes + self.slices * self.rows * (8 * columns + 2) * 4)
+    fn shared_bytes(&self, columns: usize, warps: usize) -> usize {
+        warps * self.stages * self.stage_bytes + self.slices * self.rows * (8 * columns + 2) * 4
     }
 
     /// The geometry that has most warps at work; none where no block fits.
-    fn variant(&self, device: &Device, stem: &str, columns: usize, tall: usize) -> Option<Variant> {
-        let suffix = if tall == 2 { "_tall" } else { "" };
-        let kernel = device.kernel(&format!("stream_{stem}_{columns}{suffix}"));
-        let most = match (columns, tall) {
-            (1, _) => WARPS,
-            (_, 1) => 16,
-            _ => 12,
-        };
+    fn variant(&self, device: &Device, stem: &str, columns: usize) -> Option<Variant> {
+        let kernel = device.kernel(&format!("stream_{stem}_{columns}"));
+        let most = if columns == 1 { WARPS } else { 16 };
         let candidates = (1..=self.slices).map(|parts| self.slices.div_ceil(parts)).filter(|warps| *warps <= most);
         let geometry = |warps: usize| {
-            let shared_bytes = u32::try_from(self.shared_bytes(columns, tall, warps)).ok()?;
+            let shared_bytes = u32::try_from(self.shared_bytes(columns, warps)).ok()?;
             if shared_bytes > device.info().shared_bytes {
                 return None;
             }
@@ -155,8 +144,8 @@ impl Shape {
             (blocks > 0).then_some((busy * warps, busy, warps, blocks, shared_bytes))
         };
         let (_, _, warps, blocks, shared_bytes) = candidates.filter_map(geometry).max()?;
-        let (resident, tiles) = (blocks * device.info().multiprocessors as usize, self.tiles.div_ceil(tall));
-        Some(Variant { kernel, tokens: 8 * columns, tiles, warps, shared_bytes, resident })
+        let resident = blocks * device.info().multiprocessors as usize;
+        Some(Variant { kernel, tokens: 8 * columns, warps, shared_bytes, resident })
     }
 }
 
@@ -194,7 +183,7 @@ impl Run {
 
     fn stream(&self, device: &Device, streamed: &Streamed, weight: &Weight, call: &Call) {
         let variant = streamed.variant(call.m);
-        let blocks = variant.tiles.min(variant.resident);
+        let blocks = streamed.tiles.min(variant.resident);
         let arguments = StreamArgs {
             out: call.out + (self.first * call.out_float.bytes()) as u64,
             x: call.x,

@@ -1,15 +1,15 @@
 // out[m, n] = x[m, k] . w[n, k]^T (+ bias) for few rows, at the speed at which the weights come from memory.
 //
-// A block takes tiles of 16 outputs (32 for nibbles), or two of them at a time where that leaves enough blocks: x is read
-// once for both. Chunks of k (64 or 128) are dealt out to `slices`, whose number the weight's shape decides; a slice is
-// summed up by one warp, and slices are added in their order. Weights are the left side of the matrix instruction, rows
-// of x its eight columns. So nothing in the order of a sum depends on m, on the number of warps or on the device.
+// A block takes tiles of 16 outputs (32 for nibbles). Chunks of k (64 or 128) are dealt out to `slices`, whose number the
+// weight's shape decides; a slice is summed up by one warp, and slices are added in their order. Weights are the left
+// side of the matrix instruction, rows of x its eight columns, one or two instructions side by side. So nothing in the
+// order of a sum depends on m, on the number of warps or on the device.
 //
-// Weights go to shared memory by asynchronous copies of 16 bytes, `STAGES` chunks ahead (4 to 8 KB a warp), so how much
-// is under way does not hang on registers or on the compiler. A lane reads back only what it copied itself: k is
-// permuted inside a chunk so that its 16 bytes are its own fragments of the next instructions, and x, read 16 bytes at a
-// time through the first-level cache a whole chunk ahead, is permuted alike by construction. The first copies start
-// before the kernel ahead of this one has ended.
+// Weights go to shared memory by asynchronous copies of 16 bytes, `STAGES` chunks ahead, so how much is under way does
+// not hang on registers or on the compiler. A lane reads back only what it copied itself: k is permuted inside a chunk so
+// that its 16 bytes are its own fragments of the next instructions, and x, read 16 bytes at a time through the
+// first-level cache a whole chunk ahead, is permuted alike by construction. The first copies start before the kernel
+// ahead of this one has ended.
 //
 // Integers stay exact: a group's codes are multiplied as whole numbers, and the group's f32 sum is scaled once.
 // Minimums meet the sums of x over the group, which one more instruction with a matrix of ones gives.
@@ -42,25 +42,21 @@ struct StreamArgs {
 #endif
 
 // GROUP: 16, 128, or 32 for any that is a multiple of it and divides 128.
-// TALL: tiles that a warp has at a time.
-template <int FORM, bool AFFINE, int GROUP, int COLUMNS, int TALL = 1> struct Stream {
+template <int FORM, bool AFFINE, int GROUP, int COLUMNS> struct Stream {
     static constexpr bool BY_16 = GROUP == 16;
-    static constexpr int TILE_ROWS = FORM == NIBBLES || FORM == TABLE ? 32 : 16;
-    static constexpr int ROWS = TILE_ROWS * TALL;
+    static constexpr int ROWS = FORM == NIBBLES || FORM == TABLE ? 32 : 16;
     static constexpr int HALVES = ROWS / 16;
     static constexpr int CHUNK = FORM == PLAIN ? 64 : 128;
     static constexpr int QUARTERS = CHUNK / 32;
     static constexpr bool CODED = FORM == BYTES || FORM == NIBBLES || FORM == TABLE;
     // A lane's scales (and minimums beside them) of a chunk.
-    static constexpr int SCALE_BYTES = CODED ? TILE_ROWS / 8 * 2 * (AFFINE ? 2 : 1) * (BY_16 ? 2 : 1) : FORM == FLOAT8 ? 4 : 0;
-    // A tile's codes, then the other's, then scales likewise.
-    static constexpr int SCALES_AT = TALL * COPY_BYTES;
-    static constexpr int SLOT = TALL * (COPY_BYTES + WARP * SCALE_BYTES);
+    static constexpr int SCALE_BYTES = CODED ? ROWS / 8 * 2 * (AFFINE ? 2 : 1) * (BY_16 ? 2 : 1) : FORM == FLOAT8 ? 4 : 0;
+    static constexpr int SLOT = COPY_BYTES + WARP * SCALE_BYTES;
     static constexpr int STAGES = FORM == PLAIN ? STREAM_STAGES + 1 : STREAM_STAGES;
     static constexpr int TOKENS = 8 * COLUMNS;
     static constexpr int STRIDE = TOKENS + 2;
     // On a multiprocessor, as far as registers go.
-    static constexpr int THREADS = COLUMNS == 1 ? 768 : TALL == 1 ? 512 : 384;
+    static constexpr int THREADS = COLUMNS == 1 ? 768 : 512;
 
     const StreamArgs& a;
     int lane, warp, warps, g, t;
@@ -68,8 +64,6 @@ template <int FORM, bool AFFINE, int GROUP, int COLUMNS, int TALL = 1> struct St
     u32 ring, above;
     // What the next copies read: rows g and g + 8 of plain weights, or a lane's place of a tile.
     const u8 *next_low, *next_high, *next_scales;
-    // From there to the second tile.
-    i64 low_apart, high_apart, scales_apart;
     int fetch_tile, fetch_slice, fetch_step;
     u32 fetch_slot;
     // The lane's own place in x.
@@ -103,22 +97,17 @@ template <int FORM, bool AFFINE, int GROUP, int COLUMNS, int TALL = 1> struct St
 
     // Where a slice's first chunk of a tile lies.
     MEMBER void point_at(int tile, int slice) {
-        int first = tile * TALL, second = min(first + 1, (a.n + TILE_ROWS - 1) / TILE_ROWS - 1);
-        i64 chunk = (i64)first * chunks + slice;
+        i64 chunk = (i64)tile * chunks + slice;
         if (CODED) {
             next_low = a.weights + chunk * COPY_BYTES + lane * 16;
             // Lane t has the groups of quarter t. 4, 2 or 1 groups are 2, 1 or 0 shifts.
             int shift = scale_shift();
             next_scales = a.scales + ((chunk << shift) + (t >> (2 - shift))) * (8 * SCALE_BYTES) + g * SCALE_BYTES;
-            low_apart = (i64)(second - first) * chunks * COPY_BYTES;
-            scales_apart = ((i64)(second - first) * chunks << shift) * (8 * SCALE_BYTES);
         } else {
             constexpr int SIZE = FORM == PLAIN ? 2 : 1;
-            int low = min(first * 16 + g, a.n - 1), high = min(first * 16 + g + 8, a.n - 1), at = slice * CHUNK * SIZE + t * 16;
+            int low = min(tile * 16 + g, a.n - 1), high = min(tile * 16 + g + 8, a.n - 1), at = slice * CHUNK * SIZE + t * 16;
             next_low = a.weights + (i64)low * a.k * SIZE + at, next_high = a.weights + (i64)high * a.k * SIZE + at;
-            low_apart = (i64)(min(first * 16 + g + 16, a.n - 1) - low) * a.k * SIZE;
-            high_apart = (i64)(min(first * 16 + g + 24, a.n - 1) - high) * a.k * SIZE;
-            if (FORM == FLOAT8) next_scales = a.scales + ((i64)(first / 8) * chunks + slice) * 4;
+            if (FORM == FLOAT8) next_scales = a.scales + ((i64)(tile / 8) * chunks + slice) * 4;
         }
     }
 
@@ -126,33 +115,26 @@ template <int FORM, bool AFFINE, int GROUP, int COLUMNS, int TALL = 1> struct St
     MEMBER void fetch() {
         int chunk = fetch_step * a.slices + fetch_slice;
         if (fetch_tile < tiles && chunk < chunks) {
+            u32 to = fetch_slot + lane * 16, to_scales = fetch_slot + COPY_BYTES + lane * SCALE_BYTES;
+            if (CODED) {
 #pragma unroll
-            for (int tall = 0; tall < TALL; tall++) {
-                u32 to = fetch_slot + tall * COPY_BYTES + lane * 16;
-                u32 to_scales = fetch_slot + SCALES_AT + (tall * WARP + lane) * SCALE_BYTES;
-                const u8 *low = tall ? next_low + low_apart : next_low, *high = tall ? next_high + high_apart : next_high;
-                const u8* scales = tall ? next_scales + scales_apart : next_scales;
-                if (CODED) {
-#pragma unroll
-                    for (int part = 0; part < 4; part++) copy_async_16(to + part * 512, low + part * 512);
-                    if (SCALE_BYTES <= 8) {
-                        copy_async_small<SCALE_BYTES == 4 ? 4 : 8>(to_scales, scales);
-                    } else {
-#pragma unroll
-                        for (int at = 0; at < SCALE_BYTES; at += 16) copy_async_16(to_scales + at, scales + at);
-                    }
+                for (int part = 0; part < 4; part++) copy_async_16(to + part * 512, next_low + part * 512);
+                if (SCALE_BYTES <= 8) {
+                    copy_async_small<SCALE_BYTES == 4 ? 4 : 8>(to_scales, next_scales);
                 } else {
-                    constexpr int ALONG = FORM == PLAIN ? 8 : 16;
-                    int left = a.k - chunk * CHUNK - t * ALONG;
 #pragma unroll
-                    for (int part = 0; part < 2; part++) {
-                        bool valid = part * CHUNK / 2 < left;
-                        copy_async_16(to + part * 512, low + part * 64, valid);
-                        copy_async_16(to + 1024 + part * 512, high + part * 64, valid);
-                    }
-                    // Both tiles lie in one block of 128 outputs.
-                    if (FORM == FLOAT8 && a.scales && tall == 0) copy_async_small<4>(to_scales, scales);
+                    for (int at = 0; at < SCALE_BYTES; at += 16) copy_async_16(to_scales + at, next_scales + at);
                 }
+            } else {
+                constexpr int ALONG = FORM == PLAIN ? 8 : 16;
+                int left = a.k - chunk * CHUNK - t * ALONG;
+#pragma unroll
+                for (int part = 0; part < 2; part++) {
+                    bool valid = part * CHUNK / 2 < left;
+                    copy_async_16(to + part * 512, next_low + part * 64, valid);
+                    copy_async_16(to + 1024 + part * 512, next_high + part * 64, valid);
+                }
+                if (FORM == FLOAT8 && a.scales) copy_async_small<4>(to_scales, next_scales);
             }
         }
         commit_copies();
@@ -190,32 +172,25 @@ template <int FORM, bool AFFINE, int GROUP, int COLUMNS, int TALL = 1> struct St
     }
 
     // The lane's own bytes of a quarter, or of it and the next; what the quarter before loaded stays.
-    MEMBER void load_own(uint4 own[2 * TALL], u32 slot, int quarter) const {
-#pragma unroll
-        for (int tall = 0; tall < TALL; tall++) {
-            u32 from = slot + tall * COPY_BYTES + lane * 16;
-            uint4* to = own + 2 * tall;
-            if (FORM == BYTES) to[0] = load_shared_16(from + quarter * 512);
-            if (FORM == PLAIN) to[0] = load_shared_16(from + quarter * 512), to[1] = load_shared_16(from + 1024 + quarter * 512);
-            if ((FORM == FLOAT8 || TILE_ROWS == 32) && quarter % 2 == 0)
-                to[0] = load_shared_16(from + quarter / 2 * 512), to[1] = load_shared_16(from + 1024 + quarter / 2 * 512);
-        }
+    MEMBER void load_own(uint4 own[2], u32 slot, int quarter) const {
+        u32 from = slot + lane * 16;
+        if (FORM == BYTES) own[0] = load_shared_16(from + quarter * 512);
+        if (FORM == PLAIN) own[0] = load_shared_16(from + quarter * 512), own[1] = load_shared_16(from + 1024 + quarter * 512);
+        if ((FORM == FLOAT8 || ROWS == 32) && quarter % 2 == 0)
+            own[0] = load_shared_16(from + quarter / 2 * 512), own[1] = load_shared_16(from + 1024 + quarter / 2 * 512);
     }
 
-    // The fragments of instruction `s` of a quarter for the 16 outputs number `half`.
-    MEMBER void weights(u32 out[4], const uint4 own[2 * TALL], int half, int quarter, int s) const {
+    // The fragments of instruction `s` of a quarter for half `half` of the outputs.
+    MEMBER void weights(u32 out[4], const uint4 own[2], int half, int quarter, int s) const {
         if (FORM == PLAIN) { // rows g and g + 8
-            uint4 low = own[2 * half], high = own[2 * half + 1];
-            out[0] = word(low, 2 * s), out[2] = word(low, 2 * s + 1);
-            out[1] = word(high, 2 * s), out[3] = word(high, 2 * s + 1);
+            out[0] = word(own[0], 2 * s), out[2] = word(own[0], 2 * s + 1);
+            out[1] = word(own[1], 2 * s), out[3] = word(own[1], 2 * s + 1);
         } else if (FORM == FLOAT8) { // likewise, of two quarters
-            u32 low = word(own[2 * half], quarter % 2 * 2 + s), high = word(own[2 * half + 1], quarter % 2 * 2 + s);
+            u32 low = word(own[0], quarter % 2 * 2 + s), high = word(own[1], quarter % 2 * 2 + s);
             out[0] = e4m3_to_bf16(pick_bytes(low, 0, 0x1404)), out[2] = e4m3_to_bf16(pick_bytes(low, 0, 0x3424));
             out[1] = e4m3_to_bf16(pick_bytes(high, 0, 0x1404)), out[3] = e4m3_to_bf16(pick_bytes(high, 0, 0x3424));
-        } else if (FORM == BYTES) {
-            codes(out, own[2 * half], 0, s);
         } else {
-            codes(out, own[half], quarter % 2, s);
+            codes(out, own[half], FORM == BYTES ? 0 : quarter % 2, s);
         }
     }
 
@@ -239,12 +214,12 @@ template <int FORM, bool AFFINE, int GROUP, int COLUMNS, int TALL = 1> struct St
     // instruction `s`) ends; the sums begin anew.
     MEMBER void scale(float total[HALVES][COLUMNS][4], float sum[HALVES][COLUMNS][4], float ones[COLUMNS][4], u32 slot, int quarter, int s) const {
         constexpr int EACH = AFFINE ? 2 : 1;
-        u32 place = slot + SCALES_AT + (lane - t + quarter) * SCALE_BYTES + (BY_16 ? s * SCALE_BYTES / 2 : 0);
+        u32 from = slot + COPY_BYTES + (lane - t + quarter) * SCALE_BYTES + (BY_16 ? s * SCALE_BYTES / 2 : 0);
 #pragma unroll
         for (int half = 0; half < HALVES; half++) {
             // Row g and row g + 8, each with its minimum if there is one.
-            u32 words[EACH], from = place + half * 16 / TILE_ROWS * WARP * SCALE_BYTES;
-            load_words<EACH>(words, from + half % (TILE_ROWS / 16) * 4 * EACH);
+            u32 words[EACH];
+            load_words<EACH>(words, from + half * 4 * EACH);
             float low = half_to_float(words[0]), high, low_least = 0.0f, high_least = 0.0f;
             if (AFFINE) {
                 low_least = half_to_float(words[0] >> 16);
@@ -273,7 +248,7 @@ template <int FORM, bool AFFINE, int GROUP, int COLUMNS, int TALL = 1> struct St
 
     // One chunk: `x` is read, and becomes that of `next_chunk`.
     MEMBER void multiply_chunk(float total[HALVES][COLUMNS][4], uint4 x[QUARTERS][COLUMNS], u32 slot, int next_chunk) const {
-        uint4 own[2 * TALL];
+        uint4 own[2];
         float sum[HALVES][COLUMNS][4], ones[COLUMNS][4];
         if (FORM != PLAIN) zero<HALVES * COLUMNS * 4>(&sum[0][0][0]);
         if (AFFINE) zero<COLUMNS * 4>(&ones[0][0]);
@@ -298,14 +273,16 @@ template <int FORM, bool AFFINE, int GROUP, int COLUMNS, int TALL = 1> struct St
                 if (BY_16) scale(total, sum, ones, slot, quarter, s);
             }
             load_x(x[quarter], next_chunk, quarter);
+            // Holds the loads here: the compiler would put them all at the end, just before they are needed.
+            __syncwarp();
             if (GROUP == 128 ? quarter == 3 : CODED && !BY_16 && ((quarter + 1) & (a.group_quarters - 1)) == 0)
                 scale(total, sum, ones, slot, quarter, 0);
         }
         if (FORM == FLOAT8) {
             u32 bits[1] = {0x3f800000u};
-            if (a.scales) load_words<1>(bits, slot + SCALES_AT + lane * SCALE_BYTES);
+            if (a.scales) load_words<1>(bits, slot + COPY_BYTES + lane * SCALE_BYTES);
 #pragma unroll
-            for (int i = 0; i < HALVES * COLUMNS * 4; i++) (&total[0][0][0])[i] = fmaf((&sum[0][0][0])[i], __uint_as_float(bits[0]), (&total[0][0][0])[i]);
+            for (int i = 0; i < COLUMNS * 4; i++) (&total[0][0][0])[i] = fmaf((&sum[0][0][0])[i], __uint_as_float(bits[0]), (&total[0][0][0])[i]);
         }
     }
 
@@ -383,9 +360,9 @@ template <int FORM, bool AFFINE, int GROUP, int COLUMNS, int TALL = 1> struct St
     }
 };
 
-#define STREAM_KERNEL(NAME, FORM, AFFINE, GROUP, COLUMNS, TALL)                                                        \
-    extern "C" __global__ void __launch_bounds__((Stream<FORM, AFFINE, GROUP, COLUMNS, TALL>::THREADS), 1)             \
+#define STREAM_KERNEL(NAME, FORM, AFFINE, GROUP, COLUMNS)                                                              \
+    extern "C" __global__ void __launch_bounds__((Stream<FORM, AFFINE, GROUP, COLUMNS>::THREADS), 1)                   \
         NAME(const __grid_constant__ StreamArgs args) {                                                                \
         extern __shared__ __align__(16) u8 shared[];                                                                   \
-        Stream<FORM, AFFINE, GROUP, COLUMNS, TALL>(args, shared).run(shared);                                          \
+        Stream<FORM, AFFINE, GROUP, COLUMNS>(args, shared).run(shared);                                                \
     }

@@ -75,16 +75,13 @@ impl Form {
         }
     }
 
-    /// The streaming kernels there are for it, as linear_stream.cu lists them: what they are called after, and whether
-    /// the one for 16 rows also comes with two tiles at a time.
-    pub fn stream_kernels(&self) -> (&'static str, bool) {
-        let stem = self.stem();
+    /// The same of streaming kernels, of which long groups of nibbles have their own.
+    pub fn stream_stem(&self) -> &'static str {
         let is_long = matches!(self, Form::Coded(Coded { group: CHUNK, .. }));
-        match stem {
-            "fp8" | "int8" => (stem, true),
-            "int4" if is_long => ("int4_by128", true),
-            "int4_affine" if is_long => ("int4_affine_by128", true),
-            _ => (stem, false),
+        match self.stem() {
+            "int4" if is_long => "int4_by128",
+            "int4_affine" if is_long => "int4_affine_by128",
+            stem => stem,
         }
     }
 }
