@@ -134,6 +134,24 @@ mod tests {
     }
 
     #[test]
+    fn memory_is_asked_for_when_it_is_used() {
+        let (sizes, asked) = std::sync::mpsc::channel();
+        let sizes = Mutex::new(sizes);
+        let allocate = move |bytes: usize| -> Box<dyn HostMemory> {
+            let _ = sizes.lock().unwrap().send(bytes);
+            Box::new(vec![9; bytes])
+        };
+        let groups = [HostGroup { slots: 3, block_bytes: 8 }, HostGroup { slots: 2, block_bytes: 5 }];
+        let tier = HostTier::with_memory(&groups, Box::new(allocate)).unwrap();
+        assert!(asked.try_recv().is_err());
+        for _ in 0..2 {
+            assert_eq!(*tier.slot(1, HostSlot(1)), [9; 5]);
+        }
+        tier.slot(0, HostSlot(0)).fill(1);
+        assert_eq!(asked.try_iter().collect::<Vec<_>>(), [5, 8]);
+    }
+
+    #[test]
     fn an_impossible_size_is_an_error() {
         for (slots, block_bytes) in [(usize::MAX, usize::MAX), (1 << 40, 1 << 20), (usize::MAX / 2, 1)] {
             let error = HostTier::new(&[HostGroup { slots, block_bytes }]).unwrap_err();

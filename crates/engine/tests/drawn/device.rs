@@ -70,8 +70,10 @@ impl<B: Backend> Drawing<B> {
     }
 
     fn poison(&self, logits: &mut [f32]) {
-        for (row, _) in self.output_tokens.iter().enumerate().filter(|(_, token)| **token == POISON) {
-            logits[row * self.vocab + 7] = f32::NAN;
+        for (row, _) in
+            logits.chunks_exact_mut(self.vocab).zip(&self.output_tokens).filter(|(_, token)| **token == POISON)
+        {
+            row[7] = f32::NAN;
         }
     }
 }
@@ -150,7 +152,8 @@ impl<B: Backend> Backend for Drawing<B> {
 
     fn download(&mut self, tensor: &B::Tensor, rows: usize, out: &mut Vec<f32>) {
         self.inner.download(tensor, rows, out);
-        if out.len() == rows * self.vocab && rows == self.output_tokens.len() {
+        // Logits, by their width: of the first outputs alone, where others are pooled.
+        if out.len() == rows * self.vocab {
             self.poison(out);
         }
     }

@@ -9,7 +9,7 @@ mod sampler;
 mod tiny;
 
 use device::POISON;
-use folio_engine::{EngineConfig, FinishReason, SamplingParams};
+use folio_engine::{EngineConfig, Event, FinishReason, Pooling, SamplingParams};
 use harness::{Bench, MAX_SEQS, Outcome, prompt};
 
 /// Everything that a request may ask of the sampler, one thing or several at a time.
@@ -144,4 +144,36 @@ fn a_request_that_names_a_token_that_there_is_not() {
         assert_eq!(found[index], expected[index], "request {index}");
     }
     assert_eq!(stats.steps_failed, 0);
+}
+
+/// Vectors come from the same steps as tokens, and in chunks.
+#[test]
+fn embeddings_beside_tokens() {
+    let model = tiny::alternating();
+    let bench = Bench::new(&model);
+    let requests = requests(20);
+    let expected = bench.run_alone(&requests);
+    let config = || EngineConfig { max_chunk: Some(13), embedding_width: model.spec.hidden, ..bench.config() };
+    let [on_host, on_device] = [false, true].map(|draws_tokens| {
+        let engine = bench.start(config(), draws_tokens).engine;
+        let streams: Vec<_> =
+            requests.iter().map(|(prompt, params)| harness::submit(&engine, prompt, params)).collect();
+        let pooled = (0..12).map(|i| {
+            let pooling = if i % 2 == 0 { Pooling::Mean } else { Pooling::Last };
+            let request = engine.embedding(prompt(500 + i, 1 + 7 * i), pooling).expect("valid");
+            engine.submit(request).expect("room")
+        });
+        let pooled: Vec<_> = pooled.collect();
+        let vectors = pooled.into_iter().map(|mut stream| match stream.recv() {
+            Some(Event::Embedding(vector)) => vector,
+            other => panic!("{other:?}"),
+        });
+        let vectors: Vec<Vec<f32>> = vectors.collect();
+        for (index, (stream, (_, params))) in streams.into_iter().zip(&requests).enumerate() {
+            assert_eq!(harness::read(stream, params.n, usize::MAX), expected[index], "request {index}");
+        }
+        assert_eq!(harness::wait_until_idle(&engine).steps_failed, 0);
+        vectors
+    });
+    assert_eq!(on_host, on_device);
 }
