@@ -75,9 +75,9 @@ fn cuda_in_bf16_agrees_with_transformers() {
     }
 }
 
-/// One file of every three: each of these takes many decoders.
-fn some() -> Vec<Golden> {
-    file::all().into_iter().step_by(3).collect()
+/// One file of every few: each of these takes many decoders.
+fn every(step: usize) -> Vec<Golden> {
+    file::all().into_iter().step_by(step).collect()
 }
 
 /// Nothing may hang on whether a step was recorded.
@@ -85,7 +85,7 @@ fn some() -> Vec<Golden> {
 fn recorded_steps_equal_unrecorded_ones() {
     if is_there() {
         let configs = [f32(), CudaConfig::default(), CudaConfig { batch_invariant: true, ..CudaConfig::default() }];
-        for_all(&some(), |golden| {
+        for_all(&every(3), |golden| {
             let model = switch_off::open(golden)?;
             for config in &configs {
                 let kv = if config.activations == Precision::F32 { KvFormat::F32 } else { KvFormat::BF16 };
@@ -106,7 +106,7 @@ fn batch_invariant_prompts_may_be_cut_anywhere() {
     if is_there() {
         let config = CudaConfig { batch_invariant: true, ..CudaConfig::default() };
         println!("{}", open(&config).numerics());
-        for_all(&file::all(), |golden| {
+        for_all(&every(3), |golden| {
             let (model, rows) = (switch_off::open(golden)?, golden.prompt.len());
             let in_steps = |chunk| {
                 Sequence::with_kv(open(&config), &model, rows, chunk, KvFormat::BF16)?.prompt(&golden.prompt, chunk)
@@ -129,7 +129,7 @@ fn batch_invariant_prompts_may_be_cut_anywhere() {
 fn sequences_together_equal_sequences_alone() {
     if is_there() {
         let configs = [f32(), CudaConfig { batch_invariant: true, ..CudaConfig::default() }];
-        for_all(&some(), |golden| {
+        for_all(&every(6), |golden| {
             let model = switch_off::open(golden)?;
             let story = |(start, prompt, rest): (usize, usize, usize)| Story {
                 prompt: golden.prompt[start..start + prompt].to_vec(),
