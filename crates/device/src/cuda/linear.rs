@@ -13,6 +13,12 @@ use super::{Cuda, launch};
 /// for all of them.
 pub(super) const WIDENED_BYTES: usize = 512 << 20;
 
+/// Up to here coded weights are streamed: reading them once for every 16 rows costs less than writing their values.
+const CODED_ROWS: usize = 48;
+
+/// Up to here plain weights are streamed on Hopper too.
+const FEWEST_ROWS: usize = 8;
+
 /// Up to here weights in eight-bit floats are streamed, and meet rows that are not rounded.
 const ROUNDED_ROWS: usize = 16;
 
@@ -70,11 +76,15 @@ impl Cuda {
         let most = if from == x.ptr() { x.rows() } else { self.most_rows.max(rows) };
         match weight.plain() {
             Some(values) if weight.float == Float::Bf16 => {
-                let own = self.config.batch_invariant || self.blas.is_none() || rows <= STREAMED_ROWS;
-                if let (Some(gemm), Some(hopper), true) = (&self.gemm90, &weight.hopper, own) {
-                    hopper_product(gemm, &self.device, hopper, &call, (most, k));
-                } else if rows > STREAMED_ROWS || !stream(&self.device, weight, &call) {
-                    self.multiply_plain(values, (n, k), &call, bias);
+                // One family for any number of rows where bits may not depend on it.
+                let invariant = self.config.batch_invariant;
+                let own = invariant || self.blas.is_none() || rows <= STREAMED_ROWS;
+                match (&self.gemm90, &weight.hopper) {
+                    (Some(gemm), Some(hopper)) if own && (invariant || rows > FEWEST_ROWS) => {
+                        hopper_product(gemm, &self.device, hopper, &call, (most, k));
+                    }
+                    _ if (rows <= STREAMED_ROWS || invariant) && stream(&self.device, weight, &call) => {}
+                    _ => self.multiply_plain(values, (n, k), &call, bias),
                 }
             }
             Some(values) if k.is_multiple_of(4) && call.out_float == Float::F32 => {
@@ -112,7 +122,7 @@ impl Cuda {
         if call.m > ROUNDED_ROWS && self.multiply_rounded(weight, call, bias, most) {
             return;
         }
-        let streamed = call.m <= STREAMED_ROWS || self.config.batch_invariant || bytes > WIDENED_BYTES;
+        let streamed = call.m <= CODED_ROWS || self.config.batch_invariant || bytes > WIDENED_BYTES;
         if streamed && stream(&self.device, weight, call) {
             return;
         }
