@@ -9,18 +9,17 @@
 //       merges them, so spans * kv_heads must be at most 65,536, and two such kernels must not run at once. All four warps
 //       work on the same 16 packed rows: each makes the scores of a quarter of a tile's tokens and sums a quarter of the
 //       columns.
-//   attention_chunk_bf16_<D>(AttentionArgs)          256 threads. Work item (span, tile): packed rows 128 tile to
+//   attention_chunk_bf16_<D>(AttentionArgs)          128 threads. Work item (span, tile): packed rows 128 tile to
 //   attention_chunk_coded_<D>(AttentionArgs, i32 fp8)     128 tile + 127; a span has ceil(rows * group / 128) items. Long
 //       items first is best. A warp has 16 rows. Writes the output; `partial` is not used. coded: fp8 if `fp8` is not 0,
 //       else int8.
 //
 // A row gets the same bits from both forms. D is the smallest of 64, 128, 256 that holds head_dim.
-// Grid: any number of blocks, best 3 (decode, D = 256: 2) or 1 (chunk) a multiprocessor: they stride over *num_work *
-// kv_heads. Dynamic shared bytes, with tokens = D <= 128 ? 64 : 32, wide = tokens * (2 * D + 16) and
+// Grid: any number of blocks, best 3 (decode, D = 256: 2) or 2 (chunk) a multiprocessor: they stride over the work. Dynamic shared bytes, with tokens = D <= 128 ? 64 : 32, wide = tokens * (2 * D + 16) and
 // narrow = tokens * (D + 20):
-//     decode bf16: 4 * wide + 64 * tokens      decode fp8, int8: 4 * narrow + 64 * tokens
-//     chunk bf16:  4 * wide                    chunk coded:      2 * wide + 2 * narrow + 8 * tokens
-// More than 48 KiB must be asked for (cuFuncSetAttribute); none needs more than 72 KiB.
+//     decode bf16: 4 * wide + 64 * tokens + 1024      decode fp8, int8: 4 * narrow + 64 * tokens + 1024
+//     chunk bf16:  4 * wide + 1024                    chunk coded:      2 * wide + 2 * narrow + 8 * tokens + 1024
+// More than 48 KiB must be asked for (cuFuncSetAttribute); none needs more than 73 KiB.
 #include "attention_merge.cuh"
 
 // One split of one span for one kv head, 16 packed rows of it, and a tile of its tokens.
@@ -108,6 +107,7 @@ template <int D, int F> DEVICE void decode(const AttentionArgs& args) {
     extern __shared__ __align__(16) u8 memory[];
     u32 keys = shared_address(memory), values = keys + 2 * S::BYTES;
     float4* scores = (float4*)(memory + 4 * S::BYTES);  // [groups of 8 tokens][lane]
+    RowSight* sights = (RowSight*)(scores + S::EIGHTS * WARP) + threadIdx.x / WARP * 16;
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, slot = 0;
     Scoring scoring = scoring_of(args);
     Divisor group = divisor_of(args.heads / args.kv_heads);
@@ -127,8 +127,9 @@ template <int D, int F> DEVICE void decode(const AttentionArgs& args) {
     clear_keys<D, F, 128>(args, memory, 2);
     wait_for_previous();
     u32 q[S::STEPS][4];
-    Lane mine;
+    WarpSight sight;
     Rows rows;
+    Blocks<D, F, 128> blocks;
     float sums[UNITS][2][4];
 #pragma unroll 1
     for (; more; now = next, slot ^= 1) {
@@ -142,26 +143,25 @@ template <int D, int F> DEVICE void decode(const AttentionArgs& args) {
                 next = next_unit<S::TOKENS>(args, units, group.by);
             }
         }
+        if (more) read_blocks(blocks, next.source, next.start);
         wait_for_copies<0>();
         __syncthreads();  // this tile is here, and the one before is done with
-        if (more) {
-            begin_tile<D, F, 128>(args, next.source, 0, next.start, keys + (slot ^ 1) * S::BYTES);
-            begin_tile<D, F, 128>(args, next.source, 1, next.start, values + (slot ^ 1) * S::BYTES);
-            end_of_copies();
-        }
+        if (more)
+            begin_tile(args, next.source, blocks, next.start, keys + (slot ^ 1) * S::BYTES, values + (slot ^ 1) * S::BYTES);
         if (!begun) {
             begun = 1;
             continue;
         }
         if (now.start == now.begin) {
-            mine = load_rows<D, CODED>(q, args, group, now.span, now.source.kv_head, now.first, lane);
+            load_queries<D, CODED>(q, args, group, now.span, now.source.kv_head, now.first, lane);
+            sight = load_sights(sights, args, group, now.span, now.first, lane);
             clear(rows, sums);
         }
         u32 tile = keys + slot * S::BYTES;
         int eighth = warp * EIGHTS;
         float own[EIGHTS][4], s[S::EIGHTS][4], rescale[2];
         dot_products<D, F>(own, q, tile, eighth, lane);
-        score<CODED>(own, scoring, mine, now.start + eighth * 8, false, tile + S::SCALES_AT + eighth * 32, lane);
+        score<CODED>(own, scoring, sight, sights, now.start + eighth * 8, tile + S::SCALES_AT + eighth * 32, lane);
 #pragma unroll
         for (int n = 0; n < EIGHTS; n++)
             scores[(eighth + n) * WARP + lane] = make_float4(own[n][0], own[n][1], own[n][2], own[n][3]);
@@ -171,7 +171,7 @@ template <int D, int F> DEVICE void decode(const AttentionArgs& args) {
             float4 four = scores[n * WARP + lane];
             s[n][0] = four.x, s[n][1] = four.y, s[n][2] = four.z, s[n][3] = four.w;
         }
-        soften(s, rows, rescale);
+        soften(s, scoring, rows, rescale);
         u32 weights[S::TOKENS / 16][4];
         tile = values + slot * S::BYTES;
         pack_weights<CODED>(weights, s, tile + S::SCALES_AT, lane);
@@ -183,152 +183,119 @@ template <int D, int F> DEVICE void decode(const AttentionArgs& args) {
         // The split is done.
         gather(rows);
         bool alone = now.num_splits == 1;
-        if (alone) {
-            Rows total;
-            float totals[UNITS][2][4];
-            clear(total, totals);
-            merge_split(total, totals, rows, sums);
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                float factor = finish_of(sink_of(args, mine.head[half]), total.largest[half], total.sum[half]);
-                bf16* out = output_at(args, now.span, mine.index[half], mine.head[half]);
-#pragma unroll
-                for (int u = 0; u < UNITS; u++)
-                    if (mine.real[half] && (u * WARPS + warp) * 16 < args.head_dim)
-                        write_unit<CODED>(out + (u * WARPS + warp) * 16, totals[u], half, factor, lane);
-            }
-            continue;
-        }
+        Rows total;
+        float totals[UNITS][2][4];
+        clear(total, totals);
+        if (alone) merge_split(total, totals, rows, sums);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            float* partial = args.partial + partial_at(args, now.item, mine.index[half], mine.head[half]);
+            Place place = place_of(args, group, now.source.kv_head, now.first + lane / 4 + half * 8, now.packed_rows);
+            if (!place.real) continue;
+            float* partial = args.partial + partial_at(args, now.item, place.index, place.head);
+            bf16* out = output_at(args, now.span, place.index, place.head);
+            float factor = finish_of(sink_of(args, place.head), total.largest[half], total.sum[half]);
 #pragma unroll
-            for (int u = 0; u < UNITS; u++)
-                if (mine.real[half] && (u * WARPS + warp) * 16 < args.head_dim)
-                    write_unit<CODED>(partial + (u * WARPS + warp) * 16, sums[u], half, lane);
-            if (mine.real[half] && warp == 0 && lane % 4 == 0)
+            for (int u = 0; u < UNITS; u++) {
+                int column = (u * WARPS + warp) * 16;
+                if (column >= args.head_dim) continue;
+                if (alone) write_unit<CODED>(out + column, totals[u], half, factor, lane);
+                else write_unit<CODED>(partial + column, sums[u], half, lane);
+            }
+            if (!alone && warp == 0 && lane % 4 == 0)
                 *(float2*)(partial + args.head_dim) = make_float2(rows.largest[half], rows.sum[half]);
         }
+        if (alone) continue;
         if (now.first + 16 < now.packed_rows) continue;
         if (last_to_arrive(now.span * args.kv_heads + now.source.kv_head, now.num_splits, (u32*)scores))
             merge_rows<D>(args, group, now, warp, scores);
     }
 }
 
-// What the 16 packed rows of a warp see: all of them from `all_begin` to before `all_end`, none before `none_end` or
-// after `last`.
-struct WarpSight {
-    i32 all_begin, all_end, none_end, last;
-};
-DEVICE WarpSight warp_sight(const AttentionArgs& args, u32 first, u32 packed_rows, const Divisor& group, i32 base, bool tree) {
-    WarpSight out;
-    i32 first_row = base + (i32)quotient(first, group), window = args.window;
-    out.last = first < packed_rows ? base + (i32)quotient(min(first + 15, packed_rows - 1), group) : -1;
-    out.all_end = tree ? base : first_row + 1;
-    out.all_begin = window == 0 ? 0 : tree ? base : out.last - window + 1;  // rows of a tree have windows of their own
-    out.none_end = window == 0 ? 0 : (tree ? base : first_row) - window + 1;
-    return out;
-}
-
 template <int D, bool CODED> DEVICE void chunk(const AttentionArgs& args, i32 fp8) {
     typedef Shape<D, BF16> S;
     typedef Shape<D, INT8> C;
-    constexpr int PACKED = 128, WIDE = S::BYTES, AHEAD = CODED ? 1 : 2;
+    constexpr int PACKED = 64, WIDE = S::BYTES, SLOTS = CODED ? 1 : 2;
     extern __shared__ __align__(16) u8 memory[];
-    u32 keys = shared_address(memory), values = keys + (CODED ? 1 : 2) * WIDE;
-    u8* codes = memory + 2 * WIDE;                           // CODED: keys, values
+    u32 keys = shared_address(memory);  // then as many tiles of values
+    u8* codes = memory + 2 * WIDE;                               // CODED: keys, values
     float* scales = (float*)(memory + 2 * WIDE + 2 * C::BYTES);  // CODED: [keys, values][tokens]
+    RowSight* sights = (RowSight*)(memory + (CODED ? 2 * WIDE + 2 * C::BYTES + 8 * S::TOKENS : 4 * WIDE)) + threadIdx.x / WARP * 16;
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    Divisor group = divisor_of(args.heads / args.kv_heads), kv_heads = divisor_of(args.kv_heads);
-    u32 num_units = *args.num_work * args.kv_heads;
+    Divisor group = divisor_of(args.heads / args.kv_heads), heads = divisor_of(2 * args.kv_heads);
+    u32 num_units = *args.num_work * heads.by;
     Scoring scoring = scoring_of(args);
     release_next();
-    if (CODED) clear_keys<D, INT8, 256>(args, codes, 1);
-    else clear_keys<D, BF16, 256>(args, memory, 2);
+    if (CODED) clear_keys<D, INT8, 128>(args, codes, 1);
+    else clear_keys<D, BF16, 128>(args, memory, 2);
     wait_for_previous();
 #pragma unroll 1
     for (u32 unit = blockIdx.x; unit < num_units; unit += gridDim.x) {
-        u32 item = quotient(unit, kv_heads), kv_head = unit - item * kv_heads.by;
-        u32 span = args.work[item * 2], first_packed = args.work[item * 2 + 1] * PACKED;
+        // An item's two halves are different units.
+        u32 item = quotient(unit, heads), half_of_head = unit - item * heads.by, kv_head = half_of_head / 2;
+        u32 span = args.work[item * 2], first_packed = (args.work[item * 2 + 1] * 2 + half_of_head % 2) * PACKED;
         u32 packed_rows = args.num_rows[span] * group.by, first = first_packed + warp * 16;
         if (first_packed >= packed_rows) continue;
         i32 base = (i32)(args.context[span] - args.num_rows[span]);
         Source source = {args.blocks + args.first_block[span], earliest(args, span), 0, kv_head};
-        bool tree = args.ancestors != nullptr && args.num_rows[span] <= 64;
+        WarpSight sight = load_sights(sights, args, group, span, first, lane);
         // What any row of the block sees.
         i32 end = base + (i32)quotient(min(first_packed + PACKED, packed_rows) - 1, group) + 1;
-        if (args.window > 0 && !tree) source.low = max(base + (i32)quotient(first_packed, group) - args.window + 1, 0);
+        if (args.window > 0 && !sight.tree) source.low = max(base + (i32)quotient(first_packed, group) - args.window + 1, 0);
         source.high = end;
         i32 begin = source.low / S::TOKENS * S::TOKENS;
-        WarpSight sight = warp_sight(args, first, packed_rows, group, base, tree);
         u32 q[S::STEPS][4];
-        Lane mine = load_rows<D, CODED>(q, args, group, span, kv_head, first, lane);
+        load_queries<D, CODED>(q, args, group, span, kv_head, first, lane);
         Rows rows, total;
         float sums[S::STEPS][2][4], totals[S::STEPS][2][4];
         clear(rows, sums);
         clear(total, totals);
         int slot = 0;
-        // As in decode form; codes are begun one tile ahead and widened in shared memory once for all warps.
+        // The first round begins copies alone.
 #pragma unroll 1
-        for (i32 start = begin - AHEAD * S::TOKENS; start < end; start += S::TOKENS, slot ^= 1) {
-            u32 tile = CODED ? keys : keys + slot * WIDE;
-            bool seen = start >= begin && start <= sight.last && start + S::TOKENS > sight.none_end;
-            bool all_seen = start >= sight.all_begin && start + S::TOKENS <= sight.all_end;
-            float s[S::EIGHTS][4], rescale[2];
-            if (start >= begin) {
-                wait_for_copies<CODED ? 0 : 2>();
+        for (i32 start = begin - S::TOKENS; start < end; start += S::TOKENS, slot ^= 1) {
+            constexpr int STORED = CODED ? INT8 : BF16, BETWEEN = CODED ? C::BYTES : 2 * WIDE;
+            Blocks<D, STORED, 128> blocks;
+            if (start + S::TOKENS < end) read_blocks(blocks, source, start + S::TOKENS);
+            wait_for_copies<0>();
+            __syncthreads();  // this tile is here, and the one before is done with
+            if (CODED && start >= begin) {
+                if (fp8) widen_tile<D, FP8, 128>(memory, codes), widen_tile<D, FP8, 128>(memory + WIDE, codes + C::BYTES);
+                else widen_tile<D, INT8, 128>(memory, codes), widen_tile<D, INT8, 128>(memory + WIDE, codes + C::BYTES);
+                if (threadIdx.x < 2 * S::TOKENS)
+                    scales[threadIdx.x] = *(float*)(codes + threadIdx.x / S::TOKENS * C::BYTES + C::SCALES_AT +
+                                                    threadIdx.x % S::TOKENS * 4);
                 __syncthreads();
-                if (CODED) {
-                    if (fp8) widen_tile<D, FP8, 256>(memory, codes), widen_tile<D, FP8, 256>(memory + WIDE, codes + C::BYTES);
-                    else widen_tile<D, INT8, 256>(memory, codes), widen_tile<D, INT8, 256>(memory + WIDE, codes + C::BYTES);
-                    if (threadIdx.x < 2 * S::TOKENS)
-                        scales[threadIdx.x] = *(float*)(codes + threadIdx.x / S::TOKENS * C::BYTES + C::SCALES_AT +
-                                                        threadIdx.x % S::TOKENS * 4);
-                    __syncthreads();
-                }
             }
-            if (CODED && start + S::TOKENS < end) {
-                begin_tile<D, INT8, 256>(args, source, 0, start + S::TOKENS, shared_address(codes));
-                begin_tile<D, INT8, 256>(args, source, 1, start + S::TOKENS, shared_address(codes + C::BYTES));
+            if (start + S::TOKENS < end) {
+                u32 to = CODED ? shared_address(codes) : keys + (slot ^ 1) * WIDE;
+                begin_tile(args, source, blocks, start + S::TOKENS, to, to + BETWEEN);
             }
-            if (!CODED && start >= begin - S::TOKENS && start + S::TOKENS < end)
-                begin_tile<D, BF16, 256>(args, source, 1, start + S::TOKENS, values + (slot ^ 1) * WIDE);
-            end_of_copies();
-            if (seen) {
+            if (start >= begin && start <= sight.last && start + S::TOKENS > sight.none_end) {
+                u32 tile = CODED ? keys : keys + slot * WIDE;
+                float s[S::EIGHTS][4], rescale[2];
                 dot_products<D, BF16>(s, q, tile, 0, lane);
-                score<CODED>(s, scoring, mine, start, all_seen, shared_address(scales), lane);
-            }
-            if (!CODED) {
-                if (start >= begin) {
-                    wait_for_copies<2>();
-                    __syncthreads();
-                }
-                if (start + 2 * S::TOKENS < end) begin_tile<D, BF16, 256>(args, source, 0, start + 2 * S::TOKENS, tile);
-                end_of_copies();
-            }
-            if (start < begin) continue;
-            if (seen) {
-                soften(s, rows, rescale);
+                score<CODED>(s, scoring, sight, sights, start, shared_address(scales), lane);
+                soften(s, scoring, rows, rescale);
                 u32 weights[S::TOKENS / 16][4];
                 pack_weights<CODED>(weights, s, shared_address(scales + S::TOKENS), lane);
-                rescale_sums(sums, rescale);
-                tile = CODED ? values : values + slot * WIDE;
+                // Most tiles leave every largest score as it is, and a factor of 1 changes nothing.
+                if (__any_sync(FULL_MASK, rescale[0] != 1.0f || rescale[1] != 1.0f)) rescale_sums(sums, rescale);
 #pragma unroll
-                for (int u = 0; u < S::STEPS; u++) add_values<D, BF16>(sums[u], weights, tile, u, lane);
+                for (int u = 0; u < S::STEPS; u++) add_values<D, BF16>(sums[u], weights, tile + SLOTS * WIDE, u, lane);
             }
-            if ((start + S::TOKENS) % SPLIT == 0 || start + S::TOKENS >= end) {
+            if (start >= begin && ((start + S::TOKENS) % SPLIT == 0 || start + S::TOKENS >= end)) {
                 gather(rows);
                 merge_split(total, totals, rows, sums);
                 clear(rows, sums);
             }
         }
-        wait_for_copies<0>();
         __syncthreads();
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            if (!mine.real[half]) continue;
-            bf16* out = output_at(args, span, mine.index[half], mine.head[half]);
-            float factor = finish_of(sink_of(args, mine.head[half]), total.largest[half], total.sum[half]);
+            Place place = place_of(args, group, kv_head, first + lane / 4 + half * 8, packed_rows);
+            if (!place.real) continue;
+            bf16* out = output_at(args, span, place.index, place.head);
+            float factor = finish_of(sink_of(args, place.head), total.largest[half], total.sum[half]);
 #pragma unroll
             for (int u = 0; u < S::STEPS; u++)
                 if (u * 16 < args.head_dim) write_unit<CODED>(out + u * 16, totals[u], half, factor, lane);
@@ -341,10 +308,10 @@ template <int D, bool CODED> DEVICE void chunk(const AttentionArgs& args, i32 fp
         decode<D, format>(args);                                                                                \
     }
 #define CHUNK(D)                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(256, 1) attention_chunk_bf16_##D(AttentionArgs args) {           \
+    extern "C" __global__ void __launch_bounds__(128, 2) attention_chunk_bf16_##D(AttentionArgs args) {           \
         chunk<D, false>(args, 0);                                                                                 \
     }                                                                                                             \
-    extern "C" __global__ void __launch_bounds__(256, 1) attention_chunk_coded_##D(AttentionArgs args, i32 fp8) { \
+    extern "C" __global__ void __launch_bounds__(128, 2) attention_chunk_coded_##D(AttentionArgs args, i32 fp8) { \
         chunk<D, true>(args, fp8);                                                                                \
     }
 DECODE(bf16, BF16, 64, 3)

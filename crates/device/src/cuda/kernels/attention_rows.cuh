@@ -20,61 +20,92 @@ struct Rows {
     float largest[2], sum[2];
 };
 
-// Which of a tile of packed rows this lane has, and what they see.
-struct Lane {
-    Sight sight[2];
-    u32 index[2], head[2];  // row of the span, head
-    bool real[2];
+// What the 16 packed rows of a warp see; in shared memory, since it is seldom needed.
+struct RowSight {
+    i32 first, last;
+    u64 own;
 };
-
-template <int D, bool SORTED>
-DEVICE Lane load_rows(u32 (&q)[D / 16][4], const AttentionArgs& args, const Divisor& group, u32 span, u32 kv_head,
-                      u32 first, int lane) {
-    Lane out;
+// And what all of them see: from `begin` to before `end`. None sees anything before `none_end` or after `last`.
+struct WarpSight {
+    i32 begin, end, none_end, last;
+    i32 base;
+    bool tree;
+};
+DEVICE WarpSight load_sights(RowSight* to, const AttentionArgs& args, const Divisor& group, u32 span, u32 first, int lane) {
+    WarpSight out;
     u32 rows = args.num_rows[span], num_packed = rows * group.by;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        u32 packed = first + lane / 4 + half * 8;
-        out.real[half] = packed < num_packed;
-        u32 row = quotient(packed, group);
-        out.index[half] = min(row, rows - 1);
-        out.head[half] = kv_head * group.by + packed - row * group.by;
-        out.sight[half] = sight_of(args, span, out.index[half]);
-        const bf16* at = (const bf16*)args.qkv + (u64)(args.first_row[span] + out.index[half]) * (u32)args.qkv_width +
-                         out.head[half] * args.head_dim;
-#pragma unroll
-        for (int step = 0; step < D / 16; step++) {
-            q[step][half] = q[step][half + 2] = 0;
-            if (out.real[half] && step * 16 < args.head_dim)
-                load_query<SORTED>(q[step][half], q[step][half + 2], at + step * 16, lane);
-        }
+    i32 window = args.window;
+    out.base = (i32)(args.context[span] - rows);
+    out.tree = args.ancestors != nullptr && rows <= 64;
+    i32 first_row = out.base + (i32)quotient(first, group);
+    out.last = first < num_packed ? out.base + (i32)quotient(min(first + 15, num_packed - 1), group) : -1;
+    out.end = out.tree ? out.base : first_row + 1;
+    out.begin = window == 0 ? 0 : out.tree ? out.base : out.last - window + 1;  // rows of a tree have windows of their own
+    out.none_end = window == 0 ? 0 : (out.tree ? out.base : first_row) - window + 1;
+    __syncwarp();
+    if (lane < 16) {
+        Sight sight = sight_of(args, span, min(quotient(first + lane, group), rows - 1));
+        to[lane] = {sight.first, sight.last, sight.own};
     }
+    __syncwarp();
     return out;
 }
 
-// Dot products of `N` groups of 8 tokens, the first at `start`, become scores; what a row does not see counts nothing.
-// `scales` is the shared address of the first token's scale.
-template <bool SCALED, int N>
-DEVICE void score(float (&s)[N][4], const Scoring& scoring, const Lane& rows, i32 start, bool all_seen, u32 scales, int lane) {
-#pragma unroll
-    for (int n = 0; n < N; n++) {
-        float first = 1.0f, second = 1.0f;
-        if (SCALED) load_scales(first, second, scales + (n * 8 + lane % 4 * 2) * 4);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (SCALED) s[n][i] = __fmul_rn(s[n][i], i % 2 ? second : first);
-            s[n][i] = __fmul_rn(s[n][i], scoring.factor);
-        }
-    }
-    if (hidden(scoring.cap) > 0.0f) {
-#pragma unroll
-        for (int i = 0; i < 4 * N; i++) s[i / 4][i % 4] = capped(scoring, s[i / 4][i % 4]);
-    }
-    if (all_seen) return;
+// Which of the packed rows is one of this lane's two.
+struct Place {
+    u32 index, head;  // row of the span, head
+    bool real;
+};
+DEVICE Place place_of(const AttentionArgs& args, const Divisor& group, u32 kv_head, u32 packed, u32 num_packed) {
+    Place out;
+    out.index = quotient(packed, group);
+    out.head = kv_head * group.by + packed - out.index * group.by;
+    out.real = packed < num_packed;
+    return out;
+}
+
+template <int D, bool SORTED>
+DEVICE void load_queries(u32 (&q)[D / 16][4], const AttentionArgs& args, const Divisor& group, u32 span, u32 kv_head,
+                         u32 first, int lane) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        Sight sight = rows.sight[half];
-        sight.tree = hidden((i32)sight.tree);
+        Place place = place_of(args, group, kv_head, first + lane / 4 + half * 8, args.num_rows[span] * group.by);
+        const bf16* at = (const bf16*)args.qkv + (u64)(args.first_row[span] + place.index) * (u32)args.qkv_width +
+                         place.head * args.head_dim;
+#pragma unroll
+        for (int step = 0; step < D / 16; step++) {
+            q[step][half] = q[step][half + 2] = 0;
+            if (place.real && step * 16 < args.head_dim)
+                load_query<SORTED>(q[step][half], q[step][half + 2], at + step * 16, lane);
+        }
+    }
+}
+
+// Dot products of `N` groups of 8 tokens, the first at `start`, become scores but for a late factor; what a row does not
+// see counts nothing. `scales` is the shared address of the first token's scale.
+template <bool SCALED, int N>
+DEVICE void score(float (&s)[N][4], const Scoring& scoring, const WarpSight& warp, const RowSight* rows, i32 start, u32 scales,
+                  int lane) {
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        if (!SCALED) continue;
+        float first, second;
+        load_scales(first, second, scales + (n * 8 + lane % 4 * 2) * 4);
+#pragma unroll
+        for (int i = 0; i < 4; i++) s[n][i] = __fmul_rn(s[n][i], i % 2 ? second : first);
+    }
+    if (hidden(scoring.early) != 0.0f) {
+#pragma unroll
+        for (int i = 0; i < 4 * N; i++) {
+            float x = __fmul_rn(s[i / 4][i % 4], scoring.early);
+            s[i / 4][i % 4] = scoring.cap > 0.0f ? capped(scoring, x) : x;
+        }
+    }
+    if (start >= warp.begin && start + 8 * N <= warp.end) return;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        RowSight row = rows[lane / 4 + half * 8];
+        Sight sight = {row.first, row.last, warp.base, row.own, hidden((i32)warp.tree) != 0};
         u64 seen = seen_from(sight, start) >> (lane % 4 * 2);
         u32 words[2] = {(u32)seen, (u32)(seen >> 32)};
 #pragma unroll
@@ -86,7 +117,7 @@ DEVICE void score(float (&s)[N][4], const Scoring& scoring, const Lane& rows, i3
 }
 
 // The online softmax's step over one tile: scores become weights. `rescale` is what earlier sums are multiplied by.
-template <int N> DEVICE void soften(float (&s)[N][4], Rows& rows, float (&rescale)[2]) {
+template <int N> DEVICE void soften(float (&s)[N][4], const Scoring& scoring, Rows& rows, float (&rescale)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float largest = s[0][half * 2];
@@ -94,14 +125,14 @@ template <int N> DEVICE void soften(float (&s)[N][4], Rows& rows, float (&rescal
         for (int n = 0; n < N; n++) largest = fmaxf(largest, fmaxf(s[n][half * 2], s[n][half * 2 + 1]));
         largest = fmaxf(largest, __shfl_xor_sync(FULL_MASK, largest, 1));
         largest = fmaxf(largest, __shfl_xor_sync(FULL_MASK, largest, 2));
-        largest = fmaxf(largest, rows.largest[half]);
+        largest = fmaxf(__fmul_rn(largest, scoring.late), rows.largest[half]);
         float origin = origin_of(largest), sum = 0.0f;
         rescale[half] = power_of_two(__fadd_rn(rows.largest[half], -origin));
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
             for (int i = half * 2; i < half * 2 + 2; i++) {
-                s[n][i] = power_of_two(__fadd_rn(s[n][i], -origin));
+                s[n][i] = power_of_two(__fmaf_rn(s[n][i], scoring.late, -origin));
                 sum = __fadd_rn(sum, s[n][i]);
             }
         rows.sum[half] = __fmaf_rn(rows.sum[half], rescale[half], sum);

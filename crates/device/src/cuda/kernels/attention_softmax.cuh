@@ -31,16 +31,21 @@ DEVICE i32 hidden(i32 x) {
     return x;
 }
 
-// How a dot product becomes a score.
+// How a dot product becomes a score: it is multiplied at last, within the exponent, or at first where that is not all.
 struct Scoring {
-    float factor;  // scale * log2(e), or 2 * scale / cap * log2(e)
-    float cap;     // cap * log2(e), or 0
+    float late;   // scale * log2(e), or 1
+    float early;  // 0: the dot product stays as it is; else scale * log2(e), with a cap 2 * scale / cap * log2(e)
+    float cap;    // cap * log2(e), or 0
 };
 DEVICE Scoring scoring_of(const AttentionArgs& args) {
     Scoring out;
+    float factor = __fmul_rn(args.scale, LOG2_E);
     out.cap = __fmul_rn(args.soft_cap, LOG2_E);
-    out.factor = __fmul_rn(args.scale, LOG2_E);
-    if (args.soft_cap > 0.0f) out.factor = __fmul_rn(__fmul_rn(out.factor, 2.0f), inverse_of(args.soft_cap));
+    if (args.soft_cap > 0.0f) factor = __fmul_rn(__fmul_rn(factor, 2.0f), inverse_of(args.soft_cap));
+    // The largest score is that of the largest product only if the factor is above 0.
+    bool at_last = args.soft_cap <= 0.0f && factor > 0.0f;
+    out.late = at_last ? factor : 1.0f;
+    out.early = at_last ? 0.0f : factor;
     return out;
 }
 // tanh(y) = 1 - 2 / (exp(2 y) + 1), which ends at -1 and 1 without special cases; `x` is 2 y in units of ln 2.

@@ -43,37 +43,54 @@ struct Source {
     u32 kv_head;
 };
 
-// Begins to copy the tile at position `start`; all threads of the block take part.
+// Which blocks this thread copies of a tile; read well before they are needed. A pass of all threads copies AT_ONCE
+// tokens, a whole number of blocks or a whole part of one.
+template <int D, int F, int THREADS> struct Blocks {
+    static constexpr int PIECES = Shape<D, F>::ROW_BYTES / 16, AT_ONCE = THREADS / PIECES;
+    static constexpr int STEP = AT_ONCE > BLOCK_TOKENS ? AT_ONCE / BLOCK_TOKENS : 1;  // blocks from one entry to the next
+    static constexpr int NUM = Shape<D, F>::TOKENS / BLOCK_TOKENS / STEP;
+    u32 block[NUM];
+    u32 scales;
+};
 template <int D, int F, int THREADS>
-DEVICE void begin_tile(const AttentionArgs& args, const Source& source, int value, i32 start, u32 to) {
-    typedef Shape<D, F> S;
-    // A pass copies AT_ONCE tokens, a whole number of blocks or a whole part of one.
-    constexpr int PIECES = S::ROW_BYTES / 16, AT_ONCE = THREADS / PIECES;
-    constexpr int BLOCKS = AT_ONCE > BLOCK_TOKENS ? AT_ONCE / BLOCK_TOKENS : 1;
-    u32 head_bytes = head_bytes_of<F>(args), column = threadIdx.x % PIECES, mine = threadIdx.x / PIECES;
-    const u32* table = source.table + start / BLOCK_TOKENS + (BLOCKS > 1 ? mine / BLOCK_TOKENS : 0);
-    u32 offset = kv_head_at(source.kv_head, mine % BLOCK_TOKENS, head_bytes) + column * 16;
-    to += mine * S::ROW + column * 16;
+DEVICE void read_blocks(Blocks<D, F, THREADS>& out, const Source& source, i32 start) {
+    typedef Blocks<D, F, THREADS> B;
+    i32 first = source.low / BLOCK_TOKENS, last = (source.high - 1) / BLOCK_TOKENS;
+    i32 mine = start / BLOCK_TOKENS + (i32)(threadIdx.x / B::PIECES / BLOCK_TOKENS);
 #pragma unroll
-    for (int pass = 0; pass < S::TOKENS / AT_ONCE; pass++) {
-        i32 position = start + pass * AT_ONCE + (i32)mine;
-        if (column * 16 >= head_bytes) continue;
-        bool real = position >= source.low && position < source.high;
-        const u8* from = args.kv;
-        if (real)
-            from = kv_section(args, __ldg(table + pass * AT_ONCE / BLOCK_TOKENS), value) + offset +
-                   pass * AT_ONCE % BLOCK_TOKENS * head_bytes;
-        copy_16(to + pass * AT_ONCE * S::ROW, from, real);
+    for (int i = 0; i < B::NUM; i++) out.block[i] = __ldg(source.table + min(max(mine + i * B::STEP, first), last));
+    mine = start / BLOCK_TOKENS + (i32)(threadIdx.x / BLOCK_TOKENS);
+    if (F != BF16) out.scales = __ldg(source.table + min(max(mine, first), last));
+}
+
+// Begins to copy the keys and the values of the tile at position `start`; all threads of the block take part.
+template <int D, int F, int THREADS>
+DEVICE void begin_tile(const AttentionArgs& args, const Source& source, const Blocks<D, F, THREADS>& blocks, i32 start,
+                       u32 keys, u32 values) {
+    typedef Shape<D, F> S;
+    typedef Blocks<D, F, THREADS> B;
+    u32 head_bytes = head_bytes_of<F>(args), column = threadIdx.x % B::PIECES, mine = threadIdx.x / B::PIECES;
+    u32 offset = kv_head_at(source.kv_head, mine % BLOCK_TOKENS, head_bytes) + column * 16, to = mine * S::ROW + column * 16;
+    u32 num_real = source.high - source.low;
+    if (column * 16 < head_bytes) {
+#pragma unroll
+        for (int pass = 0; pass < S::TOKENS / B::AT_ONCE; pass++) {
+            const int token = pass * B::AT_ONCE;
+            bool real = (u32)(start + token + (i32)mine - source.low) < num_real;
+            const u8* from = kv_section(args, blocks.block[token / BLOCK_TOKENS / B::STEP], 0) + offset +
+                             token % BLOCK_TOKENS * head_bytes;
+            copy_16(keys + to + token * S::ROW, from, real);
+            copy_16(values + to + token * S::ROW, from + args.value_offset, real);
+        }
     }
     if (F != BF16 && threadIdx.x < S::TOKENS) {
-        i32 token = threadIdx.x, position = start + token;
-        bool real = position >= source.low && position < source.high;
-        const u8* from = args.kv;
-        if (real)
-            from = kv_section(args, __ldg(source.table + position / BLOCK_TOKENS), value) +
-                   kv_scale_at(args, source.kv_head, position % BLOCK_TOKENS);
-        copy_4(to - mine * S::ROW - column * 16 + S::SCALES_AT + token * 4, from, real);
+        u32 token = threadIdx.x;
+        bool real = (u32)(start + (i32)token - source.low) < num_real;
+        const u8* from = kv_section(args, blocks.scales, 0) + kv_scale_at(args, source.kv_head, token % BLOCK_TOKENS);
+        copy_4(keys + S::SCALES_AT + token * 4, from, real);
+        copy_4(values + S::SCALES_AT + token * 4, from + args.value_offset, real);
     }
+    end_of_copies();
 }
 
 // Keys of heads smaller than D: columns that no copy writes become zeros, once.
