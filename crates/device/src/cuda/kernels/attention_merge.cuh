@@ -3,19 +3,22 @@
 #pragma once
 #include "attention_rows.cuh"
 
+// Of the four warps that do arithmetic; others may be busy elsewhere.
+DEVICE void workers_barrier() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
+
 // Splits of a span and kv head that are done. Zeros when the module is loaded, and again after every kernel.
 #define MOST_ARRIVALS 65536
 __device__ u32 arrivals[MOST_ARRIVALS];
 
 // Whether this block is the last of `num_splits`; all its threads have written their results. `flag` is shared memory.
 DEVICE bool last_to_arrive(u32 counter, u32 num_splits, u32* flag) {
-    __syncthreads();
+    workers_barrier();
     if (threadIdx.x == 0) {
         __threadfence();
         *flag = atomicInc(arrivals + counter, num_splits - 1) == num_splits - 1;  // the last one sets it back to 0
         __threadfence();
     }
-    __syncthreads();
+    workers_barrier();
     return *(volatile u32*)flag;
 }
 
@@ -84,4 +87,20 @@ __device__ __noinline__ void merge_row(const float* partial, u64 stride, i32 num
             *(uint2*)(out + part * 128 + lane * 4) =
                 make_uint2(pack_bf16(__fmul_rn(totals[part].x, factor), __fmul_rn(totals[part].y, factor)),
                            pack_bf16(__fmul_rn(totals[part].z, factor), __fmul_rn(totals[part].w, factor)));
+}
+
+// All rows of a span and kv head, from the partial results of its splits. `factors` held what told that this block is the
+// last to arrive.
+template <int D>
+DEVICE void merge_rows(const AttentionArgs& args, const Divisor& group, u32 span, u32 kv_head, u32 first_item, u32 packed_rows,
+                       u32 num_splits, int warp, float4* factors) {
+    workers_barrier();
+    u64 stride = partial_at(args, 1, 0, 0);
+#pragma unroll 1
+    for (u32 packed = warp; packed < packed_rows; packed += 4) {
+        Place place = place_of(args, group, kv_head, packed, packed_rows);
+        merge_row<(D > 128 ? 2 : 1)>(args.partial + partial_at(args, first_item, place.index, place.head), stride, num_splits,
+                                     args.head_dim, sink_of(args, place.head),
+                                     output_at(args, span, place.index, place.head), factors + warp * WARP);
+    }
 }

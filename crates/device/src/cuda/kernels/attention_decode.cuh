@@ -1,0 +1,329 @@
+// Attention in decode form: a fifth warp copies tiles of keys and values, four warps work on them.
+//
+// The copying warp walks through the block's units and runs ahead by as many tiles as shared memory holds, from one unit
+// into the next, so that there is always much under way. A tile of keys and one of values have a place each, told full
+// and empty by barriers in shared memory. The working warps learn what a tile is from a note beside it.
+#pragma once
+#include "attention_merge.cuh"
+
+#define WORKERS 128
+#define MOST_PLACES 8
+
+// One split of one span for one kv head, 16 packed rows of it, and a tile of its tokens.
+struct Unit {
+    u32 span, item, packed_rows;
+    Source source;
+    i32 begin, num_splits;
+    u32 first;  // packed row
+    i32 start;  // position
+};
+
+// What the units of a block are made of is read before it is needed: the work list two units ahead, the rest one.
+struct Units {
+    u32 number, num;           // this unit, and how many there are
+    u32 span, split;           // of the next one
+    u32 rows, context, table;
+    u32 later_span, later_split;
+    Divisor kv_heads;
+};
+DEVICE void read_item(const AttentionArgs& args, const Units& units, u32 number, u32& span, u32& split) {
+    u32 item = quotient(min(number, units.num - 1), units.kv_heads);
+    span = __ldg(args.work + item * 2);
+    split = __ldg(args.work + item * 2 + 1);
+}
+DEVICE void read_span(const AttentionArgs& args, Units& units) {
+    units.rows = __ldg(args.num_rows + units.span);
+    units.context = __ldg(args.context + units.span);
+    units.table = __ldg(args.first_block + units.span);
+}
+// Takes the unit that was read, and reads the one after it.
+template <int TOKENS> DEVICE Unit next_unit(const AttentionArgs& args, Units& units, u32 group) {
+    Unit out;
+    i32 low = args.window > 0 ? max((i32)(units.context - units.rows) - args.window + 1, 0) : 0;
+    out.span = units.span;
+    out.item = quotient(units.number, units.kv_heads);
+    out.packed_rows = units.rows * group;
+    out.source.table = args.blocks + units.table;
+    out.source.kv_head = units.number - out.item * units.kv_heads.by;
+    out.source.low = low;
+    out.source.high = min(units.split * SPLIT + SPLIT, units.context);
+    out.begin = max((i32)units.split * SPLIT, low) / TOKENS * TOKENS;
+    out.num_splits = (units.context + SPLIT - 1) / SPLIT - low / SPLIT;
+    out.first = 0;
+    out.start = out.begin;
+    units.number += gridDim.x;
+    units.span = units.later_span;
+    units.split = units.later_split;
+    read_span(args, units);
+    read_item(args, units, units.number + gridDim.x, units.later_span, units.later_split);
+    return out;
+}
+
+// Before the kernel that writes this step's keys is done, a block that has one piece of work alone fetches that piece's
+// keys and values into the second-level cache. Nothing is read, so what is still to be written is not missed.
+template <int F> DEVICE void warm_up(const AttentionArgs& args, const Unit& unit, int lane) {
+#if __CUDA_ARCH__ >= 900
+    i32 position = unit.start / SPLIT * SPLIT + lane / 2 * BLOCK_TOKENS;  // 32 lanes: 16 blocks of keys and values
+    if (position + BLOCK_TOKENS <= unit.source.low || position >= unit.source.high) return;
+    u32 bytes = head_bytes_of<F>(args);
+    const u8* at = kv_section(args, __ldg(unit.source.table + position / BLOCK_TOKENS), lane % 2) +
+                   kv_head_at(unit.source.kv_head, 0, bytes);
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(at), "r"(BLOCK_TOKENS * bytes) : "memory");
+#endif
+}
+
+// What the workers must know of a tile.
+struct Note {
+    u32 span, kv_head, item, first_item;
+    u32 packed_rows, first, start;
+    u32 rest;  // number of splits * 4, + 1 if the tile is its unit's first, + 2 if it is the last; 0: no more tiles
+};
+
+// Shared memory: scores of two tiles, what rows see, barriers, notes, then tiles of keys and tiles of values.
+template <int D, int F> struct Room {
+    typedef Shape<D, F> S;
+    static constexpr int SCORES = S::EIGHTS * WARP * 16, SIGHTS_AT = 2 * SCORES, BARRIERS_AT = SIGHTS_AT + 4 * 16 * 16;
+    static constexpr int NOTES_AT = BARRIERS_AT + 4 * MOST_PLACES * 8, TILES_AT = NOTES_AT + MOST_PLACES * 32;
+};
+DEVICE u32 num_places(u32 tiles_at, u32 tile_bytes) {
+    u32 bytes;
+    asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
+    return min((bytes - tiles_at) / (2 * tile_bytes), (u32)MOST_PLACES);
+}
+
+// Barriers in shared memory, 8 bytes each.
+DEVICE void barrier_init(u32 barrier, u32 count) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+DEVICE void barrier_arrive(u32 barrier) {
+    asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(barrier) : "memory");
+}
+// This lane arrives when what it copied so far is there.
+DEVICE void barrier_arrive_with_copies(u32 barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+DEVICE void barrier_wait(u32 barrier, u32 parity) {
+    u32 done = 0;
+    while (!done)
+#if __CUDA_ARCH__ >= 900
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                     : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+#else
+        asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                     : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+#endif
+}
+// The four barriers of a place.
+enum { KEYS_FULL, VALUES_FULL, KEYS_EMPTY, VALUES_EMPTY };
+DEVICE u32 barrier_at(u32 barriers, u32 place, int which) { return barriers + (place * 4 + which) * 8; }
+
+// The place a tile is in, and whether its barriers are in an odd round.
+struct Turn {
+    u32 place, round, num;
+};
+DEVICE void advance(Turn& turn) {
+    turn.place++;
+    if (turn.place == turn.num) turn.place = 0, turn.round ^= 1;
+}
+
+// One warp copies the keys (value = 0) or the values of a tile.
+template <int D, int F>
+DEVICE void copy_tile(const AttentionArgs& args, const Source& source, const u32 (&blocks)[Shape<D, F>::TOKENS / 16], i32 start,
+                      int value, u32 to, int lane) {
+    typedef Shape<D, F> S;
+    constexpr int PIECES = S::ROW_BYTES / 16, AT_ONCE = WARP / PIECES;
+    u32 head_bytes = head_bytes_of<F>(args), column = lane % PIECES, mine = lane / PIECES;
+    u32 num_real = source.high - source.low, offset = kv_head_at(source.kv_head, mine, head_bytes) + column * 16;
+    i32 distance = start + (i32)mine - source.low;
+    if (column * 16 < head_bytes) {
+#pragma unroll
+        for (int block = 0; block < S::TOKENS / 16; block++) {
+            const u8* from = kv_section(args, blocks[block], value) + offset;
+#pragma unroll
+            for (int row = 0; row < 16; row += AT_ONCE) {
+                bool real = (u32)(distance + block * 16 + row) < num_real;
+                copy_16(to + (block * 16 + row + mine) * S::ROW + column * 16, from + row * head_bytes, real);
+            }
+        }
+    }
+    if (F != BF16) {
+#pragma unroll
+        for (int half = 0; half < S::TOKENS / WARP; half++) {
+            u32 token = half * WARP + lane, block = lane < 16 ? blocks[half * 2] : blocks[half * 2 + 1];
+            bool real = (u32)(start + (i32)token - source.low) < num_real;
+            copy_4(to + S::SCALES_AT + token * 4,
+                   kv_section(args, block, value) + kv_scale_at(args, source.kv_head, token % 16), real);
+        }
+    }
+}
+template <int N> DEVICE void read_table(u32 (&out)[N], const Source& source, i32 start) {
+    i32 first = source.low / BLOCK_TOKENS, last = (source.high - 1) / BLOCK_TOKENS;
+#pragma unroll
+    for (int i = 0; i < N; i++) out[i] = __ldg(source.table + min(max(start / BLOCK_TOKENS + i, first), last));
+}
+
+template <int D, int F> DEVICE void copy_tiles(const AttentionArgs& args, u8* memory, Turn turn, u32 group, int lane) {
+    typedef Shape<D, F> S;
+    typedef Room<D, F> R;
+    u32 barriers = shared_address(memory + R::BARRIERS_AT), tiles = shared_address(memory + R::TILES_AT);
+    Note* notes = (Note*)(memory + R::NOTES_AT);
+    Units units;
+    units.kv_heads = divisor_of(args.kv_heads);
+    units.num = *args.num_work * args.kv_heads;
+    units.number = blockIdx.x;
+    bool more = units.number < units.num;
+    Unit now, next;
+    u32 blocks[S::TOKENS / 16], next_blocks[S::TOKENS / 16];
+    if (more) {
+        read_item(args, units, units.number, units.span, units.split);
+        read_item(args, units, units.number + gridDim.x, units.later_span, units.later_split);
+        read_span(args, units);
+        next = next_unit<S::TOKENS>(args, units, group);
+        read_table(next_blocks, next.source, next.start);
+        if (units.num <= gridDim.x) warm_up<F>(args, next, lane);
+    }
+    wait_for_previous();
+#pragma unroll 1
+    while (more) {
+        now = next;
+#pragma unroll
+        for (int i = 0; i < S::TOKENS / 16; i++) blocks[i] = next_blocks[i];
+        next.start += S::TOKENS;
+        bool last = next.start >= next.source.high;
+        if (last) {
+            next.first += 16;
+            next.start = next.begin;
+            if (next.first >= next.packed_rows) {
+                more = units.number < units.num;
+                next = next_unit<S::TOKENS>(args, units, group);
+            }
+        }
+        if (more) read_table(next_blocks, next.source, next.start);
+        barrier_wait(barrier_at(barriers, turn.place, KEYS_EMPTY), turn.round ^ 1);
+        if (lane == 0) {
+            u32 first_item = now.item - (now.begin / SPLIT - now.source.low / SPLIT);
+            u32 rest = now.num_splits * 4 + (last ? 2 : 0) + (now.start == now.begin ? 1 : 0);
+            notes[turn.place] = {now.span, now.source.kv_head, now.item, first_item, now.packed_rows, now.first, (u32)now.start, rest};
+            barrier_arrive(barrier_at(barriers, turn.place, KEYS_FULL));
+        }
+        copy_tile<D, F>(args, now.source, blocks, now.start, 0, tiles + turn.place * S::BYTES, lane);
+        barrier_arrive_with_copies(barrier_at(barriers, turn.place, KEYS_FULL));
+        barrier_wait(barrier_at(barriers, turn.place, VALUES_EMPTY), turn.round ^ 1);
+        copy_tile<D, F>(args, now.source, blocks, now.start, 1, tiles + (turn.num + turn.place) * S::BYTES, lane);
+        barrier_arrive_with_copies(barrier_at(barriers, turn.place, VALUES_FULL));
+        advance(turn);
+    }
+    barrier_wait(barrier_at(barriers, turn.place, KEYS_EMPTY), turn.round ^ 1);
+    if (lane == 0) {
+        notes[turn.place].rest = 0;
+        barrier_arrive(barrier_at(barriers, turn.place, KEYS_FULL));
+    }
+    barrier_arrive_with_copies(barrier_at(barriers, turn.place, KEYS_FULL));
+    wait_for_copies<0>();
+}
+
+// Writes what a split came to: the output if it is the only one, else a partial result.
+template <bool CODED, int UNITS>
+DEVICE void write_split(const AttentionArgs& args, const Divisor& group, const Note& note, const Rows& rows,
+                        const float (&sums)[UNITS][2][4], int warp, int lane) {
+    bool alone = note.rest / 4 == 1;
+    Rows total;
+    float totals[UNITS][2][4];
+    clear(total, totals);
+    if (alone) merge_split(total, totals, rows, sums);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        Place place = place_of(args, group, note.kv_head, note.first + lane / 4 + half * 8, note.packed_rows);
+        if (!place.real) continue;
+        float* partial = args.partial + partial_at(args, note.item, place.index, place.head);
+        bf16* out = output_at(args, note.span, place.index, place.head);
+        float factor = finish_of(sink_of(args, place.head), total.largest[half], total.sum[half]);
+#pragma unroll
+        for (int u = 0; u < UNITS; u++) {
+            int column = (u * 4 + warp) * 16;
+            if (column >= args.head_dim) continue;
+            if (alone) write_unit<CODED>(out + column, totals[u], half, factor, lane);
+            else write_unit<CODED>(partial + column, sums[u], half, lane);
+        }
+        if (!alone && warp == 0 && lane % 4 == 0)
+            *(float2*)(partial + args.head_dim) = make_float2(rows.largest[half], rows.sum[half]);
+    }
+}
+
+template <int D, int F>
+DEVICE void work_on_tiles(const AttentionArgs& args, u8* memory, Turn turn, const Divisor& group, int warp, int lane) {
+    typedef Shape<D, F> S;
+    typedef Room<D, F> R;
+    constexpr int UNITS = S::STEPS / 4, EIGHTS = S::EIGHTS / 4;
+    constexpr bool CODED = F != BF16;
+    u32 barriers = shared_address(memory + R::BARRIERS_AT), tiles = shared_address(memory + R::TILES_AT);
+    float4* scores = (float4*)memory;  // [groups of 8 tokens][lane]
+    RowSight* sights = (RowSight*)(memory + R::SIGHTS_AT) + warp * 16;
+    Scoring scoring = scoring_of(args);
+    u32 q[S::STEPS][4];
+    WarpSight sight;
+    Rows rows;
+    float sums[UNITS][2][4];
+    int flip = 0;
+    wait_for_previous();
+#pragma unroll 1
+    for (;; advance(turn), flip ^= 1) {
+        barrier_wait(barrier_at(barriers, turn.place, KEYS_FULL), turn.round);
+        Note note = ((const Note*)(memory + R::NOTES_AT))[turn.place];
+        if (note.rest == 0) break;
+        if (note.rest & 1) {
+            load_queries<D, CODED>(q, args, group, note.span, note.kv_head, note.first, lane);
+            sight = load_sights(sights, args, group, note.span, note.first, lane);
+            clear(rows, sums);
+        }
+        u32 tile = tiles + turn.place * S::BYTES;
+        int eighth = warp * EIGHTS;
+        float own[EIGHTS][4], s[S::EIGHTS][4], rescale[2];
+        float4* exchange = scores + flip * (R::SCORES / 16) + lane;
+        dot_products<D, F>(own, q, tile, eighth, lane);
+        score<CODED>(own, scoring, sight, sights, (i32)note.start + eighth * 8, tile + S::SCALES_AT + eighth * 32, lane);
+#pragma unroll
+        for (int n = 0; n < EIGHTS; n++) exchange[(eighth + n) * WARP] = make_float4(own[n][0], own[n][1], own[n][2], own[n][3]);
+        workers_barrier();
+        if (lane == 0) barrier_arrive(barrier_at(barriers, turn.place, KEYS_EMPTY));
+#pragma unroll
+        for (int n = 0; n < S::EIGHTS; n++) {
+            float4 four = exchange[n * WARP];
+            s[n][0] = four.x, s[n][1] = four.y, s[n][2] = four.z, s[n][3] = four.w;
+        }
+        soften(s, scoring, rows, rescale);
+        rescale_sums(sums, rescale);
+        u32 weights[S::TOKENS / 16][4];
+        tile = tiles + (turn.num + turn.place) * S::BYTES;
+        barrier_wait(barrier_at(barriers, turn.place, VALUES_FULL), turn.round);
+        pack_weights<CODED>(weights, s, tile + S::SCALES_AT, lane);
+#pragma unroll
+        for (int u = 0; u < UNITS; u++) add_values<D, F>(sums[u], weights, tile, u * 4 + warp, lane);
+        __syncwarp();
+        if (lane == 0) barrier_arrive(barrier_at(barriers, turn.place, VALUES_EMPTY));
+        if (!(note.rest & 2)) continue;
+        gather(rows);
+        write_split<CODED>(args, group, note, rows, sums, warp, lane);
+        if (note.rest / 4 == 1 || note.first + 16 < note.packed_rows) continue;
+        u32* flag = (u32*)(scores + flip * (R::SCORES / 16));
+        if (last_to_arrive(note.span * args.kv_heads + note.kv_head, note.rest / 4, flag))
+            merge_rows<D>(args, group, note.span, note.kv_head, note.first_item, note.packed_rows, note.rest / 4, warp, (float4*)flag);
+    }
+}
+
+template <int D, int F> DEVICE void decode(const AttentionArgs& args) {
+    typedef Room<D, F> R;
+    extern __shared__ __align__(16) u8 memory[];
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    Turn turn = {0, 0, num_places(R::TILES_AT, Shape<D, F>::BYTES)};
+    Divisor group = divisor_of(args.heads / args.kv_heads);
+    release_next();
+    if (threadIdx.x < turn.num * 4) {
+        int which = threadIdx.x % 4;
+        barrier_init(shared_address(memory + R::BARRIERS_AT) + threadIdx.x * 8, which == KEYS_FULL ? WARP + 1 : which == VALUES_FULL ? WARP : 4);
+    }
+    clear_keys<D, F, WORKERS + WARP>(args, memory + R::TILES_AT, turn.num);
+    __syncthreads();
+    if (warp == WORKERS / WARP) copy_tiles<D, F>(args, memory, turn, group.by, lane);
+    else work_on_tiles<D, F>(args, memory, turn, group, warp, lane);
+}
