@@ -4,22 +4,22 @@
 // Query rows of a span are packed with the heads of one kv head's group: packed row x is row x / group of the span and
 // head x % group of the group, so that a tile of 16 packed rows reads keys and values once for all of them.
 //
-//   attention_decode_<format>_<D>(AttentionArgs)     128 threads; format: bf16, fp8, int8. Work item (span, split): see
+//   attention_decode_<format>_<D>(AttentionArgs)     160 threads; format: bf16, fp8, int8. Work item (span, split): see
 //       attention.cuh for the order of items and for `partial`. Writes the output: the block that ends a span's last split
-//       merges them, so spans * kv_heads must be at most 65,536, and two such kernels must not run at once. All four warps
-//       work on the same 16 packed rows: each makes the scores of a quarter of a tile's tokens and sums a quarter of the
-//       columns.
+//       merges them, so spans * kv_heads must be at most 65,536, and two such kernels must not run at once. Four warps work
+//       on the same 16 packed rows: each makes the scores of a quarter of a tile's tokens and sums a quarter of the
+//       columns. Best grid: 2 blocks (D = 256: 1) a multiprocessor. Dynamic shared bytes:
+//           128 * tokens + 1536 + places * 2 * tile,  tile = bf16: wide;  fp8, int8: narrow
+//       with as many places as fit so many blocks (a block has 1024 bytes beside its own), at least 2 and at most 8.
 //   attention_chunk_bf16_<D>(AttentionArgs)          128 threads. Work item (span, tile): packed rows 128 tile to
 //   attention_chunk_coded_<D>(AttentionArgs, i32 fp8)     128 tile + 127; a span has ceil(rows * group / 128) items. Long
 //       items first is best. A warp has 16 rows. Writes the output; `partial` is not used. coded: fp8 if `fp8` is not 0,
-//       else int8.
+//       else int8. Best grid: 2 blocks a multiprocessor. Dynamic shared bytes:
+//           bf16: 4 * wide + 1024;  coded: 2 * wide + 2 * narrow + 8 * tokens + 1024
 //
-// A row gets the same bits from both forms. D is the smallest of 64, 128, 256 that holds head_dim.
-// Grid: any number of blocks, best 3 (decode, D = 256: 2) or 2 (chunk) a multiprocessor: they stride over the work. Dynamic shared bytes, with tokens = D <= 128 ? 64 : 32, wide = tokens * (2 * D + 16) and
-// narrow = tokens * (D + 20):
-//     decode bf16: 4 * wide + 64 * tokens + 1024      decode fp8, int8: 4 * narrow + 64 * tokens + 1024
-//     chunk bf16:  4 * wide + 1024                    chunk coded:      2 * wide + 2 * narrow + 8 * tokens + 1024
-// More than 48 KiB must be asked for (cuFuncSetAttribute); none needs more than 73 KiB.
+// A row gets the same bits from both forms. D is the smallest of 64, 128, 256 that holds head_dim; tokens = D <= 128 ? 64 :
+// 32, wide = tokens * (2 * D + 16), narrow = tokens * (D + 20). Grids may be of any size: blocks stride over the work. More
+// than 48 KiB of shared memory must be asked for (cuFuncSetAttribute).
 #include "attention_decode.cuh"
 
 template <int D, bool CODED> DEVICE void chunk(const AttentionArgs& args, i32 fp8) {
