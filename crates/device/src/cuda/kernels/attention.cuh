@@ -76,22 +76,25 @@ struct Sight {
     u64 own;    // the span's rows that a row of a tree sees
     bool tree;
 };
-DEVICE Sight sight_of(const AttentionArgs& args, u32 span, u32 index) {
+DEVICE Sight sight_at(const AttentionArgs& args, u32 first_row, u32 rows, i32 base, u32 index) {
     Sight sight;
-    u32 rows = args.num_rows[span];
-    sight.base = (i32)(args.context[span] - rows);
-    sight.last = sight.base + (i32)index;
+    sight.base = base;
+    sight.last = base + (i32)index;
     sight.tree = args.ancestors != nullptr && rows <= 64;
     sight.own = 0;
     i32 position = sight.last;
     if (sight.tree) {
-        sight.own = args.ancestors[args.first_row[span] + index] & (~0ull >> (63 - index));
-        position = sight.base + __popcll(sight.own) - 1;
+        sight.own = args.ancestors[first_row + index] & (~0ull >> (63 - index));
+        position = base + __popcll(sight.own) - 1;
         if (args.window > 0)
             while (__popcll(sight.own) > args.window) sight.own &= sight.own - 1;
     }
     sight.first = args.window > 0 ? max(position - args.window + 1, 0) : 0;
     return sight;
+}
+DEVICE Sight sight_of(const AttentionArgs& args, u32 span, u32 index) {
+    u32 rows = args.num_rows[span];
+    return sight_at(args, args.first_row[span], rows, (i32)(args.context[span] - rows), index);
 }
 DEVICE bool sees(const Sight& sight, i32 position) {
     if (!sight.tree) return position >= sight.first && position <= sight.last;

@@ -1,17 +1,26 @@
-// Attention in decode form: a fifth warp copies tiles of keys and values, four warps work on them.
+// Attention in decode form: four warps work on tiles of keys and values, a fifth copies them, a sixth counts splits.
 //
 // The copying warp walks through the block's units and runs ahead by as many tiles as shared memory holds, from one unit
 // into the next, so that there is always much under way. A tile of keys and one of values have a place each, told full
-// and empty by barriers in shared memory. The working warps learn what a tile is from a note beside it.
+// and empty by barriers in shared memory. The working warps learn what a tile is from a note beside it. When they have
+// written a partial result they post that; the counting warp waits for memory in their stead and, where all splits of a
+// span are done, asks them to merge.
 #pragma once
 #include "attention_merge.cuh"
 
 #define WORKERS 128
-#define MOST_PLACES 8
+#define MOST_PLACES 6
+#define NOTES (MOST_PLACES + 1)  // one more, so that a tile's note outlives its keys
+#define MOST_POSTS 4
+#define MOST_REQUESTS 8
+
+// Of the four warps that work.
+DEVICE void workers_barrier() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
 
 // One split of one span for one kv head, 16 packed rows of it, and a tile of its tokens.
 struct Unit {
     u32 span, item, packed_rows;
+    SpanRows rows;
     Source source;
     i32 begin, num_splits;
     u32 first;  // packed row
@@ -22,7 +31,7 @@ struct Unit {
 struct Units {
     u32 number, num;           // this unit, and how many there are
     u32 span, split;           // of the next one
-    u32 rows, context, table;
+    u32 rows, context, table, first_row;
     u32 later_span, later_split;
     Divisor kv_heads;
 };
@@ -35,6 +44,7 @@ DEVICE void read_span(const AttentionArgs& args, Units& units) {
     units.rows = __ldg(args.num_rows + units.span);
     units.context = __ldg(args.context + units.span);
     units.table = __ldg(args.first_block + units.span);
+    units.first_row = __ldg(args.first_row + units.span);
 }
 // Takes the unit that was read, and reads the one after it.
 template <int TOKENS> DEVICE Unit next_unit(const AttentionArgs& args, Units& units, u32 group) {
@@ -43,6 +53,7 @@ template <int TOKENS> DEVICE Unit next_unit(const AttentionArgs& args, Units& un
     out.span = units.span;
     out.item = quotient(units.number, units.kv_heads);
     out.packed_rows = units.rows * group;
+    out.rows = {units.first_row, units.rows, (i32)(units.context - units.rows)};
     out.source.table = args.blocks + units.table;
     out.source.kv_head = units.number - out.item * units.kv_heads.by;
     out.source.low = low;
@@ -74,16 +85,22 @@ template <int F> DEVICE void warm_up(const AttentionArgs& args, const Unit& unit
 
 // What the workers must know of a tile.
 struct Note {
-    u32 span, kv_head, item, first_item;
-    u32 packed_rows, first, start;
-    u32 rest;  // number of splits * 4, + 1 if the tile is its unit's first, + 2 if it is the last; 0: no more tiles
+    Merging merging;
+    SpanRows rows;
+    u32 item, first, start;  // place in the work list, packed row, position
+    u32 bits;                // 1: the unit's first tile, 2: its last, 4: no more tiles
 };
 
-// Shared memory: scores of two tiles, what rows see, barriers, notes, then tiles of keys and tiles of values.
+// Shared memory: scores of two tiles, what rows see (and factors, when splits are merged), barriers, notes, posts,
+// requests, then tiles of keys and tiles of values.
 template <int D, int F> struct Room {
     typedef Shape<D, F> S;
-    static constexpr int SCORES = S::EIGHTS * WARP * 16, SIGHTS_AT = 2 * SCORES, BARRIERS_AT = SIGHTS_AT + 4 * 16 * 16;
-    static constexpr int NOTES_AT = BARRIERS_AT + 4 * MOST_PLACES * 8, TILES_AT = NOTES_AT + MOST_PLACES * 32;
+    static constexpr int SCORES = S::EIGHTS * WARP * 16, SIGHTS_AT = 2 * SCORES, BARRIERS_AT = SIGHTS_AT + 4 * WARP * 16;
+    static constexpr int NOTES_AT = BARRIERS_AT + (4 * MOST_PLACES + MOST_POSTS) * 8;
+    static constexpr int POSTS_AT = NOTES_AT + NOTES * sizeof(Note);
+    static constexpr int REQUESTS_AT = POSTS_AT + MOST_POSTS * sizeof(Merging);
+    static constexpr int COUNTS_AT = REQUESTS_AT + MOST_REQUESTS * sizeof(Merging), TILES_AT = 2 * SCORES + 2944;
+    static_assert(COUNTS_AT + 8 <= TILES_AT, "what lies before the tiles");
 };
 DEVICE u32 num_places(u32 tiles_at, u32 tile_bytes) {
     u32 bytes;
@@ -117,11 +134,18 @@ DEVICE void barrier_wait(u32 barrier, u32 parity) {
 enum { KEYS_FULL, VALUES_FULL, KEYS_EMPTY, VALUES_EMPTY };
 DEVICE u32 barrier_at(u32 barriers, u32 place, int which) { return barriers + (place * 4 + which) * 8; }
 
+// Posts are counted by the workers, each warp for itself; how many were read, and how many requests came of them, stands
+// in shared memory.
+struct Counts {
+    u32 posts, requests;
+};
+
 // The place a tile is in, and whether its barriers are in an odd round.
 struct Turn {
-    u32 place, round, num;
+    u32 place, round, num, note;
 };
 DEVICE void advance(Turn& turn) {
+    turn.note = turn.note + 1 == NOTES ? 0 : turn.note + 1;
     turn.place++;
     if (turn.place == turn.num) turn.place = 0, turn.round ^= 1;
 }
@@ -202,8 +226,9 @@ template <int D, int F> DEVICE void copy_tiles(const AttentionArgs& args, u8* me
         barrier_wait(barrier_at(barriers, turn.place, KEYS_EMPTY), turn.round ^ 1);
         if (lane == 0) {
             u32 first_item = now.item - (now.begin / SPLIT - now.source.low / SPLIT);
-            u32 rest = now.num_splits * 4 + (last ? 2 : 0) + (now.start == now.begin ? 1 : 0);
-            notes[turn.place] = {now.span, now.source.kv_head, now.item, first_item, now.packed_rows, now.first, (u32)now.start, rest};
+            u32 counter = now.span * args.kv_heads + now.source.kv_head, bits = (last ? 2 : 0) + (now.start == now.begin ? 1 : 0);
+            notes[turn.note] = {{counter, now.source.kv_head, first_item, (u32)now.num_splits, now.packed_rows, now.rows.first},
+                                 now.rows, now.item, now.first, (u32)now.start, bits};
             barrier_arrive(barrier_at(barriers, turn.place, KEYS_FULL));
         }
         copy_tile<D, F>(args, now.source, blocks, now.start, 0, tiles + turn.place * S::BYTES, lane);
@@ -215,28 +240,80 @@ template <int D, int F> DEVICE void copy_tiles(const AttentionArgs& args, u8* me
     }
     barrier_wait(barrier_at(barriers, turn.place, KEYS_EMPTY), turn.round ^ 1);
     if (lane == 0) {
-        notes[turn.place].rest = 0;
+        notes[turn.note].bits = 4;
         barrier_arrive(barrier_at(barriers, turn.place, KEYS_FULL));
     }
     barrier_arrive_with_copies(barrier_at(barriers, turn.place, KEYS_FULL));
     wait_for_copies<0>();
 }
 
+// Counts splits as they are posted, until a post of none.
+template <int D, int F> DEVICE void count_splits(u8* memory, int lane) {
+    typedef Room<D, F> R;
+    u32 posted = shared_address(memory + R::BARRIERS_AT) + 4 * MOST_PLACES * 8;
+    Merging* requests = (Merging*)(memory + R::REQUESTS_AT);
+    volatile Counts* counts = (volatile Counts*)(memory + R::COUNTS_AT);
+    wait_for_previous();
+    if (lane != 0) return;
+    u32 num_requests = 0;
+#pragma unroll 1
+    for (u32 post = 0;; post++) {
+        barrier_wait(posted + post % MOST_POSTS * 8, post / MOST_POSTS & 1);
+        Merging merging = ((const Merging*)(memory + R::POSTS_AT))[post % MOST_POSTS];
+        if (merging.num_splits == 0) break;
+        if (last_to_arrive(merging.counter, merging.num_splits)) {
+            requests[num_requests++ % MOST_REQUESTS] = merging;
+            __threadfence_block();
+            counts->requests = num_requests;
+        }
+        __threadfence_block();
+        counts->posts = post + 1;
+    }
+}
+
+// A working warp's side of it.
+struct Posting {
+    u32 posts, merged;
+};
+template <int D, int F> DEVICE void post(u8* memory, Posting& posting, const Merging& merging, int warp, int lane) {
+    typedef Room<D, F> R;
+    volatile Counts* counts = (volatile Counts*)(memory + R::COUNTS_AT);
+    while (posting.posts - counts->posts >= MOST_POSTS) {}
+    __syncwarp();
+    if (warp == 0 && lane == 0) ((Merging*)(memory + R::POSTS_AT))[posting.posts % MOST_POSTS] = merging;
+    __syncwarp();
+    if (lane == 0)
+        barrier_arrive(shared_address(memory + R::BARRIERS_AT) + (4 * MOST_PLACES + posting.posts % MOST_POSTS) * 8);
+    posting.posts++;
+}
+// Merges this warp's rows of what was asked for so far.
+template <int D, int F>
+DEVICE void merge_requests(const AttentionArgs& args, u8* memory, Posting& posting, const Divisor& group, int warp, int lane) {
+    typedef Room<D, F> R;
+    u32 requests = __shfl_sync(FULL_MASK, ((volatile Counts*)(memory + R::COUNTS_AT))->requests, 0);
+    __threadfence_block();
+#pragma unroll 1
+    for (; posting.merged < requests; posting.merged++) {
+        Merging merging = ((const Merging*)(memory + R::REQUESTS_AT))[posting.merged % MOST_REQUESTS];
+        merge_rows<D>(args, group, merging, warp, (float4*)(memory + R::SIGHTS_AT) + warp * WARP);
+    }
+}
+
 // Writes what a split came to: the output if it is the only one, else a partial result.
 template <bool CODED, int UNITS>
 DEVICE void write_split(const AttentionArgs& args, const Divisor& group, const Note& note, const Rows& rows,
                         const float (&sums)[UNITS][2][4], int warp, int lane) {
-    bool alone = note.rest / 4 == 1;
+    bool alone = note.merging.num_splits == 1;
     Rows total;
     float totals[UNITS][2][4];
     clear(total, totals);
     if (alone) merge_split(total, totals, rows, sums);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        Place place = place_of(args, group, note.kv_head, note.first + lane / 4 + half * 8, note.packed_rows);
+        Place place = place_of(args, group, note.merging.kv_head, note.first + lane / 4 + half * 8, note.merging.packed_rows);
         if (!place.real) continue;
         float* partial = args.partial + partial_at(args, note.item, place.index, place.head);
-        bf16* out = output_at(args, note.span, place.index, place.head);
+        bf16* out = output_at(args, note.rows.first, place.index, place.head);
         float factor = finish_of(sink_of(args, place.head), total.largest[half], total.sum[half]);
 #pragma unroll
         for (int u = 0; u < UNITS; u++) {
@@ -258,22 +335,23 @@ DEVICE void work_on_tiles(const AttentionArgs& args, u8* memory, Turn turn, cons
     constexpr bool CODED = F != BF16;
     u32 barriers = shared_address(memory + R::BARRIERS_AT), tiles = shared_address(memory + R::TILES_AT);
     float4* scores = (float4*)memory;  // [groups of 8 tokens][lane]
-    RowSight* sights = (RowSight*)(memory + R::SIGHTS_AT) + warp * 16;
+    RowSight* sights = (RowSight*)(memory + R::SIGHTS_AT) + warp * WARP;
     Scoring scoring = scoring_of(args);
     u32 q[S::STEPS][4];
-    WarpSight sight;
+    WarpSight sight = {0, 0, 0, 0, 0, false};
     Rows rows;
     float sums[UNITS][2][4];
     int flip = 0;
+    Posting posting = {0, 0};
     wait_for_previous();
 #pragma unroll 1
     for (;; advance(turn), flip ^= 1) {
         barrier_wait(barrier_at(barriers, turn.place, KEYS_FULL), turn.round);
-        Note note = ((const Note*)(memory + R::NOTES_AT))[turn.place];
-        if (note.rest == 0) break;
-        if (note.rest & 1) {
-            load_queries<D, CODED>(q, args, group, note.span, note.kv_head, note.first, lane);
-            sight = load_sights(sights, args, group, note.span, note.first, lane);
+        const Note& note = ((const Note*)(memory + R::NOTES_AT))[turn.note];
+        if (note.bits & 4) break;
+        if (note.bits & 1) {
+            load_queries<D, CODED>(q, args, group, note.rows, note.merging.kv_head, note.first, lane);
+            sight = load_sights(sights, args, group, note.rows, note.first, lane);
             clear(rows, sums);
         }
         u32 tile = tiles + turn.place * S::BYTES;
@@ -301,29 +379,42 @@ DEVICE void work_on_tiles(const AttentionArgs& args, u8* memory, Turn turn, cons
         for (int u = 0; u < UNITS; u++) add_values<D, F>(sums[u], weights, tile, u * 4 + warp, lane);
         __syncwarp();
         if (lane == 0) barrier_arrive(barrier_at(barriers, turn.place, VALUES_EMPTY));
-        if (!(note.rest & 2)) continue;
+        if (!(note.bits & 2)) continue;
         gather(rows);
         write_split<CODED>(args, group, note, rows, sums, warp, lane);
-        if (note.rest / 4 == 1 || note.first + 16 < note.packed_rows) continue;
-        u32* flag = (u32*)(scores + flip * (R::SCORES / 16));
-        if (last_to_arrive(note.span * args.kv_heads + note.kv_head, note.rest / 4, flag))
-            merge_rows<D>(args, group, note.span, note.kv_head, note.first_item, note.packed_rows, note.rest / 4, warp, (float4*)flag);
+        if (note.merging.num_splits > 1 && note.first + 16 >= note.merging.packed_rows)
+            post<D, F>(memory, posting, note.merging, warp, lane);
+        merge_requests<D, F>(args, memory, posting, group, warp, lane);
+        // The next tile is a unit's first and sets all this anew: said so that no register keeps it through the merge.
+        clear(rows, sums);
+        sight = {0, 0, 0, 0, 0, false};
+#pragma unroll
+        for (int i = 0; i < S::STEPS * 4; i++) q[i / 4][i % 4] = 0;
     }
+    Merging none = {0, 0, 0, 0, 0, 0};
+    u32 posts = posting.posts;
+    post<D, F>(memory, posting, none, warp, lane);
+    while (((volatile Counts*)(memory + R::COUNTS_AT))->posts != posts) {}
+    __syncwarp();
+    merge_requests<D, F>(args, memory, posting, group, warp, lane);
 }
 
 template <int D, int F> DEVICE void decode(const AttentionArgs& args) {
     typedef Room<D, F> R;
     extern __shared__ __align__(16) u8 memory[];
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    Turn turn = {0, 0, num_places(R::TILES_AT, Shape<D, F>::BYTES)};
+    Turn turn = {0, 0, num_places(R::TILES_AT, Shape<D, F>::BYTES), 0};
     Divisor group = divisor_of(args.heads / args.kv_heads);
     release_next();
     if (threadIdx.x < turn.num * 4) {
         int which = threadIdx.x % 4;
         barrier_init(shared_address(memory + R::BARRIERS_AT) + threadIdx.x * 8, which == KEYS_FULL ? WARP + 1 : which == VALUES_FULL ? WARP : 4);
     }
-    clear_keys<D, F, WORKERS + WARP>(args, memory + R::TILES_AT, turn.num);
+    if (threadIdx.x < MOST_POSTS) barrier_init(shared_address(memory + R::BARRIERS_AT) + (4 * MOST_PLACES + threadIdx.x) * 8, 4);
+    if (threadIdx.x == 0) *(Counts*)(memory + R::COUNTS_AT) = {0, 0};
+    clear_keys<D, F, WORKERS + 2 * WARP>(args, memory + R::TILES_AT, turn.num);
     __syncthreads();
     if (warp == WORKERS / WARP) copy_tiles<D, F>(args, memory, turn, group.by, lane);
+    else if (warp == WORKERS / WARP + 1) count_splits<D, F>(memory, lane);
     else work_on_tiles<D, F>(args, memory, turn, group, warp, lane);
 }

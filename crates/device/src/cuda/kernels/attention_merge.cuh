@@ -1,31 +1,28 @@
 // Merges the partial results of attention in decode form, in ascending order of their splits, with the arithmetic of
 // attention_softmax.cuh. The block that finishes a span's last split does it for one kv head: no further kernel is needed.
 #pragma once
+#ifndef MERGE_INLINE
+#define MERGE_INLINE __noinline__
+#endif
 #include "attention_rows.cuh"
-
-// Of the four warps that do arithmetic; others may be busy elsewhere.
-DEVICE void workers_barrier() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
 
 // Splits of a span and kv head that are done. Zeros when the module is loaded, and again after every kernel.
 #define MOST_ARRIVALS 65536
 __device__ u32 arrivals[MOST_ARRIVALS];
 
-// Whether this block is the last of `num_splits`; all its threads have written their results. `flag` is shared memory.
-DEVICE bool last_to_arrive(u32 counter, u32 num_splits, u32* flag) {
-    workers_barrier();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        *flag = atomicInc(arrivals + counter, num_splits - 1) == num_splits - 1;  // the last one sets it back to 0
-        __threadfence();
-    }
-    workers_barrier();
-    return *(volatile u32*)flag;
+// Counts one of `num_splits` and tells whether it was the last, which sets the count back to 0. What this thread has seen
+// written is visible to whoever comes after, and what those before have written is visible from here on.
+DEVICE bool last_to_arrive(u32 counter, u32 num_splits) {
+    u32 before;
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+                 : "=r"(before) : "l"(arrivals + counter), "r"(num_splits - 1) : "memory");
+    return before == num_splits - 1;
 }
 
 // One row and head by one warp; a lane has columns 4 * lane to 4 * lane + 3 and, with two parts, the same of the next 128.
 // `factors` is the warp's own shared memory, 32 times four floats. Not inlined: it is long and rare.
 template <int PARTS>
-__device__ __noinline__ void merge_row(const float* partial, u64 stride, i32 num_splits, i32 head_dim, float sink, bf16* out,
+__device__ MERGE_INLINE void merge_row(const float* partial, u64 stride, i32 num_splits, i32 head_dim, float sink, bf16* out,
                                        float4* factors) {
     constexpr int AT_ONCE = 16 / PARTS;
     int lane = threadIdx.x % WARP;
@@ -89,18 +86,19 @@ __device__ __noinline__ void merge_row(const float* partial, u64 stride, i32 num
                            pack_bf16(__fmul_rn(totals[part].z, factor), __fmul_rn(totals[part].w, factor)));
 }
 
-// All rows of a span and kv head, from the partial results of its splits. `factors` held what told that this block is the
-// last to arrive.
+// All rows of a span and kv head, from the partial results of its splits.
+struct Merging {
+    u32 counter, kv_head, first_item, num_splits;
+    u32 packed_rows, first_row;
+};
 template <int D>
-DEVICE void merge_rows(const AttentionArgs& args, const Divisor& group, u32 span, u32 kv_head, u32 first_item, u32 packed_rows,
-                       u32 num_splits, int warp, float4* factors) {
-    workers_barrier();
+DEVICE void merge_rows(const AttentionArgs& args, const Divisor& group, const Merging& merging, int warp, float4* factors) {
     u64 stride = partial_at(args, 1, 0, 0);
 #pragma unroll 1
-    for (u32 packed = warp; packed < packed_rows; packed += 4) {
-        Place place = place_of(args, group, kv_head, packed, packed_rows);
-        merge_row<(D > 128 ? 2 : 1)>(args.partial + partial_at(args, first_item, place.index, place.head), stride, num_splits,
-                                     args.head_dim, sink_of(args, place.head),
-                                     output_at(args, span, place.index, place.head), factors + warp * WARP);
+    for (u32 packed = warp; packed < merging.packed_rows; packed += 4) {
+        Place place = place_of(args, group, merging.kv_head, packed, merging.packed_rows);
+        merge_row<(D > 128 ? 2 : 1)>(args.partial + partial_at(args, merging.first_item, place.index, place.head), stride,
+                                     merging.num_splits, args.head_dim, sink_of(args, place.head),
+                                     output_at(args, merging.first_row, place.index, place.head), factors);
     }
 }

@@ -4,13 +4,13 @@
 // Query rows of a span are packed with the heads of one kv head's group: packed row x is row x / group of the span and
 // head x % group of the group, so that a tile of 16 packed rows reads keys and values once for all of them.
 //
-//   attention_decode_<format>_<D>(AttentionArgs)     160 threads; format: bf16, fp8, int8. Work item (span, split): see
+//   attention_decode_<format>_<D>(AttentionArgs)     192 threads; format: bf16, fp8, int8. Work item (span, split): see
 //       attention.cuh for the order of items and for `partial`. Writes the output: the block that ends a span's last split
 //       merges them, so spans * kv_heads must be at most 65,536, and two such kernels must not run at once. Four warps work
 //       on the same 16 packed rows: each makes the scores of a quarter of a tile's tokens and sums a quarter of the
 //       columns. Best grid: 2 blocks (D = 256: 1) a multiprocessor. Dynamic shared bytes:
-//           128 * tokens + 1536 + places * 2 * tile,  tile = bf16: wide;  fp8, int8: narrow
-//       with as many places as fit so many blocks (a block has 1024 bytes beside its own), at least 2 and at most 8.
+//           128 * tokens + 2944 + places * 2 * tile,  tile = bf16: wide;  fp8, int8: narrow
+//       with as many places as fit so many blocks (a block has 1024 bytes beside its own), at least 2 and at most 6.
 //   attention_chunk_bf16_<D>(AttentionArgs)          128 threads. Work item (span, tile): packed rows 128 tile to
 //   attention_chunk_coded_<D>(AttentionArgs, i32 fp8)     128 tile + 127; a span has ceil(rows * group / 128) items. Long
 //       items first is best. A warp has 16 rows. Writes the output; `partial` is not used. coded: fp8 if `fp8` is not 0,
@@ -44,18 +44,19 @@ template <int D, bool CODED> DEVICE void chunk(const AttentionArgs& args, i32 fp
         // An item's two halves are different units.
         u32 item = quotient(unit, heads), half_of_head = unit - item * heads.by, kv_head = half_of_head / 2;
         u32 span = args.work[item * 2], first_packed = (args.work[item * 2 + 1] * 2 + half_of_head % 2) * PACKED;
-        u32 packed_rows = args.num_rows[span] * group.by, first = first_packed + warp * 16;
+        SpanRows span_rows = {args.first_row[span], args.num_rows[span], (i32)(args.context[span] - args.num_rows[span])};
+        u32 packed_rows = span_rows.num * group.by, first = first_packed + warp * 16;
+        i32 base = span_rows.base;
         if (first_packed >= packed_rows) continue;
-        i32 base = (i32)(args.context[span] - args.num_rows[span]);
         Source source = {args.blocks + args.first_block[span], earliest(args, span), 0, kv_head};
-        WarpSight sight = load_sights(sights, args, group, span, first, lane);
+        WarpSight sight = load_sights(sights, args, group, span_rows, first, lane);
         // What any row of the block sees.
         i32 end = base + (i32)quotient(min(first_packed + PACKED, packed_rows) - 1, group) + 1;
         if (args.window > 0 && !sight.tree) source.low = max(base + (i32)quotient(first_packed, group) - args.window + 1, 0);
         source.high = end;
         i32 begin = source.low / S::TOKENS * S::TOKENS;
         u32 q[S::STEPS][4];
-        load_queries<D, CODED>(q, args, group, span, kv_head, first, lane);
+        load_queries<D, CODED>(q, args, group, span_rows, kv_head, first, lane);
         Rows rows, total;
         float sums[S::STEPS][2][4], totals[S::STEPS][2][4];
         clear(rows, sums);
@@ -105,7 +106,7 @@ template <int D, bool CODED> DEVICE void chunk(const AttentionArgs& args, i32 fp
         for (int half = 0; half < 2; half++) {
             Place place = place_of(args, group, kv_head, first + lane / 4 + half * 8, packed_rows);
             if (!place.real) continue;
-            bf16* out = output_at(args, span, place.index, place.head);
+            bf16* out = output_at(args, span_rows.first, place.index, place.head);
             float factor = finish_of(sink_of(args, place.head), total.largest[half], total.sum[half]);
 #pragma unroll
             for (int u = 0; u < S::STEPS; u++)
@@ -115,7 +116,7 @@ template <int D, bool CODED> DEVICE void chunk(const AttentionArgs& args, i32 fp
 }
 
 #define DECODE(name, format, D, blocks)                                                                         \
-    extern "C" __global__ void __launch_bounds__(160, blocks) attention_decode_##name##_##D(AttentionArgs args) { \
+    extern "C" __global__ void __launch_bounds__(192, blocks) attention_decode_##name##_##D(AttentionArgs args) { \
         decode<D, format>(args);                                                                                \
     }
 #define CHUNK(D)                                                                                                  \

@@ -20,6 +20,12 @@ struct Rows {
     float largest[2], sum[2];
 };
 
+// The rows of a span: their place in the batch, their number, and the first one's position.
+struct SpanRows {
+    u32 first, num;
+    i32 base;
+};
+
 // What the 16 packed rows of a warp see; in shared memory, since it is seldom needed.
 struct RowSight {
     i32 first, last;
@@ -31,12 +37,13 @@ struct WarpSight {
     i32 base;
     bool tree;
 };
-DEVICE WarpSight load_sights(RowSight* to, const AttentionArgs& args, const Divisor& group, u32 span, u32 first, int lane) {
+DEVICE WarpSight load_sights(RowSight* to, const AttentionArgs& args, const Divisor& group, const SpanRows& span,
+                            u32 first, int lane) {
     WarpSight out;
-    u32 rows = args.num_rows[span], num_packed = rows * group.by;
+    u32 num_packed = span.num * group.by;
     i32 window = args.window;
-    out.base = (i32)(args.context[span] - rows);
-    out.tree = args.ancestors != nullptr && rows <= 64;
+    out.base = span.base;
+    out.tree = args.ancestors != nullptr && span.num <= 64;
     i32 first_row = out.base + (i32)quotient(first, group);
     out.last = first < num_packed ? out.base + (i32)quotient(min(first + 15, num_packed - 1), group) : -1;
     out.end = out.tree ? out.base : first_row + 1;
@@ -44,7 +51,7 @@ DEVICE WarpSight load_sights(RowSight* to, const AttentionArgs& args, const Divi
     out.none_end = window == 0 ? 0 : (out.tree ? out.base : first_row) - window + 1;
     __syncwarp();
     if (lane < 16) {
-        Sight sight = sight_of(args, span, min(quotient(first + lane, group), rows - 1));
+        Sight sight = sight_at(args, span.first, span.num, span.base, min(quotient(first + lane, group), span.num - 1));
         to[lane] = {sight.first, sight.last, sight.own};
     }
     __syncwarp();
@@ -65,12 +72,12 @@ DEVICE Place place_of(const AttentionArgs& args, const Divisor& group, u32 kv_he
 }
 
 template <int D, bool SORTED>
-DEVICE void load_queries(u32 (&q)[D / 16][4], const AttentionArgs& args, const Divisor& group, u32 span, u32 kv_head,
+DEVICE void load_queries(u32 (&q)[D / 16][4], const AttentionArgs& args, const Divisor& group, const SpanRows& span, u32 kv_head,
                          u32 first, int lane) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        Place place = place_of(args, group, kv_head, first + lane / 4 + half * 8, args.num_rows[span] * group.by);
-        const bf16* at = (const bf16*)args.qkv + (u64)(args.first_row[span] + place.index) * (u32)args.qkv_width +
+        Place place = place_of(args, group, kv_head, first + lane / 4 + half * 8, span.num * group.by);
+        const bf16* at = (const bf16*)args.qkv + (u64)(span.first + place.index) * (u32)args.qkv_width +
                          place.head * args.head_dim;
 #pragma unroll
         for (int step = 0; step < D / 16; step++) {
@@ -219,6 +226,6 @@ template <bool SORTED> DEVICE void write_unit(float* to, const float (&sums)[2][
             make_float4(sums[0][half * 2], sums[1][half * 2], sums[0][half * 2 + 1], sums[1][half * 2 + 1]);
     }
 }
-DEVICE bf16* output_at(const AttentionArgs& args, u32 span, u32 index, u32 head) {
-    return (bf16*)args.out + (u64)((args.first_row[span] + index) * args.heads + head) * (u32)args.head_dim;
+DEVICE bf16* output_at(const AttentionArgs& args, u32 first_row, u32 index, u32 head) {
+    return (bf16*)args.out + (u64)((first_row + index) * args.heads + head) * (u32)args.head_dim;
 }
