@@ -176,25 +176,29 @@ impl Cuda {
 
     fn splits(&self, call: &AttentionArgs, head_dim: usize, format: KvFormat) {
         let MmaShape { size, tokens, wide, narrow } = MmaShape::of(head_dim);
-        let blocks = self.device.info().multiprocessors * if size == 256 { 2 } else { 3 };
         let decode = self.device.kernel(&format!("attention_decode_{}_{size}", format.name()));
-        let tile = if format == KvFormat::BF16 { wide } else { narrow };
-        let shared_bytes = 4 * tile + 64 * tokens;
-        let shape = Launch { grid: [blocks, 1, 1], threads: 128, shared_bytes, overlap: true };
-        self.device.launch(&decode, shape, args![*call]);
+        // A block has places for as many tiles as fit where two blocks (of the largest heads: one) share a multiprocessor.
+        let pair = 2 * if format == KvFormat::BF16 { wide } else { narrow };
+        let fixed = 128 * tokens + 2944;
+        let room = self.device.info().shared_bytes + 1024;
+        let places = |blocks: u32| ((room / blocks).saturating_sub(1024 + fixed) / pair).min(6);
+        let blocks = if size <= 128 && places(2) >= 2 { 2 } else { 1 };
+        let shared_bytes = fixed + places(blocks) * pair;
+        let grid = [blocks * self.device.info().multiprocessors, 1, 1];
+        self.device.launch(&decode, Launch { grid, threads: 192, shared_bytes, overlap: true }, args![*call]);
     }
 
     fn tiles(&self, call: &AttentionArgs, head_dim: usize, format: KvFormat) {
         let MmaShape { size, tokens, wide, narrow } = MmaShape::of(head_dim);
-        let grid = [self.device.info().multiprocessors, 1, 1];
-        let shape = |shared_bytes| Launch { grid, threads: 256, shared_bytes, overlap: true };
+        let grid = [2 * self.device.info().multiprocessors, 1, 1];
+        let shape = |shared_bytes| Launch { grid, threads: 128, shared_bytes, overlap: true };
         if format == KvFormat::BF16 {
             let chunk = self.device.kernel(&format!("attention_chunk_bf16_{size}"));
-            self.device.launch(&chunk, shape(4 * wide), args![*call]);
+            self.device.launch(&chunk, shape(4 * wide + 1024), args![*call]);
         } else {
             let chunk = self.device.kernel(&format!("attention_chunk_coded_{size}"));
             let is_fp8 = i32::from(format == KvFormat::Fp8);
-            self.device.launch(&chunk, shape(2 * wide + 2 * narrow + 8 * tokens), args![*call, is_fp8]);
+            self.device.launch(&chunk, shape(2 * wide + 2 * narrow + 8 * tokens + 1024), args![*call, is_fp8]);
         }
     }
 
