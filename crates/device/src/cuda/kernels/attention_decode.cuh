@@ -91,21 +91,24 @@ struct Note {
     u32 bits;                // 1: the unit's first tile, 2: its last, 4: no more tiles
 };
 
-// Shared memory: scores of two tiles, what rows see (and factors, when splits are merged), barriers, notes, posts,
-// requests, then tiles of keys and tiles of values.
-template <int D, int F> struct Room {
-    typedef Shape<D, F> S;
-    static constexpr int SCORES = S::EIGHTS * WARP * 16, SIGHTS_AT = 2 * SCORES, BARRIERS_AT = SIGHTS_AT + 4 * WARP * 16;
-    static constexpr int NOTES_AT = BARRIERS_AT + (4 * MOST_PLACES + MOST_POSTS) * 8;
-    static constexpr int POSTS_AT = NOTES_AT + NOTES * sizeof(Note);
-    static constexpr int REQUESTS_AT = POSTS_AT + MOST_POSTS * sizeof(Merging);
-    static constexpr int COUNTS_AT = REQUESTS_AT + MOST_REQUESTS * sizeof(Merging), TILES_AT = 2 * SCORES + 2944;
-    static_assert(COUNTS_AT + 8 <= TILES_AT, "what lies before the tiles");
+// Shared memory: a tile's weights, its largest scores and the split's sums of each row by warp, what rows see (and factors,
+// when splits are merged), barriers, notes, posts, requests, then tiles of keys and tiles of values.
+enum {
+    LARGEST_AT = 2048,
+    SUMS_AT = LARGEST_AT + 256,
+    SIGHTS_AT = SUMS_AT + 256,
+    BARRIERS_AT = SIGHTS_AT + 4 * WARP * 16,
+    NOTES_AT = BARRIERS_AT + (4 * MOST_PLACES + MOST_POSTS) * 8,
+    POSTS_AT = NOTES_AT + NOTES * sizeof(Note),
+    REQUESTS_AT = POSTS_AT + MOST_POSTS * sizeof(Merging),
+    COUNTS_AT = REQUESTS_AT + MOST_REQUESTS * sizeof(Merging),
+    TILES_AT = 5504,
 };
-DEVICE u32 num_places(u32 tiles_at, u32 tile_bytes) {
+static_assert(COUNTS_AT + 8 <= TILES_AT, "what lies before the tiles");
+DEVICE u32 num_places(u32 tile_bytes) {
     u32 bytes;
     asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
-    return min((bytes - tiles_at) / (2 * tile_bytes), (u32)MOST_PLACES);
+    return min((bytes - TILES_AT) / (2 * tile_bytes), (u32)MOST_PLACES);
 }
 
 // Barriers in shared memory, 8 bytes each.
@@ -188,9 +191,8 @@ template <int N> DEVICE void read_table(u32 (&out)[N], const Source& source, i32
 
 template <int D, int F> DEVICE void copy_tiles(const AttentionArgs& args, u8* memory, Turn turn, u32 group, int lane) {
     typedef Shape<D, F> S;
-    typedef Room<D, F> R;
-    u32 barriers = shared_address(memory + R::BARRIERS_AT), tiles = shared_address(memory + R::TILES_AT);
-    Note* notes = (Note*)(memory + R::NOTES_AT);
+    u32 barriers = shared_address(memory + BARRIERS_AT), tiles = shared_address(memory + TILES_AT);
+    Note* notes = (Note*)(memory + NOTES_AT);
     Units units;
     units.kv_heads = divisor_of(args.kv_heads);
     units.num = *args.num_work * args.kv_heads;
@@ -248,18 +250,17 @@ template <int D, int F> DEVICE void copy_tiles(const AttentionArgs& args, u8* me
 }
 
 // Counts splits as they are posted, until a post of none.
-template <int D, int F> DEVICE void count_splits(u8* memory, int lane) {
-    typedef Room<D, F> R;
-    u32 posted = shared_address(memory + R::BARRIERS_AT) + 4 * MOST_PLACES * 8;
-    Merging* requests = (Merging*)(memory + R::REQUESTS_AT);
-    volatile Counts* counts = (volatile Counts*)(memory + R::COUNTS_AT);
+DEVICE void count_splits(u8* memory, int lane) {
+    u32 posted = shared_address(memory + BARRIERS_AT) + 4 * MOST_PLACES * 8;
+    Merging* requests = (Merging*)(memory + REQUESTS_AT);
+    volatile Counts* counts = (volatile Counts*)(memory + COUNTS_AT);
     wait_for_previous();
     if (lane != 0) return;
     u32 num_requests = 0;
 #pragma unroll 1
     for (u32 post = 0;; post++) {
         barrier_wait(posted + post % MOST_POSTS * 8, post / MOST_POSTS & 1);
-        Merging merging = ((const Merging*)(memory + R::POSTS_AT))[post % MOST_POSTS];
+        Merging merging = ((const Merging*)(memory + POSTS_AT))[post % MOST_POSTS];
         if (merging.num_splits == 0) break;
         if (last_to_arrive(merging.counter, merging.num_splits)) {
             requests[num_requests++ % MOST_REQUESTS] = merging;
@@ -275,36 +276,34 @@ template <int D, int F> DEVICE void count_splits(u8* memory, int lane) {
 struct Posting {
     u32 posts, merged;
 };
-template <int D, int F> DEVICE void post(u8* memory, Posting& posting, const Merging& merging, int warp, int lane) {
-    typedef Room<D, F> R;
-    volatile Counts* counts = (volatile Counts*)(memory + R::COUNTS_AT);
+DEVICE void post(u8* memory, Posting& posting, const Merging& merging, int warp, int lane) {
+    volatile Counts* counts = (volatile Counts*)(memory + COUNTS_AT);
     while (posting.posts - counts->posts >= MOST_POSTS) {}
     __syncwarp();
-    if (warp == 0 && lane == 0) ((Merging*)(memory + R::POSTS_AT))[posting.posts % MOST_POSTS] = merging;
+    if (warp == 0 && lane == 0) ((Merging*)(memory + POSTS_AT))[posting.posts % MOST_POSTS] = merging;
     __syncwarp();
     if (lane == 0)
-        barrier_arrive(shared_address(memory + R::BARRIERS_AT) + (4 * MOST_PLACES + posting.posts % MOST_POSTS) * 8);
+        barrier_arrive(shared_address(memory + BARRIERS_AT) + (4 * MOST_PLACES + posting.posts % MOST_POSTS) * 8);
     posting.posts++;
 }
 // Merges this warp's rows of what was asked for so far.
-template <int D, int F>
+template <int D>
 DEVICE void merge_requests(const AttentionArgs& args, u8* memory, Posting& posting, const Divisor& group, int warp, int lane) {
-    typedef Room<D, F> R;
-    u32 requests = __shfl_sync(FULL_MASK, ((volatile Counts*)(memory + R::COUNTS_AT))->requests, 0);
+    u32 requests = __shfl_sync(FULL_MASK, ((volatile Counts*)(memory + COUNTS_AT))->requests, 0);
     __threadfence_block();
 #pragma unroll 1
     for (; posting.merged < requests; posting.merged++) {
-        Merging merging = ((const Merging*)(memory + R::REQUESTS_AT))[posting.merged % MOST_REQUESTS];
-        merge_rows<D>(args, group, merging, warp, (float4*)(memory + R::SIGHTS_AT) + warp * WARP);
+        Merging merging = ((const Merging*)(memory + REQUESTS_AT))[posting.merged % MOST_REQUESTS];
+        merge_rows<D>(args, group, merging, warp, (float4*)(memory + SIGHTS_AT) + warp * WARP);
     }
 }
 
 // Writes what a split came to: the output if it is the only one, else a partial result.
 template <bool CODED, int UNITS>
-DEVICE void write_split(const AttentionArgs& args, const Divisor& group, const Note& note, const Rows& rows,
+DEVICE void write_split(const AttentionArgs& args, const Divisor& group, const Note& note, const Rows<1>& rows,
                         const float (&sums)[UNITS][2][4], int warp, int lane) {
     bool alone = note.merging.num_splits == 1;
-    Rows total;
+    Rows<1> total;
     float totals[UNITS][2][4];
     clear(total, totals);
     if (alone) merge_split(total, totals, rows, sums);
@@ -314,7 +313,7 @@ DEVICE void write_split(const AttentionArgs& args, const Divisor& group, const N
         if (!place.real) continue;
         float* partial = args.partial + partial_at(args, note.item, place.index, place.head);
         bf16* out = output_at(args, note.rows.first, place.index, place.head);
-        float factor = finish_of(sink_of(args, place.head), total.largest[half], total.sum[half]);
+        float factor = finish_of(sink_of(args, place.head), total.largest[half], total.sum[half][0]);
 #pragma unroll
         for (int u = 0; u < UNITS; u++) {
             int column = (u * 4 + warp) * 16;
@@ -323,98 +322,136 @@ DEVICE void write_split(const AttentionArgs& args, const Divisor& group, const N
             else write_unit<CODED>(partial + column, sums[u], half, lane);
         }
         if (!alone && warp == 0 && lane % 4 == 0)
-            *(float2*)(partial + args.head_dim) = make_float2(rows.largest[half], rows.sum[half]);
+            *(float2*)(partial + args.head_dim) = make_float2(rows.largest[half], rows.sum[half][0]);
+    }
+}
+
+// One tile of keys and values: scores of the warp's quarter of its tokens, then sums of the warp's quarter of the columns.
+template <int D, int F, int STEPS, int UNITS>
+DEVICE void work_on_tile(u8* memory, const Turn& turn, const u32 (&q)[STEPS][4], float (&sums)[UNITS][2][4], Rows<1>& rows,
+                         const Scoring& scoring, const WarpSight& sight, i32 start, int warp, int lane) {
+    typedef Shape<D, F> S;
+    constexpr int EIGHTS = S::EIGHTS / 4;
+    constexpr bool CODED = F != BF16;
+    u32 barriers = shared_address(memory + BARRIERS_AT), tile = shared_address(memory + TILES_AT) + turn.place * S::BYTES;
+    uint4* shared_weights = (uint4*)memory + lane;          // [16 tokens][lane]
+    float* shared_largest = (float*)(memory + LARGEST_AT);  // [16 rows][warp]
+    const RowSight* sights = (const RowSight*)(memory + SIGHTS_AT) + warp * WARP;
+    int eighth = warp * EIGHTS;
+    float s[EIGHTS][4], rescale[2];
+    dot_products<D, F>(s, q, tile, eighth, lane);
+    score<CODED>(s, scoring, sight, sights, start + eighth * 8, tile + S::SCALES_AT + eighth * 32, lane);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float largest = largest_of(s, half);
+        if (lane % 4 == 0) shared_largest[(lane / 4 + half * 8) * 4 + warp] = largest;
+    }
+    workers_barrier();
+    if (lane == 0) barrier_arrive(barrier_at(barriers, turn.place, KEYS_EMPTY));
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float4 four = *(const float4*)(shared_largest + (lane / 4 + half * 8) * 4);
+        float largest = fmaxf(fmaxf(four.x, four.y), fmaxf(four.z, four.w));
+        float origin = origin_of_tile(rows, half, scoring, largest, rescale[half]);
+        rows.sum[half][0] = __fmaf_rn(rows.sum[half][0], rescale[half], weigh<0, EIGHTS>(s, half, scoring, origin));
+    }
+    u32 packed[EIGHTS][2], weights[S::TOKENS / 16][4];
+    tile += turn.num * S::BYTES;
+    if (CODED) barrier_wait(barrier_at(barriers, turn.place, VALUES_FULL), turn.round);
+    pack_weights<CODED>(packed, s, tile + S::SCALES_AT + eighth * 32, lane);
+#pragma unroll
+    for (int n = 0; n < EIGHTS; n++)
+        ((uint2*)(shared_weights + (eighth + n) / 2 * WARP))[(eighth + n) % 2] = make_uint2(packed[n][0], packed[n][1]);
+    workers_barrier();
+    rescale_sums(sums, rescale);
+#pragma unroll
+    for (int step = 0; step < S::TOKENS / 16; step++) {
+        uint4 four = shared_weights[step * WARP];
+        weights[step][0] = four.x, weights[step][1] = four.y, weights[step][2] = four.z, weights[step][3] = four.w;
+    }
+    if (!CODED) barrier_wait(barrier_at(barriers, turn.place, VALUES_FULL), turn.round);
+#pragma unroll
+    for (int u = 0; u < UNITS; u++) add_values<D, F, true>(sums[u], weights, tile, u * 4 + warp, lane);
+    __syncwarp();
+    if (lane == 0) barrier_arrive(barrier_at(barriers, turn.place, VALUES_EMPTY));
+}
+
+// Ends a split: sums of weights are gathered from all lanes and warps.
+DEVICE void gather_sums(Rows<1>& rows, float* shared_sums, int warp, int lane) {  // [16 rows][warp]
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float sum = gathered(rows.sum[half][0]);
+        if (lane % 4 == 0) shared_sums[(lane / 4 + half * 8) * 4 + warp] = sum;
+    }
+    workers_barrier();
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float4 four = *(const float4*)(shared_sums + (lane / 4 + half * 8) * 4);
+        rows.sum[half][0] = sum_of_quarters(four.x, four.y, four.z, four.w);
     }
 }
 
 template <int D, int F>
 DEVICE void work_on_tiles(const AttentionArgs& args, u8* memory, Turn turn, const Divisor& group, int warp, int lane) {
     typedef Shape<D, F> S;
-    typedef Room<D, F> R;
-    constexpr int UNITS = S::STEPS / 4, EIGHTS = S::EIGHTS / 4;
+    constexpr int UNITS = S::STEPS / 4;
     constexpr bool CODED = F != BF16;
-    u32 barriers = shared_address(memory + R::BARRIERS_AT), tiles = shared_address(memory + R::TILES_AT);
-    float4* scores = (float4*)memory;  // [groups of 8 tokens][lane]
-    RowSight* sights = (RowSight*)(memory + R::SIGHTS_AT) + warp * WARP;
+    u32 barriers = shared_address(memory + BARRIERS_AT);
+    RowSight* sights = (RowSight*)(memory + SIGHTS_AT) + warp * WARP;
     Scoring scoring = scoring_of(args);
-    u32 q[S::STEPS][4];
-    WarpSight sight = {0, 0, 0, 0, 0, false};
-    Rows rows;
-    float sums[UNITS][2][4];
-    int flip = 0;
     Posting posting = {0, 0};
+    bool more = true;
     wait_for_previous();
 #pragma unroll 1
-    for (;; advance(turn), flip ^= 1) {
+    while (more) {
         barrier_wait(barrier_at(barriers, turn.place, KEYS_FULL), turn.round);
-        const Note& note = ((const Note*)(memory + R::NOTES_AT))[turn.note];
-        if (note.bits & 4) break;
-        if (note.bits & 1) {
-            load_queries<D, CODED>(q, args, group, note.rows, note.merging.kv_head, note.first, lane);
-            sight = load_sights(sights, args, group, note.rows, note.first, lane);
+        const Note* note = (const Note*)(memory + NOTES_AT) + turn.note;
+        more = !(note->bits & 4);
+        if (more) {
+            u32 q[S::STEPS][4];
+            Rows<1> rows;  // sums are of this warp's quarter of each tile
+            float sums[UNITS][2][4];
+            load_queries<D, CODED>(q, args, group, note->rows, note->merging.kv_head, note->first, lane);
+            WarpSight sight = load_sights(sights, args, group, note->rows, note->first, lane);
             clear(rows, sums);
+#pragma unroll 1
+            while (true) {
+                work_on_tile<D, F>(memory, turn, q, sums, rows, scoring, sight, (i32)note->start, warp, lane);
+                advance(turn);
+                if (note->bits & 2) break;
+                barrier_wait(barrier_at(barriers, turn.place, KEYS_FULL), turn.round);
+                note = (const Note*)(memory + NOTES_AT) + turn.note;
+            }
+            gather_sums(rows, (float*)(memory + SUMS_AT), warp, lane);
+            write_split<CODED>(args, group, *note, rows, sums, warp, lane);
+            if (note->merging.num_splits > 1 && note->first + 16 >= note->merging.packed_rows)
+                post(memory, posting, note->merging, warp, lane);
+        } else {
+            Merging none = {0, 0, 0, 0, 0, 0};
+            u32 posts = posting.posts;
+            post(memory, posting, none, warp, lane);
+            while (((volatile Counts*)(memory + COUNTS_AT))->posts != posts) {}
+            __syncwarp();
         }
-        u32 tile = tiles + turn.place * S::BYTES;
-        int eighth = warp * EIGHTS;
-        float own[EIGHTS][4], s[S::EIGHTS][4], rescale[2];
-        float4* exchange = scores + flip * (R::SCORES / 16) + lane;
-        dot_products<D, F>(own, q, tile, eighth, lane);
-        score<CODED>(own, scoring, sight, sights, (i32)note.start + eighth * 8, tile + S::SCALES_AT + eighth * 32, lane);
-#pragma unroll
-        for (int n = 0; n < EIGHTS; n++) exchange[(eighth + n) * WARP] = make_float4(own[n][0], own[n][1], own[n][2], own[n][3]);
-        workers_barrier();
-        if (lane == 0) barrier_arrive(barrier_at(barriers, turn.place, KEYS_EMPTY));
-#pragma unroll
-        for (int n = 0; n < S::EIGHTS; n++) {
-            float4 four = exchange[n * WARP];
-            s[n][0] = four.x, s[n][1] = four.y, s[n][2] = four.z, s[n][3] = four.w;
-        }
-        soften(s, scoring, rows, rescale);
-        rescale_sums(sums, rescale);
-        u32 weights[S::TOKENS / 16][4];
-        tile = tiles + (turn.num + turn.place) * S::BYTES;
-        barrier_wait(barrier_at(barriers, turn.place, VALUES_FULL), turn.round);
-        pack_weights<CODED>(weights, s, tile + S::SCALES_AT, lane);
-#pragma unroll
-        for (int u = 0; u < UNITS; u++) add_values<D, F>(sums[u], weights, tile, u * 4 + warp, lane);
-        __syncwarp();
-        if (lane == 0) barrier_arrive(barrier_at(barriers, turn.place, VALUES_EMPTY));
-        if (!(note.bits & 2)) continue;
-        gather(rows);
-        write_split<CODED>(args, group, note, rows, sums, warp, lane);
-        if (note.merging.num_splits > 1 && note.first + 16 >= note.merging.packed_rows)
-            post<D, F>(memory, posting, note.merging, warp, lane);
-        merge_requests<D, F>(args, memory, posting, group, warp, lane);
-        // The next tile is a unit's first and sets all this anew: said so that no register keeps it through the merge.
-        clear(rows, sums);
-        sight = {0, 0, 0, 0, 0, false};
-#pragma unroll
-        for (int i = 0; i < S::STEPS * 4; i++) q[i / 4][i % 4] = 0;
+        merge_requests<D>(args, memory, posting, group, warp, lane);
     }
-    Merging none = {0, 0, 0, 0, 0, 0};
-    u32 posts = posting.posts;
-    post<D, F>(memory, posting, none, warp, lane);
-    while (((volatile Counts*)(memory + R::COUNTS_AT))->posts != posts) {}
-    __syncwarp();
-    merge_requests<D, F>(args, memory, posting, group, warp, lane);
 }
 
 template <int D, int F> DEVICE void decode(const AttentionArgs& args) {
-    typedef Room<D, F> R;
     extern __shared__ __align__(16) u8 memory[];
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    Turn turn = {0, 0, num_places(R::TILES_AT, Shape<D, F>::BYTES), 0};
+    Turn turn = {0, 0, num_places(Shape<D, F>::BYTES), 0};
     Divisor group = divisor_of(args.heads / args.kv_heads);
     release_next();
     if (threadIdx.x < turn.num * 4) {
         int which = threadIdx.x % 4;
-        barrier_init(shared_address(memory + R::BARRIERS_AT) + threadIdx.x * 8, which == KEYS_FULL ? WARP + 1 : which == VALUES_FULL ? WARP : 4);
+        barrier_init(shared_address(memory + BARRIERS_AT) + threadIdx.x * 8, which == KEYS_FULL ? WARP + 1 : which == VALUES_FULL ? WARP : 4);
     }
-    if (threadIdx.x < MOST_POSTS) barrier_init(shared_address(memory + R::BARRIERS_AT) + (4 * MOST_PLACES + threadIdx.x) * 8, 4);
-    if (threadIdx.x == 0) *(Counts*)(memory + R::COUNTS_AT) = {0, 0};
-    clear_keys<D, F, WORKERS + 2 * WARP>(args, memory + R::TILES_AT, turn.num);
+    if (threadIdx.x < MOST_POSTS) barrier_init(shared_address(memory + BARRIERS_AT) + (4 * MOST_PLACES + threadIdx.x) * 8, 4);
+    if (threadIdx.x == 0) *(Counts*)(memory + COUNTS_AT) = {0, 0};
+    clear_keys<D, F, WORKERS + 2 * WARP>(args, memory + TILES_AT, turn.num);
     __syncthreads();
     if (warp == WORKERS / WARP) copy_tiles<D, F>(args, memory, turn, group.by, lane);
-    else if (warp == WORKERS / WARP + 1) count_splits<D, F>(memory, lane);
+    else if (warp == WORKERS / WARP + 1) count_splits(memory, lane);
     else work_on_tiles<D, F>(args, memory, turn, group, warp, lane);
 }

@@ -1,9 +1,6 @@
 // Merges the partial results of attention in decode form, in ascending order of their splits, with the arithmetic of
 // attention_softmax.cuh. The block that finishes a span's last split does it for one kv head: no further kernel is needed.
 #pragma once
-#ifndef MERGE_INLINE
-#define MERGE_INLINE __noinline__
-#endif
 #include "attention_rows.cuh"
 
 // Splits of a span and kv head that are done. Zeros when the module is loaded, and again after every kernel.
@@ -20,9 +17,9 @@ DEVICE bool last_to_arrive(u32 counter, u32 num_splits) {
 }
 
 // One row and head by one warp; a lane has columns 4 * lane to 4 * lane + 3 and, with two parts, the same of the next 128.
-// `factors` is the warp's own shared memory, 32 times four floats. Not inlined: it is long and rare.
+// `factors` is the warp's own shared memory, 32 times four floats.
 template <int PARTS>
-__device__ MERGE_INLINE void merge_row(const float* partial, u64 stride, i32 num_splits, i32 head_dim, float sink, bf16* out,
+DEVICE void merge_row(const float* partial, u64 stride, i32 num_splits, i32 head_dim, float sink, bf16* out,
                                        float4* factors) {
     constexpr int AT_ONCE = 16 / PARTS;
     int lane = threadIdx.x % WARP;
@@ -54,12 +51,12 @@ __device__ MERGE_INLINE void merge_row(const float* partial, u64 stride, i32 num
 #pragma unroll 1
         for (i32 some = 0; some < here; some += AT_ONCE) {
             float4 parts[AT_ONCE][PARTS];
-            const float* at = partial + (first + some) * stride + lane * 4;
+            const float* at = partial + (first + some) * stride;
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) {
 #pragma unroll
                 for (int part = 0; part < PARTS; part++)
-                    if (part * 128 + lane * 4 < head_dim) parts[i][part] = __ldcg((const float4*)(at + part * 128));
+                    parts[i][part] = __ldcg((const float4*)(at + min(part * 128 + lane * 4, head_dim - 4)));
                 if (some + i + 1 < here) at += stride;
             }
 #pragma unroll

@@ -9,7 +9,7 @@
 //       merges them, so spans * kv_heads must be at most 65,536, and two such kernels must not run at once. Four warps work
 //       on the same 16 packed rows: each makes the scores of a quarter of a tile's tokens and sums a quarter of the
 //       columns. Best grid: 2 blocks (D = 256: 1) a multiprocessor. Dynamic shared bytes:
-//           128 * tokens + 2944 + places * 2 * tile,  tile = bf16: wide;  fp8, int8: narrow
+//           5504 + places * 2 * tile,  tile = bf16: wide;  fp8, int8: narrow
 //       with as many places as fit so many blocks (a block has 1024 bytes beside its own), at least 2 and at most 6.
 //   attention_chunk_bf16_<D>(AttentionArgs)          128 threads. Work item (span, tile): packed rows 128 tile to
 //   attention_chunk_coded_<D>(AttentionArgs, i32 fp8)     128 tile + 127; a span has ceil(rows * group / 128) items. Long
@@ -57,7 +57,8 @@ template <int D, bool CODED> DEVICE void chunk(const AttentionArgs& args, i32 fp
         i32 begin = source.low / S::TOKENS * S::TOKENS;
         u32 q[S::STEPS][4];
         load_queries<D, CODED>(q, args, group, span_rows, kv_head, first, lane);
-        Rows rows, total;
+        Rows<4> rows;
+        Rows<1> total;
         float sums[S::STEPS][2][4], totals[S::STEPS][2][4];
         clear(rows, sums);
         clear(total, totals);
@@ -87,17 +88,35 @@ template <int D, bool CODED> DEVICE void chunk(const AttentionArgs& args, i32 fp
                 float s[S::EIGHTS][4], rescale[2];
                 dot_products<D, BF16>(s, q, tile, 0, lane);
                 score<CODED>(s, scoring, sight, sights, start, shared_address(scales), lane);
-                soften(s, scoring, rows, rescale);
-                u32 weights[S::TOKENS / 16][4];
-                pack_weights<CODED>(weights, s, shared_address(scales + S::TOKENS), lane);
+                constexpr int QUARTER = S::EIGHTS / 4;
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    float origin = origin_of_tile(rows, half, scoring, largest_of(s, half), rescale[half]);
+                    float (&sum)[4] = rows.sum[half];
+                    sum[0] = __fmaf_rn(sum[0], rescale[half], weigh<0, QUARTER>(s, half, scoring, origin));
+                    sum[1] = __fmaf_rn(sum[1], rescale[half], weigh<QUARTER, QUARTER>(s, half, scoring, origin));
+                    sum[2] = __fmaf_rn(sum[2], rescale[half], weigh<2 * QUARTER, QUARTER>(s, half, scoring, origin));
+                    sum[3] = __fmaf_rn(sum[3], rescale[half], weigh<3 * QUARTER, QUARTER>(s, half, scoring, origin));
+                }
+                u32 packed[S::EIGHTS][2], weights[S::TOKENS / 16][4];
+                pack_weights<CODED>(packed, s, shared_address(scales + S::TOKENS), lane);
+#pragma unroll
+                for (int i = 0; i < S::TOKENS / 4; i++) weights[i / 4][i % 4] = packed[i / 2][i % 2];
                 // Most tiles leave every largest score as it is, and a factor of 1 changes nothing.
                 if (__any_sync(FULL_MASK, rescale[0] != 1.0f || rescale[1] != 1.0f)) rescale_sums(sums, rescale);
 #pragma unroll
-                for (int u = 0; u < S::STEPS; u++) add_values<D, BF16>(sums[u], weights, tile + SLOTS * WIDE, u, lane);
+                for (int u = 0; u < S::STEPS; u++) add_values<D, BF16, false>(sums[u], weights, tile + SLOTS * WIDE, u, lane);
             }
             if (start >= begin && ((start + S::TOKENS) % SPLIT == 0 || start + S::TOKENS >= end)) {
-                gather(rows);
-                merge_split(total, totals, rows, sums);
+                Rows<1> split;
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const float (&sum)[4] = rows.sum[half];
+                    split.largest[half] = rows.largest[half];
+                    split.sum[half][0] =
+                        sum_of_quarters(gathered(sum[0]), gathered(sum[1]), gathered(sum[2]), gathered(sum[3]));
+                }
+                merge_split(total, totals, split, sums);
                 clear(rows, sums);
             }
         }
@@ -107,7 +126,7 @@ template <int D, bool CODED> DEVICE void chunk(const AttentionArgs& args, i32 fp
             Place place = place_of(args, group, kv_head, first + lane / 4 + half * 8, packed_rows);
             if (!place.real) continue;
             bf16* out = output_at(args, span_rows.first, place.index, place.head);
-            float factor = finish_of(sink_of(args, place.head), total.largest[half], total.sum[half]);
+            float factor = finish_of(sink_of(args, place.head), total.largest[half], total.sum[half][0]);
 #pragma unroll
             for (int u = 0; u < S::STEPS; u++)
                 if (u * 16 < args.head_dim) write_unit<CODED>(out + u * 16, totals[u], half, factor, lane);

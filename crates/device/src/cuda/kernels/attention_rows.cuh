@@ -14,10 +14,10 @@ DEVICE Divisor divisor_of(u32 by) {
 }
 DEVICE u32 quotient(u32 x, const Divisor& divisor) { return divisor.by == 1 ? x : __umulhi(x, divisor.factor); }
 
-// The largest score and the sum of weights of two of the tile's rows: lane / 4 and lane / 4 + 8. Sums are a lane's own
-// share until the split ends.
-struct Rows {
-    float largest[2], sum[2];
+// The largest score and the sums of weights of two of the tile's rows: lane / 4 and lane / 4 + 8. Within a split each
+// quarter of a tile has a sum of its own, and each lane its share of it.
+template <int QUARTERS> struct Rows {
+    float largest[2], sum[2][QUARTERS];
 };
 
 // The rows of a span: their place in the batch, their number, and the first one's position.
@@ -123,32 +123,39 @@ DEVICE void score(float (&s)[N][4], const Scoring& scoring, const WarpSight& war
     }
 }
 
-// The online softmax's step over one tile: scores become weights. `rescale` is what earlier sums are multiplied by.
-template <int N> DEVICE void soften(float (&s)[N][4], const Scoring& scoring, Rows& rows, float (&rescale)[2]) {
+// The online softmax's step over one tile, in three parts. The largest of this lane's row, of `N` groups of 8 tokens:
+template <int N> DEVICE float largest_of(const float (&s)[N][4], int half) {
+    float largest = s[0][half * 2];
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        float largest = s[0][half * 2];
+    for (int n = 0; n < N; n++) largest = fmaxf(largest, fmaxf(s[n][half * 2], s[n][half * 2 + 1]));
+    largest = fmaxf(largest, __shfl_xor_sync(FULL_MASK, largest, 1));
+    return fmaxf(largest, __shfl_xor_sync(FULL_MASK, largest, 2));
+}
+// what is subtracted from scores, with `rescale`, by which all earlier sums are multiplied;
+template <int QUARTERS>
+DEVICE float origin_of_tile(Rows<QUARTERS>& rows, int half, const Scoring& scoring, float largest, float& rescale) {
+    largest = fmaxf(__fmul_rn(largest, scoring.late), rows.largest[half]);
+    float origin = origin_of(largest);
+    rescale = power_of_two(__fadd_rn(rows.largest[half], -origin));
+    rows.largest[half] = largest;
+    return origin;
+}
+// and the weights of a quarter's groups, the first of them `FIRST`, which are returned summed.
+template <int FIRST, int NUM, int N>
+DEVICE float weigh(float (&s)[N][4], int half, const Scoring& scoring, float origin) {
+    float sum = 0.0f;
 #pragma unroll
-        for (int n = 0; n < N; n++) largest = fmaxf(largest, fmaxf(s[n][half * 2], s[n][half * 2 + 1]));
-        largest = fmaxf(largest, __shfl_xor_sync(FULL_MASK, largest, 1));
-        largest = fmaxf(largest, __shfl_xor_sync(FULL_MASK, largest, 2));
-        largest = fmaxf(__fmul_rn(largest, scoring.late), rows.largest[half]);
-        float origin = origin_of(largest), sum = 0.0f;
-        rescale[half] = power_of_two(__fadd_rn(rows.largest[half], -origin));
+    for (int n = FIRST; n < FIRST + NUM; n++)
 #pragma unroll
-        for (int n = 0; n < N; n++)
-#pragma unroll
-            for (int i = half * 2; i < half * 2 + 2; i++) {
-                s[n][i] = power_of_two(__fmaf_rn(s[n][i], scoring.late, -origin));
-                sum = __fadd_rn(sum, s[n][i]);
-            }
-        rows.sum[half] = __fmaf_rn(rows.sum[half], rescale[half], sum);
-        rows.largest[half] = largest;
-    }
+        for (int i = half * 2; i < half * 2 + 2; i++) {
+            s[n][i] = power_of_two(__fmaf_rn(s[n][i], scoring.late, -origin));
+            sum = __fadd_rn(sum, s[n][i]);
+        }
+    return sum;
 }
 
-// Weights as an operand of the second product; with a scale a value they carry it.
-template <bool SCALED, int N> DEVICE void pack_weights(u32 (&out)[N / 2][4], float (&s)[N][4], u32 scales, int lane) {
+// Weights as an operand of the second product, two words a group; with a scale a value they carry it.
+template <bool SCALED, int N> DEVICE void pack_weights(u32 (&out)[N][2], float (&s)[N][4], u32 scales, int lane) {
 #pragma unroll
     for (int n = 0; n < N; n++) {
         if (SCALED) {
@@ -157,8 +164,8 @@ template <bool SCALED, int N> DEVICE void pack_weights(u32 (&out)[N / 2][4], flo
 #pragma unroll
             for (int i = 0; i < 4; i++) s[n][i] = __fmul_rn(s[n][i], i % 2 ? second : first);
         }
-        out[n / 2][n % 2 * 2] = pack_bf16(s[n][0], s[n][1]);
-        out[n / 2][n % 2 * 2 + 1] = pack_bf16(s[n][2], s[n][3]);
+        out[n][0] = pack_bf16(s[n][0], s[n][1]);
+        out[n][1] = pack_bf16(s[n][2], s[n][3]);
     }
 }
 
@@ -169,24 +176,23 @@ template <int UNITS> DEVICE void rescale_sums(float (&sums)[UNITS][2][4], const 
         for (int i = 0; i < 8; i++) sums[u][i / 4][i % 4] = __fmul_rn(sums[u][i / 4][i % 4], rescale[i % 4 / 2]);
 }
 
-// Ends a split: a row's sum of weights is gathered from its four lanes.
-DEVICE void gather(Rows& rows) {
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        float sum = rows.sum[half];
-        sum = __fadd_rn(sum, __shfl_xor_sync(FULL_MASK, sum, 1));
-        rows.sum[half] = __fadd_rn(sum, __shfl_xor_sync(FULL_MASK, sum, 2));
-    }
+// Ends a split: a sum of weights is gathered from a row's four lanes, then from a tile's quarters.
+DEVICE float gathered(float sum) {
+    sum = __fadd_rn(sum, __shfl_xor_sync(FULL_MASK, sum, 1));
+    return __fadd_rn(sum, __shfl_xor_sync(FULL_MASK, sum, 2));
+}
+DEVICE float sum_of_quarters(float first, float second, float third, float fourth) {
+    return __fadd_rn(__fadd_rn(__fadd_rn(first, second), third), fourth);
 }
 // Merges a split into what came before it.
 template <int UNITS>
-DEVICE void merge_split(Rows& total, float (&totals)[UNITS][2][4], const Rows& rows, const float (&sums)[UNITS][2][4]) {
+DEVICE void merge_split(Rows<1>& total, float (&totals)[UNITS][2][4], const Rows<1>& rows, const float (&sums)[UNITS][2][4]) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        if (rows.sum[half] == 0.0f) continue;
+        if (rows.sum[half][0] == 0.0f) continue;
         Merge merge = merge_of(total.largest[half], rows.largest[half]);
         total.largest[half] = merge.largest;
-        total.sum[half] = merged(merge, total.sum[half], rows.sum[half]);
+        total.sum[half][0] = merged(merge, total.sum[half][0], rows.sum[half][0]);
 #pragma unroll
         for (int u = 0; u < UNITS; u++)
 #pragma unroll
@@ -196,9 +202,13 @@ DEVICE void merge_split(Rows& total, float (&totals)[UNITS][2][4], const Rows& r
             }
     }
 }
-template <int UNITS> DEVICE void clear(Rows& rows, float (&sums)[UNITS][2][4]) {
+template <int QUARTERS, int UNITS> DEVICE void clear(Rows<QUARTERS>& rows, float (&sums)[UNITS][2][4]) {
 #pragma unroll
-    for (int half = 0; half < 2; half++) rows.largest[half] = NOTHING_SEEN, rows.sum[half] = 0.0f;
+    for (int half = 0; half < 2; half++) {
+        rows.largest[half] = NOTHING_SEEN;
+#pragma unroll
+        for (int quarter = 0; quarter < QUARTERS; quarter++) rows.sum[half][quarter] = 0.0f;
+    }
 #pragma unroll
     for (int u = 0; u < UNITS; u++)
 #pragma unroll

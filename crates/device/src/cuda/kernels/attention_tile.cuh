@@ -208,30 +208,31 @@ DEVICE void dot_products(float (&dots)[N][4], const u32 (&q)[D / 16][4], u32 til
     }
 }
 
-// sums[16 x 16] += weights[16 x tokens] . values[tokens x 16], the values being unit `unit` of the tile.
-template <int D, int F>
+// sums[16 x 16] += weights[16 x tokens] . values[tokens x 16], the values being unit `unit` of the tile. With `AHEAD` all of
+// them are read before the first product.
+template <int D, int F, bool AHEAD>
 DEVICE void add_values(float (&sums)[2][4], const u32 (&weights)[Shape<D, F>::TOKENS / 16][4], u32 tile, int unit, int lane) {
     typedef Shape<D, F> S;
-    if (F == BF16) {
-        u32 at = tile + (lane % 16) * S::ROW + unit * 32 + lane / 16 * 16;
+    constexpr int LOADS = F == BF16 ? S::TOKENS / 16 : S::TOKENS / 32;
+    u32 at = tile + (F == BF16 ? lane % 16 * S::ROW + unit * 32 + lane / 16 * 16 : lane * S::ROW + unit * 16);
+    u32 v[LOADS][4];
 #pragma unroll
-        for (int step = 0; step < S::TOKENS / 16; step++) {
-            u32 v[4];
-            load_matrices_transposed(v, at + step * 16 * S::ROW);
-            multiply(sums[0], weights[step], v[0], v[1]);
-            multiply(sums[1], weights[step], v[2], v[3]);
-        }
-    } else {
-        u32 at = tile + lane * S::ROW + unit * 16;
+    for (int load = 0; load < LOADS; load++) {
+        if (AHEAD) load_matrices_transposed(v[load], at + load * (S::TOKENS / LOADS) * S::ROW);
+    }
 #pragma unroll
-        for (int step = 0; step < S::TOKENS / 16; step += 2) {
-            u32 v[4];
-            load_matrices_transposed(v, at + step * 16 * S::ROW);
+    for (int load = 0; load < LOADS; load++) {
+        if (!AHEAD) load_matrices_transposed(v[load], at + load * (S::TOKENS / LOADS) * S::ROW);
+        if (F == BF16) {
+            multiply(sums[0], weights[load], v[load][0], v[load][1]);
+            multiply(sums[1], weights[load], v[load][2], v[load][3]);
+        } else {
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                u32 low = v[2 * half], high = v[2 * half + 1];
-                multiply(sums[0], weights[step + half], widen<F>(low), widen<F>(high));
-                multiply(sums[1], weights[step + half], widen<F>(low >> 8), widen<F>(high >> 8));
+                u32 low = v[load][2 * half], high = v[load][2 * half + 1];
+                const int step = F == BF16 ? 0 : load * 2 + half;
+                multiply(sums[0], weights[step], widen<F>(low), widen<F>(high));
+                multiply(sums[1], weights[step], widen<F>(low >> 8), widen<F>(high >> 8));
             }
         }
     }
