@@ -177,12 +177,12 @@ impl Cuda {
     fn splits(&self, call: &AttentionArgs, head_dim: usize, format: KvFormat) {
         let MmaShape { size, wide, narrow, .. } = MmaShape::of(head_dim);
         let decode = self.device.kernel(&format!("attention_decode_{}_{size}", format.name()));
-        // A block has places for as many tiles as fit where two blocks (of the largest heads: one) share a multiprocessor.
+        // A block has places for as many tiles as fit where two blocks share a multiprocessor.
         let pair = 2 * if format == KvFormat::BF16 { wide } else { narrow };
         let fixed = 5504;
         let room = self.device.info().shared_bytes + 1024;
         let places = |blocks: u32| ((room / blocks).saturating_sub(1024 + fixed) / pair).min(6);
-        let blocks = if size <= 128 && places(2) >= 2 { 2 } else { 1 };
+        let blocks = if places(2) >= 2 { 2 } else { 1 };
         let shared_bytes = fixed + places(blocks) * pair;
         let grid = [blocks * self.device.info().multiprocessors, 1, 1];
         self.device.launch(&decode, Launch { grid, threads: 192, shared_bytes, overlap: true }, args![*call]);

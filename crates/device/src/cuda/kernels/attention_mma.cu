@@ -8,7 +8,7 @@
 //       attention.cuh for the order of items and for `partial`. Writes the output: the block that ends a span's last split
 //       merges them, so spans * kv_heads must be at most 65,536, and two such kernels must not run at once. Four warps work
 //       on the same 16 packed rows: each makes the scores of a quarter of a tile's tokens and sums a quarter of the
-//       columns. Best grid: 2 blocks (D = 256: 1) a multiprocessor. Dynamic shared bytes:
+//       columns. Best grid: 2 blocks a multiprocessor. Dynamic shared bytes:
 //           5504 + places * 2 * tile,  tile = bf16: wide;  fp8, int8: narrow
 //       with as many places as fit so many blocks (a block has 1024 bytes beside its own), at least 2 and at most 6.
 //   attention_chunk_bf16_<D>(AttentionArgs)          128 threads. Work item (span, tile): packed rows 128 tile to
@@ -151,9 +151,9 @@ DECODE(int8, INT8, 64, 2)
 DECODE(bf16, BF16, 128, 2)
 DECODE(fp8, FP8, 128, 2)
 DECODE(int8, INT8, 128, 2)
-DECODE(bf16, BF16, 256, 1)
-DECODE(fp8, FP8, 256, 1)
-DECODE(int8, INT8, 256, 1)
+DECODE(bf16, BF16, 256, 2)
+DECODE(fp8, FP8, 256, 2)
+DECODE(int8, INT8, 256, 2)
 CHUNK(64)
 CHUNK(128)
 CHUNK(256)
