@@ -154,7 +154,7 @@ impl Gpu {
             batch_invariant: self.batch_invariant,
             use_cublas: self.use_cublas,
             graphs: !self.eager,
-            cache_folder: Some(machine::cache_folder().join("kernels")),
+            cache_folder: Some(machine::cache_folder()),
             random_weights: self.load_format.is_dummy().then_some(RANDOM_SEED),
             random_form: self.random_form(),
         }
