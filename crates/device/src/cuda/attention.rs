@@ -12,7 +12,7 @@ use super::scratch::Scratch;
 use super::tensor::{Float, Tensor, optional};
 use super::work::{self, TILE_ROWS, TileRule, WorkKey};
 use super::{Cuda, launch};
-use crate::{Attention, InputLimits, KvFormat};
+use crate::{Attention, Error, InputLimits, KvFormat, Result};
 
 /// Largest head of the kernels with matrix instructions, and of which it must be a multiple.
 const MMA_HEAD: (usize, usize) = (256, 16);
@@ -20,6 +20,16 @@ const MMA_HEAD: (usize, usize) = (256, 16);
 const MOST_MERGED: usize = 65_536;
 /// Head sizes that Hopper's kernel was made for, and the shared memory that each takes.
 const HOPPER_HEADS: [(usize, u32); 4] = [(64, 99_488), (96, 197_792), (128, 197_792), (256, 197_792)];
+
+/// Ok where the splits of so many spans can be counted.
+pub(super) fn check_merges(spans: usize, kv_heads: usize) -> Result<()> {
+    if spans.saturating_mul(kv_heads) <= MOST_MERGED {
+        return Ok(());
+    }
+    let what =
+        format!("{spans} sequences at once with {kv_heads} kv heads (at most {} with so many)", MOST_MERGED / kv_heads);
+    Err(Error::Unsupported { backend: "cuda", what })
+}
 
 /// Mirrors `AttentionArgs`.
 #[derive(Clone, Copy)]
@@ -163,7 +173,6 @@ impl Cuda {
                 // A recorded step is replayed with other contexts, so nothing of it may hang on this one's.
                 if work.splits_now > 0 || inputs.decodes() {
                     (call.work, call.num_work) = (work.splits, work.num_splits);
-                    assert!(inputs.limits().spans * op.kv_heads <= MOST_MERGED, "more spans than can be merged");
                     // Room for the partial results of the largest step there can be.
                     let bytes = partial_bytes(inputs.limits(), op.heads, op.head_dim);
                     let Some(partial) = self.room(Scratch::PARTIAL, bytes) else { return };
@@ -228,5 +237,17 @@ impl MmaShape {
         };
         let tokens = if size <= 128 { 64 } else { 32 };
         MmaShape { size, tokens, wide: tokens * (2 * size + 16), narrow: tokens * (size + 20) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::check_merges;
+
+    #[test]
+    fn more_sequences_than_can_be_merged_are_refused() {
+        assert!(check_merges(256, 8).is_ok() && check_merges(65_536, 1).is_ok() && check_merges(4, 0).is_ok());
+        let refusal = check_merges(16_385, 4).expect_err("too many").to_string();
+        assert!(refusal.contains("at most 16384"), "{refusal}");
     }
 }

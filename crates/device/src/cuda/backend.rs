@@ -17,7 +17,7 @@ use super::sampling::Sampler;
 use super::scratch::Scratch;
 use super::tensor::{Float, Tensor, Vector};
 use super::weight::{Loader, Weight};
-use super::{launch, linear_stream, rows};
+use super::{attention, launch, linear_stream, rows};
 use crate::{
     Activation, Attention, Backend, Batch, Drawn, Draws, Error, ExpertsSource, InputLimits, KvShape, PrepareQkv,
     Result, Routing, StepSize, TensorKind,
@@ -94,6 +94,8 @@ pub struct Cuda {
     pub(super) config: CudaConfig,
     /// Of the largest step that inputs were made for.
     pub(super) most_rows: usize,
+    /// Of any layer group.
+    most_kv_heads: usize,
     /// Matrices made so far, so that no two of random values are the same.
     matrices: u64,
     /// What went wrong in a step besides what the device remembers.
@@ -126,6 +128,7 @@ impl Cuda {
             most_outputs: 0,
             config,
             most_rows: 0,
+            most_kv_heads: 0,
             matrices: 0,
             fault: None,
             device,
@@ -216,10 +219,12 @@ impl Backend for Cuda {
     }
 
     fn kv(&mut self, shape: KvShape) -> Result<Kv> {
+        self.most_kv_heads = self.most_kv_heads.max(shape.kv_heads);
         Kv::new(&self.device, shape)
     }
 
     fn inputs(&mut self, limits: InputLimits) -> Result<Inputs> {
+        attention::check_merges(limits.spans, self.most_kv_heads)?;
         self.most_rows = self.most_rows.max(limits.rows).max(limits.outputs);
         if limits.outputs > self.most_outputs {
             self.most_outputs = limits.outputs;
