@@ -1,10 +1,7 @@
-//! Paged keys and values of a layer group: `[layer][block][keys | values][kv head][16 tokens][head]`.
-//!
-//! Attention looks at all blocks of one layer at a time. With layers outside they lie side by side, many to a page of the
-//! device's memory; with blocks outside each would lie in a page of its own, and long sequences would wait for
-//! addresses. The price is that a block is a piece of each layer when it is copied.
+//! Paged keys and values of a layer group: `[block][layer][keys | values][kv head][16 tokens][head]`, so that a block of
+//! all layers is one piece of memory.
 
-use super::driver::{Buffer, Device, Element, Launch, Matrix2d, Pieces, Swizzle, TensorMap, args};
+use super::driver::{Buffer, Device, Element, Launch, Matrix2d, Swizzle, TensorMap, args};
 use crate::{BLOCK_TOKENS, Error, KvFormat, KvShape, Result};
 
 pub struct Kv {
@@ -34,59 +31,49 @@ impl Kv {
         BLOCK_TOKENS * self.shape.kv_heads * self.shape.format.head_bytes(self.shape.head_dim)
     }
 
-    /// From a block of a layer to the next, which is what it takes.
     pub(super) fn block_stride(&self) -> usize {
-        2 * self.section()
-    }
-
-    fn layer_stride(&self) -> usize {
-        self.shape.blocks * self.block_stride()
+        2 * self.shape.layers * self.section()
     }
 
     pub(super) fn layer_offset(&self, layer: usize) -> usize {
         assert!(layer < self.shape.layers, "layer {layer} of a group of {}", self.shape.layers);
-        layer * self.layer_stride()
+        2 * layer * self.section()
     }
 
-    /// Where a block lies: a piece in each layer.
-    fn pieces(&self, block: u32) -> Pieces {
+    fn at(&self, block: u32) -> usize {
         assert!((block as usize) < self.shape.blocks, "block {block} of {}", self.shape.blocks);
-        let bytes = self.block_stride();
-        Pieces { first: block as usize * bytes, stride: self.layer_stride(), bytes }
+        block as usize * self.block_stride()
     }
 
     pub(super) fn save(&self, device: &Device, block: u32, out: &mut [u8]) -> Result<()> {
-        assert_eq!(out.len() as u64, self.shape.block_bytes(), "bytes of a block");
-        device.download_pieces(&self.buffer, self.pieces(block), out)
+        assert_eq!(out.len(), self.block_stride(), "bytes of a block");
+        device.download(&self.buffer, self.at(block), out)
     }
 
     pub(super) fn load(&self, device: &Device, block: u32, bytes: &[u8]) -> Result<()> {
-        assert_eq!(bytes.len() as u64, self.shape.block_bytes(), "bytes of a block");
-        device.upload_pieces(&self.buffer, self.pieces(block), bytes)
+        assert_eq!(bytes.len(), self.block_stride(), "bytes of a block");
+        device.upload(&self.buffer, self.at(block), bytes)
     }
 
-    /// One launch, unless later pairs read what earlier ones wrote: then pair by pair.
+    /// A chain, whose later pairs read what earlier ones wrote, is copied pair by pair.
     pub(super) fn copy(&self, device: &Device, pairs: &[(u32, u32)]) -> Result<()> {
+        let bytes = self.block_stride();
         let writes = |block: u32| pairs.iter().filter(|(_, to)| *to == block).count();
         let apart = pairs.iter().all(|&(from, to)| writes(from) == 0 && writes(to) == 1);
-        let (piece, layer) = (self.block_stride(), self.layer_stride());
-        if pairs.len() < 4 || !apart || !piece.is_multiple_of(16) {
+        if pairs.len() < 4 || !apart || !bytes.is_multiple_of(16) {
             for &(from, to) in pairs {
-                let (from, to) = (self.pieces(from).first, self.pieces(to).first);
-                for offset in (0..self.shape.layers).map(|number| number * layer) {
-                    device.copy(&self.buffer, to + offset, &self.buffer, from + offset, piece);
-                }
+                device.copy(&self.buffer, self.at(to), &self.buffer, self.at(from), bytes);
             }
             return Ok(());
         }
         for some in pairs.chunks(COPY_PAIRS) {
             let words: Vec<u32> = some.iter().flat_map(|&(from, to)| [from, to]).collect();
-            some.iter().for_each(|&(from, to)| assert!(self.pieces(from) != self.pieces(to), "a block onto itself"));
+            some.iter().for_each(|&(from, to)| assert!(self.at(from) != self.at(to), "a block copied onto itself"));
             device.upload(&self.pairs, 0, &words)?;
-            let grid = [piece.div_ceil(16384) as u32, some.len() as u32, self.shape.layers as u32];
+            let grid = [bytes.div_ceil(16384) as u32, some.len() as u32, 1];
             let launch = Launch { grid, threads: 256, shared_bytes: 0, overlap: false };
             let kernel = device.kernel("copy_blocks");
-            device.launch(&kernel, launch, args![self.buffer.ptr(), self.pairs.ptr(), piece as i64, layer as i64]);
+            device.launch(&kernel, launch, args![self.buffer.ptr(), self.pairs.ptr(), bytes as i64]);
         }
         Ok(())
     }

@@ -29,15 +29,6 @@ macro_rules! plain {
 }
 plain!(u8, i8, u16, i16, u32, i32, u64, i64, f32, f64, half::bf16, half::f16);
 
-/// Pieces of a buffer that lie equally far apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pieces {
-    pub first: usize,
-    pub stride: usize,
-    /// Of each piece, at least one.
-    pub bytes: usize,
-}
-
 /// Owned device memory.
 pub struct Buffer {
     context: Arc<Context>,
@@ -191,33 +182,6 @@ impl Device {
         // waited for.
         let code = unsafe { sys::cuMemcpyDtoHAsync_v2(out.as_mut_ptr().cast(), address, bytes, stream) };
         self.context.note(code, "copying from the GPU");
-        self.synchronize(Stream::Compute)
-    }
-
-    /// As [`Device::upload`], with bytes that belong piece after piece into a buffer. One copy a piece: copies of two
-    /// dimensions take no strides from 2 GiB on.
-    pub fn upload_pieces(&self, to: &Buffer, pieces: Pieces, bytes: &[u8]) -> Result<()> {
-        self.context.bind()?;
-        let stream = self.context.stream(Stream::Compute);
-        for (number, piece) in bytes.chunks(pieces.bytes).enumerate() {
-            let address = to.at(pieces.first + number * pieces.stride, piece.len());
-            // SAFETY: as in `upload`.
-            let code = unsafe { sys::cuMemcpyHtoDAsync_v2(address, piece.as_ptr().cast(), piece.len(), stream) };
-            self.context.note(code, "copying to the GPU");
-        }
-        self.synchronize(Stream::Compute)
-    }
-
-    /// As [`Device::download`], piece after piece.
-    pub fn download_pieces(&self, from: &Buffer, pieces: Pieces, out: &mut [u8]) -> Result<()> {
-        self.context.bind()?;
-        let stream = self.context.stream(Stream::Compute);
-        for (number, piece) in out.chunks_mut(pieces.bytes).enumerate() {
-            let address = from.at(pieces.first + number * pieces.stride, piece.len());
-            // SAFETY: as in `download`.
-            let code = unsafe { sys::cuMemcpyDtoHAsync_v2(piece.as_mut_ptr().cast(), address, piece.len(), stream) };
-            self.context.note(code, "copying from the GPU");
-        }
         self.synchronize(Stream::Compute)
     }
 

@@ -32,7 +32,7 @@ pub use graph::Graph;
 pub use host_block::HostBlock;
 pub use launch::{Arg, Kernel, KernelArg, Launch, args};
 pub(crate) use library::Library;
-pub use memory::{Buffer, Pieces, Pinned, Plain};
+pub use memory::{Buffer, Pinned, Plain};
 pub use modules::Origin;
 pub use profile::KernelTime;
 pub use staging::Staging;

@@ -24,7 +24,7 @@ struct AttentionArgs {
     float* partial;          // see `partial_at`
     const u64* ancestors;    // [rows] or null: causal; see `Sight`
     i64 block_stride;        // bytes from a block to the next, under 4 GiB
-    i64 layer_offset;        // bytes from the start to the keys of the layer's first block
+    i64 layer_offset;        // bytes from a block's start to the layer's keys
     i64 value_offset;        // bytes from the layer's keys to its values
     i32 heads, kv_heads, head_dim, qkv_width;
     float scale;

@@ -28,7 +28,7 @@ struct PrepareQkvArgs {
     const float* q_norm;  // null: none
     const float* k_norm;
     i64 block_stride;     // bytes from a block to the next
-    i64 layer_offset;     // bytes from the start to the keys of the layer's first block
+    i64 layer_offset;     // bytes from a block's start to the layer's keys
     i64 value_offset;     // bytes from the layer's keys to its values
     i32 heads, kv_heads, head_dim;
     i32 pairs;            // 0: no rotation

@@ -12,8 +12,8 @@
 //   gather_rows_{f32,bf16}(out, x, rows, width)      out[i] = x[rows[i]]
 //       grid (ceil(width / 1024), outputs), threads 256.
 //   finish_logits(logits, scale, soft_cap, count: i64)      soft_cap 0: none; grid ceil(count / 1024), threads 256.
-//   copy_blocks(kv, pairs, piece_bytes: i64, layer_bytes: i64)      pairs of u32 (from, to) of different blocks; in every
-//       layer a block is one piece, of a multiple of 16 bytes. grid (ceil(piece_bytes / 16384), pairs, layers), threads 256.
+//   copy_blocks(kv, pairs, block_bytes: i64)      pairs of u32 (from, to), block_bytes a multiple of 16; the pairs touch
+//       different blocks. grid (ceil(block_bytes / 16384), pairs), threads 256.
 //   fill_words(target, word, count: i64)      32-bit words; grid ceil(count / 1024), threads 256.
 //   put_tokens(tokens, sampled, places, count)      pairs of u32 (to, from): tokens[to] = sampled[from], so that a step's
 //       tokens may come from the step before without the host; grid ceil(count / 256), threads 256.
@@ -161,17 +161,15 @@ extern "C" __global__ void __launch_bounds__(256) finish_logits(float* logits, f
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256)
-    copy_blocks(u8* kv, const u32* pairs, i64 piece_bytes, i64 layer_bytes) {
+extern "C" __global__ void __launch_bounds__(256) copy_blocks(u8* kv, const u32* pairs, i64 block_bytes) {
     release_next();
     wait_for_previous();
-    u8* layer = kv + blockIdx.z * layer_bytes;
-    const u8* from = layer + pairs[2 * blockIdx.y] * piece_bytes;
-    u8* to = layer + pairs[2 * blockIdx.y + 1] * piece_bytes;
+    const u8* from = kv + pairs[2 * blockIdx.y] * block_bytes;
+    u8* to = kv + pairs[2 * blockIdx.y + 1] * block_bytes;
 #pragma unroll
     for (int part = 0; part < 4; part++) {
         i64 at = ((i64)blockIdx.x * 1024 + part * 256 + threadIdx.x) * 16;
-        if (at < piece_bytes) *reinterpret_cast<uint4*>(to + at) = *reinterpret_cast<const uint4*>(from + at);
+        if (at < block_bytes) *reinterpret_cast<uint4*>(to + at) = *reinterpret_cast<const uint4*>(from + at);
     }
 }
 
