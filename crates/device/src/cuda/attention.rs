@@ -1,9 +1,9 @@
 //! Which attention kernel runs, and on how much of a step.
 //!
 //! Rows alone in their span are decoded, split by split of their keys; the rows of prompt chunks are done in
-//! tiles. On Hopper a kernel of its own does the tiles, unless bits are not to depend on how a prompt was cut: then, and
-//! elsewhere, the kernel of the splits does both, and a row gets the same bits from either. What neither takes (f32
-//! activations, formats and head sizes that are rare) goes row by row to a plain one.
+//! tiles. On Hopper kernels of its own do the tiles: a fast one, and where bits are not to depend on how a prompt was cut one
+//! that gives a row the bits it gets from splits. Elsewhere the kernel of the splits does both, with the same bits. What
+//! neither takes (f32 activations, formats and head sizes that are rare) goes row by row to a plain one.
 
 use super::driver::{Device, KernelArg, Launch, TensorMap, args};
 use super::inputs::Inputs;
@@ -18,8 +18,9 @@ use crate::{Attention, Error, InputLimits, KvFormat, Result};
 const MMA_HEAD: (usize, usize) = (256, 16);
 /// Most pairs of a span and a kv head whose splits are merged.
 const MOST_MERGED: usize = 65_536;
-/// Head sizes that Hopper's kernel was made for, and the shared memory that each takes.
+/// Head sizes that Hopper's kernels were made for, and the shared memory that each takes.
 const HOPPER_HEADS: [(usize, u32); 4] = [(64, 99_488), (96, 197_792), (128, 197_792), (256, 197_792)];
+const HOPPER_INVARIANT_HEADS: [(usize, u32); 3] = [(64, 99_552), (96, 197_856), (128, 230_624)];
 
 /// Ok where the splits of so many spans can be counted.
 pub(super) fn check_merges(spans: usize, kv_heads: usize) -> Result<()> {
@@ -69,9 +70,29 @@ unsafe impl KernelArg for AttentionArgs {}
 enum Road {
     /// Splits by matrix instructions; tiles by Hopper's kernel where there is one.
     Matrix {
-        hopper_shared: Option<u32>,
+        hopper: Option<Hopper>,
     },
     Plain,
+}
+
+/// One of Hopper's kernels for tiles, and the shared memory that it takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Hopper {
+    kind: &'static str,
+    shared_bytes: u32,
+}
+
+impl Hopper {
+    fn of(head_dim: usize, scale: f32, batch_invariant: bool) -> Option<Hopper> {
+        let (kind, heads): (_, &[_]) = match batch_invariant {
+            // A score of the fast one grows with the product that it comes from.
+            false if scale > 0.0 => ("chunk", &HOPPER_HEADS),
+            false => return None,
+            true => ("invariant", &HOPPER_INVARIANT_HEADS),
+        };
+        let known = heads.iter().find(|(head, _)| *head == head_dim);
+        known.map(|&(_, shared_bytes)| Hopper { kind, shared_bytes })
+    }
 }
 
 fn road(device: &Device, float: Float, kv: &Kv, op: &Attention<'_, Cuda>, batch_invariant: bool) -> Road {
@@ -84,14 +105,9 @@ fn road(device: &Device, float: Float, kv: &Kv, op: &Attention<'_, Cuda>, batch_
         return Road::Plain;
     }
     let width = (op.heads + 2 * op.kv_heads) * head_dim;
-    let hopper = device.info().capability == (9, 0)
-        && format == KvFormat::BF16
-        && !batch_invariant
-        && op.scale > 0.0
-        && width.is_multiple_of(8)
-        && kv.map.is_some();
-    let known = HOPPER_HEADS.iter().find(|(head, _)| *head == head_dim).map(|(_, shared)| *shared);
-    Road::Matrix { hopper_shared: known.filter(|_| hopper) }
+    let hopper =
+        device.info().capability == (9, 0) && format == KvFormat::BF16 && width.is_multiple_of(8) && kv.map.is_some();
+    Road::Matrix { hopper: Hopper::of(head_dim, op.scale, batch_invariant).filter(|_| hopper) }
 }
 
 /// Bytes of partial results: of every split of the largest step a row of sums a head, its maximum and its weight.
@@ -124,8 +140,8 @@ impl Cuda {
         let road = road(&self.device, qkv.float(), kv, op, self.config.batch_invariant);
         let tiles = match road {
             Road::Plain => TileRule::EachRow,
-            Road::Matrix { hopper_shared: Some(_) } => TileRule::Tokens(TILE_ROWS / group),
-            Road::Matrix { hopper_shared: None } => TileRule::Packed(group),
+            Road::Matrix { hopper: Some(_) } => TileRule::Tokens(TILE_ROWS / group),
+            Road::Matrix { hopper: None } => TileRule::Packed(group),
         };
         let window = op.window.unwrap_or(0);
         let work = inputs.work(WorkKey { window, tiles });
@@ -163,10 +179,10 @@ impl Cuda {
                 let grid = [8 * self.device.info().multiprocessors, 1, 1];
                 launch(&self.device, &format!("attention_plain_{format}"), grid, 128, args![call, wide]);
             }
-            Road::Matrix { hopper_shared } => {
+            Road::Matrix { hopper } => {
                 if work.tiles_now > 0 {
-                    match (hopper_shared, &kv.map) {
-                        (Some(shared), Some(map)) => self.hopper_tiles(&call, op.head_dim, shared, map),
+                    match (hopper, &kv.map) {
+                        (Some(hopper), Some(map)) => self.hopper_tiles(&call, op.head_dim, hopper, map),
                         _ => self.tiles(&call, op.head_dim, kv.shape.format),
                     }
                 }
@@ -211,10 +227,10 @@ impl Cuda {
         }
     }
 
-    fn hopper_tiles(&self, call: &AttentionArgs, head_dim: usize, shared_bytes: u32, map: &TensorMap) {
-        let chunk = self.device.kernel(&format!("attention_chunk_bf16_{head_dim}_sm90"));
+    fn hopper_tiles(&self, call: &AttentionArgs, head_dim: usize, hopper: Hopper, map: &TensorMap) {
+        let chunk = self.device.kernel(&format!("attention_{}_bf16_{head_dim}_sm90", hopper.kind));
         let grid = [self.device.info().multiprocessors, 1, 1];
-        let shape = Launch { grid, threads: 384, shared_bytes, overlap: true };
+        let shape = Launch { grid, threads: 384, shared_bytes: hopper.shared_bytes, overlap: true };
         self.device.launch(&chunk, shape, args![*call, *map]);
     }
 }

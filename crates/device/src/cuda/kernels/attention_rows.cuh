@@ -14,12 +14,6 @@ DEVICE Divisor divisor_of(u32 by) {
 }
 DEVICE u32 quotient(u32 x, const Divisor& divisor) { return divisor.by == 1 ? x : __umulhi(x, divisor.factor); }
 
-// The largest score and the sums of weights of two of the tile's rows: lane / 4 and lane / 4 + 8. Within a split each
-// quarter of a tile has a sum of its own, and each lane its share of it.
-template <int QUARTERS> struct Rows {
-    float largest[2], sum[2][QUARTERS];
-};
-
 // The rows of a span: their place in the batch, their number, and the first one's position.
 struct SpanRows {
     u32 first, num;
@@ -123,37 +117,6 @@ DEVICE void score(float (&s)[N][4], const Scoring& scoring, const WarpSight& war
     }
 }
 
-// The online softmax's step over one tile, in three parts. The largest of this lane's row, of `N` groups of 8 tokens:
-template <int N> DEVICE float largest_of(const float (&s)[N][4], int half) {
-    float largest = s[0][half * 2];
-#pragma unroll
-    for (int n = 0; n < N; n++) largest = fmaxf(largest, fmaxf(s[n][half * 2], s[n][half * 2 + 1]));
-    largest = fmaxf(largest, __shfl_xor_sync(FULL_MASK, largest, 1));
-    return fmaxf(largest, __shfl_xor_sync(FULL_MASK, largest, 2));
-}
-// what is subtracted from scores, with `rescale`, by which all earlier sums are multiplied;
-template <int QUARTERS>
-DEVICE float origin_of_tile(Rows<QUARTERS>& rows, int half, const Scoring& scoring, float largest, float& rescale) {
-    largest = fmaxf(__fmul_rn(largest, scoring.late), rows.largest[half]);
-    float origin = origin_of(largest);
-    rescale = power_of_two(__fadd_rn(rows.largest[half], -origin));
-    rows.largest[half] = largest;
-    return origin;
-}
-// and the weights of a quarter's groups, the first of them `FIRST`, which are returned summed.
-template <int FIRST, int NUM, int N>
-DEVICE float weigh(float (&s)[N][4], int half, const Scoring& scoring, float origin) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int n = FIRST; n < FIRST + NUM; n++)
-#pragma unroll
-        for (int i = half * 2; i < half * 2 + 2; i++) {
-            s[n][i] = power_of_two(__fmaf_rn(s[n][i], scoring.late, -origin));
-            sum = __fadd_rn(sum, s[n][i]);
-        }
-    return sum;
-}
-
 // Weights as an operand of the second product, two words a group; with a scale a value they carry it.
 template <bool SCALED, int N> DEVICE void pack_weights(u32 (&out)[N][2], float (&s)[N][4], u32 scales, int lane) {
 #pragma unroll
@@ -167,52 +130,6 @@ template <bool SCALED, int N> DEVICE void pack_weights(u32 (&out)[N][2], float (
         out[n][0] = pack_bf16(s[n][0], s[n][1]);
         out[n][1] = pack_bf16(s[n][2], s[n][3]);
     }
-}
-
-template <int UNITS> DEVICE void rescale_sums(float (&sums)[UNITS][2][4], const float (&rescale)[2]) {
-#pragma unroll
-    for (int u = 0; u < UNITS; u++)
-#pragma unroll
-        for (int i = 0; i < 8; i++) sums[u][i / 4][i % 4] = __fmul_rn(sums[u][i / 4][i % 4], rescale[i % 4 / 2]);
-}
-
-// Ends a split: a sum of weights is gathered from a row's four lanes, then from a tile's quarters.
-DEVICE float gathered(float sum) {
-    sum = __fadd_rn(sum, __shfl_xor_sync(FULL_MASK, sum, 1));
-    return __fadd_rn(sum, __shfl_xor_sync(FULL_MASK, sum, 2));
-}
-DEVICE float sum_of_quarters(float first, float second, float third, float fourth) {
-    return __fadd_rn(__fadd_rn(__fadd_rn(first, second), third), fourth);
-}
-// Merges a split into what came before it.
-template <int UNITS>
-DEVICE void merge_split(Rows<1>& total, float (&totals)[UNITS][2][4], const Rows<1>& rows, const float (&sums)[UNITS][2][4]) {
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        if (rows.sum[half][0] == 0.0f) continue;
-        Merge merge = merge_of(total.largest[half], rows.largest[half]);
-        total.largest[half] = merge.largest;
-        total.sum[half][0] = merged(merge, total.sum[half][0], rows.sum[half][0]);
-#pragma unroll
-        for (int u = 0; u < UNITS; u++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float& sum = totals[u][i / 2][half * 2 + i % 2];
-                sum = merged(merge, sum, sums[u][i / 2][half * 2 + i % 2]);
-            }
-    }
-}
-template <int QUARTERS, int UNITS> DEVICE void clear(Rows<QUARTERS>& rows, float (&sums)[UNITS][2][4]) {
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        rows.largest[half] = NOTHING_SEEN;
-#pragma unroll
-        for (int quarter = 0; quarter < QUARTERS; quarter++) rows.sum[half][quarter] = 0.0f;
-    }
-#pragma unroll
-    for (int u = 0; u < UNITS; u++)
-#pragma unroll
-        for (int i = 0; i < 8; i++) sums[u][i / 4][i % 4] = 0.0f;
 }
 
 // One row's 16 columns of a unit, multiplied by `factor`, as the output.

@@ -1,11 +1,8 @@
 // The 64 rows that one warpgroup holds in attention over prompt chunks: scores of a tile of keys, weights, and the sums
 // of values so far. What is summed and in which order is here; when it happens is in attention_sm90.cu.
 #pragma once
-#include "attention.cuh"
-#include "hopper.cuh"
+#include "attention_sm90_copies.cuh"
 
-#define METHOD __device__ __forceinline__
-#define QUERY_ROWS 128
 #define LOG2_E 1.4426950408889634f
 #define MINUS_INFINITY __uint_as_float(0xff800000u)
 
@@ -136,29 +133,5 @@ template <int HEAD, int TILE, bool HELD> struct Rows {
     METHOD void pack_weights() {
 #pragma unroll
         for (int i = 0; i < TILE / 4; i++) weights[i / 4][i % 4] = pack_bf16(scores[2 * i], scores[2 * i + 1]);
-    }
-
-    // Row r of the two, times `scale`; all lanes of a warp must call it, null: not stored.
-    METHOD void store(bf16* out, int r, float scale) {
-        const int quarter = threadIdx.x % 4;
-#pragma unroll
-        for (int j = 0; j < HEAD / 8; j += 4) {
-            // Four lanes have 2 columns each of 4 groups of 8; afterwards each has one whole group.
-            u32 x[4];
-#pragma unroll
-            for (int g = 0; g < 4; g++)
-                x[g] = pack_bf16(sums[(j + g) * 4 + 2 * r] * scale, sums[(j + g) * 4 + 2 * r + 1] * scale);
-#pragma unroll
-            for (int bit = 1; bit <= 2; bit *= 2)
-#pragma unroll
-                for (int g = 0; g < 4; g++) {
-                    if (g & bit) continue;
-                    bool upper = quarter & bit;
-                    u32 other = __shfl_xor_sync(FULL_MASK, upper ? x[g] : x[g + bit], bit);
-                    if (upper) x[g] = other;
-                    else x[g + bit] = other;
-                }
-            if (out != nullptr) *(uint4*)(out + (j + quarter) * 8) = make_uint4(x[0], x[1], x[2], x[3]);
-        }
     }
 };
