@@ -1,12 +1,13 @@
 //! A model made ready to answer: assets opened, memory planned, decoder loaded, engine started.
 
 use std::io::Write;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use folio_device::Backend;
 use folio_device::cpu::Cpu;
+use folio_device::cuda::driver::Device;
 use folio_engine::tiers::{Allocate, DiskConfig, DiskStore, HostGroup, HostTier, TierConfig, copy_cost};
 use folio_engine::{Background, Engine, EngineConfig, KvEvent, Rebuild, Runner};
 use folio_model::{Decoder, DecoderLimits, LoadProgress};
@@ -28,6 +29,8 @@ pub struct Session {
     pub disk: Option<DiskStore>,
     /// How it came to be.
     pub phases: Phases,
+    /// The GPU that it was loaded on, while it is in use.
+    pub device: Weak<Device>,
 }
 
 /// Requests that may wait for each that runs.
@@ -88,7 +91,7 @@ impl Session {
         let assets = Arc::new(assets);
         let bar = loading_bar();
         let backend = open()?;
-        let Opened { mut phases, host_memory } = opened(&backend);
+        let Opened { mut phases, host_memory, device } = opened(&backend);
         let mut decoder = phases.time("weights", || {
             let mut note = |progress: LoadProgress| {
                 bar.set_length(progress.bytes_total);
@@ -132,7 +135,7 @@ impl Session {
         };
         let executor = Background::start(Runner::new(decoder, host))?;
         let engine = Engine::start(Box::new(executor), config)?;
-        Ok(Self { assets, engine, plan, target, disk, phases })
+        Ok(Self { assets, engine, plan, target, disk, phases, device })
     }
 
     /// Waits for the engine's thread to end.

@@ -1,10 +1,10 @@
 //! Where a model is computed: decided once, from the flags and from what this machine has.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use anyhow::{Context, Result, bail};
 use folio_device::cpu::CpuConfig;
-use folio_device::cuda::driver::{CudaError, DeviceInfo, HostBlock, probe};
+use folio_device::cuda::driver::{CudaError, Device, DeviceInfo, HostBlock, probe};
 use folio_device::cuda::{Cuda, CudaConfig, Precision, RandomForm};
 use folio_device::{KvFormat, TensorKind};
 use folio_engine::tiers::{Allocate, HostMemory};
@@ -197,12 +197,15 @@ pub struct Opened {
     pub phases: Phases,
     /// Memory of the host that it reaches faster than any.
     pub host_memory: Option<Allocate>,
+    /// The GPU, for as long as it is open.
+    pub device: Weak<Device>,
 }
 
 /// What opening it took, and what it does without.
 pub fn opened(cuda: &Cuda) -> Opened {
     // The memory outlives a device that is lost, and keeps none open: a new one could not be opened then.
     let device = Arc::downgrade(cuda.device());
+    let kept = device.clone();
     let allocate = move |bytes: usize| -> Box<dyn HostMemory> {
         Box::new(device.upgrade().map_or_else(|| HostBlock::unlocked(bytes), |device| HostBlock::new(&device, bytes)))
     };
@@ -213,7 +216,7 @@ pub fn opened(cuda: &Cuda) -> Opened {
     phases.notes.extend(cuda.missing_cublas().map(|why| {
         format!("matrix products of many rows run on Folio's own kernels, so that prompts take longer: {why}")
     }));
-    Opened { phases, host_memory: Some(Box::new(allocate)) }
+    Opened { phases, host_memory: Some(Box::new(allocate)), device: kept }
 }
 
 /// Why no GPU is used. A machine without a driver is an ordinary one.

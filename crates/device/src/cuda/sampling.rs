@@ -291,6 +291,7 @@ impl Sampler {
             padding: 0,
         };
         run(device, &request, call);
+        device.step_ends();
         device.download_async(Stream::Compute, &self.results, 0, &mut turn.results, 0..results);
         device.record(&turn.done, Stream::Compute);
         turn.draws.clear();

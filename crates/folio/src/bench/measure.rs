@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use folio_device::cuda::driver::StepTime;
 
 use super::streams::{self, Answer, Ask};
 use super::waste::Waste;
@@ -24,6 +25,8 @@ pub struct Measured {
     pub gaps: Vec<Duration>,
     /// Over all rounds.
     pub waste: Waste,
+    /// Of all rounds, where the device was asked for them.
+    pub steps: Vec<StepTime>,
 }
 
 impl Measured {
@@ -36,6 +39,7 @@ impl Measured {
             input_tokens_per_s: 0.0,
             gaps: Vec::new(),
             waste: Waste::default(),
+            steps: Vec::new(),
         }
     }
 
@@ -44,8 +48,16 @@ impl Measured {
         let prompt = |stream| streams::prompt(vocab, args.input_len, round * self.streams + stream);
         let asks = (0..self.streams).map(|stream| Ask::new(prompt(stream), args.output_len)).collect();
         let before = session.engine.stats().occupancy;
+        // Two events a step, whose times a profile shows.
+        let device = args.profile.as_ref().and_then(|_| session.device.upgrade());
+        if let Some(device) = &device {
+            device.start_steps();
+        }
         let start = Instant::now();
         let answers = streams::together(session, asks)?;
+        if let Some(device) = &device {
+            self.steps.extend(device.end_steps()?);
+        }
         self.waste.add(&before, &session.engine.stats().occupancy);
         let times: Vec<Vec<Instant>> = answers.into_iter().map(|answer: Answer| answer.times).collect();
         self.take(start, args.input_len, &times);

@@ -2,7 +2,8 @@
 //!
 //! While a profile is taken kernels run one by one and nothing is replayed, so that only their own times are right. How
 //! long a step takes when the device is never kept waiting is measured beside that, as the engine runs it: recorded, and
-//! each asked for while the one before is under way. Against the run's own steps that says how busy the device was.
+//! each asked for while the one before is under way. How busy the device was in the run itself its own clock says: events at
+//! the beginning and the end of every step.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use folio_device::cuda::Cuda;
-use folio_device::cuda::driver::{KernelTime, Stream};
+use folio_device::cuda::driver::{KernelTime, StepTime, Stream};
 use folio_device::{BLOCK_TOKENS, Batch, Draw, Draws, GroupTables, Span};
 use folio_model::Decoder;
 
@@ -102,12 +103,10 @@ impl Bench {
             position + 1
         );
         if let Some(rate) = result.decode_tokens_per_s {
-            let in_run = result.streams as f64 / rate * 1e3;
-            let gap = (in_run - took) * 1e3;
-            let busy = 100.0 * took / in_run;
-            let _ = write!(text, "; in the run {in_run:.3} ms: busy {busy:.1}% of it, {gap:.0} us between steps");
+            let _ = write!(text, "; in the run {:.3} ms while contexts grow", result.streams as f64 / rate * 1e3);
         }
         text.push('\n');
+        text.push_str(&Between::of(result.streams, &result.steps).map_or(String::new(), |between| between.describe()));
         text.push_str(&kernel_table(&kernels, PROFILED_STEPS));
         Ok(text)
     }
@@ -166,6 +165,39 @@ impl Bench {
             batch.outputs.push(batch.tokens.len() as u32 - 1);
         }
         batch
+    }
+}
+
+/// What the device did between the run's steps of decode.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Between {
+    steps: usize,
+    /// In microseconds.
+    median: f64,
+    percentile_99: f64,
+    /// Of the time of all these steps and of what lay before each.
+    busy: f64,
+}
+
+impl Between {
+    /// Of steps in which all streams had a row.
+    fn of(streams: usize, steps: &[StepTime]) -> Option<Self> {
+        let full = steps.iter().filter(|step| step.decodes && step.rows >= streams);
+        let timed: Vec<(f64, f64)> = full.filter_map(|step| Some((step.gap_ms?.into(), step.busy_ms.into()))).collect();
+        let mut gaps: Vec<f64> = timed.iter().map(|step| step.0 * 1e3).collect();
+        gaps.sort_by(f64::total_cmp);
+        let at = |share: f64| gaps.get((share * gaps.len() as f64) as usize).copied();
+        let (gap, busy) = timed.iter().fold((0.0, 0.0), |sum, step| (sum.0 + step.0, sum.1 + step.1));
+        Some(Self { steps: gaps.len(), median: at(0.5)?, percentile_99: at(0.99)?, busy: busy / (gap + busy) })
+    }
+
+    fn describe(&self) -> String {
+        let Self { steps, median, percentile_99, busy } = self;
+        format!(
+            "between {steps} such steps of the run the GPU was without a kernel for {median:.1} us (median; 99th percentile \
+             {percentile_99:.1} us), copies included: busy {:.2}%\n",
+            busy * 100.0
+        )
     }
 }
 
@@ -229,6 +261,22 @@ mod tests {
         assert_eq!(steps[1], [rows(1, 2, 3), rows(2, 0, 4)]);
         assert_eq!(steps[2], [rows(2, 4, 1)]);
         assert_eq!(prefill_steps(2, 4, 4), [[rows(0, 0, 4)], [rows(1, 0, 4)]]);
+    }
+
+    #[test]
+    fn gaps_between_full_steps() {
+        let step = |rows, decodes, gap_ms, busy_ms| StepTime { rows, decodes, gap_ms, busy_ms };
+        let steps = [
+            step(4, true, None, 8.0),
+            step(4, true, Some(0.5), 8.5),
+            step(40, false, Some(9.0), 90.0),
+            step(4, true, Some(0.5), 8.5),
+            step(4, true, Some(2.0), 5.0),
+            step(2, true, Some(3.0), 7.0),
+        ];
+        let found = Between::of(3, &steps).expect("three");
+        assert_eq!(found, Between { steps: 3, median: 500.0, percentile_99: 2000.0, busy: 22.0 / 25.0 });
+        assert_eq!(Between::of(5, &steps), None);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use super::context::{Context, DeviceInfo, Stream};
 use super::launch::Kernel;
 use super::modules::{Kernels, Modules, Origin};
 use super::profile::Profiler;
+use super::steps::StepClock;
 use crate::Result;
 
 /// How a GPU is opened.
@@ -38,6 +39,7 @@ pub struct Device {
     info: DeviceInfo,
     times: OpenTimes,
     pub(super) profiler: Profiler,
+    pub(super) steps: StepClock,
     pub(super) context: Arc<Context>,
 }
 
@@ -59,7 +61,8 @@ impl Device {
         let (context, device) = (Arc::new(context), start.elapsed());
         let modules = Modules::load(&context, &info, config.cache_folder.as_deref(), kernels)?;
         let times = OpenTimes { device, kernels: start.elapsed() - device };
-        Ok(Device { kernels: Mutex::default(), modules, info, times, profiler: Profiler::default(), context })
+        let (profiler, steps) = (Profiler::default(), StepClock::default());
+        Ok(Device { kernels: Mutex::default(), modules, info, times, profiler, steps, context })
     }
 
     pub fn info(&self) -> &DeviceInfo {

@@ -21,6 +21,7 @@ mod nvrtc;
 mod profile;
 mod sources;
 mod staging;
+mod steps;
 mod tensor_map;
 
 pub use collective::{Collective, Number, UniqueId};
@@ -36,6 +37,7 @@ pub use memory::{Buffer, Pinned, Plain};
 pub use modules::Origin;
 pub use profile::KernelTime;
 pub use staging::Staging;
+pub use steps::StepTime;
 pub use tensor_map::{Element, Matrix2d, Swizzle, TensorMap};
 
 /// What tells the kernels of this build from those of others, for names of numerics.
