@@ -19,13 +19,12 @@ pub const STATUSES: [&str; 6] = ["ok", "loading", "draining", "stopped", "restar
 
 /// Whether the server answers and its engine gets anywhere.
 pub async fn health(State(app): State<App>) -> (StatusCode, Json<Value>) {
-    let engine = app.service().map(|service| Signs::of(&service.model.engine));
-    answer(status(app.lifecycle().phase(), engine, app.timeouts().stuck))
+    answer(status(app.lifecycle().phase(), Signs::of(&app), app.timeouts().stuck))
 }
 
 /// Whether new requests are taken.
 pub async fn ready(State(app): State<App>) -> (StatusCode, Json<Value>) {
-    answer(of_phase(app.lifecycle().phase()).unwrap_or("ok"))
+    answer(readiness(app.lifecycle().phase(), Signs::of(&app)))
 }
 
 /// As vLLM has it: requests under way.
@@ -42,9 +41,13 @@ struct Signs {
 }
 
 impl Signs {
-    fn of(engine: &Engine) -> Self {
-        let (is_running, is_restarting) = (engine.is_running(), engine.is_restarting());
-        Self { is_running, is_restarting, stalled: engine.stalled_for() }
+    /// None while there is no engine yet.
+    fn of(app: &App) -> Option<Self> {
+        app.service().map(|service| {
+            let engine: &Engine = &service.model.engine;
+            let (is_running, is_restarting) = (engine.is_running(), engine.is_restarting());
+            Self { is_running, is_restarting, stalled: engine.stalled_for() }
+        })
     }
 }
 
@@ -74,9 +77,30 @@ fn status(phase: Phase, engine: Option<Signs>, stuck_after: Duration) -> &'stati
     }
 }
 
+/// An engine that is slow, or being built anew, takes requests all the same; one that has ended takes none ever again.
+fn readiness(phase: Phase, engine: Option<Signs>) -> &'static str {
+    let is_stopped = engine.is_some_and(|signs| !signs.is_running);
+    of_phase(phase).unwrap_or(if is_stopped { "stopped" } else { "ok" })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_server_is_ready_until_its_engine_has_ended() {
+        let well = Signs { is_running: true, is_restarting: false, stalled: None };
+        for (phase, engine, expected) in [
+            (Phase::Ready, Some(well), "ok"),
+            (Phase::Ready, Some(Signs { is_restarting: true, ..well }), "ok"),
+            (Phase::Ready, Some(Signs { stalled: Some(Duration::from_secs(99)), ..well }), "ok"),
+            (Phase::Ready, Some(Signs { is_running: false, ..well }), "stopped"),
+            (Phase::Loading, Some(well), "loading"),
+            (Phase::Draining, Some(Signs { is_running: false, ..well }), "draining"),
+        ] {
+            assert_eq!(readiness(phase, engine), expected, "{phase:?}");
+        }
+    }
 
     #[test]
     fn only_a_server_that_gets_somewhere_is_well() {
