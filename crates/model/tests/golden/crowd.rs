@@ -1,4 +1,4 @@
-//! Several sequences in one decoder: prompts of different lengths in one step, then a token of each a step.
+//! Several sequences in one decoder: any of them may go on by any number of tokens in a step.
 
 use folio_model::{
     Decoder, DecoderLimits, OpenModel,
@@ -14,7 +14,85 @@ pub struct Story {
     pub rest: Vec<u32>,
 }
 
-/// Logits of each sequence: of its prompt's last token, then of every other.
+/// By how much one sequence goes on in a step.
+pub struct Turn<'a> {
+    pub who: usize,
+    pub tokens: &'a [u32],
+    /// Logits are wanted of so many of its last tokens.
+    pub outputs: usize,
+}
+
+/// Sequences whose blocks lie among each other's in no order.
+pub struct Crowd<B: Backend> {
+    decoder: Decoder<B>,
+    tables: Vec<Vec<u32>>,
+    computed: Vec<usize>,
+}
+
+impl<B: Backend> Crowd<B> {
+    /// Room for sequences of these lengths; steps of at most so many tokens and outputs.
+    pub fn new(
+        backend: B,
+        model: &OpenModel,
+        lengths: &[usize],
+        (rows, outputs): (usize, usize),
+        kv_format: KvFormat,
+    ) -> Result<Self, String> {
+        let needed: usize = lengths.iter().map(|length| length.div_ceil(BLOCK_TOKENS)).sum();
+        let limits = DecoderLimits {
+            rows: rows.max(16),
+            spans: lengths.len().max(16),
+            outputs: outputs.max(16),
+            table_entries: needed,
+            blocks: vec![needed + 3; model.spec.kv_groups().len()],
+            kv_format,
+        };
+        let decoder = Decoder::load(backend, model, limits, &mut |_| ()).map_err(|e| e.to_string())?;
+        let mut order = generator::shuffled(11, "blocks of a crowd", needed as u32 + 3).into_iter();
+        let table = |length: &usize| order.by_ref().take(length.div_ceil(BLOCK_TOKENS)).collect();
+        Ok(Self { decoder, tables: lengths.iter().map(table).collect(), computed: vec![0; lengths.len()] })
+    }
+
+    /// Goes back to where a sequence had so many tokens.
+    pub fn rewind(&mut self, who: usize, tokens: usize) {
+        assert!(tokens <= self.computed[who], "a sequence of {} tokens has no {tokens}", self.computed[who]);
+        self.computed[who] = tokens;
+    }
+
+    /// One step: rows of logits, turn by turn, into `logits`.
+    pub fn step(&mut self, turns: &[Turn<'_>], logits: &mut Vec<f32>) -> Result<(), String> {
+        let mut batch =
+            Batch { groups: vec![GroupTables::default(); self.decoder.limits().blocks.len()], ..Batch::default() };
+        for turn in turns {
+            let first = self.computed[turn.who];
+            append(&mut batch, first, turn, &self.tables[turn.who]);
+            self.computed[turn.who] += turn.tokens.len();
+        }
+        self.decoder.forward(&batch).map_err(|e| e.to_string())?;
+        self.decoder.logits(logits);
+        Ok(())
+    }
+}
+
+fn append(batch: &mut Batch, first: usize, turn: &Turn<'_>, table: &[u32]) {
+    let tokens = turn.tokens;
+    let context = first + tokens.len();
+    let span = Span { first_row: batch.tokens.len() as u32, num_rows: tokens.len() as u32, context: context as u32 };
+    batch.spans.push(span);
+    batch.tokens.extend_from_slice(tokens);
+    batch.positions.extend(first as u32..context as u32);
+    let rows = batch.tokens.len();
+    batch.outputs.extend((rows - turn.outputs..rows).map(|row| row as u32));
+    for group in &mut batch.groups {
+        group.first_block.push(group.blocks.len() as u32);
+        group.blocks.extend_from_slice(&table[..context.div_ceil(BLOCK_TOKENS)]);
+        let slot = |position| table[position / BLOCK_TOKENS] * BLOCK_TOKENS as u32 + (position % BLOCK_TOKENS) as u32;
+        group.slots.extend((first..context).map(slot));
+    }
+}
+
+/// All prompts in one step, then a token of each a step. Logits of each sequence: of its prompt's last token, then of every
+/// other.
 pub fn run<B: Backend>(
     backend: B,
     model: &OpenModel,
@@ -22,56 +100,24 @@ pub fn run<B: Backend>(
     kv_format: KvFormat,
 ) -> Result<Vec<Vec<Vec<f32>>>, String> {
     let lengths: Vec<usize> = stories.iter().map(|story| story.prompt.len() + story.rest.len()).collect();
-    let needed: usize = lengths.iter().map(|length| length.div_ceil(BLOCK_TOKENS)).sum();
-    let rows: usize = stories.iter().map(|story| story.prompt.len()).sum();
-    let groups = model.spec.kv_groups().len();
-    let limits = DecoderLimits {
-        rows: rows.max(16),
-        spans: 16,
-        outputs: 16,
-        table_entries: needed,
-        blocks: vec![needed + 3; groups],
-        kv_format,
-    };
-    let mut decoder = Decoder::load(backend, model, limits, &mut |_| ()).map_err(|e| e.to_string())?;
-    let mut order = generator::shuffled(11, "blocks of a crowd", needed as u32 + 3).into_iter();
-    let tables: Vec<Vec<u32>> =
-        lengths.iter().map(|length| order.by_ref().take(length.div_ceil(BLOCK_TOKENS)).collect()).collect();
+    let rows = stories.iter().map(|story| story.prompt.len()).sum();
+    let mut crowd = Crowd::new(backend, model, &lengths, (rows, stories.len()), kv_format)?;
     let mut results = vec![Vec::new(); stories.len()];
     let steps = stories.iter().map(|story| story.rest.len()).max().unwrap_or(0);
+    let mut logits = Vec::new();
     for step in 0..=steps {
-        let mut batch = Batch { groups: vec![GroupTables::default(); groups], ..Batch::default() };
-        let mut who = Vec::new();
-        for (number, story) in stories.iter().enumerate() {
-            let (first, tokens) = match step {
-                0 => (0, &story.prompt[..]),
-                _ if step <= story.rest.len() => (story.prompt.len() + step - 1, &story.rest[step - 1..step]),
-                _ => continue,
+        let mut turns = Vec::new();
+        for (who, story) in stories.iter().enumerate() {
+            let tokens = match step {
+                0 => Some(&story.prompt[..]),
+                _ => story.rest.get(step - 1..step),
             };
-            append(&mut batch, first, tokens, &tables[number]);
-            who.push(number);
+            turns.extend(tokens.map(|tokens| Turn { who, tokens, outputs: 1 }));
         }
-        decoder.forward(&batch).map_err(|e| e.to_string())?;
-        let mut logits = Vec::new();
-        decoder.logits(&mut logits);
-        for (number, row) in who.iter().zip(logits.chunks_exact(model.spec.vocab_size)) {
-            results[*number].push(row.to_vec());
+        crowd.step(&turns, &mut logits)?;
+        for (turn, row) in turns.iter().zip(logits.chunks_exact(model.spec.vocab_size)) {
+            results[turn.who].push(row.to_vec());
         }
     }
     Ok(results)
-}
-
-fn append(batch: &mut Batch, first: usize, tokens: &[u32], table: &[u32]) {
-    let context = first + tokens.len();
-    let span = Span { first_row: batch.tokens.len() as u32, num_rows: tokens.len() as u32, context: context as u32 };
-    batch.spans.push(span);
-    batch.tokens.extend_from_slice(tokens);
-    batch.positions.extend(first as u32..context as u32);
-    batch.outputs.push(batch.tokens.len() as u32 - 1);
-    for group in &mut batch.groups {
-        group.first_block.push(group.blocks.len() as u32);
-        group.blocks.extend_from_slice(&table[..context.div_ceil(BLOCK_TOKENS)]);
-        let slot = |position| table[position / BLOCK_TOKENS] * BLOCK_TOKENS as u32 + (position % BLOCK_TOKENS) as u32;
-        group.slots.extend((first..context).map(slot));
-    }
 }

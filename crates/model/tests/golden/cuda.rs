@@ -2,14 +2,18 @@
 //! weights, and recorded steps bit for bit as unrecorded ones. Without a device these tests say so and pass.
 
 use std::sync::{Arc, OnceLock};
+use std::thread::available_parallelism;
 
 use folio_model::OpenModel;
+use folio_model::device::cpu::{Cpu, CpuConfig};
 use folio_model::device::cuda::{Cuda, CudaConfig, Precision, driver};
 use folio_model::device::{Backend, KvFormat};
 
+use crate::agreement::Questions;
 use crate::crowd::{self, Story};
 use crate::families::for_all;
 use crate::file::{self, Golden};
+use crate::habits;
 use crate::run::{self, Sequence};
 use crate::switch_off;
 
@@ -154,5 +158,50 @@ fn sequences_together_equal_sequences_alone() {
             }
             Ok(0.0)
         });
+    }
+}
+
+/// In f32 the tokens are the reference's; in bf16 its likeliest token is, but for near ties. What the CPU's own rounding
+/// costs stands beside it.
+fn answers_as_the_reference(name: &str, model: &OpenModel, questions: &Questions) {
+    let check = || -> Result<(), String> {
+        let guesses = questions.greedy(open(&f32()), model, KvFormat::F32)?;
+        let verdicts = questions.judge(model, &guesses);
+        let parted: Vec<_> = verdicts.iter().filter_map(|verdict| verdict.parted).collect();
+        let same = verdicts.len() - parted.len();
+        println!(
+            "{name}, f32: {same} of {} greedy answers are the reference's; others part at {parted:?}",
+            guesses.len()
+        );
+        let exact = questions.forced(open(&f32()), model, KvFormat::F32, &verdicts)?;
+        exact.print(&format!("{name}, f32"));
+        let rounded = questions.forced(open(&CudaConfig::default()), model, KvFormat::BF16, &verdicts)?;
+        rounded.print(&format!("{name}, bf16"));
+        let threads = available_parallelism().map_or(1, usize::from);
+        let cpu = Cpu::new(CpuConfig { threads, isa: None }).map_err(|e| e.to_string())?;
+        questions.forced(cpu, model, KvFormat::BF16, &verdicts)?.print(&format!("{name}, the CPU's fast kernels"));
+        match () {
+            () if same * 100 < 99 * guesses.len() => Err(format!("in f32 only {same} answers are the same")),
+            () if rounded.agreement < 0.99 => Err("in bf16 too few positions agree".to_owned()),
+            () if rounded.clear() > 0 => Err("in bf16 disagreements are no near ties".to_owned()),
+            () => Ok(()),
+        }
+    };
+    check().unwrap_or_else(|error| panic!("{name}: {error}"));
+}
+
+#[test]
+fn default_model_on_cuda_answers_as_the_reference() {
+    if is_there() {
+        let path = file::tree().join("models/folio-rust-42m.gguf");
+        let model = folio_model::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        answers_as_the_reference("folio-rust-42m", &model, &Questions::of_text(200, 128));
+    }
+}
+
+#[test]
+fn experts_on_cuda_answer_as_the_reference() {
+    if is_there() {
+        answers_as_the_reference("32 experts", &habits::experts(), &habits::questions(200, 128));
     }
 }

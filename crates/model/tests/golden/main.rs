@@ -3,6 +3,7 @@
 //! The expected values lie in `tests/golden/models`, written by `generate.py` there; nothing in them comes from this
 //! project's own arithmetic.
 
+mod agreement;
 mod crowd;
 mod cuda;
 mod families;
@@ -10,6 +11,7 @@ mod file;
 mod generator;
 mod gguf;
 mod gguf_names;
+mod habits;
 mod hidden;
 mod packed;
 mod quantized;
