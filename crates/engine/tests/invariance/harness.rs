@@ -1,6 +1,6 @@
 //! One loaded decoder, lent to one engine after another, and answers that can be compared bit by bit.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use folio_engine::{
     Background, Engine, EngineConfig, Event, FinishReason, GroupConfig, HostTier, Logprobs, RequestId, RequestStream,
@@ -9,7 +9,7 @@ use folio_engine::{
 use folio_model::{
     Decoder, DecoderLimits, OpenModel,
     device::{
-        KvFormat,
+        Backend, KvFormat,
         cpu::{Cpu, CpuConfig},
     },
 };
@@ -17,7 +17,6 @@ use folio_model::{
 pub const MAX_SEQS: usize = 32;
 pub const BUDGET: usize = 512;
 pub const MAX_LEN: usize = 256;
-const BLOCKS: usize = 160;
 /// In the host tier, for engines that ask for one.
 pub const HOST_SLOTS: usize = 64;
 const PROMPT_LOGIT_ROWS: usize = 64;
@@ -25,23 +24,68 @@ const PROMPT_LOGIT_ROWS: usize = 64;
 /// Changes a plan on its way to the device.
 pub type Tamper = fn(step: u64, plan: &mut StepPlan);
 
+/// How much a decoder is made for.
+#[derive(Clone, Copy)]
+pub struct Room {
+    pub seqs: usize,
+    pub max_len: usize,
+    pub blocks: usize,
+}
+
+impl Room {
+    pub const USUAL: Room = Room { seqs: MAX_SEQS, max_len: MAX_LEN, blocks: 160 };
+}
+
 /// A decoder that outlives engines: each starts on the keys and values that the last one left behind.
-pub struct Bench {
-    runner: Arc<Mutex<Runner<Cpu>>>,
+pub struct Bench<B: Backend = Cpu> {
+    runner: Arc<Mutex<Runner<B>>>,
     host: Arc<HostTier>,
     vocab: usize,
     windows: Vec<Option<usize>>,
+    room: Room,
 }
 
-struct Lent {
-    runner: Arc<Mutex<Runner<Cpu>>>,
+struct Lent<B: Backend> {
+    runner: Arc<Mutex<Runner<B>>>,
     tamper: Option<Tamper>,
     step: u64,
 }
 
-impl StepRunner for Lent {
+impl<B: Backend> Lent<B> {
+    fn runner(&self) -> MutexGuard<'_, Runner<B>> {
+        self.runner.lock().expect("one engine at a time")
+    }
+}
+
+impl<B: Backend> Drop for Lent<B> {
+    /// What this engine left under way is not the next one's.
+    fn drop(&mut self) {
+        while self.runner().finish().is_ok() {}
+    }
+}
+
+impl<B: Backend> StepRunner for Lent<B> {
     fn admit(&mut self, id: RequestId, state: SamplingState) {
-        self.runner.lock().expect("one engine at a time").admit(id, state);
+        self.runner().admit(id, state);
+    }
+
+    fn start(&mut self, plan: &StepPlan) -> Result<Option<Vec<RowOutput>>> {
+        match self.tamper {
+            Some(_) => self.run(plan).map(Some),
+            None => self.runner().start(plan),
+        }
+    }
+
+    fn may_start(&self, plan: &StepPlan) -> bool {
+        self.tamper.is_none() && self.runner().may_start(plan)
+    }
+
+    fn is_done(&mut self) -> bool {
+        self.runner().is_done()
+    }
+
+    fn finish(&mut self) -> Result<Vec<RowOutput>> {
+        self.runner().finish()
     }
 
     fn run(&mut self, plan: &StepPlan) -> Result<Vec<RowOutput>> {
@@ -51,11 +95,11 @@ impl StepRunner for Lent {
             // It may panic, which must not poison the runner.
             tamper(self.step, &mut plan);
         }
-        self.runner.lock().expect("one engine at a time").run(&plan)
+        self.runner().run(&plan)
     }
 
     fn release(&mut self, id: RequestId) {
-        self.runner.lock().expect("one engine at a time").release(id);
+        self.runner().release(id);
     }
 }
 
@@ -83,35 +127,45 @@ impl Bench {
     /// The same with keys and values in that format.
     pub fn in_format(model: &OpenModel, threads: usize, kv_format: KvFormat) -> Self {
         let cpu = Cpu::new(CpuConfig { threads, isa: None }).expect("a CPU");
+        Self::on(cpu, model, kv_format, Room::USUAL)
+    }
+}
+
+impl<B: Backend> Bench<B> {
+    pub fn on(backend: B, model: &OpenModel, kv_format: KvFormat, room: Room) -> Self {
         let windows: Vec<_> = model.spec.kv_groups().iter().map(|group| group.window).collect();
         let limits = DecoderLimits {
             rows: BUDGET,
-            spans: MAX_SEQS,
-            outputs: MAX_SEQS + PROMPT_LOGIT_ROWS,
-            table_entries: MAX_SEQS * MAX_LEN / 16,
-            blocks: vec![BLOCKS; windows.len()],
+            spans: room.seqs,
+            outputs: room.seqs + PROMPT_LOGIT_ROWS,
+            table_entries: room.seqs * room.max_len / 16,
+            blocks: vec![room.blocks; windows.len()],
             kv_format,
         };
-        let decoder = Decoder::load(cpu, model, limits, &mut |_| {}).expect("the model loads");
+        let decoder = Decoder::load(backend, model, limits, &mut |_| {}).expect("the model loads");
         let host_group = |group| HostGroup { slots: HOST_SLOTS, block_bytes: decoder.block_bytes(group) };
         let groups: Vec<_> = (0..windows.len()).map(host_group).collect();
         let host = Arc::new(HostTier::new(&groups).expect("memory"));
         let runner = Arc::new(Mutex::new(Runner::new(decoder, Some(Arc::clone(&host)))));
-        Self { runner, host, vocab: model.spec.vocab_size, windows }
+        Self { runner, host, vocab: model.spec.vocab_size, windows, room }
     }
 
     pub fn config(&self) -> EngineConfig {
         EngineConfig {
-            max_seqs: MAX_SEQS,
+            max_seqs: self.room.seqs,
             budget_tokens: BUDGET,
-            max_model_len: MAX_LEN,
-            groups: self.groups(BLOCKS),
+            max_model_len: self.room.max_len,
+            groups: self.groups(self.room.blocks),
             prefix_caching: false,
             inter_token_target: None,
             prompt_logit_rows: PROMPT_LOGIT_ROWS,
             logits_width: self.vocab,
             ..EngineConfig::default()
         }
+    }
+
+    pub fn max_seqs(&self) -> usize {
+        self.room.seqs
     }
 
     /// Groups with the model's windows and pools of this size.

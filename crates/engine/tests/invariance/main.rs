@@ -1,6 +1,7 @@
 //! A request's tokens and logprobs are the same, bit for bit, however it is run: alone, in a batch, in chunks, after
 //! preemption, from the prefix cache or the host tier, with steps that overlap or not, on any number of threads.
 
+mod cuda;
 mod embeddings;
 mod harness;
 mod load;
@@ -14,8 +15,11 @@ use std::{
 };
 
 use folio_engine::{Engine, EngineConfig, Event, FinishReason, SamplingParams};
-use folio_model::{OpenModel, device::KvFormat};
-use harness::{Answer, Bench, MAX_SEQS, Tamper, read, submit};
+use folio_model::{
+    OpenModel,
+    device::{Backend, KvFormat},
+};
+use harness::{Answer, Bench, Tamper, read, submit};
 
 /// The requests whose answers are compared: greedy and drawn, short and long, around a block's border.
 struct Probes {
@@ -46,7 +50,7 @@ impl Probes {
     }
 
     /// Each by itself, after the other.
-    fn alone(&self, bench: &Bench) -> Vec<Answer> {
+    fn alone<B: Backend>(&self, bench: &Bench<B>) -> Vec<Answer> {
         let engine = bench.start(bench.config());
         let run =
             |(index, &len): (usize, &usize)| read(submit(&engine, bench.prompt(index as u64, len), self.params(index)));
@@ -56,11 +60,11 @@ impl Probes {
     }
 
     /// All at once, among as many others as there are seats.
-    fn together(&self, bench: &Bench, config: EngineConfig, num_others: usize) -> (Vec<Answer>, u64) {
+    fn together<B: Backend>(&self, bench: &Bench<B>, config: EngineConfig, num_others: usize) -> (Vec<Answer>, u64) {
         self.on(bench, &bench.start(config), num_others)
     }
 
-    fn on(&self, bench: &Bench, engine: &Engine, num_others: usize) -> (Vec<Answer>, u64) {
+    fn on<B: Backend>(&self, bench: &Bench<B>, engine: &Engine, num_others: usize) -> (Vec<Answer>, u64) {
         let other = |i: usize| {
             let params = SamplingParams { prompt_logprobs: None, ..self.params(i) };
             submit(engine, bench.prompt(100 + i as u64, 3 + i % 21), params)
@@ -90,33 +94,38 @@ fn check(name: &str, model: &OpenModel, probes: &Probes) {
 fn check_in(format: KvFormat, name: &str, model: &OpenModel, probes: &Probes) {
     let _turn = take_turn();
     let expected = probes.alone(&Bench::in_format(model, 1, format));
-    assert!(expected.iter().all(|a| a.tokens.len() == probes.num_tokens && a.logprobs.len() == probes.num_tokens));
-    assert!(expected.iter().zip(probes.lengths).all(|(a, len)| a.prompt_logprobs.len() == len - 1));
     for threads in 1..=3 {
         let bench = Bench::in_format(model, threads, format);
-        let same = |found: &[Answer], how: &str| {
-            assert!(found == expected, "{name}: {how} on {threads} threads gives another answer than alone on one");
-        };
-        same(&probes.alone(&bench), "alone");
-        let others = MAX_SEQS - probes.lengths.len();
-        same(&probes.together(&bench, bench.config(), others).0, "in a batch of 32");
-        let config = EngineConfig { overlap: false, ..bench.config() };
-        same(&probes.together(&bench, config, others).0, "without overlap");
-        for chunk in [1, 7, 64, 512] {
-            let config = EngineConfig { max_chunk: Some(chunk), ..bench.config() };
-            same(&probes.together(&bench, config, 0).0, &format!("in chunks of {chunk}"));
-        }
-        for prefix_caching in [false, true] {
-            let config = EngineConfig { force_preempt_every: Some(3), prefix_caching, ..bench.config() };
-            let (found, preemptions) = probes.together(&bench, config, 3);
-            assert!(preemptions >= 2, "{preemptions} preemptions");
-            // A request that was preempted finds its own blocks, which is no hit of its first run.
-            same(&found, "after forced preemption");
-        }
-        sharing::check_host_swap(name, &bench, threads);
-        sharing::check_prefix_hits(name, &bench, probes.num_tokens / 2);
-        sharing::check_samples(name, &bench, probes.num_tokens / 2);
+        check_ways(&format!("{name} on {threads} threads"), &bench, probes, &expected);
     }
+}
+
+/// Every way to run the probes gives the answers that they get alone.
+fn check_ways<B: Backend>(name: &str, bench: &Bench<B>, probes: &Probes, expected: &[Answer]) {
+    assert!(expected.iter().all(|a| a.tokens.len() == probes.num_tokens && a.logprobs.len() == probes.num_tokens));
+    assert!(expected.iter().zip(probes.lengths).all(|(a, len)| a.prompt_logprobs.len() == len - 1));
+    let same = |found: &[Answer], how: &str| {
+        assert!(found == expected, "{name}: {how} gives another answer than alone");
+    };
+    same(&probes.alone(bench), "alone");
+    let others = bench.max_seqs() - probes.lengths.len();
+    same(&probes.together(bench, bench.config(), others).0, &format!("in a batch of {}", bench.max_seqs()));
+    let config = EngineConfig { overlap: false, ..bench.config() };
+    same(&probes.together(bench, config, others).0, "without overlap");
+    for chunk in [1, 7, 64, 512] {
+        let config = EngineConfig { max_chunk: Some(chunk), ..bench.config() };
+        same(&probes.together(bench, config, 0).0, &format!("in chunks of {chunk}"));
+    }
+    for prefix_caching in [false, true] {
+        let config = EngineConfig { force_preempt_every: Some(3), prefix_caching, ..bench.config() };
+        let (found, preemptions) = probes.together(bench, config, 3);
+        assert!(preemptions >= 2, "{preemptions} preemptions");
+        // A request that was preempted finds its own blocks, which is no hit of its first run.
+        same(&found, "after forced preemption");
+    }
+    sharing::check_host_swap(name, bench);
+    sharing::check_prefix_hits(name, bench, probes.num_tokens / 2);
+    sharing::check_samples(name, bench, probes.num_tokens / 2);
 }
 
 #[test]

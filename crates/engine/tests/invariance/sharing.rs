@@ -2,6 +2,7 @@
 //! blocks out of a window.
 
 use folio_engine::{Engine, EngineConfig, GroupConfig, RequestStream, SamplingParams};
+use folio_model::device::Backend;
 
 use crate::{
     harness::{Answer, Bench, read, read_samples, submit},
@@ -9,7 +10,7 @@ use crate::{
 };
 
 /// A hit ends at a block's border; the prompt ends there or one token to either side.
-pub fn check_prefix_hits(name: &str, bench: &Bench, num_tokens: usize) {
+pub fn check_prefix_hits<B: Backend>(name: &str, bench: &Bench<B>, num_tokens: usize) {
     let params = |len: usize| SamplingParams {
         max_tokens: num_tokens,
         temperature: if len.is_multiple_of(2) { 0.0 } else { 0.9 },
@@ -38,7 +39,7 @@ pub fn check_prefix_hits(name: &str, bench: &Bench, num_tokens: usize) {
 
 /// Several samples of one prompt share its blocks, the begun one included, and each is what it would be without
 /// sharing.
-pub fn check_samples(name: &str, bench: &Bench, num_tokens: usize) {
+pub fn check_samples<B: Backend>(name: &str, bench: &Bench<B>, num_tokens: usize) {
     let params = |temperature: f32, n: usize| SamplingParams {
         max_tokens: num_tokens,
         temperature,
@@ -68,7 +69,7 @@ pub fn check_samples(name: &str, bench: &Bench, num_tokens: usize) {
 
 /// A pool for a few of many requests: who loses its blocks finds them again in the host tier. Answers are longer than
 /// the scheduler foresees when it lets a request in, or nobody would lose any.
-pub fn check_host_swap(name: &str, bench: &Bench, threads: usize) {
+pub fn check_host_swap<B: Backend>(name: &str, bench: &Bench<B>) {
     let params = |seed: u64| SamplingParams {
         max_tokens: 36,
         temperature: if seed.is_multiple_of(2) { 0.0 } else { 0.9 },
@@ -94,7 +95,7 @@ pub fn check_host_swap(name: &str, bench: &Bench, threads: usize) {
             "{name}: {} preemptions, {} blocks in the host tier",
             stats.preemptions, stats.groups[0].host_slots_used
         );
-        assert!(found == expected, "{name}: swapped to the host tier on {threads} threads, another answer");
+        assert!(found == expected, "{name}: swapped to the host tier, another answer");
         engine.shutdown();
     }
 }

@@ -40,28 +40,44 @@ impl WeightSource for RandomWeights {
     fn release(&self, _: &str) {}
 }
 
+/// How large a model is.
+struct Size {
+    hidden: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    /// Of an expert, or of the whole layer.
+    inter: usize,
+    experts: usize,
+}
+
 const HIDDEN: usize = 48;
 const HEADS: usize = 6;
 const KV_HEADS: usize = 2;
 const HEAD_DIM: usize = 16;
 const INTER: usize = 80;
 const VOCAB: usize = 211;
+const SMALL: Size =
+    Size { hidden: HIDDEN, heads: HEADS, kv_heads: KV_HEADS, head_dim: HEAD_DIM, inter: 32, experts: 9 };
+/// Heads of 64 and widths of 128 and more: what fast kernels are made for.
+const WIDE: Size = Size { hidden: 256, heads: 8, kv_heads: 2, head_dim: 64, inter: 128, experts: 32 };
 
-fn shapes(layers: usize, layer: impl Fn(&mut dyn FnMut(&str, &[usize]))) -> Vec<(String, Vec<usize>)> {
+fn shapes(size: &Size, layers: usize, layer: impl Fn(&mut dyn FnMut(&str, &[usize]))) -> Vec<(String, Vec<usize>)> {
+    let &Size { hidden, heads, kv_heads, head_dim, .. } = size;
     let mut shapes = vec![
-        ("model.embed_tokens.weight".to_owned(), vec![VOCAB, HIDDEN]),
-        ("model.norm.weight".to_owned(), vec![HIDDEN]),
+        ("model.embed_tokens.weight".to_owned(), vec![VOCAB, hidden]),
+        ("model.norm.weight".to_owned(), vec![hidden]),
     ];
     for index in 0..layers {
         let mut push = |name: &str, shape: &[usize]| {
             shapes.push((format!("model.layers.{index}.{name}.weight"), shape.to_vec()));
         };
-        push("self_attn.q_proj", &[HEADS * HEAD_DIM, HIDDEN]);
-        push("self_attn.k_proj", &[KV_HEADS * HEAD_DIM, HIDDEN]);
-        push("self_attn.v_proj", &[KV_HEADS * HEAD_DIM, HIDDEN]);
-        push("self_attn.o_proj", &[HIDDEN, HEADS * HEAD_DIM]);
-        push("input_layernorm", &[HIDDEN]);
-        push("post_attention_layernorm", &[HIDDEN]);
+        push("self_attn.q_proj", &[heads * head_dim, hidden]);
+        push("self_attn.k_proj", &[kv_heads * head_dim, hidden]);
+        push("self_attn.v_proj", &[kv_heads * head_dim, hidden]);
+        push("self_attn.o_proj", &[hidden, heads * head_dim]);
+        push("input_layernorm", &[hidden]);
+        push("post_attention_layernorm", &[hidden]);
         layer(&mut push);
     }
     shapes
@@ -77,7 +93,7 @@ pub fn alternating() -> OpenModel {
         "query_pre_attn_scalar": 16, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
         "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": true, "torch_dtype": "bfloat16"}}"#
     );
-    let weights = RandomWeights::new(shapes(4, |push| {
+    let weights = RandomWeights::new(shapes(&SMALL, 4, |push| {
         push("pre_feedforward_layernorm", &[HIDDEN]);
         push("post_feedforward_layernorm", &[HIDDEN]);
         push("mlp.gate_proj", &[INTER, HIDDEN]);
@@ -89,23 +105,32 @@ pub fn alternating() -> OpenModel {
 
 /// Qwen3-MoE: norms of q and k, and four of nine experts a token.
 pub fn experts() -> OpenModel {
-    const EXPERTS: usize = 9;
+    experts_of(&SMALL)
+}
+
+/// The same with more and wider experts.
+pub fn wide_experts() -> OpenModel {
+    experts_of(&WIDE)
+}
+
+fn experts_of(size: &Size) -> OpenModel {
+    let &Size { hidden, heads, kv_heads, head_dim, inter, experts } = size;
     let config = format!(
         r#"{{"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": {VOCAB},
-        "hidden_size": {HIDDEN}, "num_hidden_layers": 3, "num_attention_heads": {HEADS},
-        "num_key_value_heads": {KV_HEADS}, "head_dim": {HEAD_DIM}, "intermediate_size": {INTER},
-        "moe_intermediate_size": 32, "num_experts": {EXPERTS}, "num_experts_per_tok": 4, "norm_topk_prob": true,
+        "hidden_size": {hidden}, "num_hidden_layers": 3, "num_attention_heads": {heads},
+        "num_key_value_heads": {kv_heads}, "head_dim": {head_dim}, "intermediate_size": {INTER},
+        "moe_intermediate_size": {inter}, "num_experts": {experts}, "num_experts_per_tok": 4, "norm_topk_prob": true,
         "decoder_sparse_step": 1, "mlp_only_layers": [], "max_position_embeddings": 512, "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": true, "torch_dtype": "bfloat16"}}"#
     );
-    let weights = RandomWeights::new(shapes(3, |push| {
-        push("self_attn.q_norm", &[HEAD_DIM]);
-        push("self_attn.k_norm", &[HEAD_DIM]);
-        push("mlp.gate", &[EXPERTS, HIDDEN]);
-        for expert in 0..EXPERTS {
-            push(&format!("mlp.experts.{expert}.gate_proj"), &[32, HIDDEN]);
-            push(&format!("mlp.experts.{expert}.up_proj"), &[32, HIDDEN]);
-            push(&format!("mlp.experts.{expert}.down_proj"), &[HIDDEN, 32]);
+    let weights = RandomWeights::new(shapes(size, 3, |push| {
+        push("self_attn.q_norm", &[head_dim]);
+        push("self_attn.k_norm", &[head_dim]);
+        push("mlp.gate", &[experts, hidden]);
+        for expert in 0..experts {
+            push(&format!("mlp.experts.{expert}.gate_proj"), &[inter, hidden]);
+            push(&format!("mlp.experts.{expert}.up_proj"), &[inter, hidden]);
+            push(&format!("mlp.experts.{expert}.down_proj"), &[hidden, inter]);
         }
     }));
     OpenModel::from_config(&config, Box::new(weights)).expect("the tiny model opens")

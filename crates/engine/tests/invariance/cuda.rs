@@ -1,0 +1,88 @@
+//! The same on a CUDA device whose rows were asked not to depend on each other: alone, among 128, in chunks, from the prefix
+//! cache, after preemption, through the host's memory. Without a device these tests say so and pass.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, OnceLock},
+};
+
+use folio_model::{
+    OpenModel,
+    device::{
+        Backend, KvFormat,
+        cuda::{Cuda, CudaConfig, Precision, driver},
+    },
+};
+
+use crate::{
+    Probes, check_ways,
+    harness::{Bench, Room},
+    take_turn, tiny,
+};
+
+const ROOM: Room = Room { seqs: 128, max_len: 512, blocks: 768 };
+/// Beyond a split of keys, and beyond two where the context allows.
+const LONG: Probes = Probes { lengths: &[1, 16, 33, 70, 300, 470], num_tokens: 24 };
+
+fn is_there() -> bool {
+    match driver::device_count() {
+        Ok(count) if count > 0 => return true,
+        Ok(_) => eprintln!("skipped: this machine has no CUDA device"),
+        Err(error) => eprintln!("skipped: {error}"),
+    }
+    false
+}
+
+/// All on one device; kernels that must be compiled are kept.
+fn open(config: CudaConfig) -> Cuda {
+    static DEVICE: OnceLock<Arc<driver::Device>> = OnceLock::new();
+    let device = DEVICE.get_or_init(|| {
+        let cache_folder = Some(std::env::temp_dir().join("folio-kernels-of-tests"));
+        let config = driver::CudaConfig { ordinal: 0, cache_folder };
+        Arc::new(driver::Device::open(&config).unwrap_or_else(|error| panic!("{error}")))
+    });
+    Cuda::on(Arc::clone(device), config).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// In bf16 as asked, and in f32, which promises as much.
+fn check(name: &str, model: &OpenModel) {
+    let _turn = take_turn();
+    let invariant = CudaConfig { batch_invariant: true, ..CudaConfig::default() };
+    let f32 = CudaConfig { activations: Precision::F32, ..CudaConfig::default() };
+    let fp8 = (invariant.clone(), KvFormat::Fp8);
+    for (config, kv_format) in [(invariant, KvFormat::BF16), fp8, (f32, KvFormat::F32)] {
+        let device = open(config);
+        let name = format!("{name}, {}, keys in {}", device.numerics(), kv_format.name());
+        let bench = Bench::on(device, model, kv_format, ROOM);
+        check_ways(&name, &bench, &LONG, &LONG.alone(&bench));
+        println!("{name}: the same bits in every way");
+    }
+}
+
+#[test]
+fn tiny_model_on_cuda() {
+    if is_there() {
+        check("tiny alternating", &tiny::alternating());
+    }
+}
+
+#[test]
+fn experts_on_cuda() {
+    if is_there() {
+        check("tiny experts", &tiny::experts());
+        check("wide experts", &tiny::wide_experts());
+    }
+}
+
+#[test]
+fn default_model_on_cuda() {
+    if is_there() {
+        let built = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
+        // On a machine that only runs this.
+        let named = std::env::var_os("FOLIO_TREE").map_or_else(|| PathBuf::from("."), PathBuf::from);
+        let tree = if built.is_dir() { built } else { named };
+        let path = tree.join("models/folio-rust-42m.gguf");
+        let model = folio_model::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        check("folio-rust-42m", &model);
+    }
+}
