@@ -115,13 +115,21 @@ impl Weight {
         &self.values[row * self.cols..(row + 1) * self.cols]
     }
 
-    /// One output row of `x * weight^T (+ bias)`.
+    /// One output of `x * weight^T (+ bias)`.
+    fn output(&self, output: usize, x: &[f32], bias: Option<&Vector>) -> f32 {
+        (math::dot(x, self.row(output)) + bias.map_or(0.0, |bias| f64::from(bias.0[output]))) as f32
+    }
+
+    /// One row of outputs.
     fn apply(&self, x: &[f32], bias: Option<&Vector>) -> Vec<f32> {
+        self.check_bias(bias);
+        (0..self.rows).map(|output| self.output(output, x, bias)).collect()
+    }
+
+    fn check_bias(&self, bias: Option<&Vector>) {
         if let Some(bias) = bias {
             assert_eq!(bias.0.len(), self.rows, "one bias an output");
         }
-        let output = |row| (math::dot(x, self.row(row)) + bias.map_or(0.0, |bias| f64::from(bias.0[row]))) as f32;
-        (0..self.rows).map(output).collect()
     }
 }
 
@@ -255,8 +263,14 @@ impl Backend for Reference {
     fn linear(&mut self, out: &mut Tensor, x: &Tensor, weight: &Weight, bias: Option<&Vector>, rows: usize) {
         x.check("linear input", rows, weight.cols);
         out.check("linear output", rows, weight.rows);
-        for row in 0..rows {
-            out.row_mut(row).copy_from_slice(&weight.apply(x.row(row), bias));
+        weight.check_bias(bias);
+        // A few rows at a time, so that weights come from memory once for all of them.
+        for first in (0..rows).step_by(8) {
+            for output in 0..weight.rows {
+                for row in first..rows.min(first + 8) {
+                    out.row_mut(row)[output] = weight.output(output, x.row(row), bias);
+                }
+            }
         }
     }
 

@@ -22,8 +22,9 @@ use crate::{
 
 /// Tokens of a step of prompts.
 const STEP_ROWS: usize = 2048;
-/// A disagreement is a near tie where the reference prefers its token by less than so many root mean squares of the
-/// differences of all logits.
+/// A disagreement is a near tie where the reference prefers its token by less than so many times what logits differ by: the
+/// root of the mean square of all differences, or that of the position, whichever is more. Where a router was near a tie,
+/// another expert has a say, and all logits of that position differ by more than elsewhere.
 const NEAR: f64 = 4.0;
 
 /// What is asked, and how long answers are.
@@ -240,8 +241,9 @@ pub struct Figures {
     pub whole_answers: usize,
     /// Root of the mean square of all logits' differences.
     pub difference: f64,
-    /// Where they disagree: by how much the reference prefers its own, in `difference`s, largest first.
-    pub gaps: Vec<f64>,
+    /// Where they disagree: by how much the reference prefers its own, in `difference`s, and by how much logits differ
+    /// there, likewise. Clearest first.
+    pub gaps: Vec<(f64, f64)>,
     /// Of the reference, at all positions.
     pub median_gap: f64,
 }
@@ -251,8 +253,9 @@ impl Figures {
         let marks = || answers.iter().flatten();
         let positions = marks().count();
         let difference = (marks().map(|mark| mark.mean_square).sum::<f64>() / positions as f64).sqrt();
-        let mut gaps: Vec<f64> = marks().filter(|mark| !mark.agrees).map(|mark| mark.gap / difference).collect();
-        gaps.sort_by(|a, b| b.total_cmp(a));
+        let relative = |mark: &Mark| (mark.gap / difference, mark.mean_square.sqrt() / difference);
+        let mut gaps: Vec<(f64, f64)> = marks().filter(|mark| !mark.agrees).map(relative).collect();
+        gaps.sort_by(|a, b| b.0.total_cmp(&a.0));
         let mut all_gaps: Vec<f64> = marks().map(|mark| mark.gap).collect();
         all_gaps.sort_by(f64::total_cmp);
         Self {
@@ -267,14 +270,19 @@ impl Figures {
 
     /// Disagreements that are no near ties.
     pub fn clear(&self) -> usize {
-        self.gaps.iter().filter(|gap| **gap > NEAR).count()
+        self.gaps.iter().filter(|(gap, there)| *gap > NEAR * there.max(1.0)).count()
+    }
+
+    /// The same by what all logits differ by alone.
+    fn clear_overall(&self) -> usize {
+        self.gaps.iter().filter(|(gap, _)| *gap > NEAR).count()
     }
 
     pub fn print(&self, name: &str) {
         println!(
             "{name}: the likeliest token agrees at {:.3}% of {} positions and all along {} answers; logits {:.2e} apart \
              (root mean square), the first token leads by {:.2} (median); {} disagreements, {} of them beyond {NEAR} \
-             differences, the clearest {:.2?}",
+             differences ({} where the position's own does not count), the clearest and the difference there {:.2?}",
             100.0 * self.agreement,
             self.positions,
             self.whole_answers,
@@ -282,6 +290,7 @@ impl Figures {
             self.median_gap,
             self.gaps.len(),
             self.clear(),
+            self.clear_overall(),
             &self.gaps[..self.gaps.len().min(8)]
         );
     }
