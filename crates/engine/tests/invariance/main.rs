@@ -5,6 +5,7 @@ mod cuda;
 mod embeddings;
 mod harness;
 mod load;
+mod lost;
 mod restart;
 mod sharing;
 mod tiny;

@@ -41,14 +41,14 @@ impl WeightSource for RandomWeights {
 }
 
 /// How large a model is.
-struct Size {
-    hidden: usize,
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
-    /// Of an expert, or of the whole layer.
-    inter: usize,
-    experts: usize,
+pub struct Size {
+    pub hidden: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    /// Of an expert.
+    pub inter: usize,
+    pub experts: usize,
 }
 
 const HIDDEN: usize = 48;
@@ -59,8 +59,6 @@ const INTER: usize = 80;
 const VOCAB: usize = 211;
 const SMALL: Size =
     Size { hidden: HIDDEN, heads: HEADS, kv_heads: KV_HEADS, head_dim: HEAD_DIM, inter: 32, experts: 9 };
-/// Heads of 64 and widths of 128 and more: what fast kernels are made for.
-const WIDE: Size = Size { hidden: 256, heads: 8, kv_heads: 2, head_dim: 64, inter: 128, experts: 32 };
 
 fn shapes(size: &Size, layers: usize, layer: impl Fn(&mut dyn FnMut(&str, &[usize]))) -> Vec<(String, Vec<usize>)> {
     let &Size { hidden, heads, kv_heads, head_dim, .. } = size;
@@ -108,12 +106,8 @@ pub fn experts() -> OpenModel {
     experts_of(&SMALL)
 }
 
-/// The same with more and wider experts.
-pub fn wide_experts() -> OpenModel {
-    experts_of(&WIDE)
-}
-
-fn experts_of(size: &Size) -> OpenModel {
+/// The same of any size.
+pub fn experts_of(size: &Size) -> OpenModel {
     let &Size { hidden, heads, kv_heads, head_dim, inter, experts } = size;
     let config = format!(
         r#"{{"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": {VOCAB},
