@@ -50,6 +50,9 @@ pub fn open(config: CudaConfig) -> Option<Cuda> {
 
 /// Runs one case; what went wrong is noted. False: the device is lost, and nothing further can be learned.
 fn attempt(failures: &mut Vec<String>, backend: &mut Cuda, name: String, case: impl FnOnce(&mut Cuda)) -> bool {
+    if every().is_some() {
+        println!("{name}");
+    }
     let outcome = catch_unwind(AssertUnwindSafe(|| case(backend)));
     if let Err(payload) = outcome {
         let text = payload.downcast_ref::<String>().cloned();
@@ -110,10 +113,16 @@ fn check_paged(backend: &mut Cuda, mode: &Mode, expected: &Expected<paged::Case>
     }
 }
 
-/// One of every `FOLIO_EVERY` cases: tools that watch each access to memory are slow.
+/// One of every so many cases, from a first one: `FOLIO_EVERY=8,3`. Tools that watch each access to memory are slow.
+fn every() -> Option<(usize, usize)> {
+    let text = std::env::var("FOLIO_EVERY").ok()?;
+    let (step, first) = text.split_once(',').unwrap_or((&text, "0"));
+    Some((step.parse().expect("FOLIO_EVERY"), first.parse().expect("FOLIO_EVERY")))
+}
+
 fn some_of<C>(cases: Vec<Expected<C>>) -> Vec<Expected<C>> {
-    let step = std::env::var("FOLIO_EVERY").ok().and_then(|step| step.parse().ok()).unwrap_or(1);
-    cases.into_iter().step_by(step).collect()
+    let (step, first) = every().unwrap_or((1, 0));
+    cases.into_iter().skip(first).step_by(step).collect()
 }
 
 fn conformance(mode: &Mode) {
@@ -136,6 +145,7 @@ fn conformance(mode: &Mode) {
     }
     data::round_activations(false);
     let count = failures.len();
+    println!("{}: {} cases", mode.name, rows.len() + paged.len());
     // A few of each kind: what is wrong with one is likely wrong with all.
     let kind = |failure: &String| failure.split(' ').next().unwrap_or_default().to_owned();
     let mut shown: HashMap<String, usize> = HashMap::new();

@@ -38,7 +38,10 @@ fn open(config: &CudaConfig) -> Cuda {
         let config = driver::CudaConfig { ordinal: 0, cache_folder };
         Arc::new(driver::Device::open(&config).unwrap_or_else(|error| panic!("{error}")))
     });
-    Cuda::on(Arc::clone(device), config.clone()).unwrap_or_else(|error| panic!("{error}"))
+    // For tools that do not follow recordings.
+    let graphs = config.graphs && std::env::var_os("FOLIO_EAGER").is_none();
+    let config = CudaConfig { graphs, ..config.clone() };
+    Cuda::on(Arc::clone(device), config).unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn f32() -> CudaConfig {
