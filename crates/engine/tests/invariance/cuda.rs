@@ -17,13 +17,13 @@ use folio_model::{
 use crate::{
     Probes, check_ways,
     harness::{Bench, Room},
-    take_turn,
+    holes, take_turn,
     tiny::{self, Size},
 };
 
 const ROOM: Room = Room { seqs: 128, max_len: 512, blocks: 768 };
 /// Heads of 64 and widths of 128 and more: what fast kernels are made for.
-const WIDE: Size = Size { hidden: 256, heads: 8, kv_heads: 2, head_dim: 64, inter: 128, experts: 32 };
+const WIDE: Size = Size { hidden: 256, heads: 8, kv_heads: 2, head_dim: 64, inter: 128, experts: 32, hole: None };
 /// Beyond a split of keys, and beyond two where the context allows.
 const LONG: Probes = Probes { lengths: &[1, 16, 33, 70, 300, 470], num_tokens: 24 };
 
@@ -87,5 +87,22 @@ fn default_model_on_cuda() {
         let path = tree.join("models/folio-rust-42m.gguf");
         let model = folio_model::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         check("folio-rust-42m", &model);
+    }
+}
+
+#[test]
+fn rows_that_are_no_numbers_on_cuda() {
+    if is_there() {
+        let _turn = take_turn();
+        for size in [tiny::SMALL, WIDE] {
+            let model = tiny::experts_of(&Size { hole: Some(holes::HOLE), ..size });
+            for (batch_invariant, kv_format) in [(true, KvFormat::BF16), (true, KvFormat::Fp8), (true, KvFormat::Int8)]
+            {
+                let device = open(CudaConfig { batch_invariant, ..CudaConfig::default() });
+                let name = format!("{} experts, {}, keys in {}", size.experts, device.numerics(), kv_format.name());
+                holes::check(&name, &Bench::on(device, &model, kv_format, ROOM));
+                println!("{name}: nobody else noticed");
+            }
+        }
     }
 }

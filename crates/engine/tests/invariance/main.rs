@@ -4,6 +4,7 @@
 mod cuda;
 mod embeddings;
 mod harness;
+mod holes;
 mod load;
 mod lost;
 mod restart;

@@ -25,6 +25,12 @@ impl RandomWeights {
         };
         Self(shapes.into_iter().map(|(name, shape)| (name, shape.clone(), bytes(&shape))).collect())
     }
+
+    /// A row of a matrix becomes no numbers.
+    fn poison(&mut self, name: &str, row: usize) {
+        let (_, shape, bytes) = self.0.iter_mut().find(|(n, _, _)| n == name).expect("a tensor of the model");
+        bytes[row * shape[1] * 2..][..shape[1] * 2].fill(0xff);
+    }
 }
 
 impl WeightSource for RandomWeights {
@@ -49,6 +55,8 @@ pub struct Size {
     /// Of an expert.
     pub inter: usize,
     pub experts: usize,
+    /// A token whose embedding is not a number. Logits then come from a matrix of their own.
+    pub hole: Option<u32>,
 }
 
 const HIDDEN: usize = 48;
@@ -57,8 +65,8 @@ const KV_HEADS: usize = 2;
 const HEAD_DIM: usize = 16;
 const INTER: usize = 80;
 const VOCAB: usize = 211;
-const SMALL: Size =
-    Size { hidden: HIDDEN, heads: HEADS, kv_heads: KV_HEADS, head_dim: HEAD_DIM, inter: 32, experts: 9 };
+pub const SMALL: Size =
+    Size { hidden: HIDDEN, heads: HEADS, kv_heads: KV_HEADS, head_dim: HEAD_DIM, inter: 32, experts: 9, hole: None };
 
 fn shapes(size: &Size, layers: usize, layer: impl Fn(&mut dyn FnMut(&str, &[usize]))) -> Vec<(String, Vec<usize>)> {
     let &Size { hidden, heads, kv_heads, head_dim, .. } = size;
@@ -108,16 +116,17 @@ pub fn experts() -> OpenModel {
 
 /// The same of any size.
 pub fn experts_of(size: &Size) -> OpenModel {
-    let &Size { hidden, heads, kv_heads, head_dim, inter, experts } = size;
+    let &Size { hidden, heads, kv_heads, head_dim, inter, experts, hole } = size;
+    let tied = hole.is_none();
     let config = format!(
         r#"{{"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": {VOCAB},
         "hidden_size": {hidden}, "num_hidden_layers": 3, "num_attention_heads": {heads},
         "num_key_value_heads": {kv_heads}, "head_dim": {head_dim}, "intermediate_size": {INTER},
         "moe_intermediate_size": {inter}, "num_experts": {experts}, "num_experts_per_tok": 4, "norm_topk_prob": true,
         "decoder_sparse_step": 1, "mlp_only_layers": [], "max_position_embeddings": 512, "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": true, "torch_dtype": "bfloat16"}}"#
+        "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": {tied}, "torch_dtype": "bfloat16"}}"#
     );
-    let weights = RandomWeights::new(shapes(size, 3, |push| {
+    let mut shapes = shapes(size, 3, |push| {
         push("self_attn.q_norm", &[head_dim]);
         push("self_attn.k_norm", &[head_dim]);
         push("mlp.gate", &[experts, hidden]);
@@ -126,6 +135,13 @@ pub fn experts_of(size: &Size) -> OpenModel {
             push(&format!("mlp.experts.{expert}.up_proj"), &[inter, hidden]);
             push(&format!("mlp.experts.{expert}.down_proj"), &[hidden, inter]);
         }
-    }));
+    });
+    if !tied {
+        shapes.push(("lm_head.weight".to_owned(), vec![VOCAB, hidden]));
+    }
+    let mut weights = RandomWeights::new(shapes);
+    if let Some(token) = hole {
+        weights.poison("model.embed_tokens.weight", token as usize);
+    }
     OpenModel::from_config(&config, Box::new(weights)).expect("the tiny model opens")
 }
