@@ -36,12 +36,16 @@ pub fn is_there() -> bool {
     false
 }
 
-/// All on one device; kernels that must be compiled are kept.
+/// Where kernels are kept that must be compiled.
+pub fn cache_folder() -> Option<PathBuf> {
+    Some(std::env::temp_dir().join("folio-kernels-of-tests"))
+}
+
+/// All on one device.
 fn open(config: CudaConfig) -> Cuda {
     static DEVICE: OnceLock<Arc<driver::Device>> = OnceLock::new();
     let device = DEVICE.get_or_init(|| {
-        let cache_folder = Some(std::env::temp_dir().join("folio-kernels-of-tests"));
-        let config = driver::CudaConfig { ordinal: 0, cache_folder };
+        let config = driver::CudaConfig { ordinal: 0, cache_folder: cache_folder() };
         Arc::new(driver::Device::open(&config).unwrap_or_else(|error| panic!("{error}")))
     });
     Cuda::on(Arc::clone(device), config).unwrap_or_else(|error| panic!("{error}"))

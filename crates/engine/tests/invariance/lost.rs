@@ -59,10 +59,11 @@ fn runner(backend: Cuda, model: &OpenModel) -> Result<impl StepRunner + use<>, E
 
 fn lose() {
     let model = tiny::alternating();
-    let backend = Cuda::new(CudaConfig::default()).expect("a device");
+    let open = || Cuda::new(CudaConfig { cache_folder: cuda::cache_folder(), ..CudaConfig::default() });
+    let backend = open().expect("a device");
     let device: Arc<Device> = Arc::clone(backend.device());
-    let rebuild = Rebuild::new(|| {
-        let backend = Cuda::new(CudaConfig::default()).map_err(|error| Error::Step(error.to_string()))?;
+    let rebuild = Rebuild::new(move || {
+        let backend = open().map_err(|error| Error::Step(error.to_string()))?;
         Ok(Box::new(Background::start(runner(backend, &tiny::alternating())?)?))
     });
     let config = EngineConfig {
