@@ -261,14 +261,8 @@ impl Backend for Cuda {
     }
 
     fn upload(&mut self, inputs: &mut Inputs, batch: &Batch) -> StepSize {
-        let (drawn, rows_drawn) = self.sampler.as_ref().map_or((0, &[][..]), Sampler::latest);
-        let size = inputs.upload(batch, rows_drawn);
+        let size = inputs.upload(batch, self.sampler.as_ref().map_or((0, &[]), Sampler::latest));
         self.device.step_begins(inputs.size().rows, inputs.decodes());
-        let (places, awaited) = inputs.awaited();
-        if awaited > 0 {
-            let grid = [awaited.div_ceil(256) as u32, 1, 1];
-            launch(&self.device, "put_tokens", grid, 256, args![inputs.tokens(), drawn, places, awaited as i32]);
-        }
         self.note(size).unwrap_or(StepSize::of(batch))
     }
 

@@ -1,13 +1,13 @@
 //! What one step is about, in device memory at addresses that never change, so that a recorded step meets the next one's
 //! numbers: ids, positions, spans, block tables, lists of attention's work, and the angles of ropes.
 //!
-//! A step is written into pinned memory and copied from there, with one copy where the parts lie close together. A step
-//! in which every sequence has one row and every row an output is padded up to a size of the [`ladder`], so that a
+//! They go there in one [`Parcel`]. A step in which every sequence has one row and every row an output is padded up to a size of the [`ladder`], so that a
 //! recording for that size serves it. Rows added have token 0, position 0, no slot and a span without context.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::driver::{Buffer, Device, Event, Pinned, Stream};
+use super::driver::{Buffer, Device};
+use super::parcel::{self, Packer, Parcel};
 use super::tensor::Vector;
 use super::work::{self, WorkKey};
 use crate::{Batch, DRAWN_TOKEN, InputLimits, Result, Span, StepSize};
@@ -16,31 +16,23 @@ use crate::{Batch, DRAWN_TOKEN, InputLimits, Result, Span, StepSize};
 pub(super) const NO_SLOT: u32 = u32::MAX;
 /// Kinds of attention that one model may have: by window, grouping and kernel.
 const WORK_LISTS: usize = 6;
-/// Parts of a step that are this close together are copied at once, gap included. In words.
-const GAP: usize = 8 << 10;
+/// Parts that each list of work has.
+const PARTS_OF_A_LIST: usize = 3;
 
 pub struct Inputs {
     device: Arc<Device>,
     limits: InputLimits,
     layout: Layout,
     buffer: Buffer,
-    staging: [Staging; 2],
+    parcels: [Parcel; 2],
     turn: usize,
     size: StepSize,
     /// As they were given, without padding.
     spans: Vec<Span>,
     /// Every span has one row and every row an output.
     decodes: bool,
-    /// Pairs (row, draw) of tokens that the device drew.
-    awaited: usize,
     ropes: Vec<Rope>,
     lists: Mutex<Vec<List>>,
-}
-
-/// Pinned memory, and when the device has read it.
-struct Staging {
-    memory: Pinned,
-    read: Event,
 }
 
 /// Cosines and sines of one rope, `[row][pairs]`.
@@ -66,7 +58,6 @@ struct Layout {
     first_row: usize,
     num_rows: usize,
     context: usize,
-    awaited: usize,
     /// Of each group.
     slots: Vec<usize>,
     first_block: Vec<usize>,
@@ -87,7 +78,6 @@ impl Layout {
             at
         };
         let (rows, spans, groups) = (limits.rows, limits.spans, limits.groups);
-        // Small parts first: they are copied in one piece.
         Layout {
             tokens: take(rows),
             positions: take(rows),
@@ -95,7 +85,6 @@ impl Layout {
             first_row: take(spans),
             num_rows: take(spans),
             context: take(spans),
-            awaited: take(2 * rows),
             slots: (0..groups).map(|_| take(rows)).collect(),
             first_block: (0..groups).map(|_| take(spans)).collect(),
             counts: take(2 * WORK_LISTS),
@@ -112,10 +101,17 @@ fn angle_bytes(limits: &InputLimits) -> usize {
     limits.rows.saturating_mul(limits.rope_pairs).saturating_mul(4)
 }
 
-/// Bytes that the inputs of a step take on the device.
+/// Parts that a step may have: rows, outputs, spans, tables of each group, lists of work.
+fn most_parts(limits: &InputLimits) -> usize {
+    6 + 3 * limits.groups + PARTS_OF_A_LIST * WORK_LISTS
+}
+
+/// Bytes that the inputs of a step take on the device, with those of two on their way.
 pub(super) fn device_bytes(limits: &InputLimits) -> usize {
     let angles = angle_bytes(limits).saturating_mul(2 * limits.ropes);
-    Layout::new(limits).words.saturating_mul(4).saturating_add(angles)
+    let words = Layout::new(limits).words;
+    let on_the_way = parcel::words(most_parts(limits), words).saturating_mul(2);
+    words.saturating_add(on_the_way).saturating_mul(4).saturating_add(angles)
 }
 
 /// Device addresses of one list of work.
@@ -134,9 +130,7 @@ impl Inputs {
     pub(super) fn new(device: &Arc<Device>, limits: InputLimits) -> Result<Self> {
         let layout = Layout::new(&limits);
         let bytes = layout.words.saturating_mul(4);
-        let staging = || -> Result<Staging> {
-            Ok(Staging { memory: device.pinned("a step's inputs", bytes)?, read: device.event()? })
-        };
+        let parcel = || Parcel::new(device, most_parts(&limits), layout.words);
         let angles = angle_bytes(&limits);
         let rope =
             |_| Ok(Rope { pairs: 0, cos: device.alloc("cosines", angles)?, sin: device.alloc("sines", angles)? });
@@ -144,13 +138,12 @@ impl Inputs {
             device: Arc::clone(device),
             limits,
             buffer: device.alloc_zeroed("a step's inputs", bytes)?,
-            staging: [staging()?, staging()?],
+            parcels: [parcel()?, parcel()?],
             layout,
             turn: 0,
             size: StepSize { rows: 0, outputs: 0 },
             spans: Vec::with_capacity(limits.spans),
             decodes: false,
-            awaited: 0,
             ropes: (0..limits.ropes).map(rope).collect::<Result<_>>()?,
             lists: Mutex::default(),
         })
@@ -196,11 +189,6 @@ impl Inputs {
         [self.layout.first_block[group], self.layout.blocks[group]].map(|offset| self.at(offset))
     }
 
-    /// Pairs (row, draw) whose tokens come from the last draws, and how many there are.
-    pub(super) fn awaited(&self) -> (u64, usize) {
-        (self.at(self.layout.awaited), self.awaited)
-    }
-
     /// Cosines, sines and their number a row.
     pub(super) fn rope(&self, rope: usize) -> (u64, u64, usize) {
         let rope = &self.ropes[rope];
@@ -218,8 +206,9 @@ impl Inputs {
         self.buffer.ptr() + 4 * word as u64
     }
 
-    /// `rows_drawn`: the rows that the latest draws looked at, whose tokens a batch may name by the number of the draw.
-    pub(super) fn upload(&mut self, batch: &Batch, rows_drawn: &[u32]) -> Result<StepSize> {
+    /// `drawn`: tokens of rows on the device, and the row that each of the latest draws looked at, whose token a batch may
+    /// name by the number of the draw.
+    pub(super) fn upload(&mut self, batch: &Batch, (drawn, rows_drawn): (u64, &[u32])) -> Result<StepSize> {
         batch.check(&self.limits);
         let rows = batch.num_rows();
         let one_each = batch.spans.iter().all(|span| span.num_rows == 1);
@@ -235,14 +224,15 @@ impl Inputs {
 
         let turn = self.turn;
         self.turn = 1 - turn;
-        self.staging[turn].read.synchronize()?;
-        let memory = &mut self.staging[turn].memory;
-        let bytes = memory.bytes();
-        let mut writer = Writer { words: memory.as_mut_slice(0..bytes), used: Vec::new() };
+        let mut writer = self.parcels[turn].packer(most_parts(&self.limits))?;
         let layout = &self.layout;
         let added = padded - rows;
-        let known = batch.tokens.iter().map(|&token| if token >= DRAWN_TOKEN { 0 } else { token });
-        writer.put(layout.tokens, known.chain(std::iter::repeat_n(0, added)));
+        let token = |token: u32| match token.checked_sub(DRAWN_TOKEN) {
+            Some(number) => DRAWN_TOKEN | rows_drawn[number as usize],
+            None => token,
+        };
+        // The first part: of it tokens are looked up.
+        writer.put(layout.tokens, batch.tokens.iter().map(|&id| token(id)).chain(std::iter::repeat_n(0, added)));
         writer.put(layout.positions, batch.positions.iter().copied().chain(std::iter::repeat_n(0, added)));
         writer.put(layout.outputs, batch.outputs.iter().copied().chain(rows as u32..padded as u32));
         let spans = batch.spans.iter().copied();
@@ -251,9 +241,6 @@ impl Inputs {
         writer.put(layout.first_row, spans.clone().map(|span| span.first_row));
         writer.put(layout.num_rows, spans.clone().map(|span| span.num_rows));
         writer.put(layout.context, spans.map(|span| span.context));
-        let drawn = batch.tokens.iter().enumerate().filter(|(_, token)| **token >= DRAWN_TOKEN);
-        let pairs = drawn.flat_map(|(row, &token)| [row as u32, rows_drawn[(token - DRAWN_TOKEN) as usize]]);
-        self.awaited = writer.put(layout.awaited, pairs) / 2;
         for (group, tables) in batch.groups.iter().enumerate() {
             let slots = tables.slots.iter().copied().chain(std::iter::repeat_n(NO_SLOT, added));
             writer.put(layout.slots[group], slots);
@@ -265,12 +252,8 @@ impl Inputs {
         for (number, list) in lists.iter_mut().enumerate() {
             write_list(&mut writer, layout, number, list, &batch.spans);
         }
-        let used = writer.finish(GAP);
-        for range in used {
-            let bytes = 4 * range.start..4 * range.end;
-            self.device.upload_async(Stream::Compute, &self.buffer, bytes.start, &self.staging[turn].memory, bytes);
-        }
-        self.device.record(&self.staging[turn].read, Stream::Compute);
+        let packed = writer.finish();
+        self.parcels[turn].send(&self.device, packed, &self.buffer, drawn);
         Ok(self.size)
     }
 
@@ -294,57 +277,22 @@ impl Inputs {
         let number = lists.len();
         assert!(number < WORK_LISTS, "a model with more than {WORK_LISTS} kinds of attention");
         let mut list = List { key, splits: 0, tiles: 0 };
-        let mut words = vec![0; self.layout.words];
-        let mut writer = Writer { words: &mut words, used: Vec::new() };
+        let mut words = vec![0; parcel::words(PARTS_OF_A_LIST, self.layout.words)];
+        let mut writer = Packer::new(&mut words, PARTS_OF_A_LIST);
         write_list(&mut writer, &self.layout, number, &mut list, &self.spans);
-        // Without what lies between: the step's tables are there.
-        for range in writer.finish(0) {
+        for (to, words) in writer.parts() {
             // What fails here is remembered by the device.
-            let _ = self.device.upload(&self.buffer, 4 * range.start, &words[range]);
+            let _ = self.device.upload(&self.buffer, 4 * to, words);
         }
         lists.push(list);
         number
     }
 }
 
-fn write_list(writer: &mut Writer<'_>, layout: &Layout, number: usize, list: &mut List, spans: &[Span]) {
+fn write_list(writer: &mut Packer<'_>, layout: &Layout, number: usize, list: &mut List, spans: &[Span]) {
     list.splits = writer.put(layout.splits[number], work::splits(spans, list.key)) / 2;
     list.tiles = writer.put(layout.tiles[number], work::tiles(spans, list.key)) / 2;
     writer.put(layout.counts + 2 * number, [list.splits as u32, list.tiles as u32].into_iter());
-}
-
-/// Writes words and remembers where.
-struct Writer<'a> {
-    words: &'a mut [u32],
-    used: Vec<std::ops::Range<usize>>,
-}
-
-impl Writer<'_> {
-    /// How many there were.
-    fn put(&mut self, at: usize, values: impl Iterator<Item = u32>) -> usize {
-        let mut end = at;
-        for value in values {
-            self.words[end] = value;
-            end += 1;
-        }
-        if end > at {
-            self.used.push(at..end);
-        }
-        end - at
-    }
-
-    /// What was written, ranges with at most `gap` words between them as one.
-    fn finish(mut self, gap: usize) -> Vec<std::ops::Range<usize>> {
-        self.used.sort_by_key(|range| range.start);
-        let mut merged: Vec<std::ops::Range<usize>> = Vec::new();
-        for range in self.used {
-            match merged.last_mut() {
-                Some(last) if range.start <= last.end + gap => last.end = last.end.max(range.end),
-                _ => merged.push(range),
-            }
-        }
-        merged
-    }
 }
 
 /// The sizes that decode steps are padded to: the next of 1, 2, 4, then multiples of 8, of 16 from 256 and of 64 from 512.
@@ -368,24 +316,12 @@ mod tests {
             InputLimits { rows: 37, spans: 5, outputs: 9, table_entries: 70, groups: 2, ropes: 1, rope_pairs: 8 };
         let layout = Layout::new(&limits);
         let mut starts = vec![layout.tokens, layout.positions, layout.outputs, layout.first_row, layout.num_rows];
-        starts.extend([layout.context, layout.awaited, layout.counts]);
+        starts.extend([layout.context, layout.counts]);
         starts.extend(layout.slots.iter().chain(&layout.first_block).chain(&layout.blocks));
         starts.extend(layout.splits.iter().chain(&layout.tiles));
         starts.sort_unstable();
         assert!(starts.windows(2).all(|pair| pair[0] < pair[1]) && starts.iter().all(|at| at % 4 == 0));
         assert!(layout.words > *starts.last().unwrap());
-    }
-
-    #[test]
-    fn ranges_that_are_close_are_copied_together() {
-        let mut words = vec![0; 5 * GAP];
-        let mut writer = Writer { words: &mut words, used: Vec::new() };
-        assert_eq!(writer.put(4 * GAP, [7, 8].into_iter()), 2);
-        assert_eq!(writer.put(10, [1, 2, 3].into_iter()), 3);
-        assert_eq!(writer.put(100, std::iter::empty()), 0);
-        assert_eq!(writer.put(20, [5].into_iter()), 1);
-        assert_eq!(writer.finish(GAP), [10..21, 4 * GAP..4 * GAP + 2]);
-        assert_eq!((words[12], words[20], words[4 * GAP + 1]), (3, 5, 8));
     }
 
     #[test]

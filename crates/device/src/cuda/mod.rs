@@ -17,6 +17,7 @@ mod inputs;
 mod kv;
 mod linear;
 mod linear_stream;
+mod parcel;
 mod rows;
 mod sampling;
 mod scratch;

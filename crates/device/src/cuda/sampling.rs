@@ -1,5 +1,5 @@
-//! Tokens drawn on the device: what rows of logits are to become goes over with one copy, and what became of them comes
-//! back with another, while the next step may already run on the tokens themselves.
+//! Tokens drawn on the device: what rows of logits are to become goes over with one copy, while the step computes them, and
+//! what became of them comes back with another, while the next step already runs on the tokens themselves.
 
 use std::collections::VecDeque;
 
@@ -85,11 +85,7 @@ pub(super) struct Sampler {
     rows: usize,
     states: Buffer,
     tokens: Buffer,
-    /// Rows, then lists.
-    wanted: Buffer,
     saved: Buffer,
-    /// Results, then best tokens, then their logprobs.
-    results: Buffer,
     turns: [Turn; 2],
     next: usize,
     /// Turns whose results nobody has asked for yet, oldest first.
@@ -98,10 +94,17 @@ pub(super) struct Sampler {
     rows_drawn: Vec<u32>,
 }
 
-/// Host memory of a draw: one may be asked for while the one before it is not told yet.
+/// Memory of a draw: one may be asked for while the one before it is not told yet.
 struct Turn {
     wanted: Pinned,
     results: Pinned,
+    /// The same on the device: rows, then lists.
+    wanted_there: Buffer,
+    /// Results, then best tokens, then their logprobs.
+    results_there: Buffer,
+    /// When `wanted` is there, when the results are, and when they are here.
+    copied: Event,
+    drawn: Event,
     done: Event,
     draws: Vec<Asked>,
     max_top: usize,
@@ -206,7 +209,7 @@ const RESULT_BYTES: usize = size_of::<SampleResult>() + 8 * 20;
 
 /// Bytes that a sampler of so many rows takes on the device.
 pub fn device_bytes(rows: usize) -> usize {
-    rows * (STATE_BYTES + 4 + WANTED_BYTES + SAVED_BYTES + RESULT_BYTES)
+    rows * (STATE_BYTES + 4 + SAVED_BYTES + 2 * (WANTED_BYTES + RESULT_BYTES))
 }
 
 impl Sampler {
@@ -216,6 +219,10 @@ impl Sampler {
             Ok(Turn {
                 wanted: device.pinned("draws", wanted)?,
                 results: device.pinned("drawn tokens", results)?,
+                wanted_there: device.alloc("draws", wanted)?,
+                results_there: device.alloc("drawn tokens", results)?,
+                copied: device.event()?,
+                drawn: device.event()?,
                 done: device.event()?,
                 draws: Vec::new(),
                 max_top: 0,
@@ -226,9 +233,7 @@ impl Sampler {
             rows,
             states: device.alloc_zeroed("what is kept of rows that are sampled", rows * STATE_BYTES)?,
             tokens: device.alloc_zeroed("drawn tokens", rows * 4)?,
-            wanted: device.alloc("draws", wanted)?,
             saved: device.alloc("logits that were changed", rows * SAVED_BYTES)?,
-            results: device.alloc("drawn tokens", results)?,
             turns: [turn()?, turn()?],
             next: 0,
             pending: VecDeque::new(),
@@ -238,18 +243,19 @@ impl Sampler {
 
     /// Makes room where this draw wants more than any before.
     fn make_room(&mut self, device: &Device, wanted: usize, saved: usize, results: usize) -> Result<()> {
-        if wanted > self.wanted.bytes() || saved > self.saved.bytes() || results > self.results.bytes() {
+        if saved > self.saved.bytes() {
             device.synchronize(Stream::Compute)?;
-            self.wanted = device.alloc("draws", wanted.max(self.wanted.bytes()))?;
-            self.saved = device.alloc("logits that were changed", saved.max(self.saved.bytes()))?;
-            self.results = device.alloc("drawn tokens", results.max(self.results.bytes()))?;
+            self.saved = device.alloc("logits that were changed", saved)?;
         }
+        // Whoever used the turn before was told, so that nothing of it is in use.
         let turn = &mut self.turns[self.next];
         if wanted > turn.wanted.bytes() {
             turn.wanted = device.pinned("draws", wanted)?;
+            turn.wanted_there = device.alloc("draws", wanted)?;
         }
         if results > turn.results.bytes() {
             turn.results = device.pinned("drawn tokens", results)?;
+            turn.results_there = device.alloc("drawn tokens", results)?;
         }
         Ok(())
     }
@@ -269,22 +275,24 @@ impl Sampler {
         let wanted = row_bytes + 4 * request.lists.len();
         let tops = num_rows * size_of::<SampleResult>();
         let results = tops + 8 * num_rows * request.max_top;
-        // A turn is used again when it was told, and by then its copies are done.
         self.make_room(device, wanted, 4 * request.saved, results)?;
         let turn = &mut self.turns[self.next];
         turn.wanted.as_mut_slice(0..row_bytes).copy_from_slice(&request.rows);
         turn.wanted.as_mut_slice(row_bytes..wanted).copy_from_slice(&request.lists);
-        device.upload_async(Stream::Compute, &self.wanted, 0, &turn.wanted, 0..wanted);
+        device.upload_async(Stream::Copy, &turn.wanted_there, 0, &turn.wanted, 0..wanted);
+        device.record(&turn.copied, Stream::Copy);
+        device.wait(Stream::Compute, &turn.copied);
+        let (asked, given) = (turn.wanted_there.ptr(), turn.results_there.ptr());
         let call = SampleArgs {
             logits: logits.ptr(),
-            rows: self.wanted.ptr(),
-            lists: self.wanted.ptr() + row_bytes as u64,
+            rows: asked,
+            lists: asked + row_bytes as u64,
             saved: self.saved.ptr(),
             states: self.states.ptr(),
-            results: self.results.ptr(),
+            results: given,
             tokens: self.tokens.ptr(),
-            top_tokens: self.results.ptr() + tops as u64,
-            top_logprobs: self.results.ptr() + (tops + 4 * num_rows * request.max_top) as u64,
+            top_tokens: given + tops as u64,
+            top_logprobs: given + (tops + 4 * num_rows * request.max_top) as u64,
             vocab: vocab as i32,
             max_top: request.max_top as i32,
             num_rows: num_rows as i32,
@@ -292,8 +300,10 @@ impl Sampler {
         };
         run(device, &request, call);
         device.step_ends();
-        device.download_async(Stream::Compute, &self.results, 0, &mut turn.results, 0..results);
-        device.record(&turn.done, Stream::Compute);
+        device.record(&turn.drawn, Stream::Compute);
+        device.wait(Stream::Back, &turn.drawn);
+        device.download_async(Stream::Back, &turn.results_there, 0, &mut turn.results, 0..results);
+        device.record(&turn.done, Stream::Back);
         turn.draws.clear();
         let asked = |draw: &Draw| Asked { row: draw.row, target: draw.target, logprobs: draw.logprobs.is_some() };
         turn.draws.extend(draws.draws.iter().map(asked));

@@ -1,4 +1,4 @@
-//! A device's context: made current wherever it is used, with its two streams and the first fault that happened.
+//! A device's context: made current wherever it is used, with its streams and the first fault that happened.
 //!
 //! Operations of a step report nothing: the first one that fails is remembered here, and whoever runs steps asks
 //! [`Context::check`] where it waits for the device anyway.
@@ -16,11 +16,13 @@ use crate::Result;
 /// Launches with attributes and tensor maps came with it.
 const OLDEST_DRIVER: i32 = 12_000;
 
-/// What work runs on: kernels and their copies on one, traffic that may run beside them on the other.
+/// What work runs on: kernels and their copies on one, traffic that may run beside them on the others: to the device, and back
+/// to the host. What is on its way back waits for kernels, and what comes does not wait for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
     Compute,
     Copy,
+    Back,
 }
 
 /// What a device says of itself.
@@ -53,6 +55,7 @@ pub(crate) struct Context {
     handle: sys::CUcontext,
     compute: CUstream,
     copy: CUstream,
+    back: CUstream,
     /// Set with `fault`: a step looks at this one.
     faulted: AtomicBool,
     /// Something other than a kernel was queued on the compute stream since the last kernel.
@@ -91,12 +94,13 @@ impl Context {
             handle,
             compute: std::ptr::null_mut(),
             copy: std::ptr::null_mut(),
+            back: std::ptr::null_mut(),
             faulted: AtomicBool::new(false),
             must_wait: AtomicBool::new(true),
             fault: Mutex::new(None),
         };
         context.bind()?;
-        for stream in [&mut context.compute, &mut context.copy] {
+        for stream in [&mut context.compute, &mut context.copy, &mut context.back] {
             let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
             // SAFETY: the context is current; destroyed in `drop`.
             check(unsafe { sys::cuStreamCreate(stream, flags) }, "cuStreamCreate")?;
@@ -143,6 +147,7 @@ impl Context {
         match stream {
             Stream::Compute => self.compute,
             Stream::Copy => self.copy,
+            Stream::Back => self.back,
         }
     }
 
@@ -209,7 +214,7 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         if self.bind().is_ok() {
-            for stream in [self.compute, self.copy] {
+            for stream in [self.compute, self.copy, self.back] {
                 if !stream.is_null() {
                     // SAFETY: made in `open`, destroyed once. Of a lost device the call fails, and nothing is owed.
                     unsafe { sys::cuStreamDestroy_v2(stream) };

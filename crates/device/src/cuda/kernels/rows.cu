@@ -15,9 +15,12 @@
 //   copy_blocks(kv, pairs, block_bytes: i64)      pairs of u32 (from, to), block_bytes a multiple of 16; the pairs touch
 //       different blocks. grid (ceil(block_bytes / 16384), pairs), threads 256.
 //   fill_words(target, word, count: i64)      32-bit words; grid ceil(count / 1024), threads 256.
-//   put_tokens(tokens, sampled, places, count)      pairs of u32 (to, from): tokens[to] = sampled[from], so that a step's
-//       tokens may come from the step before without the host; grid ceil(count / 256), threads 256.
+//   put_inputs(to, from, sampled)      words of a step to their places. `from` begins with three words a part: to where, from
+//       where, how many. Tokens are the first part: those from DRAWN_TOKEN on come from the step before, without the host.
+//       grid (blocks a part, parts), threads 256.
 #include "rows.cuh"
+
+#define DRAWN_TOKEN 0x80000000u
 
 // Calls `body(column, true)` for four columns at a time, or `body(column, false)` for single ones, of the 1024 columns
 // that belong to block x of 256 threads.
@@ -183,10 +186,14 @@ extern "C" __global__ void __launch_bounds__(256) fill_words(u32* target, u32 wo
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256)
-    put_tokens(u32* tokens, const u32* sampled, const u32* places, int count) {
+extern "C" __global__ void __launch_bounds__(256) put_inputs(u32* to, const u32* from, const u32* sampled) {
     release_next();
     wait_for_previous();
-    int at = blockIdx.x * 256 + threadIdx.x;
-    if (at < count) tokens[places[2 * at]] = sampled[places[2 * at + 1]];
+    const u32 first = from[3 * blockIdx.y], start = from[3 * blockIdx.y + 1], count = from[3 * blockIdx.y + 2];
+    const bool is_tokens = blockIdx.y == 0;
+    for (u32 at = blockIdx.x * 256 + threadIdx.x; at < count; at += gridDim.x * 256) {
+        u32 word = from[start + at];
+        if (is_tokens && word >= DRAWN_TOKEN) word = sampled[word - DRAWN_TOKEN];
+        to[first + at] = word;
+    }
 }
