@@ -12,7 +12,7 @@
 
 use folio_formats::Matrix;
 
-use crate::{Batch, Drawn, Draws, KvShape, Result};
+use crate::{Batch, Drawn, Draws, HostMemory, KvShape, Result};
 
 /// A device that can run a decoder.
 pub trait Backend: Send + 'static {
@@ -210,6 +210,35 @@ pub trait Backend: Send + 'static {
     /// Fills one block, all layers of the group, with what [`Backend::save_block`] gave. Operations asked for
     /// afterwards see it; it is never part of a recorded step.
     fn load_block(&mut self, kv: &mut Self::Kv, block: u32, bytes: &[u8]);
+
+    /// As [`Backend::save_block`], but perhaps not done when it returns: then it gives nothing, and [`Backend::moved`] gives the
+    /// memory back. Operations asked for afterwards do not change what is saved.
+    fn start_save(
+        &mut self,
+        kv: &Self::Kv,
+        block: u32,
+        mut memory: Box<dyn HostMemory>,
+    ) -> Option<Box<dyn HostMemory>> {
+        self.save_block(kv, block, &mut memory);
+        Some(memory)
+    }
+
+    /// As [`Backend::load_block`], in the same way.
+    fn start_load(
+        &mut self,
+        kv: &mut Self::Kv,
+        block: u32,
+        memory: Box<dyn HostMemory>,
+    ) -> Option<Box<dyn HostMemory>> {
+        self.load_block(kv, block, &memory);
+        Some(memory)
+    }
+
+    /// Waits for the oldest copy that was started and not told of yet, and gives its memory back. A step that was asked for
+    /// behind it and has been told of is never waited for.
+    fn moved(&mut self) -> Box<dyn HostMemory> {
+        panic!("this device moves blocks at once");
+    }
 }
 
 /// The largest step that `Inputs` must hold.

@@ -7,6 +7,7 @@ mod backend;
 mod batch;
 mod draw;
 mod error;
+mod host_memory;
 mod kv_format;
 
 pub mod cpu;
@@ -18,4 +19,5 @@ pub use backend::*;
 pub use batch::{BLOCK_TOKENS, Batch, GroupTables, Span};
 pub use draw::{DRAWN_TOKEN, Draw, DrawFailure, Drawn, DrawnLogprobs, Draws, SeenToken};
 pub use error::{Error, Result};
+pub use host_memory::HostMemory;
 pub use kv_format::{KV_GROUP, KV_TINY, KvFormat, KvShape};

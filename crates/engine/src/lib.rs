@@ -11,6 +11,7 @@ mod error;
 mod executor;
 mod failure;
 mod inputs;
+mod moves;
 mod pace;
 mod patience;
 mod pooling;

@@ -9,12 +9,13 @@ use folio_model::{
     Decoder,
     device::{Backend, Batch, DRAWN_TOKEN, Drawn, Draws},
 };
-use folio_scheduler::{RequestId, StepPlan, Transfer};
+use folio_scheduler::{RequestId, StepPlan};
 
 use crate::{
     Error, HostTier, Result, RowOutput, Sampled, StepRunner,
     background::guarded,
     inputs::{OutputRows, Requests, gather},
+    moves::Moves,
     pooling::Pool,
     sampling::{NotFinite, SamplingState, sampled},
 };
@@ -24,7 +25,7 @@ use crate::{
 pub struct Runner<B: Backend> {
     decoder: Decoder<B>,
     /// Where blocks are saved to and loaded from.
-    host: Option<Arc<HostTier>>,
+    moves: Moves,
     requests: Known,
     batch: Batch,
     /// Of the step under way, in the order of its plan.
@@ -34,10 +35,18 @@ pub struct Runner<B: Backend> {
     /// Where the device draws tokens itself: what is asked of it, and what it said.
     draws: Draws,
     drawn: Vec<Drawn>,
-    /// Steps whose tokens the device has not told yet, oldest first.
-    under_way: VecDeque<Vec<Asked>>,
+    /// Oldest first.
+    under_way: VecDeque<UnderWay>,
     /// Requests taken in so far.
     admissions: u64,
+    /// Steps begun so far.
+    steps: u64,
+}
+
+/// A step whose tokens the device has not told yet.
+struct UnderWay {
+    number: u64,
+    asked: Vec<Asked>,
 }
 
 #[derive(Default)]
@@ -84,7 +93,7 @@ impl<B: Backend> Runner<B> {
     pub fn new(decoder: Decoder<B>, host: Option<Arc<HostTier>>) -> Self {
         Self {
             decoder,
-            host,
+            moves: Moves::new(host),
             requests: Known::default(),
             batch: Batch::default(),
             outputs: Vec::new(),
@@ -94,6 +103,7 @@ impl<B: Backend> Runner<B> {
             drawn: Vec::new(),
             under_way: VecDeque::new(),
             admissions: 0,
+            steps: 0,
         }
     }
 
@@ -101,21 +111,29 @@ impl<B: Backend> Runner<B> {
         &self.decoder
     }
 
-    fn transfer(&mut self, transfers: &[Transfer]) -> Result<()> {
-        for transfer in transfers {
-            match *transfer {
-                Transfer::Copy { group, from, to } => self.decoder.copy_blocks(group, &[(from.0, to.0)]),
-                Transfer::Save { group, from, to } => {
-                    let host = self.host.as_ref().ok_or(Error::NoHostTier)?;
-                    self.decoder.save_block(group, from.0, &mut host.slot(group, to));
-                }
-                Transfer::Load { group, from, to } => {
-                    let host = self.host.as_ref().ok_or(Error::NoHostTier)?;
-                    self.decoder.load_block(group, to.0, &host.slot(group, from));
-                }
-            }
+    /// Transfers, rows and draws; none if the device is to tell its tokens later.
+    fn begin(&mut self, plan: &StepPlan) -> Result<Option<Vec<RowOutput>>> {
+        // The engine proposes none yet, and to verify them is the business of who does.
+        if let Some(assignment) = plan.assignments.iter().find(|a| a.num_drafts > 0) {
+            return Err(Error::Drafts { id: assignment.id, drafts: assignment.num_drafts });
         }
-        Ok(())
+        self.moves.start(&mut self.decoder, &plan.transfers, self.steps)?;
+        let num_logits = gather(plan, &self.requests, &mut self.batch, &mut self.outputs);
+        self.decoder.forward_with(&self.batch, num_logits)?;
+        if num_logits < self.batch.outputs.len() {
+            self.decoder.hidden(&mut self.hidden);
+        }
+        if self.decoder.draws_tokens() {
+            // The last that is asked of the device: a step that failed has no draw under way.
+            return self.draw().map(|()| None);
+        }
+        if num_logits > 0 {
+            self.decoder.logits(&mut self.logits);
+        }
+        let rows = std::mem::take(&mut self.outputs);
+        let outputs = self.sample_all(&rows);
+        self.outputs = rows;
+        outputs.map(Some)
     }
 
     /// What the logits of a request's rows give, on the host.
@@ -141,8 +159,10 @@ impl<B: Backend> Runner<B> {
 
     /// Waits for what the device drew of the oldest step under way.
     fn take_drawn(&mut self) -> Result<Vec<RowOutput>> {
-        let step = self.under_way.pop_front().ok_or(Error::NothingSubmitted)?;
-        self.decoder.drawn(&mut self.drawn)?;
+        let UnderWay { number, asked: step } = self.under_way.pop_front().ok_or(Error::NothingSubmitted)?;
+        let drawn = self.decoder.drawn(&mut self.drawn);
+        self.moves.finish(&mut self.decoder, number);
+        drawn?;
         let (asked, answered) = (step.iter().map(|asked| asked.num_questions).sum::<usize>(), self.drawn.len());
         if asked != answered {
             return Err(Error::Step(format!("the device drew {answered} tokens, but was asked for {asked}")));
@@ -176,8 +196,15 @@ impl<B: Backend> Runner<B> {
             step.push(kept.ask(rows, &mut self.draws, vocab));
         }
         self.decoder.draw(&self.draws);
-        self.under_way.push_back(step);
+        self.under_way.push_back(UnderWay { number: self.steps, asked: step });
         Ok(())
+    }
+}
+
+impl<B: Backend> Drop for Runner<B> {
+    fn drop(&mut self) {
+        // The tier outlives the device.
+        self.moves.finish(&mut self.decoder, self.steps);
     }
 }
 
@@ -291,35 +318,19 @@ impl<B: Backend> StepRunner for Runner<B> {
     }
 
     fn start(&mut self, plan: &StepPlan) -> Result<Option<Vec<RowOutput>>> {
-        // The engine proposes none yet, and to verify them is the business of who does.
-        if let Some(assignment) = plan.assignments.iter().find(|a| a.num_drafts > 0) {
-            return Err(Error::Drafts { id: assignment.id, drafts: assignment.num_drafts });
+        self.steps += 1;
+        let begun = guarded(|| self.begin(plan)).unwrap_or(Err(Error::StepPanicked));
+        if !matches!(begun, Ok(None)) {
+            self.moves.finish(&mut self.decoder, self.steps);
         }
-        self.transfer(&plan.transfers)?;
-        let num_logits = gather(plan, &self.requests, &mut self.batch, &mut self.outputs);
-        self.decoder.forward_with(&self.batch, num_logits)?;
-        if num_logits < self.batch.outputs.len() {
-            self.decoder.hidden(&mut self.hidden);
-        }
-        if self.decoder.draws_tokens() {
-            // The last that is asked of the device: a step that failed has no draw under way.
-            return self.draw().map(|()| None);
-        }
-        if num_logits > 0 {
-            self.decoder.logits(&mut self.logits);
-        }
-        let rows = std::mem::take(&mut self.outputs);
-        let outputs = self.sample_all(&rows);
-        self.outputs = rows;
-        outputs.map(Some)
+        begun
     }
 
-    /// What a request asks of its next token may depend on the one before; blocks that move, and hidden states, come to
-    /// the host and are waited for.
+    /// What a request asks of its next token may depend on the one before; hidden states come to the host and are waited
+    /// for.
     fn may_start(&self, plan: &StepPlan) -> bool {
         let ahead = |kept: &Kept| kept.pool.is_none() && (kept.pending.is_none() || kept.sampling.draws_ahead());
-        let moves = plan.transfers.iter().any(|transfer| !matches!(transfer, Transfer::Copy { .. }));
-        !moves && plan.assignments.iter().all(|a| self.requests.0.get(&a.id).is_none_or(ahead))
+        plan.assignments.iter().all(|a| self.requests.0.get(&a.id).is_none_or(ahead))
     }
 
     fn is_done(&mut self) -> bool {

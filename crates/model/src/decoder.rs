@@ -6,7 +6,7 @@
 mod check;
 mod stage;
 
-use folio_device::{Backend, Batch, Drawn, Draws, InputLimits, KvFormat, KvShape, StepSize};
+use folio_device::{Backend, Batch, Drawn, Draws, HostMemory, InputLimits, KvFormat, KvShape, StepSize};
 
 use crate::{
     MemoryUse, ModelSpec, OpenModel, Result,
@@ -319,6 +319,21 @@ impl<B: Backend> Decoder<B> {
     /// the same [`Decoder::fingerprint`].
     pub fn load_block(&mut self, group: usize, block: u32, bytes: &[u8]) {
         self.backend.load_block(&mut self.kv[group], block, bytes);
+    }
+
+    /// As [`Decoder::save_block`]; where it is not done yet the memory comes back with [`Decoder::moved`].
+    pub fn start_save(&mut self, group: usize, block: u32, memory: Box<dyn HostMemory>) -> Option<Box<dyn HostMemory>> {
+        self.backend.start_save(&self.kv[group], block, memory)
+    }
+
+    /// As [`Decoder::load_block`], in the same way.
+    pub fn start_load(&mut self, group: usize, block: u32, memory: Box<dyn HostMemory>) -> Option<Box<dyn HostMemory>> {
+        self.backend.start_load(&mut self.kv[group], block, memory)
+    }
+
+    /// Waits for the oldest save or load that is not done yet.
+    pub fn moved(&mut self) -> Box<dyn HostMemory> {
+        self.backend.moved()
     }
 }
 

@@ -1,17 +1,18 @@
 //! The backend itself: what it is opened with, what it holds, and each operation of the trait in a few lines.
 
+use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use folio_formats::Matrix;
 
 use super::blas::Blas;
-use super::driver::{self, Device, Stream, args};
+use super::driver::{self, Device, Moving, Stream, args};
 use super::experts::Experts;
 use super::gemm90::Gemm90;
 use super::graphs::Graphs;
 use super::inputs::Inputs;
-use super::kv::Kv;
+use super::kv::{Begun, Kv};
 use super::linear::WIDENED_BYTES;
 use super::sampling::Sampler;
 use super::scratch::Scratch;
@@ -19,8 +20,8 @@ use super::tensor::{Float, Tensor, Vector};
 use super::weight::{Loader, Weight};
 use super::{attention, launch, linear_stream, rows};
 use crate::{
-    Activation, Attention, Backend, Batch, Drawn, Draws, Error, ExpertsSource, InputLimits, KvShape, PrepareQkv,
-    Result, Routing, StepSize, TensorKind,
+    Activation, Attention, Backend, Batch, Drawn, Draws, Error, ExpertsSource, HostMemory, InputLimits, KvShape,
+    PrepareQkv, Result, Routing, StepSize, TensorKind,
 };
 
 /// What activations, and weights that are not coded, are held in.
@@ -98,6 +99,8 @@ pub struct Cuda {
     most_kv_heads: usize,
     /// Matrices made so far, so that no two of random values are the same.
     matrices: u64,
+    /// Copies of blocks that nobody was told of, oldest first.
+    moving: VecDeque<Moving>,
     /// What went wrong in a step besides what the device remembers.
     fault: Option<Error>,
     pub(super) device: Arc<Device>,
@@ -130,6 +133,7 @@ impl Cuda {
             most_rows: 0,
             most_kv_heads: 0,
             matrices: 0,
+            moving: VecDeque::new(),
             fault: None,
             device,
         })
@@ -168,6 +172,19 @@ impl Cuda {
 
     fn note<T>(&mut self, result: Result<T>) -> Option<T> {
         result.map_err(|error| self.fault.get_or_insert(error)).ok()
+    }
+
+    fn begun(&mut self, begun: Begun) -> Option<Box<dyn HostMemory>> {
+        match begun {
+            Ok(moving) => {
+                self.moving.push_back(moving);
+                None
+            }
+            Err((memory, error)) => {
+                self.fault.get_or_insert(error);
+                Some(memory)
+            }
+        }
     }
 
     /// Another for every matrix, where they are invented.
@@ -417,6 +434,20 @@ impl Backend for Cuda {
     fn load_block(&mut self, kv: &mut Kv, block: u32, bytes: &[u8]) {
         let copied = kv.load(&self.device, block, bytes);
         self.note(copied);
+    }
+
+    fn start_save(&mut self, kv: &Kv, block: u32, memory: Box<dyn HostMemory>) -> Option<Box<dyn HostMemory>> {
+        let begun = kv.start_save(&self.device, block, memory);
+        self.begun(begun)
+    }
+
+    fn start_load(&mut self, kv: &mut Kv, block: u32, memory: Box<dyn HostMemory>) -> Option<Box<dyn HostMemory>> {
+        let begun = kv.start_load(&self.device, block, memory);
+        self.begun(begun)
+    }
+
+    fn moved(&mut self) -> Box<dyn HostMemory> {
+        self.moving.pop_front().expect("a copy was started").wait()
     }
 }
 

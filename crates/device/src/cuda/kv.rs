@@ -1,8 +1,8 @@
 //! Paged keys and values of a layer group: `[block][layer][keys | values][kv head][16 tokens][head]`, so that a block of
 //! all layers is one piece of memory.
 
-use super::driver::{Buffer, Device, Element, Launch, Matrix2d, Swizzle, TensorMap, args};
-use crate::{BLOCK_TOKENS, Error, KvFormat, KvShape, Result};
+use super::driver::{Buffer, Device, Element, Launch, Matrix2d, Moving, NotBegun, Swizzle, TensorMap, args};
+use crate::{BLOCK_TOKENS, Error, HostMemory, KvFormat, KvShape, Result};
 
 pub struct Kv {
     pub(super) shape: KvShape,
@@ -12,6 +12,9 @@ pub struct Kv {
     /// Pairs of a copy of blocks, from and to.
     pairs: Buffer,
 }
+
+/// A copy of a block beside what the device computes.
+pub(super) type Begun = std::result::Result<Moving, NotBegun>;
 
 /// Most pairs that one launch copies.
 const COPY_PAIRS: usize = 1024;
@@ -48,6 +51,16 @@ impl Kv {
     pub(super) fn save(&self, device: &Device, block: u32, out: &mut [u8]) -> Result<()> {
         assert_eq!(out.len(), self.block_stride(), "bytes of a block");
         device.download(&self.buffer, self.at(block), out)
+    }
+
+    pub(super) fn start_save(&self, device: &Device, block: u32, memory: Box<dyn HostMemory>) -> Begun {
+        assert_eq!(memory.len(), self.block_stride(), "bytes of a block");
+        device.start_download(&self.buffer, self.at(block), memory)
+    }
+
+    pub(super) fn start_load(&self, device: &Device, block: u32, memory: Box<dyn HostMemory>) -> Begun {
+        assert_eq!(memory.len(), self.block_stride(), "bytes of a block");
+        device.start_upload(&self.buffer, self.at(block), memory)
     }
 
     pub(super) fn load(&self, device: &Device, block: u32, bytes: &[u8]) -> Result<()> {

@@ -4,8 +4,8 @@
 //! stays so: an operation that reads what it may not see cannot pass.
 
 use folio_device::{
-    Attention, BLOCK_TOKENS, Backend, Batch, GroupTables, InputLimits, KvFormat, KvShape, NormSpan, PrepareQkv, Span,
-    TensorKind,
+    Attention, BLOCK_TOKENS, Backend, Batch, GroupTables, HostMemory, InputLimits, KvFormat, KvShape, NormSpan,
+    PrepareQkv, Span, TensorKind,
 };
 
 use crate::data::{Random, download, tensor};
@@ -351,16 +351,25 @@ impl<'a, B: Backend> Run<'a, B> {
             bytes
         };
         let old = self.tables[sequence].clone();
-        let saved: Vec<Vec<u8>> = old.iter().map(|&block| save(&self.kv, backend, block)).collect();
         let poison = save(&self.kv, backend, self.poison);
         let others: Vec<u32> =
             (0..shape.blocks as u32).filter(|b| !old.contains(b) && !self.spare.contains(b)).collect();
         let before: Vec<Vec<u8>> = others.iter().map(|&block| save(&self.kv, backend, block)).collect();
-        for &block in &old {
-            backend.load_block(&mut self.kv, block, &poison);
-        }
-        for (&block, bytes) in self.spare.iter().zip(&saved) {
-            backend.load_block(&mut self.kv, block, bytes);
+        // Saving and loading go on by themselves, in order, where the device can do that.
+        let room = || Box::new(vec![0xa5; shape.block_bytes() as usize]);
+        let saving: Vec<_> = old.iter().map(|&block| backend.start_save(&self.kv, block, room())).collect();
+        let poisoning = old.iter().map(|&block| backend.start_load(&mut self.kv, block, Box::new(poison.clone())));
+        let poisoning: Vec<_> = poisoning.collect();
+        let mut end = |memory: Option<Box<dyn HostMemory>>| memory.unwrap_or_else(|| backend.moved()).to_vec();
+        let saved: Vec<Vec<u8>> = saving.into_iter().map(&mut end).collect();
+        poisoning.into_iter().for_each(|memory| assert_eq!(end(memory), poison));
+        for (index, (&block, bytes)) in self.spare.iter().zip(&saved).enumerate() {
+            match index % 2 {
+                0 => backend.load_block(&mut self.kv, block, bytes),
+                _ => drop(
+                    backend.start_load(&mut self.kv, block, Box::new(bytes.clone())).or_else(|| Some(backend.moved())),
+                ),
+            }
         }
         for (block, bytes) in self.spare.iter().zip(&saved).chain(others.iter().zip(&before)) {
             assert!(&save(&self.kv, backend, *block) == bytes, "block {block} is not what was loaded or left there");

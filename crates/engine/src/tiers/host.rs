@@ -8,6 +8,7 @@
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use folio_model::device::HostMemory;
 use folio_scheduler::HostSlot;
 
 use super::TierError;
@@ -24,36 +25,46 @@ pub struct HostTier {
     allocate: Allocate,
 }
 
-/// Memory of a slot.
-pub trait HostMemory: DerefMut<Target = [u8]> + Send {}
-
-impl<T: DerefMut<Target = [u8]> + Send> HostMemory for T {}
-
 /// Gives so many zeros.
 pub type Allocate = Box<dyn Fn(usize) -> Box<dyn HostMemory> + Send + Sync>;
 
 struct Slots {
     shape: HostGroup,
-    /// None until it is used.
-    slots: Vec<Mutex<Option<Box<dyn HostMemory>>>>,
+    slots: Vec<Mutex<Slot>>,
+}
+
+#[derive(Default)]
+enum Slot {
+    /// Not used yet.
+    #[default]
+    New,
+    Here(Box<dyn HostMemory>),
+    /// With whoever copies from it or to it.
+    Away,
 }
 
 /// A slot's bytes, of which nobody else has hold.
 pub struct HostSlotBytes<'a> {
-    slot: MutexGuard<'a, Option<Box<dyn HostMemory>>>,
+    slot: MutexGuard<'a, Slot>,
 }
 
 impl Deref for HostSlotBytes<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        self.slot.as_ref().map_or(&[], |memory| memory)
+        match &*self.slot {
+            Slot::Here(memory) => memory,
+            Slot::New | Slot::Away => &[],
+        }
     }
 }
 
 impl DerefMut for HostSlotBytes<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
-        self.slot.as_mut().map_or(&mut [], |memory| memory)
+        match &mut *self.slot {
+            Slot::Here(memory) => memory,
+            Slot::New | Slot::Away => &mut [],
+        }
     }
 }
 
@@ -89,15 +100,41 @@ impl HostTier {
 
     /// The place of one block, zeros at first. Asserts that there is one.
     pub fn slot(&self, group: usize, slot: HostSlot) -> HostSlotBytes<'_> {
-        let Slots { shape, slots } = &self.groups[group];
-        // Bytes have no invariant that a panic could have broken.
-        let mut slot = slots[slot.0 as usize].lock().unwrap_or_else(PoisonError::into_inner);
-        slot.get_or_insert_with(|| {
-            let memory = (self.allocate)(shape.block_bytes);
-            assert_eq!(memory.len(), shape.block_bytes, "bytes of a block");
-            memory
-        });
+        let mut slot = self.lock(group, slot);
+        match &*slot {
+            Slot::Here(_) => {}
+            Slot::New => *slot = Slot::Here(self.allocate(group)),
+            Slot::Away => panic!("a slot is used while a block is copied from it or to it"),
+        }
         HostSlotBytes { slot }
+    }
+
+    /// Takes the memory of a slot out of it, for a copy that goes on by itself. Whoever wants the slot in the meantime is wrong.
+    pub fn take(&self, group: usize, slot: HostSlot) -> Box<dyn HostMemory> {
+        let mut slot = self.lock(group, slot);
+        match std::mem::replace(&mut *slot, Slot::Away) {
+            Slot::Here(memory) => memory,
+            Slot::New => self.allocate(group),
+            Slot::Away => panic!("a slot is used while a block is copied from it or to it"),
+        }
+    }
+
+    /// Puts back what was taken out.
+    pub fn put_back(&self, group: usize, slot: HostSlot, memory: Box<dyn HostMemory>) {
+        assert_eq!(memory.len(), self.groups[group].shape.block_bytes, "bytes of a block");
+        *self.lock(group, slot) = Slot::Here(memory);
+    }
+
+    fn lock(&self, group: usize, slot: HostSlot) -> MutexGuard<'_, Slot> {
+        // Bytes have no invariant that a panic could have broken.
+        self.groups[group].slots[slot.0 as usize].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn allocate(&self, group: usize) -> Box<dyn HostMemory> {
+        let bytes = self.groups[group].shape.block_bytes;
+        let memory = (self.allocate)(bytes);
+        assert_eq!(memory.len(), bytes, "bytes of a block");
+        memory
     }
 }
 
@@ -149,6 +186,18 @@ mod tests {
         }
         tier.slot(0, HostSlot(0)).fill(1);
         assert_eq!(asked.try_iter().collect::<Vec<_>>(), [5, 8]);
+    }
+
+    #[test]
+    fn memory_that_is_away_comes_back() {
+        let tier = HostTier::new(&[HostGroup { slots: 2, block_bytes: 4 }]).unwrap();
+        tier.slot(0, HostSlot(1)).fill(7);
+        let (new, mut used) = (tier.take(0, HostSlot(0)), tier.take(0, HostSlot(1)));
+        assert_eq!([new.to_vec(), used.to_vec()], [[0; 4], [7; 4]]);
+        used[2] = 1;
+        tier.put_back(0, HostSlot(1), used);
+        assert_eq!(*tier.slot(0, HostSlot(1)), [7, 7, 1, 7]);
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| tier.slot(0, HostSlot(0)).len())).is_err());
     }
 
     #[test]

@@ -20,7 +20,8 @@ use std::{sync::Arc, time::Duration};
 
 pub use disk::{CHUNK_BLOCKS, DiskConfig, DiskStore};
 pub use error::TierError;
-pub use host::{Allocate, HostGroup, HostMemory, HostTier};
+pub use folio_model::device::HostMemory;
+pub use host::{Allocate, HostGroup, HostTier};
 pub use io::{DiskDone, DiskIo};
 
 /// What there is below the device; by default nothing.

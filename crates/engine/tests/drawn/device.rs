@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use folio_model::device::{
-    Activation, Attention, Backend, Batch, DRAWN_TOKEN, Drawn, Draws, Error, ExpertsSource, InputLimits, KvShape,
-    PrepareQkv, Result, Routing, StepSize, TensorKind,
+    Activation, Attention, Backend, Batch, DRAWN_TOKEN, Drawn, Draws, Error, ExpertsSource, HostMemory, InputLimits,
+    KvShape, PrepareQkv, Result, Routing, StepSize, TensorKind,
 };
 use folio_model::formats::Matrix;
 
@@ -24,6 +24,9 @@ pub struct Notes {
     pub awaited: usize,
     /// Draws so far.
     pub draws: usize,
+    /// Blocks that began to move while a draw was under way.
+    pub moved_ahead: usize,
+    pub moves: usize,
     /// The draw of this number fails when it is asked for.
     pub broken_draw: Option<usize>,
     /// The step of this number fails when it begins.
@@ -53,6 +56,8 @@ pub struct Drawing<B: Backend> {
     /// What the last draw gave, for ids that were not known.
     last: Vec<u32>,
     under_way: VecDeque<UnderWay>,
+    /// Memory of copies that nobody has asked about.
+    moving: VecDeque<Box<dyn HostMemory>>,
     fault: bool,
 }
 
@@ -65,8 +70,20 @@ struct UnderWay {
 
 impl<B: Backend> Drawing<B> {
     pub fn new(inner: B, draws_tokens: bool, vocab: usize, shared: Shared) -> Self {
-        let (output_tokens, last, under_way) = (Vec::new(), Vec::new(), VecDeque::new());
-        Self { inner, draws_tokens, vocab, shared, output_tokens, last, under_way, fault: false }
+        let (output_tokens, last, under_way, moving) = (Vec::new(), Vec::new(), VecDeque::new(), VecDeque::new());
+        Self { inner, draws_tokens, vocab, shared, output_tokens, last, under_way, moving, fault: false }
+    }
+
+    /// Every third copy is done at once.
+    fn keep(&mut self, memory: Box<dyn HostMemory>) -> Option<Box<dyn HostMemory>> {
+        let mut notes = self.shared.notes();
+        notes.moved_ahead += usize::from(!self.under_way.is_empty());
+        notes.moves += 1;
+        if notes.moves.is_multiple_of(3) {
+            return Some(memory);
+        }
+        self.moving.push_back(memory);
+        None
     }
 
     fn poison(&self, logits: &mut [f32]) {
@@ -307,5 +324,19 @@ impl<B: Backend> Backend for Drawing<B> {
 
     fn load_block(&mut self, kv: &mut B::Kv, block: u32, bytes: &[u8]) {
         self.inner.load_block(kv, block, bytes);
+    }
+
+    fn start_save(&mut self, kv: &B::Kv, block: u32, mut memory: Box<dyn HostMemory>) -> Option<Box<dyn HostMemory>> {
+        self.inner.save_block(kv, block, &mut memory);
+        self.keep(memory)
+    }
+
+    fn start_load(&mut self, kv: &mut B::Kv, block: u32, memory: Box<dyn HostMemory>) -> Option<Box<dyn HostMemory>> {
+        self.inner.load_block(kv, block, &memory);
+        self.keep(memory)
+    }
+
+    fn moved(&mut self) -> Box<dyn HostMemory> {
+        self.moving.pop_front().expect("a copy was started")
     }
 }

@@ -74,6 +74,8 @@ fn preempted_and_swapped() {
     check(&bench, "in a small pool", &small);
     let host = || bench.with_host(EngineConfig { force_preempt_every: Some(3), ..small() });
     check(&bench, "in a small pool above a host tier", &host);
+    let (_, notes, _) = bench.run(host(), true, &requests(48));
+    assert!(notes.moved_ahead > 0, "no block moved while a step was under way: {notes:?}");
 }
 
 /// One after the other, each leaves at another moment; those who stay never notice.

@@ -215,6 +215,38 @@ impl Device {
         self.context.note(code, "copying from the GPU");
     }
 
+    /// Queues a copy to any memory of the host. Where that is not page-locked it may be done when this returns.
+    ///
+    /// # Safety
+    /// Nobody looks at the memory, and it is not freed, until the stream has passed this point.
+    pub(super) unsafe fn download_to(&self, stream: Stream, from: &Buffer, offset: usize, to: &mut [u8]) {
+        self.context.bind_quietly();
+        let address = from.at(offset, to.len());
+        if !to.is_empty() {
+            // SAFETY: both ranges are inside their memory, and the caller keeps it.
+            let code = unsafe {
+                sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), address, to.len(), self.context.stream(stream))
+            };
+            self.context.note(code, "copying from the GPU");
+        }
+    }
+
+    /// Queues a copy from any memory of the host.
+    ///
+    /// # Safety
+    /// The memory does not change, and is not freed, until the stream has passed this point.
+    pub(super) unsafe fn upload_from(&self, stream: Stream, to: &Buffer, offset: usize, from: &[u8]) {
+        self.context.bind_quietly();
+        let address = to.at(offset, from.len());
+        if !from.is_empty() {
+            // SAFETY: as above.
+            let code = unsafe {
+                sys::cuMemcpyHtoDAsync_v2(address, from.as_ptr().cast(), from.len(), self.context.stream(stream))
+            };
+            self.context.note(code, "copying to the GPU");
+        }
+    }
+
     /// Queues a copy on the device, on the compute stream.
     pub fn copy(&self, to: &Buffer, to_offset: usize, from: &Buffer, from_offset: usize, bytes: usize) {
         self.context.bind_quietly();
