@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 use std::str::FromStr;
+use std::sync::OnceLock;
 
 use folio_formats::quant::{encode_quick, to_e4m3};
 use folio_formats::{ActivationScale, Format, Grouped, GroupedLevels, GroupedRow, Matrix};
@@ -74,7 +75,7 @@ impl Encoder {
     fn blocks(&self, matrix: &Matrix<'_>, format: Format) -> Result<Vec<Cow<'static, [u8]>>> {
         if self.sizes_only {
             let bytes = format.bytes_for(matrix.cols() as u64)? as usize;
-            return Ok(vec![Cow::Owned(vec![0; bytes]); matrix.num_rows()]);
+            return Ok(vec![zeros(bytes); matrix.num_rows()]);
         }
         let rows = in_parallel(matrix, |values| encode_quick(format, values).map(Cow::Owned));
         Ok(rows.into_iter().collect::<folio_formats::Result<_>>()?)
@@ -82,7 +83,7 @@ impl Encoder {
 
     fn float8(&self, matrix: &Matrix<'_>) -> Vec<GroupedRow<'static>> {
         if self.sizes_only {
-            let codes = Cow::Owned(vec![0; matrix.cols()]);
+            let codes = zeros(matrix.cols());
             let row = GroupedRow { codes, scales: vec![0.0], ..GroupedRow::default() };
             return vec![row; matrix.num_rows()];
         }
@@ -94,6 +95,13 @@ impl Encoder {
             GroupedRow { codes: Cow::Owned(codes), scales: vec![scale], ..GroupedRow::default() }
         })
     }
+}
+
+/// Bytes that nobody reads: the same ones for all rows, so that whoever only counts does not fill memory with them.
+fn zeros(bytes: usize) -> Cow<'static, [u8]> {
+    const MOST: usize = 1 << 20;
+    static ZEROS: OnceLock<Vec<u8>> = OnceLock::new();
+    ZEROS.get_or_init(|| vec![0; MOST]).get(..bytes).map_or_else(|| Cow::Owned(vec![0; bytes]), Cow::Borrowed)
 }
 
 /// Every row's values, turned by `one` on all cores; the result does not depend on how many there are.

@@ -67,7 +67,9 @@ pub fn to_e4m3(value: f32) -> u8 {
     }
     // Numbers below the smallest normal one are as far apart as those just above it.
     let exponent = ((size.to_bits() >> 23) as i32 - 127).clamp(-6, 8);
-    let steps = (size.min(448.0) * f32::from_bits(((130 - exponent) as u32) << 23)).round_ties_even();
+    let steps = size.min(448.0) * f32::from_bits(((130 - exponent) as u32) << 23);
+    // Whole numbers are neighbours from 2^23 on, so that this sum is rounded to one, ties to even, without a call.
+    let steps = (steps + 8_388_608.0).to_bits() - 8_388_608.0f32.to_bits();
     // Eight steps are the first normal number, sixteen the next exponent: the sum carries by itself.
     sign | (steps as i32 + 8 * (exponent + 6)) as u8
 }
