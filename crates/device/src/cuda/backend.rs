@@ -120,11 +120,12 @@ impl Cuda {
             Some(Err(error)) => (None, Some(error.to_string())),
             None => (None, None),
         };
+        let gemm90 = Gemm90::open(&device, blas.is_none())?;
         Ok(Self {
             graphs: Graphs::default(),
             blas,
             blas_missing,
-            gemm90: Gemm90::open(&device)?,
+            gemm90,
             scratch: Scratch::default(),
             loader: Loader::new(&device),
             sampler: None,

@@ -97,31 +97,41 @@ impl Cuda {
         }
     }
 
-    /// Eight-bit floats on both sides, for many rows: x is rounded row by row. False where that cannot be, and nothing was
-    /// queued but the rounding.
+    /// Eight-bit floats on both sides, x rounded row by row: for many rows, and for any number where bits may not depend
+    /// on it. By the library, or by Hopper's kernels where it is missing, has no such scales or may not be used. False
+    /// where that cannot be, and nothing was queued but the rounding.
     fn multiply_rounded(&mut self, weight: &Weight, call: &Call, bias: Option<&Vector>, most: usize) -> bool {
         let (n, k, m) = (weight.n, weight.k, call.m);
-        let [Run { form: Form::Float8 { blocks: false }, .. }] = weight.runs() else { return false };
-        let can = self.blas.as_ref().is_some_and(Blas::has_scale_vectors) && !self.config.batch_invariant;
-        if !can || call.out_float != Float::Bf16 || !n.is_multiple_of(16) {
+        let [Run { form: Form::Float8 { blocks }, buffer, .. }] = weight.runs() else { return false };
+        let (invariant, hopper) = (self.config.batch_invariant, self.gemm90.is_some() && weight.hopper.is_some());
+        let library = !invariant && !blocks && n.is_multiple_of(16);
+        let library = library && self.blas.as_ref().is_some_and(Blas::has_scale_vectors);
+        let wanted = m > ROUNDED_ROWS || (invariant && hopper);
+        if !wanted || !(library || hopper) || call.out_float != Float::Bf16 {
             return false;
         }
         let Some(x) = self.room(Scratch::ROUNDED, most * k) else { return false };
         let Some(x_scales) = self.room(Scratch::SCALES, most * 4) else { return false };
         launch(&self.device, "round_rows_e4m3", [m as u32, 1, 1], 256, args![x, x_scales, call.x, k as i32]);
-        let (w, w_scales) = (weight.runs()[0].buffer.ptr(), weight.runs()[0].factors());
-        let bias = bias.map_or(0, |bias| bias.ptr_as(call.out_float));
         let Call { out, out_float, .. } = *call;
-        let operands = Operands::Float8 { x_scales, w_scales };
-        let product = Product { out, x, w, bias, m, n, k, operands, out_float };
-        self.blas.as_mut().is_some_and(|blas| blas.multiply(&product))
+        if let (true, Some(blas)) = (library, &mut self.blas) {
+            let bias = bias.map_or(0, |bias| bias.ptr_as(call.out_float));
+            let operands = Operands::Float8 { x_scales, w_scales: weight.runs()[0].factors() };
+            if blas.multiply(&Product { out, x, w: buffer.ptr(), bias, m, n, k, operands, out_float }) {
+                return true;
+            }
+        }
+        let (Some(gemm), Some(hopper)) = (&self.gemm90, &weight.hopper) else { return false };
+        let (to, from) = (Output90 { ptr: out, is_f32: false }, Input90 { ptr: x, rows: most, cols: k });
+        gemm.float8_linear(&self.device, to, from, x_scales, hopper, (call.bias != 0).then_some(call.bias), m);
+        true
     }
 
     /// Coded weights: few rows are streamed; for many the values are written out first, where there is room.
     fn multiply_coded(&mut self, weight: &Weight, call: &Call, bias: Option<&Vector>, most: usize) {
         let (n, k) = (weight.n, weight.k);
         let bytes = n * k * 2;
-        if call.m > ROUNDED_ROWS && self.multiply_rounded(weight, call, bias, most) {
+        if self.multiply_rounded(weight, call, bias, most) {
             return;
         }
         let streamed = call.m <= CODED_ROWS || self.config.batch_invariant || bytes > WIDENED_BYTES;

@@ -6,6 +6,7 @@
 
 use super::attention::partial_bytes;
 use super::experts::{list_bytes, row_bytes};
+use super::gemm90::Gemm90;
 use super::inputs::device_bytes;
 use super::kv::PAIR_BYTES;
 use super::linear::WIDENED_BYTES;
@@ -71,8 +72,9 @@ pub fn working_bytes(shape: &WorkingShape, limits: &InputLimits, config: &CudaCo
             parts.push((most_rows * (shape.hidden + shape.widest_input + 4)) as u64);
         }
     }
-    if narrow && config.use_cublas && !config.batch_invariant {
-        parts.push(blas::WORKSPACE as u64);
+    if narrow {
+        let library = config.use_cublas && !config.batch_invariant;
+        parts.push(if library { blas::WORKSPACE } else { Gemm90::PROMPT_BYTES } as u64);
     }
     if let Some(ExpertsShape { experts, top_k, inter }) = shape.experts {
         let pairs = most_rows.saturating_mul(top_k);

@@ -8,6 +8,7 @@
 mod coded;
 mod cuda;
 mod cuda_draws;
+mod cuda_products;
 mod data;
 mod empty;
 mod paged;

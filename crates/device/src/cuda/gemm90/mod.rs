@@ -11,9 +11,11 @@ use super::driver::{Device, Element, Kernel, KernelArg, Launch, Matrix2d, Swizzl
 use crate::Result;
 
 mod plan;
+mod wide;
 use plan::{
     GROUP_ROWS, Kind, MAX_EXPERTS, Plan, STEP, TOKEN_GROUP, VARIANTS, Variant, dense_plan, grouped_variant, slices,
 };
+use wide::{LOADED_ROWS, Wide90};
 
 /// Mirrors `Gemm90Args`.
 #[derive(Clone, Copy)]
@@ -77,13 +79,18 @@ pub struct Output90 {
 pub struct Gemm90 {
     kernels: Vec<Kernel>,
     float8_kernels: Vec<Kernel>,
+    /// Where these kernels serve prompts.
+    wide: Option<Wide90>,
     multiprocessors: u32,
     inputs: Mutex<HashMap<(Input90, Element, u32), TensorMap>>,
 }
 
 impl Gemm90 {
-    /// None on other architectures.
-    pub fn open(device: &Device) -> Result<Option<Gemm90>> {
+    /// What it takes of the device's memory where it serves prompts.
+    pub const PROMPT_BYTES: usize = Wide90::BYTES;
+
+    /// None on other architectures. `prompts`: products of thousands of rows are its too.
+    pub fn open(device: &Device, prompts: bool) -> Result<Option<Gemm90>> {
         if device.info().capability != (9, 0) {
             return Ok(None);
         }
@@ -95,6 +102,7 @@ impl Gemm90 {
         Ok(Some(Gemm90 {
             kernels: VARIANTS.iter().map(|variant| load(variant.name, variant)).collect(),
             float8_kernels: VARIANTS.iter().map(|variant| load(&variant.float8_name(), variant)).collect(),
+            wide: prompts.then(|| Wide90::open(device)).transpose()?,
             multiprocessors: device.info().multiprocessors,
             inputs: Mutex::default(),
         }))
@@ -145,6 +153,10 @@ impl Gemm90 {
         rows: usize,
     ) {
         assert!(weight.float8.is_none(), "e4m3 weights take rows of e4m3");
+        if let Some(wide) = self.wide.as_ref().filter(|wide| wide.serves(weight, rows, out.is_f32)) {
+            let x_map = self.input(device, x, Element::Bf16, LOADED_ROWS);
+            return wide.launch(device, out, (x, x_map), weight, bias, rows);
+        }
         let plan = dense_plan(weight.n, weight.slices, rows as u32, self.multiprocessors);
         self.launch(device, plan, out, (x, 0), weight, bias, 0, rows);
     }

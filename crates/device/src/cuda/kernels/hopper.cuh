@@ -67,6 +67,11 @@ DEVICE u32 cluster_address(u32 address, u32 block) {
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(block));
     return remote;
 }
+// At a barrier of any block of the cluster. It orders nothing but what the tensor cores have read: a release to the whole
+// cluster would cost a fence each time.
+DEVICE void barrier_arrive_cluster(u32 remote) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote) : "memory");
+}
 DEVICE float4 load_cluster(u32 address) {
     float4 v;
     asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -103,6 +108,23 @@ DEVICE void copy_box(u32 to, const TensorMap* map, i32 x, i32 y, u32 barrier, u6
         "l"((u64)map), "r"(barrier), "r"(x), "r"(y), "l"(policy)
         : "memory");
 }
+// To the same place in every block of the cluster whose bit is set in `blocks`; each one's own barrier counts the bytes.
+DEVICE void copy_box_to(u16 blocks, u32 to, const TensorMap* map, i32 x, i32 y, u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, "
+        "%4}], [%2], %5;" ::"r"(to),
+        "l"((u64)map), "r"(barrier), "r"(x), "r"(y), "h"(blocks)
+        : "memory");
+}
+// One box from shared memory; what lies outside the tensor is left out. The same thread commits and waits.
+DEVICE void store_box(const TensorMap* map, i32 x, i32 y, u32 from) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"((u64)map), "r"(from),
+                 "r"(x), "r"(y)
+                 : "memory");
+}
+DEVICE void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until shared memory may be written again.
+DEVICE void wait_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 // Contiguous bytes (a multiple of 16, both ends 16-aligned), without a map.
 DEVICE void copy_bytes(u32 to, const void* from, u32 bytes, u32 barrier) {
     asm volatile(
@@ -122,6 +144,13 @@ DEVICE void load_matrices(u32 (&to)[4], u32 row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                  : "r"(row)
+                 : "memory");
+}
+
+// The other way round, each matrix turned: the address of lane l is where column l % 8 of matrix l / 8 goes.
+DEVICE void store_matrices_turned(u32 column, u32 m0, u32 m1, u32 m2, u32 m3) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(column), "r"(m0), "r"(m1),
+                 "r"(m2), "r"(m3)
                  : "memory");
 }
 

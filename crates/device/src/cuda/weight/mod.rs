@@ -18,7 +18,7 @@ pub(super) use form::{CHUNK, CHUNK_BYTES, Code, Coded, Form};
 pub(super) use load::Loader;
 
 use super::driver::{Buffer, Device, args};
-use super::gemm90::{Gemm90, Weight90};
+use super::gemm90::{Gemm90, Scales90, Weight90};
 use super::launch;
 use super::linear_stream::Streamed;
 use super::tensor::Float;
@@ -34,7 +34,7 @@ pub struct Weight {
     /// What activations meet it in.
     pub(super) float: Float,
     runs: Vec<Run>,
-    /// As Hopper's kernels want it, where it is plain.
+    /// As Hopper's kernels want it, where it is one run of bf16 or of eight-bit floats.
     pub(super) hopper: Option<Weight90>,
 }
 
@@ -115,8 +115,16 @@ impl Weight {
         runs: Vec<Run>,
     ) -> Result<Self> {
         let mut weight = Self { n, k, float, runs, hopper: None };
-        if let (Some(gemm), Some(Float::Bf16), true) = (gemm, weight.plain_float(), Gemm90::fits(k, 1)) {
-            weight.hopper = Some(gemm.weight(device, weight.runs[0].buffer.ptr(), n, k)?);
+        if let (Some(gemm), [run], true) = (gemm, &weight.runs[..], Gemm90::fits(k, 1)) {
+            let ptr = run.buffer.ptr();
+            weight.hopper = match run.form {
+                Form::Plain(Float::Bf16) => Some(gemm.weight(device, ptr, n, k)?),
+                Form::Float8 { blocks } => {
+                    let scales = Scales90 { ptr: if blocks { run.scales() } else { run.factors() }, blocks };
+                    Some(gemm.float8_weight(device, ptr, n, k, scales)?)
+                }
+                _ => None,
+            };
         }
         Ok(weight)
     }
@@ -181,9 +189,14 @@ impl<'m, 'a> Plan<'m, 'a> {
         let mut plans: Vec<Self> = Vec::new();
         let (mut start, mut first) = (0, 0);
         while start < parts.len() {
-            // Scales of blocks begin anew with every part.
-            let joins = forms[start] != Form::Float8 { blocks: true };
-            let alike = forms[start..].iter().take_while(|form| joins && **form == forms[start]).count().max(1);
+            // Scales of blocks begin anew with every part: only after a part of whole blocks do they go on.
+            let joins = |place: usize| {
+                forms[start] != Form::Float8 { blocks: true } || parts[place - 1].num_rows().is_multiple_of(FLOAT8_ROWS)
+            };
+            let mut alike = 1;
+            while start + alike < parts.len() && forms[start + alike] == forms[start] && joins(start + alike) {
+                alike += 1;
+            }
             let range: Range<usize> = start..start + alike;
             let outputs = parts[range.clone()].iter().map(Part::num_rows).sum();
             if outputs > 0 {
@@ -251,7 +264,10 @@ impl<'m, 'a> Plan<'m, 'a> {
                 loader.load(1, [target(scales, 1)], |_, [place]| {
                     let mut rest = place;
                     for part in self.parts {
-                        let own = if self.parts.len() == 1 { rest.len() } else { 4 * part.num_rows() };
+                        let own = match run.layout.scales {
+                            Some(_) => 4 * part.num_rows().div_ceil(FLOAT8_ROWS) * self.inputs.div_ceil(CHUNK),
+                            None => 4 * part.num_rows(),
+                        };
                         let (own, after) = rest.split_at_mut(own);
                         put_float8_scales(part, own);
                         rest = after;
