@@ -122,6 +122,7 @@ fn batch(context: usize, rows: usize, blocks: usize) -> Batch {
         tokens: vec![0; rows],
         positions: (context - rows..context).map(|position| position as u32).collect(),
         spans: vec![Span { first_row: 0, num_rows: rows as u32, context: context as u32 }],
+        ancestors: Vec::new(),
         groups: vec![GroupTables {
             slots: (context - rows..context).map(slot).collect(),
             blocks: table.clone(),

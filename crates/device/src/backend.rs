@@ -129,6 +129,7 @@ pub trait Backend: Send + 'static {
         Self: Sized;
 
     /// Causal attention of the step's q over its spans' blocks, by online softmax: `out` is `[rows, heads * head_dim]`.
+    /// Rows of a [`tree`](crate::tree) see their own path, and get the bits that they would get in a chain.
     fn attention(
         &mut self,
         out: &mut Self::Tensor,
@@ -167,6 +168,10 @@ pub trait Backend: Send + 'static {
 
     /// Copies whole blocks, all layers of the group: pairs of (from, to).
     fn copy_blocks(&mut self, kv: &mut Self::Kv, pairs: &[(u32, u32)]);
+
+    /// Copies keys and values of single tokens, all layers of the group: pairs of slots (from, to), one after the other,
+    /// so that a pair reads what those before it wrote.
+    fn move_tokens(&mut self, kv: &mut Self::Kv, pairs: &[(u32, u32)]);
 
     // ---- to the host and back ----
 
@@ -245,10 +250,11 @@ pub trait Backend: Send + 'static {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InputLimits {
     pub rows: usize,
+    /// Each row of a [`tree`](crate::tree) counts as a span of its own.
     pub spans: usize,
     /// Rows that are gathered, or whose logits are computed.
     pub outputs: usize,
-    /// Block-table entries of all spans together, per group.
+    /// Block-table entries of all spans together, per group; a tree's count once a row.
     pub table_entries: usize,
     pub groups: usize,
     pub ropes: usize,

@@ -1,6 +1,6 @@
 //! One step's work as the device hears of it: rows, spans and block tables, and no word of requests.
 
-use crate::InputLimits;
+use crate::{InputLimits, tree};
 
 /// Tokens in a KV block.
 pub const BLOCK_TOKENS: usize = 16;
@@ -11,7 +11,7 @@ pub struct Span {
     pub first_row: u32,
     pub num_rows: u32,
     /// Tokens of the sequence whose keys are readable in this step, this span's rows included: the span's last row is
-    /// at position `context - 1`.
+    /// at position `context - 1`, or at that place if it is a [`tree`]'s.
     pub context: u32,
 }
 
@@ -33,6 +33,9 @@ pub struct Batch {
     pub positions: Vec<u32>,
     /// In the order of their rows; every row belongs to exactly one.
     pub spans: Vec<Span>,
+    /// Empty, or a word a row: which rows of its span come before it on the way from the root where the span is a
+    /// [`tree`], and 0 where it is not.
+    pub ancestors: Vec<u64>,
     /// One entry a layer group.
     pub groups: Vec<GroupTables>,
     /// Rows whose logits are wanted, ascending.
@@ -60,16 +63,43 @@ impl Batch {
             next += span.num_rows as usize;
         }
         assert_eq!(next, rows, "rows of all spans and of the batch");
+        let (more_spans, more_entries) = self.check_trees();
+        let spans = self.spans.len() + more_spans;
+        assert!(spans <= limits.spans, "{spans} spans with rows of trees, limit {}", limits.spans);
         for group in &self.groups {
             assert_eq!(group.slots.len(), rows, "slots and rows");
             assert_eq!(group.first_block.len(), self.spans.len(), "block tables and spans");
             let entries = group.blocks.len();
             assert!(entries <= limits.table_entries, "{entries} table entries, limit {}", limits.table_entries);
+            let entries_read = entries + more_entries;
+            assert!(entries_read <= limits.table_entries, "trees read {entries_read} entries in all, over the limit");
             for (span, &first) in self.spans.iter().zip(&group.first_block) {
                 let needed = first as usize + (span.context as usize).div_ceil(BLOCK_TOKENS);
                 assert!(needed <= entries, "the block table of {span:?} is too short");
             }
         }
+    }
+
+    /// Asserts that trees are trees. By how many spans and table entries their rows, as spans of their own, are more than
+    /// those given.
+    fn check_trees(&self) -> (usize, usize) {
+        if self.ancestors.is_empty() {
+            return (0, 0);
+        }
+        assert_eq!(self.ancestors.len(), self.num_rows(), "words of ancestors and rows");
+        let (mut spans, mut entries) = (0, 0);
+        for span in &self.spans {
+            let rows = span.first_row as usize..(span.first_row + span.num_rows) as usize;
+            match tree::of_span(&self.ancestors, span) {
+                Some(words) => {
+                    tree::check(words, span, &self.positions[rows]);
+                    spans += words.len() - 1;
+                    entries += (words.len() - 1) * (span.context as usize).div_ceil(BLOCK_TOKENS);
+                }
+                None => assert!(self.ancestors[rows].iter().all(|&word| word == 0), "{span:?} is a tree in part"),
+            }
+        }
+        (spans, entries)
     }
 }
 
@@ -89,6 +119,7 @@ mod tests {
                 Span { first_row: 0, num_rows: 2, context: 18 },
                 Span { first_row: 2, num_rows: 1, context: 1 },
             ],
+            ancestors: Vec::new(),
             groups: vec![GroupTables { slots: vec![0, 1, 32], blocks: vec![1, 0, 2], first_block: vec![0, 2] }],
             outputs: vec![1, 2],
         }
@@ -105,8 +136,10 @@ mod tests {
     fn a_batch_that_contradicts_itself_is_refused() {
         batch().check(&LIMITS);
         Batch { groups: vec![GroupTables::default()], ..Batch::default() }.check(&LIMITS);
+        let tree = Batch { ancestors: vec![1, 2, 1], positions: vec![16, 16, 0], ..batch() };
+        tree.check(&InputLimits { spans: 3, table_entries: 5, ..LIMITS });
         type Change = fn(&mut Batch);
-        let cases: [(&str, Change); 9] = [
+        let cases: [(&str, Change); 13] = [
             ("5 rows, limit 4", |b| b.tokens = vec![0; 5]),
             ("positions and rows", |b| b.positions.truncate(2)),
             ("3 spans, limit 2", |b| b.spans.push(b.spans[0])),
@@ -116,6 +149,10 @@ mod tests {
             ("more rows than context", |b| b.spans[0].context = 1),
             ("5 table entries, limit 4", |b| b.groups[0].blocks = vec![0; 5]),
             ("too short", |b| b.groups[0].first_block[1] = 3),
+            ("words of ancestors", |b| b.ancestors = vec![0; 2]),
+            ("a tree in part", |b| b.ancestors = vec![0, 2, 0]),
+            ("position of row 1", |b| b.ancestors = vec![1, 2, 0]),
+            ("3 spans with rows of trees, limit 2", |b| b.ancestors = vec![1, 3, 1]),
         ];
         for (expected, change) in cases {
             let message = refused(change);

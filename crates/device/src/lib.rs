@@ -14,6 +14,7 @@ pub mod cpu;
 pub mod cuda;
 pub mod recording;
 pub mod reference;
+pub mod tree;
 
 pub use backend::*;
 pub use batch::{BLOCK_TOKENS, Batch, GroupTables, Span};

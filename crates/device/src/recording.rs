@@ -5,7 +5,8 @@
 //! things of exactly the same memory. That is a property of the callers, and the log makes it a test: two equal logs
 //! are two replayable steps. A handle's address is that of the inner backend's handle, so one that was rebuilt or
 //! moved between steps shows. What changes from step to step without changing the work (token ids, positions, block
-//! numbers) goes through `upload`, `copy_blocks`, `save_block` and `load_block` and is not logged.
+//! numbers) goes through `upload`, `copy_blocks`, `move_tokens`, `save_block` and `load_block` and is
+//! not logged.
 
 use std::{
     fmt::{Debug, Write},
@@ -354,6 +355,11 @@ impl<B: Backend> Backend for Recording<B> {
     fn copy_blocks(&mut self, kv: &mut Self::Kv, pairs: &[(u32, u32)]) {
         self.note("copy_blocks", [kv.id()], &[]);
         self.inner.copy_blocks(&mut kv.inner, pairs);
+    }
+
+    fn move_tokens(&mut self, kv: &mut Self::Kv, pairs: &[(u32, u32)]) {
+        self.note("move_tokens", [kv.id()], &[]);
+        self.inner.move_tokens(&mut kv.inner, pairs);
     }
 
     fn upload_rows(&mut self, tensor: &mut Self::Tensor, values: &[f32]) {

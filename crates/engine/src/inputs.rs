@@ -42,6 +42,7 @@ pub(crate) fn gather(
     batch.positions.clear();
     batch.spans.clear();
     batch.outputs.clear();
+    batch.ancestors.clear();
     batch.groups.resize_with(num_groups, GroupTables::default);
     for group in &mut batch.groups {
         group.slots.clear();

@@ -74,6 +74,7 @@ fn step<B: Backend>(decoder: &mut Decoder<B>, first: usize, rows: usize) -> Resu
         tokens: vec![0; rows],
         positions: positions().collect(),
         spans: vec![Span { first_row: 0, num_rows: rows as u32, context: (first + rows) as u32 }],
+        ancestors: Vec::new(),
         groups: vec![tables; decoder.limits().blocks.len()],
         outputs: vec![rows as u32 - 1],
     };

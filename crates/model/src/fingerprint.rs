@@ -82,6 +82,7 @@ fn probe_step(tokens: &[u32], first: usize, groups: usize) -> Batch {
     Batch {
         tokens: tokens.to_vec(),
         spans: vec![Span { first_row: 0, num_rows: tokens.len() as u32, context }],
+        ancestors: Vec::new(),
         groups: vec![tables; groups],
         outputs: Vec::new(),
         positions,

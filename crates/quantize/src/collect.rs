@@ -353,6 +353,10 @@ impl<B: Backend> Backend for Collect<B> {
         self.inner.copy_blocks(kv, pairs);
     }
 
+    fn move_tokens(&mut self, kv: &mut Self::Kv, pairs: &[(u32, u32)]) {
+        self.inner.move_tokens(kv, pairs);
+    }
+
     fn upload_rows(&mut self, tensor: &mut Self::Tensor, values: &[f32]) {
         self.inner.upload_rows(tensor, values);
     }

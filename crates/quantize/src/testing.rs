@@ -82,6 +82,7 @@ pub(crate) fn logits(model: &OpenModel) -> Vec<f32> {
     let step = Batch {
         positions: (0..5).collect(),
         spans: vec![Span { first_row: 0, num_rows: 5, context: 5 }],
+        ancestors: Vec::new(),
         groups: vec![group; model.spec.kv_groups().len()],
         outputs: (0..5).collect(),
         tokens,

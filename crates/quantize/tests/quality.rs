@@ -87,6 +87,7 @@ fn loss(model: &OpenModel, windows: &[Vec<u32>]) -> f64 {
             tokens: tokens.clone(),
             positions: (0..len).collect(),
             spans: vec![Span { first_row: 0, num_rows: len, context: len }],
+            ancestors: Vec::new(),
             groups: vec![group.clone(); groups],
             outputs: (0..len - 1).collect(),
         };

@@ -13,6 +13,7 @@ pub struct Inputs {
     tokens: Vec<u32>,
     positions: Vec<u32>,
     spans: Vec<Span>,
+    ancestors: Vec<u64>,
     groups: Vec<GroupTables>,
     outputs: Vec<u32>,
     ropes: Vec<Rope>,
@@ -64,6 +65,7 @@ impl Inputs {
             tokens: reserved(limits.rows)?,
             positions: reserved(limits.rows)?,
             spans: reserved(limits.spans)?,
+            ancestors: reserved(limits.rows)?,
             groups: (0..limits.groups).map(tables).collect::<Result<_>>()?,
             outputs: reserved(limits.rows)?,
             ropes: (0..limits.ropes).map(rope).collect::<Result<_>>()?,
@@ -86,6 +88,11 @@ impl Inputs {
 
     pub fn spans(&self) -> &[Span] {
         &self.spans
+    }
+
+    /// Of all rows, or none where there is no tree.
+    pub fn ancestors(&self) -> &[u64] {
+        &self.ancestors
     }
 
     pub fn group(&self, group: usize) -> &GroupTables {
@@ -119,6 +126,7 @@ pub fn upload(_ctx: Ctx<'_>, inputs: &mut Inputs, batch: &Batch) {
     copy(&mut inputs.tokens, &batch.tokens);
     copy(&mut inputs.positions, &batch.positions);
     copy(&mut inputs.spans, &batch.spans);
+    copy(&mut inputs.ancestors, &batch.ancestors);
     copy(&mut inputs.outputs, &batch.outputs);
     inputs.ropes.iter_mut().for_each(|rope| rope.rows = 0);
     for (to, from) in inputs.groups.iter_mut().zip(&batch.groups) {
@@ -178,6 +186,7 @@ mod tests {
             tokens: vec![1; 70],
             positions: positions.clone(),
             spans: vec![span],
+            ancestors: Vec::new(),
             groups: vec![tables],
             outputs: vec![69],
         };
@@ -208,6 +217,7 @@ mod tests {
             tokens: vec![1],
             positions: vec![3],
             spans: vec![Span { first_row: 0, num_rows: 1, context: 4 }],
+            ancestors: Vec::new(),
             groups: vec![GroupTables { slots: vec![3], blocks: vec![0], first_block: vec![0] }],
             outputs: vec![],
         };

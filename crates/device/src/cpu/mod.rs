@@ -227,6 +227,10 @@ impl Backend for Cpu {
         kv::copy_blocks(self.ctx(), kv, pairs);
     }
 
+    fn move_tokens(&mut self, kv: &mut kv::Kv, pairs: &[(u32, u32)]) {
+        kv::move_tokens(self.ctx(), kv, pairs);
+    }
+
     fn upload_rows(&mut self, tensor: &mut Tensor, values: &[f32]) {
         let cols = tensor.cols().max(1);
         assert!(values.len().is_multiple_of(cols), "{} values in rows of {cols}", values.len());

@@ -119,6 +119,7 @@ mod tests {
             tokens: vec![0; ROWS],
             positions: (0..ROWS as u32).map(|row| 100 + row).collect(),
             spans: vec![Span { first_row: 0, num_rows: ROWS as u32, context: ROWS as u32 }],
+            ancestors: Vec::new(),
             groups: vec![GroupTables {
                 slots: (0..ROWS as u32).map(|row| 5 * row).collect(),
                 blocks: vec![0; 3],

@@ -1,9 +1,9 @@
 //! Which attention kernel runs, and on how much of a step.
 //!
-//! Rows alone in their span are decoded, split by split of their keys; the rows of prompt chunks are done in
-//! tiles. On Hopper kernels of its own do the tiles: a fast one, and where bits are not to depend on how a prompt was cut one
-//! that gives a row the bits it gets from splits. Elsewhere the kernel of the splits does both, with the same bits. What
-//! neither takes (f32 activations, formats and head sizes that are rare) goes row by row to a plain one.
+//! Rows alone in their span, and each row of a tree, are decoded, split by split of their keys; the rows of prompt chunks
+//! are done in tiles. On Hopper kernels of its own do the tiles: a fast one, and where bits are not to depend on how a
+//! prompt was cut one that gives a row the bits it gets from splits. Elsewhere the kernel of the splits does both, with the
+//! same bits. What neither takes (f32 activations, formats and head sizes that are rare) goes row by row to a plain one.
 
 use super::driver::{Device, KernelArg, Launch, TensorMap, args};
 use super::inputs::Inputs;
@@ -175,6 +175,7 @@ impl Cuda {
         let format = kv.shape.format.name();
         match road {
             Road::Plain => {
+                call.ancestors = inputs.ancestors();
                 let wide = i32::from(qkv.float() == Float::F32);
                 let grid = [8 * self.device.info().multiprocessors, 1, 1];
                 launch(&self.device, &format!("attention_plain_{format}"), grid, 128, args![call, wide]);
@@ -189,6 +190,7 @@ impl Cuda {
                 // A recorded step is replayed with other contexts, so nothing of it may hang on this one's.
                 if work.splits_now > 0 || inputs.decodes() {
                     (call.work, call.num_work) = (work.splits, work.num_splits);
+                    call.ancestors = inputs.ancestors();
                     // Room for the partial results of the largest step there can be.
                     let bytes = partial_bytes(inputs.limits(), op.heads, op.head_dim);
                     let Some(partial) = self.room(Scratch::PARTIAL, bytes) else { return };

@@ -18,7 +18,7 @@ use super::sampling::Sampler;
 use super::scratch::Scratch;
 use super::tensor::{Float, Tensor, Vector};
 use super::weight::{Loader, Weight};
-use super::{attention, launch, linear_stream, rows};
+use super::{attention, launch, linear_stream, moves, rows};
 use crate::{
     Activation, Attention, Backend, Batch, Drawn, Draws, Error, ExpertsSource, HostMemory, InputLimits, KvShape,
     PrepareQkv, Result, Routing, StepSize, TensorKind,
@@ -411,6 +411,10 @@ impl Backend for Cuda {
     fn copy_blocks(&mut self, kv: &mut Kv, pairs: &[(u32, u32)]) {
         let copied = kv.copy(&self.device, pairs);
         self.note(copied);
+    }
+
+    fn move_tokens(&mut self, kv: &mut Kv, pairs: &[(u32, u32)]) {
+        moves::move_tokens(&self.device, kv, pairs);
     }
 
     fn upload_rows(&mut self, tensor: &mut Tensor, values: &[f32]) {

@@ -1,13 +1,15 @@
 //! What one step is about, in device memory at addresses that never change, so that a recorded step meets the next one's
 //! numbers: ids, positions, spans, block tables, lists of attention's work, and the angles of ropes.
 //!
-//! They go there in one [`Parcel`]. A step in which every sequence has one row and every row an output is padded up to a size of the [`ladder`], so that a
-//! recording for that size serves it. Rows added have token 0, position 0, no slot and a span without context.
+//! They go there in one [`Parcel`]. A step in which every sequence has one row and every row an output is padded up to a
+//! size of the [`ladder`], so that a recording for that size serves it. Rows added have token 0, position 0, no slot and a
+//! span without context. Trees are taken apart (`paths.rs`).
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::driver::{Buffer, Device};
 use super::parcel::{self, Packer, Parcel};
+use super::paths::Apart;
 use super::tensor::Vector;
 use super::work::{self, WorkKey};
 use crate::{Batch, DRAWN_TOKEN, InputLimits, Result, Span, StepSize};
@@ -27,8 +29,9 @@ pub struct Inputs {
     parcels: [Parcel; 2],
     turn: usize,
     size: StepSize,
-    /// As they were given, without padding.
-    spans: Vec<Span>,
+    /// Without padding, and rows of trees apart.
+    apart: Apart,
+    has_trees: bool,
     /// Every span has one row and every row an output.
     decodes: bool,
     ropes: Vec<Rope>,
@@ -66,6 +69,8 @@ struct Layout {
     blocks: Vec<usize>,
     splits: [usize; WORK_LISTS],
     tiles: [usize; WORK_LISTS],
+    /// Two words a row.
+    ancestors: usize,
     words: usize,
 }
 
@@ -91,6 +96,7 @@ impl Layout {
             splits: std::array::from_fn(|_| take(2 * work::most_splits(limits))),
             blocks: (0..groups).map(|_| take(limits.table_entries)).collect(),
             tiles: std::array::from_fn(|_| take(2 * work::most_tiles(limits))),
+            ancestors: take(2 * rows),
             words,
         }
     }
@@ -101,9 +107,9 @@ fn angle_bytes(limits: &InputLimits) -> usize {
     limits.rows.saturating_mul(limits.rope_pairs).saturating_mul(4)
 }
 
-/// Parts that a step may have: rows, outputs, spans, tables of each group, lists of work.
+/// Parts that a step may have: rows, outputs, spans, ancestors, tables of each group, lists of work.
 fn most_parts(limits: &InputLimits) -> usize {
-    6 + 3 * limits.groups + PARTS_OF_A_LIST * WORK_LISTS
+    7 + 3 * limits.groups + PARTS_OF_A_LIST * WORK_LISTS
 }
 
 /// Bytes that the inputs of a step take on the device, with those of two on their way.
@@ -142,7 +148,8 @@ impl Inputs {
             layout,
             turn: 0,
             size: StepSize { rows: 0, outputs: 0 },
-            spans: Vec::with_capacity(limits.spans),
+            apart: Apart::with_room(limits.spans),
+            has_trees: false,
             decodes: false,
             ropes: (0..limits.ropes).map(rope).collect::<Result<_>>()?,
             lists: Mutex::default(),
@@ -189,6 +196,11 @@ impl Inputs {
         [self.layout.first_block[group], self.layout.blocks[group]].map(|offset| self.at(offset))
     }
 
+    /// A word a row, or null in a step without trees.
+    pub(super) fn ancestors(&self) -> u64 {
+        if self.has_trees { self.at(self.layout.ancestors) } else { 0 }
+    }
+
     /// Cosines, sines and their number a row.
     pub(super) fn rope(&self, rope: usize) -> (u64, u64, usize) {
         let rope = &self.ropes[rope];
@@ -211,7 +223,9 @@ impl Inputs {
     pub(super) fn upload(&mut self, batch: &Batch, (drawn, rows_drawn): (u64, &[u32])) -> Result<StepSize> {
         batch.check(&self.limits);
         let rows = batch.num_rows();
-        let one_each = batch.spans.iter().all(|span| span.num_rows == 1);
+        self.apart.fill(batch);
+        self.has_trees = !batch.ancestors.is_empty();
+        let one_each = !self.has_trees && batch.spans.iter().all(|span| span.num_rows == 1);
         self.decodes = one_each && rows > 0 && batch.outputs.iter().copied().eq(0..rows as u32);
         let padded = match self.decodes {
             true => ladder(rows).min(self.limits.spans).min(self.limits.rows).min(self.limits.outputs),
@@ -220,7 +234,6 @@ impl Inputs {
         // Where a limit is below the ladder's next size, the step stays as it is.
         let padded = padded.max(rows);
         self.size = StepSize { rows: padded, outputs: batch.outputs.len() + padded - rows };
-        self.spans.clone_from(&batch.spans);
 
         let turn = self.turn;
         self.turn = 1 - turn;
@@ -235,7 +248,7 @@ impl Inputs {
         writer.put(layout.tokens, batch.tokens.iter().map(|&id| token(id)).chain(std::iter::repeat_n(0, added)));
         writer.put(layout.positions, batch.positions.iter().copied().chain(std::iter::repeat_n(0, added)));
         writer.put(layout.outputs, batch.outputs.iter().copied().chain(rows as u32..padded as u32));
-        let spans = batch.spans.iter().copied();
+        let spans = self.apart.spans.iter().copied();
         let more = (rows..padded).map(|row| Span { first_row: row as u32, num_rows: 1, context: 0 });
         let spans = spans.chain(more);
         writer.put(layout.first_row, spans.clone().map(|span| span.first_row));
@@ -244,13 +257,14 @@ impl Inputs {
         for (group, tables) in batch.groups.iter().enumerate() {
             let slots = tables.slots.iter().copied().chain(std::iter::repeat_n(NO_SLOT, added));
             writer.put(layout.slots[group], slots);
-            let first = tables.first_block.iter().copied().chain(std::iter::repeat_n(0, added));
-            writer.put(layout.first_block[group], first);
+            let first = self.apart.origins.iter().map(|&origin| tables.first_block[origin as usize]);
+            writer.put(layout.first_block[group], first.chain(std::iter::repeat_n(0, added)));
             writer.put(layout.blocks[group], tables.blocks.iter().copied());
         }
+        writer.put(layout.ancestors, batch.ancestors.iter().flat_map(|&word| [word as u32, (word >> 32) as u32]));
         let lists = self.lists.get_mut().unwrap_or_else(PoisonError::into_inner);
         for (number, list) in lists.iter_mut().enumerate() {
-            write_list(&mut writer, layout, number, list, &batch.spans);
+            write_list(&mut writer, layout, number, list, &self.apart.spans);
         }
         let packed = writer.finish();
         self.parcels[turn].send(&self.device, packed, &self.buffer, drawn);
@@ -279,7 +293,7 @@ impl Inputs {
         let mut list = List { key, splits: 0, tiles: 0 };
         let mut words = vec![0; parcel::words(PARTS_OF_A_LIST, self.layout.words)];
         let mut writer = Packer::new(&mut words, PARTS_OF_A_LIST);
-        write_list(&mut writer, &self.layout, number, &mut list, &self.spans);
+        write_list(&mut writer, &self.layout, number, &mut list, &self.apart.spans);
         for (to, words) in writer.parts() {
             // What fails here is remembered by the device.
             let _ = self.device.upload(&self.buffer, 4 * to, words);
@@ -316,7 +330,7 @@ mod tests {
             InputLimits { rows: 37, spans: 5, outputs: 9, table_entries: 70, groups: 2, ropes: 1, rope_pairs: 8 };
         let layout = Layout::new(&limits);
         let mut starts = vec![layout.tokens, layout.positions, layout.outputs, layout.first_row, layout.num_rows];
-        starts.extend([layout.context, layout.counts]);
+        starts.extend([layout.context, layout.counts, layout.ancestors]);
         starts.extend(layout.slots.iter().chain(&layout.first_block).chain(&layout.blocks));
         starts.extend(layout.splits.iter().chain(&layout.tiles));
         starts.sort_unstable();

@@ -1,7 +1,8 @@
-//! Positions, keys and values, and causal attention over paged storage, row by row and head by head.
+//! Positions, keys and values, and causal attention over paged storage, row by row and head by head; rows of trees along
+//! their own path.
 
 use super::{Inputs, Kv, Reference, Rope, Tensor, Vector, codes, math};
-use crate::{Attention, BLOCK_TOKENS, NormSpan, PrepareQkv};
+use crate::{Attention, BLOCK_TOKENS, NormSpan, PrepareQkv, tree};
 
 impl Kv {
     /// Where one head of one token lies in `keys` and `values`.
@@ -70,6 +71,17 @@ pub fn prepare_qkv(qkv: &mut Tensor, kv: &mut Kv, layer: usize, op: &PrepareQkv<
     }
 }
 
+/// Keys and values of one token to another slot, in every layer.
+pub fn move_token(kv: &mut Kv, from: usize, to: usize) {
+    for layer in 0..kv.shape.layers {
+        for head in 0..kv.shape.kv_heads {
+            let (from, to) = (kv.place(layer, from, head), kv.place(layer, to, head));
+            kv.keys.copy_within(from.clone(), to.start);
+            kv.values.copy_within(from, to.start);
+        }
+    }
+}
+
 pub fn attention(
     out: &mut Tensor,
     qkv: &Tensor,
@@ -98,16 +110,22 @@ pub fn attention(
                 slots.iter().map(|slot| codes::decode(format, dim, &bytes[place(slot)])).collect()
             };
             let (keys, values) = (stored(&kv.keys), stored(&kv.values));
-            for index in 0..span.num_rows {
-                let row = (span.first_row + index) as usize;
-                let position = (span.context - span.num_rows + index) as usize;
-                let first = op.window.map_or(0, |window| (position + 1).saturating_sub(window));
-                let seen = first..position + 1;
+            for index in 0..span.num_rows as usize {
+                let row = span.first_row as usize + index;
+                let base = tree::base(span);
+                // The places of positions from 0 to the row's own.
+                let places: Vec<usize> = match tree::of_span(&batch.ancestors, span) {
+                    None => (0..base + index + 1).collect(),
+                    Some(words) => (0..base).chain(tree::path(words[index]).map(|row| base + row)).collect(),
+                };
+                let first = op.window.map_or(0, |window| places.len().saturating_sub(window));
+                let seen = &places[first..];
                 let group = op.heads / op.kv_heads;
                 for head in kv_head * group..(kv_head + 1) * group {
                     let place = head * op.head_dim..(head + 1) * op.head_dim;
                     let query = &qkv.row(row)[place.clone()];
-                    attend(&mut out.row_mut(row)[place], query, &keys[seen.clone()], &values[seen.clone()], head, op);
+                    let seen = seen.iter().map(|&place| (&keys[place][..], &values[place][..]));
+                    attend(&mut out.row_mut(row)[place], query, seen, head, op);
                 }
             }
         }
@@ -115,25 +133,24 @@ pub fn attention(
 }
 
 /// One query head over the keys and values that it may see.
-fn attend(
+fn attend<'a>(
     out: &mut [f32],
     query: &[f32],
-    keys: &[Vec<f64>],
-    values: &[Vec<f64>],
+    seen: impl Iterator<Item = (&'a [f64], &'a [f64])> + Clone,
     head: usize,
     op: &Attention<'_, Reference>,
 ) {
-    let score = |key: &Vec<f64>| {
+    let score = |(key, _): (&[f64], &[f64])| {
         let dot: f64 = query.iter().zip(key).map(|(&q, &k)| f64::from(q) * k).sum();
         let score = dot * f64::from(op.scale);
         op.soft_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
     };
-    let mut weights: Vec<f64> = keys.iter().map(score).collect();
+    let mut weights: Vec<f64> = seen.clone().map(score).collect();
     // A sink is one more score whose value is nothing: `zip` below leaves its weight out.
     weights.extend(op.sinks.map(|sinks| f64::from(sinks.0[head])));
     math::softmax(&mut weights);
     let mut sums = vec![0.0f64; op.head_dim];
-    for (value, weight) in values.iter().zip(&weights) {
+    for ((_, value), weight) in seen.zip(&weights) {
         for (sum, value) in sums.iter_mut().zip(value) {
             *sum += weight * value;
         }

@@ -15,7 +15,7 @@ use folio_formats::Matrix;
 
 use crate::{
     Activation, Attention, Backend, Batch, Error, ExpertsSource, InputLimits, KvShape, PrepareQkv, Result, Routing,
-    StepSize, TensorKind,
+    StepSize, TensorKind, tree,
 };
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -142,7 +142,8 @@ impl Inputs {
 
     fn check(&self, batch: &Batch) {
         batch.check(&self.limits);
-        for span in &batch.spans {
+        // Those of trees were looked at.
+        for span in batch.spans.iter().filter(|span| tree::of_span(&batch.ancestors, span).is_none()) {
             for index in 0..span.num_rows {
                 let (found, expected) =
                     (batch.positions[(span.first_row + index) as usize], span.context - span.num_rows + index);
@@ -343,6 +344,12 @@ impl Backend for Reference {
     fn copy_blocks(&mut self, kv: &mut Kv, pairs: &[(u32, u32)]) {
         for &(from, to) in pairs {
             blocks::copy(kv, from, to);
+        }
+    }
+
+    fn move_tokens(&mut self, kv: &mut Kv, pairs: &[(u32, u32)]) {
+        for &(from, to) in pairs {
+            attention::move_token(kv, from as usize, to as usize);
         }
     }
 

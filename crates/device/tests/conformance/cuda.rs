@@ -9,7 +9,7 @@ use folio_device::Backend;
 use folio_device::cuda::{Cuda, CudaConfig, Precision, driver};
 
 use crate::paged::Schedule;
-use crate::{Expected, close, data, empty, expected_paged, expected_rows, paged, rows, same};
+use crate::{Expected, close, data, empty, expected_paged, expected_rows, expected_trees, paged, rows, same, trees};
 
 /// What one way of opening the device promises.
 struct Mode {
@@ -120,6 +120,16 @@ fn every() -> Option<(usize, usize)> {
     Some((step.parse().expect("FOLIO_EVERY"), first.parse().expect("FOLIO_EVERY")))
 }
 
+/// In every mode a tree's rows are those of a chain that is decoded, bit for bit; the case sees to that itself.
+fn check_tree(backend: &mut Cuda, mode: &Mode, expected: &Expected<trees::Case>) {
+    let Expected { case, values, floor } = expected;
+    let tolerance = match mode.config.activations {
+        Precision::F32 => case.shape.tolerance(),
+        Precision::BF16 => case.shape.bf16_tolerance(),
+    };
+    close(&case.run(backend), values, case.width(), tolerance, *floor).unwrap_or_else(|why| panic!("{why}"));
+}
+
 fn some_of<C>(cases: Vec<Expected<C>>) -> Vec<Expected<C>> {
     let (step, first) = every().unwrap_or((1, 0));
     cases.into_iter().skip(first).step_by(step).collect()
@@ -144,12 +154,16 @@ fn conformance(mode: &Mode) {
         alive = alive && attempt(&mut failures, backend, name, |backend| check_paged(backend, mode, expected));
     }
     data::round_activations(false);
+    report(mode, &failures, rows.len() + paged.len());
+}
+
+/// What failed, a few of each kind: what is wrong with one is likely wrong with all.
+fn report(mode: &Mode, failures: &[String], cases: usize) {
     let count = failures.len();
-    println!("{}: {} cases", mode.name, rows.len() + paged.len());
-    // A few of each kind: what is wrong with one is likely wrong with all.
+    println!("{}: {cases} cases", mode.name);
     let kind = |failure: &String| failure.split(' ').next().unwrap_or_default().to_owned();
     let mut shown: HashMap<String, usize> = HashMap::new();
-    for failure in &failures {
+    for failure in failures {
         let seen = shown.entry(kind(failure)).or_default();
         *seen += 1;
         if *seen <= 8 {
@@ -157,7 +171,34 @@ fn conformance(mode: &Mode) {
         }
     }
     shown.iter().for_each(|(kind, count)| println!("{}: {count} of {kind}", mode.name));
-    assert!(count == 0, "{}: {count} of {} cases failed", mode.name, rows.len() + paged.len());
+    assert!(count == 0, "{}: {count} of {cases} cases failed", mode.name);
+}
+
+fn trees(mode: &Mode) {
+    let Some(mut backend) = open(mode.config.clone()) else { return };
+    data::round_activations(mode.config.activations == Precision::BF16);
+    let (cases, mut failures, mut alive) = (some_of(expected_trees()), Vec::new(), true);
+    for expected in &cases {
+        let name = format!("{:?}", expected.case);
+        alive = alive && attempt(&mut failures, &mut backend, name, |backend| check_tree(backend, mode, expected));
+    }
+    data::round_activations(false);
+    report(mode, &failures, cases.len());
+}
+
+#[test]
+fn cuda_trees_in_f32_are_chains() {
+    trees(&modes()[0]);
+}
+
+#[test]
+fn cuda_trees_in_bf16_are_chains() {
+    trees(&modes()[1]);
+}
+
+#[test]
+fn cuda_batch_invariant_trees_are_chains() {
+    trees(&modes()[3]);
 }
 
 #[test]

@@ -108,6 +108,7 @@ fn check_awaited(backend: &mut Cuda, inputs: &mut <Cuda as Backend>::Inputs, exp
         tokens: vec![DRAWN_TOKEN | 6, 4, DRAWN_TOKEN],
         positions: vec![0; 3],
         spans: (0..3).map(span).collect(),
+        ancestors: Vec::new(),
         groups: vec![GroupTables { slots: vec![0, 16, 32], blocks: vec![0, 1, 2], first_block: vec![0, 1, 2] }],
         outputs: vec![0, 1, 2],
     };

@@ -115,6 +115,7 @@ pub fn batch(tokens: &[u32], outputs: Vec<u32>) -> Batch {
         tokens: tokens.to_vec(),
         positions: (0..rows).collect(),
         spans: vec![Span { first_row: 0, num_rows: rows, context: rows }],
+        ancestors: Vec::new(),
         groups: vec![GroupTables {
             slots: (0..rows).collect(),
             blocks: (0..rows.div_ceil(16)).collect(),

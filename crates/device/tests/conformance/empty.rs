@@ -75,6 +75,7 @@ pub fn run<B: Backend>(backend: &mut B) {
     backend.gather_outputs(&mut picked, &residual, &inputs);
     backend.finish_logits(&mut logits, 2.0, Some(3.0), 0);
     backend.copy_blocks(&mut kv, &[]);
+    backend.move_tokens(&mut kv, &[]);
 
     assert!(download(backend, &out, 0).is_empty());
     for tensor in [&out, &residual, &x, &picked, &logits] {

@@ -13,6 +13,7 @@ mod data;
 mod empty;
 mod paged;
 mod rows;
+mod trees;
 
 use folio_device::{
     Backend,
@@ -71,6 +72,14 @@ fn expected_paged() -> Vec<Expected<paged::Case>> {
     paged::cases().into_iter().map(expect).collect()
 }
 
+fn expected_trees() -> Vec<Expected<trees::Case>> {
+    let expect = |case: trees::Case| {
+        let values = case.run(&mut Reference::new());
+        Expected { floor: 0.1, case, values }
+    };
+    trees::cases().into_iter().map(expect).collect()
+}
+
 /// Runs a row case on `backend`: all rows within tolerance, and every selection bit-equal to all of them.
 fn check_rows<B: Backend>(name: &str, backend: &mut B, expected: &Expected<rows::Case>) {
     let Expected { case, values, floor } = expected;
@@ -106,6 +115,15 @@ fn check_paged<B: Backend>(name: &str, backend: &mut B, expected: &Expected<page
     for schedule in schedules {
         let other = case.run(backend, schedule);
         same(&other, &whole, case.width()).unwrap_or_else(|why| panic!("{name}, {case:?}, {schedule:?}: {why}"));
+    }
+}
+
+/// A tree's rows are a chain's, bit for bit; the case sees to that itself.
+fn check_trees<B: Backend>(name: &str, backend: &mut B, expected: &[Expected<trees::Case>]) {
+    for Expected { case, values, floor } in expected {
+        let found = case.run(backend);
+        close(&found, values, case.width(), case.shape.tolerance(), *floor)
+            .unwrap_or_else(|why| panic!("{name}, {case:?}: {why}"));
     }
 }
 
@@ -161,6 +179,18 @@ fn cpu_agrees_with_the_reference() {
         let open = || Cpu::new(CpuConfig { threads: 2, isa: Some(isa) }).unwrap();
         conformance(&format!("cpu {isa:?}"), open, &rows, &paged);
         check_threads(isa, &rows, &paged);
+    }
+}
+
+#[test]
+fn rows_of_trees_are_rows_of_chains() {
+    let expected = expected_trees();
+    check_trees("recorded reference", &mut Recording::new(Reference::new()), &expected);
+    for isa in Isa::available() {
+        for threads in [1, 3] {
+            let mut cpu = Cpu::new(CpuConfig { threads, isa: Some(isa) }).unwrap();
+            check_trees(&format!("cpu {isa:?}, {threads} threads"), &mut cpu, &expected);
+        }
     }
 }
 

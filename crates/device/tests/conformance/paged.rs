@@ -118,15 +118,15 @@ impl Case {
         2 * self.heads * self.head_dim
     }
 
-    fn qkv_width(&self) -> usize {
+    pub fn qkv_width(&self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.head_dim
     }
 
-    fn row_values(&self, sequence: usize, position: usize) -> Vec<f32> {
+    pub fn row_values(&self, sequence: usize, position: usize) -> Vec<f32> {
         Random::new((sequence * 5000 + position) as u64).values(self.qkv_width())
     }
 
-    fn prepare<'v, B: Backend>(&self, q_norm: &'v B::Vector, k_norm: &'v B::Vector) -> PrepareQkv<'v, B> {
+    pub fn prepare<'v, B: Backend>(&self, q_norm: &'v B::Vector, k_norm: &'v B::Vector) -> PrepareQkv<'v, B> {
         PrepareQkv {
             heads: self.heads,
             kv_heads: self.kv_heads,
@@ -242,6 +242,7 @@ impl<'a, B: Backend> Run<'a, B> {
             tokens: vec![0; rows as usize],
             positions: (0..rows).collect(),
             spans: vec![Span { first_row: 0, num_rows: rows, context: rows }],
+            ancestors: Vec::new(),
             groups: vec![GroupTables {
                 slots: (0..rows).collect(),
                 blocks: (0..blocks as u32).collect(),

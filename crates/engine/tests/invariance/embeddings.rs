@@ -71,6 +71,7 @@ fn plainly<B: Backend>(backend: B, model: &OpenModel, prompt: &[u32]) -> [Vec<f6
         tokens: prompt.to_vec(),
         positions: rows.clone(),
         spans: vec![Span { first_row: 0, num_rows: len, context: len }],
+        ancestors: Vec::new(),
         groups: vec![group; groups],
         outputs: rows,
     };

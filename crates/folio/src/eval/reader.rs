@@ -103,6 +103,7 @@ fn step(window: &[u32], rows: Range<usize>, num_groups: usize) -> Batch {
         tokens: window[rows.clone()].to_vec(),
         positions: positions().collect(),
         spans: vec![Span { first_row: 0, num_rows, context }],
+        ancestors: Vec::new(),
         groups: vec![tables; num_groups],
         outputs: (0..num_rows).collect(),
     }

@@ -205,6 +205,10 @@ impl Backend for Counting {
         unreachable!("{NO_STEP}")
     }
 
+    fn move_tokens(&mut self, _: &mut (), _: &[(u32, u32)]) {
+        unreachable!("{NO_STEP}")
+    }
+
     fn upload_rows(&mut self, _: &mut (), _: &[f32]) {
         unreachable!("{NO_STEP}")
     }

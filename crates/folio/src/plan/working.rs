@@ -62,7 +62,7 @@ fn input_limits(spec: &ModelSpec, limits: &DecoderLimits) -> InputLimits {
 fn inputs(spec: &ModelSpec, limits: &DecoderLimits) -> u64 {
     let InputLimits { rows, spans, outputs: _, table_entries, groups, ropes, rope_pairs } = input_limits(spec, limits);
     let [rows, spans, entries] = [rows, spans, table_entries].map(|count| count as u64);
-    let ids = 16 * rows + SPAN * spans;
+    let ids = 24 * rows + SPAN * spans;
     let tables = groups as u64 * 4 * (rows + spans + entries);
     let angles = 8 * (ropes * rope_pairs) as u64 * rows;
     let attention = ATTENTION_TILE * rows + ATTENTION_ITEM * (rows + entries) + ATTENTION_PARTIALS;

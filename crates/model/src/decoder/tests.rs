@@ -109,6 +109,7 @@ fn batch(tokens: &[u32], start: usize, groups: usize) -> Batch {
         tokens: tokens.to_vec(),
         positions,
         spans: vec![Span { first_row: 0, num_rows: tokens.len() as u32, context: context as u32 }],
+        ancestors: Vec::new(),
         groups: vec![group; groups],
         outputs: (0..tokens.len() as u32).collect(),
     }

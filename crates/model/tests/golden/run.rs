@@ -88,6 +88,7 @@ impl<B: Backend> Sequence<B> {
         Batch {
             tokens: tokens.to_vec(),
             spans: vec![Span { first_row: 0, num_rows, context: self.computed as u32 }],
+            ancestors: Vec::new(),
             groups: self.tables.iter().map(group).collect(),
             outputs: (0..num_rows).collect(),
             positions,

@@ -5,7 +5,11 @@
 //! and splits are merged in ascending order: a function of the row's position alone. Whether one thread walks all
 //! splits of a tile or several threads share them changes where the partial sums wait, never a bit of the result.
 //! Masked keys are left out by selection, never multiplied by zero: what lies in an unused slot cannot matter.
+//!
+//! A row of a draft tree is a tile by itself. The blocks that its path is scattered over are put together for it, token
+//! by token, in the order of positions, and then it is a row like any other.
 
+mod path;
 mod plan;
 mod strip;
 mod tile;
@@ -20,6 +24,7 @@ use super::pool::Disjoint;
 use super::simd::dispatch;
 use super::{Cpu, Ctx, Tensor};
 use crate::{Attention, BLOCK_TOKENS};
+use path::{MAX_PATHS, Path};
 use plan::Geometry;
 use tile::{Merge, Operands, Walk};
 
@@ -46,11 +51,13 @@ pub fn attention(
     assert!(op.window != Some(0), "a window of at least one position");
     let mut scratch = inputs.attention.lock().unwrap_or_else(PoisonError::into_inner);
     let geometry = Geometry::new(op.heads, op.kv_heads, op.head_dim);
-    scratch.plan(inputs.spans(), &geometry, op.window, ctx.pool.num_threads());
-    let Scratch { tiles, items, partials } = &mut *scratch;
+    scratch.plan(inputs.spans(), inputs.ancestors(), &geometry, op.window, ctx.pool.num_threads());
+    let Scratch { tiles, items, first_tree, partials } = &mut *scratch;
     let (tiles, items) = (&tiles[..], &items[..]);
+    let (chains, trees) = items.split_at(*first_tree);
+    let (partials, paths) = partials.split_at_mut(plan::MAX_PARTIALS - if trees.is_empty() { 0 } else { MAX_PATHS });
     let (out, partials) = (Disjoint::new(out.head_mut(rows)), Disjoint::new(partials));
-    let (out, partials) = (&out, &partials);
+    let (out, partials, paths) = (&out, &partials, &Disjoint::new(paths));
     with_storage!(kv.format(), T => {
         let operands = Operands {
             op,
@@ -59,18 +66,35 @@ pub fn attention(
             q_stride: qkv.cols(),
             layer: kv.layer::<T>(layer, op.kv_heads, op.head_dim),
             spans: inputs.spans(),
+            ancestors: inputs.ancestors(),
             tables: inputs.group(op.group),
             out,
             partials,
         };
         let operands = &operands;
         let head_tiles = geometry.head_tiles();
-        ctx.pool.for_each_chunk(items.len() * head_tiles, 1, |jobs| {
+        ctx.pool.for_each_chunk(chains.len() * head_tiles, 1, |jobs| {
             for job in jobs {
-                let (item, head_tile) = (&items[job / head_tiles], job % head_tiles);
-                dispatch(ctx.isa, Walk { operands, tile: &tiles[item.tile as usize], item, head_tile });
+                let (item, head_tile) = (&chains[job / head_tiles], job % head_tiles);
+                dispatch(ctx.isa, Walk { operands, tile: &tiles[item.tile as usize], item, head_tile, path: None });
             }
         });
+        // As many rows of trees at once as there is room for their paths.
+        let room = path::room(&operands.layer);
+        let num_jobs = trees.len() * head_tiles;
+        for first in (0..num_jobs).step_by(MAX_PATHS / room) {
+            let count = (num_jobs - first).min(MAX_PATHS / room);
+            ctx.pool.for_each_chunk(count, 1, |jobs| {
+                for place in jobs {
+                    let (item, head_tile) = (&trees[(first + place) / head_tiles], (first + place) % head_tiles);
+                    let tile = &tiles[item.tile as usize];
+                    // SAFETY: jobs have different places.
+                    let memory = unsafe { paths.part(place * room..(place + 1) * room) };
+                    let path = Path::gather(operands, tile, item, head_tile, memory);
+                    dispatch(ctx.isa, Walk { operands, tile, item, head_tile, path });
+                }
+            });
+        }
         if items.iter().any(|item| item.partial.is_some()) {
             ctx.pool.for_each_chunk(tiles.len(), 1, |range| {
                 for tile in &tiles[range] {

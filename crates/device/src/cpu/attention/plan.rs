@@ -1,4 +1,5 @@
-//! Who computes what: a step's spans cut into tiles of rows, and long tiles into splits when threads would idle.
+//! Who computes what: a step's spans cut into tiles of rows, and long tiles into splits when threads would idle. Rows of
+//! trees are tiles of their own and come last.
 
 use std::ops::Range;
 
@@ -6,7 +7,8 @@ use super::super::buffer::Buffer;
 use super::super::inputs::reserved;
 use super::super::simd::LANES;
 use super::SPLIT;
-use crate::{InputLimits, Result, Span};
+use super::path::MAX_PATHS;
+use crate::{InputLimits, Result, Span, tree};
 
 /// Query vectors of a tile, at most.
 pub const MAX_VECTORS: usize = 64;
@@ -15,7 +17,7 @@ pub const MAX_VALUES: usize = 8192;
 /// Groups of a tile's queries that share scales, at most: a head's last one may be as short as a vector.
 pub const MAX_GROUPS: usize = MAX_VALUES / LANES;
 /// Values of all partial sums of one operation, at most; mapped, and untouched until long contexts need them.
-const MAX_PARTIALS: usize = 4 << 20;
+pub const MAX_PARTIALS: usize = 4 << 20;
 
 /// How heads and rows make tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +63,7 @@ impl Geometry {
     }
 }
 
-/// Consecutive rows of one span.
+/// Consecutive rows of one span, of a tree one alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tile {
     pub span: u32,
@@ -89,6 +91,9 @@ pub struct Item {
 pub struct Scratch {
     pub tiles: Vec<Tile>,
     pub items: Vec<Item>,
+    /// The first item whose tile is a row of a tree.
+    pub first_tree: usize,
+    /// Partial sums and, in a step with trees, behind them the paths that are read.
     pub partials: Buffer<f32>,
 }
 
@@ -97,38 +102,62 @@ impl Scratch {
         Ok(Self {
             tiles: reserved(limits.rows)?,
             items: reserved(limits.rows.saturating_add(limits.table_entries))?,
+            first_tree: 0,
             partials: Buffer::zeroed("partial sums of attention", MAX_PARTIALS)?,
         })
     }
 
     /// Fills the lists for one operation.
-    pub fn plan(&mut self, spans: &[Span], geometry: &Geometry, window: Option<usize>, threads: usize) {
+    pub fn plan(
+        &mut self,
+        spans: &[Span],
+        ancestors: &[u64],
+        geometry: &Geometry,
+        window: Option<usize>,
+        threads: usize,
+    ) {
         self.tiles.clear();
         self.items.clear();
         let mut partials = 0;
-        for (index, span) in spans.iter().enumerate() {
-            let start = (span.context - span.num_rows) as usize;
+        // `rows` from `first` on, of positions from `position` on.
+        let mut push = |span: usize, first: usize, rows: usize, position: usize| {
+            let oldest = window.map_or(0, |window| (position + 1).saturating_sub(window));
+            let first_split = oldest / SPLIT;
+            let num_splits = (position + rows - 1) / SPLIT + 1 - first_split;
+            self.tiles.push(Tile {
+                span: span as u32,
+                first: first as u32,
+                rows: rows as u32,
+                first_split: first_split as u32,
+                num_splits: num_splits as u32,
+                partials,
+            });
+            partials += num_splits * rows * geometry.heads * geometry.partial_values();
+        };
+        let is_tree = |span: &Span| tree::of_span(ancestors, span).is_some();
+        let mut chain_tiles = 0;
+        for (index, span) in spans.iter().enumerate().filter(|(_, span)| !is_tree(span)) {
+            let start = tree::base(span);
             // Late rows see more keys: they go first, so that the work left at the end is small.
             for tile in (0..(span.num_rows as usize).div_ceil(geometry.tile_rows)).rev() {
                 let first = tile * geometry.tile_rows;
                 let rows = geometry.tile_rows.min(span.num_rows as usize - first);
-                let oldest = window.map_or(0, |window| (start + first + 1).saturating_sub(window));
-                let first_split = oldest / SPLIT;
-                let num_splits = (start + first + rows - 1) / SPLIT + 1 - first_split;
-                self.tiles.push(Tile {
-                    span: index as u32,
-                    first: first as u32,
-                    rows: rows as u32,
-                    first_split: first_split as u32,
-                    num_splits: num_splits as u32,
-                    partials,
-                });
-                partials += num_splits * rows * geometry.heads * geometry.partial_values();
+                push(index, first, rows, start + first);
+                chain_tiles += 1;
             }
         }
+        for (index, span) in spans.iter().enumerate() {
+            for (row, word) in tree::of_span(ancestors, span).unwrap_or_default().iter().enumerate().rev() {
+                push(index, row, 1, tree::base(span) + word.count_ones() as usize - 1);
+            }
+        }
+        let room = self.partials.len() - if self.tiles.len() > chain_tiles { MAX_PATHS } else { 0 };
         let idle = threads > 1 && self.tiles.len() * geometry.head_tiles() < 4 * threads;
-        let share = idle && partials <= self.partials.len();
+        let share = idle && partials <= room;
         for (index, tile) in self.tiles.iter().enumerate() {
+            if index == chain_tiles {
+                self.first_tree = self.items.len();
+            }
             let whole =
                 Item { tile: index as u32, first_split: tile.first_split, num_splits: tile.num_splits, partial: None };
             if share && tile.num_splits > 1 {
@@ -141,6 +170,9 @@ impl Scratch {
             } else {
                 self.items.push(whole);
             }
+        }
+        if self.tiles.len() == chain_tiles {
+            self.first_tree = self.items.len();
         }
     }
 }
@@ -163,8 +195,12 @@ mod tests {
             let geometry = Geometry::new(heads, kv_heads, head_dim);
             let all: Vec<usize> = (0..geometry.head_tiles()).flat_map(|tile| geometry.heads_of(tile).1).collect();
             assert_eq!(all, (0..heads).collect::<Vec<_>>());
-            for (threads, window) in [(1, None), (2, Some(100)), (500, None), (500, Some(1500))] {
-                scratch.plan(&spans, &geometry, window, threads);
+            // The last span as a chain, and as a tree in which every row follows the first.
+            let tree: Vec<u64> = vec![0; 201].into_iter().chain((0..17).map(|row| 1 | 1 << row)).collect();
+            let kinds = [(1, None), (2, Some(100)), (500, None), (500, Some(1500))];
+            for ((threads, window), words) in kinds.into_iter().flat_map(|kind| [(kind, &[][..]), (kind, &tree)]) {
+                scratch.plan(&spans, words, &geometry, window, threads);
+                assert_eq!(scratch.first_tree == scratch.items.len(), words.is_empty());
                 for (index, span) in spans.iter().enumerate() {
                     let tiles = scratch.tiles.iter().filter(|tile| tile.span == index as u32);
                     let mut rows: Vec<u32> = tiles.flat_map(|tile| tile.first..tile.first + tile.rows).collect();

@@ -7,10 +7,11 @@ use super::super::Cpu;
 use super::super::kv::{Layer, Storage};
 use super::super::pool::Disjoint;
 use super::super::simd::{Kernel, LANES, Simd, exp};
+use super::path::Path;
 use super::plan::{Geometry, Item, MAX_GROUPS, MAX_VALUES, MAX_VECTORS, Tile};
 use super::strip::{Chunk, State, attend};
 use super::{CHUNK, SPLIT};
-use crate::{Attention, BLOCK_TOKENS, GroupTables, Span};
+use crate::{Attention, BLOCK_TOKENS, GroupTables, Span, tree};
 
 /// What all tiles of one operation share.
 pub struct Operands<'a, T> {
@@ -20,17 +21,34 @@ pub struct Operands<'a, T> {
     pub q_stride: usize,
     pub layer: Layer<'a, T>,
     pub spans: &'a [Span],
+    /// Of all rows, or none.
+    pub ancestors: &'a [u64],
     pub tables: &'a GroupTables,
     pub out: &'a Disjoint<'a, f32>,
     pub partials: &'a Disjoint<'a, f32>,
 }
 
 impl<T> Operands<'_, T> {
-    /// Positions a row of a span sees; rows are counted from the span's first.
+    /// The word of the row that a tile is, where it is one of a tree; else 0.
     #[inline(always)]
-    fn seen(&self, span: &Span, row: usize) -> Range<usize> {
-        let end = (span.context - span.num_rows) as usize + row + 1;
+    pub fn word(&self, tile: &Tile) -> u64 {
+        let row = self.spans[tile.span as usize].first_row as usize + tile.first as usize;
+        self.ancestors.get(row).copied().unwrap_or(0)
+    }
+
+    /// Positions a row of a tile sees; `word` is the tile's.
+    #[inline(always)]
+    pub fn seen(&self, tile: &Tile, word: u64, row: usize) -> Range<usize> {
+        let base = tree::base(&self.spans[tile.span as usize]);
+        let end = base + if word == 0 { tile.first as usize + row + 1 } else { word.count_ones() as usize };
         self.op.window.map_or(0, |window| end.saturating_sub(window))..end
+    }
+
+    /// Keys and values of one head where the tile's span has its place `place`.
+    #[inline(always)]
+    pub fn block(&self, tile: &Tile, place: usize, kv_head: usize) -> (*const u8, *const u8) {
+        let entry = self.tables.first_block[tile.span as usize] as usize + place / BLOCK_TOKENS;
+        self.layer.block(self.tables.blocks[entry], kv_head)
     }
 
     /// Where a partial sum lies: split, row and head counted within the tile.
@@ -118,6 +136,8 @@ pub struct Walk<'a, T> {
     pub tile: &'a Tile,
     pub item: &'a Item,
     pub head_tile: usize,
+    /// Where a row of a tree finds the last positions that it sees.
+    pub path: Option<Path>,
 }
 
 impl<T: Storage> Kernel for Walk<'_, T> {
@@ -227,8 +247,8 @@ impl<T: Storage> Walk<'_, T> {
     ) {
         let (operands, tile) = (self.operands, self.tile);
         let (dim, padded_dim) = (operands.op.head_dim, operands.geometry.padded_dim);
-        let span = &operands.spans[tile.span as usize];
-        let row_seen = |row: usize| operands.seen(span, tile.first as usize + row);
+        let word = operands.word(tile);
+        let row_seen = |row: usize| operands.seen(tile, word, row);
         let first = row_seen(0).start.max(split_start);
         let last = row_seen(tile.rows as usize - 1).end.min(split_start + SPLIT);
         let vectors = largest.len();
@@ -284,12 +304,13 @@ impl<T: Storage> Walk<'_, T> {
         }
     }
 
-    /// The block that holds a position of the tile's span.
+    /// The block that holds a position that the tile sees.
     #[inline(always)]
     fn block(&self, position: usize, kv_head: usize) -> (*const u8, *const u8) {
-        let tables = self.operands.tables;
-        let entry = tables.first_block[self.tile.span as usize] as usize + position / BLOCK_TOKENS;
-        self.operands.layer.block(tables.blocks[entry], kv_head)
+        match &self.path {
+            Some(path) if position >= path.first => path.block(position),
+            _ => self.operands.block(self.tile, position, kv_head),
+        }
     }
 
     #[inline(always)]

@@ -10,6 +10,7 @@ mod nibbles;
 mod plain;
 mod scaled;
 mod storage;
+mod tokens;
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -18,6 +19,7 @@ pub(crate) use nibbles::Nibbles;
 pub(crate) use plain::Plain;
 pub(crate) use scaled::{E4m3, Scaled, Signed};
 pub(crate) use storage::{Storage, with_storage};
+pub(crate) use tokens::{HeadBlock, copy_token};
 
 use super::Ctx;
 use super::attention::MAX_HEAD_DIM;
@@ -108,6 +110,11 @@ pub(crate) struct Layer<'a, T> {
 unsafe impl<T: Sync> Sync for Layer<'_, T> {}
 
 impl<T> Layer<'_, T> {
+    /// Bytes of one head's keys, or values, in a block.
+    pub fn head_bytes(&self) -> usize {
+        self.head_bytes
+    }
+
     /// Keys and values of one head in one block, as [`Storage`] describes them; sixteen f32 more are readable behind the
     /// values.
     #[inline(always)]
@@ -164,6 +171,29 @@ pub fn copy_blocks(_ctx: Ctx<'_>, kv: &mut Kv, pairs: &[(u32, u32)]) {
             let target = (layer * blocks + to) * bytes;
             kv.keys.copy_within(start..start + bytes, target);
             kv.values.copy_within(start..start + bytes, target);
+        }
+    }
+}
+
+/// Copies single tokens, all layers: pairs of slots (from, to), in order.
+pub fn move_tokens(_ctx: Ctx<'_>, kv: &mut Kv, pairs: &[(u32, u32)]) {
+    let KvShape { layers, blocks, kv_heads, head_dim, format } = kv.shape;
+    let slots = blocks * BLOCK_TOKENS;
+    let heads = (0..layers).flat_map(|layer| (0..kv_heads).map(move |head| (layer, head)));
+    for (layer, head) in heads {
+        for &(from, to) in pairs {
+            let (from, to) = (from as usize, to as usize);
+            assert!(from < slots && to < slots, "move of slot {from} to {to} of {slots}");
+            let start = |slot: usize| ((layer * blocks + slot / BLOCK_TOKENS) * kv_heads + head) * kv.head_bytes;
+            let (source, target) = (start(from), start(to));
+            let (keys, values) = (kv.keys.as_mut_ptr(), kv.values.as_mut_ptr());
+            // SAFETY: layer, slot and head lie inside the storage, which is borrowed for writing and has this format.
+            unsafe {
+                let source = HeadBlock { keys: keys.add(source).cast_const(), values: values.add(source).cast_const() };
+                let target = HeadBlock { keys: keys.add(target), values: values.add(target) };
+                let (from, to) = ((source, from % BLOCK_TOKENS), (target, to % BLOCK_TOKENS));
+                with_storage!(format, T => copy_token::<T>(head_dim, from, to));
+            }
         }
     }
 }

@@ -171,6 +171,38 @@ fn a_copied_block_is_equal_in_every_layer_and_the_rest_untouched() {
     }
 }
 
+/// A chain of moves within and across blocks leaves what writing there would have left, and touches nothing else.
+#[test]
+fn a_moved_token_is_as_if_written_there() {
+    for format in KvFormat::ALL {
+        for dim in [1, 7, 24, 33, 51, 64, 80] {
+            let shape = KvShape { layers: 3, blocks: 4, kv_heads: 2, head_dim: dim, format };
+            let storage = |slots: [u32; 3]| {
+                let mut kv = Kv::new(shape).unwrap();
+                (0..4).for_each(|block| kv.poison(block));
+                for (layer, head) in (0..3).flat_map(|layer| [(layer, 0), (layer, 1)]) {
+                    for (number, slot) in slots.into_iter().enumerate() {
+                        let seed = (layer * 10 + head * 5 + number) as u64;
+                        let (key, value) = (filled(dim, seed), filled(dim, 100 + seed));
+                        with_storage!(format, T => {
+                            // SAFETY: one thread.
+                            unsafe { kv.layer_mut::<T>(layer, 2, dim).write(slot, head, &key, &value) };
+                        });
+                    }
+                }
+                kv
+            };
+            let (mut moved, expected) = (storage([20, 22, 40]), storage([3, 21, 40]));
+            let pool = Pool::new(1).unwrap();
+            let ctx = Ctx { pool: &pool, isa: Isa::Scalar };
+            // The second token through the first one's place; what is left behind is overwritten by what was never used.
+            move_tokens(ctx, &mut moved, &[(20, 3), (22, 20), (20, 21), (9, 20), (9, 22), (40, 40)]);
+            assert!(moved.keys[..] == expected.keys[..], "{format:?} {dim}: keys");
+            assert!(moved.values[..] == expected.values[..], "{format:?} {dim}: values");
+        }
+    }
+}
+
 #[test]
 fn an_impossible_size_is_an_error() {
     for format in KvFormat::ALL {

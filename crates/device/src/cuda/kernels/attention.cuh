@@ -22,7 +22,7 @@ struct AttentionArgs {
     const u32* work;         // [*num_work] pairs (span, item)
     const u32* num_work;
     float* partial;          // see `partial_at`
-    const u64* ancestors;    // [rows] or null: causal; see `Sight`
+    const u64* ancestors;    // [rows] or null: causal; see `Sight` and `path_place`
     i64 block_stride;        // bytes from a block to the next, under 4 GiB
     i64 layer_offset;        // bytes from a block's start to the layer's keys
     i64 value_offset;        // bytes from the layer's keys to its values
@@ -66,8 +66,8 @@ DEVICE float int4_value(const u8* head, u32 head_dim, u32 i) {
     return __fmaf_rn(scale, (float)code, least);
 }
 
-// Which positions one row sees. Rows of a span stand at `base`, `base + 1`, ... in storage. With `ancestors` a span of at
-// most 64 rows is a tree: bit j of a row's word says that it sees the span's row j (its own bit is set), and windows
+// Which positions one row sees. Rows of a span stand at `base`, `base + 1`, ... in storage. With `ancestors` a span of 2
+// to 64 rows is a tree: bit j of a row's word says that it sees the span's row j (its own bit is set), and windows
 // count along the path, not through storage. Longer spans are causal.
 struct Sight {
     i32 first;  // earliest position before the span, or of a causal row at all
@@ -80,7 +80,7 @@ DEVICE Sight sight_at(const AttentionArgs& args, u32 first_row, u32 rows, i32 ba
     Sight sight;
     sight.base = base;
     sight.last = base + (i32)index;
-    sight.tree = args.ancestors != nullptr && rows <= 64;
+    sight.tree = args.ancestors != nullptr && rows > 1 && rows <= 64;
     sight.own = 0;
     i32 position = sight.last;
     if (sight.tree) {
@@ -108,6 +108,19 @@ DEVICE u64 seen_from(const Sight& sight, i32 start) {
     i32 shift = sight.base - start;
     if (sight.tree && shift < 64 && shift > -64) seen |= shift >= 0 ? sight.own << shift : sight.own >> -shift;
     return seen;
+}
+// A span of one row with a word that is not 0 is a row of a tree by itself: it sees `context` positions as any row does,
+// but the last of them, as many as bits are set, are its path, and lie in the table where the rows of the tree do, which
+// begins at `path_base`. Read so, in the order of positions, they give the bits that a chain would give.
+DEVICE u64 path_of(const AttentionArgs& args, u32 row, u32 num_rows) {
+    return args.ancestors != nullptr && num_rows == 1 ? __ldg(args.ancestors + row) : 0;
+}
+DEVICE i32 path_base(u64 own, u32 context) { return (i32)context - __popcll(own); }
+// The place in the table of a position.
+DEVICE i32 path_place(u64 own, i32 base, i32 position) {
+    if (position < base) return position;
+    for (i32 depth = position - base; depth > 0; depth--) own &= own - 1;
+    return base + __ffsll(own) - 1;
 }
 // Earliest position that any row of a span sees: blocks before it may belong to another sequence by now.
 DEVICE i32 earliest(const AttentionArgs& args, u32 span) {

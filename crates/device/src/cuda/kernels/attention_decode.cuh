@@ -7,6 +7,7 @@
 // span are done, asks them to merge.
 #pragma once
 #include "attention_merge.cuh"
+#include "attention_path.cuh"
 
 #define WORKERS 128
 #define MOST_PLACES 6
@@ -25,6 +26,8 @@ struct Unit {
     i32 begin, num_splits;
     u32 first;  // packed row
     i32 start;  // position
+    u64 own;    // of a row of a tree, and where its path begins
+    i32 path_start;
 };
 
 // What the units of a block are made of is read before it is needed: the work list two units ahead, the rest one.
@@ -32,6 +35,7 @@ struct Units {
     u32 number, num;           // this unit, and how many there are
     u32 span, split;           // of the next one
     u32 rows, context, table, first_row;
+    u64 own;
     u32 later_span, later_split;
     Divisor kv_heads;
 };
@@ -45,6 +49,7 @@ DEVICE void read_span(const AttentionArgs& args, Units& units) {
     units.context = __ldg(args.context + units.span);
     units.table = __ldg(args.first_block + units.span);
     units.first_row = __ldg(args.first_row + units.span);
+    units.own = path_of(args, units.first_row, units.rows);
 }
 // Takes the unit that was read, and reads the one after it.
 template <int TOKENS> DEVICE Unit next_unit(const AttentionArgs& args, Units& units, u32 group) {
@@ -62,6 +67,8 @@ template <int TOKENS> DEVICE Unit next_unit(const AttentionArgs& args, Units& un
     out.num_splits = (units.context + SPLIT - 1) / SPLIT - low / SPLIT;
     out.first = 0;
     out.start = out.begin;
+    out.own = units.own;
+    out.path_start = path_base(units.own, units.context);
     units.number += gridDim.x;
     units.span = units.later_span;
     units.split = units.later_split;
@@ -233,10 +240,15 @@ template <int D, int F> DEVICE void copy_tiles(const AttentionArgs& args, u8* me
                                  now.rows, now.item, now.first, (u32)now.start, bits};
             barrier_arrive(barrier_at(barriers, turn.place, KEYS_FULL));
         }
-        copy_tile<D, F>(args, now.source, blocks, now.start, 0, tiles + turn.place * S::BYTES, lane);
+        bool on_path = now.own != 0 && now.start + S::TOKENS > now.path_start;
+        u32 to = tiles + turn.place * S::BYTES;
+        if (on_path) copy_path_tile<D, F>(args, now.source, now.own, now.path_start, now.start, 0, to, lane);
+        else copy_tile<D, F>(args, now.source, blocks, now.start, 0, to, lane);
         barrier_arrive_with_copies(barrier_at(barriers, turn.place, KEYS_FULL));
         barrier_wait(barrier_at(barriers, turn.place, VALUES_EMPTY), turn.round ^ 1);
-        copy_tile<D, F>(args, now.source, blocks, now.start, 1, tiles + (turn.num + turn.place) * S::BYTES, lane);
+        to += turn.num * S::BYTES;
+        if (on_path) copy_path_tile<D, F>(args, now.source, now.own, now.path_start, now.start, 1, to, lane);
+        else copy_tile<D, F>(args, now.source, blocks, now.start, 1, to, lane);
         barrier_arrive_with_copies(barrier_at(barriers, turn.place, VALUES_FULL));
         advance(turn);
     }

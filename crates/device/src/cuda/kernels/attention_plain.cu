@@ -31,9 +31,9 @@ template <int F> DEVICE float load_value(const u8* head, u32 head_dim, u32 i, fl
 // One token's key (value = 0) or value, this lane's columns of it.
 template <int F>
 DEVICE void load_token(float (&out)[COLUMNS], const AttentionArgs& args, const u32* table, u32 kv_head, int value,
-                       i32 position, int lane) {
-    const u8* section = kv_section(args, __ldg(table + position / BLOCK_TOKENS), value);
-    u32 token = position % BLOCK_TOKENS;
+                       i32 place, int lane) {
+    const u8* section = kv_section(args, __ldg(table + place / BLOCK_TOKENS), value);
+    u32 token = place % BLOCK_TOKENS;
     const u8* head = section + kv_head_at(kv_head, token, head_bytes_of<F>(args.head_dim));
     float scale = F == FP8 || F == INT8 ? *(const float*)(section + kv_scale_at(args, kv_head, token)) : 1.0f;
 #pragma unroll
@@ -57,17 +57,21 @@ template <int F> DEVICE void attend(const AttentionArgs& args, bool wide, u32 sp
             q[j] = wide ? ((const float*)args.qkv)[query + column] : to_float(((const bf16*)args.qkv)[query + column]);
     }
     Sight sight = sight_of(args, span, index);
+    u64 own = path_of(args, row, args.num_rows[span]);
+    i32 path_start = path_base(own, args.context[span]);
     i32 begin = (sight.tree ? min(sight.first, sight.base) : sight.first) / WARP * WARP;
 #pragma unroll 1
     for (i32 start = begin; start <= sight.last; start += WARP) {
         u32 seen = __ballot_sync(FULL_MASK, sees(sight, start + lane));
         if (seen == 0) continue;
         float score = nothing;
+        i32 place = start + lane;  // of this lane's token
+        if (own != 0) place = path_place(own, path_start, place);
 #pragma unroll 4
         for (int t = 0; t < WARP; t++) {
             float k[COLUMNS], dot = 0.0f;
             if (!(seen >> t & 1)) continue;
-            load_token<F>(k, args, table, kv_head, 0, start + t, lane);
+            load_token<F>(k, args, table, kv_head, 0, __shfl_sync(FULL_MASK, place, t), lane);
 #pragma unroll
             for (int j = 0; j < COLUMNS; j++) dot = __fmaf_rn(q[j], k[j], dot);
             dot = warp_sum(dot);
@@ -87,7 +91,7 @@ template <int F> DEVICE void attend(const AttentionArgs& args, bool wide, u32 sp
         for (int t = 0; t < WARP; t++) {
             float v[COLUMNS], factor = __shfl_sync(FULL_MASK, weight, t);
             if (!(seen >> t & 1)) continue;
-            load_token<F>(v, args, table, kv_head, 1, start + t, lane);
+            load_token<F>(v, args, table, kv_head, 1, __shfl_sync(FULL_MASK, place, t), lane);
 #pragma unroll
             for (int j = 0; j < COLUMNS; j++) sums[j] = __fmaf_rn(factor, v[j], sums[j]);
         }

@@ -37,7 +37,7 @@ DEVICE WarpSight load_sights(RowSight* to, const AttentionArgs& args, const Divi
     u32 num_packed = span.num * group.by;
     i32 window = args.window;
     out.base = span.base;
-    out.tree = args.ancestors != nullptr && span.num <= 64;
+    out.tree = args.ancestors != nullptr && span.num > 1 && span.num <= 64;
     i32 first_row = out.base + (i32)quotient(first, group);
     out.last = first < num_packed ? out.base + (i32)quotient(min(first + 15, num_packed - 1), group) : -1;
     out.end = out.tree ? out.base : first_row + 1;

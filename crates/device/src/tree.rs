@@ -1,0 +1,120 @@
+//! Draft trees: several continuations of one sequence in one span, and where each row finds its own.
+//!
+//! The rows of a span of at most 64 may be a tree instead of a chain. Keys and values of row `i` are stored at the place
+//! `base + i` of the sequence (`base` is where the span begins), whatever its depth, so that no two rows collide; its
+//! position, for ropes and windows, is `base + depth`. A word a row names its ancestors: bit `j` is set where row `j`
+//! lies on the way from the root to this row, the row itself included. A row sees everything before the span, as far as
+//! its window reaches back from its position, and of the span its own path.
+//!
+//! **A row reads its path in the order of positions**, as if it lay at `base, base + 1, ...`: at position `base + d` it
+//! finds the row that the `d`-th set bit of its word names. Parents come before children, so that is ascending in
+//! storage, but not without gaps. One could mask the gaps instead, and rows would share all keys that they read. But
+//! sums are made in tiles, lanes and splits by position: a masked neighbour adds nothing and still moves what comes
+//! behind it into another lane, and the result differs from the chain's in its last bits. Read in order it is the
+//! chain's bit for bit, by whatever order a backend adds, and nothing that computes must know of trees: all it takes is
+//! another place to read from. Two other ways were weighed. Copies of each path in blocks of its own would leave kernels
+//! as they are, but need blocks that the pool does not have and a copy a layer, token and row. Masks in the tiles before
+//! `base` and gathered rows behind would read a long prefix once for all rows; that is a matter of speed alone and can
+//! be done behind this interface.
+//!
+//! So backends take a tree apart: every row is computed as a span of its own, which sees `base + depth + 1` positions.
+//! It counts as one against [`InputLimits::spans`](crate::InputLimits::spans), and the tree's table as often as it has
+//! rows against [`InputLimits::table_entries`](crate::InputLimits::table_entries).
+//!
+//! When some path was accepted, [`Backend::move_tokens`](crate::Backend::move_tokens) takes its keys and values to where
+//! the chain would have put them ([`moves`]).
+
+use crate::Span;
+
+/// Rows that a tree has at most: the bits of a word.
+pub const TREE_ROWS: usize = 64;
+
+/// The words of a tree from each row's parent, which comes before it; a root has none.
+pub fn ancestors(parents: &[Option<usize>]) -> Vec<u64> {
+    assert!(parents.len() <= TREE_ROWS, "a tree of {} rows, at most {TREE_ROWS}", parents.len());
+    let mut words: Vec<u64> = Vec::with_capacity(parents.len());
+    for (row, parent) in parents.iter().enumerate() {
+        let above = parent.map_or(0, |parent| {
+            assert!(parent < row, "row {row} comes before its parent {parent}");
+            words[parent]
+        });
+        words.push(above | 1 << row);
+    }
+    words
+}
+
+/// Rows on the way to a row, itself included, as their tree counts them.
+pub fn path(word: u64) -> impl Iterator<Item = usize> + Clone {
+    let rest = std::iter::successors(Some(word), |word| Some(word & word.wrapping_sub(1)));
+    rest.take(word.count_ones() as usize).map(|word| word.trailing_zeros() as usize)
+}
+
+/// Which places are read anew once the path of `word` is the sequence: pairs (from, to) of places in the sequence, in an
+/// order in which they may be moved one after the other.
+pub fn moves(base: usize, word: u64) -> impl Iterator<Item = (usize, usize)> {
+    path(word).enumerate().filter(|(depth, row)| depth != row).map(move |(depth, row)| (base + row, base + depth))
+}
+
+/// The words of a span that is a tree. `words` are those of all rows of a step, or none at all.
+pub(crate) fn of_span<'a>(words: &'a [u64], span: &Span) -> Option<&'a [u64]> {
+    let rows = words.get(span.first_row as usize..(span.first_row + span.num_rows) as usize)?;
+    rows.first().is_some_and(|&word| word != 0).then_some(rows)
+}
+
+/// Where a tree begins: the place of its first row.
+pub(crate) fn base(span: &Span) -> usize {
+    (span.context - span.num_rows) as usize
+}
+
+/// Asserts that words are those of a tree and positions follow from them.
+pub(crate) fn check(words: &[u64], span: &Span, positions: &[u32]) {
+    assert!(words.len() <= TREE_ROWS, "{span:?} is a tree of more than {TREE_ROWS} rows");
+    for (row, (&word, &position)) in words.iter().zip(positions).enumerate() {
+        let above = word & !(1 << row);
+        assert!(word >> row == 1, "row {row} of a tree has the word {word:#x}");
+        if let Some(parent) = above.checked_ilog2() {
+            assert_eq!(above, words[parent as usize], "the way to row {row} of a tree, and to its parent {parent}");
+        }
+        let expected = base(span) + word.count_ones() as usize - 1;
+        assert_eq!(position as usize, expected, "position of row {row} of a tree");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// ```text
+    /// 0 - 1 - 3
+    ///   \ 2 - 4 - 5
+    /// ```
+    const PARENTS: [Option<usize>; 6] = [None, Some(0), Some(0), Some(1), Some(2), Some(4)];
+
+    #[test]
+    fn words_name_the_way_from_the_root() {
+        let words = ancestors(&PARENTS);
+        assert_eq!(words, [0b1, 0b11, 0b101, 0b1011, 0b10101, 0b110101]);
+        assert_eq!(path(words[5]).collect::<Vec<_>>(), [0, 2, 4, 5]);
+        assert_eq!(path(1 << 63).collect::<Vec<_>>(), [63]);
+        assert_eq!(path(0).count() + path(u64::MAX).count(), 64);
+        assert_eq!(moves(20, words[5]).collect::<Vec<_>>(), [(22, 21), (24, 22), (25, 23)]);
+        assert_eq!(moves(20, 0b1111).count(), 0, "a chain lies where it belongs");
+    }
+
+    #[test]
+    fn what_is_no_tree_is_refused() {
+        let (words, span) = (ancestors(&PARENTS), Span { first_row: 0, num_rows: 6, context: 26 });
+        let positions = [20, 21, 21, 22, 22, 23];
+        check(&words, &span, &positions);
+        let refused = |change: fn(&mut Vec<u64>, &mut [u32; 6])| {
+            let (mut words, mut positions) = (words.clone(), positions);
+            change(&mut words, &mut positions);
+            let payload = std::panic::catch_unwind(|| check(&words, &span, &positions)).expect_err("taken");
+            *payload.downcast::<String>().expect("a message")
+        };
+        assert!(refused(|words, _| words[3] = 0b0011).contains("has the word 0x3"));
+        assert!(refused(|words, _| words[4] = 0b110001).contains("has the word 0x31"));
+        assert!(refused(|words, _| words[5] = 0b110001).contains("its parent 4"));
+        assert!(refused(|_, positions| positions[2] = 22).contains("position of row 2"));
+    }
+}
