@@ -110,6 +110,23 @@ fn road(device: &Device, float: Float, kv: &Kv, op: &Attention<'_, Cuda>, batch_
     Road::Matrix { hopper: Hopper::of(head_dim, op.scale, batch_invariant).filter(|_| hopper) }
 }
 
+/// Shared memory of Hopper's kernel of splits, where it does a layer: the map tells that the device is one. It takes no
+/// ancestors, and of more than eight rows at once it would read keys and values more than once.
+fn hopper_splits(call: &AttentionArgs, kv: &Kv) -> Option<u32> {
+    let few = call.heads / call.kv_heads <= 8;
+    let rows = kv.buffer.bytes() / (kv.shape.head_dim * if kv.shape.format == KvFormat::BF16 { 2 } else { 1 });
+    if kv.map.is_none() || call.ancestors != 0 || !few || rows > i32::MAX as usize {
+        return None;
+    }
+    match (kv.shape.format, kv.shape.head_dim) {
+        (KvFormat::BF16, 128) => Some(226_240),
+        (KvFormat::BF16, 64) => Some(224_672),
+        (_, 128) => Some(223_616),
+        (_, 64) => Some(129_408),
+        _ => None,
+    }
+}
+
 /// Bytes of partial results: of every split of the largest step a row of sums a head, its maximum and its weight.
 pub(super) fn partial_bytes(limits: &InputLimits, heads: usize, head_dim: usize) -> usize {
     let row = heads * (head_dim + 4) * size_of::<f32>();
@@ -195,23 +212,33 @@ impl Cuda {
                     let bytes = partial_bytes(inputs.limits(), op.heads, op.head_dim);
                     let Some(partial) = self.room(Scratch::PARTIAL, bytes) else { return };
                     call.partial = partial;
-                    self.splits(&call, op.head_dim, kv.shape.format);
+                    self.splits(&call, kv);
                 }
             }
         }
     }
 
-    fn splits(&self, call: &AttentionArgs, head_dim: usize, format: KvFormat) {
+    fn splits(&self, call: &AttentionArgs, kv: &Kv) {
+        let (format, head_dim) = (kv.shape.format, kv.shape.head_dim);
+        let multiprocessors = self.device.info().multiprocessors;
+        if let (Some(shared_bytes), Some(map)) = (hopper_splits(call, kv), &kv.map) {
+            let decode = self.device.kernel(&format!("attention_decode_{}_{head_dim}_sm90", format.name()));
+            let shape = Launch { grid: [multiprocessors, 1, 1], threads: 640, shared_bytes, overlap: true };
+            self.device.launch(&decode, shape, args![*call, *map]);
+            return;
+        }
         let MmaShape { size, wide, narrow, .. } = MmaShape::of(head_dim);
         let decode = self.device.kernel(&format!("attention_decode_{}_{size}", format.name()));
-        // A block has places for as many tiles as fit where two blocks share a multiprocessor.
+        // A block has places for as many tiles as fit where two blocks share a multiprocessor, but more than a few places
+        // only make the copies of one block wait for another's.
         let pair = 2 * if format == KvFormat::BF16 { wide } else { narrow };
+        let most = if pair > 30_000 { 2 } else { 3 };
         let fixed = 5504;
         let room = self.device.info().shared_bytes + 1024;
-        let places = |blocks: u32| ((room / blocks).saturating_sub(1024 + fixed) / pair).min(6);
+        let places = |blocks: u32| ((room / blocks).saturating_sub(1024 + fixed) / pair).min(most);
         let blocks = if places(2) >= 2 { 2 } else { 1 };
         let shared_bytes = fixed + places(blocks) * pair;
-        let grid = [blocks * self.device.info().multiprocessors, 1, 1];
+        let grid = [blocks * multiprocessors, 1, 1];
         self.device.launch(&decode, Launch { grid, threads: 192, shared_bytes, overlap: true }, args![*call]);
     }
 

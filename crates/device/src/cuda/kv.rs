@@ -94,9 +94,16 @@ impl Kv {
 
 /// Rows of one head and token, for the bulk copies of Hopper.
 fn map(device: &Device, shape: &KvShape, buffer: &Buffer) -> Result<Option<TensorMap>> {
-    let row_bytes = 2 * shape.head_dim;
-    let wanted = device.info().capability == (9, 0) && shape.format == KvFormat::BF16;
-    if !wanted || !row_bytes.is_multiple_of(16) || buffer.bytes() == 0 {
+    // Codes are such rows where their scales take up whole rows as well.
+    let (row_bytes, box_cols, element, swizzle) = match (shape.format, shape.head_dim) {
+        (KvFormat::BF16, head_dim) => (2 * head_dim, 64, Element::Bf16, Swizzle::Bytes128),
+        (KvFormat::Fp8 | KvFormat::Int8, 64) => (64, 64, Element::U8, Swizzle::Bytes64),
+        (KvFormat::Fp8 | KvFormat::Int8, 128) if shape.kv_heads.is_multiple_of(2) => {
+            (128, 128, Element::U8, Swizzle::Bytes128)
+        }
+        _ => return Ok(None),
+    };
+    if device.info().capability != (9, 0) || !row_bytes.is_multiple_of(16) || buffer.bytes() == 0 {
         return Ok(None);
     }
     let matrix = Matrix2d {
@@ -105,9 +112,9 @@ fn map(device: &Device, shape: &KvShape, buffer: &Buffer) -> Result<Option<Tenso
         cols: shape.head_dim as u64,
         stride_bytes: row_bytes as u64,
         box_rows: BLOCK_TOKENS as u32,
-        box_cols: 64,
-        element: Element::Bf16,
-        swizzle: Swizzle::Bytes128,
+        box_cols,
+        element,
+        swizzle,
     };
     device.tensor_map_2d(&matrix).map(Some)
 }

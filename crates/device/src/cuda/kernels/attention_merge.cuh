@@ -7,13 +7,31 @@
 #define MOST_ARRIVALS 65536
 __device__ u32 arrivals[MOST_ARRIVALS];
 
-// Counts one of `num_splits` and tells whether it was the last, which sets the count back to 0. What this thread has seen
+// Counts one of `num_splits` and tells how many came before; the last sets the count back to 0. What this thread has seen
 // written is visible to whoever comes after, and what those before have written is visible from here on.
-DEVICE bool last_to_arrive(u32 counter, u32 num_splits) {
+DEVICE u32 arrive(u32 counter, u32 num_splits) {
     u32 before;
     asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
                  : "=r"(before) : "l"(arrivals + counter), "r"(num_splits - 1) : "memory");
-    return before == num_splits - 1;
+    return before;
+}
+DEVICE bool last_to_arrive(u32 counter, u32 num_splits) { return arrive(counter, num_splits) == num_splits - 1; }
+
+// Each lane has one split's largest score and sum of weights, in order. Its share of the result: what sums before it and its
+// own are multiplied by, and its sum of weights. `largest` is that of all splits so far.
+DEVICE float4 factors_of(float2 own, float& largest, int lane) {
+    float upto = own.x;
+#pragma unroll
+    for (int step = 1; step < WARP; step *= 2) {
+        float other = __shfl_up_sync(FULL_MASK, upto, step);
+        if (lane >= step) upto = fmaxf(upto, other);
+    }
+    upto = fmaxf(upto, largest);
+    float before = __shfl_up_sync(FULL_MASK, upto, 1);
+    if (lane == 0) before = largest;
+    Merge mine = merge_of(before, own.x);
+    largest = __shfl_sync(FULL_MASK, upto, WARP - 1);
+    return make_float4(mine.before, mine.next, own.y, 0.0f);
 }
 
 // One row and head by one warp; a lane has columns 4 * lane to 4 * lane + 3 and, with two parts, the same of the next 128.
@@ -29,22 +47,11 @@ DEVICE void merge_row(const float* partial, u64 stride, i32 num_splits, i32 head
     for (int part = 0; part < PARTS; part++) totals[part] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll 1
     for (i32 first = 0; first < num_splits; first += WARP) {
-        // Each lane knows one split: the largest score up to it, and so by what sums before it and its own are multiplied.
         float2 own = make_float2(NOTHING_SEEN, 0.0f);
         if (first + lane < num_splits) own = __ldcg((const float2*)(partial + (first + lane) * stride + head_dim));
-        float upto = own.x;
-#pragma unroll
-        for (int step = 1; step < WARP; step *= 2) {
-            float other = __shfl_up_sync(FULL_MASK, upto, step);
-            if (lane >= step) upto = fmaxf(upto, other);
-        }
-        upto = fmaxf(upto, largest);
-        float before = __shfl_up_sync(FULL_MASK, upto, 1);
-        if (lane == 0) before = largest;
-        Merge mine = merge_of(before, own.x);
-        largest = __shfl_sync(FULL_MASK, upto, WARP - 1);
+        float4 mine = factors_of(own, largest, lane);
         __syncwarp();
-        factors[lane] = make_float4(mine.before, mine.next, own.y, 0.0f);
+        factors[lane] = mine;
         __syncwarp();
         i32 here = min(num_splits - first, WARP);
         // Where a batch is not full, its last split is read again and counts nothing: its factor is 0.

@@ -6,6 +6,7 @@
 // bytes of a word. That sorts the columns of each unit of 16 into even and odd ones, of q and k alike, and of the output.
 #pragma once
 #include "attention_softmax.cuh"
+#include "shared.cuh"
 
 enum Format { BF16, FP8, INT8 };
 
@@ -20,11 +21,6 @@ template <int D, int F> struct Shape {
 };
 template <int F> DEVICE u32 head_bytes_of(const AttentionArgs& args) { return F == BF16 ? 2 * args.head_dim : args.head_dim; }
 
-DEVICE u32 shared_address(const void* at) {
-    u64 out;
-    asm("cvta.to.shared.u64 %0, %1;" : "=l"(out) : "l"(at));
-    return (u32)out;
-}
 // Copies 16 (or 4) bytes, or writes zeros.
 DEVICE void copy_16(u32 to, const u8* from, bool real) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real ? 16 : 0) : "memory");
@@ -101,10 +97,6 @@ template <int D, int F, int THREADS> DEVICE void clear_keys(const AttentionArgs&
     __syncthreads();
 }
 
-DEVICE void load_matrices(u32 (&out)[4], u32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3]) : "r"(address) : "memory");
-}
 DEVICE void load_matrices_transposed(u32 (&out)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3]) : "r"(address) : "memory");

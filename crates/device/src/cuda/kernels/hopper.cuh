@@ -1,14 +1,12 @@
 // Hopper's own instructions under plain names: barriers in shared memory that count bytes, copies by the tensor memory
 // engine, matrix products of a whole warpgroup. For sm_90a alone. Addresses of shared memory are 32-bit (`shared_address`).
 #pragma once
-#include "common.cuh"
+#include "shared.cuh"
 
 // What the host's cuTensorMapEncodeTiled fills in; a kernel takes it as `const __grid_constant__ TensorMap`.
 struct alignas(64) TensorMap {
     u64 opaque[16];
 };
-
-DEVICE u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
 
 // One lane of a converged warp, the same each time.
 DEVICE bool elect_one() {
@@ -137,17 +135,9 @@ DEVICE void copy_bytes(u32 to, const void* from, u32 bytes, u32 barrier) {
 template <int COUNT> DEVICE void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }
 template <int COUNT> DEVICE void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
 
-// ---- four 8x8 matrices of 16-bit values, from shared memory ----
-// Lane l gives the address of row l % 8 of matrix l / 8 (16 bytes a row). In registers lane l holds row l / 4, columns
-// l % 4 * 2 and the next.
-DEVICE void load_matrices(u32 (&to)[4], u32 row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(row)
-                 : "memory");
-}
-
-// The other way round, each matrix turned: the address of lane l is where column l % 8 of matrix l / 8 goes.
+// ---- four 8x8 matrices of 16-bit values, into shared memory ----
+// As `load_matrices` the other way round, each matrix turned: the address of lane l is where column l % 8 of matrix l / 8
+// goes.
 DEVICE void store_matrices_turned(u32 column, u32 m0, u32 m1, u32 m2, u32 m3) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(column), "r"(m0), "r"(m1),
                  "r"(m2), "r"(m3)
