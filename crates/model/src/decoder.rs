@@ -304,6 +304,11 @@ impl<B: Backend> Decoder<B> {
         self.backend.copy_blocks(&mut self.kv[group], pairs);
     }
 
+    /// Copies keys and values of single tokens of a layer group, in order: pairs of slots (from, to).
+    pub fn move_tokens(&mut self, group: usize, pairs: &[(u32, u32)]) {
+        self.backend.move_tokens(&mut self.kv[group], pairs);
+    }
+
     /// Bytes of one block of a layer group outside the device.
     pub fn block_bytes(&self, group: usize) -> usize {
         let shape = kv_shapes(&self.spec, &self.limits).nth(group).expect("a layer group of this model");

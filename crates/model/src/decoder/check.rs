@@ -22,6 +22,9 @@ pub(super) fn batch(spec: &ModelSpec, limits: &DecoderLimits, batch: &Batch, dra
     most("the number of output rows", batch.outputs.len(), limits.outputs)?;
     same("positions", batch.positions.len(), rows)?;
     same("groups", batch.groups.len(), limits.blocks.len())?;
+    if !batch.ancestors.is_empty() {
+        same("ancestors", batch.ancestors.len(), rows)?;
+    }
     for &token in &batch.tokens {
         match draws && token >= DRAWN_TOKEN {
             true => most("the number of a draw", (token - DRAWN_TOKEN) as usize + 1, limits.outputs)?,

@@ -3,6 +3,7 @@
 mod fingerprint;
 mod routing;
 mod stage;
+mod trees;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
