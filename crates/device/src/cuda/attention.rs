@@ -20,7 +20,7 @@ const MMA_HEAD: (usize, usize) = (256, 16);
 const MOST_MERGED: usize = 65_536;
 /// Head sizes that Hopper's kernels were made for, and the shared memory that each takes.
 const HOPPER_HEADS: [(usize, u32); 4] = [(64, 99_488), (96, 197_792), (128, 197_792), (256, 197_792)];
-const HOPPER_INVARIANT_HEADS: [(usize, u32); 3] = [(64, 99_552), (96, 197_856), (128, 230_624)];
+const HOPPER_INVARIANT_HEADS: [(usize, u32); 3] = [(64, 115_872), (96, 214_176), (128, 230_560)];
 
 /// Ok where the splits of so many spans can be counted.
 pub(super) fn check_merges(spans: usize, kv_heads: usize) -> Result<()> {

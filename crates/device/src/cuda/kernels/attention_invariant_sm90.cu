@@ -3,27 +3,25 @@
 //
 // attention_invariant_bf16_{64,96,128}_sm90(AttentionArgs args, const __grid_constant__ CUtensorMap keys_and_values)
 //
-// Work items, launch, map and needs are those of attention_sm90.cu, but for shared bytes (99,552 for a head size of 64,
-// 197,856 for 96, 230,624 for 128) and the scale, which may be any. Trees are the business of attention_mma.cu.
+// Work items, launch, map and needs are those of attention_sm90.cu, but for shared bytes (115,872 for a head size of 64,
+// 214,176 for 96, 230,560 for 128) and the scale, which may be any. Trees are the business of attention_mma.cu.
 //
-// Three warpgroups, as there. An item walks through its context in tiles of 64 keys from the start to the end: two
-// warpgroups hold 64 rows each and compute the scores of the next tile while the weights of this one multiply its values.
-// Where a split ends, its sums are merged into those of the splits before, which for heads of 128 find no room in registers.
+// Three warpgroups, as there. An item walks through its context from the start to the end, two tiles of 64 keys at a time.
+// Two warpgroups hold 64 rows each. Their sums are multiplied with a factor before each tile's values are added: between
+// the two the tensor cores have the next scores to compute. Where a split ends, its sums are merged with those of the splits
+// before.
 #include "attention_invariant_sm90.cuh"
 
-// HELD and AWAY as in SplitRows. Where all queries are held, one stage of them is enough: it is free at once.
-template <int HEAD, bool AWAY_> struct Upwards : Shape<HEAD, 64, 4, AWAY_ ? 1 : 2, true> {
-    typedef Shape<HEAD, 64, 4, AWAY_ ? 1 : 2, true> Base;
-    static constexpr int HELD = HEAD / 16;
-    static constexpr bool AWAY = AWAY_;
+template <int HEAD> struct Upwards : Shape<HEAD, 128, 2, 1, true> {
+    typedef Shape<HEAD, 128, 2, 1, true> Base;
     static constexpr int TOTALS = Base::SHARED_BYTES - 1024;
-    static constexpr int SHARED_BYTES = Base::SHARED_BYTES + (AWAY ? HEAD / 8 * 4096 : 0);
+    static constexpr int SHARED_BYTES = Base::SHARED_BYTES + HEAD / 8 * CONSUMER_THREADS * 16;
 };
-typedef Upwards<64, false> Shape64;
-typedef Upwards<96, false> Shape96;
-typedef Upwards<128, true> Shape128;
-static_assert(Shape64::SHARED_BYTES == 99552 && Shape96::SHARED_BYTES == 197856, "as stated above");
-static_assert(Shape128::SHARED_BYTES == 230624, "as stated above");
+typedef Upwards<64> Shape64;
+typedef Upwards<96> Shape96;
+typedef Upwards<128> Shape128;
+static_assert(Shape64::SHARED_BYTES == 115872 && Shape96::SHARED_BYTES == 214176, "as stated above");
+static_assert(Shape128::SHARED_BYTES == 230560, "as stated above");
 
 // What the rows of a warpgroup see of an item's context.
 struct Seen {
@@ -46,7 +44,7 @@ DEVICE void attend(const AttentionArgs& args, u32 shared, u8* shared_bytes, cons
     const int first = half * 64 + threadIdx.x % 128 / WARP * 16 + lane / 4;  // row of the tile; the other is 8 further
     const Group group(args);
     const Scoring scoring = scoring_of(args);
-    u32 keys = 0, values = 0;  // tiles done
+    u32 keys = 0, values = 0;  // copied tiles that are done with: each is two of 64 keys
     for (u32 count = 0;; count++) {
         const u32 query_stage = count % S::QUERY_STAGES;
         barrier_wait(barriers.query_full(query_stage), (count / S::QUERY_STAGES) & 1);
@@ -59,13 +57,12 @@ DEVICE void attend(const AttentionArgs& args, u32 shared, u8* shared_bytes, cons
         }
         const u32 queries = shared + query_stage * S::QUERY_BYTES + half * (64 * 128);
         const Seen seen(item, args, group, half);
-        SplitRows<S::HEAD, S::HELD, S::AWAY> rows;
+        SplitRows<S::HEAD> rows;
         u8* totals = shared_bytes + S::TOTALS;
         rows.begin();
         rows.hold_queries(queries);
-        constexpr bool ALL_HELD = S::HELD * 16 == S::HEAD;
         __syncwarp();
-        if (ALL_HELD && lane == 0) barrier_arrive(barriers.query_empty(query_stage));
+        if (lane == 0) barrier_arrive(barriers.query_empty(query_stage));
 
         auto weigh = [&](i32 start) {
             rows.score(scoring);
@@ -84,7 +81,7 @@ DEVICE void attend(const AttentionArgs& args, u32 shared, u8* shared_bytes, cons
         i32 start = item.begin;
         const i32 first_end = (start / SPLIT + 1) * SPLIT;  // of the first split
         barrier_wait(barriers.key_full(keys % S::STAGES), (keys / S::STAGES) & 1);
-        rows.start_scores(queries, shared + S::KEYS + keys % S::STAGES * S::TILE_BYTES);
+        rows.start_scores(shared + S::KEYS + keys % S::STAGES * S::TILE_BYTES);
         group_wait<0>();
         pin(rows.scores);
         if (lane == 0) barrier_arrive(barriers.key_empty(keys % S::STAGES));
@@ -95,9 +92,14 @@ DEVICE void attend(const AttentionArgs& args, u32 shared, u8* shared_bytes, cons
         for (i32 tile = 1; tile < item.tiles; tile++) {
             start += S::TILE;
             const u32 key_stage = keys % S::STAGES, value_stage = values % S::STAGES;
-            rows.start_scores(queries, shared + S::KEYS + key_stage * S::TILE_BYTES);
+            const u32 value_tile = shared + S::VALUES + value_stage * S::TILE_BYTES;
             barrier_wait(barriers.value_full(value_stage), (values / S::STAGES) & 1);
-            rows.start_sums(shared + S::VALUES + value_stage * S::TILE_BYTES);
+            rows.template start_sums<0>(value_tile);
+            rows.start_scores(shared + S::KEYS + key_stage * S::TILE_BYTES);
+            group_wait<1>();
+            pin(rows.sums);
+            rescale_sums(rows.units(), rows.rescale[1]);
+            rows.template start_sums<1>(value_tile);
             group_wait<1>();
             pin(rows.scores);
             if (lane == 0) barrier_arrive(barriers.key_empty(key_stage));
@@ -105,23 +107,26 @@ DEVICE void attend(const AttentionArgs& args, u32 shared, u8* shared_bytes, cons
             const bool new_split = start % SPLIT == 0;
             if (new_split) rows.end_split();
             weigh(start);
-            // Between the exponentials and the wait for the other product, so that the compiler cannot swap them.
+            // Between the exponentials and the wait for the other product, lest the compiler swap them.
             if (tile + 1 < item.tiles) barrier_wait(barriers.key_full(keys % S::STAGES), (keys / S::STAGES) & 1);
             group_wait<0>();
             pin(rows.sums);
             if (lane == 0) barrier_arrive(barriers.value_empty(value_stage));
             if (new_split) rows.merge_ended(totals, start <= first_end, false);
-            rescale_sums(rows.units(rows.sums), rows.rescale);  // skipping factors of 1 would cost more
+            rescale_sums(rows.units(), rows.rescale[0]);
             rows.pack_weights();
             values++;
         }
-        if (!ALL_HELD && lane == 0) barrier_arrive(barriers.query_empty(query_stage));
-        const u32 value_stage = values % S::STAGES;
+        const u32 value_stage = values % S::STAGES, value_tile = shared + S::VALUES + value_stage * S::TILE_BYTES;
         barrier_wait(barriers.value_full(value_stage), (values / S::STAGES) & 1);
         if (start + S::TILE > item.context && item.context % BLOCK_TOKENS != 0)
             clear_tail<S>(shared_bytes + S::VALUES + value_stage * S::TILE_BYTES, start, item.context);
-        rows.start_sums(shared + S::VALUES + value_stage * S::TILE_BYTES);
+        rows.template start_sums<0>(value_tile);
         rows.end_split();
+        group_wait<0>();
+        pin(rows.sums);
+        rescale_sums(rows.units(), rows.rescale[1]);
+        rows.template start_sums<1>(value_tile);
         group_wait<0>();
         pin(rows.sums);
         if (lane == 0) barrier_arrive(barriers.value_empty(value_stage));
