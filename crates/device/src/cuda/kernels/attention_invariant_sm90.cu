@@ -107,7 +107,8 @@ DEVICE void attend(const AttentionArgs& args, u32 shared, u8* shared_bytes, cons
             const bool new_split = start % SPLIT == 0;
             if (new_split) rows.end_split();
             weigh(start);
-            // Between the exponentials and the wait for the other product, lest the compiler swap them.
+            // The compiler puts part of the exponentials behind this wait and the next one. Tying the wait to their sums would
+            // keep them before it; what that gains has not been measured.
             if (tile + 1 < item.tiles) barrier_wait(barriers.key_full(keys % S::STAGES), (keys / S::STAGES) & 1);
             group_wait<0>();
             pin(rows.sums);
