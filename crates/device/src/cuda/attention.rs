@@ -119,10 +119,10 @@ fn hopper_splits(call: &AttentionArgs, kv: &Kv) -> Option<u32> {
         return None;
     }
     match (kv.shape.format, kv.shape.head_dim) {
-        (KvFormat::BF16, 128) => Some(226_240),
-        (KvFormat::BF16, 64) => Some(224_672),
-        (_, 128) => Some(223_616),
-        (_, 64) => Some(129_408),
+        (KvFormat::BF16, 128) => Some(226_264),
+        (KvFormat::BF16, 64) => Some(224_704),
+        (_, 128) => Some(223_648),
+        (_, 64) => Some(129_440),
         _ => None,
     }
 }

@@ -308,6 +308,7 @@ DEVICE void work_on_splits(const AttentionArgs& args, u8* memory, const Divisor&
         }
         team_barrier(team);
         if (warp < D / 16) {
+            if (warp == 0 || note.merging.num_splits == 1) gather_sums(rows, lane_sums, rescale, first_tile, end_tile, lane);
             float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
             Turn<L::PLACES> at = turn.later(num_tiles);
 #pragma unroll
@@ -321,7 +322,6 @@ DEVICE void work_on_splits(const AttentionArgs& args, u8* memory, const Divisor&
                 if (lane == 0) barrier_arrive(barriers.empty(at.place), 128 / D);
                 at = at.later(1);
             }
-            if (warp == 0 || note.merging.num_splits == 1) gather_sums(rows, lane_sums, rescale, first_tile, end_tile, lane);
             write_columns<L::CODED>(args, group, note, rows, sums, warp, lane);
         }
         const Merging merging = note.merging;
@@ -352,6 +352,7 @@ template <int D, int F> DEVICE void decode_splits(const AttentionArgs& args, con
     } else if (threadIdx.x < L::PLACES + L::SLOTS) {
         barrier_init(barriers.slot_full(threadIdx.x - L::PLACES), 1);
         barrier_init(barriers.slot_empty(threadIdx.x - L::PLACES), TEAM_WARPS + 1);
+        barrier_init(barriers.noted(threadIdx.x - L::PLACES), 1);
     } else if (threadIdx.x < L::PLACES + L::SLOTS + 2) {
         barrier_init(barriers.posted(threadIdx.x - L::PLACES - L::SLOTS), TEAM_WARPS);
         barrier_init(barriers.counted(threadIdx.x - L::PLACES - L::SLOTS), 1);
@@ -379,9 +380,9 @@ template <int D, int F> DEVICE void decode_splits(const AttentionArgs& args, con
                                              const __grid_constant__ TensorMap keys_and_values) {        \
         decode_splits<D, format>(args, &keys_and_values);                                                \
     }
-DECODE(bf16, BF16, 128, 226240)
-DECODE(bf16, BF16, 64, 224672)
-DECODE(fp8, FP8, 128, 223616)
-DECODE(int8, INT8, 128, 223616)
-DECODE(fp8, FP8, 64, 129408)
-DECODE(int8, INT8, 64, 129408)
+DECODE(bf16, BF16, 128, 226264)
+DECODE(bf16, BF16, 64, 224704)
+DECODE(fp8, FP8, 128, 223648)
+DECODE(int8, INT8, 128, 223648)
+DECODE(fp8, FP8, 64, 129440)
+DECODE(int8, INT8, 64, 129440)

@@ -16,6 +16,7 @@
 
 // What the working warps must know of a unit.
 struct alignas(16) Note {
+    i32 rows[16];          // each block's keys as a row of the cache
     Merging merging;
     u32 item, first;       // place in the work list, packed row
     i32 start;             // position of the split
@@ -25,7 +26,6 @@ struct alignas(16) Note {
     u32 first_tile, end_tile;
     u32 place, round;      // of the first tile of keys
     u32 bits;              // 1: no more units
-    i32 rows[16];          // each block's keys as a row of the cache
 };
 
 // Of a team's shared memory: weights [16 tokens][lane], sums of weights [row][lane / 8][tile][quarter], factors of merges
@@ -58,7 +58,7 @@ template <int D, int F> struct Layout {
     static constexpr int NOTES = QUERIES + SLOTS * ROWS * QUERY_ROW;
     static constexpr int TEAMS = NOTES + SLOTS * sizeof(Note);
     static constexpr int BARRIERS = TEAMS + 2 * TEAM_BYTES;
-    static constexpr int SHARED_BYTES = BARRIERS + (2 * PLACES + 2 * SLOTS + 4) * 8 + 1024;
+    static constexpr int SHARED_BYTES = BARRIERS + (2 * PLACES + 3 * SLOTS + 4) * 8 + 1024;
 };
 
 // Where 16 bytes of a row of a panel lie.
@@ -66,15 +66,16 @@ template <int PANEL> DEVICE u32 swizzled(u32 row, u32 piece) {
     return row * PANEL + ((piece ^ (PANEL == 128 ? row & 7 : (row >> 1) & 3)) << 4);
 }
 
-// Barriers: full and empty of places and of slots, posted and counted of teams.
+// Barriers: full and empty of places and of slots, slots with their note alone, posted and counted of teams.
 template <int PLACES, int SLOTS> struct Barriers {
     u32 base;
     METHOD u32 full(u32 place) const { return base + place * 8; }
     METHOD u32 empty(u32 place) const { return base + (PLACES + place) * 8; }
     METHOD u32 slot_full(u32 slot) const { return base + (2 * PLACES + slot) * 8; }
     METHOD u32 slot_empty(u32 slot) const { return base + (2 * PLACES + SLOTS + slot) * 8; }
-    METHOD u32 posted(u32 team) const { return base + (2 * PLACES + 2 * SLOTS + team) * 8; }
-    METHOD u32 counted(u32 team) const { return base + (2 * PLACES + 2 * SLOTS + 2 + team) * 8; }
+    METHOD u32 noted(u32 slot) const { return base + (2 * PLACES + 2 * SLOTS + slot) * 8; }
+    METHOD u32 posted(u32 team) const { return base + (2 * PLACES + 3 * SLOTS + team) * 8; }
+    METHOD u32 counted(u32 team) const { return base + (2 * PLACES + 3 * SLOTS + 2 + team) * 8; }
 };
 DEVICE void barrier_arrive(u32 barrier, u32 count) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
@@ -94,7 +95,7 @@ template <int NUM> struct Turn {
     }
 };
 
-// Units given out beyond the first three of each block, and blocks that have asked for the last time. Zeros when the module
+// Units given out beyond the first four of each block, and blocks that have asked for the last time. Zeros when the module
 // is loaded, and again after every kernel.
 __device__ u32 given_out, gone;
 
@@ -144,17 +145,27 @@ DEVICE Extent extent_of(i32 start, i32 low, i32 high) {
     Extent out = {(u32)(max(start, low) - start) / BLOCK_TOKENS, (u32)(high - start + BLOCK_TOKENS - 1) / BLOCK_TOKENS};
     return out;
 }
-// Copies a tile's blocks into the place at `turn` once that is empty; two lanes have one block, at `row` of the cache.
+// Copies a tile's blocks into the place at `turn` once that is empty. One lane does it: others would only take turns.
 template <typename L>
 DEVICE void copy_tile(const Barriers<L::PLACES, L::SLOTS>& barriers, const TensorMap* map, u32 shared,
-                      const Turn<L::PLACES>& turn, u32 tile, const Extent& extent, i32 row, u64 policy, int lane) {
-    const u32 full = barriers.full(turn.place), index = lane / 2;
+                      const Turn<L::PLACES>& turn, u32 tile, const Extent& extent, const Note* note, i32 row, u64 policy,
+                      int lane) {
+    const u32 full = barriers.full(turn.place), to = shared + turn.place * L::TILE;
     barrier_wait(barriers.empty(turn.place), turn.round ^ 1);
-    if (lane == 0) barrier_expect(full, (min(extent.end, tile * 4 + 4) - max(extent.first, tile * 4)) * L::BLOCK);
+    if (lane == 0) {
+        const u32 first = max(extent.first, tile * 4) - tile * 4, end = min(extent.end, tile * 4 + 4) - tile * 4;
+        const int4 four = *(const int4*)(note->rows + tile * 4);
+        const i32 rows[4] = {four.x, four.y, four.z, four.w};
+        barrier_expect(full, (end - first) * L::BLOCK);
+#pragma unroll
+        for (u32 block = 0; block < 4; block++) {
+            if (block < first || block >= end) continue;
+#pragma unroll
+            for (int panel = 0; panel < L::PANELS; panel++)
+                copy_box(to + block * L::BLOCK + panel * L::PANEL_BYTES, map, panel * 64, rows[block] + row, full, policy);
+        }
+    }
     __syncwarp();
-    if (index / 4 == tile && index >= extent.first && index < extent.end && (L::PANELS == 2 || lane % 2 == 0))
-        copy_box(shared + turn.place * L::TILE + index % 4 * L::BLOCK + lane % 2 * L::PANEL_BYTES, map, lane % 2 * 64, row, full,
-                 policy);
 }
 
 template <int D, int F>
@@ -177,12 +188,11 @@ DEVICE void copy_keys(const AttentionArgs& args, const TensorMap* map, u8* memor
         u32 item = quotient(now.number, units.kv_heads);
         if (now.number < units.num) warm_up<L::BLOCK>(args, now, now.number - item * units.kv_heads.by, index, lane % 2);
     }
-    wait_for_previous();
-    asm volatile("fence.proxy.async.global;" ::: "memory");
-    const bool asking = units.num > 3 * grid;
+    // The first unit's note may be written before the kernel before is done.
+    bool waiting = true;
+    const bool asking = units.num > 4 * grid;
     const u64 policy = evict_first();
     u32 later = blockIdx.x + 3 * grid, answer = 0;
-    if (asking && lane == 0) answer = atomicAdd(&given_out, 1);
     Turn<L::PLACES> turn = {0, 0};
     Turn<L::SLOTS> slot = {0, 0};
 #pragma unroll 1
@@ -192,10 +202,9 @@ DEVICE void copy_keys(const AttentionArgs& args, const TensorMap* map, u8* memor
         read_block(args, now, index);
         next = after;
         read_span(args, next);
-        if (asking) later = 3 * grid + __shfl_sync(FULL_MASK, answer, 0);
+        if (asking && !waiting) later = 4 * grid + __shfl_sync(FULL_MASK, answer, 0);
         read_item(args, units, after, later);
-        if (asking && lane == 0) answer = atomicAdd(&given_out, 1);
-        if (!asking) later += grid;
+        later += grid;
 
         const u32 item = quotient(unit.number, units.kv_heads), kv_head = unit.number - item * units.kv_heads.by;
         const u32 packed_rows = unit.rows * group.by;
@@ -225,6 +234,13 @@ DEVICE void copy_keys(const AttentionArgs& args, const TensorMap* map, u8* memor
                 note->bits = 0;
             }
             __syncwarp();
+            if (lane == 0) barrier_arrive(barriers.noted(slot.place));
+            if (waiting) {
+                wait_for_previous();
+                asm volatile("fence.proxy.async.global;" ::: "memory");
+            }
+            waiting = false;
+            if (asking && first == 0 && lane == 0) answer = atomicAdd(&given_out, 1);
             if (lane == 0) barrier_expect(slot_full, rows_here * 2 * D);
             __syncwarp();
             if (lane < rows_here) {
@@ -236,7 +252,7 @@ DEVICE void copy_keys(const AttentionArgs& args, const TensorMap* map, u8* memor
             slot = slot.later(1);
 #pragma unroll 1
             for (u32 tile = first_tile; tile < end_tile; tile++) {
-                copy_tile<L>(barriers, map, shared, turn, tile, extent, row, policy, lane);
+                copy_tile<L>(barriers, map, shared, turn, tile, extent, note, 0, policy, lane);
                 if (L::CODED) {
                     // A lane has a quarter of a block's scales, of keys or of values.
                     const u32 here = tile * 4 + lane / 4 % 4, block = __shfl_sync(FULL_MASK, unit.block, here * 2);
@@ -250,12 +266,14 @@ DEVICE void copy_keys(const AttentionArgs& args, const TensorMap* map, u8* memor
             turn = turn.later(end_tile - first_tile);
         }
     }
+    if (waiting) wait_for_previous();
     // One for each team.
 #pragma unroll 1
     for (int team = 0; team < 2; team++) {
         barrier_wait(barriers.slot_empty(slot.place), slot.round ^ 1);
         if (lane == 0) {
             ((Note*)(memory + L::NOTES) + slot.place)->bits = 1;
+            barrier_arrive(barriers.noted(slot.place));
             barrier_arrive(barriers.slot_full(slot.place));
         }
         slot = slot.later(1);
@@ -274,22 +292,20 @@ template <int D, int F> DEVICE void copy_values(const AttentionArgs& args, const
     Turn<L::SLOTS> slot = {0, 0};
 #pragma unroll 1
     while (true) {
-        barrier_wait(barriers.slot_full(slot.place), slot.round);
+        barrier_wait(barriers.noted(slot.place), slot.round);
         const Note* note = (const Note*)(memory + L::NOTES) + slot.place;
         if (note->bits & 1) break;
         const u32 first_tile = note->first_tile, end_tile = note->end_tile;
         const Extent extent = extent_of(note->start, note->low, note->high);
-        const i32 row = note->rows[lane / 2] + (i32)value_rows;
         Turn<L::PLACES> turn = {note->place, note->round};
         turn = turn.later(end_tile - first_tile);
-        __syncwarp();
-        if (lane == 0) barrier_arrive(barriers.slot_empty(slot.place));
-        slot = slot.later(1);
 #pragma unroll 1
         for (u32 tile = first_tile; tile < end_tile; tile++) {
-            copy_tile<L>(barriers, map, shared, turn, tile, extent, row, policy, lane);
+            copy_tile<L>(barriers, map, shared, turn, tile, extent, note, (i32)value_rows, policy, lane);
             if (L::CODED) barrier_arrive(barriers.full(turn.place));
             turn = turn.later(1);
         }
+        if (lane == 0) barrier_arrive(barriers.slot_empty(slot.place));
+        slot = slot.later(1);
     }
 }
