@@ -13,7 +13,8 @@ use super::{Cuda, launch};
 /// for all of them.
 pub(super) const WIDENED_BYTES: usize = 512 << 20;
 
-/// Up to here coded weights are streamed: reading them once for every 16 rows costs less than writing their values.
+/// Up to here coded weights are streamed where Hopper's kernels do not take them: reading them once for every 16 rows costs
+/// less than writing their values.
 const CODED_ROWS: usize = 48;
 
 /// Up to here plain weights are streamed where there is a library or a kernel for Hopper as well: measured on an H200, one
@@ -132,6 +133,9 @@ impl Cuda {
         let (n, k) = (weight.n, weight.k);
         let bytes = n * k * 2;
         if self.multiply_rounded(weight, call, bias, most) {
+            return;
+        }
+        if self.multiply_in_tiles(weight, call) {
             return;
         }
         let streamed = call.m <= CODED_ROWS || self.config.batch_invariant || bytes > WIDENED_BYTES;

@@ -22,7 +22,7 @@ pub(super) const STREAMED_ROWS: usize = 32;
 /// Mirrors `StreamArgs` of linear_stream.cuh.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
-struct StreamArgs {
+pub(super) struct StreamArgs {
     out: u64,
     x: u64,
     weights: u64,
@@ -181,19 +181,24 @@ impl Run {
         call
     }
 
-    fn stream(&self, device: &Device, streamed: &Streamed, weight: &Weight, call: &Call) {
-        let variant = streamed.variant(call.m);
-        let blocks = streamed.tiles.min(variant.resident);
-        let arguments = StreamArgs {
+    /// The same for a product of all of `weight`, of which this run gives its outputs.
+    pub fn product_arguments(&self, weight: &Weight, call: &Call, slices: usize) -> StreamArgs {
+        StreamArgs {
             out: call.out + (self.first * call.out_float.bytes()) as u64,
             x: call.x,
             bias: if call.bias == 0 { 0 } else { call.bias + 4 * self.first as u64 },
             m: call.m as i32,
             out_stride: weight.n as i32,
             out_f32: i32::from(call.out_float == Float::F32),
-            slices: streamed.slices as i32,
+            slices: slices as i32,
             ..self.arguments(weight.k)
-        };
+        }
+    }
+
+    fn stream(&self, device: &Device, streamed: &Streamed, weight: &Weight, call: &Call) {
+        let variant = streamed.variant(call.m);
+        let blocks = streamed.tiles.min(variant.resident);
+        let arguments = self.product_arguments(weight, call, streamed.slices);
         let grid = [blocks as u32, call.m.div_ceil(variant.tokens) as u32, 1];
         let (threads, shared_bytes) = (32 * variant.warps as u32, variant.shared_bytes);
         device.launch(&variant.kernel, Launch { grid, threads, shared_bytes, overlap: true }, args![arguments]);

@@ -16,6 +16,7 @@ mod graphs;
 mod inputs;
 mod kv;
 mod linear;
+mod linear_coded;
 mod linear_stream;
 mod moves;
 mod parcel;

@@ -27,7 +27,9 @@ impl Scratch {
     pub const DOWN: usize = 8;
     /// Rows of activations rounded to eight bits.
     pub const ROUNDED: usize = 9;
-    const KINDS: usize = 10;
+    /// Rows of activations as products with codes want them.
+    pub const TURNED: usize = 10;
+    const KINDS: usize = 11;
 
     /// The address of a buffer of at least this many bytes.
     pub fn at_least(&mut self, device: &Device, kind: usize, bytes: usize) -> Result<u64> {

@@ -10,7 +10,7 @@ use super::gemm90::Gemm90;
 use super::inputs::device_bytes;
 use super::kv::PAIR_BYTES;
 use super::linear::WIDENED_BYTES;
-use super::{CudaConfig, Precision, blas, sampling};
+use super::{CudaConfig, Precision, blas, linear_coded, sampling};
 use crate::InputLimits;
 
 /// What a model asks of the memory between its kernels.
@@ -70,6 +70,8 @@ pub fn working_bytes(shape: &WorkingShape, limits: &InputLimits, config: &CudaCo
         if shape.widened.all > 0 {
             // Rows rounded to eight bits, of the width of the stream and of the widest, with their scales.
             parts.push((most_rows * (shape.hidden + shape.widest_input + 4)) as u64);
+            // The same turned for products with codes.
+            parts.push((2 * linear_coded::MOST_ROWS * (shape.hidden + shape.widest_input)) as u64);
         }
     }
     if narrow {

@@ -246,6 +246,11 @@ impl Gemm90 {
         device.launch_in_clusters(&kernels[which], shape, cluster, args![weight.map, x, values]);
     }
 
+    /// The map of rows of bf16, in boxes of `box_rows` by 64.
+    pub fn input_map(&self, device: &Device, x: Input90, box_rows: u32) -> TensorMap {
+        self.input(device, x, Element::Bf16, box_rows)
+    }
+
     /// Tensors keep their addresses, so that a map is made once.
     fn input(&self, device: &Device, x: Input90, element: Element, box_rows: u32) -> TensorMap {
         let mut inputs = self.inputs.lock().unwrap_or_else(PoisonError::into_inner);

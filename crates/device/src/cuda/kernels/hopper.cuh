@@ -177,6 +177,12 @@ template <int COUNT> DEVICE void pin(float (&values)[COUNT]) {
     for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(values[i])::"memory");
 }
 
+// Keeps it from making fragments of `a` later, in the middle of the products.
+DEVICE void pin(u32 (&fragments)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) asm volatile("" : "+r"(fragments[i])::"memory");
+}
+
 template <int N> struct Product;
 
 #define W4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])

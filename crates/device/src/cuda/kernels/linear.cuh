@@ -1,6 +1,6 @@
 // What the matrix kernels share: asynchronous copies, the matrix instruction, and small codes made bf16.
 #pragma once
-#include "common.cuh"
+#include "shared.cuh"
 
 // 16 bytes from global to shared memory, past the first-level cache; zeros where `valid` is false (`from` must still be
 // an address of the array).
@@ -15,8 +15,6 @@ template <int BYTES> DEVICE void copy_async_small(u32 to, const void* from) {
 DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Until at most `PENDING` of the groups committed last are under way.
 template <int PENDING> DEVICE void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
-
-DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 DEVICE uint4 load_shared_16(u32 from) {
     uint4 v;

@@ -14,11 +14,6 @@
 // 64 bytes a row: two rows share a line of banks, so the swizzle changes every other row.
 DEVICE u32 piece(int row, int part) { return row * 64 + ((part ^ ((row >> 1) & 3)) << 4); }
 
-DEVICE void load_matrices(u32 out[4], u32 from) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3]) : "r"(from) : "memory");
-}
-
 // `rows` rows of STEP values from k position `at`, one piece a thread and turn.
 template <int ROWS> DEVICE void copy_tile(u32 to, const bf16* from, int first, int count, int k, int at) {
 #pragma unroll
