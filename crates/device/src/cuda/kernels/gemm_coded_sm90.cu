@@ -172,6 +172,8 @@ template <int FORM, bool AFFINE, int N, int STAGES> struct Coded {
             half(a0, at, 0, above);
             products(sums, a0, at, 0, step > 0);
             group_wait<1>();
+            // All lanes have read their codes of the stage before.
+            __syncwarp();
             if (step > 0 && lane == 0) barrier_arrive(previous);
             half(a1, at, 1, above);
             products(sums, a1, at, 1, true);
