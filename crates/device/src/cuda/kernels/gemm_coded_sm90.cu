@@ -43,7 +43,7 @@ template <int FORM, bool AFFINE, int N, int STAGES> struct Coded {
     METHOD void init() const {
         for (int i = 0; i < STAGES; i++) {
             barrier_init(full + i * 8, 1);
-            barrier_init(empty + i * 8, GROUPS * 4);
+            barrier_init(empty + i * 8, GROUPS * 128);
         }
         barrier_init_done();
     }
@@ -172,9 +172,8 @@ template <int FORM, bool AFFINE, int N, int STAGES> struct Coded {
             half(a0, at, 0, above);
             products(sums, a0, at, 0, step > 0);
             group_wait<1>();
-            // All lanes have read their codes of the stage before.
-            __syncwarp();
-            if (step > 0 && lane == 0) barrier_arrive(previous);
+            // Every lane for itself: it has read codes and scales of the stage before.
+            if (step > 0) barrier_arrive(previous);
             half(a1, at, 1, above);
             products(sums, a1, at, 1, true);
             previous = empty + stage * 8;
