@@ -116,6 +116,65 @@ pub trait Backend: Send + 'static {
         rows: usize,
     );
 
+    /// Up to so many rows [`Backend::norm_linear`], [`Backend::norm_linear_gated`] and [`Backend::linear_add`] are worth
+    /// asking for: the device does each at once. Beyond, and where it is none, their parts are asked for one by one.
+    /// None where a row's bits may not depend on how many there are.
+    fn fused_rows(&self) -> usize {
+        0
+    }
+
+    /// `out = rms_norm(x) * weight^T (+ bias)`, as precise as its parts. `normed` has room for the normed rows, and means
+    /// nothing afterwards.
+    fn norm_linear(
+        &mut self,
+        out: &mut Self::Tensor,
+        normed: &mut Self::Tensor,
+        x: &Self::Tensor,
+        norm: Norm<'_, Self>,
+        product: Product<'_, Self>,
+        rows: usize,
+    ) where
+        Self: Sized,
+    {
+        self.rms_norm(normed, x, norm.weight, norm.eps, rows);
+        self.linear(out, normed, product.weight, product.bias, rows);
+    }
+
+    /// The same with outputs `[gate | up]` (room for which is `gate_up`), of which `act(gate) * up` becomes `out`.
+    #[expect(clippy::too_many_arguments)]
+    fn norm_linear_gated(
+        &mut self,
+        out: &mut Self::Tensor,
+        gate_up: &mut Self::Tensor,
+        normed: &mut Self::Tensor,
+        x: &Self::Tensor,
+        norm: Norm<'_, Self>,
+        product: Product<'_, Self>,
+        activation: Activation,
+        rows: usize,
+    ) where
+        Self: Sized,
+    {
+        self.norm_linear(gate_up, normed, x, norm, product, rows);
+        self.gate(out, gate_up, activation, rows);
+    }
+
+    /// `residual += (x * weight^T (+ bias)) * scale`, as precise as its parts; `branch` has room for the product.
+    fn linear_add(
+        &mut self,
+        residual: &mut Self::Tensor,
+        branch: &mut Self::Tensor,
+        x: &Self::Tensor,
+        product: Product<'_, Self>,
+        scale: f32,
+        rows: usize,
+    ) where
+        Self: Sized,
+    {
+        self.linear(branch, x, product.weight, product.bias, rows);
+        self.add(residual, branch, scale, rows);
+    }
+
     /// On rows `[q heads | k heads | v heads]`: norms q and k where asked, rotates them, and writes k and v to the
     /// step's slots of layer `layer` of the group. q stays in `qkv` for [`Backend::attention`].
     fn prepare_qkv(
@@ -285,6 +344,18 @@ impl StepSize {
     pub fn of(batch: &Batch) -> Self {
         Self { rows: batch.num_rows(), outputs: batch.outputs.len() }
     }
+}
+
+/// A norm that stands before a product.
+pub struct Norm<'a, B: Backend> {
+    pub weight: &'a B::Vector,
+    pub eps: f32,
+}
+
+/// What a product multiplies with, and what it adds.
+pub struct Product<'a, B: Backend> {
+    pub weight: &'a B::Weight,
+    pub bias: Option<&'a B::Vector>,
 }
 
 /// Which values a q or k norm runs over.

@@ -16,8 +16,8 @@ use std::{
 use folio_formats::Matrix;
 
 use crate::{
-    Activation, Attention, Backend, Batch, Drawn, Draws, ExpertsSource, InputLimits, KvShape, PrepareQkv, Result,
-    Routing, StepSize, TensorKind,
+    Activation, Attention, Backend, Batch, Drawn, Draws, ExpertsSource, InputLimits, KvShape, Norm, PrepareQkv,
+    Product, Result, Routing, StepSize, TensorKind,
 };
 
 /// One operation as it was asked for.
@@ -101,6 +101,14 @@ impl<B: Backend> Recording<B> {
 
 fn optional<T>(handle: Option<&Recorded<T>>) -> HandleId {
     handle.map_or(HandleId { address: 0, shape: Vec::new() }, Recorded::id)
+}
+
+fn inner_norm<'a, B: Backend>(norm: &Norm<'a, Recording<B>>) -> Norm<'a, B> {
+    Norm { weight: &norm.weight.inner, eps: norm.eps }
+}
+
+fn inner_product<'a, B: Backend>(product: &Product<'a, Recording<B>>) -> Product<'a, B> {
+    Product { weight: &product.weight.inner, bias: product.bias.map(|bias| &bias.inner) }
 }
 
 impl<B: Backend> Backend for Recording<B> {
@@ -245,6 +253,60 @@ impl<B: Backend> Backend for Recording<B> {
     ) {
         self.note("linear", [out.id(), x.id(), weight.id(), optional(bias)], &[("rows", &rows)]);
         self.inner.linear(&mut out.inner, &x.inner, &weight.inner, bias.map(|bias| &bias.inner), rows);
+    }
+
+    fn fused_rows(&self) -> usize {
+        self.inner.fused_rows()
+    }
+
+    fn norm_linear(
+        &mut self,
+        out: &mut Self::Tensor,
+        normed: &mut Self::Tensor,
+        x: &Self::Tensor,
+        norm: Norm<'_, Self>,
+        product: Product<'_, Self>,
+        rows: usize,
+    ) {
+        let handles = [out.id(), normed.id(), x.id(), norm.weight.id(), product.weight.id(), optional(product.bias)];
+        self.note("norm_linear", handles, &[("eps", &norm.eps), ("rows", &rows)]);
+        let (norm, product) = (inner_norm(&norm), inner_product(&product));
+        self.inner.norm_linear(&mut out.inner, &mut normed.inner, &x.inner, norm, product, rows);
+    }
+
+    fn norm_linear_gated(
+        &mut self,
+        out: &mut Self::Tensor,
+        gate_up: &mut Self::Tensor,
+        normed: &mut Self::Tensor,
+        x: &Self::Tensor,
+        norm: Norm<'_, Self>,
+        product: Product<'_, Self>,
+        activation: Activation,
+        rows: usize,
+    ) {
+        let (norm_id, weight_id, bias) = (norm.weight.id(), product.weight.id(), optional(product.bias));
+        let handles = [out.id(), gate_up.id(), normed.id(), x.id(), norm_id, weight_id, bias];
+        let arguments: [(&str, &dyn Debug); 3] = [("eps", &norm.eps), ("activation", &activation), ("rows", &rows)];
+        self.note("norm_linear_gated", handles, &arguments);
+        let (norm, product) = (inner_norm(&norm), inner_product(&product));
+        let (out, gate_up, normed) = (&mut out.inner, &mut gate_up.inner, &mut normed.inner);
+        self.inner.norm_linear_gated(out, gate_up, normed, &x.inner, norm, product, activation, rows);
+    }
+
+    fn linear_add(
+        &mut self,
+        residual: &mut Self::Tensor,
+        branch: &mut Self::Tensor,
+        x: &Self::Tensor,
+        product: Product<'_, Self>,
+        scale: f32,
+        rows: usize,
+    ) {
+        let handles = [residual.id(), branch.id(), x.id(), product.weight.id(), optional(product.bias)];
+        self.note("linear_add", handles, &[("scale", &scale), ("rows", &rows)]);
+        let (residual, branch) = (&mut residual.inner, &mut branch.inner);
+        self.inner.linear_add(residual, branch, &x.inner, inner_product(&product), scale, rows);
     }
 
     fn prepare_qkv(

@@ -10,7 +10,12 @@ use std::sync::OnceLock;
 use folio_formats::quant::{encode_quick, to_e4m3};
 use folio_formats::{ActivationScale, Format, Grouped, GroupedLevels, GroupedRow, Matrix};
 
+use half::f16;
+
 use crate::Result;
+
+/// Neighbours that share a scale where the name says so.
+const GROUP: usize = 128;
 
 /// What plain weights become at load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,17 +24,21 @@ pub enum AtLoad {
     Int8,
     /// Four bits, a scale for 32 neighbours.
     Int4,
+    /// The same for 128.
+    Int4G128,
     /// E4M3, a scale for each row.
     Fp8,
 }
 
 impl AtLoad {
-    pub const ALL: [(&'static str, AtLoad); 3] = [("int8", AtLoad::Int8), ("int4", AtLoad::Int4), ("fp8", AtLoad::Fp8)];
+    pub const ALL: [(&'static str, AtLoad); 4] =
+        [("int8", AtLoad::Int8), ("int4", AtLoad::Int4), ("int4-g128", AtLoad::Int4G128), ("fp8", AtLoad::Fp8)];
 
     pub fn name(self) -> &'static str {
         match self {
             AtLoad::Int8 => "int8",
             AtLoad::Int4 => "int4",
+            AtLoad::Int4G128 => "int4-g128",
             AtLoad::Fp8 => "fp8",
         }
     }
@@ -40,7 +49,7 @@ impl FromStr for AtLoad {
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
         let found = Self::ALL.iter().find(|(name, _)| *name == text).map(|(_, kind)| *kind);
-        found.ok_or_else(|| format!("expected int8, int4 or fp8, found `{text}`"))
+        found.ok_or_else(|| format!("expected int8, int4, int4-g128 or fp8, found `{text}`"))
     }
 }
 
@@ -56,7 +65,11 @@ impl Encoder {
     /// The matrix encoded, or as it is where it is quantized already or its rows are not whole groups.
     pub fn encode<'a>(&self, matrix: Matrix<'a>) -> Result<Matrix<'a>> {
         let plain = |format| matches!(format, Some(Format::F32 | Format::F16 | Format::BF16));
-        let whole = self.kind == AtLoad::Fp8 || matrix.cols().is_multiple_of(32);
+        let whole = match self.kind {
+            AtLoad::Fp8 => true,
+            AtLoad::Int4G128 => matrix.cols().is_multiple_of(GROUP),
+            AtLoad::Int8 | AtLoad::Int4 => matrix.cols().is_multiple_of(32),
+        };
         if !whole || matrix.num_rows() == 0 || !matrix.parts().iter().all(|part| plain(part.format())) {
             return Ok(matrix);
         }
@@ -64,6 +77,12 @@ impl Encoder {
         Ok(match self.kind {
             AtLoad::Int8 => Matrix::from_rows(Format::Q8_0, cols, self.blocks(&matrix, Format::Q8_0)?)?,
             AtLoad::Int4 => Matrix::from_rows(Format::Q4_0, cols, self.blocks(&matrix, Format::Q4_0)?)?,
+            AtLoad::Int4G128 => {
+                let levels = GroupedLevels::Nibbles(std::array::from_fn(|code| code as f32 - 8.0));
+                let activations = ActivationScale::Group;
+                let form = Grouped { group: GROUP, levels, activations, order: None, outliers: None };
+                Matrix::from_grouped(cols, form, self.nibbles(&matrix))?
+            }
             AtLoad::Fp8 => {
                 let (levels, activations) = (GroupedLevels::Float8, ActivationScale::Group);
                 let form = Grouped { group: cols, levels, activations, order: None, outliers: None };
@@ -79,6 +98,28 @@ impl Encoder {
         }
         let rows = in_parallel(matrix, |values| encode_quick(format, values).map(Cow::Owned));
         Ok(rows.into_iter().collect::<folio_formats::Result<_>>()?)
+    }
+
+    /// The value of largest magnitude of a group becomes -8.
+    fn nibbles(&self, matrix: &Matrix<'_>) -> Vec<GroupedRow<'static>> {
+        let groups = matrix.cols() / GROUP;
+        if self.sizes_only {
+            let codes = Cow::Owned(vec![0; matrix.cols()]);
+            let row = GroupedRow { codes, scales: vec![0.0; groups], ..GroupedRow::default() };
+            return vec![row; matrix.num_rows()];
+        }
+        in_parallel(matrix, |values| {
+            let (mut codes, mut scales) = (Vec::with_capacity(values.len()), Vec::with_capacity(groups));
+            for group in values.chunks_exact(GROUP) {
+                let largest =
+                    group.iter().fold(0.0f32, |most, value| if value.abs() > most.abs() { *value } else { most });
+                let scale = f16::from_f32(largest / -8.0).to_f32();
+                let by = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+                scales.push(scale);
+                codes.extend(group.iter().map(|value| ((value * by).round() + 8.0).clamp(0.0, 15.0) as u8));
+            }
+            GroupedRow { codes: Cow::Owned(codes), scales, ..GroupedRow::default() }
+        })
     }
 
     fn float8(&self, matrix: &Matrix<'_>) -> Vec<GroupedRow<'static>> {
@@ -141,12 +182,13 @@ mod tests {
 
     #[test]
     fn values_survive_within_what_each_form_rounds() {
-        let plain = matrix(Format::BF16, 7, 64);
-        for (kind, most) in [(AtLoad::Int8, 0.003), (AtLoad::Int4, 0.05), (AtLoad::Fp8, 0.02)] {
+        let plain = matrix(Format::BF16, 7, 128);
+        let kinds = [(AtLoad::Int8, 0.003), (AtLoad::Int4, 0.05), (AtLoad::Int4G128, 0.07), (AtLoad::Fp8, 0.02)];
+        for (kind, most) in kinds {
             let coded = Encoder { kind, sizes_only: false }.encode(plain.clone()).unwrap();
-            assert_eq!((coded.num_rows(), coded.cols()), (7, 64));
+            assert_eq!((coded.num_rows(), coded.cols()), (7, 128));
             assert!(coded.parts()[0].coding().is_some());
-            let (mut a, mut b) = ([0.0; 64], [0.0; 64]);
+            let (mut a, mut b) = ([0.0; 128], [0.0; 128]);
             for row in 0..7 {
                 plain.read_row(row, &mut a);
                 coded.read_row(row, &mut b);
@@ -164,6 +206,8 @@ mod tests {
         assert_eq!(int8.encode(matrix(Format::Q4_0, 2, 64)).unwrap().format(), Some(Format::Q4_0));
         assert_eq!(int8.encode(matrix(Format::F32, 2, 33)).unwrap().format(), Some(Format::F32));
         assert_eq!(int8.encode(matrix(Format::F16, 2, 32)).unwrap().format(), Some(Format::Q8_0));
+        let int4 = Encoder { kind: AtLoad::Int4G128, sizes_only: false };
+        assert_eq!(int4.encode(matrix(Format::BF16, 2, 192)).unwrap().format(), Some(Format::BF16));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use folio_formats::Matrix;
 use crate::{
     AttentionSpec, LayerSpec, Names, Result,
     activations::Activations,
-    linear::{Linear, LinearShape},
+    linear::{Linear, LinearShape, Source},
     load::{Loader, Place},
     names::Part,
 };
@@ -87,20 +87,27 @@ impl<B: Backend> AttentionLayer<B> {
         })
     }
 
-    /// From the normed rows (or the residual, where nothing norms them) to `branch`.
+    /// To `branch`, or added to the residual stream by this scale.
+    #[expect(clippy::too_many_arguments)]
     pub fn forward(
         &self,
         backend: &mut B,
         acts: &mut Activations<B>,
         kv: &mut [B::Kv],
         inputs: &B::Inputs,
-        normed: bool,
+        source: Source<'_, B>,
+        added: Option<f32>,
         rows: usize,
     ) {
         let spec = &self.spec;
-        let x = if normed { &acts.normed } else { &acts.residual };
         let qkv = acts.qkv.of_width(spec.qkv_width());
-        self.qkv.forward(backend, qkv, x, rows);
+        match source {
+            Source::Stream => self.qkv.forward(backend, qkv, &acts.residual, rows),
+            Source::Normed => self.qkv.forward(backend, qkv, &acts.normed, rows),
+            Source::Norm(norm) => {
+                backend.norm_linear(qkv, &mut acts.normed, &acts.residual, norm, self.qkv.product(), rows);
+            }
+        }
         let prepare = PrepareQkv {
             heads: spec.heads,
             kv_heads: spec.kv_heads,
@@ -125,7 +132,13 @@ impl<B: Backend> AttentionLayer<B> {
         };
         let attended = acts.attended.of_width(spec.q_width());
         backend.attention(attended, qkv, &kv[self.group], self.slot, &attention, inputs);
-        self.output.forward(backend, &mut acts.branch, attended, rows);
+        match added {
+            Some(scale) => {
+                let product = self.output.product();
+                backend.linear_add(&mut acts.residual, &mut acts.branch, attended, product, scale, rows);
+            }
+            None => self.output.forward(backend, &mut acts.branch, attended, rows),
+        }
     }
 
     pub fn bytes(&self, backend: &B) -> u64 {

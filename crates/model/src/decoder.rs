@@ -6,14 +6,14 @@
 mod check;
 mod stage;
 
-use folio_device::{Backend, Batch, Drawn, Draws, HostMemory, InputLimits, KvFormat, KvShape, StepSize};
+use folio_device::{Backend, Batch, Drawn, Draws, HostMemory, InputLimits, KvFormat, KvShape, Norm, StepSize};
 
 use crate::{
     MemoryUse, ModelSpec, OpenModel, Result,
     activations::Activations,
     attention::{AttentionLayer, KvPlace},
     ffn::FfnLayer,
-    linear::Linear,
+    linear::{Linear, Source},
     load::{LoadProgress, Loader, Place},
     memory,
     names::Part,
@@ -227,17 +227,29 @@ impl<B: Backend> Decoder<B> {
             let table = embedding.as_ref().expect("a stage without the embedding table is given hidden states");
             backend.embed(&mut acts.residual, table, inputs, spec.embed_scale);
         }
-        if let Some(norm) = layers.first().and_then(|layer| layer.norms.before_attention.as_ref()) {
-            backend.rms_norm(&mut acts.normed, &acts.residual, norm, spec.norm_eps, rows);
+        // Products of few rows norm what they read and add what they give by themselves.
+        let (fused, eps) = (rows <= backend.fused_rows(), spec.norm_eps);
+        if let Some(norm) = layers.first().and_then(|layer| layer.norms.before_attention.as_ref())
+            && !fused
+        {
+            backend.rms_norm(&mut acts.normed, &acts.residual, norm, eps, rows);
         }
         for (number, layer) in layers.iter().enumerate() {
-            let norms = &layer.norms;
-            layer.attention.forward(backend, acts, kv, inputs, norms.before_attention.is_some(), rows);
-            let join = Join { scale: layer.residual_scale, eps: spec.norm_eps, rows };
-            join.run(backend, acts, norms.after_attention.as_ref(), norms.before_ffn.as_ref());
-            layer.ffn.forward(backend, acts, norms.before_ffn.is_some(), rows);
+            let (norms, scale) = (&layer.norms, layer.residual_scale);
+            let fused_ffn = fused && layer.ffn.is_dense();
+            let join = Join { scale, eps, rows };
+
+            let added = (fused && norms.after_attention.is_none()).then_some(scale);
+            let before = source(norms.before_attention.as_ref(), eps, fused);
+            layer.attention.forward(backend, acts, kv, inputs, before, added, rows);
+            let next = norms.before_ffn.as_ref().filter(|_| !fused_ffn);
+            join.run(backend, acts, added.is_some(), norms.after_attention.as_ref(), next);
+
+            let added = (fused_ffn && norms.after_ffn.is_none()).then_some(scale);
+            let before = source(norms.before_ffn.as_ref(), eps, fused_ffn);
+            layer.ffn.forward(backend, acts, before, added, rows);
             let next = layers.get(number + 1).and_then(|layer| layer.norms.before_attention.as_ref());
-            join.run(backend, acts, norms.after_ffn.as_ref(), next);
+            join.run(backend, acts, added.is_some(), norms.after_ffn.as_ref(), next.filter(|_| !fused));
         }
         if size.outputs > 0 && self.final_norm.is_some() {
             self.compute_outputs(size.outputs, num_logits);
@@ -342,6 +354,15 @@ impl<B: Backend> Decoder<B> {
     }
 }
 
+/// What a sub-layer reads behind this norm; `fused`: it norms by itself.
+fn source<B: Backend>(norm: Option<&B::Vector>, eps: f32, fused: bool) -> Source<'_, B> {
+    match norm {
+        None => Source::Stream,
+        Some(weight) if fused => Source::Norm(Norm { weight, eps }),
+        Some(_) => Source::Normed,
+    }
+}
+
 /// How a branch joins the residual stream.
 struct Join {
     scale: f32,
@@ -350,14 +371,22 @@ struct Join {
 }
 
 impl Join {
+    /// `added`: the branch has joined already.
     fn run<B: Backend>(
         &self,
         backend: &mut B,
         acts: &mut Activations<B>,
+        added: bool,
         after: Option<&B::Vector>,
         next: Option<&B::Vector>,
     ) {
         let Join { scale, eps, rows } = *self;
+        if added {
+            if let Some(norm) = next {
+                backend.rms_norm(&mut acts.normed, &acts.residual, norm, eps, rows);
+            }
+            return;
+        }
         let branch = match (after, &mut acts.post) {
             (Some(norm), Some(post)) => {
                 backend.rms_norm(post, &acts.branch, norm, eps, rows);

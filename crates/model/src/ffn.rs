@@ -7,7 +7,7 @@ use crate::{
     ExpertsSpec, FfnSpec, LayerSpec, Result,
     activations::Activations,
     experts,
-    linear::{Linear, LinearShape},
+    linear::{Linear, LinearShape, Source},
     load::{Loader, Place},
     names::Part,
 };
@@ -64,16 +64,30 @@ impl<B: Backend> FfnLayer<B> {
         }
     }
 
-    /// From the normed rows (or the residual, where nothing norms them) to `branch`.
-    pub fn forward(&self, backend: &mut B, acts: &mut Activations<B>, normed: bool, rows: usize) {
+    /// Whether its products may norm what they read and add what they give.
+    pub fn is_dense(&self) -> bool {
+        matches!(self, FfnLayer::Dense(_))
+    }
+
+    /// To `branch`, or added to the residual stream by this scale.
+    pub fn forward(
+        &self,
+        backend: &mut B,
+        acts: &mut Activations<B>,
+        source: Source<'_, B>,
+        added: Option<f32>,
+        rows: usize,
+    ) {
         match self {
-            FfnLayer::Dense(dense) => {
-                let x = if normed { &acts.normed } else { &acts.residual };
-                let gate_up = acts.gate_up.of_width(2 * dense.inter);
-                let gated = acts.gated.of_width(dense.inter);
-                dense.forward(backend, &mut acts.branch, x, gate_up, gated, rows);
+            FfnLayer::Dense(dense) => dense.forward_layer(backend, acts, source, added, rows),
+            FfnLayer::Experts(layer) => {
+                assert!(added.is_none(), "experts give a branch");
+                match source {
+                    Source::Stream => layer.forward(backend, acts, false, rows),
+                    Source::Normed => layer.forward(backend, acts, true, rows),
+                    Source::Norm(_) => unreachable!("experts read what is normed already"),
+                }
             }
-            FfnLayer::Experts(layer) => layer.forward(backend, acts, normed, rows),
         }
     }
 
@@ -119,6 +133,39 @@ impl<B: Backend> Dense<B> {
         };
         let down = LinearShape { part: parts.down, outputs: hidden, inputs: inter, bias };
         Ok(Self { inter, activation, gate_up, down: Linear::load(backend, loader, place, down)? })
+    }
+
+    fn forward_layer(
+        &self,
+        backend: &mut B,
+        acts: &mut Activations<B>,
+        source: Source<'_, B>,
+        added: Option<f32>,
+        rows: usize,
+    ) {
+        let gate_up = acts.gate_up.of_width(2 * self.inter);
+        let gated = acts.gated.of_width(self.inter);
+        let x = match source {
+            Source::Stream => Some(&acts.residual),
+            Source::Normed => Some(&acts.normed),
+            Source::Norm(norm) => {
+                let (product, activation) = (self.gate_up.product(), self.activation);
+                let (normed, x) = (&mut acts.normed, &acts.residual);
+                backend.norm_linear_gated(gated, gate_up, normed, x, norm, product, activation, rows);
+                None
+            }
+        };
+        if let Some(x) = x {
+            self.gate_up.forward(backend, gate_up, x, rows);
+            backend.gate(gated, gate_up, self.activation, rows);
+        }
+        match added {
+            Some(scale) => {
+                let product = self.down.product();
+                backend.linear_add(&mut acts.residual, &mut acts.branch, gated, product, scale, rows);
+            }
+            None => self.down.forward(backend, &mut acts.branch, gated, rows),
+        }
     }
 
     fn forward(

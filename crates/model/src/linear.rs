@@ -1,6 +1,6 @@
 //! Every matmul of the decoder: a packed weight and perhaps a bias. Which format the weight has is the backend's affair.
 
-use folio_device::Backend;
+use folio_device::{Backend, Norm, Product};
 use folio_formats::Matrix;
 
 use crate::{Result, load::Loader, load::Place, names::Part};
@@ -32,6 +32,11 @@ impl<B: Backend> Linear<B> {
         backend.linear(out, x, &self.weight, self.bias.as_ref(), rows);
     }
 
+    /// For operations that do more than multiply.
+    pub fn product(&self) -> Product<'_, B> {
+        Product { weight: &self.weight, bias: self.bias.as_ref() }
+    }
+
     /// The weight alone, for a matrix that is also an embedding table.
     pub fn into_weight(self) -> B::Weight {
         self.weight
@@ -40,6 +45,16 @@ impl<B: Backend> Linear<B> {
     pub fn bytes(&self, backend: &B) -> u64 {
         backend.weight_bytes(&self.weight)
     }
+}
+
+/// What the first product of a sub-layer reads.
+pub(crate) enum Source<'a, B: Backend> {
+    /// The residual stream as it is.
+    Stream,
+    /// What was normed already.
+    Normed,
+    /// The residual stream, which the product norms.
+    Norm(Norm<'a, B>),
 }
 
 #[derive(Clone, Copy)]

@@ -14,14 +14,15 @@ use super::graphs::Graphs;
 use super::inputs::Inputs;
 use super::kv::{Begun, Kv};
 use super::linear::WIDENED_BYTES;
+use super::linear_few::Finish;
 use super::sampling::Sampler;
 use super::scratch::Scratch;
 use super::tensor::{Float, Tensor, Vector};
 use super::weight::{Loader, Weight};
 use super::{attention, launch, linear_stream, moves, rows};
 use crate::{
-    Activation, Attention, Backend, Batch, Drawn, Draws, Error, ExpertsSource, HostMemory, InputLimits, KvShape,
-    PrepareQkv, Result, Routing, StepSize, TensorKind,
+    Activation, Attention, Backend, Batch, Drawn, Draws, Error, ExpertsSource, HostMemory, InputLimits, KvShape, Norm,
+    PrepareQkv, Product, Result, Routing, StepSize, TensorKind,
 };
 
 /// What activations, and weights that are not coded, are held in.
@@ -362,6 +363,65 @@ impl Backend for Cuda {
 
     fn linear(&mut self, out: &mut Tensor, x: &Tensor, weight: &Weight, bias: Option<&Vector>, rows: usize) {
         self.multiply(out, x, weight, bias, rows);
+    }
+
+    fn fused_rows(&self) -> usize {
+        self.few_rows()
+    }
+
+    fn norm_linear(
+        &mut self,
+        out: &mut Tensor,
+        normed: &mut Tensor,
+        x: &Tensor,
+        norm: Norm<'_, Self>,
+        product: Product<'_, Self>,
+        rows: usize,
+    ) {
+        let (weight, bias) = (product.weight, product.bias);
+        let target = (&*out, Finish::Write(out.float()));
+        if !self.multiply_normed(target, x, (norm.weight, norm.eps), (weight, bias), rows) {
+            self.rms_norm(normed, x, norm.weight, norm.eps, rows);
+            self.multiply(out, normed, weight, bias, rows);
+        }
+    }
+
+    fn norm_linear_gated(
+        &mut self,
+        out: &mut Tensor,
+        gate_up: &mut Tensor,
+        normed: &mut Tensor,
+        x: &Tensor,
+        norm: Norm<'_, Self>,
+        product: Product<'_, Self>,
+        activation: Activation,
+        rows: usize,
+    ) {
+        let target = (&*out, Finish::Gate(activation));
+        let (weight, bias) = (product.weight, product.bias);
+        if self.multiply_normed(target, x, (norm.weight, norm.eps), (weight, bias), rows) {
+            return;
+        }
+        self.rms_norm(normed, x, norm.weight, norm.eps, rows);
+        if !self.multiply_gated(out, normed, (weight, bias), activation, rows) {
+            self.multiply(gate_up, normed, weight, bias, rows);
+            self.gate(out, gate_up, activation, rows);
+        }
+    }
+
+    fn linear_add(
+        &mut self,
+        residual: &mut Tensor,
+        branch: &mut Tensor,
+        x: &Tensor,
+        product: Product<'_, Self>,
+        scale: f32,
+        rows: usize,
+    ) {
+        if !self.multiply_added(residual, x, (product.weight, product.bias), scale, rows) {
+            self.multiply(branch, x, product.weight, product.bias, rows);
+            self.add(residual, branch, scale, rows);
+        }
     }
 
     fn prepare_qkv(&mut self, qkv: &mut Tensor, kv: &mut Kv, layer: usize, op: &PrepareQkv<'_, Self>, inputs: &Inputs) {

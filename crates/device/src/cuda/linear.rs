@@ -3,6 +3,7 @@
 use super::blas::{Blas, Operands, Product};
 use super::driver::{Device, KernelArg, args};
 use super::gemm90::{Gemm90, Input90, Output90, Weight90};
+use super::linear_few::{FewCall, Finish, multiply_few};
 use super::linear_stream::{Call, STREAMED_ROWS, dequantize, stream, tile, wide};
 use super::scratch::Scratch;
 use super::tensor::{Float, Tensor, Vector, optional};
@@ -75,6 +76,13 @@ impl Cuda {
         out.check("a product's output", rows, n);
         let Some(from) = self.as_operand(x, rows, weight.float) else { return };
         let call = Call { out: out.ptr(), out_float: out.float(), x: from, bias: optional(bias), m: rows };
+        if self.takes_few(rows) {
+            let Call { out, out_float, x, bias, m } = call;
+            let few = FewCall { out, finish: Finish::Write(out_float), x, norm: None, bias, m };
+            if multiply_few(&self.device, weight, &few) {
+                return;
+            }
+        }
         let most = if from == x.ptr() { x.rows() } else { self.most_rows.max(rows) };
         match weight.plain() {
             Some(values) if weight.float == Float::Bf16 => {

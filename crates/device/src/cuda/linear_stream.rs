@@ -9,8 +9,11 @@ use half::bf16;
 
 use super::driver::{Device, Kernel, KernelArg, Launch, args};
 use super::launch;
+use super::linear_few::Finish;
+use super::rows::activation_number;
 use super::tensor::Float;
-use super::weight::{CHUNK, CHUNK_BYTES, Code, Form, Run, Weight};
+use super::weight::{CHUNK, CHUNK_BYTES, Code, Coded, Form, Run, Weight};
+use crate::Activation;
 
 /// Slices are chosen for this many multiprocessors, whatever the device has: its bits are the same everywhere.
 const MULTIPROCESSORS: usize = 132;
@@ -33,12 +36,16 @@ pub(super) struct StreamArgs {
     n: i32,
     k: i32,
     out_stride: i32,
-    out_f32: i32,
+    finish: i32,
     slices: i32,
     group_quarters: i32,
     offset: u32,
     levels_low: [u32; 4],
     levels_high: [u32; 4],
+    scale: f32,
+    activation: i32,
+    alpha: f32,
+    limit: f32,
 }
 
 // SAFETY: repr(C), numbers and addresses only, as in linear_stream.cuh.
@@ -63,6 +70,8 @@ pub(super) struct Streamed {
     tiles: usize,
     /// By ascending number of columns.
     variants: Vec<Variant>,
+    /// That of eight columns which gates, where there is one.
+    gated: Option<Variant>,
 }
 
 /// One kernel with its geometry.
@@ -83,8 +92,17 @@ impl Streamed {
             return None;
         }
         let shape = Shape::of(form, outputs, inputs);
-        let variants = [1, 2].into_iter().filter_map(|columns| shape.variant(device, form.stream_stem(), columns));
-        Some(Self { slices: shape.slices, tiles: shape.tiles, variants: variants.collect() })
+        let variants = [1, 2]
+            .into_iter()
+            .filter_map(|columns| shape.variant(device, &format!("stream_{}_{columns}", form.stream_stem()), columns));
+        let variants = variants.collect();
+        // Halves of packed tiles are picked.
+        let gates = matches!(form, Form::Coded(Coded { code: Code::Nibble { .. }, .. }))
+            && matches!(form.stream_stem(), "int4" | "int4_by128")
+            && outputs.is_multiple_of(64);
+        let gated =
+            gates.then(|| shape.variant(device, &format!("stream_{}_1_gated", form.stream_stem()), 1)).flatten();
+        Some(Self { slices: shape.slices, tiles: shape.tiles, variants, gated })
     }
 
     fn variant(&self, m: usize) -> &Variant {
@@ -108,12 +126,14 @@ struct Shape {
 impl Shape {
     fn of(form: &Form, outputs: usize, inputs: usize) -> Self {
         let (rows, chunk, lane_bytes, stages) = match form {
-            Form::Plain(_) => (16, CHUNK / 2, 0, 3),
+            Form::Plain(_) => (16, CHUNK / 2, 0, 4),
             Form::Float8 { .. } => (16, CHUNK, 4, 2),
             Form::Coded(coded) => (coded.rows(), CHUNK, coded.lane_bytes(), 2),
         };
         let (tiles, chunks) = (outputs.div_ceil(rows), inputs.div_ceil(chunk));
-        let wanted = tiles.div_ceil(MULTIPROCESSORS).clamp(1, 3);
+        // Measured on an H200: more blocks help only where bytes become numbers.
+        let most = if chunk == CHUNK && rows == 16 { 3 } else { 2 };
+        let wanted = tiles.div_ceil(MULTIPROCESSORS).clamp(1, most);
         // Not more than there are chunks for, but the same few for all short rows.
         let slices = (WARPS / wanted).min(if chunks >= 24 {
             24
@@ -126,12 +146,12 @@ impl Shape {
     }
 
     fn shared_bytes(&self, columns: usize, warps: usize) -> usize {
-        warps * self.stages * self.stage_bytes + self.slices * self.rows * (8 * columns + 2) * 4
+        warps * self.stages * self.stage_bytes + 2 * self.slices * self.rows * (8 * columns + 2) * 4
     }
 
     /// The geometry that has most warps at work; none where no block fits.
-    fn variant(&self, device: &Device, stem: &str, columns: usize) -> Option<Variant> {
-        let kernel = device.kernel(&format!("stream_{stem}_{columns}"));
+    fn variant(&self, device: &Device, name: &str, columns: usize) -> Option<Variant> {
+        let kernel = device.kernel(name);
         let most = if columns == 1 { WARPS } else { 16 };
         let candidates = (1..=self.slices).map(|parts| self.slices.div_ceil(parts)).filter(|warps| *warps <= most);
         let geometry = |warps: usize| {
@@ -189,16 +209,25 @@ impl Run {
             bias: if call.bias == 0 { 0 } else { call.bias + 4 * self.first as u64 },
             m: call.m as i32,
             out_stride: weight.n as i32,
-            out_f32: i32::from(call.out_float == Float::F32),
+            finish: i32::from(call.out_float == Float::F32),
             slices: slices as i32,
             ..self.arguments(weight.k)
         }
     }
 
-    fn stream(&self, device: &Device, streamed: &Streamed, weight: &Weight, call: &Call) {
-        let variant = streamed.variant(call.m);
+    fn stream(&self, device: &Device, streamed: &Streamed, weight: &Weight, call: &Call, finish: Finish) {
+        let mut variant = streamed.variant(call.m);
+        let mut arguments = self.product_arguments(weight, call, streamed.slices);
+        match finish {
+            Finish::Write(_) => {}
+            Finish::Add(scale) => (arguments.finish, arguments.scale) = (2, scale),
+            Finish::Gate(activation) => {
+                variant = streamed.gated.as_ref().expect("only what can be gated is");
+                (arguments.activation, arguments.alpha, arguments.limit) = activation_number(activation);
+                arguments.out_stride /= 2;
+            }
+        }
         let blocks = streamed.tiles.min(variant.resident);
-        let arguments = self.product_arguments(weight, call, streamed.slices);
         let grid = [blocks as u32, call.m.div_ceil(variant.tokens) as u32, 1];
         let (threads, shared_bytes) = (32 * variant.warps as u32, variant.shared_bytes);
         device.launch(&variant.kernel, Launch { grid, threads, shared_bytes, overlap: true }, args![arguments]);
@@ -207,12 +236,23 @@ impl Run {
 
 /// The product by streaming kernels; false where they do not take the weight, and nothing was queued.
 pub(super) fn stream(device: &Device, weight: &Weight, call: &Call) -> bool {
+    stream_and(device, weight, call, Finish::Write(call.out_float))
+}
+
+/// The same with something behind it; gated products are of eight rows at most.
+pub(super) fn stream_and(device: &Device, weight: &Weight, call: &Call, finish: Finish) -> bool {
     let runs = weight.runs();
-    if runs.iter().any(|run| run.streamed.is_none()) {
+    let gates = match finish {
+        // The error function is left to the kernel of gates.
+        Finish::Gate(Activation::Gelu) => false,
+        Finish::Gate(_) => call.m <= 8 && matches!(runs, [Run { streamed: Some(Streamed { gated: Some(_), .. }), .. }]),
+        _ => true,
+    };
+    if !gates || weight.float != Float::Bf16 || runs.iter().any(|run| run.streamed.is_none()) {
         return false;
     }
     for run in runs {
-        run.stream(device, run.streamed.as_ref().expect("checked"), weight, call);
+        run.stream(device, run.streamed.as_ref().expect("checked"), weight, call, finish);
     }
     true
 }

@@ -17,6 +17,7 @@ mod inputs;
 mod kv;
 mod linear;
 mod linear_coded;
+mod linear_few;
 mod linear_stream;
 mod moves;
 mod parcel;

@@ -1,8 +1,8 @@
 //! A step of no rows: every operation leaves everything as it was.
 
 use folio_device::{
-    Activation, Attention, Backend, Batch, ExpertsSource, GroupTables, InputLimits, KvFormat, KvShape, NormSpan,
-    PrepareQkv, RouterScore, Routing, TensorKind,
+    Activation, Attention, Backend, Batch, ExpertsSource, GroupTables, InputLimits, KvFormat, KvShape, Norm, NormSpan,
+    PrepareQkv, Product, RouterScore, Routing, TensorKind,
 };
 
 use crate::data::{download, f32_matrix, tensor};
@@ -36,6 +36,9 @@ pub fn run<B: Backend>(backend: &mut B) {
     backend.add(&mut residual, &x, 1.0, 0);
     backend.add_rms_norm(&mut out, &mut residual, &x, 1.0, &norm, 1e-6, 0);
     backend.linear(&mut out, &x, &weight, Some(&norm), 0);
+    let product = || Product { weight: &weight, bias: Some(&norm) };
+    backend.norm_linear(&mut out, &mut picked, &residual, Norm { weight: &norm, eps: 1e-6 }, product(), 0);
+    backend.linear_add(&mut residual, &mut out, &x, product(), 1.0, 0);
     let prepare = PrepareQkv {
         heads: 2,
         kv_heads: 1,

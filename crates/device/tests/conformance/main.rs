@@ -11,6 +11,7 @@ mod cuda_draws;
 mod cuda_products;
 mod data;
 mod empty;
+mod fused;
 mod paged;
 mod rows;
 mod trees;

@@ -6,6 +6,7 @@ use folio_formats::Format;
 
 use crate::coded::{Coded, coded_cases};
 use crate::data::{Random, batch, deviation, download, embedded, f32_matrix, inputs, matrix, round_to_bf16, tensor};
+use crate::fused::{Fused, fused_cases};
 
 pub const ROWS: usize = 33;
 pub const FORMATS: [Format; 16] = [
@@ -62,6 +63,8 @@ pub enum Case {
     },
     /// A product with a weight of codes that is no GGUF format.
     Coded(Coded),
+    /// A product with what stands before and behind it.
+    Fused(Fused),
     Gate {
         activation: device::Activation,
         width: usize,
@@ -122,6 +125,7 @@ pub fn cases() -> Vec<Case> {
         ]);
     }
     cases.extend(coded_cases().into_iter().map(Case::Coded));
+    cases.extend(fused_cases().into_iter().map(Case::Fused));
     cases
 }
 
@@ -139,6 +143,8 @@ impl Case {
             // What lies between the two products of an expert is never a bf16 value to begin with.
             Case::Experts { format, .. } => 2.0 * product(format, false),
             Case::Coded(_) => QUANTIZED,
+            // Gates and what they gate are both off, and multiplied.
+            Case::Fused(fused) => 3.0 * if fused.is_plain() { BF16_ROUNDED } else { QUANTIZED },
             Case::Embed { format, .. } if format.is_quantized() => BF16_ROUNDED,
             _ => TIGHT,
         }
@@ -159,6 +165,13 @@ impl Case {
             // Activations are rounded to eight bits too where rows are many: by a sixteenth of each, and weights with
             // all exponents leave few terms to average over.
             Case::Coded(coded) if coded.is_float8() => 1.0 / 12.0,
+            Case::Fused(fused) => {
+                if fused.is_float8() {
+                    1.0 / 6.0
+                } else {
+                    1.0 / 50.0
+                }
+            }
             Case::Linear { .. } | Case::Coded(_) => 1.0 / 100.0,
             Case::Experts { .. } => 1.0 / 40.0,
         }
@@ -166,7 +179,7 @@ impl Case {
 
     /// Whether it is a matrix product, whose bits may depend on the number of rows where nothing else was promised.
     pub fn is_product(&self) -> bool {
-        matches!(self, Case::Linear { .. } | Case::Coded(_) | Case::Experts { .. })
+        matches!(self, Case::Linear { .. } | Case::Coded(_) | Case::Fused(_) | Case::Experts { .. })
     }
 
     /// The least that a row's values are measured against: what a product of random rows is expected to reach, so that
@@ -177,6 +190,7 @@ impl Case {
                 (inputs as f32).sqrt() * deviation(&matrix(format, outputs, inputs, WEIGHTS))
             }
             Case::Coded(coded) => (coded.inputs as f32).sqrt() * deviation(&coded.matrix()),
+            Case::Fused(_) => 1.0,
             _ => 1e-3,
         }
     }
@@ -192,6 +206,7 @@ impl Case {
             Case::Norm { width } | Case::AddNorm { width } => 2 * width,
             Case::Linear { outputs, .. } => outputs,
             Case::Coded(coded) => coded.width(),
+            Case::Fused(fused) => fused.width(),
             Case::Experts { format, .. } => expert_hidden(format),
         }
     }
@@ -205,6 +220,7 @@ impl Case {
             Case::AddNorm { width } => add_norm(backend, rows, width),
             Case::Linear { .. } => linear(backend, rows, self),
             Case::Coded(coded) => coded.run(backend, &values(rows, coded.inputs, 1)),
+            Case::Fused(fused) => fused.run(backend, |width, salt| values(rows, width, salt), rows.len()),
             Case::Gate { activation, width } => gate(backend, rows, activation, width),
             Case::Experts { .. } => experts(backend, rows, self),
             Case::AddGated { width } => add_gated(backend, rows, width),

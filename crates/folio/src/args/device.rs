@@ -74,6 +74,7 @@ pub enum LoadFormat {
     /// The same in eight-bit integers, groups of 128
     DummyInt8,
     /// The same in four-bit integers, groups of 128
+    #[value(alias = "dummy-int4-g128")]
     DummyInt4,
 }
 

@@ -206,14 +206,14 @@ template <int FORM, bool AFFINE, int N, int STAGES> struct Coded {
             for (int i = 0; i < 4; i++) v[i] = fmaf(v[i], factor[i], bias[i]);
             i64 at = (i64)(token0 + token) * a.out_stride + first_row + row;
             if (valid >= 4 && a.out_stride % 4 == 0 && ((u64)a.out & 15) == 0) {
-                if (a.out_f32) *(float4*)((float*)a.out + at) = make_float4(v[0], v[1], v[2], v[3]);
+                if (a.finish == FINISH_F32) *(float4*)((float*)a.out + at) = make_float4(v[0], v[1], v[2], v[3]);
                 else *(uint2*)((bf16*)a.out + at) = make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]));
                 continue;
             }
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 if (i >= valid) continue;
-                if (a.out_f32) ((float*)a.out)[at + i] = v[i];
+                if (a.finish == FINISH_F32) ((float*)a.out)[at + i] = v[i];
                 else ((bf16*)a.out)[at + i] = from_float<bf16>(v[i]);
             }
         }

@@ -16,6 +16,9 @@ DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"
 // Until at most `PENDING` of the groups committed last are under way.
 template <int PENDING> DEVICE void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
 
+// What lies around `from` into the second-level cache.
+DEVICE void prefetch(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+
 DEVICE uint4 load_shared_16(u32 from) {
     uint4 v;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(from) : "memory");
@@ -32,6 +35,11 @@ DEVICE void load_8(u32& low, u32& high, const void* from, bool valid) {
     asm volatile("{ .reg .pred p; setp.ne.u32 p, %3, 0;\n@p ld.global.v2.u32 {%0, %1}, [%2]; }"
                  : "+r"(low), "+r"(high) : "l"(from), "r"((u32)valid));
 }
+
+// What becomes of a sum: written as bf16, as f32, or added to the f32 that is there, scaled, once it has been bf16.
+#define FINISH_BF16 0
+#define FINISH_F32 1
+#define FINISH_ADD 2
 
 // acc[16 x 8] += a[16 x 16] . b[16 x 8]. Lane = 4 g + t holds of a: rows g and g + 8, columns 2t and 2t + 8 and their
 // neighbours, as {row g low, row g+8 low, row g high, row g+8 high}; of b: rows 2t and 2t + 8 of column g; of acc:
@@ -78,6 +86,23 @@ DEVICE u32 nibbles_to_bf16(u32 word, u32 above, u32 offset) {
 DEVICE u32 e4m3_to_bf16(u32 halves) {
     u32 small = ((halves >> 4) & 0x07f007f0u) | (halves & 0x80008000u);
     return fma_bf16x2(small, 0x7b807b80u, 0x80008000u);
+}
+
+// The same of a word's first two codes and of its last two. A byte and its sign eight times over is the byte as sixteen
+// bits; what is shifted into the other half is masked.
+DEVICE u32 e4m3_pair(u32 pair) { return fma_bf16x2((pair * 16) & 0x87f087f0u, 0x7b807b80u, 0x80008000u); }
+DEVICE u32 low_e4m3_to_bf16(u32 word) { return e4m3_pair(pick_bytes(word, 0, 0x9180)); }
+DEVICE u32 high_e4m3_to_bf16(u32 word) { return e4m3_pair(pick_bytes(word, 0, 0xb3a2)); }
+
+// The eight nibbles of `word` as four pairs, nibble j with nibble j + 4: evenly spaced levels times 2^-6, `least` being
+// that of the least. The bits of a bf16 count up in steps of 2^-133 as far as bit 7, so a nibble in either half of the
+// low byte is a number already, once 2^-133 and once 2^-129 times its code.
+DEVICE void small_nibbles(u32 out[4], u32 word, u32 least) {
+    u32 above = word >> 8;
+    out[0] = fma_bf16x2(word & 0x000f000fu, 0x7f007f00u, least);
+    out[1] = fma_bf16x2(word & 0x00f000f0u, 0x7d007d00u, least);
+    out[2] = fma_bf16x2(above & 0x000f000fu, 0x7f007f00u, least);
+    out[3] = fma_bf16x2(above & 0x00f000f0u, 0x7d007d00u, least);
 }
 
 // Sixteen levels as bf16, low and high bytes apart, four a word.

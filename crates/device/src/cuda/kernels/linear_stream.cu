@@ -1,4 +1,5 @@
-// Products with few rows: see linear_stream.cuh. Two kernels a form of weights, for 8 and for 16 rows at a time.
+// Products with few rows: see linear_stream.cuh. Two kernels a form of weights, for 8 and for 16 rows at a time; nibbles
+// have two more, which gate.
 #include "linear_stream.cuh"
 
 #define KERNELS(NAME, FORM, AFFINE, GROUP)                                                                             \
@@ -17,3 +18,6 @@ KERNELS(int4_affine, NIBBLES, true, 32)
 KERNELS(int4_affine_by16, NIBBLES, true, 16)
 KERNELS(table, TABLE, false, 32)
 KERNELS(table_by16, TABLE, false, 16)
+
+STREAM_KERNEL(stream_int4_by128_1_gated, NIBBLES, false, 128, 1, true)
+STREAM_KERNEL(stream_int4_1_gated, NIBBLES, false, 32, 1, true)

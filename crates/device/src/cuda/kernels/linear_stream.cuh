@@ -11,9 +11,13 @@
 // first-level cache a whole chunk ahead, is permuted alike by construction. The first copies start before the kernel
 // ahead of this one has ended.
 //
+// A product may end with what would be a kernel of its own, rounding where that does: it adds its result to the residual
+// stream, or its tiles are half rows of a gate and half the same rows of what is gated, and it gives act(gate) * up.
+//
 // Integers stay exact: a group's codes are multiplied as whole numbers, and the group's f32 sum is scaled once.
 // Minimums meet the sums of x over the group, which one more instruction with a matrix of ones gives.
 #pragma once
+#include "gated.cuh"
 #include "linear.cuh"
 
 enum Form { PLAIN, FLOAT8, BYTES, NIBBLES, TABLE };
@@ -27,11 +31,14 @@ struct StreamArgs {
     const float* bias;    // [n], or null
     i32 m, n, k;
     i32 out_stride; // of rows: the weight may be some outputs of several
-    i32 out_f32;
+    i32 finish;     // FINISH_...
     i32 slices;
     i32 group_quarters; // of 32 values in a group: 1, 2 or 4
     u32 offset;         // NIBBLES: two bf16 of the least level less 128
     Levels levels;      // TABLE
+    float scale;        // FINISH_ADD
+    i32 activation;     // of gates, with its constants
+    float alpha, limit;
 };
 
 #define MEMBER __device__ __forceinline__
@@ -42,17 +49,19 @@ struct StreamArgs {
 #endif
 
 // GROUP: 16, 128, or 32 for any that is a multiple of it and divides 128.
-template <int FORM, bool AFFINE, int GROUP, int COLUMNS> struct Stream {
+template <int FORM, bool AFFINE, int GROUP, int COLUMNS, bool GATED = false> struct Stream {
     static constexpr bool BY_16 = GROUP == 16;
     static constexpr int ROWS = FORM == NIBBLES || FORM == TABLE ? 32 : 16;
     static constexpr int HALVES = ROWS / 16;
+    static constexpr int OUTPUTS = GATED ? ROWS / 2 : ROWS;
+    static_assert(!GATED || (ROWS == 32 && !BY_16), "halves of tiles can be picked");
     static constexpr int CHUNK = FORM == PLAIN ? 64 : 128;
     static constexpr int QUARTERS = CHUNK / 32;
     static constexpr bool CODED = FORM == BYTES || FORM == NIBBLES || FORM == TABLE;
     // A lane's scales (and minimums beside them) of a chunk.
     static constexpr int SCALE_BYTES = CODED ? ROWS / 8 * 2 * (AFFINE ? 2 : 1) * (BY_16 ? 2 : 1) : FORM == FLOAT8 ? 4 : 0;
     static constexpr int SLOT = COPY_BYTES + WARP * SCALE_BYTES;
-    static constexpr int STAGES = FORM == PLAIN ? STREAM_STAGES + 1 : STREAM_STAGES;
+    static constexpr int STAGES = FORM == PLAIN ? STREAM_STAGES + 2 : STREAM_STAGES;
     static constexpr int TOKENS = 8 * COLUMNS;
     static constexpr int STRIDE = TOKENS + 2;
     // On a multiprocessor, as far as registers go.
@@ -61,9 +70,9 @@ template <int FORM, bool AFFINE, int GROUP, int COLUMNS> struct Stream {
     const StreamArgs& a;
     int lane, warp, warps, g, t;
     int tiles, chunks, steps;
-    u32 ring, above;
+    u32 ring, above, least;
     // What the next copies read: rows g and g + 8 of plain weights, or a lane's place of a tile.
-    const u8 *next_low, *next_high, *next_scales;
+    const u8 *next_low, *next_high, *next_scales, *next_scales_high;
     int fetch_tile, fetch_slice, fetch_step;
     u32 fetch_slot;
     // The lane's own place in x.
@@ -75,15 +84,19 @@ template <int FORM, bool AFFINE, int GROUP, int COLUMNS> struct Stream {
         u32 thread;
         asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
         lane = thread % WARP, warp = thread / WARP, warps = blockDim.x / WARP, g = lane / 4, t = lane % 4;
-        tiles = (a.n + ROWS - 1) / ROWS, chunks = (a.k + CHUNK - 1) / CHUNK;
+        tiles = (outputs() + OUTPUTS - 1) / OUTPUTS, chunks = (a.k + CHUNK - 1) / CHUNK;
         steps = (chunks + a.slices - 1) / a.slices;
         ring = shared_address(shared) + warp * STAGES * SLOT;
         // BF16_128S, by a way that does not show: n is positive.
         above = BF16_128S + (u32)(a.n >> 31);
+        // The least level times 2^-6.
+        least = fma_bf16x2(a.offset, 0x3c803c80u, 0x40004000u);
         int first_token = blockIdx.y * TOKENS;
         tokens_left = a.m - first_token - g;
         x_row = a.x + (i64)(first_token + g) * a.k + t * (FORM == FLOAT8 ? 16 : BY_16 ? 4 : 8);
     }
+
+    MEMBER int outputs() const { return GATED ? a.n / 2 : a.n; }
 
     // Word `index`, which is known when compiling.
     MEMBER static u32 word(const uint4& v, int index) { return index == 0 ? v.x : index == 1 ? v.y : index == 2 ? v.z : v.w; }
@@ -97,12 +110,14 @@ template <int FORM, bool AFFINE, int GROUP, int COLUMNS> struct Stream {
 
     // Where a slice's first chunk of a tile lies.
     MEMBER void point_at(int tile, int slice) {
-        i64 chunk = (i64)tile * chunks + slice;
         if (CODED) {
-            next_low = a.weights + chunk * COPY_BYTES + lane * 16;
+            // A gated tile has half of a packed tile of gates and half of one of what they gate.
+            i64 chunk = (i64)(GATED ? tile / 2 : tile) * chunks + slice, distance = (i64)(a.n / 64) * chunks;
+            int part = GATED ? tile % 2 : 0, shift = scale_shift();
+            next_low = a.weights + chunk * COPY_BYTES + part * (COPY_BYTES / 2) + lane * 16;
             // Lane t has the groups of quarter t. 4, 2 or 1 groups are 2, 1 or 0 shifts.
-            int shift = scale_shift();
-            next_scales = a.scales + ((chunk << shift) + (t >> (2 - shift))) * (8 * SCALE_BYTES) + g * SCALE_BYTES;
+            next_scales = a.scales + ((chunk << shift) + (t >> (2 - shift))) * (8 * SCALE_BYTES) + g * SCALE_BYTES + part * (SCALE_BYTES / 2);
+            if (GATED) next_high = next_low + distance * COPY_BYTES, next_scales_high = next_scales + (distance << shift) * (8 * SCALE_BYTES);
         } else {
             constexpr int SIZE = FORM == PLAIN ? 2 : 1;
             int low = min(tile * 16 + g, a.n - 1), high = min(tile * 16 + g + 8, a.n - 1), at = slice * CHUNK * SIZE + t * 16;
@@ -118,8 +133,12 @@ template <int FORM, bool AFFINE, int GROUP, int COLUMNS> struct Stream {
             u32 to = fetch_slot + lane * 16, to_scales = fetch_slot + COPY_BYTES + lane * SCALE_BYTES;
             if (CODED) {
 #pragma unroll
-                for (int part = 0; part < 4; part++) copy_async_16(to + part * 512, next_low + part * 512);
-                if (SCALE_BYTES <= 8) {
+                for (int part = 0; part < 4; part++)
+                    copy_async_16(to + part * 512, GATED && part >= 2 ? next_high + (part - 2) * 512 : next_low + part * 512);
+                if (GATED) {
+                    copy_async_small<SCALE_BYTES / 2>(to_scales, next_scales);
+                    copy_async_small<SCALE_BYTES / 2>(to_scales + SCALE_BYTES / 2, next_scales_high);
+                } else if (SCALE_BYTES <= 8) {
                     copy_async_small<SCALE_BYTES == 4 ? 4 : 8>(to_scales, next_scales);
                 } else {
 #pragma unroll
@@ -144,8 +163,9 @@ template <int FORM, bool AFFINE, int GROUP, int COLUMNS> struct Stream {
             if (fetch_slice >= a.slices) fetch_slice = warp, fetch_tile += gridDim.x;
             if (fetch_tile < tiles) point_at(fetch_tile, fetch_slice);
         } else if (CODED) {
-            next_low += a.slices * COPY_BYTES;
-            next_scales += (a.slices * 8 * SCALE_BYTES) << scale_shift();
+            int along = a.slices * COPY_BYTES, scales_along = (a.slices * 8 * SCALE_BYTES) << scale_shift();
+            next_low += along, next_scales += scales_along;
+            if (GATED) next_high += along, next_scales_high += scales_along;
         } else {
             int along = a.slices * CHUNK * (FORM == PLAIN ? 2 : 1);
             next_low += along, next_high += along;
@@ -187,8 +207,10 @@ template <int FORM, bool AFFINE, int GROUP, int COLUMNS> struct Stream {
             out[1] = word(own[1], 2 * s), out[3] = word(own[1], 2 * s + 1);
         } else if (FORM == FLOAT8) { // likewise, of two quarters
             u32 low = word(own[0], quarter % 2 * 2 + s), high = word(own[1], quarter % 2 * 2 + s);
-            out[0] = e4m3_to_bf16(pick_bytes(low, 0, 0x1404)), out[2] = e4m3_to_bf16(pick_bytes(low, 0, 0x3424));
-            out[1] = e4m3_to_bf16(pick_bytes(high, 0, 0x1404)), out[3] = e4m3_to_bf16(pick_bytes(high, 0, 0x3424));
+            out[0] = low_e4m3_to_bf16(low), out[2] = high_e4m3_to_bf16(low);
+            out[1] = low_e4m3_to_bf16(high), out[3] = high_e4m3_to_bf16(high);
+        } else if (FORM == NIBBLES) {
+            small_nibbles(out, word(own[half], quarter % 2 * 2 + s), least);
         } else {
             codes(out, own[half], FORM == BYTES ? 0 : quarter % 2, s);
         }
@@ -266,7 +288,9 @@ template <int FORM, bool AFFINE, int GROUP, int COLUMNS> struct Stream {
                         multiply(FORM == PLAIN ? total[half][c] : sum[half][c], w, word(x[quarter][c], 2 * s), word(x[quarter][c], 2 * s + 1));
                 }
                 if (AFFINE) {
-                    const u32 w[4] = {BF16_ONES, BF16_ONES, BF16_ONES, BF16_ONES};
+                    // As small as the levels are.
+                    constexpr u32 ONES = FORM == NIBBLES ? 0x3c803c80u : BF16_ONES;
+                    const u32 w[4] = {ONES, ONES, ONES, ONES};
 #pragma unroll
                     for (int c = 0; c < COLUMNS; c++) multiply(ones[c], w, word(x[quarter][c], 2 * s), word(x[quarter][c], 2 * s + 1));
                 }
@@ -299,31 +323,61 @@ template <int FORM, bool AFFINE, int GROUP, int COLUMNS> struct Stream {
         }
     }
 
-    // Adds the slices' sums in their order and writes a tile of outputs.
-    MEMBER void write(const float* sums, int tile) const {
-#pragma unroll 1
-        for (int i = warp * WARP + lane; i < ROWS * TOKENS; i += warps * WARP) {
-            int row = i % ROWS, token = i / ROWS, output = tile * ROWS + row, line = blockIdx.y * TOKENS + token;
-            if (output < a.n && line < a.m) {
-                float sum = 0.0f;
+    // A row's sum of all slices in their order, scaled, with its bias.
+    MEMBER float finished(const float* sums, int row, int token, int output) const {
+        float factor = a.factors ? a.factors[output] : 1.0f, bias = a.bias ? a.bias[output] : 0.0f, sum = 0.0f;
 #pragma unroll 4
-                for (int slice = 0; slice < a.slices; slice++) sum += sums[(slice * ROWS + row) * STRIDE + token];
-                if (a.factors) sum *= a.factors[output];
-                if (a.bias) sum += a.bias[output];
-                i64 at = (i64)line * a.out_stride + output;
-                if (a.out_f32) ((float*)a.out)[at] = sum;
-                else ((bf16*)a.out)[at] = from_float<bf16>(sum);
+        for (int slice = 0; slice < a.slices; slice++) sum += sums[(slice * ROWS + row) * STRIDE + token];
+        // Levels of nibbles were 2^-6 of themselves.
+        if (FORM == NIBBLES) sum *= 64.0f;
+        if (a.factors) sum = __fmul_rn(sum, factor);
+        if (a.bias) sum = __fadd_rn(sum, bias);
+        return sum;
+    }
+
+    // Finishes a tile of outputs. The warp that begins changes from tile to tile, so that none lags behind.
+    MEMBER void write(const float* sums, int tile, int turn) const {
+#pragma unroll 1
+        for (int i = (warp >= turn ? warp - turn : warp - turn + warps) * WARP + lane; i < OUTPUTS * TOKENS; i += warps * WARP) {
+            int row = i % OUTPUTS, token = i / OUTPUTS, output = tile * OUTPUTS + row, line = blockIdx.y * TOKENS + token;
+            if (line >= a.m) break;
+            if (output >= outputs()) continue;
+            i64 at = (i64)line * a.out_stride + output;
+            float before = !GATED && a.finish == FINISH_ADD ? ((const float*)a.out)[at] : 0.0f;
+            float sum = finished(sums, row, token, output);
+            if (GATED) {
+                float gate = to_float(from_float<bf16>(sum));
+                float up = to_float(from_float<bf16>(finished(sums, row + OUTPUTS, token, output + a.n / 2)));
+                ((bf16*)a.out)[at] = from_float<bf16>(gated<false, false>(a.activation, a.alpha, a.limit, gate, up));
+            } else if (a.finish == FINISH_ADD) {
+                ((float*)a.out)[at] = fmaf(to_float(from_float<bf16>(sum)), a.scale, before);
+            } else if (a.finish == FINISH_F32) {
+                ((float*)a.out)[at] = sum;
+            } else {
+                ((bf16*)a.out)[at] = from_float<bf16>(sum);
             }
         }
     }
 
-    // `sums`: [slices][ROWS][STRIDE] behind the ring.
+    // Asks for what `write` will need of a tile.
+    MEMBER void ask_for(int tile) const {
+        int thread = warp * WARP + lane;
+        if (thread < ROWS) {
+            int beyond = GATED && thread >= OUTPUTS ? a.n / 2 - OUTPUTS : 0, output = min(tile * OUTPUTS + thread + beyond, a.n - 1);
+            if (a.factors) prefetch(a.factors + output);
+            if (a.bias) prefetch(a.bias + output);
+        }
+    }
+
+    // `sums`: twice [slices][ROWS][STRIDE] behind the ring.
     MEMBER void run(u8* shared) {
         float* sums = (float*)(shared + warps * STAGES * SLOT);
+        const int size = a.slices * ROWS * STRIDE;
         fetch_tile = blockIdx.x, fetch_slice = warp, fetch_step = 0, fetch_slot = ring;
         point_at(fetch_tile, fetch_slice);
 #pragma unroll 1
         for (int stage = 0; stage < STAGES; stage++) fetch();
+        ask_for(blockIdx.x);
         release_next();
         wait_for_previous();
         uint4 x[QUARTERS][COLUMNS];
@@ -332,6 +386,8 @@ template <int FORM, bool AFFINE, int GROUP, int COLUMNS> struct Stream {
 #pragma unroll
         for (int quarter = 0; quarter < QUARTERS; quarter++) load_x(x[quarter], warp, quarter);
         u32 slot = ring;
+        int place = 0, turn = 0;
+        // Two places for sums in turn, and one barrier a tile: at the next, whoever wrote this tile is done.
 #pragma unroll 1
         for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
 #pragma unroll 1
@@ -351,18 +407,20 @@ template <int FORM, bool AFFINE, int GROUP, int COLUMNS> struct Stream {
                     fetch();
                     slot = slot == ring + (STAGES - 1) * SLOT ? ring : slot + SLOT;
                 }
-                keep(total, sums + slice * ROWS * STRIDE);
+                keep(total, sums + place + slice * ROWS * STRIDE);
             }
             __syncthreads();
-            write(sums, tile);
-            __syncthreads();
+            write(sums + place, tile, turn);
+            if (tile + gridDim.x < tiles) ask_for(tile + gridDim.x);
+            place = size - place;
+            turn = turn + 1 == warps ? 0 : turn + 1;
         }
     }
 };
 
-#define STREAM_KERNEL(NAME, FORM, AFFINE, GROUP, COLUMNS)                                                              \
-    extern "C" __global__ void __launch_bounds__((Stream<FORM, AFFINE, GROUP, COLUMNS>::THREADS), 1)                   \
+#define STREAM_KERNEL(NAME, ...)                                                                                       \
+    extern "C" __global__ void __launch_bounds__((Stream<__VA_ARGS__>::THREADS), 1)                                    \
         NAME(const __grid_constant__ StreamArgs args) {                                                                \
         extern __shared__ __align__(16) u8 shared[];                                                                   \
-        Stream<FORM, AFFINE, GROUP, COLUMNS>(args, shared).run(shared);                                                \
+        Stream<__VA_ARGS__>(args, shared).run(shared);                                                                 \
     }

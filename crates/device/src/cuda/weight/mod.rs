@@ -20,6 +20,7 @@ pub(super) use load::Loader;
 use super::driver::{Buffer, Device, args};
 use super::gemm90::{Gemm90, Scales90, Weight90};
 use super::launch;
+use super::linear_few::Few;
 use super::linear_stream::Streamed;
 use super::tensor::Float;
 use super::{Precision, RandomForm};
@@ -47,6 +48,8 @@ pub(super) struct Run {
     pub layout: Layout,
     /// How streaming kernels take it; none where they do not.
     pub streamed: Option<Streamed>,
+    /// How the kernels of few rows take it.
+    pub few: Option<Few>,
 }
 
 /// Where in a run's buffer what begins: codes or values at 0.
@@ -226,7 +229,8 @@ impl<'m, 'a> Plan<'m, 'a> {
         let layout = self.layout();
         let buffer = device.alloc("a weight", layout.bytes)?;
         let streamed = Streamed::new(device, &self.form, self.outputs, self.inputs);
-        Ok(Run { first: self.first, outputs: self.outputs, form: self.form, buffer, layout, streamed })
+        let few = Few::new(device, &self.form, self.outputs, self.inputs);
+        Ok(Run { first: self.first, outputs: self.outputs, form: self.form, buffer, layout, streamed, few })
     }
 
     /// Which part holds output `output`, and as which row.

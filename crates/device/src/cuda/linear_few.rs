@@ -1,0 +1,295 @@
+//! Products of up to eight rows that norm what they read, gate what they give or add it to the residual stream by
+//! themselves (`kernels/linear_few.cuh`): which weights they take, and with which geometry.
+//!
+//! Their sums are not those of the streaming kernels to the bit, so nothing that must not depend on the number of rows
+//! goes this way.
+
+use super::Cuda;
+use super::driver::{Device, Kernel, KernelArg, Launch, args};
+use super::linear_stream::{Call, stream_and};
+use super::rows::activation_number;
+use super::tensor::{Float, Tensor, Vector, optional};
+use super::weight::{CHUNK, CHUNK_BYTES, Form, Run, Weight};
+use crate::Activation;
+
+/// Most rows that this is worth it for: measured on an H200, two take longer than with kernels apart.
+pub(super) const FEW_ROWS: usize = 1;
+/// As linear_few.cuh has them.
+const ROWS: usize = 16;
+const MOST_WARPS: usize = 16;
+const FEWEST_WARPS: usize = 8;
+
+/// Mirrors `FewArgs` of linear_few.cuh.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct FewArgs {
+    out: u64,
+    x: u64,
+    weights: u64,
+    scales: u64,
+    factors: u64,
+    bias: u64,
+    norm: u64,
+    m: i32,
+    n: i32,
+    k: i32,
+    out_stride: i32,
+    finish: i32,
+    eps: f32,
+    scale: f32,
+    activation: i32,
+    alpha: f32,
+    limit: f32,
+}
+
+// SAFETY: repr(C), numbers and addresses only, as in linear_few.cuh.
+unsafe impl KernelArg for FewArgs {}
+
+/// What becomes of a product.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Finish {
+    Write(Float),
+    /// To f32 values, times this.
+    Add(f32),
+    /// Outputs `[gate | up]` become half as many bf16.
+    Gate(Activation),
+}
+
+/// Rows to multiply and where the result goes; addresses are of the device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FewCall {
+    pub out: u64,
+    pub finish: Finish,
+    /// `[m, k]`, bf16; f32 where it is normed.
+    pub x: u64,
+    /// `[k]` f32, and what is added to the mean of squares.
+    pub norm: Option<(u64, f32)>,
+    /// `[n]` f32, or 0.
+    pub bias: u64,
+    pub m: usize,
+}
+
+/// How a run is multiplied.
+pub(super) struct Few {
+    kernel: Kernel,
+    /// Of weights whose halves are gates and what they gate.
+    gated: Option<Kernel>,
+    warps: usize,
+    tiles: usize,
+    /// By the number of rows, from one on: shared memory of a block, and blocks that run at a time on the device.
+    geometry: Vec<(u32, u32)>,
+}
+
+impl Few {
+    /// None for what these kernels do not take.
+    pub fn new(device: &Device, form: &Form, outputs: usize, inputs: usize) -> Option<Self> {
+        let shape = Shape::of(form, outputs, inputs)?;
+        let kernel = device.kernel(&format!("few_{}", form.stream_stem()));
+        let gated = shape.gated.then(|| device.kernel(&format!("few_{}_gated", form.stream_stem())));
+        let geometry = (1..=FEW_ROWS).map_while(|rows| {
+            let shared_bytes = u32::try_from(shape.shared_bytes(rows)).ok()?;
+            if shared_bytes > device.info().shared_bytes {
+                return None;
+            }
+            let threads = 32 * shape.warps as u32;
+            let kernels = gated.iter().chain([&kernel]);
+            let blocks = kernels.map(|kernel| kernel.blocks_per_multiprocessor(device, threads, shared_bytes)).min()?;
+            let wanted = blocks.min(shape.wanted);
+            (wanted > 0).then_some((shared_bytes, wanted * device.info().multiprocessors))
+        });
+        let geometry = geometry.collect();
+        Some(Self { kernel, gated, warps: shape.warps, tiles: shape.tiles, geometry })
+    }
+}
+
+/// What of a run decides how it is multiplied; constants as in linear_few.cuh.
+#[derive(Debug, PartialEq, Eq)]
+struct Shape {
+    tiles: usize,
+    /// Inputs of a chunk, and how many of them there are.
+    chunk: usize,
+    chunks: usize,
+    slot_bytes: usize,
+    /// Chunks that a warp has under way.
+    stages: usize,
+    warps: usize,
+    /// Blocks of a multiprocessor.
+    wanted: u32,
+    /// Halves of the outputs lie so that they can be gated.
+    gated: bool,
+}
+
+impl Shape {
+    fn of(form: &Form, outputs: usize, inputs: usize) -> Option<Self> {
+        if outputs == 0 || inputs == 0 || !inputs.is_multiple_of(8) {
+            return None;
+        }
+        // Stages as in linear_few.cu; blocks as measured on an H200.
+        let (chunk, lane_bytes, stages, wanted) = match form {
+            Form::Plain(Float::Bf16) => (CHUNK / 2, 0, 4, 1),
+            Form::Float8 { .. } => (CHUNK, 4, 2, 2),
+            _ => return None,
+        };
+        let gated = *form != Form::Float8 { blocks: true } && outputs.is_multiple_of(2);
+        let (tiles, chunks) = (outputs.div_ceil(ROWS), inputs.div_ceil(chunk));
+        // As many warps as leave the fewest of them idle in the last turn.
+        let idle = |warps: &usize| (chunks.next_multiple_of(*warps) * 1000 / chunks, usize::MAX - warps);
+        let warps = (FEWEST_WARPS..=MOST_WARPS).min_by_key(idle)?;
+        let slot_bytes = CHUNK_BYTES + 32 * lane_bytes;
+        Some(Self { tiles, chunk, chunks, slot_bytes, stages, warps, wanted, gated })
+    }
+
+    /// Of a block: the ring, rows of x, sums, and sums of squares.
+    fn shared_bytes(&self, m: usize) -> usize {
+        let (ring, x) = (self.warps * self.stages * self.slot_bytes, self.chunks * m * self.chunk * 2);
+        let sums = 2 * self.warps * ROWS * m.next_multiple_of(2) * 4;
+        ring + x + sums + m * MOST_WARPS * 4
+    }
+}
+
+impl Run {
+    fn multiply_few(&self, device: &Device, few: &Few, weight: &Weight, call: &FewCall) {
+        let (shared_bytes, resident) = few.geometry[call.m - 1];
+        let mut arguments = FewArgs {
+            x: call.x,
+            weights: self.buffer.ptr(),
+            scales: self.scales(),
+            factors: self.factors(),
+            bias: if call.bias == 0 { 0 } else { call.bias + 4 * self.first as u64 },
+            m: call.m as i32,
+            n: self.outputs as i32,
+            k: weight.k as i32,
+            out_stride: weight.n as i32,
+            ..FewArgs::default()
+        };
+        if let Some((norm, eps)) = call.norm {
+            (arguments.norm, arguments.eps) = (norm, eps);
+        }
+        let (mut kernel, mut value_bytes) = (&few.kernel, 4);
+        match call.finish {
+            Finish::Write(float) => {
+                (arguments.finish, value_bytes) = (i32::from(float == Float::F32), float.bytes());
+            }
+            Finish::Add(scale) => (arguments.finish, arguments.scale) = (2, scale),
+            Finish::Gate(activation) => {
+                kernel = few.gated.as_ref().expect("only what can be gated is");
+                (arguments.activation, arguments.alpha, arguments.limit) = activation_number(activation);
+                arguments.out_stride /= 2;
+            }
+        }
+        arguments.out = call.out + (self.first * value_bytes) as u64;
+        let grid = [resident.min(few.tiles as u32), 1, 1];
+        let launch = Launch { grid, threads: 32 * few.warps as u32, shared_bytes, overlap: true };
+        device.launch(kernel, launch, args![arguments]);
+    }
+}
+
+/// The product by the kernels of few rows; false where they do not take it, and nothing was queued.
+pub(super) fn multiply_few(device: &Device, weight: &Weight, call: &FewCall) -> bool {
+    let runs = weight.runs();
+    let takes = |run: &Run| run.few.as_ref().is_some_and(|few| (1..=few.geometry.len()).contains(&call.m));
+    let gates = match call.finish {
+        // The error function is left to the kernel of gates.
+        Finish::Gate(Activation::Gelu) => false,
+        Finish::Gate(_) => matches!(runs, [Run { few: Some(Few { gated: Some(_), .. }), .. }]),
+        _ => true,
+    };
+    if weight.float != Float::Bf16 || !gates || !runs.iter().all(takes) {
+        return false;
+    }
+    for run in runs {
+        run.multiply_few(device, run.few.as_ref().expect("checked"), weight, call);
+    }
+    true
+}
+
+impl Cuda {
+    /// Up to how many rows products do what stands before and behind them by themselves.
+    pub(super) fn few_rows(&self) -> usize {
+        if self.config.batch_invariant || self.float() == Float::F32 { 0 } else { FEW_ROWS }
+    }
+
+    pub(super) fn takes_few(&self, rows: usize) -> bool {
+        (1..=self.few_rows()).contains(&rows)
+    }
+
+    /// A product of normed rows of the residual stream, written or gated; false where that cannot be done at once.
+    pub(super) fn multiply_normed(
+        &mut self,
+        (out, finish): (&Tensor, Finish),
+        x: &Tensor,
+        (norm, eps): (&Vector, f32),
+        (weight, bias): (&Weight, Option<&Vector>),
+        rows: usize,
+    ) -> bool {
+        assert_eq!(norm.len(), weight.k, "a norm's weights, and what is read");
+        x.check("a product's input", rows, weight.k);
+        out.check("a product's output", rows, if matches!(finish, Finish::Gate(_)) { weight.n / 2 } else { weight.n });
+        let (out, bias, norm) = (out.ptr(), optional(bias), Some((norm.ptr(), eps)));
+        self.takes_few(rows)
+            && x.float() == Float::F32
+            && multiply_few(&self.device, weight, &FewCall { out, finish, x: x.ptr(), norm, bias, m: rows })
+    }
+
+    /// A product that is added to the residual stream; false where that cannot be done at once.
+    pub(super) fn multiply_added(
+        &mut self,
+        residual: &Tensor,
+        x: &Tensor,
+        (weight, bias): (&Weight, Option<&Vector>),
+        scale: f32,
+        rows: usize,
+    ) -> bool {
+        x.check("a product's input", rows, weight.k);
+        residual.check("the residual", rows, weight.n);
+        if !self.takes_few(rows) || x.float() != Float::Bf16 || residual.float() != Float::F32 {
+            return false;
+        }
+        let (out, bias, finish) = (residual.ptr(), optional(bias), Finish::Add(scale));
+        let call = Call { out, out_float: Float::F32, x: x.ptr(), bias, m: rows };
+        multiply_few(&self.device, weight, &FewCall { out, finish, x: x.ptr(), norm: None, bias, m: rows })
+            || stream_and(&self.device, weight, &call, finish)
+    }
+
+    /// A product of rows that are normed already, gated; false where that cannot be done at once.
+    pub(super) fn multiply_gated(
+        &mut self,
+        out: &Tensor,
+        x: &Tensor,
+        (weight, bias): (&Weight, Option<&Vector>),
+        activation: Activation,
+        rows: usize,
+    ) -> bool {
+        x.check("a product's input", rows, weight.k);
+        out.check("a gated product's output", rows, weight.n / 2);
+        let call = Call { out: out.ptr(), out_float: Float::Bf16, x: x.ptr(), bias: optional(bias), m: rows };
+        self.takes_few(rows)
+            && x.float() == Float::Bf16
+            && stream_and(&self.device, weight, &call, Finish::Gate(activation))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::weight::{Code, Coded};
+    use super::*;
+
+    #[test]
+    fn warps_share_the_chunks_evenly_where_they_can() {
+        let warps = |form: &Form, inputs| Shape::of(form, 4096, inputs).unwrap().warps;
+        let (plain, float8) = (Form::Plain(Float::Bf16), Form::Float8 { blocks: false });
+        assert_eq!([4096, 14336, 5120].map(|inputs| warps(&plain, inputs)), [16, 16, 16]);
+        assert_eq!([4096, 14336, 5120, 128].map(|inputs| warps(&float8, inputs)), [16, 16, 10, 8]);
+    }
+
+    #[test]
+    fn what_is_not_taken() {
+        let bytes = Form::Coded(Coded { code: Code::Byte, affine: false, group: 128 });
+        for form in [bytes, Form::Plain(Float::F32)] {
+            assert_eq!(Shape::of(&form, 64, 256), None, "{form:?}");
+        }
+        assert_eq!(Shape::of(&Form::Plain(Float::Bf16), 64, 252), None);
+        assert!(!Shape::of(&Form::Float8 { blocks: true }, 256, 256).unwrap().gated);
+        assert!(!Shape::of(&Form::Plain(Float::Bf16), 15, 256).unwrap().gated);
+    }
+}
