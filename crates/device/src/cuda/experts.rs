@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 use folio_formats::Matrix;
 
 use super::driver::{Buffer, Device, KernelArg, args};
+use super::experts_few::Few;
 use super::gemm90::{Gemm90, Input90, Output90, Weight90};
 use super::linear::{PlainArgs, plain_product};
 use super::rows::activation_number;
@@ -18,18 +19,20 @@ use super::{Cuda, launch};
 use crate::{Error, ExpertsSource, Result, RouterScore, Routing};
 
 pub struct Experts {
-    float: Float,
-    count: usize,
-    hidden: usize,
-    inter: usize,
+    pub(super) float: Float,
+    pub(super) count: usize,
+    pub(super) hidden: usize,
+    pub(super) inter: usize,
     /// `[experts][2 * inter][hidden]`, gate rows above up rows.
-    gate_up: Buffer,
+    pub(super) gate_up: Buffer,
     /// `[experts][hidden][inter]`.
-    down: Buffer,
-    gate_up_bias: Option<Buffer>,
-    down_bias: Option<Buffer>,
+    pub(super) down: Buffer,
+    pub(super) gate_up_bias: Option<Buffer>,
+    pub(super) down_bias: Option<Buffer>,
     /// As Hopper's kernels want them; made when it is known how many experts a row has.
     hopper: OnceLock<Option<(Weight90, Weight90)>>,
+    /// As its kernels for few rows want them.
+    pub(super) few: Option<Few>,
 }
 
 impl Experts {
@@ -63,7 +66,7 @@ impl Experts {
             Some(seed) => random_matrix(device, count * rows, cols, float, seed ^ salt),
             None => load_plain(loader, matrices, float),
         };
-        Ok(Self {
+        let mut experts = Self {
             float,
             count,
             hidden,
@@ -73,7 +76,10 @@ impl Experts {
             gate_up_bias: biases(device, source.gate_up_bias, count, 2 * inter)?,
             down_bias: biases(device, source.down_bias, count, hidden)?,
             hopper: OnceLock::new(),
-        })
+            few: None,
+        };
+        experts.few = Few::new(device, &experts)?;
+        Ok(experts)
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -118,7 +124,7 @@ fn biases(device: &Device, biases: Option<Vec<Vec<f32>>>, count: usize, width: u
 /// Mirrors `RoutingArgs`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct RoutingArgs {
+pub(super) struct RoutingArgs {
     logits: u64,
     choice_bias: u64,
     experts_of: u64,
@@ -128,7 +134,7 @@ struct RoutingArgs {
     sorted_experts: u64,
     offsets: u64,
     unused: u64,
-    rows: i32,
+    pub(super) rows: i32,
     experts: i32,
     top_k: i32,
     score: i32,
@@ -173,13 +179,17 @@ impl Cuda {
         assert!(op.top_k >= 1 && op.top_k <= experts.count, "{} experts of {}", op.top_k, experts.count);
         let (most_rows, float) = (self.most_rows.max(rows), experts.float);
         let (pairs, most) = (rows * op.top_k, most_rows * op.top_k);
-        let Some(routing) = self.route(router_logits, experts, op, rows, most_rows) else { return };
+        let Some(routing) = self.routing(router_logits, experts, op, rows, most_rows) else { return };
         let Some(x) = self.as_operand(x, rows, float) else { return };
         let room = |cuda: &mut Cuda, kind, width: usize| cuda.room(kind, most * width * float.bytes());
         let Some(sorted) = room(self, Scratch::SORTED, hidden) else { return };
         let Some(gate_up) = room(self, Scratch::GATE_UP, 2 * inter) else { return };
         let Some(gated) = room(self, Scratch::GATED, inter) else { return };
         let Some(down) = room(self, Scratch::DOWN, hidden) else { return };
+        if self.few_experts(out, x, gated, experts, op, routing) {
+            return;
+        }
+        self.route(&routing);
 
         let (device, name, hidden_i32) = (&self.device, float.name(), hidden as i32);
         let grid = |width: usize, count: usize| [count as u32, width.div_ceil(1024) as u32, 1];
@@ -201,7 +211,8 @@ impl Cuda {
         launch(device, &kernel, grid(hidden, rows), 128, sum);
     }
 
-    fn route(
+    /// What routing is told, with room for its lists.
+    fn routing(
         &mut self,
         logits: &Tensor,
         experts: &Experts,
@@ -218,7 +229,7 @@ impl Cuda {
             next += 4 * words.next_multiple_of(4) as u64;
             at
         };
-        let call = RoutingArgs {
+        Some(RoutingArgs {
             logits: logits.ptr(),
             choice_bias: optional(op.choice_bias),
             experts_of: take(most),
@@ -240,8 +251,13 @@ impl Cuda {
             groups: op.groups.max(1) as i32,
             groups_kept: op.groups_kept.max(1) as i32,
             scale: op.scale,
-        };
-        let size = if experts.count <= 128 { 128 } else { 512 };
+        })
+    }
+
+    /// Fills the lists.
+    pub(super) fn route(&self, call: &RoutingArgs) {
+        let (rows, call) = (call.rows as usize, *call);
+        let size = if call.experts <= 128 { 128 } else { 512 };
         let (blocks, threads) = match rows {
             0..=8 => (1, 256),
             9..=ROUTED_ALONE => (1, 512),
@@ -252,7 +268,6 @@ impl Cuda {
             let blocks = rows.div_ceil(PLACED_AT_ONCE) as u32;
             launch(&self.device, "place_pairs", [blocks, 1, 1], 1024, args![call]);
         }
-        Some(call)
     }
 
     /// One of the two products, of `(out, x)`.

@@ -11,6 +11,7 @@ mod blas;
 mod ceilings;
 pub mod driver;
 mod experts;
+mod experts_few;
 pub mod gemm90;
 mod graphs;
 mod inputs;

@@ -72,6 +72,7 @@ pub enum Case {
     Experts {
         format: Format,
         score: RouterScore,
+        hidden: usize,
         inter: usize,
         grouped: bool,
         bias: bool,
@@ -116,13 +117,25 @@ pub fn cases() -> Vec<Case> {
         }
     }
     for format in [Format::F32, Format::F16, Format::BF16, Format::Q8_0, Format::MXFP4] {
-        let inter = if format.block_len() == 1 { 45 } else { 2 * format.block_len() };
-        let case = |score, grouped, bias, activation| Case::Experts { format, score, inter, grouped, bias, activation };
-        cases.extend([
-            case(RouterScore::Softmax, false, false, device::Activation::Silu),
-            case(RouterScore::SoftmaxOfBest, false, true, CLAMPED),
-            case(RouterScore::Sigmoid, true, false, device::Activation::GeluTanh),
-        ]);
+        let block = format.block_len();
+        // Widths that fill nothing; plain values also in some that kernels copy sixteen bytes of at a time.
+        let widths = if block == 1 { vec![[37, 45], [200, 136], [64, 1088]] } else { vec![[block, 2 * block]] };
+        for [hidden, inter] in widths {
+            let case = |score, grouped, bias, activation| Case::Experts {
+                format,
+                score,
+                hidden,
+                inter,
+                grouped,
+                bias,
+                activation,
+            };
+            cases.extend([
+                case(RouterScore::Softmax, false, false, device::Activation::Silu),
+                case(RouterScore::SoftmaxOfBest, false, true, CLAMPED),
+                case(RouterScore::Sigmoid, true, false, device::Activation::GeluTanh),
+            ]);
+        }
     }
     cases.extend(coded_cases().into_iter().map(Case::Coded));
     cases.extend(fused_cases().into_iter().map(Case::Fused));
@@ -207,7 +220,7 @@ impl Case {
             Case::Linear { outputs, .. } => outputs,
             Case::Coded(coded) => coded.width(),
             Case::Fused(fused) => fused.width(),
-            Case::Experts { format, .. } => expert_hidden(format),
+            Case::Experts { hidden, .. } => hidden,
         }
     }
 
@@ -311,14 +324,9 @@ fn gate<B: Backend>(backend: &mut B, rows: &[usize], activation: device::Activat
     download(backend, &out, rows.len())
 }
 
-fn expert_hidden(format: Format) -> usize {
-    if format.block_len() == 1 { 37 } else { format.block_len() }
-}
-
 fn experts<B: Backend>(backend: &mut B, rows: &[usize], case: &Case) -> Vec<f32> {
-    let &Case::Experts { format, score, inter, grouped, bias, activation } = case else { unreachable!() };
+    let &Case::Experts { format, score, hidden, inter, grouped, bias, activation } = case else { unreachable!() };
     const EXPERTS: usize = 12;
-    let hidden = expert_hidden(format);
     let all = |rows, cols, seed| (0..EXPERTS as u64).map(|expert| matrix(format, rows, cols, seed + expert)).collect();
     let biases = |width| (0..EXPERTS as u64).map(|expert| Random::new(500 + expert).values(width)).collect();
     let source = ExpertsSource {
