@@ -1,9 +1,9 @@
-//! Compiled kernels of one architecture in one file: what `cargo xtask kernels` writes, and what a machine that compiles
-//! for itself keeps.
+//! Compiled kernels in one file: what `cargo xtask kernels` writes for a generation of devices, and what a machine that
+//! compiles for itself keeps.
 //!
 //! `magic | sha256 of the sources | sha256 of the body | form | body`, where the body is (name length u32, name, cubin
-//! length u32, cubin) ..., little-endian, as it is or compressed. Cubins of one source repeat each other over long
-//! distances: LZMA makes half of what deflate leaves.
+//! length u32, cubin) ..., little-endian, as it is or compressed. A prebuilt cubin's name is `architecture/source`, and those of
+//! one source lie side by side. They repeat each other over long distances: LZMA makes half of what deflate leaves.
 
 use std::io::Read;
 
@@ -27,19 +27,21 @@ pub struct Cubin {
     pub image: Vec<u8>,
 }
 
-macro_rules! prebuilt {
-    ($($architecture:literal),*) => {
-        &[$(($architecture, include_bytes!(concat!("../kernels/archive/", $architecture, ".bin")))),*]
-    };
-}
-
-/// What travels in the binary.
-const PREBUILT: &[(&str, &[u8])] = prebuilt!["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120"];
+/// What travels in the binary: the architectures that an archive was made for, and its bytes.
+const PREBUILT: [(&[&str], &[u8]); 3] = [
+    (&["sm_80", "sm_86", "sm_89"], include_bytes!("../kernels/archive/ampere.bin")),
+    (&["sm_90a"], include_bytes!("../kernels/archive/hopper.bin")),
+    (&["sm_100a", "sm_120"], include_bytes!("../kernels/archive/blackwell.bin")),
+];
 
 /// The prebuilt kernels of an architecture, when they were made from this build's sources.
 pub fn prebuilt(architecture: &str) -> Option<Vec<Cubin>> {
-    let (_, bytes) = PREBUILT.iter().find(|(name, _)| *name == architecture)?;
-    unpack(bytes)
+    let (_, bytes) = PREBUILT.iter().find(|(members, _)| members.contains(&architecture))?;
+    let own = |Cubin { name, image }| {
+        let name = name.strip_prefix(architecture)?.strip_prefix('/')?.to_owned();
+        Some(Cubin { name, image })
+    };
+    Some(unpack(bytes)?.into_iter().filter_map(own).collect())
 }
 
 /// None when it is no archive, is damaged, or was made from other sources.
@@ -91,15 +93,17 @@ mod tests {
 
     #[test]
     fn prebuilt_kernels_are_those_of_the_sources() {
-        for (architecture, bytes) in PREBUILT {
+        for (members, bytes) in PREBUILT {
             let found = bytes.get(MAGIC.len()..MAGIC.len() + 32);
             let advice = "the kernels changed since: run `cargo xtask kernels`";
-            assert_eq!(found, Some(sources::hash().as_slice()), "{architecture}: {advice}");
-            let cubins = prebuilt(architecture).expect("an archive that unpacks");
-            let names: Vec<&str> = cubins.iter().map(|cubin| cubin.name.as_str()).collect();
-            let wanted = sources::SOURCES.iter().filter(|source| source.is_for(architecture));
-            assert_eq!(names, wanted.map(|source| source.name).collect::<Vec<_>>(), "{architecture}");
-            assert!(cubins.iter().all(|cubin| cubin.image.starts_with(b"\x7fELF")), "{architecture}");
+            assert_eq!(found, Some(sources::hash().as_slice()), "{members:?}: {advice}");
+            for architecture in members {
+                let cubins = prebuilt(architecture).expect("an archive that unpacks");
+                let names: Vec<&str> = cubins.iter().map(|cubin| cubin.name.as_str()).collect();
+                let wanted = sources::SOURCES.iter().filter(|source| source.is_for(architecture));
+                assert_eq!(names, wanted.map(|source| source.name).collect::<Vec<_>>(), "{architecture}");
+                assert!(cubins.iter().all(|cubin| cubin.image.starts_with(b"\x7fELF")), "{architecture}");
+            }
         }
         let bytes: usize = PREBUILT.iter().map(|(_, bytes)| bytes.len()).sum();
         assert!(bytes <= 4 << 20, "the prebuilt kernels have {bytes} bytes");

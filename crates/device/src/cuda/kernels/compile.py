@@ -1,4 +1,4 @@
-"""Compiles all kernels with NVRTC and writes one archive per architecture; `cargo xtask kernels` runs it.
+"""Compiles all kernels with NVRTC and writes one archive per generation of devices; `cargo xtask kernels` runs it.
 
     compile.py OBJECTS [--check] [FILE.cu ...]
 
@@ -17,13 +17,15 @@ import re
 import struct
 import sys
 
-ARCHITECTURES = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120"]
+# Code of one source for neighbours is much alike, so that they share an archive.
+GENERATIONS = {"ampere": ["sm_80", "sm_86", "sm_89"], "hopper": ["sm_90a"], "blackwell": ["sm_100a", "sm_120"]}
+ARCHITECTURES = [architecture for members in GENERATIONS.values() for architecture in members]
 CHECKED = ["sm_80", "sm_90a", "sm_120"]
 MAGIC = b"folio-k2"
 LZMA = b"\x01"
 # Instructions have 16 bytes, hence the position bits.
 FILTER = {"id": lzma.FILTER_LZMA1, "preset": 9 | lzma.PRESET_EXTREME, "lc": 0, "lp": 0, "pb": 4, "nice_len": 273}
-FILTER["dict_size"] = 8 << 20
+FILTER["dict_size"] = 16 << 20
 HERE = pathlib.Path(__file__).resolve().parent
 OPTIONS = [line.strip() for line in (HERE / "options.txt").read_text().splitlines() if line.strip()]
 
@@ -124,17 +126,17 @@ def main():
         return
     (HERE / "archive").mkdir(exist_ok=True)
     total = 0
-    for architecture in ARCHITECTURES:
+    for generation, members in GENERATIONS.items():
         body = b""
-        for file in kernels:
+        for file, architecture in ((file, architecture) for file in kernels for architecture in members):
             if (file, architecture) in results:
-                cubin = results[file, architecture][0]
-                body += struct.pack("<I", len(file)) + file.encode() + struct.pack("<I", len(cubin)) + cubin
+                for part in (f"{architecture}/{file}".encode(), results[file, architecture][0]):
+                    body += struct.pack("<I", len(part)) + part
         packed = MAGIC + hashed + hashlib.sha256(body).digest() + LZMA
         packed += lzma.compress(body, format=lzma.FORMAT_ALONE, filters=[FILTER])
-        (HERE / "archive" / f"{architecture}.bin").write_bytes(packed)
+        (HERE / "archive" / f"{generation}.bin").write_bytes(packed)
         total += len(packed)
-        print(f"{architecture}: {len(body) >> 10} KiB, {len(packed) >> 10} KiB packed")
+        print(f"{generation}: {len(body) >> 10} KiB, {len(packed) >> 10} KiB packed")
     print(f"together {total >> 10} KiB")
 
 
