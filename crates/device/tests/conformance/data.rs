@@ -151,6 +151,10 @@ pub fn round_activations(rounded: bool) {
     ROUNDED.set(rounded);
 }
 
+pub fn rounds_activations() -> bool {
+    ROUNDED.get()
+}
+
 /// A tensor that holds `values`.
 pub fn tensor<B: Backend>(backend: &mut B, cols: usize, values: &[f32], kind: TensorKind) -> B::Tensor {
     let mut values = values.to_vec();

@@ -16,6 +16,11 @@ mod paged;
 mod rows;
 mod trees;
 
+use std::sync::{
+    Mutex,
+    atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
 use folio_device::{
     Backend,
     cpu::{Cpu, CpuConfig, Isa},
@@ -56,29 +61,40 @@ fn same(found: &[f32], expected: &[f32], width: usize) -> Result<(), String> {
     }
 }
 
-fn expected_rows() -> Vec<Expected<rows::Case>> {
+fn expected_rows(cases: Vec<rows::Case>) -> Vec<Expected<rows::Case>> {
     let all: Vec<usize> = (0..rows::ROWS).collect();
-    let expect = |case: rows::Case| {
-        let values = case.run(&mut Reference::new(), &all);
-        Expected { floor: case.floor(), case, values }
-    };
-    rows::cases().into_iter().map(expect).collect()
+    expected(cases, |case| (case.run(&mut Reference::new(), &all), case.floor()))
 }
 
-fn expected_paged() -> Vec<Expected<paged::Case>> {
-    let expect = |case: paged::Case| {
-        let values = case.run(&mut Reference::new(), Schedule::Whole);
-        Expected { floor: 0.1, case, values }
-    };
-    paged::cases().into_iter().map(expect).collect()
+fn expected_paged(cases: Vec<paged::Case>) -> Vec<Expected<paged::Case>> {
+    expected(cases, |case| (case.run(&mut Reference::new(), Schedule::Whole), 0.1))
 }
 
-fn expected_trees() -> Vec<Expected<trees::Case>> {
-    let expect = |case: trees::Case| {
-        let values = case.run(&mut Reference::new());
-        Expected { floor: 0.1, case, values }
-    };
-    trees::cases().into_iter().map(expect).collect()
+fn expected_trees(cases: Vec<trees::Case>) -> Vec<Expected<trees::Case>> {
+    expected(cases, |case| (case.run(&mut Reference::new()), 0.1))
+}
+
+/// What the reference makes of each case, and the floor of its tolerance; on all cores.
+fn expected<C: Send + Sync>(cases: Vec<C>, run: impl Fn(&C) -> (Vec<f32>, f32) + Sync) -> Vec<Expected<C>> {
+    let (next, found) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let rounded = data::rounds_activations();
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                data::round_activations(rounded);
+                loop {
+                    let number = next.fetch_add(1, Relaxed);
+                    let Some(case) = cases.get(number) else { return };
+                    let values = run(case);
+                    found.lock().expect("nobody panics").push((number, values));
+                }
+            });
+        }
+    });
+    let mut found = found.into_inner().expect("nobody panics");
+    found.sort_unstable_by_key(|(number, _)| *number);
+    let expect = |(case, (_, (values, floor)))| Expected { case, values, floor };
+    cases.into_iter().zip(found).map(expect).collect()
 }
 
 /// Runs a row case on `backend`: all rows within tolerance, and every selection bit-equal to all of them.
@@ -169,13 +185,13 @@ fn check_threads(isa: Isa, rows: &[Expected<rows::Case>], paged: &[Expected<page
 
 #[test]
 fn reference_rows_do_not_see_each_other() {
-    let (rows, paged) = (expected_rows(), expected_paged());
+    let (rows, paged) = (expected_rows(rows::cases()), expected_paged(paged::cases()));
     conformance("recorded reference", || Recording::new(Reference::new()), &rows, &paged);
 }
 
 #[test]
 fn cpu_agrees_with_the_reference() {
-    let (rows, paged) = (expected_rows(), expected_paged());
+    let (rows, paged) = (expected_rows(rows::cases()), expected_paged(paged::cases()));
     for isa in Isa::available() {
         let open = || Cpu::new(CpuConfig { threads: 2, isa: Some(isa) }).unwrap();
         conformance(&format!("cpu {isa:?}"), open, &rows, &paged);
@@ -185,7 +201,7 @@ fn cpu_agrees_with_the_reference() {
 
 #[test]
 fn rows_of_trees_are_rows_of_chains() {
-    let expected = expected_trees();
+    let expected = expected_trees(trees::cases());
     check_trees("recorded reference", &mut Recording::new(Reference::new()), &expected);
     for isa in Isa::available() {
         for threads in [1, 3] {
