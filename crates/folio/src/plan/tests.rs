@@ -105,7 +105,8 @@ fn figures_of_weights_that_are_encoded_while_they_are_loaded() {
             assets.quantize(Some(kind)).expect("its weights are plain");
             check(&assets, SMALL);
             let encoded = plan(&assets, SMALL).expect("it fits").bytes.weights;
-            assert!(encoded < plain, "{name}: {encoded} bytes for {plain}");
+            // Rows shorter than a group of 128 stay as they are.
+            assert_eq!(encoded < plain, kind != AtLoad::Int4G128, "{name}: {encoded} bytes for {plain}");
         }
     }
 }
