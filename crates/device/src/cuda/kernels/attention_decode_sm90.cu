@@ -232,6 +232,13 @@ DEVICE void write_columns(const AttentionArgs& args, const Divisor& group, const
     }
 }
 
+// Until a tile is there. What its place held before may be the other team's and still on its way, and a barrier would take
+// the round before that for this one: so that must have been given back first.
+template <typename L> DEVICE void wait_for_tile(const Barriers<L::PLACES, L::SLOTS>& barriers, const Turn<L::PLACES>& at) {
+    barrier_wait(barriers.empty(at.place), at.round ^ 1);
+    barrier_wait(barriers.full(at.place), at.round);
+}
+
 template <int D, int F>
 DEVICE void work_on_splits(const AttentionArgs& args, u8* memory, const Divisor& group, u32 team, u32 warp, int lane) {
     typedef Layout<D, F> L;
@@ -246,6 +253,8 @@ DEVICE void work_on_splits(const AttentionArgs& args, u8* memory, const Divisor&
     Posts posts = {(Post*)(mine + POSTS_AT), barriers.posted(team), barriers.counted(team), 0, 0};
 #pragma unroll 1
     while (true) {
+        // The same of notes.
+        barrier_wait(barriers.slot_empty(slot.place), slot.round ^ 1);
         barrier_wait(barriers.slot_full(slot.place), slot.round);
         const Note& note = *((const Note*)(memory + L::NOTES) + slot.place);
         if (note.bits & 1) break;
@@ -259,7 +268,7 @@ DEVICE void work_on_splits(const AttentionArgs& args, u8* memory, const Divisor&
         if (present) {
             u32 q[D / 16][2];
             load_queries<D, L::CODED>(q, shared + L::QUERIES + slot.place * ROWS * L::QUERY_ROW, lane);
-            barrier_wait(barriers.full(keys.place), keys.round);
+            wait_for_tile<L>(barriers, keys);
             block_products<D, F>(s, q, shared + keys.place * L::TILE + warp % 2 * 2 * L::BLOCK, lane);
             __syncwarp();
             if (!L::CODED && lane == 0) barrier_arrive(barriers.empty(keys.place), TEAM_WARPS / 2);
@@ -291,7 +300,7 @@ DEVICE void work_on_splits(const AttentionArgs& args, u8* memory, const Divisor&
                 const u32 block = warp % 2 * 2 + b;
                 if (at < note.low || at + 16 > note.high) {
                     const Turn<L::PLACES> values = keys.later(num_tiles);
-                    if (!L::CODED) barrier_wait(barriers.full(values.place), values.round);
+                    if (!L::CODED) wait_for_tile<L>(barriers, values);
                     clear_unseen<L>(memory + values.place * L::TILE + block * L::BLOCK, scales + 64 + b * 16, at, note.low,
                                     note.high, lane);
                 }
@@ -314,7 +323,7 @@ DEVICE void work_on_splits(const AttentionArgs& args, u8* memory, const Divisor&
 #pragma unroll
             for (u32 t = 0; t < TILES; t++) {
                 if (t < first_tile || t >= end_tile) continue;
-                barrier_wait(barriers.full(at.place), at.round);
+                wait_for_tile<L>(barriers, at);
 #pragma unroll
                 for (int i = 0; i < 4; i++) sums[i] = __fmul_rn(sums[i], rescale[t][i % 2]);
                 add_tile<L, F>(sums, weights + t * 4 * WARP, shared + at.place * L::TILE, warp, lane);
