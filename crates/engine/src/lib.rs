@@ -21,6 +21,7 @@ mod request;
 mod runner;
 mod sample;
 mod sampling;
+pub mod speculate;
 mod stats;
 mod stream;
 pub mod tiers;
