@@ -5,12 +5,15 @@
 //! would have said anyway, so nothing here touches the output, only how soon it comes. Nothing here verifies either,
 //! nor decides how many guesses pay.
 
+mod automaton;
 mod mix;
 mod ngram;
+mod suffix;
 
 use folio_model::device::tree;
 use folio_scheduler::RequestId;
 pub use ngram::{Ngram, NgramOptions};
+pub use suffix::{Suffix, SuffixOptions};
 
 /// A method on the host.
 pub trait Propose: Send {
