@@ -6,12 +6,14 @@
 //! nor decides how many guesses pay.
 
 mod automaton;
+mod lookahead_pool;
 mod mix;
 mod ngram;
 mod suffix;
 
 use folio_model::device::tree;
 use folio_scheduler::RequestId;
+pub use lookahead_pool::{LookaheadOptions, LookaheadPools, NgramPool};
 pub use ngram::{Ngram, NgramOptions};
 pub use suffix::{Suffix, SuffixOptions};
 
