@@ -323,7 +323,7 @@ impl Core {
         }
         let result = |row: &RowOutput| RowResult {
             id: row.id,
-            accepted: 0,
+            accepted: Vec::new(),
             token: row.sampled.as_ref().map(|sampled| sampled.token),
         };
         let results: Vec<RowResult> = rows.iter().map(result).collect();

@@ -149,6 +149,7 @@ mod tests {
             tokens: tokens.to_vec(),
             awaits_token: false,
             num_drafts: 0,
+            parents: Vec::new(),
             samples: true,
             prompt_targets: PromptTargets::default(),
             tables: [table.iter().copied().map(BlockId).collect()].into(),

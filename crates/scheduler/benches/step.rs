@@ -53,7 +53,7 @@ impl Bench {
         let plan = self.scheduler.schedule(self.now);
         let result = |a: &folio_scheduler::Assignment| RowResult {
             id: a.id,
-            accepted: 0,
+            accepted: Vec::new(),
             token: a.samples.then_some((a.first as u32).wrapping_mul(31) % 32_000),
         };
         let results: Vec<RowResult> = plan.assignments.iter().map(result).collect();

@@ -37,7 +37,7 @@ enum Refusal {
 #[derive(Debug)]
 pub(crate) struct Crowd {
     /// Free blocks to leave alone, by group.
-    headroom: Vec<usize>,
+    pub headroom: Vec<usize>,
     /// Blocks of everybody's longest sequence, by group.
     longest: Vec<usize>,
     /// Somebody was sent back too often.
@@ -73,7 +73,10 @@ impl Scheduler {
                     looks += match refusal {
                         Refusal::Waits => LOOKS_OF_A_SEARCH,
                         Refusal::StillWaits => 1,
-                        Refusal::Full => return,
+                        Refusal::Full => {
+                            step.is_short = true;
+                            return;
+                        }
                     };
                     cursor.pass(tenant, key);
                 }
@@ -243,7 +246,7 @@ impl Scheduler {
         Ok(())
     }
 
-    fn crowd(&self) -> Crowd {
+    pub(crate) fn crowd(&self) -> Crowd {
         let none = vec![0; self.config.groups.len()];
         let mut crowd = Crowd { headroom: none.clone(), longest: none, is_cautious: false, unfinished: None };
         self.running.iter().for_each(|request| self.join(&mut crowd, request));
@@ -263,7 +266,7 @@ impl Scheduler {
     }
 
     /// Blocks that a running request still needs for the tokens it has, and one more.
-    fn still_needs(&self, request: &Request, group: usize) -> usize {
+    pub(crate) fn still_needs(&self, request: &Request, group: usize) -> usize {
         let (table, len) = (&request.tables[group], request.tokens.len());
         let to_come = self.blocks.blocks_for(len).saturating_sub(table.num_blocks());
         let most = self.config.most_blocks(group, len).saturating_sub(table.num_held());

@@ -35,6 +35,11 @@ impl Scheduler {
         if r.planned > r.tokens.len() + r.pending + drafts || r.tokens.len() > r.max_len {
             return Err(format!("request {id}: {} planned of {}, at most {}", r.planned, r.tokens.len(), r.max_len));
         }
+        let has_root = runs && r.flights.is_empty() && r.planned + 1 == r.tokens.len();
+        let has_room = r.tokens.len() + r.drafts.len() < r.max_len;
+        if !(r.drafts.is_empty() || has_root && has_room) {
+            return Err(format!("request {id}: {} drafts that nobody could verify", r.drafts.len()));
+        }
         if !runs {
             let holds = r.tables.iter().any(|t| t.num_blocks() > 0);
             return if r.planned > 0 || holds {

@@ -8,6 +8,7 @@
 mod admit;
 mod blocks;
 mod config;
+mod draft;
 mod error;
 mod events;
 mod integrity;
@@ -15,6 +16,7 @@ mod pace;
 mod plan;
 mod queue;
 mod request;
+mod speculate;
 mod stats;
 mod step;
 
@@ -25,6 +27,7 @@ use std::{
 
 use blocks::{Blocks, nodes::FirstWord, pool::Pool};
 pub use config::{BLOCK_TOKENS, GroupConfig, SchedulerConfig};
+pub use draft::{DraftTree, MOST_DRAFTS, depths};
 pub use error::SchedulerError;
 pub use events::{KvEvent, Medium};
 use pace::{Pace, StepShape};
@@ -34,7 +37,7 @@ pub use plan::{
 };
 use queue::{OrderKey, Waiting};
 use request::{Fetch, Request};
-pub use stats::{GroupStats, SchedulerStats};
+pub use stats::{DraftStats, GroupStats, SchedulerStats};
 
 #[derive(Debug)]
 pub struct Scheduler {
@@ -80,6 +83,7 @@ struct Counts {
     prompt_tokens: u64,
     preemptions: u64,
     expired: u64,
+    drafts: DraftStats,
 }
 
 impl Scheduler {
@@ -151,20 +155,6 @@ impl Scheduler {
         !self.known.is_empty() || !self.blocks.transfers.is_empty() || has_tasks
     }
 
-    /// Tokens to verify behind a request's last one in the next step, instead of earlier ones. False, and ignored, unless
-    /// the request runs, has nothing in flight and nothing but its last token to compute.
-    pub fn draft(&mut self, id: RequestId, mut drafts: Vec<u32>) -> bool {
-        let Some(index) = self.running_index(id) else { return false };
-        let request = &mut self.running[index];
-        if !request.flights.is_empty() || !request.is_decoding() {
-            return false;
-        }
-        // Room for a token behind them.
-        drafts.truncate(request.max_len - 1 - request.tokens.len().min(request.max_len - 1));
-        request.drafts = drafts;
-        true
-    }
-
     /// The oldest step in flight is done, in `took`: `results` has every request of its plan, in order. Requests that
     /// have left since are passed over. One that sampled without a token must be finished before the next step is planned.
     pub fn commit(&mut self, results: &[RowResult], took: Nanos) {
@@ -175,6 +165,7 @@ impl Scheduler {
         let mut next = 0;
         for (result, id) in results.iter().zip(step.ids) {
             assert_eq!(result.id, id, "results come in the plan's order");
+            self.counts.drafts.accept(result.accepted.len());
             let is_next = self.running.get(next).is_some_and(|request| request.id == id);
             match if is_next { Some(next) } else { self.running_index(id) } {
                 Some(index) => {
@@ -189,14 +180,14 @@ impl Scheduler {
     /// For a request that has given way since, or is gone.
     fn take_late_result(&mut self, result: &RowResult) {
         if let Some(&Whereabouts { tenant, key, .. }) = self.known.get(&result.id) {
-            self.waiting.change(tenant, key, |request| request.arrive(result.accepted, result.token));
+            self.waiting.change(tenant, key, |request| request.arrive(&result.accepted, result.token));
         }
     }
 
     fn take_result(&mut self, index: usize, result: &RowResult) {
         let Self { running, blocks, .. } = self;
         let request = &mut running[index];
-        request.arrive(result.accepted, result.token);
+        request.arrive(&result.accepted, result.token);
         let full = request.computed / blocks.block_tokens;
         let sealed = request.tables[0].num_sealed();
         if full > sealed {
@@ -317,6 +308,7 @@ impl Scheduler {
             preemptions: self.counts.preemptions,
             expired: self.counts.expired,
             steps: self.counts.steps,
+            drafts: self.counts.drafts.clone(),
             disk_fetched: disk.map_or(0, |disk| disk.fetched),
             disk_failed: disk.map_or(0, |disk| disk.failed),
         }

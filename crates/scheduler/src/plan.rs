@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::depths;
+
 /// Made by the engine, never by a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
@@ -66,7 +68,8 @@ impl NewRequest {
     }
 }
 
-/// Rows of one request in a step: positions `first .. first + num_rows()` of its sequence are computed.
+/// Rows of one request in a step. Row `i` leaves its keys and values at place `first + i` of the sequence, and stands at
+/// that position too, unless it is a draft: see [`Assignment::positions`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assignment {
     pub id: RequestId,
@@ -77,8 +80,14 @@ pub struct Assignment {
     /// One more row follows `tokens`: that of the token which this request's last assignment samples. It may still be
     /// under way when this plan is made, so only the executor knows it.
     pub awaits_token: bool,
-    /// How many of `tokens`, at their end, are drafts to be verified. Never together with `awaits_token`.
+    /// How many of `tokens`, at their end, are drafts to be verified. Never together with `awaits_token`, and always
+    /// behind exactly one other row, that of the sequence's last token. Where the accepted path does not lie behind that
+    /// row without gaps, the executor moves its keys and values there: before any transfer or row of a later plan, as the
+    /// blocks may be somebody else's by then.
     pub num_drafts: usize,
+    /// For each draft the draft that it follows, counted among drafts, which comes before it; none: it follows the
+    /// sequence's last token.
+    pub parents: Vec<Option<u16>>,
     /// True when this step computes the sequence's last token, so that its logits give the next one. With drafts, the
     /// `num_drafts + 1` last rows give logits.
     pub samples: bool,
@@ -92,6 +101,18 @@ pub struct Assignment {
 impl Assignment {
     pub fn num_rows(&self) -> usize {
         self.tokens.len() + usize::from(self.awaits_token)
+    }
+
+    /// The tokens to be verified.
+    pub fn drafts(&self) -> &[u32] {
+        &self.tokens[self.tokens.len() - self.num_drafts..]
+    }
+
+    /// Position of every row in its own sequence: a draft stands behind its parent, wherever its slot is.
+    pub fn positions(&self) -> impl Iterator<Item = usize> {
+        let end = self.first + self.num_rows() - self.num_drafts;
+        let drafts = depths(&self.parents).into_iter().map(move |depth| end - 1 + depth);
+        (self.first..end).chain(drafts)
     }
 }
 
@@ -177,12 +198,14 @@ pub struct Preempted {
     pub copying: Option<Nanos>,
 }
 
-/// What a step found out about one request: `accepted` of its drafts hold, and `token` follows them. No token where the
-/// assignment did not sample, or its row failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a step found out about one request. No token where the assignment did not sample, or its row failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowResult {
     pub id: RequestId,
-    pub accepted: usize,
+    /// The drafts that hold, a path through the tree from its root; mostly empty. Their keys and values lie behind the
+    /// sequence's last token, without gaps.
+    pub accepted: Vec<u32>,
+    /// What follows them.
     pub token: Option<u32>,
 }
 

@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use crate::{
-    BlockId, Miss, Nanos, NewRequest, PromptTargets, RequestId,
+    BlockId, DraftTree, Miss, Nanos, NewRequest, PromptTargets, RequestId,
     blocks::{Sequence, prefix::ChainHash, table::Table},
     queue::OrderKey,
 };
@@ -39,7 +39,9 @@ pub(crate) struct Request {
     /// Tokens in the step being planned.
     pub chunk: usize,
     /// To be verified behind `tokens`.
-    pub drafts: Vec<u32>,
+    pub drafts: DraftTree,
+    /// Rows behind a token under way are not planned: drafts may come for it.
+    pub expects_drafts: bool,
     /// One a layer group; empty while the request waits.
     pub tables: Vec<Table>,
     /// The same as the last plan named them.
@@ -62,7 +64,7 @@ pub(crate) struct Request {
 #[derive(Debug)]
 pub(crate) struct Flight {
     pub rows: usize,
-    pub drafts: Vec<u32>,
+    pub drafts: DraftTree,
     pub samples: bool,
     /// The blocks it writes to were given up: only its token counts.
     pub lost: bool,
@@ -98,7 +100,8 @@ impl Request {
             flights: VecDeque::new(),
             pending: 0,
             chunk: 0,
-            drafts: Vec::new(),
+            drafts: DraftTree::default(),
+            expects_drafts: false,
             tables,
             table_ids: Arc::default(),
             hashes: Vec::new(),
@@ -120,13 +123,14 @@ impl Request {
         self.tokens.len() + self.pending
     }
 
-    /// Tokens that a step may compute now. The very last token of a full-length sequence is never computed: nothing
-    /// follows it. Behind drafts in flight nobody knows where the sequence goes on.
+    /// Tokens that a step may compute now, drafts not counted. The very last token of a full-length sequence is never
+    /// computed: nothing follows it. Behind drafts in flight nobody knows where the sequence goes on.
     pub fn remaining(&self) -> usize {
         if self.flights.iter().any(|flight| !flight.drafts.is_empty()) {
             return 0;
         }
-        (self.total().min(self.max_len - 1) + self.drafts.len()).saturating_sub(self.planned)
+        let total = if self.expects_drafts { self.tokens.len() } else { self.total() };
+        total.min(self.max_len - 1).saturating_sub(self.planned)
     }
 
     /// Whether all but its last token is computed or in flight.
@@ -181,14 +185,14 @@ impl Request {
         samples
     }
 
-    /// The oldest step in flight is done: `accepted` of its drafts hold, and `token` follows them.
-    pub fn arrive(&mut self, accepted: usize, token: Option<u32>) {
+    /// The oldest step in flight is done: of its drafts `path` holds, and `token` follows it.
+    pub fn arrive(&mut self, path: &[u32], token: Option<u32>) {
         let flight = self.flights.pop_front().expect("a request of the step has rows in flight");
-        let (id, drafts) = (self.id.0, flight.drafts.len());
-        assert!(accepted <= drafts, "request {id}: {accepted} of {drafts} drafts accepted");
+        let (id, drafts, accepted) = (self.id.0, flight.drafts.len(), path.len());
+        assert!(flight.drafts.has_path(path), "request {id}: {path:?} is no path of its drafts {:?}", flight.drafts);
         assert!(flight.samples || token.is_none(), "request {id} sampled too early");
         self.pending -= usize::from(flight.samples);
-        self.tokens.extend(&flight.drafts[..accepted]);
+        self.tokens.extend(path);
         if !flight.lost {
             self.computed += flight.rows - drafts + accepted;
             self.planned -= drafts - accepted;

@@ -1,9 +1,9 @@
 //! One step's plan: tokens for those who run, then for those who wait.
 //!
 //! First every request that decodes gets its row. What is left goes to prompts, as far as the inter-token target allows:
-//! half of it to the request first in line, the rest to shorter ones, so that nobody is stuck behind a long prompt. A
-//! request whose blocks run out takes them from the last in line. Rows are final only when the plan is written: until
-//! then a request that gives way hands back what it was given.
+//! half of it to the request first in line, the rest to shorter ones, so that nobody is stuck behind a long prompt. Drafts
+//! come last. A request whose blocks run out takes them from the last in line. Rows are final only when the plan is
+//! written: until then a request that gives way hands back what it was given.
 
 use std::collections::HashMap;
 
@@ -78,6 +78,7 @@ impl Scheduler {
         if step.shape.prompt_rows > 0 {
             self.top_up(&mut step);
         }
+        self.allot_drafts(&mut step);
         self.write(step)
     }
 
@@ -110,14 +111,9 @@ impl Scheduler {
     fn allot_decodes(&mut self, step: &mut Step) -> usize {
         let (mut index, mut num_decoding) = (0, 0);
         while index < self.running.len() && step.tokens_left > 0 {
-            // Drafts leave a row for everyone behind.
-            let behind = self.running.len() - 1 - index;
-            let most = step.tokens_left.saturating_sub(behind).max(1).min(self.max_chunk());
-            let request = &mut self.running[index];
-            if request.is_decoding() && request.remaining() > 0 {
-                let excess = request.remaining().saturating_sub(most);
-                request.drafts.truncate(request.drafts.len() - excess.min(request.drafts.len()));
-                let rows = request.remaining();
+            let request = &self.running[index];
+            let rows = request.remaining();
+            if request.is_decoding() && rows > 0 {
                 self.allot(index, rows, step);
                 num_decoding += usize::from(self.running.get(index).is_some_and(|r| r.chunk > 0));
             }
@@ -176,13 +172,13 @@ impl Scheduler {
         if request.owes_prompt_logits() { chunk.min(step.logit_rows_left) } else { chunk }
     }
 
-    fn max_chunk(&self) -> usize {
+    pub(crate) fn max_chunk(&self) -> usize {
         self.config.max_chunk.unwrap_or(usize::MAX)
     }
 
     /// Gives the next `chunk` tokens of a running request a place in the step, and blocks; the last in line give way until
     /// there are enough.
-    fn allot(&mut self, index: usize, mut chunk: usize, step: &mut Step) {
+    fn allot(&mut self, index: usize, chunk: usize, step: &mut Step) {
         if chunk == 0 {
             return;
         }
@@ -194,11 +190,6 @@ impl Scheduler {
                 step.give(request, chunk);
                 waiting.charge(request.tenant, chunk);
                 return;
-            }
-            // Nobody gives way for guesses.
-            if !request.drafts.is_empty() {
-                chunk -= std::mem::take(&mut request.drafts).len();
-                continue;
             }
             step.is_short = true;
             let last = running.len() - 1;
@@ -243,6 +234,7 @@ impl Scheduler {
             plan.disk_tasks = std::mem::take(&mut disk.tasks);
         }
         plan.assignments = self.running.iter_mut().filter(|r| r.chunk > 0).map(|r| assign(r)).collect();
+        plan.assignments.iter().for_each(|a| self.counts.drafts.plan(a.num_drafts));
         if !plan.is_empty() {
             self.counts.steps += 1;
             self.flights.push_back(StepInFlight { ids: plan.assignments.iter().map(|a| a.id).collect(), shape });
@@ -254,13 +246,15 @@ impl Scheduler {
 /// The rows that a request was given, as the executor hears of them.
 fn assign(request: &mut Request) -> Assignment {
     let first = request.planned;
-    let (end, known, num_drafts) = (first + request.chunk, request.tokens.len(), request.drafts.len());
+    let (end, known) = (first + request.chunk, request.tokens.len());
+    let (num_drafts, parents) = (request.drafts.len(), request.drafts.parents().to_vec());
+    assert!(num_drafts == 0 || request.chunk == 1 + num_drafts, "drafts of request {} have no root", request.id.0);
     let awaits_token = num_drafts == 0 && end > known;
     assert!(!awaits_token || end == known + 1, "request {} awaits more than one token", request.id.0);
     let mut tokens = request.tokens[first.min(known)..end.min(known)].to_vec();
-    tokens.extend(&request.drafts);
+    tokens.extend(request.drafts.tokens());
     let prompt_targets = request.prompt_targets();
     let tables = request.table_ids();
     let samples = request.depart();
-    Assignment { id: request.id, first, tokens, awaits_token, num_drafts, samples, prompt_targets, tables }
+    Assignment { id: request.id, first, tokens, awaits_token, num_drafts, parents, samples, prompt_targets, tables }
 }

@@ -10,7 +10,8 @@ mod plan;
 use std::collections::{BTreeMap, VecDeque};
 
 use folio_scheduler::{
-    Departed, DiskTaskKind, NewRequest, RequestId, Scheduler, SchedulerConfig, SchedulerError, SchedulerStats, StepPlan,
+    Departed, DiskTaskKind, DraftStats, DraftTree, NewRequest, RequestId, Scheduler, SchedulerConfig, SchedulerError,
+    SchedulerStats, StepPlan,
 };
 
 use crate::{
@@ -19,6 +20,7 @@ use crate::{
     disk::{Disk, DiskManners},
     events::Router,
     fairness,
+    hash::Rng,
     invariants::{self, Found, Invariant, Violation},
     model::{Model, Output},
     perturb::Perturb,
@@ -92,6 +94,8 @@ pub struct Driver {
     draining: bool,
     /// Whether this turn's plan had something in it.
     planned: bool,
+    /// What the scheduler must have counted.
+    drafts: DraftStats,
 }
 
 impl Driver {
@@ -118,6 +122,7 @@ impl Driver {
             spoil_row: None,
             draining: false,
             planned: false,
+            drafts: DraftStats::default(),
         })
     }
 
@@ -214,10 +219,28 @@ impl Driver {
     /// The next tokens of a request, guessed: `num` of them, wrong from place `wrong_from` on.
     pub fn draft(&mut self, id: RequestId, num: usize, wrong_from: usize) {
         let Some(client) = self.clients.get_mut(&id) else { return };
-        let drafts = client.drafted(num, wrong_from);
+        let drafts = DraftTree::chain(client.drafted(num, wrong_from));
+        self.propose(id, drafts);
+    }
+
+    /// The same as a tree of `num` nodes, `right` of which are the next tokens.
+    pub fn draft_tree(&mut self, id: RequestId, num: usize, right: usize, rng: &mut Rng) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        let drafts = client.drafted_tree(num, right, rng);
+        self.propose(id, drafts);
+    }
+
+    fn propose(&mut self, id: RequestId, drafts: DraftTree) {
         if self.scheduler.draft(id, drafts.clone()) {
-            client.drafts = drafts;
+            self.trace.say(|| format!("drafts for {}: {:?} behind {:?}", id.0, drafts.tokens(), drafts.parents()));
+            self.clients.get_mut(&id).expect("looked up by the caller").drafts = drafts;
         }
+    }
+
+    pub fn expect_drafts(&mut self, id: RequestId, expected: bool) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        client.expects_drafts = expected;
+        self.scheduler.expect_drafts(id, expected);
     }
 
     pub fn poll_disk(&mut self) {

@@ -84,6 +84,7 @@ impl PlanCheck<'_> {
             };
             self.check_assignment(a, client)?;
         }
+        check_draft_slots(plan, self.config.block_tokens)?;
         self.check_transfers(plan)
     }
 
@@ -99,9 +100,14 @@ impl PlanCheck<'_> {
             let what = format!("request {id} awaits a token at {}, {known} known, {} pending", end - 1, client.pending);
             return Err((Invariant::I12, what));
         }
-        if a.num_drafts > 0 {
+        if a.awaits_token && client.expects_drafts {
+            return Err((Invariant::I12, format!("request {id} is planned ahead of a result that drafts wait for")));
+        }
+        if a.num_drafts > 0 || !a.parents.is_empty() {
             let drafted = a.tokens.len().checked_sub(a.num_drafts).map(|from| &a.tokens[from..]);
-            if !a.samples || client.pending > 0 || drafted != client.drafts.get(..a.num_drafts) {
+            let proposed = client.drafts.tokens().get(..a.num_drafts);
+            let is_theirs = drafted == proposed && client.drafts.parents().get(..a.num_drafts) == Some(&a.parents[..]);
+            if !a.samples || client.pending > 0 || a.num_drafts + 1 != rows || !is_theirs {
                 return Err((Invariant::I12, format!("request {id} verifies drafts that nobody made")));
             }
         }
@@ -147,6 +153,22 @@ impl PlanCheck<'_> {
         }
         Ok(())
     }
+}
+
+/// I4 for drafts: the blocks they are written to are in nobody else's table.
+fn check_draft_slots(plan: &StepPlan, block_tokens: usize) -> Result<(), Found> {
+    for a in plan.assignments.iter().filter(|a| a.num_drafts > 0) {
+        let others = || plan.assignments.iter().filter(|other| other.id != a.id);
+        for (group, table) in a.tables.iter().enumerate() {
+            let written = &table[(a.first / block_tokens).min(table.len())..];
+            let shared = |other: &&Assignment| other.tables[group].iter().any(|block| written.contains(block));
+            if let Some(other) = others().find(shared) {
+                let what = format!("request {} drafts into a block of request {}", a.id.0, other.id.0);
+                return Err((Invariant::I4, what));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Every row of the prompt is asked once, in order, and is among the assignment's rows.

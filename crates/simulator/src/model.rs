@@ -3,7 +3,9 @@
 //! What a row leaves in the cache is a hash of its token, its position and all that it saw, written through the block
 //! table; its digest is a hash of all that it reads back through it, only the window in groups that have one. A stale,
 //! freed, foreign or unwritten block changes the digest exactly, and with it the next token. Rows of one step do not
-//! see each other unless they are of one request: a block counts when its forward pass is done, not before.
+//! see each other unless they are of one request: a block counts when its forward pass is done, not before. A draft sees
+//! of its step only the way from the request's last token to itself; what of the drafts holds is moved to where a chain
+//! would have left it when the step ends.
 
 use std::collections::BTreeMap;
 
@@ -32,6 +34,8 @@ pub struct Output {
     pub digests: Vec<u64>,
     /// The fold of each assignment's request behind it.
     pub folds: Vec<u64>,
+    /// Rows of accepted drafts that had to be moved.
+    pub moved: u64,
     /// Something no executor could do.
     pub fault: Option<String>,
 }
@@ -55,6 +59,10 @@ struct Scratch {
     sums: Vec<u64>,
     /// (group, slot, value), done when every row of the step has read.
     writes: Vec<(usize, usize, u64)>,
+    /// (group, from, to), done in order behind the writes.
+    moves: Vec<(usize, usize, usize)>,
+    /// What each draft of the assignment adds for those behind it, `[draft][group]`.
+    drafts: Vec<Vec<u64>>,
 }
 
 impl Model {
@@ -73,6 +81,8 @@ impl Model {
                 starts: vec![0; groups],
                 sums: vec![0; groups],
                 writes: Vec::new(),
+                moves: Vec::new(),
+                drafts: Vec::new(),
             },
         }
     }
@@ -126,6 +136,7 @@ impl Model {
     pub fn run_rows(&mut self, plan: &StepPlan) -> Output {
         let mut output = Output::default();
         self.scratch.writes.clear();
+        self.scratch.moves.clear();
         for assignment in &plan.assignments {
             if let Err(fault) = self.run_assignment(assignment, &mut output) {
                 output.fault.get_or_insert(format!("request {}: {fault}", assignment.id.0));
@@ -140,6 +151,9 @@ impl Model {
                 output.fault.get_or_insert(format!("two rows write the same slot of block {block}, group {group}"));
             }
         }
+        for &(group, from, to) in &self.scratch.moves {
+            self.device[group][to] = self.device[group][from];
+        }
         output
     }
 
@@ -149,35 +163,45 @@ impl Model {
         if a.tables.len() != self.device.len() {
             return Err(format!("{} tables for {} groups", a.tables.len(), self.device.len()));
         }
+        if a.parents.len() != a.num_drafts || a.num_rows() <= a.num_drafts {
+            return Err(format!("{} drafts with {} parents in {} rows", a.num_drafts, a.parents.len(), a.num_rows()));
+        }
         self.read_context(a)?;
         let first_digest = output.digests.len();
-        for (row, token) in a.tokens.iter().copied().chain(awaited).enumerate() {
+        let known = &a.tokens[..a.tokens.len() - a.num_drafts];
+        for (row, token) in known.iter().copied().chain(awaited).enumerate() {
             let digest = self.run_row(a, a.first + row, token, kept.sampling.salt)?;
             output.digests.push(digest);
         }
+        self.scratch.drafts.clear();
+        for draft in 0..a.num_drafts {
+            let digest = self.run_draft(a, draft, kept.sampling.salt)?;
+            output.digests.push(digest);
+        }
         self.tokens_computed += a.num_rows() as u64;
-        let mut result = RowResult { id: a.id, accepted: 0, token: None };
+        let mut result = RowResult { id: a.id, accepted: Vec::new(), token: None };
         if a.samples {
-            let digests = &output.digests[first_digest..];
-            let mut next = digests.len() - 1 - a.num_drafts;
-            let draw = |row: usize, kept: &mut Kept| {
-                let token = hash::sampled(digests[row], kept.sampling.seed, kept.sampling.vocab);
-                kept.fold = hash::folded(kept.fold, a.first + row + 1, token);
-                token
-            };
-            let mut token = draw(next, &mut kept);
-            while next + 1 < a.num_rows() && a.tokens[next + 1] == token {
-                result.accepted += 1;
-                next += 1;
-                token = draw(next, &mut kept);
-            }
-            result.token = Some(token);
-            kept.last = Some(token);
+            let path = verify(a, &output.digests[first_digest..], &mut kept, &mut result);
+            output.moved += self.plan_moves(a, &path)?;
         }
         self.requests.insert(a.id, kept);
         output.folds.push(kept.fold);
         output.results.push(result);
         Ok(())
+    }
+
+    /// Writes down how the keys of accepted drafts come to lie behind one another; how many of them do not yet.
+    fn plan_moves(&mut self, a: &Assignment, path: &[usize]) -> Result<u64, String> {
+        let first = a.first + a.num_rows() - a.num_drafts;
+        let mut moved = 0;
+        for (depth, &draft) in path.iter().enumerate().filter(|(depth, draft)| depth != *draft) {
+            for (group, device) in self.device.iter().enumerate() {
+                let at = |place: usize| slot(&a.tables[group], place, self.block_tokens, device.len(), group);
+                self.scratch.moves.push((group, at(first + draft)?, at(first + depth)?));
+            }
+            moved += 1;
+        }
+        Ok(moved)
     }
 
     /// Sums up what the first row sees behind itself, through the tables.
@@ -202,7 +226,7 @@ impl Model {
     }
 
     fn run_row(&mut self, a: &Assignment, position: usize, token: u32, salt: u64) -> Result<u64, String> {
-        let Scratch { seen, starts, sums, writes } = &mut self.scratch;
+        let Scratch { seen, starts, sums, writes, .. } = &mut self.scratch;
         for group in 0..sums.len() {
             if let Some(window) = self.windows[group] {
                 // The row before saw one position that this one does not.
@@ -224,6 +248,40 @@ impl Model {
             let to = slot(&a.tables[group], position, self.block_tokens, self.device[group].len(), group)?;
             writes.push((group, to, value));
         }
+        Ok(digest)
+    }
+
+    /// The row of a draft, behind all rows that are none. The sums stay those of the row that the tree stands on.
+    fn run_draft(&mut self, a: &Assignment, draft: usize, salt: u64) -> Result<u64, String> {
+        let last = a.first + a.num_rows() - a.num_drafts - 1;
+        let parent = |node: &usize| a.parents[*node].map(usize::from);
+        // Nearest first; the one `i` tokens behind the last one stands at `last + i`.
+        let path: Vec<usize> = std::iter::successors(parent(&draft), parent).collect();
+        let position = last + path.len() + 1;
+        let Scratch { seen, starts, sums, writes, drafts, .. } = &mut self.scratch;
+        let mut before = Vec::with_capacity(sums.len());
+        for (group, window) in self.windows.iter().enumerate() {
+            let first_seen = |position: usize| window.map_or(0, |w| (position + 1).saturating_sub(w));
+            let from = first_seen(position);
+            let left = (first_seen(last)..from.min(last + 1)).map(|p| seen[group][p - starts[group]]);
+            let on_path = path.iter().rev().enumerate().filter(|(i, _)| last + 1 + i >= from);
+            let on_path = on_path.map(|(_, &node)| drafts[node][group]);
+            let sum = left.fold(sums[group], u64::wrapping_sub);
+            before.push(on_path.fold(sum, u64::wrapping_add));
+        }
+        let context = before.iter().fold(salt, |sum, &s| hash::mix(sum, s));
+        let entry = hash::entry(a.drafts()[draft], position, context);
+        let mut digest = 0;
+        let mut values = Vec::with_capacity(before.len());
+        for (group, &before) in before.iter().enumerate() {
+            let value = hash::in_group(entry, group);
+            let own = hash::weighted(value, position);
+            values.push(own);
+            digest = hash::mix(digest, before.wrapping_add(own));
+            let to = slot(&a.tables[group], last + 1 + draft, self.block_tokens, self.device[group].len(), group)?;
+            writes.push((group, to, value));
+        }
+        drafts.push(values);
         Ok(digest)
     }
 
@@ -255,6 +313,25 @@ impl Model {
                 }
             }
         }
+    }
+}
+
+/// Draws behind the last token, and on behind every draft that was drawn; those drafts, from the root.
+fn verify(a: &Assignment, digests: &[u64], kept: &mut Kept, result: &mut RowResult) -> Vec<usize> {
+    let own = a.num_rows() - a.num_drafts;
+    let mut path: Vec<usize> = Vec::new();
+    loop {
+        let row = path.last().map_or(own - 1, |draft| own + draft);
+        let token = hash::sampled(digests[row], kept.sampling.seed, kept.sampling.vocab);
+        kept.fold = hash::folded(kept.fold, a.first + own + path.len(), token);
+        let follows = |&draft: &usize| a.parents[draft].map(usize::from) == path.last().copied();
+        let Some(draft) = (0..a.num_drafts).filter(follows).find(|&draft| a.drafts()[draft] == token) else {
+            result.token = Some(token);
+            kept.last = Some(token);
+            return path;
+        };
+        result.accepted.push(token);
+        path.push(draft);
     }
 }
 

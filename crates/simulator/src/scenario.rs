@@ -29,7 +29,7 @@ pub struct Setup {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drafter {
     None,
-    /// Every draft is right, every draft is wrong, or now this, now that.
+    /// Chains and trees, by chance. Drafts hold as far as they can, never, or now this, now that.
     Right,
     Wrong,
     Mixed,

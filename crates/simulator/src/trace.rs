@@ -30,6 +30,8 @@ impl Trace {
         for a in &plan.assignments {
             self.take(a.id.0 << 20 | (a.first as u64) << 8 | a.num_rows() as u64);
             self.take(u64::from(a.awaits_token) << 1 | u64::from(a.samples) | (a.num_drafts as u64) << 8);
+            let node = |sum: u64, parent: &Option<u16>| sum.wrapping_mul(65) + parent.map_or(0, |p| u64::from(p) + 1);
+            self.take(a.parents.iter().fold(0, node));
             for table in a.tables.iter() {
                 let sum = table.iter().fold(0u64, |sum, b| sum.wrapping_mul(0x0100_0000_01b3) ^ u64::from(b.0));
                 self.take(sum);
@@ -55,10 +57,11 @@ impl Trace {
     pub fn results(&mut self, results: &[RowResult]) {
         for result in results {
             self.take(result.id.0 << 32 | u64::from(result.token.unwrap_or(u32::MAX)));
+            result.accepted.iter().for_each(|&token| self.take(u64::from(token)));
         }
         self.say(|| {
             let each = |r: &RowResult| match r.token {
-                Some(token) if r.accepted > 0 => format!(" {}:+{}{token}", r.id.0, r.accepted),
+                Some(token) if !r.accepted.is_empty() => format!(" {}:{:?}{token}", r.id.0, r.accepted),
                 Some(token) => format!(" {}:{token}", r.id.0),
                 None => format!(" {}:-", r.id.0),
             };
@@ -79,7 +82,8 @@ fn spoken(plan: &StepPlan) -> String {
     }
     for a in &plan.assignments {
         let awaited = if a.awaits_token { "?" } else { "" };
-        let drafts = if a.num_drafts > 0 { format!(" {} drafts", a.num_drafts) } else { String::new() };
+        let drafts =
+            if a.num_drafts > 0 { format!(" {} drafts {:?}", a.num_drafts, a.drafts()) } else { String::new() };
         let samples = if a.samples { "*" } else { "" };
         let _ = write!(line, " [{} at {}+{}{awaited}{drafts}{samples}", a.id.0, a.first, a.num_rows());
         for table in a.tables.iter() {

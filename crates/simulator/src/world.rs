@@ -2,13 +2,13 @@
 
 use std::{cell::RefCell, mem::ManuallyDrop, panic::AssertUnwindSafe, sync::Once};
 
-use folio_scheduler::{NewRequest, RequestId, SchedulerError};
+use folio_scheduler::{MOST_DRAFTS, NewRequest, RequestId, SchedulerError};
 
 use crate::{
     client::Wants,
     coverage::Coverage,
     driver::Driver,
-    hash,
+    hash::{self, Rng},
     invariants::{Invariant, Violation},
     perturb::Perturb,
     scenario::{Action, Drafter, Event, Prompt, Scenario, Traffic},
@@ -247,6 +247,9 @@ impl World<'_> {
             self.driver.coverage.duplicates += u64::from(i > 0 && traffic.samples == 1);
             let expected = if self.driver.is_draining() { Err(SchedulerError::Draining) } else { Ok(()) };
             self.expect(request, wants, expected)?;
+            // Others are drafted for when nothing of theirs happens to be under way.
+            let drafts = self.scenario.setup.drafter != Drafter::None && id.0.is_multiple_of(2);
+            self.driver.expect_drafts(id, drafts);
         }
         Ok(())
     }
@@ -315,15 +318,30 @@ impl World<'_> {
         let ready = self.driver.clients().values().filter(|c| c.started && c.in_flight == 0 && !c.broken);
         let ready: Vec<RequestId> = ready.map(|c| c.id).collect();
         for id in ready {
-            let chance = hash::mix(hash::mix(self.driver.tick, id.0), 77);
-            if chance & 1 == 0 {
-                let num = 1 + (chance >> 8) as usize % 5;
-                let wrong_from = match drafter {
-                    Drafter::Right => num,
-                    Drafter::Wrong => 0,
-                    _ => (chance >> 16) as usize % (num + 1),
-                };
-                self.driver.draft(id, num, wrong_from);
+            let mut rng = Rng(hash::mix(hash::mix(self.driver.tick, id.0), 77));
+            if rng.chance(32) {
+                let expected = self.driver.clients()[&id].expects_drafts;
+                self.driver.expect_drafts(id, !expected);
+            }
+            if rng.chance(2) {
+                continue;
+            }
+            let is_tree = rng.chance(2);
+            let num = match is_tree {
+                true if rng.chance(16) => MOST_DRAFTS,
+                true => rng.within(2, 14),
+                false => rng.within(1, 5),
+            };
+            let right = match drafter {
+                // A tree has other nodes as well.
+                Drafter::Right if is_tree => num / 2,
+                Drafter::Right => num,
+                Drafter::Wrong => 0,
+                _ => rng.below(num + 1),
+            };
+            match is_tree {
+                true => self.driver.draft_tree(id, num, right, &mut rng),
+                false => self.driver.draft(id, num, right),
             }
         }
     }

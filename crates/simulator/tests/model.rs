@@ -32,6 +32,7 @@ fn rows(first: usize, tokens: &[u32], tables: [&[u32]; 2]) -> Assignment {
         tokens: tokens.to_vec(),
         awaits_token: false,
         num_drafts: 0,
+        parents: Vec::new(),
         samples: true,
         prompt_targets: PromptTargets::default(),
         tables: tables.map(blocks).to_vec().into(),
@@ -120,8 +121,37 @@ fn drafts_hold_as_far_as_they_are_the_models_own() {
         if let Some(draft) = drafts.get_mut(good) {
             *draft += 1;
         }
-        let assignment = Assignment { num_drafts: 3, ..rows(0, &[&prompt[..], &drafts].concat(), [&[0, 1], &[0, 1]]) };
+        let rows = rows(0, &[&prompt[..], &drafts].concat(), [&[0, 1], &[0, 1]]);
+        let assignment = Assignment { num_drafts: 3, parents: vec![None, Some(0), Some(1)], ..rows };
         let output = run(&mut model(), vec![], assignment);
-        assert_eq!((output.results[0].accepted, output.results[0].token), (good, Some(right[good])));
+        assert_eq!((&output.results[0].accepted[..], output.results[0].token), (&right[..good], Some(right[good])));
+        assert_eq!(output.moved, 0);
     }
+}
+
+/// The right path lies at nodes 1, 3 and 4 of a tree that is longer than the window: what follows must read it as a chain.
+#[test]
+fn a_path_of_a_tree_is_read_as_a_chain_in_its_step_and_behind_it() {
+    let prompt: Vec<u32> = (10..17).collect();
+    let mut truth = truth(&prompt);
+    let right: Vec<u32> = (0..5)
+        .map(|_| {
+            let next = truth.next(Sampling::default());
+            truth.push(next);
+            next
+        })
+        .collect();
+    let tables: [&[u32]; 2] = [&[3, 1, 0], &[2, 4, 5]];
+    let drafts = [right[0] + 1, right[0], right[1] + 1, right[1], right[2]];
+    let parents = vec![None, None, Some(1), Some(1), Some(3)];
+    let mut model = model();
+    run(&mut model, vec![], rows(0, &prompt[..6], [&[3, 1], &[2, 4]]));
+    let tree = rows(6, &[&prompt[6..], &drafts].concat(), tables);
+    let output = run(&mut model, vec![], Assignment { num_drafts: 5, parents, ..tree });
+    assert_eq!((output.fault, output.moved), (None, 3));
+    assert_eq!((&output.results[0].accepted[..], output.results[0].token), (&right[..3], Some(right[3])));
+    let digest = |row: usize| output.digests[row];
+    assert_eq!([0, 2, 4, 5].map(digest), truth.digests()[6..10]);
+    let behind = run(&mut model, vec![], rows(10, &right[3..4], tables));
+    assert_eq!((behind.digests, behind.results[0].token), (truth.digests()[10..11].to_vec(), Some(right[4])));
 }

@@ -1,8 +1,6 @@
 //! Chunks, refusals, duplicates, failed steps, prompt logits.
 
-use folio_scheduler::{
-    Assignment, NewRequest, RequestId, RowResult, Scheduler, SchedulerConfig, SchedulerError, StepPlan,
-};
+use folio_scheduler::{NewRequest, RequestId, RowResult, Scheduler, SchedulerConfig, SchedulerError, StepPlan};
 use folio_simulator::reference;
 
 use crate::harness::{Sim, tokens};
@@ -12,7 +10,7 @@ fn request(id: u64, prompt: Vec<u32>, max_len: usize) -> NewRequest {
 }
 
 fn result(id: u64, token: Option<u32>) -> RowResult {
-    RowResult { id: RequestId(id), accepted: 0, token }
+    RowResult { id: RequestId(id), accepted: Vec::new(), token }
 }
 
 #[test]
@@ -173,39 +171,6 @@ fn prompt_logits_are_owed_once_and_never_skipped() {
 }
 
 #[test]
-fn drafts_save_steps_and_never_change_the_answer() {
-    let mut steps = Vec::new();
-    for wrong_from in [4, 2, 0] {
-        let mut sim = Sim::new(SchedulerConfig::new(vec![64]));
-        let id = sim.add(tokens(12, 20), 40);
-        while sim.driver.clients().contains_key(&id) {
-            sim.driver.draft(id, 4, wrong_from);
-            sim.step();
-        }
-        steps.push(sim.driver.coverage.steps);
-    }
-    assert_eq!(steps, [1 + 8, 1 + 13, 40], "5, 3 and 1 tokens a step behind the first");
-}
-
-#[test]
-fn drafts_are_refused_where_they_cannot_be_verified() {
-    let mut scheduler = Scheduler::new(SchedulerConfig::new(vec![64])).expect("sound");
-    assert!(!scheduler.draft(RequestId(0), vec![1]), "not known");
-    scheduler.add(request(0, tokens(0, 10), 14), 0).expect("fits");
-    assert!(!scheduler.draft(RequestId(0), vec![1]), "waits");
-    scheduler.schedule(0);
-    assert!(!scheduler.draft(RequestId(0), vec![1]), "in flight");
-    scheduler.commit(&[result(0, Some(3))], 1);
-    assert!(scheduler.draft(RequestId(0), vec![1, 2, 3, 4]));
-    let plan = scheduler.schedule(0);
-    let a = &plan.assignments[0];
-    assert_eq!((a.tokens.as_slice(), a.num_drafts), ([3, 1, 2].as_slice(), 2), "11 of 14 tokens: room for two and one");
-    scheduler.commit(&[RowResult { id: RequestId(0), accepted: 1, token: Some(9) }], 1);
-    let plan = scheduler.schedule(0);
-    assert_eq!((plan.assignments[0].first, plan.assignments[0].tokens.as_slice()), (12, [9].as_slice()));
-}
-
-#[test]
 fn an_answer_is_the_reference_whatever_the_depth() {
     for depth in [1, 2] {
         let mut sim = Sim::deep(SchedulerConfig::new(vec![64]), depth);
@@ -220,65 +185,4 @@ fn an_answer_is_the_reference_whatever_the_depth() {
         assert_eq!(heard, alone[..heard.len()]);
         assert!(heard.len() >= 10);
     }
-}
-
-/// A scheduler where request 0 decodes.
-fn decoding(config: SchedulerConfig, prompt: usize, max_len: usize) -> Scheduler {
-    let mut scheduler = Scheduler::new(config).expect("sound");
-    scheduler.add(request(0, tokens(0, prompt), max_len), 0).expect("fits");
-    commit(&mut scheduler);
-    scheduler
-}
-
-/// One step where no draft holds.
-fn commit(scheduler: &mut Scheduler) -> StepPlan {
-    let plan = scheduler.schedule(0);
-    let of = |a: &Assignment| result(a.id.0, a.samples.then_some(7));
-    scheduler.commit(&plan.assignments.iter().map(of).collect::<Vec<_>>(), 1);
-    scheduler.check_integrity().expect("sound");
-    plan
-}
-
-#[test]
-fn drafts_do_not_stop_a_prompt_under_way() {
-    let mut config = SchedulerConfig::new(vec![64]);
-    config.budget_tokens = 8;
-    let mut scheduler = decoding(config, 4, 100);
-    scheduler.add(request(1, tokens(1, 60), 70), 0).expect("fits");
-    let mut done = 0;
-    for _ in 0..10 {
-        // As many rows as there are requests.
-        assert!(scheduler.draft(RequestId(0), vec![1]));
-        let plan = commit(&mut scheduler);
-        done += plan.assignments.iter().filter(|a| a.id == RequestId(1)).map(Assignment::num_rows).sum::<usize>();
-    }
-    assert_eq!(done, 60);
-}
-
-#[test]
-fn nobody_gives_way_for_drafts() {
-    let mut config = SchedulerConfig::new(vec![3]);
-    config.block_tokens = 4;
-    let mut scheduler = decoding(config, 2, 12);
-    scheduler.add(request(1, tokens(1, 2), 4), 0).expect("fits");
-    assert_eq!(commit(&mut scheduler).assignments.len(), 2, "both run");
-    assert!(scheduler.draft(RequestId(0), vec![1; 6]), "two blocks more, but one is free");
-    let plan = commit(&mut scheduler);
-    assert!(plan.preempted.is_empty(), "{plan:?}");
-    assert_eq!(plan.num_rows(), 2, "{plan:?}");
-}
-
-#[test]
-fn drafts_leave_a_row_for_everyone() {
-    let mut config = SchedulerConfig::new(vec![64]);
-    config.budget_tokens = 4;
-    let mut scheduler = decoding(config, 2, 40);
-    scheduler.add(request(1, tokens(1, 2), 40), 0).expect("fits");
-    assert_eq!(commit(&mut scheduler).assignments.len(), 2, "both run");
-    for id in [0, 1] {
-        assert!(scheduler.draft(RequestId(id), vec![1; 5]));
-    }
-    let plan = commit(&mut scheduler);
-    let rows: Vec<usize> = plan.assignments.iter().map(Assignment::num_rows).collect();
-    assert_eq!(rows, [3, 1]);
 }

@@ -113,8 +113,11 @@ impl Clocked {
         }
         let took = time(&plan);
         self.now += took;
-        let result =
-            |a: &folio_scheduler::Assignment| RowResult { id: a.id, accepted: 0, token: a.samples.then_some(7) };
+        let result = |a: &folio_scheduler::Assignment| RowResult {
+            id: a.id,
+            accepted: Vec::new(),
+            token: a.samples.then_some(7),
+        };
         self.scheduler.commit(&plan.assignments.iter().map(result).collect::<Vec<_>>(), took);
         for a in plan.assignments.iter().filter(|a| a.samples) {
             let left = self.wanted.get_mut(&a.id).expect("known");

@@ -2,6 +2,7 @@
 //! simulator's part: see the crate `folio-simulator`.
 
 mod basics;
+mod drafts;
 mod fairness;
 mod harness;
 mod memory;

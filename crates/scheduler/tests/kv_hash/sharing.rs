@@ -155,7 +155,7 @@ fn events_tell_what_is_stored_removed_and_cleared() {
         scheduler.add(folio_scheduler::NewRequest::new(RequestId(id), prompt, max_len), 0).expect("fits");
         let plan = scheduler.schedule(0);
         assert!(plan.assignments[0].samples);
-        let result = folio_scheduler::RowResult { id: RequestId(id), accepted: 0, token: Some(1) };
+        let result = folio_scheduler::RowResult { id: RequestId(id), accepted: Vec::new(), token: Some(1) };
         scheduler.commit(&[result], 1);
         scheduler.finish(RequestId(id)).expect("known");
         scheduler.take_events()

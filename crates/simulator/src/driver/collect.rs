@@ -40,6 +40,8 @@ impl Driver {
         }
         self.check_digests(&plan, &output.digests).or_else(|found| self.violated(found))?;
         self.spoil(&plan, &mut output.results);
+        self.coverage.kv_moves += output.moved;
+        output.results.iter().for_each(|result| self.drafts.accept(result.accepted.len()));
         let took = 1_000_000 + 50_000 * plan.num_rows() as u64 + hash::mix(number, self.manners.seed) % 1_000_000;
         self.now = self.now.saturating_add(took);
         self.scheduler.commit(&output.results, took);
@@ -75,18 +77,19 @@ impl Driver {
             let Some(client) = alive_or_not(&mut self.clients, &mut self.ghosts, a.id) else {
                 return Err((Invariant::I9, format!("request {} ran after it was forgotten", a.id.0)));
             };
+            let own = a.num_rows() - a.num_drafts;
             let len = client.truth.len();
-            for &draft in &a.tokens[a.tokens.len() - a.num_drafts..] {
-                client.truth.push(draft);
-            }
-            for position in a.first..a.first + a.num_rows() {
+            for (row, position) in a.positions().enumerate() {
+                if let Some(draft) = row.checked_sub(own) {
+                    path_to(draft, a).into_iter().for_each(|node| client.truth.push(a.drafts()[node]));
+                }
                 let read = digests.next().copied();
                 if !client.broken && client.truth.digests().get(position).copied() != read {
                     let what = format!("request {} read something else at position {position} than alone", a.id.0);
                     return Err((Invariant::I12, what));
                 }
+                client.truth.truncate(len);
             }
-            client.truth.truncate(len);
         }
         Ok(())
     }
@@ -99,7 +102,7 @@ impl Driver {
         let num = sampling.len();
         if let Some(result) = sampling.into_iter().nth(nth % num.max(1)) {
             self.spoil_row = None;
-            *result = RowResult { id: result.id, accepted: 0, token: None };
+            *result = RowResult { id: result.id, accepted: Vec::new(), token: None };
             self.progress.fault(self.tick);
         }
     }
@@ -120,11 +123,10 @@ impl Driver {
             if client.broken {
                 return Ok(None);
             }
-            let drafts = &a.tokens[a.tokens.len() - a.num_drafts..];
             if live && a.first + a.num_rows() - a.num_drafts != client.truth.len() {
                 return Err((Invariant::I12, format!("request {} samples at the wrong place", a.id.0)));
             }
-            for token in drafts[..result.accepted].iter().copied().chain([token]) {
+            for token in result.accepted.iter().copied().chain([token]) {
                 if token != client.truth.next(client.wants.sampling) {
                     return Err((Invariant::I12, format!("request {} has another answer than alone", a.id.0)));
                 }
@@ -134,18 +136,25 @@ impl Driver {
                     end = client.end(self.manners.buffer);
                 }
             }
-            self.coverage.drafts_accepted += result.accepted as u64;
+            self.coverage.drafts_accepted += result.accepted.len() as u64;
         }
         if live && client.fold != fold {
             return Err((Invariant::I15, format!("request {}: the state is not that of its tokens", a.id.0)));
         }
-        let computed = if a.num_drafts > 0 { before + result.accepted } else { a.first + a.num_rows() };
+        let computed = if a.num_drafts > 0 { before + result.accepted.len() } else { a.first + a.num_rows() };
         if computed > client.ceiling {
             client.ceiling = computed;
             self.progress.rise(self.tick);
         }
         Ok(end)
     }
+}
+
+/// The drafts on the way to one of them, itself included.
+fn path_to(draft: usize, a: &Assignment) -> Vec<usize> {
+    let mut path: Vec<usize> = std::iter::successors(Some(draft), |&node| a.parents[node].map(usize::from)).collect();
+    path.reverse();
+    path
 }
 
 fn alive_or_not<'a>(

@@ -1,6 +1,6 @@
 //! How requests leave: done, not wanted, failed with their step, or gone with the process.
 
-use folio_scheduler::{Departed, RequestId, Scheduler};
+use folio_scheduler::{Departed, DraftStats, RequestId, Scheduler};
 
 use super::{Departure, Driver};
 use crate::{
@@ -56,11 +56,17 @@ impl Driver {
             End::RowFailed => &mut coverage.failed_rows,
         } += 1;
         self.progress.rise(self.tick);
+        self.coverage.aborted_with_drafts += u64::from(end == End::Aborted && self.has_drafts_in_flight(id));
         if client.in_flight == 0 {
             self.model.release(id);
         } else {
             self.ghosts.push((self.next_step - 1, client));
         }
+    }
+
+    /// Whether a step under way verifies drafts of the request.
+    pub(super) fn has_drafts_in_flight(&self, id: RequestId) -> bool {
+        self.in_flight.iter().flat_map(|step| &step.plan.assignments).any(|a| a.id == id && a.num_drafts > 0)
     }
 
     pub(super) fn release_ghosts(&mut self, done: u64) {
@@ -88,6 +94,7 @@ impl Driver {
             let what = format!("a failed step names {named:?}, but had {in_them:?}");
             return self.violated((Invariant::I9, what));
         }
+        self.coverage.failed_with_drafts += in_them.iter().filter(|&&id| self.has_drafts_in_flight(id)).count() as u64;
         self.in_flight.clear();
         self.disk.steps_failed(self.tick);
         for id in named {
@@ -116,6 +123,7 @@ impl Driver {
             self.scheduler.disk_found(key);
         }
         self.router = Router::default();
+        self.drafts = DraftStats::default();
         self.draining = false;
         self.integrity()
     }

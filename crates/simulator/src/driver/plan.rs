@@ -1,6 +1,6 @@
 //! The first half of a turn: a plan is made, checked and submitted.
 
-use folio_scheduler::{BlockId, Preempted, StepPlan, Transfer};
+use folio_scheduler::{BlockId, DraftTree, Preempted, StepPlan, Transfer};
 
 use super::{Driver, Step};
 use crate::{
@@ -29,7 +29,11 @@ impl Driver {
             return self.violated((Invariant::I9, what));
         }
         self.note_preempted(&plan)?;
+        plan.assignments.iter().for_each(|a| self.drafts.plan(a.num_drafts));
         let stats = self.scheduler.stats();
+        if stats.drafts != self.drafts {
+            return self.violated((Invariant::I15, format!("{:?} are counted, not {:?}", stats.drafts, self.drafts)));
+        }
         let check = PlanCheck { config: &self.config, clients: &self.clients, disk: &self.disk };
         let under_way = self.in_flight.iter().flat_map(|s| s.plan.assignments.iter().map(|a| (s.number, a)));
         let checked = check
@@ -55,9 +59,10 @@ impl Driver {
             client.preemptions += 1;
             client.preempted_at = Some(newest);
             client.waits = true;
-            client.drafts.clear();
+            client.drafts = DraftTree::default();
             self.coverage.preemptions += 1;
             self.coverage.preempted_in_flight += u64::from(client.in_flight > 0);
+            self.coverage.preempted_with_drafts += u64::from(self.has_drafts_in_flight(id));
             let client = &self.clients[&id];
             if !self.lenient {
                 fairness::check_preemptions(client).or_else(|found| self.violated(found))?;
@@ -86,7 +91,8 @@ impl Driver {
             client.targets_planned += a.prompt_targets.tokens.len();
             client.started = true;
             client.waits = false;
-            client.drafts.clear();
+            let proposed = std::mem::take(&mut client.drafts);
+            self.coverage.drafts_cut += u64::from(a.num_drafts < proposed.len());
         }
         self.in_flight.push_back(Step { number, plan, output: None, flipped: Vec::new() });
         if hash::mix(self.manners.seed, number) & 1 == 0 {
@@ -112,10 +118,17 @@ impl Driver {
         for a in &plan.assignments {
             coverage.awaited_rows += u64::from(a.awaits_token);
             coverage.drafts_planned += a.num_drafts as u64;
+            coverage.draft_trees += u64::from(!is_chain(&a.parents));
+            let blocks = |rows: usize| (a.first + rows).div_ceil(self.config.block_tokens);
+            coverage.draft_blocks += (blocks(a.num_rows()) - blocks(a.num_rows() - a.num_drafts)) as u64;
             coverage.prompt_targets += a.prompt_targets.tokens.len() as u64;
             coverage.chunked_prompts += u64::from(!a.samples && a.first > 0);
             let gone = a.tables.iter().flatten().filter(|b| **b == BlockId::GONE);
             coverage.gone_entries += gone.count() as u64;
         }
     }
+}
+
+fn is_chain(parents: &[Option<u16>]) -> bool {
+    parents.iter().enumerate().all(|(node, parent)| parent.map(usize::from) == node.checked_sub(1))
 }
