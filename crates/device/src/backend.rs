@@ -3,7 +3,7 @@
 //! A backend owns its memory: tensors, weights and KV storage are opaque handles made once at start. The operations
 //! of a step allocate nothing, return nothing to the host and never branch on a tensor's contents, so that a device
 //! may record them once and replay them ([`Backend::begin`]); only `upload`, `upload_rows`, `download`, `draw`, `drawn`,
-//! `save_block` and `load_block` cross the border.
+//! `copy_rows`, `save_block` and `load_block` cross the border.
 //! Activations are `[rows, width]`, one row a token, whatever request it belongs to.
 //!
 //! On the CPU every operation is row-independent: a row's result depends on that row's inputs alone, bit for bit, never
@@ -224,6 +224,40 @@ pub trait Backend: Send + 'static {
 
     /// `logits = cap * tanh(logits * scale / cap)`, or `logits * scale` without a cap.
     fn finish_logits(&mut self, logits: &mut Self::Tensor, scale: f32, soft_cap: Option<f32>, rows: usize);
+
+    /// `out[r][column..column + width of x] = x[r]`, the other columns left alone.
+    ///
+    /// Where a device does not do it by itself it goes by way of the host, and is no part of a recorded step.
+    fn copy_columns(&mut self, out: &mut Self::Tensor, column: usize, x: &Self::Tensor, rows: usize) {
+        if rows == 0 {
+            return;
+        }
+        let (mut target, mut values) = (Vec::new(), Vec::new());
+        self.download(out, rows, &mut target);
+        self.download(x, rows, &mut values);
+        let (all, width) = (target.len() / rows, values.len() / rows);
+        for (out, x) in target.chunks_exact_mut(all).zip(values.chunks_exact(width)) {
+            out[column..column + width].copy_from_slice(x);
+        }
+        self.upload_rows(out, &target);
+    }
+
+    /// Copies rows that the host names between steps: pairs of (from, to), the second a row of `out`. Never part of a
+    /// recorded step.
+    fn copy_rows(&mut self, out: &mut Self::Tensor, x: &Self::Tensor, pairs: &[(u32, u32)]) {
+        let (Some(from), Some(to)) = (pairs.iter().map(|pair| pair.0).max(), pairs.iter().map(|pair| pair.1).max())
+        else {
+            return;
+        };
+        let (mut target, mut values) = (Vec::new(), Vec::new());
+        self.download(out, to as usize + 1, &mut target);
+        self.download(x, from as usize + 1, &mut values);
+        let width = values.len() / (from as usize + 1);
+        for &(from, to) in pairs {
+            target[to as usize * width..][..width].copy_from_slice(&values[from as usize * width..][..width]);
+        }
+        self.upload_rows(out, &target);
+    }
 
     /// Copies whole blocks, all layers of the group: pairs of (from, to).
     fn copy_blocks(&mut self, kv: &mut Self::Kv, pairs: &[(u32, u32)]);

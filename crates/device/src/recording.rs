@@ -414,6 +414,16 @@ impl<B: Backend> Backend for Recording<B> {
         self.inner.finish_logits(&mut logits.inner, scale, soft_cap, rows);
     }
 
+    fn copy_columns(&mut self, out: &mut Self::Tensor, column: usize, x: &Self::Tensor, rows: usize) {
+        self.note("copy_columns", [out.id(), x.id()], &[("column", &column), ("rows", &rows)]);
+        self.inner.copy_columns(&mut out.inner, column, &x.inner, rows);
+    }
+
+    fn copy_rows(&mut self, out: &mut Self::Tensor, x: &Self::Tensor, pairs: &[(u32, u32)]) {
+        self.note("copy_rows", [out.id(), x.id()], &[("pairs", &pairs.len())]);
+        self.inner.copy_rows(&mut out.inner, &x.inner, pairs);
+    }
+
     fn copy_blocks(&mut self, kv: &mut Self::Kv, pairs: &[(u32, u32)]) {
         self.note("copy_blocks", [kv.id()], &[]);
         self.inner.copy_blocks(&mut kv.inner, pairs);

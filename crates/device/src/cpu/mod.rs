@@ -231,6 +231,23 @@ impl Backend for Cpu {
         kv::move_tokens(self.ctx(), kv, pairs);
     }
 
+    fn copy_columns(&mut self, out: &mut Tensor, column: usize, x: &Tensor, rows: usize) {
+        let (all, width) = (out.cols(), x.cols());
+        assert!(column + width <= all, "columns {column}..{} of {all}", column + width);
+        for (row, out) in out.head_mut(rows).chunks_exact_mut(all).enumerate() {
+            out[column..column + width].copy_from_slice(x.row(row));
+        }
+    }
+
+    fn copy_rows(&mut self, out: &mut Tensor, x: &Tensor, pairs: &[(u32, u32)]) {
+        let (width, rows) = (x.cols(), out.num_rows());
+        assert_eq!(out.cols(), width, "width of copied rows");
+        let out = out.head_mut(rows);
+        for &(from, to) in pairs {
+            out[to as usize * width..][..width].copy_from_slice(x.row(from as usize));
+        }
+    }
+
     fn upload_rows(&mut self, tensor: &mut Tensor, values: &[f32]) {
         let cols = tensor.cols().max(1);
         assert!(values.len().is_multiple_of(cols), "{} values in rows of {cols}", values.len());

@@ -81,6 +81,9 @@ pub enum Case {
     AddGated {
         width: usize,
     },
+    Copy {
+        width: usize,
+    },
     Gather {
         width: usize,
     },
@@ -97,6 +100,7 @@ pub fn cases() -> Vec<Case> {
     for width in [1, 7, 16, 33, 100, 257] {
         cases.extend([Case::Norm { width }, Case::Add { width }, Case::AddNorm { width }, Case::AddGated { width }]);
         cases.extend([
+            Case::Copy { width },
             Case::Gather { width },
             Case::Finish { cap: None, width },
             Case::Finish { cap: Some(3.0), width },
@@ -168,7 +172,7 @@ impl Case {
     /// 32 and of other 16 bits, and scales of codes, are rounded once more.
     pub fn bf16_tolerance(&self) -> f32 {
         match *self {
-            Case::Add { .. } | Case::Gather { .. } | Case::Finish { .. } => TIGHT,
+            Case::Add { .. } | Case::Copy { .. } | Case::Gather { .. } | Case::Finish { .. } => TIGHT,
             Case::Embed { format: Format::BF16, .. } => TIGHT,
             Case::Embed { .. } | Case::Norm { .. } | Case::AddNorm { .. } | Case::Gate { .. } => 1.0 / 256.0,
             Case::AddGated { .. } => 1.0 / 200.0,
@@ -217,6 +221,7 @@ impl Case {
             | Case::Gather { width }
             | Case::Finish { width, .. } => width,
             Case::Norm { width } | Case::AddNorm { width } => 2 * width,
+            Case::Copy { width } => 2 * width + 1,
             Case::Linear { outputs, .. } => outputs,
             Case::Coded(coded) => coded.width(),
             Case::Fused(fused) => fused.width(),
@@ -237,6 +242,7 @@ impl Case {
             Case::Gate { activation, width } => gate(backend, rows, activation, width),
             Case::Experts { .. } => experts(backend, rows, self),
             Case::AddGated { width } => add_gated(backend, rows, width),
+            Case::Copy { width } => copy(backend, rows, width),
             Case::Gather { width } => gather(backend, rows, width),
             Case::Finish { cap, width } => finish(backend, rows, cap, width),
         }
@@ -360,6 +366,19 @@ fn add_gated<B: Backend>(backend: &mut B, rows: &[usize], width: usize) -> Vec<f
     let x = filled(backend, rows, width, 2, Activation);
     let gate = filled(backend, rows, 1, 3, Scores);
     backend.add_gated(&mut out, &x, &gate, rows.len());
+    download(backend, &out, rows.len())
+}
+
+/// Columns in the middle of wider rows, and those rows the other way round and back, over what was there before.
+fn copy<B: Backend>(backend: &mut B, rows: &[usize], width: usize) -> Vec<f32> {
+    let x = filled(backend, rows, width, 1, Stream);
+    let mut wide = filled(backend, rows, 2 * width + 1, 2, Stream);
+    backend.copy_columns(&mut wide, width, &x, rows.len());
+    let mut turned = filled(backend, rows, 2 * width + 1, 3, Stream);
+    let mut out = filled(backend, rows, 2 * width + 1, 4, Stream);
+    let pairs: Vec<(u32, u32)> = (0..rows.len() as u32).rev().zip(0..).collect();
+    backend.copy_rows(&mut turned, &wide, &pairs);
+    backend.copy_rows(&mut out, &turned, &pairs);
     download(backend, &out, rows.len())
 }
 
