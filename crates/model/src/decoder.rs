@@ -3,8 +3,9 @@
 //! The residual stream is the spine. Each sub-layer reads it (through a norm, where one stands before it), gives a
 //! branch, and the branch joins the stream; the join and the next norm are one operation wherever both exist.
 
-mod check;
+pub(crate) mod check;
 mod stage;
+mod taps;
 
 use folio_device::{Backend, Batch, Drawn, Draws, HostMemory, InputLimits, KvFormat, KvShape, Norm, StepSize};
 
@@ -20,6 +21,9 @@ use crate::{
 };
 
 pub use stage::Stage;
+pub(crate) use taps::Lent;
+pub use taps::Tap;
+use taps::Taps;
 
 /// The largest step a decoder is sized for, and how much KV it holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,6 +60,8 @@ pub struct Decoder<B: Backend> {
     /// Output rows of the last step, and how many of them have logits.
     num_outputs: usize,
     num_logits: usize,
+    /// States that a drafting head reads, where one was asked for.
+    taps: Option<Taps<B>>,
     memory: MemoryUse,
 }
 
@@ -148,6 +154,7 @@ impl<B: Backend> Decoder<B> {
             acts,
             num_outputs,
             num_logits,
+            taps: None,
             memory,
         })
     }
@@ -206,9 +213,13 @@ impl<B: Backend> Decoder<B> {
                 self.run(size, logits, false);
             }
             None => {
-                if self.backend.begin(&self.inputs, logits) {
+                // Copies of states may go by way of the host, which no recording can.
+                let records = !self.taps.as_ref().is_some_and(Taps::copies);
+                if !records || self.backend.begin(&self.inputs, logits) {
                     self.run(size, logits, true);
-                    self.backend.end(&self.inputs);
+                    if records {
+                        self.backend.end(&self.inputs);
+                    }
                 }
             }
         }
@@ -218,7 +229,7 @@ impl<B: Backend> Decoder<B> {
 
     /// The operations of an uploaded step, from token ids or from what is in the residual stream.
     fn run(&mut self, size: StepSize, num_logits: usize, embed: bool) {
-        let Self { backend, spec, embedding, layers, ropes, kv, inputs, acts, .. } = self;
+        let Self { backend, spec, embedding, layers, ropes, kv, inputs, acts, taps, .. } = self;
         let rows = size.rows;
         for (number, rope) in spec.ropes.iter().enumerate() {
             backend.rope_angles(inputs, number, &ropes[number], rope.magnitude);
@@ -235,6 +246,9 @@ impl<B: Backend> Decoder<B> {
             backend.rms_norm(&mut acts.normed, &acts.residual, norm, eps, rows);
         }
         for (number, layer) in layers.iter().enumerate() {
+            if let Some(taps) = taps {
+                taps.before(backend, number, &acts.residual, rows);
+            }
             let (norms, scale) = (&layer.norms, layer.residual_scale);
             let fused_ffn = fused && layer.ffn.is_dense();
             let join = Join { scale, eps, rows };
@@ -250,6 +264,9 @@ impl<B: Backend> Decoder<B> {
             layer.ffn.forward(backend, acts, before, added, rows);
             let next = layers.get(number + 1).and_then(|layer| layer.norms.before_attention.as_ref());
             join.run(backend, acts, added.is_some(), norms.after_ffn.as_ref(), next.filter(|_| !fused));
+        }
+        if let (Some(taps), Some(norm)) = (taps, &self.final_norm) {
+            taps.behind(backend, &acts.residual, norm, eps, rows);
         }
         if size.outputs > 0 && self.final_norm.is_some() {
             self.compute_outputs(size.outputs, num_logits);

@@ -15,6 +15,7 @@ pub mod families;
 mod ffn;
 mod fingerprint;
 mod gguf;
+pub mod heads;
 mod linear;
 mod load;
 mod memory;
@@ -26,7 +27,7 @@ mod spec;
 
 pub use at_load::AtLoad;
 pub use config::Config;
-pub use decoder::{Decoder, DecoderLimits, Stage};
+pub use decoder::{Decoder, DecoderLimits, Stage, Tap};
 pub use digest::Digest;
 pub use error::{Error, Result};
 pub use fingerprint::{Fingerprint, file_stamp};

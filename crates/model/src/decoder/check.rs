@@ -15,7 +15,7 @@ pub(super) fn limits(spec: &ModelSpec, limits: &DecoderLimits) -> Result<()> {
 }
 
 /// `draws`: tokens may be ones that the device drew and the host has not seen.
-pub(super) fn batch(spec: &ModelSpec, limits: &DecoderLimits, batch: &Batch, draws: bool) -> Result<()> {
+pub(crate) fn batch(spec: &ModelSpec, limits: &DecoderLimits, batch: &Batch, draws: bool) -> Result<()> {
     let rows = batch.num_rows();
     most("the number of rows", rows, limits.rows)?;
     most("the number of spans", batch.spans.len(), limits.spans)?;
@@ -59,14 +59,14 @@ fn group(batch: &Batch, tables: &GroupTables, blocks: usize, table_entries: usiz
     Ok(())
 }
 
-fn most(what: &'static str, found: usize, limit: usize) -> Result<()> {
+pub(crate) fn most(what: &'static str, found: usize, limit: usize) -> Result<()> {
     if found <= limit { Ok(()) } else { Err(Error::BatchLimit { what, found, limit }) }
 }
 
-pub(super) fn same(what: &'static str, found: usize, expected: usize) -> Result<()> {
+pub(crate) fn same(what: &'static str, found: usize, expected: usize) -> Result<()> {
     if found == expected { Ok(()) } else { Err(Error::BatchShape { what, found, expected }) }
 }
 
-fn largest(values: &[u32]) -> usize {
+pub(crate) fn largest(values: &[u32]) -> usize {
     values.iter().copied().max().map_or(0, |value| value as usize)
 }

@@ -120,14 +120,7 @@ impl Golden {
     }
 
     pub fn weights(&self) -> Weights {
-        let mut weights = Weights::default();
-        for group in &self.tensors {
-            for name in &group.names {
-                let (format, bytes) = group.make(self.seed, name);
-                weights.insert(name, Tensor { format, shape: group.shape.clone(), bytes });
-            }
-        }
-        weights
+        Weights::of(self.seed, &self.tensors)
     }
 }
 
@@ -171,6 +164,17 @@ pub struct Tensor {
 }
 
 impl Weights {
+    pub fn of(seed: u64, groups: &[TensorGroup]) -> Self {
+        let mut weights = Self::default();
+        for group in groups {
+            for name in &group.names {
+                let (format, bytes) = group.make(seed, name);
+                weights.insert(name, Tensor { format, shape: group.shape.clone(), bytes });
+            }
+        }
+        weights
+    }
+
     pub fn insert(&mut self, name: &str, tensor: Tensor) {
         self.names.push(name.to_owned());
         assert!(self.tensors.insert(name.to_owned(), tensor).is_none(), "{name} is listed twice");

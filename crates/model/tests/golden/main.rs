@@ -12,6 +12,7 @@ mod generator;
 mod gguf;
 mod gguf_names;
 mod habits;
+mod heads;
 mod hidden;
 mod packed;
 mod quantized;

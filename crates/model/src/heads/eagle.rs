@@ -1,0 +1,318 @@
+//! EAGLE: one decoder layer that reads the decoder's states beside the token that followed each, and guesses the one
+//! behind it. Two layouts are read, told apart by their tensors:
+//!
+//! - **EAGLE-3**: three states of a row, taken before layers 2, L/2 and L-3, are fused into one (`fc`); the layer attends
+//!   over `[norm(embedding); norm(state)]`, and a small output matrix of its own speaks of a draft vocabulary (`d2t`).
+//! - **EAGLE-1** and 2: `fc` over `[embedding; state]`, where the state is the decoder's behind its last norm; a plain
+//!   layer, whose result the decoder's output matrix reads.
+//!
+//! Row `p` of a sequence holds the state at position `p` and the token at `p + 1`, and its keys and values lie where the
+//! decoder's of position `p` lie: the head's storage has as many blocks, and a batch for it names the same slots. Behind
+//! the last token the head goes on from its own states ([`Feature::After`]). A tree grows level by level: as every row of a
+//! [`tree`](folio_device::tree) finds its path in its own span, each step has the rows before again ([`Feature::Again`]) and
+//! the new level behind them. All those rows are written anew, from the decoder's states, once their tokens were accepted.
+
+mod sizes;
+mod sources;
+
+use folio_device::{Backend, Batch, InputLimits, Product, TensorKind};
+use folio_formats::WeightSource;
+
+use super::layer::DraftLayer;
+use super::stored::{Room, Stored};
+use crate::{
+    Decoder, DecoderLimits, MemoryUse, ModelSpec, Result, RopeSpec,
+    decoder::{Lent, check},
+    linear::Linear,
+};
+use sizes::Sizes;
+use sources::Sources;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EagleLayout {
+    /// EAGLE-1 and EAGLE-2, which differ in how trees are grown and not in the head.
+    One,
+    Three,
+}
+
+/// Where a row's state comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Feature {
+    /// This row of the decoder's last step.
+    Decoder(u32),
+    /// What the head gave for this row of its own last step.
+    After(u32),
+    /// What this row of the head's last step came from: the row itself, computed again.
+    Again(u32),
+}
+
+pub struct Eagle<B: Backend> {
+    layout: EagleLayout,
+    spec: ModelSpec,
+    /// One group of blocks, the decoder's [`Eagle::group`].
+    limits: DecoderLimits,
+    group: usize,
+    fc: Linear<B>,
+    layer: DraftLayer<B>,
+    norms: Norms<B>,
+    /// None where the decoder's output matrix is the head's.
+    output: Option<Linear<B>>,
+    /// Token of each draft id; empty where they are the same.
+    tokens: Vec<u32>,
+    rope: Option<(RopeSpec, B::Vector)>,
+    inputs: B::Inputs,
+    acts: Acts<B>,
+    num_rows: usize,
+    num_outputs: usize,
+    memory: MemoryUse,
+}
+
+struct Norms<B: Backend> {
+    /// Of the embedding in EAGLE-3; before attention, where a layer of the other layout has it.
+    input: Option<B::Vector>,
+    /// Of the state.
+    hidden: Option<B::Vector>,
+    /// Before the output matrix.
+    last: Option<B::Vector>,
+}
+
+struct Acts<B: Backend> {
+    /// The decoder's three states of a row, in EAGLE-3. [rows, 3 hidden]
+    fused: Option<B::Tensor>,
+    /// Each row's state as it is given, and as it was in the step before. [rows, hidden]
+    given: B::Tensor,
+    given_before: B::Tensor,
+    /// The head's stream, and that of the step before. [rows, hidden]
+    state: B::Tensor,
+    state_before: B::Tensor,
+    embedded: B::Tensor,
+    normed: B::Tensor,
+    /// Embedding and state side by side. [rows, 2 hidden]
+    both: B::Tensor,
+    /// [outputs, hidden]
+    last: B::Tensor,
+    last_normed: B::Tensor,
+    /// [outputs, draft vocabulary]
+    logits: B::Tensor,
+}
+
+impl<B: Backend> Eagle<B> {
+    /// A head for this decoder, sized as it is, whose states it taps from now on.
+    pub fn load(decoder: &mut Decoder<B>, source: &dyn WeightSource) -> Result<Self> {
+        let stored = Stored::new(source, sizes::FAMILY);
+        let sizes = Sizes::of(&stored, decoder.spec())?;
+        let group = sizes.group;
+        let limits = DecoderLimits { blocks: vec![decoder.limits().blocks[group]], ..decoder.limits().clone() };
+        let Lent { backend, spec, .. } = decoder.lend();
+        let spec = spec.clone();
+        let fc = stored.linear(backend, &sizes.stem("fc"), spec.hidden, sizes.fused)?;
+        let three = sizes.layout == EagleLayout::Three;
+        let norm = |backend: &mut B, needed: bool, stem: String| -> Result<Option<B::Vector>> {
+            let there = needed || stored.has(&format!("{stem}.weight"));
+            there.then(|| stored.norm(backend, &stem, spec.hidden)).transpose()
+        };
+        let norms = Norms {
+            input: norm(backend, three, format!("{}input_layernorm", sizes.layer))?,
+            hidden: if three { norm(backend, true, format!("{}hidden_norm", sizes.layer))? } else { None },
+            last: if three { norm(backend, true, sizes.stem("norm"))? } else { None },
+        };
+        let output = match sizes.own_output {
+            true => Some(stored.linear(backend, "lm_head", sizes.vocab, spec.hidden)?),
+            false => None,
+        };
+        let rope = sizes.like.rope.map(|number| spec.ropes[number].clone());
+        let rope =
+            rope.map(|rope| Ok::<_, crate::Error>((rope.clone(), backend.vector(&rope.inv_freq)?))).transpose()?;
+        let mut room = Room { backend, bytes: 0 };
+        let layer = DraftLayer::load(&mut room, &stored, &sizes.layer_shape(&spec), &limits)?;
+        let acts = Acts::new(&mut room, &sizes, spec.hidden, &limits)?;
+        let bytes = room.bytes;
+        source.names().into_iter().for_each(|name| source.release(name));
+        let inputs = backend.inputs(InputLimits {
+            rows: limits.rows,
+            spans: limits.spans,
+            outputs: limits.outputs,
+            table_entries: limits.table_entries,
+            groups: 1,
+            ropes: rope.iter().len(),
+            rope_pairs: rope.as_ref().map_or(0, |(rope, _)| rope.inv_freq.len()),
+        })?;
+        let outside: u64 = std::iter::once(&fc).chain(&output).map(|linear| linear.bytes(backend)).sum();
+        let memory = MemoryUse {
+            weights: outside + layer.weight_bytes(backend),
+            kv: layer.kv_bytes(&limits),
+            activations: bytes,
+        };
+        decoder.tap(sizes.tap)?;
+        let (layout, tokens) = (sizes.layout, sizes.tokens);
+        let (num_rows, num_outputs) = (0, 0);
+        Ok(Self {
+            layout,
+            spec,
+            limits,
+            group,
+            fc,
+            layer,
+            norms,
+            output,
+            tokens,
+            rope,
+            inputs,
+            acts,
+            num_rows,
+            num_outputs,
+            memory,
+        })
+    }
+
+    pub fn layout(&self) -> EagleLayout {
+        self.layout
+    }
+
+    /// The decoder's layer group whose blocks and slots a batch for the head names, as its only group.
+    pub fn group(&self) -> usize {
+        self.group
+    }
+
+    pub fn memory(&self) -> MemoryUse {
+        self.memory
+    }
+
+    /// Width of a row of logits.
+    pub fn vocab_size(&self) -> usize {
+        if self.tokens.is_empty() { self.spec.vocab_size } else { self.tokens.len() }
+    }
+
+    /// The token that a column of the logits speaks of.
+    pub fn token(&self, column: usize) -> u32 {
+        if self.tokens.is_empty() { column as u32 } else { self.tokens[column] }
+    }
+
+    /// Runs one step of the head: `batch` has the token behind each row's state, and the row's own place.
+    pub fn forward(&mut self, decoder: &mut Decoder<B>, batch: &Batch, features: &[Feature]) -> Result<()> {
+        self.num_outputs = 0;
+        let rows_before = std::mem::take(&mut self.num_rows);
+        check::same("states", features.len(), batch.num_rows())?;
+        let sources = Sources::of(features);
+        sources.check(self.limits.rows, rows_before)?;
+        if features.is_empty() {
+            return Ok(());
+        }
+        check::batch(&self.spec, &self.limits, batch, false)?;
+        let Lent { backend, embedding, output, tapped, .. } = decoder.lend();
+        let tapped = tapped.expect("a decoder is tapped when a head is loaded for it");
+        let size = backend.upload(&mut self.inputs, batch);
+        if let Some((rope, inv_freq)) = &self.rope {
+            backend.rope_angles(&mut self.inputs, 0, inv_freq, rope.magnitude);
+        }
+        backend.embed(&mut self.acts.embedded, embedding, &self.inputs, self.spec.embed_scale);
+        self.gather_states(backend, &sources, tapped, size.rows);
+        match self.layout {
+            EagleLayout::One => self.run_one(backend, size.rows),
+            EagleLayout::Three => self.run_three(backend, size.rows),
+        }
+        if size.outputs > 0 {
+            self.compute_outputs(backend, output, size.outputs);
+        }
+        (self.num_rows, self.num_outputs) = (batch.num_rows(), batch.outputs.len());
+        Ok(backend.check()?)
+    }
+
+    /// Every row's state to `given`.
+    fn gather_states(&mut self, backend: &mut B, sources: &Sources, tapped: &B::Tensor, rows: usize) {
+        let acts = &mut self.acts;
+        std::mem::swap(&mut acts.given, &mut acts.given_before);
+        std::mem::swap(&mut acts.state, &mut acts.state_before);
+        match &mut acts.fused {
+            Some(fused) if !sources.decoder.is_empty() => {
+                backend.copy_rows(fused, tapped, &sources.decoder);
+                // Of rows that come from elsewhere this gives nothing of use, and they are filled in below.
+                self.fc.forward(backend, &mut acts.given, fused, rows);
+            }
+            Some(_) => {}
+            None => backend.copy_rows(&mut acts.given, tapped, &sources.decoder),
+        }
+        backend.copy_rows(&mut acts.given, &acts.state_before, &sources.after);
+        backend.copy_rows(&mut acts.given, &acts.given_before, &sources.again);
+    }
+
+    /// EAGLE-3: the state itself is the stream; attention reads it beside the embedding.
+    fn run_three(&mut self, backend: &mut B, rows: usize) {
+        let Self { acts, norms, spec, .. } = self;
+        backend.copy_columns(&mut acts.state, 0, &acts.given, rows);
+        for (norm, x, column) in [(&norms.input, &acts.embedded, 0), (&norms.hidden, &acts.given, spec.hidden)] {
+            let norm = norm.as_ref().expect("this layout has both norms");
+            backend.rms_norm(&mut acts.normed, x, norm, spec.norm_eps, rows);
+            backend.copy_columns(&mut acts.both, column, &acts.normed, rows);
+        }
+        self.layer.forward(backend, &mut acts.state, Some(&acts.both), &self.inputs, rows);
+    }
+
+    /// EAGLE-1: the stream is made of embedding and state.
+    fn run_one(&mut self, backend: &mut B, rows: usize) {
+        let Self { acts, norms, spec, .. } = self;
+        backend.copy_columns(&mut acts.both, 0, &acts.embedded, rows);
+        backend.copy_columns(&mut acts.both, spec.hidden, &acts.given, rows);
+        self.fc.forward(backend, &mut acts.state, &acts.both, rows);
+        if let Some(norm) = &norms.input {
+            backend.rms_norm(&mut acts.normed, &acts.state, norm, spec.norm_eps, rows);
+        }
+        let x = norms.input.as_ref().map(|_| &acts.normed);
+        self.layer.forward(backend, &mut acts.state, x, &self.inputs, rows);
+    }
+
+    fn compute_outputs(&mut self, backend: &mut B, decoders: Product<'_, B>, rows: usize) {
+        let Self { acts, spec, .. } = self;
+        backend.gather_outputs(&mut acts.last, &acts.state, &self.inputs);
+        let x = match &self.norms.last {
+            Some(norm) => {
+                backend.rms_norm(&mut acts.last_normed, &acts.last, norm, spec.norm_eps, rows);
+                &acts.last_normed
+            }
+            None => &acts.last,
+        };
+        match &self.output {
+            Some(own) => own.forward(backend, &mut acts.logits, x, rows),
+            None => {
+                backend.linear(&mut acts.logits, x, decoders.weight, decoders.bias, rows);
+                if spec.logit_scale != 1.0 || spec.logit_soft_cap.is_some() {
+                    backend.finish_logits(&mut acts.logits, spec.logit_scale, spec.logit_soft_cap, rows);
+                }
+            }
+        }
+    }
+
+    /// The last step's logits, `[outputs, vocab_size]`, into `out`; [`Eagle::token`] says what they speak of.
+    pub fn logits(&mut self, decoder: &mut Decoder<B>, out: &mut Vec<f32>) {
+        decoder.backend_mut().download(&self.acts.logits, self.num_outputs, out);
+    }
+
+    /// As the decoder's, for blocks of the head's [`Eagle::group`].
+    pub fn copy_blocks(&mut self, decoder: &mut Decoder<B>, pairs: &[(u32, u32)]) {
+        decoder.backend_mut().copy_blocks(self.layer.kv(), pairs);
+    }
+}
+
+impl<B: Backend> Acts<B> {
+    fn new(room: &mut Room<'_, B>, sizes: &Sizes, hidden: usize, limits: &DecoderLimits) -> Result<Self> {
+        use TensorKind::{Activation, Scores, Stream};
+        let (rows, outputs) = (limits.rows, limits.outputs);
+        let (fused, both) = match sizes.layout {
+            EagleLayout::Three => (Some(room.tensor(rows, sizes.fused, Stream)?), Activation),
+            EagleLayout::One => (None, Stream),
+        };
+        Ok(Self {
+            fused,
+            given: room.tensor(rows, hidden, Stream)?,
+            given_before: room.tensor(rows, hidden, Stream)?,
+            state: room.tensor(rows, hidden, Stream)?,
+            state_before: room.tensor(rows, hidden, Stream)?,
+            embedded: room.tensor(rows, hidden, Stream)?,
+            normed: room.tensor(rows, hidden, Activation)?,
+            both: room.tensor(rows, 2 * hidden, both)?,
+            last: room.tensor(outputs, hidden, Stream)?,
+            last_normed: room.tensor(outputs, hidden, Activation)?,
+            logits: room.tensor(outputs, sizes.vocab, Scores)?,
+        })
+    }
+}
