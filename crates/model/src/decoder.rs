@@ -199,6 +199,7 @@ impl<B: Backend> Decoder<B> {
 
     fn step(&mut self, batch: &Batch, stream: Option<&[f32]>, num_logits: usize) -> Result<()> {
         (self.num_outputs, self.num_logits) = (0, 0);
+        self.note_tapped(0);
         if batch.num_rows() == 0 {
             return Ok(());
         }
@@ -224,6 +225,7 @@ impl<B: Backend> Decoder<B> {
             }
         }
         (self.num_outputs, self.num_logits) = (outputs, num_logits.min(outputs));
+        self.note_tapped(batch.num_rows());
         Ok(self.backend.check()?)
     }
 

@@ -21,6 +21,8 @@ pub(super) struct Taps<B: Backend> {
     hidden: usize,
     /// [rows, widths of all tapped states]
     states: B::Tensor,
+    /// Rows of the last step.
+    num_rows: usize,
 }
 
 impl<B: Backend> Taps<B> {
@@ -70,16 +72,27 @@ impl<B: Backend> Decoder<B> {
         let states = self.backend.tensor(self.limits.rows, width, TensorKind::Stream)?;
         let bytes = self.limits.rows * width * self.backend.value_bytes(TensorKind::Stream);
         self.memory.activations += bytes as u64;
-        self.taps = Some(Taps { tap, hidden, states });
+        self.taps = Some(Taps { tap, hidden, states, num_rows: 0 });
         Ok(())
     }
 
-    /// The tapped states of the last step's first `rows` rows; empty where nothing is tapped.
-    pub fn tapped(&mut self, rows: usize, out: &mut Vec<f32>) {
+    /// The tapped states of all rows of the last step; empty where nothing is tapped.
+    pub fn tapped(&mut self, out: &mut Vec<f32>) {
         out.clear();
         if let Some(taps) = &self.taps {
-            self.backend.download(&taps.states, rows, out);
+            self.backend.download(&taps.states, taps.num_rows, out);
         }
+    }
+
+    pub(super) fn note_tapped(&mut self, rows: usize) {
+        if let Some(taps) = &mut self.taps {
+            taps.num_rows = rows;
+        }
+    }
+
+    /// Rows of the last step whose states were kept.
+    pub(crate) fn num_tapped(&self) -> usize {
+        self.taps.as_ref().map_or(0, |taps| taps.num_rows)
     }
 
     /// Rows of the last step that have states behind the last norm.

@@ -194,7 +194,7 @@ impl<B: Backend> Eagle<B> {
         let rows_before = std::mem::take(&mut self.num_rows);
         check::same("states", features.len(), batch.num_rows())?;
         let sources = Sources::of(features);
-        sources.check(self.limits.rows, rows_before)?;
+        sources.check(decoder.num_tapped(), rows_before)?;
         if features.is_empty() {
             return Ok(());
         }

@@ -113,7 +113,7 @@ fn check_taps<B: Backend>(backend: impl Fn() -> B) {
         let step = Batch { outputs: vec![2], ..batch(golden.prompt(), 0, &[]) };
         decoder.forward(&step).expect("a step");
         let mut states = Vec::new();
-        decoder.tapped(step.num_rows(), &mut states);
+        decoder.tapped(&mut states);
         let width = expected.len();
         assert!(width % hidden == 0 && states.len() == width * step.num_rows());
         check(&format!("{tap:?}"), &states[golden.row * width..][..width], expected);

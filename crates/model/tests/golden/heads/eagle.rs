@@ -160,6 +160,8 @@ fn what_does_not_fit_is_refused() {
     };
     let message = refused(&mut running, &[Feature::After(25)]);
     assert_eq!(message, "the end of the head's own rows is 26, but at most 25 fit");
+    let message = refused(&mut running, &[Feature::Decoder(25)]);
+    assert_eq!(message, "the end of the decoder's rows is 26, but at most 25 fit");
     assert_eq!(refused(&mut running, &[]), "states has 0 entries, but 1 were expected");
 
     let mut decoder = golden.decoder(Reference::new());

@@ -74,7 +74,7 @@ fn cpu_agrees() {
 }
 
 #[test]
-fn a_missing_bias_is_named() {
+fn a_missing_tensor_is_named() {
     let golden = read();
     let mut decoder = golden.decoder(Reference::new());
     let empty = Weights::default();
