@@ -86,6 +86,11 @@ impl SamplingState {
         self.recent.observe(token);
     }
 
+    /// Whether the answer ends with `token`, if it is the next to be put out.
+    pub(crate) fn stops_at(&self, token: u32) -> bool {
+        self.seen.num_outputs() >= self.params.min_tokens && self.stops.contains(&token)
+    }
+
     /// The token at `position` of the sequence, from the logits of the one before. The logits are used up.
     pub fn sample(&mut self, logits: &mut [f32], position: usize) -> Result<Sampled, NotFinite> {
         check_finite(logits)?;

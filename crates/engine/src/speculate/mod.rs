@@ -2,20 +2,22 @@
 //!
 //! A [`Draft`] is a tree of such guesses behind a request's last token; [`Propose`] is how methods that need no device
 //! make one from the tokens that they have seen. A guess may be as bad as it likes: what is verified is what the model
-//! would have said anyway, so nothing here touches the output, only how soon it comes. Nothing here verifies either,
-//! nor decides how many guesses pay.
+//! would have said anyway, so nothing here touches the output, only how soon it comes. [`walk`] is
+//! how they are verified; nothing here decides how many guesses pay.
 
 mod automaton;
 mod lookahead_pool;
 mod mix;
 mod ngram;
 mod suffix;
+mod verify;
 
 use folio_model::device::tree;
 use folio_scheduler::RequestId;
 pub use lookahead_pool::{LookaheadOptions, LookaheadPools, NgramPool};
 pub use ngram::{Ngram, NgramOptions};
 pub use suffix::{Suffix, SuffixOptions};
+pub use verify::{Place, Walk, ask, verify, verify_drawn, walk};
 
 /// A method on the host.
 pub trait Propose: Send {

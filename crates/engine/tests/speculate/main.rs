@@ -1,0 +1,13 @@
+//! Drafts change how many tokens a pass gives, and nothing else: verification against plain decoding, token for token
+//! and as a distribution, and against what theory says of its pace.
+
+mod chi_square;
+mod device;
+mod distribution;
+mod exact;
+mod exact_cases;
+mod model;
+mod pace;
+#[path = "../drawn/sampler.rs"]
+mod sampler;
+mod walks;
