@@ -2,16 +2,18 @@
 //!
 //! A [`Draft`] is a tree of such guesses behind a request's last token; [`Propose`] is how methods that need no device
 //! make one from the tokens that they have seen. A guess may be as bad as it likes: what is verified is what the model
-//! would have said anyway, so nothing here touches the output, only how soon it comes. [`walk`] is
-//! how they are verified; nothing here decides how many guesses pay.
+//! would have said anyway, so nothing here touches the output, only how soon it comes. [`Drafter`] is a
+//! method as the runner sees it, and [`walk`] how a draft is verified.
 
 mod automaton;
+mod drafter;
 mod lookahead_pool;
 mod mix;
 mod ngram;
 mod suffix;
 mod verify;
 
+pub use drafter::{Drafter, OnHost, Settled, SettledRequest};
 use folio_model::device::tree;
 use folio_scheduler::RequestId;
 pub use lookahead_pool::{LookaheadOptions, LookaheadPools, NgramPool};
