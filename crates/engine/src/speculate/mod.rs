@@ -5,6 +5,7 @@
 //! would have said anyway, so nothing here touches the output, only how soon it comes. [`Drafter`] is a
 //! method as the runner sees it, and [`walk`] how a draft is verified.
 
+mod ahead;
 mod automaton;
 mod drafter;
 mod lookahead_pool;
@@ -12,7 +13,9 @@ mod mix;
 mod ngram;
 mod suffix;
 mod verify;
+mod written;
 
+pub use ahead::Ahead;
 pub use drafter::{Drafter, OnHost, Settled, SettledRequest};
 use folio_model::device::tree;
 use folio_scheduler::RequestId;
@@ -20,6 +23,7 @@ pub use lookahead_pool::{LookaheadOptions, LookaheadPools, NgramPool};
 pub use ngram::{Ngram, NgramOptions};
 pub use suffix::{Suffix, SuffixOptions};
 pub use verify::{Place, Walk, ask, verify, verify_drawn, walk};
+pub use written::Written;
 
 /// A method on the host.
 pub trait Propose: Send {

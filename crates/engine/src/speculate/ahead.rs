@@ -1,0 +1,181 @@
+//! Room for rows that a decoder has not computed: where a method with keys and values of its own puts them.
+//!
+//! Such a method has storage of its own and no blocks of its own. Its blocks are numbered as those of one layer group of
+//! the decoder, so that a sequence lies in the same places in both, and what the scheduler decides about blocks needs no
+//! second thought. Drafts reach beyond a request's table, as nobody has planned them yet: rows out there lie in scratch
+//! blocks behind the last of the group's, as many as the longest draft needs for every sequence of a step. They are for the
+//! step at hand, and are computed again once their tokens are settled and have blocks.
+
+use std::ops::Range;
+
+use folio_model::{
+    ModelSpec,
+    device::{BLOCK_TOKENS, Batch, GroupTables, Span, tree},
+};
+
+/// See the [module](self).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ahead {
+    group: usize,
+    /// The first of the scratch blocks.
+    first_scratch: usize,
+    sequences: usize,
+    scratch_each: usize,
+}
+
+impl Ahead {
+    /// `blocks` are those of the decoder's layer group `group`; `sequences` the most of a step, and `rows` the most from
+    /// a request's last token on.
+    pub fn new(group: usize, blocks: usize, sequences: usize, rows: usize) -> Self {
+        assert!((1..=tree::TREE_ROWS).contains(&rows), "{rows} rows of a draft");
+        Self { group, first_scratch: blocks, sequences, scratch_each: rows.div_ceil(BLOCK_TOKENS) }
+    }
+
+    /// The layer group that sees everything, and so keeps all blocks of a sequence. There may be none.
+    pub fn full_group(spec: &ModelSpec) -> Option<usize> {
+        spec.kv_groups().iter().position(|group| group.window.is_none())
+    }
+
+    pub fn group(&self) -> usize {
+        self.group
+    }
+
+    /// Blocks of the method's storage, scratch included.
+    pub fn num_blocks(&self) -> usize {
+        self.first_scratch + self.sequences * self.scratch_each
+    }
+
+    /// Table entries of a step of the method's, from those of the decoder's.
+    pub fn table_entries(&self, decoders: usize) -> usize {
+        decoders + self.sequences * self.scratch_each
+    }
+
+    /// The blocks of the request whose span has this number in the decoder's step.
+    pub fn table<'a>(&self, step: &'a Batch, request: usize) -> &'a [u32] {
+        let tables = &step.groups[self.group];
+        let end = tables.first_block.get(request + 1).map_or(tables.blocks.len(), |&end| end as usize);
+        &tables.blocks[tables.first_block[request] as usize..end]
+    }
+
+    /// Empties a batch of so many layer groups, and keeps its memory.
+    pub fn clear(batch: &mut Batch, groups: usize) {
+        let Batch { tokens, positions, spans, ancestors, groups: tables, outputs } = batch;
+        [tokens, positions, outputs].into_iter().for_each(Vec::clear);
+        spans.clear();
+        ancestors.clear();
+        tables.resize_with(groups, GroupTables::default);
+        for GroupTables { slots, blocks, first_block } in tables {
+            [slots, blocks, first_block].into_iter().for_each(Vec::clear);
+        }
+    }
+
+    /// Adds a span to `batch`: the tokens at places `first..` of a request of the decoder's step. They are a tree where
+    /// there are words of [`tree::ancestors`], and a chain where there are none. Gives the number of the span's first row;
+    /// outputs are for the caller to add.
+    pub fn push(
+        &self,
+        step: &Batch,
+        request: usize,
+        first: usize,
+        tokens: &[u32],
+        ancestors: &[u64],
+        batch: &mut Batch,
+    ) -> u32 {
+        let (row, places) = (batch.num_rows(), first..first + tokens.len());
+        batch.tokens.extend(tokens);
+        batch.spans.push(Span { first_row: row as u32, num_rows: tokens.len() as u32, context: places.end as u32 });
+        if ancestors.is_empty() {
+            batch.positions.extend(places.clone().map(|place| place as u32));
+        } else {
+            assert_eq!(ancestors.len(), tokens.len(), "words of ancestors and tokens");
+            batch.positions.extend(ancestors.iter().map(|word| first as u32 + word.count_ones() - 1));
+            batch.ancestors.resize(row, 0);
+            batch.ancestors.extend(ancestors);
+        }
+        if !batch.ancestors.is_empty() {
+            batch.ancestors.resize(row + tokens.len(), 0);
+        }
+        let table = self.table(step, request);
+        for group in &mut batch.groups {
+            self.push_table(table, request, places.clone(), group);
+        }
+        row as u32
+    }
+
+    fn push_table(&self, table: &[u32], sequence: usize, places: Range<usize>, group: &mut GroupTables) {
+        let (begin, entries) = (group.blocks.len(), places.end.div_ceil(BLOCK_TOKENS));
+        let beyond = entries.saturating_sub(table.len());
+        assert!(beyond <= self.scratch_each, "{places:?} are {beyond} blocks beyond a table of {}", table.len());
+        assert!(sequence < self.sequences, "sequence {sequence}, but scratch for {}", self.sequences);
+        let scratch = self.first_scratch + sequence * self.scratch_each;
+        group.first_block.push(begin as u32);
+        group.blocks.extend(&table[..entries.min(table.len())]);
+        group.blocks.extend((scratch..scratch + beyond).map(|block| block as u32));
+        let blocks = &group.blocks[begin..];
+        let slot = |place: usize| blocks[place / BLOCK_TOKENS] * BLOCK_TOKENS as u32 + (place % BLOCK_TOKENS) as u32;
+        group.slots.extend(places.map(slot));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two requests, of 18 and of 16 tokens with them.
+    fn step() -> Batch {
+        let tables = |blocks: &[u32]| GroupTables { slots: vec![], blocks: blocks.to_vec(), first_block: vec![0, 2] };
+        Batch { groups: vec![tables(&[9, 9, 9]), tables(&[4, 1, 6])], ..Batch::default() }
+    }
+
+    #[test]
+    fn rows_lie_in_the_requests_blocks_and_beyond_them_in_scratch() {
+        let (ahead, step) = (Ahead::new(1, 8, 3, 5), step());
+        assert_eq!((ahead.num_blocks(), ahead.table_entries(10)), (11, 13));
+        assert_eq!((ahead.table(&step, 0), ahead.table(&step, 1)), (&[4, 1][..], &[6][..]));
+        let mut batch = Batch::default();
+        for _ in 0..2 {
+            Ahead::clear(&mut batch, 2);
+            assert_eq!(ahead.push(&step, 0, 30, &[7, 8, 9], &[], &mut batch), 0);
+            assert_eq!(ahead.push(&step, 1, 14, &[5], &[], &mut batch), 3);
+            assert_eq!(batch.tokens, [7, 8, 9, 5]);
+            assert_eq!(batch.positions, [30, 31, 32, 14]);
+            assert_eq!(batch.spans[0], Span { first_row: 0, num_rows: 3, context: 33 });
+            assert_eq!(batch.spans[1], Span { first_row: 3, num_rows: 1, context: 15 });
+            assert!(batch.ancestors.is_empty() && batch.outputs.is_empty());
+            for group in &batch.groups {
+                assert_eq!(group.blocks, [4, 1, 8, 6]);
+                assert_eq!(group.first_block, [0, 3]);
+                assert_eq!(group.slots, [30, 31, 128, 110]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_tree_lies_row_by_row_and_counts_by_depth() {
+        let (ahead, step) = (Ahead::new(1, 8, 3, 20), step());
+        let words = tree::ancestors(&[None, Some(0), Some(0), Some(2)]);
+        let mut batch = Batch::default();
+        Ahead::clear(&mut batch, 1);
+        ahead.push(&step, 0, 3, &[1], &[], &mut batch);
+        ahead.push(&step, 1, 15, &[1, 2, 3, 4], &words, &mut batch);
+        ahead.push(&step, 0, 4, &[1, 2], &[], &mut batch);
+        assert_eq!(batch.positions, [3, 15, 16, 16, 17, 4, 5]);
+        assert_eq!(batch.ancestors, [0, 0b1, 0b11, 0b101, 0b1101, 0, 0]);
+        assert_eq!(batch.spans[1], Span { first_row: 1, num_rows: 4, context: 19 });
+        assert_eq!(batch.groups[0].slots[1..5], [111, 160, 161, 162], "the second sequence's scratch");
+        assert_eq!(ahead.num_blocks(), 14);
+    }
+
+    #[test]
+    #[should_panic(expected = "2 blocks beyond a table of 1")]
+    fn scratch_is_for_the_longest_draft_alone() {
+        Ahead::new(1, 8, 3, 5).push(
+            &step(),
+            1,
+            30,
+            &[1; 3],
+            &[],
+            &mut Batch { groups: step().groups, ..Batch::default() },
+        );
+    }
+}

@@ -1,0 +1,145 @@
+//! What lies in a method's own blocks, by the tokens that led to it.
+//!
+//! A method that keeps keys and values beside the decoder's is not asked when blocks change hands: a request finds a
+//! prefix in the cache, gives way and comes back, goes on without drafts for a while, or has its blocks brought back from
+//! the host, which has nothing of the method's. Instead of following all that, each block says which tokens its contents
+//! are of and what came before them. How far a table is right then follows from the table and the tokens alone, and no
+//! request needs to be known. A wrong answer, should two hashes ever be the same, costs a draft and no more.
+
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    ops::Range,
+};
+
+use folio_model::device::BLOCK_TOKENS;
+
+/// See the [module](self).
+#[derive(Clone, Debug)]
+pub struct Written {
+    blocks: Vec<Contents>,
+}
+
+/// Of one block, from its first place on.
+#[derive(Clone, Debug, Default)]
+struct Contents {
+    /// Hash of everything before the block.
+    before: u64,
+    /// And of that and the block, where it is full.
+    with: u64,
+    len: u8,
+    tokens: [u32; BLOCK_TOKENS],
+}
+
+impl Contents {
+    fn held(&self) -> &[u32] {
+        &self.tokens[..usize::from(self.len)]
+    }
+}
+
+/// Before the first block there is nothing.
+const START: u64 = 0;
+
+impl Written {
+    pub fn new(num_blocks: usize) -> Self {
+        Self { blocks: vec![Contents::default(); num_blocks] }
+    }
+
+    /// How many of `tokens`, counted from the first, lie in the blocks of `table`.
+    pub fn reach(&self, table: &[u32], tokens: &[u32]) -> usize {
+        self.trace(table, tokens).0
+    }
+
+    /// The same, with the hash of all full blocks on the way.
+    fn trace(&self, table: &[u32], tokens: &[u32]) -> (usize, u64) {
+        let (mut reach, mut hash) = (0, START);
+        for (&block, wanted) in table.iter().zip(tokens.chunks(BLOCK_TOKENS)) {
+            let contents = &self.blocks[block as usize];
+            if contents.before != hash {
+                break;
+            }
+            let same = contents.held().iter().zip(wanted).take_while(|(held, wanted)| held == wanted).count();
+            reach += same;
+            if same < BLOCK_TOKENS {
+                break;
+            }
+            hash = contents.with;
+        }
+        (reach, hash)
+    }
+
+    /// A pass wrote the places of `range`, of a sequence of these tokens, to the blocks of `table`. What comes before them
+    /// must lie there.
+    pub fn note(&mut self, table: &[u32], tokens: &[u32], range: Range<usize>) {
+        let first = range.start / BLOCK_TOKENS;
+        let (reach, mut hash) = self.trace(table, &tokens[..range.start]);
+        assert_eq!(reach, range.start, "places before {range:?} that the table holds");
+        for (number, &block) in table.iter().enumerate().skip(first) {
+            let wanted = &tokens[(number * BLOCK_TOKENS).min(range.end)..range.end.min((number + 1) * BLOCK_TOKENS)];
+            if wanted.is_empty() {
+                return;
+            }
+            let contents = &mut self.blocks[block as usize];
+            contents.before = hash;
+            contents.len = wanted.len() as u8;
+            contents.tokens[..wanted.len()].copy_from_slice(wanted);
+            if wanted.len() == BLOCK_TOKENS {
+                contents.with = chain(hash, wanted);
+                hash = contents.with;
+            }
+        }
+    }
+}
+
+fn chain(before: u64, tokens: &[u32]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (before, tokens).hash(&mut hasher);
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_reaches_as_far_as_it_was_written() {
+        let (mut written, tokens) = (Written::new(8), (0..40).collect::<Vec<u32>>());
+        let table = [3, 5, 1];
+        assert_eq!(written.reach(&table, &tokens), 0);
+        for (range, reach) in [(0..5, 5), (5..16, 16), (16..33, 33), (20..21, 21), (21..40, 40)] {
+            written.note(&table, &tokens, range);
+            assert_eq!(written.reach(&table, &tokens), reach);
+        }
+        assert_eq!(written.reach(&table[..2], &tokens), 32, "no further than the table");
+        assert_eq!(written.reach(&table, &tokens[..7]), 7, "no further than the tokens");
+        assert_eq!(written.reach(&[3, 1], &tokens), 16, "a block of other contents");
+        assert_eq!(written.reach(&[5], &tokens[16..]), 0, "the same tokens behind others");
+    }
+
+    #[test]
+    fn other_tokens_end_it() {
+        let (mut written, mut tokens) = (Written::new(4), (0..32).collect::<Vec<u32>>());
+        written.note(&[0, 1], &tokens, 0..30);
+        tokens[20] = 7;
+        assert_eq!(written.reach(&[0, 1], &tokens), 20);
+        written.note(&[0, 1], &tokens, 20..22);
+        assert_eq!(written.reach(&[0, 1], &tokens), 22, "what lay behind is gone");
+        tokens[3] = 7;
+        assert_eq!(written.reach(&[0, 1], &tokens), 3);
+    }
+
+    #[test]
+    fn blocks_change_hands() {
+        let (mut written, ours, theirs) = (Written::new(4), [1; 20], [2; 20]);
+        written.note(&[0, 1], &ours, 0..20);
+        written.note(&[2, 1], &theirs, 0..20);
+        assert_eq!((written.reach(&[0, 1], &ours), written.reach(&[2, 1], &theirs)), (16, 20));
+        // The same prefix in another request, which has not seen it computed.
+        assert_eq!(written.reach(&[0, 3], &[1; 40]), 16);
+    }
+
+    #[test]
+    #[should_panic(expected = "places before 5..6 that the table holds")]
+    fn gaps_are_refused() {
+        Written::new(1).note(&[0], &[1; 6], 5..6);
+    }
+}
