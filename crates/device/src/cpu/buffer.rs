@@ -1,16 +1,18 @@
-//! Memory the kernels work on: zeroed, 64-byte aligned, and on huge pages when it is big, since a streaming read of
-//! small pages spends a tenth of its time on address translation.
+//! Memory the kernels work on: zeroed, 64-byte aligned, and on huge pages when it is big or one of many that are read
+//! through.
 
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
+#[cfg(target_os = "linux")]
+use std::sync::Arc;
 
+#[cfg(target_os = "linux")]
+use super::region::{self, HUGE, Region};
 use crate::{Error, Result};
 
 /// One cache line, and the width of the widest vector.
 const ALIGN: usize = 64;
-/// A huge page; buffers of at least one get their own mapping.
-const HUGE: usize = 2 << 20;
 
 /// Types for which all-zero bytes are a value and which own nothing.
 ///
@@ -38,10 +40,7 @@ enum Origin {
     Empty,
     Heap(std::alloc::Layout),
     #[cfg(target_os = "linux")]
-    Mapping {
-        base: *mut libc::c_void,
-        bytes: usize,
-    },
+    Mapping(#[expect(dead_code, reason = "held, so that it is there")] Arc<Region>),
 }
 
 // SAFETY: a Buffer owns its memory as a Vec does, and T is Send + Sync.
@@ -57,9 +56,12 @@ impl<T: Plain> Buffer<T> {
         if bytes == 0 {
             return Ok(Self { ptr: NonNull::dangling(), len, origin: Origin::Empty, values: PhantomData });
         }
+        // Those of at least a huge page have a mapping of their own.
         #[cfg(target_os = "linux")]
         if bytes >= HUGE {
-            return Self::mapped(len, bytes).ok_or_else(out_of_memory);
+            let region = Arc::new(Region::new(bytes).ok_or_else(out_of_memory)?);
+            let start = region.start();
+            return Ok(Self::mapped(region, start, len));
         }
         let layout = std::alloc::Layout::from_size_align(bytes, ALIGN).map_err(|_| out_of_memory())?;
         // SAFETY: the layout has a size above zero.
@@ -68,33 +70,20 @@ impl<T: Plain> Buffer<T> {
         Ok(Self { ptr, len, origin: Origin::Heap(layout), values: PhantomData })
     }
 
-    #[cfg(target_os = "linux")]
-    fn mapped(len: usize, bytes: usize) -> Option<Self> {
-        // One huge page more than asked for, so that the start can be moved to a huge page's; pages never touched
-        // cost nothing.
-        let total = bytes.checked_add(HUGE)?;
-        // SAFETY: an anonymous private mapping at an address of the kernel's choice touches no existing memory.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                total,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            return None;
+    /// The same, on huge pages however small it is, beside other such buffers: for what stays until all of them go.
+    pub fn on_huge_pages(what: &'static str, len: usize) -> Result<Self> {
+        #[cfg(target_os = "linux")]
+        if let Some(bytes) = len.checked_mul(size_of::<T>()).filter(|&bytes| bytes > 0) {
+            let (region, start) = region::part(bytes, ALIGN).ok_or(Error::OutOfMemory { what, bytes: bytes as u64 })?;
+            return Ok(Self::mapped(region, start, len));
         }
-        let skip = (base as usize).next_multiple_of(HUGE) - base as usize;
-        // SAFETY: skip < HUGE, so start .. start + bytes lies inside the mapping.
-        let start = unsafe { base.cast::<u8>().add(skip) };
-        // Advice only: a kernel without huge pages says no, and small ones serve.
-        // SAFETY: the range lies inside the mapping made above and advice does not change its contents.
-        unsafe { libc::madvise(start.cast(), bytes, libc::MADV_HUGEPAGE) };
-        let ptr = NonNull::new(start.cast::<T>())?;
-        Some(Self { ptr, len, origin: Origin::Mapping { base, bytes: total }, values: PhantomData })
+        Self::zeroed(what, len)
+    }
+
+    /// `len` zeros of a region that nobody else has.
+    #[cfg(target_os = "linux")]
+    fn mapped(region: Arc<Region>, start: NonNull<u8>, len: usize) -> Self {
+        Self { ptr: start.cast(), len, origin: Origin::Mapping(region), values: PhantomData }
     }
 }
 
@@ -104,11 +93,9 @@ impl<T: Plain> Drop for Buffer<T> {
             Origin::Empty => {}
             // SAFETY: allocated in `zeroed` with this layout, freed once.
             Origin::Heap(layout) => unsafe { std::alloc::dealloc(self.ptr.as_ptr().cast(), layout) },
+            // Goes with the last of those that lie in it.
             #[cfg(target_os = "linux")]
-            // SAFETY: mapped in `mapped` at this address and length, unmapped once.
-            Origin::Mapping { base, bytes } => unsafe {
-                libc::munmap(base, bytes);
-            },
+            Origin::Mapping(_) => {}
         }
     }
 }
@@ -156,8 +143,12 @@ mod tests {
 
     #[test]
     fn buffers_are_zero_aligned_and_writable() {
-        for len in [0, 1, 1000, 2 * HUGE / 4, 3 * HUGE / 4 + 5] {
-            let mut buffer = Buffer::<f32>::zeroed("test", len).unwrap();
+        let page = 2 << 20;
+        let make = [Buffer::<f32>::zeroed, Buffer::<f32>::on_huge_pages];
+        for (len, make) in
+            [0, 1, 1000, 2 * page / 4, 3 * page / 4 + 5].into_iter().flat_map(|len| make.map(|m| (len, m)))
+        {
+            let mut buffer = make("test", len).unwrap();
             assert_eq!(buffer.len(), len);
             assert!(buffer.iter().all(|&value| value == 0.0));
             if let Some(last) = buffer.last_mut() {
@@ -181,5 +172,7 @@ mod tests {
     fn an_impossible_size_is_an_error() {
         assert!(Buffer::<f32>::zeroed("test", usize::MAX / 2).is_err());
         assert!(Buffer::<f32>::zeroed("test", 1 << 59).is_err());
+        assert!(Buffer::<f32>::on_huge_pages("test", usize::MAX / 2).is_err());
+        assert!(Buffer::<f32>::on_huge_pages("test", 1 << 59).is_err());
     }
 }

@@ -18,6 +18,8 @@ mod matmul;
 mod norm;
 mod pool;
 mod qkv;
+#[cfg(target_os = "linux")]
+mod region;
 mod routing;
 mod simd;
 mod tensor;

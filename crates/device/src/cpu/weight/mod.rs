@@ -216,7 +216,7 @@ impl Part {
             outputs,
             inputs,
             kernel: Kernel::new(ctx.isa, packing),
-            data: Buffer::zeroed("a weight", panels.saturating_mul(packing.panel_bytes(inputs)))?,
+            data: Buffer::on_huge_pages("a weight", panels.saturating_mul(packing.panel_bytes(inputs)))?,
             factors: Buffer::zeroed("a weight's factors", if packing.has_factors() { panels * LANES } else { 0 })?,
             feed: 0,
             outliers: None,
