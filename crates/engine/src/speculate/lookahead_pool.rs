@@ -4,8 +4,7 @@
 //! lets a model guess at several places ahead at once, again and again; what it said at neighbouring places in
 //! successive steps is an n-gram of its own. A [`NgramPool`] keeps those of one request by their first token. Where the
 //! last token is the first of some, the rest of each is a branch of the draft, the most recent first. What is oldest
-//! goes when there are too many behind one token, or in all. The window itself is a matter of the device, not of this
-//! module.
+//! goes when there are too many behind one token, or in all.
 
 use std::collections::VecDeque;
 
@@ -23,11 +22,13 @@ pub struct LookaheadOptions {
     pub capacity: usize,
     /// Whether the n-grams of prompt and answer go in too.
     pub from_text: bool,
+    /// Places ahead at which the model guesses in every step.
+    pub window: usize,
 }
 
 impl Default for LookaheadOptions {
     fn default() -> Self {
-        Self { size: 5, per_token: 7, capacity: 4096, from_text: true }
+        Self { size: 5, per_token: 7, capacity: 4096, from_text: true, window: 8 }
     }
 }
 
@@ -211,6 +212,7 @@ mod tests {
                 per_token: 1 + seed as usize % 5,
                 capacity: 1 + seed as usize % 17,
                 from_text: false,
+                window: 0,
             };
             let (mut pool, mut list) = (NgramPool::new(options), Vec::new());
             let tokens = random_tokens(seed, 600, 3 + seed % 5);
@@ -251,7 +253,7 @@ mod tests {
 
     #[test]
     fn text_goes_in_once_and_in_pieces() {
-        let options = LookaheadOptions { size: 3, per_token: 100, capacity: 1000, from_text: true };
+        let options = LookaheadOptions { size: 3, per_token: 100, capacity: 1000, ..LookaheadOptions::default() };
         let tokens = random_tokens(8, 200, 6);
         let (mut whole, mut pieces) = (LookaheadPools::new(options), LookaheadPools::new(options));
         whole.observe(ID, &tokens);
@@ -269,7 +271,7 @@ mod tests {
 
     #[test]
     fn of_a_long_prompt_only_the_end_is_read() {
-        let options = LookaheadOptions { size: 3, per_token: 2, capacity: 50, from_text: true };
+        let options = LookaheadOptions { size: 3, per_token: 2, capacity: 50, ..LookaheadOptions::default() };
         let mut pools = LookaheadPools::new(options);
         pools.observe(ID, &random_tokens(1, 100_000, 50_000));
         let pool = pools.pool(ID);

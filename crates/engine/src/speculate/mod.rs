@@ -8,7 +8,9 @@
 mod ahead;
 mod automaton;
 mod drafter;
+mod lookahead;
 mod lookahead_pool;
+mod lookahead_window;
 mod mix;
 mod ngram;
 mod suffix;
@@ -19,6 +21,7 @@ pub use ahead::Ahead;
 pub use drafter::{Drafter, OnHost, Settled, SettledRequest};
 use folio_model::device::tree;
 use folio_scheduler::RequestId;
+pub use lookahead::Lookahead;
 pub use lookahead_pool::{LookaheadOptions, LookaheadPools, NgramPool};
 pub use ngram::{Ngram, NgramOptions};
 pub use suffix::{Suffix, SuffixOptions};
