@@ -5,6 +5,7 @@
 //! would have said anyway, so nothing here touches the output, only how soon it comes. [`Drafter`] is a
 //! method as the runner sees it, and [`walk`] how a draft is verified.
 
+mod adapt;
 mod ahead;
 mod automaton;
 mod drafter;
@@ -17,6 +18,7 @@ mod suffix;
 mod verify;
 mod written;
 
+pub use adapt::{Adapt, AdaptOptions};
 pub use ahead::Ahead;
 pub use drafter::{Drafter, OnHost, Settled, SettledRequest};
 use folio_model::device::tree;

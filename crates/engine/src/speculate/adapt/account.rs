@@ -1,0 +1,58 @@
+//! What speculation has gained and lost in fact, against the time that plain steps would have taken.
+//!
+//! Estimates may be wrong in ways that nobody thought of; what is lost by them is bounded here. A small part of all
+//! time may be lost to find out whether drafts pay, and what was gained of late may be lost again.
+
+#[derive(Debug, Default)]
+pub(super) struct Account {
+    /// Seconds that may still be lost; none before the first step.
+    left: Option<f64>,
+}
+
+impl Account {
+    /// Steps that may be lost at the beginning.
+    const AT_FIRST: f64 = 5.0;
+    /// Part of all time that may be lost later.
+    const PART: f64 = 0.005;
+    /// Steps that may be lost at most, after much was gained.
+    const MOST: f64 = 12.0;
+
+    /// A step took so long, where a plain one takes `plain`, and was quicker than those that it replaced by `gained`.
+    pub fn note(&mut self, plain: f64, seconds: f64, gained: f64) {
+        let left = self.left.unwrap_or(Self::AT_FIRST * plain);
+        // One step that hangs says nothing about drafts.
+        let gained = gained.max(-2.0 * plain);
+        self.left = Some((left + Self::PART * seconds.min(10.0 * plain) + gained).min(Self::MOST * plain));
+    }
+
+    pub fn is_overdrawn(&self) -> bool {
+        self.left.is_some_and(|left| left < 0.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_lost_is_bounded() {
+        let mut account = Account::default();
+        let mut lost = 0.0;
+        for _ in 0..10_000 {
+            let (seconds, gained) = if account.is_overdrawn() { (1.0, 0.0) } else { (1.5, -0.5) };
+            lost -= gained;
+            account.note(1.0, seconds, gained);
+        }
+        assert!((50.0..60.0).contains(&lost), "{lost}");
+    }
+
+    #[test]
+    fn what_was_gained_may_be_lost_again_within_limits() {
+        let mut account = Account::default();
+        (0..100).for_each(|_| account.note(1.0, 1.0, 2.0));
+        (0..23).for_each(|_| account.note(1.0, 1.5, -0.5));
+        assert!(!account.is_overdrawn());
+        (0..3).for_each(|_| account.note(1.0, 1.5, -0.5));
+        assert!(account.is_overdrawn());
+    }
+}

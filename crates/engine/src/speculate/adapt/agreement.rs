@@ -1,0 +1,166 @@
+//! How far drafts agree with the model, node by node.
+//!
+//! Nodes are told apart by their place in the draft: a method puts what is likeliest first, so that the first nodes of
+//! a long draft are those of a short one, in a chain as in a tree. What is kept is how often a node that was asked for
+//! was there, and how often it held. A place that was not asked for of late is judged by the one before it.
+
+use super::super::Draft;
+
+#[derive(Clone, Debug)]
+pub(super) struct Agreement {
+    places: Vec<Place>,
+}
+
+/// Sums in which what is older counts less, of the times this place was asked for.
+#[derive(Clone, Copy, Debug, Default)]
+struct Place {
+    asked: f32,
+    /// A node was there.
+    there: f32,
+    /// It was accepted.
+    held: f32,
+    /// There was one at the place before.
+    there_before: f32,
+    /// That was accepted.
+    held_before: f32,
+}
+
+/// What a node brings and costs, as far as is known before the draft is made.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Hope {
+    /// Probability that it is there, and costs a row.
+    pub rows: f64,
+    /// Probability that it holds, and is a token more.
+    pub tokens: f64,
+}
+
+/// Times that what is known of everybody counts, against what is known of one.
+const PRIOR: f32 = 3.0;
+/// Times that one place counts for the next.
+const NEIGHBOUR: f32 = 2.0;
+
+impl Agreement {
+    pub fn new(most: usize) -> Self {
+        Self { places: vec![Place::default(); most] }
+    }
+
+    /// What is thought before anything is seen: good enough to be tried.
+    pub fn hopeful(most: usize) -> Self {
+        let mut hopeful = Self::new(most);
+        if let Some(first) = hopeful.places.first_mut() {
+            *first = Place { asked: 2.0, there: 2.0, held: 1.2, ..Place::default() };
+        }
+        hopeful
+    }
+
+    /// What was known counts less.
+    pub fn fade(&mut self, keep: f32) {
+        for place in &mut self.places {
+            for sum in
+                [&mut place.asked, &mut place.there, &mut place.held, &mut place.there_before, &mut place.held_before]
+            {
+                *sum *= keep;
+            }
+        }
+    }
+
+    /// What came of so many nodes that were asked for.
+    pub fn note(&mut self, asked: usize, drafted: &Draft, accepted: &[u16]) {
+        let there = |node: usize| f32::from(u8::from(node < drafted.len()));
+        let held = |node: usize| f32::from(u8::from(accepted.contains(&(node as u16))));
+        for (node, place) in self.places.iter_mut().enumerate().take(asked.max(drafted.len())) {
+            place.asked += 1.0;
+            place.there += there(node);
+            place.held += held(node);
+            if let Some(before) = node.checked_sub(1) {
+                place.there_before += there(before);
+                place.held_before += held(before);
+            }
+        }
+    }
+
+    /// How often the first node was asked for, of late.
+    pub fn evidence(&self) -> f32 {
+        self.places.first().map_or(0.0, |first| first.asked)
+    }
+
+    /// What to expect of each node of a request, of whom `self` is known: `all` is what is known of everybody.
+    pub fn hopes(&self, all: &Steps, hopes: &mut Vec<Hope>) {
+        hopes.clear();
+        let (mut there, mut held) = (all.first.rows as f32, all.first.tokens as f32);
+        for (place, (there_on, held_on)) in self.places.iter().zip(&all.on) {
+            (there, held) = (there * there_on, held * held_on);
+            there = ((place.there + PRIOR * there) / (place.asked + PRIOR)).min(1.0);
+            held = ((place.held + PRIOR * held) / (place.asked + PRIOR)).min(there);
+            hopes.push(Hope { rows: f64::from(there), tokens: f64::from(held) });
+        }
+    }
+
+    /// What is known of everybody, as it goes from node to node.
+    pub fn steps(&self, steps: &mut Steps) {
+        steps.on.clear();
+        let Some(first) = self.places.first() else { return };
+        let asked = first.asked.max(0.1);
+        steps.first = Hope { rows: f64::from(first.there / asked), tokens: f64::from(first.held / asked) };
+        steps.on.push((1.0, 1.0));
+        let mut held_on = first.held / first.there.max(0.1);
+        for place in &self.places[1..] {
+            let there_on = (place.there + NEIGHBOUR) / (place.there_before + NEIGHBOUR);
+            held_on = (place.held + NEIGHBOUR * held_on) / (place.held_before + NEIGHBOUR);
+            // In a tree the place before may be one that hardly ever holds.
+            steps.on.push((there_on.min(8.0), held_on.min(8.0)));
+            held_on = held_on.min(1.0);
+        }
+    }
+}
+
+/// How nodes compare with those before them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Steps {
+    first: Hope,
+    /// Factors of what is there and of what holds.
+    on: Vec<(f32, f32)>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hopes(own: &Agreement, all: &Agreement) -> Vec<Hope> {
+        let (mut steps, mut hopes) = (Steps::default(), Vec::new());
+        all.steps(&mut steps);
+        own.hopes(&steps, &mut hopes);
+        hopes
+    }
+
+    #[test]
+    fn a_chain_falls_off_as_it_agrees() {
+        let (mut all, fresh) = (Agreement::hopeful(6), Agreement::new(6));
+        // Three of four hold at every depth.
+        for i in 0..256_usize {
+            let held = (0..4).take_while(|depth| (i >> (2 * depth)) & 3 != 0).count();
+            all.note(4, &Draft::chain([1, 2, 3, 4]), &[0, 1, 2, 3][..held]);
+        }
+        let hopes = hopes(&fresh, &all);
+        for (depth, hope) in hopes.iter().enumerate() {
+            let expected = 0.75_f64.powi(depth as i32 + 1);
+            assert!((hope.tokens - expected).abs() < 0.02, "{hopes:?}");
+            assert!((hope.rows - 1.0).abs() < 1e-3);
+        }
+    }
+
+    #[test]
+    fn a_request_that_is_different_is_told_apart() {
+        let mut all = Agreement::hopeful(4);
+        let (mut good, mut none) = (Agreement::new(4), Agreement::new(4));
+        for _ in 0..16 {
+            good.note(4, &Draft::chain([1, 2, 3, 4]), &[0, 1, 2, 3]);
+            all.note(4, &Draft::chain([1, 2, 3, 4]), &[0, 1, 2, 3]);
+            none.note(4, &Draft::default(), &[]);
+            all.note(4, &Draft::default(), &[]);
+        }
+        let (good, none) = (hopes(&good, &all), hopes(&none, &all));
+        assert!(good[3].tokens > 0.8 && good[3].rows > 0.8, "{good:?}");
+        assert!(none[0].tokens < 0.1 && none[0].rows < 0.1, "{none:?}");
+    }
+}
