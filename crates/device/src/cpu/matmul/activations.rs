@@ -3,7 +3,8 @@
 //!
 //! Rows are cut into tiles of nearly equal height; a tile is `[steps][words of a step][rows of the tile]`, so that the
 //! values that one step broadcasts lie side by side. Row-major rows would collide in the cache: widths are powers of
-//! two.
+//! two. Pairs of bf16 are `[steps / 16][rows of the tile][16]`: a cache line is written as the rounding instruction
+//! gives it, where to take it apart would cost as much as some products of few rows.
 
 use half::bf16;
 
@@ -13,6 +14,9 @@ use super::rounding::Rounding;
 
 /// Values that are gathered at a time: the longest group, and whole steps of every other form.
 pub const BUFFER: usize = 256;
+
+/// Steps whose pairs of bf16 lie side by side in one row.
+pub const PAIR_RUN: usize = 16;
 
 /// What a kernel multiplies with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +52,8 @@ impl Activations {
 
     /// Words of a whole row.
     pub fn row_words(&self, cols: usize) -> usize {
-        cols.div_ceil(self.step_values()) * self.step_words()
+        let words = cols.div_ceil(self.step_values()) * self.step_words();
+        if *self == Activations::Bf16Pairs { words.next_multiple_of(PAIR_RUN) } else { words }
     }
 }
 
@@ -166,7 +171,8 @@ pub fn pack(ctx: Ctx<'_>, activations: Activations, source: Source<'_>, sets: &[
             let target = unsafe { target.part(tile.start * words..tile.end * words) };
             let height = tile.len();
             for (place, row) in tile.enumerate() {
-                pack_row(isa, activations, &source.row(row), &mut target[place..], height);
+                let first = if activations == Activations::Bf16Pairs { place * PAIR_RUN } else { place };
+                pack_row(isa, activations, &source.row(row), &mut target[first..], height);
             }
         }
     };
@@ -175,7 +181,7 @@ pub fn pack(ctx: Ctx<'_>, activations: Activations, source: Source<'_>, sets: &[
     ctx.pool.for_each_static(total, 8192usize.div_ceil(tile_values + 1), body);
 }
 
-/// Writes one row's words to every `stride`-th place.
+/// Writes one row's words to every `stride`-th place, or in runs so much apart.
 fn pack_row(isa: Isa, activations: Activations, row: &Row<'_>, target: &mut [u32], stride: usize) {
     if let Activations::Int8(rounding) = activations {
         return rounding.pack_row(isa, row, target, stride);
@@ -211,22 +217,11 @@ fn pack_values(isa: Isa, activations: Activations, values: &[f32], target: &mut 
 #[cfg(target_arch = "x86_64")]
 fn pack_pairs(isa: Isa, values: &[f32], target: &mut [u32], stride: usize) {
     assert_eq!(isa, Isa::Avx512);
-    let (blocks, rest) = values.as_chunks::<32>();
-    for (index, block) in blocks.iter().enumerate() {
-        // SAFETY: a block holds 32 values, and the instruction set is Avx512.
-        let pairs = unsafe { super::avx512::round_to_pairs(block.as_ptr()) };
-        let places = &mut target[index * 16 * stride..];
-        if stride == 1 {
-            places[..16].copy_from_slice(&pairs);
-        } else {
-            for (pair, place) in pairs.iter().zip(places.iter_mut().step_by(stride)) {
-                *place = *pair;
-            }
-        }
-    }
-    let done = (blocks.len() * 16 * stride).min(target.len());
-    let places = target[done..].iter_mut().step_by(stride);
-    for (pair, place) in rest.chunks(2).zip(places) {
+    let (blocks, rest) = values.as_chunks::<{ 2 * PAIR_RUN }>();
+    // SAFETY: the instruction set is Avx512.
+    unsafe { super::avx512::round_to_pairs(blocks, target, PAIR_RUN * stride) };
+    let done = (blocks.len() * PAIR_RUN * stride).min(target.len());
+    for (pair, place) in rest.chunks(2).zip(&mut target[done..]) {
         let bits = |index: usize| pair.get(index).map_or(0, |&value| bf16::from_f32(value).to_bits() as u32);
         *place = bits(0) | bits(1) << 16;
     }

@@ -2,6 +2,7 @@
 
 use std::arch::x86_64::*;
 
+use super::activations::PAIR_RUN;
 use super::tile::{self, F16, F32, Lanes, Tile, by_rows};
 
 /// Fourteen rows by two registers of outputs leave four registers for weights and an activation.
@@ -108,7 +109,7 @@ unsafe fn f16_rows<const R: usize>(tile: &Tile) {
 /// The bf16 kernel: both values of a pair go into one instruction, so activations come as pairs too.
 #[target_feature(enable = "avx512f,avx512bf16")]
 unsafe fn bf16_rows<const R: usize>(tile: &Tile) {
-    // SAFETY: `panel` holds `steps` steps of 128 bytes, `activations` R pairs a step, `out` R rows of `stride` with
+    // SAFETY: `panel` holds `steps` steps of 128 bytes, `activations` R pairs a step in whole runs, `out` R rows of `stride` with
     // 32 columns; all offsets below stay inside those. Prefetching may go anywhere.
     unsafe {
         let mut sums = [[_mm512_setzero_ps(); 2]; R];
@@ -121,23 +122,28 @@ unsafe fn bf16_rows<const R: usize>(tile: &Tile) {
         let mut activations = tile.activations.cast::<i32>();
         let mut panel = tile.panel;
         let mut ahead = tile.prefetch.at;
-        for _ in 0..tile.steps {
-            if tile.prefetch.far {
-                _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
-            } else {
-                _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
-                _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(tile.prefetch.second).cast());
+        let mut left = tile.steps;
+        while left > 0 {
+            let run = left.min(PAIR_RUN);
+            for step in 0..run {
+                if tile.prefetch.far {
+                    _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
+                } else {
+                    _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+                    _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(tile.prefetch.second).cast());
+                }
+                ahead = ahead.wrapping_add(tile.prefetch.advance);
+                let low = as_pairs(_mm512_loadu_si512(panel.cast()));
+                let high = as_pairs(_mm512_loadu_si512(panel.add(64).cast()));
+                for r in 0..R {
+                    let pair = as_pairs(_mm512_set1_epi32(*activations.add(r * PAIR_RUN + step)));
+                    sums[r][0] = _mm512_dpbf16_ps(sums[r][0], low, pair);
+                    sums[r][1] = _mm512_dpbf16_ps(sums[r][1], high, pair);
+                }
+                panel = panel.add(128);
             }
-            ahead = ahead.wrapping_add(tile.prefetch.advance);
-            let low = as_pairs(_mm512_loadu_si512(panel.cast()));
-            let high = as_pairs(_mm512_loadu_si512(panel.add(64).cast()));
-            for r in 0..R {
-                let pair = as_pairs(_mm512_set1_epi32(*activations.add(r)));
-                sums[r][0] = _mm512_dpbf16_ps(sums[r][0], low, pair);
-                sums[r][1] = _mm512_dpbf16_ps(sums[r][1], high, pair);
-            }
-            activations = activations.add(R);
-            panel = panel.add(128);
+            activations = activations.wrapping_add(R * PAIR_RUN);
+            left -= run;
         }
         for r in 0..R {
             let out = tile.out.add(r * tile.stride);
@@ -176,15 +182,19 @@ pub unsafe fn bf16_tile(tile: &Tile) {
     by_rows!(tile, bf16_rows, [1 2 3 4 5 6 7 8 9 10 11 12 13 14])
 }
 
-/// Rounds 32 values to 16 pairs of bf16.
+/// Rounds each run of values to pairs of bf16, which go to every `stride`-th place of `target`.
 ///
 /// # Safety
-/// `from` is valid for 32 values; the machine has AVX-512 with BF16.
+/// The machine has AVX-512 with BF16.
 #[target_feature(enable = "avx512f,avx512bf16")]
-pub unsafe fn round_to_pairs(from: *const f32) -> [u32; 16] {
-    // SAFETY: 32 readable values; the two types are 64 plain bytes.
-    unsafe {
-        let (low, high) = (_mm512_loadu_ps(from), _mm512_loadu_ps(from.add(16)));
-        std::mem::transmute(_mm512_cvtne2ps_pbh(high, low))
+pub unsafe fn round_to_pairs(runs: &[[f32; 2 * PAIR_RUN]], target: &mut [u32], stride: usize) {
+    for (run, places) in runs.iter().zip(target.chunks_mut(stride)) {
+        let places = &mut places[..PAIR_RUN];
+        // SAFETY: 32 readable values, and places for 16 words.
+        unsafe {
+            let (low, high) = (_mm512_loadu_ps(run.as_ptr()), _mm512_loadu_ps(run.as_ptr().add(16)));
+            let pairs: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
+            _mm512_storeu_si512(places.as_mut_ptr().cast(), pairs);
+        }
     }
 }

@@ -13,7 +13,8 @@ use super::super::weight::LANES;
 pub struct Tile {
     /// Height, up to the instruction set's `MAX_ROWS`.
     pub rows: usize,
-    /// `[steps][rows]`, 4 bytes each: an f32, or for [`super::Activations::Bf16Pairs`] two bf16.
+    /// `[steps][rows]`, 4 bytes each, an f32; for [`super::Activations::Bf16Pairs`] two bf16 in whole runs,
+    /// `[steps / 16][rows][16]`.
     pub activations: *const u32,
     /// `[steps][32 lanes]`, see `weight.rs`.
     pub panel: *const u8,
