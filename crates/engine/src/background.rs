@@ -16,17 +16,17 @@ use std::{
         mpsc,
     },
     thread::JoinHandle,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use folio_scheduler::{RequestId, StepPlan};
 
-use crate::{Error, Executor, Result, RowOutput, SamplingState, StepOutput, Wake, executor::MOST_IN_FLIGHT};
+use crate::{Admission, Error, Executor, Result, RowOutput, StepOutput, Wake, executor::MOST_IN_FLIGHT};
 
 /// Does a step from its beginning to its end on the thread that calls.
 pub trait StepRunner: Send {
     /// A request joins.
-    fn admit(&mut self, id: RequestId, state: SamplingState);
+    fn admit(&mut self, id: RequestId, admission: Admission);
 
     /// Transfers in order, then all rows; one output an assignment.
     fn run(&mut self, plan: &StepPlan) -> Result<Vec<RowOutput>>;
@@ -51,6 +51,11 @@ pub trait StepRunner: Send {
         Err(Error::NothingSubmitted)
     }
 
+    /// How much time went into drafts since it was last asked.
+    fn take_drafting(&mut self) -> Duration {
+        Duration::ZERO
+    }
+
     /// After a step that failed: whether all that come will fail too, until the runner is built anew.
     fn is_lost(&mut self) -> bool {
         false
@@ -62,7 +67,7 @@ pub trait StepRunner: Send {
 
 enum Command {
     OnDone(Wake),
-    Admit(RequestId, SamplingState),
+    Admit(RequestId, Box<Admission>),
     Run { plan: StepPlan, era: u64 },
     Release(RequestId),
 }
@@ -111,8 +116,8 @@ impl Executor for Background {
         let _ = self.send(Command::OnDone(wake));
     }
 
-    fn admit(&mut self, id: RequestId, state: SamplingState) {
-        let _ = self.send(Command::Admit(id, state));
+    fn admit(&mut self, id: RequestId, admission: Admission) {
+        let _ = self.send(Command::Admit(id, Box::new(admission)));
     }
 
     fn submit(&mut self, plan: StepPlan) -> Result<()> {
@@ -188,8 +193,8 @@ impl<R: StepRunner> Worker<R> {
         while let Some(command) = self.next() {
             match command {
                 Command::OnDone(wake) => self.waker = Waker(wake),
-                Command::Admit(id, state) => {
-                    if guarded(|| self.runner.admit(id, state)).is_none() {
+                Command::Admit(id, admission) => {
+                    if guarded(|| self.runner.admit(id, *admission)).is_none() {
                         self.broken.insert(id);
                     }
                 }
@@ -268,6 +273,7 @@ impl<R: StepRunner> Worker<R> {
         let now = Instant::now();
         let took = now - step.started.max(self.free_since);
         self.free_since = now;
+        let drafting = guarded(|| self.runner.take_drafting()).unwrap_or_default();
         let rows = rows.map_err(|error| match guarded(|| self.runner.is_lost()).unwrap_or(true) {
             true => Error::Lost(error.to_string()),
             false => error,
@@ -277,7 +283,7 @@ impl<R: StepRunner> Worker<R> {
                 // A runner that gives too few rows is found out by the engine, which counts them.
                 rows.insert(index.min(rows.len()), failure);
             }
-            StepOutput { rows, took }
+            StepOutput { rows, took, drafting }
         });
         self.answer(output, step.era);
     }

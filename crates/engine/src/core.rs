@@ -10,10 +10,10 @@ use std::{
     time::Instant,
 };
 
-use folio_scheduler::{Assignment, Departed, DiskTask, RequestId, RowResult, Scheduler, StepPlan};
+use folio_scheduler::{Assignment, Departed, DiskTask, DraftTree, RequestId, Scheduler, StepPlan};
 
 use crate::{
-    EngineRequest, EngineStats, Error, Event, Executor, FinishReason, Result, RowOutput, Sampled, Shared, StepOutput,
+    Admission, EngineRequest, Error, Event, Executor, FinishReason, Result, Shared, StepOutput,
     command::Message,
     config::nanos,
     executor::MOST_IN_FLIGHT,
@@ -21,7 +21,7 @@ use crate::{
     pace::Pace,
     patience::Patience,
     report::explain,
-    sample::{Lives, Sample, Times},
+    sample::{Drafts, Lives, Sample, Times},
     sampling::SamplingState,
     tiers::{DiskDone, DiskIo},
     trial::Trials,
@@ -43,7 +43,9 @@ pub(crate) struct Core {
     pub in_flight: VecDeque<Step>,
     /// When the oldest of them began.
     began: Instant,
-    pace: Pace,
+    pub pace: Pace,
+    /// Whether the step in flight will bring drafts: what is planned ahead of them could not verify them.
+    pub awaits_drafts: bool,
     /// Set when a step has failed: nothing is planned until the other one in flight has ended too.
     pub failure: Option<Failure>,
     /// Set from a failure until everybody who was in it has been tried alone.
@@ -62,9 +64,9 @@ pub(crate) struct Core {
 /// What is remembered of a plan until its results are there.
 pub(crate) struct Step {
     pub rows: Vec<Row>,
-    num_tokens: usize,
+    pub num_tokens: usize,
     /// How many of them are of prompts.
-    num_prompt_tokens: usize,
+    pub num_prompt_tokens: usize,
     /// Tasks for the disk that begin when this and all steps before it are done.
     pub tasks: Vec<DiskTask>,
 }
@@ -72,7 +74,9 @@ pub(crate) struct Step {
 /// One sample's rows in a step.
 pub(crate) struct Row {
     pub id: RequestId,
-    samples: bool,
+    pub samples: bool,
+    /// What it verifies.
+    pub drafts: DraftTree,
     /// Tokens of it that are computed behind them.
     pub end: usize,
 }
@@ -84,13 +88,16 @@ impl Step {
         if found != expected {
             return Err(Error::Step(format!("the step gave {found} results for {expected} requests")));
         }
-        match output.rows.iter().zip(&self.rows).find(|(output, row)| output.id != row.id) {
-            Some((output, row)) => {
-                let (found, expected) = (output.id.0, row.id.0);
-                Err(Error::Step(format!("the step gave a result for request {found} in place of {expected}")))
+        for (output, row) in output.rows.iter().zip(&self.rows) {
+            let (found, expected) = (output.id.0, row.id.0);
+            if found != expected {
+                return Err(Error::Step(format!("the step gave a result for request {found} in place of {expected}")));
             }
-            None => Ok(output),
+            if row.samples && !row.drafts.has_path(&output.path()) {
+                return Err(Error::Step(format!("the step accepted drafts of request {found} that it did not have")));
+            }
         }
+        Ok(output)
     }
 }
 
@@ -116,6 +123,7 @@ impl Core {
             in_flight: VecDeque::new(),
             began: epoch,
             pace: Pace::default(),
+            awaits_drafts: false,
             failure: None,
             trials: None,
             restarts: Restarts::default(),
@@ -200,7 +208,8 @@ impl Core {
 
     /// When to plan behind the step that runs; none while no more may be in flight.
     fn plan_at(&self) -> Option<Instant> {
-        let most = if self.shared.config.overlap && self.trials.is_none() { MOST_IN_FLIGHT } else { 1 };
+        let is_ahead = self.shared.config.overlap && self.trials.is_none() && !self.awaits_drafts;
+        let most = if is_ahead { MOST_IN_FLIGHT } else { 1 };
         let running = self.in_flight.front().filter(|_| self.in_flight.len() < most && self.failure.is_none())?;
         Some(self.began + self.pace.plan_after(running.num_tokens))
     }
@@ -234,9 +243,11 @@ impl Core {
                 deadline,
                 prompt_logprobs: (params.prompt_logprobs.is_some() && index == 0).then(|| vec![None]),
                 lives: Lives::default(),
+                drafts: Drafts::default(),
             };
             self.samples.insert(id, sample);
-            self.executor.admit(id, sampler);
+            let admission = Admission { state: sampler, prompt: Arc::clone(&prompt), answer: Vec::new(), max_len };
+            self.executor.admit(id, admission);
             if self.trials.is_none() {
                 self.enlist(id);
             }
@@ -266,7 +277,12 @@ impl Core {
     }
 
     fn hand_over(&mut self, plan: StepPlan, tasks: Vec<DiskTask>) {
-        let row = |a: &Assignment| Row { id: a.id, samples: a.samples, end: a.first + a.num_rows() };
+        let row = |a: &Assignment| Row {
+            id: a.id,
+            samples: a.samples,
+            drafts: DraftTree::new(a.drafts().to_vec(), a.parents.clone()),
+            end: a.first + a.num_rows(),
+        };
         let rows = plan.assignments.iter().map(row).collect();
         let now = Instant::now();
         let num_prompt_tokens = plan.assignments.iter().map(|assignment| self.start(assignment, now)).sum();
@@ -303,74 +319,6 @@ impl Core {
             // It ran on after a failure: the scheduler gives it up with the one that failed.
             Ok(_) => self.fail(step, &Error::Step("the step before this one failed".into())),
             Err(error) => self.fail(step, &error),
-        }
-    }
-
-    fn deliver(&mut self, step: Step, output: StepOutput) {
-        let StepOutput { mut rows, took } = output;
-        self.pace.note(step.num_tokens, took);
-        self.shared.progress.note();
-        for (row, planned) in rows.iter_mut().zip(&step.rows) {
-            self.note_computed(planned.id, planned.end);
-            if !planned.samples {
-                // Nobody asked for them, and the scheduler takes no token that is too early.
-                (row.pooled, row.sampled) = (None, None);
-            } else if row.failure.is_none() {
-                let sample = self.samples.get(&row.id);
-                let width = self.shared.config.embedding_width;
-                row.failure = sample.and_then(|sample| sample.find_fault(row, width)).map(str::to_owned);
-            }
-        }
-        let result = |row: &RowOutput| RowResult {
-            id: row.id,
-            accepted: Vec::new(),
-            token: row.sampled.as_ref().map(|sampled| sampled.token),
-        };
-        let results: Vec<RowResult> = rows.iter().map(result).collect();
-        self.scheduler.commit(&results, nanos(took));
-        let is_new = |row: &&RowResult| row.token.is_some() && self.samples.contains_key(&row.id);
-        let num_new = results.iter().filter(is_new).count();
-        {
-            let mut stats = self.publish();
-            let EngineStats { scheduler, occupancy, .. } = &mut *stats;
-            occupancy.add(scheduler);
-            stats.steps_done += 1;
-            stats.last_step_tokens = step.num_tokens;
-            stats.iteration_tokens.add(step.num_tokens as u64);
-            stats.prompt_tokens_computed += step.num_prompt_tokens as u64;
-            stats.tokens_computed += step.num_tokens as u64;
-            stats.tokens_sampled += num_new as u64;
-        }
-        self.start_tasks(step.tasks);
-        let now = Instant::now();
-        rows.into_iter().for_each(|row| self.deliver_one(row, now));
-        self.publish_events();
-    }
-
-    fn deliver_one(&mut self, row: RowOutput, now: Instant) {
-        // One that has left since then had this row in flight.
-        let Some(sample) = self.samples.get_mut(&row.id) else { return };
-        if let Some(reason) = row.failure {
-            return self.end(row.id, FinishReason::Error(reason));
-        }
-        if let Some(vector) = row.pooled {
-            sample.send(Event::Embedding(vector));
-            return self.end(row.id, FinishReason::Length);
-        }
-        sample.take_prompt_logprobs(row.prompt_logprobs);
-        let Some(sampled) = row.sampled else { return };
-        sample.output.push(sampled.token);
-        sample.times.token(now);
-        let (index, Sampled { token, logprobs }) = (sample.index, sampled);
-        if sample.stops_at(token, &self.shared.config.eos) {
-            if sample.params.logprobs.is_some() {
-                sample.send(Event::StopToken { sample: index, token, logprobs });
-            }
-            return self.end(row.id, FinishReason::Stop(token));
-        }
-        sample.send(Event::Token { sample: index, token, logprobs });
-        if sample.is_at_length() {
-            self.end(row.id, FinishReason::Length);
         }
     }
 

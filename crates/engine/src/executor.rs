@@ -1,10 +1,10 @@
 //! The border between the engine's loop and whatever runs a step: a decoder on some device, several ranks, or a mock.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use folio_scheduler::{RequestId, StepPlan};
 
-use crate::{Result, sampling::SamplingState};
+use crate::{Result, sampling::SamplingState, speculate::Draft};
 
 /// Most steps in flight: one that runs, and the next, so that the device never waits for a plan.
 pub(crate) const MOST_IN_FLIGHT: usize = 2;
@@ -22,7 +22,7 @@ pub trait Executor: Send {
     fn on_done(&mut self, wake: Wake);
 
     /// A request joins: its sampling state stays here until `release`. One that left may come again under the same id.
-    fn admit(&mut self, id: RequestId, state: SamplingState);
+    fn admit(&mut self, id: RequestId, admission: Admission);
 
     /// Queues a step. Its transfers are done in order, before its rows and after the steps before.
     fn submit(&mut self, plan: StepPlan) -> Result<()>;
@@ -35,6 +35,18 @@ pub trait Executor: Send {
     fn release(&mut self, id: RequestId);
 }
 
+/// A request as it joins, for the first time or again.
+#[derive(Clone, Debug)]
+pub struct Admission {
+    /// Has observed the answer so far.
+    pub state: SamplingState,
+    pub prompt: Arc<[u32]>,
+    /// What there is of an answer, where it has been here before.
+    pub answer: Vec<u32>,
+    /// Tokens of prompt and answer with which it ends.
+    pub max_len: usize,
+}
+
 /// What came of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepOutput {
@@ -42,28 +54,43 @@ pub struct StepOutput {
     pub rows: Vec<RowOutput>,
     /// How long the step itself was computed, without its time in the queue.
     pub took: Duration,
+    /// How much of that went into drafts for the next one.
+    pub drafting: Duration,
 }
 
 /// What a step found out about one request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowOutput {
     pub id: RequestId,
-    /// The next token, where the assignment sampled; never for a request that wants its prompt pooled.
-    pub sampled: Option<Sampled>,
+    /// The next tokens, where the assignment sampled: the drafts that hold, in order, and one more, which is missing where
+    /// there is a failure. None for a request that wants its prompt pooled.
+    pub sampled: Vec<Sampled>,
     /// The vector of a request that wants its prompt pooled ([`SamplingState::pooling`]), in place of a token: with the
     /// assignment that has `samples` set, [`crate::EngineConfig::embedding_width`] long. For the mean, every row of the
     /// prompt counts once: those of all assignments' `prompt_targets`, and at last the row that would sample.
     pub pooled: Option<Vec<f32>>,
     /// Logprobs of the assignment's prompt targets, one each.
     pub prompt_logprobs: Vec<Logprobs>,
-    /// Set when this row alone went wrong (not a number): the request ends, its neighbours go on.
+    /// Set when this row alone went wrong (not a number): the request ends behind what it sampled, its neighbours go on.
     pub failure: Option<String>,
+    /// What may come next, for the next step to verify.
+    pub draft: Option<Draft>,
+    /// Whether the result of its next step will bring a draft, so that nothing should be planned ahead of it.
+    pub expects_drafts: bool,
 }
 
 impl RowOutput {
     /// Nothing known yet.
     pub fn new(id: RequestId) -> Self {
-        Self { id, sampled: None, pooled: None, prompt_logprobs: Vec::new(), failure: None }
+        Self {
+            id,
+            sampled: Vec::new(),
+            pooled: None,
+            prompt_logprobs: Vec::new(),
+            failure: None,
+            draft: None,
+            expects_drafts: false,
+        }
     }
 
     pub fn failed(id: RequestId, reason: impl ToString) -> Self {

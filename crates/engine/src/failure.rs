@@ -10,7 +10,7 @@ use std::{
 use folio_scheduler::{DiskTask, DiskTaskKind, RequestId, StepPlan};
 
 use crate::{
-    Error, Executor, FinishReason, Result, SamplingState, StepOutput, Wake,
+    Admission, Error, Executor, FinishReason, Result, StepOutput, Wake,
     background::guarded,
     command::step_done,
     core::{Core, Step},
@@ -82,7 +82,7 @@ impl Core {
         self.generation += 1;
         self.executor.on_done(step_done(self.line.clone(), self.generation));
         for (&id, sample) in &self.samples {
-            self.executor.admit(id, sample.sampling_state(&self.shared.config.eos));
+            self.executor.admit(id, sample.admission(&self.shared.config.eos));
         }
         Ok(())
     }
@@ -123,7 +123,7 @@ struct Gone;
 impl Executor for Gone {
     fn on_done(&mut self, _: Wake) {}
 
-    fn admit(&mut self, _: RequestId, _: SamplingState) {}
+    fn admit(&mut self, _: RequestId, _: Admission) {}
 
     fn submit(&mut self, _: StepPlan) -> Result<()> {
         Err(Error::ExecutorGone)

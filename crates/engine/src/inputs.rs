@@ -1,19 +1,29 @@
 //! From a plan's requests to a step's rows: what the device hears.
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use folio_model::device::{BLOCK_TOKENS, Batch, GroupTables, Span};
 use folio_scheduler::{Assignment, BlockId, RequestId, StepPlan};
 
-/// Which of the step's output rows belong to one request: those of its prompt targets, then that of its sample.
+use crate::speculate::Draft;
+
+/// Which of the step's output rows belong to one request: those of its prompt targets, then those of its sample.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OutputRows {
     pub id: RequestId,
+    /// Rows of the batch, and the place of the first of them in the sequence.
+    pub span: Range<usize>,
+    pub first: usize,
     pub prompt: Range<usize>,
     pub prompt_targets: Vec<u32>,
+    /// That of the last token; those of the draft's nodes follow it.
     pub sample: Option<usize>,
-    /// Position of the token that is sampled.
+    /// Position of the token that the sample's row gives.
     pub position: usize,
+    /// What is verified behind the last token.
+    pub draft: Draft,
+    /// Of a request whose draft is no chain: where what it accepts has to be moved.
+    pub tables: Option<Arc<[Vec<BlockId>]>>,
     /// A token that the rows needed was never sampled, so that theirs mean nothing.
     pub is_orphan: bool,
     /// Its rows are asked for hidden states and not for logits.
@@ -64,6 +74,7 @@ pub(crate) fn gather(
         }
         outputs.push(rows);
     }
+    push_ancestors(outputs, batch);
     let num_logits = batch.outputs.len();
     batch.outputs.extend(pooled);
     for rows in outputs.iter_mut().filter(|rows| rows.pools) {
@@ -80,41 +91,66 @@ fn push_outputs(assignment: &Assignment, first_row: usize, list: &mut Vec<u32>) 
     let rows = (0..targets.tokens.len()).map(|i| first_row + targets.first + i - assignment.first);
     list.extend(rows.map(|row| row as u32));
     let prompt = first..list.len();
+    let (num_rows, num_drafts) = (assignment.num_rows(), assignment.num_drafts);
     let sample = assignment.samples.then(|| {
-        list.push((first_row + assignment.num_rows() - 1) as u32);
-        list.len() - 1
+        let last = list.len();
+        let end = first_row + num_rows;
+        list.extend((end - 1 - num_drafts..end).map(|row| row as u32));
+        last
     });
+    let draft = Draft::of(assignment);
     OutputRows {
         id: assignment.id,
+        span: first_row..first_row + num_rows,
+        first: assignment.first,
         prompt,
         prompt_targets: targets.tokens.clone(),
         sample,
-        position: assignment.first + assignment.num_rows(),
+        position: assignment.first + num_rows - num_drafts,
+        tables: (!draft.is_chain()).then(|| Arc::clone(&assignment.tables)),
+        draft,
         is_orphan: false,
         pools: false,
     }
 }
 
+/// Where some draft is no chain, every row has a word; rows of chains and prompts need none, as each sees all before it.
+fn push_ancestors(outputs: &[OutputRows], batch: &mut Batch) {
+    if outputs.iter().all(|rows| rows.draft.is_chain()) {
+        return;
+    }
+    batch.ancestors.resize(batch.tokens.len(), 0);
+    for rows in outputs.iter().filter(|rows| !rows.draft.is_chain()) {
+        batch.ancestors[rows.span.clone()].copy_from_slice(&rows.draft.ancestors());
+    }
+}
+
 /// All but the token that is awaited.
 fn push_rows(assignment: &Assignment, batch: &mut Batch) {
-    let positions = assignment.first..assignment.first + assignment.num_rows();
+    let places = assignment.first..assignment.first + assignment.num_rows();
     batch.spans.push(Span {
         first_row: batch.tokens.len() as u32,
         num_rows: assignment.num_rows() as u32,
-        context: positions.end as u32,
+        context: places.end as u32,
     });
     batch.tokens.extend(&assignment.tokens);
-    batch.positions.extend(positions.clone().map(|position| position as u32));
+    if assignment.num_drafts == 0 {
+        batch.positions.extend(places.clone().map(|position| position as u32));
+    } else {
+        batch.positions.extend(assignment.positions().map(|position| position as u32));
+    }
     for (group, table) in batch.groups.iter_mut().zip(assignment.tables.iter()) {
-        let slot = |position: usize| {
-            let block = table[position / BLOCK_TOKENS];
-            assert_ne!(block, BlockId::GONE, "a row at position {position} writes to a block that is gone");
-            block.0 as usize * BLOCK_TOKENS + position % BLOCK_TOKENS
-        };
-        group.slots.extend(positions.clone().map(|position| slot(position) as u32));
+        group.slots.extend(places.clone().map(|place| slot(table, place)));
         group.first_block.push(group.blocks.len() as u32);
         group.blocks.extend(table.iter().map(|&block| device_block(block)));
     }
+}
+
+/// Where keys and values of a place of a sequence lie.
+pub(crate) fn slot(table: &[BlockId], place: usize) -> u32 {
+    let block = table[place / BLOCK_TOKENS];
+    assert_ne!(block, BlockId::GONE, "a row at place {place} writes to a block that is gone");
+    block.0 * BLOCK_TOKENS as u32 + (place % BLOCK_TOKENS) as u32
 }
 
 /// No kernel looks at a block outside the window, but a decoder refuses a table that names one outside its memory, and

@@ -1,33 +1,40 @@
 //! Steps of one decoder on one device, from a plan to tokens.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::VecDeque,
     sync::Arc,
+    time::{Duration, Instant},
 };
 
 use folio_model::{
     Decoder,
-    device::{Backend, Batch, DRAWN_TOKEN, Drawn, Draws},
+    device::{Backend, Batch, Drawn, Draws, tree},
 };
 use folio_scheduler::{RequestId, StepPlan};
 
 use crate::{
-    Error, HostTier, Result, RowOutput, Sampled, StepRunner,
+    Admission, Error, HostTier, Result, RowOutput, Sampled, StepRunner,
     background::guarded,
-    inputs::{OutputRows, Requests, gather},
+    fit::fit,
+    inputs::{OutputRows, gather, slot},
+    kept::{Asked, Kept, Known, Outcome, PANICKED, Question},
     moves::Moves,
-    pooling::Pool,
-    sampling::{NotFinite, SamplingState, sampled},
+    sampling::{NotFinite, SamplingState, likeliest, sampled},
+    speculate::{Part, Speculation},
 };
 
 /// Turns plans into forward passes and logits into tokens. What belongs to a request outlives steps; everything else is
 /// made anew from each plan.
 pub struct Runner<B: Backend> {
     decoder: Decoder<B>,
+    /// Who drafts, where somebody does.
+    speculation: Option<Speculation<B>>,
     /// Where blocks are saved to and loaded from.
     moves: Moves,
     requests: Known,
     batch: Batch,
+    /// The memory of one that is not in use.
+    spare: Batch,
     /// Of the step under way, in the order of its plan.
     outputs: Vec<OutputRows>,
     logits: Vec<f32>,
@@ -37,6 +44,8 @@ pub struct Runner<B: Backend> {
     drawn: Vec<Drawn>,
     /// Oldest first.
     under_way: VecDeque<UnderWay>,
+    /// When the last step ended.
+    free_since: Instant,
     /// Requests taken in so far.
     admissions: u64,
     /// Steps begun so far.
@@ -46,46 +55,10 @@ pub struct Runner<B: Backend> {
 /// A step whose tokens the device has not told yet.
 struct UnderWay {
     number: u64,
+    started: Instant,
     asked: Vec<Asked>,
-}
-
-#[derive(Default)]
-struct Known(HashMap<RequestId, Kept>);
-
-/// What the device was asked about one request.
-struct Asked {
-    rows: OutputRows,
-    /// Who it was then: one of the same id may have come since.
-    admission: u64,
-    num_questions: usize,
-    /// Why it was not asked.
-    failure: Option<&'static str>,
-}
-
-/// What is kept of a request between steps.
-struct Kept {
-    admission: u64,
-    sampling: SamplingState,
-    /// The token sampled last and its position: the next plan may ask for it without knowing it.
-    last: Option<(usize, u32)>,
-    /// The position of a token that the device is about to draw, and the number of its draw in the last step.
-    pending: Option<(usize, u32)>,
-    /// A row of it went wrong: what was asked in the meantime, behind a token that there never was, means nothing.
-    has_failed: bool,
-    /// For requests that want a vector and no token.
-    pool: Option<Pool>,
-}
-
-impl Requests for Known {
-    fn awaited(&self, id: RequestId, position: usize) -> Option<u32> {
-        let kept = self.0.get(&id)?;
-        let at = |known: Option<(usize, u32)>| known.filter(|known| known.0 == position).map(|known| known.1);
-        at(kept.last).or_else(|| at(kept.pending).map(|number| DRAWN_TOKEN | number))
-    }
-
-    fn pools(&self, id: RequestId) -> bool {
-        self.0.get(&id).is_some_and(|kept| kept.pool.is_some())
-    }
+    /// Empty where nobody drafts.
+    batch: Batch,
 }
 
 impl<B: Backend> Runner<B> {
@@ -93,18 +66,28 @@ impl<B: Backend> Runner<B> {
     pub fn new(decoder: Decoder<B>, host: Option<Arc<HostTier>>) -> Self {
         Self {
             decoder,
+            speculation: None,
             moves: Moves::new(host),
             requests: Known::default(),
             batch: Batch::default(),
+            spare: Batch::default(),
             outputs: Vec::new(),
             logits: Vec::new(),
             hidden: Vec::new(),
             draws: Draws::default(),
             drawn: Vec::new(),
             under_way: VecDeque::new(),
+            free_since: Instant::now(),
             admissions: 0,
             steps: 0,
         }
+    }
+
+    /// One that drafts. Comes before any request.
+    pub fn with_speculation(mut self, speculation: Speculation<B>) -> Self {
+        assert!(self.requests.0.is_empty(), "who drafts has to know requests from their beginning");
+        self.speculation = Some(speculation);
+        self
     }
 
     pub fn decoder(&self) -> &Decoder<B> {
@@ -113,10 +96,9 @@ impl<B: Backend> Runner<B> {
 
     /// Transfers, rows and draws; none if the device is to tell its tokens later.
     fn begin(&mut self, plan: &StepPlan) -> Result<Option<Vec<RowOutput>>> {
-        // The engine proposes none yet, and to verify them is the business of who does.
-        if let Some(assignment) = plan.assignments.iter().find(|a| a.num_drafts > 0) {
-            return Err(Error::Drafts { id: assignment.id, drafts: assignment.num_drafts });
-        }
+        let started = Instant::now();
+        let fitted = fit(plan, self.decoder.limits());
+        let plan = fitted.as_ref().unwrap_or(plan);
         self.moves.start(&mut self.decoder, &plan.transfers, self.steps)?;
         let num_logits = gather(plan, &self.requests, &mut self.batch, &mut self.outputs);
         self.decoder.forward_with(&self.batch, num_logits)?;
@@ -125,41 +107,56 @@ impl<B: Backend> Runner<B> {
         }
         if self.decoder.draws_tokens() {
             // The last that is asked of the device: a step that failed has no draw under way.
-            return self.draw().map(|()| None);
+            return self.draw(started).map(|()| None);
         }
         if num_logits > 0 {
             self.decoder.logits(&mut self.logits);
         }
         let rows = std::mem::take(&mut self.outputs);
-        let outputs = self.sample_all(&rows);
-        self.outputs = rows;
-        outputs.map(Some)
+        let (mut outputs, outcomes) = self.sample_all(&rows)?;
+        let batch = std::mem::take(&mut self.batch);
+        self.settle(&batch, &rows.iter().collect::<Vec<_>>(), &outcomes, &mut outputs, started);
+        (self.batch, self.outputs) = (batch, rows);
+        Ok(Some(outputs))
     }
 
     /// What the logits of a request's rows give, on the host.
-    fn sample(&mut self, rows: &OutputRows) -> Result<RowOutput> {
+    fn sample(&mut self, rows: &OutputRows) -> Result<(RowOutput, Outcome)> {
         let width = self.decoder.spec().vocab_size;
         let (hidden, hidden_width) = (&self.hidden, self.decoder.spec().hidden);
         let logits = &mut self.logits;
+        let first = rows.sample.unwrap_or(0);
+        // Rows that are sampled from are used up.
+        let guesses = match &self.speculation {
+            Some(speculation) if speculation.reads_guesses() && rows.sample.is_some() && !rows.pools => {
+                logits[first * width..].chunks(width).take(rows.draft.len() + 1).map(likeliest).collect()
+            }
+            _ => Vec::new(),
+        };
         let kept = self.requests.0.get_mut(&rows.id).ok_or(Error::UnknownRequest(rows.id))?;
-        Ok(kept.output(rows, hidden, hidden_width, |sampling, question| match question {
+        let (output, outcome) = kept.output(rows, hidden, hidden_width, |sampling, question| match question {
             Question::Prompt { row, target } => {
                 let logprobs = sampling.prompt_logprobs(&logits[row * width..(row + 1) * width], target)?;
                 Ok(Sampled { token: target, logprobs: Some(logprobs) })
             }
-            Question::Next { row } => sampling.sample(&mut logits[row * width..(row + 1) * width], rows.position),
-        }))
+            Question::Next { nth, position } => {
+                let row = first + nth;
+                sampling.sample(&mut logits[row * width..(row + 1) * width], position)
+            }
+        });
+        Ok((output, Outcome { guesses, ..outcome }))
     }
 
-    fn sample_all(&mut self, rows: &[OutputRows]) -> Result<Vec<RowOutput>> {
+    fn sample_all(&mut self, rows: &[OutputRows]) -> Result<(Vec<RowOutput>, Vec<Outcome>)> {
         // A sampler that panics is its own request's fault.
-        let failed = |id| Ok(RowOutput::failed(id, PANICKED));
+        let failed = |id| Ok((RowOutput::failed(id, PANICKED), Outcome::default()));
         rows.iter().map(|rows| guarded(|| self.sample(rows)).unwrap_or_else(|| failed(rows.id))).collect()
     }
 
     /// Waits for what the device drew of the oldest step under way.
     fn take_drawn(&mut self) -> Result<Vec<RowOutput>> {
-        let UnderWay { number, asked: step } = self.under_way.pop_front().ok_or(Error::NothingSubmitted)?;
+        let UnderWay { number, started, asked: step, batch } =
+            self.under_way.pop_front().ok_or(Error::NothingSubmitted)?;
         let drawn = self.decoder.drawn(&mut self.drawn);
         self.moves.finish(&mut self.decoder, number);
         drawn?;
@@ -167,27 +164,51 @@ impl<B: Backend> Runner<B> {
         if asked != answered {
             return Err(Error::Step(format!("the device drew {answered} tokens, but was asked for {asked}")));
         }
+        let reads_guesses = self.speculation.as_ref().is_some_and(Speculation::reads_guesses);
+        let drawn: Vec<u32> =
+            if reads_guesses { self.drawn.iter().map(|drawn| drawn.token).collect() } else { Vec::new() };
+        let mut next = 0;
         let mut answers = self.drawn.drain(..);
         let (hidden, hidden_width) = (&self.hidden, self.decoder.spec().hidden);
-        let mut outputs = Vec::with_capacity(step.len());
+        let (mut outputs, mut outcomes) = (Vec::with_capacity(step.len()), Vec::with_capacity(step.len()));
         for asked in &step {
             let mut own = answers.by_ref().take(asked.num_questions);
-            let answer = |_: &mut SamplingState, _: Question| own.next().map_or(Err(NotFinite::NothingLeft), sampled);
+            let mut taken = 0;
+            let answer = |_: &mut SamplingState, question: Question| {
+                // Answers to rows that nobody comes to are left out.
+                let skipped = match question {
+                    Question::Prompt { .. } => 0,
+                    Question::Next { nth, .. } => nth - std::mem::replace(&mut taken, nth + 1),
+                };
+                own.nth(skipped).map_or(Err(NotFinite::NothingLeft), sampled)
+            };
             let id = asked.rows.id;
             let kept = self.requests.0.get_mut(&id).filter(|kept| kept.admission == asked.admission);
-            outputs.push(match (asked.failure, kept) {
-                (Some(reason), _) => RowOutput::failed(id, reason),
+            let failed = |reason: &str| (RowOutput::failed(id, reason), Outcome::default());
+            let (output, mut outcome) = match (asked.failure, kept) {
+                (Some(reason), _) => failed(reason),
                 (None, Some(kept)) => kept.output(&asked.rows, hidden, hidden_width, answer),
-                (None, None) => RowOutput::failed(id, "the request has left"),
-            });
+                (None, None) => failed("the request has left"),
+            };
             // A failure leaves answers behind that nobody wants.
             own.for_each(drop);
+            if reads_guesses && asked.num_questions > asked.rows.prompt_targets.len() {
+                let first = next + asked.rows.prompt_targets.len();
+                outcome.guesses = drawn[first..next + asked.num_questions].to_vec();
+            }
+            next += asked.num_questions;
+            outputs.push(output);
+            outcomes.push(outcome);
         }
+        drop(answers);
+        let rows: Vec<&OutputRows> = step.iter().map(|asked| &asked.rows).collect();
+        self.settle(&batch, &rows, &outcomes, &mut outputs, started);
+        self.spare = batch;
         Ok(outputs)
     }
 
     /// Has the device draw all tokens of the step, and does not wait; answers come in the order of the questions.
-    fn draw(&mut self) -> Result<()> {
+    fn draw(&mut self, started: Instant) -> Result<()> {
         let vocab = self.decoder.spec().vocab_size;
         self.draws.clear();
         let mut step = Vec::with_capacity(self.outputs.len());
@@ -196,8 +217,53 @@ impl<B: Backend> Runner<B> {
             step.push(kept.ask(rows, &mut self.draws, vocab));
         }
         self.decoder.draw(&self.draws);
-        self.under_way.push_back(UnderWay { number: self.steps, asked: step });
+        let batch = match self.speculation {
+            Some(_) => std::mem::replace(&mut self.batch, std::mem::take(&mut self.spare)),
+            None => Batch::default(),
+        };
+        self.under_way.push_back(UnderWay { number: self.steps, started, asked: step, batch });
         Ok(())
+    }
+
+    /// The tokens of a step are known: what was accepted goes where the sequence has it, before anything else is done
+    /// with its blocks, and drafts are made for the next step.
+    fn settle(
+        &mut self,
+        batch: &Batch,
+        rows: &[&OutputRows],
+        outcomes: &[Outcome],
+        outputs: &mut [RowOutput],
+        started: Instant,
+    ) {
+        for (rows, outcome) in rows.iter().zip(outcomes) {
+            self.move_accepted(rows, outcome);
+        }
+        let now = Instant::now();
+        let took = now - started.max(self.free_since).min(now);
+        if let Some(speculation) = &mut self.speculation {
+            let mut parts = Vec::with_capacity(rows.len());
+            for ((&rows, outcome), output) in rows.iter().zip(outcomes).zip(&*outputs) {
+                // Of one that has left or failed there is nothing to be known.
+                let kept = self.requests.0.get(&rows.id).filter(|_| output.failure.is_none());
+                let tokens = kept.and_then(Kept::tokens).unwrap_or_default();
+                parts.push(Part { rows, outcome, tokens, max_len: kept.map_or(0, |kept| kept.max_len) });
+            }
+            speculation.behind(&mut self.decoder, batch, &parts, outputs, took);
+        }
+        self.free_since = Instant::now();
+    }
+
+    /// Where a path through a draft does not lie behind the last token without gaps.
+    fn move_accepted(&mut self, rows: &OutputRows, outcome: &Outcome) {
+        let (Some(tables), Some(&last)) = (&rows.tables, outcome.accepted.last()) else { return };
+        let word = rows.draft.ancestors()[usize::from(last) + 1];
+        for (group, table) in tables.iter().enumerate() {
+            let pairs = tree::moves(rows.first, word).map(|(from, to)| (slot(table, from), slot(table, to)));
+            let pairs: Vec<(u32, u32)> = pairs.collect();
+            if !pairs.is_empty() {
+                self.decoder.move_tokens(group, &pairs);
+            }
+        }
     }
 }
 
@@ -208,105 +274,10 @@ impl<B: Backend> Drop for Runner<B> {
     }
 }
 
-/// Why a row fails whose token before it does not exist.
-const ORPHAN: &str = "no token was sampled for the position before";
-const PANICKED: &str = "its sampler panicked";
-
-/// What is asked of a row of logits.
-enum Question {
-    Prompt { row: usize, target: u32 },
-    Next { row: usize },
-}
-
-impl Kept {
-    /// Writes down what the device is asked about the request.
-    fn ask(&mut self, rows: OutputRows, draws: &mut Draws, vocab: usize) -> Asked {
-        let first = draws.draws.len();
-        self.pending = None;
-        let mut failure = rows.is_orphan.then_some(ORPHAN);
-        if failure.is_none() && !rows.pools {
-            let sampling = &self.sampling;
-            let write = guarded(|| {
-                for (row, &target) in rows.prompt.clone().zip(&rows.prompt_targets) {
-                    sampling.push_target(draws, row as u32, target);
-                }
-                let number = draws.draws.len() as u32;
-                let sampled = rows.sample.map(|row| sampling.push_draw(draws, row as u32, rows.position, vocab));
-                sampled.map(|()| (rows.position, number))
-            });
-            match write {
-                Some(pending) => self.pending = pending,
-                // A sampler that panics is its own request's fault; what it wrote is not asked.
-                None => {
-                    draws.draws.truncate(first);
-                    failure = Some(PANICKED);
-                }
-            }
-        }
-        Asked { admission: self.admission, num_questions: draws.draws.len() - first, rows, failure }
-    }
-
-    /// What a step found out about the request, with `answer` for each row of logits that it has.
-    fn output(
-        &mut self,
-        rows: &OutputRows,
-        hidden: &[f32],
-        hidden_width: usize,
-        mut answer: impl FnMut(&mut SamplingState, Question) -> Result<Sampled, NotFinite>,
-    ) -> RowOutput {
-        let id = rows.id;
-        self.pending = self.pending.filter(|pending| pending.0 != rows.position);
-        if rows.is_orphan || self.has_failed {
-            return RowOutput::failed(id, ORPHAN);
-        }
-        if let Some(pool) = &mut self.pool {
-            return take_states(pool, rows, hidden, hidden_width);
-        }
-        let mut output = RowOutput::new(id);
-        for (row, &target) in rows.prompt.clone().zip(&rows.prompt_targets) {
-            match answer(&mut self.sampling, Question::Prompt { row, target }) {
-                Ok(sampled) => output.prompt_logprobs.extend(sampled.logprobs),
-                Err(error) => {
-                    self.has_failed = true;
-                    return RowOutput { failure: Some(error.to_string()), ..output };
-                }
-            }
-        }
-        let Some(row) = rows.sample else { return output };
-        match answer(&mut self.sampling, Question::Next { row }) {
-            Ok(sampled) => {
-                self.sampling.observe(sampled.token);
-                self.last = Some((rows.position, sampled.token));
-                output.sampled = Some(sampled);
-            }
-            Err(error) => {
-                self.has_failed = true;
-                output.failure = Some(error.to_string());
-            }
-        }
-        output
-    }
-}
-
-/// Adds a step's rows of `width` values to what a request wants pooled; with the last of them comes the vector.
-fn take_states(pool: &mut Pool, rows: &OutputRows, hidden: &[f32], width: usize) -> RowOutput {
-    for row in rows.prompt.clone().chain(rows.sample) {
-        pool.add(&hidden[row * width..(row + 1) * width]);
-    }
-    let output = RowOutput::new(rows.id);
-    match rows.sample.map(|_| pool.finish()) {
-        None => output,
-        Some(Ok(vector)) => RowOutput { pooled: Some(vector), ..output },
-        Some(Err(error)) => RowOutput::failed(rows.id, error),
-    }
-}
-
 impl<B: Backend> StepRunner for Runner<B> {
-    fn admit(&mut self, id: RequestId, state: SamplingState) {
-        let pool = state.pool();
+    fn admit(&mut self, id: RequestId, admission: Admission) {
         self.admissions += 1;
-        let admission = self.admissions;
-        let kept = Kept { admission, sampling: state, last: None, pending: None, has_failed: false, pool };
+        let kept = Kept::new(admission, self.admissions, self.speculation.is_some());
         self.requests.0.insert(id, kept);
     }
 
@@ -326,11 +297,14 @@ impl<B: Backend> StepRunner for Runner<B> {
         begun
     }
 
-    /// What a request asks of its next token may depend on the one before; hidden states come to the host and are waited
-    /// for.
+    /// What a request asks of its next token may depend on the one before. What the step under way accepts may have to be
+    /// moved first, and who drafts may have to look at what it left.
     fn may_start(&self, plan: &StepPlan) -> bool {
-        let ahead = |kept: &Kept| kept.pool.is_none() && (kept.pending.is_none() || kept.sampling.draws_ahead());
-        plan.assignments.iter().all(|a| self.requests.0.get(&a.id).is_none_or(ahead))
+        let mut asked = self.under_way.iter().flat_map(|step| &step.asked);
+        let is_looked_at = self.speculation.as_ref().is_some_and(Speculation::reads_step);
+        !is_looked_at
+            && asked.all(|asked| asked.rows.tables.is_none())
+            && plan.assignments.iter().all(|a| self.requests.0.get(&a.id).is_none_or(Kept::may_go_ahead))
     }
 
     fn is_done(&mut self) -> bool {
@@ -341,12 +315,19 @@ impl<B: Backend> StepRunner for Runner<B> {
         self.take_drawn()
     }
 
+    fn take_drafting(&mut self) -> Duration {
+        self.speculation.as_mut().map_or(Duration::ZERO, Speculation::take_drafting)
+    }
+
     /// A device that still has the same to say after it was told has nothing else to say any more.
     fn is_lost(&mut self) -> bool {
         self.decoder.backend_mut().check().is_err()
     }
 
     fn release(&mut self, id: RequestId) {
-        self.requests.0.remove(&id);
+        let kept = self.requests.0.remove(&id);
+        if let (Some(speculation), Some(history)) = (&mut self.speculation, kept.and_then(|kept| kept.history)) {
+            speculation.forget(id, history.answer());
+        }
     }
 }

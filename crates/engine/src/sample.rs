@@ -5,8 +5,8 @@ use std::{sync::Arc, time::Instant};
 use folio_scheduler::{Departed, Miss, NewRequest, RequestId};
 
 use crate::{
-    Event, FinishReason, Logprobs, Pooling, RequestOptions, RowOutput, SamplingParams, SamplingState, Timing, Usage,
-    config::nanos,
+    Admission, Event, FinishReason, Logprobs, Pooling, RequestOptions, RowOutput, SamplingParams, SamplingState,
+    Timing, Usage, config::nanos,
 };
 
 pub(crate) struct Sample {
@@ -28,6 +28,7 @@ pub(crate) struct Sample {
     /// Collected until the prompt is done; only sample 0 has any.
     pub prompt_logprobs: Option<Vec<Option<Logprobs>>>,
     pub lives: Lives,
+    pub drafts: Drafts,
 }
 
 /// What outlives a sample's time in the scheduler, where it has to go in more than once.
@@ -42,6 +43,21 @@ pub(crate) struct Lives {
     preemptions: u32,
     /// How much of an answer there was when it was last tried alone.
     tried_at: Option<usize>,
+}
+
+/// What became of guesses at a sample's answer.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Drafts {
+    planned: usize,
+    accepted: usize,
+}
+
+impl Drafts {
+    /// A step had so many.
+    pub fn note(&mut self, planned: usize, accepted: usize) {
+        self.planned += planned;
+        self.accepted += accepted;
+    }
 }
 
 impl Lives {
@@ -106,10 +122,10 @@ impl Sample {
 
     /// What is wrong with a row that must end the prompt: each request gets what it asked for, and nothing else.
     pub fn find_fault(&self, row: &RowOutput, embedding_width: usize) -> Option<&'static str> {
-        match (self.pooling, &row.sampled, &row.pooled) {
-            (None, Some(_), None) => None,
+        match (self.pooling, row.sampled.is_empty(), &row.pooled) {
+            (None, false, None) => None,
             (None, ..) => Some("the step gave no token"),
-            (Some(_), None, Some(vector)) if vector.len() == embedding_width => None,
+            (Some(_), true, Some(vector)) if vector.len() == embedding_width => None,
             (Some(_), ..) => Some("the step gave no embedding"),
         }
     }
@@ -146,8 +162,14 @@ impl Sample {
         }
     }
 
+    /// What an executor that does not know it has to know.
+    pub fn admission(&self, eos: &[u32]) -> Admission {
+        let (prompt, answer) = (Arc::clone(&self.prompt), self.output.clone());
+        Admission { state: self.sampling_state(eos), prompt, answer, max_len: self.max_len }
+    }
+
     /// The sampling state that it would have now, had nothing ever gone wrong.
-    pub fn sampling_state(&self, eos: &[u32]) -> SamplingState {
+    fn sampling_state(&self, eos: &[u32]) -> SamplingState {
         if let Some(pooling) = self.pooling {
             return SamplingState::for_pooling(pooling, self.prompt.len());
         }
@@ -186,6 +208,8 @@ impl Sample {
             cached_tokens: lives.first_hit.unwrap_or(0).min(prompt_tokens),
             cache_miss: lives.miss.or(departed.and_then(|d| d.miss)),
             preemptions: lives.preemptions + departed.map_or(0, |d| d.preemptions),
+            accepted_drafts: self.drafts.accepted,
+            rejected_drafts: self.drafts.planned - self.drafts.accepted,
             timing,
         };
         let _ = self.events.send(Event::Finished { sample: self.index, reason, usage });

@@ -33,6 +33,7 @@ pub struct EngineStats {
     /// Batches of [`crate::KvEvent`]s that found the listener's queue full.
     pub kv_event_batches_lost: u64,
     pub occupancy: Occupancy,
+    pub speculation: SpeculationStats,
 }
 
 /// Upper bounds of [`IterationTokens::counts`], each included; one more count is for what lies above the last.
@@ -51,6 +52,34 @@ impl IterationTokens {
     pub(crate) fn add(&mut self, rows: u64) {
         self.counts[ITERATION_BOUNDS.partition_point(|&bound| bound < rows)] += 1;
         self.sum += rows;
+    }
+}
+
+/// What became of drafts, since the start.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SpeculationStats {
+    /// Times that a request had drafts in a step.
+    pub drafts: u64,
+    /// Tokens of them, every node of a tree counted.
+    pub draft_tokens: u64,
+    /// Tokens of them that the model said too.
+    pub accepted_tokens: u64,
+    /// The same by how far behind the request's last token they were: the first entry is the token next to it.
+    pub accepted_per_position: Vec<u64>,
+    /// Time in drafting.
+    pub drafting: Duration,
+    /// Time in all steps, that included.
+    pub steps: Duration,
+}
+
+impl SpeculationStats {
+    /// A request had `planned` drafts in a step, and a path of `accepted` of them holds.
+    pub(crate) fn add(&mut self, planned: usize, accepted: usize) {
+        self.drafts += u64::from(planned > 0);
+        self.draft_tokens += planned as u64;
+        self.accepted_tokens += accepted as u64;
+        self.accepted_per_position.resize(self.accepted_per_position.len().max(accepted), 0);
+        self.accepted_per_position[..accepted].iter_mut().for_each(|count| *count += 1);
     }
 }
 

@@ -62,6 +62,9 @@ pub struct Usage {
     pub cache_miss: Option<Miss>,
     /// How often it lost its blocks to others and started anew.
     pub preemptions: u32,
+    /// Tokens that were guessed ahead and that the model then said, or did not say.
+    pub accepted_drafts: usize,
+    pub rejected_drafts: usize,
     pub timing: Timing,
 }
 

@@ -141,7 +141,7 @@ impl Core {
         if sample.start_anew() {
             // Nobody knows what the executor saw of it.
             self.executor.release(id);
-            self.executor.admit(id, sample.sampling_state(&self.shared.config.eos));
+            self.executor.admit(id, sample.admission(&self.shared.config.eos));
         }
         self.enlist(id);
     }

@@ -147,6 +147,11 @@ fn check_finite(logits: &[f32]) -> Result<(), NotFinite> {
     wrong.map_or(Ok(()), |token| Err(NotFinite::Logit { token, value: logits[token] }))
 }
 
+/// The same of a row of which nothing is sure.
+pub(crate) fn likeliest(logits: &[f32]) -> u32 {
+    best_token(logits).unwrap_or(0)
+}
+
 /// The token of the largest logit; the lowest id wins a tie.
 fn best_token(logits: &[f32]) -> Result<u32, NotFinite> {
     let mut best: Option<(usize, f32)> = None;

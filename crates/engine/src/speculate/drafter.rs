@@ -21,6 +21,9 @@ pub trait Drafter<B: Backend>: Send {
     /// Whether it looks at states, rows or blocks of the step: the next one then waits until the drafts are there.
     fn reads_step(&self) -> bool;
 
+    /// Takes in an answer that has ended, without its prompt, for the good of other requests.
+    fn learn(&mut self, _answer: &[u32]) {}
+
     /// Whether it wants [`SettledRequest::guesses`].
     fn reads_guesses(&self) -> bool {
         false
@@ -40,7 +43,8 @@ pub struct Settled<'a> {
 /// What a step settled of one request.
 pub struct SettledRequest<'a> {
     pub id: RequestId,
-    /// Prompt and answer, with all tokens that the step gave.
+    /// Prompt and answer, with all tokens that the step gave. Empty where there is nothing to be known of the request: it
+    /// wants no tokens, or has left or failed.
     pub tokens: &'a [u32],
     /// How many of them have their keys and values in the request's blocks, in order. All but the last, once the prompt
     /// is done.
@@ -50,7 +54,9 @@ pub struct SettledRequest<'a> {
     pub rows: &'a [u32],
     /// Where the last of these rows is among the batch's outputs, if it is.
     pub output: Option<u32>,
-    /// The likeliest token behind every row of the request's span; empty unless asked for.
+    /// The likeliest token behind the request's last token before the step and behind every node of its draft, in the order
+    /// of rows: the last rows of its span. Empty unless asked for, and while its prompt is not done. Where the device draws
+    /// tokens, what it drew there.
     pub guesses: &'a [u32],
     /// Nodes that its draft may have; 0 while its prompt is not done, and where no draft would pay.
     pub most: usize,
@@ -62,6 +68,9 @@ pub struct OnHost<P>(pub P);
 impl<B: Backend, P: Propose> Drafter<B> for OnHost<P> {
     fn draft(&mut self, _: &mut Decoder<B>, step: &Settled<'_>, drafts: &mut [Draft]) -> Result<()> {
         for (request, draft) in step.requests.iter().zip(drafts) {
+            if request.tokens.is_empty() {
+                continue;
+            }
             if request.most > 0 {
                 self.0.propose(request.id, request.tokens, request.most, draft);
             } else {
@@ -73,6 +82,10 @@ impl<B: Backend, P: Propose> Drafter<B> for OnHost<P> {
 
     fn reads_step(&self) -> bool {
         false
+    }
+
+    fn learn(&mut self, answer: &[u32]) {
+        self.0.learn(answer);
     }
 
     fn forget(&mut self, id: RequestId) {

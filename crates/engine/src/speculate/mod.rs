@@ -14,6 +14,7 @@ mod lookahead_pool;
 mod lookahead_window;
 mod mix;
 mod ngram;
+mod speculation;
 mod suffix;
 mod verify;
 mod written;
@@ -22,10 +23,12 @@ pub use adapt::{Adapt, AdaptOptions};
 pub use ahead::Ahead;
 pub use drafter::{Drafter, OnHost, Settled, SettledRequest};
 use folio_model::device::tree;
-use folio_scheduler::RequestId;
+use folio_scheduler::{Assignment, DraftTree, RequestId};
 pub use lookahead::Lookahead;
 pub use lookahead_pool::{LookaheadOptions, LookaheadPools, NgramPool};
 pub use ngram::{Ngram, NgramOptions};
+pub(crate) use speculation::Part;
+pub use speculation::Speculation;
 pub use suffix::{Suffix, SuffixOptions};
 pub use verify::{Place, Walk, ask, verify, verify_drawn, walk};
 pub use written::Written;
@@ -59,6 +62,11 @@ pub struct Draft {
 impl Draft {
     /// A tree's first row is the last token itself.
     pub const MOST_NODES: usize = tree::TREE_ROWS - 1;
+
+    /// What an assignment has to verify.
+    pub(crate) fn of(assignment: &Assignment) -> Self {
+        Self { tokens: assignment.drafts().to_vec(), parents: assignment.parents.clone() }
+    }
 
     pub fn chain(tokens: impl IntoIterator<Item = u32>) -> Self {
         let mut draft = Self::default();
@@ -132,6 +140,12 @@ impl Draft {
     /// Nodes that may still come until there are `most`.
     fn room(&self, most: usize) -> usize {
         most.min(Self::MOST_NODES).saturating_sub(self.len())
+    }
+}
+
+impl From<Draft> for DraftTree {
+    fn from(Draft { tokens, parents }: Draft) -> Self {
+        DraftTree::new(tokens, parents)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use folio_engine::{
-    Background, EngineConfig, Error, Executor, FinishReason, RequestId, Result, RowOutput, SamplingState, StepPlan,
+    Admission, Background, EngineConfig, Error, Executor, FinishReason, RequestId, Result, RowOutput, StepPlan,
     StepRunner,
 };
 
@@ -75,7 +75,7 @@ struct Scripted {
 }
 
 impl StepRunner for Scripted {
-    fn admit(&mut self, _: RequestId, _: SamplingState) {}
+    fn admit(&mut self, _: RequestId, _: Admission) {}
 
     fn run(&mut self, _: &StepPlan) -> Result<Vec<RowOutput>> {
         panic!("steps are started here")

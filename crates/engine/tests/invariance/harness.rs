@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use folio_engine::{
-    Background, Engine, EngineConfig, Event, FinishReason, GroupConfig, HostTier, Logprobs, RequestId, RequestStream,
-    Result, RowOutput, Runner, SamplingParams, SamplingState, StepPlan, StepRunner, TierConfig, tiers::HostGroup,
+    Admission, Background, Engine, EngineConfig, Event, FinishReason, GroupConfig, HostTier, Logprobs, RequestId,
+    RequestStream, Result, RowOutput, Runner, SamplingParams, StepPlan, StepRunner, TierConfig, tiers::HostGroup,
 };
 use folio_model::{
     Decoder, DecoderLimits, OpenModel,
@@ -65,8 +65,8 @@ impl<B: Backend> Drop for Lent<B> {
 }
 
 impl<B: Backend> StepRunner for Lent<B> {
-    fn admit(&mut self, id: RequestId, state: SamplingState) {
-        self.runner().admit(id, state);
+    fn admit(&mut self, id: RequestId, admission: Admission) {
+        self.runner().admit(id, admission);
     }
 
     fn start(&mut self, plan: &StepPlan) -> Result<Option<Vec<RowOutput>>> {

@@ -1,7 +1,9 @@
 //! One request's fault is its own; a step's fault is the step's; the engine goes on.
 
+use std::time::Duration;
+
 use folio_engine::{
-    Background, Engine, EngineConfig, Executor, FinishReason, RequestId, Result, RowOutput, SamplingState, StepOutput,
+    Admission, Background, Engine, EngineConfig, Executor, FinishReason, RequestId, Result, RowOutput, StepOutput,
     StepPlan, StepRunner, SubmitError, Wake,
 };
 
@@ -84,7 +86,7 @@ fn a_token_that_nobody_asked_for_is_nobodys() {
 struct Fragile(flume::Receiver<()>);
 
 impl StepRunner for Fragile {
-    fn admit(&mut self, _: RequestId, _: SamplingState) {}
+    fn admit(&mut self, _: RequestId, _: Admission) {}
 
     fn run(&mut self, _: &StepPlan) -> Result<Vec<RowOutput>> {
         let _ = self.0.recv();
@@ -116,7 +118,7 @@ pub struct Fatal(pub flume::Receiver<()>);
 impl Executor for Fatal {
     fn on_done(&mut self, _: Wake) {}
 
-    fn admit(&mut self, _: RequestId, _: SamplingState) {
+    fn admit(&mut self, _: RequestId, _: Admission) {
         let _ = self.0.recv();
         panic!("planted panic");
     }
@@ -126,7 +128,7 @@ impl Executor for Fatal {
     }
 
     fn collect(&mut self) -> Result<StepOutput> {
-        Ok(StepOutput { rows: Vec::new(), took: std::time::Duration::ZERO })
+        Ok(StepOutput { rows: Vec::new(), took: Duration::ZERO, drafting: Duration::ZERO })
     }
 
     fn release(&mut self, _: RequestId) {}

@@ -11,8 +11,8 @@ use std::{
 };
 
 use folio_engine::{
-    Assignment, Background, Engine, EngineConfig, Error, Event, Executor, FinishReason, GroupConfig, Logprobs, Pooling,
-    Rebuild, RequestId, RequestOptions, RequestStream, Result, RowOutput, Sampled, SamplingParams, SamplingState,
+    Admission, Assignment, Background, Engine, EngineConfig, Error, Event, Executor, FinishReason, GroupConfig,
+    Logprobs, Pooling, Rebuild, RequestId, RequestOptions, RequestStream, Result, RowOutput, Sampled, SamplingParams,
     StepOutput, StepPlan, StepRunner, Usage, Wake,
 };
 use folio_scheduler::SchedulerConfig;
@@ -124,20 +124,20 @@ impl Mock {
         }
         let token = token.or_else(|| self.faults.is_eager.then_some(0));
         let logprobs = |&token: &u32| Logprobs { token, logprob: -1.0, rank: 1, top: Vec::new() };
+        let sampled = |token: u32| Sampled { token, logprobs: Some(logprobs(&token)) };
         RowOutput {
-            id: a.id,
-            sampled: token.filter(|_| !is_pooling).map(|token| Sampled { token, logprobs: Some(logprobs(&token)) }),
+            sampled: token.filter(|_| !is_pooling).map(sampled).into_iter().collect(),
             // What it would have sampled stands for all that was read.
             pooled: token.filter(|_| is_pooling).map(|token| vec![token as f32; self.faults.embedding_width]),
             prompt_logprobs: a.prompt_targets.tokens.iter().map(logprobs).collect(),
-            failure: None,
+            ..RowOutput::new(a.id)
         }
     }
 }
 
 impl StepRunner for Mock {
-    fn admit(&mut self, id: RequestId, state: SamplingState) {
-        if let Some(pooling) = state.pooling() {
+    fn admit(&mut self, id: RequestId, admission: Admission) {
+        if let Some(pooling) = admission.state.pooling() {
             self.pooling.insert(id, (pooling, 0));
         }
         assert_ne!(self.faults.panicking_admit, Some(id), "planted panic");
@@ -185,8 +185,8 @@ impl Executor for Counted {
         self.inner.on_done(wake);
     }
 
-    fn admit(&mut self, id: RequestId, state: SamplingState) {
-        self.inner.admit(id, state);
+    fn admit(&mut self, id: RequestId, admission: Admission) {
+        self.inner.admit(id, admission);
     }
 
     fn submit(&mut self, plan: StepPlan) -> Result<()> {

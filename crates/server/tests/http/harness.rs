@@ -9,8 +9,8 @@ use std::{
 };
 
 use folio_engine::{
-    Assignment, Background, Engine, EngineConfig, GroupConfig, RequestId, Result, RowOutput, SamplingState, StepPlan,
-    StepRunner,
+    Admission, Assignment, Background, Engine, EngineConfig, GroupConfig, RequestId, Result, RowOutput, SamplingState,
+    StepPlan, StepRunner,
 };
 use folio_server::guard::{Guard, GuardConfig, Keys, Lifecycle, protect};
 use folio_server::net::{self, ConnectionStats, NetConfig, Shutdown, ShutdownHandle};
@@ -68,8 +68,8 @@ impl Alphabet {
 }
 
 impl StepRunner for Alphabet {
-    fn admit(&mut self, id: RequestId, state: SamplingState) {
-        self.states.insert(id, (state, 0));
+    fn admit(&mut self, id: RequestId, admission: Admission) {
+        self.states.insert(id, (admission.state, 0));
     }
 
     fn run(&mut self, plan: &StepPlan) -> Result<Vec<RowOutput>> {
@@ -101,7 +101,7 @@ impl StepRunner for Alphabet {
                     Ok(found) => {
                         state.observe(found.token);
                         *sampled = found.token;
-                        output.sampled = Some(found);
+                        output.sampled.push(found);
                     }
                     Err(error) => output.failure = Some(error.to_string()),
                 }

@@ -7,7 +7,7 @@ use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::{Method, Request, StatusCode};
 use folio_engine::{
-    Background, Engine, EngineConfig, GroupConfig, RequestId, RowOutput, SamplingState, StepPlan, StepRunner,
+    Admission, Background, Engine, EngineConfig, GroupConfig, RequestId, RowOutput, SamplingState, StepPlan, StepRunner,
 };
 use folio_text::{ChatTemplate, SpecialTokens, Tokenizer};
 use serde_json::{Map, Value, json};
@@ -23,8 +23,8 @@ const LETTERS: usize = 26;
 struct Alphabet(HashMap<RequestId, SamplingState>);
 
 impl StepRunner for Alphabet {
-    fn admit(&mut self, id: RequestId, state: SamplingState) {
-        self.0.insert(id, state);
+    fn admit(&mut self, id: RequestId, admission: Admission) {
+        self.0.insert(id, admission.state);
     }
 
     fn run(&mut self, plan: &StepPlan) -> folio_engine::Result<Vec<RowOutput>> {
@@ -35,7 +35,7 @@ impl StepRunner for Alphabet {
             let state = self.0.get_mut(&assignment.id).expect("admitted");
             if assignment.samples {
                 let sampled = state.sample(&mut logits, assignment.first + assignment.num_rows());
-                output.sampled = Some(sampled.expect("finite logits"));
+                output.sampled.push(sampled.expect("finite logits"));
             }
             output
         });

@@ -1,0 +1,131 @@
+//! What a step found out, on its way to the scheduler and to those who asked.
+
+use std::time::Instant;
+
+use folio_scheduler::{RequestId, RowResult};
+
+use crate::{
+    EngineStats, Event, FinishReason, RowOutput, Sampled, StepOutput,
+    config::nanos,
+    core::{Core, Row, Step},
+};
+
+impl RowOutput {
+    /// The drafts that hold.
+    pub(crate) fn path(&self) -> Vec<u32> {
+        let len = if self.failure.is_some() { self.sampled.len() } else { self.sampled.len().saturating_sub(1) };
+        self.sampled[..len].iter().map(|sampled| sampled.token).collect()
+    }
+
+    /// As the scheduler hears of it.
+    fn result(&self) -> RowResult {
+        let accepted = self.path();
+        let token = self.sampled.get(accepted.len()).map(|sampled| sampled.token);
+        RowResult { id: self.id, accepted, token }
+    }
+}
+
+impl Core {
+    pub fn deliver(&mut self, step: Step, output: StepOutput) {
+        let StepOutput { mut rows, took, drafting } = output;
+        self.pace.note(step.num_tokens, took);
+        self.shared.progress.note();
+        for (row, planned) in rows.iter_mut().zip(&step.rows) {
+            self.note_computed(planned.id, planned.end);
+            self.examine(row, planned);
+        }
+        let results: Vec<RowResult> = rows.iter().map(RowOutput::result).collect();
+        self.scheduler.commit(&results, nanos(took));
+        {
+            let live = rows.iter().filter(|row| self.samples.contains_key(&row.id));
+            let num_new: usize = live.map(|row| row.sampled.len()).sum();
+            let mut stats = self.publish();
+            let EngineStats { scheduler, occupancy, speculation, .. } = &mut *stats;
+            occupancy.add(scheduler);
+            speculation.drafting += drafting;
+            speculation.steps += took;
+            for (result, planned) in results.iter().zip(&step.rows) {
+                speculation.add(planned.drafts.len(), result.accepted.len());
+            }
+            stats.steps_done += 1;
+            stats.last_step_tokens = step.num_tokens;
+            stats.iteration_tokens.add(step.num_tokens as u64);
+            stats.prompt_tokens_computed += step.num_prompt_tokens as u64;
+            stats.tokens_computed += step.num_tokens as u64;
+            stats.tokens_sampled += num_new as u64;
+        }
+        self.start_tasks(step.tasks);
+        self.awaits_drafts = false;
+        let now = Instant::now();
+        for (row, planned) in rows.into_iter().zip(&step.rows) {
+            if let Some(sample) = self.samples.get_mut(&row.id) {
+                sample.drafts.note(planned.drafts.len(), row.path().len());
+            }
+            self.deliver_one(row, now);
+        }
+        self.publish_events();
+    }
+
+    /// Takes out of a row what nobody asked for, and finds what is missing in it.
+    fn examine(&self, row: &mut RowOutput, planned: &Row) {
+        if !planned.samples {
+            // The scheduler takes no token that is too early.
+            (row.pooled, row.draft) = (None, None);
+            row.sampled.clear();
+        } else if row.failure.is_none() {
+            let sample = self.samples.get(&row.id);
+            let width = self.shared.config.embedding_width;
+            row.failure = sample.and_then(|sample| sample.find_fault(row, width)).map(str::to_owned);
+            if row.failure.is_some() {
+                // What is at fault is not a draft that holds.
+                row.sampled.clear();
+            }
+        }
+    }
+
+    fn deliver_one(&mut self, row: RowOutput, now: Instant) {
+        // One that has left since then had this row in flight.
+        let Some(sample) = self.samples.get_mut(&row.id) else { return };
+        if let Some(vector) = row.pooled.filter(|_| row.failure.is_none()) {
+            sample.send(Event::Embedding(vector));
+            return self.end(row.id, FinishReason::Length);
+        }
+        if row.failure.is_none() {
+            sample.take_prompt_logprobs(row.prompt_logprobs);
+        }
+        for sampled in row.sampled {
+            if !self.deliver_token(row.id, sampled, now) {
+                return;
+            }
+        }
+        if let Some(reason) = row.failure {
+            return self.end(row.id, FinishReason::Error(reason));
+        }
+        self.awaits_drafts |= row.expects_drafts;
+        self.scheduler.expect_drafts(row.id, row.expects_drafts);
+        if let Some(draft) = row.draft {
+            self.scheduler.draft(row.id, draft.into());
+        }
+    }
+
+    /// Whether the answer goes on behind the token.
+    fn deliver_token(&mut self, id: RequestId, sampled: Sampled, now: Instant) -> bool {
+        let Some(sample) = self.samples.get_mut(&id) else { return false };
+        sample.output.push(sampled.token);
+        sample.times.token(now);
+        let (index, Sampled { token, logprobs }) = (sample.index, sampled);
+        if sample.stops_at(token, &self.shared.config.eos) {
+            if sample.params.logprobs.is_some() {
+                sample.send(Event::StopToken { sample: index, token, logprobs });
+            }
+            self.end(id, FinishReason::Stop(token));
+            return false;
+        }
+        sample.send(Event::Token { sample: index, token, logprobs });
+        let is_at_length = sample.is_at_length();
+        if is_at_length {
+            self.end(id, FinishReason::Length);
+        }
+        !is_at_length
+    }
+}

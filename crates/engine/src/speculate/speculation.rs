@@ -1,0 +1,211 @@
+//! Drafting behind every step: what became of the last drafts is noted, and the method asked for the next ones.
+//!
+//! Nothing here touches what a request is answered. A method that fails or panics costs the drafts of its step; one that
+//! does nothing else is not asked any more.
+
+use std::{
+    fmt::Arguments,
+    time::{Duration, Instant},
+};
+
+use folio_model::{
+    Decoder,
+    device::{Backend, Batch},
+};
+use folio_scheduler::RequestId;
+
+use super::{Draft, Drafter, Settled, SettledRequest};
+use crate::{RowOutput, background::guarded, inputs::OutputRows, kept::Outcome};
+
+/// So often in a row a method may fail.
+const MOST_FAILURES: u32 = 3;
+
+/// A method of drafting, and how much of it a runner uses.
+pub struct Speculation<B: Backend> {
+    drafter: Box<dyn Drafter<B>>,
+    /// Nodes of every draft.
+    most: usize,
+    warn: Option<fn(Arguments<'_>)>,
+    /// Failures since it last worked.
+    failures: u32,
+    has_warned: bool,
+    /// Time in drafting that nobody has asked for yet.
+    drafting: Duration,
+    drafts: Vec<Draft>,
+    /// Rows of all requests of a step, one after the other.
+    rows: Vec<u32>,
+}
+
+/// What a step was to one request.
+pub(crate) struct Part<'a> {
+    pub rows: &'a OutputRows,
+    pub outcome: &'a Outcome,
+    /// Prompt and answer; empty where nothing is to be known of it.
+    pub tokens: &'a [u32],
+    pub max_len: usize,
+}
+
+impl Part<'_> {
+    /// Nodes that a draft may have if the method has no limit: behind them there must be room for one more token.
+    fn room(&self) -> usize {
+        self.max_len.saturating_sub(self.tokens.len() + 1).min(Draft::MOST_NODES)
+    }
+
+    /// Whether its rows are those of one token and its draft.
+    fn decodes(&self) -> bool {
+        self.rows.span.len() == 1 + self.rows.draft.len()
+    }
+
+    /// The rows that computed what the sequence has now.
+    fn push_rows(&self, out: &mut Vec<u32>) {
+        let first = self.rows.span.start as u32;
+        let known = self.rows.span.len() - self.rows.draft.len();
+        out.extend((0..known as u32).map(|row| first + row));
+        out.extend(self.outcome.accepted.iter().map(|&node| first + known as u32 + u32::from(node)));
+    }
+
+    /// Where the last of them is among the step's outputs.
+    fn output(&self) -> Option<u32> {
+        let nth = self.outcome.accepted.last().map_or(0, |&node| usize::from(node) + 1);
+        self.rows.sample.filter(|_| !self.rows.pools).map(|row| (row + nth) as u32)
+    }
+
+    fn settled<'a>(&'a self, rows: &'a [u32], most: usize) -> SettledRequest<'a> {
+        SettledRequest {
+            id: self.rows.id,
+            tokens: self.tokens,
+            computed: self.rows.first + rows.len(),
+            rows,
+            output: self.output(),
+            guesses: &self.outcome.guesses,
+            most,
+        }
+    }
+}
+
+impl<B: Backend> Speculation<B> {
+    /// Drafts of at most `most` nodes.
+    pub fn new(drafter: Box<dyn Drafter<B>>, most: usize) -> Self {
+        Self {
+            drafter,
+            most,
+            warn: None,
+            failures: 0,
+            has_warned: false,
+            drafting: Duration::ZERO,
+            drafts: Vec::new(),
+            rows: Vec::new(),
+        }
+    }
+
+    /// Where a line goes when drafting fails.
+    pub fn with_warn(self, warn: Option<fn(Arguments<'_>)>) -> Self {
+        Self { warn, ..self }
+    }
+
+    fn is_off(&self) -> bool {
+        self.failures >= MOST_FAILURES
+    }
+
+    pub(crate) fn reads_step(&self) -> bool {
+        !self.is_off() && self.drafter.reads_step()
+    }
+
+    pub(crate) fn reads_guesses(&self) -> bool {
+        !self.is_off() && self.drafter.reads_guesses()
+    }
+
+    pub(crate) fn take_drafting(&mut self) -> Duration {
+        std::mem::take(&mut self.drafting)
+    }
+
+    /// A request has left, with this answer.
+    pub(crate) fn forget(&mut self, id: RequestId, answer: &[u32]) {
+        let Self { drafter, .. } = self;
+        let forgotten = guarded(|| {
+            if !answer.is_empty() {
+                drafter.learn(answer);
+            }
+            drafter.forget(id);
+        });
+        if forgotten.is_none() {
+            self.failed("it panicked while it forgot a request");
+        }
+    }
+
+    /// Drafts behind a step that took so long, one part a request of its plan.
+    pub(crate) fn behind(
+        &mut self,
+        decoder: &mut Decoder<B>,
+        batch: &Batch,
+        parts: &[Part<'_>],
+        outputs: &mut [RowOutput],
+        _took: Duration,
+    ) {
+        if self.is_off() {
+            return;
+        }
+        let goes_on = |part: &Part<'_>| part.outcome.goes_on && !part.tokens.is_empty();
+        let most_of_all = self.most_of_all(decoder, parts.iter().filter(|part| goes_on(part)).count());
+        let mosts = parts.iter().map(|part| match goes_on(part) {
+            true => self.most.min(most_of_all).min(part.room()),
+            false => 0,
+        });
+        let mosts: Vec<usize> = mosts.collect();
+        let start = Instant::now();
+        self.ask(decoder, batch, parts, &mosts);
+        self.drafting += start.elapsed();
+        let vocab = decoder.spec().vocab_size;
+        for (((part, output), draft), most) in parts.iter().zip(outputs).zip(&mut self.drafts).zip(mosts) {
+            output.expects_drafts = goes_on(part) && self.most > 0;
+            keep_sound(draft, most, vocab);
+            output.draft = (!draft.is_empty()).then(|| std::mem::take(draft));
+        }
+    }
+
+    /// Nodes that each of so many requests may have if all of them are to fit into the next step.
+    fn most_of_all(&self, decoder: &Decoder<B>, requests: usize) -> usize {
+        let limits = decoder.limits();
+        (limits.outputs.min(limits.rows) / requests.max(1)).saturating_sub(1)
+    }
+
+    /// Lets the method fill `self.drafts`, one a part.
+    fn ask(&mut self, decoder: &mut Decoder<B>, batch: &Batch, parts: &[Part<'_>], mosts: &[usize]) {
+        self.rows.clear();
+        self.drafts.resize_with(parts.len(), Draft::default);
+        self.drafts.iter_mut().for_each(Draft::clear);
+        let ranges = parts.iter().map(|part| {
+            let first = self.rows.len();
+            part.push_rows(&mut self.rows);
+            first..self.rows.len()
+        });
+        let ranges: Vec<_> = ranges.collect();
+        let requests = parts.iter().zip(ranges).zip(mosts);
+        let requests: Vec<_> = requests.map(|((part, range), &most)| part.settled(&self.rows[range], most)).collect();
+        let step = Settled { batch, requests: &requests };
+        let Self { drafter, drafts, .. } = self;
+        match guarded(|| drafter.draft(decoder, &step, drafts)) {
+            Some(Ok(())) => self.failures = 0,
+            Some(Err(error)) => self.failed(&error.to_string()),
+            None => self.failed("it panicked"),
+        }
+    }
+
+    /// The drafts of this step are gone.
+    fn failed(&mut self, reason: &str) {
+        self.drafts.iter_mut().for_each(Draft::clear);
+        self.failures += 1;
+        let is_worth_a_line = !std::mem::replace(&mut self.has_warned, true) || self.failures == MOST_FAILURES;
+        if let Some(warn) = self.warn.filter(|_| is_worth_a_line) {
+            let what =
+                if self.is_off() { "drafting failed and ends" } else { "drafting failed, which costs its drafts" };
+            warn(format_args!("{what}: {reason}"));
+        }
+    }
+}
+
+/// A method is not trusted with how much it drafts, nor with what.
+fn keep_sound(draft: &mut Draft, most: usize, vocab: usize) {
+    let known = draft.tokens().iter().take_while(|&&token| (token as usize) < vocab).count();
+    draft.truncate(known.min(most));
+}
