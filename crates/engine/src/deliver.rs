@@ -42,8 +42,11 @@ impl Core {
             let mut stats = self.publish();
             let EngineStats { scheduler, occupancy, speculation, .. } = &mut *stats;
             occupancy.add(scheduler);
-            speculation.drafting += drafting;
-            speculation.steps += took;
+            if step.num_prompt_tokens == 0 {
+                speculation.passes += 1;
+                speculation.drafting += drafting;
+                speculation.steps += took;
+            }
             for (result, planned) in results.iter().zip(&step.rows) {
                 speculation.add(planned.drafts.len(), result.accepted.len());
             }

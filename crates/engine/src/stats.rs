@@ -66,13 +66,34 @@ pub struct SpeculationStats {
     pub accepted_tokens: u64,
     /// The same by how far behind the request's last token they were: the first entry is the token next to it.
     pub accepted_per_position: Vec<u64>,
-    /// Time in drafting.
+    /// Steps without a row of a prompt, drafts or not.
+    pub passes: u64,
+    /// Time in drafting behind those.
     pub drafting: Duration,
-    /// Time in all steps, that included.
+    /// Time in those, that included.
     pub steps: Duration,
 }
 
 impl SpeculationStats {
+    /// What came behind an earlier count of the same engine.
+    pub fn since(&self, before: &Self) -> Self {
+        let earlier = before.accepted_per_position.iter().copied().chain(std::iter::repeat(0));
+        Self {
+            drafts: self.drafts - before.drafts,
+            draft_tokens: self.draft_tokens - before.draft_tokens,
+            accepted_tokens: self.accepted_tokens - before.accepted_tokens,
+            accepted_per_position: self
+                .accepted_per_position
+                .iter()
+                .zip(earlier)
+                .map(|(now, then)| now - then)
+                .collect(),
+            passes: self.passes - before.passes,
+            drafting: self.drafting - before.drafting,
+            steps: self.steps - before.steps,
+        }
+    }
+
     /// A request had `planned` drafts in a step, and a path of `accepted` of them holds.
     pub(crate) fn add(&mut self, planned: usize, accepted: usize) {
         self.drafts += u64::from(planned > 0);

@@ -11,6 +11,7 @@ mod limits;
 mod quantize;
 mod serve;
 mod size;
+mod speculate;
 mod vllm;
 
 use clap::{Args, Parser, Subcommand};
@@ -25,6 +26,7 @@ pub use eval::*;
 pub use limits::*;
 pub use quantize::*;
 pub use serve::*;
+pub use speculate::*;
 pub use vllm::VllmArgs;
 
 /// An LLM inference and serving engine in one binary.

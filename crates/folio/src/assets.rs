@@ -11,6 +11,7 @@ use folio_text::{ChatTemplate, GgufVocab, SpecialTokens, Tokenizer, TokenizerCon
 use serde_json::Value;
 
 use crate::args::{EngineArgs, LoadFormat};
+use crate::drafting::Drafting;
 use crate::embedded;
 use crate::model_ref::ModelRef;
 
@@ -23,6 +24,8 @@ pub struct Assets {
     /// Tokens that end an answer.
     pub eos: Vec<u32>,
     pub defaults: SamplingDefaults,
+    /// How tokens are guessed ahead, if they are.
+    pub drafting: Option<Drafting>,
     /// For whatever template it is given.
     special: SpecialTokens,
     /// As the command line named it.
@@ -55,7 +58,7 @@ impl Assets {
     }
 
     /// The same model for a shorter context: position encodings may depend on it.
-    pub fn reopen(&self, max_context: usize) -> Result<Self> {
+    pub fn reopen(self, max_context: usize) -> Result<Self> {
         let mut anew = match &self.source {
             Some(folder) if self.without_weights => {
                 let model = folio_model::open_without_weights(Path::new(folder), Some(max_context))?;
@@ -68,6 +71,7 @@ impl Assets {
             source => Self::open(source.as_deref(), Some(max_context))?,
         };
         anew.model.at_load = self.model.at_load;
+        anew.drafting = self.drafting;
         Ok(anew)
     }
 
@@ -85,10 +89,21 @@ impl Assets {
         Ok(())
     }
 
+    /// Opens what guesses tokens ahead, if that is asked for.
+    pub fn speculate(&mut self, args: &EngineArgs) -> Result<()> {
+        self.drafting = Drafting::open(self, args)?;
+        Ok(())
+    }
+
     /// Another chat template than its own.
     pub fn set_template(&mut self, source: &str) -> Result<()> {
         self.template = Some(Arc::new(ChatTemplate::new(source, self.special.clone())?));
         Ok(())
+    }
+
+    /// As the command line named it; none for the built-in model.
+    pub fn source(&self) -> Option<&str> {
+        self.source.as_deref()
     }
 
     /// Names, sizes and times of the weight files; empty for the built-in model, whose weights never change.
@@ -194,6 +209,7 @@ impl Assets {
             template: template.map(Arc::new),
             eos: generation.eos,
             defaults: generation.sampling,
+            drafting: None,
             special,
             source: None,
             without_weights: false,

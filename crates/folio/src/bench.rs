@@ -12,6 +12,7 @@ mod prefix;
 mod profile;
 mod report;
 mod serve;
+mod speculate;
 mod streams;
 mod waste;
 
@@ -31,6 +32,7 @@ pub fn main(args: BenchArgs) -> Result<()> {
         BenchKind::Prefix(bench) => prefix::main(&bench),
         BenchKind::Interference(bench) => interference::main(&bench),
         BenchKind::Fairness(bench) => fairness::main(&bench),
+        BenchKind::Speculate(bench) => speculate::main(&bench),
         BenchKind::Http(bench) => http::main(&bench),
         BenchKind::Serve(bench) => serve::main(&bench),
     }

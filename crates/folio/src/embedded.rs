@@ -16,6 +16,17 @@ pub fn model() -> Option<EmbeddedModel> {
     })
 }
 
+/// Heads of that model, by kind.
+#[cfg(feature = "embedded-model")]
+pub fn heads(_kind: &str) -> Option<&'static [u8]> {
+    None
+}
+
+#[cfg(not(feature = "embedded-model"))]
+pub fn heads(_: &str) -> Option<&'static [u8]> {
+    None
+}
+
 #[cfg(not(feature = "embedded-model"))]
 pub fn model() -> Option<EmbeddedModel> {
     None

@@ -4,6 +4,7 @@ mod args;
 mod assets;
 mod batch;
 mod bench;
+mod drafting;
 mod embedded;
 mod eval;
 mod health;

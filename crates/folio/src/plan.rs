@@ -5,6 +5,7 @@
 //! weight files, which the system takes back when it needs them.
 
 mod budget;
+mod drafting;
 mod pools;
 mod report;
 mod weights;
@@ -22,6 +23,7 @@ use crate::assets::Assets;
 use crate::table;
 use crate::target::Target;
 use budget::Budget;
+use drafting::DraftingBytes;
 use pools::{Demand, Load};
 use weights::WeightBytes;
 
@@ -41,6 +43,8 @@ pub struct Plan {
     pub max_model_len: usize,
     pub max_seqs: usize,
     pub budget_tokens: usize,
+    /// Whether steps have drafts in them.
+    pub speculates: bool,
     pub kv_format: KvFormat,
     pub groups: Vec<GroupPlan>,
     pub bytes: Bytes,
@@ -71,16 +75,19 @@ pub struct Bytes {
     /// Norms and biases, step inputs, scratch and, on the CPU, the logits that are sampled from.
     pub working: u64,
     pub kv: u64,
+    /// All that guessing ahead takes besides the model.
+    pub drafting: u64,
     pub host: u64,
     /// The device has memory of its own, of which the host tier takes nothing.
     pub host_is_apart: bool,
 }
 
 impl Bytes {
-    /// All that does not depend on how many tokens are kept.
+    /// All that does not depend on how many tokens are kept; of guessing ahead, what was added so far.
     fn fixed(&self) -> u64 {
         let host = if self.host_is_apart { 0 } else { self.host };
-        self.weights.saturating_add(self.activations).saturating_add(self.working).saturating_add(host)
+        let parts = [self.weights, self.activations, self.working, self.drafting, host];
+        parts.into_iter().fold(0, u64::saturating_add)
     }
 
     pub fn total(&self) -> u64 {
@@ -98,7 +105,7 @@ impl Plan {
     pub fn new(assets: &Assets, args: &EngineArgs, target: &Target) -> Result<Self> {
         let spec = &assets.model.spec;
         let asked = max_model_len(spec, args)?;
-        let sizes = StepSizes::of(args, target)?;
+        let sizes = StepSizes { speculates: assets.drafting.is_some(), ..StepSizes::of(args, target)? };
         let budget = Budget::of(&args.memory, target)?;
         let planner = Planner::new(assets, args, target, sizes, budget)?;
         let max_model_len = planner.context(asked, args.memory.fit)?;
@@ -109,6 +116,7 @@ impl Plan {
             max_model_len,
             max_seqs: sizes.seqs,
             budget_tokens: sizes.tokens,
+            speculates: sizes.speculates,
             kv_format: planner.kv_format,
             concurrency: planner.concurrency(&groups, max_model_len),
             groups,
@@ -120,7 +128,8 @@ impl Plan {
 
     pub fn limits(&self) -> DecoderLimits {
         let blocks = self.groups.iter().map(|group| group.blocks).collect();
-        limits(self.max_seqs, self.budget_tokens, self.max_model_len, blocks, self.kv_format)
+        let sizes = StepSizes { seqs: self.max_seqs, tokens: self.budget_tokens, speculates: self.speculates };
+        sizes.limits(self.max_model_len, blocks, self.kv_format)
     }
 
     pub fn group_configs(&self) -> Vec<GroupConfig> {
@@ -131,17 +140,6 @@ impl Plan {
     /// Tokens that fit at once: those of the largest pool, which is one that sees everything where there is such a one.
     pub fn kv_tokens(&self) -> usize {
         self.groups.iter().map(|group| group.blocks).max().unwrap_or(0) * BLOCK_TOKENS
-    }
-}
-
-fn limits(seqs: usize, rows: usize, max_len: usize, blocks: Vec<usize>, kv_format: KvFormat) -> DecoderLimits {
-    DecoderLimits {
-        rows,
-        spans: seqs,
-        outputs: seqs + PROMPT_LOGIT_ROWS,
-        table_entries: seqs.saturating_mul(max_len.div_ceil(BLOCK_TOKENS)),
-        blocks,
-        kv_format,
     }
 }
 
@@ -161,6 +159,7 @@ fn max_model_len(spec: &ModelSpec, args: &EngineArgs) -> Result<usize> {
 struct StepSizes {
     seqs: usize,
     tokens: usize,
+    speculates: bool,
 }
 
 impl StepSizes {
@@ -169,6 +168,7 @@ impl StepSizes {
         let sizes = Self {
             seqs: args.max_num_seqs.unwrap_or(defaults.max_num_seqs),
             tokens: args.max_num_batched_tokens.unwrap_or(defaults.max_num_batched_tokens),
+            speculates: false,
         };
         for (flag, value) in [("--max-num-seqs", sizes.seqs), ("--max-num-batched-tokens", sizes.tokens)] {
             if value == 0 || value > 1 << 16 {
@@ -176,6 +176,14 @@ impl StepSizes {
             }
         }
         Ok(sizes)
+    }
+
+    fn limits(self, max_len: usize, blocks: Vec<usize>, kv_format: KvFormat) -> DecoderLimits {
+        let outputs = self.seqs + PROMPT_LOGIT_ROWS;
+        // Drafts take the logits that no prompt asks for; rows of a tree are spans, each with a table.
+        let spans = if self.speculates { outputs } else { self.seqs };
+        let table_entries = spans.saturating_mul(max_len.div_ceil(BLOCK_TOKENS));
+        DecoderLimits { rows: self.tokens, spans, outputs, table_entries, blocks, kv_format }
     }
 }
 
@@ -186,6 +194,7 @@ struct Planner<'a> {
     target: &'a Target,
     sizes: StepSizes,
     weights: WeightBytes,
+    drafting: DraftingBytes,
     kv_format: KvFormat,
     demand: Demand,
     host_slots: usize,
@@ -202,6 +211,7 @@ impl<'a> Planner<'a> {
     ) -> Result<Self> {
         let spec = &assets.model.spec;
         let kv_format = args.memory.kv_cache_dtype.0.unwrap_or_else(|| kv_format(assets, target));
+        let drafting = DraftingBytes::of(assets, target, sizes, kv_format)?;
         let demand = Demand::new(&spec.kv_groups(), kv_format, sizes.tokens);
         // A chunk on disk is read into all groups at once, so the host tier holds as many blocks of each.
         let block_of_all = demand.block_bytes.iter().sum::<u64>().max(1);
@@ -214,18 +224,20 @@ impl<'a> Planner<'a> {
             );
         }
         let weights = WeightBytes::of(&assets.model, target)?;
-        Ok(Self { spec, args, target, sizes, weights, kv_format, demand, host_slots, budget })
+        let demand = demand.with_drafts(drafting.block);
+        Ok(Self { spec, args, target, sizes, weights, drafting, kv_format, demand, host_slots, budget })
     }
 
     /// Everything but keys and values, for sequences of that length.
     fn beside_kv(&self, max_len: usize) -> Bytes {
         let blocks = vec![0; self.demand.block_bytes.len()];
-        let limits = limits(self.sizes.seqs, self.sizes.tokens, max_len, blocks, self.kv_format);
+        let limits = self.sizes.limits(max_len, blocks, self.kv_format);
         Bytes {
             weights: self.weights.matrices,
             activations: activation_bytes(self.spec, &limits, |kind| self.target.value_bytes(kind)),
             working: working::bytes(self.spec, &limits, &self.weights, self.target),
             kv: 0,
+            drafting: self.drafting.fixed,
             host: self.demand.block_bytes.iter().sum::<u64>() * self.host_slots as u64,
             host_is_apart: matches!(self.target, Target::Cuda(_)),
         }
@@ -292,7 +304,8 @@ impl<'a> Planner<'a> {
         let Some(pools) = self.demand.pools(load, room, keep_spare) else {
             bail!("a sequence of {max_len} tokens does not fit {}", table::bytes(room));
         };
-        bytes.kv = self.demand.bytes(&pools);
+        bytes.kv = self.demand.own_bytes(&pools);
+        bytes.drafting += self.demand.bytes(&pools) - bytes.kv;
         let groups = self.spec.kv_groups().into_iter().zip(pools).zip(&self.demand.block_bytes);
         let groups = groups.map(|((group, blocks), &block_bytes)| GroupPlan {
             layers: group.layers.len(),

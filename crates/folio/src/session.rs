@@ -46,8 +46,11 @@ pub struct Serving {
     /// What has waited so long for its turn ends.
     pub queue_timeout: Option<Duration>,
     /// Who hears of faults that the engine got over.
-    pub warn: Option<fn(std::fmt::Arguments<'_>)>,
+    pub warn: Option<Warn>,
 }
+
+/// Takes a line.
+type Warn = fn(std::fmt::Arguments<'_>);
 
 impl Session {
     pub fn start(assets: Assets, args: &EngineArgs) -> Result<Self> {
@@ -59,6 +62,7 @@ impl Session {
     /// What starting would take. Where the context had to be shortened, the model is opened anew for it.
     pub fn plan(mut assets: Assets, args: &EngineArgs, target: &Target) -> Result<(Assets, Plan)> {
         assets.quantize(args.quantize)?;
+        assets.speculate(args)?;
         let plan = Plan::new(&assets, args, target)?;
         let assets = match plan.shrunk_from {
             Some(_) => assets.reopen(plan.max_model_len)?,
@@ -80,7 +84,10 @@ impl Session {
     /// On the backend that `open` gives, now and whenever it has to be opened anew; and what it says of that.
     fn on<B: Backend>(
         target: Target,
-        (open, opened): (impl Fn() -> folio_device::Result<B> + Send + Sync + 'static, impl FnOnce(&B) -> Opened),
+        (open, opened): (
+            impl Fn() -> folio_device::Result<B> + Clone + Send + Sync + 'static,
+            impl FnOnce(&B) -> Opened,
+        ),
         assets: Assets,
         plan: Plan,
         args: &EngineArgs,
@@ -130,10 +137,11 @@ impl Session {
             queue_timeout: serving.queue_timeout,
             warn: serving.warn,
             debug: args.queue.debug.then_some(debug_line),
-            rebuild: Some(rebuild(open, Arc::clone(&assets), plan.limits(), host.clone())),
+            rebuild: Some(rebuild(open.clone(), Arc::clone(&assets), plan.limits(), host.clone(), serving.warn)),
             ..EngineConfig::default()
         };
-        let executor = Background::start(Runner::new(decoder, host))?;
+        let runner = runner(decoder, &assets, &open, host, serving.warn)?;
+        let executor = Background::start(runner)?;
         let engine = Engine::start(Box::new(executor), config)?;
         Ok(Self { assets, engine, plan, target, disk, phases, device })
     }
@@ -150,12 +158,28 @@ fn rebuild<B: Backend>(
     assets: Arc<Assets>,
     limits: DecoderLimits,
     host: Option<Arc<HostTier>>,
+    warn: Option<Warn>,
 ) -> Rebuild {
     Rebuild::new(move || {
-        let backend = open().map_err(|error| folio_engine::Error::Step(error.to_string()))?;
+        let failed = |error: anyhow::Error| folio_engine::Error::Step(format!("{error:#}"));
+        let backend = open().map_err(|error| failed(error.into()))?;
         let decoder = Decoder::load(backend, &assets.model, limits.clone(), &mut |_| {})?;
-        Ok(Box::new(Background::start(Runner::new(decoder, host.clone()))?))
+        let runner = runner(decoder, &assets, &open, host.clone(), warn).map_err(failed)?;
+        Ok(Box::new(Background::start(runner)?))
     })
+}
+
+/// What runs steps, with what guesses ahead.
+fn runner<B: Backend>(
+    mut decoder: Decoder<B>,
+    assets: &Assets,
+    open: &impl Fn() -> folio_device::Result<B>,
+    host: Option<Arc<HostTier>>,
+    warn: Option<Warn>,
+) -> Result<Runner<B>> {
+    let Some(drafting) = &assets.drafting else { return Ok(Runner::new(decoder, host)) };
+    let speculation = drafting.speculation(&mut decoder, open)?.with_warn(warn);
+    Ok(Runner::new(decoder, host).with_speculation(speculation))
 }
 
 /// What lies below the device. Comes before the first step, since a fingerprint computes one block.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::{ModelArgs, ServeBench};
+use super::{Method, ModelArgs, ServeBench};
 
 #[derive(Args)]
 pub struct BenchArgs {
@@ -24,6 +24,8 @@ pub enum BenchKind {
     Interference(InterferenceBench),
     /// Two tenants, one of which floods: what each gets while both wait
     Fairness(FairnessBench),
+    /// What methods of guessing ahead gain against none
+    Speculate(SpeculateBench),
     /// What the HTTP server adds to the engine: tokens per second, CPU time, first-token time
     Http(HttpBench),
     /// Load on any OpenAI endpoint over HTTP, with the report of `vllm bench serve`
@@ -128,6 +130,39 @@ pub struct FairnessBench {
     /// Requests that run at once
     #[arg(long, default_value_t = 8)]
     pub streams: usize,
+}
+
+#[derive(Args)]
+pub struct SpeculateBench {
+    #[command(flatten)]
+    pub common: BenchModel,
+    /// Methods as --speculate names them, separated by commas
+    #[arg(long, value_delimiter = ',', default_values = ["ngram", "suffix", "lookahead", "auto"])]
+    pub methods: Vec<Method>,
+    /// A file or folder whose texts are continued [default: prompts without a pattern]
+    #[arg(long, value_name = "PATH")]
+    pub text: Option<PathBuf>,
+    /// Each prompt is a piece of the text and the beginning of the same with one edit
+    #[arg(long, requires = "text")]
+    pub repeat: bool,
+    /// Prompts in all
+    #[arg(long, default_value_t = 20)]
+    pub prompts: usize,
+    /// Tokens of the text in each prompt
+    #[arg(long, default_value_t = 128)]
+    pub input_len: usize,
+    /// Tokens in each answer
+    #[arg(long, default_value_t = 128)]
+    pub output_len: usize,
+    /// 0 always takes the likeliest token
+    #[arg(long, default_value_t = 0.0)]
+    pub temperature: f32,
+    /// Streams at once, several separated by commas
+    #[arg(long, value_delimiter = ',', default_values_t = [1])]
+    pub concurrency: Vec<usize>,
+    /// Count answers that run in circles too
+    #[arg(long)]
+    pub keep_loops: bool,
 }
 
 #[derive(Args)]

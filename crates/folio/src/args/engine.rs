@@ -11,6 +11,7 @@ use folio_model::AtLoad;
 
 use super::device::DeviceArgs;
 use super::size::ByteSize;
+use super::speculate::SpeculateArgs;
 
 /// Which model, and how it is run.
 #[derive(Args, Clone)]
@@ -51,6 +52,8 @@ pub struct EngineArgs {
     pub memory: MemoryArgs,
     #[command(flatten)]
     pub queue: QueueArgs,
+    #[command(flatten)]
+    pub speculate: SpeculateArgs,
 }
 
 /// How much memory may be taken, and for what.

@@ -15,23 +15,19 @@ use crate::session::Session;
 /// One request to measure.
 pub struct Ask {
     pub prompt: Vec<u32>,
-    pub output_len: usize,
+    pub params: SamplingParams,
     pub options: RequestOptions,
 }
 
 impl Ask {
     pub fn new(prompt: Vec<u32>, output_len: usize) -> Self {
-        Self { prompt, output_len, options: RequestOptions::default() }
+        let params =
+            SamplingParams { temperature: 0.0, max_tokens: output_len, ignore_eos: true, ..SamplingParams::default() };
+        Self { prompt, params, options: RequestOptions::default() }
     }
 
     pub fn submit(self, session: &Session) -> Result<RequestStream> {
-        let params = SamplingParams {
-            temperature: 0.0,
-            max_tokens: self.output_len,
-            ignore_eos: true,
-            ..SamplingParams::default()
-        };
-        let request = session.engine.request(self.prompt, params)?.with_options(self.options)?;
+        let request = session.engine.request(self.prompt, self.params)?.with_options(self.options)?;
         Ok(session.engine.submit(request)?)
     }
 }
@@ -41,6 +37,7 @@ pub struct Answer {
     pub submitted: Instant,
     /// When each token arrived.
     pub times: Vec<Instant>,
+    pub tokens: Vec<u32>,
     pub usage: Usage,
 }
 
@@ -71,10 +68,13 @@ pub fn together(session: &Session, asks: Vec<Ask>) -> Result<Vec<Answer>> {
 }
 
 async fn read(mut stream: RequestStream, submitted: Instant) -> Result<Answer> {
-    let mut answer = Answer { submitted, times: Vec::new(), usage: Usage::default() };
+    let mut answer = Answer { submitted, times: Vec::new(), tokens: Vec::new(), usage: Usage::default() };
     while let Some(event) = stream.next().await {
         match event {
-            Event::Token { .. } => answer.times.push(Instant::now()),
+            Event::Token { token, .. } => {
+                answer.times.push(Instant::now());
+                answer.tokens.push(token);
+            }
             Event::Finished { reason: FinishReason::Length, usage, .. } => answer.usage = usage,
             Event::Finished { reason: FinishReason::Error(message), .. } => bail!("{message}"),
             Event::Finished { reason, .. } => bail!("a stream ended early: {reason:?}"),

@@ -19,6 +19,8 @@ pub struct Demand {
     decoding: SchedulerConfig,
     /// Bytes of a block, by group.
     pub block_bytes: Vec<u64>,
+    /// What guessing ahead keeps for each block of a group, beside it.
+    draft_bytes: Vec<u64>,
 }
 
 /// The sequences that must fit together.
@@ -39,12 +41,23 @@ impl Demand {
             ..SchedulerConfig::new(Vec::new())
         };
         let decoding = SchedulerConfig { budget_tokens: 1, ..config.clone() };
-        Self { config, decoding, block_bytes: groups.iter().map(block).collect() }
+        Self { config, decoding, block_bytes: groups.iter().map(block).collect(), draft_bytes: vec![0; groups.len()] }
+    }
+
+    /// With so many bytes more for each block of the first group that sees everything, or of the first.
+    pub fn with_drafts(mut self, bytes: u64) -> Self {
+        let full = self.config.groups.iter().position(|group| group.window.is_none()).unwrap_or(0);
+        self.draft_bytes.iter_mut().skip(full).take(1).for_each(|of_drafts| *of_drafts = bytes);
+        self
     }
 
     pub fn bytes(&self, blocks: &[usize]) -> u64 {
-        let bytes = blocks.iter().zip(&self.block_bytes).map(|(&count, &bytes)| bytes.saturating_mul(count as u64));
-        bytes.fold(0, u64::saturating_add)
+        self.own_bytes(blocks).saturating_add(sum(blocks, &self.draft_bytes))
+    }
+
+    /// Without what guessing ahead keeps.
+    pub fn own_bytes(&self, blocks: &[usize]) -> u64 {
+        sum(blocks, &self.block_bytes)
     }
 
     /// The least that one sequence of that length can run in: what it holds, and a block to spare.
@@ -105,6 +118,11 @@ impl Demand {
         });
         sized.map(|blocks| blocks as usize).collect()
     }
+}
+
+fn sum(blocks: &[usize], bytes: &[u64]) -> u64 {
+    let each = blocks.iter().zip(bytes).map(|(&count, &bytes)| bytes.saturating_mul(count as u64));
+    each.fold(0, u64::saturating_add)
 }
 
 /// The largest number in `low ..= high` that passes, where all below a passing one pass too.

@@ -13,6 +13,7 @@ use folio_device::BLOCK_TOKENS;
 pub fn main(args: &PlanArgs) -> Result<()> {
     let mut assets = Assets::open_as(args.model.model.as_deref(), &args.model.engine)?;
     assets.quantize(args.model.engine.quantize)?;
+    assets.speculate(&args.model.engine)?;
     let (target, _) = Target::choose(&args.model.engine)?;
     let plan = Plan::new(&assets, &args.model.engine, &target)?;
     match args.json {
@@ -62,6 +63,9 @@ fn lines(plan: &Plan) -> Vec<[String; 3]> {
     for group in &plan.groups {
         let size = group.block_bytes * group.blocks as u64;
         lines.push(line(&group_name(plan, group), size, group_remark(plan, group)));
+    }
+    if bytes.drafting > 0 {
+        lines.push(line("guessing ahead", bytes.drafting, "its weights, activations, keys and values".into()));
     }
     if bytes.host > 0 {
         let blocks = plan.groups.iter().map(|group| group.host_slots).min().unwrap_or(0);
@@ -119,7 +123,7 @@ fn to_json(plan: &Plan, model: &str) -> Value {
         "kv_token_bytes": plan.groups.iter().map(|group| group.block_bytes).sum::<u64>() / BLOCK_TOKENS as u64,
         "bytes": {
             "weights": plan.bytes.weights, "activations": plan.bytes.activations, "working": plan.bytes.working,
-            "kv": plan.bytes.kv, "host": plan.bytes.host, "total": plan.bytes.total(),
+            "kv": plan.bytes.kv, "drafting": plan.bytes.drafting, "host": plan.bytes.host, "total": plan.bytes.total(),
         },
         "budget": budget,
         "groups": plan.groups.iter().map(group).collect::<Vec<_>>(),

@@ -11,6 +11,7 @@ use super::access::Access;
 use super::listen::Bound;
 use crate::args::ServeArgs;
 use crate::assets::Assets;
+use crate::drafting::Drafting;
 use crate::phases::Phases;
 use crate::plan::{self, Plan};
 use crate::session::Session;
@@ -33,6 +34,7 @@ impl Greeting<'_> {
             notes.for_each(|note| self.log.info(note, &[]));
             warnings.for_each(|warning| self.log.warn(&warning, &[]));
             let url = self.bound.url();
+            let guesses = assets.drafting.as_ref().map_or("nothing".to_owned(), Drafting::describe);
             let fields = [
                 ("model", self.name.into()),
                 ("url", (&url).into()),
@@ -42,6 +44,7 @@ impl Greeting<'_> {
                 ("threads", plan.threads.into()),
                 ("planned_bytes", plan.bytes.total().into()),
                 ("kv_tokens", plan.kv_tokens().into()),
+                ("guesses_ahead_by", guesses.as_str().into()),
                 ("keys", self.access.keys.len().into()),
                 ("tls", self.bound.tls.is_some().into()),
             ];
@@ -50,6 +53,9 @@ impl Greeting<'_> {
         notes.for_each(|note| eprintln!("note: {note}"));
         warnings.for_each(|warning| eprintln!("warning: {warning}"));
         eprintln!("folio {}: {}, {device}", env!("CARGO_PKG_VERSION"), describe(assets, self.name));
+        if let Some(drafting) = &assets.drafting {
+            eprintln!("tokens are guessed ahead by {}", drafting.describe());
+        }
         eprint!("{}", plan::print(plan, self.name));
         for (what, state) in
             [("keys", self.keys()), ("TLS", self.tls()), ("metrics", self.metrics()), ("traces", self.traces())]

@@ -76,10 +76,36 @@ impl Snapshot {
         for (source, value) in sources {
             out.sample("vllm:prompt_tokens_by_source_total", &with("source", source), value);
         }
+        self.write_speculation(out, &own, &with);
         let tokens = &stats.iteration_tokens;
         out.family("vllm:iteration_tokens_total", Kind::Histogram, "Tokens of a step.");
         let bounds = ITERATION_BOUNDS.map(|bound| bound as f64);
         out.histogram("vllm:iteration_tokens_total", &own, &bounds, &tokens.counts, tokens.sum);
+    }
+
+    /// What became of drafts: nothing at all where none were ever made, as in vLLM.
+    fn write_speculation(&self, out: &mut Exposition, own: &str, with: &dyn Fn(&'static str, &str) -> String) {
+        let speculation = &self.engine.speculation;
+        if speculation.drafts == 0 {
+            return;
+        }
+        let mut counter = |name, help, value: u64| out.single(name, Kind::Counter, help, own, value);
+        counter("vllm:spec_decode_num_drafts_total", "Drafts that were verified.", speculation.drafts);
+        counter("vllm:spec_decode_num_draft_tokens_total", "Tokens of drafts.", speculation.draft_tokens);
+        let help = "Of those, what the model said too.";
+        counter("vllm:spec_decode_num_accepted_tokens_total", help, speculation.accepted_tokens);
+        let name = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
+        out.family(name, Kind::Counter, "The same, by how far behind the last token they were.");
+        for (position, count) in speculation.accepted_per_position.iter().enumerate() {
+            out.sample(name, &with("position", &position.to_string()), *count);
+        }
+        let mut seconds = |name, help, value: Duration| {
+            out.single(name, Kind::Counter, help, "", value.as_secs_f64());
+        };
+        seconds("folio:drafting_seconds_total", "Time in drafting.", speculation.drafting);
+        seconds("folio:speculating_seconds_total", "Time in steps that decode, drafting included.", speculation.steps);
+        let help = "Steps that decode alone, while a method of guessing ahead is configured.";
+        out.single("folio:speculating_steps_total", Kind::Counter, help, "", speculation.passes);
     }
 
     /// The part that is ours alone.
@@ -174,7 +200,7 @@ impl Memory {
 
 #[cfg(test)]
 mod tests {
-    use folio_engine::SchedulerStats;
+    use folio_engine::{SchedulerStats, SpeculationStats};
 
     use super::super::exposition::tests::parse;
     use super::*;
@@ -227,6 +253,32 @@ mod tests {
             let series = series.replace("OWN", own);
             assert_eq!(samples.get(&series), Some(&expected), "{series}");
         }
+    }
+
+    #[test]
+    fn drafts_are_told_where_there_are_any() {
+        let text = |snapshot: &Snapshot| {
+            let mut out = Exposition::default();
+            snapshot.write_vllm(&mut out, "m");
+            out.into_text()
+        };
+        let mut snapshot = snapshot();
+        assert!(!text(&snapshot).contains("spec_decode"));
+        snapshot.engine.speculation = SpeculationStats {
+            drafts: 4,
+            draft_tokens: 20,
+            accepted_tokens: 9,
+            accepted_per_position: vec![4, 3, 2],
+            drafting: Duration::from_millis(250),
+            ..SpeculationStats::default()
+        };
+        let samples = parse(&text(&snapshot));
+        let own = "model_name=\"m\",engine=\"0\"";
+        for (name, expected) in [("drafts", 4.0), ("draft_tokens", 20.0), ("accepted_tokens", 9.0)] {
+            assert_eq!(samples[&format!("vllm:spec_decode_num_{name}_total{{{own}}}")], expected);
+        }
+        let last = format!("vllm:spec_decode_num_accepted_tokens_per_pos_total{{{own},position=\"2\"}}");
+        assert_eq!((samples[&last], samples["folio:drafting_seconds_total"]), (2.0, 0.25));
     }
 
     #[test]

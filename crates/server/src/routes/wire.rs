@@ -80,6 +80,9 @@ pub struct PromptTokensDetails {
 pub struct CompletionTokensDetails {
     /// Nothing tells thoughts from answers yet, so none are counted.
     pub reasoning_tokens: usize,
+    /// Tokens that were guessed ahead and are part of the answer, and those that are not.
+    pub accepted_prediction_tokens: usize,
+    pub rejected_prediction_tokens: usize,
 }
 
 impl Usage {
@@ -101,12 +104,19 @@ pub struct UsageSum {
     prompts: Vec<(usize, Option<usize>)>,
     /// Tokens of each answer.
     answers: Vec<usize>,
+    /// Of answers that have ended.
+    details: CompletionTokensDetails,
 }
 
 impl UsageSum {
     pub fn new(prompt_lens: impl Iterator<Item = usize>, num_choices: usize) -> Self {
         let prompts: Vec<_> = prompt_lens.map(|len| (len, None)).collect();
-        Self { num_samples: num_choices / prompts.len().max(1), prompts, answers: vec![0; num_choices] }
+        Self {
+            num_samples: num_choices / prompts.len().max(1),
+            prompts,
+            answers: vec![0; num_choices],
+            details: CompletionTokensDetails::default(),
+        }
     }
 
     /// More of an answer.
@@ -118,6 +128,8 @@ impl UsageSum {
     /// there before the request is what the unluckiest found.
     pub fn ended(&mut self, choice: usize, usage: &folio_engine::Usage) {
         self.answers[choice] = usage.completion_tokens;
+        self.details.accepted_prediction_tokens += usage.accepted_drafts;
+        self.details.rejected_prediction_tokens += usage.rejected_drafts;
         let cached = &mut self.prompts[choice / self.num_samples].1;
         *cached = Some(cached.map_or(usage.cached_tokens, |least| least.min(usage.cached_tokens)));
     }
@@ -125,7 +137,8 @@ impl UsageSum {
     pub fn sum(&self) -> Usage {
         let prompt_tokens = self.prompts.iter().map(|(tokens, _)| tokens).sum();
         let cached_tokens = self.prompts.iter().filter_map(|(_, cached)| *cached).sum();
-        Usage::new(prompt_tokens, self.answers.iter().sum(), cached_tokens)
+        let usage = Usage::new(prompt_tokens, self.answers.iter().sum(), cached_tokens);
+        Usage { completion_tokens_details: self.details, ..usage }
     }
 
     pub fn of(prompt_lens: impl Iterator<Item = usize>, answers: &[Collected]) -> Usage {

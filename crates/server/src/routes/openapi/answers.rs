@@ -102,13 +102,14 @@ fn byte() -> Value {
 }
 
 fn usage() -> Value {
+    let details = ["reasoning_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens"];
     object(
         [
             ("prompt_tokens", count()),
             ("completion_tokens", count()),
             ("total_tokens", count()),
             ("prompt_tokens_details", object([("cached_tokens", count())], [])),
-            ("completion_tokens_details", object([("reasoning_tokens", count())], [])),
+            ("completion_tokens_details", object(details.map(|name| (name, count())), [])),
         ],
         [],
     )

@@ -1,0 +1,217 @@
+//! What `--speculate` names, found and opened: files beside the model where no name was given.
+//!
+//! Beside `NAME.gguf` lie `NAME.eagle.gguf` and `NAME.medusa.gguf`; a model folder has `eagle` and `medusa` files in it. A
+//! sibling is a model of the same name but for its last part, as `folio-rust-7m` is of `folio-rust-42m`, in the same
+//! folder, and at most a third of the size.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use folio_device::Backend;
+use folio_engine::speculate::{
+    Drafter, Lookahead, LookaheadOptions, Ngram, NgramOptions, OnHost, Speculation, Suffix, SuffixOptions,
+};
+use folio_formats::WeightSource;
+use folio_formats::gguf::Gguf;
+use folio_formats::safetensors::Safetensors;
+use folio_model::Decoder;
+
+use crate::args::{EngineArgs, Method};
+use crate::assets::Assets;
+use crate::embedded;
+use crate::model_ref::ModelRef;
+
+/// A sibling is worth its passes only where it is much smaller than the model.
+const SIBLING_SHARE: u64 = 3;
+
+/// Most tokens to guess at once where no flag says so.
+const MOST_GUESSED: usize = 32;
+
+/// A method with all that it reads.
+pub struct Drafting {
+    pub method: Opened,
+    /// Most tokens to guess at once, where a flag says so.
+    pub tokens: Option<usize>,
+    pub fixed: bool,
+}
+
+pub enum Opened {
+    Ngram(NgramOptions),
+    Suffix,
+    Lookahead,
+    Draft(Box<Assets>),
+    Medusa(Heads),
+    Eagle(Heads),
+}
+
+/// A file of heads.
+pub struct Heads {
+    pub name: String,
+    pub weights: Box<dyn WeightSource>,
+}
+
+impl Drafting {
+    /// None where nothing is to be guessed.
+    pub fn open(assets: &Assets, args: &EngineArgs) -> Result<Option<Self>> {
+        let (method, tokens) = args.speculate.wanted();
+        let place = Place::of(assets)?;
+        let method = match method {
+            Method::Off => return Ok(None),
+            Method::Auto => auto(assets, &place, args)?,
+            Method::Ngram(options) => Opened::Ngram(options),
+            Method::Suffix => Opened::Suffix,
+            Method::Lookahead => Opened::Lookahead,
+            Method::Draft(Some(model)) => Opened::Draft(draft(&model, args)?),
+            Method::Draft(None) => match place.sibling(assets)? {
+                Some(model) => Opened::Draft(draft(&model, args)?),
+                None => {
+                    bail!("--speculate draft: no smaller sibling lies beside {}; name one: draft:MODEL", assets.name)
+                }
+            },
+            Method::Medusa(Some(file)) => Opened::Medusa(Heads::open(&file)?),
+            Method::Eagle(Some(file)) => Opened::Eagle(Heads::open(&file)?),
+            Method::Medusa(None) => Opened::Medusa(place.needed("medusa", assets)?),
+            Method::Eagle(None) => Opened::Eagle(place.needed("eagle", assets)?),
+        };
+        Ok(Some(Self { method, tokens, fixed: args.speculate.speculate_fixed }))
+    }
+
+    /// The method at work beside a decoder.
+    pub fn speculation<B: Backend>(
+        &self,
+        decoder: &mut Decoder<B>,
+        open: &impl Fn() -> folio_device::Result<B>,
+    ) -> Result<Speculation<B>> {
+        let (drafter, most): (Box<dyn Drafter<B>>, usize) = match &self.method {
+            Opened::Ngram(options) => (Box::new(OnHost(Ngram::new(*options))), MOST_GUESSED),
+            Opened::Suffix => (Box::new(OnHost(Suffix::new(SuffixOptions::default()))), MOST_GUESSED),
+            Opened::Lookahead => (Box::new(Lookahead::new(LookaheadOptions::default())), MOST_GUESSED),
+            _ => bail!("later"),
+        };
+        let _ = (decoder, open);
+        Ok(Speculation::new(drafter, self.tokens.unwrap_or(most)))
+    }
+
+    /// For a line at the start.
+    pub fn describe(&self) -> String {
+        match &self.method {
+            Opened::Ngram(_) => "n-grams of the prompt and the answer".into(),
+            Opened::Suffix => "suffixes of prompts and past answers".into(),
+            Opened::Lookahead => "lookahead decoding".into(),
+            Opened::Draft(assets) => format!("the draft model {}", assets.name),
+            Opened::Medusa(heads) => format!("Medusa heads, {}", heads.name),
+            Opened::Eagle(heads) => format!("an EAGLE head, {}", heads.name),
+        }
+    }
+}
+
+/// Heads know the model best, a sibling knows its language, and what was said before is always there.
+fn auto(assets: &Assets, place: &Place, args: &EngineArgs) -> Result<Opened> {
+    if let Some(heads) = place.heads("eagle")? {
+        return Ok(Opened::Eagle(heads));
+    }
+    Ok(match place.sibling(assets)? {
+        Some(model) => Opened::Draft(draft(&model, args)?),
+        None => Opened::Suffix,
+    })
+}
+
+fn draft(model: &str, args: &EngineArgs) -> Result<Box<Assets>> {
+    let assets = Assets::open(Some(model), args.max_model_len).with_context(|| format!("--speculate draft:{model}"))?;
+    Ok(Box::new(assets))
+}
+
+impl Heads {
+    /// A file, or the folder of a public checkpoint.
+    fn open(path: &Path) -> Result<Self> {
+        let name = path.display().to_string();
+        let file = if path.is_dir() { path.join("model.safetensors") } else { path.to_owned() };
+        let open = || -> Result<Box<dyn WeightSource>> {
+            Ok(match file.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf")) {
+                true => Box::new(Gguf::open(&file)?),
+                false => Box::new(Safetensors::open(&file)?),
+            })
+        };
+        Ok(Self { weights: open().with_context(|| format!("the heads {name}"))?, name })
+    }
+}
+
+/// Where a model lies, and so what lies beside it.
+enum Place {
+    Embedded,
+    File(PathBuf),
+    Folder(PathBuf),
+}
+
+impl Place {
+    fn of(assets: &Assets) -> Result<Self> {
+        Ok(match ModelRef::resolve(assets.source())? {
+            ModelRef::Embedded => Self::Embedded,
+            ModelRef::Gguf(path) => Self::File(path),
+            ModelRef::Folder(path) => Self::Folder(path),
+        })
+    }
+
+    fn heads(&self, kind: &str) -> Result<Option<Heads>> {
+        let beside = match self {
+            Self::Embedded => return embedded_heads(kind),
+            Self::File(path) => ["gguf", "safetensors"].map(|ending| path.with_extension(format!("{kind}.{ending}"))),
+            Self::Folder(path) => ["gguf", "safetensors"].map(|ending| path.join(format!("{kind}.{ending}"))),
+        };
+        beside.iter().find(|path| path.is_file()).map(|path| Heads::open(path)).transpose()
+    }
+
+    fn needed(&self, kind: &str, assets: &Assets) -> Result<Heads> {
+        match self.heads(kind)? {
+            Some(heads) => Ok(heads),
+            None => bail!("--speculate {kind}: no heads lie beside {}; name a file: {kind}:FILE", assets.name),
+        }
+    }
+
+    /// The smallest.
+    fn sibling(&self, assets: &Assets) -> Result<Option<String>> {
+        let (Self::File(path) | Self::Folder(path)) = self else { return Ok(None) };
+        let (Some(folder), Some((family, _))) = (path.parent(), assets.name.rsplit_once('-')) else { return Ok(None) };
+        let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+        let mut smallest: Option<(u64, String)> = None;
+        for entry in std::fs::read_dir(folder).with_context(|| folder.display().to_string())?.flatten() {
+            let other = entry.path();
+            let stem = other.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+            let is_kin = stem != assets.name
+                && stem.rsplit_once('-').is_some_and(|(kin, last)| kin == family && !last.contains('.'));
+            let is_alike = match self {
+                Self::File(_) => other.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf")),
+                _ => other.join("config.json").is_file(),
+            };
+            if !is_kin || !is_alike {
+                continue;
+            }
+            let size = bytes(&other);
+            if size * SIBLING_SHARE <= bytes(path) && smallest.as_ref().is_none_or(|(least, _)| size < *least) {
+                smallest = Some((size, other.to_string_lossy().into_owned()));
+            }
+        }
+        Ok(smallest.map(|(_, path)| path))
+    }
+}
+
+/// Of a file, or of the weights in a folder.
+fn bytes(path: &Path) -> u64 {
+    let len = |path: &Path| std::fs::metadata(path).map_or(0, |data| data.len());
+    match std::fs::read_dir(path) {
+        Ok(entries) => {
+            let is_weights = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "safetensors");
+            entries.flatten().map(|entry| entry.path()).filter(is_weights).map(|path| len(&path)).sum()
+        }
+        Err(_) => len(path),
+    }
+}
+
+fn embedded_heads(kind: &str) -> Result<Option<Heads>> {
+    let Some(bytes) = embedded::heads(kind) else { return Ok(None) };
+    let name = format!("built in ({kind})");
+    Ok(Some(Heads { weights: Box::new(Gguf::from_static(&name, bytes)?), name }))
+}
+
+#[cfg(test)]
+mod tests;
