@@ -62,8 +62,8 @@ pub trait Backend: Send + 'static {
     /// Takes over the step's ids, positions, spans and tables.
     ///
     /// The operations that follow are asked for the size returned, which is at least the batch's own: a device may pad
-    /// a step in which every span has one row and every row an output up to a size that it has recorded. The rows added
-    /// lie behind the others, write no keys and mean nothing.
+    /// a step of short spans in which every row has an output up to a size that it has recorded. The rows added lie behind
+    /// the others, write no keys and mean nothing.
     fn upload(&mut self, inputs: &mut Self::Inputs, batch: &Batch) -> StepSize;
 
     /// Before the operations of an uploaded step, the first `num_logits` of whose outputs get logits. False: all of them
@@ -74,6 +74,14 @@ pub trait Backend: Send + 'static {
 
     /// Behind the operations of a step that [`Backend::begin`] asked for.
     fn end(&mut self, _inputs: &Self::Inputs) {}
+
+    /// Whether [`Backend::copy_columns`] may be part of a recorded step.
+    fn records_copies(&self) -> bool {
+        false
+    }
+
+    /// Steps from now on ask for other operations than those before: what was recorded is forgotten.
+    fn forget_steps(&mut self) {}
 
     /// What went wrong on the device so far, where operations could not say it; asked at the end of each step. It does
     /// not wait for the device: what the device is still to find is said later.
@@ -227,7 +235,8 @@ pub trait Backend: Send + 'static {
 
     /// `out[r][column..column + width of x] = x[r]`, the other columns left alone.
     ///
-    /// Where a device does not do it by itself it goes by way of the host, and is no part of a recorded step.
+    /// Where a device does not do it by itself it goes by way of the host, and is no part of a recorded step
+    /// ([`Backend::records_copies`]).
     fn copy_columns(&mut self, out: &mut Self::Tensor, column: usize, x: &Self::Tensor, rows: usize) {
         if rows == 0 {
             return;
@@ -242,8 +251,8 @@ pub trait Backend: Send + 'static {
         self.upload_rows(out, &target);
     }
 
-    /// Copies rows that the host names between steps: pairs of (from, to), the second a row of `out`. Never part of a
-    /// recorded step.
+    /// Copies rows that the host names between steps: pairs of (from, to), the second a row of `out`, each of which is
+    /// named once. Never part of a recorded step.
     fn copy_rows(&mut self, out: &mut Self::Tensor, x: &Self::Tensor, pairs: &[(u32, u32)]) {
         let (Some(from), Some(to)) = (pairs.iter().map(|pair| pair.0).max(), pairs.iter().map(|pair| pair.1).max())
         else {

@@ -186,6 +186,14 @@ impl<B: Backend> Backend for Recording<B> {
         self.inner.end(&inputs.inner);
     }
 
+    fn records_copies(&self) -> bool {
+        self.inner.records_copies()
+    }
+
+    fn forget_steps(&mut self) {
+        self.inner.forget_steps();
+    }
+
     fn check(&mut self) -> Result<()> {
         self.inner.check()
     }

@@ -215,7 +215,7 @@ impl<B: Backend> Decoder<B> {
             }
             None => {
                 // Copies of states may go by way of the host, which no recording can.
-                let records = !self.taps.as_ref().is_some_and(Taps::copies);
+                let records = self.backend.records_copies() || !self.taps.as_ref().is_some_and(Taps::copies);
                 if !records || self.backend.begin(&self.inputs, logits) {
                     self.run(size, logits, true);
                     if records {

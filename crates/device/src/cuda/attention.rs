@@ -204,8 +204,8 @@ impl Cuda {
                         _ => self.tiles(&call, op.head_dim, kv.shape.format),
                     }
                 }
-                // A recorded step is replayed with other contexts, so nothing of it may hang on this one's.
-                if work.splits_now > 0 || inputs.decodes() {
+                // A recorded step is replayed with other contexts, but with either kind of work if it had it.
+                if work.splits_now > 0 {
                     (call.work, call.num_work) = (work.splits, work.num_splits);
                     call.ancestors = inputs.ancestors();
                     // Room for the partial results of the largest step there can be.

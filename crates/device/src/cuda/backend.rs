@@ -11,7 +11,7 @@ use super::driver::{self, Device, Moving, Stream, args};
 use super::experts::Experts;
 use super::gemm90::Gemm90;
 use super::graphs::Graphs;
-use super::inputs::Inputs;
+use super::inputs::{self, Inputs};
 use super::kv::{Begun, Kv};
 use super::linear::WIDENED_BYTES;
 use super::linear_few::Finish;
@@ -19,7 +19,7 @@ use super::sampling::Sampler;
 use super::scratch::Scratch;
 use super::tensor::{Float, Tensor, Vector};
 use super::weight::{Loader, Weight};
-use super::{attention, launch, linear_stream, moves, rows};
+use super::{attention, copies, launch, linear_stream, moves, rows};
 use crate::{
     Activation, Attention, Backend, Batch, Drawn, Draws, Error, ExpertsSource, HostMemory, InputLimits, KvShape, Norm,
     PrepareQkv, Product, Result, Routing, StepSize, TensorKind,
@@ -243,7 +243,7 @@ impl Backend for Cuda {
     }
 
     fn inputs(&mut self, limits: InputLimits) -> Result<Inputs> {
-        attention::check_merges(limits.spans, self.most_kv_heads)?;
+        attention::check_merges(inputs::most_spans(&limits), self.most_kv_heads)?;
         self.most_rows = self.most_rows.max(limits.rows).max(limits.outputs);
         if limits.outputs > self.most_outputs {
             self.most_outputs = limits.outputs;
@@ -293,6 +293,17 @@ impl Backend for Cuda {
     fn end(&mut self, _: &Inputs) {
         let ended = self.graphs.end(&self.device);
         self.note(ended);
+    }
+
+    fn records_copies(&self) -> bool {
+        true
+    }
+
+    fn forget_steps(&mut self) {
+        // What is under way may be a replay.
+        let done = self.device.synchronize(Stream::Compute);
+        self.note(done);
+        self.graphs = Graphs::default();
     }
 
     fn check(&mut self) -> Result<()> {
@@ -466,6 +477,14 @@ impl Backend for Cuda {
 
     fn finish_logits(&mut self, logits: &mut Tensor, scale: f32, soft_cap: Option<f32>, rows: usize) {
         rows::finish_logits(&self.device, logits, scale, soft_cap, rows);
+    }
+
+    fn copy_columns(&mut self, out: &mut Tensor, column: usize, x: &Tensor, rows: usize) {
+        copies::copy_columns(&self.device, out, column, x, rows);
+    }
+
+    fn copy_rows(&mut self, out: &mut Tensor, x: &Tensor, pairs: &[(u32, u32)]) {
+        copies::copy_rows(&self.device, out, x, pairs);
     }
 
     fn copy_blocks(&mut self, kv: &mut Kv, pairs: &[(u32, u32)]) {

@@ -1,18 +1,20 @@
-//! Recorded decode steps: the first step of a size runs as it is asked for, the second is recorded, all others are
-//! replayed. A recording that fails ends in an error of its step, and that size is never recorded again.
+//! Recorded steps, of tokens that are decoded and drafts that are verified: the first step of a size and form runs as it is
+//! asked for, the second is recorded, all others are replayed. A recording that fails ends in an error of its step, and
+//! that size is never recorded again.
 
 use std::collections::HashMap;
 
 use super::driver::{Device, Graph};
-use super::inputs::Inputs;
+use super::inputs::{Form, Inputs};
 use crate::Result;
 
-/// What a recording depends on: the inputs' memory, and the size of the step.
+/// What a recording depends on: the inputs' memory, the size of the step, and which kernels attend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
     inputs: u64,
     rows: usize,
     num_logits: usize,
+    form: Form,
 }
 
 #[derive(Default)]
@@ -39,7 +41,7 @@ impl Graphs {
         if !inputs.decodes() || num_logits != size.outputs {
             return true;
         }
-        let key = Key { inputs: inputs.tokens(), rows: size.rows, num_logits };
+        let key = Key { inputs: inputs.tokens(), rows: size.rows, num_logits, form: inputs.form() };
         let entry = self.entries.entry(key).or_default();
         match entry {
             Entry::Ready(graph) => {

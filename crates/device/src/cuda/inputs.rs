@@ -1,17 +1,18 @@
 //! What one step is about, in device memory at addresses that never change, so that a recorded step meets the next one's
 //! numbers: ids, positions, spans, block tables, lists of attention's work, and the angles of ropes.
 //!
-//! They go there in one [`Parcel`]. A step in which every sequence has one row and every row an output is padded up to a
-//! size of the [`ladder`], so that a recording for that size serves it. Rows added have token 0, position 0, no slot and a
-//! span without context. Trees are taken apart (`paths.rs`).
+//! They go there in one [`Parcel`]. A step of tokens that are decoded and drafts that are verified, of which every row has
+//! an output, is padded up to a size of the [`ladder`], so that a recording for that size serves it. Rows added have token
+//! 0, position 0, no slot and are in no span. Trees, and chains of few rows, are taken apart (`paths.rs`).
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::driver::{Buffer, Device};
 use super::parcel::{self, Packer, Parcel};
-use super::paths::Apart;
+use super::paths::{self, Apart, CHAIN_ROWS};
 use super::tensor::Vector;
 use super::work::{self, WorkKey};
+use crate::tree::TREE_ROWS;
 use crate::{Batch, DRAWN_TOKEN, InputLimits, Result, Span, StepSize};
 
 /// A row whose key and value are not stored.
@@ -31,11 +32,20 @@ pub struct Inputs {
     size: StepSize,
     /// Without padding, and rows of trees apart.
     apart: Apart,
-    has_trees: bool,
-    /// Every span has one row and every row an output.
+    form: Form,
+    /// Every row has an output, and no span is longer than a draft may be.
     decodes: bool,
     ropes: Vec<Rope>,
     lists: Mutex<Vec<List>>,
+}
+
+/// What kinds of spans a step has, by which kernels are chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Form {
+    trees: bool,
+    /// Of one row, rows of trees among them, and of more.
+    single: bool,
+    long: bool,
 }
 
 /// Cosines and sines of one rope, `[row][pairs]`.
@@ -82,7 +92,7 @@ impl Layout {
             words = words.saturating_add(count.saturating_add(3) / 4 * 4);
             at
         };
-        let (rows, spans, groups) = (limits.rows, limits.spans, limits.groups);
+        let (rows, spans, groups) = (limits.rows, most_spans(limits), limits.groups);
         Layout {
             tokens: take(rows),
             positions: take(rows),
@@ -100,6 +110,11 @@ impl Layout {
             words,
         }
     }
+}
+
+/// Spans that there may be with chains taken apart.
+pub(super) fn most_spans(limits: &InputLimits) -> usize {
+    limits.spans.saturating_add(CHAIN_ROWS)
 }
 
 /// Bytes of one rope's cosines, or sines.
@@ -148,8 +163,8 @@ impl Inputs {
             layout,
             turn: 0,
             size: StepSize { rows: 0, outputs: 0 },
-            apart: Apart::with_room(limits.spans),
-            has_trees: false,
+            apart: Apart::with_room(most_spans(&limits)),
+            form: Form::default(),
             decodes: false,
             ropes: (0..limits.ropes).map(rope).collect::<Result<_>>()?,
             lists: Mutex::default(),
@@ -168,6 +183,11 @@ impl Inputs {
     /// Whether a recording of a step of this size does for this one.
     pub fn decodes(&self) -> bool {
         self.decodes
+    }
+
+    /// What else a recording depends on.
+    pub(super) fn form(&self) -> Form {
+        self.form
     }
 
     pub fn tokens(&self) -> u64 {
@@ -198,7 +218,7 @@ impl Inputs {
 
     /// A word a row, or null in a step without trees.
     pub(super) fn ancestors(&self) -> u64 {
-        if self.has_trees { self.at(self.layout.ancestors) } else { 0 }
+        if self.form.trees { self.at(self.layout.ancestors) } else { 0 }
     }
 
     /// Cosines, sines and their number a row.
@@ -223,14 +243,16 @@ impl Inputs {
     pub(super) fn upload(&mut self, batch: &Batch, (drawn, rows_drawn): (u64, &[u32])) -> Result<StepSize> {
         batch.check(&self.limits);
         let rows = batch.num_rows();
-        self.apart.fill(batch);
-        self.has_trees = !batch.ancestors.is_empty();
-        let one_each = !self.has_trees && batch.spans.iter().all(|span| span.num_rows == 1);
-        self.decodes = one_each && rows > 0 && batch.outputs.iter().copied().eq(0..rows as u32);
-        let padded = match self.decodes {
-            true => ladder(rows).min(self.limits.spans).min(self.limits.rows).min(self.limits.outputs),
-            false => rows,
+        let short = batch.spans.iter().all(|span| span.num_rows as usize <= TREE_ROWS);
+        self.decodes = short && rows > 0 && batch.outputs.iter().copied().eq(0..rows as u32);
+        self.apart.fill(batch, self.decodes && paths::are_few(batch));
+        let spans = &self.apart.spans;
+        self.form = Form {
+            trees: !batch.ancestors.is_empty(),
+            single: spans.iter().any(|span| span.num_rows == 1),
+            long: spans.iter().any(|span| span.num_rows > 1),
         };
+        let padded = if self.decodes { ladder(rows).min(self.limits.rows).min(self.limits.outputs) } else { rows };
         // Where a limit is below the ladder's next size, the step stays as it is.
         let padded = padded.max(rows);
         self.size = StepSize { rows: padded, outputs: batch.outputs.len() + padded - rows };
@@ -248,17 +270,15 @@ impl Inputs {
         writer.put(layout.tokens, batch.tokens.iter().map(|&id| token(id)).chain(std::iter::repeat_n(0, added)));
         writer.put(layout.positions, batch.positions.iter().copied().chain(std::iter::repeat_n(0, added)));
         writer.put(layout.outputs, batch.outputs.iter().copied().chain(rows as u32..padded as u32));
-        let spans = self.apart.spans.iter().copied();
-        let more = (rows..padded).map(|row| Span { first_row: row as u32, num_rows: 1, context: 0 });
-        let spans = spans.chain(more);
-        writer.put(layout.first_row, spans.clone().map(|span| span.first_row));
-        writer.put(layout.num_rows, spans.clone().map(|span| span.num_rows));
-        writer.put(layout.context, spans.map(|span| span.context));
+        let spans = &self.apart.spans;
+        writer.put(layout.first_row, spans.iter().map(|span| span.first_row));
+        writer.put(layout.num_rows, spans.iter().map(|span| span.num_rows));
+        writer.put(layout.context, spans.iter().map(|span| span.context));
         for (group, tables) in batch.groups.iter().enumerate() {
             let slots = tables.slots.iter().copied().chain(std::iter::repeat_n(NO_SLOT, added));
             writer.put(layout.slots[group], slots);
             let first = self.apart.origins.iter().map(|&origin| tables.first_block[origin as usize]);
-            writer.put(layout.first_block[group], first.chain(std::iter::repeat_n(0, added)));
+            writer.put(layout.first_block[group], first);
             writer.put(layout.blocks[group], tables.blocks.iter().copied());
         }
         writer.put(layout.ancestors, batch.ancestors.iter().flat_map(|&word| [word as u32, (word >> 32) as u32]));
@@ -309,12 +329,12 @@ fn write_list(writer: &mut Packer<'_>, layout: &Layout, number: usize, list: &mu
     writer.put(layout.counts + 2 * number, [list.splits as u32, list.tiles as u32].into_iter());
 }
 
-/// The sizes that decode steps are padded to: the next of 1, 2, 4, then multiples of 8, of 16 from 256 and of 64 from 512.
+/// The sizes that recorded steps are padded to: up to 8 none, since there a row more takes longer; then multiples of 8, of
+/// 16 from 256 and of 64 from 512.
 pub(super) fn ladder(rows: usize) -> usize {
     match rows {
-        0..=1 => rows,
-        2..=4 => rows.next_power_of_two(),
-        5..=256 => rows.next_multiple_of(8),
+        0..=8 => rows,
+        9..=256 => rows.next_multiple_of(8),
         257..=512 => rows.next_multiple_of(16),
         _ => rows.next_multiple_of(64),
     }
@@ -343,6 +363,6 @@ mod tests {
         let sizes: Vec<usize> = (1..=700).map(ladder).collect();
         assert!(sizes.iter().enumerate().all(|(index, &size)| size > index && size < 2 * (index + 1).max(8)));
         assert!(sizes.windows(2).all(|pair| pair[0] <= pair[1]));
-        assert_eq!([1, 3, 5, 33, 256, 257, 513].map(ladder), [1, 4, 8, 40, 256, 272, 576]);
+        assert_eq!([1, 3, 5, 9, 33, 256, 257, 513].map(ladder), [1, 3, 5, 16, 40, 256, 272, 576]);
     }
 }

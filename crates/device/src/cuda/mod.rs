@@ -9,6 +9,7 @@ mod attention;
 mod backend;
 mod blas;
 mod ceilings;
+mod copies;
 pub mod driver;
 mod experts;
 mod experts_few;

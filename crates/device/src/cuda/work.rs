@@ -3,6 +3,7 @@
 //! Splits are counted from position 0 and always of the same size, so that what a row's result is made of depends on its
 //! position alone.
 
+use super::paths::CHAIN_SPLITS;
 use crate::{BLOCK_TOKENS, InputLimits, Span};
 
 /// Keys that one work item of a decode step looks at.
@@ -51,7 +52,7 @@ impl TileRule {
 
 /// Items that a step may have at most.
 pub(super) fn most_splits(limits: &InputLimits) -> usize {
-    (limits.table_entries / (SPLIT / BLOCK_TOKENS)).saturating_add(limits.spans)
+    (limits.table_entries / (SPLIT / BLOCK_TOKENS)).saturating_add(limits.spans).saturating_add(CHAIN_SPLITS)
 }
 
 pub(super) fn most_tiles(limits: &InputLimits) -> usize {

@@ -73,6 +73,7 @@ impl<B: Backend> Decoder<B> {
         let bytes = self.limits.rows * width * self.backend.value_bytes(TensorKind::Stream);
         self.memory.activations += bytes as u64;
         self.taps = Some(Taps { tap, hidden, states, num_rows: 0 });
+        self.backend.forget_steps();
         Ok(())
     }
 

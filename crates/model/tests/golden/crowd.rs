@@ -22,6 +22,14 @@ pub struct Turn<'a> {
     pub outputs: usize,
 }
 
+/// Tokens behind one sequence, of all of which logits are wanted: a chain where there are no words, or the tree of them.
+#[derive(Clone)]
+pub struct Drafted {
+    pub who: usize,
+    pub tokens: Vec<u32>,
+    pub words: Vec<u64>,
+}
+
 /// Sequences whose blocks lie among each other's in no order.
 pub struct Crowd<B: Backend> {
     decoder: Decoder<B>,
@@ -43,7 +51,8 @@ impl<B: Backend> Crowd<B> {
             rows: rows.max(16),
             spans: lengths.len().max(16),
             outputs: outputs.max(16),
-            table_entries: needed,
+            // Each row of a tree counts as a sequence.
+            table_entries: 4 * needed,
             blocks: vec![needed + 3; model.spec.kv_groups().len()],
             kv_format,
         };
@@ -61,6 +70,29 @@ impl<B: Backend> Crowd<B> {
 
     /// One step: rows of logits, turn by turn, into `logits`.
     pub fn step(&mut self, turns: &[Turn<'_>], logits: &mut Vec<f32>) -> Result<(), String> {
+        let batch = self.batch(turns);
+        self.run(&batch, logits)
+    }
+
+    /// The same with drafts.
+    pub fn verify(&mut self, drafts: &[Drafted], logits: &mut Vec<f32>) -> Result<(), String> {
+        let bases: Vec<usize> = drafts.iter().map(|draft| self.computed[draft.who]).collect();
+        let turns = drafts.iter().map(|Drafted { who, tokens, .. }| Turn { who: *who, tokens, outputs: tokens.len() });
+        let mut batch = self.batch(&turns.collect::<Vec<_>>());
+        if drafts.iter().any(|draft| !draft.words.is_empty()) {
+            for (draft, base) in drafts.iter().zip(bases) {
+                let first = batch.ancestors.len();
+                batch.ancestors.extend(&draft.words);
+                batch.ancestors.resize(first + draft.tokens.len(), 0);
+                for (position, word) in batch.positions[first..].iter_mut().zip(&draft.words) {
+                    *position = base as u32 + word.count_ones() - 1;
+                }
+            }
+        }
+        self.run(&batch, logits)
+    }
+
+    fn batch(&mut self, turns: &[Turn<'_>]) -> Batch {
         let mut batch =
             Batch { groups: vec![GroupTables::default(); self.decoder.limits().blocks.len()], ..Batch::default() };
         for turn in turns {
@@ -68,7 +100,11 @@ impl<B: Backend> Crowd<B> {
             append(&mut batch, first, turn, &self.tables[turn.who]);
             self.computed[turn.who] += turn.tokens.len();
         }
-        self.decoder.forward(&batch).map_err(|e| e.to_string())?;
+        batch
+    }
+
+    fn run(&mut self, batch: &Batch, logits: &mut Vec<f32>) -> Result<(), String> {
+        self.decoder.forward(batch).map_err(|e| e.to_string())?;
         self.decoder.logits(logits);
         Ok(())
     }

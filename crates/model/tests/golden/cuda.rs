@@ -21,7 +21,7 @@ use crate::switch_off;
 /// of two and more there, and eight bits of mantissa.
 const BF16_COSTS: f64 = 900.0;
 
-fn is_there() -> bool {
+pub fn is_there() -> bool {
     match driver::device_count() {
         Ok(count) if count > 0 => return true,
         Ok(_) => eprintln!("skipped: this machine has no CUDA device"),
@@ -31,7 +31,7 @@ fn is_there() -> bool {
 }
 
 /// All on one device; kernels that must be compiled are kept.
-fn open(config: &CudaConfig) -> Cuda {
+pub fn open(config: &CudaConfig) -> Cuda {
     static DEVICE: OnceLock<Arc<driver::Device>> = OnceLock::new();
     let device = DEVICE.get_or_init(|| {
         let cache_folder = Some(std::env::temp_dir().join("folio-kernels-of-tests"));
@@ -44,7 +44,7 @@ fn open(config: &CudaConfig) -> Cuda {
     Cuda::on(Arc::clone(device), config).unwrap_or_else(|error| panic!("{error}"))
 }
 
-fn f32() -> CudaConfig {
+pub fn f32() -> CudaConfig {
     CudaConfig { activations: Precision::F32, ..CudaConfig::default() }
 }
 
@@ -84,7 +84,7 @@ fn cuda_in_bf16_agrees_with_transformers() {
 
 /// One file of every few, and mixtures of experts: each of these takes many decoders. Or the file that `FOLIO_GOLDEN`
 /// names alone, for tools that are slow.
-fn every(step: usize) -> Vec<Golden> {
+pub fn every(step: usize) -> Vec<Golden> {
     if let Ok(name) = std::env::var("FOLIO_GOLDEN") {
         return vec![file::read(&name)];
     }

@@ -6,6 +6,7 @@
 mod agreement;
 mod crowd;
 mod cuda;
+mod drafts;
 mod families;
 mod file;
 mod generator;

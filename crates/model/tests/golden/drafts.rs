@@ -1,0 +1,146 @@
+//! Steps that verify drafts: where bits do not depend on the batch each row as if its tokens had come one by one, and on a
+//! CUDA device replayed bit for bit as unrecorded. Tests that want such a device say so where there is none, and pass.
+
+use folio_model::OpenModel;
+use folio_model::device::cpu::{Cpu, CpuConfig};
+use folio_model::device::cuda::{CudaConfig, Precision};
+use folio_model::device::{Backend, KvFormat, tree};
+
+use crate::crowd::{Crowd, Drafted};
+use crate::cuda::{every, f32, is_there, open};
+use crate::families::for_all;
+use crate::file::Golden;
+use crate::switch_off;
+
+/// How a step's tokens come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pace {
+    AtOnce,
+    OneByOne,
+}
+
+/// Steps of one kind: the lengths of chains of the first sequences, and how many of those are trees instead.
+const KINDS: [(&[usize], usize); 4] = [
+    (&[5], 0),
+    // More rows than are taken apart.
+    (&[5, 5, 5, 5, 5, 5], 0),
+    (&[3, 3, 3, 1, 1, 1], 0),
+    (&[4, 4, 2, 1], 2),
+];
+/// Steps of each kind: the first is run, the second recorded, the others replayed.
+const REPEATS: usize = 4;
+const SEQUENCES: usize = 6;
+const PROMPT: usize = 11;
+
+fn token(golden: &Golden, who: usize, at: usize) -> u32 {
+    golden.greedy[(7 * who + at) % golden.greedy.len()]
+}
+
+fn kv_of(config: &CudaConfig) -> KvFormat {
+    if config.activations == Precision::F32 { KvFormat::F32 } else { KvFormat::BF16 }
+}
+
+/// Logits of every row of every step.
+fn run<B: Backend>(
+    golden: &Golden,
+    model: &OpenModel,
+    (backend, kv): (B, KvFormat),
+    pace: Pace,
+    kinds: &[(&[usize], usize)],
+) -> Result<Vec<Vec<f32>>, String> {
+    let room = PROMPT + 2 * REPEATS * kinds.len() + 8;
+    let mut crowd = Crowd::new(backend, model, &[room; SEQUENCES], (SEQUENCES * PROMPT, 32), kv)?;
+    let (mut found, mut logits) = (Vec::new(), Vec::new());
+    let mut lengths = [0; SEQUENCES];
+    for (who, length) in lengths.iter_mut().enumerate() {
+        let tokens = (0..PROMPT).map(|at| token(golden, who, at)).collect();
+        crowd.verify(&[Drafted { who, tokens, words: Vec::new() }], &mut logits)?;
+        *length = PROMPT;
+    }
+    for step in 0..REPEATS * kinds.len() {
+        let (chains, trees) = kinds[step / REPEATS];
+        let words = tree::ancestors(&[None, Some(0), Some(0), Some(2)]);
+        let drafts = chains.iter().enumerate().map(|(who, &rows)| Drafted {
+            who,
+            tokens: (0..rows).map(|row| token(golden, who, lengths[who] + row)).collect(),
+            words: if who < trees { words.clone() } else { Vec::new() },
+        });
+        let drafts: Vec<Drafted> = drafts.collect();
+        match pace {
+            Pace::AtOnce => {
+                crowd.verify(&drafts, &mut logits)?;
+                found.extend(logits.chunks_exact(model.spec.vocab_size).map(<[f32]>::to_vec));
+            }
+            Pace::OneByOne => {
+                for Drafted { who, tokens, .. } in &drafts {
+                    for &token in tokens {
+                        crowd.verify(&[Drafted { who: *who, tokens: vec![token], words: Vec::new() }], &mut logits)?;
+                        found.push(logits.clone());
+                    }
+                }
+            }
+        }
+        // Of a draft one token is taken, and of some chains another.
+        for (who, &rows) in chains.iter().enumerate() {
+            let taken = if who >= trees && rows > 1 { 1 + step % 2 } else { 1 };
+            lengths[who] += taken;
+            crowd.rewind(who, lengths[who]);
+        }
+    }
+    Ok(found)
+}
+
+fn first_difference(one: &[Vec<f32>], other: &[Vec<f32>]) -> Option<usize> {
+    assert_eq!(one.len(), other.len(), "rows of logits");
+    one.iter().zip(other).position(|(one, other)| one != other)
+}
+
+#[test]
+fn chains_equal_single_tokens() {
+    for_all(&every(15), |golden| {
+        let model = switch_off::open(golden)?;
+        let open = || Cpu::new(CpuConfig { threads: 2, isa: None }).map_err(|e| e.to_string());
+        let run = |pace| run(golden, &model, (open()?, KvFormat::BF16), pace, &KINDS[..3]);
+        match first_difference(&run(Pace::AtOnce)?, &run(Pace::OneByOne)?) {
+            Some(row) => Err(format!("row {row} of chains differs when its tokens come one by one")),
+            None => Ok(0.0),
+        }
+    });
+}
+
+#[test]
+fn recorded_drafts_equal_unrecorded_ones() {
+    if is_there() {
+        let configs = [f32(), CudaConfig::default(), CudaConfig { batch_invariant: true, ..CudaConfig::default() }];
+        for_all(&every(4), |golden| {
+            let model = switch_off::open(golden)?;
+            for config in &configs {
+                let run = |graphs| {
+                    let config = CudaConfig { graphs, ..config.clone() };
+                    run(golden, &model, (open(&config), kv_of(&config)), Pace::AtOnce, &KINDS)
+                };
+                if let Some(row) = first_difference(&run(true)?, &run(false)?) {
+                    return Err(format!("row {row} of drafts differs when steps are recorded ({config:?})"));
+                }
+            }
+            Ok(0.0)
+        });
+    }
+}
+
+#[test]
+fn batch_invariant_chains_equal_single_tokens() {
+    if is_there() {
+        let configs = [f32(), CudaConfig { batch_invariant: true, ..CudaConfig::default() }];
+        for_all(&every(4), |golden| {
+            let model = switch_off::open(golden)?;
+            for config in &configs {
+                let run = |pace| run(golden, &model, (open(config), kv_of(config)), pace, &KINDS[..3]);
+                if let Some(row) = first_difference(&run(Pace::AtOnce)?, &run(Pace::OneByOne)?) {
+                    return Err(format!("row {row} of chains differs when its tokens come one by one ({config:?})"));
+                }
+            }
+            Ok(0.0)
+        });
+    }
+}
