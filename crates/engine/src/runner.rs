@@ -246,7 +246,9 @@ impl<B: Backend> Runner<B> {
                 // Of one that has left or failed there is nothing to be known.
                 let kept = self.requests.0.get(&rows.id).filter(|_| output.failure.is_none());
                 let tokens = kept.and_then(Kept::tokens).unwrap_or_default();
-                parts.push(Part { rows, outcome, tokens, max_len: kept.map_or(0, |kept| kept.max_len) });
+                let (max_len, has_left) =
+                    (kept.map_or(0, |kept| kept.max_len), !self.requests.0.contains_key(&rows.id));
+                parts.push(Part { rows, outcome, tokens, max_len, has_left });
             }
             speculation.behind(&mut self.decoder, batch, &parts, outputs, took);
         }

@@ -43,6 +43,7 @@ pub(crate) struct Part<'a> {
     /// Prompt and answer; empty where nothing is to be known of it.
     pub tokens: &'a [u32],
     pub max_len: usize,
+    pub has_left: bool,
 }
 
 impl Part<'_> {
@@ -155,6 +156,9 @@ impl<B: Backend> Speculation<B> {
         let start = Instant::now();
         self.ask(decoder, batch, parts, &mosts);
         self.drafting += start.elapsed();
+        // A method may have kept something of them, and nobody else would tell it to forget them.
+        let left = parts.iter().filter(|part| part.has_left).map(|part| part.rows.id);
+        left.for_each(|id| self.forget(id, &[]));
         let vocab = decoder.spec().vocab_size;
         for (((part, output), draft), most) in parts.iter().zip(outputs).zip(&mut self.drafts).zip(mosts) {
             output.expects_drafts = goes_on(part) && self.most > 0;

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use folio_engine::{
     Background, Engine, EngineConfig, EngineStats, Event, FinishReason, GroupConfig, HostTier, Logprobs, Rebuild,
-    RequestStream, Runner, SamplingParams, TierConfig, tiers::HostGroup,
+    RequestStream, Runner, SamplingParams, TierConfig, speculate::Speculation, tiers::HostGroup,
 };
 use folio_model::{
     Decoder, DecoderLimits, OpenModel,
@@ -25,9 +25,11 @@ const HOST_SLOTS: usize = 64;
 const PROMPT_LOGIT_ROWS: usize = 32;
 
 pub struct Bench<'a> {
-    model: &'a OpenModel,
+    pub model: &'a OpenModel,
     windows: Vec<Option<usize>>,
     host: Arc<HostTier>,
+    /// Rows of drafts that a step has room for, each of which may be a span of its own.
+    draft_rows: usize,
 }
 
 /// An engine, and what its device notes.
@@ -46,13 +48,13 @@ pub struct Outcome {
     pub reason: Option<FinishReason>,
 }
 
-fn decoder(model: &OpenModel, draws_tokens: bool, shared: &Shared) -> Decoder<Drawing<Cpu>> {
+fn decoder(model: &OpenModel, draws_tokens: bool, shared: &Shared, draft_rows: usize) -> Decoder<Drawing<Cpu>> {
     let groups = model.spec.kv_groups().len();
     let limits = DecoderLimits {
         rows: BUDGET,
-        spans: MAX_SEQS,
-        outputs: MAX_SEQS + PROMPT_LOGIT_ROWS,
-        table_entries: MAX_SEQS * MAX_LEN / 16,
+        spans: MAX_SEQS + draft_rows,
+        outputs: MAX_SEQS + PROMPT_LOGIT_ROWS + draft_rows,
+        table_entries: (MAX_SEQS + draft_rows) * MAX_LEN / 16,
         blocks: vec![BLOCKS; groups],
         kv_format: KvFormat::BF16,
     };
@@ -63,11 +65,15 @@ fn decoder(model: &OpenModel, draws_tokens: bool, shared: &Shared) -> Decoder<Dr
 
 impl<'a> Bench<'a> {
     pub fn new(model: &'a OpenModel) -> Self {
+        Self::with_draft_rows(model, 0)
+    }
+
+    pub fn with_draft_rows(model: &'a OpenModel, draft_rows: usize) -> Self {
         let windows: Vec<_> = model.spec.kv_groups().iter().map(|group| group.window).collect();
-        let decoder = decoder(model, true, &Shared::default());
+        let decoder = decoder(model, true, &Shared::default(), 0);
         let host_group = |group| HostGroup { slots: HOST_SLOTS, block_bytes: decoder.block_bytes(group) };
         let groups: Vec<_> = (0..windows.len()).map(host_group).collect();
-        Self { model, windows, host: Arc::new(HostTier::new(&groups).expect("memory")) }
+        Self { model, windows, host: Arc::new(HostTier::new(&groups).expect("memory")), draft_rows }
     }
 
     pub fn config(&self) -> EngineConfig {
@@ -102,9 +108,23 @@ impl<'a> Bench<'a> {
     }
 
     pub fn start_with(&self, config: EngineConfig, draws_tokens: bool, notes: Notes) -> Started {
+        self.start_drafting(config, draws_tokens, notes, None)
+    }
+
+    pub fn start_drafting(
+        &self,
+        config: EngineConfig,
+        draws_tokens: bool,
+        notes: Notes,
+        speculation: Option<Speculation<Drawing<Cpu>>>,
+    ) -> Started {
         let shared = Shared::default();
         *shared.notes() = notes;
-        let runner = Runner::new(decoder(self.model, draws_tokens, &shared), Some(Arc::clone(&self.host)));
+        let decoder = decoder(self.model, draws_tokens, &shared, self.draft_rows);
+        let mut runner = Runner::new(decoder, Some(Arc::clone(&self.host)));
+        if let Some(speculation) = speculation {
+            runner = runner.with_speculation(speculation);
+        }
         let executor = Background::start(runner).expect("a thread");
         let engine = Engine::start(Box::new(executor), config).expect("a sound configuration");
         Started { engine, shared }
@@ -127,14 +147,7 @@ impl<'a> Bench<'a> {
         notes: Notes,
         requests: &[(Vec<u32>, SamplingParams)],
     ) -> (Vec<Vec<Outcome>>, Notes, EngineStats) {
-        let Started { engine, shared } = self.start_with(config, draws_tokens, notes);
-        let streams: Vec<_> = requests.iter().map(|(prompt, params)| submit(&engine, prompt, params)).collect();
-        let streams = streams.into_iter().zip(requests);
-        let outcomes = streams.map(|(stream, (_, params))| read(stream, params.n, usize::MAX)).collect();
-        let stats = wait_until_idle(&engine);
-        engine.shutdown();
-        let notes = std::mem::take(&mut *shared.notes());
-        (outcomes, notes, stats)
+        run_on(self.start_with(config, draws_tokens, notes), requests)
     }
 
     /// One after the other, sampled on the host.
@@ -148,11 +161,23 @@ impl<'a> Bench<'a> {
     }
 }
 
+/// All at once, on an engine that ends with them.
+pub fn run_on(started: Started, requests: &[(Vec<u32>, SamplingParams)]) -> (Vec<Vec<Outcome>>, Notes, EngineStats) {
+    let Started { engine, shared } = started;
+    let streams: Vec<_> = requests.iter().map(|(prompt, params)| submit(&engine, prompt, params)).collect();
+    let streams = streams.into_iter().zip(requests);
+    let outcomes = streams.map(|(stream, (_, params))| read(stream, params.n, usize::MAX)).collect();
+    let stats = wait_until_idle(&engine);
+    engine.shutdown();
+    let notes = std::mem::take(&mut *shared.notes());
+    (outcomes, notes, stats)
+}
+
 /// What builds a device anew that works.
 pub fn rebuild(model: OpenModel, shared: Shared) -> Rebuild {
     Rebuild::new(move || {
         shared.notes().is_broken = false;
-        Ok(Box::new(Background::start(Runner::new(decoder(&model, true, &shared), None))?))
+        Ok(Box::new(Background::start(Runner::new(decoder(&model, true, &shared, 0), None))?))
     })
 }
 

@@ -1,12 +1,17 @@
 //! A device that draws tokens itself, and whose next step begins while the one before is under way, gives every request
-//! the tokens and logprobs that sampling on the host gives it; and its faults stay where they belong.
+//! the tokens and logprobs that sampling on the host gives it; and its faults stay where they belong. With drafts and
+//! without, on the host and on the device.
 
 mod device;
+mod drafted;
+mod drafted_ends;
+mod drafters;
 mod faults;
 mod harness;
 mod sampler;
 #[path = "../invariance/tiny.rs"]
 mod tiny;
+mod trained;
 
 use device::POISON;
 use folio_engine::{EngineConfig, Event, FinishReason, Pooling, SamplingParams};
