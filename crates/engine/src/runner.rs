@@ -20,7 +20,7 @@ use crate::{
     kept::{Asked, Kept, Known, Outcome, PANICKED, Question},
     moves::Moves,
     sampling::{NotFinite, SamplingState, likeliest, sampled},
-    speculate::{Part, Speculation},
+    speculate::{Part, Speculation, StepTimes},
 };
 
 /// Turns plans into forward passes and logits into tokens. What belongs to a request outlives steps; everything else is
@@ -238,8 +238,8 @@ impl<B: Backend> Runner<B> {
         for (rows, outcome) in rows.iter().zip(outcomes) {
             self.move_accepted(rows, outcome);
         }
-        let now = Instant::now();
-        let took = now - started.max(self.free_since).min(now);
+        let gap = started.saturating_duration_since(self.free_since);
+        let took = started.max(self.free_since).elapsed();
         if let Some(speculation) = &mut self.speculation {
             let mut parts = Vec::with_capacity(rows.len());
             for ((&rows, outcome), output) in rows.iter().zip(outcomes).zip(&*outputs) {
@@ -250,7 +250,7 @@ impl<B: Backend> Runner<B> {
                     (kept.map_or(0, |kept| kept.max_len), !self.requests.0.contains_key(&rows.id));
                 parts.push(Part { rows, outcome, tokens, max_len, has_left });
             }
-            speculation.behind(&mut self.decoder, batch, &parts, outputs, took);
+            speculation.behind(&mut self.decoder, batch, &parts, outputs, StepTimes { gap, took });
         }
         self.free_since = Instant::now();
     }

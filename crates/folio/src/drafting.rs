@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use folio_device::Backend;
 use folio_engine::speculate::{
-    Drafter, Lookahead, LookaheadOptions, Ngram, NgramOptions, OnHost, Speculation, Suffix, SuffixOptions,
+    AdaptOptions, Drafter, Lookahead, LookaheadOptions, Ngram, NgramOptions, OnHost, Speculation, Suffix, SuffixOptions,
 };
 use folio_formats::WeightSource;
 use folio_formats::gguf::Gguf;
@@ -89,7 +89,8 @@ impl Drafting {
             _ => bail!("later"),
         };
         let _ = (decoder, open);
-        Ok(Speculation::new(drafter, self.tokens.unwrap_or(most)))
+        let most_nodes = self.tokens.unwrap_or(most);
+        Ok(Speculation::new(drafter, AdaptOptions { most_nodes, fixed: self.fixed.then_some(most_nodes) }))
     }
 
     /// For a line at the start.

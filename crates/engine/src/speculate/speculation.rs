@@ -9,12 +9,12 @@ use std::{
 };
 
 use folio_model::{
-    Decoder,
+    Decoder, DecoderLimits,
     device::{Backend, Batch},
 };
 use folio_scheduler::RequestId;
 
-use super::{Draft, Drafter, Settled, SettledRequest};
+use super::{Adapt, AdaptOptions, Draft, Drafter, Settled, SettledRequest};
 use crate::{RowOutput, background::guarded, inputs::OutputRows, kept::Outcome};
 
 /// So often in a row a method may fail.
@@ -23,17 +23,27 @@ const MOST_FAILURES: u32 = 3;
 /// A method of drafting, and how much of it a runner uses.
 pub struct Speculation<B: Backend> {
     drafter: Box<dyn Drafter<B>>,
-    /// Nodes of every draft.
-    most: usize,
+    adapt: Adapt,
     warn: Option<fn(Arguments<'_>)>,
     /// Failures since it last worked.
     failures: u32,
     has_warned: bool,
     /// Time in drafting that nobody has asked for yet.
     drafting: Duration,
+    /// Who had another token to come behind the last step.
+    decoding: Vec<RequestId>,
     drafts: Vec<Draft>,
     /// Rows of all requests of a step, one after the other.
     rows: Vec<u32>,
+}
+
+/// Where the time of a step went.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepTimes {
+    /// From the end of all that came before it to its beginning.
+    pub gap: Duration,
+    /// From then to its tokens.
+    pub took: Duration,
 }
 
 /// What a step was to one request.
@@ -54,7 +64,12 @@ impl Part<'_> {
 
     /// Whether its rows are those of one token and its draft.
     fn decodes(&self) -> bool {
-        self.rows.span.len() == 1 + self.rows.draft.len()
+        self.rows.sample.is_some() && self.rows.span.len() == 1 + self.rows.draft.len()
+    }
+
+    /// Whether there is something to draft for.
+    fn goes_on(&self) -> bool {
+        self.outcome.goes_on && !self.tokens.is_empty()
     }
 
     /// The rows that computed what the sequence has now.
@@ -85,15 +100,15 @@ impl Part<'_> {
 }
 
 impl<B: Backend> Speculation<B> {
-    /// Drafts of at most `most` nodes.
-    pub fn new(drafter: Box<dyn Drafter<B>>, most: usize) -> Self {
+    pub fn new(drafter: Box<dyn Drafter<B>>, options: AdaptOptions) -> Self {
         Self {
             drafter,
-            most,
+            adapt: Adapt::new(options),
             warn: None,
             failures: 0,
             has_warned: false,
             drafting: Duration::ZERO,
+            decoding: Vec::new(),
             drafts: Vec::new(),
             rows: Vec::new(),
         }
@@ -122,6 +137,7 @@ impl<B: Backend> Speculation<B> {
 
     /// A request has left, with this answer.
     pub(crate) fn forget(&mut self, id: RequestId, answer: &[u32]) {
+        self.adapt.forget(id);
         let Self { drafter, .. } = self;
         let forgotten = guarded(|| {
             if !answer.is_empty() {
@@ -134,43 +150,62 @@ impl<B: Backend> Speculation<B> {
         }
     }
 
-    /// Drafts behind a step that took so long, one part a request of its plan.
+    /// Drafts behind a step, one part a request of its plan.
     pub(crate) fn behind(
         &mut self,
         decoder: &mut Decoder<B>,
         batch: &Batch,
         parts: &[Part<'_>],
         outputs: &mut [RowOutput],
-        _took: Duration,
+        times: StepTimes,
     ) {
         if self.is_off() {
             return;
         }
-        let goes_on = |part: &Part<'_>| part.outcome.goes_on && !part.tokens.is_empty();
-        let most_of_all = self.most_of_all(decoder, parts.iter().filter(|part| goes_on(part)).count());
-        let mosts = parts.iter().map(|part| match goes_on(part) {
-            true => self.most.min(most_of_all).min(part.room()),
-            false => 0,
-        });
-        let mosts: Vec<usize> = mosts.collect();
+        self.note(batch.num_rows(), parts, times);
+        let mosts = self.mosts(decoder, parts);
         let start = Instant::now();
         self.ask(decoder, batch, parts, &mosts);
-        self.drafting += start.elapsed();
+        let took = start.elapsed();
+        self.drafting += took;
         // A method may have kept something of them, and nobody else would tell it to forget them.
         let left = parts.iter().filter(|part| part.has_left).map(|part| part.rows.id);
         left.for_each(|id| self.forget(id, &[]));
-        let vocab = decoder.spec().vocab_size;
+        let (vocab, mut nodes) = (decoder.spec().vocab_size, 0);
         for (((part, output), draft), most) in parts.iter().zip(outputs).zip(&mut self.drafts).zip(mosts) {
-            output.expects_drafts = goes_on(part) && self.most > 0;
+            output.expects_drafts = part.goes_on() && self.adapt.expects(part.rows.id);
             keep_sound(draft, most, vocab);
+            nodes += draft.len();
             output.draft = (!draft.is_empty()).then(|| std::mem::take(draft));
+        }
+        self.adapt.note_drafting(self.decoding.len(), nodes, took);
+    }
+
+    /// What the step cost, and what its drafts brought.
+    fn note(&mut self, rows: usize, parts: &[Part<'_>], times: StepTimes) {
+        // Between steps of others there may have been nothing to do.
+        if parts.iter().any(|part| self.decoding.contains(&part.rows.id)) {
+            self.adapt.note_gap(times.gap);
+        }
+        self.adapt.note_step(rows, times.took, parts.iter().all(Part::decodes));
+        for part in parts.iter().filter(|part| !part.rows.draft.is_empty() && !part.tokens.is_empty()) {
+            self.adapt.note_walk(part.rows.id, &part.rows.draft, &part.outcome.accepted);
         }
     }
 
-    /// Nodes that each of so many requests may have if all of them are to fit into the next step.
-    fn most_of_all(&self, decoder: &Decoder<B>, requests: usize) -> usize {
-        let limits = decoder.limits();
-        (limits.outputs.min(limits.rows) / requests.max(1)).saturating_sub(1)
+    /// How many nodes each request may have.
+    fn mosts(&mut self, decoder: &Decoder<B>, parts: &[Part<'_>]) -> Vec<usize> {
+        self.decoding.clear();
+        self.decoding.extend(parts.iter().filter(|part| part.goes_on()).map(|part| part.rows.id));
+        let mut wanted = Vec::new();
+        self.adapt.most(&self.decoding, &mut wanted);
+        let most_of_all = most_of_all(decoder.limits(), self.decoding.len());
+        let mut wanted = wanted.into_iter();
+        let mut most = |part: &Part<'_>| match part.goes_on() {
+            true => wanted.next().unwrap_or(0).min(most_of_all).min(part.room()),
+            false => 0,
+        };
+        parts.iter().map(&mut most).collect()
     }
 
     /// Lets the method fill `self.drafts`, one a part.
@@ -206,6 +241,11 @@ impl<B: Backend> Speculation<B> {
             warn(format_args!("{what}: {reason}"));
         }
     }
+}
+
+/// Nodes that each of so many requests may have if all of them are to fit into the next step.
+fn most_of_all(limits: &DecoderLimits, requests: usize) -> usize {
+    (limits.outputs.min(limits.rows) / requests.max(1)).saturating_sub(1)
 }
 
 /// A method is not trusted with how much it drafts, nor with what.

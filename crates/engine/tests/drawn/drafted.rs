@@ -5,7 +5,10 @@ use std::sync::{Arc, Mutex};
 
 use folio_engine::{
     EngineConfig, EngineStats, FinishReason, SamplingParams,
-    speculate::{Drafter, Ngram, NgramOptions, OnHost, Speculation, Suffix, SuffixOptions},
+    speculate::{
+        AdaptOptions, Drafter, Lookahead, LookaheadOptions, Ngram, NgramOptions, OnHost, Speculation, Suffix,
+        SuffixOptions,
+    },
 };
 use folio_model::device::cpu::Cpu;
 
@@ -86,12 +89,13 @@ fn check_all(bench: &Bench<'_>, how: &str, config: &dyn Fn() -> EngineConfig) {
                 assert_eq!(met.trees > 0, manner == Manner::Trees);
             }
         }
-        let host: [BoxedDrafter; 2] = [
+        let methods: [BoxedDrafter; 3] = [
             Box::new(OnHost(Ngram::new(NgramOptions::default()))),
             Box::new(OnHost(Suffix::new(SuffixOptions::default()))),
+            Box::new(Lookahead::new(LookaheadOptions::default())),
         ];
-        for drafter in host {
-            expected.check(bench, how, config(), draws_tokens, drafter, 4);
+        for drafter in methods {
+            expected.check(bench, how, config(), draws_tokens, drafter, 12);
         }
     }
 }
@@ -128,6 +132,6 @@ fn preempted_and_swapped() {
 }
 
 /// Always as many as there may be.
-pub fn options(most: usize) -> usize {
-    most
+pub fn options(most: usize) -> AdaptOptions {
+    AdaptOptions { most_nodes: most, fixed: Some(most) }
 }

@@ -5,7 +5,9 @@ use std::{collections::HashMap, path::PathBuf, sync::Arc};
 
 use folio_engine::{
     Background, Engine, EngineConfig, EngineStats, Event, FinishReason, GroupConfig, Runner, SamplingParams,
-    speculate::{Drafter, Ngram, NgramOptions, OnHost, Speculation, Suffix, SuffixOptions},
+    speculate::{
+        Drafter, Lookahead, LookaheadOptions, Ngram, NgramOptions, OnHost, Speculation, Suffix, SuffixOptions,
+    },
 };
 use folio_model::{
     Decoder, DecoderLimits, OpenModel,
@@ -133,7 +135,7 @@ fn answer(
         inter_token_target: None,
         logits_width: model.spec.vocab_size,
         eos: vec![0],
-        force_preempt_every: preempts.then_some(17),
+        force_preempt_every: preempts.then_some(11),
         ..EngineConfig::default()
     };
     let engine = Engine::start(Box::new(Background::start(runner).expect("a thread")), config).expect("sound");
@@ -172,9 +174,10 @@ fn two_hundred_prompts() {
     let sequences = Arc::new(requests.iter().zip(&expected).map(sequence).collect());
     let vocab = model.spec.vocab_size as u32;
     let knowing = Knowing { manner: Manner::Trees, reads_step: true, vocab, sequences, met: Arc::default(), random: 5 };
-    let drafters: [(&str, Box<dyn Drafter<Cpu>>, usize); 3] = [
+    let drafters: [(&str, Box<dyn Drafter<Cpu>>, usize); 4] = [
         ("n-grams", Box::new(OnHost(Ngram::new(NgramOptions::default()))), 4),
         ("suffixes", Box::new(OnHost(Suffix::new(SuffixOptions::default()))), 8),
+        ("lookahead", Box::new(Lookahead::new(LookaheadOptions::default())), 14),
         ("trees", Box::new(knowing), 10),
     ];
     for (name, drafter, most) in drafters {
@@ -183,7 +186,7 @@ fn two_hundred_prompts() {
             assert_eq!(found, expected, "prompt {index}, {name}");
         }
         let drafts = &stats.speculation;
-        assert!(drafts.accepted_tokens > 200 && stats.scheduler.preemptions > 10, "{name}: {drafts:?}");
+        assert!(drafts.accepted_tokens > 200 && stats.scheduler.preemptions > 5, "{name}: {drafts:?}");
         assert!(stats.steps_done < plain.steps_done + stats.scheduler.preemptions, "{name}: no step was saved");
         let tokens: u64 = drafts.accepted_per_position.iter().sum();
         assert_eq!(tokens, drafts.accepted_tokens);

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use folio_engine::{
-    Admission, Background, Engine, EngineConfig, Executor, FinishReason, RequestId, Result, RowOutput, StepOutput,
-    StepPlan, StepRunner, SubmitError, Wake,
+    Admission, Assignment, Background, Engine, EngineConfig, Executor, FinishReason, RequestId, Result, RowOutput,
+    Sampled, StepOutput, StepPlan, StepRunner, SubmitError, Wake,
 };
 
 use crate::mock::{
@@ -146,4 +146,28 @@ fn when_the_engine_dies_nobody_waits_for_it() {
     wait_until("the thread has ended", || !engine.is_running());
     let request = engine.request(tokens(0, 3), params(1)).expect("valid");
     assert_eq!(engine.submit(request).err(), Some(SubmitError::Stopped));
+}
+
+/// Says more than it was asked.
+struct Talkative;
+
+impl StepRunner for Talkative {
+    fn admit(&mut self, _: RequestId, _: Admission) {}
+
+    fn run(&mut self, plan: &StepPlan) -> Result<Vec<RowOutput>> {
+        let sampled = |token| Sampled { token, logprobs: None };
+        let output = |a: &Assignment| RowOutput { sampled: vec![sampled(1), sampled(2)], ..RowOutput::new(a.id) };
+        Ok(plan.assignments.iter().map(output).collect())
+    }
+
+    fn release(&mut self, _: RequestId) {}
+}
+
+#[test]
+fn drafts_that_nobody_made_are_not_accepted() {
+    let executor = Background::start(Talkative).expect("a thread");
+    let engine = Engine::start(Box::new(executor), config(8)).expect("sound");
+    let reason = answer(submit(&engine, tokens(1, 5), params(3))).reason;
+    assert!(matches!(&reason, FinishReason::Error(why) if why.contains("that it did not have")), "{reason:?}");
+    assert!(engine.is_running());
 }
