@@ -38,8 +38,6 @@ pub enum Error {
     RebuildPanicked,
     #[error("a block is to be moved to or from the host, but there is no host tier")]
     NoHostTier,
-    #[error("request {} has {drafts} drafts to verify, but this executor verifies none", .id.0)]
-    Drafts { id: RequestId, drafts: usize },
     /// For executors of other kinds.
     #[error("{0}")]
     Step(String),

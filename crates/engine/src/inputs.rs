@@ -242,6 +242,40 @@ mod tests {
         assert_eq!(outputs.iter().map(|o| o.position).collect::<Vec<_>>(), [32, 4, 2]);
     }
 
+    /// A tree's rows have words, and every node is an output; a chain beside it is a span like any other.
+    #[test]
+    fn drafts_lie_behind_the_last_token() {
+        let tree = [None, Some(0), None, Some(2)];
+        let drafted = |assignment, parents: &[Option<u16>]| Assignment {
+            num_drafts: parents.len(),
+            parents: parents.to_vec(),
+            ..assignment
+        };
+        let chain = || drafted(assignment(2, 4, &[9, 8], &[2]), &[None]);
+        let plan = StepPlan {
+            assignments: vec![
+                assignment(1, 0, &[7, 7], &[5]),
+                drafted(assignment(3, 14, &[1, 10, 11, 12, 13], &[3, 1]), &tree),
+                chain(),
+            ],
+            ..StepPlan::default()
+        };
+        let (mut batch, mut outputs) = (Batch::default(), Vec::new());
+        assert_eq!(gather(&plan, &Known, &mut batch, &mut outputs), 8);
+        assert_eq!(batch.tokens, [7, 7, 1, 10, 11, 12, 13, 9, 8]);
+        assert_eq!(batch.positions, [0, 1, 14, 15, 16, 15, 16, 4, 5]);
+        assert_eq!(batch.spans[1], Span { first_row: 2, num_rows: 5, context: 19 });
+        assert_eq!(batch.groups[0].slots, [80, 81, 62, 63, 16, 17, 18, 36, 37]);
+        assert_eq!(batch.ancestors, [0, 0, 0b1, 0b11, 0b111, 0b1001, 0b11001, 0, 0]);
+        assert_eq!(batch.outputs, [1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(outputs.iter().map(|o| o.sample).collect::<Vec<_>>(), [Some(0), Some(1), Some(6)]);
+        assert_eq!(outputs.iter().map(|o| (o.position, o.draft.len())).collect::<Vec<_>>(), [(2, 0), (15, 4), (5, 1)]);
+        assert!(outputs[1].tables.is_some() && outputs[2].tables.is_none());
+        // Chains alone need no words.
+        gather(&StepPlan { assignments: vec![chain()], ..StepPlan::default() }, &Known, &mut batch, &mut outputs);
+        assert!(batch.ancestors.is_empty() && batch.positions == [4, 5]);
+    }
+
     #[test]
     fn rows_without_logits_come_last() {
         let targets = PromptTargets { first: 0, tokens: vec![6] };

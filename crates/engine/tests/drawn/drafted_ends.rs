@@ -6,7 +6,10 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-use folio_engine::{EngineConfig, FinishReason, SamplingParams, speculate::Speculation};
+use folio_engine::{
+    EngineConfig, Event, FinishReason, SamplingParams,
+    speculate::{AdaptOptions, Speculation},
+};
 
 use crate::{
     device::{Notes, POISON},
@@ -180,5 +183,55 @@ fn a_step_that_fails() {
         assert_eq!(found, expected.answers, "the draw of number {broken_draw} fails");
         assert!(stats.steps_failed == 1 && stats.samples_tried_again > 0 && stats.speculation.accepted_tokens > 10);
         assert_eq!(met.lock().expect("nothing panics with it").faults, [""; 0]);
+    }
+}
+
+/// However many nodes seem to pay from step to step, and whether steps are planned ahead or not.
+#[test]
+fn as_many_as_pay() {
+    let model = tiny::experts();
+    let bench = bench(&model);
+    let long = requests(36).into_iter().map(|(prompt, params)| {
+        let stop_token_ids = Vec::new();
+        (prompt, SamplingParams { max_tokens: 40, min_tokens: 0, stop_token_ids, ..params })
+    });
+    let expected = Expected::new(&bench, long.collect());
+    for draws_tokens in [false, true] {
+        for manner in [Manner::Perfect, Manner::Bad, Manner::Trees] {
+            let met = Arc::new(Mutex::new(Met::default()));
+            let drafter = expected.drafter(&bench, manner, draws_tokens, &met);
+            let speculation = Speculation::new(drafter, AdaptOptions { most_nodes: 12, fixed: None });
+            let started = bench.start_drafting(bench.config(), draws_tokens, Notes::default(), Some(speculation));
+            let (found, _, stats) = run_on(started, &expected.requests);
+            assert_eq!(found, expected.answers, "{manner:?}, drawn on the device: {draws_tokens}");
+            assert_eq!((stats.steps_failed, &met.lock().expect("nothing panics with it").faults), (0, &Vec::new()));
+        }
+    }
+}
+
+/// What a request is told of its drafts, and the engine's sum of it.
+#[test]
+fn drafts_are_counted() {
+    let model = tiny::alternating();
+    let bench = bench(&model);
+    let params = SamplingParams { max_tokens: 21, temperature: 0.0, ignore_eos: true, ..SamplingParams::default() };
+    let expected = Expected::new(&bench, vec![(prompt(9, 30), params.clone())]);
+    for (manner, accepted, rejected) in [(Manner::Perfect, 16, 0), (Manner::Bad, 0, 4 * 16 + 3 + 2 + 1)] {
+        let met = Arc::new(Mutex::new(Met::default()));
+        let speculation = Speculation::new(expected.drafter(&bench, manner, false, &met), options(4));
+        let config = EngineConfig { overlap: false, ..bench.config() };
+        let started = bench.start_drafting(config, false, Notes::default(), Some(speculation));
+        let mut stream = harness::submit(&started.engine, &prompt(9, 30), &params);
+        let usage = std::iter::from_fn(|| stream.recv()).find_map(|event| match event {
+            Event::Finished { usage, .. } => Some(usage),
+            _ => None,
+        });
+        let usage = usage.expect("it ends");
+        assert_eq!((usage.accepted_drafts, usage.rejected_drafts), (accepted, rejected), "{manner:?}");
+        let stats = harness::wait_until_idle(&started.engine).speculation;
+        assert_eq!(stats.accepted_tokens, accepted as u64);
+        assert_eq!(stats.draft_tokens, (accepted + rejected) as u64);
+        assert_eq!(stats.accepted_per_position.iter().sum::<u64>(), accepted as u64);
+        assert!(stats.drafting > std::time::Duration::ZERO && stats.drafting < stats.steps);
     }
 }
