@@ -17,6 +17,10 @@
 //! `base` and gathered rows behind would read a long prefix once for all rows; that is a matter of speed alone and can
 //! be done behind this interface.
 //!
+//! **A tree may grow from step to step**, as that of a head does which drafts level by level: a span then has the rows that
+//! are new, the words of which go on counting where those before stopped, and finds the keys and values of the others
+//! where earlier steps left them. The highest bit of a span's first word says how many there were ([`rows_before`]).
+//!
 //! So backends take a tree apart: every row is computed as a span of its own, which sees `base + depth + 1` positions.
 //! It counts as one against [`InputLimits::spans`](crate::InputLimits::spans), and the tree's table as often as it has
 //! rows against [`InputLimits::table_entries`](crate::InputLimits::table_entries).
@@ -55,27 +59,36 @@ pub fn moves(base: usize, word: u64) -> impl Iterator<Item = (usize, usize)> {
     path(word).enumerate().filter(|(depth, row)| depth != row).map(move |(depth, row)| (base + row, base + depth))
 }
 
+/// Rows of the tree that earlier steps computed.
+pub fn rows_before(words: &[u64]) -> usize {
+    words.first().and_then(|word| word.checked_ilog2()).unwrap_or(0) as usize
+}
+
 /// The words of a span that is a tree. `words` are those of all rows of a step, or none at all.
 pub(crate) fn of_span<'a>(words: &'a [u64], span: &Span) -> Option<&'a [u64]> {
     let rows = words.get(span.first_row as usize..(span.first_row + span.num_rows) as usize)?;
     rows.first().is_some_and(|&word| word != 0).then_some(rows)
 }
 
-/// Where a tree begins: the place of its first row.
-pub(crate) fn base(span: &Span) -> usize {
-    (span.context - span.num_rows) as usize
+/// Where a tree begins: the place of its first row, in this step or an earlier one.
+pub(crate) fn base(span: &Span, words: &[u64]) -> usize {
+    (span.context - span.num_rows) as usize - rows_before(words)
 }
 
 /// Asserts that words are those of a tree and positions follow from them.
 pub(crate) fn check(words: &[u64], span: &Span, positions: &[u32]) {
-    assert!(words.len() <= TREE_ROWS, "{span:?} is a tree of more than {TREE_ROWS} rows");
-    for (row, (&word, &position)) in words.iter().zip(positions).enumerate() {
+    let before = rows_before(words);
+    assert!(before + words.len() <= TREE_ROWS, "{span:?} is a tree of more than {TREE_ROWS} rows");
+    assert!(before as u32 + span.num_rows <= span.context, "{span:?} is a tree that begins before its sequence");
+    for (row, (&word, &position)) in (before..).zip(words.iter().zip(positions)) {
         let above = word & !(1 << row);
         assert!(word >> row == 1, "row {row} of a tree has the word {word:#x}");
-        if let Some(parent) = above.checked_ilog2() {
-            assert_eq!(above, words[parent as usize], "the way to row {row} of a tree, and to its parent {parent}");
+        // Parents in earlier steps are not there to be looked at.
+        if let Some(parent) = above.checked_ilog2().filter(|&parent| parent as usize >= before) {
+            let parents = words[parent as usize - before];
+            assert_eq!(above, parents, "the way to row {row} of a tree, and to its parent {parent}");
         }
-        let expected = base(span) + word.count_ones() as usize - 1;
+        let expected = base(span, words) + word.count_ones() as usize - 1;
         assert_eq!(position as usize, expected, "position of row {row} of a tree");
     }
 }
@@ -116,5 +129,18 @@ mod tests {
         assert!(refused(|words, _| words[4] = 0b110001).contains("has the word 0x31"));
         assert!(refused(|words, _| words[5] = 0b110001).contains("its parent 4"));
         assert!(refused(|_, positions| positions[2] = 22).contains("position of row 2"));
+    }
+
+    #[test]
+    fn a_tree_goes_on_where_it_stopped() {
+        let (words, positions) = (ancestors(&PARENTS), [20, 21, 21, 22, 22, 23]);
+        for first in 0..6 {
+            let span = Span { first_row: 0, num_rows: 6 - first as u32, context: 26 };
+            assert_eq!((rows_before(&words[first..]), base(&span, &words[first..])), (first, 20));
+            check(&words[first..], &span, &positions[first..]);
+        }
+        assert_eq!((rows_before(&[]), base(&Span { first_row: 0, num_rows: 4, context: 26 }, &[])), (0, 22));
+        let early = Span { first_row: 0, num_rows: 1, context: 3 };
+        std::panic::catch_unwind(|| check(&words[5..], &early, &[0])).expect_err("a tree from before the sequence");
     }
 }

@@ -58,7 +58,7 @@ impl Apart {
                 Some(words) => self.spans.extend((span.first_row..).zip(words).map(|(first_row, word)| Span {
                     first_row,
                     num_rows: 1,
-                    context: tree::base(span) as u32 + word.count_ones(),
+                    context: tree::base(span, words) as u32 + word.count_ones(),
                 })),
             }
             self.origins.resize(self.spans.len(), number as u32);

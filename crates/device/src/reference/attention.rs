@@ -112,9 +112,10 @@ pub fn attention(
             let (keys, values) = (stored(&kv.keys), stored(&kv.values));
             for index in 0..span.num_rows as usize {
                 let row = span.first_row as usize + index;
-                let base = tree::base(span);
+                let words = tree::of_span(&batch.ancestors, span);
+                let base = tree::base(span, words.unwrap_or_default());
                 // The places of positions from 0 to the row's own.
-                let places: Vec<usize> = match tree::of_span(&batch.ancestors, span) {
+                let places: Vec<usize> = match words {
                     None => (0..base + index + 1).collect(),
                     Some(words) => (0..base).chain(tree::path(words[index]).map(|row| base + row)).collect(),
                 };

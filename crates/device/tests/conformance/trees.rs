@@ -95,6 +95,13 @@ impl Case {
         }
         let rows: Vec<Row> = (0..self.rows).map(|row| rig.row(row, words[row])).collect();
         let found = rig.step(backend, &rows, &words);
+        // As a tree that grows, in three steps: the same bits.
+        let cuts = [0, self.rows / 3, (self.rows / 3 + 1).min(self.rows), self.rows];
+        let mut grown = Vec::new();
+        for range in cuts.windows(2).map(|pair| pair[0]..pair[1]).filter(|range| !range.is_empty()) {
+            grown.extend(rig.step(backend, &rows[range.clone()], &words[range]));
+        }
+        same(&grown, &found, rig.width()).unwrap_or_else(|why| panic!("a tree that grows and one at once: {why}"));
         // One leaf is accepted, and the sequence goes on behind it.
         let leaf = words.iter().copied().max_by_key(|word| (word.count_ones(), *word)).unwrap();
         let pairs: Vec<(u32, u32)> =
@@ -238,7 +245,8 @@ impl<'a, B: Backend> Rig<'a, B> {
     fn batch(&self, rows: &[Row], words: &[u64]) -> Batch {
         let mut batch = Batch { groups: vec![GroupTables::default()], ..Batch::default() };
         let mut push = |sequence: usize, places: &[(usize, usize)]| {
-            let (first, context) = (places[0].0, places[places.len() - 1].0 + 1);
+            let context = places[places.len() - 1].0 + 1;
+            let first = places.iter().map(|&(_, position)| position).min().unwrap();
             let first_row = batch.num_rows() as u32;
             batch.spans.push(Span { first_row, num_rows: places.len() as u32, context: context as u32 });
             let (table, tables) = (&self.tables[sequence], &mut batch.groups[0]);

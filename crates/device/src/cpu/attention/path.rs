@@ -40,7 +40,7 @@ impl Path {
         head_tile: usize,
         memory: &mut [f32],
     ) -> Option<Self> {
-        let base = tree::base(&operands.spans[tile.span as usize]);
+        let base = operands.base(tile);
         let first = base / BLOCK_TOKENS * BLOCK_TOKENS;
         if (item.first_split + item.num_splits) as usize * SPLIT <= first {
             return None;

@@ -137,7 +137,7 @@ impl Scratch {
         let is_tree = |span: &Span| tree::of_span(ancestors, span).is_some();
         let mut chain_tiles = 0;
         for (index, span) in spans.iter().enumerate().filter(|(_, span)| !is_tree(span)) {
-            let start = tree::base(span);
+            let start = tree::base(span, &[]);
             // Late rows see more keys: they go first, so that the work left at the end is small.
             for tile in (0..(span.num_rows as usize).div_ceil(geometry.tile_rows)).rev() {
                 let first = tile * geometry.tile_rows;
@@ -147,8 +147,9 @@ impl Scratch {
             }
         }
         for (index, span) in spans.iter().enumerate() {
-            for (row, word) in tree::of_span(ancestors, span).unwrap_or_default().iter().enumerate().rev() {
-                push(index, row, 1, tree::base(span) + word.count_ones() as usize - 1);
+            let words = tree::of_span(ancestors, span).unwrap_or_default();
+            for (row, word) in words.iter().enumerate().rev() {
+                push(index, row, 1, tree::base(span, words) + word.count_ones() as usize - 1);
             }
         }
         let room = self.partials.len() - if self.tiles.len() > chain_tiles { MAX_PATHS } else { 0 };

@@ -36,10 +36,17 @@ impl<T> Operands<'_, T> {
         self.ancestors.get(row).copied().unwrap_or(0)
     }
 
+    /// The place where the rows of a tile's span begin, or the tree that they are of.
+    #[inline(always)]
+    pub fn base(&self, tile: &Tile) -> usize {
+        let span = &self.spans[tile.span as usize];
+        tree::base(span, tree::of_span(self.ancestors, span).unwrap_or_default())
+    }
+
     /// Positions a row of a tile sees; `word` is the tile's.
     #[inline(always)]
     pub fn seen(&self, tile: &Tile, word: u64, row: usize) -> Range<usize> {
-        let base = tree::base(&self.spans[tile.span as usize]);
+        let base = self.base(tile);
         let end = base + if word == 0 { tile.first as usize + row + 1 } else { word.count_ones() as usize };
         self.op.window.map_or(0, |window| end.saturating_sub(window))..end
     }
