@@ -7,10 +7,13 @@
 //!   layer, whose result the decoder's output matrix reads.
 //!
 //! Row `p` of a sequence holds the state at position `p` and the token at `p + 1`, and its keys and values lie where the
-//! decoder's of position `p` lie: the head's storage has as many blocks, and a batch for it names the same slots. Behind
-//! the last token the head goes on from its own states ([`Feature::After`]). A tree grows level by level: as every row of a
-//! [`tree`](folio_device::tree) finds its path in its own span, each step has the rows before again ([`Feature::Again`]) and
-//! the new level behind them. All those rows are written anew, from the decoder's states, once their tokens were accepted.
+//! decoder's of position `p` lie: the head's storage has at least as many blocks, and a batch for it names the same slots.
+//! Behind the last token the head goes on from its own states ([`Feature::After`]), a step a level of a
+//! [`tree`](folio_device::tree), which grows from step to step: no row is computed twice. All of them are written anew,
+//! from the decoder's states, once their tokens were accepted.
+//!
+//! A model's own layers for multi-token prediction are such a head too: `norm(embedding)` and `norm(state)` side by side
+//! through `fc` (`eh_proj`), a layer with keys and values of its own, a norm, and the decoder's output matrix.
 
 mod sizes;
 mod sources;
@@ -42,8 +45,15 @@ pub enum Feature {
     Decoder(u32),
     /// What the head gave for this row of its own last step.
     After(u32),
-    /// What this row of the head's last step came from: the row itself, computed again.
-    Again(u32),
+}
+
+/// How large a head's own steps and its storage are, where that is more than the decoder's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EagleRoom {
+    /// Blocks of keys and values, at least those of the decoder's group.
+    pub blocks: usize,
+    /// Drafted rows of a step.
+    pub drafts: usize,
 }
 
 pub struct Eagle<B: Backend> {
@@ -79,10 +89,7 @@ struct Norms<B: Backend> {
 struct Acts<B: Backend> {
     /// The decoder's three states of a row, in EAGLE-3. [rows, 3 hidden]
     fused: Option<B::Tensor>,
-    /// Each row's state as it is given, and as it was in the step before. [rows, hidden]
-    given: B::Tensor,
-    given_before: B::Tensor,
-    /// The head's stream, and that of the step before. [rows, hidden]
+    /// The head's stream, first the states as they are given; and that of the step before. [rows, hidden]
     state: B::Tensor,
     state_before: B::Tensor,
     embedded: B::Tensor,
@@ -99,10 +106,15 @@ struct Acts<B: Backend> {
 impl<B: Backend> Eagle<B> {
     /// A head for this decoder, sized as it is, whose states it taps from now on.
     pub fn load(decoder: &mut Decoder<B>, source: &dyn WeightSource) -> Result<Self> {
+        Self::load_with(decoder, source, EagleRoom { blocks: 0, drafts: 0 })
+    }
+
+    /// The same with more room.
+    pub fn load_with(decoder: &mut Decoder<B>, source: &dyn WeightSource, room: EagleRoom) -> Result<Self> {
         let stored = Stored::new(source, sizes::FAMILY);
         let sizes = Sizes::of(&stored, decoder.spec())?;
         let group = sizes.group;
-        let limits = DecoderLimits { blocks: vec![decoder.limits().blocks[group]], ..decoder.limits().clone() };
+        let limits = limits(decoder.limits(), group, room);
         let Lent { backend, spec, .. } = decoder.lend();
         let spec = spec.clone();
         let fc = stored.linear(backend, &sizes.stem("fc"), spec.hidden, sizes.fused)?;
@@ -174,6 +186,11 @@ impl<B: Backend> Eagle<B> {
         self.group
     }
 
+    /// Of the head's own steps.
+    pub fn limits(&self) -> &DecoderLimits {
+        &self.limits
+    }
+
     pub fn memory(&self) -> MemoryUse {
         self.memory
     }
@@ -218,29 +235,26 @@ impl<B: Backend> Eagle<B> {
         Ok(backend.check()?)
     }
 
-    /// Every row's state to `given`.
+    /// Every row's state to the stream.
     fn gather_states(&mut self, backend: &mut B, sources: &Sources, tapped: &B::Tensor, rows: usize) {
         let acts = &mut self.acts;
-        std::mem::swap(&mut acts.given, &mut acts.given_before);
         std::mem::swap(&mut acts.state, &mut acts.state_before);
         match &mut acts.fused {
             Some(fused) if !sources.decoder.is_empty() => {
                 backend.copy_rows(fused, tapped, &sources.decoder);
                 // Of rows that come from elsewhere this gives nothing of use, and they are filled in below.
-                self.fc.forward(backend, &mut acts.given, fused, rows);
+                self.fc.forward(backend, &mut acts.state, fused, rows);
             }
             Some(_) => {}
-            None => backend.copy_rows(&mut acts.given, tapped, &sources.decoder),
+            None => backend.copy_rows(&mut acts.state, tapped, &sources.decoder),
         }
-        backend.copy_rows(&mut acts.given, &acts.state_before, &sources.after);
-        backend.copy_rows(&mut acts.given, &acts.given_before, &sources.again);
+        backend.copy_rows(&mut acts.state, &acts.state_before, &sources.after);
     }
 
     /// EAGLE-3: the state itself is the stream; attention reads it beside the embedding.
     fn run_three(&mut self, backend: &mut B, rows: usize) {
         let Self { acts, norms, spec, .. } = self;
-        backend.copy_columns(&mut acts.state, 0, &acts.given, rows);
-        for (norm, x, column) in [(&norms.input, &acts.embedded, 0), (&norms.hidden, &acts.given, spec.hidden)] {
+        for (norm, x, column) in [(&norms.input, &acts.embedded, 0), (&norms.hidden, &acts.state, spec.hidden)] {
             let norm = norm.as_ref().expect("this layout has both norms");
             backend.rms_norm(&mut acts.normed, x, norm, spec.norm_eps, rows);
             backend.copy_columns(&mut acts.both, column, &acts.normed, rows);
@@ -252,7 +266,7 @@ impl<B: Backend> Eagle<B> {
     fn run_one(&mut self, backend: &mut B, rows: usize) {
         let Self { acts, norms, spec, .. } = self;
         backend.copy_columns(&mut acts.both, 0, &acts.embedded, rows);
-        backend.copy_columns(&mut acts.both, spec.hidden, &acts.given, rows);
+        backend.copy_columns(&mut acts.both, spec.hidden, &acts.state, rows);
         self.fc.forward(backend, &mut acts.state, &acts.both, rows);
         if let Some(norm) = &norms.input {
             backend.rms_norm(&mut acts.normed, &acts.state, norm, spec.norm_eps, rows);
@@ -293,6 +307,19 @@ impl<B: Backend> Eagle<B> {
     }
 }
 
+/// A head has one group of blocks. A row of a tree that grows is a span with a table by itself.
+fn limits(decoders: &DecoderLimits, group: usize, room: EagleRoom) -> DecoderLimits {
+    let per_span = decoders.table_entries.div_ceil(decoders.spans.max(1));
+    DecoderLimits {
+        rows: decoders.rows.max(room.drafts),
+        spans: decoders.spans.max(room.drafts),
+        outputs: decoders.outputs.max(room.drafts),
+        table_entries: decoders.table_entries.max(room.drafts.saturating_mul(per_span)) + room.drafts,
+        blocks: vec![decoders.blocks[group].max(room.blocks)],
+        kv_format: decoders.kv_format,
+    }
+}
+
 impl<B: Backend> Acts<B> {
     fn new(room: &mut Room<'_, B>, sizes: &Sizes, hidden: usize, limits: &DecoderLimits) -> Result<Self> {
         use TensorKind::{Activation, Scores, Stream};
@@ -303,8 +330,6 @@ impl<B: Backend> Acts<B> {
         };
         Ok(Self {
             fused,
-            given: room.tensor(rows, hidden, Stream)?,
-            given_before: room.tensor(rows, hidden, Stream)?,
             state: room.tensor(rows, hidden, Stream)?,
             state_before: room.tensor(rows, hidden, Stream)?,
             embedded: room.tensor(rows, hidden, Stream)?,

@@ -1,13 +1,11 @@
 //! Medusa: head `i` guesses the token `i + 2` places behind a row, from that row's state behind the last norm.
 //!
 //! A head is one or more residual blocks, `x + silu(W x + b)`, and an output matrix: its own, or the decoder's where the
-//! file has none. Backends know silu as half of a gated block, so `W` is loaded above as many zero rows whose bias is one:
-//! `silu(W x + b) * 1`. That doubles a matrix which is small beside the output matrix, and needs no operation of its own.
-
-use std::borrow::Cow;
+//! file has none; then one product reads that large matrix once for all heads. Backends know silu as half of a gated block,
+//! so the other half is ones, written once.
 
 use folio_device::{Activation, Backend, Product, TensorKind};
-use folio_formats::{Format, Matrix, WeightSource};
+use folio_formats::WeightSource;
 
 use super::stored::{Room, Stored};
 use crate::{
@@ -24,9 +22,13 @@ pub struct Medusa<B: Backend> {
     base: B::Tensor,
     /// A head's own. [rows, hidden]
     state: B::Tensor,
+    branch: B::Tensor,
+    /// The branch, and ones beside it. [rows, 2 hidden]
     gate_up: B::Tensor,
     gated: B::Tensor,
-    /// [rows, vocab]
+    /// Those of all heads that share the decoder's output matrix, head by head. [heads * rows, hidden]
+    states: B::Tensor,
+    /// [heads * rows, vocab]
     logits: B::Tensor,
     most_rows: usize,
     num_rows: usize,
@@ -52,19 +54,32 @@ impl<B: Backend> Medusa<B> {
         }
         source.names().into_iter().for_each(|name| source.release(name));
         let weights = heads.iter().map(|head| head.bytes(backend)).sum();
+        let shared = heads.iter().filter(|head| head.output.is_none()).count();
         let mut room = Room { backend, bytes: 0 };
-        let mut tensor = |cols, kind| room.tensor(most_rows, cols, kind);
-        Ok(Self {
+        let mut tensor = |rows, cols, kind| room.tensor(rows, cols, kind);
+        let mut gate_up = tensor(most_rows, 2 * hidden, TensorKind::Activation)?;
+        let medusa = Self {
+            base: tensor(most_rows, hidden, TensorKind::Stream)?,
+            state: tensor(most_rows, hidden, TensorKind::Stream)?,
+            branch: tensor(most_rows, hidden, TensorKind::Activation)?,
+            gated: tensor(most_rows, hidden, TensorKind::Activation)?,
+            states: tensor(shared.max(1) * most_rows, hidden, TensorKind::Stream)?,
+            logits: tensor(shared.max(1) * most_rows, vocab, TensorKind::Scores)?,
+            memory: MemoryUse { weights, kv: 0, activations: room.bytes },
             heads,
-            base: tensor(hidden, TensorKind::Stream)?,
-            state: tensor(hidden, TensorKind::Stream)?,
-            gate_up: tensor(2 * hidden, TensorKind::Activation)?,
-            gated: tensor(hidden, TensorKind::Activation)?,
-            logits: tensor(vocab, TensorKind::Scores)?,
+            gate_up: {
+                backend.upload_rows(&mut gate_up, &vec![1.0; most_rows * 2 * hidden]);
+                gate_up
+            },
             most_rows,
             num_rows: 0,
-            memory: MemoryUse { weights, kv: 0, activations: room.bytes },
-        })
+        };
+        Ok(medusa)
+    }
+
+    /// Rows that may be guessed behind at once.
+    pub fn most_rows(&self) -> usize {
+        self.most_rows
     }
 
     pub fn num_heads(&self) -> usize {
@@ -88,31 +103,50 @@ impl<B: Backend> Medusa<B> {
         Ok(())
     }
 
-    /// Logits of one head, `[rows of the last start, vocab]`, into `out`.
-    pub fn logits(&mut self, decoder: &mut Decoder<B>, head: usize, out: &mut Vec<f32>) -> Result<()> {
+    /// Logits of the first `heads` heads, `[heads, rows of the last start, vocab]`, into `out`.
+    pub fn logits(&mut self, decoder: &mut Decoder<B>, heads: usize, out: &mut Vec<f32>) -> Result<()> {
         let Lent { backend, spec, output, .. } = decoder.lend();
-        let (rows, head) = (self.num_rows, &self.heads[head]);
+        let rows = self.num_rows;
         out.clear();
         if rows == 0 {
             return Ok(());
         }
-        backend.copy_columns(&mut self.state, 0, &self.base, rows);
-        for block in &head.blocks {
-            block.forward(backend, &mut self.gate_up, &self.state, rows);
-            backend.gate(&mut self.gated, &self.gate_up, Activation::Silu, rows);
-            backend.add(&mut self.state, &self.gated, 1.0, rows);
-        }
-        match &head.output {
-            Some(own) => own.forward(backend, &mut self.logits, &self.state, rows),
-            None => {
-                let Product { weight, bias } = output;
-                backend.linear(&mut self.logits, &self.state, weight, bias, rows);
-                if spec.logit_scale != 1.0 || spec.logit_soft_cap.is_some() {
-                    backend.finish_logits(&mut self.logits, spec.logit_scale, spec.logit_soft_cap, rows);
+        let (mut shared, mut own, mut values) = (0, Vec::new(), Vec::new());
+        for (number, head) in self.heads[..heads].iter().enumerate() {
+            backend.copy_columns(&mut self.state, 0, &self.base, rows);
+            for block in &head.blocks {
+                block.forward(backend, &mut self.branch, &self.state, rows);
+                backend.copy_columns(&mut self.gate_up, 0, &self.branch, rows);
+                backend.gate(&mut self.gated, &self.gate_up, Activation::Silu, rows);
+                backend.add(&mut self.state, &self.gated, 1.0, rows);
+            }
+            match &head.output {
+                Some(output) => {
+                    output.forward(backend, &mut self.logits, &self.state, rows);
+                    backend.download(&self.logits, rows, &mut values);
+                    own.push((number, std::mem::take(&mut values)));
+                }
+                None => {
+                    let pairs: Vec<(u32, u32)> =
+                        (0..rows as u32).map(|row| (row, shared * rows as u32 + row)).collect();
+                    backend.copy_rows(&mut self.states, &self.state, &pairs);
+                    shared += 1;
                 }
             }
         }
-        backend.download(&self.logits, rows, out);
+        if shared > 0 {
+            let (rows, Product { weight, bias }) = (shared as usize * rows, output);
+            backend.linear(&mut self.logits, &self.states, weight, bias, rows);
+            if spec.logit_scale != 1.0 || spec.logit_soft_cap.is_some() {
+                backend.finish_logits(&mut self.logits, spec.logit_scale, spec.logit_soft_cap, rows);
+            }
+            backend.download(&self.logits, rows, out);
+        }
+        // Few files have heads of both kinds, and then each goes where its number says.
+        for (number, values) in own {
+            let at = number * values.len();
+            out.splice(at..at, values);
+        }
         Ok(backend.check()?)
     }
 }
@@ -121,7 +155,7 @@ impl<B: Backend> Head<B> {
     fn load(backend: &mut B, stored: &Stored<'_>, stem: &str, hidden: usize, vocab: usize) -> Result<Self> {
         let mut blocks = Vec::new();
         while blocks.is_empty() || stored.has(&format!("{stem}.{}.linear.weight", blocks.len())) {
-            blocks.push(block(backend, stored, &format!("{stem}.{}.linear", blocks.len()), hidden)?);
+            blocks.push(stored.linear(backend, &format!("{stem}.{}.linear", blocks.len()), hidden, hidden)?);
         }
         let output = format!("{stem}.{}", blocks.len());
         let own = stored.has(&format!("{output}.weight"));
@@ -132,15 +166,4 @@ impl<B: Backend> Head<B> {
     fn bytes(&self, backend: &B) -> u64 {
         self.blocks.iter().chain(&self.output).map(|linear| linear.bytes(backend)).sum()
     }
-}
-
-/// A gated block whose gate is the stored matrix and whose other half is one.
-fn block<B: Backend>(backend: &mut B, stored: &Stored<'_>, stem: &str, hidden: usize) -> Result<Linear<B>> {
-    let gate = stored.matrix(&format!("{stem}.weight"), hidden, hidden)?;
-    let format = gate.format().unwrap_or(Format::F32);
-    let zeros = vec![0u8; hidden * format.block_bytes()];
-    let ones = Matrix::from_rows(format, hidden, vec![Cow::Owned(zeros); hidden])?;
-    let mut bias = stored.vector(&format!("{stem}.bias"), hidden)?;
-    bias.resize(2 * hidden, 1.0);
-    Linear::new(backend, &Matrix::stack(vec![gate, ones])?, Some(&bias))
 }

@@ -9,5 +9,5 @@ mod layer;
 mod medusa;
 mod stored;
 
-pub use eagle::{Eagle, EagleLayout, Feature};
+pub use eagle::{Eagle, EagleLayout, EagleRoom, Feature};
 pub use medusa::Medusa;

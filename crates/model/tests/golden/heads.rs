@@ -11,6 +11,7 @@ use folio_model::{
         BLOCK_TOKENS, Backend, Batch, GroupTables, KvFormat, Span,
         cpu::{Cpu, CpuConfig},
         reference::Reference,
+        tree,
     },
 };
 use serde::Deserialize;
@@ -66,7 +67,10 @@ fn batch(tokens: &[u32], base: usize, ancestors: &[u64]) -> Batch {
     let places = base as u32..context as u32;
     let positions = match ancestors {
         [] => places.clone().collect(),
-        words => words.iter().map(|word| base as u32 + word.count_ones() - 1).collect(),
+        words => {
+            let root = (base - tree::rows_before(words)) as u32;
+            words.iter().map(|word| root + word.count_ones() - 1).collect()
+        }
     };
     let group = GroupTables {
         slots: places.map(|place| table[(place / size) as usize] * size + place % size).collect(),

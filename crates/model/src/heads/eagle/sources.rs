@@ -8,7 +8,6 @@ use crate::{Result, decoder::check};
 pub(super) struct Sources {
     pub decoder: Vec<(u32, u32)>,
     pub after: Vec<(u32, u32)>,
-    pub again: Vec<(u32, u32)>,
 }
 
 impl Sources {
@@ -18,7 +17,6 @@ impl Sources {
             match *feature {
                 Feature::Decoder(from) => sources.decoder.push((from, row)),
                 Feature::After(from) => sources.after.push((from, row)),
-                Feature::Again(from) => sources.again.push((from, row)),
             }
         }
         sources
@@ -28,6 +26,6 @@ impl Sources {
     pub fn check(&self, decoders: usize, own: usize) -> Result<()> {
         let end = |pairs: &[(u32, u32)]| pairs.iter().map(|pair| pair.0 as usize + 1).max().unwrap_or(0);
         check::most("the end of the decoder's rows", end(&self.decoder), decoders)?;
-        check::most("the end of the head's own rows", end(&self.after).max(end(&self.again)), own)
+        check::most("the end of the head's own rows", end(&self.after), own)
     }
 }
