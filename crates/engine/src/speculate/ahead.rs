@@ -70,11 +70,24 @@ impl Ahead {
     }
 
     /// Adds a span to `batch`: the tokens at places `first..` of a request of the decoder's step. They are a tree where
-    /// there are words of [`tree::ancestors`], and a chain where there are none. Gives the number of the span's first row;
-    /// outputs are for the caller to add.
+    /// there are words of [`tree::ancestors`], and a chain where there are none. Of a tree that grows, the places are those
+    /// behind the rows before. Gives the number of the span's first row; outputs are for the caller to add.
     pub fn push(
         &self,
         step: &Batch,
+        request: usize,
+        first: usize,
+        tokens: &[u32],
+        ancestors: &[u64],
+        batch: &mut Batch,
+    ) -> u32 {
+        self.push_to(self.table(step, request), request, first, tokens, ancestors, batch)
+    }
+
+    /// The same with the request's table, or with its last blocks if places are counted from the first of these.
+    pub fn push_to(
+        &self,
+        table: &[u32],
         request: usize,
         first: usize,
         tokens: &[u32],
@@ -88,14 +101,14 @@ impl Ahead {
             batch.positions.extend(places.clone().map(|place| place as u32));
         } else {
             assert_eq!(ancestors.len(), tokens.len(), "words of ancestors and tokens");
-            batch.positions.extend(ancestors.iter().map(|word| first as u32 + word.count_ones() - 1));
+            let root = (first - tree::rows_before(ancestors)) as u32;
+            batch.positions.extend(ancestors.iter().map(|word| root + word.count_ones() - 1));
             batch.ancestors.resize(row, 0);
             batch.ancestors.extend(ancestors);
         }
         if !batch.ancestors.is_empty() {
             batch.ancestors.resize(row + tokens.len(), 0);
         }
-        let table = self.table(step, request);
         for group in &mut batch.groups {
             self.push_table(table, request, places.clone(), group);
         }
