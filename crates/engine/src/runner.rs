@@ -250,7 +250,8 @@ impl<B: Backend> Runner<B> {
                     (kept.map_or(0, |kept| kept.max_len), !self.requests.0.contains_key(&rows.id));
                 parts.push(Part { rows, outcome, tokens, max_len, has_left });
             }
-            speculation.behind(&mut self.decoder, batch, &parts, outputs, StepTimes { gap, took });
+            let is_last = self.under_way.is_empty();
+            speculation.behind(&mut self.decoder, batch, &parts, outputs, StepTimes { gap, took }, is_last);
         }
         self.free_since = Instant::now();
     }

@@ -18,7 +18,8 @@ pub trait Drafter<B: Backend>: Send {
     /// decides itself whether to keep up or to catch up later.
     fn draft(&mut self, decoder: &mut Decoder<B>, step: &Settled<'_>, drafts: &mut [Draft]) -> Result<()>;
 
-    /// Whether it looks at states, rows or blocks of the step: the next one then waits until the drafts are there.
+    /// Whether it looks at states, rows or blocks of the step: the next one then waits until the drafts are there. While
+    /// nobody has had a draft for long, steps do not wait, and those that another has followed by then it is not told of.
     fn reads_step(&self) -> bool;
 
     /// Takes in an answer that has ended, without its prompt, for the good of other requests.

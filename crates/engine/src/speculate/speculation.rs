@@ -20,6 +20,9 @@ use crate::{RowOutput, background::guarded, inputs::OutputRows, kept::Outcome};
 /// So often in a row a method may fail.
 const MOST_FAILURES: u32 = 3;
 
+/// Steps without anybody who expects drafts after which no step waits for the method any more.
+const PATIENCE: u32 = 32;
+
 /// A method of drafting, and how much of it a runner uses.
 pub struct Speculation<B: Backend> {
     drafter: Box<dyn Drafter<B>>,
@@ -28,6 +31,8 @@ pub struct Speculation<B: Backend> {
     /// Failures since it last worked.
     failures: u32,
     has_warned: bool,
+    /// Steps since somebody last expected drafts.
+    quiet_steps: u32,
     /// Time in drafting that nobody has asked for yet.
     drafting: Duration,
     /// Who had another token to come behind the last step.
@@ -107,6 +112,7 @@ impl<B: Backend> Speculation<B> {
             warn: None,
             failures: 0,
             has_warned: false,
+            quiet_steps: 0,
             drafting: Duration::ZERO,
             decoding: Vec::new(),
             drafts: Vec::new(),
@@ -123,8 +129,10 @@ impl<B: Backend> Speculation<B> {
         self.failures >= MOST_FAILURES
     }
 
+    /// Whether a step has to wait until the method has looked at the one before. Where nobody drafts for long, none does,
+    /// and the method misses steps: it would make them slower for nothing.
     pub(crate) fn reads_step(&self) -> bool {
-        !self.is_off() && self.drafter.reads_step()
+        !self.is_off() && self.quiet_steps < PATIENCE && self.drafter.reads_step()
     }
 
     pub(crate) fn reads_guesses(&self) -> bool {
@@ -150,7 +158,8 @@ impl<B: Backend> Speculation<B> {
         }
     }
 
-    /// Drafts behind a step, one part a request of its plan.
+    /// Drafts behind a step, one part a request of its plan. Where another has begun since, there is nothing left of this
+    /// one for a method to look at.
     pub(crate) fn behind(
         &mut self,
         decoder: &mut Decoder<B>,
@@ -158,6 +167,7 @@ impl<B: Backend> Speculation<B> {
         parts: &[Part<'_>],
         outputs: &mut [RowOutput],
         times: StepTimes,
+        is_last: bool,
     ) {
         if self.is_off() {
             return;
@@ -165,20 +175,26 @@ impl<B: Backend> Speculation<B> {
         self.note(batch.num_rows(), parts, times);
         let mosts = self.mosts(decoder, parts);
         let start = Instant::now();
-        self.ask(decoder, batch, parts, &mosts);
+        self.drafts.resize_with(parts.len(), Draft::default);
+        self.drafts.iter_mut().for_each(Draft::clear);
+        if is_last || !self.drafter.reads_step() {
+            self.ask(decoder, batch, parts, &mosts);
+        }
         let took = start.elapsed();
         self.drafting += took;
         // A method may have kept something of them, and nobody else would tell it to forget them.
         let left = parts.iter().filter(|part| part.has_left).map(|part| part.rows.id);
         left.for_each(|id| self.forget(id, &[]));
         let (vocab, mut nodes) = (decoder.spec().vocab_size, 0);
-        for (((part, output), draft), most) in parts.iter().zip(outputs).zip(&mut self.drafts).zip(mosts) {
+        for (((part, output), draft), most) in parts.iter().zip(&mut *outputs).zip(&mut self.drafts).zip(mosts) {
             output.expects_drafts = part.goes_on() && self.adapt.expects(part.rows.id);
             keep_sound(draft, most, vocab);
             nodes += draft.len();
             output.draft = (!draft.is_empty()).then(|| std::mem::take(draft));
         }
         self.adapt.note_drafting(self.decoding.len(), nodes, took);
+        let is_quiet = outputs.iter().all(|output| !output.expects_drafts);
+        self.quiet_steps = if is_quiet { self.quiet_steps.saturating_add(1) } else { 0 };
     }
 
     /// What the step cost, and what its drafts brought.
@@ -211,8 +227,6 @@ impl<B: Backend> Speculation<B> {
     /// Lets the method fill `self.drafts`, one a part.
     fn ask(&mut self, decoder: &mut Decoder<B>, batch: &Batch, parts: &[Part<'_>], mosts: &[usize]) {
         self.rows.clear();
-        self.drafts.resize_with(parts.len(), Draft::default);
-        self.drafts.iter_mut().for_each(Draft::clear);
         let ranges = parts.iter().map(|part| {
             let first = self.rows.len();
             part.push_rows(&mut self.rows);

@@ -235,3 +235,23 @@ fn drafts_are_counted() {
         assert!(stats.drafting > std::time::Duration::ZERO && stats.drafting < stats.steps);
     }
 }
+
+/// A method that looks at steps keeps none waiting when nobody has had a draft for long.
+#[test]
+fn steps_that_nobody_drafts_for_overlap() {
+    let model = tiny::experts();
+    let bench = bench(&model);
+    let params = SamplingParams { max_tokens: 60, temperature: 0.0, ignore_eos: true, ..SamplingParams::default() };
+    let requests = (0..4).map(|seed| (prompt(seed, 5 + seed), params.clone()));
+    let expected = Expected::new(&bench, requests.collect());
+    for (most_nodes, fixed) in [(0, None), (4, Some(4))] {
+        let met = Arc::new(Mutex::new(Met::default()));
+        let drafter = expected.drafter(&bench, Manner::Bad, true, &met);
+        let speculation = Speculation::new(drafter, AdaptOptions { most_nodes, fixed });
+        let started = bench.start_drafting(bench.config(), true, Notes::default(), Some(speculation));
+        let (found, notes, _) = run_on(started, &expected.requests);
+        assert_eq!(found, expected.answers);
+        assert_eq!(notes.overlapped > 10, most_nodes == 0, "{notes:?}");
+        assert_eq!(met.lock().expect("nothing panics with it").faults, [""; 0]);
+    }
+}
