@@ -38,6 +38,10 @@ pub enum Error {
     RebuildPanicked,
     #[error("a block is to be moved to or from the host, but there is no host tier")]
     NoHostTier,
+    #[error(
+        "every layer of this {family} model has a sliding window, but a draft model needs one that keeps all blocks"
+    )]
+    OnlyWindows { family: &'static str },
     /// For executors of other kinds.
     #[error("{0}")]
     Step(String),

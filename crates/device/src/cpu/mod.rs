@@ -76,6 +76,16 @@ impl Cpu {
         })
     }
 
+    /// Another one on the same threads, for a model that runs in turn with the one that this is for.
+    pub fn beside(&self) -> Cpu {
+        Cpu {
+            pool: self.pool.beside(),
+            isa: self.isa,
+            activations: matmul::Scratch::default(),
+            routing: experts::Scratch::default(),
+        }
+    }
+
     pub fn isa(&self) -> Isa {
         self.isa
     }

@@ -32,6 +32,8 @@ struct Shared {
     epoch: Padded<AtomicUsize>,
     /// Workers that have not finished the current task.
     running: Padded<AtomicUsize>,
+    /// Whether some handle is between a fork and its join.
+    busy: AtomicBool,
     /// Written by the caller while `running` is zero, read by workers after they see `epoch` move.
     task: UnsafeCell<Option<Task>>,
     stop: AtomicBool,
@@ -51,9 +53,14 @@ unsafe impl Send for Shared {}
 
 /// A fixed set of threads. It is not `Sync`, so a task cannot fork again on the pool that runs it.
 pub struct Pool {
-    shared: Arc<Shared>,
-    workers: Vec<JoinHandle<()>>,
+    workers: Arc<Workers>,
     not_sync: PhantomData<Cell<()>>,
+}
+
+/// They end with the last pool that uses them.
+struct Workers {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl Pool {
@@ -62,6 +69,7 @@ impl Pool {
         let shared = Arc::new(Shared {
             epoch: Padded(AtomicUsize::new(0)),
             running: Padded(AtomicUsize::new(0)),
+            busy: AtomicBool::new(false),
             task: UnsafeCell::new(None),
             stop: AtomicBool::new(false),
             sleepers: AtomicUsize::new(0),
@@ -69,21 +77,27 @@ impl Pool {
             wake: Condvar::new(),
             panic: Mutex::new(None),
         });
-        // The pool exists before its workers, so that a failed start stops those already running.
-        let mut pool = Self { shared, workers: Vec::new(), not_sync: PhantomData };
+        // They have their owner before they start, so that a failed start stops those already running.
+        let mut workers = Workers { shared, threads: Vec::new() };
         for thread in 1..threads.max(1) {
-            let shared = Arc::clone(&pool.shared);
+            let shared = Arc::clone(&workers.shared);
             let worker = std::thread::Builder::new()
                 .name(format!("folio-cpu-{thread}"))
                 .spawn(move || work(&shared, thread))
                 .map_err(|source| Error::Host { what: "a compute thread", source })?;
-            pool.workers.push(worker);
+            workers.threads.push(worker);
         }
-        Ok(pool)
+        Ok(Self { workers: Arc::new(workers), not_sync: PhantomData })
+    }
+
+    /// Another pool of the same threads. Two pools of their own would fight for cores, as workers that wait spin; these
+    /// take turns.
+    pub fn beside(&self) -> Self {
+        Self { workers: Arc::clone(&self.workers), not_sync: PhantomData }
     }
 
     pub fn num_threads(&self) -> usize {
-        self.workers.len() + 1
+        self.workers.threads.len() + 1
     }
 
     /// Calls `task(thread, num_threads)` once on every thread and returns when all have returned. A panic in any of
@@ -97,7 +111,9 @@ impl Pool {
         self.fork(&task);
         let own = catch_unwind(AssertUnwindSafe(|| task(0)));
         self.join();
-        let theirs = self.shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let shared = &self.workers.shared;
+        let theirs = shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+        shared.busy.store(false, Ordering::Release);
         if let Some(payload) = own.err().or(theirs) {
             resume_unwind(payload);
         }
@@ -143,14 +159,18 @@ impl Pool {
     }
 
     fn fork(&self, task: &(dyn Fn(usize) + Sync)) {
-        let shared = &*self.shared;
+        let shared = &*self.workers.shared;
+        // Another pool of these threads may be at work, on another thread.
+        while shared.busy.swap(true, Ordering::Acquire) {
+            std::thread::yield_now();
+        }
         // SAFETY: only the lifetime changes. `run` does not return before `join` has seen every worker finish, so no
         // worker follows the pointer after the closure is gone.
         let task = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), Task>(task) };
-        // SAFETY: `running` is zero between forks, so no worker reads `task` now, and Pool is not Sync, so no other
-        // caller writes it.
+        // SAFETY: `running` is zero between forks, so no worker reads `task` now, and `busy` is ours, so no other caller
+        // writes it.
         unsafe { *shared.task.get() = Some(task) };
-        shared.running.0.store(self.workers.len(), Ordering::Relaxed);
+        shared.running.0.store(self.workers.threads.len(), Ordering::Relaxed);
         // Sequentially consistent with a worker's `sleepers` increment and its last look at `epoch`: either it sees
         // the new epoch or we see it asleep.
         shared.epoch.0.fetch_add(1, Ordering::SeqCst);
@@ -161,7 +181,7 @@ impl Pool {
     }
 
     fn join(&self) {
-        let running = &self.shared.running.0;
+        let running = &self.workers.shared.running.0;
         let mut spins = 0u32;
         while running.load(Ordering::Acquire) != 0 {
             spins += 1;
@@ -175,7 +195,7 @@ impl Pool {
     }
 }
 
-impl Drop for Pool {
+impl Drop for Workers {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         self.shared.epoch.0.fetch_add(1, Ordering::SeqCst);
@@ -183,7 +203,7 @@ impl Drop for Pool {
             let _guard = self.shared.lock.lock().unwrap_or_else(PoisonError::into_inner);
             self.shared.wake.notify_all();
         }
-        for worker in self.workers.drain(..) {
+        for worker in self.threads.drain(..) {
             // A worker catches its task's panics, so it ends by returning.
             let _ = worker.join();
         }
@@ -315,6 +335,32 @@ mod tests {
             });
             assert!(seen.iter().all(|seen| seen.load(Ordering::Relaxed)));
         }
+    }
+
+    #[test]
+    fn pools_of_the_same_threads_take_turns() {
+        let first = Pool::new(3).unwrap();
+        let second = first.beside();
+        let (counts, inside) = ([AtomicUsize::new(0), AtomicUsize::new(0)], AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            for (number, pool) in [first, second].into_iter().enumerate() {
+                let (counts, inside) = (&counts, &inside);
+                scope.spawn(move || {
+                    for _ in 0..200 {
+                        pool.run(|_, num_threads| {
+                            // All who are inside belong to one of the two.
+                            let who = if number == 0 { 1 } else { 1 << 16 };
+                            let before = inside.fetch_add(who, Ordering::SeqCst);
+                            assert!(if number == 0 { before >> 16 == 0 } else { before & 0xffff == 0 });
+                            counts[number].fetch_add(1, Ordering::Relaxed);
+                            inside.fetch_sub(who, Ordering::SeqCst);
+                            assert_eq!(num_threads, 3);
+                        });
+                    }
+                });
+            }
+        });
+        assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 600));
     }
 
     #[test]

@@ -141,6 +141,11 @@ impl Cuda {
         })
     }
 
+    /// Another one on the same device and its stream, for a model that runs in turn with the one that this is for.
+    pub fn beside(&self) -> Result<Self> {
+        Self::on(Arc::clone(&self.device), self.config.clone())
+    }
+
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }

@@ -8,6 +8,7 @@
 mod adapt;
 mod ahead;
 mod automaton;
+mod draft_model;
 mod drafter;
 mod eagle;
 mod likely;
@@ -27,6 +28,7 @@ mod written;
 
 pub use adapt::{Adapt, AdaptOptions};
 pub use ahead::Ahead;
+pub use draft_model::{DraftModel, DraftModelOptions};
 pub use drafter::{Drafter, OnHost, Settled, SettledRequest};
 pub use eagle::{EagleDrafter, EagleOptions};
 use folio_model::device::tree;
@@ -39,7 +41,7 @@ pub use speculation::Speculation;
 pub(crate) use speculation::{Part, StepTimes};
 pub use suffix::{Suffix, SuffixOptions};
 pub use verify::{Place, Walk, ask, verify, verify_drawn, walk};
-pub use written::Written;
+pub use written::{Mark, Written};
 
 /// A method on the host.
 pub trait Propose: Send {

@@ -36,9 +36,6 @@ impl Contents {
     }
 }
 
-/// Before the first block there is nothing.
-const START: u64 = 0;
-
 impl Written {
     pub fn new(num_blocks: usize) -> Self {
         Self { blocks: vec![Contents::default(); num_blocks] }
@@ -46,47 +43,69 @@ impl Written {
 
     /// How many of `tokens`, counted from the first, lie in the blocks of `table`.
     pub fn reach(&self, table: &[u32], tokens: &[u32]) -> usize {
-        self.trace(table, tokens).0
+        self.mark(table, tokens).len
     }
 
-    /// The same, with the hash of all full blocks on the way.
-    fn trace(&self, table: &[u32], tokens: &[u32]) -> (usize, u64) {
-        let (mut reach, mut hash) = (0, START);
+    /// The same, as a place to go on from.
+    pub fn mark(&self, table: &[u32], tokens: &[u32]) -> Mark {
+        let mut mark = Mark::default();
         for (&block, wanted) in table.iter().zip(tokens.chunks(BLOCK_TOKENS)) {
             let contents = &self.blocks[block as usize];
-            if contents.before != hash {
+            if contents.before != mark.hash {
                 break;
             }
             let same = contents.held().iter().zip(wanted).take_while(|(held, wanted)| held == wanted).count();
-            reach += same;
+            mark.len += same;
             if same < BLOCK_TOKENS {
                 break;
             }
-            hash = contents.with;
+            mark.hash = contents.with;
         }
-        (reach, hash)
+        mark
+    }
+
+    /// A pass wrote `tokens` to the places behind `mark`, which moves behind them; those beyond the table are forgotten.
+    pub fn extend(&mut self, mark: &mut Mark, table: &[u32], mut tokens: &[u32]) {
+        while let Some(&block) = table.get(mark.len / BLOCK_TOKENS).filter(|_| !tokens.is_empty()) {
+            let first = mark.len % BLOCK_TOKENS;
+            let (here, behind) = tokens.split_at(tokens.len().min(BLOCK_TOKENS - first));
+            let contents = &mut self.blocks[block as usize];
+            contents.before = mark.hash;
+            contents.len = (first + here.len()) as u8;
+            contents.tokens[first..first + here.len()].copy_from_slice(here);
+            mark.len += here.len();
+            if mark.len.is_multiple_of(BLOCK_TOKENS) {
+                contents.with = chain(mark.hash, &contents.tokens);
+                mark.hash = contents.with;
+            }
+            tokens = behind;
+        }
     }
 
     /// A pass wrote the places of `range`, of a sequence of these tokens, to the blocks of `table`. What comes before them
     /// must lie there.
     pub fn note(&mut self, table: &[u32], tokens: &[u32], range: Range<usize>) {
-        let first = range.start / BLOCK_TOKENS;
-        let (reach, mut hash) = self.trace(table, &tokens[..range.start]);
-        assert_eq!(reach, range.start, "places before {range:?} that the table holds");
-        for (number, &block) in table.iter().enumerate().skip(first) {
-            let wanted = &tokens[(number * BLOCK_TOKENS).min(range.end)..range.end.min((number + 1) * BLOCK_TOKENS)];
-            if wanted.is_empty() {
-                return;
-            }
-            let contents = &mut self.blocks[block as usize];
-            contents.before = hash;
-            contents.len = wanted.len() as u8;
-            contents.tokens[..wanted.len()].copy_from_slice(wanted);
-            if wanted.len() == BLOCK_TOKENS {
-                contents.with = chain(hash, wanted);
-                hash = contents.with;
-            }
-        }
+        let mut mark = self.mark(table, &tokens[..range.start]);
+        assert_eq!(mark.len, range.start, "places before {range:?} that the table holds");
+        self.extend(&mut mark, table, &tokens[range]);
+    }
+}
+
+/// How far a table holds a sequence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mark {
+    len: usize,
+    /// Of all full blocks up to there; before the first there is nothing.
+    hash: u64,
+}
+
+impl Mark {
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
     }
 }
 
@@ -135,6 +154,13 @@ mod tests {
         assert_eq!((written.reach(&[0, 1], &ours), written.reach(&[2, 1], &theirs)), (16, 20));
         // The same prefix in another request, which has not seen it computed.
         assert_eq!(written.reach(&[0, 3], &[1; 40]), 16);
+        // Tokens that were written on a guess, of which the second turns out wrong.
+        let mut mark = written.mark(&[0, 3], &[1; 16]);
+        written.extend(&mut mark, &[0, 3], &[5, 6, 7]);
+        assert_eq!(mark.len(), 19);
+        assert_eq!(written.reach(&[0, 3], &[&[1; 16][..], &[5, 9, 7]].concat()), 17);
+        written.extend(&mut mark, &[0, 3], &[8; 20]);
+        assert_eq!(mark.len(), 32, "no further than the table");
     }
 
     #[test]

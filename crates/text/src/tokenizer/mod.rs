@@ -6,6 +6,7 @@
 
 mod bpe;
 mod bytes;
+mod common;
 mod gguf;
 mod json;
 mod pretokenize;

@@ -1,0 +1,258 @@
+//! A smaller model that drafts for a larger one.
+//!
+//! It is a decoder of its own beside the one that verifies, and follows it from step to step: one pass over the tokens
+//! that were settled since it last drafted for a request, then one row a request and pass for every further token of the
+//! draft. Where its keys and values lie is the [`Ahead`]'s business, what of them holds that of [`Written`]: accepted
+//! tokens that it drafted itself are there already, and nothing is kept by request. A request without drafts costs
+//! nothing; once it is to have one the model catches up with it, a bounded number of rows a step.
+//!
+//! Its blocks are those of the decoder's layer group that sees everything, for all its own layers, windowed ones too. Where
+//! every layer of the decoder has a window there is no such group: blocks go as the window moves on, and with them what
+//! the draft model would have to read. Such a decoder is refused.
+
+mod guess;
+
+use folio_model::{
+    Decoder, DecoderLimits, MemoryUse, ModelSpec, OpenModel,
+    device::{BLOCK_TOKENS, Backend, Batch},
+};
+use folio_scheduler::RequestId;
+
+use super::{Ahead, Draft, Drafter, Mark, Settled, Written};
+use crate::{Error, Result};
+use guess::{Guess, Guesses};
+
+/// How a draft model drafts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DraftModelOptions {
+    /// Tokens of a draft.
+    pub most_tokens: usize,
+    /// Rows of a pass in which it catches up.
+    pub most_rows: usize,
+    /// A token goes into the draft if the draft is, by the draft model itself, at least so likely up to it.
+    pub keeps_above: f32,
+    /// And another one is asked for if it is at least so likely.
+    pub goes_on_above: f32,
+    /// Token ids below this mean the same to both models.
+    pub shared_tokens: usize,
+}
+
+impl Default for DraftModelOptions {
+    fn default() -> Self {
+        Self { most_tokens: 8, most_rows: 512, keeps_above: 0.1, goes_on_above: 0.3, shared_tokens: usize::MAX }
+    }
+}
+
+/// See the [module](self).
+pub struct DraftModel<B: Backend> {
+    decoder: Decoder<B>,
+    options: DraftModelOptions,
+    ahead: Ahead,
+    written: Written,
+    batch: Batch,
+    guesses: Guesses,
+    /// The pass in which each block was last written: two requests that have one in common take turns.
+    claims: Vec<u64>,
+    passes: u64,
+}
+
+/// A request that is followed, or whose draft grows.
+struct Growing {
+    /// Its number in the step.
+    request: usize,
+    /// How far the model's own blocks hold it.
+    mark: Mark,
+    /// Tokens that its draft may still get.
+    left: usize,
+    /// How likely the draft is so far.
+    likelihood: f32,
+}
+
+impl<B: Backend> DraftModel<B> {
+    /// Loads a model that drafts for `target`. The backend is one on the same device.
+    pub fn load(backend: B, model: &OpenModel, target: &Decoder<B>, options: DraftModelOptions) -> Result<Self> {
+        let (ahead, limits) = Self::layout(&model.spec, target.spec(), target.limits(), &options)?;
+        let shared_tokens = options.shared_tokens.min(model.spec.vocab_size).min(target.spec().vocab_size);
+        let options = DraftModelOptions { shared_tokens, ..options };
+        let decoder = Decoder::load(backend, model, limits, &mut |_| {})?;
+        let blocks = ahead.num_blocks();
+        Ok(Self {
+            guesses: Guesses::new(shared_tokens),
+            decoder,
+            options,
+            ahead,
+            written: Written::new(blocks),
+            batch: Batch::default(),
+            claims: vec![0; blocks],
+            passes: 0,
+        })
+    }
+
+    /// What it will be sized for, beside a decoder of this size: for who plans memory before anything is loaded.
+    pub fn limits(
+        model: &ModelSpec,
+        target: &ModelSpec,
+        limits: &DecoderLimits,
+        options: &DraftModelOptions,
+    ) -> Result<DecoderLimits> {
+        Self::layout(model, target, limits, options).map(|(_, limits)| limits)
+    }
+
+    fn layout(
+        model: &ModelSpec,
+        target: &ModelSpec,
+        limits: &DecoderLimits,
+        options: &DraftModelOptions,
+    ) -> Result<(Ahead, DecoderLimits)> {
+        for (field, value) in [("tokens of a draft", options.most_tokens), ("rows of a draft model", options.most_rows)]
+        {
+            if value == 0 {
+                return Err(Error::Config { field, value, least: 1 });
+            }
+        }
+        let group = Ahead::full_group(target).ok_or(Error::OnlyWindows { family: target.family })?;
+        let rows_ahead = options.most_tokens.min(Draft::MOST_NODES);
+        let ahead = Ahead::new(group, limits.blocks[group], limits.spans, rows_ahead);
+        let limits = DecoderLimits {
+            rows: limits.rows.min(options.most_rows).max(limits.spans),
+            spans: limits.spans,
+            outputs: limits.spans,
+            table_entries: ahead.table_entries(limits.table_entries),
+            blocks: vec![ahead.num_blocks(); model.kv_groups().len()],
+            kv_format: limits.kv_format,
+        };
+        Ok((ahead, limits))
+    }
+
+    pub fn memory(&self) -> MemoryUse {
+        self.decoder.memory()
+    }
+
+    pub fn decoder(&self) -> &Decoder<B> {
+        &self.decoder
+    }
+
+    /// Computes what is missing of every request that may have a draft. Those that are complete have logits, in the order
+    /// given back.
+    fn follow(&mut self, step: &Settled<'_>) -> Result<Vec<Growing>> {
+        let all = step.requests.iter().enumerate().filter(|(_, request)| request.most > 0);
+        let mut behind: Vec<Growing> = all
+            .filter_map(|(number, request)| {
+                let known = request.tokens.split_last()?.1;
+                let room = (self.decoder.spec().max_context + 1).saturating_sub(request.tokens.len());
+                let left = request.most.min(self.options.most_tokens).min(room);
+                let mark = self.written.mark(self.ahead.table(step.batch, number), known);
+                (left > 0).then_some(Growing { request: number, mark, left, likelihood: 1.0 })
+            })
+            .collect();
+        // Those that lack least first: a long prompt must not keep the others waiting.
+        behind.sort_by_key(|growing| step.requests[growing.request].tokens.len() - growing.mark.len());
+        self.begin_pass();
+        let mut places = Vec::with_capacity(behind.len());
+        behind.retain(|growing| {
+            let tokens = step.requests[growing.request].tokens;
+            let room = self.decoder.limits().rows - self.batch.num_rows();
+            let (start, end) = (growing.mark.len(), tokens.len().min(growing.mark.len() + room));
+            let is_free = end > start && self.claim(self.ahead.table(step.batch, growing.request), start, end);
+            if is_free {
+                self.push(step.batch, growing.request, start, &tokens[start..end], end == tokens.len());
+                places.push(end);
+            }
+            is_free
+        });
+        self.pass()?;
+        for (growing, &end) in behind.iter_mut().zip(&places) {
+            let tokens = step.requests[growing.request].tokens;
+            let table = self.ahead.table(step.batch, growing.request);
+            let start = growing.mark.len();
+            self.written.extend(&mut growing.mark, table, &tokens[start..end]);
+        }
+        let mut places = places.into_iter();
+        behind.retain(|growing| places.next() == Some(step.requests[growing.request].tokens.len()));
+        Ok(behind)
+    }
+
+    /// Whether no other request of this pass writes to these places; no other may from now on.
+    fn claim(&mut self, table: &[u32], start: usize, end: usize) -> bool {
+        let blocks = table.iter().take(end.div_ceil(BLOCK_TOKENS)).skip(start / BLOCK_TOKENS);
+        if blocks.clone().any(|&block| self.claims[block as usize] == self.passes) {
+            return false;
+        }
+        blocks.for_each(|&block| self.claims[block as usize] = self.passes);
+        true
+    }
+
+    fn begin_pass(&mut self) {
+        self.passes += 1;
+        Ahead::clear(&mut self.batch, self.decoder.limits().blocks.len());
+    }
+
+    fn push(&mut self, step: &Batch, request: usize, first: usize, tokens: &[u32], gives_logits: bool) {
+        let row = self.ahead.push(step, request, first, tokens, &[], &mut self.batch) as usize;
+        // What the draft model has no word for is some other word to it: that costs agreement and no more.
+        let shared = self.options.shared_tokens as u32;
+        self.batch.tokens[row..].iter_mut().filter(|token| **token >= shared).for_each(|token| *token = 0);
+        if gives_logits {
+            self.batch.outputs.push(self.batch.num_rows() as u32 - 1);
+        }
+    }
+
+    fn pass(&mut self) -> Result<()> {
+        Ok(self.decoder.forward(&self.batch)?)
+    }
+
+    /// Adds a guess to a draft. Whether another one is to follow.
+    fn grow(&self, growing: &mut Growing, guess: Guess, draft: &mut Draft) -> bool {
+        growing.likelihood *= guess.probability;
+        growing.left -= 1;
+        let known = (guess.token as usize) < self.options.shared_tokens;
+        if !known || growing.likelihood < self.options.keeps_above {
+            return false;
+        }
+        let parent = draft.len().checked_sub(1).map(|parent| parent as u16);
+        draft.push(guess.token, parent);
+        growing.left > 0 && growing.likelihood >= self.options.goes_on_above
+    }
+}
+
+impl<B: Backend> Drafter<B> for DraftModel<B> {
+    fn draft(&mut self, _: &mut Decoder<B>, step: &Settled<'_>, drafts: &mut [Draft]) -> Result<()> {
+        let mut growing = self.follow(step)?;
+        let mut guesses = std::mem::take(&mut self.guesses);
+        while !growing.is_empty() {
+            guesses.read(&mut self.decoder, growing.len())?;
+            let mut guess = guesses.iter();
+            growing.retain_mut(|growing| {
+                let guess = guess.next().expect("a guess for every output");
+                self.grow(growing, guess, &mut drafts[growing.request])
+            });
+            if growing.is_empty() {
+                break;
+            }
+            self.begin_pass();
+            for growing in &growing {
+                let (draft, settled) = (&drafts[growing.request], &step.requests[growing.request]);
+                let place = settled.tokens.len() + draft.len() - 1;
+                self.push(step.batch, growing.request, place, &draft.tokens()[draft.len() - 1..], true);
+            }
+            self.pass()?;
+            for growing in &mut growing {
+                let draft = &drafts[growing.request];
+                let place = step.requests[growing.request].tokens.len() + draft.len() - 1;
+                // Behind a token in scratch there is nothing that lasts.
+                if growing.mark.len() == place {
+                    let table = self.ahead.table(step.batch, growing.request);
+                    self.written.extend(&mut growing.mark, table, &draft.tokens()[draft.len() - 1..]);
+                }
+            }
+        }
+        self.guesses = guesses;
+        Ok(())
+    }
+
+    fn reads_step(&self) -> bool {
+        true
+    }
+
+    fn forget(&mut self, _: RequestId) {}
+}

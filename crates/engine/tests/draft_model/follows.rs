@@ -1,0 +1,153 @@
+//! A draft model that is the target itself is never wrong, whatever happened to a request on the way: a single key or
+//! value that is not the one of its tokens shows.
+
+use folio_engine::speculate::DraftModelOptions;
+use folio_model::{OpenModel, device::reference::Reference};
+
+use crate::{
+    driver::{Count, Driver, Request},
+    tiny,
+};
+
+/// Every draft is as long as it may be.
+const SURE: DraftModelOptions = DraftModelOptions {
+    most_tokens: 5,
+    most_rows: 48,
+    keeps_above: 0.0,
+    goes_on_above: 0.0,
+    shared_tokens: usize::MAX,
+};
+
+/// Two layer groups, of which the second sees everything.
+fn twins(options: DraftModelOptions) -> Driver<Reference> {
+    let model = tiny::alternating();
+    Driver::new([Reference::new(); 2], [&model, &model], 60, options).expect("twins")
+}
+
+fn prompt(seed: u32, len: usize) -> Vec<u32> {
+    (0..len as u32).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed * 977) >> 7) % 211).collect()
+}
+
+/// All that was drafted was right, and as much was drafted as was asked for but in `without` steps.
+fn assert_sure(count: Count, without: usize) {
+    assert_eq!(count.accepted, count.drafted, "{count:?}");
+    assert!(count.drafted >= (count.asked - without) * 4, "{count:?} with {without} left out");
+}
+
+#[test]
+fn it_is_never_wrong_about_itself() {
+    let mut driver = twins(SURE);
+    let (mut a, mut b, mut c) =
+        (Request::new(&prompt(1, 30), 5), Request::new(&prompt(2, 3), 3), Request::new(&prompt(3, 17), 4));
+    for step in 0..12 {
+        match step % 3 {
+            0 => driver.step(&mut [&mut a, &mut b, &mut c]),
+            1 => driver.step(&mut [&mut c, &mut a]),
+            _ => driver.step(&mut [&mut b]),
+        }
+    }
+    assert_eq!(driver.count.accepted, driver.count.drafted, "{:?}", driver.count);
+    // A draft for every step but the first of each request, and every one of them whole.
+    assert_eq!(a.tokens.len(), 30 + 8 + 7 * 5);
+    assert_eq!(b.tokens.len(), 3 + 8 + 7 * 3);
+    assert_eq!(c.tokens.len(), 17 + 8 + 7 * 4);
+}
+
+#[test]
+fn it_catches_up_behind_a_gap() {
+    let mut driver = twins(SURE);
+    let mut request = Request::new(&prompt(4, 150), 0);
+    (0..6).for_each(|_| driver.step(&mut [&mut request]));
+    assert_eq!(driver.count.drafted, 0);
+    request.most = 5;
+    // 153 tokens at 48 rows a pass: three steps of one token without a draft, and a fourth with one.
+    (0..4).for_each(|_| driver.step(&mut [&mut request]));
+    assert_eq!(driver.count.drafted, 0, "{:?}", driver.count);
+    (0..5).for_each(|_| driver.step(&mut [&mut request]));
+    assert_sure(driver.count, 4);
+    request.most = 0;
+    (0..5).for_each(|_| driver.step(&mut [&mut request]));
+    request.most = 5;
+    (0..5).for_each(|_| driver.step(&mut [&mut request]));
+    assert_sure(driver.count, 5);
+}
+
+#[test]
+fn it_follows_a_request_that_gave_way() {
+    let mut driver = twins(SURE);
+    let (mut a, mut b) = (Request::new(&prompt(5, 40), 5), Request::new(&prompt(6, 33), 5));
+    for _ in 0..3 {
+        (0..4).for_each(|_| driver.step(&mut [&mut a, &mut b]));
+        driver.preempt(&mut a);
+        // The other one takes some of its blocks.
+        (0..4).for_each(|_| driver.step(&mut [&mut b]));
+        // Its own come back in another order.
+        driver.free.reverse();
+        (0..3).for_each(|_| driver.step(&mut [&mut a]));
+    }
+    assert_sure(driver.count, 3 * 5);
+}
+
+#[test]
+fn it_knows_what_a_cached_prefix_holds() {
+    let mut driver = twins(SURE);
+    let text = prompt(7, 80);
+    for drafts_before in [true, false] {
+        let mut first = Request::new(&text, if drafts_before { 5 } else { 0 });
+        (0..4).for_each(|_| driver.step(&mut [&mut first]));
+        // Two requests at once that share blocks, of which the draft model may have written none yet.
+        let longer = [&text[..], &prompt(8, 9)].concat();
+        let mut second = Request::with_prefix_of(&first, &longer, 5);
+        let mut third = Request::with_prefix_of(&first, &text, 5);
+        assert_eq!((second.computed, third.computed), (80, 64));
+        (0..6).for_each(|_| driver.step(&mut [&mut second, &mut third]));
+        if drafts_before {
+            assert_sure(driver.count, 4 + 2);
+        }
+    }
+    assert_sure(driver.count, 6 + 6);
+}
+
+#[test]
+fn the_end_of_the_context_ends_the_draft() {
+    let mut driver = twins(SURE);
+    let mut request = Request::new(&prompt(9, 490), 5);
+    driver.chunk = 200;
+    while request.tokens.len() < 512 {
+        request.most = 5.min(511 - request.tokens.len());
+        driver.step(&mut [&mut request]);
+    }
+    assert_eq!(driver.count.accepted, driver.count.drafted);
+}
+
+#[test]
+fn tokens_that_only_one_knows_cost_no_more_than_agreement() {
+    let mut driver = twins(DraftModelOptions { shared_tokens: 150, ..SURE });
+    let mut request = Request::new(&prompt(10, 40), 5);
+    (0..20).for_each(|_| driver.step(&mut [&mut request]));
+    assert!(request.tokens.iter().any(|&token| token >= 150), "the test has tokens beyond");
+    assert!(driver.count.drafted > 0);
+}
+
+#[test]
+fn doubt_ends_a_draft() {
+    let mut driver = twins(DraftModelOptions { goes_on_above: 1.1, ..SURE });
+    let mut request = Request::new(&prompt(11, 20), 5);
+    (0..6).for_each(|_| driver.step(&mut [&mut request]));
+    assert_eq!((driver.count.drafted, driver.count.accepted), (5, 5), "one token a draft");
+    let mut driver = twins(DraftModelOptions { keeps_above: 1.1, ..SURE });
+    (0..3).for_each(|_| driver.step(&mut [&mut request]));
+    assert_eq!(driver.count.drafted, 0);
+}
+
+#[test]
+fn a_target_without_a_full_group_is_refused() {
+    let mut windowed = tiny::alternating();
+    windowed.spec.layers.iter_mut().for_each(|layer| layer.attention.window = Some(24));
+    let refused = Driver::new([Reference::new(); 2], [&windowed, &tiny::alternating()], 10, SURE).err();
+    let message = refused.expect("refused").to_string();
+    assert!(message.contains("has a sliding window"), "{message}");
+    // The other way round there is nothing against it.
+    let model: OpenModel = tiny::alternating();
+    Driver::new([Reference::new(); 2], [&model, &windowed], 10, SURE).expect("a draft model of windows alone");
+}
