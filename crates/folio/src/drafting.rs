@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use folio_device::Backend;
 use folio_engine::speculate::{
-    AdaptOptions, Drafter, Lookahead, LookaheadOptions, Ngram, NgramOptions, OnHost, Speculation, Suffix, SuffixOptions,
+    AdaptOptions, DraftModel, DraftModelOptions, Drafter, EagleDrafter, EagleOptions, Lookahead, LookaheadOptions,
+    MedusaDrafter, MedusaOptions, Ngram, NgramOptions, OnHost, Speculation, Suffix, SuffixOptions,
 };
 use folio_formats::WeightSource;
 use folio_formats::gguf::Gguf;
@@ -39,10 +40,20 @@ pub enum Opened {
     Ngram(NgramOptions),
     Suffix,
     Lookahead,
-    Draft(Box<Assets>),
+    Draft(Box<Draft>),
     Medusa(Heads),
     Eagle(Heads),
 }
+
+/// A smaller model.
+pub struct Draft {
+    pub assets: Assets,
+    /// Token ids below this mean the same to both models.
+    pub shared_tokens: usize,
+}
+
+/// Another backend on the device of one.
+pub type Beside<B> = fn(&B) -> folio_device::Result<B>;
 
 /// A file of heads.
 pub struct Heads {
@@ -61,9 +72,9 @@ impl Drafting {
             Method::Ngram(options) => Opened::Ngram(options),
             Method::Suffix => Opened::Suffix,
             Method::Lookahead => Opened::Lookahead,
-            Method::Draft(Some(model)) => Opened::Draft(draft(&model, args)?),
+            Method::Draft(Some(model)) => Opened::Draft(draft(&model, assets, args)?),
             Method::Draft(None) => match place.sibling(assets)? {
-                Some(model) => Opened::Draft(draft(&model, args)?),
+                Some(model) => Opened::Draft(draft(&model, assets, args)?),
                 None => {
                     bail!("--speculate draft: no smaller sibling lies beside {}; name one: draft:MODEL", assets.name)
                 }
@@ -77,20 +88,32 @@ impl Drafting {
     }
 
     /// The method at work beside a decoder.
-    pub fn speculation<B: Backend>(
-        &self,
-        decoder: &mut Decoder<B>,
-        open: &impl Fn() -> folio_device::Result<B>,
-    ) -> Result<Speculation<B>> {
+    pub fn speculation<B: Backend>(&self, decoder: &mut Decoder<B>, beside: Beside<B>) -> Result<Speculation<B>> {
         let (drafter, most): (Box<dyn Drafter<B>>, usize) = match &self.method {
             Opened::Ngram(options) => (Box::new(OnHost(Ngram::new(*options))), MOST_GUESSED),
             Opened::Suffix => (Box::new(OnHost(Suffix::new(SuffixOptions::default()))), MOST_GUESSED),
             Opened::Lookahead => (Box::new(Lookahead::new(LookaheadOptions::default())), MOST_GUESSED),
-            _ => bail!("later"),
+            Opened::Medusa(heads) => {
+                let drafter = MedusaDrafter::load(decoder, &*heads.weights, MedusaOptions::default());
+                (Box::new(drafter.with_context(|| format!("the heads {}", heads.name))?), MOST_GUESSED)
+            }
+            Opened::Eagle(heads) => {
+                let drafter = EagleDrafter::load(decoder, &*heads.weights, EagleOptions::default());
+                (Box::new(drafter.with_context(|| format!("the head {}", heads.name))?), MOST_GUESSED)
+            }
+            Opened::Draft(draft) => {
+                let options = self.draft_options(draft.shared_tokens);
+                let drafter = DraftModel::load(beside(decoder.backend())?, &draft.assets.model, decoder, options);
+                (Box::new(drafter.with_context(|| format!("the draft model {}", draft.assets.name))?), MOST_GUESSED)
+            }
         };
-        let _ = (decoder, open);
         let most_nodes = self.tokens.unwrap_or(most);
         Ok(Speculation::new(drafter, AdaptOptions { most_nodes, fixed: self.fixed.then_some(most_nodes) }))
+    }
+
+    pub fn draft_options(&self, shared_tokens: usize) -> DraftModelOptions {
+        let all = DraftModelOptions { shared_tokens, ..DraftModelOptions::default() };
+        DraftModelOptions { most_tokens: self.tokens.unwrap_or(all.most_tokens), ..all }
     }
 
     /// For a line at the start.
@@ -99,7 +122,7 @@ impl Drafting {
             Opened::Ngram(_) => "n-grams of the prompt and the answer".into(),
             Opened::Suffix => "suffixes of prompts and past answers".into(),
             Opened::Lookahead => "lookahead decoding".into(),
-            Opened::Draft(assets) => format!("the draft model {}", assets.name),
+            Opened::Draft(draft) => format!("the draft model {}", draft.assets.name),
             Opened::Medusa(heads) => format!("Medusa heads, {}", heads.name),
             Opened::Eagle(heads) => format!("an EAGLE head, {}", heads.name),
         }
@@ -112,14 +135,28 @@ fn auto(assets: &Assets, place: &Place, args: &EngineArgs) -> Result<Opened> {
         return Ok(Opened::Eagle(heads));
     }
     Ok(match place.sibling(assets)? {
-        Some(model) => Opened::Draft(draft(&model, args)?),
+        Some(model) => Opened::Draft(draft(&model, assets, args)?),
         None => Opened::Suffix,
     })
 }
 
-fn draft(model: &str, args: &EngineArgs) -> Result<Box<Assets>> {
+/// A model whose tokens are those of `target`.
+fn draft(model: &str, target: &Assets, args: &EngineArgs) -> Result<Box<Draft>> {
     let assets = Assets::open(Some(model), args.max_model_len).with_context(|| format!("--speculate draft:{model}"))?;
-    Ok(Box::new(assets))
+    let shared_tokens = match (&assets.tokenizer, &target.tokenizer) {
+        (Some(ours), Some(theirs)) => match ours.ids_shared_with(theirs) {
+            Ok(shared) => shared,
+            Err(id) => bail!(
+                "--speculate draft:{model}: token {id} is {:?} there and {:?} in {}: a draft model must have the same tokens",
+                ours.decode(&[id], false),
+                theirs.decode(&[id], false),
+                target.name
+            ),
+        },
+        // Nothing but numbers is known of them.
+        _ => usize::MAX,
+    };
+    Ok(Box::new(Draft { assets, shared_tokens }))
 }
 
 impl Heads {

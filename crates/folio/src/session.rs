@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use folio_device::Backend;
 use folio_device::cpu::Cpu;
+use folio_device::cuda::Cuda;
 use folio_device::cuda::driver::Device;
 use folio_engine::tiers::{Allocate, DiskConfig, DiskStore, HostGroup, HostTier, TierConfig, copy_cost};
 use folio_engine::{Background, Engine, EngineConfig, KvEvent, Rebuild, Runner};
@@ -15,6 +16,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::args::EngineArgs;
 use crate::assets::Assets;
+use crate::drafting::Beside;
 use crate::phases::{self, Phases};
 use crate::plan::{self, Plan};
 use crate::target::{self, Opened, Target};
@@ -75,18 +77,23 @@ impl Session {
         match target.clone() {
             Target::Cpu(cpu) => {
                 let opened = |_: &Cpu| Opened::default();
-                Self::on(target, (move || Cpu::new(cpu), opened), assets, plan, args, serving)
+                let beside = |cpu: &Cpu| Ok(cpu.beside());
+                Self::on(target, (move || Cpu::new(cpu), opened, beside), assets, plan, args, serving)
             }
-            Target::Cuda(gpu) => Self::on(target, (move || gpu.open(), target::opened), assets, plan, args, serving),
+            Target::Cuda(gpu) => {
+                let open = move || gpu.open();
+                Self::on(target, (open, target::opened, Cuda::beside), assets, plan, args, serving)
+            }
         }
     }
 
-    /// On the backend that `open` gives, now and whenever it has to be opened anew; and what it says of that.
+    /// On the backend that `open` gives, now and whenever it has to be opened anew; what it says of that; and one beside it.
     fn on<B: Backend>(
         target: Target,
-        (open, opened): (
-            impl Fn() -> folio_device::Result<B> + Clone + Send + Sync + 'static,
+        (open, opened, beside): (
+            impl Fn() -> folio_device::Result<B> + Send + Sync + 'static,
             impl FnOnce(&B) -> Opened,
+            Beside<B>,
         ),
         assets: Assets,
         plan: Plan,
@@ -137,10 +144,10 @@ impl Session {
             queue_timeout: serving.queue_timeout,
             warn: serving.warn,
             debug: args.queue.debug.then_some(debug_line),
-            rebuild: Some(rebuild(open.clone(), Arc::clone(&assets), plan.limits(), host.clone(), serving.warn)),
+            rebuild: Some(rebuild((open, beside), Arc::clone(&assets), plan.limits(), host.clone(), serving.warn)),
             ..EngineConfig::default()
         };
-        let runner = runner(decoder, &assets, &open, host, serving.warn)?;
+        let runner = runner(decoder, &assets, beside, host, serving.warn)?;
         let executor = Background::start(runner)?;
         let engine = Engine::start(Box::new(executor), config)?;
         Ok(Self { assets, engine, plan, target, disk, phases, device })
@@ -154,7 +161,7 @@ impl Session {
 
 /// Loads the same weights again, for an executor whose thread has ended; the files have stayed mapped.
 fn rebuild<B: Backend>(
-    open: impl Fn() -> folio_device::Result<B> + Send + Sync + 'static,
+    (open, beside): (impl Fn() -> folio_device::Result<B> + Send + Sync + 'static, Beside<B>),
     assets: Arc<Assets>,
     limits: DecoderLimits,
     host: Option<Arc<HostTier>>,
@@ -164,7 +171,7 @@ fn rebuild<B: Backend>(
         let failed = |error: anyhow::Error| folio_engine::Error::Step(format!("{error:#}"));
         let backend = open().map_err(|error| failed(error.into()))?;
         let decoder = Decoder::load(backend, &assets.model, limits.clone(), &mut |_| {})?;
-        let runner = runner(decoder, &assets, &open, host.clone(), warn).map_err(failed)?;
+        let runner = runner(decoder, &assets, beside, host.clone(), warn).map_err(failed)?;
         Ok(Box::new(Background::start(runner)?))
     })
 }
@@ -173,12 +180,12 @@ fn rebuild<B: Backend>(
 fn runner<B: Backend>(
     mut decoder: Decoder<B>,
     assets: &Assets,
-    open: &impl Fn() -> folio_device::Result<B>,
+    beside: Beside<B>,
     host: Option<Arc<HostTier>>,
     warn: Option<Warn>,
 ) -> Result<Runner<B>> {
     let Some(drafting) = &assets.drafting else { return Ok(Runner::new(decoder, host)) };
-    let speculation = drafting.speculation(&mut decoder, open)?.with_warn(warn);
+    let speculation = drafting.speculation(&mut decoder, beside)?.with_warn(warn);
     Ok(Runner::new(decoder, host).with_speculation(speculation))
 }
 

@@ -31,7 +31,11 @@ fn nothing_is_guessed_unless_asked() {
 fn the_smaller_model_is_the_larger_one_s_sibling_and_not_the_other_way() {
     let found = open(&models().join("folio-rust-42m.gguf"), &["--speculate", "draft"]).expect("it is there");
     let found = found.expect("a method");
-    assert!(matches!(&found.method, Opened::Draft(draft) if draft.name == "folio-rust-7m"), "{}", found.describe());
+    assert!(
+        matches!(&found.method, Opened::Draft(draft) if draft.assets.name == "folio-rust-7m"),
+        "{}",
+        found.describe()
+    );
     let error = refused(&models().join("folio-rust-7m.gguf"), &["--speculate", "draft"]);
     assert!(error.contains("no smaller sibling lies beside folio-rust-7m"), "{error}");
 }
