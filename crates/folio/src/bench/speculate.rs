@@ -26,20 +26,19 @@ pub fn main(args: &SpeculateBench) -> Result<()> {
     at_least("--output-len", args.output_len, RUN + 1)?;
     at_least("--prompts", args.prompts, 1)?;
     args.concurrency.iter().try_for_each(|&streams| at_least("--concurrency", streams, 1))?;
-    let methods = std::iter::once(Method::Off).chain(args.methods.iter().cloned());
-    let mut lanes = methods.map(|method| Lane::start(args, method)).collect::<Result<Vec<_>>>()?;
-    let prompts = prompts::read(args, &lanes[0].session)?;
     for &streams in &args.concurrency {
-        lanes.iter_mut().for_each(Lane::clear);
-        // The first of each pays for pages that are touched for the first time, and learns what steps cost.
-        let warm = prompts.iter().cycle().take(streams);
+        // Engines that have heard none of the prompts before: a method may learn from answers.
+        let methods = std::iter::once(Method::Off).chain(args.methods.iter().cloned());
+        let mut lanes = methods.map(|method| Lane::start(args, method, streams)).collect::<Result<Vec<_>>>()?;
+        let prompts = prompts::read(args, &lanes[0].session)?;
         for lane in &lanes {
-            lane.run(args, warm.clone().cloned().collect())?;
+            lane.warm_up(args, streams)?;
         }
         for (number, chunk) in prompts.chunks(streams).enumerate() {
             round(args, &mut lanes, chunk, number)?;
         }
         report::print(args, streams, &lanes);
+        lanes.into_iter().for_each(|lane| lane.session.end());
     }
     Ok(())
 }
@@ -97,11 +96,10 @@ struct Run {
 }
 
 impl Lane {
-    fn start(args: &SpeculateBench, method: Method) -> Result<Self> {
-        let most = args.concurrency.iter().copied().max().unwrap_or(1);
+    fn start(args: &SpeculateBench, method: Method, streams: usize) -> Result<Self> {
         // A repeated text is an eighth longer.
         let max_len = args.input_len * 9 / 8 + 2 + args.output_len;
-        let session = start(&args.common, most, Some(max_len), |engine| {
+        let session = start(&args.common, streams, Some(max_len), |engine| {
             engine.no_enable_prefix_caching = true;
             engine.speculate.speculate = method.clone();
         })?;
@@ -109,9 +107,11 @@ impl Lane {
         Ok(Self { method, session, totals, different: 0, dropped: 0 })
     }
 
-    fn clear(&mut self) {
-        self.totals = Totals::default();
-        (self.different, self.dropped) = (0, 0);
+    /// Touches all pages, and learns what steps cost.
+    fn warm_up(&self, args: &SpeculateBench, streams: usize) -> Result<()> {
+        let vocab = self.session.assets.model.spec.vocab_size;
+        let prompt = |stream| streams::prompt(vocab, args.input_len, usize::MAX / 2 - stream);
+        self.run(args, (0..streams).map(prompt).collect()).map(drop)
     }
 
     fn run(&self, args: &SpeculateBench, prompts: Vec<Vec<u32>>) -> Result<Run> {
