@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use folio_device::Backend;
 use folio_engine::speculate::{
     AdaptOptions, DraftModel, DraftModelOptions, Drafter, EagleDrafter, EagleOptions, Lookahead, LookaheadOptions,
-    MedusaDrafter, MedusaOptions, Ngram, NgramOptions, OnHost, Speculation, Suffix, SuffixOptions,
+    MedusaDrafter, MedusaOptions, Ngram, NgramOptions, OnHost, Speculation, Suffix, SuffixOptions, Synthetic,
 };
 use folio_formats::WeightSource;
 use folio_formats::gguf::Gguf;
@@ -28,6 +28,8 @@ const SIBLING_SHARE: u64 = 3;
 /// Most tokens to guess at once where no flag says so.
 const MOST_GUESSED: usize = 32;
 
+const SYNTHETIC_SEED: u64 = 20;
+
 /// A method with all that it reads.
 pub struct Drafting {
     pub method: Opened,
@@ -43,6 +45,7 @@ pub enum Opened {
     Draft(Box<Draft>),
     Medusa(Heads),
     Eagle(Heads),
+    Synthetic(Synthetic),
 }
 
 /// A smaller model.
@@ -79,6 +82,9 @@ impl Drafting {
                     bail!("--speculate draft: no smaller sibling lies beside {}; name one: draft:MODEL", assets.name)
                 }
             },
+            Method::Synthetic(thousandths) => {
+                Opened::Synthetic(Synthetic { agreement: f64::from(thousandths) / 1e3, seed: SYNTHETIC_SEED })
+            }
             Method::Medusa(Some(file)) => Opened::Medusa(Heads::open(&file)?),
             Method::Eagle(Some(file)) => Opened::Eagle(Heads::open(&file)?),
             Method::Medusa(None) => Opened::Medusa(place.needed("medusa", assets)?),
@@ -92,6 +98,7 @@ impl Drafting {
         let (drafter, most): (Box<dyn Drafter<B>>, usize) = match &self.method {
             Opened::Ngram(options) => (Box::new(OnHost(Ngram::new(*options))), MOST_GUESSED),
             Opened::Suffix => (Box::new(OnHost(Suffix::new(SuffixOptions::default()))), MOST_GUESSED),
+            Opened::Synthetic(method) => (Box::new(OnHost(*method)), MOST_GUESSED),
             Opened::Lookahead => (Box::new(Lookahead::new(LookaheadOptions::default())), MOST_GUESSED),
             Opened::Medusa(heads) => {
                 let drafter = MedusaDrafter::load(decoder, &*heads.weights, MedusaOptions::default());
@@ -125,6 +132,7 @@ impl Drafting {
             Opened::Draft(draft) => format!("the draft model {}", draft.assets.name),
             Opened::Medusa(heads) => format!("Medusa heads, {}", heads.name),
             Opened::Eagle(heads) => format!("an EAGLE head, {}", heads.name),
+            Opened::Synthetic(method) => format!("guesses of agreement {}", method.agreement),
         }
     }
 }

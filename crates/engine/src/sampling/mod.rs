@@ -21,6 +21,7 @@ use bad_words::Recent;
 pub(crate) use on_device::sampled;
 pub use params::{InvalidParam, SamplingParams};
 use penalties::Seen;
+pub(crate) use random::uniform;
 
 use crate::{
     executor::{Logprobs, Sampled},
@@ -137,7 +138,7 @@ impl SamplingState {
             filters::top_k(logits, k as usize);
         }
         filters::top_p(logits, params.top_p);
-        Ok(filters::draw(logits, random::uniform(params.seed, self.sample_index, position)))
+        Ok(filters::draw(logits, uniform(params.seed, self.sample_index, position)))
     }
 }
 

@@ -22,6 +22,7 @@ mod ngram;
 mod rig;
 mod speculation;
 mod suffix;
+mod synthetic;
 mod trust;
 mod verify;
 mod written;
@@ -40,6 +41,7 @@ pub use ngram::{Ngram, NgramOptions};
 pub use speculation::Speculation;
 pub(crate) use speculation::{Part, StepTimes};
 pub use suffix::{Suffix, SuffixOptions};
+pub use synthetic::Synthetic;
 pub use verify::{Place, Walk, ask, verify, verify_drawn, walk};
 pub use written::{Mark, Written};
 

@@ -163,6 +163,10 @@ pub struct SpeculateBench {
     /// Count answers that run in circles too
     #[arg(long)]
     pub keep_loops: bool,
+    /// Instead of methods, guesses that are right with this chance, --speculate-tokens of them a pass (4 by default),
+    /// behind prompts whose answers are one token each: what verifying costs, against theory
+    #[arg(long, value_name = "0..1", conflicts_with_all = ["methods", "text", "temperature"])]
+    pub agreement: Option<f64>,
 }
 
 #[derive(Args)]

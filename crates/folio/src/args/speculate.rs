@@ -42,6 +42,8 @@ pub enum Method {
     Draft(Option<String>),
     Medusa(Option<PathBuf>),
     Eagle(Option<PathBuf>),
+    /// For measuring: right so often, in thousandths.
+    Synthetic(u32),
 }
 
 impl SpeculateArgs {
@@ -69,6 +71,7 @@ impl std::fmt::Display for Method {
             Self::Draft(model) => named(f, "draft", model.as_deref()),
             Self::Medusa(file) => named(f, "medusa", file.as_ref().map(|file| file.to_string_lossy()).as_deref()),
             Self::Eagle(file) => named(f, "eagle", file.as_ref().map(|file| file.to_string_lossy()).as_deref()),
+            Self::Synthetic(thousandths) => write!(f, "synthetic, {} right", f64::from(*thousandths) / 1e3),
         }
     }
 }

@@ -6,6 +6,7 @@
 
 mod prompts;
 mod report;
+mod synthetic;
 
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,9 @@ pub fn main(args: &SpeculateBench) -> Result<()> {
     at_least("--output-len", args.output_len, RUN + 1)?;
     at_least("--prompts", args.prompts, 1)?;
     args.concurrency.iter().try_for_each(|&streams| at_least("--concurrency", streams, 1))?;
+    if let Some(agreement) = args.agreement {
+        return synthetic::main(args, agreement);
+    }
     for &streams in &args.concurrency {
         // Engines that have heard none of the prompts before: a method may learn from answers.
         let methods = std::iter::once(Method::Off).chain(args.methods.iter().cloned());

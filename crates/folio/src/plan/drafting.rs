@@ -33,7 +33,7 @@ impl DraftingBytes {
         let spec = &assets.model.spec;
         let limits = sizes.limits(spec.max_context, vec![0; spec.kv_groups().len()], kv_format);
         match &drafting.method {
-            Opened::Ngram(_) | Opened::Suffix | Opened::Lookahead => Ok(Self::default()),
+            Opened::Ngram(_) | Opened::Suffix | Opened::Lookahead | Opened::Synthetic(_) => Ok(Self::default()),
             Opened::Draft(draft) => {
                 let (model, options) = (&draft.assets.model, drafting.draft_options(draft.shared_tokens));
                 Self::of_model(model, &DraftModel::<Cpu>::limits(&model.spec, spec, &limits, &options)?, target)

@@ -1,0 +1,76 @@
+//! Guesses of a known agreement, for measuring: a request whose every token is its last one again is guessed right with a
+//! given chance, token by token, and everything else of speculation is as it is with any method.
+
+use folio_scheduler::RequestId;
+
+use super::{Draft, Propose};
+use crate::sampling::uniform;
+
+/// Guesses nothing but the last token again, or another one where it is to be wrong.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Synthetic {
+    /// Of each guess, if those before it were right.
+    pub agreement: f64,
+    pub seed: u64,
+}
+
+impl Synthetic {
+    /// Tokens that a pass gives with drafts of `most` tokens, by theory: each is reached if all before it were right.
+    pub fn tokens_per_pass(agreement: f64, most: usize) -> f64 {
+        (0..=most).map(|right| agreement.powi(right as i32)).sum()
+    }
+}
+
+impl Propose for Synthetic {
+    fn propose(&mut self, id: RequestId, tokens: &[u32], most: usize, draft: &mut Draft) {
+        let Some(&last) = tokens.last() else { return };
+        let wrong = last.checked_sub(1).unwrap_or(1);
+        let mut parent = None;
+        for position in (tokens.len()..).take(draft.room(most)) {
+            // A position that was guessed in vain is not guessed again: the model has said its token by then.
+            let right = uniform(self.seed, id.0 as u32, position) < self.agreement;
+            parent = Some(draft.push(if right { last } else { wrong }, parent));
+        }
+    }
+
+    fn forget(&mut self, _: RequestId) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_per_pass_are_those_of_theory() {
+        for most in 1..=8 {
+            for agreement in [0.0, 0.5, 0.8, 1.0] {
+                let mut method = Synthetic { agreement, seed: 7 };
+                let (mut answer, mut draft, mut passes) = (vec![5], Draft::default(), 0);
+                while answer.len() < 20_000 {
+                    draft.clear();
+                    method.propose(RequestId(3), &answer, most, &mut draft);
+                    assert!(draft.is_chain() && draft.len() == most);
+                    let right = draft.tokens().iter().take_while(|&&token| token == 5).count();
+                    answer.resize(answer.len() + right + 1, 5);
+                    passes += 1;
+                }
+                let found = (answer.len() - 1) as f64 / f64::from(passes);
+                let expected = Synthetic::tokens_per_pass(agreement, most);
+                assert!(
+                    (found / expected - 1.0).abs() < 0.03,
+                    "{found} and {expected} for {agreement}, {most} at once"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_follows_nothing() {
+        let mut draft = Draft::default();
+        let mut method = Synthetic { agreement: 0.0, seed: 0 };
+        method.propose(RequestId(0), &[], 4, &mut draft);
+        assert!(draft.is_empty());
+        method.propose(RequestId(0), &[0], 2, &mut draft);
+        assert_eq!(draft.tokens(), [1, 1]);
+    }
+}

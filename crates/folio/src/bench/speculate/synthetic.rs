@@ -1,0 +1,169 @@
+//! Guesses of a known agreement, so that nothing but the cost of drafts is measured: each request is biased to one token
+//! of its own, which a draft names with a given chance. By theory a pass then gives `(1 - a^(k+1)) / (1 - a)` tokens a
+//! stream, and a device on which drafts cost nothing is as much faster.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use folio_engine::speculate::Synthetic;
+use serde_json::json;
+
+use super::super::{
+    at_least, start,
+    streams::{self, Ask, ms},
+};
+use crate::args::{Method, SpeculateBench};
+use crate::session::Session;
+use crate::table;
+
+/// Of the request's token; more than any logit.
+const BIAS: f32 = 100.0;
+const MOST: usize = 4;
+
+pub fn main(args: &SpeculateBench, agreement: f64) -> Result<()> {
+    ensure!((0.0..1.0).contains(&agreement), "--agreement is {agreement}, but must be at least 0 and below 1");
+    at_least("--prompts", args.prompts, 1)?;
+    let most = args.common.model.engine.speculate.speculate_tokens.unwrap_or(MOST);
+    let method = Method::Synthetic((agreement * 1e3).round() as u32);
+    let mut lanes = [Lane::start(args, Method::Off, most)?, Lane::start(args, method, most)?];
+    let theory = Synthetic::tokens_per_pass(agreement, most);
+    let mut lines = vec![HEADINGS.map(str::to_owned).to_vec()];
+    for &streams in &args.concurrency {
+        for lane in &mut lanes {
+            // Sizes of steps are recorded when they come for the second time.
+            lane.round(args, streams, 0)?;
+            lane.totals = Totals::default();
+        }
+        for round in 1..=args.prompts.div_ceil(streams) {
+            for turn in 0..2 {
+                lanes[(turn + round) % 2].round(args, streams, round)?;
+            }
+        }
+        let [plain, drafted] = lanes.each_ref().map(|lane| &lane.totals);
+        let gain = drafted.rate() / plain.rate();
+        let line = json!({
+            "streams": streams, "agreement": agreement, "speculate_tokens": most, "plain_tokens_per_s": plain.rate(),
+            "tokens_per_s": drafted.rate(), "gain": gain, "tokens_per_pass": drafted.tokens_per_pass(),
+            "theory": theory, "plain_step_ms": plain.step_ms(streams), "step_ms": drafted.step_ms(streams),
+        });
+        if args.common.json {
+            println!("{line}");
+        }
+        lines.push(vec![
+            streams.to_string(),
+            format!("{:.1}", plain.rate()),
+            format!("{:.1}", drafted.rate()),
+            format!("{gain:.2}x"),
+            format!("{:.2}", drafted.tokens_per_pass()),
+            format!("{theory:.2}"),
+            format!("{:.0}%", 100.0 * gain / theory),
+            format!("{:.3} ms", plain.step_ms(streams)),
+            format!("{:.3} ms", drafted.step_ms(streams)),
+        ]);
+    }
+    if !args.common.json {
+        println!(
+            "{}: {}, {} in / {} out, drafts of {most} tokens that are right with a chance of {agreement}",
+            lanes[0].session.assets.name, lanes[0].session.plan.device, args.input_len, args.output_len
+        );
+        print!("{}", table::render(&lines));
+    }
+    Ok(())
+}
+
+const HEADINGS: [&str; 9] =
+    ["streams", "plain tok/s", "tok/s", "gain", "tok/pass", "theory", "of theory", "plain step", "step"];
+
+struct Lane {
+    session: Session,
+    totals: Totals,
+}
+
+/// Of all rounds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Totals {
+    /// While all streams decode: time, and tokens.
+    time: Duration,
+    tokens: u64,
+    drafts: u64,
+    accepted: u64,
+}
+
+impl Totals {
+    fn rate(&self) -> f64 {
+        self.tokens as f64 / self.time.as_secs_f64()
+    }
+
+    /// Of one stream.
+    fn tokens_per_pass(&self) -> f64 {
+        1.0 + self.accepted as f64 / self.drafts.max(1) as f64
+    }
+
+    fn step_ms(&self, streams: usize) -> f64 {
+        self.tokens_per_pass() * streams as f64 * ms(self.time) / self.tokens.max(1) as f64
+    }
+
+    /// Adds what came between the last of the first tokens and the first of the last ones: behind that the batch shrinks,
+    /// with drafts sooner for one stream than for another.
+    fn add(&mut self, times: &[Vec<Instant>]) {
+        let firsts = times.iter().filter_map(|stream| stream.first());
+        let lasts = times.iter().filter_map(|stream| stream.last());
+        let (Some(&began), Some(&ended)) = (firsts.max(), lasts.min()) else { return };
+        self.tokens += times.iter().flatten().filter(|&&time| time > began && time <= ended).count() as u64;
+        self.time += ended.saturating_duration_since(began);
+    }
+}
+
+impl Lane {
+    fn start(args: &SpeculateBench, method: Method, most: usize) -> Result<Self> {
+        let seqs = args.concurrency.iter().copied().max().unwrap_or(1);
+        let session = start(&args.common, seqs, Some(args.input_len + args.output_len), |engine| {
+            engine.no_enable_prefix_caching = true;
+            engine.speculate.speculate = method;
+            engine.speculate.speculate_tokens = Some(most);
+            engine.speculate.speculate_fixed = true;
+        })?;
+        Ok(Self { session, totals: Totals::default() })
+    }
+
+    fn round(&mut self, args: &SpeculateBench, streams: usize, round: usize) -> Result<()> {
+        let vocab = self.session.assets.model.spec.vocab_size;
+        let before = self.session.engine.stats().speculation;
+        let asks = (0..streams).map(|stream| {
+            let number = round * streams + stream;
+            let mut ask = Ask::new(streams::prompt(vocab, args.input_len, number), args.output_len);
+            ask.params.logit_bias = vec![(((7 * number + 100) % vocab) as u32, BIAS)];
+            ask
+        });
+        let answers = streams::together(&self.session, asks.collect())?;
+        for (stream, answer) in answers.iter().enumerate() {
+            let token = ((7 * (round * streams + stream) + 100) % vocab) as u32;
+            ensure!(answer.tokens.iter().all(|&said| said == token), "an answer is not the token that it is biased to");
+        }
+        let speculation = self.session.engine.stats().speculation.since(&before);
+        self.totals.drafts += speculation.drafts;
+        self.totals.accepted += speculation.accepted_tokens;
+        let times: Vec<Vec<Instant>> = answers.into_iter().map(|answer| answer.times).collect();
+        self.totals.add(&times);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_those_of_all_streams_together() {
+        let start = Instant::now();
+        let at = |times: &[u64]| times.iter().map(|&time| start + Duration::from_millis(time)).collect::<Vec<_>>();
+        let mut totals = Totals { drafts: 4, accepted: 8, ..Totals::default() };
+        totals.add(&[at(&[10, 20, 20, 20, 30, 30]), at(&[12, 22, 32, 42, 52])]);
+        // From 12 to 30: five of the first and one of the second.
+        assert_eq!((totals.tokens, totals.time), (6, Duration::from_millis(18)));
+        assert!((totals.tokens_per_pass() - 3.0).abs() < 1e-9);
+        assert!((totals.step_ms(2) - 18.0).abs() < 1e-9 && (totals.rate() - 6.0 / 0.018).abs() < 1e-6);
+        totals.add(&[]);
+        assert_eq!(totals.tokens, 6);
+    }
+}
