@@ -361,7 +361,7 @@ template <int D, int F> DEVICE void decode_splits(const AttentionArgs& args, con
     } else if (threadIdx.x < L::PLACES + L::SLOTS) {
         barrier_init(barriers.slot_full(threadIdx.x - L::PLACES), 1);
         barrier_init(barriers.slot_empty(threadIdx.x - L::PLACES), TEAM_WARPS + 1);
-        barrier_init(barriers.noted(threadIdx.x - L::PLACES), 1);
+        barrier_init(barriers.noted(threadIdx.x - L::PLACES), WARP);
     } else if (threadIdx.x < L::PLACES + L::SLOTS + 2) {
         barrier_init(barriers.posted(threadIdx.x - L::PLACES - L::SLOTS), TEAM_WARPS);
         barrier_init(barriers.counted(threadIdx.x - L::PLACES - L::SLOTS), 1);

@@ -233,8 +233,9 @@ DEVICE void copy_keys(const AttentionArgs& args, const TensorMap* map, u8* memor
                 note->place = turn.place, note->round = turn.round;
                 note->bits = 0;
             }
+            // Every lane for what it has noted.
+            barrier_arrive(barriers.noted(slot.place));
             __syncwarp();
-            if (lane == 0) barrier_arrive(barriers.noted(slot.place));
             if (waiting) {
                 wait_for_previous();
                 asm volatile("fence.proxy.async.global;" ::: "memory");
@@ -273,9 +274,9 @@ DEVICE void copy_keys(const AttentionArgs& args, const TensorMap* map, u8* memor
         barrier_wait(barriers.slot_empty(slot.place), slot.round ^ 1);
         if (lane == 0) {
             ((Note*)(memory + L::NOTES) + slot.place)->bits = 1;
-            barrier_arrive(barriers.noted(slot.place));
             barrier_arrive(barriers.slot_full(slot.place));
         }
+        barrier_arrive(barriers.noted(slot.place));
         slot = slot.later(1);
     }
     if (asking && lane == 0) {

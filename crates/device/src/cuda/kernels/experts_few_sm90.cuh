@@ -101,7 +101,7 @@ DEVICE int find_hits(const RoutingArgs& args, Hits& hits, float* staged) {
 // Barriers of a block, one phase after the other.
 struct FewBarriers {
     u64 full[FEW_STAGES];
-    // Sums of a tile are there; have been read.
+    // Sums of a tile are there; have been read. Every lane arrives for itself.
     u64 summed[2], read[2];
 };
 
@@ -121,7 +121,7 @@ struct Few {
         stage = 0, filled = 0, parity = 0;
         if (threadIdx.x == 0) {
             for (int i = 0; i < FEW_STAGES; i++) barrier_init(full + i * 8, 1);
-            for (int i = 0; i < 2; i++) barrier_init(summed + i * 8, FEW_WARPS), barrier_init(read + i * 8, 1);
+            for (int i = 0; i < 2; i++) barrier_init(summed + i * 8, FEW_WARPS * WARP), barrier_init(read + i * 8, WARP);
             barrier_init_done();
         }
     }
@@ -209,8 +209,7 @@ template <int SLICES> DEVICE void few_gate_up(const TensorMap* map, const FewArg
                 float value = gated<false, true>(a.activation, a.alpha, a.limit, gate, up);
                 static_cast<bf16*>(a.out)[(i64)(token * top_k + place) * a.inter + column] = from_float<bf16>(value);
             }
-            __syncwarp();
-            if (few.lane == 0) barrier_arrive(few.read + turn % 2 * 8);
+            barrier_arrive(few.read + turn % 2 * 8);
         }
     } else {
         const int own = Few::share(few.warp, slices);
@@ -243,8 +242,7 @@ template <int SLICES> DEVICE void few_gate_up(const TensorMap* map, const FewArg
             float* to = &sums[turn % 2][few.warp][few.g][2 * few.t];
             *reinterpret_cast<float2*>(to) = make_float2(acc[0][0] + acc[1][0], acc[0][1] + acc[1][1]);
             *reinterpret_cast<float2*>(to + 8 * 10) = make_float2(acc[0][2] + acc[1][2], acc[0][3] + acc[1][3]);
-            __syncwarp();
-            if (few.lane == 0) barrier_arrive(few.summed + turn % 2 * 8);
+            barrier_arrive(few.summed + turn % 2 * 8);
         }
     }
 }
@@ -285,8 +283,7 @@ DEVICE void few_down(const TensorMap* map, const FewArgs& a, u8* shared) {
                 if (a.out_f32) static_cast<float*>(a.out)[at] = sum;
                 else static_cast<bf16*>(a.out)[at] = from_float<bf16>(sum);
             }
-            __syncwarp();
-            if (few.lane == 0) barrier_arrive(few.read + turn % 2 * 8);
+            barrier_arrive(few.read + turn % 2 * 8);
         }
     } else {
         const u64 policy = evict_first();
@@ -338,8 +335,7 @@ DEVICE void few_down(const TensorMap* map, const FewArgs& a, u8* shared) {
                     to[0] = acc[0][i] + acc[1][i], to[8] = acc[0][2 + i] + acc[1][2 + i];
                 }
             }
-            __syncwarp();
-            if (few.lane == 0) barrier_arrive(few.summed + turn % 2 * 8);
+            barrier_arrive(few.summed + turn % 2 * 8);
         }
     }
 }
