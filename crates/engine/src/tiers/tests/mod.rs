@@ -7,7 +7,10 @@ mod share;
 
 use std::{
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use folio_model::Fingerprint;
@@ -20,7 +23,10 @@ pub(super) struct Scratch(pub PathBuf);
 
 impl Scratch {
     pub fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("folio-tiers-{name}-{}", std::process::id()));
+        // Tests that run side by side may ask for the same name.
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("folio-tiers-{name}-{}-{number}", std::process::id()));
         // Left by an earlier process of the same number.
         let _ = std::fs::remove_dir_all(&path);
         Self(path)
