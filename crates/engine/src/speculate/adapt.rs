@@ -229,7 +229,9 @@ impl Adapt {
             self.costs.note_plain(requests, step.seconds);
         }
         let Some(plain) = self.costs.plain(requests) else { return };
-        let seconds = step.seconds + if waits { gap_seconds + drafting_seconds } else { 0.0 };
+        // A hiccup is nobody's fault, and not in the time of plain steps either.
+        let usual = self.costs.verifying(requests, step.rows - requests).unwrap_or(f64::INFINITY);
+        let seconds = step.seconds.min(1.25 * usual) + if waits { gap_seconds + drafting_seconds } else { 0.0 };
         let worth = plain * (1.0 + step.accepted as f64 / requests as f64) + self.costs.drafting(requests, 0);
         self.account.note(plain, seconds, if waits { worth - seconds } else { 0.0 });
     }
@@ -258,7 +260,8 @@ impl Adapt {
             }
             State::Speculating { steps } => State::Speculating { steps: steps + 1 },
             _ if pays >= BEGINS_AT => State::Speculating { steps: 0 },
-            State::Probing { nodes, .. } if step.lucky_walks * 2 > step.walks => {
+            // What looks good is looked at more closely, until all are.
+            State::Probing { nodes, .. } if step.lucky_walks * 2 > step.walks && nodes < 2 * PROBE_NODES * requests => {
                 State::Probing { left: PROBE_STEPS, nodes: 2 * nodes }
             }
             State::Probing { left: 0, .. } => self.back_off(),
@@ -281,8 +284,9 @@ impl Adapt {
     /// little is won, that matters most.
     fn anchor_after(&self, requests: usize, pays: f64) -> u32 {
         match self.costs.plain_seen(requests) {
-            ..48 => 4 * LOOK_EVERY,
-            _ if pays < 1.5 => 32 * LOOK_EVERY,
+            ..16 => 4 * LOOK_EVERY,
+            ..48 if pays < 1.3 => 4 * LOOK_EVERY,
+            _ if pays < 1.3 => 32 * LOOK_EVERY,
             _ => 128 * LOOK_EVERY,
         }
     }

@@ -20,8 +20,6 @@ impl Account {
     /// A step took so long, where a plain one takes `plain`, and was quicker than those that it replaced by `gained`.
     pub fn note(&mut self, plain: f64, seconds: f64, gained: f64) {
         let left = self.left.unwrap_or(Self::AT_FIRST * plain);
-        // One step that hangs says nothing about drafts.
-        let gained = gained.max(-2.0 * plain);
         self.left = Some((left + Self::PART * seconds.min(10.0 * plain) + gained).min(Self::MOST * plain));
     }
 

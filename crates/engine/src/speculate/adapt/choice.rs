@@ -44,6 +44,14 @@ pub(super) struct Promise {
     pub nodes: usize,
 }
 
+#[derive(Clone, Copy, Debug)]
+struct Best {
+    /// The first of the pieces that are no longer than `longest`.
+    pieces: usize,
+    longest: usize,
+    promise: Promise,
+}
+
 impl Chooser {
     pub fn clear(&mut self) {
         self.pieces.clear();
@@ -61,48 +69,67 @@ impl Chooser {
             }
             self.pieces.push(piece);
         }
+        // Where time is measured as well as it is, so little cannot be told from nothing.
+        let first_poor = self.pieces[first..].iter().position(|piece| piece.worth() < POOR);
+        self.pieces.truncate(first + first_poor.unwrap_or(self.pieces.len() - first));
     }
 
     /// Writes down the best numbers for as many requests as `nodes` is long, and says what they promise. Those of about
     /// `kept` nodes in all stay while they are nearly as good. Where the best are many more than were ever tried, what is
     /// written down is only a little more.
     pub fn choose(&mut self, costs: &Costs, curve: &Curve, kept: usize, nodes: &mut [usize]) -> Promise {
-        let requests = nodes.len();
         self.rank();
-        let most_rows = (curve.most_seen + curve.most_seen / 2).max(MOST_AT_FIRST);
-        let mut most_pieces = 0;
+        let longest = self.pieces.iter().map(|piece| piece.nodes).max().unwrap_or(0);
+        let mut best = self.best_of(costs, curve, kept, longest, nodes);
+        if costs.drafting(nodes.len(), 1) > DEAR * curve.plain {
+            // All requests wait for the longest draft: shorter ones may be better for all.
+            for longest in (1..longest).rev() {
+                let found = self.best_of(costs, curve, kept, longest, nodes);
+                if found.promise.rate > best.promise.rate {
+                    best = found;
+                }
+            }
+        }
+        nodes.fill(0);
+        let chosen = self.by_rank.iter().filter(|piece| piece.nodes <= best.longest);
+        chosen.take(best.pieces).for_each(|piece| nodes[piece.request] = piece.nodes);
+        best.promise
+    }
+
+    /// The best of drafts that are no longer than `longest`.
+    fn best_of(&self, costs: &Costs, curve: &Curve, kept: usize, longest: usize, nodes: &mut [usize]) -> Best {
+        nodes.fill(0);
+        let most_rows = (1.5 * curve.most_seen as f64).max(MOST_AT_FIRST);
+        let mut most_pieces = 1;
+        let mut best = Best { pieces: 0, longest, promise: Promise { rate: 0.0, nodes: 0 } };
+        let mut near = None::<Best>;
+        let (mut rows, mut tokens) = (0.0, nodes.len() as f64);
+        let (mut asked, mut deepest, mut total) = (0, 0, 0);
         let mut drafting = ((0, 0), 0.0);
-        let (mut best, mut near) = ((0, Promise { rate: 0.0, nodes: 0 }), None::<(usize, Promise)>);
-        let (mut rows, mut tokens) = (0.0, requests as f64);
-        let (mut asked, mut longest, mut total) = (0, 0, 0);
-        for (index, piece) in self.by_rank.iter().enumerate() {
+        for (index, piece) in self.by_rank.iter().filter(|piece| piece.nodes <= longest).enumerate() {
             rows += piece.hope.rows;
             tokens += piece.hope.tokens;
             let before = std::mem::replace(&mut nodes[piece.request], piece.nodes);
             total += piece.nodes - before;
             asked += usize::from(before == 0);
-            longest = longest.max(piece.nodes);
-            if total <= most_rows {
+            deepest = deepest.max(piece.nodes);
+            if rows <= most_rows {
                 most_pieces = index + 1;
             }
-            if drafting.0 != (asked, longest) {
-                drafting = ((asked, longest), costs.drafting(asked, longest));
+            if drafting.0 != (asked, deepest) {
+                drafting = ((asked, deepest), costs.drafting(asked, deepest));
             }
             let seconds = curve.seconds(rows) + curve.gap + drafting.1;
-            let promise = Promise { rate: tokens / seconds, nodes: total };
-            if promise.rate > best.1.rate {
-                best = (index + 1, promise);
+            let found = Best { pieces: index + 1, longest, promise: Promise { rate: tokens / seconds, nodes: total } };
+            if found.promise.rate > best.promise.rate {
+                best = found;
             }
-            if total.abs_diff(kept) < near.map_or(usize::MAX, |near| near.1.nodes.abs_diff(kept)) {
-                near = Some((index + 1, promise));
+            if total.abs_diff(kept) < near.map_or(usize::MAX, |near| near.promise.nodes.abs_diff(kept)) {
+                near = Some(found);
             }
         }
-        if let Some(near) = near.filter(|near| near.1.rate > best.1.rate * STAYS) {
-            best = near;
-        }
-        nodes.fill(0);
-        self.by_rank[..best.0.min(most_pieces.max(1))].iter().for_each(|piece| nodes[piece.request] = piece.nodes);
-        best.1
+        let best = near.filter(|near| near.promise.rate > best.promise.rate * STAYS).unwrap_or(best);
+        Best { pieces: best.pieces.min(most_pieces), ..best }
     }
 
     /// Sorts the pieces by their ranks; those of one rank, and so those of one request, stay in order.
@@ -119,8 +146,12 @@ impl Chooser {
     }
 }
 
+/// Tokens a row that are not worth a row.
+const POOR: f64 = 0.04;
 /// Rows that are verified at most where nobody knows what they cost.
-const MOST_AT_FIRST: usize = 4;
+const MOST_AT_FIRST: f64 = 4.0;
+/// Part of a plain step from which on a node of the longest draft is dear.
+const DEAR: f64 = 0.01;
 /// What is at least so good, of the best, is not changed.
 const STAYS: f64 = 0.99;
 
@@ -137,7 +168,7 @@ mod tests {
         let mut costs = Costs::default();
         for _ in 0..4 {
             costs.note_plain(requests, 1.0);
-            for rows in [1, 2, 4, 8, 16] {
+            for rows in 1..=16 {
                 costs.note_verifying(requests, rows, 1.0 + 0.1 * rows as f64);
             }
         }

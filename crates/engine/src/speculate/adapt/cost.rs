@@ -29,6 +29,24 @@ struct Cell {
     rows: f64,
 }
 
+impl Batch {
+    /// A step that verifies nothing, but could not be planned ahead. There are few of those, and they are much like plain
+    /// ones, at least.
+    fn bare(&self) -> Option<f64> {
+        let plain = self.plain.seconds()?;
+        let bare = self.verifying.first().map_or(Estimate::default(), |cell| cell.took);
+        let weight = f64::from(bare.seen()) / f64::from(bare.seen() + 16);
+        Some(bare.settled().map_or(plain, |bare| plain.max(bare * weight + plain * (1.0 - weight))))
+    }
+
+    /// What rows of a size cost besides, where that was measured: how many, and seconds.
+    fn besides(&self, size: usize) -> Option<(f64, f64)> {
+        let cell = self.verifying.get(size)?;
+        let bare = self.bare()?;
+        Some((cell.rows, (cell.took.settled()? - bare).max(0.0)))
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Costs {
     batches: Vec<Batch>,
@@ -96,6 +114,11 @@ impl Costs {
         }
     }
 
+    /// What a step that verified so many rows takes, if that is known well.
+    pub fn verifying(&self, requests: usize, rows: usize) -> Option<f64> {
+        self.batches[size(requests)].verifying.get(size(rows))?.took.settled()
+    }
+
     /// How often a plain step with about so many requests was seen.
     pub fn plain_seen(&self, requests: usize) -> u32 {
         self.batches[size(requests)].plain.seen()
@@ -114,25 +137,27 @@ impl Costs {
     pub fn curve(&self, requests: usize) -> Option<Curve> {
         let (at, plain) = (size(requests), self.plain(requests)?);
         let own = &self.batches[at];
-        let bare = own.verifying.first().and_then(|cell| cell.took.settled()).unwrap_or(plain);
-        // Elsewhere it was measured what so many rows cost besides: where here it was not, that is the best guess.
-        let has_rows = |i: usize| {
-            let known = |cell: &&Cell| cell.took.settled().is_some();
-            self.batches[i].verifying.iter().skip(1).filter(known).count().checked_sub(1).map(|_| 0.0)
-        };
+        let bare = own.bare().unwrap_or(plain);
         let mut points = vec![(0.0, bare)];
-        if let Some((found, _)) = nearest(at, self.batches.len(), has_rows) {
-            let there = &self.batches[found];
-            let base = there.verifying[0].took.settled().or(there.plain.seconds()).unwrap_or(bare);
-            let known = there.verifying.iter().skip(1).filter_map(|cell| Some((cell.rows, cell.took.settled()?)));
-            points.extend(known.map(|(rows, seconds)| (rows, bare + (seconds - base).max(0.0))));
+        let mut unknown = Vec::new();
+        for index in 1..self.batches.iter().map(|batch| batch.verifying.len()).max().unwrap_or(0) {
+            match nearest(at, self.batches.len(), |i| self.batches[i].besides(index)) {
+                Some((found, (rows, _))) if found == at => {
+                    points.push((rows, own.verifying[index].took.settled().unwrap_or(bare)))
+                }
+                // Elsewhere it was measured what so many rows cost besides: the best guess here.
+                Some((_, (rows, besides))) => points.push((rows, bare + besides)),
+                None => unknown.push(SIZES[index] as f64),
+            }
         }
         make_monotone(&mut points);
+        add_hopes(&mut points, &unknown);
         let most_seen = own.verifying.iter().rposition(|cell| cell.took.seen() > 0).map_or(0, |i| SIZES[i]);
-        // As much as those before it; and if nothing is known, so little that it is tried.
+        // As much as those before it; and if nothing is known, so little that it is tried. Nothing is free.
+        let little = plain * f64::min(0.01, 0.25 / requests as f64);
         let beyond = match points.last() {
-            Some(&(rows, seconds)) if rows > 0.0 => (seconds - bare) / rows,
-            _ => plain * f64::min(0.01, 0.25 / requests as f64),
+            Some(&(rows, seconds)) if rows > 0.0 => ((seconds - bare) / rows).max(little / 4.0),
+            _ => little,
         };
         Some(Curve { plain, points, beyond, gap: own.gap, most_seen })
     }
@@ -157,6 +182,19 @@ fn make_monotone(points: &mut [(f64, f64)]) {
     }
     let flat = pools.into_iter().flat_map(|(seconds, count)| std::iter::repeat_n(seconds, count));
     points.iter_mut().zip(flat).for_each(|(point, seconds)| point.1 = seconds);
+}
+
+/// Adds what was never measured between what was: so cheap that it is tried, should it pay then.
+fn add_hopes(points: &mut Vec<(f64, f64)>, unknown: &[f64]) {
+    let known = points.clone();
+    for &rows in unknown {
+        let after = known.partition_point(|point| point.0 < rows);
+        if let Some(to) = known.get(after).filter(|to| to.0 > rows) {
+            let from = known[after - 1];
+            points.push((rows, from.1 + 0.5 * (to.1 - from.1) * (rows - from.0) / (to.0 - from.0)));
+        }
+    }
+    points.sort_by(|a, b| a.0.total_cmp(&b.0));
 }
 
 /// Seconds of a step by the rows that it verifies.
@@ -202,9 +240,11 @@ mod tests {
     #[test]
     fn what_was_measured_is_joined_by_lines() {
         let curve = known(4.0, 0.5).curve(1).unwrap();
-        for rows in [0.0, 1.0, 2.0, 3.0, 4.0, 9.0] {
+        for rows in [0.0, 2.0, 4.0, 9.0] {
             assert!((curve.seconds(rows) - 4.0 - 0.5 * rows).abs() < 1e-6, "{rows}: {}", curve.seconds(rows));
         }
+        // Nobody knows these, and they may be cheaper.
+        assert!((curve.seconds(1.0) - 4.25).abs() < 1e-6 && (curve.seconds(3.0) - 5.25).abs() < 1e-6);
         assert_eq!(curve.most_seen, 4);
         assert!(Costs::default().curve(1).is_none());
     }
@@ -214,7 +254,7 @@ mod tests {
         let mut costs = known(4.0, 0.5);
         costs.note_plain(16, 9.0);
         let curve = costs.curve(16).unwrap();
-        assert!((curve.plain - 9.0).abs() < 1e-6 && (curve.seconds(3.0) - 10.5).abs() < 1e-6);
+        assert!((curve.plain - 9.0).abs() < 1e-6 && (curve.seconds(4.0) - 11.0).abs() < 1e-6);
         assert_eq!(curve.most_seen, 0);
     }
 
