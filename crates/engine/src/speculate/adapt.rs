@@ -102,6 +102,9 @@ struct Last {
 const KEEP_OWN: f32 = 1.0 - 1.0 / 20.0;
 const KEEP_IDLE: f32 = 1.0 - 1.0 / 200.0;
 
+/// Plain steps that one which verifies so many rows for the first time may cost at most, or else it is a hiccup.
+const NEW_COST: f64 = 4.0;
+
 /// By how much speculation must be better than none before it begins, and how bad it may become before it ends.
 const BEGINS_AT: f64 = 1.03;
 const ENDS_AT: f64 = 1.0;
@@ -211,12 +214,13 @@ impl Adapt {
     /// Takes in what the last step cost and brought.
     fn settle(&mut self, step: &StepSeen) {
         for asked in self.requests.values_mut() {
-            if std::mem::take(&mut asked.nodes) > 0 {
+            let nodes = std::mem::take(&mut asked.nodes);
+            if nodes > 0 {
                 // It had nothing to say.
                 asked.agreement.fade(KEEP_OWN);
-                asked.agreement.note(1, &Draft::default(), &[]);
+                asked.agreement.note(nodes, &Draft::default(), &[]);
                 self.all.fade(keep_all(self.last.requests));
-                self.all.note(1, &Draft::default(), &[]);
+                self.all.note(nodes, &Draft::default(), &[]);
             }
         }
         let Last { requests, waits, drafting_seconds, gap_seconds, .. } = self.last;
@@ -230,8 +234,8 @@ impl Adapt {
         }
         let Some(plain) = self.costs.plain(requests) else { return };
         // A hiccup is nobody's fault, and not in the time of plain steps either.
-        let usual = self.costs.verifying(requests, step.rows - requests).unwrap_or(f64::INFINITY);
-        let seconds = step.seconds.min(1.25 * usual) + if waits { gap_seconds + drafting_seconds } else { 0.0 };
+        let usual = self.costs.verifying(requests, step.rows - requests).map_or(NEW_COST * plain, |usual| 1.25 * usual);
+        let seconds = step.seconds.min(usual) + if waits { gap_seconds + drafting_seconds } else { 0.0 };
         let worth = plain * (1.0 + step.accepted as f64 / requests as f64) + self.costs.drafting(requests, 0);
         self.account.note(plain, seconds, if waits { worth - seconds } else { 0.0 });
     }
@@ -252,7 +256,7 @@ impl Adapt {
         let pays = promise.rate / plain_rate;
         let is_overdrawn = self.account.is_overdrawn();
         self.state = match self.state {
-            State::Plain { wait } if is_overdrawn => State::Plain { wait: wait.max(LOOK_EVERY) - 1 },
+            State::Plain { wait } if !self.account.may_begin() => State::Plain { wait: wait.max(LOOK_EVERY) - 1 },
             State::Speculating { .. } | State::Probing { .. } if is_overdrawn => self.back_off(),
             State::Speculating { .. } if pays < ENDS_AT => self.back_off(),
             State::Speculating { steps } if steps >= self.anchor_after(requests, pays) => {

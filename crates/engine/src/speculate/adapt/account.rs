@@ -7,11 +7,15 @@
 pub(super) struct Account {
     /// Seconds that may still be lost; none before the first step.
     left: Option<f64>,
+    /// Seconds that must be left for anything new.
+    least: f64,
 }
 
 impl Account {
     /// Steps that may be lost at the beginning.
     const AT_FIRST: f64 = 5.0;
+    /// Steps that it takes to see anything.
+    const LEAST: f64 = 0.25;
     /// Part of all time that may be lost later.
     const PART: f64 = 0.005;
     /// Steps that may be lost at most, after much was gained.
@@ -19,12 +23,18 @@ impl Account {
 
     /// A step took so long, where a plain one takes `plain`, and was quicker than those that it replaced by `gained`.
     pub fn note(&mut self, plain: f64, seconds: f64, gained: f64) {
+        self.least = Self::LEAST * plain;
         let left = self.left.unwrap_or(Self::AT_FIRST * plain);
         self.left = Some((left + Self::PART * seconds.min(10.0 * plain) + gained).min(Self::MOST * plain));
     }
 
     pub fn is_overdrawn(&self) -> bool {
         self.left.is_some_and(|left| left < 0.0)
+    }
+
+    /// Whether there is enough to see what comes of it, where nothing is under way.
+    pub fn may_begin(&self) -> bool {
+        self.left.is_none_or(|left| left > self.least)
     }
 }
 

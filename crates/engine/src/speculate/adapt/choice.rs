@@ -99,7 +99,7 @@ impl Chooser {
     /// The best of drafts that are no longer than `longest`.
     fn best_of(&self, costs: &Costs, curve: &Curve, kept: usize, longest: usize, nodes: &mut [usize]) -> Best {
         nodes.fill(0);
-        let most_rows = (1.5 * curve.most_seen as f64).max(MOST_AT_FIRST);
+        let most_rows = (2.0 * curve.most_known as f64).max(MOST_AT_FIRST);
         let mut most_pieces = 1;
         let mut best = Best { pieces: 0, longest, promise: Promise { rate: 0.0, nodes: 0 } };
         let mut near = None::<Best>;

@@ -152,14 +152,14 @@ impl Costs {
         }
         make_monotone(&mut points);
         add_hopes(&mut points, &unknown);
-        let most_seen = own.verifying.iter().rposition(|cell| cell.took.seen() > 0).map_or(0, |i| SIZES[i]);
+        let most_known = own.verifying.iter().rposition(|cell| cell.took.settled().is_some()).map_or(0, |i| SIZES[i]);
         // As much as those before it; and if nothing is known, so little that it is tried. Nothing is free.
         let little = plain * f64::min(0.01, 0.25 / requests as f64);
         let beyond = match points.last() {
             Some(&(rows, seconds)) if rows > 0.0 => ((seconds - bare) / rows).max(little / 4.0),
             _ => little,
         };
-        Some(Curve { plain, points, beyond, gap: own.gap, most_seen })
+        Some(Curve { plain, points, beyond, gap: own.gap, most_known })
     }
 }
 
@@ -206,8 +206,8 @@ pub(super) struct Curve {
     /// What a row beyond all that was measured adds.
     beyond: f64,
     pub gap: f64,
-    /// Rows that were verified in one step before, about.
-    pub most_seen: usize,
+    /// Rows of which it is known what they cost together, about.
+    pub most_known: usize,
 }
 
 impl Curve {
@@ -245,7 +245,7 @@ mod tests {
         }
         // Nobody knows these, and they may be cheaper.
         assert!((curve.seconds(1.0) - 4.25).abs() < 1e-6 && (curve.seconds(3.0) - 5.25).abs() < 1e-6);
-        assert_eq!(curve.most_seen, 4);
+        assert_eq!(curve.most_known, 4);
         assert!(Costs::default().curve(1).is_none());
     }
 
@@ -255,7 +255,7 @@ mod tests {
         costs.note_plain(16, 9.0);
         let curve = costs.curve(16).unwrap();
         assert!((curve.plain - 9.0).abs() < 1e-6 && (curve.seconds(4.0) - 11.0).abs() < 1e-6);
-        assert_eq!(curve.most_seen, 0);
+        assert_eq!(curve.most_known, 0);
     }
 
     #[test]
