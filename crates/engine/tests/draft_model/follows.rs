@@ -38,7 +38,7 @@ fn assert_sure(count: Count, without: usize) {
 fn it_is_never_wrong_about_itself() {
     let mut driver = twins(SURE);
     let (mut a, mut b, mut c) =
-        (Request::new(&prompt(1, 30), 5), Request::new(&prompt(2, 3), 3), Request::new(&prompt(3, 17), 4));
+        (Request::new(&prompt(1, 20), 5), Request::new(&prompt(2, 3), 3), Request::new(&prompt(3, 17), 4));
     for step in 0..12 {
         match step % 3 {
             0 => driver.step(&mut [&mut a, &mut b, &mut c]),
@@ -48,7 +48,7 @@ fn it_is_never_wrong_about_itself() {
     }
     assert_eq!(driver.count.accepted, driver.count.drafted, "{:?}", driver.count);
     // A draft for every step but the first of each request, and every one of them whole.
-    assert_eq!(a.tokens.len(), 30 + 8 + 7 * 5);
+    assert_eq!(a.tokens.len(), 20 + 8 + 7 * 5);
     assert_eq!(b.tokens.len(), 3 + 8 + 7 * 3);
     assert_eq!(c.tokens.len(), 17 + 8 + 7 * 4);
 }
@@ -136,6 +136,7 @@ fn doubt_ends_a_draft() {
     (0..6).for_each(|_| driver.step(&mut [&mut request]));
     assert_eq!((driver.count.drafted, driver.count.accepted), (5, 5), "one token a draft");
     let mut driver = twins(DraftModelOptions { keeps_above: 1.1, ..SURE });
+    let mut request = Request::new(&prompt(11, 20), 5);
     (0..3).for_each(|_| driver.step(&mut [&mut request]));
     assert_eq!(driver.count.drafted, 0);
 }
