@@ -221,7 +221,7 @@ impl Case {
             | Case::Gather { width }
             | Case::Finish { width, .. } => width,
             Case::Norm { width } | Case::AddNorm { width } => 2 * width,
-            Case::Copy { width } => 2 * width + 1,
+            Case::Copy { width } => 3 * width + width % 2,
             Case::Linear { outputs, .. } => outputs,
             Case::Coded(coded) => coded.width(),
             Case::Fused(fused) => fused.width(),
@@ -369,16 +369,23 @@ fn add_gated<B: Backend>(backend: &mut B, rows: &[usize], width: usize) -> Vec<f
     download(backend, &out, rows.len())
 }
 
-/// Columns in the middle of wider rows, and those rows the other way round and back, over what was there before.
+/// Columns behind others, in rows that are turned round and back, over what was there before; from and to tensors of either
+/// kind. Values of activations are rounded already.
 fn copy<B: Backend>(backend: &mut B, rows: &[usize], width: usize) -> Vec<f32> {
-    let x = filled(backend, rows, width, 1, Stream);
-    let mut wide = filled(backend, rows, 2 * width + 1, 2, Stream);
+    let twice = 2 * width + width % 2;
+    let x = filled(backend, rows, width, 1, Activation);
+    let mut wide = filled(backend, rows, twice, 2, Activation);
     backend.copy_columns(&mut wide, width, &x, rows.len());
-    let mut turned = filled(backend, rows, 2 * width + 1, 3, Stream);
-    let mut out = filled(backend, rows, 2 * width + 1, 4, Stream);
+    let mut turned = filled(backend, rows, twice, 3, Stream);
+    let mut back = filled(backend, rows, twice, 4, Activation);
     let pairs: Vec<(u32, u32)> = (0..rows.len() as u32).rev().zip(0..).collect();
     backend.copy_rows(&mut turned, &wide, &pairs);
-    backend.copy_rows(&mut out, &turned, &pairs);
+    backend.copy_rows(&mut back, &turned, &pairs);
+    let mut widest = filled(backend, rows, width + twice, 5, Stream);
+    backend.copy_columns(&mut widest, width, &back, rows.len());
+    let mut out = filled(backend, rows, width + twice, 6, Stream);
+    let pairs: Vec<(u32, u32)> = (0..rows.len() as u32).map(|row| (row, row)).collect();
+    backend.copy_rows(&mut out, &widest, &pairs);
     download(backend, &out, rows.len())
 }
 

@@ -1,7 +1,7 @@
 //! Several sequences in one decoder: any of them may go on by any number of tokens in a step.
 
 use folio_model::{
-    Decoder, DecoderLimits, OpenModel,
+    Decoder, DecoderLimits, OpenModel, Tap,
     device::{BLOCK_TOKENS, Backend, Batch, GroupTables, KvFormat, Span},
 };
 
@@ -60,6 +60,18 @@ impl<B: Backend> Crowd<B> {
         let mut order = generator::shuffled(11, "blocks of a crowd", needed as u32 + 3).into_iter();
         let table = |length: &usize| order.by_ref().take(length.div_ceil(BLOCK_TOKENS)).collect();
         Ok(Self { decoder, tables: lengths.iter().map(table).collect(), computed: vec![0; lengths.len()] })
+    }
+
+    /// Keeps states of the steps to come.
+    pub fn tap(&mut self, tap: Tap) -> Result<(), String> {
+        self.decoder.tap(tap).map_err(|e| e.to_string())
+    }
+
+    /// Those of all rows of the last step.
+    pub fn tapped(&mut self) -> Vec<f32> {
+        let mut states = Vec::new();
+        self.decoder.tapped(&mut states);
+        states
     }
 
     /// Goes back to where a sequence had so many tokens.

@@ -1,7 +1,7 @@
 //! Every golden file on a CUDA device: in f32 as on the CPU, in bf16 within what bf16 costs a small network of random
 //! weights, and recorded steps bit for bit as unrecorded ones. Without a device these tests say so and pass.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::available_parallelism;
 
 use folio_model::OpenModel;
@@ -21,13 +21,16 @@ use crate::switch_off;
 /// of two and more there, and eight bits of mantissa.
 const BF16_COSTS: f64 = 900.0;
 
-pub fn is_there() -> bool {
+/// A turn on the device, if there is one: all tests share it and its stream, and what one queues while another's step is
+/// recorded would be part of the recording.
+pub fn turn() -> Option<MutexGuard<'static, ()>> {
+    static TURN: Mutex<()> = Mutex::new(());
     match driver::device_count() {
-        Ok(count) if count > 0 => return true,
+        Ok(count) if count > 0 => return Some(TURN.lock().unwrap_or_else(PoisonError::into_inner)),
         Ok(_) => eprintln!("skipped: this machine has no CUDA device"),
         Err(error) => eprintln!("skipped: {error}"),
     }
-    false
+    None
 }
 
 /// All on one device; kernels that must be compiled are kept.
@@ -50,7 +53,7 @@ pub fn f32() -> CudaConfig {
 
 #[test]
 fn cuda_in_f32_agrees_with_transformers() {
-    if is_there() {
+    if let Some(_turn) = turn() {
         let config = f32();
         for_all(&file::all(), |golden| run::check(golden, &switch_off::open(golden)?, || open(&config)));
     }
@@ -69,7 +72,7 @@ fn forced(golden: &Golden, model: &OpenModel, config: &CudaConfig, kv: KvFormat)
 
 #[test]
 fn cuda_in_bf16_agrees_with_transformers() {
-    if is_there() {
+    if let Some(_turn) = turn() {
         for_all(&file::all(), |golden| {
             let model = switch_off::open(golden)?;
             let logits = forced(golden, &model, &CudaConfig::default(), KvFormat::BF16)?;
@@ -96,7 +99,7 @@ pub fn every(step: usize) -> Vec<Golden> {
 /// Nothing may hang on whether a step was recorded.
 #[test]
 fn recorded_steps_equal_unrecorded_ones() {
-    if is_there() {
+    if let Some(_turn) = turn() {
         let configs = [f32(), CudaConfig::default(), CudaConfig { batch_invariant: true, ..CudaConfig::default() }];
         for_all(&every(3), |golden| {
             let model = switch_off::open(golden)?;
@@ -116,7 +119,7 @@ fn recorded_steps_equal_unrecorded_ones() {
 /// A prompt in one step, in steps of seven and token by token: the same bits, where that was promised.
 #[test]
 fn batch_invariant_prompts_may_be_cut_anywhere() {
-    if is_there() {
+    if let Some(_turn) = turn() {
         let config = CudaConfig { batch_invariant: true, ..CudaConfig::default() };
         println!("{}", open(&config).numerics());
         for_all(&every(3), |golden| {
@@ -140,7 +143,7 @@ fn batch_invariant_prompts_may_be_cut_anywhere() {
 /// are padded to eight rows and replayed; those that end early leave steps of other sizes.
 #[test]
 fn sequences_together_equal_sequences_alone() {
-    if is_there() {
+    if let Some(_turn) = turn() {
         let configs = [f32(), CudaConfig { batch_invariant: true, ..CudaConfig::default() }];
         for_all(&every(6), |golden| {
             let model = switch_off::open(golden)?;
@@ -195,7 +198,7 @@ fn answers_as_the_reference(name: &str, model: &OpenModel, questions: &Questions
 
 #[test]
 fn default_model_on_cuda_answers_as_the_reference() {
-    if is_there() {
+    if let Some(_turn) = turn() {
         let path = file::tree().join("models/folio-rust-42m.gguf");
         let model = folio_model::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         answers_as_the_reference("folio-rust-42m", &model, &Questions::of_text(200, 128));
@@ -204,7 +207,7 @@ fn default_model_on_cuda_answers_as_the_reference() {
 
 #[test]
 fn experts_on_cuda_answer_as_the_reference() {
-    if is_there() {
+    if let Some(_turn) = turn() {
         answers_as_the_reference("32 experts", &habits::experts(), &habits::questions(200, 128));
     }
 }

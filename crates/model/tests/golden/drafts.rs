@@ -1,13 +1,13 @@
 //! Steps that verify drafts: where bits do not depend on the batch each row as if its tokens had come one by one, and on a
 //! CUDA device replayed bit for bit as unrecorded. Tests that want such a device say so where there is none, and pass.
 
-use folio_model::OpenModel;
 use folio_model::device::cpu::{Cpu, CpuConfig};
 use folio_model::device::cuda::{CudaConfig, Precision};
 use folio_model::device::{Backend, KvFormat, tree};
+use folio_model::{OpenModel, Tap};
 
 use crate::crowd::{Crowd, Drafted};
-use crate::cuda::{every, f32, is_there, open};
+use crate::cuda::{every, f32, open, turn};
 use crate::families::for_all;
 use crate::file::Golden;
 use crate::switch_off;
@@ -40,7 +40,7 @@ fn kv_of(config: &CudaConfig) -> KvFormat {
     if config.activations == Precision::F32 { KvFormat::F32 } else { KvFormat::BF16 }
 }
 
-/// Logits of every row of every step.
+/// Of every row of every step the logits, and behind them states that a head would read.
 fn run<B: Backend>(
     golden: &Golden,
     model: &OpenModel,
@@ -50,6 +50,7 @@ fn run<B: Backend>(
 ) -> Result<Vec<Vec<f32>>, String> {
     let room = PROMPT + 2 * REPEATS * kinds.len() + 8;
     let mut crowd = Crowd::new(backend, model, &[room; SEQUENCES], (SEQUENCES * PROMPT, 32), kv)?;
+    crowd.tap(Tap::Before(vec![0, model.spec.layers.len() - 1]))?;
     let (mut found, mut logits) = (Vec::new(), Vec::new());
     let mut lengths = [0; SEQUENCES];
     for (who, length) in lengths.iter_mut().enumerate() {
@@ -69,13 +70,15 @@ fn run<B: Backend>(
         match pace {
             Pace::AtOnce => {
                 crowd.verify(&drafts, &mut logits)?;
-                found.extend(logits.chunks_exact(model.spec.vocab_size).map(<[f32]>::to_vec));
+                let states = crowd.tapped();
+                let rows = logits.chunks_exact(model.spec.vocab_size).zip(states.chunks_exact(2 * model.spec.hidden));
+                found.extend(rows.map(|(logits, states)| [logits, states].concat()));
             }
             Pace::OneByOne => {
                 for Drafted { who, tokens, .. } in &drafts {
                     for &token in tokens {
                         crowd.verify(&[Drafted { who: *who, tokens: vec![token], words: Vec::new() }], &mut logits)?;
-                        found.push(logits.clone());
+                        found.push([logits.clone(), crowd.tapped()].concat());
                     }
                 }
             }
@@ -110,7 +113,7 @@ fn chains_equal_single_tokens() {
 
 #[test]
 fn recorded_drafts_equal_unrecorded_ones() {
-    if is_there() {
+    if let Some(_turn) = turn() {
         let configs = [f32(), CudaConfig::default(), CudaConfig { batch_invariant: true, ..CudaConfig::default() }];
         for_all(&every(4), |golden| {
             let model = switch_off::open(golden)?;
@@ -130,7 +133,7 @@ fn recorded_drafts_equal_unrecorded_ones() {
 
 #[test]
 fn batch_invariant_chains_equal_single_tokens() {
-    if is_there() {
+    if let Some(_turn) = turn() {
         let configs = [f32(), CudaConfig { batch_invariant: true, ..CudaConfig::default() }];
         for_all(&every(4), |golden| {
             let model = switch_off::open(golden)?;
