@@ -213,9 +213,9 @@ pub fn opened(cuda: &Cuda) -> Opened {
     let times = cuda.device().open_times();
     phases.add("device", times.device, None);
     phases.add("kernels", times.kernels, Some(cuda.device().kernel_origin().to_string()));
-    phases.notes.extend(cuda.missing_cublas().map(|why| {
-        format!("matrix products of many rows run on Folio's own kernels, so that prompts take longer: {why}")
-    }));
+    phases.notes.extend(
+        cuda.missing_cublas().map(|why| format!("matrix products of many rows run on Folio's own kernels: {why}")),
+    );
     Opened { phases, host_memory: Some(Box::new(allocate)), device: kept }
 }
 

@@ -14,7 +14,7 @@ use super::tensor::Float;
 use crate::Result;
 
 pub(super) const WORKSPACE: usize = 32 << 20;
-const ADVICE: &str = "matrix products of many rows run on Folio's own kernels instead";
+const ADVICE: &str = "prompts take longer without it";
 const FILES: &[&str] = &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
 
 /// Element types of both sides.
