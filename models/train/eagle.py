@@ -7,24 +7,29 @@ depth j - 1, and a row of depth j sees the target's positions up to its own and,
 """
 import torch, torch.nn.functional as F
 from ahead import Ahead
+from blocks import as_if_rounded
 from loss import pull
 from target import angles, norm, rotate
 
+# A little below 1: what is asked of the head are the target's likeliest tokens.
+AIM_TEMPERATURE = 0.8
 NORMS = ("midlayer.input_layernorm", "midlayer.hidden_norm", "midlayer.post_attention_layernorm", "norm")
 
 
 class Eagle3:
     def __init__(self, target, ffn, chosen, attend=Ahead.apply):
         """`chosen`: the draft vocabulary, ascending token ids."""
-        self.target, self.attend = target, attend
+        self.target, self.attend, self.is_rounded = target, attend, False
         d, q, kv = target.width, target.heads * target.head_dim, target.kv_heads * target.head_dim
         shapes = {"fc": (d, 3 * d), "midlayer.self_attn.q_proj": (q, 2 * d), "midlayer.self_attn.k_proj": (kv, 2 * d),
                   "midlayer.self_attn.v_proj": (kv, 2 * d), "midlayer.self_attn.o_proj": (d, q),
                   "midlayer.mlp.gate_proj": (ffn, d), "midlayer.mlp.up_proj": (ffn, d), "midlayer.mlp.down_proj": (d, ffn)}
         device = target.device
         self.weights = {name: torch.randn(shape, device=device) * 0.02 for name, shape in shapes.items()}
-        # It starts from the target's latest state, and as a layer that adds little.
+        # It starts from the target's latest state, and as a layer that adds nothing.
         self.weights["fc"] = torch.cat([torch.zeros(d, 2 * d), torch.eye(d)], 1).to(device)
+        for name in ("midlayer.self_attn.o_proj", "midlayer.mlp.down_proj"):
+            self.weights[name].zero_()
         self.weights |= {name: torch.ones(d, device=device) for name in NORMS}
         self.weights["norm"] = target.weights["model.norm.weight"].float().clone()
         for weight in self.weights.values():
@@ -38,15 +43,19 @@ class Eagle3:
         self.index[chosen] = torch.arange(len(chosen), device=chosen.device)
 
     def narrow(self):
-        """The weights in bf16, matrices of one input in one."""
-        w = {name: weight.bfloat16() for name, weight in self.weights.items()}
+        """The weights in bf16, rounded first where they are to be, and matrices of one input in one."""
+        exact = lambda weight: as_if_rounded(weight) if self.is_rounded and weight.ndim == 2 else weight
+        w = {name: exact(weight).bfloat16() for name, weight in self.weights.items()}
         join = lambda *names: torch.cat([w.pop(f"midlayer.{name}_proj") for name in names])
         w["qkv"] = join("self_attn.q", "self_attn.k", "self_attn.v")
         w["gate_up"] = join("mlp.gate", "mlp.up")
         return w
 
-    def step(self, w, state, tokens, past, depth):
-        """One depth of all positions at once: state and tokens [batch, rows, ...]; `past` gathers keys and values."""
+    def step(self, w, state, tokens, past, depth, watch=lambda name, x: None):
+        """One depth of all positions at once: state and tokens [batch, rows, ...]; `past` gathers keys and values.
+
+        `watch` is told what each matrix reads.
+        """
         target = self.target
         batch, rows, _ = state.shape
         normed = lambda name, x: norm(x, w[name], target.eps)
@@ -57,11 +66,14 @@ class Eagle3:
         cos, sin = angles(depth, rows, target.head_dim, target.theta, x.device)
         group = target.heads // target.kv_heads
         past += [rotate(k, cos, sin).repeat_interleave(group, 1), v.repeat_interleave(group, 1)]
-        seen = self.attend(target.head_dim ** -0.5, rotate(q, cos, sin), *past)
-        state = state + F.linear(seen.transpose(1, 2).reshape(batch, rows, -1), w["midlayer.self_attn.o_proj"])
-        h = F.linear(normed("midlayer.post_attention_layernorm", state), w["gate_up"])
-        gate, up = h.chunk(2, -1)
-        return state + F.linear(F.silu(gate) * up, w["midlayer.mlp.down_proj"])
+        seen = self.attend(target.head_dim ** -0.5, rotate(q, cos, sin), *past).transpose(1, 2).reshape(batch, rows, -1)
+        state = state + F.linear(seen, w["midlayer.self_attn.o_proj"])
+        h = normed("midlayer.post_attention_layernorm", state)
+        gate, up = F.linear(h, w["gate_up"]).chunk(2, -1)
+        gated = F.silu(gate) * up
+        for name, read in (("qkv", x), ("o_proj", seen), ("gate_up", h), ("down_proj", gated)):
+            watch(name, read)
+        return state + F.linear(gated, w["midlayer.mlp.down_proj"])
 
     def logits(self, w, state):
         return F.linear(norm(state, w["norm"], self.target.eps), self.output)
@@ -74,7 +86,7 @@ class Eagle3:
         """
         rows = ids.shape[1] - depths - 1
         with torch.no_grad():
-            aim = F.linear(final, self.output).softmax(-1, dtype=torch.float32).bfloat16()
+            aim = (F.linear(final, self.output) / AIM_TEMPERATURE).softmax(-1, dtype=torch.float32).bfloat16()
             known = self.index[best] >= 0
         w, past, guesses, pulls, hits = self.narrow(), [], [], [], []
         state = F.linear(fused[:, :rows], w["fc"])

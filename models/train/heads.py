@@ -16,13 +16,16 @@ from eagle import Eagle3
 from measure import measure
 from medusa import Medusa
 from muon import Muon
+from ship import TARGET, ship
 from store import save
 from target import Target
 from text import distinct, pieces
 
-LENGTH, PROMPT, BATCH, STOCK = 1024, 384, 24, 8192
-DEPTHS, DEPTH_DECAY, MEDUSA_HEADS, MEDUSA_STRIDE, DRAFT_VOCABULARY, FFN = 6, 0.85, 4, 8, 4096, 1024
-PEAK, WARM_STEPS, OWN_TEXT_SECONDS, MEASURING_SECONDS = 3e-3, 40, 30, 15
+LENGTH, PROMPT, BATCH, STOCK = 1024, 448, 24, 8192
+# Depths of the training-time test, in turn: it is the first ones that need the most steps.
+DEPTHS, DEPTH_DECAY, MEDUSA_HEADS, MEDUSA_STRIDE, DRAFT_VOCABULARY, FFN = (3, 4, 6), 0.85, 3, 6, 4096, 1024
+PEAK, WARM_STEPS, OWN_TEXT_SECONDS, MEASURING_SECONDS = 3e-3, 40, 30, 20
+ROUNDED_FROM = 0.75  # of the training
 SMALL = not torch.cuda.is_available()
 if SMALL:  # enough to see that it works
     LENGTH, PROMPT, BATCH, STOCK = 128, 48, 6, 12
@@ -44,22 +47,24 @@ def settled():
 
 
 def own_text(target, text, code, rows, until, generator):
-    """What the model says behind pieces of the text, three quarters of them code: a third greedy, the rest at temperatures of
-    0.3 to 1. Rows that fall into a loop are left out."""
+    """What the model says behind pieces of the text, three quarters of them code: a tenth greedy, the rest at temperatures of
+    0.4 to 1. Rows that fall into a loop are left out."""
     prompts = torch.cat([pieces(code, rows - rows // 4, PROMPT, generator), pieces(text, rows // 4, PROMPT, generator)])
-    warmth = 0.3 + 0.7 * torch.rand(rows, generator=generator)
-    warmth[::3] = 0
+    warmth = 0.4 + 0.6 * torch.rand(rows, generator=generator)
+    warmth[::10] = 0
     said = target.generate(prompts, LENGTH - PROMPT, warmth.to(text.device), lambda: settled() < until)
-    keep = distinct(said[:, PROMPT:]) > 0.5
+    keep = distinct(said[:, PROMPT:]) > 0.4
     say(f"own text: {tuple(said.shape)}, {keep.float().mean():.3f} of the rows are no loops")
     return said[keep].to(torch.int32)
 
 
 def write(out, heads, about):
+    """Both exact, in bf16, and as they are shipped."""
     os.makedirs(out, exist_ok=True)
     narrow = lambda t: t.detach().bfloat16() if t.is_floating_point() else t
     for name, head in heads.items():
         save({key: narrow(value) for key, value in head.tensors().items()}, f"{out}/{name}.safetensors", about)
+        ship(head, name, f"{out}/{TARGET}.{name}.gguf", about)
     say(f"written: {about}")
     return True
 
@@ -79,7 +84,8 @@ def train(target, medusa, eagle, own, text, until, generator, keep):
             logits = F.linear(final, target.output)
             best = logits.argmax(-1)
         rate = PEAK * min(1.0, (step + 1) / WARM_STEPS) * min(1.0, (1 - done) / 0.7 + 0.01)
-        hits = eagle.backward(fused, ids, final, best, DEPTHS, DEPTH_DECAY)
+        eagle.is_rounded = medusa.is_rounded = done > ROUNDED_FROM
+        hits = eagle.backward(fused, ids, final, best, DEPTHS[step % len(DEPTHS)], DEPTH_DECAY)
         medusa.backward(final, logits, step % MEDUSA_STRIDE, MEDUSA_STRIDE)
         muon.step(rate)
         adam.param_groups[0]["lr"] = rate
@@ -87,9 +93,11 @@ def train(target, medusa, eagle, own, text, until, generator, keep):
         adam.zero_grad(set_to_none=True)
         step += 1
         if step % 10 == 0 or step < 4 or SMALL:
+            queued = passed()
             done = (settled() - start) / max(until - start, 1e-3)
         if step % 100 == 0 or step in (1, 3, 10, 30):
-            say(f"step {step} ({done:.0%}): the target's own choice by depth {[round(x, 3) for x in hits.tolist()]}")
+            say(f"step {step} ({done:.0%}): the target's own choice by depth {[round(x, 3) for x in hits.tolist()]}; "
+                f"waited {passed() - queued:.3f} s for the device")
         if done > 0.6 and not saved:
             saved = keep(step)
     return step
@@ -131,8 +139,14 @@ def main():
     keep = lambda step: write(out, {"medusa": medusa, "eagle3": eagle}, about(step))
     step = train(target, medusa, eagle, own, text, seconds - MEASURING_SECONDS, generator, keep)
     keep(step)
-    goes_on = lambda: settled() < seconds - 3
-    measure(target, medusa, eagle, held, generator, say, goes_on, small=SMALL)
+    goes_on = lambda: settled() < seconds - 2
+    for is_rounded, sizes in ((True, {}), (False, {}), (True, dict(rows=64, prompt=1800, count=120))):
+        if not goes_on():
+            break
+        eagle.is_rounded = medusa.is_rounded = is_rounded
+        sizes = dict(rows=8, prompt=48, count=40) if SMALL else sizes
+        say(f"{'rounded' if is_rounded else 'exact'} weights, {sizes}")
+        measure(target, {"medusa": medusa, "eagle3": eagle}, held, torch.Generator().manual_seed(1), say, goes_on=goes_on, **sizes)
 
 
 if __name__ == "__main__":

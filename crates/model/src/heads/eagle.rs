@@ -2,7 +2,8 @@
 //! behind it. Two layouts are read, told apart by their tensors:
 //!
 //! - **EAGLE-3**: three states of a row, taken before layers 2, L/2 and L-3, are fused into one (`fc`); the layer attends
-//!   over `[norm(embedding); norm(state)]`, and a small output matrix of its own speaks of a draft vocabulary (`d2t`).
+//!   over `[norm(embedding); norm(state)]`, and a small output matrix of its own speaks of a draft vocabulary (`d2t`); where
+//!   the file has no such matrix, it is the decoder's rows of those tokens.
 //! - **EAGLE-1** and 2: `fc` over `[embedding; state]`, where the state is the decoder's behind its last norm; a plain
 //!   layer, whose result the decoder's output matrix reads.
 //!
@@ -15,6 +16,7 @@
 //! A model's own layers for multi-token prediction are such a head too: `norm(embedding)` and `norm(state)` side by side
 //! through `fc` (`eh_proj`), a layer with keys and values of its own, a norm, and the decoder's output matrix.
 
+mod borrowed;
 mod sizes;
 mod sources;
 
@@ -28,7 +30,8 @@ use crate::{
     decoder::{Lent, check},
     linear::Linear,
 };
-use sizes::Sizes;
+use borrowed::Reader;
+use sizes::{Output, Sizes};
 use sources::Sources;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +70,8 @@ pub struct Eagle<B: Backend> {
     norms: Norms<B>,
     /// None where the decoder's output matrix is the head's.
     output: Option<Linear<B>>,
+    /// Whether its logits are yet to be scaled as the decoder's are.
+    scales_logits: bool,
     /// Token of each draft id; empty where they are the same.
     tokens: Vec<u32>,
     rope: Option<(RopeSpec, B::Vector)>,
@@ -114,8 +119,8 @@ impl<B: Backend> Eagle<B> {
         let stored = Stored::new(source, sizes::FAMILY);
         let sizes = Sizes::of(&stored, decoder.spec())?;
         let group = sizes.group;
-        let limits = limits(decoder.limits(), group, room);
-        let Lent { backend, spec, .. } = decoder.lend();
+let limits = limits(decoder.limits(), group, room);
+        let Lent { backend, spec, embedding, .. } = decoder.lend();
         let spec = spec.clone();
         let fc = stored.linear(backend, &sizes.stem("fc"), spec.hidden, sizes.fused)?;
         let three = sizes.layout == EagleLayout::Three;
@@ -128,19 +133,14 @@ impl<B: Backend> Eagle<B> {
             hidden: if three { norm(backend, true, format!("{}hidden_norm", sizes.layer))? } else { None },
             last: if three { norm(backend, true, sizes.stem("norm"))? } else { None },
         };
-        let output = match sizes.own_output {
-            true => Some(stored.linear(backend, "lm_head", sizes.vocab, spec.hidden)?),
-            false => None,
-        };
         let rope = sizes.like.rope.map(|number| spec.ropes[number].clone());
         let rope =
             rope.map(|rope| Ok::<_, crate::Error>((rope.clone(), backend.vector(&rope.inv_freq)?))).transpose()?;
         let mut room = Room { backend, bytes: 0 };
         let layer = DraftLayer::load(&mut room, &stored, &sizes.layer_shape(&spec), &limits)?;
-        let acts = Acts::new(&mut room, &sizes, spec.hidden, &limits)?;
+        let mut acts = Acts::new(&mut room, &sizes, spec.hidden, &limits)?;
         let bytes = room.bytes;
-        source.names().into_iter().for_each(|name| source.release(name));
-        let inputs = backend.inputs(InputLimits {
+        let mut inputs = backend.inputs(InputLimits {
             rows: limits.rows,
             spans: limits.spans,
             outputs: limits.outputs,
@@ -149,6 +149,18 @@ impl<B: Backend> Eagle<B> {
             ropes: rope.iter().len(),
             rope_pairs: rope.as_ref().map_or(0, |(rope, _)| rope.inv_freq.len()),
         })?;
+        let output = match sizes.output {
+            Output::Own => Some(stored.linear(backend, "lm_head", sizes.vocab, spec.hidden)?),
+            Output::Borrowed => {
+                let (inputs, embedded) = (&mut inputs, &mut acts.embedded);
+                let reader = Reader { inputs, embedded, hidden: spec.hidden, most_rows: limits.rows };
+                let rows = reader.rows(backend, embedding, &sizes.tokens)?;
+                Some(Linear::new(backend, &rows, None)?)
+            }
+            Output::Decoders => None,
+        };
+        source.names().into_iter().for_each(|name| source.release(name));
+        let scales_logits = sizes.output != Output::Own;
         let outside: u64 = std::iter::once(&fc).chain(&output).map(|linear| linear.bytes(backend)).sum();
         let memory = MemoryUse {
             weights: outside + layer.weight_bytes(backend),
@@ -167,6 +179,7 @@ impl<B: Backend> Eagle<B> {
             layer,
             norms,
             output,
+            scales_logits,
             tokens,
             rope,
             inputs,
@@ -287,12 +300,10 @@ impl<B: Backend> Eagle<B> {
         };
         match &self.output {
             Some(own) => own.forward(backend, &mut acts.logits, x, rows),
-            None => {
-                backend.linear(&mut acts.logits, x, decoders.weight, decoders.bias, rows);
-                if spec.logit_scale != 1.0 || spec.logit_soft_cap.is_some() {
-                    backend.finish_logits(&mut acts.logits, spec.logit_scale, spec.logit_soft_cap, rows);
-                }
-            }
+            None => backend.linear(&mut acts.logits, x, decoders.weight, decoders.bias, rows),
+        }
+        if self.scales_logits && (spec.logit_scale != 1.0 || spec.logit_soft_cap.is_some()) {
+            backend.finish_logits(&mut acts.logits, spec.logit_scale, spec.logit_soft_cap, rows);
         }
     }
 

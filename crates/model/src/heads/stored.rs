@@ -36,7 +36,7 @@ impl<'a> Stored<'a> {
         }
     }
 
-    fn missing(&self, name: &str, expected: &[usize]) -> Error {
+    pub fn missing(&self, name: &str, expected: &[usize]) -> Error {
         Error::MissingTensor { name: name.to_owned(), family: self.family, expected: expected.to_vec() }
     }
 
@@ -50,12 +50,14 @@ impl<'a> Stored<'a> {
         Error::TensorFormat { name: name.to_owned(), family: self.family, expected, found }
     }
 
+    /// In floats, or in the blocks of a GGUF file.
     pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<Matrix<'a>> {
         use folio_formats::Format::{BF16, F16, F32};
         let view = self.view(name, &[rows, cols])?;
         match view.format {
             F32 | F16 | BF16 => Ok(view.matrix()?),
-            _ => Err(self.format_error(name, "plain floating-point numbers", &view)),
+            format if format.is_quantized() => Ok(view.matrix()?),
+            _ => Err(self.format_error(name, "floating-point numbers or blocks of them", &view)),
         }
     }
 
@@ -63,13 +65,17 @@ impl<'a> Stored<'a> {
         Ok(self.view(name, &[len])?.to_f32()?)
     }
 
-    /// 64-bit whole numbers.
+    /// Whole numbers.
     pub fn integers(&self, name: &str, len: usize) -> Result<Vec<i64>> {
+        use folio_formats::Format::{I16, I32, I64};
         let view = self.view(name, &[len])?;
-        if view.format != folio_formats::Format::I64 {
-            return Err(self.format_error(name, "64-bit integers", &view));
-        }
-        Ok(view.bytes.chunks_exact(8).map(|bytes| i64::from_le_bytes(bytes.try_into().expect("eight bytes"))).collect())
+        let bytes = view.bytes;
+        Ok(match view.format {
+            I64 => bytes.as_chunks().0.iter().map(|&value| i64::from_le_bytes(value)).collect(),
+            I32 => bytes.as_chunks().0.iter().map(|&value| i32::from_le_bytes(value).into()).collect(),
+            I16 => bytes.as_chunks().0.iter().map(|&value| i16::from_le_bytes(value).into()).collect(),
+            _ => return Err(self.format_error(name, "integers of 16 to 64 bits", &view)),
+        })
     }
 
     /// `{stem}.weight`, and `{stem}.bias` where there is one.

@@ -17,13 +17,24 @@ pub(super) struct Sizes {
     pub fused: usize,
     /// Rows of logits are this wide.
     pub vocab: usize,
-    pub own_output: bool,
+    pub output: Output,
     /// Token of each draft id; empty where they are the same.
     pub tokens: Vec<u32>,
     pub tap: Tap,
     /// The decoder's layer group whose blocks are never given back while a sequence runs, and how its layers attend.
     pub group: usize,
     pub like: AttentionSpec,
+}
+
+/// The output matrix of a head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Output {
+    /// Its file has one.
+    Own,
+    /// The decoder's rows of the draft vocabulary's tokens.
+    Borrowed,
+    /// The decoder's.
+    Decoders,
 }
 
 impl Sizes {
@@ -40,16 +51,29 @@ impl Sizes {
         };
         let (group, like) = group_of(spec)?;
         let three = layout == EagleLayout::Three;
-        let own_output = three && stored.has("lm_head.weight");
-        let vocab = if own_output { stored.outputs("lm_head.weight")? } else { spec.vocab_size };
+        let output = match three {
+            true if stored.has("lm_head.weight") => Output::Own,
+            true if stored.has("d2t") => Output::Borrowed,
+            _ => Output::Decoders,
+        };
+        let vocab = match output {
+            Output::Own => stored.outputs("lm_head.weight")?,
+            Output::Borrowed => stored.outputs("d2t")?,
+            Output::Decoders => spec.vocab_size,
+        };
+        if output == Output::Borrowed && !spec.tied_head {
+            // Rows are read back through the embedding, which such a decoder's output matrix is not.
+            return Err(stored.missing("lm_head.weight", &[vocab, spec.hidden]));
+        }
+        let is_narrow = output != Output::Decoders;
         Ok(Self {
             layout,
             prefix,
             layer,
             fused: if three { 3 * spec.hidden } else { 2 * spec.hidden },
             vocab,
-            own_output,
-            tokens: if own_output { vocabulary(stored, spec.vocab_size, vocab)? } else { Vec::new() },
+            output,
+            tokens: if is_narrow { vocabulary(stored, spec.vocab_size, vocab)? } else { Vec::new() },
             tap: if three { Tap::Before(fused_layers(spec.layers.len())?.to_vec()) } else { Tap::Final },
             group,
             like,
