@@ -3,13 +3,16 @@
 The heads are trained to live with it: in the last part of training they compute with rounded weights, and gradients go to the
 exact ones as if nothing were rounded.
 """
+import functools
 import torch
 
 LEN = 32
 LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
+@functools.cache
 def tables(device):
+    """The levels, and the borders between them."""
     levels = torch.tensor(LEVELS, dtype=torch.float32, device=device)
     return levels, (levels[1:] + levels[:-1]) / 2
 

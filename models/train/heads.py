@@ -4,28 +4,27 @@ usage: heads.py MODEL TEXT OUT_DIR SECONDS
 MODEL is a folder or a GGUF file; TEXT a .npz with `train` and `held` token ids (tokens.py makes it). Two thirds of a batch begin
 with that text and go on with what the model itself says behind it, since that is what it will be asked to guess; one third is
 the text alone. Both heads learn the target's whole distribution, not its best token alone. SECONDS counts from the start of the
-process: training ends in time to write medusa.safetensors and eagle3.safetensors (bf16) and to measure them before that.
+process: training ends in time to write medusa.safetensors and eagle.safetensors (bf16) and to measure them before that.
 """
 import time
 
 BEGAN = time.monotonic()
 import faulthandler, os, sys
-import numpy as np, torch, torch.nn.functional as F
+import numpy as np, torch
 from ahead import Ahead, largest_difference, plain
 from eagle import Eagle3
 from measure import measure
 from medusa import Medusa
-from muon import Muon
 from ship import TARGET, ship
+from step import Step
 from store import save
 from target import Target
 from text import distinct, pieces
 
 LENGTH, PROMPT, BATCH, STOCK = 1024, 448, 24, 8192
-# Depths of the training-time test, in turn: it is the first ones that need the most steps.
-DEPTHS, DEPTH_DECAY, MEDUSA_HEADS, MEDUSA_STRIDE, DRAFT_VOCABULARY, FFN = (3, 4, 6), 0.85, 3, 6, 4096, 1024
+DEPTHS, DEPTH_DECAY, MEDUSA_HEADS, MEDUSA_STRIDE, DRAFT_VOCABULARY, FFN = 5, 0.85, 2, 6, 4096, 512
 PEAK, WARM_STEPS, OWN_TEXT_SECONDS, MEASURING_SECONDS = 3e-3, 40, 30, 20
-ROUNDED_FROM = 0.75  # of the training
+ROUNDED_FROM = 0.7  # of the training
 SMALL = not torch.cuda.is_available()
 if SMALL:  # enough to see that it works
     LENGTH, PROMPT, BATCH, STOCK = 128, 48, 6, 12
@@ -69,38 +68,46 @@ def write(out, heads, about):
     return True
 
 
+def record(step):
+    if SMALL:
+        return
+    try:
+        step.record()
+        say("a step is recorded")
+    except Exception as error:
+        for parameter in step.muon.matrices + step.adam.vectors:
+            parameter.grad = None
+        say(f"a step cannot be recorded here: {error!r}")
+
+
 def train(target, medusa, eagle, own, text, until, generator, keep):
-    device, length = target.device, own.shape[1]
-    own_rows = BATCH - BATCH // 3
-    muon = Muon(eagle.matrices() + medusa.matrices())
-    others = eagle.others() + medusa.others()
-    adam = torch.optim.AdamW(others, lr=PEAK, betas=(0.9, 0.95), weight_decay=0.0, fused=not SMALL)
-    step, start, done, saved = 0, settled(), 0.0, False
-    while done < 1.0:
+    """Steps until that second; the rate falls in a line over the last seven tenths."""
+    device, length, own_rows = target.device, own.shape[1], BATCH - BATCH // 3
+    step = Step(target, medusa, eagle, (BATCH, length), DEPTHS, DEPTH_DECAY, MEDUSA_STRIDE)
+
+    def batch():
         which = torch.randint(0, len(own), (own_rows,), generator=generator).to(device)
-        ids = torch.cat([own[which].long(), pieces(text, BATCH - own_rows, length, generator)])
-        fused, final = target.forward(ids)
-        with torch.no_grad():
-            logits = F.linear(final, target.output)
-            best = logits.argmax(-1)
-        rate = PEAK * min(1.0, (step + 1) / WARM_STEPS) * min(1.0, (1 - done) / 0.7 + 0.01)
-        eagle.is_rounded = medusa.is_rounded = done > ROUNDED_FROM
-        hits = eagle.backward(fused, ids, final, best, DEPTHS[step % len(DEPTHS)], DEPTH_DECAY)
-        medusa.backward(final, logits, step % MEDUSA_STRIDE, MEDUSA_STRIDE)
-        muon.step(rate)
-        adam.param_groups[0]["lr"] = rate
-        adam.step()
-        adam.zero_grad(set_to_none=True)
-        step += 1
-        if step % 10 == 0 or step < 4 or SMALL:
+        return torch.cat([own[which].long(), pieces(text, BATCH - own_rows, length, generator)])
+
+    step.ids.copy_(batch())
+    record(step)
+    count, start, done, saved = 0, settled(), 0.0, False
+    while done < 1.0:
+        if done > ROUNDED_FROM and not eagle.is_rounded:
+            eagle.is_rounded = medusa.is_rounded = True
+            record(step)
+        rate = PEAK * min(1.0, (count + 1) / WARM_STEPS) * min(1.0, (1 - done) / 0.7 + 0.01)
+        step.run(batch(), rate, count % MEDUSA_STRIDE)
+        count += 1
+        if count % 10 == 0 or count < 4 or SMALL:
             queued = passed()
             done = (settled() - start) / max(until - start, 1e-3)
-        if step % 100 == 0 or step in (1, 3, 10, 30):
-            say(f"step {step} ({done:.0%}): the target's own choice by depth {[round(x, 3) for x in hits.tolist()]}; "
+        if count % 250 == 0 or count in (1, 3, 10, 100):
+            say(f"step {count} ({done:.0%}): the target's own choice by depth {[round(x, 3) for x in step.hits.tolist()]}; "
                 f"waited {passed() - queued:.3f} s for the device")
         if done > 0.6 and not saved:
-            saved = keep(step)
-    return step
+            saved = keep(count)
+    return count
 
 
 def main():
@@ -136,17 +143,18 @@ def main():
 
     medusa, eagle = Medusa(target, MEDUSA_HEADS), Eagle3(target, FFN, chosen, attend)
     about = lambda step: dict(steps=str(step), tokens=str(step * BATCH * own.shape[1]), torch=torch.__version__)
-    keep = lambda step: write(out, {"medusa": medusa, "eagle3": eagle}, about(step))
-    step = train(target, medusa, eagle, own, text, seconds - MEASURING_SECONDS, generator, keep)
-    keep(step)
+    keep = lambda step: write(out, {"medusa": medusa, "eagle": eagle}, about(step))
+    steps = train(target, medusa, eagle, own, text, seconds - MEASURING_SECONDS, generator, keep)
+    keep(steps)
     goes_on = lambda: settled() < seconds - 2
     for is_rounded, sizes in ((True, {}), (False, {}), (True, dict(rows=64, prompt=1800, count=120))):
         if not goes_on():
             break
         eagle.is_rounded = medusa.is_rounded = is_rounded
+        torch.manual_seed(1)
         sizes = dict(rows=8, prompt=48, count=40) if SMALL else sizes
         say(f"{'rounded' if is_rounded else 'exact'} weights, {sizes}")
-        measure(target, {"medusa": medusa, "eagle3": eagle}, held, torch.Generator().manual_seed(1), say, goes_on=goes_on, **sizes)
+        measure(target, {"medusa": medusa, "eagle": eagle}, held, torch.Generator().manual_seed(1), say, goes_on=goes_on, **sizes)
 
 
 if __name__ == "__main__":

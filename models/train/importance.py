@@ -1,7 +1,7 @@
 """How strongly each input of each matrix of the heads is driven: mean squares, by which `cargo xtask heads` weighs errors.
 
 usage: importance.py MODEL TEXT HEADS_DIR ROWS
-Reads and writes HEADS_DIR: medusa and eagle3 in .safetensors, importance.safetensors.
+Reads and writes HEADS_DIR: medusa and eagle in .safetensors, importance.safetensors.
 """
 import sys
 import numpy as np, torch, torch.nn.functional as F

@@ -1,7 +1,7 @@
 """How many guesses of the heads hold, on what the model says behind text that neither it nor the heads have seen.
 
 usage: measure.py MODEL TEXT HEADS_DIR ...
-HEADS_DIR has medusa and eagle3, each as NAME.safetensors or folio-rust-42m.NAME.gguf; several are measured on the same text.
+HEADS_DIR has medusa and eagle, each as NAME.safetensors or folio-rust-42m.NAME.gguf; several are measured on the same text.
 """
 import os, sys
 import numpy as np, torch
@@ -52,14 +52,14 @@ def tensors(folder, name):
 
 
 def load(target, folder):
-    stored = tensors(folder, "eagle3")
+    stored = tensors(folder, "eagle")
     ffn = stored["midlayer.mlp.gate_proj.weight"].shape[0]
     eagle = Eagle3(target, ffn, torch.arange(1, device=target.device))
     eagle.load(stored)
     stored = tensors(folder, "medusa")
     medusa = Medusa(target, sum(name.endswith(".bias") for name in stored))
     medusa.load(stored)
-    return {f"{folder}: medusa": medusa, f"{folder}: eagle3": eagle}
+    return {f"{folder}: medusa": medusa, f"{folder}: eagle": eagle}
 
 
 def main():

@@ -19,12 +19,12 @@ class Medusa:
         return final + F.silu(F.linear(final, w[0][i], w[1][i]))
 
     def backward(self, final, logits, offset, stride):
-        """Gradients from every `stride`-th position; `logits` are the target's, of all positions."""
-        rows = final.shape[1] - self.count
-        some, w, guesses, pulls = final[:, offset:rows:stride], self.narrow(), [], []
+        """Gradients from every `stride`-th position from `offset` on, a tensor; `logits` are the target's, of all positions."""
+        places = torch.arange(0, final.shape[1] - self.count - stride, stride, device=final.device) + offset
+        some, w, guesses, pulls = final[:, places], self.narrow(), [], []
         for i in range(self.count):
             guess = F.linear(self.state(w, i, some), self.target.output)
-            aim = logits[:, offset + i + 1:rows + i + 1:stride].softmax(-1, dtype=torch.float32)
+            aim = logits[:, places + (i + 1)].softmax(-1, dtype=torch.float32)
             guesses.append(guess)
             pulls.append(pull(guess, aim, 0.8 ** i / guess[..., 0].numel()))
         torch.autograd.backward(guesses, pulls)

@@ -11,10 +11,8 @@ use folio_formats::quant::{encode, encode_fitted};
 use folio_formats::{Format, Matrix, Safetensors, WeightSource};
 use serde_json::Value;
 
-const MODELS: [&str; 2] = ["folio-rust-42m", "folio-rust-7m"];
-
-/// The shipped form, by the table in models/README.md. The first rule whose word is in a tensor's name holds.
-const SHIPPED: &str = "=Q5_0";
+/// Each with its shipped form, by the tables in models/README.md. The first rule whose word is in a tensor's name holds.
+const MODELS: [(&str, &str); 2] = [("folio-rust-42m", "=Q5_0"), ("folio-rust-7m", "=Q4_0")];
 
 const USAGE: &str =
     "usage: cargo xtask models FOLDER [--out DIR] [--plan WORD=FORMAT,...] [--importance DIR | --even | --nearest]";
@@ -22,21 +20,36 @@ const USAGE: &str =
 pub fn run(args: &[String]) -> Result<()> {
     let options = Options::parse(args)?;
     std::fs::create_dir_all(&options.out)?;
-    for name in MODELS {
+    for (name, shipped) in MODELS {
         let source = options.folder.join(name);
-        let bytes = convert(&source, name, &options).with_context(|| source.display().to_string())?;
+        let plan = options.plan.clone().map_or_else(|| plan(shipped), Ok)?;
+        let bytes = convert(&source, name, &plan, &options).with_context(|| source.display().to_string())?;
         let path = options.out.join(format!("{name}.gguf"));
         std::fs::write(&path, &bytes)?;
         println!("{}: {} bytes", path.display(), bytes.len());
     }
-    let tokenizer = options.folder.join(MODELS[0]).join("tokenizer.json");
+    let first = MODELS[0].0;
+    let tokenizer = options.folder.join(first).join("tokenizer.json");
     let copy = std::fs::read(&tokenizer).with_context(|| tokenizer.display().to_string())?;
-    for name in MODELS {
+    for (name, _) in MODELS {
         let own = std::fs::read(options.folder.join(name).join("tokenizer.json"))?;
-        ensure!(own == copy, "{name} has another tokenizer than {}", MODELS[0]);
+        ensure!(own == copy, "{name} has another tokenizer than {first}");
     }
-    std::fs::write(options.out.join("tokenizer.json"), copy)?;
+    std::fs::write(options.out.join("tokenizer.json"), compact(&copy)?)?;
     Ok(())
+}
+
+/// The same tokenizer in a third of the bytes: without white space, and each merge as one text.
+fn compact(json: &[u8]) -> Result<String> {
+    let mut tokenizer: Value = serde_json::from_slice(json)?;
+    let merges = tokenizer["model"]["merges"].as_array_mut().context("model.merges is missing")?;
+    for merge in merges {
+        if let Value::Array(parts) = merge {
+            let parts: Option<Vec<&str>> = parts.iter().map(Value::as_str).collect();
+            *merge = parts.context("model.merges: expected pairs of texts")?.join(" ").into();
+        }
+    }
+    Ok(tokenizer.to_string())
 }
 
 /// How scales are chosen.
@@ -52,20 +65,23 @@ enum Fit {
 struct Options {
     folder: PathBuf,
     out: PathBuf,
-    plan: Vec<(String, Format)>,
+    /// In place of each model's own.
+    plan: Option<Plan>,
     fit: Fit,
 }
+
+type Plan = Vec<(String, Format)>;
 
 impl Options {
     fn parse(args: &[String]) -> Result<Self> {
         let mut rest = args.iter();
         let folder = PathBuf::from(rest.next().context(USAGE)?);
         let fit = Fit::Weighed(PathBuf::from("models"));
-        let mut options = Self { folder, out: PathBuf::from("models"), plan: plan(SHIPPED)?, fit };
+        let mut options = Self { folder, out: PathBuf::from("models"), plan: None, fit };
         while let Some(flag) = rest.next() {
             match flag.as_str() {
                 "--out" => options.out = PathBuf::from(rest.next().context(USAGE)?),
-                "--plan" => options.plan = plan(rest.next().context(USAGE)?)?,
+                "--plan" => options.plan = Some(plan(rest.next().context(USAGE)?)?),
                 "--even" => options.fit = Fit::Even,
                 "--nearest" => options.fit = Fit::Nearest,
                 "--importance" => options.fit = Fit::Weighed(PathBuf::from(rest.next().context(USAGE)?)),
@@ -74,15 +90,16 @@ impl Options {
         }
         Ok(options)
     }
+}
 
-    fn format(&self, tensor: &str) -> Result<Format> {
-        let rule = self.plan.iter().find(|(word, _)| tensor.contains(word.as_str()));
-        Ok(rule.with_context(|| format!("no rule of the plan fits {tensor}"))?.1)
-    }
+/// The format that a plan has for a tensor.
+fn format_of(plan: &Plan, tensor: &str) -> Result<Format> {
+    let rule = plan.iter().find(|(word, _)| tensor.contains(word.as_str()));
+    Ok(rule.with_context(|| format!("no rule of the plan fits {tensor}"))?.1)
 }
 
 /// `attn=Q5_0,=Q4_0`: a word of tensor names and the format of those that contain it; the empty word fits all.
-fn plan(text: &str) -> Result<Vec<(String, Format)>> {
+fn plan(text: &str) -> Result<Plan> {
     let rule = |rule: &str| {
         let (word, format) = rule.split_once('=').with_context(|| format!("{rule}: expected WORD=FORMAT"))?;
         let format = Format::from_name(format).with_context(|| format!("{format}: no such format"))?;
@@ -111,7 +128,7 @@ impl Config {
     }
 }
 
-fn convert(folder: &Path, name: &str, options: &Options) -> Result<Vec<u8>> {
+fn convert(folder: &Path, name: &str, plan: &Plan, options: &Options) -> Result<Vec<u8>> {
     let config = Config::read(&folder.join("config.json"))?;
     ensure!(config.0["model_type"] == "llama", "config.json: model_type: expected llama");
     ensure!(config.0["tie_word_embeddings"] == true, "config.json: tie_word_embeddings: expected true");
@@ -132,7 +149,7 @@ fn convert(folder: &Path, name: &str, options: &Options) -> Result<Vec<u8>> {
         } else if here.ends_with("attn_k.weight") {
             matrix = interleave(&matrix, heads.1);
         }
-        let format = if view.shape.len() == 1 { Format::F32 } else { options.format(&here)? };
+        let format = if view.shape.len() == 1 { Format::F32 } else { format_of(plan, &here)? };
         let weights = match (&importance, &options.fit) {
             _ if !format.is_quantized() => None,
             (Some(file), _) => Some(file.require(&here)?.to_f32()?),
@@ -259,10 +276,18 @@ mod tests {
     fn the_first_rule_that_fits_holds() {
         let args = ["x", "--plan", "attn=Q5_1,=Q4_0", "--nearest"].map(str::to_owned);
         let options = Options::parse(&args).unwrap();
-        assert_eq!(options.format("blk.0.attn_q.weight").unwrap(), Format::Q5_1);
-        assert_eq!(options.format("token_embd.weight").unwrap(), Format::Q4_0);
+        let given = options.plan.unwrap();
+        assert_eq!(format_of(&given, "blk.0.attn_q.weight").unwrap(), Format::Q5_1);
+        assert_eq!(format_of(&given, "token_embd.weight").unwrap(), Format::Q4_0);
         assert_eq!(options.fit, Fit::Nearest);
         assert!(plan("attn").is_err() && plan("attn=Q9").is_err() && Options::parse(&[]).is_err());
-        plan(SHIPPED).unwrap();
+        MODELS.iter().for_each(|(_, shipped)| assert!(plan(shipped).is_ok()));
+    }
+
+    #[test]
+    fn a_tokenizer_is_written_small() {
+        let json = br#"{ "model": { "vocab": { "a": 0, "b": 1, "ab": 2 }, "merges": [["a", "b"], "ab a"] } }"#;
+        assert_eq!(compact(json).unwrap(), r#"{"model":{"vocab":{"a":0,"b":1,"ab":2},"merges":["a b","ab a"]}}"#);
+        assert!(compact(b"{}").is_err());
     }
 }

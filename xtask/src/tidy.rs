@@ -6,7 +6,7 @@ use crate::{graph, process};
 
 /// The tracked tree must travel to a GPU machine beside a binary.
 const TREE_MIB: u64 = 42;
-const MODELS_MIB: u64 = 34;
+const MODELS_MIB: u64 = 38;
 const GOLDENS_MIB: u64 = 1;
 /// Past this a file usually holds two ideas.
 const FILE_LINES: usize = 600;
