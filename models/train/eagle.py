@@ -95,7 +95,7 @@ class Eagle3:
             here = slice(depth + 1, depth + 1 + rows)
             guess = self.logits(w, state)
             guesses.append(guess)
-            pulls.append(pull(guess, aim[:, here], known[:, here, None] * (decay ** depth / known[:, here].sum())))
+            pulls.append(pull(guess, aim[:, here], known[:, here, None] * (decay ** depth / known[:, here].sum().clamp_min(1))))
             hits.append((self.chosen[guess.detach()[:4].argmax(-1)] == best[:4, here]).float().mean())
         torch.autograd.backward(guesses, pulls)
         return torch.stack(hits)

@@ -12,7 +12,7 @@ use folio_formats::{Format, Matrix, Safetensors, WeightSource};
 use serde_json::Value;
 
 /// Each with its shipped form, by the tables in models/README.md. The first rule whose word is in a tensor's name holds.
-const MODELS: [(&str, &str); 2] = [("folio-rust-42m", "=Q5_0"), ("folio-rust-7m", "=Q4_0")];
+const MODELS: [(&str, &str); 2] = [("folio-rust-42m", "=Q5_0"), ("folio-rust-7m", "=Q5_0")];
 
 const USAGE: &str =
     "usage: cargo xtask models FOLDER [--out DIR] [--plan WORD=FORMAT,...] [--importance DIR | --even | --nearest]";

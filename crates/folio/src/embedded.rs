@@ -18,12 +18,8 @@ pub fn model() -> Option<EmbeddedModel> {
 
 /// Heads of that model, by kind.
 #[cfg(feature = "embedded-model")]
-pub fn heads(kind: &str) -> Option<&'static [u8]> {
-    match kind {
-        "eagle" => Some(include_bytes!("../../../models/folio-rust-42m.eagle.gguf")),
-        "medusa" => Some(include_bytes!("../../../models/folio-rust-42m.medusa.gguf")),
-        _ => None,
-    }
+pub fn heads(_kind: &str) -> Option<&'static [u8]> {
+    None
 }
 
 #[cfg(not(feature = "embedded-model"))]

@@ -119,7 +119,7 @@ impl<B: Backend> Eagle<B> {
         let stored = Stored::new(source, sizes::FAMILY);
         let sizes = Sizes::of(&stored, decoder.spec())?;
         let group = sizes.group;
-let limits = limits(decoder.limits(), group, room);
+        let limits = limits(decoder.limits(), group, room);
         let Lent { backend, spec, embedding, .. } = decoder.lend();
         let spec = spec.clone();
         let fc = stored.linear(backend, &sizes.stem("fc"), spec.hidden, sizes.fused)?;
