@@ -1,4 +1,5 @@
-"""Makes heads.py's TEXT from what ../../shared/train/corpus.py writes (docs.jsonl, chat.jsonl, unseen.jsonl).
+"""Makes heads.py's TEXT from a corpus: docs.jsonl, chat.jsonl and unseen.jsonl, a JSON object with `text` a line; those of unseen.jsonl
+name their crate as well (`source`: CRATE/FILE).
 
 usage: tokens.py CORPUS_DIR TOKENIZER.json OUT.npz
 Crates are divided by name: of every five one is held out, so that what is measured was seen by neither the model nor the heads.
