@@ -1,5 +1,7 @@
 //! Plans for GPUs that need not be there.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use folio_device::cuda::driver::DeviceInfo;
 
 use super::*;
@@ -25,7 +27,10 @@ fn gpu(total_gib: u64, flags: &[&str]) -> Target {
 }
 
 fn planned(shape: Shape, total_gib: u64, flags: &[&str]) -> Result<Plan> {
-    let folder = std::env::temp_dir().join(format!("folio-plan-{}-{total_gib}", std::process::id()));
+    // Tests run at once: each call has a folder of its own.
+    static CALLS: AtomicUsize = AtomicUsize::new(0);
+    let call = CALLS.fetch_add(1, Ordering::Relaxed);
+    let folder = std::env::temp_dir().join(format!("folio-plan-{}-{call}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
     std::fs::write(folder.join("config.json"), random_model::config(shape)).expect("writable");
     let model = folio_model::open_without_weights(&folder, None).expect("a sound configuration");
