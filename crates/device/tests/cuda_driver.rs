@@ -60,6 +60,7 @@ fn the_driver_layer_on_a_device() {
     staging(&device);
     memory_runs_out(&device);
     tensor_maps(&device);
+    translated(&device);
     compiled_here(&device);
     one_rank(&device);
     drop(device);
@@ -327,6 +328,17 @@ fn tensor_maps(device: &Device) {
     device.tensor_map_2d(&matrix).unwrap();
     let error = device.tensor_map_2d(&Matrix2d { box_rows: 1000, ..matrix }).unwrap_err();
     println!("tensor maps: made; {error}");
+}
+
+/// The same kernels from PTX, as a device of a later generation gets them.
+fn translated(device: &Device) {
+    if device.info().capability < (9, 0) {
+        return println!("translated: skipped");
+    }
+    let start = std::time::Instant::now();
+    let translated = Device::open_translated(&CudaConfig::default()).unwrap();
+    println!("opened in {:?}, kernels {}", start.elapsed(), translated.kernel_origin());
+    assert_eq!(scale(&translated, 1000, true), scale(device, 1000, true));
 }
 
 /// The same kernels, compiled on this machine where it has a compiler; the second time from the cache.

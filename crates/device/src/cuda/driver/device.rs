@@ -55,6 +55,12 @@ impl Device {
         Device::open_with(config, Kernels::CompiledHere)
     }
 
+    /// As [`Device::open`], but with the kernels that the driver of a later generation would translate: for tests of that
+    /// road on devices that have code of their own.
+    pub fn open_translated(config: &CudaConfig) -> Result<Device> {
+        Device::open_with(config, Kernels::Translated)
+    }
+
     fn open_with(config: &CudaConfig, kernels: Kernels) -> Result<Device> {
         let start = Instant::now();
         let (context, info) = Context::open(config.ordinal)?;

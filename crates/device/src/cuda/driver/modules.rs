@@ -42,6 +42,8 @@ impl fmt::Display for Origin {
 pub(super) enum Kernels {
     /// Prebuilt ones where they fit.
     Prebuilt,
+    /// Those prebuilt as PTX, as devices of later generations get them.
+    Translated,
     CompiledHere,
 }
 
@@ -64,7 +66,8 @@ impl Modules {
         context.bind()?;
         for cubin in &cubins {
             let mut handle = std::ptr::null_mut();
-            // SAFETY: a whole cubin of this architecture, which the driver copies; unloaded in `drop`.
+            // SAFETY: a whole cubin of this architecture, or PTX with a zero at its end, which the driver copies;
+            // unloaded in `drop`.
             let code = unsafe { sys::cuModuleLoadData(&mut handle, cubin.image.as_ptr().cast()) };
             check(code, &format!("loading the kernels of {}", cubin.name))?;
             modules.handles.push(handle);
@@ -100,9 +103,13 @@ impl Drop for Modules {
 }
 
 fn find(info: &DeviceInfo, cache: Option<&Path>, kernels: Kernels) -> Result<(Vec<Cubin>, Origin)> {
-    if kernels == Kernels::Prebuilt
-        && info.driver_version >= PREBUILT_VERSION
-        && let Some(architecture) = prebuilt_architecture(info.capability)
+    let prebuilt = match kernels {
+        Kernels::Prebuilt => prebuilt_architecture(info.capability),
+        Kernels::Translated => Some(PTX),
+        Kernels::CompiledHere => None,
+    };
+    if info.driver_version >= PREBUILT_VERSION
+        && let Some(architecture) = prebuilt
         && let Some(cubins) = archive::prebuilt(architecture)
     {
         return Ok((cubins, Origin::Prebuilt { architecture: architecture.to_owned() }));
@@ -149,15 +156,17 @@ fn write_whole(file: &Path, bytes: &[u8]) -> std::io::Result<()> {
     std::fs::rename(&draft, file).inspect_err(|_| _ = std::fs::remove_file(&draft))
 }
 
-/// Code for 8.6 runs on all later 8.x, plain code for 12.0 on 12.x; code for 9.0a and 10.0a runs there alone.
+/// The driver of any device from 9.0 on translates this when it loads it, and keeps what came out in a cache of its own.
+const PTX: &str = "compute_90";
+
+/// Code for 8.6 runs on all later 8.x, code for 9.0a there alone.
 fn prebuilt_architecture(capability: (u32, u32)) -> Option<&'static str> {
     Some(match capability {
         (8, 0..=5) => "sm_80",
         (8, 6..=8) => "sm_86",
         (8, _) => "sm_89",
         (9, 0) => "sm_90a",
-        (10, 0) => "sm_100a",
-        (12, _) => "sm_120",
+        (10.., _) => PTX,
         _ => return None,
     })
 }
@@ -181,9 +190,8 @@ mod tests {
             ((8, 7), Some("sm_86"), "sm_87"),
             ((8, 9), Some("sm_89"), "sm_89"),
             ((9, 0), Some("sm_90a"), "sm_90a"),
-            ((10, 0), Some("sm_100a"), "sm_100a"),
-            ((10, 3), None, "sm_103a"),
-            ((12, 1), Some("sm_120"), "sm_121"),
+            ((10, 3), Some("compute_90"), "sm_103a"),
+            ((12, 1), Some("compute_90"), "sm_121"),
             ((7, 5), None, "sm_75"),
         ];
         for (capability, prebuilt, own) in cases {

@@ -17,15 +17,17 @@ import re
 import struct
 import sys
 
-# Code of one source for neighbours is much alike, so that they share an archive.
-GENERATIONS = {"ampere": ["sm_80", "sm_86", "sm_89"], "hopper": ["sm_90a"], "blackwell": ["sm_100a", "sm_120"]}
+# Code of one source for neighbours is much alike, so that they share an archive. What comes after Hopper gets assembly
+# (PTX), which its driver translates: one text for all generations, and smaller than the code of two.
+GENERATIONS = {"ampere": ["sm_80", "sm_86", "sm_89"], "hopper": ["sm_90a"], "later": ["compute_90"]}
 ARCHITECTURES = [architecture for members in GENERATIONS.values() for architecture in members]
-CHECKED = ["sm_80", "sm_90a", "sm_120"]
+CHECKED = ["sm_80", "sm_90a", "compute_90"]
 MAGIC = b"folio-k2"
 LZMA = b"\x01"
-# Instructions have 16 bytes, hence the position bits.
-FILTER = {"id": lzma.FILTER_LZMA1, "preset": 9 | lzma.PRESET_EXTREME, "lc": 0, "lp": 0, "pb": 4, "nice_len": 273}
-FILTER["dict_size"] = 16 << 20
+FILTER = {"id": lzma.FILTER_LZMA1, "preset": 9 | lzma.PRESET_EXTREME, "lp": 0, "nice_len": 273, "dict_size": 16 << 20}
+# Instructions have 16 bytes, hence the position bits; text has none.
+CODE = FILTER | {"lc": 0, "pb": 4}
+TEXT = FILTER | {"lc": 3, "pb": 0}
 HERE = pathlib.Path(__file__).resolve().parent
 OPTIONS = [line.strip() for line in (HERE / "options.txt").read_text().splitlines() if line.strip()]
 
@@ -49,13 +51,13 @@ def includes(path, seen):
 
 
 def compile_one(job):
-    """(file, architecture, objects) -> (cubin or None, what the compiler said)."""
+    """(file, architecture, objects) -> (code or None, what the compiler said)."""
     file, architecture, objects = job
     files = includes(HERE / file, [])
     key = hashlib.sha256()
     for part in [architecture, *OPTIONS, *(text for path in files for text in (path.name, path.read_text()))]:
         key.update(struct.pack("<Q", len(part.encode())) + part.encode())
-    kept = pathlib.Path(objects) / f"{key.hexdigest()}.cubin"
+    kept = pathlib.Path(objects) / f"{key.hexdigest()}.code"
     if kept.exists():
         return kept.read_bytes(), ""
     lib = nvrtc()
@@ -65,8 +67,8 @@ def compile_one(job):
     names = array(*[path.name.encode() for path in headers])
     program = ctypes.c_void_p()
     source = files[0].read_bytes()
-    code = lib.nvrtcCreateProgram(ctypes.byref(program), source, file.encode(), len(headers), texts, names)
-    assert code == 0, f"nvrtcCreateProgram: {code}"
+    made = lib.nvrtcCreateProgram(ctypes.byref(program), source, file.encode(), len(headers), texts, names)
+    assert made == 0, f"nvrtcCreateProgram: {made}"
     options = [f"--gpu-architecture={architecture}", *OPTIONS]
     array = ctypes.c_char_p * len(options)
     failed = lib.nvrtcCompileProgram(program, len(options), array(*[option.encode() for option in options]))
@@ -77,15 +79,16 @@ def compile_one(job):
     text = log.value.decode().strip()
     if failed:
         return None, text or f"NVRTC failed: {failed}"
-    lib.nvrtcGetCUBINSize(program, ctypes.byref(size))
-    cubin = ctypes.create_string_buffer(size.value)
-    lib.nvrtcGetCUBIN(program, cubin)
+    form = "PTX" if architecture.startswith("compute_") else "CUBIN"
+    getattr(lib, f"nvrtcGet{form}Size")(program, ctypes.byref(size))
+    code = ctypes.create_string_buffer(size.value)
+    getattr(lib, f"nvrtcGet{form}")(program, code)
     lib.nvrtcDestroyProgram(ctypes.byref(program))
     if not text:
         draft = kept.with_suffix(f".{os.getpid()}.part")
-        draft.write_bytes(cubin.raw)
+        draft.write_bytes(code.raw)
         draft.rename(kept)
-    return cubin.raw, text
+    return code.raw, text
 
 
 def source_hash(files):
@@ -115,10 +118,10 @@ def main():
     with multiprocessing.Pool() as pool:
         results = dict(zip([job[:2] for job in jobs], pool.map(compile_one, jobs, chunksize=1)))
     wrong = 0
-    for (file, architecture), (cubin, log) in results.items():
+    for (file, architecture), (code, log) in results.items():
         if log:
             print(f"{file} for {architecture}:\n{log}\n")
-        wrong += cubin is None or (check and bool(log))
+        wrong += code is None or (check and bool(log))
     if wrong:
         sys.exit(f"{wrong} of {len(jobs)} compilations went wrong")
     if check:
@@ -133,7 +136,8 @@ def main():
                 for part in (f"{architecture}/{file}".encode(), results[file, architecture][0]):
                     body += struct.pack("<I", len(part)) + part
         packed = MAGIC + hashed + hashlib.sha256(body).digest() + LZMA
-        packed += lzma.compress(body, format=lzma.FORMAT_ALONE, filters=[FILTER])
+        filters = [TEXT if members[0].startswith("compute_") else CODE]
+        packed += lzma.compress(body, format=lzma.FORMAT_ALONE, filters=filters)
         (HERE / "archive" / f"{generation}.bin").write_bytes(packed)
         total += len(packed)
         print(f"{generation}: {len(body) >> 10} KiB, {len(packed) >> 10} KiB packed")
