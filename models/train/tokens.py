@@ -1,17 +1,17 @@
 """Makes heads.py's TEXT from a corpus: docs.jsonl, chat.jsonl and unseen.jsonl, a JSON object with `text` a line; those of unseen.jsonl
 name their crate as well (`source`: CRATE/FILE).
 
-usage: tokens.py CORPUS_DIR TOKENIZER.json OUT.npz
+usage: tokens.py CORPUS_DIR TOKENIZER.json.lzma OUT.npz
 Crates are divided by name: of every five one is held out, so that what is measured was seen by neither the model nor the heads.
 """
-import json, sys, zlib
+import json, lzma, sys, zlib
 import numpy as np
 from tokenizers import Tokenizer
 
 
 def main():
     folder, tokenizer, out = sys.argv[1:4]
-    tokenizer = Tokenizer.from_file(tokenizer)
+    tokenizer = Tokenizer.from_buffer(lzma.open(tokenizer).read())
     rows = lambda name: [json.loads(line) for line in open(f"{folder}/{name}.jsonl")]
     documents = [row["text"] for row in rows("docs")]
     chats = [f"<|im_start|>user\n{r['question']}<|im_end|>\n<|im_start|>assistant\n{r['answer']}<|im_end|>\n" for r in rows("chat")]

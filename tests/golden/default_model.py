@@ -3,8 +3,8 @@
 Writes default-model.json beside this file. An answer is cut where the best two tokens come closer than MARGIN: what lies
 behind such a tie is decided by rounding, and rounding is allowed to differ between implementations.
 """
-import json, pathlib
-import gguf, torch, transformers
+import json, lzma, pathlib
+import gguf, tokenizers, torch, transformers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 HERE = pathlib.Path(__file__).parent
@@ -46,7 +46,8 @@ def load(path):
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
     model.tie_weights()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(MODELS / "tokenizer.json"))
+    tokenizer = tokenizers.Tokenizer.from_buffer(lzma.decompress((MODELS / "tokenizer.json.lzma").read_bytes()))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
     tokenizer.chat_template = field("tokenizer.chat_template")
     generation = json.loads(field("folio.generation_config"))
     return model, tokenizer, generation["eos_token_id"]

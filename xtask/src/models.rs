@@ -3,12 +3,14 @@
 //! Reads Hugging Face folders of the Llama architecture and writes GGUF files that llama.cpp's tools read as well: its
 //! tensor names, its order of query and key rows, norms in F32. The tokenizer stays beside them, one copy for all.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use folio_formats::gguf::Writer;
 use folio_formats::quant::{encode, encode_fitted};
 use folio_formats::{Format, Matrix, Safetensors, WeightSource};
+use lzma_rust2::{LzmaOptions, LzmaWriter};
 use serde_json::Value;
 
 /// Each with its shipped form, by the tables in models/README.md. The first rule whose word is in a tensor's name holds.
@@ -35,8 +37,14 @@ pub fn run(args: &[String]) -> Result<()> {
         let own = std::fs::read(options.folder.join(name).join("tokenizer.json"))?;
         ensure!(own == copy, "{name} has another tokenizer than {first}");
     }
-    std::fs::write(options.out.join("tokenizer.json"), compact(&copy)?)?;
+    std::fs::write(options.out.join("tokenizer.json.lzma"), compressed(compact(&copy)?.as_bytes())?)?;
     Ok(())
+}
+
+fn compressed(bytes: &[u8]) -> Result<Vec<u8>> {
+    let mut writer = LzmaWriter::new_use_header(Vec::new(), &LzmaOptions::with_preset(9), Some(bytes.len() as u64))?;
+    writer.write_all(bytes)?;
+    Ok(writer.finish()?)
 }
 
 /// The same tokenizer in a third of the bytes: without white space, and each merge as one text.

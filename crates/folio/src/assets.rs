@@ -1,5 +1,6 @@
 //! Everything a model consists of, opened: weights and spec, tokenizer, chat template, generation defaults.
 
+use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -8,12 +9,17 @@ use folio_formats::gguf::Gguf;
 use folio_model::{AtLoad, OpenModel};
 use folio_server::SamplingDefaults;
 use folio_text::{ChatTemplate, GgufVocab, SpecialTokens, Tokenizer, TokenizerConfig};
+use lzma_rust2::LzmaReader;
 use serde_json::Value;
 
 use crate::args::{EngineArgs, LoadFormat};
 use crate::drafting::Drafting;
 use crate::embedded;
 use crate::model_ref::ModelRef;
+
+/// More than any tokenizer unpacks to, and than unpacking it needs.
+const MOST_UNPACKED: u64 = 256 << 20;
+const MOST_UNPACKING_KIB: u32 = 128 << 10;
 
 pub struct Assets {
     pub name: String,
@@ -128,17 +134,16 @@ impl Assets {
             bail!("this build has no built-in model; name one: a folder, a .gguf file, or ORG/NAME");
         };
         let gguf = Gguf::from_static(embedded.name, embedded.gguf)?;
-        let tokenizer = Tokenizer::from_json(embedded.tokenizer).context("the built-in tokenizer")?;
+        let tokenizer = tokenizer_from(embedded.tokenizer, true).context("the built-in tokenizer")?;
         Self::from_gguf(embedded.name.to_string(), gguf, Some(tokenizer), max_context)
     }
 
     fn gguf_file(path: &Path, max_context: Option<usize>) -> Result<Self> {
         let gguf = Gguf::open(path)?;
-        let beside = path.with_file_name("tokenizer.json");
-        let tokenizer = match beside.exists() && gguf.metadata().value("tokenizer.ggml.tokens").is_none() {
-            true => Some(read_tokenizer(&beside)?),
-            false => None,
-        };
+        let has_none = gguf.metadata().value("tokenizer.ggml.tokens").is_none();
+        let beside = ["tokenizer.json", "tokenizer.json.lzma"].map(|name| path.with_file_name(name));
+        let beside = beside.iter().find(|file| has_none && file.exists());
+        let tokenizer = beside.map(|file| read_tokenizer(file)).transpose()?;
         Self::from_gguf(stem(path), gguf, tokenizer, max_context)
     }
 
@@ -270,7 +275,17 @@ fn read_optional(path: &Path) -> Result<Option<String>> {
 
 fn read_tokenizer(path: &Path) -> Result<Tokenizer> {
     let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
-    Tokenizer::from_json(&bytes).with_context(|| path.display().to_string())
+    let is_compressed = path.extension().is_some_and(|ending| ending == "lzma");
+    tokenizer_from(&bytes, is_compressed).with_context(|| path.display().to_string())
+}
+
+fn tokenizer_from(json: &[u8], is_compressed: bool) -> Result<Tokenizer> {
+    if !is_compressed {
+        return Ok(Tokenizer::from_json(json)?);
+    }
+    let mut unpacked = Vec::new();
+    LzmaReader::new_mem_limit(json, MOST_UNPACKING_KIB, None)?.take(MOST_UNPACKED).read_to_end(&mut unpacked)?;
+    Ok(Tokenizer::from_json(&unpacked)?)
 }
 
 /// chat_template.jinja where there is one, else the template in tokenizer_config.json.

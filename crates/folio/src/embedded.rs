@@ -4,6 +4,7 @@
 pub struct EmbeddedModel {
     pub name: &'static str,
     pub gguf: &'static [u8],
+    /// A compressed tokenizer.json.
     pub tokenizer: &'static [u8],
 }
 
@@ -12,7 +13,7 @@ pub fn model() -> Option<EmbeddedModel> {
     Some(EmbeddedModel {
         name: "folio-rust-42m",
         gguf: include_bytes!("../../../models/folio-rust-42m.gguf"),
-        tokenizer: include_bytes!("../../../models/tokenizer.json"),
+        tokenizer: include_bytes!("../../../models/tokenizer.json.lzma"),
     })
 }
 

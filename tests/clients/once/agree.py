@@ -9,6 +9,7 @@ past 5%. FOLIO_MODEL names another model of models/, e.g. folio-rust-42m. A clie
 """
 
 import json
+import lzma
 import os
 import statistics
 import subprocess
@@ -65,10 +66,10 @@ def guidellm(server, folder):
 
 
 def tokenizer(folder):
-    """models/tokenizer.json in the form that transformers loads."""
+    """The models' tokenizer in the form that transformers loads."""
     home = folder / "tokenizer"
     home.mkdir(exist_ok=True)
-    (home / "tokenizer.json").write_bytes((ROOT / "models" / "tokenizer.json").read_bytes())
+    (home / "tokenizer.json").write_bytes(lzma.decompress((ROOT / "models" / "tokenizer.json.lzma").read_bytes()))
     (home / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
     (home / "config.json").write_text(json.dumps({"model_type": "llama"}))
     return home

@@ -1,7 +1,7 @@
 //! Two hundred prompts to a trained model, Rust code, questions and random bytes, greedy and drawn, sixteen at a time and
 //! with preemption: token for token the same with drafts and without.
 
-use std::{collections::HashMap, path::PathBuf, sync::Arc};
+use std::{collections::HashMap, io::BufReader, path::PathBuf, sync::Arc};
 
 use folio_engine::{
     Background, Engine, EngineConfig, EngineStats, Event, FinishReason, GroupConfig, Runner, SamplingParams,
@@ -16,6 +16,7 @@ use folio_model::{
         cpu::{Cpu, CpuConfig},
     },
 };
+use lzma_rust2::LzmaReader;
 
 use crate::{
     drafted::options,
@@ -45,8 +46,9 @@ impl Tokens {
         let hidden = (0..=255).filter(|byte| !is_plain(byte)).enumerate().map(|(i, byte)| (256 + i as u32, byte));
         let plain = (0..=255).filter(is_plain).map(|byte| (u32::from(byte), byte));
         let bytes: HashMap<u32, u8> = plain.chain(hidden).collect();
-        let file = std::fs::read(root().join("models/tokenizer.json")).expect("a tokenizer");
-        let file: serde_json::Value = serde_json::from_slice(&file).expect("JSON");
+        let file = std::fs::File::open(root().join("models/tokenizer.json.lzma")).expect("a tokenizer");
+        let file = LzmaReader::new_mem_limit(file, u32::MAX, None).expect("a compressed file");
+        let file: serde_json::Value = serde_json::from_reader(BufReader::new(file)).expect("JSON");
         let tokens = file["model"]["vocab"].as_object().expect("a vocabulary");
         let of = |(token, id): (&String, &serde_json::Value)| {
             let token: Option<Vec<u8>> = token.chars().map(|c| bytes.get(&u32::from(c)).copied()).collect();
