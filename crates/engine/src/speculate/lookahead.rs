@@ -46,14 +46,13 @@ impl Lookahead {
             }
             None => window.clear(),
         }
-        // Where not one whole column has room, none would ever complete an n-gram.
-        if guesses.is_empty() || most - most / 2 < size - 1 {
-            window.clear();
-            return self.pools.propose(id, tokens, most, draft);
+        // What the pool knows is worth more than what the window may find. That has the rest, and half of all at most;
+        // where not one whole column has room, none would ever complete an n-gram.
+        self.pools.propose(id, tokens, most, draft);
+        let width = width.min(most / (2 * (size - 1)));
+        if guesses.is_empty() || width == 0 {
+            return window.clear();
         }
-        // What the window does not need, or half of what there is; the window then takes what is left.
-        let verified = most.saturating_sub(width * window.depth()).max(most / 2);
-        self.pools.propose(id, tokens, verified, draft);
         window.draft(tokens, width, most, draft);
     }
 }

@@ -102,6 +102,7 @@ impl Window {
     }
 
     /// Nodes of a column.
+    #[cfg(test)]
     pub fn depth(&self) -> usize {
         self.columns.front().map_or(1, |column| column.guesses.len())
     }
