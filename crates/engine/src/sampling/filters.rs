@@ -4,6 +4,8 @@
 //! and clear what lies below it: nothing is sorted but a handful of tokens at the border. Where two weights are equal
 //! the lower id counts as better, so that a filter's result is one set and not one of several.
 
+use super::lanes::{exp, sum};
+
 /// A weight and its token as one number: the better token has the larger key. Weights are never negative, so their
 /// bits are ordered as they are.
 fn key(token: usize, weight: f32) -> u64 {
@@ -26,7 +28,7 @@ fn clear_below(weights: &mut [f32], border: u64) {
 /// Logits, none of them NaN and `best` the largest of them, to weights of `softmax(logits / temperature)`.
 pub fn soften(logits: &mut [f32], best: f32, temperature: f32) {
     for logit in logits.iter_mut() {
-        *logit = ((*logit - best) / temperature).exp();
+        *logit = exp((*logit - best) / temperature);
     }
 }
 
@@ -71,7 +73,7 @@ pub fn top_p(weights: &mut [f32], top_p: f32) {
         return;
     }
     let top_p = f64::from(top_p);
-    let total: f64 = weights.iter().copied().map(f64::from).sum();
+    let total = sum(weights);
     // Tokens below an equal share of what may be dropped hold less than that together, so the border lies above
     // them. Half of it leaves room for rounding.
     let least = 0.5 * (1.0 - top_p) * total / weights.len() as f64;
@@ -109,16 +111,30 @@ fn mass_border(keys: &mut [u64], target: f64) -> Option<u64> {
 
 /// The token on which `uniform`, of [0, 1), falls when all weight is laid out in order of token.
 pub fn draw(weights: &[f32], uniform: f64) -> u32 {
-    let target = uniform * weights.iter().copied().map(f64::from).sum::<f64>();
-    let (mut sum, mut last) = (0.0, 0);
-    for (token, &weight) in weights.iter().enumerate().filter(|(_, weight)| **weight > 0.0) {
-        sum += f64::from(weight);
-        last = token as u32;
-        if sum > target {
-            break;
+    /// Weights that are summed up before it is asked whether the target lies among them.
+    const RUN: usize = 256;
+    let sums = || weights.chunks(RUN).map(sum);
+    let target = uniform * sums().sum::<f64>();
+    let mut reached = 0.0;
+    for (first, (weights, sum)) in (0..).step_by(RUN).zip(weights.chunks(RUN).zip(sums())) {
+        if reached + sum <= target {
+            reached += sum;
+            continue;
+        }
+        let is_reached = |&weight: &f32| {
+            reached += f64::from(weight);
+            reached > target
+        };
+        if let Some(at) = weights.iter().position(is_reached).or_else(|| last_of(weights)) {
+            return (first + at) as u32;
         }
     }
-    last
+    last_of(weights).unwrap_or(0) as u32
+}
+
+/// The last that has any weight.
+fn last_of(weights: &[f32]) -> Option<usize> {
+    weights.iter().rposition(|&weight| weight > 0.0)
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 
 mod bad_words;
 mod filters;
+mod lanes;
 mod logprobs;
 mod on_device;
 mod params;
@@ -144,7 +145,7 @@ impl SamplingState {
 
 /// Minus infinity is a token that the model rules out; NaN and infinity are a model that went wrong.
 fn check_finite(logits: &[f32]) -> Result<(), NotFinite> {
-    let wrong = logits.iter().position(|logit| logit.is_nan() || *logit == f32::INFINITY);
+    let wrong = lanes::position(logits, |logit| logit.is_nan() || logit == f32::INFINITY);
     wrong.map_or(Ok(()), |token| Err(NotFinite::Logit { token, value: logits[token] }))
 }
 
@@ -155,11 +156,5 @@ pub(crate) fn likeliest(logits: &[f32]) -> u32 {
 
 /// The token of the largest logit; the lowest id wins a tie.
 fn best_token(logits: &[f32]) -> Result<u32, NotFinite> {
-    let mut best: Option<(usize, f32)> = None;
-    for (token, &logit) in logits.iter().enumerate() {
-        if logit > best.map_or(f32::NEG_INFINITY, |(_, best)| best) {
-            best = Some((token, logit));
-        }
-    }
-    best.map(|(token, _)| token as u32).ok_or(NotFinite::NothingLeft)
+    lanes::largest(logits).map(|token| token as u32).ok_or(NotFinite::NothingLeft)
 }
