@@ -51,7 +51,7 @@ pub struct EagleOptions {
 
 impl Default for EagleOptions {
     fn default() -> Self {
-        Self { candidates: 6, width: 4, depth: 8, least: 0.05, least_expanded: 0.2 }
+        Self { candidates: 6, width: 4, depth: 8, least: 0.1, least_expanded: 0.3 }
     }
 }
 

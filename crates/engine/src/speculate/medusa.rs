@@ -23,7 +23,7 @@ pub struct MedusaOptions {
 
 impl Default for MedusaOptions {
     fn default() -> Self {
-        Self { candidates: 8, least: 0.02 }
+        Self { candidates: 8, least: 0.05 }
     }
 }
 

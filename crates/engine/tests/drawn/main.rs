@@ -8,6 +8,7 @@ mod drafted_ends;
 mod drafters;
 mod faults;
 mod harness;
+mod heads;
 mod sampler;
 #[path = "../invariance/tiny.rs"]
 mod tiny;

@@ -29,18 +29,20 @@ const BUDGET: usize = 512;
 const MAX_LEN: usize = 256;
 const BLOCKS: usize = 200;
 
-type Request = (Vec<u32>, SamplingParams);
+pub type Request = (Vec<u32>, SamplingParams);
+/// Makes a drafter beside the decoder.
+pub type Make = Box<dyn FnOnce(&mut Decoder<Cpu>) -> Box<dyn Drafter<Cpu>>>;
 type Answer = (Vec<u32>, Option<FinishReason>);
 
-fn root() -> PathBuf {
+pub fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
 /// The model's own tokens, the longest that fits first: not as its tokenizer would cut text, but text all the same.
-struct Tokens(HashMap<Vec<u8>, u32>);
+pub struct Tokens(HashMap<Vec<u8>, u32>);
 
 impl Tokens {
-    fn read() -> Self {
+    pub fn read() -> Self {
         // As byte-level vocabularies write bytes: those that cannot be seen are moved up.
         let is_plain = |byte: &u8| matches!(byte, 33..=126 | 161..=172 | 174..=255);
         let hidden = (0..=255).filter(|byte| !is_plain(byte)).enumerate().map(|(i, byte)| (256 + i as u32, byte));
@@ -69,7 +71,7 @@ impl Tokens {
     }
 }
 
-fn requests(tokens: &Tokens) -> Vec<Request> {
+pub fn requests(tokens: &Tokens) -> Vec<Request> {
     let sources = ["core.rs", "inputs.rs", "failure.rs", "runner.rs", "speculate/ngram.rs", "tiers/disk.rs"];
     let code: Vec<u8> = sources
         .iter()
@@ -109,11 +111,11 @@ fn requests(tokens: &Tokens) -> Vec<Request> {
     (0..PROMPTS).map(|index| (prompt(index), params(index))).collect()
 }
 
-fn answer(
+pub fn answer(
     model: &OpenModel,
     requests: &[Request],
     preempts: bool,
-    drafter: Option<(Box<dyn Drafter<Cpu>>, usize)>,
+    drafter: Option<(Make, usize)>,
 ) -> (Vec<Answer>, EngineStats) {
     let limits = DecoderLimits {
         rows: BUDGET,
@@ -124,10 +126,11 @@ fn answer(
         kv_format: KvFormat::BF16,
     };
     let cpu = Cpu::new(CpuConfig { threads: 2, isa: None }).expect("a CPU");
-    let decoder = Decoder::load(cpu, model, limits, &mut |_| {}).expect("the model loads");
+    let mut decoder = Decoder::load(cpu, model, limits, &mut |_| {}).expect("the model loads");
+    let speculation = drafter.map(|(make, most)| Speculation::new(make(&mut decoder), options(most)));
     let mut runner = Runner::new(decoder, None);
-    if let Some((drafter, most)) = drafter {
-        runner = runner.with_speculation(Speculation::new(drafter, options(most)));
+    if let Some(speculation) = speculation {
+        runner = runner.with_speculation(speculation);
     }
     let config = EngineConfig {
         max_seqs: MAX_SEQS,
@@ -183,7 +186,8 @@ fn two_hundred_prompts() {
         ("trees", Box::new(knowing), 10),
     ];
     for (name, drafter, most) in drafters {
-        let (found, stats) = answer(&model, &requests, true, Some((drafter, most)));
+        let (found, stats) =
+            answer(&model, &requests, true, Some((Box::new(move |_: &mut Decoder<Cpu>| drafter), most)));
         for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
             assert_eq!(found, expected, "prompt {index}, {name}");
         }
