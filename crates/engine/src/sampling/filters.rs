@@ -140,7 +140,7 @@ fn last_of(weights: &[f32]) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sampling::random::uniform;
+    use crate::sampling::random::uniform as random;
 
     /// Tokens by weight, best first, ties by id.
     fn sorted(weights: &[f32]) -> Vec<usize> {
@@ -175,7 +175,7 @@ mod tests {
 
     /// Weights with many ties and zeros in every third set.
     fn weights(set: usize, width: usize) -> Vec<f32> {
-        let draw = |token| uniform(set as u64, 1, token);
+        let draw = |token| random(set as u64, 1, token);
         let mut weights: Vec<f32> = (0..width)
             .map(|token| match set % 3 {
                 0 => (draw(token) * 4.0).floor() as f32 / 4.0,
@@ -225,6 +225,30 @@ mod tests {
         let weights = [0.0, 1.0, 0.0, 3.0, 0.0];
         for (uniform, token) in [(0.0, 1), (0.2499, 1), (0.25, 3), (0.9999999, 3)] {
             assert_eq!(draw(&weights, uniform), token, "{uniform}");
+        }
+    }
+
+    /// Runs of weights, some of them of nothing but zeros, against one weight after the other. Sums of quarters are exact.
+    #[test]
+    fn a_wide_draw_is_that_of_one_long_sum() {
+        for set in 0..300u64 {
+            let width = [1, 255, 256, 257, 700, 3000][set as usize % 6];
+            let has_weight = |token: usize| set % 2 == 0 || !(token / 300).is_multiple_of(2);
+            let quarter = |token| (random(set, 1, token) * 4.0).floor() as f32 / 4.0;
+            let weights: Vec<f32> =
+                (0..width).map(|token| if has_weight(token) { quarter(token) } else { 0.0 }).collect();
+            let total: f64 = weights.iter().copied().map(f64::from).sum();
+            let drawn = random(set, 2, 0);
+            for uniform in [0.0, drawn, (drawn * total).floor() / total.max(1.0), 1.0 - f64::EPSILON / 2.0] {
+                let target = uniform * total;
+                let mut reached = 0.0;
+                let passes = |weight: &f32| {
+                    reached += f64::from(*weight);
+                    reached > target
+                };
+                let expected = weights.iter().position(passes).unwrap_or(0);
+                assert_eq!(draw(&weights, uniform), expected as u32, "set {set} of {width}, {uniform}");
+            }
         }
     }
 }
