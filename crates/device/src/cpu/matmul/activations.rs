@@ -6,14 +6,20 @@
 //! two. Pairs of bf16 are `[steps / 16][rows of the tile][16]`: a cache line is written as the rounding instruction
 //! gives it, where to take it apart would cost as much as some products of few rows.
 
+use std::ops::Range;
+
 use half::bf16;
 
 use super::super::pool::{Disjoint, even_split};
 use super::super::{Ctx, Isa};
 use super::rounding::Rounding;
 
-/// Values that are gathered at a time: the longest group, and whole steps of every other form.
+/// Values that are gathered at a time, and columns that threads share out between them: the longest group, and whole steps of
+/// every other form.
 pub const BUFFER: usize = 256;
+
+/// Values that a thread must have to pack before a second one pays.
+const WORTH_SHARING: usize = 4096;
 
 /// Steps whose pairs of bf16 lie side by side in one row.
 pub const PAIR_RUN: usize = 16;
@@ -126,7 +132,7 @@ impl RowTiles {
     }
 
     /// The rows of one tile.
-    pub fn tile(&self, tile: usize) -> std::ops::Range<usize> {
+    pub fn tile(&self, tile: usize) -> Range<usize> {
         let range = even_split(self.rows, self.num_tiles, tile);
         self.first_row + range.start..self.first_row + range.end
     }
@@ -156,41 +162,55 @@ impl<'a> Source<'a> {
 /// Packs the rows of every set. The tile that starts at row `r` starts at word `r * words` of `target`, where `words` is
 /// [`Activations::row_words`].
 pub fn pack(ctx: Ctx<'_>, activations: Activations, source: Source<'_>, sets: &[RowTiles], target: &mut [u32]) {
-    let words = activations.row_words(source.packed_cols());
-    let total: usize = sets.iter().map(|set| set.num_tiles).sum();
-    let rows: usize = sets.iter().map(|set| set.rows).sum();
+    let cols = source.packed_cols();
+    let words = activations.row_words(cols);
     if words == 0 {
         return;
     }
-    let isa = ctx.isa;
-    let target = Disjoint::new(target);
-    let body = |range: std::ops::Range<usize>| {
+    let (isa, target) = (ctx.isa, Disjoint::new(target));
+    // Pieces of whole steps.
+    let piece = if BUFFER.is_multiple_of(activations.step_values()) { BUFFER } else { cols };
+    let (pieces, piece_words) = (cols.div_ceil(piece), activations.row_words(piece));
+    let body = |range: Range<usize>| {
         let tiles = sets.iter().flat_map(|set| (0..set.num_tiles).map(|tile| set.tile(tile)));
-        for tile in tiles.skip(range.start).take(range.len()) {
-            // SAFETY: tiles hold different rows, so their words do not overlap.
-            let target = unsafe { target.part(tile.start * words..tile.end * words) };
-            let height = tile.len();
+        let touched = range.start / pieces..range.end.div_ceil(pieces);
+        for (index, tile) in tiles.enumerate().skip(touched.start).take(touched.len()) {
+            let own = |piece: usize| piece.saturating_sub(index * pieces).min(pieces);
+            let (first, end) = (own(range.start), own(range.end));
+            let word = |piece: usize| tile.start * words + (piece * piece_words).min(words) * tile.len();
+            // SAFETY: tiles hold different rows and pieces different columns, so their words do not overlap.
+            let target = unsafe { target.part(word(first)..word(end)) };
+            let (height, columns) = (tile.len(), first * piece..cols.min(end * piece));
             for (place, row) in tile.enumerate() {
                 let first = if activations == Activations::Bf16Pairs { place * PAIR_RUN } else { place };
-                pack_row(isa, activations, &source.row(row), &mut target[first..], height);
+                pack_row(isa, activations, &source.row(row), columns.clone(), &mut target[first..], height);
             }
         }
     };
-    // A fork costs less than packing a few thousand values.
-    let tile_values = source.packed_cols() * rows / total.max(1);
-    ctx.pool.for_each_static(total, 8192usize.div_ceil(tile_values + 1), body);
+    let num_tiles: usize = sets.iter().map(|set| set.num_tiles).sum();
+    let rows: usize = sets.iter().map(|set| set.rows).sum();
+    let piece_values = (rows * cols).div_ceil(pieces * num_tiles.max(1));
+    ctx.pool.for_each_static(num_tiles * pieces, WORTH_SHARING.div_ceil(piece_values.max(1)), body);
 }
 
-/// Writes one row's words to every `stride`-th place, or in runs so much apart.
-fn pack_row(isa: Isa, activations: Activations, row: &Row<'_>, target: &mut [u32], stride: usize) {
+/// Writes some columns of a row to every `stride`-th place, or in runs so much apart.
+fn pack_row(
+    isa: Isa,
+    activations: Activations,
+    row: &Row<'_>,
+    columns: Range<usize>,
+    target: &mut [u32],
+    stride: usize,
+) {
     if let Activations::Int8(rounding) = activations {
-        return rounding.pack_row(isa, row, target, stride);
+        return rounding.pack_row(isa, row, columns, target, stride);
     }
     let mut buffer = [0.0; BUFFER];
-    let run = if row.is_plain() { row.cols().max(1) } else { BUFFER };
+    let run = if row.is_plain() { columns.len() } else { BUFFER };
     let run_words = activations.row_words(run) * stride;
-    for (start, target) in (0..row.cols()).step_by(run).zip(target.chunks_mut(run_words)) {
-        pack_values(isa, activations, row.read(start, run, &mut buffer), target, stride);
+    for (start, target) in columns.clone().step_by(run).zip(target.chunks_mut(run_words)) {
+        let values = row.read(start, run.min(columns.end - start), &mut buffer);
+        pack_values(isa, activations, values, target, stride);
     }
 }
 

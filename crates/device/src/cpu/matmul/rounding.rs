@@ -4,6 +4,8 @@
 //! values, and the codes, four to a word. A group that holds a NaN or an infinity gets NaN for its scale, which makes
 //! that row's outputs NaN and touches no other row.
 
+use std::ops::Range;
+
 use folio_formats::ActivationScale;
 
 use super::super::Isa;
@@ -35,8 +37,8 @@ impl Rounding {
         if self.affine { 3 } else { 2 }
     }
 
-    /// Writes one row to every `stride`-th place of `target`.
-    pub fn pack_row(&self, isa: Isa, row: &Row<'_>, target: &mut [u32], stride: usize) {
+    /// Writes some columns of a row, whole groups but for the last, to every `stride`-th place of `target`.
+    pub fn pack_row(&self, isa: Isa, row: &Row<'_>, columns: Range<usize>, target: &mut [u32], stride: usize) {
         let mut buffer = [0.0; BUFFER];
         let whole_row = match self.scale {
             ActivationScale::Group => None,
@@ -47,7 +49,7 @@ impl Rounding {
             }
         };
         let steps = target.chunks_mut(self.step_words() * stride);
-        for (start, target) in (0..row.cols()).step_by(self.group).zip(steps) {
+        for (start, target) in columns.step_by(self.group).zip(steps) {
             let values = row.read(start, self.group, &mut buffer);
             match isa {
                 #[cfg(target_arch = "x86_64")]
@@ -67,22 +69,22 @@ impl Rounding {
             }
         }
         let codes = &codes[..self.group];
-        let words = self.put_header(scale, codes.iter().map(|&code| i32::from(code)).sum(), target, stride);
+        self.put_header(scale, codes.iter().map(|&code| i32::from(code)).sum(), target, stride);
+        let words = &mut target[self.header_words() * stride..];
         let (codes, _) = codes.as_chunks::<4>();
         for (index, codes) in codes.iter().enumerate() {
             words[index * stride] = u32::from_le_bytes(codes.map(|code| code as u8));
         }
     }
 
-    /// Writes what stands before the codes, and gives back the rest.
+    /// Writes what stands before the codes.
     #[inline(always)]
-    fn put_header<'t>(&self, scale: Scale, sum: i32, target: &'t mut [u32], stride: usize) -> &'t mut [u32] {
+    fn put_header(&self, scale: Scale, sum: i32, target: &mut [u32], stride: usize) {
         target[0] = scale.step.to_bits();
         target[stride] = (-self.offset * sum) as u32;
         if self.affine {
             target[2 * stride] = (scale.step * sum as f32).to_bits();
         }
-        &mut target[self.header_words() * stride..]
     }
 }
 
@@ -132,32 +134,30 @@ mod avx512 {
     ) {
         let scale = scale.unwrap_or_else(|| Scale::of(largest_bits(values)));
         let inverse = _mm512_set1_ps(scale.inverse);
-        let mut codes = [_mm_setzero_si128(); super::BUFFER / 16];
+        // What is to become zeros may be no numbers.
+        let kept = if scale.inverse != 0.0 { u16::MAX } else { 0 };
         let mut sums = _mm512_setzero_si512();
-        if scale.inverse != 0.0 {
-            for (values, codes) in values.chunks(16).zip(&mut codes) {
-                let rounded = _mm512_cvtps_epi32(_mm512_mul_ps(load(values), inverse));
-                sums = _mm512_add_epi32(sums, rounded);
-                *codes = _mm512_cvtepi32_epi8(rounded);
-            }
-        }
-        let words = rounding.put_header(scale, _mm512_reduce_add_epi32(sums), target, stride);
-        let codes = &codes[..rounding.group / 16];
-        assert!(words.len() > (4 * codes.len() - 1) * stride);
-        for (index, codes) in codes.iter().enumerate() {
+        let words = &mut target[rounding.header_words() * stride..];
+        assert!(words.len() > (rounding.group / 4 - 1) * stride);
+        for index in 0..rounding.group / 16 {
+            let values = load(values.get(16 * index..).unwrap_or_default());
+            let rounded = _mm512_maskz_cvtps_epi32(kept, _mm512_mul_ps(values, inverse));
+            sums = _mm512_add_epi32(sums, rounded);
+            let codes = _mm512_cvtepi32_epi8(rounded);
             // SAFETY: the last of the words written is within the slice, as just checked.
             unsafe {
                 let place = words.as_mut_ptr().add(4 * index * stride);
                 if stride == 1 {
-                    _mm_storeu_si128(place.cast(), *codes);
+                    _mm_storeu_si128(place.cast(), codes);
                 } else {
-                    *place = _mm_extract_epi32::<0>(*codes) as u32;
-                    *place.add(stride) = _mm_extract_epi32::<1>(*codes) as u32;
-                    *place.add(2 * stride) = _mm_extract_epi32::<2>(*codes) as u32;
-                    *place.add(3 * stride) = _mm_extract_epi32::<3>(*codes) as u32;
+                    *place = _mm_extract_epi32::<0>(codes) as u32;
+                    *place.add(stride) = _mm_extract_epi32::<1>(codes) as u32;
+                    *place.add(2 * stride) = _mm_extract_epi32::<2>(codes) as u32;
+                    *place.add(3 * stride) = _mm_extract_epi32::<3>(codes) as u32;
                 }
             }
         }
+        rounding.put_header(scale, _mm512_reduce_add_epi32(sums), target, stride);
     }
 
     #[inline]
@@ -172,11 +172,11 @@ mod avx512 {
         _mm512_reduce_max_epu32(largest)
     }
 
-    /// Up to sixteen values, and zeros.
+    /// Up to sixteen of the values, and zeros.
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn load(values: &[f32]) -> __m512 {
-        if values.len() == 16 {
+        if values.len() >= 16 {
             // SAFETY: sixteen readable values.
             unsafe { _mm512_loadu_ps(values.as_ptr()) }
         } else {
@@ -196,7 +196,7 @@ mod tests {
 
     fn packed(isa: Isa, rounding: Rounding, values: &[f32]) -> Vec<u32> {
         let mut target = vec![0; values.len().div_ceil(16) * rounding.step_words()];
-        rounding.pack_row(isa, &Row::new(values), &mut target, 1);
+        rounding.pack_row(isa, &Row::new(values), 0..values.len(), &mut target, 1);
         target
     }
 
