@@ -3,7 +3,8 @@
 usage: python models/calibrate.py CHECKPOINT_FOLDER TEXT.jsonl WINDOWS OUT.safetensors
        (needs torch, transformers, safetensors; TEXT.jsonl has one {"text": ...} a line)
 
-Writes one vector a matrix, under the matrix's GGUF name; `cargo xtask models --importance` weighs rounding errors by it.
+Writes one vector an input, under the GGUF name of the first matrix that reads it (attn_q for attn_k and attn_v too, ffn_gate
+for ffn_up); `cargo xtask models --importance` weighs rounding errors by it.
 """
 import json
 import sys
@@ -14,8 +15,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 WINDOW = 2048
-NAMES = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-         "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+NAMES = {"self_attn.q_proj": "attn_q", "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate",
          "mlp.down_proj": "ffn_down"}
 
 

@@ -14,6 +14,7 @@ mod memory;
 mod pull;
 mod serve;
 mod server;
+mod speculate;
 
 use std::path::PathBuf;
 use std::process::{Command, Output};

@@ -80,4 +80,5 @@ def main():
     print(json.dumps(out, indent=1, ensure_ascii=False))
 
 
-main()
+if __name__ == "__main__":
+    main()

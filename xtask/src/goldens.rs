@@ -41,6 +41,8 @@ const SCRIPTS: &[&str] = &[
     "tests/golden/models/generate.py",
     "tests/golden/templates/render.py",
     "tests/golden/default_model.py",
+    "tests/golden/heads/generate.py",
+    "tests/golden/heads/shipped.py",
 ];
 
 pub fn run() -> Result<()> {

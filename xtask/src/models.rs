@@ -14,7 +14,7 @@ use lzma_rust2::{LzmaOptions, LzmaWriter};
 use serde_json::Value;
 
 /// Each with its shipped form, by the tables in models/README.md. The first rule whose word is in a tensor's name holds.
-const MODELS: [(&str, &str); 2] = [("folio-rust-42m", "=Q5_0"), ("folio-rust-7m", "=Q5_0")];
+const MODELS: [(&str, &str); 2] = [("folio-rust-42m", "=Q5_0"), ("folio-rust-7m", "=IQ4_NL")];
 
 const USAGE: &str =
     "usage: cargo xtask models FOLDER [--out DIR] [--plan WORD=FORMAT,...] [--importance DIR | --even | --nearest]";
@@ -160,7 +160,7 @@ fn convert(folder: &Path, name: &str, plan: &Plan, options: &Options) -> Result<
         let format = if view.shape.len() == 1 { Format::F32 } else { format_of(plan, &here)? };
         let weights = match (&importance, &options.fit) {
             _ if !format.is_quantized() => None,
-            (Some(file), _) => Some(file.require(&here)?.to_f32()?),
+            (Some(file), _) => Some(file.require(&driven_like(&here))?.to_f32()?),
             (None, Fit::Nearest) => None,
             (None, _) => Some(vec![1.0; matrix.cols()]),
         };
@@ -170,6 +170,11 @@ fn convert(folder: &Path, name: &str, plan: &Plan, options: &Options) -> Result<
     let used = writer.num_tensors();
     ensure!(used == weights.names().len(), "{} tensors, of which only {used} are known", weights.names().len());
     Ok(writer.to_vec())
+}
+
+/// The matrix that stands for all of the same input in a file of importance.
+fn driven_like(tensor: &str) -> String {
+    tensor.replace("attn_k", "attn_q").replace("attn_v", "attn_q").replace("ffn_up", "ffn_gate")
 }
 
 fn describe(writer: &mut Writer, name: &str, config: &Config) -> Result<()> {

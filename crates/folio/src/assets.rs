@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::args::{EngineArgs, LoadFormat};
 use crate::drafting::Drafting;
-use crate::embedded;
+use crate::embedded::{self, EmbeddedModel};
 use crate::model_ref::ModelRef;
 
 /// More than any tokenizer unpacks to, and than unpacking it needs.
@@ -130,12 +130,17 @@ impl Assets {
     }
 
     fn embedded(max_context: Option<usize>) -> Result<Self> {
-        let Some(embedded) = embedded::model() else {
+        let Some(model) = embedded::model() else {
             bail!("this build has no built-in model; name one: a folder, a .gguf file, or ORG/NAME");
         };
-        let gguf = Gguf::from_static(embedded.name, embedded.gguf)?;
-        let tokenizer = tokenizer_from(embedded.tokenizer, true).context("the built-in tokenizer")?;
-        Self::from_gguf(embedded.name.to_string(), gguf, Some(tokenizer), max_context)
+        Self::in_binary(&model, max_context)
+    }
+
+    /// A model that lies in the binary.
+    pub fn in_binary(model: &EmbeddedModel, max_context: Option<usize>) -> Result<Self> {
+        let gguf = Gguf::from_static(model.name, model.gguf)?;
+        let tokenizer = tokenizer_from(model.tokenizer, true).context("the built-in tokenizer")?;
+        Self::from_gguf(model.name.to_string(), gguf, Some(tokenizer), max_context)
     }
 
     fn gguf_file(path: &Path, max_context: Option<usize>) -> Result<Self> {

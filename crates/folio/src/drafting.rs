@@ -2,7 +2,7 @@
 //!
 //! Beside `NAME.gguf` lie `NAME.eagle.gguf` and `NAME.medusa.gguf`; a model folder has `eagle` and `medusa` files in it. A
 //! sibling is a model of the same name but for its last part, as `folio-rust-7m` is of `folio-rust-42m`, in the same
-//! folder, and at most a third of the size.
+//! folder, and at most a third of the size. The built-in model has heads and a sibling in the binary.
 
 use std::path::{Path, PathBuf};
 
@@ -76,8 +76,8 @@ impl Drafting {
             Method::Suffix => Opened::Suffix,
             Method::Lookahead => Opened::Lookahead,
             Method::Draft(Some(model)) => Opened::Draft(draft(&model, assets, args)?),
-            Method::Draft(None) => match place.sibling(assets)? {
-                Some(model) => Opened::Draft(draft(&model, assets, args)?),
+            Method::Draft(None) => match place.sibling_draft(assets, args)? {
+                Some(draft) => Opened::Draft(draft),
                 None => {
                     bail!("--speculate draft: no smaller sibling lies beside {}; name one: draft:MODEL", assets.name)
                 }
@@ -142,15 +142,17 @@ fn auto(assets: &Assets, place: &Place, args: &EngineArgs) -> Result<Opened> {
     if let Some(heads) = place.heads("eagle")? {
         return Ok(Opened::Eagle(heads));
     }
-    Ok(match place.sibling(assets)? {
-        Some(model) => Opened::Draft(draft(&model, assets, args)?),
-        None => Opened::Suffix,
-    })
+    Ok(place.sibling_draft(assets, args)?.map_or(Opened::Suffix, Opened::Draft))
 }
 
 /// A model whose tokens are those of `target`.
 fn draft(model: &str, target: &Assets, args: &EngineArgs) -> Result<Box<Draft>> {
     let assets = Assets::open(Some(model), args.max_model_len).with_context(|| format!("--speculate draft:{model}"))?;
+    paired(model, assets, target)
+}
+
+/// An opened `model` that guesses for `target`.
+fn paired(model: &str, assets: Assets, target: &Assets) -> Result<Box<Draft>> {
     let shared_tokens = match (&assets.tokenizer, &target.tokenizer) {
         (Some(ours), Some(theirs)) => match ours.ids_shared_with(theirs) {
             Ok(shared) => shared,
@@ -210,7 +212,23 @@ impl Place {
     fn needed(&self, kind: &str, assets: &Assets) -> Result<Heads> {
         match self.heads(kind)? {
             Some(heads) => Ok(heads),
+            None if matches!(self, Self::Embedded) => {
+                bail!("--speculate {kind}: this build has no such heads for {}; name a file: {kind}:FILE", assets.name)
+            }
             None => bail!("--speculate {kind}: no heads lie beside {}; name a file: {kind}:FILE", assets.name),
+        }
+    }
+
+    fn sibling_draft(&self, target: &Assets, args: &EngineArgs) -> Result<Option<Box<Draft>>> {
+        match self {
+            Self::Embedded => {
+                let Some(model) = embedded::sibling() else { return Ok(None) };
+                let assets = Assets::in_binary(&model, args.max_model_len)?;
+                paired(model.name, assets, target).map(Some)
+            }
+            Self::File(_) | Self::Folder(_) => {
+                self.sibling(target)?.map(|model| draft(&model, target, args)).transpose()
+            }
         }
     }
 

@@ -1,6 +1,7 @@
-//! The model inside the binary: weights, and the tokenizer that all of the project's models share.
+//! What the binary has inside: the default model, the tokenizer that all of the project's models share, a smaller model of the
+//! same tokens and heads, both to guess ahead with. All of it or, without the feature `embedded-model`, nothing.
 
-/// What `folio run` uses when no model is named.
+/// A model as files that lie in the binary.
 pub struct EmbeddedModel {
     pub name: &'static str,
     pub gguf: &'static [u8],
@@ -8,6 +9,7 @@ pub struct EmbeddedModel {
     pub tokenizer: &'static [u8],
 }
 
+/// What `folio run` uses when no model is named.
 #[cfg(feature = "embedded-model")]
 pub fn model() -> Option<EmbeddedModel> {
     Some(EmbeddedModel {
@@ -17,18 +19,34 @@ pub fn model() -> Option<EmbeddedModel> {
     })
 }
 
+/// The smaller sibling of that model.
+#[cfg(feature = "embedded-model")]
+pub fn sibling() -> Option<EmbeddedModel> {
+    let gguf = include_bytes!("../../../models/folio-rust-7m.gguf");
+    Some(EmbeddedModel { name: "folio-rust-7m", gguf, ..model()? })
+}
+
 /// Heads of that model, by kind.
 #[cfg(feature = "embedded-model")]
-pub fn heads(_kind: &str) -> Option<&'static [u8]> {
+pub fn heads(kind: &str) -> Option<&'static [u8]> {
+    match kind {
+        "eagle" => Some(include_bytes!("../../../models/folio-rust-42m.eagle.gguf")),
+        "medusa" => Some(include_bytes!("../../../models/folio-rust-42m.medusa.gguf")),
+        _ => None,
+    }
+}
+
+#[cfg(not(feature = "embedded-model"))]
+pub fn model() -> Option<EmbeddedModel> {
+    None
+}
+
+#[cfg(not(feature = "embedded-model"))]
+pub fn sibling() -> Option<EmbeddedModel> {
     None
 }
 
 #[cfg(not(feature = "embedded-model"))]
 pub fn heads(_: &str) -> Option<&'static [u8]> {
-    None
-}
-
-#[cfg(not(feature = "embedded-model"))]
-pub fn model() -> Option<EmbeddedModel> {
     None
 }

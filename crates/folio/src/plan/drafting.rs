@@ -60,11 +60,15 @@ impl DraftingBytes {
     }
 }
 
-/// Matrices are held no larger than twice what is stored.
+/// Matrices are held no larger than twice what is stored; rows of the model's output matrix, in at most sixteen bits.
 fn heads_bytes(spec: &ModelSpec, limits: &DecoderLimits, weights: &dyn WeightSource) -> u64 {
     let tensors = weights.names().into_iter().filter_map(|name| weights.tensor(name));
     let stored: u64 = tensors.map(|tensor| tensor.bytes.len() as u64).sum();
     let rows = (limits.rows.max(limits.spans) * spec.hidden) as u64 * 4 * HEAD_STREAMS;
     let logits = 4 * (limits.spans * spec.vocab_size) as u64;
-    2 * stored + rows + logits
+    let borrowed = match (weights.tensor("lm_head.weight"), weights.tensor("d2t")) {
+        (None, Some(tokens)) => 2 * (tokens.shape.iter().product::<usize>() * spec.hidden) as u64,
+        _ => 0,
+    };
+    2 * stored + borrowed + rows + logits
 }

@@ -1,10 +1,11 @@
 //! Encoders for the formats Folio writes itself: the plain floats, the blocks of 32, and the "K" blocks of 256.
 //!
-//! [`encode`] is the usual round-to-nearest and gives the bytes the `gguf` package gives; of the K blocks, whose nearest
-//! nobody defines, it is the fit in which every value counts alike. [`encode_fitted`] tries a handful of scales per
+//! [`encode`] is the usual round-to-nearest and gives the bytes the `gguf` package gives; of K blocks and IQ4_NL, whose
+//! nearest nobody defines, it is the fit in which every value counts alike. [`encode_fitted`] tries a handful of scales per
 //! block, refits each by least squares and keeps the one with the smallest squared error as it will be decoded,
 //! half-precision rounding included; errors can be weighed by how much each value matters.
 
+mod iq4;
 mod k;
 mod k_pack;
 mod quick;
@@ -22,6 +23,7 @@ pub fn encode(format: Format, values: &[f32]) -> Result<Vec<u8>> {
         Format::F32 => out.extend(values.iter().flat_map(|value| value.to_le_bytes())),
         Format::F16 => out.extend(values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes())),
         Format::BF16 => out.extend(values.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes())),
+        Format::IQ4_NL => iq4::push(values, &vec![1.0; values.len()], &mut out),
         _ if is_k(format) => k::push(format, values, &vec![1.0; values.len()], &mut out),
         _ => {
             let (levels, affine) = levels_of(format).ok_or(Error::NoEncoder { format })?;
@@ -44,6 +46,10 @@ pub fn encode(format: Format, values: &[f32]) -> Result<Vec<u8>> {
 pub fn encode_fitted(format: Format, values: &[f32], weights: &[f32]) -> Result<Vec<u8>> {
     assert_eq!(values.len(), weights.len(), "one weight a value");
     let mut out = Vec::with_capacity(format.bytes_for(values.len() as u64)? as usize);
+    if format == Format::IQ4_NL {
+        iq4::push(values, weights, &mut out);
+        return Ok(out);
+    }
     if is_k(format) {
         k::push(format, values, weights, &mut out);
         return Ok(out);
@@ -232,7 +238,7 @@ mod tests {
     use super::*;
     use crate::quant::tests::{gaussian, random};
 
-    const BLOCKS: [Format; 5] = [Format::Q4_0, Format::Q4_1, Format::Q5_0, Format::Q5_1, Format::Q8_0];
+    const BLOCKS: [Format; 6] = [Format::Q4_0, Format::Q4_1, Format::Q5_0, Format::Q5_1, Format::Q8_0, Format::IQ4_NL];
 
     fn error_of(format: Format, bytes: &[u8], values: &[f32], weights: &[f32]) -> f64 {
         let mut back = vec![0.0; values.len()];
@@ -258,6 +264,10 @@ mod tests {
         let of = |format| fitted(format, &even, &even);
         assert!(of(Format::Q8_0) < of(Format::Q5_1) && of(Format::Q5_1) < of(Format::Q5_0));
         assert!(of(Format::Q5_0) < of(Format::Q4_1) && of(Format::Q4_1) < of(Format::Q4_0));
+        // Levels that lie where bell-shaped values do, and errors weighed.
+        assert!(of(Format::IQ4_NL) < of(Format::Q4_0) * 0.93);
+        let (weighed, plain) = (&uneven[..], &even[..]);
+        assert!(fitted(Format::IQ4_NL, weighed, weighed) < fitted(Format::IQ4_NL, plain, weighed) * 0.99);
     }
 
     #[test]

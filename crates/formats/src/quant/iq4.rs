@@ -10,8 +10,8 @@ pub(crate) const IQ4_XS_BYTES: usize = 2 + 2 + 4 + 128;
 
 const _: () = assert!(IQ4_NL_BYTES == 18 && IQ4_XS_BYTES == 136);
 
-pub(crate) const LEVELS: Levels =
-    Levels::Nibbles([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]);
+pub(super) const TABLE: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+pub(crate) const LEVELS: Levels = Levels::Nibbles(TABLE);
 
 pub(crate) fn iq4_nl(block: &[u8], codes: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
     scales[0] = half_at(block, 0);

@@ -2,6 +2,7 @@
 
 mod eagle;
 mod medusa;
+mod shipped;
 
 use std::fs;
 
