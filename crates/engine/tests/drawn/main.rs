@@ -6,13 +6,12 @@ mod device;
 mod drafted;
 mod drafted_ends;
 mod drafters;
+mod exact;
 mod faults;
 mod harness;
-mod heads;
 mod sampler;
 #[path = "../invariance/tiny.rs"]
 mod tiny;
-mod trained;
 
 use device::POISON;
 use folio_engine::{EngineConfig, Event, FinishReason, Pooling, SamplingParams};
