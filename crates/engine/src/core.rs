@@ -10,7 +10,7 @@ use std::{
     time::Instant,
 };
 
-use folio_scheduler::{Assignment, Departed, DiskTask, DraftTree, RequestId, Scheduler, StepPlan};
+use folio_scheduler::{Assignment, Departed, DiskTask, Draft, RequestId, Scheduler, StepPlan};
 
 use crate::{
     Admission, EngineRequest, Error, Event, Executor, FinishReason, Result, Shared, StepOutput,
@@ -76,7 +76,7 @@ pub(crate) struct Row {
     pub id: RequestId,
     pub samples: bool,
     /// What it verifies.
-    pub drafts: DraftTree,
+    pub drafts: Draft,
     /// Tokens of it that are computed behind them.
     pub end: usize,
 }
@@ -277,12 +277,7 @@ impl Core {
     }
 
     fn hand_over(&mut self, plan: StepPlan, tasks: Vec<DiskTask>) {
-        let row = |a: &Assignment| Row {
-            id: a.id,
-            samples: a.samples,
-            drafts: DraftTree::new(a.drafts().to_vec(), a.parents.clone()),
-            end: a.first + a.num_rows(),
-        };
+        let row = |a: &Assignment| Row { id: a.id, samples: a.samples, drafts: a.draft(), end: a.first + a.num_rows() };
         let rows = plan.assignments.iter().map(row).collect();
         let now = Instant::now();
         let num_prompt_tokens = plan.assignments.iter().map(|assignment| self.start(assignment, now)).sum();

@@ -107,7 +107,7 @@ impl Core {
         self.awaits_drafts |= row.expects_drafts;
         self.scheduler.expect_drafts(row.id, row.expects_drafts);
         if let Some(draft) = row.draft {
-            self.scheduler.draft(row.id, draft.into());
+            self.scheduler.draft(row.id, draft);
         }
     }
 

@@ -31,10 +31,10 @@ impl Left {
 
     /// Takes what the first `nodes` drafts of an assignment need, if it is there.
     fn take(&mut self, assignment: &Assignment, nodes: usize) -> bool {
-        let is_tree =
-            (0..).zip(&assignment.parents[..nodes]).any(|(node, parent)| *parent != u16::checked_sub(node, 1));
+        let mut draft = assignment.draft();
+        draft.truncate(nodes);
         let context = assignment.first + assignment.num_rows() - assignment.num_drafts + nodes;
-        let spans = if is_tree { nodes } else { 0 };
+        let spans = if draft.is_chain() { 0 } else { nodes };
         let entries = spans * context.div_ceil(BLOCK_TOKENS);
         let fits = nodes <= self.rows.min(self.outputs) && spans <= self.spans && entries <= self.table_entries;
         if fits {

@@ -5,7 +5,7 @@ use std::{ops::Range, sync::Arc};
 use folio_model::device::{BLOCK_TOKENS, Batch, GroupTables, Span};
 use folio_scheduler::{Assignment, BlockId, RequestId, StepPlan};
 
-use crate::speculate::Draft;
+use crate::speculate::{Draft, ancestors};
 
 /// Which of the step's output rows belong to one request: those of its prompt targets, then those of its sample.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,7 +98,7 @@ fn push_outputs(assignment: &Assignment, first_row: usize, list: &mut Vec<u32>) 
         list.extend((end - 1 - num_drafts..end).map(|row| row as u32));
         last
     });
-    let draft = Draft::of(assignment);
+    let draft = assignment.draft();
     OutputRows {
         id: assignment.id,
         span: first_row..first_row + num_rows,
@@ -121,7 +121,7 @@ fn push_ancestors(outputs: &[OutputRows], batch: &mut Batch) {
     }
     batch.ancestors.resize(batch.tokens.len(), 0);
     for rows in outputs.iter().filter(|rows| !rows.draft.is_chain()) {
-        batch.ancestors[rows.span.clone()].copy_from_slice(&rows.draft.ancestors());
+        batch.ancestors[rows.span.clone()].copy_from_slice(&ancestors(&rows.draft));
     }
 }
 

@@ -20,7 +20,7 @@ use crate::{
     kept::{Asked, Kept, Known, Outcome, PANICKED, Question},
     moves::Moves,
     sampling::{NotFinite, SamplingState, likeliest, sampled},
-    speculate::{Part, Speculation, StepTimes},
+    speculate::{Part, Speculation, StepTimes, ancestors},
 };
 
 /// Turns plans into forward passes and logits into tokens. What belongs to a request outlives steps; everything else is
@@ -259,7 +259,7 @@ impl<B: Backend> Runner<B> {
     /// Where a path through a draft does not lie behind the last token without gaps.
     fn move_accepted(&mut self, rows: &OutputRows, outcome: &Outcome) {
         let (Some(tables), Some(&last)) = (&rows.tables, outcome.accepted.last()) else { return };
-        let word = rows.draft.ancestors()[usize::from(last) + 1];
+        let word = ancestors(&rows.draft)[usize::from(last) + 1];
         for (group, table) in tables.iter().enumerate() {
             let pairs = tree::moves(rows.first, word).map(|(from, to)| (slot(table, from), slot(table, to)));
             let pairs: Vec<(u32, u32)> = pairs.collect();

@@ -3,31 +3,55 @@
 //! Whoever proposes them says which token follows which; a step verifies all of them at once and keeps one path. This
 //! file knows nothing of blocks: where the nodes lie is told by the plan.
 
-/// Nodes of a tree at most: with the row of the last token they are 64, the bits of a word.
-pub const MOST_DRAFTS: usize = 63;
-
+/// See the [module](self). A node is known by its number in the order in which nodes were added.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DraftTree {
+pub struct Draft {
     tokens: Vec<u32>,
-    /// For each token the one before it, which comes earlier in the list; none: it follows the request's last token.
+    /// As long as `tokens`. None: follows the last token. No two children of one node carry the same token, since the
+    /// second would never be reached.
     parents: Vec<Option<u16>>,
 }
 
-impl DraftTree {
+impl Draft {
+    /// With the row of the last token they are 64, the bits of a word.
+    pub const MOST_NODES: usize = 63;
+
     /// Panics where that is no tree, or too large a one.
-    pub fn new(tokens: Vec<u32>, parents: Vec<Option<u16>>) -> Self {
-        assert!(tokens.len() <= MOST_DRAFTS, "{} drafts, at most {MOST_DRAFTS}", tokens.len());
+    pub fn new(tokens: &[u32], parents: &[Option<u16>]) -> Self {
         assert_eq!(tokens.len(), parents.len(), "tokens and parents of a tree");
-        for (node, parent) in parents.iter().enumerate() {
-            assert!(parent.is_none_or(|parent| usize::from(parent) < node), "draft {node} comes before its parent");
+        let mut draft = Self::default();
+        for (&token, &parent) in tokens.iter().zip(parents) {
+            assert_eq!(draft.child(parent, token), None, "token {token} follows {parent:?} twice");
+            draft.add(token, parent);
         }
-        Self { tokens, parents }
+        draft
     }
 
     /// Each token behind the one before it.
-    pub fn chain(tokens: Vec<u32>) -> Self {
-        let parents = (0..tokens.len() as u16).map(|node| node.checked_sub(1)).collect();
-        Self::new(tokens, parents)
+    pub fn chain(tokens: impl IntoIterator<Item = u32>) -> Self {
+        let mut draft = Self::default();
+        tokens.into_iter().fold(None, |parent, token| Some(draft.push(token, parent)));
+        draft
+    }
+
+    /// The node that carries `token` behind `parent`, which is made if it is not there.
+    pub fn push(&mut self, token: u32, parent: Option<u16>) -> u16 {
+        self.child(parent, token).unwrap_or_else(|| self.add(token, parent))
+    }
+
+    fn add(&mut self, token: u32, parent: Option<u16>) -> u16 {
+        let node = self.len();
+        assert!(node < Self::MOST_NODES, "a draft of more than {} nodes", Self::MOST_NODES);
+        assert!(parent.is_none_or(|parent| usize::from(parent) < node), "node {node} comes before {parent:?}");
+        self.tokens.push(token);
+        self.parents.push(parent);
+        node as u16
+    }
+
+    /// The child of a node, or of the last token, that carries `token`.
+    pub fn child(&self, parent: Option<u16>, token: u32) -> Option<u16> {
+        let found = self.tokens.iter().zip(&self.parents).position(|(&t, &p)| (t, p) == (token, parent));
+        found.map(|node| node as u16)
     }
 
     pub fn len(&self) -> usize {
@@ -46,33 +70,39 @@ impl DraftTree {
         &self.parents
     }
 
-    /// Keeps the first `most` nodes, which are a tree themselves.
-    pub fn truncate(&mut self, most: usize) {
-        self.tokens.truncate(most);
-        self.parents.truncate(most);
+    /// Nodes that may still come until there are `most`.
+    pub fn room(&self, most: usize) -> usize {
+        most.min(Self::MOST_NODES).saturating_sub(self.len())
     }
 
     pub fn clear(&mut self) {
         self.truncate(0);
     }
 
-    /// Whether some path from the root carries these tokens. Siblings may be alike.
-    pub fn has_path(&self, path: &[u32]) -> bool {
-        // Bit 0 is the request's last token, node `i` is bit `i + 1`.
-        let bit = |node: Option<u16>| 1u64 << node.map_or(0, |node| node + 1);
-        let mut ends = bit(None);
-        for token in path {
-            let nodes = (0..self.len() as u16).filter(|&node| {
-                self.tokens[usize::from(node)] == *token && bit(self.parents[usize::from(node)]) & ends != 0
-            });
-            ends = nodes.fold(0, |ends, node| ends | bit(Some(node)));
-        }
-        ends != 0
+    /// Keeps the first `most` nodes. Children come behind their parents, and so go with them.
+    pub fn truncate(&mut self, most: usize) {
+        self.tokens.truncate(most);
+        self.parents.truncate(most);
+    }
+
+    /// Whether every node follows the one before it.
+    pub fn is_chain(&self) -> bool {
+        (0..).zip(&self.parents).all(|(node, &parent)| parent == u16::checked_sub(node, 1))
+    }
+
+    /// A node and those on the way to it, the last first.
+    pub fn path(&self, node: u16) -> impl Iterator<Item = u16> {
+        std::iter::successors(Some(node), |&node| self.parents[usize::from(node)])
+    }
+
+    /// Whether the path from the root that carries these tokens is there.
+    pub fn has_path(&self, tokens: &[u32]) -> bool {
+        tokens.iter().try_fold(None, |at, &token| self.child(at, token).map(Some)).is_some()
     }
 }
 
 /// How many tokens behind the request's last one each node is: 1 for those that follow it.
-pub fn depths(parents: &[Option<u16>]) -> Vec<usize> {
+pub(crate) fn depths(parents: &[Option<u16>]) -> Vec<usize> {
     let mut depths: Vec<usize> = Vec::with_capacity(parents.len());
     for parent in parents {
         depths.push(1 + parent.map_or(0, |parent| depths[usize::from(parent)]));
@@ -85,45 +115,85 @@ mod tests {
     use super::*;
 
     /// ```text
-    /// 7 - 8
-    ///   \ 9 - 7
-    /// 9
+    /// last - 7 - 8
+    ///      \ 9 - 7 - 5
     /// ```
-    fn tree() -> DraftTree {
-        DraftTree::new(vec![7, 8, 9, 9, 7], vec![None, Some(0), Some(0), None, Some(2)])
+    fn bush() -> Draft {
+        let mut draft = Draft::default();
+        let (seven, nine) = (draft.push(7, None), draft.push(9, None));
+        draft.push(8, Some(seven));
+        let below = draft.push(7, Some(nine));
+        draft.push(5, Some(below));
+        draft
+    }
+
+    #[test]
+    fn a_tree_names_depths_and_ways() {
+        let draft = bush();
+        assert_eq!((draft.tokens(), draft.len()), (&[7, 9, 8, 7, 5][..], 5));
+        assert_eq!(draft.parents(), [None, None, Some(0), Some(1), Some(3)]);
+        assert_eq!(draft, Draft::new(draft.tokens(), draft.parents()));
+        assert_eq!(depths(draft.parents()), [1, 1, 2, 2, 3]);
+        assert_eq!(draft.path(4).collect::<Vec<_>>(), [4, 3, 1]);
+        assert!(!draft.is_chain());
+        assert_eq!((draft.child(None, 9), draft.child(Some(1), 7), draft.child(Some(0), 7)), (Some(1), Some(3), None));
     }
 
     #[test]
     fn paths_begin_at_the_root() {
-        for path in [&[][..], &[7], &[9], &[7, 8], &[7, 9, 7]] {
-            assert!(tree().has_path(path), "{path:?}");
+        for path in [&[][..], &[7], &[9], &[7, 8], &[9, 7, 5]] {
+            assert!(bush().has_path(path), "{path:?}");
         }
-        for path in [&[8][..], &[9, 7], &[7, 7], &[7, 8, 9], &[7, 9, 7, 7]] {
-            assert!(!tree().has_path(path), "{path:?}");
+        for path in [&[8][..], &[7, 7], &[7, 5], &[9, 8], &[7, 8, 9], &[9, 7, 5, 5]] {
+            assert!(!bush().has_path(path), "{path:?}");
         }
-        let twins = DraftTree::new(vec![5, 5, 6], vec![None, None, Some(1)]);
-        assert!(twins.has_path(&[5, 6]), "behind the second of two that are alike");
     }
 
     #[test]
-    fn a_chain_is_a_tree_and_so_is_the_beginning_of_one() {
-        let mut chain = DraftTree::chain(vec![3, 4, 5]);
-        assert_eq!((chain.parents(), depths(chain.parents())), (&[None, Some(0), Some(1)][..], vec![1, 2, 3]));
-        chain.truncate(1);
-        assert_eq!(chain, DraftTree::chain(vec![3]));
-        assert_eq!(depths(tree().parents()), [1, 2, 2, 1, 3]);
-        assert_eq!(DraftTree::chain(vec![1; MOST_DRAFTS]).len(), MOST_DRAFTS);
+    fn a_chain_is_a_tree_of_one_branch() {
+        let draft = Draft::chain([4, 4, 4]);
+        assert_eq!(draft.parents(), [None, Some(0), Some(1)]);
+        assert!(draft.is_chain() && Draft::default().is_chain() && Draft::default().is_empty());
+        assert_eq!(Draft::chain(0..63).len(), Draft::MOST_NODES);
     }
 
     #[test]
-    #[should_panic(expected = "draft 1 comes before its parent")]
-    fn a_child_before_its_parent_is_refused() {
-        DraftTree::new(vec![1, 2], vec![None, Some(1)]);
+    fn the_same_child_is_there_once() {
+        let mut draft = bush();
+        assert_eq!((draft.push(9, None), draft.push(7, Some(1)), draft.len()), (1, 3, 5));
+        assert_eq!(draft.push(9, Some(1)), 5);
+        let mut full = Draft::chain(0..63);
+        assert_eq!((full.push(62, Some(61)), full.room(64)), (62, 0));
     }
 
     #[test]
-    #[should_panic(expected = "64 drafts")]
-    fn more_nodes_than_a_word_has_bits_are_refused() {
-        DraftTree::chain(vec![1; MOST_DRAFTS + 1]);
+    fn what_is_cut_is_cut_with_its_children() {
+        for most in 0..7 {
+            let mut draft = bush();
+            draft.truncate(most);
+            assert_eq!((draft.len(), draft.room(5)), (most.min(5), 5 - most.min(5)));
+            assert_eq!(draft, Draft::new(&bush().tokens()[..draft.len()], &bush().parents()[..draft.len()]));
+        }
+        let mut draft = bush();
+        draft.clear();
+        assert_eq!(draft, Draft::default());
+    }
+
+    #[test]
+    #[should_panic(expected = "a draft of more than 63 nodes")]
+    fn a_draft_fits_into_a_word() {
+        Draft::chain(0..64);
+    }
+
+    #[test]
+    #[should_panic(expected = "node 1 comes before Some(1)")]
+    fn parents_come_first() {
+        Draft::new(&[1, 2], &[None, Some(1)]);
+    }
+
+    #[test]
+    #[should_panic(expected = "token 5 follows Some(0) twice")]
+    fn twins_are_refused() {
+        Draft::new(&[4, 5, 5], &[None, Some(0), Some(0)]);
     }
 }

@@ -27,7 +27,7 @@ use std::{
 
 use blocks::{Blocks, nodes::FirstWord, pool::Pool};
 pub use config::{BLOCK_TOKENS, GroupConfig, SchedulerConfig};
-pub use draft::{DraftTree, MOST_DRAFTS, depths};
+pub use draft::Draft;
 pub use error::SchedulerError;
 pub use events::{KvEvent, Medium};
 use pace::{Pace, StepShape};

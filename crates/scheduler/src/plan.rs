@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::depths;
+use crate::draft::{Draft, depths};
 
 /// Made by the engine, never by a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -106,6 +106,11 @@ impl Assignment {
     /// The tokens to be verified.
     pub fn drafts(&self) -> &[u32] {
         &self.tokens[self.tokens.len() - self.num_drafts..]
+    }
+
+    /// The same as the tree that they are.
+    pub fn draft(&self) -> Draft {
+        Draft::new(self.drafts(), &self.parents)
     }
 
     /// Position of every row in its own sequence: a draft stands behind its parent, wherever its slot is.

@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use crate::{
-    BlockId, DraftTree, Miss, Nanos, NewRequest, PromptTargets, RequestId,
+    BlockId, Draft, Miss, Nanos, NewRequest, PromptTargets, RequestId,
     blocks::{Sequence, prefix::ChainHash, table::Table},
     queue::OrderKey,
 };
@@ -39,7 +39,7 @@ pub(crate) struct Request {
     /// Tokens in the step being planned.
     pub chunk: usize,
     /// To be verified behind `tokens`.
-    pub drafts: DraftTree,
+    pub drafts: Draft,
     /// Rows behind a token under way are not planned: drafts may come for it.
     pub expects_drafts: bool,
     /// One a layer group; empty while the request waits.
@@ -64,7 +64,7 @@ pub(crate) struct Request {
 #[derive(Debug)]
 pub(crate) struct Flight {
     pub rows: usize,
-    pub drafts: DraftTree,
+    pub drafts: Draft,
     pub samples: bool,
     /// The blocks it writes to were given up: only its token counts.
     pub lost: bool,
@@ -100,7 +100,7 @@ impl Request {
             flights: VecDeque::new(),
             pending: 0,
             chunk: 0,
-            drafts: DraftTree::default(),
+            drafts: Draft::default(),
             expects_drafts: false,
             tables,
             table_ids: Arc::default(),

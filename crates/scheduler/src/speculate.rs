@@ -5,13 +5,13 @@
 //! would have put it, and blocks behind it are given back. A guess is worth less than anything that is known: drafts get
 //! what prompts and newcomers left of a step, and no block that somebody will need soon.
 
-use crate::{DraftTree, RequestId, Scheduler, Whereabouts, step::Step};
+use crate::{Draft, RequestId, Scheduler, Whereabouts, step::Step};
 
 impl Scheduler {
     /// Tokens to verify behind a request's last one in the next step, instead of earlier ones. False, and ignored, unless
     /// the request runs, has nothing in flight and nothing but its last token to compute. A tree may be cut short, by its
     /// last nodes.
-    pub fn draft(&mut self, id: RequestId, mut drafts: DraftTree) -> bool {
+    pub fn draft(&mut self, id: RequestId, mut drafts: Draft) -> bool {
         let Some(index) = self.running_index(id) else { return false };
         let request = &mut self.running[index];
         if !request.flights.is_empty() || !request.is_decoding() {

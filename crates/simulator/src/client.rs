@@ -1,6 +1,6 @@
 //! One request as its client and the engine see it: what it wants, what it has heard, what is under way for it.
 
-use folio_scheduler::{DraftTree, NewRequest, RequestId};
+use folio_scheduler::{Draft, NewRequest, RequestId};
 
 use crate::{
     hash::Rng,
@@ -60,7 +60,7 @@ pub struct Client {
     /// The step that was the newest when it last lost its blocks.
     pub preempted_at: Option<u64>,
     /// Proposed, and in no plan yet.
-    pub drafts: DraftTree,
+    pub drafts: Draft,
     /// Nothing is planned behind a token of it that is under way.
     pub expects_drafts: bool,
     pub fold: u64,
@@ -89,7 +89,7 @@ impl Client {
             waits: true,
             preemptions: 0,
             preempted_at: None,
-            drafts: DraftTree::default(),
+            drafts: Draft::default(),
             expects_drafts: false,
             fold: 0,
         }
@@ -129,30 +129,30 @@ impl Client {
         drafts
     }
 
-    /// A tree of `num` guesses with the next `right` tokens among them, others before, between and behind.
-    pub fn drafted_tree(&mut self, num: usize, right: usize, rng: &mut Rng) -> DraftTree {
+    /// A tree of at most `num` guesses with the next `right` tokens among them, others before, between and behind.
+    pub fn drafted_tree(&mut self, num: usize, right: usize, rng: &mut Rng) -> Draft {
         let follows = self.drafted(right + 1, right + 1);
         let vocab = self.wants.sampling.vocab.max(2);
-        let (mut tokens, mut parents) = (Vec::new(), Vec::new());
+        let mut draft = Draft::default();
         // For each node, how many tokens are right up to it, if all are.
         let mut right_to: Vec<Option<usize>> = Vec::new();
         let (mut depth, mut tip) = (0, None);
-        for node in 0..num {
-            if depth < right && (right - depth >= num - node || rng.chance(2)) {
-                tokens.push(follows[depth]);
-                parents.push(tip);
-                (depth, tip) = (depth + 1, Some(node as u16));
+        for guess in 0..num {
+            if depth < right && (right - depth >= num - guess || rng.chance(2)) {
+                tip = Some(draft.push(follows[depth], tip));
+                depth += 1;
                 right_to.push(Some(depth));
                 continue;
             }
-            let parent = rng.below(node + 1).checked_sub(1);
+            let parent = rng.below(draft.len() + 1).checked_sub(1);
             let other = rng.below(vocab as usize - 1) as u32;
             // Wrong where its parent is right; where its parent is wrong, anything is.
             let wrong = |depth: usize| (follows[depth] + 1 + other) % vocab;
-            tokens.push(parent.map_or(Some(0), |parent| right_to[parent]).map_or(other, wrong));
-            parents.push(parent.map(|parent| parent as u16));
-            right_to.push(None);
+            let token = parent.map_or(Some(0), |parent| right_to[parent]).map_or(other, wrong);
+            draft.push(token, parent.map(|parent| parent as u16));
+            // What was guessed there before is there once.
+            right_to.resize(draft.len(), None);
         }
-        DraftTree::new(tokens, parents)
+        draft
     }
 }

@@ -10,7 +10,7 @@ mod plan;
 use std::collections::{BTreeMap, VecDeque};
 
 use folio_scheduler::{
-    Departed, DiskTaskKind, DraftStats, DraftTree, NewRequest, RequestId, Scheduler, SchedulerConfig, SchedulerError,
+    Departed, DiskTaskKind, Draft, DraftStats, NewRequest, RequestId, Scheduler, SchedulerConfig, SchedulerError,
     SchedulerStats, StepPlan,
 };
 
@@ -219,7 +219,7 @@ impl Driver {
     /// The next tokens of a request, guessed: `num` of them, wrong from place `wrong_from` on.
     pub fn draft(&mut self, id: RequestId, num: usize, wrong_from: usize) {
         let Some(client) = self.clients.get_mut(&id) else { return };
-        let drafts = DraftTree::chain(client.drafted(num, wrong_from));
+        let drafts = Draft::chain(client.drafted(num, wrong_from));
         self.propose(id, drafts);
     }
 
@@ -230,7 +230,7 @@ impl Driver {
         self.propose(id, drafts);
     }
 
-    fn propose(&mut self, id: RequestId, drafts: DraftTree) {
+    fn propose(&mut self, id: RequestId, drafts: Draft) {
         if self.scheduler.draft(id, drafts.clone()) {
             self.trace.say(|| format!("drafts for {}: {:?} behind {:?}", id.0, drafts.tokens(), drafts.parents()));
             self.clients.get_mut(&id).expect("looked up by the caller").drafts = drafts;

@@ -2,7 +2,7 @@
 
 use std::{cell::RefCell, mem::ManuallyDrop, panic::AssertUnwindSafe, sync::Once};
 
-use folio_scheduler::{MOST_DRAFTS, NewRequest, RequestId, SchedulerError};
+use folio_scheduler::{Draft, NewRequest, RequestId, SchedulerError};
 
 use crate::{
     client::Wants,
@@ -328,7 +328,7 @@ impl World<'_> {
             }
             let is_tree = rng.chance(2);
             let num = match is_tree {
-                true if rng.chance(16) => MOST_DRAFTS,
+                true if rng.chance(16) => Draft::MOST_NODES,
                 true => rng.within(2, 14),
                 false => rng.within(1, 5),
             };

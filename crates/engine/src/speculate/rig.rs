@@ -9,7 +9,7 @@ use folio_model::{
 };
 use folio_scheduler::RequestId;
 
-use super::{Ahead, Draft, Drafter, Settled, SettledRequest};
+use super::{Ahead, Draft, Drafter, Settled, SettledRequest, ancestors};
 
 pub const VOCAB: usize = 32;
 pub const HIDDEN: usize = 32;
@@ -227,7 +227,7 @@ impl Rig {
             self.next_block += 1;
         }
         batch.spans.push(Span { first_row: row, num_rows: tokens.len() as u32, context: context as u32 });
-        let words = if sequence.draft.is_chain() { vec![0; tokens.len()] } else { sequence.draft.ancestors() };
+        let words = if sequence.draft.is_chain() { vec![0; tokens.len()] } else { ancestors(&sequence.draft) };
         for (at, &word) in words.iter().enumerate() {
             let position = if word == 0 { first + at } else { first + word.count_ones() as usize - 1 };
             batch.positions.push(position as u32);
@@ -263,7 +263,7 @@ impl Rig {
             rows.push(span.first_row + known as u32 + u32::from(child));
             sequence.computed += 1;
         }
-        let word = draft.ancestors()[output - first];
+        let word = ancestors(&draft)[output - first];
         let slot =
             |place: usize| sequence.table[place / BLOCK_TOKENS] * BLOCK_TOKENS as u32 + (place % BLOCK_TOKENS) as u32;
         let pairs: Vec<(u32, u32)> = tree::moves(base, word).map(|(from, to)| (slot(from), slot(to))).collect();

@@ -99,7 +99,7 @@ pub fn verify_drawn(
 /// it. Panics where the request names a token that there is not.
 pub fn ask(draft: &Draft, state: &SamplingState, position: usize, first_row: u32, vocab: usize, draws: &mut Draws) {
     state.push_draw(draws, first_row, position, vocab);
-    let nodes = (0..draft.len() as u16).map(|node| (node, first_row + 1 + u32::from(node), path(draft, node)));
+    let nodes = (0..draft.len() as u16).map(|node| (node, first_row + 1 + u32::from(node), draft.path(node)));
     if state.draws_ahead() {
         // What is asked depends on the way to a row by its length alone.
         nodes.for_each(|(_, row, path)| state.push_draw(draws, row, position + path.count(), vocab));
@@ -107,9 +107,9 @@ pub fn ask(draft: &Draft, state: &SamplingState, position: usize, first_row: u32
     }
     let (mut seen, mut at) = (state.clone(), None);
     for (node, row, path) in nodes {
-        let mut tokens: Vec<u32> = path.map(|node| draft.tokens[usize::from(node)]).collect();
+        let mut tokens: Vec<u32> = path.map(|node| draft.tokens()[usize::from(node)]).collect();
         let depth = tokens.len();
-        if draft.parents[usize::from(node)] == at {
+        if draft.parents()[usize::from(node)] == at {
             // As in a chain: all but the node's own token is observed.
             tokens.truncate(1);
         } else {
@@ -123,9 +123,4 @@ pub fn ask(draft: &Draft, state: &SamplingState, position: usize, first_row: u32
 
 fn row_of(node: Option<u16>) -> usize {
     node.map_or(0, |node| usize::from(node) + 1)
-}
-
-/// A node and those on the way to it, the last first.
-fn path(draft: &Draft, node: u16) -> impl Iterator<Item = u16> {
-    std::iter::successors(Some(node), |&node| draft.parents[usize::from(node)])
 }

@@ -3,7 +3,7 @@
 
 use folio_engine::{
     SamplingState,
-    speculate::{Draft, Place, Walk, verify, verify_drawn},
+    speculate::{Draft, Place, Walk, ancestors, verify, verify_drawn},
 };
 use folio_model::device::Draws;
 
@@ -31,7 +31,7 @@ struct Met {
 
 /// The nodes on the way to each row of a draft, the last token's row first.
 fn ways(draft: &Draft) -> Vec<Vec<usize>> {
-    let words = draft.ancestors();
+    let words = ancestors(draft);
     let way = |word: &u64| (1..64).filter(|row| word >> row & 1 == 1).map(|row| row - 1).collect();
     words.iter().map(way).collect()
 }

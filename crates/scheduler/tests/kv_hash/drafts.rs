@@ -1,8 +1,7 @@
 //! Drafts: where they are verified, what they may take from others, what is left of them.
 
 use folio_scheduler::{
-    Assignment, DraftStats, DraftTree, GroupConfig, NewRequest, RequestId, RowResult, Scheduler, SchedulerConfig,
-    StepPlan,
+    Assignment, Draft, DraftStats, GroupConfig, NewRequest, RequestId, RowResult, Scheduler, SchedulerConfig, StepPlan,
 };
 use folio_simulator::hash::Rng;
 
@@ -34,13 +33,13 @@ fn drafts_save_steps_and_never_change_the_answer() {
 #[test]
 fn drafts_are_refused_where_they_cannot_be_verified() {
     let mut scheduler = Scheduler::new(SchedulerConfig::new(vec![64])).expect("sound");
-    assert!(!scheduler.draft(RequestId(0), DraftTree::chain(vec![1])), "not known");
+    assert!(!scheduler.draft(RequestId(0), Draft::chain(vec![1])), "not known");
     scheduler.add(request(0, tokens(0, 10), 14), 0).expect("fits");
-    assert!(!scheduler.draft(RequestId(0), DraftTree::chain(vec![1])), "waits");
+    assert!(!scheduler.draft(RequestId(0), Draft::chain(vec![1])), "waits");
     scheduler.schedule(0);
-    assert!(!scheduler.draft(RequestId(0), DraftTree::chain(vec![1])), "in flight");
+    assert!(!scheduler.draft(RequestId(0), Draft::chain(vec![1])), "in flight");
     scheduler.commit(&[result(0, Some(3))], 1);
-    assert!(scheduler.draft(RequestId(0), DraftTree::chain(vec![1, 2, 3, 4])));
+    assert!(scheduler.draft(RequestId(0), Draft::chain(vec![1, 2, 3, 4])));
     let plan = scheduler.schedule(0);
     let a = &plan.assignments[0];
     assert_eq!((a.tokens.as_slice(), a.num_drafts), ([3, 1, 2].as_slice(), 2), "11 of 14 tokens: room for two and one");
@@ -75,7 +74,7 @@ fn drafts_do_not_stop_a_prompt_under_way() {
     let mut done = 0;
     for _ in 0..9 {
         // As many rows as there are requests.
-        assert!(scheduler.draft(RequestId(0), DraftTree::chain(vec![1])));
+        assert!(scheduler.draft(RequestId(0), Draft::chain(vec![1])));
         let plan = commit(&mut scheduler);
         done += plan.assignments.iter().filter(|a| a.id == RequestId(1)).map(Assignment::num_rows).sum::<usize>();
     }
@@ -89,7 +88,7 @@ fn nobody_gives_way_for_drafts() {
     let mut scheduler = decoding(config, 2, 12);
     scheduler.add(request(1, tokens(1, 2), 4), 0).expect("fits");
     assert_eq!(commit(&mut scheduler).assignments.len(), 2, "both run");
-    assert!(scheduler.draft(RequestId(0), DraftTree::chain(vec![1; 6])), "two blocks more, but one is free");
+    assert!(scheduler.draft(RequestId(0), Draft::chain(vec![1; 6])), "two blocks more, but one is free");
     let plan = commit(&mut scheduler);
     assert!(plan.preempted.is_empty(), "{plan:?}");
     assert_eq!(plan.num_rows(), 2, "{plan:?}");
@@ -103,7 +102,7 @@ fn drafts_leave_a_row_for_everyone() {
     scheduler.add(request(1, tokens(1, 2), 40), 0).expect("fits");
     assert_eq!(commit(&mut scheduler).assignments.len(), 2, "both run");
     for id in [0, 1] {
-        assert!(scheduler.draft(RequestId(id), DraftTree::chain(vec![1; 5])));
+        assert!(scheduler.draft(RequestId(id), Draft::chain(vec![1; 5])));
     }
     let plan = commit(&mut scheduler);
     let rows: Vec<usize> = plan.assignments.iter().map(Assignment::num_rows).collect();
@@ -115,9 +114,8 @@ fn drafts_leave_a_row_for_everyone() {
 ///   \ 7 - 8 - 9
 /// 4
 /// ```
-fn tree() -> DraftTree {
-    let parents = vec![None, None, Some(0), Some(2), Some(0), Some(4), Some(5)];
-    DraftTree::new(vec![3, 4, 5, 6, 7, 8, 9], parents)
+fn tree() -> Draft {
+    Draft::new(&[3, 4, 5, 6, 7, 8, 9], &[None, None, Some(0), Some(2), Some(0), Some(4), Some(5)])
 }
 
 #[test]
@@ -178,7 +176,7 @@ fn drafts_leave_a_block_to_everyone() {
     let mut scheduler = decoding(config, 2, 20);
     scheduler.add(request(1, tokens(1, 2), 8), 0).expect("fits");
     commit(&mut scheduler);
-    assert!(scheduler.draft(RequestId(0), DraftTree::chain(vec![1; 16])));
+    assert!(scheduler.draft(RequestId(0), Draft::chain(vec![1; 16])));
     let plan = commit(&mut scheduler);
     let rows: Vec<usize> = plan.assignments.iter().map(Assignment::num_rows).collect();
     assert_eq!(rows, [9, 1], "two of three free blocks, with the one it holds");

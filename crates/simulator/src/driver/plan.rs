@@ -1,6 +1,6 @@
 //! The first half of a turn: a plan is made, checked and submitted.
 
-use folio_scheduler::{BlockId, DraftTree, Preempted, StepPlan, Transfer};
+use folio_scheduler::{BlockId, Draft, Preempted, StepPlan, Transfer};
 
 use super::{Driver, Step};
 use crate::{
@@ -59,7 +59,7 @@ impl Driver {
             client.preemptions += 1;
             client.preempted_at = Some(newest);
             client.waits = true;
-            client.drafts = DraftTree::default();
+            client.drafts = Draft::default();
             self.coverage.preemptions += 1;
             self.coverage.preempted_in_flight += u64::from(client.in_flight > 0);
             self.coverage.preempted_with_drafts += u64::from(self.has_drafts_in_flight(id));

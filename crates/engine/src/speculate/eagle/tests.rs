@@ -118,9 +118,7 @@ fn nodes_of_a_tree_are_those_of_chains() {
     let large = draft_of(true, EagleOptions { width: 6, ..BUSH }, &tokens, 60);
     let find = |path: &[u32]| path.iter().try_fold(None, |at, &token| large.child(at, token).map(Some));
     for node in 0..small.len() as u16 {
-        let mut path: Vec<u32> = std::iter::successors(Some(node), |&node| small.parents()[usize::from(node)])
-            .map(|node| small.tokens()[usize::from(node)])
-            .collect();
+        let mut path: Vec<u32> = small.path(node).map(|node| small.tokens()[usize::from(node)]).collect();
         path.reverse();
         assert!(find(&path).is_some(), "{path:?} is in no larger tree");
     }

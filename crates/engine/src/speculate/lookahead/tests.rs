@@ -29,14 +29,12 @@ impl Speaker {
     fn pass(&mut self, lookahead: &mut Lookahead, id: RequestId, most: usize) -> usize {
         let before = self.text.len();
         let way = |node: u16| {
-            let mut way: Vec<u32> = std::iter::successors(Some(node), |&node| self.draft.parents()[usize::from(node)])
-                .map(|node| self.draft.tokens()[usize::from(node)])
-                .collect();
+            let mut way: Vec<u32> = self.draft.path(node).map(|node| self.draft.tokens()[usize::from(node)]).collect();
             way.reverse();
             [&self.text[..], &way].concat()
         };
         let nodes = 0..self.draft.len() as u16;
-        let depths = nodes.clone().map(|node| self.draft.depth_of(node));
+        let depths = nodes.clone().map(|node| self.draft.path(node).count());
         let texts = std::iter::once(self.text.clone()).chain(nodes.clone().map(way));
         let guesses: Vec<u32> = texts.map(|text| (self.language)(&text)).collect();
         let batch = Batch {

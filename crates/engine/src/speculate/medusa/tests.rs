@@ -37,9 +37,7 @@ fn all_nodes(probabilities: &[Vec<(u32, f64)>]) -> Vec<(Vec<u32>, f64)> {
 
 fn paths(draft: &Draft) -> Vec<Vec<u32>> {
     let path = |node: u16| {
-        let mut path: Vec<u32> = std::iter::successors(Some(node), |&node| draft.parents()[usize::from(node)])
-            .map(|node| draft.tokens()[usize::from(node)])
-            .collect();
+        let mut path: Vec<u32> = draft.path(node).map(|node| draft.tokens()[usize::from(node)]).collect();
         path.reverse();
         path
     };
