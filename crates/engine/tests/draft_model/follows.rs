@@ -53,6 +53,19 @@ fn it_is_never_wrong_about_itself() {
     assert_eq!(c.tokens.len(), 17 + 8 + 7 * 4);
 }
 
+/// Drafts that reach over several blocks behind the request's own, as `--speculate-tokens` may ask for: scratch follows.
+#[test]
+fn a_long_draft_has_room_behind_the_table() {
+    for most in [16, 17, 33, 63] {
+        let mut driver = twins(DraftModelOptions { most_tokens: most, most_rows: 256, ..SURE });
+        // One ends with a block, so that none of its draft lies in its own.
+        let (mut a, mut b) = (Request::new(&prompt(12, 32), most), Request::new(&prompt(13, 20), most));
+        (0..4).for_each(|_| driver.step(&mut [&mut a, &mut b]));
+        assert_eq!(driver.count.accepted, driver.count.drafted, "{most}: {:?}", driver.count);
+        assert_eq!((a.tokens.len(), b.tokens.len()), (32 + 4 + 3 * most, 20 + 4 + 3 * most), "{most} at once");
+    }
+}
+
 #[test]
 fn it_catches_up_behind_a_gap() {
     let mut driver = twins(SURE);

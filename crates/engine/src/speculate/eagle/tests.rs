@@ -188,17 +188,23 @@ fn a_prefix_from_the_cache_and_a_return_change_nothing() {
     }
 }
 
+/// A head for the model that is easy to foresee.
+fn knowing_head(rig: &mut Rig) -> Memory {
+    let mut weights = Memory::default();
+    weights.invent("layers.0.self_attn.q_proj.weight", &[32, HIDDEN]);
+    weights.invent("layers.0.self_attn.k_proj.weight", &[16, HIDDEN]);
+    weights.invent("layers.0.mlp.gate_proj.weight", &[24, HIDDEN]);
+    // The state becomes the embedding of the token beside it.
+    weights.put("fc.weight", &[HIDDEN, 2 * HIDDEN], sparse(HIDDEN, 2 * HIDDEN, |column| (column, column), 1.0));
+    weights.complete(|weights| Eagle::load(&mut rig.decoder, weights), foreseeable);
+    weights
+}
+
 #[test]
 fn a_head_that_knows_the_model_is_right_all_the_time() {
     for options in [CHAIN, BUSH, EagleOptions::default()] {
         let mut rig = Rig::new(foreseeable);
-        let mut weights = Memory::default();
-        weights.invent("layers.0.self_attn.q_proj.weight", &[32, HIDDEN]);
-        weights.invent("layers.0.self_attn.k_proj.weight", &[16, HIDDEN]);
-        weights.invent("layers.0.mlp.gate_proj.weight", &[24, HIDDEN]);
-        // The state becomes the embedding of the token beside it.
-        weights.put("fc.weight", &[HIDDEN, 2 * HIDDEN], sparse(HIDDEN, 2 * HIDDEN, |column| (column, column), 1.0));
-        weights.complete(|weights| Eagle::load(&mut rig.decoder, weights), foreseeable);
+        let weights = knowing_head(&mut rig);
         let mut drafter = load(&mut rig, &weights, options);
         for most in [1, 2, 4] {
             let who = rig.add(&PROMPT, None);
@@ -209,6 +215,24 @@ fn a_head_that_knows_the_model_is_right_all_the_time() {
             assert_eq!(sequence.paces[1..], [1 + most; 6], "{most} nodes, {options:?}");
             assert!(sequence.tokens[36..].windows(2).all(|pair| pair[1] == follower(pair[0])));
         }
+    }
+}
+
+/// However far the options would have it go: a chain ends with the rows that there is scratch for.
+#[test]
+fn a_chain_ends_with_its_scratch() {
+    let mut rig = Rig::new(foreseeable);
+    let weights = knowing_head(&mut rig);
+    let mut drafter = load(&mut rig, &weights, EagleOptions { depth: 60, ..CHAIN });
+    // Behind 32 rows a chain begins in scratch, behind 36 in the request's last block.
+    for len in [32, 36] {
+        let who = rig.add(&PROMPT[..len], None);
+        rig.sequences[who].most = 63;
+        rig.read(&mut drafter, who, 64);
+        rig.answer(&mut drafter, who, 2);
+        let sequence = &rig.sequences[who];
+        assert_eq!(sequence.paces[1..], [MOST_ROWS + 2; 2], "a prompt of {len}");
+        assert!(sequence.tokens[len - 1..].windows(2).all(|pair| pair[1] == follower(pair[0])));
     }
 }
 
