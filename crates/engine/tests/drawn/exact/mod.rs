@@ -12,7 +12,10 @@ use folio_engine::speculate::{
     DraftModel, DraftModelOptions, EagleDrafter, EagleOptions, Lookahead, LookaheadOptions, MedusaDrafter,
     MedusaOptions, Ngram, NgramOptions, OnHost, Suffix, SuffixOptions,
 };
-use folio_model::{OpenModel, formats::WeightSource};
+use folio_model::{
+    OpenModel,
+    formats::{Gguf, WeightSource},
+};
 use frame::{Frame, Make, Method};
 use prompts::{Tokens, prompts, root};
 
@@ -82,7 +85,14 @@ fn methods_with_weights() {
 
 #[test]
 fn what_ships_for_the_large_model() {
-    let frame = frame("folio-rust-42m.gguf", 24);
+    let large = frame("folio-rust-42m.gguf", 24);
     let small = open("folio-rust-7m.gguf");
-    frame.check(Method::new("the small model", 5, draft_model(small, DraftModelOptions::default())));
+    large.check(Method::new("the small model", 5, draft_model(small, DraftModelOptions::default())));
+    let heads = |kind: &str| {
+        let path = root().join(format!("models/folio-rust-42m.{kind}.gguf"));
+        Gguf::open(&path).expect("heads that ship")
+    };
+    large.check(Method::new("its Medusa heads", 8, medusa(heads("medusa"), MedusaOptions::default())));
+    large.check(Method::new("its EAGLE head", 8, eagle(heads("eagle"), EagleOptions::default())));
+    large.check(Method::new("its EAGLE head, a chain", 3, eagle(heads("eagle"), EAGLE_CHAIN)));
 }

@@ -92,7 +92,7 @@ pub fn prompts(tokens: &Tokens, count: usize) -> Vec<Prompt> {
 
 /// A quarter is sampled, and a quarter has penalties; some of each ask for log-probabilities.
 fn params(index: usize) -> SamplingParams {
-    let logprobs = (index % 6 == 0).then_some(2);
+    let logprobs = index.is_multiple_of(6).then_some(2);
     let base = SamplingParams { max_tokens: 14, temperature: 0.0, logprobs, ..SamplingParams::default() };
     match index % 4 {
         1 => SamplingParams { temperature: 0.7, top_p: 0.95, seed: index as u64, ..base },
@@ -103,5 +103,5 @@ fn params(index: usize) -> SamplingParams {
 
 /// For a third of all; code has one of these soon.
 fn stop(index: usize) -> Option<&'static str> {
-    (index % 3 == 0).then_some([";\n", "self", "()", "  "][index / 3 % 4])
+    index.is_multiple_of(3).then_some([";\n", "self", "()", "  "][index / 3 % 4])
 }
