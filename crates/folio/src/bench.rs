@@ -21,6 +21,7 @@ use anyhow::{Result, bail};
 use crate::args::{BenchArgs, BenchKind, BenchModel, BenchRun, EngineArgs, LoadFormat};
 use crate::assets::Assets;
 use crate::machine;
+use crate::plan::WeightBytes;
 use crate::random_model;
 use crate::session::Session;
 use measure::Measured;
@@ -52,7 +53,7 @@ fn rates(args: &BenchRun, concurrency: &[usize]) -> Result<()> {
     profile::check(args, &session)?;
     // Before the ceilings take a buffer of their own.
     let resident = machine::peak_resident();
-    let cost = cost::Cost::of(&session.assets.model.spec, session.plan.bytes.weights);
+    let cost = cost::Cost::of(&session.assets.model.spec, &WeightBytes::of(&session.assets.model, &session.target)?);
     session.phases.notes.iter().for_each(|note| eprintln!("warning: {note}"));
     let mut results: Vec<Measured> = concurrency.iter().map(|&streams| Measured::new(streams)).collect();
     let mut ceilings = ceilings::Ceilings::new(&session.target)?;

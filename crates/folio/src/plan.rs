@@ -25,7 +25,7 @@ use crate::target::Target;
 use budget::Budget;
 use drafting::DraftingBytes;
 use pools::{Demand, Load};
-use weights::WeightBytes;
+pub use weights::WeightBytes;
 
 pub use budget::mebibytes;
 pub use report::{main, print};

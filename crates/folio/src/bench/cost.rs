@@ -2,6 +2,8 @@
 
 use folio_model::{FfnSpec, LayerSpec, ModelSpec, parameters};
 
+use crate::plan::WeightBytes;
+
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cost {
     /// Weight bytes that a decode step reads whatever its tokens are.
@@ -17,7 +19,7 @@ pub struct Cost {
 }
 
 impl Cost {
-    pub fn of(spec: &ModelSpec, weight_bytes: u64) -> Self {
+    pub fn of(spec: &ModelSpec, weights: &WeightBytes) -> Self {
         let parameters = parameters(spec);
         let table = (spec.vocab_size * spec.hidden) as f64;
         let outside = if spec.tied_head { table } else { 2.0 * table };
@@ -29,11 +31,12 @@ impl Cost {
         };
         let [all, taken] =
             spec.layers.iter().map(each).fold([0.0; 2], |sum, each| [sum[0] + each[0], sum[1] + each[1]]);
-        let bytes = weight_bytes as f64 / parameters.total as f64;
+        // A lookup reads one row of the embedding table; the head reads all of its matrix. Formats may differ from matrix
+        // to matrix, so bytes are those of the matrices themselves.
+        let looked_up = if spec.tied_head { 0 } else { weights.table };
         Self {
-            // A lookup reads one row of the embedding table; the head reads all of its matrix.
-            always_bytes: bytes * (layer_macs + table - taken),
-            expert_bytes: bytes * all,
+            always_bytes: (weights.matrices - weights.experts - looked_up) as f64,
+            expert_bytes: weights.experts as f64,
             expert_share: if all > 0.0 { taken / all } else { 0.0 },
             layer_macs,
             head_macs: table,

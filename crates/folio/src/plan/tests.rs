@@ -73,6 +73,26 @@ fn figures_are_those_of_the_loaded_decoder() {
 }
 
 #[test]
+fn tables_and_experts_are_counted_apart() {
+    let cpu = Target::Cpu(CpuConfig { threads: 1, isa: None });
+    let count =
+        |config: &str, stored| WeightBytes::of(&invent("apart", config, stored).model, &cpu).expect("it counts");
+    for stored in [Stored::F32, Stored::BF16, Stored::Mixed] {
+        let [tied, untied] =
+            [true, false].map(|tied| count(&llama(&format!(r#", "tie_word_embeddings": {tied}"#)), stored));
+        assert!(untied.table > 0 && untied.experts == 0, "{stored:?}: {untied:?}");
+        assert_eq!(untied.table, tied.table, "{stored:?}");
+        let moe = |experts: usize| {
+            let more = format!(r#", "num_experts": {experts}, "num_experts_per_tok": 2, "moe_intermediate_size": 40"#);
+            count(&llama(&more).replace("llama", "qwen3_moe"), stored)
+        };
+        let (few, many) = (moe(4), moe(8));
+        assert_eq!(many.experts, 2 * few.experts, "{stored:?}");
+        assert!(many.matrices > many.experts + many.table, "{stored:?}: {many:?}");
+    }
+}
+
+#[test]
 fn figures_in_every_format_of_keys_and_values() {
     for (name, config) in [("one group", llama("")), ("two groups", with_windows())] {
         let assets = invent(name, &config, Stored::BF16);

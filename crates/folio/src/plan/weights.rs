@@ -20,6 +20,10 @@ use crate::target::Target;
 pub struct WeightBytes {
     /// Matrices, and experts with their biases.
     pub matrices: u64,
+    /// Of those, the routed experts.
+    pub experts: u64,
+    /// Of those, the embedding table.
+    pub table: u64,
     /// Norms, biases, sinks and frequencies.
     pub vectors: u64,
     /// The widest row that any matrix reads.
@@ -42,13 +46,17 @@ impl WeightBytes {
             kv_format: KvFormat::BF16,
         };
         let decoder = Decoder::load(Counting::new(target), model, limits, &mut |_| {})?;
-        let Counting { vectors, widest_input, widened, .. } = *decoder.backend();
-        Ok(Self { matrices: decoder.memory().weights, vectors, widest_input, widened })
+        let Counting { experts, table, vectors, widest_input, widened, .. } = *decoder.backend();
+        let matrices = decoder.memory().weights;
+        Ok(Self { matrices, experts, table: table.unwrap_or(0), vectors, widest_input, widened })
     }
 }
 
 struct Counting {
     packing: Packing,
+    experts: u64,
+    /// The first that a decoder loads.
+    table: Option<u64>,
     vectors: u64,
     widest_input: usize,
     widened: cuda::Widened,
@@ -67,7 +75,7 @@ impl Counting {
             Target::Cpu(_) => Packing::Cpu,
             Target::Cuda(gpu) => Packing::Cuda(gpu.precision(), gpu.random_form()),
         };
-        Self { packing, vectors: 0, widest_input: 0, widened: cuda::Widened::default() }
+        Self { packing, experts: 0, table: None, vectors: 0, widest_input: 0, widened: cuda::Widened::default() }
     }
 
     fn widen(&mut self, matrix: &Matrix<'_>) {
@@ -102,23 +110,27 @@ impl Backend for Counting {
 
     fn weight(&mut self, matrix: &Matrix<'_>) -> folio_device::Result<u64> {
         self.widen(matrix);
-        match self.packing {
-            Packing::Cpu => cpu::packed_bytes(matrix),
+        let bytes = match self.packing {
+            Packing::Cpu => cpu::packed_bytes(matrix)?,
             Packing::Cuda(precision, form) => {
                 if !cuda::is_plain(matrix, precision, form) {
                     self.widened.add(matrix.num_rows() * matrix.cols());
                 }
-                Ok(cuda::packed_bytes(matrix, precision, form))
+                cuda::packed_bytes(matrix, precision, form)
             }
-        }
+        };
+        self.table.get_or_insert(bytes);
+        Ok(bytes)
     }
 
     fn experts(&mut self, source: ExpertsSource<'_>) -> folio_device::Result<u64> {
         source.gate_up.iter().chain(&source.down).for_each(|matrix| self.widen(matrix));
-        match self.packing {
-            Packing::Cpu => cpu::packed_experts_bytes(&source),
-            Packing::Cuda(precision, _) => Ok(cuda::packed_experts_bytes(&source, precision)),
-        }
+        let bytes = match self.packing {
+            Packing::Cpu => cpu::packed_experts_bytes(&source)?,
+            Packing::Cuda(precision, _) => cuda::packed_experts_bytes(&source, precision),
+        };
+        self.experts += bytes;
+        Ok(bytes)
     }
 
     fn reads_matrices(&self) -> bool {
