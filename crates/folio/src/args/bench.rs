@@ -142,9 +142,16 @@ pub struct SpeculateBench {
     /// A file or folder whose texts are continued [default: prompts without a pattern]
     #[arg(long, value_name = "PATH")]
     pub text: Option<PathBuf>,
-    /// Each prompt is a piece of the text and the beginning of the same with one edit
-    #[arg(long, requires = "text")]
-    pub repeat: bool,
+    /// Each prompt shows a file and the beginning of the same with one edit: `text` is a piece of --text, `own` is what
+    /// the model itself writes behind the beginning of such a piece
+    #[arg(long, value_name = "FILE", requires = "text", num_args = 0..=1, default_missing_value = "text")]
+    pub repeat: Option<Repeat>,
+    /// How often such a prompt shows the file before it is to be repeated
+    #[arg(long, value_name = "TIMES", requires = "repeat", default_value_t = 1)]
+    pub shown: usize,
+    /// As many rounds of prompts, instead of --prompts: in each, all methods and none answer the same, in turns
+    #[arg(long, value_name = "ROUNDS", conflicts_with = "prompts")]
+    pub pairs: Option<usize>,
     /// Prompts in all
     #[arg(long, default_value_t = 20)]
     pub prompts: usize,
@@ -167,6 +174,13 @@ pub struct SpeculateBench {
     /// behind prompts whose answers are one token each: what verifying costs, against theory
     #[arg(long, value_name = "0..1", conflicts_with_all = ["methods", "text", "temperature"])]
     pub agreement: Option<f64>,
+}
+
+/// Where a file comes from that is to be repeated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Repeat {
+    Text,
+    Own,
 }
 
 #[derive(Args)]

@@ -2,9 +2,12 @@
 //!
 //! Every prompt is answered by all engines, which take turns, and all must say the same. A method's own terms predict
 //! what it should gain: tokens a pass, over what a pass with its drafts takes in plain passes. Answers that run in
-//! circles are left out, since any method guesses those.
+//! circles are left out, since any method guesses those. Every round is a pair of each method and none: the median of
+//! their ratios is printed with its interval. Of files that are to be repeated, those that the model does repeat are
+//! counted once more on their own.
 
 mod prompts;
+mod repeat;
 mod report;
 mod synthetic;
 
@@ -17,6 +20,7 @@ use super::streams::{self, Answer, Ask};
 use super::{at_least, start};
 use crate::args::{Method, SpeculateBench};
 use crate::session::Session;
+use prompts::Prompt;
 
 /// Of an answer's runs of four tokens, those that are unlike all others before them must be this share.
 const DISTINCT: f64 = 0.5;
@@ -26,6 +30,8 @@ pub fn main(args: &SpeculateBench) -> Result<()> {
     at_least("--input-len", args.input_len, 1)?;
     at_least("--output-len", args.output_len, RUN + 1)?;
     at_least("--prompts", args.prompts, 1)?;
+    at_least("--pairs", args.pairs.unwrap_or(1), 1)?;
+    at_least("--shown", args.shown, 1)?;
     args.concurrency.iter().try_for_each(|&streams| at_least("--concurrency", streams, 1))?;
     if let Some(agreement) = args.agreement {
         return synthetic::main(args, agreement);
@@ -34,37 +40,53 @@ pub fn main(args: &SpeculateBench) -> Result<()> {
         // Engines that have heard none of the prompts before: a method may learn from answers.
         let methods = std::iter::once(Method::Off).chain(args.methods.iter().cloned());
         let mut lanes = methods.map(|method| Lane::start(args, method, streams)).collect::<Result<Vec<_>>>()?;
-        let prompts = prompts::read(args, &lanes[0].session)?;
+        let prompts = match args.repeat {
+            Some(kind) => repeat::read(args, &lanes[0].session, kind, streams)?,
+            None => prompts::read(args, &lanes[0].session, streams)?,
+        };
+        let mut followed = Vec::new();
         for lane in &lanes {
             lane.warm_up(args, streams)?;
         }
         for (number, chunk) in prompts.chunks(streams).enumerate() {
-            round(args, &mut lanes, chunk, number)?;
+            round(args, &mut lanes, chunk, number, &mut followed)?;
         }
-        report::print(args, streams, &lanes);
+        report::print(args, streams, &lanes, &followed);
         lanes.into_iter().for_each(|lane| lane.session.end());
     }
     Ok(())
 }
 
-/// All engines answer the same prompts, in an order that changes.
-fn round(args: &SpeculateBench, lanes: &mut [Lane], prompts: &[Vec<u32>], number: usize) -> Result<()> {
+/// All engines answer the same prompts, in an order that changes. Says in `followed` how far answers did as asked.
+fn round(
+    args: &SpeculateBench,
+    lanes: &mut [Lane],
+    prompts: &[Prompt],
+    number: usize,
+    followed: &mut Vec<usize>,
+) -> Result<()> {
     let mut runs: Vec<Option<Run>> = lanes.iter().map(|_| None).collect();
     for turn in 0..lanes.len() {
         let lane = (turn + number) % lanes.len();
-        runs[lane] = Some(lanes[lane].run(args, prompts.to_vec())?);
+        runs[lane] = Some(lanes[lane].run(args, prompts.iter().map(|prompt| prompt.tokens.clone()).collect())?);
     }
     let runs: Vec<Run> = runs.into_iter().flatten().collect();
     let answers: Vec<_> = runs[0].answers.iter().map(|answer| &answer.tokens).collect();
     let circles = !args.keep_loops && answers.iter().all(|tokens| runs_in_circles(tokens));
+    let repeats = !circles && lanes[0].note_followed(&answers, prompts, followed);
+    let none = Totals::of(&runs[0], None);
     for (lane, run) in lanes.iter_mut().zip(&runs) {
         let same = run.answers.iter().zip(&answers).filter(|(answer, tokens)| answer.tokens == ***tokens).count();
         lane.different += prompts.len() - same;
         if circles {
             lane.dropped += prompts.len();
-        } else {
-            lane.add(run);
+            continue;
         }
+        let totals = Totals::of(run, none.as_ref());
+        if let Some(totals) = totals.as_ref().filter(|_| repeats) {
+            lane.repeating.add(totals);
+        }
+        totals.iter().for_each(|totals| lane.totals.add(totals));
     }
     Ok(())
 }
@@ -74,6 +96,8 @@ pub struct Lane {
     pub method: Method,
     session: Session,
     pub totals: Totals,
+    /// Of rounds in which all answers repeat a file as they were asked to.
+    pub repeating: Totals,
     /// Answers unlike those without guessing, and those that were left out.
     pub different: usize,
     pub dropped: usize,
@@ -91,6 +115,8 @@ pub struct Totals {
     pub drafting: Duration,
     pub drafted: u64,
     pub accepted: u64,
+    /// Tokens a second against those without guessing, round by round.
+    pub gains: Vec<f64>,
 }
 
 /// What one engine made of some prompts.
@@ -101,14 +127,14 @@ struct Run {
 
 impl Lane {
     fn start(args: &SpeculateBench, method: Method, streams: usize) -> Result<Self> {
-        // A repeated text is an eighth longer.
-        let max_len = args.input_len * 9 / 8 + 2 + args.output_len;
+        let prompt = if args.repeat.is_some() { repeat::longest(args) } else { args.input_len };
+        let max_len = prompt + args.output_len;
         let session = start(&args.common, streams, Some(max_len), |engine| {
             engine.no_enable_prefix_caching = true;
             engine.speculate.speculate = method.clone();
         })?;
-        let totals = Totals::default();
-        Ok(Self { method, session, totals, different: 0, dropped: 0 })
+        let (totals, repeating) = (Totals::default(), Totals::default());
+        Ok(Self { method, session, totals, repeating, different: 0, dropped: 0 })
     }
 
     /// Touches all pages, and learns what steps cost.
@@ -129,19 +155,53 @@ impl Lane {
         Ok(Run { answers, speculation: self.session.engine.stats().speculation.since(&before) })
     }
 
-    fn add(&mut self, run: &Run) {
+    /// How far each answer did as its prompt asked, and whether all of them did.
+    fn note_followed(&self, answers: &[&Vec<u32>], prompts: &[Prompt], followed: &mut Vec<usize>) -> bool {
+        let Some(tokenizer) = &self.session.assets.tokenizer else { return false };
+        let before = followed.len();
+        for (answer, prompt) in answers.iter().zip(prompts) {
+            let Some(expected) = &prompt.expected else { return false };
+            followed.push(repeat::followed(answer, expected, |tokens| tokenizer.decode(tokens, true)));
+        }
+        let least = |answer: &Vec<u32>| (repeat::REPEATS * answer.len() as f64).ceil() as usize;
+        followed[before..].iter().zip(answers).all(|(&followed, answer)| followed >= least(answer))
+    }
+}
+
+impl Totals {
+    /// None where there are too few tokens to tell.
+    fn of(run: &Run, none: Option<&Totals>) -> Option<Self> {
         let firsts = run.answers.iter().filter_map(|answer| answer.times.first());
         let lasts = run.answers.iter().filter_map(|answer| answer.times.last());
-        let (Some(&began), Some(&ended)) = (firsts.max(), lasts.max()) else { return };
+        let (&began, &ended) = (firsts.max()?, lasts.max()?);
         let within = |time: &&Instant| **time > began;
-        let totals = &mut self.totals;
-        totals.tokens += run.answers.iter().flat_map(|answer| &answer.times).filter(within).count() as u64;
-        totals.time += ended - began;
-        totals.passes += run.speculation.passes;
-        totals.steps += run.speculation.steps;
-        totals.drafting += run.speculation.drafting;
-        totals.drafted += run.speculation.draft_tokens;
-        totals.accepted += run.speculation.accepted_tokens;
+        let mut totals = Self {
+            time: ended - began,
+            tokens: run.answers.iter().flat_map(|answer| &answer.times).filter(within).count() as u64,
+            passes: run.speculation.passes,
+            steps: run.speculation.steps,
+            drafting: run.speculation.drafting,
+            drafted: run.speculation.draft_tokens,
+            accepted: run.speculation.accepted_tokens,
+            gains: Vec::new(),
+        };
+        totals.gains.push(none.map_or(1.0, |none| totals.rate() / none.rate()));
+        Some(totals)
+    }
+
+    pub fn rate(&self) -> f64 {
+        self.tokens as f64 / self.time.as_secs_f64()
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.time += other.time;
+        self.tokens += other.tokens;
+        self.passes += other.passes;
+        self.steps += other.steps;
+        self.drafting += other.drafting;
+        self.drafted += other.drafted;
+        self.accepted += other.accepted;
+        self.gains.extend(&other.gains);
     }
 }
 

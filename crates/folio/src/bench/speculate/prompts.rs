@@ -8,12 +8,31 @@ use super::super::streams;
 use crate::args::SpeculateBench;
 use crate::session::Session;
 
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prompt {
+    pub tokens: Vec<u32>,
+    /// What follows if the answer does what was asked, where that is known.
+    pub expected: Option<String>,
+}
+
+impl From<Vec<u32>> for Prompt {
+    fn from(tokens: Vec<u32>) -> Self {
+        Self { tokens, expected: None }
+    }
+}
+
 /// As many prompts as were asked for, fewer where the text is too short for them.
-pub fn read(args: &SpeculateBench, session: &Session) -> Result<Vec<Vec<u32>>> {
+pub fn read(args: &SpeculateBench, session: &Session, streams: usize) -> Result<Vec<Prompt>> {
+    let wanted = args.pairs.map_or(args.prompts, |pairs| pairs * streams);
     let Some(text) = &args.text else {
         let vocab = session.assets.model.spec.vocab_size;
-        return Ok((0..args.prompts).map(|number| streams::prompt(vocab, args.input_len, number)).collect());
+        return Ok((0..wanted).map(|number| streams::prompt(vocab, args.input_len, number).into()).collect());
     };
+    Ok(pieces(args, session, text, wanted)?.into_iter().map(Prompt::from).collect())
+}
+
+/// Pieces of `--input-len` tokens, spread over all of the text.
+pub fn pieces(args: &SpeculateBench, session: &Session, text: &Path, wanted: usize) -> Result<Vec<Vec<u32>>> {
     let tokenizer = session.assets.tokenizer.as_ref().context("--text needs a model with a tokenizer")?;
     let mut files = Vec::new();
     collect(text, &mut files).with_context(|| format!("--text {}", text.display()))?;
@@ -23,20 +42,12 @@ pub fn read(args: &SpeculateBench, session: &Session) -> Result<Vec<Vec<u32>>> {
         // What is no text is nobody's prompt.
         let Ok(text) = std::fs::read_to_string(file) else { continue };
         let tokens = tokenizer.encode(&text, false)?;
-        let whole = tokens.chunks_exact(args.input_len);
-        pieces.extend(whole.map(|piece| if args.repeat { repeated(piece) } else { piece.to_vec() }));
+        pieces.extend(tokens.chunks_exact(args.input_len).map(<[u32]>::to_vec));
     }
     ensure!(!pieces.is_empty(), "--text {} has no piece of {} tokens", text.display(), args.input_len);
-    // Spread over all of the text.
-    let take = args.prompts.min(pieces.len());
+    let take = wanted.min(pieces.len());
     let step = pieces.len() / take;
     Ok(pieces.into_iter().step_by(step).take(take).collect())
-}
-
-/// A text, and its beginning again with one token left out: what follows is the rest of it.
-fn repeated(piece: &[u32]) -> Vec<u32> {
-    let (head, edit) = (piece.len() / 8, piece.len() / 16);
-    piece.iter().chain(&piece[..edit]).chain(&piece[edit + 1..head.max(edit + 2)]).copied().collect()
 }
 
 fn collect(path: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
@@ -48,17 +59,4 @@ fn collect(path: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
         collect(&entry?.path(), files)?;
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_repeated_text_begins_again_with_one_edit() {
-        let piece: Vec<u32> = (0..64).collect();
-        let prompt = repeated(&piece);
-        assert_eq!(prompt[..64], piece[..]);
-        assert_eq!(prompt[64..], [0, 1, 2, 3, 5, 6, 7]);
-    }
 }

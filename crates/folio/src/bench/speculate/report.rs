@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::super::streams::ms;
-use super::{Lane, Totals};
+use super::super::streams::{Median, median, ms};
+use super::{Lane, Totals, repeat};
 use crate::args::SpeculateBench;
 use crate::table;
 
@@ -12,6 +12,8 @@ struct Row {
     method: String,
     tokens_per_s: f64,
     gain: f64,
+    /// Of rounds, each against the same one without guessing.
+    paired: Median,
     tokens_per_pass: f64,
     /// Of drafted tokens.
     accepted: f64,
@@ -25,14 +27,15 @@ struct Row {
 }
 
 impl Row {
-    fn new(lane: &Lane, plain: &Lane) -> Self {
-        let (own, none) = (Rates::of(&lane.totals), Rates::of(&plain.totals));
+    fn new(lane: &Lane, totals: &Totals, plain: &Totals) -> Self {
+        let (own, none) = (Rates::of(totals), Rates::of(plain));
         Self {
             method: lane.method.to_string(),
             tokens_per_s: own.tokens_per_s,
             gain: own.tokens_per_s / none.tokens_per_s,
+            paired: median(&totals.gains),
             tokens_per_pass: own.tokens_per_pass,
-            accepted: lane.totals.accepted as f64 / lane.totals.drafted.max(1) as f64,
+            accepted: totals.accepted as f64 / totals.drafted.max(1) as f64,
             pass: own.pass,
             step: own.step,
             drafting: own.drafting,
@@ -46,6 +49,7 @@ impl Row {
             self.method.clone(),
             format!("{:.1}", self.tokens_per_s),
             format!("{:.2}x", self.gain),
+            format!("{:.2}x, {:.2} to {:.2}", self.paired.middle, self.paired.low, self.paired.high),
             format!("{:.2}", self.tokens_per_pass),
             format!("{:.0}%", 100.0 * self.accepted),
             format!("{:.2} ms", self.pass),
@@ -60,6 +64,7 @@ impl Row {
     fn json(&self) -> Value {
         json!({
             "method": self.method, "tokens_per_s": self.tokens_per_s, "gain": self.gain,
+            "paired_gain": {"median": self.paired.middle, "low": self.paired.low, "high": self.paired.high},
             "tokens_per_pass": self.tokens_per_pass, "accepted": self.accepted, "pass_ms": self.pass,
             "step_ms": self.step, "drafting_ms": self.drafting, "expected_gain": self.expected,
             "different_answers": self.different,
@@ -80,7 +85,7 @@ impl Rates {
     fn of(totals: &Totals) -> Self {
         let passes = totals.passes.max(1) as f64;
         Self {
-            tokens_per_s: totals.tokens as f64 / totals.time.as_secs_f64(),
+            tokens_per_s: totals.rate(),
             tokens_per_pass: totals.tokens as f64 / passes,
             pass: ms(totals.time) / passes,
             step: ms(totals.steps) / passes,
@@ -89,10 +94,11 @@ impl Rates {
     }
 }
 
-const HEADINGS: [&str; 11] = [
+const HEADINGS: [&str; 12] = [
     "method",
     "tok/s",
     "gain",
+    "median of rounds, 95%",
     "tok/pass",
     "accepted",
     "pass",
@@ -103,18 +109,44 @@ const HEADINGS: [&str; 11] = [
     "differ",
 ];
 
-pub fn print(args: &SpeculateBench, streams: usize, lanes: &[Lane]) {
-    let rows: Vec<Row> = lanes.iter().map(|lane| Row::new(lane, &lanes[0])).collect();
+pub fn print(args: &SpeculateBench, streams: usize, lanes: &[Lane], followed: &[usize]) {
+    let all: Vec<Row> = lanes.iter().map(|lane| Row::new(lane, &lane.totals, &lanes[0].totals)).collect();
+    let repeating = lanes.iter().map(|lane| Row::new(lane, &lane.repeating, &lanes[0].repeating));
+    let repeating: Vec<Row> = repeating.filter(|_| lanes[0].repeating.tokens > 0).collect();
     let dropped = lanes[0].dropped;
     if args.common.json {
-        let rows: Vec<Value> = rows.iter().map(Row::json).collect();
-        println!("{}", json!({"streams": streams, "temperature": args.temperature, "loops": dropped, "methods": rows}));
+        let rows = |rows: &[Row]| rows.iter().map(Row::json).collect::<Vec<Value>>();
+        println!(
+            "{}",
+            json!({
+                "streams": streams, "temperature": args.temperature, "loops": dropped, "methods": rows(&all),
+                "followed_tokens": followed, "where_files_are_repeated": rows(&repeating),
+            })
+        );
         return;
     }
     println!(
-        "\n{} at once, {} in / {} out, temperature {}; {dropped} answers run in circles",
-        streams, args.input_len, args.output_len, args.temperature
+        "\n{} at once, {} in / {} out, temperature {}; {dropped} answers run in circles{}",
+        streams,
+        args.input_len,
+        args.output_len,
+        args.temperature,
+        if args.keep_loops { ", kept" } else { ", left out" },
     );
+    print_rows(&all);
+    if args.repeat.is_some() {
+        println!("\ntokens of each answer that follow the file: {followed:?}");
+        println!(
+            "answers that do so for {:.0}% of their tokens: {} of {}",
+            100.0 * repeat::REPEATS,
+            lanes[0].repeating.gains.len() * streams,
+            followed.len() + dropped
+        );
+        print_rows(&repeating);
+    }
+}
+
+fn print_rows(rows: &[Row]) {
     let headings = HEADINGS.map(str::to_owned).to_vec();
     let rows: Vec<Vec<String>> = std::iter::once(headings).chain(rows.iter().map(Row::cells)).collect();
     print!("{}", table::render(&rows));
