@@ -13,7 +13,7 @@ pub(super) struct Account {
 
 impl Account {
     /// Steps that may be lost at the beginning.
-    const AT_FIRST: f64 = 5.0;
+    const AT_FIRST: f64 = 2.0;
     /// Steps that it takes to see anything.
     const LEAST: f64 = 0.25;
     /// Part of all time that may be lost later.

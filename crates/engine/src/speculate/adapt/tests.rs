@@ -244,6 +244,18 @@ fn steps_that_grow_slower_do_not_deceive_it() {
 }
 
 #[test]
+fn what_is_tried_at_first_costs_little() {
+    for (world, requests) in
+        [(World { step: bound, ..CPU }, 4), (World { step: bound, ..CPU }, 16), (CPU, 16), (CPU, 64)]
+    {
+        for agreement in [0.1, 0.3] {
+            let run = run(world, requests, 64, |_, _| agreement, auto());
+            assert!(run.of_plain() > 0.96, "{requests}, {agreement}: {}", run.of_plain());
+        }
+    }
+}
+
+#[test]
 fn a_method_with_nothing_to_say_costs_nothing() {
     for world in [World { speaks: 0.0, ..CPU }, World { speaks: 0.0, ..GPU }] {
         let run = run(world, 1, 2000, |_, _| 0.0, auto());
