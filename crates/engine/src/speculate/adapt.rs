@@ -60,6 +60,14 @@ struct Asked {
     agreement: Agreement,
     /// Nodes that it was asked for, until it is known what came of them.
     nodes: usize,
+    /// Whether a draft came since it was last asked for none. Before that, a method takes in what it missed.
+    drafted: bool,
+}
+
+impl Asked {
+    fn new(most: usize) -> Self {
+        Self { agreement: Agreement::new(most), nodes: 0, drafted: false }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,6 +101,8 @@ struct Last {
     drafting: usize,
     /// Whether the step was waited for.
     waits: bool,
+    /// Whether somebody had missed something, so that the time of drafting says little of drafts to come.
+    catches_up: bool,
     /// Seconds between the steps: of drafting, and of waiting for the step that then comes.
     drafting_seconds: f64,
     gap_seconds: f64,
@@ -160,7 +170,13 @@ impl Adapt {
         let seconds = took.as_secs_f64();
         self.last.drafting_seconds = seconds;
         let requests = if self.last.nodes > 0 { self.last.drafting } else { requests };
-        self.costs.note_drafting(requests, self.last.longest, seconds);
+        if self.last.catches_up {
+            let usual = self.costs.drafting(requests, self.last.longest);
+            self.last.drafting_seconds = seconds.min(usual);
+            self.account.borrow(seconds - self.last.drafting_seconds);
+        } else {
+            self.costs.note_drafting(requests, self.last.longest, seconds);
+        }
     }
 
     /// What came of a draft that a step verified.
@@ -169,8 +185,9 @@ impl Adapt {
         self.step.walks += 1;
         self.step.lucky_walks += usize::from(!accepted.is_empty());
         let most = self.options.most_nodes;
-        let request = self.requests.entry(id).or_insert_with(|| Asked { agreement: Agreement::new(most), nodes: 0 });
+        let request = self.requests.entry(id).or_insert_with(|| Asked::new(most));
         let asked = std::mem::take(&mut request.nodes);
+        request.drafted = true;
         request.agreement.fade(KEEP_OWN);
         request.agreement.note(asked, drafted, accepted);
         self.all.fade(keep_all(self.last.requests));
@@ -307,7 +324,7 @@ impl Adapt {
         self.chooser.clear();
         let most = self.options.most_nodes;
         for (request, &id) in decoding.iter().enumerate() {
-            let known = self.requests.entry(id).or_insert_with(|| Asked { agreement: Agreement::new(most), nodes: 0 });
+            let known = self.requests.entry(id).or_insert_with(|| Asked::new(most));
             known.agreement.fade(KEEP_IDLE);
             known.agreement.hopes(&self.steps, &mut self.hopes);
             self.chooser.add(request, &self.hopes);
@@ -333,9 +350,12 @@ impl Adapt {
     }
 
     fn remember(&mut self, decoding: &[RequestId], nodes: &[usize]) {
+        let mut catches_up = false;
         for (&id, &nodes) in decoding.iter().zip(nodes) {
             if let Some(known) = self.requests.get_mut(&id) {
                 known.nodes = nodes;
+                known.drafted &= nodes > 0;
+                catches_up |= nodes > 0 && !known.drafted;
             }
         }
         self.last = Last {
@@ -344,6 +364,7 @@ impl Adapt {
             longest: nodes.iter().copied().max().unwrap_or(0),
             drafting: nodes.iter().filter(|&&nodes| nodes > 0).count(),
             waits: self.waits(),
+            catches_up,
             ..Last::default()
         };
     }

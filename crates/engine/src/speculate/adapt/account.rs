@@ -1,14 +1,18 @@
 //! What speculation has gained and lost in fact, against the time that plain steps would have taken.
 //!
 //! Estimates may be wrong in ways that nobody thought of; what is lost by them is bounded here. A small part of all
-//! time may be lost to find out whether drafts pay, and what was gained of late may be lost again.
+//! time may be lost to find out whether drafts pay, and what was gained of late may be lost again. A method that has rested
+//! takes in what it missed before it says anything: the time for that is borrowed, and where its drafts do not pay after
+//! all, it has to be paid back before anything new begins.
 
 #[derive(Debug, Default)]
 pub(super) struct Account {
     /// Seconds that may still be lost; none before the first step.
     left: Option<f64>,
-    /// Seconds that must be left for anything new.
-    least: f64,
+    /// Seconds that were borrowed.
+    debt: f64,
+    /// What a plain step takes, in seconds.
+    plain: f64,
 }
 
 impl Account {
@@ -23,9 +27,17 @@ impl Account {
 
     /// A step took so long, where a plain one takes `plain`, and was quicker than those that it replaced by `gained`.
     pub fn note(&mut self, plain: f64, seconds: f64, gained: f64) {
-        self.least = Self::LEAST * plain;
+        self.plain = plain;
+        let came = Self::PART * seconds.min(10.0 * plain) + gained;
+        let paid_back = came.max(0.0).min(self.debt);
+        self.debt -= paid_back;
         let left = self.left.unwrap_or(Self::AT_FIRST * plain);
-        self.left = Some((left + Self::PART * seconds.min(10.0 * plain) + gained).min(Self::MOST * plain));
+        self.left = Some((left + came - paid_back).min(Self::MOST * plain));
+    }
+
+    /// So many seconds went to what a method had missed.
+    pub fn borrow(&mut self, seconds: f64) {
+        self.debt += seconds;
     }
 
     pub fn is_overdrawn(&self) -> bool {
@@ -34,7 +46,7 @@ impl Account {
 
     /// Whether there is enough to see what comes of it, where nothing is under way.
     pub fn may_begin(&self) -> bool {
-        self.left.is_none_or(|left| left > self.least)
+        self.debt == 0.0 && self.left.is_none_or(|left| left > Self::LEAST * self.plain)
     }
 }
 
@@ -52,6 +64,19 @@ mod tests {
             account.note(1.0, seconds, gained);
         }
         assert!((50.0..60.0).contains(&lost), "{lost}");
+    }
+
+    #[test]
+    fn what_is_borrowed_is_paid_back_before_anything_new() {
+        let mut account = Account::default();
+        account.note(1.0, 1.0, 0.0);
+        account.borrow(8.0);
+        assert!(!account.may_begin() && !account.is_overdrawn());
+        let steps = (0..).take_while(|_| (account.note(1.0, 1.0, 0.0), !account.may_begin()).1).count();
+        assert!((1500..1700).contains(&steps), "{steps}");
+        account.borrow(2.0);
+        account.note(1.0, 1.0, 2.5);
+        assert!(account.may_begin(), "what is gained pays too");
     }
 
     #[test]
