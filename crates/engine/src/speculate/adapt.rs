@@ -49,6 +49,8 @@ pub struct Adapt {
     step: StepSeen,
     /// What was asked for last.
     last: Last,
+    /// Nothing was drafted yet: whatever does so for the first time touches memory that nobody has touched.
+    is_cold: bool,
     chooser: Chooser,
     steps: Steps,
     hopes: Vec<Hope>,
@@ -143,6 +145,7 @@ impl Adapt {
             spacing: SHORTEST_WAIT,
             step: StepSeen::default(),
             last: Last::default(),
+            is_cold: true,
             chooser: Chooser::default(),
             steps: Steps::default(),
             hopes: Vec::new(),
@@ -170,7 +173,9 @@ impl Adapt {
         let seconds = took.as_secs_f64();
         self.last.drafting_seconds = seconds;
         let requests = if self.last.nodes > 0 { self.last.drafting } else { requests };
-        if self.last.catches_up {
+        if self.last.nodes > 0 && std::mem::take(&mut self.is_cold) {
+            self.last.drafting_seconds = 0.0;
+        } else if self.last.catches_up {
             let usual = self.costs.drafting(requests, self.last.longest);
             self.last.drafting_seconds = seconds.min(usual);
             self.account.borrow(seconds - self.last.drafting_seconds);

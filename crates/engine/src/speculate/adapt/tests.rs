@@ -255,6 +255,28 @@ fn what_is_tried_at_first_costs_little() {
     }
 }
 
+/// The first draft of all touches new memory, the first of an answer takes in its prompt: neither is what drafts cost.
+#[test]
+fn a_slow_first_draft_is_not_the_last() {
+    let mut adapt = Adapt::new(AdaptOptions { most_nodes: 4, fixed: None });
+    let (mut out, mut nodes, mut steps_with_drafts) = (Vec::new(), 0, 0);
+    for step in 0..400 {
+        let id = RequestId(step / 100);
+        adapt.note_gap(Duration::ZERO);
+        adapt.note_step(1 + nodes, Duration::from_micros(1000 + 100 * nodes as u64), true);
+        if nodes > 0 {
+            steps_with_drafts += 1;
+            adapt.note_walk(id, &Draft::chain(0..nodes as u32), &[0, 1, 2, 3][..nodes]);
+        }
+        let is_first = nodes == 0;
+        adapt.most(&[id], &mut out);
+        nodes = out[0];
+        let cold = if steps_with_drafts == 0 { 50_000 } else { 3_000 };
+        adapt.note_drafting(1, nodes, Duration::from_micros(if nodes > 0 && is_first { cold } else { 20 }));
+    }
+    assert!(steps_with_drafts > 300, "{steps_with_drafts} of 400");
+}
+
 #[test]
 fn a_method_with_nothing_to_say_costs_nothing() {
     for world in [World { speaks: 0.0, ..CPU }, World { speaks: 0.0, ..GPU }] {
