@@ -104,7 +104,7 @@ impl Detokenizer {
 }
 
 /// Moves everything but an unfinished last character out of `pending`, with U+FFFD for what can never become one.
-fn take_complete(pending: &mut Vec<u8>) -> String {
+pub(crate) fn take_complete(pending: &mut Vec<u8>) -> String {
     let mut text = String::new();
     let mut at = 0;
     loop {

@@ -13,6 +13,12 @@ pub enum Error {
     Config { file: &'static str, field: String, expected: &'static str, found: String },
     #[error("the tokenizer cannot encode this text: {0}")]
     Encode(String),
+    #[error("only {whose} tokenizer itself knows how its tokens join to text")]
+    UnusualDecoder { whose: &'static str },
+    #[error("{text:?} comes back from {whose} tokenizer as {found:?}")]
+    LosesText { whose: &'static str, text: String, found: String },
+    #[error("{lost} of {num_tokens} tokens of {whose} vocabulary come back as other text, the first: {first}")]
+    LosesVocabulary { lost: usize, num_tokens: usize, whose: &'static str, first: Box<Error> },
     #[error("chat template does not compile: {0}")]
     TemplateSyntax(String),
     #[error("chat template failed: {0}")]

@@ -10,6 +10,7 @@ mod error;
 mod stop;
 mod template;
 mod tokenizer;
+mod translate;
 
 pub use config::TokenizerConfig;
 pub use detokenizer::Detokenizer;
@@ -17,3 +18,4 @@ pub use error::{Error, Result};
 pub use stop::StopMatcher;
 pub use template::{ChatRender, ChatTemplate, SpecialTokens, WallTime};
 pub use tokenizer::{GgufVocab, Tokenizer};
+pub use translate::{Translation, Translator};

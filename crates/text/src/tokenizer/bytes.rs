@@ -33,6 +33,12 @@ pub fn of_sentence_piece(token: &str) -> Vec<u8> {
     }
 }
 
+/// All of it.
+#[cfg(test)]
+pub fn alphabet() -> impl Iterator<Item = char> {
+    (0..0x400).filter_map(char::from_u32).filter(|&character| alphabet_byte(character).is_some())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -40,10 +46,8 @@ mod tests {
     #[test]
     fn every_byte_has_one_character() {
         let mut seen = [false; 256];
-        for character in (0..0x400).filter_map(char::from_u32) {
-            if let Some(byte) = alphabet_byte(character) {
-                assert!(!std::mem::replace(&mut seen[usize::from(byte)], true), "two characters for {byte}");
-            }
+        for byte in alphabet().filter_map(alphabet_byte) {
+            assert!(!std::mem::replace(&mut seen[usize::from(byte)], true), "two characters for {byte}");
         }
         assert!(seen.iter().all(|seen| *seen));
         assert_eq!(of_byte_level("ĠhiĊ"), b" hi\n");

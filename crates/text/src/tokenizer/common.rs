@@ -21,27 +21,7 @@ mod tests {
     use super::*;
 
     fn tokenizer(words: &[&str], special: &[&str]) -> Tokenizer {
-        let vocab: Vec<String> =
-            words.iter().chain(special).enumerate().map(|(id, word)| format!("\"{word}\": {id}")).collect();
-        let added = special.iter().enumerate().map(|(index, word)| {
-            let id = words.len() + index;
-            format!(
-                r#"{{"id": {id}, "content": "{word}", "single_word": false, "lstrip": false, "rstrip": false,
-                "normalized": false, "special": true}}"#
-            )
-        });
-        let added: Vec<String> = added.collect();
-        let json = format!(
-            r#"{{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [{}], "normalizer": null,
-            "pre_tokenizer": {{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true}},
-            "post_processor": null,
-            "decoder": {{"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}},
-            "model": {{"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": {{{}}}, "merges": []}}}}"#,
-            added.join(","),
-            vocab.join(",")
-        );
-        Tokenizer::from_json(json.as_bytes()).expect("a tokenizer")
+        crate::tokenizer::made::byte_level(words, &[], special, |_| ())
     }
 
     #[test]

@@ -7,8 +7,11 @@
 mod bpe;
 mod bytes;
 mod common;
+mod continuing;
 mod gguf;
 mod json;
+#[cfg(test)]
+pub(crate) mod made;
 mod pretokenize;
 mod spm;
 
