@@ -40,6 +40,11 @@ impl Ahead {
         self.group
     }
 
+    /// Behind the blocks that are numbered as the decoder's.
+    pub fn first_scratch(&self) -> usize {
+        self.first_scratch
+    }
+
     /// Blocks of the method's storage, scratch included.
     pub fn num_blocks(&self) -> usize {
         self.first_scratch + self.sequences * self.scratch_each

@@ -11,6 +11,7 @@
 //! the draft model would have to read. Such a decoder is refused.
 
 mod guess;
+mod translated;
 
 use folio_model::{
     Decoder, DecoderLimits, MemoryUse, ModelSpec, OpenModel,
@@ -21,6 +22,7 @@ use folio_scheduler::RequestId;
 use super::{Ahead, Draft, Drafter, Mark, Settled, Written};
 use crate::{Error, Result};
 use guess::{Guess, Guesses};
+pub use translated::{BeginTranslation, TranslatedModel, Translation};
 
 /// How a draft model drafts.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -35,11 +37,32 @@ pub struct DraftModelOptions {
     pub goes_on_above: f32,
     /// Token ids below this mean the same to both models.
     pub shared_tokens: usize,
+    /// Tokens of the draft model for one of the target's, where they are translated; otherwise 1.
+    pub stretch: f32,
 }
 
 impl Default for DraftModelOptions {
     fn default() -> Self {
-        Self { most_tokens: 8, most_rows: 512, keeps_above: 0.1, goes_on_above: 0.3, shared_tokens: usize::MAX }
+        Self {
+            most_tokens: 8,
+            most_rows: 512,
+            keeps_above: 0.1,
+            goes_on_above: 0.3,
+            shared_tokens: usize::MAX,
+            stretch: 1.0,
+        }
+    }
+}
+
+impl DraftModelOptions {
+    /// What so many of the target's tokens, or blocks of them, are to the draft model.
+    fn stretched(&self, count: usize) -> usize {
+        (count as f64 * f64::from(self.stretch)).ceil() as usize
+    }
+
+    /// The draft model's own tokens of a draft.
+    fn most_own(&self) -> usize {
+        self.stretched(self.most_tokens).min(Draft::MOST_NODES)
     }
 }
 
@@ -71,8 +94,18 @@ struct Growing {
 impl<B: Backend> DraftModel<B> {
     /// Loads a model that drafts for `target`. The backend is one on the same device.
     pub fn load(backend: B, model: &OpenModel, target: &Decoder<B>, options: DraftModelOptions) -> Result<Self> {
-        let (ahead, limits) = Self::layout(&model.spec, target.spec(), target.limits(), &options)?;
         let shared_tokens = options.shared_tokens.min(model.spec.vocab_size).min(target.spec().vocab_size);
+        Self::load_with(backend, model, target, options, shared_tokens)
+    }
+
+    fn load_with(
+        backend: B,
+        model: &OpenModel,
+        target: &Decoder<B>,
+        options: DraftModelOptions,
+        shared_tokens: usize,
+    ) -> Result<Self> {
+        let (ahead, limits) = Self::layout(&model.spec, target.spec(), target.limits(), &options)?;
         let options = DraftModelOptions { shared_tokens, ..options };
         let decoder = Decoder::load(backend, model, limits, &mut |_| {})?;
         let blocks = ahead.num_blocks();
@@ -111,13 +144,12 @@ impl<B: Backend> DraftModel<B> {
             }
         }
         let group = Ahead::full_group(target).ok_or(Error::OnlyWindows { family: target.family })?;
-        let rows_ahead = options.most_tokens.min(Draft::MOST_NODES);
-        let ahead = Ahead::new(group, limits.blocks[group], limits.spans, rows_ahead);
+        let ahead = Ahead::new(group, options.stretched(limits.blocks[group]), limits.spans, options.most_own());
         let limits = DecoderLimits {
             rows: limits.rows.min(options.most_rows).max(limits.spans),
             spans: limits.spans,
             outputs: limits.spans,
-            table_entries: ahead.table_entries(limits.table_entries),
+            table_entries: ahead.table_entries(options.stretched(limits.table_entries)),
             blocks: vec![ahead.num_blocks(); model.kv_groups().len()],
             kv_format: limits.kv_format,
         };
@@ -140,7 +172,7 @@ impl<B: Backend> DraftModel<B> {
             .filter_map(|(number, request)| {
                 let known = request.tokens.split_last()?.1;
                 let room = (self.decoder.spec().max_context + 1).saturating_sub(request.tokens.len());
-                let left = request.most.min(self.options.most_tokens).min(room);
+                let left = request.most.min(self.options.most_own()).min(room);
                 let mark = self.written.mark(self.ahead.table(step.batch, number), known);
                 (left > 0).then_some(Growing { request: number, mark, left, likelihood: 1.0 })
             })

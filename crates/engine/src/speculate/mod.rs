@@ -29,7 +29,7 @@ mod written;
 
 pub use adapt::{Adapt, AdaptOptions};
 pub use ahead::Ahead;
-pub use draft_model::{DraftModel, DraftModelOptions};
+pub use draft_model::{BeginTranslation, DraftModel, DraftModelOptions, TranslatedModel, Translation};
 pub use drafter::{Drafter, OnHost, Settled, SettledRequest};
 pub use eagle::{EagleDrafter, EagleOptions};
 use folio_model::device::tree;

@@ -1,5 +1,7 @@
 //! The least that a runner does: steps of a decoder, drafts walked down greedily, blocks handed out.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use folio_engine::{
     RequestId,
     speculate::{Draft, DraftModel, DraftModelOptions, Drafter, Settled, SettledRequest},
@@ -10,6 +12,7 @@ use folio_model::{
 };
 
 pub struct Request {
+    pub id: RequestId,
     pub tokens: Vec<u32>,
     /// Of them, how many the target has computed.
     pub computed: usize,
@@ -20,7 +23,9 @@ pub struct Request {
 
 impl Request {
     pub fn new(prompt: &[u32], most: usize) -> Self {
-        Self { tokens: prompt.to_vec(), computed: 0, table: Vec::new(), most, draft: Draft::default() }
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let id = RequestId(NUMBER.fetch_add(1, Ordering::Relaxed));
+        Self { id, tokens: prompt.to_vec(), computed: 0, table: Vec::new(), most, draft: Draft::default() }
     }
 
     /// Another one that found the first blocks of this in the cache.
@@ -45,7 +50,7 @@ pub struct Count {
 
 pub struct Driver<B: Backend> {
     pub target: Decoder<B>,
-    pub draft: DraftModel<B>,
+    pub draft: Box<dyn Drafter<B>>,
     pub free: Vec<u32>,
     pub count: Count,
     /// Rows of a prompt in one step.
@@ -60,16 +65,28 @@ impl<B: Backend> Driver<B> {
         options: DraftModelOptions,
     ) -> folio_engine::Result<Self> {
         let [target, draft] = backends;
+        Self::with(target, models[0], blocks, |target| {
+            Ok(Box::new(DraftModel::load(draft, models[1], target, options)?))
+        })
+    }
+
+    /// With any method of drafting.
+    pub fn with(
+        backend: B,
+        model: &OpenModel,
+        blocks: usize,
+        drafter: impl FnOnce(&Decoder<B>) -> folio_engine::Result<Box<dyn Drafter<B>>>,
+    ) -> folio_engine::Result<Self> {
         let limits = DecoderLimits {
             rows: 256,
             spans: 8,
             outputs: 256,
             table_entries: 8 * blocks,
-            blocks: vec![blocks; models[0].spec.kv_groups().len()],
+            blocks: vec![blocks; model.spec.kv_groups().len()],
             kv_format: KvFormat::F32,
         };
-        let target = Decoder::load(target, models[0], limits, &mut |_| ())?;
-        let draft = DraftModel::load(draft, models[1], &target, options)?;
+        let target = Decoder::load(backend, model, limits, &mut |_| ())?;
+        let draft = drafter(&target)?;
         // In no order: nothing may pass by reading straight through.
         let free = (0..blocks as u32).map(|block| block * 7 % blocks as u32).collect();
         Ok(Self { target, draft, free, count: Count::default(), chunk: 64 })
@@ -102,8 +119,8 @@ impl<B: Backend> Driver<B> {
             }
             rows.push(taken);
         }
-        let settled = requests.iter().zip(&rows).enumerate().map(|(number, (request, rows))| SettledRequest {
-            id: RequestId(number as u64),
+        let settled = requests.iter().zip(&rows).map(|(request, rows)| SettledRequest {
+            id: request.id,
             tokens: &request.tokens,
             computed: request.computed,
             rows,

@@ -10,12 +10,13 @@ use crate::{
 };
 
 /// Every draft is as long as it may be.
-const SURE: DraftModelOptions = DraftModelOptions {
+pub const SURE: DraftModelOptions = DraftModelOptions {
     most_tokens: 5,
     most_rows: 48,
     keeps_above: 0.0,
     goes_on_above: 0.0,
     shared_tokens: usize::MAX,
+    stretch: 1.0,
 };
 
 /// Two layer groups, of which the second sees everything.
@@ -24,7 +25,7 @@ fn twins(options: DraftModelOptions) -> Driver<Reference> {
     Driver::new([Reference::new(); 2], [&model, &model], 60, options).expect("twins")
 }
 
-fn prompt(seed: u32, len: usize) -> Vec<u32> {
+pub fn prompt(seed: u32, len: usize) -> Vec<u32> {
     (0..len as u32).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed * 977) >> 7) % 211).collect()
 }
 

@@ -6,3 +6,4 @@ mod follows;
 #[expect(dead_code, reason = "the other models are for other tests")]
 mod tiny;
 mod trained;
+mod translated;
