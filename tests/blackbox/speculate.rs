@@ -1,9 +1,14 @@
 //! What the binary guesses ahead with by itself: heads and a smaller model for the built-in one. Answers are those without.
 
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use lzma_rust2::LzmaReader;
 use serde_json::{Value, json};
 
 use crate::http::request;
 use crate::server::Server;
+use crate::{refusal, scratch};
 
 const SNIPPETS: [&str; 3] = [
     "impl Stack {\n    pub fn new() -> Self {\n        Self { items: Vec::new() }\n    }\n\n    pub fn push(&mut self, item: u32) {",
@@ -53,4 +58,50 @@ fn the_built_in_model_has_heads_and_a_sibling() {
         println!("{method}: {a_pass:.2} tokens a pass");
         assert!(drafts > 0.0 && a_pass >= least, "{method}: {a_pass:.2} tokens a pass in {drafts} drafts");
     }
+}
+
+/// The small model behind another tokenizer than its own: it joins fewer letters, and two of its tokens have changed places.
+fn in_other_words(name: &str, change: impl FnOnce(&mut Value)) -> PathBuf {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models");
+    let folder = scratch(name);
+    let model = folder.join("small.gguf");
+    std::fs::copy(models.join("folio-rust-7m.gguf"), &model).expect("a model");
+    let packed = std::fs::read(models.join("tokenizer.json.lzma")).expect("a tokenizer");
+    let mut json = Vec::new();
+    let unpacked = LzmaReader::new_mem_limit(&packed[..], 128 << 10, None).expect("packed").read_to_end(&mut json);
+    unpacked.expect("a whole file");
+    let mut file: Value = serde_json::from_slice(&json).expect("JSON");
+    file["model"]["merges"].as_array_mut().expect("merges").truncate(2000);
+    let vocab = &mut file["model"]["vocab"];
+    (vocab["q"], vocab["z"]) = (vocab["z"].clone(), vocab["q"].clone());
+    change(&mut file);
+    std::fs::write(folder.join("tokenizer.json"), file.to_string()).expect("a tokenizer");
+    model
+}
+
+#[test]
+fn a_draft_model_of_other_tokens_is_translated() {
+    let flags = ["--max-num-seqs", "2", "--max-model-len", "512", "--no-enable-prefix-caching"];
+    let plain = answers(&Server::start(&flags));
+    let model = in_other_words("translated", |_| ());
+    let method = format!("draft:{}", model.display());
+    let fixed = ["--speculate-fixed", "--speculate-tokens", "4", "--speculate", &method];
+    let server = Server::start(&[&flags[..], &fixed].concat());
+    let said = "the draft model small, translated by text";
+    assert!(server.greeting.iter().any(|line| line.contains(said)), "{:#?}", server.greeting);
+    for (number, (found, expected)) in answers(&server).iter().zip(&plain).enumerate() {
+        assert_eq!(found, expected, "answer {number}");
+    }
+    let drafted = metric(&server, "vllm:spec_decode_num_draft_tokens_total");
+    let accepted = metric(&server, "vllm:spec_decode_num_accepted_tokens_total");
+    println!("{accepted} of {drafted} drafted tokens");
+    assert!(accepted > 50.0 && accepted < drafted, "{accepted} of {drafted}");
+}
+
+#[test]
+fn a_draft_model_that_loses_text_is_refused() {
+    let model = in_other_words("lossy", |file| file["normalizer"] = json!({"type": "Lowercase"}));
+    let method = format!("draft:{}", model.display());
+    let said = refusal(&["serve", "--port", "0", "--speculate", &method]);
+    assert!(said.contains("nor can they be translated") && said.contains("as \"the quick"), "{said}");
 }

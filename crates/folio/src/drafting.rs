@@ -5,17 +5,20 @@
 //! folder, and at most a third of the size. The built-in model has heads and a sibling in the binary.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use folio_device::Backend;
 use folio_engine::speculate::{
     AdaptOptions, DraftModel, DraftModelOptions, Drafter, EagleDrafter, EagleOptions, Lookahead, LookaheadOptions,
     MedusaDrafter, MedusaOptions, Ngram, NgramOptions, OnHost, Speculation, Suffix, SuffixOptions, Synthetic,
+    TranslatedModel, Translation,
 };
 use folio_formats::WeightSource;
 use folio_formats::gguf::Gguf;
 use folio_formats::safetensors::Safetensors;
 use folio_model::Decoder;
+use folio_text::Translator;
 
 use crate::args::{EngineArgs, Method};
 use crate::assets::Assets;
@@ -51,8 +54,32 @@ pub enum Opened {
 /// A smaller model.
 pub struct Draft {
     pub assets: Assets,
-    /// Token ids below this mean the same to both models.
-    pub shared_tokens: usize,
+    tokens: Tokens,
+}
+
+/// How a draft model's tokens become the model's.
+enum Tokens {
+    /// Ids below this mean the same to both.
+    Shared(usize),
+    /// By the text they stand for.
+    Translated(Arc<Translator>),
+}
+
+/// A request's text on its way between two vocabularies.
+struct ByText(folio_text::Translation);
+
+impl Translation for ByText {
+    fn follow(&mut self, tokens: &[u32]) -> bool {
+        self.0.follow(tokens)
+    }
+
+    fn tokens(&self) -> &[u32] {
+        self.0.tokens()
+    }
+
+    fn back(&self, drafted: &[u32], most: usize) -> Vec<u32> {
+        self.0.back(drafted, most)
+    }
 }
 
 /// Another backend on the device of one.
@@ -109,17 +136,37 @@ impl Drafting {
                 (Box::new(drafter.with_context(|| format!("the head {}", heads.name))?), MOST_GUESSED)
             }
             Opened::Draft(draft) => {
-                let options = self.draft_options(draft.shared_tokens);
-                let drafter = DraftModel::load(beside(decoder.backend())?, &draft.assets.model, decoder, options);
-                (Box::new(drafter.with_context(|| format!("the draft model {}", draft.assets.name))?), MOST_GUESSED)
+                let drafter = self.draft_model(draft, decoder, beside);
+                (drafter.with_context(|| format!("the draft model {}", draft.assets.name))?, MOST_GUESSED)
             }
         };
         let most_nodes = self.tokens.unwrap_or(most);
         Ok(Speculation::new(drafter, AdaptOptions { most_nodes, fixed: self.fixed.then_some(most_nodes) }))
     }
 
-    pub fn draft_options(&self, shared_tokens: usize) -> DraftModelOptions {
-        let all = DraftModelOptions { shared_tokens, ..DraftModelOptions::default() };
+    fn draft_model<B: Backend>(
+        &self,
+        draft: &Draft,
+        decoder: &Decoder<B>,
+        beside: Beside<B>,
+    ) -> Result<Box<dyn Drafter<B>>> {
+        let (backend, model, options) = (beside(decoder.backend())?, &draft.assets.model, self.draft_options(draft));
+        Ok(match &draft.tokens {
+            Tokens::Shared(_) => Box::new(DraftModel::load(backend, model, decoder, options)?),
+            Tokens::Translated(pair) => {
+                let pair = Arc::clone(pair);
+                let begin = Box::new(move || -> Box<dyn Translation> { Box::new(ByText(pair.begin())) });
+                Box::new(TranslatedModel::load(backend, model, decoder, options, begin)?)
+            }
+        })
+    }
+
+    pub fn draft_options(&self, draft: &Draft) -> DraftModelOptions {
+        let all = DraftModelOptions::default();
+        let all = match &draft.tokens {
+            Tokens::Shared(shared_tokens) => DraftModelOptions { shared_tokens: *shared_tokens, ..all },
+            Tokens::Translated(pair) => DraftModelOptions { stretch: pair.stretch(), ..all },
+        };
         DraftModelOptions { most_tokens: self.tokens.unwrap_or(all.most_tokens), ..all }
     }
 
@@ -129,7 +176,10 @@ impl Drafting {
             Opened::Ngram(_) => "n-grams of the prompt and the answer".into(),
             Opened::Suffix => "suffixes of prompts and past answers".into(),
             Opened::Lookahead => "lookahead decoding".into(),
-            Opened::Draft(draft) => format!("the draft model {}", draft.assets.name),
+            Opened::Draft(draft) => match &draft.tokens {
+                Tokens::Shared(_) => format!("the draft model {}", draft.assets.name),
+                Tokens::Translated(_) => format!("the draft model {}, translated by text", draft.assets.name),
+            },
             Opened::Medusa(heads) => format!("Medusa heads, {}", heads.name),
             Opened::Eagle(heads) => format!("an EAGLE head, {}", heads.name),
             Opened::Synthetic(method) => format!("guesses of agreement {}", method.agreement),
@@ -145,28 +195,37 @@ fn auto(assets: &Assets, place: &Place, args: &EngineArgs) -> Result<Opened> {
     Ok(place.sibling_draft(assets, args)?.map_or(Opened::Suffix, Opened::Draft))
 }
 
-/// A model whose tokens are those of `target`.
+/// A model that guesses for `target`.
 fn draft(model: &str, target: &Assets, args: &EngineArgs) -> Result<Box<Draft>> {
-    let assets = Assets::open(Some(model), args.max_model_len).with_context(|| format!("--speculate draft:{model}"))?;
-    paired(model, assets, target)
+    let open =
+        |max_context| Assets::open(Some(model), max_context).with_context(|| format!("--speculate draft:{model}"));
+    let draft = paired(model, open(args.max_model_len)?, target)?;
+    match (&draft.tokens, args.max_model_len) {
+        // The same text may be more tokens to it than the model's context has.
+        (Tokens::Translated(_), Some(_)) => Ok(Box::new(Draft { assets: open(None)?, ..*draft })),
+        _ => Ok(draft),
+    }
 }
 
 /// An opened `model` that guesses for `target`.
 fn paired(model: &str, assets: Assets, target: &Assets) -> Result<Box<Draft>> {
-    let shared_tokens = match (&assets.tokenizer, &target.tokenizer) {
+    let tokens = match (&assets.tokenizer, &target.tokenizer) {
         (Some(ours), Some(theirs)) => match ours.ids_shared_with(theirs) {
-            Ok(shared) => shared,
-            Err(id) => bail!(
-                "--speculate draft:{model}: token {id} is {:?} there and {:?} in {}: a draft model must have the same tokens",
-                ours.decode(&[id], false),
-                theirs.decode(&[id], false),
-                target.name
-            ),
+            Ok(shared) => Tokens::Shared(shared),
+            Err(_) => {
+                let pair = Translator::new(Arc::clone(theirs), Arc::clone(ours));
+                Tokens::Translated(Arc::new(pair.with_context(|| {
+                    format!(
+                        "--speculate draft:{model}: its tokens are not those of {}, nor can they be translated",
+                        target.name
+                    )
+                })?))
+            }
         },
         // Nothing but numbers is known of them.
-        _ => usize::MAX,
+        _ => Tokens::Shared(usize::MAX),
     };
-    Ok(Box::new(Draft { assets, shared_tokens }))
+    Ok(Box::new(Draft { assets, tokens }))
 }
 
 impl Heads {

@@ -38,7 +38,7 @@ pub enum Method {
     Ngram(NgramOptions),
     Suffix,
     Lookahead,
-    /// A smaller model of the same vocabulary.
+    /// A smaller model.
     Draft(Option<String>),
     Medusa(Option<PathBuf>),
     Eagle(Option<PathBuf>),

@@ -35,8 +35,9 @@ impl DraftingBytes {
         match &drafting.method {
             Opened::Ngram(_) | Opened::Suffix | Opened::Lookahead | Opened::Synthetic(_) => Ok(Self::default()),
             Opened::Draft(draft) => {
-                let (model, options) = (&draft.assets.model, drafting.draft_options(draft.shared_tokens));
-                Self::of_model(model, &DraftModel::<Cpu>::limits(&model.spec, spec, &limits, &options)?, target)
+                let (model, options) = (&draft.assets.model, drafting.draft_options(draft));
+                let limits = DraftModel::<Cpu>::limits(&model.spec, spec, &limits, &options)?;
+                Self::of_model(model, &limits, options.stretch, target)
             }
             Opened::Medusa(heads) => Ok(Self { fixed: heads_bytes(spec, &limits, &*heads.weights), block: 0 }),
             Opened::Eagle(heads) => {
@@ -48,15 +49,17 @@ impl DraftingBytes {
         }
     }
 
-    /// `limits` are those beside a model without blocks: what it has of them then holds guesses.
-    fn of_model(draft: &OpenModel, limits: &DecoderLimits, target: &Target) -> Result<Self> {
+    /// `limits` are those beside a model without blocks: what it has of them then holds guesses. Where tokens are
+    /// translated a block of the model's takes `stretch` blocks of the draft model's.
+    fn of_model(draft: &OpenModel, limits: &DecoderLimits, stretch: f32, target: &Target) -> Result<Self> {
         let (spec, groups) = (&draft.spec, draft.spec.kv_groups());
         let weights = WeightBytes::of(draft, target)?;
         let each = groups.iter().map(|group| group.shape(1, limits.kv_format).block_bytes());
         let scratch: u64 = each.clone().zip(&limits.blocks).map(|(bytes, &count)| bytes * count as u64).sum();
         let activations = activation_bytes(spec, limits, |kind| target.value_bytes(kind));
         let working = working::bytes(spec, limits, &weights, target);
-        Ok(Self { fixed: weights.matrices + activations + working + scratch, block: each.sum() })
+        let block = (each.sum::<u64>() as f64 * f64::from(stretch)).ceil() as u64;
+        Ok(Self { fixed: weights.matrices + activations + working + scratch, block })
     }
 }
 
