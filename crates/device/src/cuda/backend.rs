@@ -10,7 +10,7 @@ use super::blas::Blas;
 use super::driver::{self, Device, Moving, Stream, args};
 use super::experts::Experts;
 use super::gemm90::Gemm90;
-use super::graphs::Graphs;
+use super::graphs::{Recordings, StepKind};
 use super::inputs::{self, Inputs};
 use super::kv::{Begun, Kv};
 use super::linear::WIDENED_BYTES;
@@ -83,7 +83,7 @@ impl Default for CudaConfig {
 
 pub struct Cuda {
     // Dropped in this order: recorded steps and libraries before the device.
-    graphs: Graphs,
+    steps: Recordings<StepKind>,
     pub(super) blas: Option<Blas>,
     /// Why there is no cuBLASLt, where it was wanted.
     blas_missing: Option<String>,
@@ -123,7 +123,7 @@ impl Cuda {
         };
         let gemm90 = Gemm90::open(&device, blas.is_none())?;
         Ok(Self {
-            graphs: Graphs::default(),
+            steps: Recordings::default(),
             blas,
             blas_missing,
             gemm90,
@@ -161,7 +161,17 @@ impl Cuda {
 
     /// Sizes of decode steps that are replayed by now.
     pub fn recorded_steps(&self) -> usize {
-        self.graphs.recorded()
+        self.steps.recorded()
+    }
+
+    /// Kinds of draws that are replayed by now.
+    pub fn recorded_draws(&self) -> usize {
+        self.sampler.as_ref().map_or(0, Sampler::recorded)
+    }
+
+    /// Whether work is recorded. A profile looks at kernels one by one.
+    fn records(&self) -> bool {
+        self.config.graphs && !self.device.is_profiled()
     }
 
     pub(super) fn float(&self) -> Float {
@@ -285,18 +295,21 @@ impl Backend for Cuda {
     }
 
     fn upload(&mut self, inputs: &mut Inputs, batch: &Batch) -> StepSize {
+        self.steps.abandon(&self.device);
         let size = inputs.upload(batch, self.sampler.as_ref().map_or((0, &[]), Sampler::latest));
         self.device.step_begins(inputs.size().rows, inputs.decodes());
         self.note(size).unwrap_or(StepSize::of(batch))
     }
 
     fn begin(&mut self, inputs: &Inputs, num_logits: usize) -> bool {
-        // A profile looks at kernels one by one.
-        !self.config.graphs || self.device.is_profiled() || self.graphs.begin(&self.device, inputs, num_logits)
+        match StepKind::of(inputs, num_logits).filter(|_| self.records()) {
+            Some(kind) => self.steps.begin(&self.device, kind),
+            None => true,
+        }
     }
 
     fn end(&mut self, _: &Inputs) {
-        let ended = self.graphs.end(&self.device);
+        let ended = self.steps.end(&self.device);
         self.note(ended);
     }
 
@@ -308,7 +321,7 @@ impl Backend for Cuda {
         // What is under way may be a replay.
         let done = self.device.synchronize(Stream::Compute);
         self.note(done);
-        self.graphs = Graphs::default();
+        self.steps = Recordings::default();
     }
 
     fn check(&mut self) -> Result<()> {
@@ -323,9 +336,9 @@ impl Backend for Cuda {
     }
 
     fn draw(&mut self, logits: &mut Tensor, draws: &Draws) {
+        let records = self.records();
         let sampler = self.sampler.as_mut().expect("inputs were made, and of them the logits");
-        let drawn = sampler.draw(&self.device, logits, draws);
-        self.note(drawn);
+        sampler.draw(&self.device, logits, draws, records);
     }
 
     fn is_drawn(&mut self) -> bool {
@@ -333,10 +346,9 @@ impl Backend for Cuda {
     }
 
     fn drawn(&mut self, out: &mut Vec<Drawn>) -> Result<()> {
-        if let Some(fault) = self.fault.take() {
-            return Err(fault);
-        }
-        self.sampler.as_mut().expect("something was drawn").drawn(out)
+        // Told of in any case: a fault is its step's, and the next step's draw is another.
+        let drawn = self.sampler.as_mut().expect("something was drawn").drawn(out);
+        self.fault.take().map_or(drawn, Err)
     }
 
     fn rope_angles(&mut self, inputs: &mut Inputs, rope: usize, inv_freq: &Vector, magnitude: f32) {

@@ -1,20 +1,33 @@
-//! Recorded steps, of tokens that are decoded and drafts that are verified: the first step of a size and form runs as it is
-//! asked for, the second is recorded, all others are replayed. A recording that fails ends in an error of its step, and
-//! that size is never recorded again.
+//! Recorded work: steps of tokens that are decoded and drafts that are verified, and the draws behind them. The first piece
+//! of work of a kind runs as it is asked for, the second is recorded, all others are replayed. A recording that fails ends
+//! in an error of its step, and that kind is never recorded again.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 
 use super::driver::{Device, Graph};
 use super::inputs::{Form, Inputs};
 use crate::Result;
 
-/// What a recording depends on: the inputs' memory, the size of the step, and which kernels attend.
+/// Kinds that are told apart; work of further ones runs as it is asked for.
+const MOST_KINDS: usize = 2048;
+
+/// What the recording of a step depends on: the inputs' memory, the size of the step, and which kernels attend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Key {
+pub(super) struct StepKind {
     inputs: u64,
     rows: usize,
     num_logits: usize,
     form: Form,
+}
+
+impl StepKind {
+    /// None for steps that hardly come twice: prompt chunks have a length of their own. Pooled rows have no logits.
+    pub fn of(inputs: &Inputs, num_logits: usize) -> Option<StepKind> {
+        let size = inputs.size();
+        let kind = StepKind { inputs: inputs.tokens(), rows: size.rows, num_logits, form: inputs.form() };
+        (inputs.decodes() && num_logits == size.outputs).then_some(kind)
+    }
 }
 
 #[derive(Default)]
@@ -26,23 +39,26 @@ enum Entry {
     Refused,
 }
 
-#[derive(Default)]
-pub(super) struct Graphs {
-    entries: HashMap<Key, Entry>,
+/// Recordings of work whose kind is a `K`: work of equal kinds is the same launches with the same arguments.
+pub(super) struct Recordings<K> {
+    entries: HashMap<K, Entry>,
     /// Under way.
-    recording: Option<Key>,
+    recording: Option<K>,
 }
 
-impl Graphs {
-    /// False: the step was replayed.
-    pub fn begin(&mut self, device: &Device, inputs: &Inputs, num_logits: usize) -> bool {
-        let size = inputs.size();
-        // Pooled rows have no logits; prompt chunks have a length of their own.
-        if !inputs.decodes() || num_logits != size.outputs {
+impl<K> Default for Recordings<K> {
+    fn default() -> Self {
+        Self { entries: HashMap::new(), recording: None }
+    }
+}
+
+impl<K: Copy + Eq + Hash> Recordings<K> {
+    /// False: the work was replayed.
+    pub fn begin(&mut self, device: &Device, kind: K) -> bool {
+        if self.entries.len() >= MOST_KINDS && !self.entries.contains_key(&kind) {
             return true;
         }
-        let key = Key { inputs: inputs.tokens(), rows: size.rows, num_logits, form: inputs.form() };
-        let entry = self.entries.entry(key).or_default();
+        let entry = self.entries.entry(kind).or_default();
         match entry {
             Entry::Ready(graph) => {
                 device.launch_graph(graph);
@@ -50,7 +66,7 @@ impl Graphs {
             }
             Entry::Unseen => *entry = Entry::SeenOnce,
             Entry::SeenOnce => match device.begin_capture() {
-                Ok(()) => self.recording = Some(key),
+                Ok(()) => self.recording = Some(kind),
                 Err(_) => *entry = Entry::Refused,
             },
             Entry::Refused => {}
@@ -59,21 +75,30 @@ impl Graphs {
     }
 
     pub fn end(&mut self, device: &Device) -> Result<()> {
-        let Some(key) = self.recording.take() else { return Ok(()) };
+        let Some(kind) = self.recording.take() else { return Ok(()) };
         match device.end_capture() {
             Ok(graph) => {
                 device.launch_graph(&graph);
-                self.entries.insert(key, Entry::Ready(graph));
+                self.entries.insert(kind, Entry::Ready(graph));
                 Ok(())
             }
             Err(error) => {
-                self.entries.insert(key, Entry::Refused);
+                self.entries.insert(kind, Entry::Refused);
                 Err(error)
             }
         }
     }
 
-    /// Sizes that are replayed by now.
+    /// Ends a recording whose work was given up on the way, so that the stream runs again what it is given.
+    pub fn abandon(&mut self, device: &Device) {
+        if let Some(kind) = self.recording.take() {
+            // Nothing of it is wanted, nor what it says.
+            let _ = device.end_capture();
+            self.entries.insert(kind, Entry::Refused);
+        }
+    }
+
+    /// Kinds that are replayed by now.
     pub fn recorded(&self) -> usize {
         self.entries.values().filter(|entry| matches!(entry, Entry::Ready(_))).count()
     }

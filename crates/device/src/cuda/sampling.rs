@@ -4,6 +4,8 @@
 use std::collections::VecDeque;
 
 use super::driver::{Buffer, Device, Event, KernelArg, Pinned, Plain, Stream, args};
+use super::graphs::Recordings;
+use super::inputs::ladder;
 use super::launch;
 use super::tensor::{Float, Tensor};
 use crate::{Draw, DrawFailure, Drawn, DrawnLogprobs, Draws, Error, Result};
@@ -59,7 +61,7 @@ struct SampleResult {
 unsafe impl Plain for SampleResult {}
 
 /// Mirrors `SampleArgs`.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(C)]
 struct SampleArgs {
     logits: u64,
@@ -82,14 +84,16 @@ unsafe impl KernelArg for SampleArgs {}
 
 /// Memory for draws of up to `rows` rows.
 pub(super) struct Sampler {
+    // Dropped before the memory they work on.
+    recordings: Recordings<(SampleArgs, Steps)>,
     rows: usize,
     states: Buffer,
     tokens: Buffer,
     saved: Buffer,
     turns: [Turn; 2],
     next: usize,
-    /// Turns whose results nobody has asked for yet, oldest first.
-    pending: VecDeque<usize>,
+    /// Turns whose results nobody has asked for yet, or why there are none, oldest first.
+    pending: VecDeque<Result<usize>>,
     /// Row of the logits that each of the latest draws looked at.
     rows_drawn: Vec<u32>,
 }
@@ -125,6 +129,12 @@ struct Request {
     lists: Vec<u32>,
     saved: usize,
     max_top: usize,
+    steps: Steps,
+}
+
+/// Which kernels have something to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+struct Steps {
     edits: bool,
     draws: bool,
     filters: bool,
@@ -134,11 +144,17 @@ struct Request {
 impl Request {
     fn new(draws: &Draws, vocab: usize) -> Request {
         let num_rows = draws.draws.iter().map(|draw| draw.row as usize + 1).max().unwrap_or(0);
-        let mut request = Request { rows: vec![row_of(&Draw::greedy(0)); num_rows], ..Request::default() };
+        let mut request = Request::default();
+        request.pad(num_rows);
         for draw in &draws.draws {
             request.add(draws, draw, vocab);
         }
         request
+    }
+
+    /// Up to so many rows, with such as nobody asks about.
+    fn pad(&mut self, num_rows: usize) {
+        self.rows.resize(num_rows.max(self.rows.len()), row_of(&Draw::greedy(0)));
     }
 
     fn add(&mut self, draws: &Draws, draw: &Draw, vocab: usize) {
@@ -157,14 +173,14 @@ impl Request {
                     self.lists[row.allowed as usize + token as usize / 32] |= 1 << (token % 32);
                 }
             }
-            self.edits |= row.num_masks + row.num_biases + row.num_penalties > 0;
-            self.draws |= row.temperature > 0.0;
-            self.filters |= row.temperature > 0.0 && (row.top_k > 0 || row.top_p < 1.0);
+            self.steps.edits |= row.num_masks + row.num_biases + row.num_penalties > 0;
+            self.steps.draws |= row.temperature > 0.0;
+            self.steps.filters |= row.temperature > 0.0 && (row.top_k > 0 || row.top_p < 1.0);
         }
         row.saved = self.saved as u32;
         self.saved += (row.num_masks + row.num_biases + row.num_penalties) as usize;
         if let Some(count) = draw.logprobs {
-            self.logprobs = true;
+            self.steps.logprobs = true;
             self.max_top = self.max_top.max((count as usize).min(vocab));
         }
         self.rows[draw.row as usize] = row;
@@ -230,6 +246,7 @@ impl Sampler {
             })
         };
         Ok(Sampler {
+            recordings: Recordings::default(),
             rows,
             states: device.alloc_zeroed("what is kept of rows that are sampled", rows * STATE_BYTES)?,
             tokens: device.alloc_zeroed("drawn tokens", rows * 4)?,
@@ -241,7 +258,7 @@ impl Sampler {
         })
     }
 
-    /// Makes room where this draw wants more than any before.
+    /// Makes room where this draw wants more than any before. Recordings of what lies elsewhere now are not met again.
     fn make_room(&mut self, device: &Device, wanted: usize, saved: usize, results: usize) -> Result<()> {
         if saved > self.saved.bytes() {
             device.synchronize(Stream::Compute)?;
@@ -260,14 +277,23 @@ impl Sampler {
         Ok(())
     }
 
-    pub fn draw(&mut self, device: &Device, logits: &Tensor, draws: &Draws) -> Result<()> {
+    /// What fails is told by the [`Sampler::drawn`] that belongs to this draw.
+    pub fn draw(&mut self, device: &Device, logits: &Tensor, draws: &Draws, records: bool) {
+        assert!(self.pending.len() < 2, "a third draw before the first was told");
+        let turn = self.begin(device, logits, draws, records);
+        self.pending.push_back(turn);
+    }
+
+    fn begin(&mut self, device: &Device, logits: &Tensor, draws: &Draws, records: bool) -> Result<usize> {
         let vocab = logits.cols();
         assert!(vocab <= MOST_TOKENS, "a vocabulary of {vocab} tokens; the kernels take {MOST_TOKENS}");
-        assert!(self.pending.len() < 2, "a third draw before the first was told");
         assert_eq!(logits.float(), Float::F32, "logits are f32");
-        let request = Request::new(draws, vocab);
+        let mut request = Request::new(draws, vocab);
+        logits.check("logits to draw from", request.rows.len(), vocab);
+        if records {
+            request.pad(ladder(request.rows.len()).min(self.rows).min(logits.rows()));
+        }
         let num_rows = request.rows.len();
-        logits.check("logits to draw from", num_rows, vocab);
         assert!(num_rows <= self.rows, "draws from {num_rows} rows, limit {}", self.rows);
         self.rows_drawn.clear();
         self.rows_drawn.extend(draws.draws.iter().map(|draw| draw.row));
@@ -298,7 +324,10 @@ impl Sampler {
             num_rows: num_rows as i32,
             padding: 0,
         };
-        run(device, &request, call);
+        if !records || self.recordings.begin(device, (call, request.steps)) {
+            run(device, request.steps, call);
+            self.recordings.end(device)?;
+        }
         device.step_ends();
         device.record(&turn.drawn, Stream::Compute);
         device.wait(Stream::Back, &turn.drawn);
@@ -308,25 +337,23 @@ impl Sampler {
         let asked = |draw: &Draw| Asked { row: draw.row, target: draw.target, logprobs: draw.logprobs.is_some() };
         turn.draws.extend(draws.draws.iter().map(asked));
         (turn.max_top, turn.num_rows) = (request.max_top, num_rows);
-        self.pending.push_back(self.next);
-        self.next = 1 - self.next;
-        Ok(())
+        let used = self.next;
+        self.next = 1 - used;
+        Ok(used)
     }
 
     /// Whether [`Sampler::drawn`] would not wait.
     pub fn is_drawn(&self) -> bool {
-        self.pending.front().is_none_or(|turn| self.turns[*turn].done.is_done())
+        match self.pending.front() {
+            Some(Ok(turn)) => self.turns[*turn].done.is_done(),
+            _ => true,
+        }
     }
 
     pub fn drawn(&mut self, out: &mut Vec<Drawn>) -> Result<()> {
         out.clear();
-        let Some(turn) = self.pending.pop_front() else {
-            return Err(Error::Device {
-                device: "cuda".into(),
-                message: "nothing was drawn: the step before failed".into(),
-            });
-        };
-        let turn = &self.turns[turn];
+        let nothing = || Error::Device { device: "cuda".into(), message: "nothing was asked to be drawn".into() };
+        let turn = &self.turns[self.pending.pop_front().ok_or_else(nothing)??];
         turn.done.synchronize()?;
         let tops = turn.num_rows * size_of::<SampleResult>();
         let some = 4 * turn.num_rows * turn.max_top;
@@ -351,13 +378,18 @@ impl Sampler {
         Ok(())
     }
 
+    /// Kinds of draws that are replayed by now.
+    pub fn recorded(&self) -> usize {
+        self.recordings.recorded()
+    }
+
     /// Tokens of rows, on the device, and the row of each of the latest draws.
     pub fn latest(&self) -> (u64, &[u32]) {
         (self.tokens.ptr(), &self.rows_drawn)
     }
 }
 
-fn run(device: &Device, request: &Request, call: SampleArgs) {
+fn run(device: &Device, steps: Steps, call: SampleArgs) {
     let rows = call.num_rows as u32;
     // As many blocks as run at once, where rows are few: two a multiprocessor of the largest devices, or four.
     let most = (call.vocab as u32).div_ceil(CHUNK as u32);
@@ -367,12 +399,12 @@ fn run(device: &Device, request: &Request, call: SampleArgs) {
             launch(device, name, grid, threads, args![call]);
         }
     };
-    kernel(request.edits, "sample_edit", [rows, 1, 1], 256);
+    kernel(steps.edits, "sample_edit", [rows, 1, 1], 256);
     kernel(true, "sample_best", [parts(264), rows, 1], 512);
-    kernel(request.draws, "draw_weigh", [parts(528), rows, 1], 512);
-    kernel(request.filters, "draw_gather", [parts(528), rows, 1], 512);
-    kernel(request.draws, "draw_token", [rows, 1, 1], 1024);
-    kernel(request.logprobs, "sample_logprobs", [rows, 1, 1], 1024);
+    kernel(steps.draws, "draw_weigh", [parts(528), rows, 1], 512);
+    kernel(steps.filters, "draw_gather", [parts(528), rows, 1], 512);
+    kernel(steps.draws, "draw_token", [rows, 1, 1], 1024);
+    kernel(steps.logprobs, "sample_logprobs", [rows, 1, 1], 1024);
 }
 
 #[cfg(test)]
@@ -399,7 +431,7 @@ mod tests {
         };
         let request = Request::new(&draws, 64);
         assert_eq!(request.rows.len(), 3);
-        assert!(request.edits && request.draws && request.filters && request.logprobs);
+        assert_eq!(request.steps, Steps { edits: true, draws: true, filters: true, logprobs: true });
         let [first, nobody, last] = [&request.rows[0], &request.rows[1], &request.rows[2]];
         assert_eq!((last.masks, last.num_masks, last.saved, last.logprobs), (0, 1, 0, 4));
         assert_eq!((first.num_biases, first.num_penalties, first.saved), (1, 2, 1));

@@ -10,7 +10,9 @@ use crate::cuda::open;
 use crate::data::{Random, download, f32_matrix};
 
 const VOCAB: usize = 5000;
+/// Rows that are drawn from, and that a recording of so many has.
 const ROWS: usize = 9;
+const PADDED: usize = 16;
 
 /// Tokens of a row, best first.
 fn order(row: &[f32]) -> Vec<u32> {
@@ -51,7 +53,7 @@ fn cuda_draws_what_is_asked_for() {
     values[3 * VOCAB + 5] = f32::NAN;
     let rows: Vec<Vec<f32>> = values.chunks_exact(VOCAB).map(<[f32]>::to_vec).collect();
     let best = |row: usize, rank: usize| order(&rows[row])[rank];
-    let draws = Draws {
+    let mut draws = Draws {
         tokens: vec![best(1, 0), 30, 90, 4999],
         biases: vec![(77, 100.0)],
         seen: vec![SeenToken { token: best(7, 0), outputs: 2 }],
@@ -62,18 +64,22 @@ fn cuda_draws_what_is_asked_for() {
             Draw::greedy(3),
             Draw { target: Some(17), logprobs: Some(0), ..Draw::greedy(4) },
             Draw { allowed: Some(1..4), ..Draw::greedy(5) },
-            Draw { temperature: 0.8, uniform: 0.6, ..Draw::greedy(6) },
+            Draw { temperature: 0.8, ..Draw::greedy(6) },
             Draw { frequency_penalty: 50.0, seen: 0..1, ..Draw::greedy(7) },
             Draw { biases: 0..1, ..Draw::greedy(8) },
         ],
     };
     let among =
         *[30u32, 90, 4999].iter().max_by(|a, b| rows[5][**a as usize].total_cmp(&rows[5][**b as usize])).unwrap();
-    let sampled = drawn_at(&rows[6], 0.8, 0.6);
-    let expected = [best(0, 0), best(1, 1), best(2, 0), 5, 17, among, sampled, best(7, 1), 77];
-    // More than once: what kernels keep between calls must be left as they found it.
-    for _ in 0..3 {
-        let mut logits = backend.tensor(ROWS, VOCAB, TensorKind::Scores).unwrap();
+    let mut expected = [best(0, 0), best(1, 1), best(2, 0), 5, 17, among, 0, best(7, 1), 77];
+    let mut logits = backend.tensor(PADDED, VOCAB, TensorKind::Scores).unwrap();
+    // Rows that only a padded draw looks at.
+    values.resize(PADDED * VOCAB, f32::NAN);
+    // As asked for, recorded and replayed, in memory of two turns each: what kernels keep between calls must be left as they
+    // found it, and a replay has to read what this round asks for.
+    for round in 0..8 {
+        draws.draws[6].uniform = 0.1 + 0.1 * f64::from(round);
+        expected[6] = drawn_at(&rows[6], 0.8, draws.draws[6].uniform);
         backend.upload_rows(&mut logits, &values);
         backend.draw(&mut logits, &draws);
         let mut drawn: Vec<Drawn> = Vec::new();
@@ -96,6 +102,7 @@ fn cuda_draws_what_is_asked_for() {
         assert!(near(target.logprob, 17, 4) && target.top.is_empty(), "{target:?}");
         check_awaited(&mut backend, &mut inputs, &expected);
     }
+    assert_eq!(backend.recorded_draws(), 2, "one kind of draw, two turns");
     backend.check().unwrap();
 }
 
