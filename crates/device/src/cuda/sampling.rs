@@ -104,7 +104,7 @@ struct Turn {
     results: Pinned,
     /// The same on the device: rows, then lists.
     wanted_there: Buffer,
-    /// Results, then best tokens, then their logprobs.
+    /// Results, then best tokens, then their logprobs; all of it comes back, also what no kernel had to write.
     results_there: Buffer,
     /// When `wanted` is there, when the results are, and when they are here.
     copied: Event,
@@ -236,7 +236,7 @@ impl Sampler {
                 wanted: device.pinned("draws", wanted)?,
                 results: device.pinned("drawn tokens", results)?,
                 wanted_there: device.alloc("draws", wanted)?,
-                results_there: device.alloc("drawn tokens", results)?,
+                results_there: device.alloc_zeroed("drawn tokens", results)?,
                 copied: device.event()?,
                 drawn: device.event()?,
                 done: device.event()?,
@@ -272,7 +272,7 @@ impl Sampler {
         }
         if results > turn.results.bytes() {
             turn.results = device.pinned("drawn tokens", results)?;
-            turn.results_there = device.alloc("drawn tokens", results)?;
+            turn.results_there = device.alloc_zeroed("drawn tokens", results)?;
         }
         Ok(())
     }

@@ -22,6 +22,8 @@ const MOST_FAILURES: u32 = 3;
 
 /// Steps without anybody who expects drafts after which no step waits for the method any more.
 const PATIENCE: u32 = 32;
+/// And how much time it may take in them, in steps, to keep up with answers that it is not asked about.
+const PATIENT_STEPS: u32 = 1;
 
 /// A method of drafting, and how much of it a runner uses.
 pub struct Speculation<B: Backend> {
@@ -31,8 +33,9 @@ pub struct Speculation<B: Backend> {
     /// Failures since it last worked.
     failures: u32,
     has_warned: bool,
-    /// Steps since somebody last expected drafts.
+    /// Steps since somebody last expected drafts, and what the method took in them.
     quiet_steps: u32,
+    quiet_time: Duration,
     /// Time in drafting that nobody has asked for yet.
     drafting: Duration,
     /// Who had another token to come behind the last step.
@@ -113,6 +116,7 @@ impl<B: Backend> Speculation<B> {
             failures: 0,
             has_warned: false,
             quiet_steps: 0,
+            quiet_time: Duration::ZERO,
             drafting: Duration::ZERO,
             decoding: Vec::new(),
             drafts: Vec::new(),
@@ -193,8 +197,13 @@ impl<B: Backend> Speculation<B> {
             output.draft = (!draft.is_empty()).then(|| std::mem::take(draft));
         }
         self.adapt.note_drafting(self.decoding.len(), nodes, took);
-        let is_quiet = outputs.iter().all(|output| !output.expects_drafts);
-        self.quiet_steps = if is_quiet { self.quiet_steps.saturating_add(1) } else { 0 };
+        if outputs.iter().any(|output| output.expects_drafts) {
+            (self.quiet_steps, self.quiet_time) = (0, Duration::ZERO);
+        } else {
+            self.quiet_time += took;
+            let is_dear = self.quiet_time > PATIENT_STEPS * times.took;
+            self.quiet_steps = if is_dear { PATIENCE } else { self.quiet_steps.saturating_add(1) };
+        }
     }
 
     /// What the step cost, and what its drafts brought.

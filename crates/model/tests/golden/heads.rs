@@ -11,6 +11,7 @@ use folio_model::{
     device::{
         BLOCK_TOKENS, Backend, Batch, GroupTables, KvFormat, Span,
         cpu::{Cpu, CpuConfig},
+        cuda::Cuda,
         reference::Reference,
         tree,
     },
@@ -18,6 +19,7 @@ use folio_model::{
 use serde::Deserialize;
 
 use crate::{
+    cuda,
     file::{self, TensorGroup, Weights},
     generator,
 };
@@ -97,13 +99,24 @@ fn distance(found: &[f32], expected: &[f64]) -> f64 {
     found.iter().zip(expected).map(|pair| far(pair).unwrap_or(f64::INFINITY)).fold(0.0, f64::max) / largest
 }
 
+const TOLERANCE: f64 = 1e-4;
+
 fn check(what: &str, found: &[f32], expected: &[f64]) {
+    check_within(TOLERANCE, what, found, expected);
+}
+
+fn check_within(tolerance: f64, what: &str, found: &[f32], expected: &[f64]) {
     let distance = distance(found, expected);
-    assert!(distance < 1e-4, "{what}: off by {distance:.1e}");
+    assert!(distance < tolerance, "{what}: off by {distance:.1e}");
 }
 
 fn cpu() -> Cpu {
     Cpu::new(CpuConfig { threads: 2, isa: None }).expect("a CPU")
+}
+
+/// Whose rows do not see each other.
+fn cuda_in_f32() -> Cuda {
+    cuda::open(&cuda::f32())
 }
 
 fn check_taps<B: Backend>(backend: impl Fn() -> B) {
@@ -136,4 +149,11 @@ fn reference_taps_as_transformers_has_it() {
 #[test]
 fn cpu_taps_as_transformers_has_it() {
     check_taps(cpu);
+}
+
+#[test]
+fn cuda_taps_as_transformers_has_it() {
+    if let Some(_turn) = cuda::turn() {
+        check_taps(cuda_in_f32);
+    }
 }

@@ -4,7 +4,7 @@ use folio_model::device::{Backend, reference::Reference};
 use folio_model::heads::Medusa;
 use serde::Deserialize;
 
-use super::{Golden, TensorGroup, Weights, batch, check, cpu, distance, read};
+use super::{Golden, TensorGroup, Weights, batch, check, cpu, cuda, cuda_in_f32, distance, read};
 
 #[derive(Deserialize)]
 pub(super) struct Expected {
@@ -74,6 +74,13 @@ fn reference_agrees() {
 #[test]
 fn cpu_agrees() {
     agrees(cpu);
+}
+
+#[test]
+fn cuda_agrees() {
+    if let Some(_turn) = cuda::turn() {
+        agrees(cuda_in_f32);
+    }
 }
 
 #[test]

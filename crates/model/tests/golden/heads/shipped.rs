@@ -3,13 +3,13 @@
 
 use std::{fs, path::PathBuf};
 
-use folio_model::device::{Backend, Batch, KvFormat, reference::Reference};
+use folio_model::device::{Backend, Batch, KvFormat, cuda::CudaConfig, reference::Reference};
 use folio_model::formats::{Gguf, WeightSource};
 use folio_model::heads::{Eagle, EagleLayout, Feature, Medusa};
 use folio_model::{Decoder, DecoderLimits};
 use serde::Deserialize;
 
-use super::{batch, cpu, distance};
+use super::{batch, cpu, cuda, cuda_in_f32, distance};
 use crate::file;
 
 #[derive(Deserialize)]
@@ -59,10 +59,10 @@ fn heads(kind: &str) -> Gguf {
     Gguf::open(&shipped(&format!("folio-rust-42m.{kind}.gguf"))).expect("a file of heads")
 }
 
-fn decoder<B: Backend>(backend: B) -> Decoder<B> {
+fn decoder<B: Backend>(backend: B, kv_format: KvFormat) -> Decoder<B> {
     let model = folio_model::open(&shipped("folio-rust-42m.gguf")).expect("a model");
     let (rows, table_entries, blocks) = (64, 64, vec![7]);
-    let limits = DecoderLimits { rows, spans: 4, outputs: 4, table_entries, blocks, kv_format: KvFormat::F32 };
+    let limits = DecoderLimits { rows, spans: 4, outputs: 4, table_entries, blocks, kv_format };
     Decoder::load(backend, &model, limits, &mut |_| ()).expect("a decoder")
 }
 
@@ -72,10 +72,10 @@ fn prompt(tokens: &[u32], outputs: &[usize]) -> Batch {
 }
 
 /// Both kinds in one decoder, as no server has them; `tolerance` is a part of the largest logit.
-fn agrees<B: Backend>(backend: B, tolerance: f64) {
+fn agrees<B: Backend>(backend: B, kv_format: KvFormat, tolerance: f64) {
     let golden = read();
     let (seen, next) = (&golden.tokens[..golden.tokens.len() - 1], &golden.tokens[1..]);
-    let mut decoder = decoder(backend);
+    let mut decoder = decoder(backend, kv_format);
     let mut medusa = Medusa::load(&mut decoder, &heads("medusa"), 4).expect("Medusa heads");
     let mut eagle = Eagle::load(&mut decoder, &heads("eagle")).expect("an EAGLE head");
     assert_eq!((eagle.layout(), eagle.vocab_size()), (EagleLayout::Three, 4_096));
@@ -115,13 +115,22 @@ fn agrees<B: Backend>(backend: B, tolerance: f64) {
 
 #[test]
 fn reference_agrees() {
-    agrees(Reference::new(), 1e-4);
+    agrees(Reference::new(), KvFormat::F32, 1e-4);
 }
 
 /// Matrices of four and five bits meet activations of eight there.
 #[test]
 fn cpu_agrees() {
-    agrees(cpu(), 0.02);
+    agrees(cpu(), KvFormat::F32, 0.02);
+}
+
+/// The same on a GPU, where they are bf16.
+#[test]
+fn cuda_agrees() {
+    if let Some(_turn) = cuda::turn() {
+        agrees(cuda_in_f32(), KvFormat::F32, 1e-3);
+        agrees(cuda::open(&CudaConfig::default()), KvFormat::BF16, 0.05);
+    }
 }
 
 #[test]
