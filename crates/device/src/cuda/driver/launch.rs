@@ -45,6 +45,17 @@ pub struct Launch {
     pub overlap: bool,
 }
 
+impl Launch {
+    /// With so much shared memory that a multiprocessor has no more than so many blocks. Where a kernel starts while the
+    /// one before drains, its blocks go where there is room just then, two to one multiprocessor and none to another; and
+    /// blocks that stay until all work is done stay so.
+    pub fn at_most(self, blocks: u32, info: &DeviceInfo) -> Launch {
+        // A block takes 1 KiB of the multiprocessor's besides its own.
+        let more_than = (info.shared_bytes + 1024) / (blocks + 1);
+        Launch { shared_bytes: self.shared_bytes.max(more_than), ..self }
+    }
+}
+
 /// A value that kernels take.
 ///
 /// # Safety

@@ -238,6 +238,7 @@ impl Gemm90 {
             shared_bytes: variant.shared_bytes(),
             overlap: true,
         };
+        let shape = if x_blocks * y_blocks <= self.multiprocessors { shape.at_most(1, device.info()) } else { shape };
         let (kernels, element) = match weight.float8 {
             None => (&self.kernels, Element::Bf16),
             Some(_) => (&self.float8_kernels, Element::U8),
