@@ -3,14 +3,15 @@
 //! Reads Hugging Face folders of the Llama architecture and writes GGUF files that llama.cpp's tools read as well: its
 //! tensor names, its order of query and key rows, norms in F32. The tokenizer stays beside them, one copy for all.
 
-use std::io::Write;
+use std::fs::File;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use folio_formats::gguf::Writer;
 use folio_formats::quant::{encode, encode_fitted};
-use folio_formats::{Format, Matrix, Safetensors, WeightSource};
-use lzma_rust2::{LzmaOptions, LzmaWriter};
+use folio_formats::{Format, Mapped, Matrix, Safetensors, WeightSource};
+use lzma_rust2::{LzmaOptions, LzmaReader, LzmaWriter};
 use serde_json::Value;
 
 /// Each with its shipped form, by the tables in models/README.md. The first rule whose word is in a tensor's name holds.
@@ -47,6 +48,12 @@ fn compressed(bytes: &[u8]) -> Result<Vec<u8>> {
     Ok(writer.finish()?)
 }
 
+fn unpacked(path: &Path) -> Result<Safetensors> {
+    let (file, name, mut bytes) = (File::open(path), path.display().to_string(), Vec::new());
+    LzmaReader::new_mem_limit(file.with_context(|| name.clone())?, u32::MAX, None)?.read_to_end(&mut bytes)?;
+    Ok(Safetensors::from_map(Mapped::from_vec(&name, bytes))?)
+}
+
 /// The same tokenizer in a third of the bytes: without white space, and each merge as one text.
 fn compact(json: &[u8]) -> Result<String> {
     let mut tokenizer: Value = serde_json::from_slice(json)?;
@@ -66,7 +73,7 @@ enum Fit {
     Nearest,
     /// The least squared error, every value counting alike.
     Even,
-    /// The least squared error, weighed by what `models/calibrate.py` measured: `NAME.importance.safetensors` in here.
+    /// The least squared error, weighed by what `models/calibrate.py` measured: `NAME.importance.safetensors.lzma` in here.
     Weighed(PathBuf),
 }
 
@@ -145,7 +152,7 @@ fn convert(folder: &Path, name: &str, plan: &Plan, options: &Options) -> Result<
     describe(&mut writer, name, &config)?;
     describe_text(&mut writer, folder)?;
     let importance = match &options.fit {
-        Fit::Weighed(folder) => Some(Safetensors::open(&folder.join(format!("{name}.importance.safetensors")))?),
+        Fit::Weighed(folder) => Some(unpacked(&folder.join(format!("{name}.importance.safetensors.lzma")))?),
         Fit::Nearest | Fit::Even => None,
     };
     let heads = (config.count("num_attention_heads")? as usize, config.count("num_key_value_heads")? as usize);
