@@ -2,6 +2,7 @@
 
 mod aarch64;
 mod clients;
+mod gates;
 mod goldens;
 mod graph;
 mod kernels;
@@ -27,6 +28,7 @@ cargo xtask <command>
   aarch64          the kernels' tests on an emulated aarch64
   clients [...]    the Python clients' tests, and Schemathesis; arguments go to pytest, or after `schemas` to Schemathesis
   tidy             the quick half of it: format, crate graph, tree size, house rules
+  gates [--write]  instructions of the kernels' inner loops, against the committed table; --write renews it
   simulate [...]   the scheduler under seeded traffic and faults; --help says more
   mutants [NAME]   plants other engines' bugs in the scheduler, one at a time: the simulator must catch each
   soak [...]       the server under ten minutes of bad clients and too little memory; --seconds 3600 for an hour
@@ -46,6 +48,7 @@ fn main() -> Result<()> {
         Some("aarch64") => aarch64::run(),
         Some("clients") => clients::run(rest),
         Some("tidy") => tidy::run(),
+        Some("gates") => gates::run(rest),
         Some("simulate") => simulate::run(rest),
         Some("soak") => soak::run(rest),
         Some("sigterm") => sigterm::run(rest),

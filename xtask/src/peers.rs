@@ -12,7 +12,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::prepare;
+use crate::{prepare, process};
 use load::Watch;
 use measure::{Ceilings, Engines, Workload};
 use model::Model;
@@ -86,7 +86,7 @@ pub fn run(args: &[String]) -> Result<()> {
     let models: Vec<Model> = models.collect::<Result<_>>()?;
     let folio = match options.folio {
         Some(ref binary) => binary.clone(),
-        None => setup::folio()?,
+        None => process::folio(&process::root(), None)?,
     };
     let mut engines = Engines { folio, peer, threads: options.threads, ceilings: Ceilings::none() };
     let watch = Watch::start();

@@ -1,6 +1,8 @@
-//! What the tests use and the repository does not hold: third-party files, fetched once into `target/xtask`.
+//! What the tests use and the repository does not hold: third-party files, fetched once into `target/xtask`, and the
+//! system's packages.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
@@ -28,6 +30,22 @@ pub fn venv(name: &str, packages: &[&str]) -> Result<PathBuf> {
     process::run(pip.args(packages))?;
     std::fs::write(stamp, wanted)?;
     Ok(python)
+}
+
+/// Whether these programs are there. On a continuous-integration machine the packages that hold them are installed;
+/// elsewhere their lack is told, and `what` they are needed for skips.
+pub fn programs(programs: &[&str], packages: &[&str], what: &str) -> Result<bool> {
+    let found = |program: &&str| Command::new(program).arg("--version").output().is_ok_and(|o| o.status.success());
+    if programs.iter().all(found) {
+        return Ok(true);
+    }
+    if std::env::var_os("CI").is_none() {
+        eprintln!("warning: {what} skipped, for want of the packages {}", packages.join(" "));
+        return Ok(false);
+    }
+    process::run(&mut process::command("apt-get", &["-qq", "update"]))?;
+    process::run(process::command("apt-get", &["-qq", "install", "-y"]).args(packages))?;
+    Ok(true)
 }
 
 /// The llama.cpp sources inside that package, unpacked.

@@ -1,7 +1,8 @@
 //! Running other programs, with their failures told in one line.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
@@ -44,4 +45,23 @@ pub fn output(command: &mut Command) -> Result<String> {
         bail!("failed ({}): {line}\n{}", output.status, String::from_utf8_lossy(&output.stderr));
     }
     String::from_utf8(output.stdout).with_context(|| format!("output is not UTF-8: {line}"))
+}
+
+/// Runs a `cargo build` and returns the programs it made, or found made, by the names of their targets.
+pub fn programs(build: &mut Command) -> Result<BTreeMap<String, PathBuf>> {
+    let printed = output(build.arg("--message-format=json-render-diagnostics").stderr(Stdio::inherit()))?;
+    let messages = printed.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let program = |message: serde_json::Value| {
+        Some((message["target"]["name"].as_str()?.to_owned(), message["executable"].as_str()?.into()))
+    };
+    Ok(messages.filter_map(program).collect())
+}
+
+/// Folio's release binary of a working tree, built now: compiled into `target`, or where cargo usually does.
+pub fn folio(tree: &Path, target: Option<&Path>) -> Result<PathBuf> {
+    let mut build = cargo(&["build", "--release", "--package", "folio"]);
+    if let Some(target) = target {
+        build.env("CARGO_TARGET_DIR", target);
+    }
+    programs(build.current_dir(tree))?.remove("folio").context("cargo named no folio binary")
 }

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use crate::{aarch64, clients, kernels, mutants, prepare, process, tidy};
+use crate::{aarch64, clients, gates, kernels, mutants, prepare, process, tidy};
 
 pub fn run(filter: &[String]) -> Result<()> {
     stage("house rules", tidy::run)?;
@@ -28,6 +28,7 @@ pub fn run(filter: &[String]) -> Result<()> {
         }
         process::run(tests.args(filter))
     })?;
+    stage("gates", || gates::run(&[]))?;
     stage("clients", clients::stage)?;
     stage("mutants", || mutants::run(&[]))?;
     stage("aarch64", aarch64::run)

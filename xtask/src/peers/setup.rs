@@ -1,5 +1,4 @@
-//! The two engines, built for this machine: llama.cpp's benchmark tools from its published sources, and Folio's release
-//! binary.
+//! The other engine, built for this machine: llama.cpp's benchmark tools from its published sources.
 
 use std::path::{Path, PathBuf};
 
@@ -73,16 +72,4 @@ fn cmake() -> Result<PathBuf> {
     }
     let python = prepare::venv("cmake", &[CMAKE]).context("there is no cmake, and it could not be installed by pip")?;
     Ok(python.with_file_name("cmake"))
-}
-
-/// Folio's release binary, built now.
-pub fn folio() -> Result<PathBuf> {
-    let mut build = process::cargo(&["build", "--release", "--package", "folio", "--message-format", "json"]);
-    build.stderr(std::process::Stdio::inherit());
-    let messages = process::output(&mut build)?;
-    let executable = |line: &str| {
-        let message: serde_json::Value = serde_json::from_str(line).ok()?;
-        (message["target"]["name"] == "folio").then(|| message["executable"].as_str().map(PathBuf::from))?
-    };
-    messages.lines().find_map(executable).context("cargo named no folio binary")
 }
