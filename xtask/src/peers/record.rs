@@ -1,0 +1,199 @@
+//! What was measured, kept between runs so that a comparison may be made in pieces, and shown as tables.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use super::model::{self, Model};
+use super::question::{Engine, Question};
+use crate::process;
+
+/// What stands between them in docs/benchmarks.md is written here.
+const BEGIN: &str = "<!-- cargo xtask peers --write: begin -->\n";
+const END: &str = "<!-- end -->";
+
+/// One question about one model in one format. `rounds` holds an object of every engine's figures for each round,
+/// `bounds` what the machine allows for each case, `about` where and when it was.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Record(Value);
+
+impl Record {
+    pub fn new(question: Question, model: &str, format: &str) -> Self {
+        Self(json!({"question": question.name(), "model": model, "format": format, "rounds": []}))
+    }
+
+    pub fn put(&mut self, round: usize, engine: Engine, figures: &[f64]) {
+        let rounds = self.0["rounds"].as_array_mut().expect("made as a list");
+        rounds.resize(rounds.len().max(round + 1), json!({}));
+        rounds[round][engine.name()] = json!(figures);
+    }
+
+    pub fn described(&self, about: &str, rate: Option<f64>, bounds: &[(f64, &str)]) -> Self {
+        let mut described = self.clone();
+        for (key, value) in [("about", json!(about)), ("rate", json!(rate)), ("bounds", json!(bounds))] {
+            described.0[key] = value;
+        }
+        described
+    }
+
+    pub fn is_of(&self, question: Question) -> bool {
+        self.0["question"] == question.name()
+    }
+
+    fn text(&self, key: &str) -> &str {
+        self.0[key].as_str().unwrap_or_default()
+    }
+
+    /// `1b q8_0`
+    pub fn label(&self) -> String {
+        format!("{} {}", self.text("model"), self.text("format"))
+    }
+
+    /// Of all rounds.
+    pub fn best(&self, engine: Engine, question: Question, case: usize) -> Option<f64> {
+        let rounds = self.0["rounds"].as_array()?.iter();
+        rounds.filter_map(|round| round[engine.name()][case].as_f64()).reduce(better(question, case))
+    }
+
+    /// `50.4 / 27.5 / - (1.83x, 83% of read)`: how many times better Folio is than the best of the others (below 1 it is
+    /// worse), and its share of what the machine allows.
+    fn cell(&self, question: Question, case: usize) -> String {
+        let best = Engine::ALL.map(|engine| self.best(engine, question, case));
+        let mut text = best.map(|figure| figure.map_or("-".into(), short)).join(" / ");
+        let Some(own) = best[0] else { return text };
+        if let Some(other) = best[1..].iter().flatten().copied().reduce(better(question, case)) {
+            let ratio = if question.is_rate(case) { own / other } else { other / own };
+            text += &format!(" (**{ratio:.2}x**)");
+        }
+        let bound = &self.0["bounds"][case];
+        if let (Some(most), Some(of)) = (bound[0].as_f64().filter(|most| *most > 0.0), bound[1].as_str()) {
+            text += &format!(", {:.0}% of {of}", 100.0 * own / most);
+        }
+        text
+    }
+}
+
+fn better(question: Question, case: usize) -> fn(f64, f64) -> f64 {
+    if question.is_rate(case) { f64::max } else { f64::min }
+}
+
+/// Three digits or so.
+fn short(figure: f64) -> String {
+    let decimals = if figure >= 100.0 { 0 } else { 1 + usize::from(figure < 10.0) };
+    format!("{figure:.decimals$}")
+}
+
+pub struct Records {
+    path: PathBuf,
+    all: Vec<Record>,
+}
+
+impl Records {
+    pub fn open(path: PathBuf) -> Result<Self> {
+        let text = if path.exists() { std::fs::read_to_string(&path)? } else { "[]".into() };
+        let all: Vec<Value> = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
+        Ok(Self { path, all: all.into_iter().map(Record).collect() })
+    }
+
+    /// Puts these in the place of what was known to the same questions.
+    pub fn keep(&mut self, new: &[Record]) -> Result<()> {
+        let key = |record: &Record| [record.text("question").to_owned(), record.label()];
+        self.all.retain(|old| new.iter().all(|new| key(new) != key(old)));
+        self.all.extend_from_slice(new);
+        self.all.sort_by_key(|record| model::NAMES.iter().position(|name| *name == record.text("model")));
+        let all: Vec<&Value> = self.all.iter().map(|record| &record.0).collect();
+        Ok(std::fs::write(&self.path, serde_json::to_string_pretty(&all)?)?)
+    }
+
+    pub fn find(&self, question: Question, model: &Model) -> Option<&Record> {
+        let label = Record::new(question, &model.name, &model.format).label();
+        self.all.iter().find(|record| record.is_of(question) && record.label() == label)
+    }
+
+    /// All tables into that page.
+    pub fn write(&self, page: &Path) -> Result<()> {
+        let mut text = String::new();
+        for question in Question::ALL {
+            let records: Vec<&Record> = self.all.iter().filter(|record| record.is_of(question)).collect();
+            text += &table(question, &records);
+        }
+        let new = replaced(&std::fs::read_to_string(page)?, &text)?;
+        Ok(std::fs::write(page, new)?)
+    }
+}
+
+fn replaced(page: &str, text: &str) -> Result<String> {
+    let parts = page.split_once(BEGIN).and_then(|(head, rest)| Some((head, rest.split_once(END)?.1)));
+    let (head, tail) = parts.with_context(|| format!("benchmarks.md holds no {BEGIN}...{END}"))?;
+    Ok(format!("{head}{BEGIN}\n{text}{END}{tail}"))
+}
+
+/// A row for each model and format, a column for each case, and where it was measured; nothing of nothing.
+pub fn table(question: Question, records: &[&Record]) -> String {
+    let cases = question.cases();
+    let mut text = format!("### {}\n\n| model | weights | {} |\n", question.title(), cases.join(" | "));
+    text += &format!("|{}\n", "---|".repeat(cases.len() + 2));
+    for record in records {
+        let cells: Vec<String> = (0..cases.len()).map(|case| record.cell(question, case)).collect();
+        let rate = record.0["rate"].as_f64().map_or(String::new(), |rate| format!(", {} requests/s", short(rate)));
+        let (model, format) = (record.text("model"), record.text("format"));
+        text += &format!("| {model} | {format}{rate} | {} |\n", cells.join(" | "));
+    }
+    let mut about: Vec<&str> = records.iter().map(|record| record.text("about")).collect();
+    about.dedup();
+    if records.is_empty() { String::new() } else { text + "\n" + &about.join("\n") + "\n\n" }
+}
+
+/// The commit, the day and the processor.
+pub fn place_and_time() -> Result<String> {
+    let commit = process::output(&mut process::command("git", &["rev-parse", "--short", "HEAD"]))?;
+    let day = process::output(&mut process::command("date", &["-u", "+%F"]))?;
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    let model = model.map_or("processor unknown", |(_, name)| name);
+    Ok(format!("Commit {}, {}, {model}", commit.trim(), day.trim()))
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    pub fn record(question: Question, model: &str, rounds: &[(Engine, &[f64])]) -> Record {
+        let mut record = Record::new(question, model, "q8_0");
+        for (round, (engine, figures)) in rounds.iter().enumerate() {
+            record.put(round, *engine, figures);
+        }
+        record
+    }
+
+    #[test]
+    fn cells_hold_the_best_of_all_rounds_and_the_ratio_to_the_best_peer() {
+        let rounds: [(Engine, &[f64]); 4] = [
+            (Engine::Folio, &[50.4, 8.0]),
+            (Engine::LlamaCpp, &[27.5, 4.0]),
+            (Engine::OpenVino, &[25.2, 16.0]),
+            (Engine::Folio, &[49.0, 9.0]),
+        ];
+        let decode = record(Question::Decode, "1b", &rounds).described("here", None, &[(60.0, "read"), (0.0, "read")]);
+        assert_eq!(decode.cell(Question::Decode, 0), "50.4 / 27.5 / 25.2 (**1.83x**), 84% of read");
+        assert_eq!(decode.cell(Question::Decode, 1), "9.00 / 4.00 / 16.0 (**0.56x**)");
+        // Less is better, and one has no answer.
+        let start = record(Question::Start, "1b", &[(Engine::Folio, &[4.0]), (Engine::LlamaCpp, &[200.0])]);
+        assert_eq!(start.cell(Question::Start, 0), "4.00 / 200 / - (**50.00x**)");
+        assert!(table(Question::Decode, &[&decode, &decode]).ends_with("|\n\nhere\n\n"));
+    }
+
+    #[test]
+    fn what_is_measured_again_replaces_what_was_known() {
+        let path = std::env::temp_dir().join(format!("folio-peers-{}.json", std::process::id()));
+        let one = |rate: f64| record(Question::Http, "1b", &[(Engine::Folio, &[rate])]);
+        let mut records = Records::open(path.clone()).unwrap();
+        records.keep(&[one(1.0), record(Question::Http, "moe", &[])]).unwrap();
+        records.keep(&[one(2.0)]).unwrap();
+        assert_eq!(Records::open(path.clone()).unwrap().all, [record(Question::Http, "moe", &[]), one(2.0)]);
+        std::fs::remove_file(path).unwrap();
+        let page = replaced(&format!("a\n{BEGIN}old{END}\nb\n"), "new\n").unwrap();
+        assert_eq!(page, format!("a\n{BEGIN}\nnew\n{END}\nb\n"));
+    }
+}

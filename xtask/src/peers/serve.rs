@@ -1,0 +1,191 @@
+//! Servers: started, asked for a first token, put under load by `folio bench serve`, and ended.
+//!
+//! Both get the same token ids, and have room for as many requests and tokens at once.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+
+use super::measure::Engines;
+use super::model::Model;
+use super::number;
+use super::question::{Engine, Question};
+use crate::process;
+
+/// Requests that a server runs at once.
+pub const SLOTS: usize = 16;
+/// Tokens for which each of them has room.
+const SLOT_TOKENS: usize = 1024;
+pub const PROMPT_TOKENS: usize = 128;
+pub const ANSWER_TOKENS: usize = 64;
+const VOCABULARY: usize = 16_000;
+/// Requests of a load.
+const REQUESTS: usize = 64;
+
+const PATIENCE: Duration = Duration::from_secs(300);
+
+pub fn ask(
+    engines: &Engines,
+    engine: Engine,
+    question: Question,
+    model: &Model,
+    rate: Option<f64>,
+) -> Result<Vec<f64>> {
+    if question == Question::Start {
+        forget(&model.path)?;
+        let cold = Server::start(engines, engine, model)?.first_token;
+        let warm = Server::start(engines, engine, model)?.first_token;
+        return Ok(vec![warm.as_secs_f64(), cold.as_secs_f64()]);
+    }
+    let server = Server::start(engines, engine, model)?;
+    let report = server.load(engines, if question == Question::Load { rate } else { None })?;
+    let latencies = ["p50_ttft_ms", "p99_ttft_ms", "p50_itl_ms", "p99_itl_ms"];
+    match question {
+        Question::Memory => Ok(vec![server.peak_mib()?]),
+        Question::Load => latencies.iter().map(|key| number(&report, key)).collect(),
+        _ => std::iter::once(&"output_throughput").chain(&latencies).map(|key| number(&report, key)).collect(),
+    }
+}
+
+/// Requests a second at which the slowest of these rates (tokens a second, 16 at once) is used to 60%.
+pub fn open_loop_rate(tokens_per_s: impl Iterator<Item = f64>) -> Option<f64> {
+    tokens_per_s.reduce(f64::min).map(|slowest| 0.6 * slowest / ANSWER_TOKENS as f64)
+}
+
+/// Gives back the pages of memory that hold the file, so that it is read from the disk again.
+pub fn forget(path: &Path) -> Result<()> {
+    let mut of = std::ffi::OsString::from("of=");
+    of.push(path);
+    let mut dd = process::command("dd", &["oflag=nocache", "conv=notrunc,fdatasync", "count=0", "status=none"]);
+    process::output(dd.arg(of)).map(drop)
+}
+
+/// A running server; ended when dropped.
+struct Server {
+    process: Child,
+    port: u16,
+    /// From the start of the process.
+    first_token: Duration,
+}
+
+impl Server {
+    fn start(engines: &Engines, engine: Engine, model: &Model) -> Result<Self> {
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let [threads, port_text, slots] = [engines.threads, port.into(), SLOTS].map(|number| number.to_string());
+        let [slot_tokens, all_tokens] = [SLOT_TOKENS, SLOTS * SLOT_TOKENS].map(|number| number.to_string());
+        let mut command = match engine {
+            // Without the copies of old prompts, which cost time and memory here and can never be of use.
+            Engine::LlamaCpp => process::command(
+                &engines.llama_cpp.server,
+                &["--cache-ram", "0", "--threads-batch", &threads, "-np", &slots, "-c", &all_tokens, "--model"],
+            ),
+            _ => process::command(
+                &engines.folio,
+                &["serve", "--disable-log-requests", "--max-num-seqs", &slots, "--max-model-len", &slot_tokens],
+            ),
+        };
+        command.arg(&model.path);
+        let log_path = engines.folder.join("server.log");
+        let log = File::create(&log_path)?;
+        command.args(["--host", "127.0.0.1", "--port", &port_text, "--threads", &threads]);
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        let began = Instant::now();
+        let process = command.spawn().with_context(|| format!("could not start {}", engine.name()))?;
+        let mut server = Self { process, port, first_token: Duration::ZERO };
+        server.wait(began).with_context(|| format!("{} as a server; see {}", engine.name(), log_path.display()))?;
+        Ok(server)
+    }
+
+    fn wait(&mut self, began: Instant) -> Result<()> {
+        while !self.exchange("GET /health", "", "HTTP/1.1 200").unwrap_or(false) {
+            if let Some(status) = self.process.try_wait()? {
+                bail!("it ended ({status})");
+            }
+            ensure!(began.elapsed() < PATIENCE, "not ready after {} s", PATIENCE.as_secs());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let prompt: Vec<usize> = (100..116).collect();
+        let body = json!({"prompt": prompt, "max_tokens": 2, "temperature": 0, "stream": true, "ignore_eos": true});
+        let answered = self.exchange("POST /v1/completions", &body.to_string(), "\"text\":")?;
+        ensure!(answered, "its answer held no token");
+        self.first_token = began.elapsed();
+        Ok(())
+    }
+
+    /// Whether the answer holds `sign`; what comes after it is not read.
+    fn exchange(&self, request: &str, body: &str, sign: &str) -> Result<bool> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let (port, length) = (self.port, body.len());
+        let head =
+            format!("{request} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\nContent-Length: {length}");
+        stream.write_all(format!("{head}\r\nContent-Type: application/json\r\n\r\n{body}").as_bytes())?;
+        let (mut answer, mut piece) = (Vec::new(), [0; 4096]);
+        loop {
+            let count = stream.read(&mut piece)?;
+            answer.extend_from_slice(&piece[..count]);
+            let found = answer.windows(sign.len()).any(|window| window == sign.as_bytes());
+            if found || count == 0 {
+                return Ok(found);
+            }
+        }
+    }
+
+    /// What `folio bench serve` has to say: 16 requests at a time, or as they come at that rate.
+    fn load(&self, engines: &Engines, rate: Option<f64>) -> Result<Value> {
+        let (trace, result) = (engines.folder.join("trace.jsonl"), "load.json");
+        let row = json!({"timestamp": 0, "input_length": PROMPT_TOKENS, "output_length": ANSWER_TOKENS});
+        std::fs::write(&trace, format!("{row}\n").repeat(REQUESTS))?;
+        let mut bench = process::command(&engines.folio, &["bench", "serve", "--disable-tqdm", "--save-result"]);
+        bench.args(["--port", &self.port.to_string(), "--dataset-name", "trace", "--dataset-path"]).arg(&trace);
+        bench.args(["--num-prompts", &REQUESTS.to_string(), "--vocab-size", &VOCABULARY.to_string()]);
+        bench.args(["--num-warmups", "2", "--percentile-metrics", "ttft,itl", "--metric-percentiles", "50,99"]);
+        bench.arg("--result-dir").arg(&engines.folder).args(["--result-filename", result]);
+        match rate {
+            Some(rate) => bench.args(["--request-rate", &rate.to_string()]),
+            None => bench.args(["--max-concurrency", &SLOTS.to_string(), "--request-rate", "inf"]),
+        };
+        process::output(&mut bench)?;
+        let report: Value = serde_json::from_str(&std::fs::read_to_string(engines.folder.join(result))?)?;
+        let answered = (&report["failed"], &report["total_output_tokens"]);
+        ensure!(answered == (&json!(0), &json!(REQUESTS * ANSWER_TOKENS)), "failures and tokens: {answered:?}");
+        Ok(report)
+    }
+
+    /// The most that was ever resident, pages of the mapped file included.
+    fn peak_mib(&self) -> Result<f64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id()))?;
+        peak_kib(&status).map(|kib| kib / 1024.0).context("the system tells no VmHWM")
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn peak_kib(status: &str) -> Option<f64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.trim().strip_suffix(" kB")?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_read_off_the_high_water_mark() {
+        assert_eq!(peak_kib("Name:\tfolio\nVmHWM:\t  2048 kB\nVmRSS:\t  1024 kB\n"), Some(2048.0));
+        assert_eq!(peak_kib("VmRSS:\t 1024 kB\n"), None);
+        assert_eq!(open_loop_rate([128.0, 64.0].into_iter()), Some(0.6));
+    }
+}
