@@ -171,7 +171,7 @@ mod tests {
     #[test]
     fn blocks_fit_on_a_multiprocessor() {
         for variant in &VARIANTS {
-            // Few tokens: two, so that the next kernel's blocks load while this one's compute.
+            // Few tokens: two, where there are more blocks than multiprocessors.
             let most = if variant.tokens <= 64 { 113 << 10 } else { 227 << 10 };
             assert!(variant.shared_bytes() <= most, "{}: {}", variant.name, variant.shared_bytes());
         }
