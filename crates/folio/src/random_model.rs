@@ -44,6 +44,9 @@ impl Dimensions {
         };
         match shape {
             Shape::OneB => one_b,
+            Shape::ThreeB => {
+                Self { name: "random-3b", layers: 28, hidden: 3072, heads: 24, head_dim: 128, vocab: 128256, ..one_b }
+            }
             Shape::Tiny => Self { name: "random-tiny", layers: 2, ..one_b },
             Shape::EightB => Self {
                 name: "random-8b",

@@ -209,7 +209,10 @@ pub enum Shape {
     /// 16 layers, hidden 2048, ffn 8192, 32 heads, 8 KV heads of 64, vocabulary 16384, tied: 1.007 B parameters
     #[value(name = "1b")]
     OneB,
-    /// 2 layers of the same width, for a quick look
+    /// 28 layers, hidden 3072, ffn 8192, 24 heads, 8 KV heads of 128, vocabulary 128256, tied: 3.21 B parameters
+    #[value(name = "3b")]
+    ThreeB,
+    /// 2 layers as wide as those of 1b, for a quick look
     #[value(name = "tiny")]
     Tiny,
     /// 32 layers, hidden 4096, ffn 14336, 32 heads, 8 KV heads of 128, vocabulary 128256: 8.03 B parameters, on a GPU
