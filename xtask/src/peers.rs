@@ -7,8 +7,10 @@ mod cost;
 mod load;
 mod measure;
 mod model;
+mod plot;
 mod question;
 mod record;
+mod scale;
 mod serve;
 mod setup;
 
@@ -28,11 +30,11 @@ use setup::LlamaCpp;
 
 const HELP: &str = "\
 cargo xtask peers [--questions decode,prefill,...] [--models 1b] [--formats bf16,q8_0,q4_0] [--rounds 3] [--threads 2]
-                  [--engines folio,llama.cpp,openvino] [--rate REQUESTS_A_SECOND] [--models-folder FOLDER]
-                  [--cache FOLDER] [--binary FOLIO] [--write]
+                  [--engines folio,llama.cpp,openvino] [--repeats 2] [--requests 64] [--rate REQUESTS_A_SECOND]
+                  [--models-folder FOLDER] [--cache FOLDER] [--binary FOLIO] [--write]
 
 Sets up llama.cpp's tools and OpenVINO GenAI and writes the models as GGUF in target/xtask or --cache, then measures all in
-turns. Models: 42m and moe (trained, from --models-folder), 1b (random). Formats: bf16 and those of
+turns. Models: 42m and moe (trained, from --models-folder), 1b and 3b (random; 3b takes 12 GB). Formats: bf16 and those of
 llama-quantize. Questions, all by default:
 
   decode    one stream behind 0 and 1,024 tokens
@@ -42,10 +44,12 @@ llama-quantize. Questions, all by default:
   load      the same as requests come: at --rate, else at 60% of what http found for the slower server
   start     process start to first token
   memory    most memory resident
+  context   Folio alone behind 0 to 8,000 tokens, as far as the model goes
   kv        Folio alone behind 3,500 tokens, keys and values in bf16 and int8
 
-Figures are kept, so that this may be done in pieces; --write puts all of them into docs/benchmarks.md, and
-with --questions none does nothing else. Without --binary Folio's release binary is built first.";
+In each of --rounds all take their turn, with --repeats of what no server is asked. Figures are kept, so that this may be
+done in pieces; --write puts all of them into docs/benchmarks.md and the plots into docs/benchmarks, and with --questions
+none does nothing else. Without --binary Folio's release binary is built first.";
 
 #[derive(Debug, PartialEq)]
 struct Options {
@@ -54,6 +58,8 @@ struct Options {
     formats: Vec<String>,
     engines: Vec<Engine>,
     rounds: usize,
+    repeats: usize,
+    requests: usize,
     threads: usize,
     rate: Option<f64>,
     models_folder: Option<PathBuf>,
@@ -70,6 +76,8 @@ impl Options {
             formats: ["bf16", "q8_0", "q4_0"].map(str::to_owned).to_vec(),
             engines: Engine::ALL.to_vec(),
             rounds: 3,
+            repeats: 2,
+            requests: 64,
             threads: 2,
             rate: None,
             models_folder: None,
@@ -101,6 +109,8 @@ impl Options {
                     ensure!(is_word, "{flag} is {value}, but must be names separated by commas");
                 }
                 "--rounds" => options.rounds = number()?,
+                "--repeats" => options.repeats = number()?,
+                "--requests" => options.requests = number()?,
                 "--threads" => options.threads = number()?,
                 "--rate" => {
                     options.rate = value.parse().ok().filter(|rate: &f64| *rate > 0.0);
@@ -148,25 +158,25 @@ pub fn run(args: &[String]) -> Result<()> {
         let workshop = Workshop { folder: &folder, trained, folio: &folio, quantize: &llama_cpp.quantize };
         let files = options.models.iter().flat_map(|name| options.formats.iter().map(move |format| (name, format)));
         let models: Vec<Model> = files.map(|(name, format)| workshop.prepare(name, format)).collect::<Result<_>>()?;
-        let (threads, ceilings) = (options.threads, Ceilings::none());
-        let mut engines = Engines { folio, llama_cpp, openvino, threads, ceilings, folder };
+        let Options { threads, repeats, requests, .. } = options;
+        let ceilings = Ceilings::none();
+        let mut engines = Engines { folio, llama_cpp, openvino, threads, repeats, requests, ceilings, folder };
         side_by_side(&options, &mut engines, &models, &mut records)?;
     }
-    if options.writes { records.write(&process::root().join("docs").join("benchmarks.md")) } else { Ok(()) }
+    if options.writes { records.write(&process::root().join("docs")) } else { Ok(()) }
 }
 
 /// Where, when and how something was measured.
 fn about(options: &Options, found: &Ceilings, watch: &Watch) -> Result<String> {
     let mut text = record::place_and_time()?;
-    text += &format!(", {} threads, best of {} rounds", options.threads, options.rounds);
+    text += &format!(", {} threads, best of {}", options.threads, options.rounds);
     if found.read_bytes_per_s > 0.0 {
         let found =
             [found.read_bytes_per_s, found.read_lowest, found.bf16_flops, found.int8_ops].map(|rate| rate / 1e9);
         let [read, lowest, bf16, int8] = found;
         text += &format!(". Read {read:.1} GB/s (lowest {lowest:.1}), bf16 {bf16:.0} GFLOP/s, int8 {int8:.0} GOP/s");
     }
-    let seconds = watch.started.elapsed().as_secs_f64();
-    Ok(text + &format!(". Other processes had {} of the CPU in {seconds:.0} s.", percent(watch.others())))
+    Ok(text + &format!("; others had {} of the CPU.", percent(watch.others())))
 }
 
 /// One question about one model.
@@ -184,7 +194,7 @@ impl Case<'_> {
     fn so_far(&self, about: &str, ceilings: &Ceilings) -> Record {
         let bound = |size: &usize| self.model.cost.bound(self.question, *size, ceilings);
         let bounds: Vec<_> = self.question.sizes().iter().map(bound).collect();
-        self.record.described(about, self.rate, &bounds)
+        self.record.described(about, self.rate, &bounds, self.model.cost.parameters())
     }
 
     /// Asks all, the one that begins changing from round to round. Where a peer cannot, it is left out from then on.
@@ -269,8 +279,9 @@ mod tests {
     #[test]
     fn flags() {
         let options =
-            parse("--rounds 5 --formats Q4_0,q4_k_m --questions load,Decode --engines folio,openvino").unwrap();
-        assert_eq!((options.rounds, options.threads), (5, 2));
+            parse("--rounds 5 --requests 32 --formats Q4_0,q4_k_m --questions load,Decode --engines folio,openvino")
+                .unwrap();
+        assert_eq!((options.rounds, options.repeats, options.requests), (5, 2, 32));
         assert_eq!(options.formats, ["q4_0", "q4_k_m"]);
         assert_eq!(options.questions, [Question::Load, Question::Decode]);
         assert_eq!(options.engines, [Engine::Folio, Engine::OpenVino]);

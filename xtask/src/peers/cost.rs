@@ -62,6 +62,11 @@ impl Cost {
         Ok(cost)
     }
 
+    /// Those that a token is multiplied with.
+    pub fn parameters(&self) -> f64 {
+        self.layer_macs + self.head_macs
+    }
+
     /// Read by a step of so many streams, each behind `context` tokens, that choose their experts evenly.
     fn step_bytes(&self, streams: usize, context: usize) -> f64 {
         let experts = 1.0 - (1.0 - self.experts_used).powi(streams as i32);

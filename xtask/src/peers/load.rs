@@ -1,7 +1,5 @@
 //! Who else uses the machine while something is measured: a figure taken on a busy machine says so.
 
-use std::time::Instant;
-
 /// CPU time in clock ticks, all cores together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Ticks {
@@ -15,12 +13,11 @@ struct Ticks {
 /// A stretch of time under watch.
 pub struct Watch {
     begin: Option<Ticks>,
-    pub started: Instant,
 }
 
 impl Watch {
     pub fn start() -> Self {
-        Self { begin: now(), started: Instant::now() }
+        Self { begin: now() }
     }
 
     /// The share of all cores that others had since, 0 to 1; none where the system does not tell.

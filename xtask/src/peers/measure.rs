@@ -16,9 +16,6 @@ use super::serve::{self, ANSWER_TOKENS, PROMPT_TOKENS, SLOTS};
 use super::setup::LlamaCpp;
 use crate::process;
 
-/// Repetitions inside one process; the best counts. llama.cpp's tools run once more before, to warm up.
-const REPEATS: usize = 2;
-
 const KV_CONTEXT: usize = 3500;
 
 /// All engines, ready to be measured.
@@ -28,6 +25,10 @@ pub struct Engines {
     /// A Python that has it.
     pub openvino: Option<PathBuf>,
     pub threads: usize,
+    /// Repetitions inside one process; the best counts. llama-bench runs once more before, to warm up.
+    pub repeats: usize,
+    /// Of a load.
+    pub requests: usize,
     pub ceilings: Ceilings,
     /// Where servers' logs and loads are written.
     pub folder: PathBuf,
@@ -37,11 +38,13 @@ impl Engines {
     /// A figure for each case; `rate` is the requests a second of an open-loop load.
     pub fn ask(&mut self, engine: Engine, question: Question, model: &Model, rate: Option<f64>) -> Result<Vec<f64>> {
         match (question, engine) {
-            (Question::Decode | Question::Prefill | Question::Streams, Engine::Folio) => self.folio(question, model),
+            (Question::Decode | Question::Prefill | Question::Streams | Question::Context, Engine::Folio) => {
+                self.folio(question, model)
+            }
             (Question::Decode | Question::Prefill, Engine::LlamaCpp) => self.llama_bench(question, model),
             (Question::Streams, Engine::LlamaCpp) => self.batched_bench(question, model),
             (Question::Kv, Engine::Folio) => self.folio_kv(model),
-            (Question::Kv, _) => bail!("only Folio is asked"),
+            (Question::Context | Question::Kv, _) => bail!("only Folio is asked"),
             (_, Engine::OpenVino) => self.openvino(question, model),
             _ => serve::ask(self, engine, question, model, rate),
         }
@@ -65,7 +68,9 @@ impl Engines {
             let mut bench = self.folio_bench("latency", &model.path, lengths);
             number(&self.report(&mut bench)?["results"][0], rate)
         };
-        sizes.iter().map(rate).collect()
+        // Contexts for which the model was not made are left out.
+        let most = model.positions - DECODE_TOKENS;
+        sizes.iter().filter(|size| **size < most).map(rate).collect()
     }
 
     /// Tokens per second of one stream, keys and values kept in each format.
@@ -81,7 +86,7 @@ impl Engines {
     fn folio_bench(&self, kind: &str, model: &Path, (input, output): (usize, usize)) -> Command {
         let mut bench = process::command(&self.folio, &["bench", kind, "--json"]);
         let numbers =
-            [("--threads", self.threads), ("--rounds", REPEATS), ("--input-len", input), ("--output-len", output)];
+            [("--threads", self.threads), ("--rounds", self.repeats), ("--input-len", input), ("--output-len", output)];
         for (flag, value) in numbers {
             bench.args([flag, &value.to_string()]);
         }
@@ -103,7 +108,7 @@ impl Engines {
         };
         let mut bench = process::command(&self.llama_cpp.bench, &["--output", "json", "--model"]);
         bench.arg(&model.path).args(flags).args(["--threads", &self.threads.to_string()]);
-        let printed = process::output(bench.args(["--repetitions", &REPEATS.to_string()]))?;
+        let printed = process::output(bench.args(["--repetitions", &self.repeats.to_string()]))?;
         let tests: Vec<Value> = serde_json::from_str(&printed).context("llama-bench printed no JSON")?;
         best_of(tests.iter(), key, "samples_ts", question.sizes())
     }
@@ -113,7 +118,7 @@ impl Engines {
         let mut bench = process::command(&self.llama_cpp.batched_bench, &["--output-format", "jsonl", "--model"]);
         bench.arg(&model.path).args(["--threads", &threads, "--threads-batch", &threads, "-c", "4096"]);
         bench.args(["-npp", &STREAM_PROMPT.to_string(), "-ntg", &STREAM_TOKENS.to_string()]);
-        bench.args(["-npl", &list(&question.sizes().repeat(REPEATS))]);
+        bench.args(["-npl", &list(&question.sizes().repeat(self.repeats))]);
         // An object a line for every run, among other lines.
         let printed = process::output(&mut bench)?;
         let runs: Vec<Value> = printed.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
@@ -152,7 +157,7 @@ impl Engines {
             }
             Question::Memory => Ok(vec![number(&run(1)?, "peak_bytes")? / f64::from(1 << 20)]),
             _ => {
-                let report = run(REPEATS)?;
+                let report = run(self.repeats)?;
                 let key = if question == Question::Prefill { "prefill_tokens_per_s" } else { "decode_tokens_per_s" };
                 (0..cases.len()).map(|at| number(&report["results"][at], key)).collect()
             }

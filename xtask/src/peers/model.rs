@@ -1,4 +1,4 @@
-//! The models that all engines run, as GGUF files: two trained ones, and a random one of 1B shape.
+//! The models that all engines run, as GGUF files: two trained ones, and random ones of known shapes.
 //!
 //! The bf16 file is Folio's conversion of a folder; the quantized ones are what llama.cpp's own tool makes of it, so that
 //! they are mixed the way files in the wild are (the tied table of Q4_0 is Q6_K, and Q4_K_M has Q6_K layers).
@@ -10,11 +10,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use folio_formats::gguf::Gguf;
 use lzma_rust2::LzmaReader;
+use serde_json::Value;
 
 use super::cost::Cost;
 use crate::process;
 
-pub const NAMES: [&str; 3] = ["42m", "moe", "1b"];
+pub const NAMES: [&str; 4] = ["42m", "moe", "1b", "3b"];
 
 /// A model in one format.
 pub struct Model {
@@ -23,6 +24,8 @@ pub struct Model {
     pub format: String,
     pub path: PathBuf,
     pub cost: Cost,
+    /// The longest context it was made for.
+    pub positions: usize,
 }
 
 /// Where models come from and go to.
@@ -37,38 +40,56 @@ pub struct Workshop<'a> {
 impl Workshop<'_> {
     /// The file of that model in that format; made on first use.
     pub fn prepare(&self, name: &str, format: &str) -> Result<Model> {
-        let bf16 = self.folder.join(format!("{name}-bf16.gguf"));
-        made(&bf16, |part| {
-            let source = match name {
-                "42m" => self.trained("folio-rust-42m")?,
-                "moe" => self.trained("folio-rust-moe-47m")?,
-                _ => self.random(name)?,
-            };
-            let mut convert = process::command(self.folio, &["quantize", "--format", "q8_0", "--keep", "weight"]);
-            process::output(convert.arg(source).arg(part)).map(drop)
-        })?;
         let path = self.folder.join(format!("{name}-{format}.gguf"));
-        made(&path, |part| {
-            let mut quantize = process::command(self.quantize, &[]);
-            process::output(quantize.arg(&bf16).arg(part).arg(format.to_uppercase())).map(drop)
+        made(&path, |part| match format {
+            "bf16" => self.convert(name, part),
+            _ => {
+                let bf16 = self.folder.join(format!("{name}-bf16.gguf"));
+                made(&bf16, |part| self.convert(name, part))?;
+                let mut quantize = process::command(self.quantize, &[]);
+                process::output(quantize.arg(&bf16).arg(part).arg(format.to_uppercase())).map(drop)
+            }
         })?;
-        let cost = Cost::of(&Gguf::open(&path)?).with_context(|| path.display().to_string())?;
-        Ok(Model { name: name.to_owned(), format: format.to_owned(), path, cost })
+        let (cost, positions) = Gguf::open(&path)
+            .map_err(anyhow::Error::from)
+            .and_then(|gguf| {
+                let positions = gguf.u32(&format!("{}.context_length", gguf.str("general.architecture")?))?;
+                Ok((Cost::of(&gguf)?, positions as usize))
+            })
+            .with_context(|| path.display().to_string())?;
+        Ok(Model { name: name.to_owned(), format: format.to_owned(), path, cost, positions })
+    }
+
+    /// The model in bf16.
+    fn convert(&self, name: &str, path: &Path) -> Result<()> {
+        let source = match name {
+            "42m" => self.trained("folio-rust-42m")?,
+            "moe" => self.trained("folio-rust-moe-47m")?,
+            _ => self.random(name)?,
+        };
+        let mut convert = process::command(self.folio, &["quantize", "--format", "q8_0", "--keep", "weight"]);
+        process::output(convert.arg(source).arg(path)).map(drop)
     }
 
     fn trained(&self, folder: &str) -> Result<PathBuf> {
         Ok(self.trained.with_context(|| format!("{folder} is looked for in --models-folder"))?.join(folder))
     }
 
-    /// As `folio bench --shape` makes it, with the trained models' tokens, so that servers have something to say.
+    /// As `folio bench --shape` makes it, with the trained models' tokens and as many more as it has, so that servers
+    /// have something to say.
     fn random(&self, shape: &str) -> Result<PathBuf> {
         let lengths = ["--rounds", "1", "--input-len", "1", "--output-len", "2"];
         let mut bench = process::command(self.folio, &["bench", "latency", "--shape", shape]);
         process::output(bench.args(lengths).env("XDG_CACHE_HOME", self.folder))?;
         let folder = self.folder.join("folio").join(format!("random-{shape}"));
         let packed = File::open(process::root().join("models").join("tokenizer.json.lzma"))?;
-        let mut tokenizer = LzmaReader::new_mem_limit(BufReader::new(packed), u32::MAX, None)?;
-        std::io::copy(&mut tokenizer, &mut File::create(folder.join("tokenizer.json"))?)?;
+        let packed = LzmaReader::new_mem_limit(BufReader::new(packed), u32::MAX, None)?;
+        let mut tokenizer: Value = serde_json::from_reader(BufReader::new(packed))?;
+        let config: Value = serde_json::from_reader(File::open(folder.join("config.json"))?)?;
+        let size = config["vocab_size"].as_u64().context("config.json tells no vocab_size")?;
+        let vocab = tokenizer["model"]["vocab"].as_object_mut().context("tokenizer.json holds no vocabulary")?;
+        vocab.extend((vocab.len() as u64..size).map(|id| (format!("token{id}"), id.into())));
+        std::fs::write(folder.join("tokenizer.json"), tokenizer.to_string())?;
         Ok(folder)
     }
 }

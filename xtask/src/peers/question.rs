@@ -31,16 +31,26 @@ pub enum Question {
     Load,
     Start,
     Memory,
-    /// Of Folio alone.
+    /// This and the next of Folio alone.
+    Context,
     Kv,
 }
 
 impl Question {
-    pub const ALL: [Self; 8] =
-        [Self::Decode, Self::Prefill, Self::Streams, Self::Http, Self::Load, Self::Start, Self::Memory, Self::Kv];
+    pub const ALL: [Self; 9] = [
+        Self::Decode,
+        Self::Prefill,
+        Self::Streams,
+        Self::Http,
+        Self::Load,
+        Self::Start,
+        Self::Memory,
+        Self::Context,
+        Self::Kv,
+    ];
 
     pub fn name(self) -> &'static str {
-        ["decode", "prefill", "streams", "http", "load", "start", "memory", "kv"][self as usize]
+        ["decode", "prefill", "streams", "http", "load", "start", "memory", "context", "kv"][self as usize]
     }
 
     pub fn title(self) -> &'static str {
@@ -52,6 +62,7 @@ impl Question {
             Self::Load => "HTTP, Poisson arrivals (128 tokens in, 64 out), ms",
             Self::Start => "Process start to first token, seconds",
             Self::Memory => "Most memory resident, MiB",
+            Self::Context => "Decode of one stream behind 0 to 8,000 tokens, tokens/s",
             Self::Kv => "Decode behind 3,500 tokens, by format of keys and values, tokens/s",
         }
     }
@@ -62,6 +73,7 @@ impl Question {
             Self::Decode => &[0, 1024],
             Self::Prefill => &[128, 512, 2048],
             Self::Streams => &[1, 2, 4, 8, 16, 32, 64],
+            Self::Context => &[0, 512, 1024, 2048, 4000, 8000],
             _ => &[],
         }
     }
@@ -76,6 +88,7 @@ impl Question {
             Self::Load => &["TTFT p50", "TTFT p99", "ITL p50", "ITL p99"],
             Self::Start => &["file in memory", "file on disk"],
             Self::Memory => &["16 requests at a time"],
+            Self::Context => &["0", "512", "1024", "2048", "4000", "8000"],
             Self::Kv => &["bfloat16", "int8"],
         }
     }
@@ -83,7 +96,7 @@ impl Question {
     /// Whether a higher figure is the better one.
     pub fn is_rate(self, case: usize) -> bool {
         match self {
-            Self::Decode | Self::Prefill | Self::Streams | Self::Kv => true,
+            Self::Decode | Self::Prefill | Self::Streams | Self::Context | Self::Kv => true,
             Self::Http => case == 0,
             Self::Load | Self::Start | Self::Memory => false,
         }

@@ -6,7 +6,9 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::model::{self, Model};
+use super::plot;
 use super::question::{Engine, Question};
+use super::scale;
 use crate::process;
 
 /// What stands between them in docs/benchmarks.md is written here.
@@ -29,9 +31,10 @@ impl Record {
         rounds[round][engine.name()] = json!(figures);
     }
 
-    pub fn described(&self, about: &str, rate: Option<f64>, bounds: &[(f64, &str)]) -> Self {
+    pub fn described(&self, about: &str, rate: Option<f64>, bounds: &[(f64, &str)], parameters: f64) -> Self {
         let mut described = self.clone();
-        for (key, value) in [("about", json!(about)), ("rate", json!(rate)), ("bounds", json!(bounds))] {
+        let (about, rate, bounds, parameters) = (json!(about), json!(rate), json!(bounds), json!(parameters));
+        for (key, value) in [("about", about), ("rate", rate), ("bounds", bounds), ("parameters", parameters)] {
             described.0[key] = value;
         }
         described
@@ -41,13 +44,32 @@ impl Record {
         self.0["question"] == question.name()
     }
 
+    pub fn model(&self) -> &str {
+        self.text("model")
+    }
+
+    pub fn format(&self) -> &str {
+        self.text("format")
+    }
+
+    /// Those that a token is multiplied with.
+    pub fn parameters(&self) -> Option<f64> {
+        self.0["parameters"].as_f64()
+    }
+
+    /// The most that the machine allows, and what binds.
+    pub fn bound(&self, case: usize) -> Option<(f64, &str)> {
+        let bound = &self.0["bounds"][case];
+        Some((bound[0].as_f64().filter(|most| *most > 0.0)?, bound[1].as_str()?))
+    }
+
     fn text(&self, key: &str) -> &str {
         self.0[key].as_str().unwrap_or_default()
     }
 
     /// `1b q8_0`
     pub fn label(&self) -> String {
-        format!("{} {}", self.text("model"), self.text("format"))
+        format!("{} {}", self.model(), self.format())
     }
 
     /// Of all rounds.
@@ -66,8 +88,7 @@ impl Record {
             let ratio = if question.is_rate(case) { own / other } else { other / own };
             text += &format!(" (**{ratio:.2}x**)");
         }
-        let bound = &self.0["bounds"][case];
-        if let (Some(most), Some(of)) = (bound[0].as_f64().filter(|most| *most > 0.0), bound[1].as_str()) {
+        if let Some((most, of)) = self.bound(case) {
             text += &format!(", {:.0}% of {of}", 100.0 * own / most);
         }
         text
@@ -101,7 +122,7 @@ impl Records {
         let key = |record: &Record| [record.text("question").to_owned(), record.label()];
         self.all.retain(|old| new.iter().all(|new| key(new) != key(old)));
         self.all.extend_from_slice(new);
-        self.all.sort_by_key(|record| model::NAMES.iter().position(|name| *name == record.text("model")));
+        self.all.sort_by_key(|record| model::NAMES.iter().position(|name| *name == record.model()));
         let all: Vec<&Value> = self.all.iter().map(|record| &record.0).collect();
         Ok(std::fs::write(&self.path, serde_json::to_string_pretty(&all)?)?)
     }
@@ -111,14 +132,27 @@ impl Records {
         self.all.iter().find(|record| record.is_of(question) && record.label() == label)
     }
 
-    /// All tables into that page.
-    pub fn write(&self, page: &Path) -> Result<()> {
+    /// The tables into the folder's benchmarks.md, the plots beside it.
+    pub fn write(&self, folder: &Path) -> Result<()> {
+        let plots = folder.join("benchmarks");
+        std::fs::create_dir_all(&plots)?;
+        let plot = |name: &str, title: &str, svg: Option<String>| -> Result<String> {
+            let Some(svg) = svg else { return Ok(String::new()) };
+            std::fs::write(plots.join(format!("{name}.svg")), svg)?;
+            Ok(format!("![{title}](benchmarks/{name}.svg)\n\n"))
+        };
         let mut text = String::new();
         for question in Question::ALL {
             let records: Vec<&Record> = self.all.iter().filter(|record| record.is_of(question)).collect();
             text += &table(question, &records);
+            text += &plot(question.name(), question.title(), plot::of(question, &records))?;
         }
-        let new = replaced(&std::fs::read_to_string(page)?, &text)?;
+        for growth in scale::all(&self.all) {
+            text += &plot(growth.name, growth.title, growth.svg())?;
+            text += &growth.caption();
+        }
+        let page = folder.join("benchmarks.md");
+        let new = replaced(&std::fs::read_to_string(&page)?, &text)?;
         Ok(std::fs::write(page, new)?)
     }
 }
@@ -137,7 +171,7 @@ pub fn table(question: Question, records: &[&Record]) -> String {
     for record in records {
         let cells: Vec<String> = (0..cases.len()).map(|case| record.cell(question, case)).collect();
         let rate = record.0["rate"].as_f64().map_or(String::new(), |rate| format!(", {} requests/s", short(rate)));
-        let (model, format) = (record.text("model"), record.text("format"));
+        let (model, format) = (record.model(), record.format());
         text += &format!("| {model} | {format}{rate} | {} |\n", cells.join(" | "));
     }
     let mut about: Vec<&str> = records.iter().map(|record| record.text("about")).collect();
@@ -175,7 +209,8 @@ pub mod tests {
             (Engine::OpenVino, &[25.2, 16.0]),
             (Engine::Folio, &[49.0, 9.0]),
         ];
-        let decode = record(Question::Decode, "1b", &rounds).described("here", None, &[(60.0, "read"), (0.0, "read")]);
+        let decode =
+            record(Question::Decode, "1b", &rounds).described("here", None, &[(60.0, "read"), (0.0, "read")], 1e9);
         assert_eq!(decode.cell(Question::Decode, 0), "50.4 / 27.5 / 25.2 (**1.83x**), 84% of read");
         assert_eq!(decode.cell(Question::Decode, 1), "9.00 / 4.00 / 16.0 (**0.56x**)");
         // Less is better, and one has no answer.

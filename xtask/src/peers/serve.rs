@@ -25,8 +25,6 @@ const SLOT_TOKENS: usize = 1024;
 pub const PROMPT_TOKENS: usize = 128;
 pub const ANSWER_TOKENS: usize = 64;
 const VOCABULARY: usize = 16_000;
-/// Requests of a load.
-const REQUESTS: usize = 64;
 
 const PATIENCE: Duration = Duration::from_secs(300);
 
@@ -44,7 +42,9 @@ pub fn ask(
         return Ok(vec![warm.as_secs_f64(), cold.as_secs_f64()]);
     }
     let server = Server::start(engines, engine, model)?;
-    let report = server.load(engines, if question == Question::Load { rate } else { None })?;
+    // To fill all slots once is enough for the most memory.
+    let requests = if question == Question::Memory { SLOTS } else { engines.requests };
+    let report = server.load(engines, requests, rate.filter(|_| question == Question::Load))?;
     let latencies = ["p50_ttft_ms", "p99_ttft_ms", "p50_itl_ms", "p99_itl_ms"];
     match question {
         Question::Memory => Ok(vec![server.peak_mib()?]),
@@ -85,9 +85,19 @@ impl Server {
                 &engines.llama_cpp.server,
                 &["--cache-ram", "0", "--threads-batch", &threads, "-np", &slots, "-c", &all_tokens, "--model"],
             ),
+            // Nobody is turned away, however long the queue: the other knows no such limit.
             _ => process::command(
                 &engines.folio,
-                &["serve", "--disable-log-requests", "--max-num-seqs", &slots, "--max-model-len", &slot_tokens],
+                &[
+                    "serve",
+                    "--disable-log-requests",
+                    "--queue-timeout",
+                    "3600",
+                    "--max-num-seqs",
+                    &slots,
+                    "--max-model-len",
+                    &slot_tokens,
+                ],
             ),
         };
         command.arg(&model.path);
@@ -137,14 +147,14 @@ impl Server {
         }
     }
 
-    /// What `folio bench serve` has to say: 16 requests at a time, or as they come at that rate.
-    fn load(&self, engines: &Engines, rate: Option<f64>) -> Result<Value> {
+    /// What `folio bench serve` has to say of so many requests: 16 at a time, or as they come at that rate.
+    fn load(&self, engines: &Engines, requests: usize, rate: Option<f64>) -> Result<Value> {
         let (trace, result) = (engines.folder.join("trace.jsonl"), "load.json");
         let row = json!({"timestamp": 0, "input_length": PROMPT_TOKENS, "output_length": ANSWER_TOKENS});
-        std::fs::write(&trace, format!("{row}\n").repeat(REQUESTS))?;
+        std::fs::write(&trace, format!("{row}\n").repeat(requests))?;
         let mut bench = process::command(&engines.folio, &["bench", "serve", "--disable-tqdm", "--save-result"]);
         bench.args(["--port", &self.port.to_string(), "--dataset-name", "trace", "--dataset-path"]).arg(&trace);
-        bench.args(["--num-prompts", &REQUESTS.to_string(), "--vocab-size", &VOCABULARY.to_string()]);
+        bench.args(["--num-prompts", &requests.to_string(), "--vocab-size", &VOCABULARY.to_string()]);
         bench.args(["--num-warmups", "2", "--percentile-metrics", "ttft,itl", "--metric-percentiles", "50,99"]);
         bench.arg("--result-dir").arg(&engines.folder).args(["--result-filename", result]);
         match rate {
@@ -154,7 +164,7 @@ impl Server {
         process::output(&mut bench)?;
         let report: Value = serde_json::from_str(&std::fs::read_to_string(engines.folder.join(result))?)?;
         let answered = (&report["failed"], &report["total_output_tokens"]);
-        ensure!(answered == (&json!(0), &json!(REQUESTS * ANSWER_TOKENS)), "failures and tokens: {answered:?}");
+        ensure!(answered == (&json!(0), &json!(requests * ANSWER_TOKENS)), "failures and tokens: {answered:?}");
         Ok(report)
     }
 
