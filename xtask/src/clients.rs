@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use crate::{prepare, process};
 
@@ -38,27 +38,18 @@ pub fn stage() -> Result<()> {
     }
 }
 
-fn python() -> Result<PathBuf> {
+/// What they run in, with the packages they need.
+pub fn python() -> Result<PathBuf> {
     let path = process::root().join(FOLDER).join("requirements.txt");
     let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     prepare::venv("clients", &lines.collect::<Vec<_>>())
 }
 
-/// The binary as tests run it.
+/// The binary as tests run it: built as one of them needs it, so that after the other tests nothing is left to compile.
 fn binary() -> Result<PathBuf> {
-    process::run(&mut process::cargo(&["build", "--quiet", "--package", "folio"]))?;
-    let binary = target()?.join("debug").join("folio");
-    if !binary.is_file() {
-        bail!("cargo built no {}", binary.display());
-    }
-    Ok(binary)
-}
-
-fn target() -> Result<PathBuf> {
-    let text = process::output(&mut process::cargo(&["metadata", "--format-version", "1", "--no-deps"]))?;
-    let metadata: serde_json::Value = serde_json::from_str(&text)?;
-    metadata["target_directory"].as_str().map(PathBuf::from).context("cargo metadata names no target directory")
+    let mut build = process::cargo(&["test", "--quiet", "--workspace", "--no-run", "--test", "blackbox"]);
+    process::programs(&mut build)?.remove("folio").context("cargo named no folio binary")
 }
 
 fn tests(python: &Path, binary: &Path, more: &[String]) -> Result<()> {
