@@ -27,7 +27,6 @@ const PROFILE: &str = "
 [profile.dev]
 opt-level = 1
 debug = false
-incremental = true
 ";
 
 /// A bug as a change of text.
@@ -64,6 +63,8 @@ pub fn run(filter: &[String]) -> Result<()> {
     let mut mutants = read_all()?;
     mutants.retain(|m| filter.is_empty() || filter.contains(&m.name));
     ensure!(!mutants.is_empty(), "no mutant of that name");
+    // Neighbours are bugs of one file, so that little is compiled anew between them.
+    mutants.sort_by(|a, b| a.file.cmp(&b.file));
     let num = mutants.len();
     let queue = Mutex::new(VecDeque::from(mutants));
     let results = Mutex::new(Vec::new());
@@ -178,6 +179,8 @@ impl Copy {
     fn cargo(&self, args: &[&str]) -> Command {
         let mut cargo = process::cargo(args);
         cargo.current_dir(&self.folder).env("CARGO_TARGET_DIR", self.folder.join("target"));
+        // Even where the environment says otherwise: from one mutant to the next nearly everything stays as it was.
+        cargo.env("CARGO_INCREMENTAL", "1");
         cargo
     }
 
