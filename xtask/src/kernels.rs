@@ -28,7 +28,8 @@ pub fn stage() -> Result<()> {
     }
 }
 
-fn python() -> Result<PathBuf> {
+/// What the compiler is installed in.
+pub fn python() -> Result<PathBuf> {
     prepare::venv("nvrtc", PACKAGES)
 }
 

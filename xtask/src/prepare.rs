@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result, bail};
 
@@ -10,6 +11,12 @@ use crate::process;
 
 /// The source package whose chat templates and vocabulary files the text tests read.
 const LLAMA_CPP_PYTHON: &str = "llama-cpp-python==0.3.36";
+
+/// Who asks for what is just being fetched waits for it.
+fn take_turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 pub fn cache() -> PathBuf {
     process::root().join("target").join("xtask")
@@ -22,6 +29,7 @@ pub fn venv(name: &str, packages: &[&str]) -> Result<PathBuf> {
 
 /// The same in a folder of its own.
 pub fn venv_at(home: &Path, packages: &[&str]) -> Result<PathBuf> {
+    let _turn = take_turn();
     let python = home.join("bin").join("python");
     let stamp = home.join("installed");
     let wanted = packages.join("\n");
@@ -39,6 +47,7 @@ pub fn venv_at(home: &Path, packages: &[&str]) -> Result<PathBuf> {
 /// Whether these programs are there. On a continuous-integration machine the packages that hold them are installed;
 /// elsewhere their lack is told, and `what` they are needed for skips.
 pub fn programs(programs: &[&str], packages: &[&str], what: &str) -> Result<bool> {
+    let _turn = take_turn();
     let found = |program: &&str| Command::new(program).arg("--version").output().is_ok_and(|o| o.status.success());
     if programs.iter().all(found) {
         return Ok(true);
@@ -59,6 +68,7 @@ pub fn llama_cpp() -> Result<PathBuf> {
 
 /// The same in a folder of its own.
 pub fn llama_cpp_at(home: &Path) -> Result<PathBuf> {
+    let _turn = take_turn();
     if let Some(found) = vendored(home) {
         return Ok(found);
     }

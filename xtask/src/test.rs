@@ -7,6 +7,24 @@ use anyhow::Result;
 use crate::{aarch64, clients, gates, kernels, mutants, prepare, process, tidy};
 
 pub fn run(filter: &[String]) -> Result<()> {
+    std::thread::scope(|scope| {
+        scope.spawn(fetch_ahead);
+        stages(filter)
+    })
+}
+
+/// On a continuous-integration machine later stages' packages come while earlier ones compile. What could not be had is
+/// told by the stage that asks for it again.
+fn fetch_ahead() {
+    if std::env::var_os("CI").is_some() {
+        let _ = kernels::python();
+        let _ = prepare::llama_cpp();
+        let _ = clients::python();
+        let _ = aarch64::programs();
+    }
+}
+
+fn stages(filter: &[String]) -> Result<()> {
     stage("house rules", tidy::run)?;
     stage("clippy", || {
         process::run(&mut process::cargo(&[
