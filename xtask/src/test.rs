@@ -40,7 +40,8 @@ fn stages(filter: &[String]) -> Result<()> {
     stage("kernels", kernels::stage)?;
     let llama_cpp = llama_cpp()?;
     stage("tests", || {
-        let mut tests = process::cargo(&["test", "--workspace"]);
+        // But for examples, which clippy has seen, and documentation, which has none to run.
+        let mut tests = process::cargo(&["test", "--workspace", "--tests"]);
         if let Some(folder) = &llama_cpp {
             tests.env("FOLIO_LLAMA_CPP", folder);
         }
