@@ -1,6 +1,7 @@
 //! The project's own chores: `cargo xtask <command>`.
 
 mod aarch64;
+mod bench;
 mod clients;
 mod gates;
 mod goldens;
@@ -34,6 +35,7 @@ cargo xtask <command>
   soak [...]       the server under ten minutes of bad clients and too little memory; --seconds 3600 for an hour
   sigterm [...]    servers under load told to end, at 100 random moments
   slowhttp [...]   1,000 connections of slowhttptest in its four modes; the server must stay healthy
+  bench [...]      this tree against another commit, in turns; fails on a loss; --help says more
   peers [...]      Folio, llama.cpp and OpenVINO side by side on this machine, on the same files; --help says more
   kernels [...]    compiles the GPU kernels and writes their archives; --check only compiles, and fails on a warning
   goldens          makes the committed golden files anew with Hugging Face transformers (installs it in target/)
@@ -48,6 +50,7 @@ fn main() -> Result<()> {
         Some("aarch64") => aarch64::run(),
         Some("clients") => clients::run(rest),
         Some("tidy") => tidy::run(),
+        Some("bench") => bench::run(rest),
         Some("gates") => gates::run(rest),
         Some("simulate") => simulate::run(rest),
         Some("soak") => soak::run(rest),

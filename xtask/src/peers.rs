@@ -4,7 +4,7 @@
 //! machine could do at best is measured by Folio's benches within the same minutes.
 
 mod cost;
-mod load;
+pub mod load;
 mod measure;
 mod model;
 mod plot;
@@ -220,7 +220,7 @@ impl Case<'_> {
     }
 }
 
-fn turns<T: Copy>(all: &[T], round: usize) -> Vec<T> {
+pub fn turns<T: Copy>(all: &[T], round: usize) -> Vec<T> {
     let mut turns = all.to_vec();
     turns.rotate_left(round % all.len().max(1));
     turns
@@ -264,7 +264,7 @@ fn number(value: &Value, name: &str) -> Result<f64> {
     value[name].as_f64().with_context(|| format!("found no {name} in what was printed"))
 }
 
-fn percent(share: Option<f64>) -> String {
+pub fn percent(share: Option<f64>) -> String {
     share.map_or_else(|| "an unknown part".into(), |share| format!("{:.0}%", 100.0 * share))
 }
 

@@ -8,6 +8,7 @@ mod fairness;
 mod http;
 mod interference;
 mod measure;
+mod median;
 mod prefix;
 mod profile;
 mod report;

@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::streams::{self, Ask, Note, median, ms, note, percentile};
+use super::median::median;
+use super::streams::{self, Ask, Note, ms, note, percentile};
 use super::{at_least, start};
 use crate::args::{InterTokenTarget, InterferenceBench};
 use crate::session::Session;

@@ -9,7 +9,8 @@ use anyhow::{Context, Result};
 use folio_engine::tiers::DiskStore;
 use serde_json::json;
 
-use super::streams::{self, Ask, Median, median, ms};
+use super::median::{Median, median};
+use super::streams::{self, Ask, ms};
 use super::{at_least, start};
 use crate::args::PrefixBench;
 use crate::session::Session;

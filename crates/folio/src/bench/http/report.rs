@@ -5,7 +5,8 @@ use serde_json::{Value, json};
 use super::cpu::{CpuTime, Part};
 use super::{FirstTokens, Pair, Run};
 use crate::args::HttpBench;
-use crate::bench::streams::{Median, median, ms, percentile};
+use crate::bench::median::{Median, median};
+use crate::bench::streams::{ms, percentile};
 use crate::session::Session;
 use crate::{machine, table};
 

@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::super::streams::{Median, median, ms};
+use super::super::median::{Median, median};
+use super::super::streams::ms;
 use super::{Lane, Totals, repeat};
 use crate::args::SpeculateBench;
 use crate::table;
