@@ -18,8 +18,13 @@ pub fn command(program: impl AsRef<std::ffi::OsStr>, args: &[&str]) -> Command {
     command
 }
 
+/// Cargo as from a shell: build scripts would run anew for what `cargo run` says of this package.
 pub fn cargo(args: &[&str]) -> Command {
-    command(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()), args)
+    let mut cargo = command(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()), args);
+    let is_ours = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    let names = std::env::vars_os().map(|(name, _)| name);
+    names.filter(|name| name.to_str().is_some_and(is_ours)).for_each(|name| _ = cargo.env_remove(name));
+    cargo
 }
 
 fn line(command: &Command) -> String {
