@@ -23,6 +23,9 @@ use folio_scheduler::{RequestId, StepPlan};
 
 use crate::{Admission, Error, Executor, Result, RowOutput, StepOutput, Wake, executor::MOST_IN_FLIGHT};
 
+/// How long the thread stays awake behind a step.
+const SOON: Duration = Duration::from_micros(200);
+
 /// Does a step from its beginning to its end on the thread that calls.
 pub trait StepRunner: Send {
     /// A request joins.
@@ -49,6 +52,11 @@ pub trait StepRunner: Send {
     /// Waits for the oldest step that is under way.
     fn finish(&mut self) -> Result<Vec<RowOutput>> {
         Err(Error::NothingSubmitted)
+    }
+
+    /// Whether a device computes, and not the threads of this machine.
+    fn computes_elsewhere(&self) -> bool {
+        false
     }
 
     /// How much time went into drafts since it was last asked.
@@ -78,6 +86,7 @@ pub struct Background {
     commands: Option<mpsc::Sender<Command>>,
     results: mpsc::Receiver<Result<StepOutput>>,
     num_in_flight: usize,
+    computes_elsewhere: bool,
     /// Failures collected so far. A step of an era in which one failed before it is not run.
     era: u64,
     closing: Arc<AtomicBool>,
@@ -86,6 +95,7 @@ pub struct Background {
 
 impl Background {
     pub fn start(runner: impl StepRunner + 'static) -> Result<Self> {
+        let computes_elsewhere = runner.computes_elsewhere();
         let (commands, inbox) = mpsc::channel();
         let (outbox, results) = mpsc::channel();
         let closing = Arc::new(AtomicBool::new(false));
@@ -101,7 +111,15 @@ impl Background {
             free_since: Instant::now(),
         };
         let thread = std::thread::Builder::new().name("folio-executor".into()).spawn(move || worker.run())?;
-        Ok(Self { commands: Some(commands), results, num_in_flight: 0, era: 0, closing, thread: Some(thread) })
+        Ok(Self {
+            commands: Some(commands),
+            results,
+            num_in_flight: 0,
+            computes_elsewhere,
+            era: 0,
+            closing,
+            thread: Some(thread),
+        })
     }
 
     fn send(&self, command: Command) -> Result<()> {
@@ -141,6 +159,10 @@ impl Executor for Background {
 
     fn release(&mut self, id: RequestId) {
         let _ = self.send(Command::Release(id));
+    }
+
+    fn computes_elsewhere(&self) -> bool {
+        self.computes_elsewhere
     }
 }
 
@@ -211,21 +233,24 @@ impl<R: StepRunner> Worker<R> {
         }
     }
 
-    /// The next command. Steps under way are finished while none is there.
+    /// The next command. Steps under way are finished while none is there. Behind a step's results there is mostly the plan
+    /// of the next, and a device's step takes milliseconds at most: to wake up late would cost a share of that.
     fn next(&mut self) -> Option<Command> {
-        while !self.under_way.is_empty() {
-            if guarded(|| self.runner.is_done()).unwrap_or(true) {
+        loop {
+            if self.under_way.is_empty() {
+                if self.free_since.elapsed() > SOON {
+                    return self.commands.recv().ok();
+                }
+            } else if guarded(|| self.runner.is_done()).unwrap_or(true) {
                 self.finish();
                 continue;
             }
             match self.commands.try_recv() {
                 Ok(command) => return Some(command),
                 Err(mpsc::TryRecvError::Disconnected) => return None,
-                // A device's step takes milliseconds at most, and to wake up late would cost a share of that.
                 Err(mpsc::TryRecvError::Empty) => std::thread::yield_now(),
             }
         }
-        self.commands.recv().ok()
     }
 
     fn take(&mut self, mut plan: StepPlan, era: u64) {

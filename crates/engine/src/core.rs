@@ -18,6 +18,7 @@ use crate::{
     config::nanos,
     executor::MOST_IN_FLIGHT,
     failure::{Failure, Restarts},
+    mail::Mail,
     pace::Pace,
     patience::Patience,
     report::explain,
@@ -39,6 +40,8 @@ pub(crate) struct Core {
     pub shared: Arc<Shared>,
     /// Those taken and not ended; all of them are in the scheduler, except while there are trials.
     pub samples: BTreeMap<RequestId, Sample>,
+    /// What they will hear.
+    pub mail: Mail,
     /// Submitted and not collected, oldest first.
     pub in_flight: VecDeque<Step>,
     /// When the oldest of them began.
@@ -120,6 +123,7 @@ impl Core {
             line,
             shared,
             samples: BTreeMap::new(),
+            mail: Mail::default(),
             in_flight: VecDeque::new(),
             began: epoch,
             pace: Pace::default(),
@@ -147,13 +151,16 @@ impl Core {
             self.expire_waiting();
             self.tend_trials();
             let is_due = self.is_due();
-            if (!is_due || !self.step()) && !self.is_trial_over() {
+            let has_stepped = is_due && self.step();
+            self.mail.send();
+            if !has_stepped && !self.is_trial_over() {
                 self.wait(is_due);
             }
         }
         while let Some((&id, _)) = self.samples.first_key_value() {
             self.end(id, self.last_word.clone());
         }
+        self.mail.send();
         self.in_flight.clear();
         self.count_rows_in_flight();
         drop(self.publish());
@@ -191,11 +198,29 @@ impl Core {
         let message = match until {
             Some(time) => self.messages.recv_timeout(time.saturating_duration_since(Instant::now())).ok(),
             // The executor holds the other end of the channel.
-            None => self.messages.recv().ok(),
+            None => self.stay_awake().or_else(|| self.messages.recv().ok()),
         };
         if let Some(message) = message {
             self.hear(message);
         }
+    }
+
+    /// Waits awake for the end of a step that nothing is planned behind, from shortly before it is expected: a device would
+    /// wait for this thread to be woken. None where there is nothing to stay awake for, or it does not end in time.
+    fn stay_awake(&self) -> Option<Message> {
+        let step = self.in_flight.front().filter(|_| self.in_flight.len() == 1)?;
+        let expected = self.pace.expected(step.num_tokens).filter(|_| self.executor.computes_elsewhere())?;
+        let (from, until) = (self.began + expected / 8 * 7, self.began + expected / 4 * 5);
+        if let Ok(message) = self.messages.recv_timeout(from.saturating_duration_since(Instant::now())) {
+            return Some(message);
+        }
+        while Instant::now() < until {
+            if let Ok(message) = self.messages.try_recv() {
+                return Some(message);
+            }
+            std::thread::yield_now();
+        }
+        None
     }
 
     /// Whether a step may be planned now.
@@ -344,6 +369,6 @@ impl Core {
         // The figures first: whoever has read the last event finds them counted.
         self.shared.progress.ended(1);
         self.shared.stats().samples_ended += 1;
-        sample.finish(reason, departed);
+        sample.finish(reason, departed, &mut self.mail);
     }
 }

@@ -90,11 +90,11 @@ impl Core {
         // One that has left since then had this row in flight.
         let Some(sample) = self.samples.get_mut(&row.id) else { return };
         if let Some(vector) = row.pooled.filter(|_| row.failure.is_none()) {
-            sample.send(Event::Embedding(vector));
+            self.mail.post(&sample.events, Event::Embedding(vector));
             return self.end(row.id, FinishReason::Length);
         }
         if row.failure.is_none() {
-            sample.take_prompt_logprobs(row.prompt_logprobs);
+            sample.take_prompt_logprobs(row.prompt_logprobs, &mut self.mail);
         }
         for sampled in row.sampled {
             if !self.deliver_token(row.id, sampled, now) {
@@ -119,12 +119,12 @@ impl Core {
         let (index, Sampled { token, logprobs }) = (sample.index, sampled);
         if sample.stops_at(token, &self.shared.config.eos) {
             if sample.params.logprobs.is_some() {
-                sample.send(Event::StopToken { sample: index, token, logprobs });
+                self.mail.post(&sample.events, Event::StopToken { sample: index, token, logprobs });
             }
             self.end(id, FinishReason::Stop(token));
             return false;
         }
-        sample.send(Event::Token { sample: index, token, logprobs });
+        self.mail.post(&sample.events, Event::Token { sample: index, token, logprobs });
         let is_at_length = sample.is_at_length();
         if is_at_length {
             self.end(id, FinishReason::Length);

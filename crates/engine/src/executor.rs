@@ -33,6 +33,12 @@ pub trait Executor: Send {
 
     /// A request has left, finished or not. Steps in flight may still hold rows of it.
     fn release(&mut self, id: RequestId);
+
+    /// Whether steps leave the host's cores alone, so that the engine's thread may stay awake for one that is about to
+    /// end.
+    fn computes_elsewhere(&self) -> bool {
+        false
+    }
 }
 
 /// A request as it joins, for the first time or again.

@@ -68,6 +68,8 @@ impl Core {
     fn restart(&mut self, is_explained: bool) -> Result<()> {
         let Some(rebuild) = self.shared.config.rebuild.clone() else { return Err(Error::ExecutorGone) };
         self.shared.restarting.store(true, Ordering::Release);
+        // It takes a while, and nothing that is known has to wait for it.
+        self.mail.send();
         let start = Instant::now();
         // The old one's memory first: there may be no room for both.
         let old = std::mem::replace(&mut self.executor, Box::new(Gone));

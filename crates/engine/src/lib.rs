@@ -14,6 +14,7 @@ mod failure;
 mod fit;
 mod inputs;
 mod kept;
+mod mail;
 mod moves;
 mod pace;
 mod patience;

@@ -35,9 +35,14 @@ impl Pace {
         });
     }
 
+    /// What a step of `rows` rows will take at least, as far as it is known.
+    pub fn expected(&self, rows: usize) -> Option<Duration> {
+        self.by_size.get(size(rows)).copied().flatten()
+    }
+
     /// How long after the beginning of a step of `rows` rows the next one is planned: at once, if nothing is known.
     pub fn plan_after(&self, rows: usize) -> Duration {
-        let known = self.by_size.get(size(rows)).copied().flatten();
+        let known = self.expected(rows);
         known.filter(|known| *known >= SHORT).map_or(Duration::ZERO, |known| known / 2)
     }
 }

@@ -318,6 +318,10 @@ impl<B: Backend> StepRunner for Runner<B> {
         self.take_drawn()
     }
 
+    fn computes_elsewhere(&self) -> bool {
+        self.decoder.draws_tokens()
+    }
+
     fn take_drafting(&mut self) -> Duration {
         self.speculation.as_mut().map_or(Duration::ZERO, Speculation::take_drafting)
     }

@@ -6,7 +6,7 @@ use folio_scheduler::{Departed, Miss, NewRequest, RequestId};
 
 use crate::{
     Admission, Event, FinishReason, Logprobs, Pooling, RequestOptions, RowOutput, SamplingParams, SamplingState,
-    Timing, Usage, config::nanos,
+    Timing, Usage, config::nanos, mail::Mail,
 };
 
 pub(crate) struct Sample {
@@ -106,17 +106,12 @@ impl Times {
 }
 
 impl Sample {
-    /// A reader that has gone is not an error: its abort is on the way.
-    pub fn send(&self, event: Event) {
-        let _ = self.events.send(event);
-    }
-
-    pub fn take_prompt_logprobs(&mut self, logprobs: Vec<Logprobs>) {
+    pub fn take_prompt_logprobs(&mut self, logprobs: Vec<Logprobs>, mail: &mut Mail) {
         let Some(collected) = &mut self.prompt_logprobs else { return };
         collected.extend(logprobs.into_iter().map(Some));
         if collected.len() == self.prompt.len() {
             let all = self.prompt_logprobs.take().unwrap_or_default();
-            self.send(Event::PromptLogprobs(all));
+            mail.post(&self.events, Event::PromptLogprobs(all));
         }
     }
 
@@ -199,7 +194,7 @@ impl Sample {
     }
 
     /// Says the last word. What the scheduler does not know any more was lost with a failed step.
-    pub fn finish(self, reason: FinishReason, departed: Option<Departed>) {
+    pub fn finish(self, reason: FinishReason, departed: Option<Departed>, mail: &mut Mail) {
         let (lives, prompt_tokens) = (self.lives, self.prompt.len());
         let timing = self.times.until(Instant::now());
         let usage = Usage {
@@ -212,7 +207,7 @@ impl Sample {
             rejected_drafts: self.drafts.planned - self.drafts.accepted,
             timing,
         };
-        let _ = self.events.send(Event::Finished { sample: self.index, reason, usage });
+        mail.post(&self.events, Event::Finished { sample: self.index, reason, usage });
     }
 }
 

@@ -1,0 +1,43 @@
+//! Events on their way to clients.
+//!
+//! To wake a reader takes microseconds, and a step may wait for the plan that the same thread makes: events are posted while
+//! a step's results are looked through, and sent when the next step has been handed over.
+
+use crate::Event;
+
+#[derive(Default)]
+pub(crate) struct Mail(Vec<(flume::Sender<Event>, Event)>);
+
+impl Mail {
+    pub fn post(&mut self, to: &flume::Sender<Event>, event: Event) {
+        self.0.push((to.clone(), event));
+    }
+
+    /// In the order of posting. A reader that has gone is not an error: its abort is on the way.
+    pub fn send(&mut self) {
+        for (to, event) in self.0.drain(..) {
+            let _ = to.send(event);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_come_in_order_and_not_before_they_are_sent() {
+        let (sender, reader) = flume::unbounded();
+        let (gone, _) = flume::unbounded();
+        let mut mail = Mail::default();
+        let token = |token| Event::Token { sample: 0, token, logprobs: None };
+        mail.post(&sender, token(1));
+        mail.post(&gone, token(2));
+        mail.post(&sender, token(3));
+        assert!(reader.is_empty());
+        mail.send();
+        assert_eq!(reader.drain().collect::<Vec<_>>(), [token(1), token(3)]);
+        mail.send();
+        assert!(reader.is_empty(), "nothing is sent twice");
+    }
+}
