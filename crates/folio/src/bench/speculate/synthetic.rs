@@ -5,6 +5,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use folio_device::cuda::driver::StepTime;
 use folio_engine::speculate::Synthetic;
 use serde_json::json;
 
@@ -45,6 +46,7 @@ pub fn main(args: &SpeculateBench, agreement: f64) -> Result<()> {
             "streams": streams, "agreement": agreement, "speculate_tokens": most, "plain_tokens_per_s": plain.rate(),
             "tokens_per_s": drafted.rate(), "gain": gain, "tokens_per_pass": drafted.tokens_per_pass(),
             "theory": theory, "plain_step_ms": plain.step_ms(streams), "step_ms": drafted.step_ms(streams),
+            "plain_busy_ms": plain.busy_ms(streams), "busy_ms": drafted.busy_ms(streams * (most + 1)),
         });
         if args.common.json {
             println!("{line}");
@@ -59,6 +61,7 @@ pub fn main(args: &SpeculateBench, agreement: f64) -> Result<()> {
             format!("{:.0}%", 100.0 * gain / theory),
             format!("{:.3} ms", plain.step_ms(streams)),
             format!("{:.3} ms", drafted.step_ms(streams)),
+            drafted.busy_ms(streams * (most + 1)).map_or("-".to_owned(), |busy| format!("{busy:.3} ms")),
         ]);
     }
     if !args.common.json {
@@ -71,8 +74,8 @@ pub fn main(args: &SpeculateBench, agreement: f64) -> Result<()> {
     Ok(())
 }
 
-const HEADINGS: [&str; 9] =
-    ["streams", "plain tok/s", "tok/s", "gain", "tok/pass", "theory", "of theory", "plain step", "step"];
+const HEADINGS: [&str; 10] =
+    ["streams", "plain tok/s", "tok/s", "gain", "tok/pass", "theory", "of theory", "plain step", "step", "GPU busy"];
 
 struct Lane {
     session: Session,
@@ -80,13 +83,15 @@ struct Lane {
 }
 
 /// Of all rounds.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Totals {
     /// While all streams decode: time, and tokens.
     time: Duration,
     tokens: u64,
     drafts: u64,
     accepted: u64,
+    /// On a GPU's own clock.
+    steps: Vec<StepTime>,
 }
 
 impl Totals {
@@ -101,6 +106,13 @@ impl Totals {
 
     fn step_ms(&self, streams: usize) -> f64 {
         self.tokens_per_pass() * streams as f64 * ms(self.time) / self.tokens.max(1) as f64
+    }
+
+    /// The median of how long a GPU was busy with a step of so many rows.
+    fn busy_ms(&self, rows: usize) -> Option<f32> {
+        let mut busy: Vec<f32> = self.steps.iter().filter(|step| step.rows == rows).map(|step| step.busy_ms).collect();
+        busy.sort_by(f32::total_cmp);
+        busy.get(busy.len() / 2).copied()
     }
 
     /// Adds what came between the last of the first tokens and the first of the last ones: behind that the batch shrinks,
@@ -135,7 +147,14 @@ impl Lane {
             ask.params.logit_bias = vec![(((7 * number + 100) % vocab) as u32, BIAS)];
             ask
         });
+        let device = self.session.device.upgrade();
+        if let Some(device) = &device {
+            device.start_steps();
+        }
         let answers = streams::together(&self.session, asks.collect())?;
+        if let Some(device) = &device {
+            self.totals.steps.extend(device.end_steps()?);
+        }
         for (stream, answer) in answers.iter().enumerate() {
             let token = ((7 * (round * streams + stream) + 100) % vocab) as u32;
             ensure!(answer.tokens.iter().all(|&said| said == token), "an answer is not the token that it is biased to");
@@ -165,5 +184,8 @@ mod tests {
         assert!((totals.step_ms(2) - 18.0).abs() < 1e-9 && (totals.rate() - 6.0 / 0.018).abs() < 1e-6);
         totals.add(&[]);
         assert_eq!(totals.tokens, 6);
+        let step = |rows, busy_ms| StepTime { rows, decodes: false, gap_ms: None, busy_ms };
+        totals.steps = vec![step(10, 3.0), step(10, 1.0), step(4, 9.0), step(10, 2.0)];
+        assert_eq!((totals.busy_ms(10), totals.busy_ms(5)), (Some(2.0), None));
     }
 }
