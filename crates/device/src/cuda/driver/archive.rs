@@ -31,7 +31,7 @@ pub struct Cubin {
 
 /// What travels in the binary: the architectures that an archive was made for, and its bytes.
 const PREBUILT: [(&[&str], &[u8]); 3] = [
-    (&["sm_80", "sm_86", "sm_89"], include_bytes!("../kernels/archive/ampere.bin")),
+    (&["sm_80", "sm_89"], include_bytes!("../kernels/archive/ampere.bin")),
     (&["sm_90a"], include_bytes!("../kernels/archive/hopper.bin")),
     (&["compute_90"], include_bytes!("../kernels/archive/later.bin")),
 ];

@@ -159,11 +159,10 @@ fn write_whole(file: &Path, bytes: &[u8]) -> std::io::Result<()> {
 /// The driver of any device from 9.0 on translates this when it loads it, and keeps what came out in a cache of its own.
 const PTX: &str = "compute_90";
 
-/// Code for 8.6 runs on all later 8.x, code for 9.0a there alone.
+/// Code for 8.0 runs on all later 8.x, of which those from 8.9 on have eight-bit floats; code for 9.0a runs there alone.
 fn prebuilt_architecture(capability: (u32, u32)) -> Option<&'static str> {
     Some(match capability {
-        (8, 0..=5) => "sm_80",
-        (8, 6..=8) => "sm_86",
+        (8, 0..=8) => "sm_80",
         (8, _) => "sm_89",
         (9, 0) => "sm_90a",
         (10.., _) => PTX,
@@ -186,8 +185,8 @@ mod tests {
     fn each_capability_gets_code_that_runs_there() {
         let cases = [
             ((8, 0), Some("sm_80"), "sm_80"),
-            ((8, 6), Some("sm_86"), "sm_86"),
-            ((8, 7), Some("sm_86"), "sm_87"),
+            ((8, 6), Some("sm_80"), "sm_86"),
+            ((8, 7), Some("sm_80"), "sm_87"),
             ((8, 9), Some("sm_89"), "sm_89"),
             ((9, 0), Some("sm_90a"), "sm_90a"),
             ((10, 3), Some("compute_90"), "sm_103a"),

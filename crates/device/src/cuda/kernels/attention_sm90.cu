@@ -143,7 +143,6 @@ template <typename S> DEVICE void attention_chunk(const AttentionArgs& args, con
     release_next();
     if (threadIdx.x == 0) init_barriers<S>(barriers);
     __syncthreads();
-    wait_for_previous();
     if (threadIdx.x >= CONSUMER_THREADS) {
         // The block has 3 x 168 registers a thread of a warpgroup: what two take, the third must have given.
         give_registers<56>();
@@ -153,6 +152,7 @@ template <typename S> DEVICE void attention_chunk(const AttentionArgs& args, con
             copy_queries<S>(args, shared, items, barriers);
     } else {
         take_registers<224>();
+        wait_for_previous();
         attend<S>(args, shared, aligned, items, barriers);
     }
 }

@@ -148,6 +148,8 @@ DEVICE void copy_tiles(const AttentionArgs& args, const TensorMap* map, u32 shar
         i32 index = lookup.of_current(lookup.mine.begin) / BLOCK_TOKENS + block_of_lane;
         if (!S::ASCENDING) index += (tiles - 1) * S::BLOCKS;
         i32 row = row_of(index), previous = 0;
+        // The step's own lists were there before its first kernel.
+        if (keys == 0) wait_for_previous();
         for (i32 tile = 0; tile < tiles; tile++) {
             index += S::ASCENDING ? S::BLOCKS : -S::BLOCKS;
             i32 next = row_of(index);
@@ -176,6 +178,7 @@ template <typename S> DEVICE void copy_queries(const AttentionArgs& args, u32 sh
         const i32 rows = lookup.of_current(lookup.mine.tokens) * group.heads;
         const u32 stage = count % S::QUERY_STAGES;
         barrier_wait(barriers.query_empty(stage), (count / S::QUERY_STAGES + 1) & 1);
+        if (count == 0) wait_for_previous();
         if (thread == lookup.owner) items[stage] = lookup.mine;  // of the first of the three warps
         const bf16* from = (const bf16*)args.qkv + (i64)lookup.of_current(lookup.mine.first_row) * args.qkv_width +
                            lookup.of_current(lookup.mine.kv_head) * group.heads * S::HEAD + column * 8;

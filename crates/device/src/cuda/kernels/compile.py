@@ -19,7 +19,7 @@ import sys
 
 # Code of one source for neighbours is much alike, so that they share an archive. What comes after Hopper gets assembly
 # (PTX), which its driver translates: one text for all generations, and smaller than the code of two.
-GENERATIONS = {"ampere": ["sm_80", "sm_86", "sm_89"], "hopper": ["sm_90a"], "later": ["compute_90"]}
+GENERATIONS = {"ampere": ["sm_80", "sm_89"], "hopper": ["sm_90a"], "later": ["compute_90"]}
 ARCHITECTURES = [architecture for members in GENERATIONS.values() for architecture in members]
 CHECKED = ["sm_80", "sm_90a", "compute_90"]
 MAGIC = b"folio-k2"
@@ -91,6 +91,13 @@ def compile_one(job):
     return code.raw, text
 
 
+def packed_text(code):
+    """PTX without comments and needless space."""
+    text = re.sub(r"//[^\n]*", "", code.decode())
+    text = re.sub(r"[ \t]+", " ", text).replace(", ", ",").replace(" ;", ";")
+    return re.sub(r"\s*\n\s*", "\n", text).encode()
+
+
 def source_hash(files):
     """As crates/device/src/cuda/driver/sources.rs computes it."""
     out = hashlib.sha256()
@@ -133,7 +140,9 @@ def main():
         body = b""
         for file, architecture in ((file, architecture) for file in kernels for architecture in members):
             if (file, architecture) in results:
-                for part in (f"{architecture}/{file}".encode(), results[file, architecture][0]):
+                code = results[file, architecture][0]
+                code = packed_text(code) if architecture.startswith("compute_") else code
+                for part in (f"{architecture}/{file}".encode(), code):
                     body += struct.pack("<I", len(part)) + part
         packed = MAGIC + hashed + hashlib.sha256(body).digest() + LZMA
         filters = [TEXT if members[0].startswith("compute_") else CODE]

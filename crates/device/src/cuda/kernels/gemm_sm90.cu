@@ -24,19 +24,22 @@
 //   slices       at most the steps of k; see `slices` in gemm90/plan.rs
 //   token_group  token tiles that go through all weights together (dense tiles)
 // Weights are loaded before the kernel waits for the one before it. Few tokens leave room for a second block on every
-// multiprocessor: the next kernel's, whose ring is full when this one ends.
+// multiprocessor: the next kernel's, whose ring is full when this one ends. Rings of more tokens leave room beside them for
+// the kernels between products alone: with all of the memory a ring would not begin to fill before those end.
 #include "gemm_sm90_slices.cuh"
 #include "gemm_sm90_tiles.cuh"
 
 SLICES_KERNEL(gemm90_slices1_n8, 1, 8, 11, 1, 2, false)
 SLICES_KERNEL(gemm90_slices1_n16, 1, 16, 10, 1, 2, false)
 SLICES_KERNEL(gemm90_slices1_n32, 1, 32, 8, 1, 2, false)
-SLICES_KERNEL(gemm90_slices1_n64, 1, 64, 6, 1, 2, false)
+SLICES_KERNEL(gemm90_slices1_n64, 1, 64, 12, 1, 1, false)
+SLICES_KERNEL(gemm90_slices1_n96, 1, 96, 10, 1, 1, false)
 SLICES_KERNEL(gemm90_slices1_n128, 1, 128, 8, 1, 1, false)
 SLICES_KERNEL(gemm90_slices_n8, 2, 8, 6, 4, 2, false)
 SLICES_KERNEL(gemm90_slices_n16, 2, 16, 6, 4, 2, false)
 SLICES_KERNEL(gemm90_slices_n32, 2, 32, 5, 4, 2, false)
 SLICES_KERNEL(gemm90_slices_n64, 2, 64, 4, 1, 2, false)
+SLICES_KERNEL(gemm90_slices_n96, 2, 96, 7, 1, 1, false)
 SLICES_KERNEL(gemm90_slices_n128, 2, 128, 6, 1, 1, false)
 TILES_KERNEL(gemm90_tiles_n8, 2, 8, 6, false, false)
 TILES_KERNEL(gemm90_tiles_n16, 2, 16, 5, false, false)
