@@ -1,11 +1,12 @@
 //! Real chat templates, rendered as transformers renders them.
 //!
 //! The templates come from the llama.cpp sources in the folder named by FOLIO_LLAMA_CPP; what transformers made of them
-//! is in tests/golden/templates/expected.json, written by render.py beside it.
+//! is in tests/golden/templates/expected.json.lzma, written by render.py beside it.
 
 use std::path::Path;
 
 use folio_text::{ChatRender, ChatTemplate, Error, SpecialTokens, WallTime};
+use lzma_rust2::LzmaReader;
 use serde_json::Value;
 
 /// Templates whose text differs in some cases: (file, number of cases, why).
@@ -30,8 +31,9 @@ fn templates_render_as_in_transformers() {
         println!("skipped: FOLIO_LLAMA_CPP does not name a llama.cpp source folder");
         return;
     };
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/templates/expected.json");
-    let golden: Value = serde_json::from_slice(&std::fs::read(golden).unwrap()).unwrap();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/templates/expected.json.lzma");
+    let golden = LzmaReader::new_mem_limit(std::fs::File::open(golden).unwrap(), 128 << 10, None).unwrap();
+    let golden: Value = serde_json::from_reader(std::io::BufReader::new(golden)).unwrap();
     let cases = golden["cases"].as_object().unwrap();
     let (mut equal, mut refused, mut lenient, mut wrong) = (0, 0, 0, Vec::new());
     let mut gaps = 0;

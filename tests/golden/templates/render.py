@@ -4,13 +4,14 @@ Usage: python tests/golden/templates/render.py PATH_TO_LLAMA_CPP [OUTPUT [FOLDER
 
 Without arguments the path is taken from FOLIO_LLAMA_CPP. The templates are third-party text and are not committed:
 they are read from models/templates/*.jinja of the llama.cpp sources inside llama-cpp-python's source package. What is
-committed is expected.json beside this script: the cases, and for every template and case the FNV-1a 64 hash and the
+committed is expected.json.lzma beside this script: the cases, and for every template and case the FNV-1a 64 hash and the
 length in bytes of the rendered text, or null where transformers raised. The Rust test (crates/text/tests/templates.rs)
 renders the same cases and compares.
 """
 
 import datetime as real_datetime
 import json
+import lzma
 import os
 import pathlib
 import sys
@@ -262,7 +263,7 @@ def render(source, case):
 def main():
     sources = sys.argv[1] if len(sys.argv) > 1 else os.environ["FOLIO_LLAMA_CPP"]
     folder = pathlib.Path(sources) / "models" / "templates"
-    output = pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else pathlib.Path(__file__).with_name("expected.json")
+    output = pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else pathlib.Path(__file__).with_name("expected.json.lzma")
     texts = pathlib.Path(sys.argv[3]) if len(sys.argv) > 3 else None
     names = list(CASES)
     templates = {}
@@ -296,7 +297,8 @@ def main():
     lines.append('},\n"templates": {')
     last = list(templates)[-1]
     lines += [f"{json.dumps(n)}: {json.dumps(t)}{',' * (n != last)}" for n, t in templates.items()]
-    output.write_text("{\n" + "\n".join(lines) + "\n}}\n")
+    text = "{\n" + "\n".join(lines) + "\n}}\n"
+    output.write_bytes(lzma.compress(text.encode(), lzma.FORMAT_ALONE, preset=9 | lzma.PRESET_EXTREME))
 
 
 main()
