@@ -4,8 +4,8 @@ use std::arch::x86_64::*;
 
 use super::tile::{self, Bf16, F16, F32, Lanes, Tile, by_rows};
 
-/// Six rows by two registers of outputs leave four registers for weights and an activation.
-pub const MAX_ROWS: usize = 6;
+/// Five rows by two registers of outputs leave six registers for weights, which in bf16 come in pairs, and an activation.
+pub const MAX_ROWS: usize = 5;
 
 #[derive(Clone, Copy)]
 pub struct Eight(pub __m256);
@@ -101,7 +101,7 @@ macro_rules! kernel {
         unsafe fn $rows_name<const R: usize>(tile: &Tile) {
             // SAFETY: the caller's promise; the instruction set is enabled here.
             unsafe {
-                if R <= 3 {
+                if R <= 2 {
                     tile::tile::<Eight, $source, R, 4>(tile)
                 } else {
                     tile::tile::<Eight, $source, R, 2>(tile)
@@ -112,7 +112,7 @@ macro_rules! kernel {
         /// # Safety
         /// See [`super::tile::tile`]; the machine has AVX2, FMA and F16C.
         pub unsafe fn $name(tile: &Tile) {
-            by_rows!(tile, $rows_name, [1 2 3 4 5 6])
+            by_rows!(tile, $rows_name, [1 2 3 4 5])
         }
     };
 }

@@ -67,7 +67,8 @@ impl Kernel {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => {
                 use integer::avx2::*;
-                (MAX_ROWS, [bytes_tile, nibbles_tile, nibbles_tile, five_tile])
+                let max_rows = if signs(isa, &coding.levels).is_some() { MAX_ROWS } else { MAX_CODE_ROWS };
+                (max_rows, [bytes_tile, nibbles_tile, even_nibbles_tile, five_tile])
             }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => {
@@ -89,7 +90,8 @@ impl Kernel {
         };
         let (table, offset) = table(isa, &coding.levels);
         let Coding { group, affine, activations: scale, .. } = coding;
-        let activations = Activations::Int8(Rounding { group, scale, offset, affine });
+        let signs = signs(isa, &coding.levels);
+        let activations = Activations::Int8(Rounding { group, scale, offset, signs, affine });
         Self { activations, packing: Packing::Coded(coding), max_rows, tile, table }
     }
 
@@ -132,8 +134,8 @@ fn counts_up(table: &[i8; 16]) -> bool {
     table.is_sorted_by(|a, b| i32::from(*a) + 1 == i32::from(*b))
 }
 
-/// The levels as the kernel wants them, and what they have been raised by: only AVX-512's multiplication asks for
-/// unsigned ones.
+/// The levels as the kernel wants them, and what they have been raised by: AVX-512's multiplication asks for unsigned
+/// ones, and AVX2's wins by it where they are few and need no table.
 fn table(isa: Isa, levels: &Levels) -> ([u8; 16], i32) {
     match (levels, isa) {
         (Levels::Bytes, Isa::Avx512) => ([0; 16], 128),
@@ -142,8 +144,18 @@ fn table(isa: Isa, levels: &Levels) -> ([u8; 16], i32) {
             let least = table.iter().copied().min().map_or(0, i32::from);
             (table.map(|level| (i32::from(level) - least) as u8), -least)
         }
+        (Levels::Nibbles(table), Isa::Avx2) if counts_up(table) => ([0; 16], -i32::from(table[0])),
         (Levels::Nibbles(table), _) => (table.map(|level| level as u8), 0),
-        (Levels::Five { zero }, Isa::Avx512) => ([0; 16], i32::from(*zero)),
+        (Levels::Five { zero }, Isa::Avx512 | Isa::Avx2) => ([0; 16], i32::from(*zero)),
         (Levels::Five { zero }, _) => ([*zero; 16], 0),
+    }
+}
+
+/// [`Rounding::signs`]: AVX2's multiplication asks for one unsigned side. Bytes are stored with their top bit flipped.
+fn signs(isa: Isa, levels: &Levels) -> Option<u8> {
+    match (isa, levels) {
+        (Isa::Avx2, Levels::Bytes) => Some(128),
+        (Isa::Avx2, Levels::Nibbles(table)) if !counts_up(table) => Some(0),
+        _ => None,
     }
 }

@@ -1,8 +1,8 @@
 //! Activations as 8-bit integers: rounded to the nearest of 255 steps over a group, or over a whole row.
 //!
 //! A row's words of one step are its scale, the start of its integer sums, for weights with minimums the sum of its
-//! values, and the codes, four to a word. A group that holds a NaN or an infinity gets NaN for its scale, which makes
-//! that row's outputs NaN and touches no other row.
+//! values, and the codes, four to a word, or their sizes and signs in two. A group that holds a NaN or an infinity gets
+//! NaN for its scale, which makes that row's outputs NaN and touches no other row.
 
 use std::ops::Range;
 
@@ -22,6 +22,9 @@ pub struct Rounding {
     pub scale: ActivationScale,
     /// What the kernel's levels have been raised by, to be taken back by the start of the sums.
     pub offset: i32,
+    /// Given, a word of sizes is followed by one of signs: this byte, all bits flipped where a code is negative. Kernels flip
+    /// their levels by it, and a level flipped in all bits is its opposite less one, which the start of the sums makes good.
+    pub signs: Option<u8>,
     /// Whether the weights have minimums, which meet the sum of the activations.
     pub affine: bool,
 }
@@ -29,12 +32,17 @@ pub struct Rounding {
 impl Rounding {
     /// Words of a step of one row.
     pub fn step_words(&self) -> usize {
-        self.header_words() + self.group / 4
+        self.header_words() + self.group / 4 * self.quarter_words()
     }
 
     /// Words before the codes.
     fn header_words(&self) -> usize {
         if self.affine { 3 } else { 2 }
+    }
+
+    /// Words of four codes.
+    fn quarter_words(&self) -> usize {
+        if self.signs.is_some() { 2 } else { 1 }
     }
 
     /// Writes some columns of a row, whole groups but for the last, to every `stride`-th place of `target`.
@@ -54,7 +62,12 @@ impl Rounding {
             match isa {
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: `isa` comes from a `Ctx`, which has only what the processor was found to have.
-                Isa::Avx512 => unsafe { avx512::pack_group(self, values, whole_row, target, stride) },
+                Isa::Avx512 if self.signs.is_none() => unsafe {
+                    avx512::pack_group(self, values, whole_row, target, stride)
+                },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: as above.
+                Isa::Avx2 => unsafe { avx2::pack_group(self, values, whole_row, target, stride) },
                 _ => self.pack_group(values, whole_row, target, stride),
             }
         }
@@ -69,19 +82,27 @@ impl Rounding {
             }
         }
         let codes = &codes[..self.group];
-        self.put_header(scale, codes.iter().map(|&code| i32::from(code)).sum(), target, stride);
+        let sum = |code: fn(i8) -> i8| codes.iter().map(|&each| i32::from(code(each))).sum();
+        self.put_header(scale, sum(|code| code), sum(|code| code.min(0)), target, stride);
         let words = &mut target[self.header_words() * stride..];
         let (codes, _) = codes.as_chunks::<4>();
         for (index, codes) in codes.iter().enumerate() {
-            words[index * stride] = u32::from_le_bytes(codes.map(|code| code as u8));
+            let place = index * self.quarter_words() * stride;
+            words[place] = match self.signs {
+                None => u32::from_le_bytes(codes.map(|code| code as u8)),
+                Some(sign) => {
+                    words[place + stride] = u32::from_le_bytes(codes.map(|code| if code < 0 { !sign } else { sign }));
+                    u32::from_le_bytes(codes.map(i8::unsigned_abs))
+                }
+            };
         }
     }
 
-    /// Writes what stands before the codes.
+    /// Writes what stands before the codes, of which the sum and that of the negative ones are given.
     #[inline(always)]
-    fn put_header(&self, scale: Scale, sum: i32, target: &mut [u32], stride: usize) {
+    fn put_header(&self, scale: Scale, sum: i32, below_zero: i32, target: &mut [u32], stride: usize) {
         target[0] = scale.step.to_bits();
-        target[stride] = (-self.offset * sum) as u32;
+        target[stride] = if self.signs.is_some() { -below_zero } else { -self.offset * sum } as u32;
         if self.affine {
             target[2 * stride] = (scale.step * sum as f32).to_bits();
         }
@@ -157,7 +178,7 @@ mod avx512 {
                 }
             }
         }
-        rounding.put_header(scale, _mm512_reduce_add_epi32(sums), target, stride);
+        rounding.put_header(scale, _mm512_reduce_add_epi32(sums), 0, target, stride);
     }
 
     #[inline]
@@ -186,12 +207,111 @@ mod avx512 {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use std::arch::x86_64::*;
+
+    use super::{Rounding, Scale};
+
+    /// [`Rounding::pack_group`], sixteen values at a time.
+    ///
+    /// # Safety
+    /// The machine has AVX2.
+    #[target_feature(enable = "avx2")]
+    pub unsafe fn pack_group(
+        rounding: &Rounding,
+        values: &[f32],
+        scale: Option<Scale>,
+        target: &mut [u32],
+        stride: usize,
+    ) {
+        let scale = scale.unwrap_or_else(|| Scale::of(largest_bits(values)));
+        let inverse = _mm256_set1_ps(scale.inverse);
+        // What is to become zeros may be no numbers.
+        let kept = _mm256_set1_epi32(if scale.inverse != 0.0 { -1 } else { 0 });
+        let zero = _mm256_setzero_si256();
+        let [mut sums, mut below_zero] = [zero; 2];
+        let words = &mut target[rounding.header_words() * stride..];
+        let step = rounding.quarter_words() * stride;
+        for index in 0..rounding.group / 16 {
+            let rounded = load(values.get(16 * index..).unwrap_or_default())
+                .map(|values| _mm256_and_si256(_mm256_cvtps_epi32(_mm256_mul_ps(values, inverse)), kept));
+            for rounded in rounded {
+                sums = _mm256_add_epi32(sums, rounded);
+                below_zero = _mm256_add_epi32(below_zero, _mm256_min_epi32(rounded, zero));
+            }
+            // The halves of a register are narrowed apart, and put in order again.
+            let shorts = _mm256_packs_epi32(rounded[0], rounded[1]);
+            let shorts = _mm256_permute4x64_epi64::<0b_11_01_10_00>(shorts);
+            let codes = _mm_packs_epi16(_mm256_castsi256_si128(shorts), _mm256_extracti128_si256::<1>(shorts));
+            let words = &mut words[4 * index * step..];
+            match rounding.signs {
+                None => put(codes, words, step),
+                Some(sign) => {
+                    let negative = _mm_cmpgt_epi8(_mm_setzero_si128(), codes);
+                    put(_mm_abs_epi8(codes), words, step);
+                    put(_mm_xor_si128(negative, _mm_set1_epi8(sign as i8)), &mut words[stride..], step);
+                }
+            }
+        }
+        rounding.put_header(scale, total(sums), total(below_zero), target, stride);
+    }
+
+    /// Four words, `step` apart.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn put(bytes: __m128i, words: &mut [u32], step: usize) {
+        words[0] = _mm_extract_epi32::<0>(bytes) as u32;
+        words[step] = _mm_extract_epi32::<1>(bytes) as u32;
+        words[2 * step] = _mm_extract_epi32::<2>(bytes) as u32;
+        words[3 * step] = _mm_extract_epi32::<3>(bytes) as u32;
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn total(lanes: __m256i) -> i32 {
+        let lanes = _mm_add_epi32(_mm256_castsi256_si128(lanes), _mm256_extracti128_si256::<1>(lanes));
+        let lanes = _mm_add_epi32(lanes, _mm_unpackhi_epi64(lanes, lanes));
+        _mm_extract_epi32::<0>(lanes) + _mm_extract_epi32::<1>(lanes)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn largest_bits(values: &[f32]) -> u32 {
+        let size = _mm256_set1_epi32(i32::MAX);
+        let mut largest = _mm256_setzero_si256();
+        for values in values.chunks(16) {
+            let bits = load(values).map(|values| _mm256_and_si256(_mm256_castps_si256(values), size));
+            largest = _mm256_max_epu32(largest, _mm256_max_epu32(bits[0], bits[1]));
+        }
+        let largest = _mm_max_epu32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256::<1>(largest));
+        let largest = _mm_max_epu32(largest, _mm_unpackhi_epi64(largest, largest));
+        (_mm_extract_epi32::<0>(largest) as u32).max(_mm_extract_epi32::<1>(largest) as u32)
+    }
+
+    /// Up to sixteen of the values, and zeros.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn load(values: &[f32]) -> [__m256; 2] {
+        let mut padded = [0.0; 16];
+        let from = match values.first_chunk() {
+            Some(values) => values,
+            None => {
+                padded[..values.len()].copy_from_slice(values);
+                &padded
+            }
+        };
+        // SAFETY: sixteen readable values.
+        unsafe { [_mm256_loadu_ps(from.as_ptr()), _mm256_loadu_ps(from.as_ptr().add(8))] }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn rounding(scale: ActivationScale) -> Rounding {
-        Rounding { group: 16, scale, offset: 128, affine: true }
+        Rounding { group: 16, scale, offset: 128, signs: None, affine: true }
     }
 
     fn packed(isa: Isa, rounding: Rounding, values: &[f32]) -> Vec<u32> {
@@ -221,6 +341,32 @@ mod tests {
                         let value = values[..len].get(16 * group + at).copied().unwrap_or(0.0);
                         assert!((value - step * f32::from(code)).abs() <= 0.5001 * step, "{value} as {code} * {step}");
                     }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_and_signs_are_the_codes() {
+        let values: Vec<f32> = (0..256).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.031).collect();
+        let whole = rounding(ActivationScale::Group);
+        for sign in [0, 128] {
+            let apart = Rounding { signs: Some(sign), ..whole };
+            for isa in Isa::available() {
+                let (whole_words, apart_words) = (packed(isa, whole, &values), packed(isa, apart, &values));
+                let groups = whole_words.chunks(whole.step_words()).zip(apart_words.chunks(apart.step_words()));
+                for (whole, apart) in groups {
+                    assert_eq!((whole[0], whole[2]), (apart[0], apart[2]), "{isa:?}");
+                    let mut below_zero = 0;
+                    for (codes, words) in whole[3..].iter().zip(apart[3..].chunks(2)) {
+                        let [sizes, signs] = [words[0].to_le_bytes(), words[1].to_le_bytes()];
+                        for (at, code) in codes.to_le_bytes().map(|byte| byte as i8).into_iter().enumerate() {
+                            below_zero += i32::from(code.min(0));
+                            let flipped = if code < 0 { !sign } else { sign };
+                            assert_eq!((sizes[at], signs[at]), (code.unsigned_abs(), flipped), "{isa:?} {code}");
+                        }
+                    }
+                    assert_eq!(apart[1] as i32, -below_zero, "{isa:?}");
                 }
             }
         }

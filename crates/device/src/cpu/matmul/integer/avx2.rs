@@ -1,23 +1,48 @@
-//! Integer dot products by AVX2: the multiply-add of bytes wants one side unsigned and saturates at 16 bits, so it is
-//! given the levels' sizes and the activations with the levels' signs; 2 * 128 * 127 fits.
+//! Integer dot products by AVX2, whose multiply-add of bytes wants one side unsigned and saturates at 16 bits.
+//!
+//! Codes of four and five bits are unsigned as they are, by an offset that the sums' start takes back, and so small that
+//! several of its sums fit in 16 bits before they are widened. With other levels the activations are the unsigned side, by
+//! their sizes: 2 * 127 * 128 fits, and is widened at once. Where an activation is negative all bits of the level are
+//! flipped, which makes it the opposite less one; of that, too, the sums' start takes care.
+//!
+//! The sums are asm since the compiler, left to itself, adds products to each other first to shorten the chain of additions,
+//! and runs out of registers.
 
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 use super::super::avx2::Eight;
 use super::super::tile::{Tile, by_rows};
-use super::{Bytes, Dots, Five, Nibbles};
+use super::{Bytes, Dots, Five, Nibbles, UNIT};
 
+/// Levels: four rows by two registers of sums leave six for codes, sizes, signs and a product.
 pub const MAX_ROWS: usize = 4;
+/// Codes: eight rows by one register, so that taking them apart is shared by many.
+pub const MAX_CODE_ROWS: usize = 8;
 
+/// Units of which a lane's pairs of products fit in 16 bits: 15 * 127 at most for each of 16 products. For five bits it is 1.
+const NIBBLE_UNITS: usize = 2;
+
+/// Sums of levels, in 32 bits.
 #[derive(Clone, Copy)]
 struct Sums(__m256i);
+
+/// Codes, of which so many units (0: those of a whole group) fit in 16 bits; settled sums, and what came to them since.
+#[derive(Clone, Copy)]
+struct Narrow<const UNITS: usize> {
+    /// Read in the end: it would take a register all the while.
+    start: *const i32,
+    settled: __m256i,
+    pairs: __m256i,
+}
 
 // SAFETY: unaligned loads of 8 lanes; callers run with AVX2, FMA and F16C enabled.
 unsafe impl Dots for Sums {
     type Floats = Eight;
-    /// Sizes and signed levels.
-    type Levels = (__m256i, __m256i);
+    type Levels = __m256i;
     type Table = __m256i;
+    /// Sizes and signs.
+    const WORDS: usize = 2;
 
     #[inline(always)]
     unsafe fn splat(from: *const i32) -> Self {
@@ -26,12 +51,11 @@ unsafe impl Dots for Sums {
     }
 
     #[inline(always)]
-    unsafe fn add_dot(self, (sizes, levels): (__m256i, __m256i), activations: *const u32) -> Self {
+    unsafe fn add_dot(self, levels: __m256i, activations: *const u32, rows: usize) -> Self {
         // SAFETY: as above.
         unsafe {
-            let signed = _mm256_sign_epi8(_mm256_set1_epi32(*activations as i32), levels);
-            let pairs = _mm256_maddubs_epi16(sizes, signed);
-            Sums(_mm256_add_epi32(self.0, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))))
+            let (sizes, signs) = (*activations as i32, *activations.add(rows) as i32);
+            Sums(add_levels(self.0, levels, _mm256_set1_epi32(sizes), _mm256_set1_epi32(signs)))
         }
     }
 
@@ -48,38 +72,129 @@ unsafe impl Dots for Sums {
     }
 
     #[inline(always)]
-    unsafe fn bytes(at: *const u8) -> (__m256i, __m256i) {
-        // SAFETY: as above; 32 readable bytes. Flipping the top bit takes 128 away.
-        unsafe {
-            let levels = _mm256_xor_si256(_mm256_loadu_si256(at.cast()), _mm256_set1_epi8(i8::MIN));
-            (_mm256_abs_epi8(levels), levels)
-        }
+    unsafe fn bytes(at: *const u8) -> __m256i {
+        // SAFETY: as above; 32 readable bytes.
+        unsafe { _mm256_loadu_si256(at.cast()) }
     }
 
     #[inline(always)]
-    unsafe fn nibbles<const HIGH: bool>(at: *const u8, table: __m256i) -> (__m256i, __m256i) {
+    unsafe fn nibbles<const HIGH: bool>(at: *const u8, table: __m256i) -> __m256i {
+        // SAFETY: as above.
+        unsafe { _mm256_shuffle_epi8(table, codes::<HIGH>(at)) }
+    }
+
+    #[inline(always)]
+    unsafe fn five<const HIGH: bool>(_: *const u8, _: *const u8, _: __m256i) -> __m256i {
+        unreachable!("five bits are multiplied as codes")
+    }
+}
+
+// SAFETY: as above.
+unsafe impl<const UNITS: usize> Dots for Narrow<UNITS> {
+    type Floats = Eight;
+    /// Codes.
+    type Levels = __m256i;
+    type Table = ();
+    const RUN_UNITS: usize = UNITS;
+
+    #[inline(always)]
+    unsafe fn splat(start: *const i32) -> Self {
+        // SAFETY: as above.
+        let zero = unsafe { _mm256_setzero_si256() };
+        Narrow { start, settled: zero, pairs: zero }
+    }
+
+    #[inline(always)]
+    unsafe fn add_dot(self, codes: __m256i, activations: *const u32, _: usize) -> Self {
+        // SAFETY: as above.
+        unsafe { Narrow { pairs: add_codes(self.pairs, codes, _mm256_set1_epi32(*activations as i32)), ..self } }
+    }
+
+    #[inline(always)]
+    unsafe fn settle(self) -> Self {
         // SAFETY: as above.
         unsafe {
-            let levels = _mm256_shuffle_epi8(table, codes::<HIGH>(at));
-            (_mm256_abs_epi8(levels), levels)
+            let sums = _mm256_madd_epi16(self.pairs, _mm256_set1_epi16(1));
+            Narrow { settled: _mm256_add_epi32(self.settled, sums), pairs: _mm256_setzero_si256(), ..self }
         }
     }
 
     #[inline(always)]
-    unsafe fn five<const HIGH: bool>(at: *const u8, plane: *const u8, table: __m256i) -> (__m256i, __m256i) {
+    unsafe fn to_floats(self) -> Eight {
+        // SAFETY: as above; the start is still there.
+        Eight(unsafe { _mm256_cvtepi32_ps(_mm256_add_epi32(self.settled, _mm256_set1_epi32(*self.start))) })
+    }
+
+    #[inline(always)]
+    unsafe fn table(_: &[u8; 16]) {}
+
+    #[inline(always)]
+    unsafe fn bytes(_: *const u8) -> __m256i {
+        unreachable!("sums of bytes do not fit in 16 bits")
+    }
+
+    #[inline(always)]
+    unsafe fn nibbles<const HIGH: bool>(at: *const u8, (): ()) -> __m256i {
+        const { assert!(UNITS <= NIBBLE_UNITS) };
+        // SAFETY: as above.
+        unsafe { codes::<HIGH>(at) }
+    }
+
+    #[inline(always)]
+    unsafe fn five<const HIGH: bool>(at: *const u8, plane: *const u8, (): ()) -> __m256i {
+        const { assert!(UNITS == 1) };
         // SAFETY: as above; 32 readable bytes and four of the plane.
         unsafe {
-            let zero = _mm256_broadcastb_epi8(_mm256_castsi256_si128(table));
             // Byte i of the plane to each of eight codes, of which code j looks at bit j.
             let spread = _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
             let bits = _mm256_set1_epi64x(0x8040_2010_0804_0201u64 as i64);
             let plane = _mm256_shuffle_epi8(_mm256_set1_epi32(plane.cast::<i32>().read_unaligned()), spread);
             let fifth = _mm256_cmpeq_epi8(_mm256_and_si256(plane, bits), bits);
-            let code = _mm256_or_si256(codes::<HIGH>(at), _mm256_and_si256(fifth, _mm256_set1_epi8(16)));
-            let levels = _mm256_sub_epi8(code, zero);
-            (_mm256_abs_epi8(levels), levels)
+            _mm256_or_si256(codes::<HIGH>(at), _mm256_and_si256(fifth, _mm256_set1_epi8(16)))
         }
     }
+}
+
+/// `sums` and, four to a lane, the products of levels and activations.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn add_levels(mut sums: __m256i, levels: __m256i, sizes: __m256i, signs: __m256i) -> __m256i {
+    // SAFETY: nothing but registers.
+    unsafe {
+        asm!(
+            "vpxor {product}, {levels}, {signs}",
+            "vpmaddubsw {product}, {sizes}, {product}",
+            "vpmaddwd {product}, {product}, {ones}",
+            "vpaddd {sums}, {sums}, {product}",
+            sums = inout(ymm_reg) sums,
+            levels = in(ymm_reg) levels,
+            sizes = in(ymm_reg) sizes,
+            signs = in(ymm_reg) signs,
+            ones = in(ymm_reg) _mm256_set1_epi16(1),
+            product = out(ymm_reg) _,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    sums
+}
+
+/// `pairs` and, two to each, products of codes.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn add_codes(mut pairs: __m256i, codes: __m256i, activations: __m256i) -> __m256i {
+    // SAFETY: nothing but registers.
+    unsafe {
+        asm!(
+            "vpmaddubsw {product}, {codes}, {activations}",
+            "vpaddw {pairs}, {pairs}, {product}",
+            pairs = inout(ymm_reg) pairs,
+            codes = in(ymm_reg) codes,
+            activations = in(ymm_reg) activations,
+            product = out(ymm_reg) _,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    pairs
 }
 
 /// # Safety
@@ -97,15 +212,15 @@ unsafe fn codes<const HIGH: bool>(at: *const u8) -> __m256i {
 /// One row takes all four registers of a panel in one pass, so that each cache line is read once; more rows take fewer
 /// and pass again over a block that the first pass left in cache.
 macro_rules! kernel {
-    ($rows_name:ident, $name:ident, $codes:ty) => {
+    ($rows_name:ident, $name:ident, $sums:ty, $codes:ty, $heights:tt) => {
         #[target_feature(enable = "avx2,fma,f16c")]
         unsafe fn $rows_name<const R: usize>(tile: &Tile) {
             // SAFETY: the caller's promise; the instruction set is enabled here.
             unsafe {
                 match R {
-                    1 => super::tile::<Sums, $codes, R, 4>(tile),
-                    2 => super::tile::<Sums, $codes, R, 2>(tile),
-                    _ => super::tile::<Sums, $codes, R, 1>(tile),
+                    1 => super::tile::<$sums, $codes, R, 4>(tile),
+                    2..=4 => super::tile::<$sums, $codes, R, 2>(tile),
+                    _ => super::tile::<$sums, $codes, R, 1>(tile),
                 }
             }
         }
@@ -113,11 +228,20 @@ macro_rules! kernel {
         /// # Safety
         /// See [`super::tile`]; the machine has AVX2, FMA and F16C.
         pub unsafe fn $name(tile: &Tile) {
-            by_rows!(tile, $rows_name, [1 2 3 4])
+            by_rows!(tile, $rows_name, $heights)
         }
     };
 }
 
-kernel!(bytes_rows, bytes_tile, Bytes);
-kernel!(nibbles_rows, nibbles_tile, Nibbles);
-kernel!(five_rows, five_tile, Five);
+kernel!(bytes_rows, bytes_tile, Sums, Bytes, [1 2 3 4]);
+kernel!(nibbles_rows, nibbles_tile, Sums, Nibbles, [1 2 3 4]);
+kernel!(short_nibbles_rows, short_nibbles_tile, Narrow<0>, Nibbles, [1 2 3 4 5 6 7 8]);
+kernel!(long_nibbles_rows, long_nibbles_tile, Narrow<NIBBLE_UNITS>, Nibbles, [1 2 3 4 5 6 7 8]);
+kernel!(five_rows, five_tile, Narrow<1>, Five, [1 2 3 4 5 6 7 8]);
+
+/// # Safety
+/// As [`nibbles_tile`], with a table that counts up by one.
+pub unsafe fn even_nibbles_tile(tile: &Tile) {
+    // SAFETY: the caller's promise.
+    unsafe { if tile.group <= NIBBLE_UNITS * UNIT { short_nibbles_tile(tile) } else { long_nibbles_tile(tile) } }
+}

@@ -27,7 +27,7 @@ unsafe impl Dots for Sums {
     }
 
     #[inline(always)]
-    unsafe fn add_dot(self, levels: __m512i, activations: *const u32) -> Self {
+    unsafe fn add_dot(self, levels: __m512i, activations: *const u32, _: usize) -> Self {
         // SAFETY: as above.
         Sums(unsafe { _mm512_dpbusd_epi32(self.0, levels, _mm512_set1_epi32(*activations as i32)) })
     }

@@ -38,9 +38,20 @@ pub unsafe trait Dots: Copy {
     /// The tile's table, in registers.
     type Table: Copy;
 
+    /// Words that hold four activations.
+    const WORDS: usize = 1;
+    /// Units that are added before [`Dots::settle`] is due: a divisor of a group's, or 0 for all of them.
+    const RUN_UNITS: usize = 0;
+
     unsafe fn splat(from: *const i32) -> Self;
-    /// Adds each lane's four levels times the four bytes at `activations`.
-    unsafe fn add_dot(self, levels: Self::Levels, activations: *const u32) -> Self;
+    /// Adds each lane's four levels times the four values at `activations`; a second word of them is `rows` further.
+    unsafe fn add_dot(self, levels: Self::Levels, activations: *const u32, rows: usize) -> Self;
+    /// Makes room for another run of units, where sums are narrow while they grow.
+    #[inline(always)]
+    unsafe fn settle(self) -> Self {
+        self
+    }
+    /// Of settled sums.
     unsafe fn to_floats(self) -> Self::Floats;
 
     unsafe fn table(table: &[u8; 16]) -> Self::Table;
@@ -122,9 +133,11 @@ unsafe fn part<V: Dots, C: Codes, const R: usize, const N: usize>(tile: &Tile, c
     const { assert!(LANES.is_multiple_of(N * V::Floats::WIDTH)) };
     let width = V::Floats::WIDTH;
     let units = tile.group / UNIT;
+    let run_units = if V::RUN_UNITS == 0 { units } else { V::RUN_UNITS };
+    let runs = units / run_units;
     // SAFETY: `panel` holds `steps` steps: codes, scales, minimums if there are any. `activations` holds R words each of
-    // scales, starts, sums if affine, then R words a quarter. `out` has R rows of `stride` with 32 columns, `factors` and
-    // `bias` 32 values where they are not null. Prefetching may go anywhere.
+    // scales, starts, sums if affine, then R words a quarter, or twice that. `out` has R rows of `stride` with 32 columns,
+    // `factors` and `bias` 32 values where they are not null. Prefetching may go anywhere.
     unsafe {
         let out = tile.out.add(column);
         let mut sums = [[V::Floats::zero(); N]; R];
@@ -149,22 +162,29 @@ unsafe fn part<V: Dots, C: Codes, const R: usize, const N: usize>(tile: &Tile, c
             for r in 0..R {
                 dots[r] = [V::splat(starts.add(r)); N];
             }
-            for _ in 0..units {
-                if tile.prefetch.distance > 0 {
-                    for line in 0..C::UNIT_BYTES / 64 {
-                        fetch::<V::Floats>(&tile.prefetch, panel.wrapping_add(tile.prefetch.distance + 64 * line));
+            for _ in 0..runs {
+                for _ in 0..run_units {
+                    if tile.prefetch.distance > 0 {
+                        for line in 0..C::UNIT_BYTES / 64 {
+                            fetch::<V::Floats>(&tile.prefetch, panel.wrapping_add(tile.prefetch.distance + 64 * line));
+                        }
+                    }
+                    for _ in 0..tile.prefetch.lines {
+                        fetch::<V::Floats>(&tile.prefetch, ahead);
+                        ahead = ahead.wrapping_add(64);
+                    }
+                    quarter::<V, C, 0, R, N>(&mut dots, panel, column, table, activations);
+                    quarter::<V, C, 1, R, N>(&mut dots, panel, column, table, activations);
+                    quarter::<V, C, 2, R, N>(&mut dots, panel, column, table, activations);
+                    quarter::<V, C, 3, R, N>(&mut dots, panel, column, table, activations);
+                    activations = activations.add(4 * V::WORDS * R);
+                    panel = panel.add(C::UNIT_BYTES);
+                }
+                for r in 0..R {
+                    for n in 0..N {
+                        dots[r][n] = dots[r][n].settle();
                     }
                 }
-                for _ in 0..tile.prefetch.lines {
-                    fetch::<V::Floats>(&tile.prefetch, ahead);
-                    ahead = ahead.wrapping_add(64);
-                }
-                quarter::<V, C, 0, R, N>(&mut dots, panel, column, table, activations);
-                quarter::<V, C, 1, R, N>(&mut dots, panel, column, table, activations);
-                quarter::<V, C, 2, R, N>(&mut dots, panel, column, table, activations);
-                quarter::<V, C, 3, R, N>(&mut dots, panel, column, table, activations);
-                activations = activations.add(4 * R);
-                panel = panel.add(C::UNIT_BYTES);
             }
             if tile.prefetch.distance > 0 {
                 fetch::<V::Floats>(&tile.prefetch, panel.wrapping_add(tile.prefetch.distance));
@@ -222,7 +242,7 @@ unsafe fn quarter<V: Dots, C: Codes, const Q: usize, const R: usize, const N: us
         }
         for r in 0..R {
             for n in 0..N {
-                dots[r][n] = dots[r][n].add_dot(levels[n], activations.add(Q * R + r));
+                dots[r][n] = dots[r][n].add_dot(levels[n], activations.add(Q * V::WORDS * R + r), R);
             }
         }
     }

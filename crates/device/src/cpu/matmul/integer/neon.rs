@@ -26,7 +26,7 @@ unsafe impl Dots for Sums {
     }
 
     #[inline(always)]
-    unsafe fn add_dot(self, levels: int8x16_t, activations: *const u32) -> Self {
+    unsafe fn add_dot(self, levels: int8x16_t, activations: *const u32, _: usize) -> Self {
         // SAFETY: NEON is there; one readable word.
         unsafe {
             let activations = vreinterpretq_s8_u32(vdupq_n_u32(*activations));

@@ -24,7 +24,7 @@ unsafe impl Dots for Sums {
     }
 
     #[inline(always)]
-    unsafe fn add_dot(mut self, levels: [[i8; 4]; WIDTH], activations: *const u32) -> Self {
+    unsafe fn add_dot(mut self, levels: [[i8; 4]; WIDTH], activations: *const u32, _: usize) -> Self {
         // SAFETY: the caller gives one readable word.
         let activations = unsafe { *activations }.to_le_bytes().map(|byte| byte as i8);
         for (sum, levels) in self.0.iter_mut().zip(levels) {
