@@ -2,6 +2,7 @@
 //! kernels' inner loops, and those that the code around the model takes for fixed work. Counts are held against
 //! committed tables, which are true of one compiler.
 
+mod counts;
 mod kernels;
 mod loops;
 mod table;
@@ -18,20 +19,29 @@ use table::Table;
 const KERNELS: &str = "xtask/src/gates/kernels.txt";
 /// One instruction more is a loss in loops of up to 66, which nearly all of the products are.
 const KERNELS_MARGIN: f64 = 0.015;
+const COUNTS: &str = "xtask/src/gates/counts.txt";
+/// Hash tables have another key in every run, and a thread may have to wait: that is up to 0.5%.
+const COUNTS_MARGIN: f64 = 0.03;
 
-/// Fails on a loss; `--write` renews the tables instead.
+/// Fails on a loss; `--write` renews the tables instead. A name asks for one of them alone.
 pub fn run(args: &[String]) -> Result<()> {
-    let write = match args {
-        [] => false,
-        [flag] if flag == "--write" => true,
-        _ => bail!("expected nothing or --write, found {}", args.join(" ")),
+    let (flags, names): (Vec<&String>, Vec<&String>) = args.iter().partition(|arg| *arg == "--write");
+    let writes = !flags.is_empty();
+    let (kernels, counts) = match names[..] {
+        [] => (true, true),
+        [name] if name == "kernels" => (true, false),
+        [name] if name == "counts" => (false, true),
+        _ => bail!("expected kernels, counts or neither, and --write or not; found {}", args.join(" ")),
     };
     if cfg!(not(all(target_os = "linux", target_arch = "x86_64"))) {
         eprintln!("skipped: instructions are counted on x86-64 Linux");
         return Ok(());
     }
     let compiler = process::output(&mut process::command("rustc", &["--version"]))?.trim().to_owned();
-    kernels_gate(&compiler, write)
+    if kernels {
+        kernels_gate(&compiler, writes)?;
+    }
+    if counts { counts_gate(&compiler, writes) } else { Ok(()) }
 }
 
 fn kernels_gate(compiler: &str, write: bool) -> Result<()> {
@@ -43,6 +53,25 @@ fn kernels_gate(compiler: &str, write: bool) -> Result<()> {
         kernels::measure(&program, &mut found)?;
     }
     judge(KERNELS, &found, KERNELS_MARGIN, write)
+}
+
+/// Whether it is here; on a continuous-integration machine it is installed.
+pub fn valgrind() -> Result<bool> {
+    prepare::programs(&["valgrind"], &["valgrind"], "the gate of instruction counts")
+}
+
+fn counts_gate(compiler: &str, write: bool) -> Result<()> {
+    if !valgrind()? {
+        return Ok(());
+    }
+    // Memory is allocated and copied by the C library.
+    let library = process::output(&mut process::command("getconf", &["GNU_LIBC_VERSION"]));
+    let library = library.unwrap_or_else(|_| "no glibc".into());
+    let mut found = Table::new(&format!("{compiler}, {}", library.trim()));
+    for program in examples(&[counts::EXAMPLE], counts::as_tested)? {
+        counts::measure(&program, &mut found)?;
+    }
+    judge(COUNTS, &found, COUNTS_MARGIN, write)
 }
 
 /// The programs that these examples became. All of the workspace takes part, so that but for what `change` changes nothing
@@ -78,7 +107,7 @@ fn judge(file: &str, found: &Table, margin: f64, write: bool) -> Result<()> {
     }
     if !differences.losses.is_empty() {
         bail!(
-            "more instructions than in {file}, or kernels that are gone:\n  {}\nwhere that is meant: cargo xtask gates --write",
+            "more instructions than in {file}, or work that is gone:\n  {}\nwhere that is meant: cargo xtask gates --write",
             differences.losses.join("\n  ")
         );
     }

@@ -29,7 +29,8 @@ cargo xtask <command>
   aarch64          the kernels' tests on an emulated aarch64
   clients [...]    the Python clients' tests, and Schemathesis; arguments go to pytest, or after `schemas` to Schemathesis
   tidy             the quick half of it: format, crate graph, tree size, house rules
-  gates [--write]  instructions of the kernels' inner loops, against the committed table; --write renews it
+  gates [...]      instructions of the CPU kernels' inner loops (kernels) and of the code around the model (counts)
+                   against committed tables; --write renews them
   simulate [...]   the scheduler under seeded traffic and faults; --help says more
   mutants [NAME]   plants other engines' bugs in the scheduler, one at a time: the simulator must catch each
   soak [...]       the server under ten minutes of bad clients and too little memory; --seconds 3600 for an hour

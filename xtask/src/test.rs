@@ -20,6 +20,7 @@ fn fetch_ahead() {
         let _ = kernels::python();
         let _ = prepare::llama_cpp();
         let _ = clients::python();
+        let _ = gates::valgrind();
         let _ = aarch64::programs();
     }
 }
