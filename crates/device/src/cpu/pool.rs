@@ -3,14 +3,17 @@
 //! A forward pass forks some hundreds of times a token, so a fork must cost well under a microsecond: workers wait by
 //! spinning for a short while, then yield, then sleep, so that an idle process burns no core. The pool knows nothing
 //! of what it runs; splitting never changes a result, since each output element is computed whole by one thread.
+//!
+//! Whoever is there takes the parts, the caller all that are left. Then it closes the fork to workers that have not entered,
+//! whose cores another process may hold, and waits for those that have.
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -20,33 +23,55 @@ use crate::{Error, Result};
 const SPIN: Duration = Duration::from_micros(50);
 const YIELD: Duration = Duration::from_micros(200);
 
-/// What all threads of one fork run, as a borrowed closure without its lifetime.
-type Task = *const (dyn Fn(usize) + Sync);
+/// What is run with a thread's and a fork's number: a borrowed closure without its lifetime.
+type Task = *const (dyn Fn(usize, u64) + Sync);
 
-/// Keeps a counter on cache lines of its own (two, as the prefetcher fetches pairs).
+/// Keeps what it holds on cache lines of its own (two, as the prefetcher fetches pairs).
 #[repr(align(128))]
 struct Padded<T>(T);
 
+/// What callers tell workers.
+struct Board {
+    /// The current fork's number, which is odd; one more once it is closed to those who have not entered. It only grows.
+    fork: AtomicU64,
+    /// Written between a join and the next fork, by who has `busy`; read by workers inside a fork.
+    task: UnsafeCell<Option<Task>>,
+}
+
+/// No fork, but the end of the workers; odd as forks are, and larger than any.
+const STOP: u64 = u64::MAX;
+
+/// One a thread.
+struct Seat {
+    /// The fork that this thread, a worker, is inside of; one more once it has left. It alone writes it.
+    inside: AtomicU64,
+    /// The last fork of which somebody took the part that has this thread's number.
+    claimed: AtomicU64,
+}
+
+/// A worker *enters* fork `f` by writing `f` to its seat and then still reading `f` on the board. It *leaves* by writing
+/// `f + 1` to its seat, and does not try `f` again. The caller *joins* by reading all seats; if one holds neither, it
+/// *closes* the fork, writing `f + 1` to the board; then it waits until no seat holds `f`.
+///
+/// After that no worker is inside `f`, or ever will be. If all seats held `f` or `f + 1`, there was nobody else to come.
+/// Otherwise, as entering and joining are sequentially consistent, a worker that read `f` on the board did so before the
+/// close, hence wrote its seat before the caller read it again, which found it inside or gone; one that comes later, even
+/// many forks later, reads another number, and touches nothing. Seats are written with release and read with
+/// acquire, so what a worker did inside happened before the join's end. So no worker reads `task` while it is
+/// written, and none follows it to a closure that is gone.
 struct Shared {
-    /// Number of forks so far; a worker runs the task once for each increment.
-    epoch: Padded<AtomicUsize>,
-    /// Workers that have not finished the current task.
-    running: Padded<AtomicUsize>,
+    board: Padded<Board>,
+    seats: Box<[Padded<Seat>]>,
     /// Whether some handle is between a fork and its join.
     busy: AtomicBool,
-    /// Written by the caller while `running` is zero, read by workers after they see `epoch` move.
-    task: UnsafeCell<Option<Task>>,
-    stop: AtomicBool,
-    /// Workers asleep or about to sleep on `wake`.
+    /// Workers gone to sleep on `wake` since it was last notified.
     sleepers: AtomicUsize,
     lock: Mutex<()>,
     wake: Condvar,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-// SAFETY: `task` is the only field that is not Sync by itself; the epoch/running protocol orders its one writer and
-// its readers: written while no worker runs, published by the release store of `epoch`, not read after `running`
-// falls to zero.
+// SAFETY: `task` is the only field that is not Sync by itself; as said above, its readers keep apart from its writers.
 unsafe impl Sync for Shared {}
 // SAFETY: the raw pointer in `task` is only followed inside a fork, while the closure it points to is borrowed.
 unsafe impl Send for Shared {}
@@ -66,12 +91,11 @@ struct Workers {
 impl Pool {
     /// A pool of `threads` threads, the caller's own counted; at least one.
     pub fn new(threads: usize) -> Result<Self> {
+        let seat = || Padded(Seat { inside: AtomicU64::new(0), claimed: AtomicU64::new(0) });
         let shared = Arc::new(Shared {
-            epoch: Padded(AtomicUsize::new(0)),
-            running: Padded(AtomicUsize::new(0)),
+            board: Padded(Board { fork: AtomicU64::new(0), task: UnsafeCell::new(None) }),
+            seats: (0..threads.max(1)).map(|_| seat()).collect(),
             busy: AtomicBool::new(false),
-            task: UnsafeCell::new(None),
-            stop: AtomicBool::new(false),
             sleepers: AtomicUsize::new(0),
             lock: Mutex::new(()),
             wake: Condvar::new(),
@@ -83,7 +107,7 @@ impl Pool {
             let shared = Arc::clone(&workers.shared);
             let worker = std::thread::Builder::new()
                 .name(format!("folio-cpu-{thread}"))
-                .spawn(move || work(&shared, thread))
+                .spawn(move || shared.work(thread))
                 .map_err(|source| Error::Host { what: "a compute thread", source })?;
             workers.threads.push(worker);
         }
@@ -100,23 +124,30 @@ impl Pool {
         self.workers.threads.len() + 1
     }
 
-    /// Calls `task(thread, num_threads)` once on every thread and returns when all have returned. A panic in any of
-    /// them is raised here, after the others are done.
+    /// Calls `task(part, num_threads)` once for each of as many parts as threads and returns when all have returned.
+    /// Thread `i` runs part `i`, so that it finds in its cache what it left there in the last fork, unless it comes so late
+    /// that another is done already. A panic in any of them is raised here, after all who have begun are done.
     pub fn run(&self, task: impl Fn(usize, usize) + Sync) {
         let num_threads = self.num_threads();
         if num_threads == 1 {
             return task(0, 1);
         }
-        let task = |thread: usize| task(thread, num_threads);
-        self.fork(&task);
-        let own = catch_unwind(AssertUnwindSafe(|| task(0)));
-        self.join();
-        let shared = &self.workers.shared;
-        let theirs = shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
-        shared.busy.store(false, Ordering::Release);
-        if let Some(payload) = own.err().or(theirs) {
-            resume_unwind(payload);
-        }
+        let seats = &self.workers.shared.seats;
+        self.share(&|thread, fork| {
+            // Relaxed, as only the order of claims to one part matters: entering and leaving bring the data across.
+            let claim = |part: usize| {
+                let claimed = &seats[part].0.claimed;
+                claimed.load(Ordering::Relaxed) != fork && claimed.swap(fork, Ordering::Relaxed) != fork
+            };
+            for part in thread..num_threads {
+                if claim(part) {
+                    task(part, num_threads);
+                } else if thread != 0 {
+                    // To look at all seats is for the caller.
+                    return;
+                }
+            }
+        });
     }
 
     /// Splits `0..tasks` into runs of at most `chunk` that threads take as they become free, shorter ones towards the
@@ -127,11 +158,12 @@ impl Pool {
         if tasks == 0 {
             return;
         }
-        if self.num_threads() == 1 || tasks <= chunk {
+        let num_threads = self.num_threads();
+        if num_threads == 1 || tasks <= chunk {
             return body(0..tasks);
         }
         let next = Padded(AtomicUsize::new(0));
-        self.run(|_, num_threads| {
+        self.share(&|_, _| {
             loop {
                 let run = |start: usize| ((tasks - start) / (2 * num_threads)).clamp(1, chunk);
                 let take = |start: usize| (start < tasks).then(|| start + run(start));
@@ -150,46 +182,73 @@ impl Pool {
         if self.num_threads() == 1 || tasks < 2 * min.max(1) {
             return body(0..tasks);
         }
-        self.run(|thread, num_threads| {
-            let range = even_split(tasks, num_threads, thread);
+        self.run(|part, num_parts| {
+            let range = even_split(tasks, num_parts, part);
             if !range.is_empty() {
                 body(range);
             }
         });
     }
 
-    fn fork(&self, task: &(dyn Fn(usize) + Sync)) {
+    /// Calls `task` here, and on every worker that comes before that has returned; so it must leave nothing undone that
+    /// others have not begun.
+    fn share(&self, task: &(dyn Fn(usize, u64) + Sync)) {
+        let shared = &*self.workers.shared;
+        let fork = self.fork(task);
+        let own = catch_unwind(AssertUnwindSafe(|| task(0, fork)));
+        self.join(fork);
+        let theirs = shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+        shared.busy.store(false, Ordering::Release);
+        if let Some(payload) = own.err().or(theirs) {
+            resume_unwind(payload);
+        }
+    }
+
+    /// Lets workers in; the fork's number.
+    fn fork(&self, task: &(dyn Fn(usize, u64) + Sync)) -> u64 {
         let shared = &*self.workers.shared;
         // Another pool of these threads may be at work, on another thread.
         while shared.busy.swap(true, Ordering::Acquire) {
             std::thread::yield_now();
         }
-        // SAFETY: only the lifetime changes. `run` does not return before `join` has seen every worker finish, so no
-        // worker follows the pointer after the closure is gone.
-        let task = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), Task>(task) };
-        // SAFETY: `running` is zero between forks, so no worker reads `task` now, and `busy` is ours, so no other caller
+        let board = &shared.board.0;
+        // SAFETY: only the lifetime changes. `share` returns after `join`, when no worker follows the pointer any more.
+        let task = unsafe { std::mem::transmute::<&(dyn Fn(usize, u64) + Sync), Task>(task) };
+        // SAFETY: the last fork has been joined, so no worker reads `task` now, and `busy` is ours, so no other caller
         // writes it.
-        unsafe { *shared.task.get() = Some(task) };
-        shared.running.0.store(self.workers.threads.len(), Ordering::Relaxed);
-        // Sequentially consistent with a worker's `sleepers` increment and its last look at `epoch`: either it sees
-        // the new epoch or we see it asleep.
-        shared.epoch.0.fetch_add(1, Ordering::SeqCst);
+        unsafe { *board.task.get() = Some(task) };
+        // The last one is odd if everybody came to it, else even.
+        let fork = (board.fork.load(Ordering::Relaxed) + 1) | 1;
+        // Sequentially consistent with a worker's `sleepers` increment and its last look at the board: either it sees
+        // the new fork or we see it asleep.
+        board.fork.store(fork, Ordering::SeqCst);
         if shared.sleepers.load(Ordering::SeqCst) > 0 {
-            let _guard = shared.lock.lock().unwrap_or_else(PoisonError::into_inner);
+            let _guard = shared.lock();
+            // They may not get a core soon; the forks until then need not wake them again.
+            shared.sleepers.store(0, Ordering::Relaxed);
             shared.wake.notify_all();
         }
+        fork
     }
 
-    fn join(&self) {
-        let running = &self.workers.shared.running.0;
+    /// Returns when no worker is inside the fork, and none can enter it any more.
+    fn join(&self, fork: u64) {
+        let shared = &*self.workers.shared;
+        let workers = || shared.seats[1..].iter().map(|seat| &seat.0.inside);
+        // Where all have come, the board stays in the caches of those who watch it for the next fork.
+        if workers().any(|inside| !(fork..=fork + 1).contains(&inside.load(Ordering::SeqCst))) {
+            shared.board.0.fork.store(fork + 1, Ordering::SeqCst);
+        }
         let mut spins = 0u32;
-        while running.load(Ordering::Acquire) != 0 {
-            spins += 1;
-            // Workers are computing; yield only when one may have lost its core to another process.
-            if spins < 20_000 {
-                std::hint::spin_loop();
-            } else {
-                std::thread::yield_now();
+        for inside in workers() {
+            while inside.load(Ordering::SeqCst) == fork {
+                spins += 1;
+                // It is computing; yield only when it may have lost its core to another process, or wait for ours.
+                if spins < 20_000 {
+                    std::hint::spin_loop();
+                } else {
+                    std::thread::yield_now();
+                }
             }
         }
     }
@@ -197,10 +256,9 @@ impl Pool {
 
 impl Drop for Workers {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.epoch.0.fetch_add(1, Ordering::SeqCst);
+        self.shared.board.0.fork.store(STOP, Ordering::SeqCst);
         {
-            let _guard = self.shared.lock.lock().unwrap_or_else(PoisonError::into_inner);
+            let _guard = self.shared.lock();
             self.shared.wake.notify_all();
         }
         for worker in self.threads.drain(..) {
@@ -210,51 +268,71 @@ impl Drop for Workers {
     }
 }
 
-/// A worker's life: wait for the next fork, run it, say so.
-fn work(shared: &Shared, thread: usize) {
-    let mut seen = 0;
-    loop {
-        wait_for_change(shared, seen);
-        seen += 1;
-        if shared.stop.load(Ordering::SeqCst) {
-            return;
-        }
-        // SAFETY: the epoch moved (acquire), so the caller's write of `task` is visible, and it will not be written
-        // again before this worker decrements `running`.
-        let task = unsafe { (*shared.task.get()).expect("a fork has a task") };
-        // SAFETY: the caller waits in `join` until `running` is zero, so the closure is alive.
-        let task = unsafe { &*task };
-        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| task(thread))) {
-            *shared.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(payload);
-        }
-        shared.running.0.fetch_sub(1, Ordering::Release);
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        self.lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-fn wait_for_change(shared: &Shared, seen: usize) {
-    let changed = || shared.epoch.0.load(Ordering::Acquire) != seen;
-    let start = Instant::now();
-    loop {
-        for _ in 0..64 {
-            if changed() {
+    /// A worker's life: wait for the next fork, enter it, run its task, leave.
+    fn work(&self, thread: usize) {
+        let mut last = 0;
+        loop {
+            let fork = self.wait_for_fork(last);
+            if fork == STOP {
                 return;
             }
-            std::hint::spin_loop();
-        }
-        let waited = start.elapsed();
-        if waited > SPIN + YIELD {
-            break;
-        }
-        if waited > SPIN {
-            std::thread::yield_now();
+            if self.enter(thread, fork) {
+                // SAFETY: inside a fork `task` is not written, and what was written before the fork is visible.
+                let task = unsafe { (*self.board.0.task.get()).expect("a fork has a task") };
+                // SAFETY: the caller does not return from `join` while this worker is inside, so the closure is alive.
+                let task = unsafe { &*task };
+                if let Err(payload) = catch_unwind(AssertUnwindSafe(|| task(thread, fork))) {
+                    *self.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(payload);
+                }
+            }
+            self.seats[thread].0.inside.store(fork + 1, Ordering::Release);
+            last = fork;
         }
     }
-    let mut guard = shared.lock.lock().unwrap_or_else(PoisonError::into_inner);
-    shared.sleepers.fetch_add(1, Ordering::SeqCst);
-    while shared.epoch.0.load(Ordering::SeqCst) == seen {
-        guard = shared.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
+
+    /// Whether the worker came in time. It has to leave in any case.
+    fn enter(&self, thread: usize, fork: u64) -> bool {
+        self.seats[thread].0.inside.store(fork, Ordering::SeqCst);
+        self.board.0.fork.load(Ordering::SeqCst) == fork
     }
-    shared.sleepers.fetch_sub(1, Ordering::SeqCst);
+
+    /// The next fork that is open, after `last`, or `STOP`.
+    fn wait_for_fork(&self, last: u64) -> u64 {
+        let look = |order: Ordering| {
+            let fork = self.board.0.fork.load(order);
+            (fork % 2 == 1 && fork != last).then_some(fork)
+        };
+        loop {
+            let start = Instant::now();
+            loop {
+                for _ in 0..64 {
+                    if let Some(fork) = look(Ordering::Relaxed) {
+                        return fork;
+                    }
+                    std::hint::spin_loop();
+                }
+                let waited = start.elapsed();
+                if waited > SPIN + YIELD {
+                    break;
+                }
+                if waited > SPIN {
+                    std::thread::yield_now();
+                }
+            }
+            let guard = self.lock();
+            self.sleepers.fetch_add(1, Ordering::SeqCst);
+            if let Some(fork) = look(Ordering::SeqCst) {
+                return fork;
+            }
+            // The fork that woke it may be over by now, but more will follow.
+            drop(self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner));
+        }
+    }
 }
 
 /// Part `index` of `parts` nearly equal runs of `0..total`.
@@ -297,117 +375,4 @@ impl<'a, T> Disjoint<'a, T> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_task_runs_exactly_once() {
-        for threads in [1, 2, 3, 5] {
-            let pool = Pool::new(threads).unwrap();
-            for tasks in [0, 1, 2, 3, 17, 100] {
-                for chunk in [1, 2, 7, 1000] {
-                    let counts: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
-                    let count = |range: Range<usize>| {
-                        for task in range {
-                            counts[task].fetch_add(1, Ordering::Relaxed);
-                        }
-                    };
-                    pool.for_each_chunk(tasks, chunk, count);
-                    pool.for_each_static(tasks, chunk, count);
-                    assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 2));
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn every_thread_takes_part_also_after_sleep() {
-        let pool = Pool::new(3).unwrap();
-        for round in 0..50 {
-            if round % 10 == 9 {
-                // Long enough for the workers to fall asleep; nothing depends on whether they do.
-                std::thread::sleep(SPIN + YIELD * 4);
-            }
-            let seen: Vec<AtomicBool> = (0..3).map(|_| AtomicBool::new(false)).collect();
-            pool.run(|thread, num_threads| {
-                assert_eq!(num_threads, 3);
-                assert!(!seen[thread].swap(true, Ordering::Relaxed));
-            });
-            assert!(seen.iter().all(|seen| seen.load(Ordering::Relaxed)));
-        }
-    }
-
-    #[test]
-    fn pools_of_the_same_threads_take_turns() {
-        let first = Pool::new(3).unwrap();
-        let second = first.beside();
-        let (counts, inside) = ([AtomicUsize::new(0), AtomicUsize::new(0)], AtomicUsize::new(0));
-        std::thread::scope(|scope| {
-            for (number, pool) in [first, second].into_iter().enumerate() {
-                let (counts, inside) = (&counts, &inside);
-                scope.spawn(move || {
-                    for _ in 0..200 {
-                        pool.run(|_, num_threads| {
-                            // All who are inside belong to one of the two.
-                            let who = if number == 0 { 1 } else { 1 << 16 };
-                            let before = inside.fetch_add(who, Ordering::SeqCst);
-                            assert!(if number == 0 { before >> 16 == 0 } else { before & 0xffff == 0 });
-                            counts[number].fetch_add(1, Ordering::Relaxed);
-                            inside.fetch_sub(who, Ordering::SeqCst);
-                            assert_eq!(num_threads, 3);
-                        });
-                    }
-                });
-            }
-        });
-        assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 600));
-    }
-
-    #[test]
-    fn a_panic_reaches_the_caller_and_the_pool_survives() {
-        let pool = Pool::new(2).unwrap();
-        for culprit in [0, 1] {
-            let result = catch_unwind(AssertUnwindSafe(|| {
-                pool.run(|thread, _| assert_ne!(thread, culprit, "planted"));
-            }));
-            let payload = result.unwrap_err();
-            assert!(payload.downcast_ref::<String>().unwrap().contains("planted"));
-            let count = AtomicUsize::new(0);
-            pool.run(|_, _| {
-                count.fetch_add(1, Ordering::Relaxed);
-            });
-            assert_eq!(count.load(Ordering::Relaxed), 2);
-        }
-    }
-
-    #[test]
-    fn even_split_covers_everything_once() {
-        for total in 0..20 {
-            for parts in 1..6 {
-                let all: Vec<usize> = (0..parts).flat_map(|part| even_split(total, parts, part)).collect();
-                assert_eq!(all, (0..total).collect::<Vec<_>>());
-            }
-        }
-    }
-
-    #[cfg(target_os = "linux")]
-    #[test]
-    fn an_idle_pool_uses_no_processor_time() {
-        let cpu_time = || {
-            let mut usage = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-            // SAFETY: the clock id is valid and the pointer is to a live timespec.
-            unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut usage) };
-            Duration::new(usage.tv_sec as u64, usage.tv_nsec as u32)
-        };
-        let pool = Pool::new(2).unwrap();
-        let times: Vec<Mutex<Duration>> = (0..2).map(|_| Mutex::new(Duration::ZERO)).collect();
-        let sample = || {
-            pool.run(|thread, _| *times[thread].lock().unwrap() = cpu_time());
-            *times[1].lock().unwrap()
-        };
-        let before = sample();
-        std::thread::sleep(Duration::from_millis(200));
-        let used = sample() - before;
-        assert!(used < Duration::from_millis(50), "an idle worker used {used:?} of 200 ms");
-    }
-}
+mod tests;

@@ -1,0 +1,199 @@
+use std::sync::Barrier;
+
+use super::*;
+
+#[test]
+fn every_task_runs_exactly_once() {
+    for threads in [1, 2, 3, 5] {
+        let pool = Pool::new(threads).unwrap();
+        for tasks in [0, 1, 2, 3, 17, 100] {
+            for chunk in [1, 2, 7, 1000] {
+                let counts: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
+                let count = |range: Range<usize>| {
+                    for task in range {
+                        counts[task].fetch_add(1, Ordering::Relaxed);
+                    }
+                };
+                pool.for_each_chunk(tasks, chunk, count);
+                pool.for_each_static(tasks, chunk, count);
+                assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 2));
+            }
+        }
+    }
+}
+
+/// Runs each part on the thread of its number: none of them ends before all have begun.
+fn run_on_all(pool: &Pool, task: impl Fn(usize) + Sync) {
+    let all = Barrier::new(pool.num_threads());
+    pool.run(|part, _| {
+        all.wait();
+        task(part);
+    });
+}
+
+#[test]
+fn threads_prefer_the_part_of_their_number_also_after_sleep() {
+    let pool = Pool::new(3).unwrap();
+    for round in 0..50 {
+        if round % 10 == 9 {
+            // Long enough for the workers to fall asleep; nothing depends on whether they do.
+            std::thread::sleep(SPIN + YIELD * 4);
+        }
+        run_on_all(&pool, |part| {
+            let thread = std::thread::current();
+            assert!(part == 0 || thread.name() == Some(&format!("folio-cpu-{part}")), "part {part} on {thread:?}");
+        });
+    }
+}
+
+/// A pool whose workers sleep and will not be woken by a fork: to its caller the same as workers that get no core.
+fn stranded(threads: usize) -> Pool {
+    let pool = Pool::new(threads).unwrap();
+    let shared = &pool.workers.shared;
+    while shared.sleepers.load(Ordering::Relaxed) < threads - 1 {
+        std::thread::yield_now();
+    }
+    drop(shared.lock());
+    shared.sleepers.store(0, Ordering::Relaxed);
+    pool
+}
+
+#[test]
+fn workers_that_do_not_come_hold_nobody_up() {
+    let pool = stranded(3);
+    let count = AtomicUsize::new(0);
+    let body = |range: Range<usize>| _ = count.fetch_add(range.len(), Ordering::Relaxed);
+    for _ in 0..20 {
+        pool.for_each_chunk(10, 1, body);
+        pool.for_each_static(10, 1, body);
+    }
+    assert_eq!(count.load(Ordering::Relaxed), 400);
+    // They find their way back, many forks later.
+    pool.workers.shared.sleepers.store(1, Ordering::Relaxed);
+    run_on_all(&pool, |_| ());
+}
+
+#[test]
+fn a_fork_is_closed_to_the_late_once_it_is_joined() {
+    let pool = stranded(2);
+    let shared = &pool.workers.shared;
+    // Worker 1 sleeps, and its part is played here.
+    let leave = |fork: u64| shared.seats[1].0.inside.store(fork + 1, Ordering::Release);
+    let mut over = Vec::new();
+    for comes in [true, false, false, true] {
+        let fork = pool.fork(&|_, _| ());
+        if comes {
+            assert!(shared.enter(1, fork));
+            leave(fork);
+        } else {
+            // One that has left knows not to come again; this one does not.
+            over.push(fork);
+        }
+        pool.join(fork);
+        shared.busy.store(false, Ordering::Release);
+        for late in &over {
+            assert!(!shared.enter(1, *late));
+            leave(*late);
+        }
+    }
+}
+
+#[test]
+fn a_panic_reaches_the_caller_after_all_who_have_begun_and_the_pool_survives() {
+    let pool = Pool::new(3).unwrap();
+    for culprit in 0..4 {
+        let done = AtomicUsize::new(0);
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            run_on_all(&pool, |part| {
+                assert_ne!(part, culprit, "planted");
+                std::thread::sleep(Duration::from_millis(2 * part as u64));
+                done.fetch_add(1, Ordering::Relaxed);
+            });
+        }));
+        assert_eq!(result.is_err(), culprit < 3);
+        assert_eq!(done.load(Ordering::Relaxed), if culprit < 3 { 2 } else { 3 });
+    }
+}
+
+/// Gives way, or sleeps, at places that differ from fork to fork.
+fn dawdle(seed: usize) {
+    let mixed = (seed as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    if mixed.is_multiple_of(400) {
+        std::thread::sleep(SPIN + YIELD * 2);
+    } else if mixed.is_multiple_of(5) {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn pools_of_the_same_threads_take_turns_and_nobody_touches_a_fork_that_is_over() {
+    const PARTS: usize = 6;
+    let inside = AtomicUsize::new(0);
+    for threads in [2, 4] {
+        let pool = Pool::new(threads).unwrap();
+        std::thread::scope(|scope| {
+            for caller in 0..3 {
+                let (pool, inside) = (pool.beside(), &inside);
+                scope.spawn(move || {
+                    // Outlives all forks, so that a late look at it is a failed assertion and nothing worse.
+                    let current = AtomicUsize::new(0);
+                    let counts = [const { AtomicUsize::new(0) }; PARTS];
+                    for number in 1..=150 {
+                        current.store(number, Ordering::Relaxed);
+                        let visit = |seed: usize| {
+                            let own = 1 << (16 * caller);
+                            let others = inside.fetch_add(own, Ordering::SeqCst) & !(own * 0xffff);
+                            assert_eq!((current.load(Ordering::Relaxed), others), (number, 0));
+                            dawdle(number * 100 + seed * 10 + caller);
+                            inside.fetch_sub(own, Ordering::SeqCst);
+                            assert_eq!(current.load(Ordering::Relaxed), number);
+                        };
+                        let body = |range: Range<usize>| {
+                            visit(range.start);
+                            for part in range {
+                                counts[part].fetch_add(1, Ordering::Relaxed);
+                            }
+                        };
+                        pool.for_each_static(PARTS, 1, body);
+                        pool.for_each_chunk(PARTS, 1, body);
+                        pool.share(&|thread, _| visit(thread));
+                        current.store(0, Ordering::Relaxed);
+                        assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 2 * number), "{counts:?}");
+                        dawdle(number * 10 + caller);
+                    }
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn even_split_covers_everything_once() {
+    for total in 0..20 {
+        for parts in 1..6 {
+            let all: Vec<usize> = (0..parts).flat_map(|part| even_split(total, parts, part)).collect();
+            assert_eq!(all, (0..total).collect::<Vec<_>>());
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn an_idle_pool_uses_no_processor_time() {
+    let cpu_time = || {
+        let mut usage = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the clock id is valid and the pointer is to a live timespec.
+        unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut usage) };
+        Duration::new(usage.tv_sec as u64, usage.tv_nsec as u32)
+    };
+    let pool = Pool::new(2).unwrap();
+    let times: Vec<Mutex<Duration>> = (0..2).map(|_| Mutex::new(Duration::ZERO)).collect();
+    let sample = || {
+        run_on_all(&pool, |part| *times[part].lock().unwrap() = cpu_time());
+        *times[1].lock().unwrap()
+    };
+    let before = sample();
+    std::thread::sleep(Duration::from_millis(200));
+    let used = sample() - before;
+    assert!(used < Duration::from_millis(50), "an idle worker used {used:?} of 200 ms");
+}
