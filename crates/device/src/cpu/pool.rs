@@ -59,6 +59,9 @@ struct Seat {
 /// many forks later, reads another number, and touches nothing. Seats are written with release and read with
 /// acquire, so what a worker did inside happened before the join's end. So no worker reads `task` while it is
 /// written, and none follows it to a closure that is gone.
+///
+/// What is written before another's word is read is swapped, not stored: emulators of aarch64 on x86-64 let a store and the
+/// load behind it change places, sequentially consistent or not.
 struct Shared {
     board: Padded<Board>,
     seats: Box<[Padded<Seat>]>,
@@ -221,7 +224,7 @@ impl Pool {
         let fork = (board.fork.load(Ordering::Relaxed) + 1) | 1;
         // Sequentially consistent with a worker's `sleepers` increment and its last look at the board: either it sees
         // the new fork or we see it asleep.
-        board.fork.store(fork, Ordering::SeqCst);
+        board.fork.swap(fork, Ordering::SeqCst);
         if shared.sleepers.load(Ordering::SeqCst) > 0 {
             let _guard = shared.lock();
             // They may not get a core soon; the forks until then need not wake them again.
@@ -237,7 +240,7 @@ impl Pool {
         let workers = || shared.seats[1..].iter().map(|seat| &seat.0.inside);
         // Where all have come, the board stays in the caches of those who watch it for the next fork.
         if workers().any(|inside| !(fork..=fork + 1).contains(&inside.load(Ordering::SeqCst))) {
-            shared.board.0.fork.store(fork + 1, Ordering::SeqCst);
+            shared.board.0.fork.swap(fork + 1, Ordering::SeqCst);
         }
         let mut spins = 0u32;
         for inside in workers() {
@@ -297,7 +300,7 @@ impl Shared {
 
     /// Whether the worker came in time. It has to leave in any case.
     fn enter(&self, thread: usize, fork: u64) -> bool {
-        self.seats[thread].0.inside.store(fork, Ordering::SeqCst);
+        self.seats[thread].0.inside.swap(fork, Ordering::SeqCst);
         self.board.0.fork.load(Ordering::SeqCst) == fork
     }
 
