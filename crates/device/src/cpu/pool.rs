@@ -60,8 +60,8 @@ struct Seat {
 /// acquire, so what a worker did inside happened before the join's end. So no worker reads `task` while it is
 /// written, and none follows it to a closure that is gone.
 ///
-/// What is written before another's word is read is swapped, not stored: emulators of aarch64 on x86-64 let a store and the
-/// load behind it change places, sequentially consistent or not.
+/// What is written before another's word is read is swapped, not stored: with stores the tests failed where aarch64 is
+/// emulated on x86-64, as if a store and the load behind it had changed places, sequentially consistent or not.
 struct Shared {
     board: Padded<Board>,
     seats: Box<[Padded<Seat>]>,
