@@ -157,6 +157,12 @@ impl Pool {
     /// end, so that all finish at about the same time. For work whose parts may take different times, or on a machine
     /// that is busy with other things.
     pub fn for_each_chunk(&self, tasks: usize, chunk: usize, body: impl Fn(Range<usize>) + Sync) {
+        self.for_each_run(tasks, chunk, 1, body);
+    }
+
+    /// The same in runs of whole grains, for tasks that are faster together; but for the last ones, of which every thread
+    /// is to have some.
+    pub fn for_each_run(&self, tasks: usize, chunk: usize, grain: usize, body: impl Fn(Range<usize>) + Sync) {
         let chunk = chunk.max(1);
         if tasks == 0 {
             return;
@@ -168,7 +174,12 @@ impl Pool {
         let next = Padded(AtomicUsize::new(0));
         self.share(&|_, _| {
             loop {
-                let run = |start: usize| ((tasks - start) / (2 * num_threads)).clamp(1, chunk);
+                let run = |start: usize| {
+                    let left = tasks - start;
+                    let run = (left / (2 * num_threads)).clamp(1, chunk);
+                    // Still no more than are left: a run is a quarter of them at most, and a grain the half.
+                    if left >= num_threads * grain { run.next_multiple_of(grain) } else { run }
+                };
                 let take = |start: usize| (start < tasks).then(|| start + run(start));
                 let Ok(start) = next.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) else { return };
                 body(start..start + run(start));

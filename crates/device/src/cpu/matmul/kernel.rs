@@ -22,6 +22,7 @@ pub struct Kernel {
     activations: Activations,
     packing: Packing,
     max_rows: usize,
+    row_panels: usize,
     tile: unsafe fn(&Tile),
     table: [u8; 16],
 }
@@ -54,7 +55,7 @@ impl Kernel {
             (_, Isa::Avx512) => (tiles[2], Activations::Bf16Pairs),
             _ => (tiles[2], Activations::RoundedF32),
         };
-        Self { activations, packing, max_rows, tile, table: [0; 16] }
+        Self { activations, packing, max_rows, row_panels: row_panels(isa), tile, table: [0; 16] }
     }
 
     fn coded(isa: Isa, coding: Coding) -> Self {
@@ -92,7 +93,8 @@ impl Kernel {
         let Coding { group, affine, activations: scale, .. } = coding;
         let signs = signs(isa, &coding.levels);
         let activations = Activations::Int8(Rounding { group, scale, offset, signs, affine });
-        Self { activations, packing: Packing::Coded(coding), max_rows, tile, table }
+        let packing = Packing::Coded(coding);
+        Self { activations, packing, max_rows, row_panels: row_panels(isa), tile, table }
     }
 
     pub fn activations(&self) -> Activations {
@@ -105,6 +107,11 @@ impl Kernel {
 
     pub fn max_rows(&self) -> usize {
         self.max_rows
+    }
+
+    /// How many panels a tile of `rows` rows may be of.
+    pub fn panels(&self, rows: usize) -> usize {
+        if rows == 1 { self.row_panels } else { 1 }
     }
 
     /// Levels for [`Tile::table`].
@@ -127,6 +134,12 @@ impl Kernel {
         // SAFETY: the caller's promise.
         unsafe { (self.tile)(tile) }
     }
+}
+
+/// Panels of which one row is multiplied at once: AVX2's registers are enough for two, and too few to have as much of one
+/// under way as memory gives.
+fn row_panels(isa: Isa) -> usize {
+    if isa == Isa::Avx2 { 2 } else { 1 }
 }
 
 /// Whether a code's level is the code, plus what the first one's is.

@@ -143,7 +143,9 @@ pub(crate) fn multiply<'a>(
     let out = Output { values: Disjoint::new(out), stride };
     let bytes = (0..num_products).map(|index| product(index).main.part.panel_bytes()).max().unwrap_or(0);
     let chunk = (CHUNK_BYTES / bytes.max(1)).min(total / (2 * ctx.pool.num_threads())).max(1);
-    ctx.pool.for_each_chunk(total, chunk, |range| {
+    let main = |index: usize| product(index).main;
+    let grain = (0..num_products).map(|index| main(index).part.kernel().panels(main(index).tiles.rows)).max();
+    ctx.pool.for_each_run(total, chunk, grain.unwrap_or(1), |range| {
         let mut first = 0;
         for index in 0..num_products {
             let product = product(index);
@@ -257,6 +259,8 @@ unsafe fn multiply_block(operand: &Operand<'_>, block: &Block<'_>, out: &Output<
             rows: rows.len(),
             activations: activations.as_ptr(),
             panel: source.as_ptr(),
+            panel_bytes: source.len(),
+            panels: 1,
             steps: end - start,
             out: std::ptr::null_mut(),
             stride: out.stride,
@@ -275,10 +279,13 @@ unsafe fn multiply_block(operand: &Operand<'_>, block: &Block<'_>, out: &Output<
             unsafe {
                 let _ = out.values.part(last..last + columns);
                 tile.out = out.values.as_ptr().add(rows.start * out.stride + column);
-                for _ in block.panels.clone() {
+                // More than one only of a stream, whose blocks are whole panels.
+                let mut left = block.panels.len();
+                while left > 0 {
+                    tile.panels = kernel.panels(tile.rows).min(left);
                     kernel.run(&tile);
-                    // The next panel of a stream; a block of several is never one.
-                    tile = tile.next_panel(source.len());
+                    left -= tile.panels;
+                    tile = tile.next();
                 }
             }
         } else {
@@ -317,7 +324,8 @@ unsafe fn multiply_edge(kernel: &Kernel, mut tile: Tile, rows: Range<usize>, blo
 }
 
 /// What tile `index` fetches while it works on `source`: a single tile what lies a little ahead of it; of several, the
-/// first few the next block between them, which follows in memory whether or not the panel ends here.
+/// first few the next block between them, which follows in memory whether or not the panel ends here. AVX2 decides by itself
+/// what one row fetches.
 fn prefetch(source: &[u8], packing: &Packing, tiles: &RowTiles, index: usize) -> Prefetch {
     let lines = packing.step_bytes() / 64;
     let at = source.as_ptr();

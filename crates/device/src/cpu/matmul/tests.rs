@@ -102,7 +102,8 @@ fn a_row_has_the_same_bits_alone_and_among_others() {
             }
             let mut last = Tensor::new(1, inputs).unwrap();
             last.row_mut(0).copy_from_slice(x.row(44));
-            assert!(product(isa, 3, &last, &matrix, None, 1) == all[44 * outputs..], "{isa:?} {format:?} alone");
+            // By one thread, which has neighbouring panels.
+            assert!(product(isa, 1, &last, &matrix, None, 1) == all[44 * outputs..], "{isa:?} {format:?} alone");
         }
     }
 }

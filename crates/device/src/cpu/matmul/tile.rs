@@ -18,16 +18,20 @@ pub struct Tile {
     pub activations: *const u32,
     /// `[steps][32 lanes]`, see `weight.rs`.
     pub panel: *const u8,
+    /// From one panel to the next.
+    pub panel_bytes: usize,
+    /// How many to compute: one, or two of one row where the kernel [takes them](super::Kernel::panels).
+    pub panels: usize,
     pub steps: usize,
-    /// `[rows][stride]`, of which 32 columns are written.
+    /// `[rows][stride]`, of which 32 columns a panel are written.
     pub out: *mut f32,
     pub stride: usize,
     /// Whether `out` holds the sums of earlier steps.
     pub resume: bool,
-    /// 32 values added at the end, or null.
+    /// 32 values a panel added at the end, or null.
     pub bias: *const f32,
     pub prefetch: Prefetch,
-    /// The rest is for [`super::integer`] alone. 32 values that multiply the sums before the bias, or null.
+    /// The rest is for [`super::integer`] alone. 32 values a panel that multiply the sums before the bias, or null.
     pub factors: *const f32,
     /// Inner values in a step.
     pub group: usize,
@@ -38,14 +42,15 @@ pub struct Tile {
 }
 
 impl Tile {
-    /// The same rows over the panel that follows this one, of `bytes` bytes.
+    /// The same rows over the panels behind these.
     #[inline(always)]
-    pub fn next_panel(self, bytes: usize) -> Self {
-        let further = |values: *const f32| if values.is_null() { values } else { values.wrapping_add(LANES) };
+    pub fn next(self) -> Self {
+        let (lanes, bytes) = (self.panels * LANES, self.panels * self.panel_bytes);
+        let further = |values: *const f32| if values.is_null() { values } else { values.wrapping_add(lanes) };
         Self {
             panel: self.panel.wrapping_add(bytes),
             prefetch: Prefetch { at: self.prefetch.at.wrapping_add(bytes), ..self.prefetch },
-            out: self.out.wrapping_add(LANES),
+            out: self.out.wrapping_add(lanes),
             bias: further(self.bias),
             factors: further(self.factors),
             ..self
@@ -176,25 +181,43 @@ pub unsafe fn tile<V: Lanes, S: Source, const R: usize, const N: usize>(tile: &T
     let mut column = 0;
     while column < LANES {
         // SAFETY: column + N * WIDTH <= 32 (checked below at compile time by divisibility), the rest is the caller's.
-        unsafe { part::<V, S, R, N>(tile, column) };
+        unsafe { part::<V, S, R, N, 1>(tile, column) };
         column += N * V::WIDTH;
     }
 }
 
+/// One row by the outputs of `P` panels, in steps of each in turn: of what a core reads from several places, it has more
+/// under way. Fetches what lies `ahead` bytes further on. The sums are those of [`tile`].
+///
+/// # Safety
+/// As for [`tile`], with `P` panels.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub unsafe fn row<V: Lanes, S: Source, const N: usize, const P: usize>(tile: &Tile, ahead: usize) {
+    const { assert!(N * V::WIDTH == LANES) };
+    let prefetch = Prefetch::near(tile.panel.wrapping_add(ahead), LANES * S::LANE_BYTES / 64);
+    // SAFETY: the caller's promise.
+    unsafe { part::<V, S, 1, N, P>(&Tile { prefetch, ..*tile }, 0) }
+}
+
+/// Of `P` panels at once.
+///
 /// # Safety
 /// As [`tile`]; `column + N * WIDTH <= 32`.
 #[inline(always)]
-unsafe fn part<V: Lanes, S: Source, const R: usize, const N: usize>(tile: &Tile, column: usize) {
+unsafe fn part<V: Lanes, S: Source, const R: usize, const N: usize, const P: usize>(tile: &Tile, column: usize) {
     const { assert!(LANES.is_multiple_of(N * V::WIDTH)) };
-    // SAFETY: `panel` holds `steps` steps of LANES * LANE_BYTES bytes, `activations` R * VALUES values a step, and
-    // `out` R rows of `stride` with 32 columns; all offsets below stay inside those. Prefetching may go anywhere.
+    // SAFETY: each `panel` holds `steps` steps of LANES * LANE_BYTES bytes, `activations` R * VALUES values a step, and
+    // `out` R rows of `stride` with 32 columns a panel; all offsets below stay inside those. Prefetching may go anywhere.
     unsafe {
         let out = tile.out.add(column);
-        let mut sums = [[V::zero(); N]; R];
+        let mut sums = [[[V::zero(); N]; R]; P];
         if tile.resume {
-            for r in 0..R {
-                for n in 0..N {
-                    sums[r][n] = V::load(out.add(r * tile.stride + n * V::WIDTH));
+            for p in 0..P {
+                for r in 0..R {
+                    for n in 0..N {
+                        sums[p][r][n] = V::load(out.add(r * tile.stride + p * LANES + n * V::WIDTH));
+                    }
                 }
             }
         }
@@ -202,35 +225,40 @@ unsafe fn part<V: Lanes, S: Source, const R: usize, const N: usize>(tile: &Tile,
         let mut panel = tile.panel.add(column * S::LANE_BYTES);
         let mut ahead = tile.prefetch.at;
         for _ in 0..tile.steps {
-            if tile.prefetch.far {
-                V::prefetch_far(ahead);
-            } else {
-                V::prefetch(ahead);
-                V::prefetch(ahead.wrapping_add(tile.prefetch.second));
-            }
-            ahead = ahead.wrapping_add(tile.prefetch.advance);
-            for value in 0..S::VALUES {
-                let mut weights = [V::zero(); N];
-                for n in 0..N {
-                    weights[n] = S::read::<V>(panel.add(n * V::WIDTH * S::LANE_BYTES), value);
+            for p in 0..P {
+                let (panel, ahead) = (panel.add(p * tile.panel_bytes), ahead.wrapping_add(p * tile.panel_bytes));
+                if tile.prefetch.far {
+                    V::prefetch_far(ahead);
+                } else {
+                    V::prefetch(ahead);
+                    V::prefetch(ahead.wrapping_add(tile.prefetch.second));
                 }
-                for r in 0..R {
-                    let activation = V::splat(*activations.add(r));
+                for value in 0..S::VALUES {
+                    let mut weights = [V::zero(); N];
                     for n in 0..N {
-                        sums[r][n] = sums[r][n].add_product(weights[n], activation);
+                        weights[n] = S::read::<V>(panel.add(n * V::WIDTH * S::LANE_BYTES), value);
+                    }
+                    for r in 0..R {
+                        let activation = V::splat(*activations.add(value * R + r));
+                        for n in 0..N {
+                            sums[p][r][n] = sums[p][r][n].add_product(weights[n], activation);
+                        }
                     }
                 }
-                activations = activations.add(R);
             }
+            ahead = ahead.wrapping_add(tile.prefetch.advance);
+            activations = activations.add(S::VALUES * R);
             panel = panel.add(LANES * S::LANE_BYTES);
         }
-        for r in 0..R {
-            for n in 0..N {
-                let mut sum = sums[r][n];
-                if !tile.bias.is_null() {
-                    sum = sum.add(V::load(tile.bias.add(column + n * V::WIDTH)));
+        for p in 0..P {
+            for r in 0..R {
+                for n in 0..N {
+                    let mut sum = sums[p][r][n];
+                    if !tile.bias.is_null() {
+                        sum = sum.add(V::load(tile.bias.add(p * LANES + column + n * V::WIDTH)));
+                    }
+                    sum.store(out.add(r * tile.stride + p * LANES + n * V::WIDTH));
                 }
-                sum.store(out.add(r * tile.stride + n * V::WIDTH));
             }
         }
     }

@@ -16,7 +16,12 @@ fn every_task_runs_exactly_once() {
                 };
                 pool.for_each_chunk(tasks, chunk, count);
                 pool.for_each_static(tasks, chunk, count);
-                assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 2));
+                pool.for_each_run(tasks, chunk, 3, |range| {
+                    let is_whole = range.len().is_multiple_of(3) || tasks - range.start < 3 * threads;
+                    assert!(is_whole || threads == 1 || tasks <= chunk, "{range:?} of {tasks}");
+                    count(range);
+                });
+                assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 3));
             }
         }
     }

@@ -121,30 +121,46 @@ pub unsafe fn tile<V: Dots, C: Codes, const R: usize, const N: usize>(tile: &Til
     let mut column = 0;
     while column < LANES {
         // SAFETY: column + N * WIDTH <= 32 by divisibility, the rest is the caller's.
-        unsafe { part::<V, C, R, N>(tile, column) };
+        unsafe { part::<V, C, R, N, 1>(tile, column) };
         column += N * V::Floats::WIDTH;
     }
 }
 
+/// One row by the outputs of `P` panels, as [`super::tile::row`].
+///
+/// # Safety
+/// As for [`tile`], with `P` panels.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub unsafe fn row<V: Dots, C: Codes, const N: usize, const P: usize>(tile: &Tile, ahead: usize) {
+    const { assert!(N * V::Floats::WIDTH == LANES) };
+    // SAFETY: the caller's promise.
+    unsafe { part::<V, C, 1, N, P>(&Tile { prefetch: Prefetch::following(ahead), ..*tile }, 0) }
+}
+
+/// Of `P` panels at once.
+///
 /// # Safety
 /// As [`tile`]; `column + N * WIDTH <= 32`.
 #[inline(always)]
-unsafe fn part<V: Dots, C: Codes, const R: usize, const N: usize>(tile: &Tile, column: usize) {
+unsafe fn part<V: Dots, C: Codes, const R: usize, const N: usize, const P: usize>(tile: &Tile, column: usize) {
     const { assert!(LANES.is_multiple_of(N * V::Floats::WIDTH)) };
     let width = V::Floats::WIDTH;
     let units = tile.group / UNIT;
     let run_units = if V::RUN_UNITS == 0 { units } else { V::RUN_UNITS };
     let runs = units / run_units;
-    // SAFETY: `panel` holds `steps` steps: codes, scales, minimums if there are any. `activations` holds R words each of
-    // scales, starts, sums if affine, then R words a quarter, or twice that. `out` has R rows of `stride` with 32 columns,
-    // `factors` and `bias` 32 values where they are not null. Prefetching may go anywhere.
+    // SAFETY: each `panel` holds `steps` steps: codes, scales, minimums if there are any. `activations` holds R words each
+    // of scales, starts, sums if affine, then R words a quarter, or twice that. `out` has R rows of `stride` with 32 columns
+    // a panel, `factors` and `bias` 32 values where they are not null. Prefetching may go anywhere.
     unsafe {
         let out = tile.out.add(column);
-        let mut sums = [[V::Floats::zero(); N]; R];
+        let mut sums = [[[V::Floats::zero(); N]; R]; P];
         if tile.resume {
-            for r in 0..R {
-                for n in 0..N {
-                    sums[r][n] = V::Floats::load(out.add(r * tile.stride + n * width));
+            for p in 0..P {
+                for r in 0..R {
+                    for n in 0..N {
+                        sums[p][r][n] = V::Floats::load(out.add(r * tile.stride + p * LANES + n * width));
+                    }
                 }
             }
         }
@@ -158,91 +174,117 @@ unsafe fn part<V: Dots, C: Codes, const R: usize, const N: usize>(tile: &Tile, c
             let totals = activations.add(2 * R).cast::<f32>();
             activations = activations.add(if tile.affine { 3 * R } else { 2 * R });
 
-            let mut dots = [[V::splat(starts); N]; R];
-            for r in 0..R {
-                dots[r] = [V::splat(starts.add(r)); N];
+            let mut dots = [[[V::splat(starts); N]; R]; P];
+            for p in 0..P {
+                for r in 0..R {
+                    dots[p][r] = [V::splat(starts.add(r)); N];
+                }
             }
             for _ in 0..runs {
                 for _ in 0..run_units {
                     if tile.prefetch.distance > 0 {
-                        for line in 0..C::UNIT_BYTES / 64 {
-                            fetch::<V::Floats>(&tile.prefetch, panel.wrapping_add(tile.prefetch.distance + 64 * line));
+                        for p in 0..P {
+                            let ahead = panel.wrapping_add(p * tile.panel_bytes + tile.prefetch.distance);
+                            for line in 0..C::UNIT_BYTES / 64 {
+                                fetch::<V::Floats>(&tile.prefetch, ahead.wrapping_add(64 * line));
+                            }
                         }
                     }
                     for _ in 0..tile.prefetch.lines {
                         fetch::<V::Floats>(&tile.prefetch, ahead);
                         ahead = ahead.wrapping_add(64);
                     }
-                    quarter::<V, C, 0, R, N>(&mut dots, panel, column, table, activations);
-                    quarter::<V, C, 1, R, N>(&mut dots, panel, column, table, activations);
-                    quarter::<V, C, 2, R, N>(&mut dots, panel, column, table, activations);
-                    quarter::<V, C, 3, R, N>(&mut dots, panel, column, table, activations);
+                    let units = Units { at: panel, apart: tile.panel_bytes };
+                    quarter::<V, C, 0, R, N, P>(&mut dots, units, column, table, activations);
+                    quarter::<V, C, 1, R, N, P>(&mut dots, units, column, table, activations);
+                    quarter::<V, C, 2, R, N, P>(&mut dots, units, column, table, activations);
+                    quarter::<V, C, 3, R, N, P>(&mut dots, units, column, table, activations);
                     activations = activations.add(4 * V::WORDS * R);
                     panel = panel.add(C::UNIT_BYTES);
                 }
-                for r in 0..R {
-                    for n in 0..N {
-                        dots[r][n] = dots[r][n].settle();
+                for p in 0..P {
+                    for r in 0..R {
+                        for n in 0..N {
+                            dots[p][r][n] = dots[p][r][n].settle();
+                        }
                     }
                 }
             }
-            if tile.prefetch.distance > 0 {
-                fetch::<V::Floats>(&tile.prefetch, panel.wrapping_add(tile.prefetch.distance));
-            }
-            for n in 0..N {
-                let scale = V::Floats::load_f16(panel.add(2 * (column + n * width)));
-                for r in 0..R {
-                    let scale = scale.mul(V::Floats::splat(*scales.add(r)));
-                    sums[r][n] = sums[r][n].add_product(dots[r][n].to_floats(), scale);
+            for p in 0..P {
+                let end = panel.add(p * tile.panel_bytes);
+                if tile.prefetch.distance > 0 {
+                    fetch::<V::Floats>(&tile.prefetch, end.wrapping_add(tile.prefetch.distance));
+                }
+                for n in 0..N {
+                    let scale = V::Floats::load_f16(end.add(2 * (column + n * width)));
+                    for r in 0..R {
+                        let scale = scale.mul(V::Floats::splat(*scales.add(r)));
+                        sums[p][r][n] = sums[p][r][n].add_product(dots[p][r][n].to_floats(), scale);
+                    }
                 }
             }
             panel = panel.add(2 * LANES);
             if tile.affine {
-                for n in 0..N {
-                    let minimum = V::Floats::load_f16(panel.add(2 * (column + n * width)));
-                    for r in 0..R {
-                        sums[r][n] = sums[r][n].add_product(minimum, V::Floats::splat(*totals.add(r)));
+                for p in 0..P {
+                    let end = panel.add(p * tile.panel_bytes);
+                    for n in 0..N {
+                        let minimum = V::Floats::load_f16(end.add(2 * (column + n * width)));
+                        for r in 0..R {
+                            sums[p][r][n] = sums[p][r][n].add_product(minimum, V::Floats::splat(*totals.add(r)));
+                        }
                     }
                 }
                 panel = panel.add(2 * LANES);
             }
         }
-        for r in 0..R {
-            for n in 0..N {
-                let mut sum = sums[r][n];
-                if !tile.factors.is_null() {
-                    sum = sum.mul(V::Floats::load(tile.factors.add(column + n * width)));
+        for p in 0..P {
+            for r in 0..R {
+                for n in 0..N {
+                    let (mut sum, at) = (sums[p][r][n], p * LANES + n * width);
+                    if !tile.factors.is_null() {
+                        sum = sum.mul(V::Floats::load(tile.factors.add(column + at)));
+                    }
+                    if !tile.bias.is_null() {
+                        sum = sum.add(V::Floats::load(tile.bias.add(column + at)));
+                    }
+                    sum.store(out.add(r * tile.stride + at));
                 }
-                if !tile.bias.is_null() {
-                    sum = sum.add(V::Floats::load(tile.bias.add(column + n * width)));
-                }
-                sum.store(out.add(r * tile.stride + n * width));
             }
         }
     }
 }
 
+/// A unit of each panel.
+#[derive(Clone, Copy)]
+struct Units {
+    at: *const u8,
+    apart: usize,
+}
+
 /// Adds the products of four inner values.
 ///
 /// # Safety
-/// As [`tile`], with the unit at `unit` and the unit's words at `activations`.
+/// As [`tile`], with the panels' `units` and their words at `activations`.
 #[inline(always)]
-unsafe fn quarter<V: Dots, C: Codes, const Q: usize, const R: usize, const N: usize>(
-    dots: &mut [[V; N]; R],
-    unit: *const u8,
+unsafe fn quarter<V: Dots, C: Codes, const Q: usize, const R: usize, const N: usize, const P: usize>(
+    dots: &mut [[[V; N]; R]; P],
+    units: Units,
     column: usize,
     table: V::Table,
     activations: *const u32,
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        let mut levels = [C::read::<V, Q>(unit, column, table); N];
-        for n in 1..N {
-            levels[n] = C::read::<V, Q>(unit, column + n * V::Floats::WIDTH, table);
-        }
-        for r in 0..R {
-            for n in 0..N {
-                dots[r][n] = dots[r][n].add_dot(levels[n], activations.add(Q * V::WORDS * R + r), R);
+        for p in 0..P {
+            let unit = units.at.add(p * units.apart);
+            let mut levels = [C::read::<V, Q>(unit, column, table); N];
+            for n in 1..N {
+                levels[n] = C::read::<V, Q>(unit, column + n * V::Floats::WIDTH, table);
+            }
+            for r in 0..R {
+                for n in 0..N {
+                    dots[p][r][n] = dots[p][r][n].add_dot(levels[n], activations.add(Q * V::WORDS * R + r), R);
+                }
             }
         }
     }

@@ -7,6 +7,7 @@ use half::f16;
 use super::super::super::weight::codes::CodedRow;
 use super::super::super::{Ctx, Isa, Pool, Tensor, Vector, Weight};
 use super::super::{Scratch, linear};
+use super::LANES;
 
 /// A number in -1..1 that depends on both arguments.
 fn noise(seed: usize, index: usize) -> f32 {
@@ -148,21 +149,23 @@ fn every_isa_computes_what_the_book_says() {
 #[test]
 fn a_row_has_the_same_bits_alone_and_among_others() {
     // Wide enough for several blocks of the inner dimension, and every height of tile.
-    let (outputs, inputs) = (37, 17_000);
+    let (outputs, inputs) = (2 * LANES + 5, 17_000);
     let x = tensor(512, inputs);
+    let bias = Vector::new(&(0..outputs).map(|output| noise(5, output)).collect::<Vec<_>>()).unwrap();
     for (index, levels) in levels().into_iter().enumerate() {
         let group = Coding::GROUPS[index % 5];
         let coding = Coding { group, levels, affine: index % 2 == 0, activations: ActivationScale::Group };
         for isa in Isa::available() {
             let many = if isa == Isa::Avx512 { 512 } else { 20 };
-            let all = product(isa, 2, &x, coding, None, (many, outputs));
+            let all = product(isa, 2, &x, coding, Some(&bias), (many, outputs));
             for rows in 1..=14 {
-                let some = product(isa, 1 + rows % 3, &x, coding, None, (rows, outputs));
+                let some = product(isa, 1 + rows % 3, &x, coding, Some(&bias), (rows, outputs));
                 assert!(some == all[..rows * outputs], "{isa:?} {coding:?} {rows} rows");
             }
             let mut last = Tensor::new(1, inputs).unwrap();
             last.row_mut(0).copy_from_slice(x.row(many - 1));
-            let alone = product(isa, 3, &last, coding, None, (1, outputs));
+            // By one thread, which has neighbouring panels.
+            let alone = product(isa, 1, &last, coding, Some(&bias), (1, outputs));
             assert!(alone == all[(many - 1) * outputs..], "{isa:?} {coding:?} alone");
         }
     }
