@@ -163,7 +163,10 @@ impl Copy {
             .map(|line| if line.starts_with("members") { "members = [\"crates/*\"]" } else { line })
             .collect();
         write(&folder.join("Cargo.toml"), &(manifest.join("\n") + PROFILE))?;
-        write(&folder.join("Cargo.lock"), &fs::read_to_string(root.join("Cargo.lock"))?)?;
+        // With the compiler that it names, wherever targets lie.
+        for name in ["Cargo.lock", "rust-toolchain.toml"] {
+            write(&folder.join(name), &fs::read_to_string(root.join(name))?)?;
+        }
         for name in ["scheduler", "simulator"] {
             let (from, to) = (root.join("crates").join(name), folder.join("crates").join(name));
             let manifest = fs::read_to_string(from.join("Cargo.toml"))?;
