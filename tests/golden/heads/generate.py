@@ -1,4 +1,4 @@
-"""Writes tests/golden/heads/heads.json: what heads that draft tokens say of a small random Llama.
+"""Writes tests/golden/heads/heads.json.lzma: what heads that draft tokens say of a small random Llama.
 
     python tests/golden/heads/generate.py
 
@@ -9,6 +9,7 @@ so that what is written is exact to every digit that is compared.
 """
 
 import json
+import lzma
 import math
 import pathlib
 import sys
@@ -217,7 +218,9 @@ def main():
             eagle("EAGLE-1", Eagle1, eagle1_shapes(), states, model, tokens, [])],
     }
     lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value, separators=(',', ':'))}" for key, value in golden.items())
-    (HERE / "heads.json").write_text("{\n" + lines + "\n}\n")
+    text = ("{\n" + lines + "\n}\n").encode()
+    packed = lzma.compress(text, lzma.FORMAT_ALONE, preset=9 | lzma.PRESET_EXTREME)
+    (HERE / "heads.json.lzma").write_bytes(packed)
 
 
 if __name__ == "__main__":

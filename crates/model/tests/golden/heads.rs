@@ -16,6 +16,7 @@ use folio_model::{
         tree,
     },
 };
+use lzma_rust2::LzmaReader;
 use serde::Deserialize;
 
 use crate::{
@@ -42,9 +43,10 @@ struct Golden {
 }
 
 fn read() -> Golden {
-    let path = file::tree().join("tests/golden/heads/heads.json");
-    let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+    let path = file::tree().join("tests/golden/heads/heads.json.lzma");
+    let packed = fs::File::open(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let text = LzmaReader::new_mem_limit(packed, 128 << 10, None).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    serde_json::from_reader(std::io::BufReader::new(text)).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
 impl Golden {
