@@ -38,11 +38,12 @@ pub struct Variant {
 }
 
 #[rustfmt::skip]
-pub const VARIANTS: [Variant; 17] = [
+pub const VARIANTS: [Variant; 19] = [
     Variant { name: "gemm90_slices1_n8", kind: Kind::Slices, groups: 1, tokens: 8, stages: 11, tiles: 1, loaders: 32 },
     Variant { name: "gemm90_slices1_n16", kind: Kind::Slices, groups: 1, tokens: 16, stages: 10, tiles: 1, loaders: 32 },
     Variant { name: "gemm90_slices1_n32", kind: Kind::Slices, groups: 1, tokens: 32, stages: 8, tiles: 1, loaders: 32 },
     Variant { name: "gemm90_slices1_n64", kind: Kind::Slices, groups: 1, tokens: 64, stages: 12, tiles: 1, loaders: 32 },
+    Variant { name: "gemm90_slices1_n80", kind: Kind::Slices, groups: 1, tokens: 80, stages: 10, tiles: 1, loaders: 32 },
     Variant { name: "gemm90_slices1_n96", kind: Kind::Slices, groups: 1, tokens: 96, stages: 10, tiles: 1, loaders: 32 },
     Variant { name: "gemm90_slices1_n128", kind: Kind::Slices, groups: 1, tokens: 128, stages: 8, tiles: 1, loaders: 32 },
     Variant { name: "gemm90_slices_n8", kind: Kind::Slices, groups: 2, tokens: 8, stages: 6, tiles: 4, loaders: 32 },
@@ -51,6 +52,7 @@ pub const VARIANTS: [Variant; 17] = [
     Variant { name: "gemm90_slices_n64", kind: Kind::Slices, groups: 2, tokens: 64, stages: 4, tiles: 1, loaders: 32 },
     Variant { name: "gemm90_slices_n96", kind: Kind::Slices, groups: 2, tokens: 96, stages: 7, tiles: 1, loaders: 32 },
     Variant { name: "gemm90_slices_n128", kind: Kind::Slices, groups: 2, tokens: 128, stages: 6, tiles: 1, loaders: 32 },
+    Variant { name: "gemm90_slices4_n80", kind: Kind::Slices, groups: 4, tokens: 80, stages: 4, tiles: 1, loaders: 32 },
     Variant { name: "gemm90_tiles_n8", kind: Kind::Tiles, groups: 2, tokens: 8, stages: 6, tiles: 1, loaders: 32 },
     Variant { name: "gemm90_tiles_n16", kind: Kind::Tiles, groups: 2, tokens: 16, stages: 5, tiles: 1, loaders: 32 },
     Variant { name: "gemm90_tiles_n32", kind: Kind::Tiles, groups: 2, tokens: 32, stages: 5, tiles: 1, loaders: 32 },
@@ -121,6 +123,8 @@ pub fn dense_plan(n: u32, slices: u32, rows: u32, multiprocessors: u32) -> Plan 
     let boxes = (n.div_ceil(GROUP_ROWS) * slices).div_ceil(multiprocessors);
     let groups = match rows {
         0..=32 if boxes <= MAX_BOXES => Some(boxes.min(2)),
+        // Drafts of four that sixteen sequences verify: a step that comes often, and a second wave of blocks would cost most.
+        65..=80 if boxes > 2 => Some(4),
         33..=96 => Some(boxes.min(2)),
         97..=128 if slices > 1 || boxes == 1 => Some(boxes.min(2)),
         129..=256 if slices > 1 && boxes == 1 => Some(2),
@@ -188,8 +192,10 @@ mod tests {
             ((6144, 1, 16), "gemm90_slices1_n16", 64, [96, 1]),
             ((28672, 1, 32), "gemm90_slices_n32", 256, [112, 1]),
             ((28672, 1, 64), "gemm90_slices_n64", 128, [224, 1]),
-            ((6144, 1, 80), "gemm90_slices1_n96", 64, [96, 1]),
-            ((28672, 1, 80), "gemm90_slices_n96", 128, [224, 1]),
+            ((6144, 1, 80), "gemm90_slices1_n80", 64, [96, 1]),
+            ((28672, 1, 80), "gemm90_slices4_n80", 256, [112, 1]),
+            ((6144, 1, 81), "gemm90_slices1_n96", 64, [96, 1]),
+            ((28672, 1, 96), "gemm90_slices_n96", 128, [224, 1]),
             ((4096, 2, 100), "gemm90_slices1_n128", 64, [128, 1]),
             ((4096, 2, 256), "gemm90_slices_n128", 128, [64, 2]),
             ((28672, 1, 100), "gemm90_tiles_n128", 0, [132, 1]),

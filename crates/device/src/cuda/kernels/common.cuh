@@ -76,6 +76,8 @@ DEVICE void release_next() {
 #endif
 }
 
+DEVICE float4 plus(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+
 // Sums and maxima in one fixed order; all lanes get the result.
 DEVICE float warp_sum(float x) {
 #pragma unroll

@@ -50,7 +50,6 @@ extern "C" __global__ void __launch_bounds__(128)
     copy_rows(out, x, sorted_rows, pairs, width);
 }
 
-DEVICE float4 plus(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 DEVICE Eight plus(Eight a, Eight b) { return {plus(a.low, b.low), plus(a.high, b.high)}; }
 
 template <typename A>

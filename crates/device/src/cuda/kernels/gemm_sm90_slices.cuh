@@ -9,28 +9,45 @@ template <int GROUPS, int N> struct Meet {
     static constexpr int ROWS = GROUPS * 64, STRIDE = ROWS + 4, FLOATS = N * STRIDE;
 };
 
-// This block's part of every tile's weight rows, added slice after slice and stored.
+// This block's part of every tile's weight rows, added slice after slice and stored. Sums of other blocks are far away: a
+// thread asks for those of all slices, or where it has many sums for two slices of five, before it waits for the first.
 template <int GROUPS, int N, bool FP8>
 DEVICE void add_slices(const Gemm90Args& args, i32 first_row, i32 rows, i32 token0, i32 slice, u32 memory) {
     typedef Meet<GROUPS, N> M;
+    constexpr int ITEMS = N < 64 ? 1 : 5, SLICES = N < 64 ? 8 : 2;
     i32 share = M::ROWS / 4 / args.slices, quad = slice * share + (i32)threadIdx.x % share;
     i32 tiles = (rows + M::ROWS - 1) / M::ROWS, step = GROUPS * 128 / share, tokens = min(N, args.rows - token0);
-    for (i32 item = threadIdx.x / share; item < tiles * tokens; item += step) {
-        i32 tile = item / tokens, token = item % tokens, row = tile * M::ROWS + quad * 4;
-        if (row >= rows) break;
-        u32 from = memory + (tile * M::FLOATS + token * M::STRIDE + quad * 4) * 4;
-        float4 each[8];
+    i32 items = tiles * tokens;
+    for (i32 first = threadIdx.x / share; first < items; first += step * ITEMS) {
+        i32 row[ITEMS], token[ITEMS];
+        u32 from[ITEMS];
+        float4 total[ITEMS], each[SLICES][ITEMS];
 #pragma unroll
-        for (int s = 0; s < 8; s++)
-            if (s < args.slices) each[s] = load_cluster(cluster_address(from, s));
-        float4 total = each[0];
+        for (int i = 0; i < ITEMS; i++) {
+            i32 item = min(first + i * step, items - 1), tile = item / tokens;
+            token[i] = item % tokens, row[i] = tile * M::ROWS + quad * 4;
+            from[i] = memory + (tile * M::FLOATS + token[i] * M::STRIDE + quad * 4) * 4;
+        }
 #pragma unroll
-        for (int s = 1; s < 8; s++)
-            if (s < args.slices) {
-                total.x += each[s].x, total.y += each[s].y;
-                total.z += each[s].z, total.w += each[s].w;
-            }
-        Finish<FP8>(args, 0, first_row + row).store(args, token0 + token, first_row + row, total);
+        for (int base = 0; base < 8; base += SLICES) {
+            if (base >= args.slices) break;
+#pragma unroll
+            for (int s = 0; s < SLICES; s++)
+#pragma unroll
+                for (int i = 0; i < ITEMS; i++)
+                    if (base + s < args.slices) each[s][i] = load_cluster(cluster_address(from[i], base + s));
+#pragma unroll
+            for (int s = 0; s < SLICES; s++)
+#pragma unroll
+                for (int i = 0; i < ITEMS; i++) {
+                    if (base + s == 0) total[i] = each[s][i];
+                    else if (base + s < args.slices) total[i] = plus(total[i], each[s][i]);
+                }
+        }
+#pragma unroll
+        for (int i = 0; i < ITEMS; i++)
+            if (first + i * step < items && row[i] < rows)
+                Finish<FP8>(args, 0, first_row + row[i]).store(args, token0 + token[i], first_row + row[i], total[i]);
     }
 }
 
