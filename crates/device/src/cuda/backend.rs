@@ -296,7 +296,9 @@ impl Backend for Cuda {
 
     fn upload(&mut self, inputs: &mut Inputs, batch: &Batch) -> StepSize {
         self.steps.abandon(&self.device);
-        let size = inputs.upload(batch, self.sampler.as_ref().map_or((0, &[]), Sampler::latest));
+        let sampler = self.sampler.as_ref();
+        let (drawn, awaited) = (sampler.map_or((0, &[][..]), Sampler::latest), sampler.is_none_or(Sampler::is_idle));
+        let size = inputs.upload(batch, drawn, awaited);
         self.device.step_begins(inputs.size().rows, inputs.decodes());
         self.note(size).unwrap_or(StepSize::of(batch))
     }

@@ -239,8 +239,9 @@ impl Inputs {
     }
 
     /// `drawn`: tokens of rows on the device, and the row that each of the latest draws looked at, whose token a batch may
-    /// name by the number of the draw.
-    pub(super) fn upload(&mut self, batch: &Batch, (drawn, rows_drawn): (u64, &[u32])) -> Result<StepSize> {
+    /// name by the number of the draw. `awaited`: no step is under way.
+    pub(super) fn upload(&mut self, batch: &Batch, drawn: (u64, &[u32]), awaited: bool) -> Result<StepSize> {
+        let (drawn, rows_drawn) = drawn;
         batch.check(&self.limits);
         let rows = batch.num_rows();
         let short = batch.spans.iter().all(|span| span.num_rows as usize <= TREE_ROWS);
@@ -287,7 +288,7 @@ impl Inputs {
             write_list(&mut writer, layout, number, list, &self.apart.spans);
         }
         let packed = writer.finish();
-        self.parcels[turn].send(&self.device, packed, &self.buffer, drawn);
+        self.parcels[turn].send(&self.device, packed, &self.buffer, drawn, awaited);
         Ok(self.size)
     }
 

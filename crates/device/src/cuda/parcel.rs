@@ -1,6 +1,7 @@
 //! A step's numbers on their way to the device: packed one part behind the other in pinned memory, copied while the step
 //! before runs, and put where they belong by a kernel between the two. So nothing of it is waited for: the copy is long done
-//! when the kernel runs, and the kernel has the device's own memory to read.
+//! when the kernel runs, and the kernel has the device's own memory to read. Where no step runs the kernel reads the pinned
+//! memory itself, which takes less than the copy and what has to be asked of the driver for it.
 
 use super::driver::{Buffer, Device, Event, Pinned, Stream, args};
 use super::launch;
@@ -45,17 +46,22 @@ impl Parcel {
     }
 
     /// Sends what was packed. Work queued on the compute stream from now on finds it in `to`. Words of the first part that
-    /// name a drawn token become it, from the tokens at `drawn`.
-    pub fn send(&self, device: &Device, packed: Packed, to: &Buffer, drawn: u64) {
-        device.wait(Stream::Copy, &self.taken);
-        device.upload_async(Stream::Copy, &self.copy, 0, &self.memory, 0..4 * packed.words);
-        device.record(&self.copied, Stream::Copy);
-        device.wait(Stream::Compute, &self.copied);
+    /// name a drawn token become it, from the tokens at `drawn`. `awaited`: the device has nothing else to do.
+    pub fn send(&self, device: &Device, packed: Packed, to: &Buffer, drawn: u64, awaited: bool) {
+        let (from, read) = if awaited {
+            (self.memory.ptr(), &self.copied)
+        } else {
+            device.wait(Stream::Copy, &self.taken);
+            device.upload_async(Stream::Copy, &self.copy, 0, &self.memory, 0..4 * packed.words);
+            device.record(&self.copied, Stream::Copy);
+            device.wait(Stream::Compute, &self.copied);
+            (self.copy.ptr(), &self.taken)
+        };
         let blocks = packed.longest.div_ceil(THREADS as usize).clamp(1, MOST_BLOCKS);
         let grid = [blocks as u32, packed.parts as u32, 1];
-        launch(device, "put_inputs", grid, THREADS, args![to.ptr(), self.copy.ptr(), drawn]);
+        launch(device, "put_inputs", grid, THREADS, args![to.ptr(), from, drawn]);
         // An event: the next kernel does not begin early, since it may look at what this one puts.
-        device.record(&self.taken, Stream::Compute);
+        device.record(read, Stream::Compute);
     }
 }
 

@@ -1,5 +1,6 @@
 //! Tokens drawn on the device: what rows of logits are to become goes over with one copy, while the step computes them, and
-//! what became of them comes back with another, while the next step already runs on the tokens themselves.
+//! what became of them comes back with another, while the next step already runs on the tokens themselves. Where all tokens
+//! are the likeliest the kernel writes to the host's memory itself.
 
 use std::collections::VecDeque;
 
@@ -308,7 +309,10 @@ impl Sampler {
         device.upload_async(Stream::Copy, &turn.wanted_there, 0, &turn.wanted, 0..wanted);
         device.record(&turn.copied, Stream::Copy);
         device.wait(Stream::Compute, &turn.copied);
-        let (asked, given) = (turn.wanted_there.ptr(), turn.results_there.ptr());
+        // Results are written once, and no kernel looks at them.
+        let is_direct = !request.steps.draws && !request.steps.logprobs;
+        let given = if is_direct { turn.results.ptr() } else { turn.results_there.ptr() };
+        let asked = turn.wanted_there.ptr();
         let call = SampleArgs {
             logits: logits.ptr(),
             rows: asked,
@@ -329,10 +333,14 @@ impl Sampler {
             self.recordings.end(device)?;
         }
         device.step_ends();
-        device.record(&turn.drawn, Stream::Compute);
-        device.wait(Stream::Back, &turn.drawn);
-        device.download_async(Stream::Back, &turn.results_there, 0, &mut turn.results, 0..results);
-        device.record(&turn.done, Stream::Back);
+        if is_direct {
+            device.record(&turn.done, Stream::Compute);
+        } else {
+            device.record(&turn.drawn, Stream::Compute);
+            device.wait(Stream::Back, &turn.drawn);
+            device.download_async(Stream::Back, &turn.results_there, 0, &mut turn.results, 0..results);
+            device.record(&turn.done, Stream::Back);
+        }
         turn.draws.clear();
         let asked = |draw: &Draw| Asked { row: draw.row, target: draw.target, logprobs: draw.logprobs.is_some() };
         turn.draws.extend(draws.draws.iter().map(asked));
@@ -376,6 +384,11 @@ impl Sampler {
             Drawn { token: asked.target.unwrap_or(result.token), failure, logprobs }
         }));
         Ok(())
+    }
+
+    /// Whether all that was drawn has been told.
+    pub fn is_idle(&self) -> bool {
+        self.pending.is_empty()
     }
 
     /// Kinds of draws that are replayed by now.

@@ -83,6 +83,11 @@ impl Pinned {
         self.bytes
     }
 
+    /// Where kernels find it: the address is the same on both sides. Over the bus, so that only few words should be.
+    pub fn ptr(&self) -> u64 {
+        self.ptr as u64
+    }
+
     /// The bytes; what an asynchronous copy still writes to is read only after its event.
     pub fn as_slice<T: Plain>(&self, bytes: Range<usize>) -> &[T] {
         let (offset, count) = self.span::<T>(&bytes);
