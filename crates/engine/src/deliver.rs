@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
-use folio_scheduler::{RequestId, RowResult};
+use folio_scheduler::RowResult;
 
 use crate::{
-    EngineStats, Event, FinishReason, RowOutput, Sampled, StepOutput,
+    EngineStats, Event, FinishReason, RowOutput, StepOutput,
     config::nanos,
     core::{Core, Row, Step},
 };
@@ -60,9 +60,9 @@ impl Core {
         self.start_tasks(step.tasks);
         self.awaits_drafts = false;
         let now = Instant::now();
-        for (row, planned) in rows.into_iter().zip(&step.rows) {
+        for ((row, planned), result) in rows.into_iter().zip(&step.rows).zip(&results) {
             if let Some(sample) = self.samples.get_mut(&row.id) {
-                sample.drafts.note(planned.drafts.len(), row.path().len());
+                sample.drafts.note(planned.drafts.len(), result.accepted.len());
             }
             self.deliver_one(row, now);
         }
@@ -96,39 +96,15 @@ impl Core {
         if row.failure.is_none() {
             sample.take_prompt_logprobs(row.prompt_logprobs, &mut self.mail);
         }
-        for sampled in row.sampled {
-            if !self.deliver_token(row.id, sampled, now) {
-                return;
-            }
-        }
-        if let Some(reason) = row.failure {
-            return self.end(row.id, FinishReason::Error(reason));
+        let eos = &self.shared.config.eos;
+        let ended = row.sampled.into_iter().find_map(|sampled| sample.take_token(sampled, eos, now, &mut self.mail));
+        if let Some(reason) = ended.or(row.failure.map(FinishReason::Error)) {
+            return self.end(row.id, reason);
         }
         self.awaits_drafts |= row.expects_drafts;
         self.scheduler.expect_drafts(row.id, row.expects_drafts);
         if let Some(draft) = row.draft {
             self.scheduler.draft(row.id, draft);
         }
-    }
-
-    /// Whether the answer goes on behind the token.
-    fn deliver_token(&mut self, id: RequestId, sampled: Sampled, now: Instant) -> bool {
-        let Some(sample) = self.samples.get_mut(&id) else { return false };
-        sample.output.push(sampled.token);
-        sample.times.token(now);
-        let (index, Sampled { token, logprobs }) = (sample.index, sampled);
-        if sample.stops_at(token, &self.shared.config.eos) {
-            if sample.params.logprobs.is_some() {
-                self.mail.post(&sample.events, Event::StopToken { sample: index, token, logprobs });
-            }
-            self.end(id, FinishReason::Stop(token));
-            return false;
-        }
-        self.mail.post(&sample.events, Event::Token { sample: index, token, logprobs });
-        let is_at_length = sample.is_at_length();
-        if is_at_length {
-            self.end(id, FinishReason::Length);
-        }
-        !is_at_length
     }
 }

@@ -5,18 +5,25 @@
 
 use crate::Event;
 
+/// Events that one reader gets one after the other lie together: each time that a reader is named costs, as its own thread
+/// looks at the same memory.
 #[derive(Default)]
-pub(crate) struct Mail(Vec<(flume::Sender<Event>, Event)>);
+pub(crate) struct Mail(Vec<(flume::Sender<Event>, Vec<Event>)>);
 
 impl Mail {
     pub fn post(&mut self, to: &flume::Sender<Event>, event: Event) {
-        self.0.push((to.clone(), event));
+        match self.0.last_mut() {
+            Some((last, events)) if last.same_channel(to) => events.push(event),
+            _ => self.0.push((to.clone(), vec![event])),
+        }
     }
 
     /// In the order of posting. A reader that has gone is not an error: its abort is on the way.
     pub fn send(&mut self) {
-        for (to, event) in self.0.drain(..) {
-            let _ = to.send(event);
+        for (to, events) in self.0.drain(..) {
+            for event in events {
+                let _ = to.send(event);
+            }
         }
     }
 }

@@ -5,8 +5,8 @@ use std::{sync::Arc, time::Instant};
 use folio_scheduler::{Departed, Miss, NewRequest, RequestId};
 
 use crate::{
-    Admission, Event, FinishReason, Logprobs, Pooling, RequestOptions, RowOutput, SamplingParams, SamplingState,
-    Timing, Usage, config::nanos, mail::Mail,
+    Admission, Event, FinishReason, Logprobs, Pooling, RequestOptions, RowOutput, Sampled, SamplingParams,
+    SamplingState, Timing, Usage, config::nanos, mail::Mail,
 };
 
 pub(crate) struct Sample {
@@ -125,14 +125,29 @@ impl Sample {
         }
     }
 
+    /// The next token of the answer, which its reader hears of; why the answer ends with it, if it does.
+    pub fn take_token(&mut self, sampled: Sampled, eos: &[u32], now: Instant, mail: &mut Mail) -> Option<FinishReason> {
+        let (sample, Sampled { token, logprobs }) = (self.index, sampled);
+        self.output.push(token);
+        self.times.token(now);
+        if self.stops_at(token, eos) {
+            if self.params.logprobs.is_some() {
+                mail.post(&self.events, Event::StopToken { sample, token, logprobs });
+            }
+            return Some(FinishReason::Stop(token));
+        }
+        mail.post(&self.events, Event::Token { sample, token, logprobs });
+        self.is_at_length().then_some(FinishReason::Length)
+    }
+
     /// Whether the token just counted ends the answer by itself.
-    pub fn stops_at(&self, token: u32, eos: &[u32]) -> bool {
+    fn stops_at(&self, token: u32, eos: &[u32]) -> bool {
         let is_eos = !self.params.ignore_eos && eos.contains(&token);
         let is_stop = is_eos || self.params.stop_token_ids.contains(&token);
         is_stop && self.output.len() > self.params.min_tokens
     }
 
-    pub fn is_at_length(&self) -> bool {
+    fn is_at_length(&self) -> bool {
         self.num_tokens() >= self.max_len
     }
 

@@ -25,10 +25,8 @@ impl SamplingState {
         let unknown = named.copied().find(|&token| token as usize >= vocab);
         assert_eq!(unknown, None, "a request names a token of a vocabulary of {vocab}");
         let seen = end(draws.seen.len());
-        if params.repetition_penalty != 1.0 || params.frequency_penalty != 0.0 || params.presence_penalty != 0.0 {
-            let counts = self.seen.counts().filter(|&(token, _)| (token as usize) < vocab);
-            draws.seen.extend(counts.map(|(token, outputs)| SeenToken { token, outputs }));
-        }
+        let counts = self.seen.counts().filter(|&(token, _)| (token as usize) < vocab);
+        draws.seen.extend(counts.map(|(token, outputs)| SeenToken { token, outputs }));
         draws.draws.push(Draw {
             temperature: if params.is_greedy() { 0.0 } else { params.temperature },
             top_k: params.top_k.unwrap_or(0),

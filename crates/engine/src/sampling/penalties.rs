@@ -5,11 +5,12 @@ use std::collections::HashMap;
 
 use super::SamplingParams;
 
-/// How often a request has seen each token.
+/// How often a request has seen each token, where it has penalties.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     tokens: HashMap<u32, Count>,
     outputs: usize,
+    is_counted: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -21,7 +22,7 @@ struct Count {
 impl Seen {
     /// The prompt matters to the repetition penalty alone; without one it is not counted.
     pub fn new(params: &SamplingParams, prompt: &[u32]) -> Self {
-        let mut seen = Self::default();
+        let mut seen = Self { is_counted: penalizes(params), ..Self::default() };
         if params.repetition_penalty != 1.0 {
             for &token in prompt {
                 seen.tokens.entry(token).or_default().in_prompt = true;
@@ -32,7 +33,9 @@ impl Seen {
 
     pub fn observe(&mut self, token: u32) {
         self.outputs += 1;
-        self.tokens.entry(token).or_default().outputs += 1;
+        if self.is_counted {
+            self.tokens.entry(token).or_default().outputs += 1;
+        }
     }
 
     /// Every token that penalties look at, and how often it was put out.
@@ -44,6 +47,10 @@ impl Seen {
     pub fn num_outputs(&self) -> usize {
         self.outputs
     }
+}
+
+fn penalizes(params: &SamplingParams) -> bool {
+    params.repetition_penalty != 1.0 || params.frequency_penalty != 0.0 || params.presence_penalty != 0.0
 }
 
 /// Leaves only the tokens that a request names, where it names any.
@@ -62,11 +69,11 @@ pub fn bias(logits: &mut [f32], params: &SamplingParams) {
 }
 
 pub fn penalize(logits: &mut [f32], params: &SamplingParams, seen: &Seen) {
-    let (repetition, frequency, presence) =
-        (params.repetition_penalty, params.frequency_penalty, params.presence_penalty);
-    if repetition == 1.0 && frequency == 0.0 && presence == 0.0 {
+    if !penalizes(params) {
         return;
     }
+    let (repetition, frequency, presence) =
+        (params.repetition_penalty, params.frequency_penalty, params.presence_penalty);
     for (&token, count) in &seen.tokens {
         let Some(logit) = logits.get_mut(token as usize) else { continue };
         *logit = if *logit > 0.0 { *logit / repetition } else { *logit * repetition };
