@@ -5,23 +5,28 @@
 
 use crate::Event;
 
-/// Events that one reader gets one after the other lie together: each time that a reader is named costs, as its own thread
+/// A reader that gets several events in a row is named once, with their number: each time costs, as the reader's own thread
 /// looks at the same memory.
 #[derive(Default)]
-pub(crate) struct Mail(Vec<(flume::Sender<Event>, Vec<Event>)>);
+pub(crate) struct Mail {
+    readers: Vec<(flume::Sender<Event>, usize)>,
+    events: Vec<Event>,
+}
 
 impl Mail {
     pub fn post(&mut self, to: &flume::Sender<Event>, event: Event) {
-        match self.0.last_mut() {
-            Some((last, events)) if last.same_channel(to) => events.push(event),
-            _ => self.0.push((to.clone(), vec![event])),
+        match self.readers.last_mut() {
+            Some((last, count)) if last.same_channel(to) => *count += 1,
+            _ => self.readers.push((to.clone(), 1)),
         }
+        self.events.push(event);
     }
 
     /// In the order of posting. A reader that has gone is not an error: its abort is on the way.
     pub fn send(&mut self) {
-        for (to, events) in self.0.drain(..) {
-            for event in events {
+        let mut events = self.events.drain(..);
+        for (to, count) in self.readers.drain(..) {
+            for event in events.by_ref().take(count) {
                 let _ = to.send(event);
             }
         }
