@@ -183,6 +183,9 @@ pub trait Backend: Send + 'static {
         self.add(residual, branch, scale, rows);
     }
 
+    /// The weight that the product behind the next [`Backend::attention`] reads, so that a device may fetch it meanwhile.
+    fn fetch_ahead(&mut self, _: &Self::Weight) {}
+
     /// On rows `[q heads | k heads | v heads]`: norms q and k where asked, rotates them, and writes k and v to the
     /// step's slots of layer `layer` of the group. q stays in `qkv` for [`Backend::attention`].
     fn prepare_qkv(

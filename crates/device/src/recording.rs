@@ -317,6 +317,10 @@ impl<B: Backend> Backend for Recording<B> {
         self.inner.linear_add(residual, branch, &x.inner, inner_product(&product), scale, rows);
     }
 
+    fn fetch_ahead(&mut self, weight: &Self::Weight) {
+        self.inner.fetch_ahead(&weight.inner);
+    }
+
     fn prepare_qkv(
         &mut self,
         qkv: &mut Self::Tensor,

@@ -131,6 +131,7 @@ impl<B: Backend> AttentionLayer<B> {
             sinks: self.sinks.as_ref(),
         };
         let attended = acts.attended.of_width(spec.q_width());
+        backend.fetch_ahead(self.output.product().weight);
         backend.attention(attended, qkv, &kv[self.group], self.slot, &attention, inputs);
         match added {
             Some(scale) => {

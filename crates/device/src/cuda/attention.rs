@@ -22,6 +22,9 @@ const MOST_MERGED: usize = 65_536;
 const HOPPER_HEADS: [(usize, u32); 4] = [(64, 99_488), (96, 197_792), (128, 197_792), (256, 197_792)];
 const HOPPER_INVARIANT_HEADS: [(usize, u32); 3] = [(64, 115_872), (96, 214_176), (128, 230_560)];
 
+/// Of a weight that is read behind attention, so much is fetched into the device's cache meanwhile.
+const MOST_FETCHED: usize = 32 << 20;
+
 /// Ok where the splits of so many spans can be counted.
 pub(super) fn check_merges(spans: usize, kv_heads: usize) -> Result<()> {
     if spans.saturating_mul(kv_heads) <= MOST_MERGED {
@@ -49,6 +52,8 @@ struct AttentionArgs {
     num_work: u64,
     partial: u64,
     ancestors: u64,
+    ahead: u64,
+    ahead_bytes: i64,
     block_stride: i64,
     layer_offset: i64,
     value_offset: i64,
@@ -163,6 +168,8 @@ impl Cuda {
         let window = op.window.unwrap_or(0);
         let work = inputs.work(WorkKey { window, tiles });
         let ([first_row, num_rows, context], [first_block, blocks]) = (inputs.spans(), inputs.tables(op.group));
+        // Drafts are verified in little time, of which the memory is idle for the most part. Prompts keep it busy.
+        let ahead = self.ahead.take().filter(|_| inputs.decodes()).unwrap_or_default();
         let mut call = AttentionArgs {
             out: out.ptr(),
             qkv: qkv.ptr(),
@@ -177,6 +184,8 @@ impl Cuda {
             num_work: work.num_tiles,
             partial: 0,
             ancestors: 0,
+            ahead: ahead.0,
+            ahead_bytes: ahead.1.min(MOST_FETCHED) as i64,
             block_stride: kv.block_stride() as i64,
             layer_offset: kv.layer_offset(layer) as i64,
             value_offset: kv.section() as i64,

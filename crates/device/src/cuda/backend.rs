@@ -104,6 +104,8 @@ pub struct Cuda {
     moving: VecDeque<Moving>,
     /// What went wrong in a step besides what the device remembers.
     fault: Option<Error>,
+    /// Where the weight lies that is read behind the next attention, and its bytes.
+    pub(super) ahead: Option<(u64, usize)>,
     pub(super) device: Arc<Device>,
 }
 
@@ -137,6 +139,7 @@ impl Cuda {
             matrices: 0,
             moving: VecDeque::new(),
             fault: None,
+            ahead: None,
             device,
         })
     }
@@ -452,6 +455,10 @@ impl Backend for Cuda {
             self.multiply(branch, x, product.weight, product.bias, rows);
             self.add(residual, branch, scale, rows);
         }
+    }
+
+    fn fetch_ahead(&mut self, weight: &Weight) {
+        self.ahead = weight.runs().first().map(|run| (run.buffer.ptr(), run.buffer.bytes()));
     }
 
     fn prepare_qkv(&mut self, qkv: &mut Tensor, kv: &mut Kv, layer: usize, op: &PrepareQkv<'_, Self>, inputs: &Inputs) {

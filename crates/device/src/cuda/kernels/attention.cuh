@@ -23,6 +23,8 @@ struct AttentionArgs {
     const u32* num_work;
     float* partial;          // see `partial_at`
     const u64* ancestors;    // [rows] or null: causal; see `Sight` and `path_place`
+    const u8* ahead;         // what the next product reads, and how much of it to fetch into the cache; the kernel of
+    i64 ahead_bytes;         // tiles for Hopper does
     i64 block_stride;        // bytes from a block to the next, under 4 GiB
     i64 layer_offset;        // bytes from a block's start to the layer's keys
     i64 value_offset;        // bytes from the layer's keys to its values

@@ -134,6 +134,15 @@ DEVICE void attend(const AttentionArgs& args, u32 shared, u8* shared_bytes, cons
     }
 }
 
+// Each thread a piece.
+DEVICE void fetch_ahead(const AttentionArgs& args) {
+    const i64 piece = 1024, all = (i64)gridDim.x * CONSUMER_THREADS * piece;
+    for (i64 at = ((i64)blockIdx.x * CONSUMER_THREADS + threadIdx.x) * piece; at < args.ahead_bytes; at += all) {
+        u32 bytes = (u32)min(piece, args.ahead_bytes - at) / 16 * 16;
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(args.ahead + at), "r"(bytes) : "memory");
+    }
+}
+
 template <typename S> DEVICE void attention_chunk(const AttentionArgs& args, const TensorMap* map) {
     extern __shared__ u8 dynamic[];
     u8* aligned = dynamic + (1024 - shared_address(dynamic) % 1024) % 1024;
@@ -152,6 +161,7 @@ template <typename S> DEVICE void attention_chunk(const AttentionArgs& args, con
             copy_queries<S>(args, shared, items, barriers);
     } else {
         take_registers<224>();
+        fetch_ahead(args);
         wait_for_previous();
         attend<S>(args, shared, aligned, items, barriers);
     }
