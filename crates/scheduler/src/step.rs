@@ -251,8 +251,7 @@ fn assign(request: &mut Request) -> Assignment {
     assert!(num_drafts == 0 || request.chunk == 1 + num_drafts, "drafts of request {} have no root", request.id.0);
     let awaits_token = num_drafts == 0 && end > known;
     assert!(!awaits_token || end == known + 1, "request {} awaits more than one token", request.id.0);
-    let mut tokens = Vec::with_capacity(request.chunk);
-    tokens.extend_from_slice(&request.tokens[first.min(known)..end.min(known)]);
+    let mut tokens = request.tokens[first.min(known)..end.min(known)].to_vec();
     tokens.extend(request.drafts.tokens());
     let prompt_targets = request.prompt_targets();
     let tables = request.table_ids();
