@@ -27,6 +27,7 @@ const PROFILE: &str = "
 [profile.dev]
 opt-level = 1
 debug = false
+lto = 'off'
 ";
 
 /// A bug as a change of text.
