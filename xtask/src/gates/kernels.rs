@@ -27,6 +27,10 @@ pub fn as_released(build: &mut Command) {
     let profile = "profile.dev.package.folio-device";
     build.args(["--config", &format!("{profile}.debug-assertions=false")]);
     build.args(["--config", &format!("{profile}.overflow-checks=true")]);
+    // A release is optimised across the pieces that a crate is cut into, the tests are not.
+    build.args(["--config", "profile.dev.lto=false"]);
+    // That compiles what the kernels need once more as well, of which nothing is looked at.
+    build.args(["--config", "profile.dev.opt-level=0"]);
     // It cuts the code otherwise, and what is in one piece decides what is inlined.
     build.env("CARGO_INCREMENTAL", "0");
 }
