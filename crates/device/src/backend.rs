@@ -167,6 +167,22 @@ pub trait Backend: Send + 'static {
         self.gate(out, gate_up, activation, rows);
     }
 
+    /// `x * weight^T (+ bias)`, then [`Backend::gate`] of that; `gate_up` has room for the product.
+    fn linear_gated(
+        &mut self,
+        out: &mut Self::Tensor,
+        gate_up: &mut Self::Tensor,
+        x: &Self::Tensor,
+        product: Product<'_, Self>,
+        activation: Activation,
+        rows: usize,
+    ) where
+        Self: Sized,
+    {
+        self.linear(gate_up, x, product.weight, product.bias, rows);
+        self.gate(out, gate_up, activation, rows);
+    }
+
     /// `residual += (x * weight^T (+ bias)) * scale`, as precise as its parts; `branch` has room for the product.
     fn linear_add(
         &mut self,

@@ -21,7 +21,7 @@ use std::{
 
 use folio_scheduler::{RequestId, StepPlan};
 
-use crate::{Admission, Error, Executor, Result, RowOutput, StepOutput, Wake, executor::MOST_IN_FLIGHT};
+use crate::{Admission, Error, Executor, Result, RowOutput, StepOutput, Wake, arrive, executor::MOST_IN_FLIGHT};
 
 /// How long the thread stays awake behind a step.
 const SOON: Duration = Duration::from_micros(200);
@@ -254,6 +254,7 @@ impl<R: StepRunner> Worker<R> {
     }
 
     fn take(&mut self, mut plan: StepPlan, era: u64) {
+        arrive::plan(&plan);
         if !self.under_way.is_empty() && !guarded(|| self.runner.may_start(&plan)).unwrap_or(false) {
             while !self.under_way.is_empty() {
                 self.finish();

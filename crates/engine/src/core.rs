@@ -13,7 +13,7 @@ use std::{
 use folio_scheduler::{Assignment, Departed, DiskTask, Draft, RequestId, Scheduler, StepPlan};
 
 use crate::{
-    Admission, EngineRequest, Error, Event, Executor, FinishReason, Result, Shared, StepOutput,
+    Admission, EngineRequest, Error, Event, Executor, FinishReason, Result, Shared, StepOutput, arrive,
     command::Message,
     config::nanos,
     executor::MOST_IN_FLIGHT,
@@ -87,6 +87,7 @@ pub(crate) struct Row {
 impl Step {
     /// Results that do not belong to the plan are the executor's fault, and nothing in them can be trusted.
     fn check(&self, output: StepOutput) -> Result<StepOutput> {
+        arrive::output(&output);
         let (found, expected) = (output.rows.len(), self.rows.len());
         if found != expected {
             return Err(Error::Step(format!("the step gave {found} results for {expected} requests")));

@@ -3,6 +3,7 @@
 //! An [`Engine`] is a handle that any thread may hold; exactly one thread owns the scheduler and the executor and talks
 //! to the others by channel. This crate speaks tokens only: text, JSON and HTTP are others' business.
 
+mod arrive;
 mod background;
 mod command;
 mod config;

@@ -156,8 +156,7 @@ impl<B: Backend> Dense<B> {
             }
         };
         if let Some(x) = x {
-            self.gate_up.forward(backend, gate_up, x, rows);
-            backend.gate(gated, gate_up, self.activation, rows);
+            backend.linear_gated(gated, gate_up, x, self.gate_up.product(), self.activation, rows);
         }
         match added {
             Some(scale) => {
@@ -177,8 +176,7 @@ impl<B: Backend> Dense<B> {
         gated: &mut B::Tensor,
         rows: usize,
     ) {
-        self.gate_up.forward(backend, gate_up, x, rows);
-        backend.gate(gated, gate_up, self.activation, rows);
+        backend.linear_gated(gated, gate_up, x, self.gate_up.product(), self.activation, rows);
         self.down.forward(backend, out, gated, rows);
     }
 

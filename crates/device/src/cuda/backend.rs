@@ -436,8 +436,21 @@ impl Backend for Cuda {
             return;
         }
         self.rms_norm(normed, x, norm.weight, norm.eps, rows);
-        if !self.multiply_gated(out, normed, (weight, bias), activation, rows) {
-            self.multiply(gate_up, normed, weight, bias, rows);
+        self.linear_gated(out, gate_up, normed, product, activation, rows);
+    }
+
+    fn linear_gated(
+        &mut self,
+        out: &mut Tensor,
+        gate_up: &mut Tensor,
+        x: &Tensor,
+        product: Product<'_, Self>,
+        activation: Activation,
+        rows: usize,
+    ) {
+        let (weight, bias) = (product.weight, product.bias);
+        if !self.multiply_gated(out, x, (weight, bias), activation, rows) {
+            self.multiply(gate_up, x, weight, bias, rows);
             self.gate(out, gate_up, activation, rows);
         }
     }
@@ -475,6 +488,7 @@ impl Backend for Cuda {
         inputs: &Inputs,
     ) {
         self.attend(out, qkv, kv, layer, op, inputs);
+        self.steps.first_piece_ends(&self.device);
     }
 
     fn gate(&mut self, out: &mut Tensor, gate_up: &Tensor, activation: Activation, rows: usize) {

@@ -9,7 +9,7 @@ use folio_formats::Matrix;
 
 use super::driver::{Buffer, Device, KernelArg, args};
 use super::experts_few::Few;
-use super::gemm90::{Gemm90, Input90, Output90, Weight90};
+use super::gemm90::{Form90, Gemm90, Input90, Output90, Weight90};
 use super::linear::{PlainArgs, plain_product};
 use super::rows::activation_number;
 use super::scratch::Scratch;
@@ -283,11 +283,11 @@ impl Cuda {
     ) {
         let (hidden, inter) = (experts.hidden, experts.inter);
         let (w, n, k) = if first { (&experts.gate_up, 2 * inter, hidden) } else { (&experts.down, hidden, inter) };
-        let is_f32 = experts.float == Float::F32;
         if let Some(gemm) = &self.gemm90
             && let Some((gate_up, down)) = experts.hopper(&self.device, Some(gemm), chosen)
         {
-            let (to, from) = (Output90 { ptr: out, is_f32 }, Input90 { ptr: x, rows: most, cols: k });
+            let to = Output90 { ptr: out, form: Form90::Whole(experts.float) };
+            let from = Input90 { ptr: x, rows: most, cols: k };
             gemm.grouped(&self.device, to, from, if first { gate_up } else { down }, None, offsets, pairs);
             return;
         }
@@ -301,7 +301,7 @@ impl Cuda {
             n: n as i32,
             k: k as i32,
             experts: experts.count as i32,
-            out_is_f32: i32::from(is_f32),
+            out_is_f32: i32::from(experts.float == Float::F32),
             padding: 0,
         };
         plain_product(&self.device, experts.float, call);

@@ -7,7 +7,7 @@ use std::hash::Hash;
 
 use super::driver::{Device, Graph};
 use super::inputs::{Form, Inputs};
-use crate::Result;
+use crate::{Error, Result};
 
 /// Kinds that are told apart; work of further ones runs as it is asked for.
 const MOST_KINDS: usize = 2048;
@@ -35,20 +35,23 @@ enum Entry {
     #[default]
     Unseen,
     SeenOnce,
-    Ready(Graph),
+    /// In pieces, one behind the other.
+    Ready(Vec<Graph>),
     Refused,
 }
 
 /// Recordings of work whose kind is a `K`: work of equal kinds is the same launches with the same arguments.
 pub(super) struct Recordings<K> {
     entries: HashMap<K, Entry>,
-    /// Under way.
-    recording: Option<K>,
+    /// Under way, with the pieces that are done.
+    recording: Option<(K, Vec<Graph>)>,
+    /// Of one that ended before its work did.
+    failure: Option<Error>,
 }
 
 impl<K> Default for Recordings<K> {
     fn default() -> Self {
-        Self { entries: HashMap::new(), recording: None }
+        Self { entries: HashMap::new(), recording: None, failure: None }
     }
 }
 
@@ -60,13 +63,13 @@ impl<K: Copy + Eq + Hash> Recordings<K> {
         }
         let entry = self.entries.entry(kind).or_default();
         match entry {
-            Entry::Ready(graph) => {
-                device.launch_graph(graph);
+            Entry::Ready(pieces) => {
+                pieces.iter().for_each(|piece| device.launch_graph(piece));
                 return false;
             }
             Entry::Unseen => *entry = Entry::SeenOnce,
             Entry::SeenOnce => match device.begin_capture() {
-                Ok(()) => self.recording = Some(kind),
+                Ok(()) => self.recording = Some((kind, Vec::new())),
                 Err(_) => *entry = Entry::Refused,
             },
             Entry::Refused => {}
@@ -74,12 +77,29 @@ impl<K: Copy + Eq + Hash> Recordings<K> {
         true
     }
 
+    /// The first piece of a recording ends here: the device begins with it while the rest, which takes the driver longer,
+    /// is launched.
+    pub fn first_piece_ends(&mut self, device: &Device) {
+        let Some((kind, pieces)) = self.recording.as_mut().filter(|(_, pieces)| pieces.is_empty()) else { return };
+        match device.end_capture().and_then(|piece| device.begin_capture().map(|()| piece)) {
+            Ok(piece) => pieces.push(piece),
+            Err(error) => {
+                self.entries.insert(*kind, Entry::Refused);
+                (self.recording, self.failure) = (None, Some(error));
+            }
+        }
+    }
+
     pub fn end(&mut self, device: &Device) -> Result<()> {
-        let Some(kind) = self.recording.take() else { return Ok(()) };
+        if let Some(error) = self.failure.take() {
+            return Err(error);
+        }
+        let Some((kind, mut pieces)) = self.recording.take() else { return Ok(()) };
         match device.end_capture() {
-            Ok(graph) => {
-                device.launch_graph(&graph);
-                self.entries.insert(kind, Entry::Ready(graph));
+            Ok(piece) => {
+                pieces.push(piece);
+                pieces.iter().for_each(|piece| device.launch_graph(piece));
+                self.entries.insert(kind, Entry::Ready(pieces));
                 Ok(())
             }
             Err(error) => {
@@ -91,7 +111,8 @@ impl<K: Copy + Eq + Hash> Recordings<K> {
 
     /// Ends a recording whose work was given up on the way, so that the stream runs again what it is given.
     pub fn abandon(&mut self, device: &Device) {
-        if let Some(kind) = self.recording.take() {
+        self.failure = None;
+        if let Some((kind, _)) = self.recording.take() {
             // Nothing of it is wanted, nor what it says.
             let _ = device.end_capture();
             self.entries.insert(kind, Entry::Refused);

@@ -2,13 +2,14 @@
 
 use super::blas::{Blas, Operands, Product};
 use super::driver::{Device, KernelArg, args};
-use super::gemm90::{Gemm90, Input90, Output90, Weight90};
+use super::gemm90::{Form90, Gemm90, Input90, Output90, Weight90};
 use super::linear_few::{FewCall, Finish, multiply_few};
-use super::linear_stream::{Call, STREAMED_ROWS, dequantize, stream, tile, wide};
+use super::linear_stream::{Call, STREAMED_ROWS, dequantize, stream, stream_and, tile, wide};
 use super::scratch::Scratch;
 use super::tensor::{Float, Tensor, Vector, optional};
 use super::weight::{Form, Run, Weight};
 use super::{Cuda, launch};
+use crate::Activation;
 
 /// Coded weights of more than this when widened are streamed, however many rows there are: so much scratch is taken once,
 /// for all of them.
@@ -89,17 +90,13 @@ impl Cuda {
         let most = if from == x.ptr() { x.rows() } else { self.most_rows.max(rows) };
         match weight.plain() {
             Some(values) if weight.float == Float::Bf16 => {
-                // One family for any number of rows where bits may not depend on it.
-                let (invariant, library) = (self.config.batch_invariant, self.blas.is_some());
-                let hopper = self.gemm90.as_ref().zip(weight.hopper.as_ref());
-                let few = if library || hopper.is_some() { FEWEST_ROWS } else { STREAMED_ROWS };
-                let library = library && rows > OWN_ROWS;
-                match hopper {
-                    Some((gemm, hopper)) if invariant || (rows > few && !library) => {
-                        hopper_product(gemm, &self.device, hopper, &call, (most, k));
-                    }
-                    _ if (rows <= few || invariant) && stream(&self.device, weight, &call) => {}
-                    _ => self.multiply_plain(values, (n, k), &call, bias),
+                let others = self.blas.is_some() || weight.hopper.is_some();
+                let few = if others { FEWEST_ROWS } else { STREAMED_ROWS };
+                let streamed = rows <= few || self.config.batch_invariant;
+                match self.hopper_for(weight, rows) {
+                    Some((gemm, hopper)) => hopper_product(gemm, &self.device, hopper, &call, (most, k)),
+                    None if streamed && stream(&self.device, weight, &call) => {}
+                    None => self.multiply_plain(values, (n, k), &call, bias),
                 }
             }
             Some(values) if k.is_multiple_of(4) && call.out_float == Float::F32 => {
@@ -107,6 +104,41 @@ impl Cuda {
             }
             Some(values) => plain_product(&self.device, weight.float, plain_args(values, (n, k), &call)),
             None => self.multiply_coded(weight, &call, bias, most),
+        }
+    }
+
+    /// Hopper's kernels, where so many rows are theirs: any number where bits may not depend on it.
+    fn hopper_for<'a>(&'a self, weight: &'a Weight, rows: usize) -> Option<(&'a Gemm90, &'a Weight90)> {
+        let theirs = rows > FEWEST_ROWS && (rows <= OWN_ROWS || self.blas.is_none());
+        self.gemm90.as_ref().zip(weight.hopper.as_ref()).filter(|_| theirs || self.config.batch_invariant)
+    }
+
+    /// A product of `[gate | up]`, gated; false where that cannot be done at once, and nothing was queued.
+    pub(super) fn multiply_gated(
+        &self,
+        out: &Tensor,
+        x: &Tensor,
+        (weight, bias): (&Weight, Option<&Vector>),
+        activation: Activation,
+        rows: usize,
+    ) -> bool {
+        x.check("a product's input", rows, weight.k);
+        out.check("a gated product's output", rows, weight.n / 2);
+        if x.float() != Float::Bf16 {
+            return false;
+        }
+        let call = Call { out: out.ptr(), out_float: Float::Bf16, x: x.ptr(), bias: optional(bias), m: rows };
+        if self.takes_few(rows) {
+            return stream_and(&self.device, weight, &call, Finish::Gate(activation));
+        }
+        match self.hopper_for(weight, rows) {
+            Some((gemm, hopper)) if weight.plain().is_some() && gemm.gates(hopper, rows, activation) => {
+                let out = Output90 { ptr: call.out, form: Form90::Gated(activation) };
+                let x = Input90 { ptr: call.x, rows: x.rows(), cols: weight.k };
+                gemm.linear(&self.device, out, x, hopper, (call.bias != 0).then_some(call.bias), rows);
+                true
+            }
+            _ => false,
         }
     }
 
@@ -135,7 +167,8 @@ impl Cuda {
             }
         }
         let (Some(gemm), Some(hopper)) = (&self.gemm90, &weight.hopper) else { return false };
-        let (to, from) = (Output90 { ptr: out, is_f32: false }, Input90 { ptr: x, rows: most, cols: k });
+        let (to, from) =
+            (Output90 { ptr: out, form: Form90::Whole(Float::Bf16) }, Input90 { ptr: x, rows: most, cols: k });
         gemm.float8_linear(&self.device, to, from, x_scales, hopper, (call.bias != 0).then_some(call.bias), m);
         true
     }
@@ -187,7 +220,7 @@ impl Cuda {
 
 /// `(most, k)`: rows that x has room for, and its width.
 fn hopper_product(gemm: &Gemm90, device: &Device, weight: &Weight90, call: &Call, (most, k): (usize, usize)) {
-    let out = Output90 { ptr: call.out, is_f32: call.out_float == Float::F32 };
+    let out = Output90 { ptr: call.out, form: Form90::Whole(call.out_float) };
     let x = Input90 { ptr: call.x, rows: most, cols: k };
     gemm.linear(device, out, x, weight, (call.bias != 0).then_some(call.bias), call.m);
 }

@@ -250,23 +250,6 @@ impl Cuda {
         multiply_few(&self.device, weight, &FewCall { out, finish, x: x.ptr(), norm: None, bias, m: rows })
             || stream_and(&self.device, weight, &call, finish)
     }
-
-    /// A product of rows that are normed already, gated; false where that cannot be done at once.
-    pub(super) fn multiply_gated(
-        &mut self,
-        out: &Tensor,
-        x: &Tensor,
-        (weight, bias): (&Weight, Option<&Vector>),
-        activation: Activation,
-        rows: usize,
-    ) -> bool {
-        x.check("a product's input", rows, weight.k);
-        out.check("a gated product's output", rows, weight.n / 2);
-        let call = Call { out: out.ptr(), out_float: Float::Bf16, x: x.ptr(), bias: optional(bias), m: rows };
-        self.takes_few(rows)
-            && x.float() == Float::Bf16
-            && stream_and(&self.device, weight, &call, Finish::Gate(activation))
-    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use folio_device::cuda::{Cuda, CudaConfig};
-use folio_device::{Backend, TensorKind};
+use folio_device::{Activation, Backend, Product, TensorKind};
 use folio_formats::{ActivationScale, Format, Grouped, GroupedLevels, GroupedRow, Matrix};
 
 use crate::cuda::open;
@@ -166,4 +166,44 @@ fn cuda_products_of_any_number_of_rows_without_cublas() {
 #[test]
 fn cuda_products_do_not_see_how_many_rows_there_are() {
     products("bf16 batch-invariant", CudaConfig { batch_invariant: true, ..CudaConfig::default() });
+}
+
+/// Gated as they are stored or not, products are those of a product and then a gate, bit by bit.
+#[test]
+fn cuda_gated_products_are_the_product_and_then_the_gate() {
+    let config = CudaConfig { batch_invariant: true, ..CudaConfig::default() };
+    let Some(mut backend) = open(config) else { return };
+    let hopper = backend.device().info().capability == (9, 0);
+    let activations = [
+        Activation::Silu,
+        Activation::GeluTanh,
+        Activation::SwigluClamped { alpha: 1.702, limit: 0.5 },
+        Activation::Gelu,
+    ];
+    // Two boxes of weight rows a block, four, and what is not gated so: three, half a pair, slices.
+    let shapes = [(16896, 200), (28672, 136), (25344, 72), (16832, 72), (512, 1088)];
+    for (number, (outputs, cols)) in shapes.into_iter().enumerate() {
+        let weight = matrix(Format::BF16, outputs, cols, 21);
+        let unit = 1.0 / ((cols as f32).sqrt() * deviation(&weight));
+        let weight = backend.weight(&weight).unwrap();
+        let bias = backend.vector(&Random::new(3).values(outputs)).unwrap();
+        for (index, rows) in [1, 8, 16, 33, 64, 77, 80, 96, 130].into_iter().enumerate() {
+            let activation = activations[(number + index) % 4];
+            let values: Vec<f32> = (0..rows).flat_map(|number| row(number, cols)).map(|value| value * unit).collect();
+            let x = tensor(&mut backend, cols, &values, TensorKind::Activation);
+            let mut room =
+                |cols: usize| tensor(&mut backend, cols, &vec![5.0; (rows + 1) * cols], TensorKind::Activation);
+            let (mut gate_up, mut gated, mut parts) = (room(outputs), room(outputs / 2), room(outputs / 2));
+            let product = Product { weight: &weight, bias: (index % 2 == 0).then_some(&bias) };
+            backend.linear_gated(&mut gated, &mut gate_up, &x, product, activation, rows);
+            let at_once = number < 2 && (9..=96).contains(&rows) && activation != Activation::Gelu && hopper;
+            let untouched = download(&mut backend, &gate_up, rows).iter().all(|&value| value == 5.0);
+            assert_eq!(at_once, untouched, "[{outputs}, {cols}], {rows} rows, {activation:?}");
+            backend.linear(&mut gate_up, &x, &weight, (index % 2 == 0).then_some(&bias), rows);
+            backend.gate(&mut parts, &gate_up, activation, rows);
+            let [gated, parts] = [gated, parts].map(|tensor| download(&mut backend, &tensor, rows + 1));
+            same(&gated, &parts, outputs / 2)
+                .unwrap_or_else(|why| panic!("[{outputs}, {cols}], {rows} rows, {activation:?}: {why}"));
+        }
+    }
 }

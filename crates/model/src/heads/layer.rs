@@ -117,8 +117,8 @@ impl<B: Backend> DraftLayer<B> {
         backend.attention(&mut acts.attended, &acts.qkv, kv, 0, &attention, inputs);
         self.output.forward(backend, &mut acts.branch, &acts.attended, rows);
         backend.add_rms_norm(&mut acts.normed, state, &acts.branch, 1.0, &self.norm_before_ffn, *eps, rows);
-        self.gate_up.forward(backend, &mut acts.gate_up, &acts.normed, rows);
-        backend.gate(&mut acts.gated, &acts.gate_up, Activation::Silu, rows);
+        let (gate_up, product) = (&mut acts.gate_up, self.gate_up.product());
+        backend.linear_gated(&mut acts.gated, gate_up, &acts.normed, product, Activation::Silu, rows);
         self.down.forward(backend, &mut acts.branch, &acts.gated, rows);
         backend.add(state, &acts.branch, 1.0, rows);
     }

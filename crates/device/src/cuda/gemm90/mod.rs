@@ -8,7 +8,9 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use super::driver::{Device, Element, Kernel, KernelArg, Launch, Matrix2d, Swizzle, TensorMap, args};
-use crate::Result;
+use super::rows::activation_number;
+use super::tensor::Float;
+use crate::{Activation, Result};
 
 mod plan;
 mod wide;
@@ -35,7 +37,9 @@ struct Gemm90Args {
     token_group: i32,
     block_scales: i32,
     height: i32,
-    padding: i32,
+    activation: i32,
+    alpha: f32,
+    limit: f32,
 }
 
 // SAFETY: repr(C), numbers and addresses only, as in gemm_sm90.cuh.
@@ -68,12 +72,29 @@ pub struct Input90 {
     pub cols: usize,
 }
 
-/// Where a product goes: `[rows, n]`.
+/// Where a product goes, and as what.
 #[derive(Clone, Copy, Debug)]
 pub struct Output90 {
     pub ptr: u64,
-    pub is_f32: bool,
+    pub form: Form90,
 }
+
+#[derive(Clone, Copy, Debug)]
+pub enum Form90 {
+    /// `[rows, n]`.
+    Whole(Float),
+    /// `[rows, n / 2]` of bf16: the first half of n are gates, the second ups; where [`Gemm90::gates`] says so.
+    Gated(Activation),
+}
+
+impl Form90 {
+    fn is_f32(self) -> bool {
+        matches!(self, Form90::Whole(Float::F32))
+    }
+}
+
+/// As [`activation_number`] has them, of what is not gated.
+const NOT_GATED: (i32, f32, f32) = (-1, 0.0, 0.0);
 
 /// The kernels, and the maps of what they read.
 pub struct Gemm90 {
@@ -153,12 +174,19 @@ impl Gemm90 {
         rows: usize,
     ) {
         assert!(weight.float8.is_none(), "e4m3 weights take rows of e4m3");
-        if let Some(wide) = self.wide.as_ref().filter(|wide| wide.serves(weight, rows, out.is_f32)) {
+        if let Some(wide) = self.wide.as_ref().filter(|wide| wide.serves(weight, rows, out.form)) {
             let x_map = self.input(device, x, Element::Bf16, LOADED_ROWS);
             return wide.launch(device, out, (x, x_map), weight, bias, rows);
         }
         let plan = dense_plan(weight.n, weight.slices, rows as u32, self.multiprocessors);
         self.launch(device, plan, out, (x, 0), weight, bias, 0, rows);
+    }
+
+    /// Whether a product can be gated as it is stored: a gate and its up are of one block, each in one slice.
+    pub fn gates(&self, weight: &Weight90, rows: usize, activation: Activation) -> bool {
+        // The error function is left to the kernel of gates.
+        let plain = weight.float8.is_none() && !matches!(activation, Activation::Gelu);
+        plain && weight.slices == 1 && dense_plan(weight.n, 1, rows as u32, self.multiprocessors).pairs(weight.n)
     }
 
     /// As [`Gemm90::linear`], with e4m3 on both sides; `x_scales`: one f32 a row of x.
@@ -214,6 +242,10 @@ impl Gemm90 {
             return;
         }
         let variant = &VARIANTS[which];
+        let (activation, alpha, limit) = match out.form {
+            Form90::Whole(_) => NOT_GATED,
+            Form90::Gated(activation) => activation_number(activation),
+        };
         let cluster = if variant.kind == Kind::Slices { weight.slices } else { 1 };
         let values = Gemm90Args {
             out: out.ptr,
@@ -226,11 +258,13 @@ impl Gemm90 {
             k: weight.k as i32,
             slices: weight.slices as i32,
             experts: weight.experts as i32,
-            out_is_f32: i32::from(out.is_f32),
+            out_is_f32: i32::from(out.form.is_f32()),
             token_group: TOKEN_GROUP,
             block_scales: i32::from(weight.float8.is_some_and(|scales| scales.blocks)),
             height: height as i32,
-            padding: 0,
+            activation,
+            alpha,
+            limit,
         };
         let shape = Launch {
             grid: [x_blocks, y_blocks, 1],

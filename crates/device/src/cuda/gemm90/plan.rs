@@ -117,6 +117,16 @@ pub struct Plan {
     pub grid: [u32; 2],
 }
 
+impl Plan {
+    /// Whether strips of a weight of `n` rows can be boxes of its first half and of its second in turn.
+    pub fn pairs(&self, n: u32) -> bool {
+        let variant = &VARIANTS[self.which];
+        let even = |rows: u32| rows.is_multiple_of(2 * GROUP_ROWS);
+        let is_made = variant.kind == Kind::Slices && variant.groups > 1 && (16..=96).contains(&variant.tokens);
+        is_made && even(self.height) && even(n)
+    }
+}
+
 /// Few rows: strips, so that every multiprocessor has the same to read. Many rows, or weights that fill the device many
 /// times over: tiles.
 pub fn dense_plan(n: u32, slices: u32, rows: u32, multiprocessors: u32) -> Plan {
@@ -206,6 +216,16 @@ mod tests {
             let plan = dense_plan(n, slices, rows, 132);
             assert_eq!((VARIANTS[plan.which].name, plan.height, plan.grid), (name, height, grid), "{rows} rows of {n}");
         }
+    }
+
+    #[test]
+    fn gates_meet_their_ups_where_strips_are_even() {
+        let pairs = |n: u32, rows| dense_plan(n, 1, rows, 132).pairs(n);
+        assert!([16, 32, 64, 80, 96].map(|rows| pairs(28672, rows)) == [true; 5]);
+        assert!(!pairs(28672, 8) && !pairs(28672, 100), "kernels that do not gate");
+        assert!(!pairs(6144, 16), "a box a block");
+        assert!(!pairs(3 * 132 * 64, 16), "three boxes a block");
+        assert!(pairs(2 * 132 * 64, 16) && !pairs(2 * 132 * 64 - 64, 16), "half a pair");
     }
 
     #[test]

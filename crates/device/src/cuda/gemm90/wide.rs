@@ -1,8 +1,9 @@
 //! Products of rows by the thousand (`kernels/gemm_wide_sm90.cu`): larger tiles, loaded by two blocks together.
 
-use super::{Input90, Output90, Weight90};
+use super::{Form90, Input90, Output90, Weight90};
 use crate::Result;
 use crate::cuda::driver::{Buffer, Device, Element, Kernel, KernelArg, Launch, Matrix2d, Swizzle, TensorMap, args};
+use crate::cuda::tensor::Float;
 
 /// Weight rows of a cluster's tile.
 const PAIR_ROWS: u32 = 256;
@@ -59,9 +60,12 @@ impl Wide90 {
     }
 
     /// Whether it takes this product, and in less time than tiles of 128 by 128.
-    pub fn serves(&self, weight: &Weight90, rows: usize, is_f32: bool) -> bool {
+    pub fn serves(&self, weight: &Weight90, rows: usize, form: Form90) -> bool {
         let plain = weight.float8.is_none() && weight.experts == 1;
-        plain && !is_f32 && weight.n.is_multiple_of(8) && is_faster(weight.n, rows as u32, self.clusters)
+        plain
+            && matches!(form, Form90::Whole(Float::Bf16))
+            && weight.n.is_multiple_of(8)
+            && is_faster(weight.n, rows as u32, self.clusters)
     }
 
     /// `x_map`: boxes of [`LOADED_ROWS`].

@@ -23,6 +23,8 @@
 //                Read on the device, so that a recorded launch serves any routing
 //   slices       at most the steps of k; see `slices` in gemm90/plan.rs
 //   token_group  token tiles that go through all weights together (dense tiles)
+//   activation   gemm90_slices_n16 to n96 alone, of one slice: `height` and n are multiples of 128, and a strip has boxes
+//                of gates and of ups in turn
 // Weights are loaded before the kernel waits for the one before it. Few tokens leave room for a second block on every
 // multiprocessor: the next kernel's, whose ring is full when this one ends. Rings of more tokens leave room beside them for
 // the kernels between products alone: with all of the memory a ring would not begin to fill before those end.

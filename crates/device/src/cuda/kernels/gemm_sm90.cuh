@@ -3,6 +3,7 @@
 #include "hopper.cuh"
 
 #define MAX_EXPERTS 512
+#define NOT_GATED -1
 #define METHOD __device__ __forceinline__
 
 // By value; mirrored on the host.
@@ -13,6 +14,8 @@ struct Gemm90Args {
     const float* w_scales;  // fp8 alone
     const float* x_scales;  // fp8 alone
     i32 rows, n, k, slices, experts, out_is_f32, token_group, block_scales, height;
+    i32 activation;      // gates are the first half of n, ups the second, and out is [rows, n / 2], bf16; or NOT_GATED
+    float alpha, limit;  // the activation's
 };
 
 // One tile of the output: `w_row` of the weights' map and rows of x from `token`.
@@ -173,11 +176,14 @@ template <int GROUPS, int N, int STAGES, bool FP8> struct Ring {
 #pragma unroll
         for (int g = 0; g < GROUPS; g++) copy_box(at + g * 8192, map, step * STEP_K, row + g * 64, barrier);
     }
-    // Only so many boxes of 64 rows, which nobody reads again.
-    METHOD void load_weights_once(const TensorMap* map, i32 step, i32 row, i32 boxes, u64 policy) const {
+    // Only so many boxes of 64 rows, which nobody reads again. `apart`: a box of gates and one of ups in turn, so far apart.
+    METHOD void load_weights_once(const TensorMap* map, i32 step, i32 row, i32 apart, i32 boxes, u64 policy) const {
         u32 at = memory + stage * BYTES, barrier = full + stage * 8;
         barrier_expect(barrier, BYTES - (GROUPS - boxes) * 8192);
-        for (int g = 0; g < boxes; g++) copy_box(at + g * 8192, map, step * STEP_K, row + g * 64, barrier, policy);
+        for (int g = 0; g < boxes; g++) {
+            i32 first = apart ? (row + g * 64) / 128 * 64 + g % 2 * apart : row + g * 64;
+            copy_box(at + g * 8192, map, step * STEP_K, first, barrier, policy);
+        }
     }
     METHOD void load_tokens(const TensorMap* map, i32 step, i32 token) const {
         copy_box(memory + stage * BYTES + W_BYTES, map, step * STEP_K, token, full + stage * 8);

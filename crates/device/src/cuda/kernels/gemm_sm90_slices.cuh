@@ -2,6 +2,7 @@
 // Every multiprocessor has one block with the same number of bytes to read, and room for a block of the kernel after.
 // The sums of slices meet in shared memory; nothing is written but the result. See gemm_sm90.cu.
 #pragma once
+#include "gated.cuh"
 #include "gemm_sm90.cuh"
 
 // The sums of one tile of a strip, token by token. A gap, so that writing meets no bank twice.
@@ -51,6 +52,31 @@ DEVICE void add_slices(const Gemm90Args& args, i32 first_row, i32 rows, i32 toke
     }
 }
 
+DEVICE float as_stored(float value) { return to_float(from_float<bf16>(value)); }
+
+// Of one slice, where boxes of gates and of ups take turns: what the product and then the gate's kernel would store.
+template <int GROUPS, int N>
+DEVICE void store_gated(const Gemm90Args& args, i32 first_row, i32 rows, i32 token0, const float* sums) {
+    typedef Meet<GROUPS, N> M;
+    constexpr int QUADS = M::ROWS / 8;
+    i32 width = args.n / 2, tokens = min(N, args.rows - token0), quad = threadIdx.x % QUADS, row = quad / 16 * 128;
+    for (; row < rows; row += M::ROWS, sums += M::FLOATS) {
+        i32 column = (first_row + row) / 2 + quad % 16 * 4;
+        float4 gate_bias = make_float4(0.0f, 0.0f, 0.0f, 0.0f), up_bias = gate_bias;
+        if (args.bias) gate_bias = load_four(args.bias + column, 4), up_bias = load_four(args.bias + width + column, 4);
+        for (i32 token = threadIdx.x / QUADS; token < tokens; token += 16) {
+            const float* at = sums + token * M::STRIDE + quad / 16 * 128 + quad % 16 * 4;
+            float4 gate = *(const float4*)at, up = *(const float4*)(at + 64);
+            if (args.bias) gate = plus(gate, gate_bias), up = plus(up, up_bias);
+            auto one = [&](float g, float u) {
+                return gated<false, false>(args.activation, args.alpha, args.limit, as_stored(g), as_stored(u));
+            };
+            float4 y = make_float4(one(gate.x, up.x), one(gate.y, up.y), one(gate.z, up.z), one(gate.w, up.w));
+            store_four(args.out, false, (i64)(token0 + token) * width + column, y, 4, true);
+        }
+    }
+}
+
 // TILES: of 64 * GROUPS rows, at most, in a strip.
 template <int GROUPS, int N, int STAGES, int TILES, bool FP8>
 DEVICE void gemm90_slices(const TensorMap* w_map, const TensorMap* x_map, const Gemm90Args& args) {
@@ -73,13 +99,14 @@ DEVICE void gemm90_slices(const TensorMap* w_map, const TensorMap* x_map, const 
     if (group == GROUPS) {
         if (elect_one()) {
             u64 policy = evict_first();
+            i32 apart = args.activation == NOT_GATED ? 0 : args.n / 2;
             // Weights do not depend on the kernel before: fill the ring with them, then wait for x.
             R ring(memory, barriers, 1), ahead = ring;
             i32 loaded = 0, count = 0;
             for (i32 tile = 0; tile < tiles; tile++) {
                 i32 row = first_row + tile * M::ROWS, boxes = min(GROUPS, (rows - tile * M::ROWS + 63) / 64);
                 for (i32 step = first; step < first + steps && loaded < STAGES; step++, loaded++) {
-                    ahead.load_weights_once(w_map, step, row, boxes, policy);
+                    ahead.load_weights_once(w_map, step, row, apart, boxes, policy);
                     ahead.advance_stage();
                 }
             }
@@ -89,7 +116,7 @@ DEVICE void gemm90_slices(const TensorMap* w_map, const TensorMap* x_map, const 
                 for (i32 step = first; step < first + steps; step++, count++) {
                     if (count >= loaded) {
                         barrier_wait(ring.empty + ring.stage * 8, ring.phase);
-                        ring.load_weights_once(w_map, step, row, boxes, policy);
+                        ring.load_weights_once(w_map, step, row, apart, boxes, policy);
                     }
                     ring.load_tokens(x_map, step, token0);
                     ring.advance_stage();
@@ -144,7 +171,9 @@ DEVICE void gemm90_slices(const TensorMap* w_map, const TensorMap* x_map, const 
     }
     if (args.slices > 1) cluster_sync();
     else named_barrier(1, GROUPS * 128);
-    add_slices<GROUPS, N, FP8>(args, first_row, rows, token0, slice, memory);
+    if (!FP8 && GROUPS > 1 && N >= 16 && N <= 96 && args.activation != NOT_GATED)
+        store_gated<GROUPS, N>(args, first_row, rows, token0, (const float*)shared);
+    else add_slices<GROUPS, N, FP8>(args, first_row, rows, token0, slice, memory);
     // Others may still read this block's sums.
     if (args.slices > 1) cluster_leave();
 }
