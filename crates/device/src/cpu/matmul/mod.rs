@@ -21,7 +21,7 @@ mod tile;
 
 use std::ops::Range;
 
-use folio_formats::{Coding, Levels};
+use folio_formats::Coding;
 
 use super::Ctx;
 use super::buffer::Grown;
@@ -41,10 +41,6 @@ use tile::{Prefetch, Tile};
 const BLOCK_BYTES: usize = 128 << 10;
 // A block begins with a run of pairs.
 const _: () = assert!((BLOCK_BYTES / (2 * LANES * size_of::<u16>())).is_multiple_of(PAIR_RUN));
-/// How far ahead of a single tile its weights are fetched.
-const AHEAD_BYTES: usize = 4 << 10;
-/// Tiles up to this height leave that to the hardware: they do little but load, and asking costs them 5%.
-const ROWS_WITHOUT_PREFETCH: usize = 4;
 /// Weight bytes that a thread takes at a time, at most.
 const CHUNK_BYTES: usize = 1 << 20;
 
@@ -266,7 +262,7 @@ unsafe fn multiply_block(operand: &Operand<'_>, block: &Block<'_>, out: &Output<
             stride: out.stride,
             resume: block.resume,
             bias: block.bias.map_or(std::ptr::null(), <[f32]>::as_ptr),
-            prefetch: prefetch(source, kernel.packing(), tiles, index),
+            prefetch: prefetch(source, kernel, tiles, index),
             factors: block.factors.map_or(std::ptr::null(), <[f32]>::as_ptr),
             group: kernel.packing().step_values(),
             affine: kernel.is_affine(),
@@ -326,24 +322,23 @@ unsafe fn multiply_edge(kernel: &Kernel, mut tile: Tile, rows: Range<usize>, blo
 /// What tile `index` fetches while it works on `source`: a single tile what lies a little ahead of it; of several, the
 /// first few the next block between them, which follows in memory whether or not the panel ends here. AVX2 decides by itself
 /// what one row fetches.
-fn prefetch(source: &[u8], packing: &Packing, tiles: &RowTiles, index: usize) -> Prefetch {
-    let lines = packing.step_bytes() / 64;
-    let at = source.as_ptr();
-    if let Packing::Coded(coding) = packing {
-        return prefetch_codes(source, coding, tiles, index);
+fn prefetch(source: &[u8], kernel: &Kernel, tiles: &RowTiles, index: usize) -> Prefetch {
+    let lines = kernel.packing().step_bytes() / 64;
+    let (at, ahead) = (source.as_ptr(), kernel.ahead(tiles.rows));
+    if let Packing::Coded(coding) = kernel.packing() {
+        return prefetch_codes(source, coding, tiles, index, ahead);
     }
     match tiles.num_tiles {
-        1 if tiles.rows <= ROWS_WITHOUT_PREFETCH => Prefetch::near(at, 0),
-        1 => Prefetch::near(at.wrapping_add(AHEAD_BYTES), lines),
+        1 => Prefetch::near(at.wrapping_add(ahead), if ahead > 0 { lines } else { 0 }),
         _ if index < lines => Prefetch::far(at.wrapping_add(source.len() + index * source.len() / lines)),
         _ => Prefetch::near(at, 0),
     }
 }
 
-/// The same for codes, whose steps are of several units. Bytes do little but load and leave it to the hardware, too.
-fn prefetch_codes(source: &[u8], coding: &Coding, tiles: &RowTiles, index: usize) -> Prefetch {
+/// The same for codes, whose steps are of several units.
+fn prefetch_codes(source: &[u8], coding: &Coding, tiles: &RowTiles, index: usize, ahead: usize) -> Prefetch {
     if tiles.num_tiles == 1 {
-        return Prefetch::following(if coding.levels == Levels::Bytes { 0 } else { AHEAD_BYTES });
+        return Prefetch::following(ahead);
     }
     let units = source.len() / Packing::Coded(*coding).step_bytes() * (coding.group / integer::UNIT);
     let lines = source.len() / 64;

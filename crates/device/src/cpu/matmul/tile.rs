@@ -96,6 +96,11 @@ impl Prefetch {
         Self { distance, ..Self::NONE }
     }
 
+    /// The first pass over a panel has fetched what lies a little ahead of it.
+    pub fn of_another_pass(self) -> Self {
+        if self.far { self } else { Self { advance: 0, second: 0, distance: 0, ..self } }
+    }
+
     /// `lines` cache lines a unit of what the next block needs.
     pub fn far_units(at: *const u8, lines: usize) -> Self {
         Self { at, lines, far: true, ..Self::NONE }
@@ -178,11 +183,12 @@ impl Source for Bf16 {
 /// with V's instruction set enabled.
 #[inline(always)]
 pub unsafe fn tile<V: Lanes, S: Source, const R: usize, const N: usize>(tile: &Tile) {
-    let mut column = 0;
+    let (mut tile, mut column) = (*tile, 0);
     while column < LANES {
         // SAFETY: column + N * WIDTH <= 32 (checked below at compile time by divisibility), the rest is the caller's.
-        unsafe { part::<V, S, R, N, 1>(tile, column) };
+        unsafe { part::<V, S, R, N, 1>(&tile, column) };
         column += N * V::WIDTH;
+        tile.prefetch = tile.prefetch.of_another_pass();
     }
 }
 

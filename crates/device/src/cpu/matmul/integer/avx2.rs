@@ -215,7 +215,7 @@ unsafe fn codes<const HIGH: bool>(at: *const u8) -> __m256i {
     }
 }
 
-/// One row takes all four registers of a panel in one pass, so that each cache line is read once; more rows take fewer
+/// One row and two take all four registers of a panel in one pass, so that each cache line is read once; more rows take fewer
 /// and pass again over a block that the first pass left in cache.
 macro_rules! kernel {
     ($rows_name:ident, $name:ident, $sums:ty, $codes:ty, $ahead:expr, $heights:tt) => {
@@ -226,7 +226,8 @@ macro_rules! kernel {
                 match R {
                     1 if tile.panels == 2 => super::row::<$sums, $codes, 4, 2>(tile, PAIR_AHEAD),
                     1 => super::row::<$sums, $codes, 4, 1>(tile, $ahead),
-                    2..=4 => super::tile::<$sums, $codes, R, 2>(tile),
+                    2 => super::tile::<$sums, $codes, R, 4>(tile),
+                    3..=4 => super::tile::<$sums, $codes, R, 2>(tile),
                     _ => super::tile::<$sums, $codes, R, 1>(tile),
                 }
             }

@@ -118,11 +118,12 @@ impl Codes for Five {
 /// As for [`super::tile::tile`], with `V`'s instruction set.
 #[inline(always)]
 pub unsafe fn tile<V: Dots, C: Codes, const R: usize, const N: usize>(tile: &Tile) {
-    let mut column = 0;
+    let (mut tile, mut column) = (*tile, 0);
     while column < LANES {
         // SAFETY: column + N * WIDTH <= 32 by divisibility, the rest is the caller's.
-        unsafe { part::<V, C, R, N, 1>(tile, column) };
+        unsafe { part::<V, C, R, N, 1>(&tile, column) };
         column += N * V::Floats::WIDTH;
+        tile.prefetch = tile.prefetch.of_another_pass();
     }
 }
 
