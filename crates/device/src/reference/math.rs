@@ -4,14 +4,14 @@
 use crate::Activation;
 
 /// The sum of products. Each product of two f32 is exact in f64. Eight sums at a time, since a model's worth of tokens is
-/// judged by this and an addition waits for the one before it.
+/// judged by this and an addition waits for the one before it. By index: iterators would be calls where tests are compiled.
 pub fn dot(a: &[f32], b: &[f32]) -> f64 {
     assert_eq!(a.len(), b.len(), "dot product of unequal lengths");
     let (a, b) = (a.as_chunks::<8>(), b.as_chunks::<8>());
     let mut sums = [0.0; 8];
     for (a, b) in a.0.iter().zip(b.0) {
-        for (sum, (&x, &y)) in sums.iter_mut().zip(a.iter().zip(b)) {
-            *sum += f64::from(x) * f64::from(y);
+        for i in 0..8 {
+            sums[i] += f64::from(a[i]) * f64::from(b[i]);
         }
     }
     let rest = a.1.iter().zip(b.1).map(|(&x, &y)| f64::from(x) * f64::from(y));
