@@ -78,7 +78,11 @@ impl Kernel {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => {
                 use integer::avx2::*;
-                let max_rows = if signs(isa, &coding.levels).is_some() { MAX_ROWS } else { MAX_CODE_ROWS };
+                let max_rows = match &coding.levels {
+                    Levels::Bytes => MAX_BYTE_ROWS,
+                    Levels::Nibbles(table) if !counts_up(table) => MAX_ROWS,
+                    _ => MAX_CODE_ROWS,
+                };
                 (max_rows, [bytes_tile, nibbles_tile, even_nibbles_tile, five_tile])
             }
             #[cfg(target_arch = "x86_64")]

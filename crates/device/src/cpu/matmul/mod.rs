@@ -21,8 +21,6 @@ mod tile;
 
 use std::ops::Range;
 
-use folio_formats::Coding;
-
 use super::Ctx;
 use super::buffer::Grown;
 use super::pool::Disjoint;
@@ -246,6 +244,7 @@ unsafe fn multiply_block(operand: &Operand<'_>, block: &Block<'_>, out: &Output<
     let Range { start, end } = block.steps;
     let source = &part.panel(block.panels.start)[start * step_bytes..end * step_bytes];
     let (column, columns) = (block.columns.start, block.columns.len());
+    let prefetch = prefetch(source, kernel, tiles);
     for index in 0..tiles.num_tiles {
         let rows = tiles.tile(index);
         let activations = &packed[rows.start * row_words..rows.end * row_words];
@@ -262,7 +261,7 @@ unsafe fn multiply_block(operand: &Operand<'_>, block: &Block<'_>, out: &Output<
             stride: out.stride,
             resume: block.resume,
             bias: block.bias.map_or(std::ptr::null(), <[f32]>::as_ptr),
-            prefetch: prefetch(source, kernel, tiles, index),
+            prefetch: prefetch(index),
             factors: block.factors.map_or(std::ptr::null(), <[f32]>::as_ptr),
             group: kernel.packing().step_values(),
             affine: kernel.is_affine(),
@@ -319,35 +318,28 @@ unsafe fn multiply_edge(kernel: &Kernel, mut tile: Tile, rows: Range<usize>, blo
     }
 }
 
-/// What tile `index` fetches while it works on `source`: a single tile what lies a little ahead of it; of several, the
-/// first few the next block between them, which follows in memory whether or not the panel ends here. AVX2 decides by itself
-/// what one row fetches.
-fn prefetch(source: &[u8], kernel: &Kernel, tiles: &RowTiles, index: usize) -> Prefetch {
-    let lines = kernel.packing().step_bytes() / 64;
-    let (at, ahead) = (source.as_ptr(), kernel.ahead(tiles.rows));
-    if let Packing::Coded(coding) = kernel.packing() {
-        return prefetch_codes(source, coding, tiles, index, ahead);
-    }
-    match tiles.num_tiles {
-        1 => Prefetch::near(at.wrapping_add(ahead), if ahead > 0 { lines } else { 0 }),
-        _ if index < lines => Prefetch::far(at.wrapping_add(source.len() + index * source.len() / lines)),
-        _ => Prefetch::near(at, 0),
-    }
-}
-
-/// The same for codes, whose steps are of several units.
-fn prefetch_codes(source: &[u8], coding: &Coding, tiles: &RowTiles, index: usize, ahead: usize) -> Prefetch {
-    if tiles.num_tiles == 1 {
-        return Prefetch::following(ahead);
-    }
-    let units = source.len() / Packing::Coded(*coding).step_bytes() * (coding.group / integer::UNIT);
-    let lines = source.len() / 64;
-    let unit_lines = lines.div_ceil((units * tiles.num_tiles).max(1));
-    // What one tile fetches of the next block.
-    let share = units * unit_lines * 64;
-    if index * share < source.len() {
-        Prefetch::far_units(source.as_ptr().wrapping_add(source.len() + index * share), unit_lines)
-    } else {
-        Prefetch::following(0)
+/// What the tiles fetch while they work on `source`, by their number: a single one what lies a little ahead of it; of several,
+/// the first few the next block between them, which follows in memory whether or not the panel ends here. AVX2 decides by
+/// itself what one row fetches.
+fn prefetch(source: &[u8], kernel: &Kernel, tiles: &RowTiles) -> impl Fn(usize) -> Prefetch {
+    let (packing, ahead) = (kernel.packing(), kernel.ahead(tiles.rows));
+    let lines = packing.step_bytes() / 64;
+    let (at, next) = (source.as_ptr(), source.as_ptr().wrapping_add(source.len()));
+    // Of the first one, from one to the next, and of how many.
+    let (first, share, count) = match (packing, tiles.num_tiles) {
+        (Packing::Coded(_), 1) => (Prefetch::following(ahead), 0, 1),
+        (_, 1) => (Prefetch::near(at.wrapping_add(ahead), if ahead > 0 { lines } else { 0 }), 0, 1),
+        // Steps are of several units.
+        (Packing::Coded(coding), num_tiles) => {
+            let units = source.len() / packing.step_bytes() * (coding.group / integer::UNIT);
+            let unit_lines = (source.len() / 64).div_ceil((units * num_tiles).max(1));
+            let share = units * unit_lines * 64;
+            (Prefetch::far_units(next, unit_lines), share, source.len().div_ceil(share.max(1)))
+        }
+        _ => (Prefetch::far(next), source.len() / lines, lines),
+    };
+    move |tile| match tile < count {
+        true => Prefetch { at: first.at.wrapping_add(tile * share), ..first },
+        false => Prefetch::near(at, 0),
     }
 }

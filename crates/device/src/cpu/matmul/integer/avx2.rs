@@ -6,16 +6,19 @@
 //! flipped, which makes it the opposite less one; of that, too, the sums' start takes care.
 //!
 //! The sums are asm since the compiler, left to itself, adds products to each other first to shorten the chain of additions,
-//! and runs out of registers.
+//! and runs out of registers. Bytes are read where they are multiplied, again for each row, which leaves more of them to sums.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
 
 use super::super::avx2::Eight;
 use super::super::tile::{Tile, by_rows};
 use super::{Bytes, Dots, Five, Nibbles, UNIT};
 
-/// Levels: four rows by two registers of sums leave six for codes, sizes, signs and a product.
+/// Bytes: three rows by all four registers of a panel leave four for sizes, signs, a product and ones.
+pub const MAX_BYTE_ROWS: usize = 3;
+/// Other levels: four rows by two registers of sums leave six for codes, sizes, signs and a product.
 pub const MAX_ROWS: usize = 4;
 /// Codes: eight rows by one register, so that taking them apart is shared by many.
 pub const MAX_CODE_ROWS: usize = 8;
@@ -63,6 +66,17 @@ unsafe impl Dots for Sums {
             let (sizes, signs) = (*activations as i32, *activations.add(rows) as i32);
             Sums(add_levels(self.0, levels, _mm256_set1_epi32(sizes), _mm256_set1_epi32(signs)))
         }
+    }
+
+    #[inline(always)]
+    unsafe fn add_bytes(sums: &mut [Self], levels: *const u8, activations: *const u32, rows: usize) -> bool {
+        let Some(sums) = sums.as_mut_array() else { return false };
+        // SAFETY: as above.
+        unsafe {
+            let (sizes, signs) = (*activations as i32, *activations.add(rows) as i32);
+            add_panel(sums, levels, _mm256_set1_epi32(sizes), _mm256_set1_epi32(signs));
+        }
+        true
     }
 
     #[inline(always)]
@@ -184,6 +198,45 @@ fn add_levels(mut sums: __m256i, levels: __m256i, sizes: __m256i, signs: __m256i
     sums
 }
 
+/// [`add_levels`] of what lies in memory.
+macro_rules! add_levels_at {
+    ($at:literal, $sums:literal) => {
+        concat!(
+            concat!("vpxor {product}, {signs}, [{levels} + ", $at, "]\n"),
+            "vpmaddubsw {product}, {sizes}, {product}\nvpmaddwd {product}, {product}, {ones}\n",
+            concat!("vpaddd {", $sums, "}, {", $sums, "}, {product}")
+        )
+    };
+}
+
+/// [`add_levels`] for a panel.
+///
+/// # Safety
+/// 128 readable bytes.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn add_panel([a, b, c, d]: &mut [Sums; 4], levels: *const u8, sizes: __m256i, signs: __m256i) {
+    // SAFETY: the caller's promise, and registers.
+    unsafe {
+        asm!(
+            add_levels_at!(0, "a"),
+            add_levels_at!(32, "b"),
+            add_levels_at!(64, "c"),
+            add_levels_at!(96, "d"),
+            a = inout(ymm_reg) a.0,
+            b = inout(ymm_reg) b.0,
+            c = inout(ymm_reg) c.0,
+            d = inout(ymm_reg) d.0,
+            levels = in(reg) levels,
+            sizes = in(ymm_reg) sizes,
+            signs = in(ymm_reg) signs,
+            ones = in(ymm_reg) _mm256_set1_epi16(1),
+            product = out(ymm_reg) _,
+            options(pure, readonly, nostack, preserves_flags),
+        );
+    }
+}
+
 /// `pairs` and, two to each, products of codes.
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -215,19 +268,27 @@ unsafe fn codes<const HIGH: bool>(at: *const u8) -> __m256i {
     }
 }
 
-/// One row and two take all four registers of a panel in one pass, so that each cache line is read once; more rows take fewer
-/// and pass again over a block that the first pass left in cache.
+/// Aligns the caller's stack, where what waits could otherwise lie across two cache lines.
+#[inline(always)]
+fn align_stack() {
+    // SAFETY: an empty instruction sequence that names an address changes nothing.
+    unsafe { asm!("/* {} */", in(reg) &MaybeUninit::<__m256i>::uninit(), options(nostack, preserves_flags)) };
+}
+
+/// One row and two, and bytes, take all four registers of a panel in one pass, so that each cache line is read once; more rows
+/// take fewer and pass again over a block that the first pass left in cache.
 macro_rules! kernel {
-    ($rows_name:ident, $name:ident, $sums:ty, $codes:ty, $ahead:expr, $heights:tt) => {
+    ($rows_name:ident, $name:ident, $sums:ty, $codes:ty, $ahead:expr, $heights:tt by $width:literal) => {
         #[target_feature(enable = "avx2,fma,f16c")]
         unsafe fn $rows_name<const R: usize>(tile: &Tile) {
+            align_stack();
             // SAFETY: the caller's promise; the instruction set is enabled here.
             unsafe {
                 match R {
                     1 if tile.panels == 2 => super::row::<$sums, $codes, 4, 2>(tile, PAIR_AHEAD),
                     1 => super::row::<$sums, $codes, 4, 1>(tile, $ahead),
                     2 => super::tile::<$sums, $codes, R, 4>(tile),
-                    3..=4 => super::tile::<$sums, $codes, R, 2>(tile),
+                    3..=4 => super::tile::<$sums, $codes, R, $width>(tile),
                     _ => super::tile::<$sums, $codes, R, 1>(tile),
                 }
             }
@@ -241,11 +302,11 @@ macro_rules! kernel {
     };
 }
 
-kernel!(bytes_rows, bytes_tile, Sums, Bytes, BYTES_AHEAD, [1 2 3 4]);
-kernel!(nibbles_rows, nibbles_tile, Sums, Nibbles, CODES_AHEAD, [1 2 3 4]);
-kernel!(short_nibbles_rows, short_nibbles_tile, Narrow<0>, Nibbles, CODES_AHEAD, [1 2 3 4 5 6 7 8]);
-kernel!(long_nibbles_rows, long_nibbles_tile, Narrow<NIBBLE_UNITS>, Nibbles, CODES_AHEAD, [1 2 3 4 5 6 7 8]);
-kernel!(five_rows, five_tile, Narrow<1>, Five, CODES_AHEAD, [1 2 3 4 5 6 7 8]);
+kernel!(bytes_rows, bytes_tile, Sums, Bytes, BYTES_AHEAD, [1 2 3] by 4);
+kernel!(nibbles_rows, nibbles_tile, Sums, Nibbles, CODES_AHEAD, [1 2 3 4] by 2);
+kernel!(short_nibbles_rows, short_nibbles_tile, Narrow<0>, Nibbles, CODES_AHEAD, [1 2 3 4 5 6 7 8] by 2);
+kernel!(long_nibbles_rows, long_nibbles_tile, Narrow<NIBBLE_UNITS>, Nibbles, CODES_AHEAD, [1 2 3 4 5 6 7 8] by 2);
+kernel!(five_rows, five_tile, Narrow<1>, Five, CODES_AHEAD, [1 2 3 4 5 6 7 8] by 2);
 
 /// # Safety
 /// As [`nibbles_tile`], with a table that counts up by one.

@@ -46,6 +46,11 @@ pub unsafe trait Dots: Copy {
     unsafe fn splat(from: *const i32) -> Self;
     /// Adds each lane's four levels times the four values at `activations`; a second word of them is `rows` further.
     unsafe fn add_dot(self, levels: Self::Levels, activations: *const u32, rows: usize) -> Self;
+    /// The same for a whole panel whose levels are bytes; false where that is nothing special.
+    #[inline(always)]
+    unsafe fn add_bytes(_: &mut [Self], _levels: *const u8, _activations: *const u32, _rows: usize) -> bool {
+        false
+    }
     /// Makes room for another run of units, where sums are narrow while they grow.
     #[inline(always)]
     unsafe fn settle(self) -> Self {
@@ -283,8 +288,14 @@ unsafe fn quarter<V: Dots, C: Codes, const Q: usize, const R: usize, const N: us
                 levels[n] = C::read::<V, Q>(unit, column + n * V::Floats::WIDTH, table);
             }
             for r in 0..R {
+                let words = activations.add(Q * V::WORDS * R + r);
+                if C::UNIT_BYTES == Bytes::UNIT_BYTES
+                    && V::add_bytes(&mut dots[p][r], unit.add(Q * LANES * 4), words, R)
+                {
+                    continue;
+                }
                 for n in 0..N {
-                    dots[p][r][n] = dots[p][r][n].add_dot(levels[n], activations.add(Q * V::WORDS * R + r), R);
+                    dots[p][r][n] = dots[p][r][n].add_dot(levels[n], words, R);
                 }
             }
         }
