@@ -7,6 +7,10 @@
 //! Whoever is there takes the parts, the caller all that are left. Then it closes the fork to workers that have not entered,
 //! whose cores another process may hold, and waits for those that have.
 
+mod stretches;
+#[cfg(test)]
+mod tests;
+
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
 use std::marker::PhantomData;
@@ -18,6 +22,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::{Error, Result};
+use stretches::Stretches;
 
 /// How long a worker without work spins, and then how long it yields, before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
@@ -157,12 +162,6 @@ impl Pool {
     /// end, so that all finish at about the same time. For work whose parts may take different times, or on a machine
     /// that is busy with other things.
     pub fn for_each_chunk(&self, tasks: usize, chunk: usize, body: impl Fn(Range<usize>) + Sync) {
-        self.for_each_run(tasks, chunk, 1, body);
-    }
-
-    /// The same in runs of whole grains, for tasks that are faster together; but for the last ones, of which every thread
-    /// is to have some.
-    pub fn for_each_run(&self, tasks: usize, chunk: usize, grain: usize, body: impl Fn(Range<usize>) + Sync) {
         let chunk = chunk.max(1);
         if tasks == 0 {
             return;
@@ -174,15 +173,28 @@ impl Pool {
         let next = Padded(AtomicUsize::new(0));
         self.share(&|_, _| {
             loop {
-                let run = |start: usize| {
-                    let left = tasks - start;
-                    let run = (left / (2 * num_threads)).clamp(1, chunk);
-                    // Still no more than are left: a run is a quarter of them at most, and a grain the half.
-                    if left >= num_threads * grain { run.next_multiple_of(grain) } else { run }
-                };
+                let run = |start: usize| ((tasks - start) / (2 * num_threads)).clamp(1, chunk);
                 let take = |start: usize| (start < tasks).then(|| start + run(start));
                 let Ok(start) = next.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) else { return };
                 body(start..start + run(start));
+            }
+        });
+    }
+
+    /// The same for tasks that are faster when a thread does them in order, in runs of whole grains but for the last one: each
+    /// thread has a stretch of its own, and takes from the ends of others' when that is done.
+    pub fn for_each_run(&self, tasks: usize, chunk: usize, grain: usize, body: impl Fn(Range<usize>) + Sync) {
+        let num_threads = self.num_threads();
+        if num_threads == 1 || tasks <= chunk {
+            if tasks > 0 {
+                body(0..tasks);
+            }
+            return;
+        }
+        let stretches = Stretches::new(tasks.div_ceil(grain), num_threads, chunk.div_ceil(grain));
+        self.share(&|thread, _| {
+            while let Some(grains) = stretches.take(thread) {
+                body(grains.start * grain..tasks.min(grains.end * grain));
             }
         });
     }
@@ -387,6 +399,3 @@ impl<'a, T> Disjoint<'a, T> {
         self.ptr
     }
 }
-
-#[cfg(test)]
-mod tests;

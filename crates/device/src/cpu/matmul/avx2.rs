@@ -16,6 +16,7 @@ pub struct Eight(pub __m256);
 // SAFETY: unaligned loads and stores of 8 elements; callers run with AVX2, FMA and F16C enabled.
 unsafe impl Lanes for Eight {
     const WIDTH: usize = 8;
+    const IN_TURN: bool = true;
 
     #[inline(always)]
     unsafe fn zero() -> Self {

@@ -18,7 +18,7 @@ pub const MAX_ROWS: usize = 14;
 
 /// How far ahead of a single tile its weights are fetched.
 const AHEAD_BYTES: usize = 4 << 10;
-/// The same with AVX2, of weights that need not be taken apart: on Zen 3 four rows of bf16 gain a third by it, bytes a sixth.
+/// The same with AVX2, of bytes: on Zen 3 four rows gain a sixth by it.
 const AVX2_AHEAD_BYTES: usize = 1 << 10;
 /// Tiles up to this height leave that to the hardware elsewhere: they do little but load, and asking costs them 5%.
 const LOW_ROWS: usize = 4;
@@ -32,6 +32,8 @@ pub struct Kernel {
     row_panels: usize,
     /// See [`Kernel::ahead`]: of low tiles and of others.
     ahead: [usize; 2],
+    /// Whether tiles of several rows fetch the next block instead.
+    in_turn: bool,
     tile: unsafe fn(&Tile),
     table: [u8; 16],
 }
@@ -64,8 +66,8 @@ impl Kernel {
             (_, Isa::Avx512) => (tiles[2], Activations::Bf16Pairs),
             _ => (tiles[2], Activations::RoundedF32),
         };
-        let ahead = if isa == Isa::Avx2 { [AVX2_AHEAD_BYTES; 2] } else { [0, AHEAD_BYTES] };
-        Self { activations, packing, max_rows, row_panels: row_panels(isa), ahead, tile, table: [0; 16] }
+        let (row_panels, ahead, in_turn) = (row_panels(isa), [0, AHEAD_BYTES], isa == Isa::Avx2);
+        Self { activations, packing, max_rows, row_panels, ahead, in_turn, tile, table: [0; 16] }
     }
 
     fn coded(isa: Isa, coding: Coding) -> Self {
@@ -113,7 +115,8 @@ impl Kernel {
             _ => AHEAD_BYTES,
         };
         let packing = Packing::Coded(coding);
-        Self { activations, packing, max_rows, row_panels: row_panels(isa), ahead: [ahead; 2], tile, table }
+        let (row_panels, ahead) = (row_panels(isa), [ahead; 2]);
+        Self { activations, packing, max_rows, row_panels, ahead, in_turn: false, tile, table }
     }
 
     pub fn activations(&self) -> Activations {
@@ -136,6 +139,11 @@ impl Kernel {
     /// How far ahead a single tile of so many rows fetches its weights; 0 where that is left to the hardware.
     pub fn ahead(&self, rows: usize) -> usize {
         self.ahead[usize::from(rows > LOW_ROWS)]
+    }
+
+    /// Whether tiles of so many rows fetch the next block [in turn](super::tile::Prefetch::in_turn), with each pass over this one.
+    pub fn fetches_in_turn(&self, rows: usize) -> bool {
+        self.in_turn && rows > 1
     }
 
     /// Levels for [`Tile::table`].

@@ -39,6 +39,8 @@ use tile::{Prefetch, Tile};
 const BLOCK_BYTES: usize = 128 << 10;
 // A block begins with a run of pairs.
 const _: () = assert!((BLOCK_BYTES / (2 * LANES * size_of::<u16>())).is_multiple_of(PAIR_RUN));
+/// Tiles that fetch the next block between them, at most, where each of them takes a small part with every step.
+const MAX_SHARES: usize = 4;
 /// Weight bytes that a thread takes at a time, at most.
 const CHUNK_BYTES: usize = 1 << 20;
 
@@ -91,6 +93,22 @@ pub struct Operand<'a> {
     part: &'a Part,
     packed: &'a [u32],
     tiles: RowTiles,
+}
+
+impl Operand<'_> {
+    /// Steps of a panel that all tiles pass over before the next ones.
+    fn block_steps(&self) -> usize {
+        let kernel = self.part.kernel();
+        match self.tiles.num_tiles == 1 && !kernel.fetches_in_turn(self.tiles.rows) {
+            true => self.part.num_steps().max(1),
+            false => (BLOCK_BYTES / kernel.packing().step_bytes()).max(1),
+        }
+    }
+
+    /// Whether a single tile goes from panel to panel, as they lie in memory.
+    fn runs_through(&self) -> bool {
+        self.tiles.num_tiles == 1 && self.block_steps() >= self.part.num_steps()
+    }
 }
 
 /// `rows` rows from `first_row` on; row numbers count in the packed activations and in `out` alike.
@@ -167,7 +185,7 @@ struct Output<'a> {
 /// No other thread works on these panels of this product.
 unsafe fn multiply_panels(product: &Product<'_>, panels: Range<usize>, out: &Output<'_>) {
     let part = product.main.part;
-    let is_stream = product.main.tiles.num_tiles == 1 && product.outliers.is_none();
+    let is_stream = product.main.runs_through() && product.outliers.is_none();
     let mut panel = panels.start;
     while panel < panels.end {
         // A single tile runs through whole panels without a stop, as they lie in memory.
@@ -198,10 +216,7 @@ unsafe fn multiply_operand(
     out: &Output<'_>,
 ) {
     let steps = operand.part.num_steps();
-    let block = match operand.tiles.num_tiles {
-        1 => steps.max(1),
-        _ => (BLOCK_BYTES / operand.part.kernel().packing().step_bytes()).max(1),
-    };
+    let block = operand.block_steps();
     // Once even for an inner dimension of zero, which gives zeros or the bias.
     for start in (0..steps.max(1)).step_by(block) {
         let end = steps.min(start + block);
@@ -319,14 +334,20 @@ unsafe fn multiply_edge(kernel: &Kernel, mut tile: Tile, rows: Range<usize>, blo
 }
 
 /// What the tiles fetch while they work on `source`, by their number: a single one what lies a little ahead of it; of several,
-/// the first few the next block between them, which follows in memory whether or not the panel ends here. AVX2 decides by
-/// itself what one row fetches.
+/// or of one that does so in turn, the first few the next block between them, which follows in memory whether or not the panel
+/// ends here. AVX2 decides by itself what one row fetches.
 fn prefetch(source: &[u8], kernel: &Kernel, tiles: &RowTiles) -> impl Fn(usize) -> Prefetch {
     let (packing, ahead) = (kernel.packing(), kernel.ahead(tiles.rows));
     let lines = packing.step_bytes() / 64;
     let (at, next) = (source.as_ptr(), source.as_ptr().wrapping_add(source.len()));
     // Of the first one, from one to the next, and of how many.
     let (first, share, count) = match (packing, tiles.num_tiles) {
+        // Half of a share with each of two passes. Two rows pass once, and leave the other half to the hardware.
+        (_, num_tiles) if kernel.fetches_in_turn(tiles.rows) => {
+            let count = num_tiles.min(MAX_SHARES);
+            let share = source.len() / count;
+            (Prefetch::in_turn(next, share / 2, source.len() / packing.step_bytes()), share, count)
+        }
         (Packing::Coded(_), 1) => (Prefetch::following(ahead), 0, 1),
         (_, 1) => (Prefetch::near(at.wrapping_add(ahead), if ahead > 0 { lines } else { 0 }), 0, 1),
         // Steps are of several units.

@@ -58,7 +58,8 @@ impl Tile {
     }
 }
 
-/// What to fetch into cache while computing: two addresses a step, advancing. Without effect on results.
+/// What to fetch into cache while computing: two addresses a step, or one of them in turn, advancing. Without effect on
+/// results.
 #[derive(Clone, Copy, Debug)]
 pub struct Prefetch {
     pub at: *const u8,
@@ -66,6 +67,8 @@ pub struct Prefetch {
     pub second: usize,
     /// Distance to the next step's.
     pub advance: usize,
+    /// Distance to those of the next pass over a panel; 0 where the first one fetches all.
+    pub pass: usize,
     /// For [`super::integer`]: lines to fetch with each unit of a step, one after the other from `at` on.
     pub lines: usize,
     /// For [`super::integer`]: fetches what lies so far ahead of all that is read; 0 for nothing.
@@ -75,7 +78,7 @@ pub struct Prefetch {
 }
 
 impl Prefetch {
-    const NONE: Self = Self { at: std::ptr::null(), second: 0, advance: 0, lines: 0, distance: 0, far: false };
+    const NONE: Self = Self { at: std::ptr::null(), second: 0, advance: 0, pass: 0, lines: 0, distance: 0, far: false };
 
     /// `lines` cache lines a step, 0, 1 or 2, that are needed soon.
     pub fn near(at: *const u8, lines: usize) -> Self {
@@ -91,14 +94,23 @@ impl Prefetch {
         Self { at, advance: 64, far: true, ..Self::NONE }
     }
 
+    /// What the next block needs, `bytes` of it with each pass of `steps` steps, from both halves in turn: memory gives a
+    /// core more from two places than from one.
+    pub fn in_turn(at: *const u8, bytes: usize, steps: usize) -> Self {
+        Self { at, second: bytes / 2, advance: bytes / 2 / steps.max(1), pass: bytes, far: true, ..Self::NONE }
+    }
+
     /// All that lies `distance` bytes ahead.
     pub fn following(distance: usize) -> Self {
         Self { distance, ..Self::NONE }
     }
 
-    /// The first pass over a panel has fetched what lies a little ahead of it.
+    /// What the next pass over a panel fetches.
     pub fn of_another_pass(self) -> Self {
-        if self.far { self } else { Self { advance: 0, second: 0, distance: 0, ..self } }
+        match self.pass {
+            0 => Self { at: self.at, far: self.far, ..Self::NONE },
+            further => Self { at: self.at.wrapping_add(further), ..self },
+        }
     }
 
     /// `lines` cache lines a unit of what the next block needs.
@@ -114,6 +126,8 @@ impl Prefetch {
 /// [`Lanes::WIDTH`] elements (prefetch: any address).
 pub unsafe trait Lanes: Copy {
     const WIDTH: usize;
+    /// Whether tiles of several rows fetch [in turn](Prefetch::in_turn).
+    const IN_TURN: bool = false;
     unsafe fn zero() -> Self;
     unsafe fn splat(value: f32) -> Self;
     unsafe fn load(from: *const f32) -> Self;
@@ -230,10 +244,14 @@ unsafe fn part<V: Lanes, S: Source, const R: usize, const N: usize, const P: usi
         let mut activations = tile.activations.cast::<f32>();
         let mut panel = tile.panel.add(column * S::LANE_BYTES);
         let mut ahead = tile.prefetch.at;
+        let mut turn = 0;
         for _ in 0..tile.steps {
             for p in 0..P {
                 let (panel, ahead) = (panel.add(p * tile.panel_bytes), ahead.wrapping_add(p * tile.panel_bytes));
-                if tile.prefetch.far {
+                if V::IN_TURN && R > 1 {
+                    V::prefetch_far(ahead.wrapping_add(turn));
+                    turn ^= tile.prefetch.second;
+                } else if tile.prefetch.far {
                     V::prefetch_far(ahead);
                 } else {
                     V::prefetch(ahead);

@@ -17,8 +17,8 @@ fn every_task_runs_exactly_once() {
                 pool.for_each_chunk(tasks, chunk, count);
                 pool.for_each_static(tasks, chunk, count);
                 pool.for_each_run(tasks, chunk, 3, |range| {
-                    let is_whole = range.len().is_multiple_of(3) || tasks - range.start < 3 * threads;
-                    assert!(is_whole || threads == 1 || tasks <= chunk, "{range:?} of {tasks}");
+                    assert!(range.start.is_multiple_of(3), "{range:?} of {tasks}");
+                    assert!(range.len().is_multiple_of(3) || range.end == tasks, "{range:?} of {tasks}");
                     count(range);
                 });
                 assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 3));
