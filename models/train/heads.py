@@ -24,6 +24,7 @@ from text import distinct, pieces
 LENGTH, PROMPT, BATCH, STOCK = 1024, 448, 24, 8192
 DEPTHS, DEPTH_DECAY, MEDUSA_HEADS, MEDUSA_STRIDE, DRAFT_VOCABULARY, FFN = 5, 0.85, 2, 6, 4096, 512
 PEAK, WARM_STEPS, OWN_TEXT_SECONDS, MEASURING_SECONDS = 3e-3, 40, 30, 20
+STOCK_LASTS = 150  # seconds of training that one stock of own text is good for
 ROUNDED_FROM = 0.7  # of the training
 SMALL = not torch.cuda.is_available()
 if SMALL:  # enough to see that it works
@@ -46,11 +47,11 @@ def settled():
 
 
 def own_text(target, text, code, rows, until, generator):
-    """What the model says behind pieces of the text, three quarters of them code: a tenth greedy, the rest at temperatures of
+    """What the model says behind pieces of the text, three quarters of them code: a quarter greedy, the rest at temperatures of
     0.4 to 1. Rows that fall into a loop are left out."""
     prompts = torch.cat([pieces(code, rows - rows // 4, PROMPT, generator), pieces(text, rows // 4, PROMPT, generator)])
     warmth = 0.4 + 0.6 * torch.rand(rows, generator=generator)
-    warmth[::10] = 0
+    warmth[::4] = 0
     said = target.generate(prompts, LENGTH - PROMPT, warmth.to(text.device), lambda: settled() < until)
     keep = distinct(said[:, PROMPT:]) > 0.4
     say(f"own text: {tuple(said.shape)}, {keep.float().mean():.3f} of the rows are no loops")
@@ -133,7 +134,10 @@ def main():
         attend = plain
         say(f"joined attention is not to be had here, the plain one is taken: {error!r}")
 
-    own = own_text(target, text, code, STOCK, passed() + OWN_TEXT_SECONDS, generator)
+    stocks = max(1, round(seconds / STOCK_LASTS))
+    own = [own_text(target, text, code, STOCK, passed() + OWN_TEXT_SECONDS, generator) for _ in range(stocks)]
+    shortest = min(rows.shape[1] for rows in own)
+    own = torch.cat([rows[:, :shortest] for rows in own])
     spoken = own[:, PROMPT:].flatten().long()
     counts = torch.bincount(spoken, minlength=target.vocabulary) + torch.bincount(code.long(), minlength=target.vocabulary) // 4
     chosen = counts.topk(DRAFT_VOCABULARY).indices.sort().values

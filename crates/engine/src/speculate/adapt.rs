@@ -124,6 +124,11 @@ const ENDS_AT: f64 = 1.0;
 /// Plain steps between looks at whether drafts would pay.
 const LOOK_EVERY: u32 = 8;
 
+/// Plain steps, now and then, where drafts pay.
+const ANCHOR_STEPS: u32 = 4;
+/// A node behind those that pay is asked for as well, until it has been so often of late.
+const CURIOUS: f32 = 4.0;
+
 /// Steps of a probe in which there are drafts, and in all.
 const PROBE_STEPS: u32 = 4;
 const PROBE_STEPS_SILENT: u32 = 16;
@@ -282,7 +287,7 @@ impl Adapt {
             State::Speculating { .. } | State::Probing { .. } if is_overdrawn => self.back_off(),
             State::Speculating { .. } if pays < ENDS_AT => self.back_off(),
             State::Speculating { steps } if steps >= self.anchor_after(requests, pays) => {
-                State::Plain { wait: LOOK_EVERY - 1 }
+                State::Plain { wait: ANCHOR_STEPS - 1 }
             }
             State::Speculating { steps } => State::Speculating { steps: steps + 1 },
             _ if pays >= BEGINS_AT => State::Speculating { steps: 0 },
@@ -302,7 +307,20 @@ impl Adapt {
         match self.state {
             State::Plain { .. } => nodes.fill(0),
             State::Probing { nodes: most, .. } => self.probe(most, decoding, nodes),
-            State::Speculating { .. } => self.spacing = SHORTEST_WAIT,
+            State::Speculating { .. } => {
+                self.spacing = SHORTEST_WAIT;
+                self.explore(nodes);
+            }
+        }
+    }
+
+    /// Asks somebody for a node more where little is known of such nodes: they are judged by those before them, and would never
+    /// show that they are better.
+    fn explore(&self, nodes: &mut [usize]) {
+        let most = self.options.most_nodes;
+        let is_unknown = |&nodes: &usize| (1..most).contains(&nodes) && self.all.asked(nodes) < CURIOUS;
+        if let Some(nodes) = nodes.iter_mut().find(|nodes| is_unknown(nodes)) {
+            *nodes += 1;
         }
     }
 

@@ -22,7 +22,11 @@ impl Stretches {
         assert!(u32::try_from(tasks).is_ok(), "{tasks} tasks");
         let num_stretches = num_threads.min(MAX_STRETCHES);
         let stretch = |index| if index < num_stretches { even_split(tasks, num_stretches, index) } else { 0..0 };
-        Self { left: array::from_fn(|index| Padded(AtomicU64::new(word(stretch(index))))), num_stretches, most: most.max(1) }
+        Self {
+            left: array::from_fn(|index| Padded(AtomicU64::new(word(stretch(index))))),
+            num_stretches,
+            most: most.max(1),
+        }
     }
 
     /// What a thread is to do next: of its own stretch the half that comes first, of another's the half that comes last.

@@ -81,7 +81,12 @@ impl Agreement {
 
     /// How often the first node was asked for, of late.
     pub fn evidence(&self) -> f32 {
-        self.places.first().map_or(0.0, |first| first.asked)
+        self.asked(0)
+    }
+
+    /// How often a node was, by its place.
+    pub fn asked(&self, node: usize) -> f32 {
+        self.places.get(node).map_or(0.0, |place| place.asked)
     }
 
     /// What to expect of each node of a request, of whom `self` is known: `all` is what is known of everybody.
