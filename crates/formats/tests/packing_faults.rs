@@ -6,8 +6,8 @@ use folio_formats::packing;
 use folio_formats::{Format, Mapped, Safetensors, TensorView, WeightSource};
 use serde_json::{Value, json};
 
-const TENSORS: &[u8] = include_bytes!("../../../tests/golden/quantized/packings.safetensors");
-const CASES: &str = include_str!("../../../tests/golden/quantized/packings.json");
+#[path = "common/packings.rs"]
+mod made;
 
 #[derive(Clone)]
 struct Tensor {
@@ -39,9 +39,9 @@ impl WeightSource for Layer {
 
 impl Layer {
     fn good(name: &str) -> Self {
-        let golden: Value = serde_json::from_str(CASES).unwrap();
-        let about = golden["cases"].as_array().unwrap().iter().find(|case| case["name"] == name).expect(name).clone();
-        let file = Safetensors::from_map(Mapped::from_static("packings.safetensors", TENSORS)).unwrap();
+        let about =
+            made::golden()["cases"].as_array().unwrap().iter().find(|case| case["name"] == name).expect(name).clone();
+        let file = Safetensors::from_map(Mapped::from_static("packings.safetensors", made::TENSORS)).unwrap();
         let mut tensors = BTreeMap::new();
         for full in file.names() {
             if full.strip_prefix(name).is_some_and(|rest| rest.starts_with('.')) {

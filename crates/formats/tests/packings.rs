@@ -5,15 +5,11 @@ use folio_formats::{ActivationScale, Error, Format, Mapped, Safetensors, WeightS
 use half::{bf16, f16};
 use serde_json::Value;
 
-const TENSORS: &[u8] = include_bytes!("../../../tests/golden/quantized/packings.safetensors");
-const CASES: &str = include_str!("../../../tests/golden/quantized/packings.json");
+#[path = "common/packings.rs"]
+mod made;
 
 fn source(bytes: Vec<u8>) -> Safetensors {
     Safetensors::from_map(Mapped::from_vec("packings.safetensors", bytes)).unwrap()
-}
-
-fn golden() -> Value {
-    serde_json::from_str(CASES).unwrap()
 }
 
 fn fnv(values: &[f32]) -> String {
@@ -46,7 +42,7 @@ struct Case {
 }
 
 fn cases() -> Vec<Case> {
-    let golden = golden();
+    let golden = made::golden();
     let case = |row: &Value| Case {
         name: row["name"].as_str().unwrap().to_owned(),
         shape: (row["rows"].as_u64().unwrap() as usize, row["cols"].as_u64().unwrap() as usize),
@@ -66,7 +62,7 @@ impl Case {
 
 #[test]
 fn values_have_the_bits_of_the_tools() {
-    let source = source(TENSORS.to_vec());
+    let source = source(made::TENSORS.to_vec());
     let mut failures = Vec::new();
     let cases = cases();
     for case in &cases {
@@ -94,15 +90,15 @@ fn values_have_the_bits_of_the_tools() {
 #[test]
 fn a_flipped_bit_shows() {
     for case in cases() {
-        let clean = source(TENSORS.to_vec());
+        let clean = source(made::TENSORS.to_vec());
         let suffix =
             if clean.tensor(&format!("{}.weight_packed", case.name)).is_some() { "weight_packed" } else { "weight" };
         let view = clean.tensor(&format!("{}.{suffix}", case.name)).unwrap();
         let middle = view.bytes.len() / 2 / 4 * 4;
         let at = view.bytes.as_ptr() as usize - clean.tensor(clean.names()[0]).unwrap().bytes.as_ptr() as usize;
-        let first =
-            TENSORS.len() - clean.names().iter().map(|name| clean.tensor(name).unwrap().bytes.len()).sum::<usize>();
-        let mut bytes = TENSORS.to_vec();
+        let first = made::TENSORS.len()
+            - clean.names().iter().map(|name| clean.tensor(name).unwrap().bytes.len()).sum::<usize>();
+        let mut bytes = made::TENSORS.to_vec();
         bytes[first + at + middle] ^= 1;
         let packed =
             case.read(&source(bytes)).map(|packed| fnv(&values(&packed, case.about["dtype"].as_str().unwrap())));
@@ -112,7 +108,7 @@ fn a_flipped_bit_shows() {
 
 #[test]
 fn eight_bit_floats_are_torch_s() {
-    let golden = golden();
+    let golden = made::golden();
     for (name, expected) in golden["eight_bit_floats"].as_object().unwrap() {
         let format = Format::from_safetensors(name).unwrap();
         let codes: Vec<u8> = (0..=255).collect();
@@ -130,7 +126,7 @@ fn eight_bit_floats_are_torch_s() {
 /// Layers of one checkpoint in different formats, the plain ones left to the loader.
 #[test]
 fn activations_by_row_are_asked_for_where_both_sides_are_bytes() {
-    let source = source(TENSORS.to_vec());
+    let source = source(made::TENSORS.to_vec());
     for case in cases() {
         let packed = case.read(&source).unwrap();
         let asked = packed.matrix.parts()[0].coding().is_some_and(|coding| coding.activations == ActivationScale::Row);

@@ -1,4 +1,4 @@
-"""Makes packings.safetensors and packings.json: small matrices as other tools pack them, and what those tools read back.
+"""Makes packings.safetensors and packings.json.lzma: small matrices as other tools pack them, and what those tools read back.
 
     python tests/golden/quantized/packings.py [--older FOLDER]
 
@@ -12,6 +12,7 @@ that the tool itself ends with (`dtype`).
 
 import argparse
 import json
+import lzma
 import os
 import pathlib
 import subprocess
@@ -283,7 +284,8 @@ def main():
     rows = ",\n".join(json.dumps(row, separators=(",", ":")) for row in cases.rows)
     made_by = {"torch": torch.__version__.split("+")[0]}
     eight = json.dumps({} if flags.index_only else eight_bit_floats(), separators=(",", ":"))
-    (target / "packings.json").write_text(f'{{\n"made_by": {json.dumps(made_by)},\n"eight_bit_floats": {eight},\n"cases": [\n{rows}\n]\n}}\n')
+    text = f'{{\n"made_by": {json.dumps(made_by)},\n"eight_bit_floats": {eight},\n"cases": [\n{rows}\n]\n}}\n'
+    (target / "packings.json.lzma").write_bytes(lzma.compress(text.encode(), lzma.FORMAT_ALONE, filters=[{"id": lzma.FILTER_LZMA1, "preset": 9, "dict_size": 1 << 16}]))
 
 
 def keep_index_cases(cases, folder):
@@ -296,7 +298,7 @@ def keep_index_cases(cases, folder):
         else:
             source = HERE
         tensors = load_file(source / "packings.safetensors")
-        for row in json.loads((source / "packings.json").read_text())["cases"]:
+        for row in json.loads(lzma.decompress((source / "packings.json.lzma").read_bytes()))["cases"]:
             if row["name"].startswith("pack4-index"):
                 cases.rows.append(row)
                 cases.tensors |= {key: tensor for key, tensor in tensors.items() if key.startswith(row["name"] + ".")}
