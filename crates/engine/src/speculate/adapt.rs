@@ -96,10 +96,9 @@ struct StepSeen {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Last {
-    /// Requests that were decoding, and nodes that they were asked for in all and at most.
+    /// Requests that were decoding, nodes that they were asked for, and how many of them were.
     requests: usize,
     nodes: usize,
-    longest: usize,
     drafting: usize,
     /// Whether the step was waited for.
     waits: bool,
@@ -127,7 +126,7 @@ const LOOK_EVERY: u32 = 8;
 /// Plain steps, now and then, where drafts pay.
 const ANCHOR_STEPS: u32 = 4;
 /// A node behind those that pay is asked for as well, until it has been so often of late.
-const CURIOUS: f32 = 4.0;
+const CURIOUS: f32 = 2.0;
 
 /// Steps of a probe in which there are drafts, and in all.
 const PROBE_STEPS: u32 = 4;
@@ -173,19 +172,21 @@ impl Adapt {
         }
     }
 
-    /// How long it took to make the drafts that were asked for last, or, where none were, to take in the step.
-    pub fn note_drafting(&mut self, requests: usize, _nodes: usize, took: Duration) {
+    /// How long it took to make the drafts that were asked for last, the longest of so many nodes; or, where none were, to
+    /// take in the step.
+    pub fn note_drafting(&mut self, requests: usize, longest: usize, took: Duration) {
         let seconds = took.as_secs_f64();
         self.last.drafting_seconds = seconds;
-        let requests = if self.last.nodes > 0 { self.last.drafting } else { requests };
-        if self.last.nodes > 0 && std::mem::take(&mut self.is_cold) {
+        if self.last.nodes == 0 {
+            self.costs.note_keeping_up(requests, seconds);
+        } else if std::mem::take(&mut self.is_cold) {
             self.last.drafting_seconds = 0.0;
         } else if self.last.catches_up {
-            let usual = self.costs.drafting(requests, self.last.longest);
+            let usual = self.costs.drafting(self.last.drafting).seconds(longest as f64);
             self.last.drafting_seconds = seconds.min(usual);
             self.account.borrow(seconds - self.last.drafting_seconds);
         } else {
-            self.costs.note_drafting(requests, self.last.longest, seconds);
+            self.costs.note_drafting(self.last.drafting, longest, seconds);
         }
     }
 
@@ -254,31 +255,34 @@ impl Adapt {
         if !step.is_decode_only || requests == 0 || step.rows < requests {
             return;
         }
-        if waits {
-            self.costs.note_verifying(requests, step.rows - requests, step.seconds);
-        } else {
-            self.costs.note_plain(requests, step.seconds);
-        }
+        // A hiccup is nobody's fault.
+        let seconds = match waits {
+            true => {
+                self.costs.note_verifying(requests, step.rows - requests, step.seconds) + gap_seconds + drafting_seconds
+            }
+            false => self.costs.note_plain(requests, step.seconds),
+        };
         let Some(plain) = self.costs.plain(requests) else { return };
-        // A hiccup is nobody's fault, and not in the time of plain steps either.
-        let usual = self.costs.verifying(requests, step.rows - requests).map_or(NEW_COST * plain, |usual| 1.25 * usual);
-        let seconds = step.seconds.min(usual) + if waits { gap_seconds + drafting_seconds } else { 0.0 };
-        let worth = plain * (1.0 + step.accepted as f64 / requests as f64) + self.costs.drafting(requests, 0);
+        let seconds = seconds.min(NEW_COST * plain);
+        let worth = plain * (1.0 + step.accepted as f64 / requests as f64) + self.costs.keeping_up(requests);
         self.account.note(plain, seconds, if waits { worth - seconds } else { 0.0 });
     }
 
     /// Moves between the states, and says how many nodes.
     fn decide(&mut self, step: &StepSeen, decoding: &[RequestId], nodes: &mut [usize]) {
         let requests = decoding.len();
+        let is_new =
+            self.costs.plain_seen(requests) > LOOK_EVERY && decoding.iter().any(|id| !self.requests.contains_key(id));
         if let State::Plain { wait } = &mut self.state
             && *wait % LOOK_EVERY > 0
+            && !is_new
         {
             // Little changes from step to step, and to look costs time, too.
             *wait -= 1;
             return;
         }
         let Some(curve) = self.costs.curve(requests) else { return };
-        let plain_rate = requests as f64 / (curve.plain + self.costs.drafting(requests, 0));
+        let plain_rate = requests as f64 / (curve.plain + self.costs.keeping_up(requests));
         let promise = self.choose(&curve, decoding, nodes);
         let pays = promise.rate / plain_rate;
         let is_overdrawn = self.account.is_overdrawn();
@@ -384,7 +388,6 @@ impl Adapt {
         self.last = Last {
             requests: decoding.len(),
             nodes: nodes.iter().sum(),
-            longest: nodes.iter().copied().max().unwrap_or(0),
             drafting: nodes.iter().filter(|&&nodes| nodes > 0).count(),
             waits: self.waits(),
             catches_up,

@@ -189,14 +189,14 @@ impl<B: Backend> Speculation<B> {
         // A method may have kept something of them, and nobody else would tell it to forget them.
         let left = parts.iter().filter(|part| part.has_left).map(|part| part.rows.id);
         left.for_each(|id| self.forget(id, &[]));
-        let (vocab, mut nodes) = (decoder.spec().vocab_size, 0);
+        let (vocab, mut longest) = (decoder.spec().vocab_size, 0);
         for (((part, output), draft), most) in parts.iter().zip(&mut *outputs).zip(&mut self.drafts).zip(mosts) {
             output.expects_drafts = part.goes_on() && self.adapt.expects(part.rows.id);
             keep_sound(draft, most, vocab);
-            nodes += draft.len();
+            longest = longest.max(draft.len());
             output.draft = (!draft.is_empty()).then(|| std::mem::take(draft));
         }
-        self.adapt.note_drafting(self.decoding.len(), nodes, took);
+        self.adapt.note_drafting(self.decoding.len(), longest, took);
         if outputs.iter().any(|output| output.expects_drafts) {
             (self.quiet_steps, self.quiet_time) = (0, Duration::ZERO);
         } else {

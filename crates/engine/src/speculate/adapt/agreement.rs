@@ -36,6 +36,8 @@ pub(super) struct Hope {
 
 /// Times that what is known of everybody counts, against what is known of one.
 const PRIOR: f32 = 3.0;
+/// And of how a place compares with the one before it.
+const PRIOR_ON: f32 = 8.0;
 /// Times that one place counts for the next.
 const NEIGHBOUR: f32 = 2.0;
 
@@ -93,10 +95,16 @@ impl Agreement {
     pub fn hopes(&self, all: &Steps, hopes: &mut Vec<Hope>) {
         hopes.clear();
         let (mut there, mut held) = (all.first.rows as f32, all.first.tokens as f32);
-        for (place, (there_on, held_on)) in self.places.iter().zip(&all.on) {
-            (there, held) = (there * there_on, held * held_on);
-            there = ((place.there + PRIOR * there) / (place.asked + PRIOR)).min(1.0);
-            held = ((place.held + PRIOR * held) / (place.asked + PRIOR)).min(there);
+        for (node, (place, (there_on, held_on))) in self.places.iter().zip(&all.on).enumerate() {
+            if node == 0 {
+                there = (place.there + PRIOR * there) / (place.asked + PRIOR);
+                held = (place.held + PRIOR * held) / (place.asked + PRIOR);
+            } else {
+                there *= (place.there + PRIOR_ON * there_on) / (place.there_before + PRIOR_ON);
+                held *= (place.held + PRIOR_ON * held_on) / (place.held_before + PRIOR_ON);
+            }
+            there = there.min(1.0);
+            held = held.min(there);
             hopes.push(Hope { rows: f64::from(there), tokens: f64::from(held) });
         }
     }
@@ -167,5 +175,19 @@ mod tests {
         let (good, none) = (hopes(&good, &all), hopes(&none, &all));
         assert!(good[3].tokens > 0.8 && good[3].rows > 0.8, "{good:?}");
         assert!(none[0].tokens < 0.1 && none[0].rows < 0.1, "{none:?}");
+    }
+
+    /// Of a request whose first nodes failed, later ones were never seen to fail.
+    #[test]
+    fn bad_luck_with_the_first_node_counts_once() {
+        let (mut all, mut own) = (Agreement::hopeful(3), Agreement::new(3));
+        for i in 0..100 {
+            all.note(3, &Draft::chain([1, 2, 3]), &[0, 1, 2][..i % 4]);
+        }
+        (0..3).for_each(|_| own.note(3, &Draft::chain([1, 2, 3]), &[]));
+        let (of_all, of_own) = (hopes(&Agreement::new(3), &all), hopes(&own, &all));
+        assert!(of_own[0].tokens < 0.6 * of_all[0].tokens);
+        let on = |hopes: &[Hope]| hopes[2].tokens / hopes[0].tokens;
+        assert!((on(&of_own) / on(&of_all) - 1.0).abs() < 0.01, "{of_own:?} and {of_all:?}");
     }
 }

@@ -9,8 +9,9 @@ use super::{
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     request: usize,
-    /// Of its draft, with this piece.
+    /// Of its draft, with this piece: those that are asked for, and those that are likely there.
     nodes: usize,
+    made: f64,
     hope: Hope,
 }
 
@@ -18,6 +19,14 @@ impl Piece {
     /// Tokens a row.
     fn worth(&self) -> f64 {
         self.hope.tokens / self.hope.rows.max(1e-3)
+    }
+
+    /// What it adds to a step of so many rows, where the request has so many nodes without it: its rows are there now and
+    /// then, and always behind all of those.
+    fn seconds(&self, before: usize, rows: f64, curve: &Curve) -> f64 {
+        let others = rows - (self.made - self.hope.rows);
+        let all = curve.seconds(others + self.nodes as f64) - curve.seconds(others + before as f64);
+        all * self.hope.rows / (self.nodes - before) as f64
     }
 
     /// About its worth, the best first: a rank for every tenth less.
@@ -59,9 +68,10 @@ impl Chooser {
 
     /// Adds a request, whose nodes are hoped to do so.
     pub fn add(&mut self, request: usize, hopes: &[Hope]) {
-        let first = self.pieces.len();
+        let (first, mut made) = (self.pieces.len(), 0.0);
         for (node, &hope) in hopes.iter().enumerate() {
-            let mut piece = Piece { request, nodes: node + 1, hope };
+            made += hope.rows;
+            let mut piece = Piece { request, nodes: node + 1, made, hope };
             while let Some(before) = self.pieces[first..].last().filter(|before| before.worth() < piece.worth()) {
                 piece.hope.rows += before.hope.rows;
                 piece.hope.tokens += before.hope.tokens;
@@ -81,7 +91,7 @@ impl Chooser {
         self.rank();
         let longest = self.pieces.iter().map(|piece| piece.nodes).max().unwrap_or(0);
         let mut best = self.best_of(costs, curve, kept, longest, nodes);
-        if costs.drafting(nodes.len(), 1) > DEAR * curve.plain {
+        if costs.drafting(nodes.len()).per_node > DEAR * curve.plain {
             // All requests wait for the longest draft: shorter ones may be better for all.
             for longest in (1..longest).rev() {
                 let found = self.best_of(costs, curve, kept, longest, nodes);
@@ -103,23 +113,24 @@ impl Chooser {
         let mut most_pieces = 1;
         let mut best = Best { pieces: 0, longest, promise: Promise { rate: 0.0, nodes: 0 } };
         let mut near = None::<Best>;
-        let (mut rows, mut tokens) = (0.0, nodes.len() as f64);
-        let (mut asked, mut deepest, mut total) = (0, 0, 0);
-        let mut drafting = ((0, 0), 0.0);
+        let (mut rows, mut tokens, mut verifying) = (0.0, nodes.len() as f64, curve.seconds(0.0));
+        let (mut asked, mut most_made, mut total) = (0, 0.0_f64, 0);
+        let mut drafting = (1, costs.drafting(1));
         for (index, piece) in self.by_rank.iter().filter(|piece| piece.nodes <= longest).enumerate() {
+            let before = std::mem::replace(&mut nodes[piece.request], piece.nodes);
+            verifying += piece.seconds(before, rows, curve);
             rows += piece.hope.rows;
             tokens += piece.hope.tokens;
-            let before = std::mem::replace(&mut nodes[piece.request], piece.nodes);
             total += piece.nodes - before;
             asked += usize::from(before == 0);
-            deepest = deepest.max(piece.nodes);
+            most_made = most_made.max(piece.made);
             if rows <= most_rows {
                 most_pieces = index + 1;
             }
-            if drafting.0 != (asked, deepest) {
-                drafting = ((asked, deepest), costs.drafting(asked, deepest));
+            if !Costs::drafts_alike(drafting.0, asked) {
+                drafting = (asked, costs.drafting(asked));
             }
-            let seconds = curve.seconds(rows) + curve.gap + drafting.1;
+            let seconds = verifying + curve.gap + drafting.1.seconds(most_made);
             let found = Best { pieces: index + 1, longest, promise: Promise { rate: tokens / seconds, nodes: total } };
             if found.promise.rate > best.promise.rate {
                 best = found;
@@ -200,5 +211,23 @@ mod tests {
     fn a_bad_node_in_front_of_a_good_one_is_paid_for() {
         let (nodes, _) = choose(&[&[0.6, 0.05, 0.5, 0.0]]);
         assert_eq!(nodes, [3]);
+    }
+
+    /// Three nodes are nearly free and the fourth is dear: that it is seldom there does not make it cheaper when it is.
+    #[test]
+    fn rows_that_are_seldom_there_cost_what_they_cost_then() {
+        let mut costs = Costs::default();
+        for _ in 0..4 {
+            costs.note_plain(1, 1.0);
+            for (rows, seconds) in [(1, 1.01), (2, 1.02), (3, 1.03), (4, 2.0), (5, 2.01), (6, 2.02)] {
+                costs.note_verifying(1, rows, seconds);
+            }
+        }
+        let (mut chooser, mut nodes) = (Chooser::default(), vec![0]);
+        let hopes = [(1.0, 0.8), (0.6, 0.5), (0.5, 0.4), (0.4, 0.1), (0.3, 0.09), (0.2, 0.08)];
+        chooser.add(0, &hopes.map(|(rows, tokens)| Hope { rows, tokens }));
+        let promise = chooser.choose(&costs, &costs.curve(1).unwrap(), 0, &mut nodes);
+        assert_eq!(nodes, [3]);
+        assert!((promise.rate - 2.7 / (1.01 + 0.01 * 0.6 + 0.01 * 0.5)).abs() < 1e-6, "{promise:?}");
     }
 }

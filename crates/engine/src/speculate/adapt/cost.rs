@@ -1,11 +1,14 @@
 //! What a step costs: by the number of requests in it, and by the rows that it verifies besides.
 
-use super::estimate::Estimate;
+use super::estimate::{Estimate, Pace};
 
 /// Sizes are told apart up to the next of these, and from the last on in proportion.
 const SIZES: [usize; 27] = [
     0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
 ];
+
+/// Up to here every number is a size of its own.
+const EXACT: usize = 6;
 
 fn size(count: usize) -> usize {
     SIZES.partition_point(|&size| size < count).min(SIZES.len() - 1)
@@ -32,60 +35,114 @@ struct Cell {
 impl Batch {
     /// A step that verifies nothing, but could not be planned ahead. There are few of those, and they are much like plain
     /// ones, at least.
-    fn bare(&self) -> Option<f64> {
-        let plain = self.plain.seconds()?;
+    fn bare(&self, pace: &Pace) -> Option<f64> {
+        let plain = self.plain.seconds(pace)?;
         let bare = self.verifying.first().map_or(Estimate::default(), |cell| cell.took);
         let weight = f64::from(bare.seen()) / f64::from(bare.seen() + 16);
-        Some(bare.settled().map_or(plain, |bare| plain.max(bare * weight + plain * (1.0 - weight))))
+        Some(bare.settled(pace).map_or(plain, |bare| plain.max(bare * weight + plain * (1.0 - weight))))
     }
 
     /// What rows of a size cost besides, where that was measured: how many, and seconds.
-    fn besides(&self, size: usize) -> Option<(f64, f64)> {
+    fn besides(&self, size: usize, pace: &Pace) -> Option<(f64, f64)> {
         let cell = self.verifying.get(size)?;
-        let bare = self.bare()?;
-        Some((cell.rows, (cell.took.settled()? - bare).max(0.0)))
+        let bare = self.bare(pace)?;
+        Some((cell.rows, (cell.took.settled(pace)? - bare).max(0.0)))
     }
 }
 
 #[derive(Debug)]
 pub(super) struct Costs {
+    pace: Pace,
     batches: Vec<Batch>,
     drafting: Vec<Drafting>,
 }
 
 /// Of drafts for about one number of requests.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Drafting {
     /// No draft was asked for: what a method does to keep up.
     idle: Estimate,
-    /// A node of the longest draft.
-    per_node: Estimate,
+    /// By the size of the longest draft that was made.
+    made: Vec<Estimate>,
+}
+
+impl Drafting {
+    /// Through what was measured, what was measured often more than the rest.
+    fn line(&self) -> Option<DraftingLine> {
+        let known = self.made.iter().zip(SIZES).filter(|(made, _)| made.seen() > 0);
+        let points = known.filter_map(|(made, nodes)| {
+            Some((f64::from(made.seen().min(16)), nodes as f64, made.seconds(&Pace::default())?))
+        });
+        let (mut weight, mut nodes, mut seconds, mut squares, mut products) = (0.0, 0.0, 0.0, 0.0, 0.0);
+        for (w, n, s) in points {
+            weight += w;
+            nodes += w * n;
+            seconds += w * s;
+            squares += w * n * n;
+            products += w * n * s;
+        }
+        if weight == 0.0 {
+            return None;
+        }
+        let (nodes, seconds) = (nodes / weight, seconds / weight);
+        let spread = squares / weight - nodes * nodes;
+        // Where only one length is known, what comes before the first node is taken for as much as a node.
+        let even = seconds / (1.0 + nodes);
+        let per_node = if spread > 0.1 { (products / weight - nodes * seconds) / spread } else { even };
+        let per_node = per_node.clamp(0.0, seconds / nodes.max(0.1));
+        Some(DraftingLine { first: seconds - per_node * nodes, per_node })
+    }
+}
+
+/// Seconds of drafting by the nodes of the longest draft that is made.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct DraftingLine {
+    first: f64,
+    pub per_node: f64,
+}
+
+impl DraftingLine {
+    pub fn seconds(&self, nodes: f64) -> f64 {
+        self.first + self.per_node * nodes
+    }
 }
 
 impl Default for Costs {
     fn default() -> Self {
-        Self { batches: vec![Batch::default(); SIZES.len()], drafting: vec![Drafting::default(); SIZES.len()] }
+        Self {
+            pace: Pace::default(),
+            batches: vec![Batch::default(); SIZES.len()],
+            drafting: vec![Drafting::default(); SIZES.len()],
+        }
     }
 }
 
 impl Costs {
-    pub fn note_plain(&mut self, requests: usize, seconds: f64) {
-        let batch = &mut self.batches[size(requests)];
-        let moved = batch.plain.note(seconds);
-        batch.verifying.iter_mut().for_each(|cell| cell.took.shift(moved));
+    /// What a step took; returned is what it took without hiccups.
+    pub fn note_plain(&mut self, requests: usize, seconds: f64) -> f64 {
+        let mut pace = self.pace;
+        let took = self.batches[size(requests)].plain.note(seconds, &mut pace);
+        self.learn(pace, &[requests]);
+        took
     }
 
-    pub fn note_verifying(&mut self, requests: usize, rows: usize, seconds: f64) {
+    /// As [`Self::note_plain`], of a step that verified so many rows.
+    pub fn note_verifying(&mut self, requests: usize, rows: usize, seconds: f64) -> f64 {
         let batch = &mut self.batches[size(requests)];
         let index = size(rows);
         batch.verifying.resize(batch.verifying.len().max(index + 1), Cell::default());
         let cell = &mut batch.verifying[index];
         cell.rows += (rows as f64 - cell.rows) * if cell.took.seen() == 0 { 1.0 } else { 0.1 };
-        let moved = cell.took.note(seconds);
-        if rows == 0 {
-            // What makes such a step slower (longer contexts, a busy machine) makes all others slower, too.
-            batch.plain.shift(moved);
-            batch.verifying.iter_mut().skip(1).for_each(|cell| cell.took.shift(moved));
+        let mut pace = self.pace;
+        let took = cell.took.note(seconds, &mut pace);
+        self.learn(pace, &[requests, rows]);
+        took
+    }
+
+    /// Where several numbers are one size, a step may be longer because there is more in it: that says nothing of the pace.
+    fn learn(&mut self, pace: Pace, counts: &[usize]) {
+        if counts.iter().all(|&count| count <= EXACT) {
+            self.pace = pace;
         }
     }
 
@@ -95,28 +152,32 @@ impl Costs {
         *gap += (seconds.min(most) - *gap) / 8.0;
     }
 
-    /// `nodes`: of the longest draft that was asked for; `requests`: that were asked for one, or are there if none was.
-    pub fn note_drafting(&mut self, requests: usize, nodes: usize, seconds: f64) {
-        let drafting = &mut self.drafting[size(requests)];
-        match nodes {
-            0 => drafting.idle.note(seconds),
-            nodes => drafting.per_node.note(seconds / nodes as f64),
-        };
+    /// Nobody was asked for a draft.
+    pub fn note_keeping_up(&mut self, requests: usize, seconds: f64) {
+        self.drafting[size(requests)].idle.note_alone(seconds);
     }
 
-    pub fn drafting(&self, requests: usize, nodes: usize) -> f64 {
-        let at = size(requests);
-        let near =
-            |pick: fn(&Drafting) -> &Estimate| nearest(at, self.drafting.len(), |i| pick(&self.drafting[i]).seconds());
-        match nodes {
-            0 => self.drafting[at].idle.seconds().unwrap_or(0.0),
-            nodes => near(|drafting| &drafting.per_node).map_or(0.0, |(_, unit)| unit * nodes as f64),
-        }
+    /// So many were asked for a draft, and the longest that was made has so many nodes.
+    pub fn note_drafting(&mut self, requests: usize, longest: usize, seconds: f64) {
+        let made = &mut self.drafting[size(requests)].made;
+        let index = size(longest);
+        made.resize(made.len().max(index + 1), Estimate::default());
+        made[index].note_alone(seconds);
     }
 
-    /// What a step that verified so many rows takes, if that is known well.
-    pub fn verifying(&self, requests: usize, rows: usize) -> Option<f64> {
-        self.batches[size(requests)].verifying.get(size(rows))?.took.settled()
+    pub fn keeping_up(&self, requests: usize) -> f64 {
+        self.drafting[size(requests)].idle.seconds(&Pace::default()).unwrap_or(0.0)
+    }
+
+    /// What drafts for so many requests take; nothing, where nobody knows.
+    pub fn drafting(&self, requests: usize) -> DraftingLine {
+        let found = nearest(size(requests), self.drafting.len(), |i| self.drafting[i].line());
+        found.map_or(DraftingLine::default(), |(_, line)| line)
+    }
+
+    /// Whether what is known of so many requests drafting is the same.
+    pub fn drafts_alike(requests: usize, other: usize) -> bool {
+        size(requests) == size(other)
     }
 
     /// How often a plain step with about so many requests was seen.
@@ -127,7 +188,7 @@ impl Costs {
     /// A step of one token each, in seconds; none before any was seen.
     pub fn plain(&self, requests: usize) -> Option<f64> {
         let at = size(requests);
-        let (found, seconds) = nearest(at, self.batches.len(), |i| self.batches[i].plain.seconds())?;
+        let (found, seconds) = nearest(at, self.batches.len(), |i| self.batches[i].plain.seconds(&self.pace))?;
         // More requests take longer, but nobody knows how much: as if the half of a step grew with them.
         let ratio = SIZES[at].max(1) as f64 / SIZES[found].max(1) as f64;
         Some(if found == at { seconds } else { seconds * (0.5 + 0.5 * ratio) })
@@ -137,13 +198,13 @@ impl Costs {
     pub fn curve(&self, requests: usize) -> Option<Curve> {
         let (at, plain) = (size(requests), self.plain(requests)?);
         let own = &self.batches[at];
-        let bare = own.bare().unwrap_or(plain);
+        let bare = own.bare(&self.pace).unwrap_or(plain);
         let mut points = vec![(0.0, bare)];
         let mut unknown = Vec::new();
         for index in 1..self.batches.iter().map(|batch| batch.verifying.len()).max().unwrap_or(0) {
-            match nearest(at, self.batches.len(), |i| self.batches[i].besides(index)) {
+            match nearest(at, self.batches.len(), |i| self.batches[i].besides(index, &self.pace)) {
                 Some((found, (rows, _))) if found == at => {
-                    points.push((rows, own.verifying[index].took.settled().unwrap_or(bare)))
+                    points.push((rows, own.verifying[index].took.settled(&self.pace).unwrap_or(bare)))
                 }
                 // Elsewhere it was measured what so many rows cost besides: the best guess here.
                 Some((_, (rows, besides))) => points.push((rows, bare + besides)),
@@ -152,7 +213,8 @@ impl Costs {
         }
         make_monotone(&mut points);
         add_hopes(&mut points, &unknown);
-        let most_known = own.verifying.iter().rposition(|cell| cell.took.settled().is_some()).map_or(0, |i| SIZES[i]);
+        let most_known =
+            own.verifying.iter().rposition(|cell| cell.took.settled(&self.pace).is_some()).map_or(0, |i| SIZES[i]);
         // As much as those before it; and if nothing is known, so little that it is tried. Nothing is free.
         let little = plain * f64::min(0.01, 0.25 / requests as f64);
         let beyond = match points.last() {
@@ -256,6 +318,25 @@ mod tests {
         let curve = costs.curve(16).unwrap();
         assert!((curve.plain - 9.0).abs() < 1e-6 && (curve.seconds(4.0) - 11.0).abs() < 1e-6);
         assert_eq!(curve.most_known, 0);
+    }
+
+    #[test]
+    fn drafts_cost_by_what_was_made() {
+        let mut costs = Costs::default();
+        assert_eq!(costs.drafting(1), DraftingLine::default());
+        costs.note_drafting(1, 3, 4.0);
+        assert!(
+            (costs.drafting(1).seconds(1.0) - 2.0).abs() < 1e-6,
+            "one length: the half of it before the first node"
+        );
+        for nodes in [0, 1, 3, 1, 0, 3] {
+            costs.note_drafting(1, nodes, 1.0 + nodes as f64);
+        }
+        for nodes in [0.0, 2.0, 5.0] {
+            let found = costs.drafting(2).seconds(nodes);
+            assert!((found - 1.0 - nodes).abs() < 1e-3, "{nodes}: {found}");
+        }
+        assert_eq!(costs.keeping_up(1), 0.0);
     }
 
     #[test]

@@ -1,11 +1,28 @@
-//! A time that is measured again and again on a machine that has other things to do, too.
+//! Times that are measured again and again on a machine that has other things to do, too.
+//!
+//! Two things change what a kind of step is measured to take: how quick the machine is at the moment, which is the same for
+//! all kinds ([`Pace`]), and how little is known of this kind ([`Estimate`]). What is off is put down to both, in
+//! proportion to how much each is in doubt: where steps of all kinds were measured a moment ago, the machine is known, and
+//! it is the kind; where the kind is well known, the machine has changed.
 
-/// Follows the middle of what is noted. What is far off moves it as much as what is a little off, so that a hiccup
-/// costs little; several in a row on one side are no hiccups, and move it quickly.
+/// How much longer everything takes than it once did.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Pace {
+    /// Natural logarithm of a factor.
+    log: f64,
+    /// Variance of that.
+    doubt: f64,
+}
+
+/// What one kind of step takes, at the pace of the beginning: the middle of what is noted. What is far off moves it as
+/// much as what is a little off, so that a hiccup costs little; several in a row on one side are no hiccups, and move
+/// it quickly.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Estimate {
     /// Natural logarithm of seconds.
     log: f64,
+    /// Variance of that.
+    doubt: f64,
     seen: u32,
     /// The first few: until there are enough of them, the shortest is the estimate.
     first: [f64; Estimate::ENOUGH as usize],
@@ -13,29 +30,38 @@ pub(super) struct Estimate {
     far_in_a_row: i32,
 }
 
+/// Variance of one measurement.
+const NOISE: f64 = 0.1 * 0.1;
+/// By how much the pace is more in doubt with every step.
+const PACE_CHANGES: f64 = 0.006 * 0.006;
+/// And what one kind of step takes, with every one.
+const KIND_CHANGES: f64 = 0.002 * 0.002;
+
 impl Estimate {
     /// Notes from which on one of them may be a hiccup without harm.
     const ENOUGH: u32 = 3;
-    /// Part of a difference that counts once much was noted.
-    const SLOWEST: f64 = 1.0 / 16.0;
-    const QUICK: f64 = 1.0 / 3.0;
     /// Further off than this is far.
     const FAR: f64 = 0.25;
     const NO_HICCUP: i32 = 4;
+    /// What takes so many times as long as usual is one.
+    const HICCUP: f64 = 1.25;
     /// Clocks are not finer, and zero has no logarithm.
     const SHORTEST: f64 = 1e-8;
 
-    /// Notes a duration, and says by how much the logarithm moved, where that is news of the world: not while the
-    /// estimate itself is young.
-    pub fn note(&mut self, seconds: f64) -> f64 {
-        let log = seconds.max(Self::SHORTEST).ln();
+    /// A duration, which says something of the pace as well. Returned is what it would have been without a hiccup, as far
+    /// as can be told: where earlier ones turn out to have been some, what was returned for them is taken back.
+    pub fn note(&mut self, seconds: f64, pace: &mut Pace) -> f64 {
+        pace.doubt += PACE_CHANGES;
+        let log = seconds.max(Self::SHORTEST).ln() - pace.log;
         if self.seen < Self::ENOUGH {
+            let before = self.first_without_hiccups();
             self.first[self.seen as usize] = log;
             self.seen += 1;
             // Nothing makes a step too short, and one that seems dear by hiccups is never tried again.
             let known = &self.first[..self.seen as usize];
             self.log = known.iter().copied().fold(f64::INFINITY, f64::min);
-            return 0.0;
+            self.doubt = NOISE;
+            return (self.first_without_hiccups() - before) * pace.log.exp();
         }
         let off = log - self.log;
         self.far_in_a_row = match self.far_in_a_row {
@@ -44,29 +70,40 @@ impl Estimate {
             _ => off.signum() as i32,
         };
         self.seen = self.seen.saturating_add(1);
-        let part = if self.far_in_a_row.abs() > Self::NO_HICCUP {
-            Self::QUICK
-        } else {
-            Self::SLOWEST.max(1.0 / f64::from(self.seen - 1))
-        };
-        let moved = part * off.clamp(-Self::FAR, Self::FAR);
-        self.log += moved;
-        if self.seen > 16 { moved } else { 0.0 }
+        self.doubt += KIND_CHANGES;
+        if self.far_in_a_row.abs() > Self::NO_HICCUP {
+            self.doubt = self.doubt.max(NOISE / 2.0);
+        }
+        let usual = (self.log + pace.log).exp();
+        let all = NOISE + pace.doubt + self.doubt;
+        let off = off.clamp(-Self::FAR, Self::FAR);
+        for (log, doubt) in [(&mut pace.log, &mut pace.doubt), (&mut self.log, &mut self.doubt)] {
+            let part = *doubt / all;
+            *log += part * off;
+            *doubt *= 1.0 - part;
+        }
+        seconds.min(Self::HICCUP * usual)
     }
 
-    /// The world has become slower or quicker by a factor, which was seen elsewhere.
-    pub fn shift(&mut self, log: f64) {
-        self.log += log;
-        self.first.iter_mut().for_each(|first| *first += log);
+    /// Seconds of the first few, together.
+    fn first_without_hiccups(&self) -> f64 {
+        let most = Self::HICCUP * self.log.exp();
+        self.first[..self.seen as usize].iter().map(|first| first.exp().min(most)).sum()
     }
 
-    pub fn seconds(&self) -> Option<f64> {
-        (self.seen > 0).then(|| self.log.exp())
+    /// A duration that has nothing to do with the pace.
+    pub fn note_alone(&mut self, seconds: f64) {
+        self.doubt += PACE_CHANGES;
+        self.note(seconds, &mut Pace { log: 0.0, doubt: -PACE_CHANGES });
+    }
+
+    pub fn seconds(&self, pace: &Pace) -> Option<f64> {
+        (self.seen > 0).then(|| (self.log + pace.log).exp())
     }
 
     /// As [`Self::seconds`], where one hiccup more or less does not matter.
-    pub fn settled(&self) -> Option<f64> {
-        self.seconds().filter(|_| self.seen >= Self::ENOUGH)
+    pub fn settled(&self, pace: &Pace) -> Option<f64> {
+        self.seconds(pace).filter(|_| self.seen >= Self::ENOUGH)
     }
 
     /// How often it was noted.
@@ -80,16 +117,16 @@ mod tests {
     use super::*;
 
     fn after(seconds: impl IntoIterator<Item = f64>) -> f64 {
-        let mut estimate = Estimate::default();
+        let (mut estimate, mut pace) = (Estimate::default(), Pace::default());
         seconds.into_iter().for_each(|seconds| {
-            estimate.note(seconds);
+            estimate.note(seconds, &mut pace);
         });
-        estimate.seconds().unwrap()
+        estimate.seconds(&pace).unwrap()
     }
 
     #[test]
     fn hiccups_do_not_count() {
-        assert_eq!(Estimate::default().seconds(), None);
+        assert_eq!(Estimate::default().seconds(&Pace::default()), None);
         assert!((after([9.0, 8.0, 1.0]) - 1.0).abs() < 1e-9);
         assert!((after([1.0, 90.0]) - 1.0).abs() < 1e-9);
         let busy = (0..400).map(|i| if i % 20 == 7 { 50.0 } else { 1.0 });
@@ -102,5 +139,39 @@ mod tests {
         assert!((after(slower) - 1.5).abs() < 0.1);
         let quicker = [1.0; 100].into_iter().chain([0.3; 40]);
         assert!((after(quicker) - 0.3).abs() < 0.03);
+    }
+
+    #[test]
+    fn what_is_known_well_tells_the_pace_of_all() {
+        let (mut often, mut seldom, mut pace) = (Estimate::default(), Estimate::default(), Pace::default());
+        for _ in 0..200 {
+            often.note(1.0, &mut pace);
+            seldom.note(3.0, &mut pace);
+        }
+        for _ in 0..100 {
+            often.note(1.3, &mut pace);
+        }
+        let (often, seldom) = (often.seconds(&pace).unwrap(), seldom.seconds(&pace).unwrap());
+        assert!((often - 1.3).abs() < 0.02 && (seldom - 3.9).abs() < 0.3, "{often} and {seldom}");
+    }
+
+    #[test]
+    fn what_is_new_says_little_of_the_pace() {
+        let (mut known, mut new, mut pace) = (Estimate::default(), Estimate::default(), Pace::default());
+        for _ in 0..100 {
+            known.note(1.0, &mut pace);
+        }
+        for seconds in [2.0, 2.4, 2.4, 2.4, 2.4, 2.4] {
+            new.note(seconds, &mut pace);
+        }
+        assert!((known.seconds(&pace).unwrap() - 1.0).abs() < 0.05);
+        assert!(new.seconds(&pace).unwrap() > 2.15);
+    }
+
+    #[test]
+    fn a_hiccup_at_first_is_taken_back() {
+        let (mut estimate, mut pace) = (Estimate::default(), Pace::default());
+        let counted: Vec<f64> = [9.0, 1.0, 1.0, 1.0, 9.0].map(|seconds| estimate.note(seconds, &mut pace)).to_vec();
+        assert!((counted.iter().sum::<f64>() - 5.5).abs() < 0.1, "{counted:?}");
     }
 }

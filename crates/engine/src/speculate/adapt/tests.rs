@@ -1,5 +1,7 @@
 //! A world with costs and agreement as they are on real machines, in which speculating must never lose and mostly win.
 
+mod pair;
+
 use super::*;
 
 /// What the machine does.
@@ -143,7 +145,8 @@ fn run(world: World, requests: usize, steps: usize, agreement: impl Fn(usize, us
                 waits = adapt.expects(ids[0]);
                 let took = world.drafting * nodes.iter().copied().max().unwrap_or(0) as f64;
                 run.seconds += took;
-                adapt.note_drafting(requests, nodes.iter().sum(), Duration::from_secs_f64(took * random.noise()));
+                let longest = nodes.iter().copied().max().unwrap_or(0);
+                adapt.note_drafting(requests, longest, Duration::from_secs_f64(took * random.noise()));
             }
             Controller::Always(always) => {
                 nodes.fill(*always);
@@ -197,7 +200,7 @@ fn speculation_is_never_slower_and_nearly_the_best() {
     let far: Vec<_> = worthwhile.iter().filter(|found| found.of_best < 0.85).collect();
     assert!(far.is_empty(), "{far:#?}");
     let mean = worthwhile.iter().map(|found| found.of_best).sum::<f64>() / worthwhile.len() as f64;
-    assert!(mean > 0.94, "{mean}");
+    assert!(mean > 0.96, "{mean}");
 }
 
 #[test]
