@@ -255,17 +255,25 @@ impl Adapt {
         if !step.is_decode_only || requests == 0 || step.rows < requests {
             return;
         }
-        // A hiccup is nobody's fault.
-        let seconds = match waits {
-            true => {
-                self.costs.note_verifying(requests, step.rows - requests, step.seconds) + gap_seconds + drafting_seconds
-            }
+        let took = match waits {
+            true => self.costs.note_verifying(requests, step.rows - requests, step.seconds),
             false => self.costs.note_plain(requests, step.seconds),
         };
         let Some(plain) = self.costs.plain(requests) else { return };
-        let seconds = seconds.min(NEW_COST * plain);
-        let worth = plain * (1.0 + step.accepted as f64 / requests as f64) + self.costs.keeping_up(requests);
-        self.account.note(plain, seconds, if waits { worth - seconds } else { 0.0 });
+        // A hiccup is nobody's fault.
+        let took = took.min(NEW_COST * plain);
+        let (seconds, gained) = match waits {
+            true => {
+                let seconds = took + gap_seconds + drafting_seconds;
+                (seconds, plain * (1.0 + step.accepted as f64 / requests as f64) - seconds)
+            }
+            false => (took, 0.0),
+        };
+        if !waits {
+            // Who keeps up with plain steps does so for drafts to come.
+            self.account.borrow(drafting_seconds.min(plain));
+        }
+        self.account.note(plain, seconds, gained);
     }
 
     /// Moves between the states, and says how many nodes.
