@@ -2,8 +2,8 @@
 //!
 //! Estimates may be wrong in ways that nobody thought of; what is lost by them is bounded here. A small part of all
 //! time may be lost to find out whether drafts pay, and what was gained of late may be lost again. A method that has rested
-//! takes in what it missed before it says anything: the time for that is borrowed. It ends nothing, but counts before
-//! anything new begins.
+//! takes in what it missed before it says anything, and one that rests keeps up for a while: the time for both is borrowed.
+//! It ends nothing, but counts before anything new begins.
 
 #[derive(Debug, Default)]
 pub(super) struct Account {
