@@ -55,7 +55,8 @@ pub fn f32_peak(threads: usize) -> f64 {
     peak(threads, Isa::best(), f32_burst)
 }
 
-/// The same for products of bf16 summed in f32: with the dot-product instruction where there is one, else by f32.
+/// The same for products of bf16 summed in f32: by tile registers or with the dot-product instruction where there are such, else
+/// by f32.
 pub fn bf16_peak(threads: usize) -> f64 {
     peak(threads, Isa::best(), bf16_burst)
 }
@@ -86,7 +87,7 @@ fn read(isa: Isa, data: &[u8]) -> u64 {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `isa` is one of `Isa::available`.
-        Isa::Avx512 => unsafe { x86::read_avx512(data) },
+        Isa::Avx512 | Isa::Amx => unsafe { x86::read_avx512(data) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         Isa::Avx2 => unsafe { x86::read_avx2(data) },
@@ -111,7 +112,7 @@ fn f32_burst(isa: Isa, rounds: usize) -> u64 {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `isa` is one of `Isa::available`.
-        Isa::Avx512 => unsafe { x86::f32_avx512(rounds) },
+        Isa::Avx512 | Isa::Amx => unsafe { x86::f32_avx512(rounds) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         Isa::Avx2 => unsafe { x86::f32_avx2(rounds) },
@@ -124,6 +125,9 @@ fn bf16_burst(isa: Isa, rounds: usize) -> u64 {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `isa` is one of `Isa::available`.
         Isa::Avx512 => unsafe { x86::bf16_avx512(rounds) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Isa::Amx => unsafe { x86::bf16_amx(rounds) },
         _ => f32_burst(isa, rounds),
     }
 }
@@ -132,7 +136,7 @@ fn int8_burst(isa: Isa, rounds: usize) -> u64 {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `isa` is one of `Isa::available`.
-        Isa::Avx512 => unsafe { x86::int8_avx512(rounds) },
+        Isa::Avx512 | Isa::Amx => unsafe { x86::int8_avx512(rounds) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         Isa::Avx2 => unsafe { x86::int8_avx2(rounds) },
@@ -155,8 +159,29 @@ fn f32_plain(rounds: usize) -> u64 {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
+    use std::arch::asm;
     use std::arch::x86_64::*;
     use std::hint::black_box;
+
+    use super::super::tiles::{self, ROW_BYTES, ROWS, Shapes, multiply};
+
+    /// # Safety
+    /// The machine has AMX with BF16.
+    pub unsafe fn bf16_amx(rounds: usize) -> u64 {
+        const CHAINS: usize = 4;
+        // SAFETY: the caller's promise.
+        unsafe {
+            Shapes::WHOLE.enter();
+            for _ in 0..rounds / 16 {
+                multiply!("tdpbf16ps", 0, 4, 6);
+                multiply!("tdpbf16ps", 1, 4, 7);
+                multiply!("tdpbf16ps", 2, 5, 6);
+                multiply!("tdpbf16ps", 3, 5, 7);
+            }
+            tiles::leave();
+        }
+        (rounds / 16 * CHAINS * ROWS * ROWS * ROW_BYTES) as u64
+    }
 
     /// # Safety
     /// The machine has AVX-512.

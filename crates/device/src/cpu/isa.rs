@@ -10,6 +10,8 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, VL and DQ, with BF16, VNNI and VBMI.
     Avx512,
+    /// The same, and matrix products by AMX with BF16 and INT8.
+    Amx,
     /// What every aarch64 has.
     Neon,
 }
@@ -24,6 +26,9 @@ impl Isa {
                 found.push(Isa::Avx2);
                 if has_avx512() {
                     found.push(Isa::Avx512);
+                    if has_amx() {
+                        found.push(Isa::Amx);
+                    }
                 }
             }
         }
@@ -42,13 +47,14 @@ impl Isa {
             Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Amx => "amx",
             Isa::Neon => "neon",
         }
     }
 
     /// The inverse of [`Isa::name`].
     pub fn from_name(name: &str) -> Option<Isa> {
-        [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Neon].into_iter().find(|isa| isa.name() == name)
+        [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Amx, Isa::Neon].into_iter().find(|isa| isa.name() == name)
     }
 }
 
@@ -66,6 +72,26 @@ fn has_avx512() -> bool {
         && is_x86_feature_detected!("avx512bf16")
         && is_x86_feature_detected!("avx512vnni")
         && is_x86_feature_detected!("avx512vbmi")
+}
+
+/// Whether there are tile registers, and the system lets this process use them: a process has to ask, and its threads may
+/// then do so as well.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn has_amx() -> bool {
+    /// Ask for the use of a part of a thread's state, and the part that holds tiles.
+    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+    const XFEATURE_XTILEDATA: libc::c_long = 18;
+    /// BF16, tiles and INT8 in the seventh leaf.
+    const FEATURES: u32 = 1 << 22 | 1 << 24 | 1 << 25;
+    let features = std::arch::x86_64::__cpuid_count(7, 0).edx;
+    // SAFETY: a system call that takes two numbers and touches no memory of ours.
+    let allowed = || unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) } == 0;
+    features & FEATURES == FEATURES && allowed()
+}
+
+#[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]
+fn has_amx() -> bool {
+    false
 }
 
 #[cfg(test)]

@@ -23,6 +23,8 @@ mod region;
 mod routing;
 mod simd;
 mod tensor;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 mod weight;
 
 pub use isa::Isa;

@@ -182,19 +182,19 @@ impl Pool {
     }
 
     /// The same for tasks that are faster when a thread does them in order, in runs of whole grains but for the last one: each
-    /// thread has a stretch of its own, and takes from the ends of others' when that is done.
-    pub fn for_each_run(&self, tasks: usize, chunk: usize, grain: usize, body: impl Fn(Range<usize>) + Sync) {
+    /// thread has a stretch of its own, and takes from the ends of others' when that is done. `body` is told which thread it is.
+    pub fn for_each_run(&self, tasks: usize, chunk: usize, grain: usize, body: impl Fn(usize, Range<usize>) + Sync) {
         let num_threads = self.num_threads();
         if num_threads == 1 || tasks <= chunk {
             if tasks > 0 {
-                body(0..tasks);
+                body(0, 0..tasks);
             }
             return;
         }
         let stretches = Stretches::new(tasks.div_ceil(grain), num_threads, chunk.div_ceil(grain));
         self.share(&|thread, _| {
             while let Some(grains) = stretches.take(thread) {
-                body(grains.start * grain..tasks.min(grains.end * grain));
+                body(thread, grains.start * grain..tasks.min(grains.end * grain));
             }
         });
     }

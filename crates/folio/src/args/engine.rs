@@ -164,6 +164,7 @@ pub enum IsaArg {
     Scalar,
     Avx2,
     Avx512,
+    Amx,
     Neon,
 }
 
@@ -173,6 +174,7 @@ impl From<IsaArg> for Isa {
             IsaArg::Scalar => Isa::Scalar,
             IsaArg::Avx2 => Isa::Avx2,
             IsaArg::Avx512 => Isa::Avx512,
+            IsaArg::Amx => Isa::Amx,
             IsaArg::Neon => Isa::Neon,
         }
     }

@@ -21,6 +21,9 @@ pub const BUFFER: usize = 256;
 /// Values that a thread must have to pack before a second one pays.
 const WORTH_SHARING: usize = 4096;
 
+/// Words behind packed rows that kernels may read: those of sixteen rows of the longest group.
+pub const SLACK_WORDS: usize = 16 * BUFFER / 4;
+
 /// Steps whose pairs of bf16 lie side by side in one row.
 pub const PAIR_RUN: usize = 16;
 
@@ -124,16 +127,36 @@ pub struct RowTiles {
     pub first_row: usize,
     pub rows: usize,
     pub num_tiles: usize,
+    heights: Heights,
+}
+
+/// How rows are cut into tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heights {
+    /// As few as there can be of at most so many rows, nearly equal.
+    Even(usize),
+    /// Of so many rows, but for the last: what is less costs the same.
+    Whole(usize),
+}
+
+impl Heights {
+    pub fn most(self) -> usize {
+        let (Heights::Even(rows) | Heights::Whole(rows)) = self;
+        rows
+    }
 }
 
 impl RowTiles {
-    pub fn new(first_row: usize, rows: usize, max_rows: usize) -> Self {
-        Self { first_row, rows, num_tiles: rows.div_ceil(max_rows) }
+    pub fn new(first_row: usize, rows: usize, heights: Heights) -> Self {
+        Self { first_row, rows, num_tiles: rows.div_ceil(heights.most()), heights }
     }
 
     /// The rows of one tile.
     pub fn tile(&self, tile: usize) -> Range<usize> {
-        let range = even_split(self.rows, self.num_tiles, tile);
+        let range = match self.heights {
+            Heights::Even(_) => even_split(self.rows, self.num_tiles, tile),
+            Heights::Whole(height) => tile * height..self.rows.min((tile + 1) * height),
+        };
         self.first_row + range.start..self.first_row + range.end
     }
 }
@@ -244,9 +267,9 @@ fn round_to_bf16(value: f32) -> u32 {
 
 #[cfg(target_arch = "x86_64")]
 fn pack_pairs(isa: Isa, values: &[f32], target: &mut [u32], stride: usize) {
-    assert_eq!(isa, Isa::Avx512);
+    assert!(matches!(isa, Isa::Avx512 | Isa::Amx));
     let (blocks, rest) = values.as_chunks::<{ 2 * PAIR_RUN }>();
-    // SAFETY: the instruction set is Avx512.
+    // SAFETY: the instruction set is Avx512, or has it.
     unsafe { super::avx512::round_to_pairs(blocks, target, PAIR_RUN * stride) };
     let done = (blocks.len() * PAIR_RUN * stride).min(target.len());
     for (pair, place) in rest.chunks(2).zip(&mut target[done..]) {

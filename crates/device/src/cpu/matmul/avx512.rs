@@ -3,7 +3,11 @@
 use std::arch::x86_64::*;
 
 use super::activations::PAIR_RUN;
+use super::kernel::BLOCK_BYTES;
 use super::tile::{self, F16, F32, Lanes, Tile, by_rows};
+
+// A block begins with a run of pairs.
+const _: () = assert!((BLOCK_BYTES / 128).is_multiple_of(PAIR_RUN));
 
 /// Fourteen rows by two registers of outputs leave four registers for weights and an activation.
 pub const MAX_ROWS: usize = 14;

@@ -6,6 +6,8 @@
 
 mod activations;
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -26,26 +28,34 @@ use super::buffer::Grown;
 use super::pool::Disjoint;
 use super::tensor::{Tensor, Vector};
 use super::weight::{LANES, Packing, Part, Weight};
-use activations::PAIR_RUN;
-pub use activations::{Activations, Columns, RowTiles, Source};
+pub use activations::{Activations, Columns, Heights, RowTiles, Source};
 pub use kernel::Kernel;
 
+use activations::SLACK_WORDS;
 use kernel::MAX_ROWS;
 use tile::{Prefetch, Tile};
 
-/// Weight bytes that all tiles pass over before the next block: a small part of a second-level cache, and long enough
-/// that loading and storing the sums costs nothing. Measured on Zen 4: 16 KiB 84% of the bf16 peak at 512 rows,
-/// 32 KiB 88%, 128 KiB 93%.
-const BLOCK_BYTES: usize = 128 << 10;
-// A block begins with a run of pairs.
-const _: () = assert!((BLOCK_BYTES / (2 * LANES * size_of::<u16>())).is_multiple_of(PAIR_RUN));
 /// Tiles that fetch the next block between them, at most, where each of them takes a small part with every step.
 const MAX_SHARES: usize = 4;
-/// Weight bytes that a thread takes at a time, at most.
+/// Sums of a tile and a panel.
+const REGION: usize = MAX_ROWS * LANES;
+/// How many of these a thread keeps between blocks, and tiles that pass over a block with them: with the tiles' activations to the
+/// block they fit the second-level cache.
+const REGIONS: usize = 128;
+const GROUP_TILES: usize = 16;
+/// Panels that a thread takes at a time at least, where sums are kept, if there are so many.
+const CHUNK_PANELS: usize = 8;
+/// Weight bytes that a thread takes at a time otherwise, at most.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Packed activations of one call, see [`activations`].
-pub type Scratch = Grown<u32>;
+/// Memory of one call: grows to the largest and is kept.
+#[derive(Default)]
+pub struct Scratch {
+    /// Activations, see [`activations`].
+    pub packed: Grown<u32>,
+    /// See [`Output::sums`].
+    pub sums: Grown<f32>,
+}
 
 /// `out = x * weight^T (+ bias)`.
 pub(crate) fn linear(
@@ -66,14 +76,14 @@ pub(crate) fn linear(
         return;
     }
     let words = |feed: usize| weight.feeds()[..feed].iter().map(|feed| rows * feed.row_words(x.cols())).sum::<usize>();
-    let packed = scratch.take(words(weight.feeds().len()));
+    let packed = scratch.packed.take(words(weight.feeds().len()) + SLACK_WORDS);
     for (index, feed) in weight.feeds().iter().enumerate() {
         let source = Source { values: x.head(rows), cols: x.cols(), picked: None, columns: feed.columns() };
-        let tiles = RowTiles::new(0, rows, feed.max_rows);
+        let tiles = RowTiles::new(0, rows, feed.heights);
         activations::pack(ctx, feed.activations, source, &[tiles], &mut packed[words(index)..words(index + 1)]);
     }
     let packed = &*packed;
-    let operand = |part| operand(part, &packed[words(part.feed())..words(part.feed() + 1)], 0, rows);
+    let operand = |part| operand(part, &packed[words(part.feed())..], 0, rows);
     let product = |index: usize| {
         let part = &weight.parts()[index];
         let outputs = part.first_output()..part.first_output() + part.outputs();
@@ -84,7 +94,7 @@ pub(crate) fn linear(
             first_column: outputs.start,
         }
     };
-    multiply(ctx, weight.parts().len(), product, out.head_mut(rows), weight.outputs());
+    multiply(ctx, &mut scratch.sums, weight.parts().len(), product, out.head_mut(rows), weight.outputs());
 }
 
 /// A packed part and the packed rows it is multiplied with.
@@ -101,8 +111,14 @@ impl Operand<'_> {
         let kernel = self.part.kernel();
         match self.tiles.num_tiles == 1 && !kernel.fetches_in_turn(self.tiles.rows) {
             true => self.part.num_steps().max(1),
-            false => (BLOCK_BYTES / kernel.packing().step_bytes()).max(1),
+            false => (kernel.block_bytes() / kernel.packing().step_bytes()).max(1),
         }
+    }
+
+    /// Whether sums are kept apart between blocks.
+    fn keeps_sums(&self) -> bool {
+        let blocks = self.part.num_steps().div_ceil(self.block_steps());
+        self.part.kernel().keeps_sums() && self.tiles.num_tiles > 1 && blocks > 1
     }
 
     /// Whether a single tile goes from panel to panel, as they lie in memory.
@@ -132,19 +148,21 @@ pub struct Product<'a> {
 pub(crate) fn pack<'s>(
     ctx: Ctx<'_>,
     activations: Activations,
-    scratch: &'s mut Scratch,
+    scratch: &'s mut Grown<u32>,
     source: Source<'_>,
     num_rows: usize,
     sets: &[RowTiles],
 ) -> &'s [u32] {
-    let target = scratch.take(num_rows * activations.row_words(source.packed_cols()));
-    activations::pack(ctx, activations, source, sets, target);
+    let words = num_rows * activations.row_words(source.packed_cols());
+    let target = scratch.take(words + SLACK_WORDS);
+    activations::pack(ctx, activations, source, sets, &mut target[..words]);
     target
 }
 
 /// Several products in one fork: `out` is `[rows of all products, stride]`, and no two products write to one place.
 pub(crate) fn multiply<'a>(
     ctx: Ctx<'_>,
+    sums: &mut Grown<f32>,
     num_products: usize,
     product: impl Fn(usize) -> Product<'a> + Sync,
     out: &mut [f32],
@@ -152,12 +170,22 @@ pub(crate) fn multiply<'a>(
 ) {
     let panels = |index: usize| product(index).main.part.num_panels();
     let total: usize = (0..num_products).map(panels).sum();
-    let out = Output { values: Disjoint::new(out), stride };
-    let bytes = (0..num_products).map(|index| product(index).main.part.panel_bytes()).max().unwrap_or(0);
-    let chunk = (CHUNK_BYTES / bytes.max(1)).min(total / (2 * ctx.pool.num_threads())).max(1);
     let main = |index: usize| product(index).main;
+    let sums_len = match (0..num_products).any(|index| main(index).keeps_sums()) {
+        true => REGIONS * REGION,
+        false => 0,
+    };
+    let out = Output {
+        values: Disjoint::new(out),
+        stride,
+        sums: Disjoint::new(sums.take(ctx.pool.num_threads() * sums_len)),
+    };
+    let bytes = (0..num_products).map(|index| product(index).main.part.panel_bytes()).max().unwrap_or(0);
+    // Enough panels for what the rows have to a block to be read from cache by most.
+    let least = if sums_len > 0 { CHUNK_PANELS } else { 1 };
+    let chunk = (CHUNK_BYTES / bytes.max(1)).max(least).min(total / (2 * ctx.pool.num_threads())).max(1);
     let grain = (0..num_products).map(|index| main(index).part.kernel().panels(main(index).tiles.rows)).max();
-    ctx.pool.for_each_run(total, chunk, grain.unwrap_or(1), |range| {
+    ctx.pool.for_each_run(total, chunk, grain.unwrap_or(1), |thread, range| {
         let mut first = 0;
         for index in 0..num_products {
             let product = product(index);
@@ -165,7 +193,7 @@ pub(crate) fn multiply<'a>(
             let own = range.start.max(first)..range.end.min(first + num_panels);
             if !own.is_empty() {
                 // SAFETY: rows and panels of the products do not overlap, and each is computed by one thread.
-                unsafe { multiply_panels(&product, own.start - first..own.end - first, &out) };
+                unsafe { multiply_panels(thread, &product, own.start - first..own.end - first, &out) };
             }
             first += num_panels;
             if first >= range.end {
@@ -179,59 +207,104 @@ pub(crate) fn multiply<'a>(
 struct Output<'a> {
     values: Disjoint<'a, f32>,
     stride: usize,
+    /// `[threads][REGIONS][REGION]`: a thread's sums between blocks, a tile's of a panel side by side, if they are many. The rows
+    /// of `values` may lie a power of two apart, where a cache holds but a few of them.
+    sums: Disjoint<'a, f32>,
 }
 
 /// # Safety
 /// No other thread works on these panels of this product.
-unsafe fn multiply_panels(product: &Product<'_>, panels: Range<usize>, out: &Output<'_>) {
-    let part = product.main.part;
-    let is_stream = product.main.runs_through() && product.outliers.is_none();
-    let mut panel = panels.start;
-    while panel < panels.end {
-        // A single tile runs through whole panels without a stop, as they lie in memory.
-        let whole = panels.end.min(part.outputs() / LANES).saturating_sub(panel);
-        let count = if is_stream { whole.max(1) } else { 1 };
-        let outputs = panel * LANES..part.outputs().min((panel + count) * LANES);
-        let bias = product.bias.map(|bias| &bias[outputs.clone()]);
-        let columns = product.first_column + outputs.start..product.first_column + outputs.end;
-        // SAFETY: the caller's promise.
-        unsafe {
-            multiply_operand(&product.main, panel..panel + count, columns.clone(), bias, false, out);
-            if let Some(outliers) = &product.outliers {
-                multiply_operand(outliers, panel..panel + count, columns, None, true, out);
-            }
+unsafe fn multiply_panels(thread: usize, product: &Product<'_>, panels: Range<usize>, out: &Output<'_>) {
+    let Product { main, outliers, bias, first_column } = product;
+    // SAFETY: the caller's promise, for both.
+    unsafe {
+        multiply_operand(thread, main, panels.clone(), *first_column, *bias, false, out);
+        if let Some(outliers) = outliers {
+            multiply_operand(thread, outliers, panels, *first_column, None, true, out);
         }
-        panel += count;
     }
 }
 
 /// # Safety
-/// No other thread works on these columns of these rows. Several panels are whole ones, and of a single tile.
+/// As [`multiply_panels`].
 unsafe fn multiply_operand(
+    thread: usize,
     operand: &Operand<'_>,
     panels: Range<usize>,
-    columns: Range<usize>,
+    first_column: usize,
     bias: Option<&[f32]>,
     adds: bool,
     out: &Output<'_>,
 ) {
-    let steps = operand.part.num_steps();
-    let block = operand.block_steps();
-    // Once even for an inner dimension of zero, which gives zeros or the bias.
-    for start in (0..steps.max(1)).step_by(block) {
+    let (part, steps, block) = (operand.part, operand.part.num_steps(), operand.block_steps());
+    let multiply = |panels: Range<usize>, start: usize, tiles: Range<usize>, place: Place| {
         let end = steps.min(start + block);
-        let last = end == steps;
+        let (outputs, last) = (panels.start * LANES..part.outputs().min(panels.end * LANES), end == steps);
         let block = Block {
-            panels: panels.clone(),
+            columns: first_column + outputs.start..first_column + outputs.end,
             steps: start..end,
-            columns: columns.clone(),
             resume: adds || start > 0,
-            factors: operand.part.factors(panels.clone()).filter(|_| last),
-            bias: bias.filter(|_| last),
+            factors: part.factors(panels.clone()).filter(|_| last),
+            bias: bias.map(|bias| &bias[outputs]).filter(|_| last),
+            last,
+            place,
+            tiles,
+            panels,
         };
-        // SAFETY: the caller's promise; the block lies inside the panel.
+        // SAFETY: the caller's promise; the block lies inside the panels.
         unsafe { multiply_block(operand, &block, out) };
-    }
+    };
+    // One even for an inner dimension of zero, which gives zeros or the bias.
+    let starts = (0..steps.max(1)).step_by(block);
+    let num_tiles = operand.tiles.num_tiles;
+    part.kernel().within(|| {
+        if operand.runs_through() {
+            // Whole panels without a stop, as they lie in memory, and one that is not whole apart.
+            let whole = panels.end.min(part.outputs() / LANES).max(panels.start);
+            for panels in [panels.start..whole, whole..panels.end] {
+                if !panels.is_empty() {
+                    multiply(panels, 0, 0..1, Place::default());
+                }
+            }
+        } else if num_tiles == 1 {
+            for panel in panels {
+                starts.clone().for_each(|start| multiply(panel..panel + 1, start, 0..1, Place::default()));
+            }
+        } else {
+            // A block of all panels before the next block: what the rows have to it stays in cache.
+            let keeps = operand.keeps_sums() && !adds;
+            for tiles in in_steps(0..num_tiles, if keeps { GROUP_TILES } else { num_tiles }) {
+                for panels in in_steps(panels.clone(), if keeps { REGIONS / tiles.len() } else { panels.len() }) {
+                    for start in starts.clone() {
+                        for (index, panel) in panels.clone().enumerate() {
+                            let next =
+                                if panel + 1 < panels.end { (panel + 1, start) } else { (panels.start, start + block) };
+                            let region = thread * REGIONS + index * tiles.len();
+                            let place = Place {
+                                next: Some(next).filter(|next| next.1 < steps),
+                                sums: keeps.then_some(region * REGION),
+                            };
+                            multiply(panel..panel + 1, start, tiles.clone(), place);
+                        }
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// The range in pieces of `step`, but for the last.
+fn in_steps(range: Range<usize>, step: usize) -> impl Iterator<Item = Range<usize>> {
+    range.clone().step_by(step.max(1)).map(move |start| start..range.end.min(start + step))
+}
+
+/// What a block has around it.
+#[derive(Clone, Copy, Default)]
+struct Place {
+    /// Panel and step of the block behind it, if that is not what follows in memory.
+    next: Option<(usize, usize)>,
+    /// Where sums are kept between blocks, if not in the output.
+    sums: Option<usize>,
 }
 
 /// Some steps of a panel, or all steps of several, and what they are to become.
@@ -240,8 +313,11 @@ struct Block<'a> {
     steps: Range<usize>,
     /// Of the output.
     columns: Range<usize>,
-    /// Whether the output holds something to be added to.
+    tiles: Range<usize>,
+    /// Whether there are sums to be added to.
     resume: bool,
+    place: Place,
+    last: bool,
     /// Of the last block: 32 of these a panel, and as many of those as there are columns.
     factors: Option<&'a [f32]>,
     bias: Option<&'a [f32]>,
@@ -259,12 +335,16 @@ unsafe fn multiply_block(operand: &Operand<'_>, block: &Block<'_>, out: &Output<
     let Range { start, end } = block.steps;
     let source = &part.panel(block.panels.start)[start * step_bytes..end * step_bytes];
     let (column, columns) = (block.columns.start, block.columns.len());
-    let prefetch = prefetch(source, kernel, tiles);
-    for index in 0..tiles.num_tiles {
+    let next = block
+        .place
+        .next
+        .map_or(source.as_ptr_range().end, |(panel, step)| part.panel(panel)[step * step_bytes..].as_ptr());
+    let prefetch = prefetch(source, next, kernel, tiles);
+    for index in block.tiles.clone() {
         let rows = tiles.tile(index);
-        let activations = &packed[rows.start * row_words..rows.end * row_words];
-        // Up to their end: what a block needs of it may be a whole run more than its steps.
-        let activations = &activations[start * step_words * rows.len()..];
+        // Without an end: a kernel may read some way past the rows.
+        let activations = &packed[rows.start * row_words + start * step_words * rows.len()..];
+        assert!(activations.len() >= SLACK_WORDS);
         let mut tile = Tile {
             rows: rows.len(),
             activations: activations.as_ptr(),
@@ -275,13 +355,20 @@ unsafe fn multiply_block(operand: &Operand<'_>, block: &Block<'_>, out: &Output<
             out: std::ptr::null_mut(),
             stride: out.stride,
             resume: block.resume,
+            kept: std::ptr::null_mut(),
+            last: block.last,
             bias: block.bias.map_or(std::ptr::null(), <[f32]>::as_ptr),
-            prefetch: prefetch(index),
+            prefetch: prefetch(index - block.tiles.start),
             factors: block.factors.map_or(std::ptr::null(), <[f32]>::as_ptr),
             group: kernel.packing().step_values(),
             affine: kernel.is_affine(),
             table: kernel.table(),
         };
+        if let Some(sums) = block.place.sums {
+            let start = sums + (index - block.tiles.start) * REGION;
+            // SAFETY: each thread has regions of its own.
+            tile.kept = unsafe { out.sums.part(start..start + REGION) }.as_mut_ptr();
+        }
         if columns == block.panels.len() * LANES {
             let last = (rows.end - 1) * out.stride + column;
             // SAFETY: the slices above hold what the tile reads. It writes whole panels of rows that lie in `out`
@@ -336,10 +423,10 @@ unsafe fn multiply_edge(kernel: &Kernel, mut tile: Tile, rows: Range<usize>, blo
 /// What the tiles fetch while they work on `source`, by their number: a single one what lies a little ahead of it; of several,
 /// or of one that does so in turn, the first few the next block between them, which follows in memory whether or not the panel
 /// ends here. AVX2 decides by itself what one row fetches.
-fn prefetch(source: &[u8], kernel: &Kernel, tiles: &RowTiles) -> impl Fn(usize) -> Prefetch {
+fn prefetch(source: &[u8], next: *const u8, kernel: &Kernel, tiles: &RowTiles) -> impl Fn(usize) -> Prefetch {
     let (packing, ahead) = (kernel.packing(), kernel.ahead(tiles.rows));
     let lines = packing.step_bytes() / 64;
-    let (at, next) = (source.as_ptr(), source.as_ptr().wrapping_add(source.len()));
+    let at = source.as_ptr();
     // Of the first one, from one to the next, and of how many.
     let (first, share, count) = match (packing, tiles.num_tiles) {
         // Half of a share with each of two passes. Two rows pass once, and leave the other half to the hardware.

@@ -62,7 +62,7 @@ impl Rounding {
             match isa {
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: `isa` comes from a `Ctx`, which has only what the processor was found to have.
-                Isa::Avx512 if self.signs.is_none() => unsafe {
+                Isa::Avx512 | Isa::Amx if self.signs.is_none() => unsafe {
                     avx512::pack_group(self, values, whole_row, target, stride)
                 },
                 #[cfg(target_arch = "x86_64")]

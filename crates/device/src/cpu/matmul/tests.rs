@@ -90,7 +90,7 @@ fn every_isa_agrees_with_plain_sums() {
 fn a_row_has_the_same_bits_alone_and_among_others() {
     // Wide enough for several blocks of the inner dimension, and for every height of tile.
     let (outputs, inputs) = (2 * LANES + 5, 4130);
-    assert!(inputs > 2 * BLOCK_BYTES / 64, "several blocks in every packing");
+    assert!(inputs > 2 * kernel::BLOCK_BYTES / 64, "several blocks in every packing");
     for isa in Isa::available() {
         for format in FORMATS {
             let matrix = matrix(format, outputs, inputs);
@@ -104,6 +104,21 @@ fn a_row_has_the_same_bits_alone_and_among_others() {
             last.row_mut(0).copy_from_slice(x.row(44));
             // By one thread, which has neighbouring panels.
             assert!(product(isa, 1, &last, &matrix, None, 1) == all[44 * outputs..], "{isa:?} {format:?} alone");
+        }
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_among_more_than_pass_a_block_together() {
+    let (outputs, inputs, rows) = (3 * LANES + 5, 1030, (GROUP_TILES + 1) * MAX_ROWS + 5);
+    let (matrix, x) = (matrix(Format::BF16, outputs, inputs), tensor(6, rows, inputs));
+    for isa in Isa::available() {
+        let all = product(isa, 2, &x, &matrix, None, rows);
+        for row in [0, 31, 32, GROUP_TILES * MAX_ROWS - 1, GROUP_TILES * MAX_ROWS, rows - 1] {
+            let mut alone = Tensor::new(1, inputs).unwrap();
+            alone.row_mut(0).copy_from_slice(x.row(row));
+            let alone = product(isa, 1, &alone, &matrix, None, 1);
+            assert!(alone == all[row * outputs..][..outputs], "{isa:?} row {row}");
         }
     }
 }
@@ -129,7 +144,7 @@ fn several_products_in_one_fork_equal_one_by_one() {
             .collect();
         let mut scratch = Scratch::default();
         let source = Source { values: x.head(21), cols: inputs, picked: Some(&picked), columns: Columns::default() };
-        let packed = pack(ctx, kernel.activations(), &mut scratch, source, 21, &sets);
+        let packed = pack(ctx, kernel.activations(), &mut scratch.packed, source, 21, &sets);
         let mut out = vec![0.0; 21 * outputs];
         let product_of = |index: usize| Product {
             main: operand(&weights[index].parts()[0], packed, sets[index].first_row, sets[index].rows),
@@ -137,7 +152,7 @@ fn several_products_in_one_fork_equal_one_by_one() {
             bias: None,
             first_column: 0,
         };
-        multiply(ctx, 4, product_of, &mut out, outputs);
+        multiply(ctx, &mut scratch.sums, 4, product_of, &mut out, outputs);
         let whole = product(isa, 1, &x, &matrices[0], None, 21);
         for row in 0..21 {
             let source = picked[row] as usize;

@@ -26,8 +26,12 @@ pub struct Tile {
     /// `[rows][stride]`, of which 32 columns a panel are written.
     pub out: *mut f32,
     pub stride: usize,
-    /// Whether `out` holds the sums of earlier steps.
+    /// Whether there are sums of earlier steps: in `out`, or where they are kept.
     pub resume: bool,
+    /// For [`super::amx`] alone: where sums are kept between blocks, `[rows][32]`, or null where that is `out`.
+    pub kept: *mut f32,
+    /// With this, whether these are the last steps, whose sums go to `out`.
+    pub last: bool,
     /// 32 values a panel added at the end, or null.
     pub bias: *const f32,
     pub prefetch: Prefetch,

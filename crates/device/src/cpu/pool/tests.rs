@@ -16,7 +16,7 @@ fn every_task_runs_exactly_once() {
                 };
                 pool.for_each_chunk(tasks, chunk, count);
                 pool.for_each_static(tasks, chunk, count);
-                pool.for_each_run(tasks, chunk, 3, |range| {
+                pool.for_each_run(tasks, chunk, 3, |_, range| {
                     assert!(range.start.is_multiple_of(3), "{range:?} of {tasks}");
                     assert!(range.len().is_multiple_of(3) || range.end == tasks, "{range:?} of {tasks}");
                     count(range);

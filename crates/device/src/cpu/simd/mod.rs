@@ -130,7 +130,7 @@ pub fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
     match isa {
         // SAFETY: `isa` comes from a `Ctx`, which has only what the processor was found to have.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => unsafe { avx512::enter(kernel) },
+        Isa::Avx512 | Isa::Amx => unsafe { avx512::enter(kernel) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => unsafe { avx2::enter(kernel) },

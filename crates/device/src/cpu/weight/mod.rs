@@ -31,7 +31,7 @@ pub use packing::Packing;
 
 use super::Ctx;
 use super::buffer::Buffer;
-use super::matmul::{Activations, Columns, Kernel};
+use super::matmul::{Activations, Columns, Heights, Kernel};
 use super::pool::Disjoint;
 use crate::{ExpertsSource, Result};
 use codes::CodedRow;
@@ -84,8 +84,7 @@ pub struct Part {
 #[derive(PartialEq)]
 pub struct Feed {
     pub activations: Activations,
-    /// The height of tiles.
-    pub max_rows: usize,
+    pub heights: Heights,
     /// See [`Columns`].
     order: Option<Arc<[u32]>>,
     zeroed: Option<Arc<[u32]>>,
@@ -149,7 +148,7 @@ impl Weight {
     fn feed(&mut self, kernel: &Kernel, order: Option<&Arc<[u32]>>, zeroed: Option<&Arc<[u32]>>) -> usize {
         let feed = Feed {
             activations: kernel.activations(),
-            max_rows: kernel.max_rows(),
+            heights: kernel.heights(),
             order: order.cloned(),
             zeroed: zeroed.cloned(),
         };

@@ -1,0 +1,91 @@
+//! The tile registers of AMX: eight of up to 16 rows of 64 bytes, their shapes, and the instructions on them. The compiler knows
+//! nothing of these registers, and uses none of them.
+
+use std::arch::asm;
+
+/// Rows of a register.
+pub const ROWS: usize = 16;
+/// Bytes of a register's row.
+pub const ROW_BYTES: usize = 64;
+
+/// The shapes of the registers, as `ldtilecfg` reads them. To give them costs as much as a dozen products.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub struct Shapes {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+impl Shapes {
+    /// All of them as large as they can be.
+    pub const WHOLE: Self = {
+        let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
+        let mut register = 0;
+        while register < 8 {
+            (row_bytes[register], rows[register]) = (ROW_BYTES as u16, ROWS as u8);
+            register += 1;
+        }
+        Self { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows }
+    };
+
+    /// Gives the registers these shapes, and zeros.
+    ///
+    /// # Safety
+    /// The machine has AMX.
+    pub unsafe fn enter(&self) {
+        // SAFETY: 64 readable bytes; the compiler uses no tile register.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) self, options(nostack, readonly, preserves_flags)) }
+    }
+}
+
+/// Leaves the registers empty, so that nobody has to save them.
+///
+/// # Safety
+/// The machine has AMX.
+pub unsafe fn leave() {
+    // SAFETY: the compiler uses no tile register.
+    unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) }
+}
+
+/// Reads a register: its rows are so many bytes apart.
+macro_rules! load {
+    ($register:literal, $from:expr, $stride:expr) => {
+        asm!(
+            concat!("tileloadd tmm", $register, ", [{} + 1 * {}]"),
+            in(reg) $from, in(reg) $stride, options(nostack, readonly, preserves_flags)
+        )
+    };
+}
+pub(crate) use load;
+
+/// Writes a register.
+macro_rules! store {
+    ($register:literal, $to:expr, $stride:expr) => {
+        asm!(
+            concat!("tilestored [{} + 1 * {}], tmm", $register),
+            in(reg) $to, in(reg) $stride, options(nostack, preserves_flags)
+        )
+    };
+}
+pub(crate) use store;
+
+macro_rules! zero {
+    ($register:literal) => {
+        asm!(concat!("tilezero tmm", $register), options(nostack, nomem, preserves_flags))
+    };
+}
+pub(crate) use zero;
+
+/// An instruction of three registers: sums, activations, weights.
+macro_rules! multiply {
+    ($instruction:literal, $sums:literal, $activations:literal, $weights:literal) => {
+        asm!(
+            concat!($instruction, " tmm", $sums, ", tmm", $activations, ", tmm", $weights),
+            options(nostack, nomem, preserves_flags)
+        )
+    };
+}
+pub(crate) use multiply;
