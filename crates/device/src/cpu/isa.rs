@@ -10,7 +10,7 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, VL and DQ, with BF16, VNNI and VBMI.
     Avx512,
-    /// The same, and matrix products by AMX with BF16 and INT8.
+    /// The same, and products of bf16 by AMX.
     Amx,
     /// What every aarch64 has.
     Neon,
@@ -81,8 +81,8 @@ fn has_amx() -> bool {
     /// Ask for the use of a part of a thread's state, and the part that holds tiles.
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
     const XFEATURE_XTILEDATA: libc::c_long = 18;
-    /// BF16, tiles and INT8 in the seventh leaf.
-    const FEATURES: u32 = 1 << 22 | 1 << 24 | 1 << 25;
+    /// BF16 and tiles in the seventh leaf.
+    const FEATURES: u32 = 1 << 22 | 1 << 24;
     let features = std::arch::x86_64::__cpuid_count(7, 0).edx;
     // SAFETY: a system call that takes two numbers and touches no memory of ours.
     let allowed = || unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) } == 0;

@@ -192,22 +192,18 @@ unsafe fn last_run<const HIGH: bool>(activations: *const u8, panel: *const u8, r
     }
 }
 
-/// What the sixteen steps of a run ask for.
+/// What a run asks for.
 #[inline(always)]
 fn fetch(prefetch: &mut Prefetch) {
-    if prefetch.advance == 0 {
-        return;
-    }
-    for _ in 0..PAIR_RUN {
+    for _ in 0..prefetch.lines {
         // SAFETY: a prefetch of any address is harmless.
         unsafe {
             if prefetch.far {
                 _mm_prefetch::<_MM_HINT_T1>(prefetch.at.cast());
             } else {
                 _mm_prefetch::<_MM_HINT_T0>(prefetch.at.cast());
-                _mm_prefetch::<_MM_HINT_T0>(prefetch.at.wrapping_add(prefetch.second).cast());
             }
         }
-        prefetch.at = prefetch.at.wrapping_add(prefetch.advance);
+        prefetch.at = prefetch.at.wrapping_add(64);
     }
 }

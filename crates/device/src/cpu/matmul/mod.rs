@@ -31,7 +31,7 @@ use super::weight::{LANES, Packing, Part, Weight};
 pub use activations::{Activations, Columns, Heights, RowTiles, Source};
 pub use kernel::Kernel;
 
-use activations::SLACK_WORDS;
+use activations::{PAIR_RUN, SLACK_WORDS};
 use kernel::MAX_ROWS;
 use tile::{Prefetch, Tile};
 
@@ -271,7 +271,7 @@ unsafe fn multiply_operand(
                 starts.clone().for_each(|start| multiply(panel..panel + 1, start, 0..1, Place::default()));
             }
         } else {
-            // A block of all panels before the next block: what the rows have to it stays in cache.
+            // A block of many panels before the next block: what the rows have to it stays in cache.
             let keeps = operand.keeps_sums() && !adds;
             for tiles in in_steps(0..num_tiles, if keeps { GROUP_TILES } else { num_tiles }) {
                 for panels in in_steps(panels.clone(), if keeps { REGIONS / tiles.len() } else { panels.len() }) {
@@ -429,6 +429,18 @@ fn prefetch(source: &[u8], next: *const u8, kernel: &Kernel, tiles: &RowTiles) -
     let at = source.as_ptr();
     // Of the first one, from one to the next, and of how many.
     let (first, share, count) = match (packing, tiles.num_tiles) {
+        // By whole runs, and evenly: the tiles follow one another too fast for the first to ask for all.
+        (_, num_tiles) if kernel.keeps_sums() => {
+            let runs = source.len().div_ceil(packing.step_bytes() * PAIR_RUN).max(1);
+            let count = num_tiles.min(GROUP_TILES);
+            let lines = (source.len() / 64).div_ceil(runs * count);
+            let first = match (num_tiles, ahead) {
+                (1, 0) => Prefetch::near(at, 0),
+                (1, _) => Prefetch { far: false, ..Prefetch::far_units(at.wrapping_add(ahead), lines) },
+                _ => Prefetch::far_units(next, lines),
+            };
+            (first, runs * lines * 64, count)
+        }
         // Half of a share with each of two passes. Two rows pass once, and leave the other half to the hardware.
         (_, num_tiles) if kernel.fetches_in_turn(tiles.rows) => {
             let count = num_tiles.min(MAX_SHARES);

@@ -73,7 +73,8 @@ pub struct Prefetch {
     pub advance: usize,
     /// Distance to those of the next pass over a panel; 0 where the first one fetches all.
     pub pass: usize,
-    /// For [`super::integer`]: lines to fetch with each unit of a step, one after the other from `at` on.
+    /// For [`super::integer`]: lines to fetch with each unit of a step, one after the other from `at` on. For [`super::amx`] with
+    /// each run of steps.
     pub lines: usize,
     /// For [`super::integer`]: fetches what lies so far ahead of all that is read; 0 for nothing.
     pub distance: usize,
