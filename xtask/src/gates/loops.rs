@@ -7,7 +7,9 @@
 use std::collections::HashSet;
 
 /// Vector instructions that multiply and add.
-const PRODUCTS: [&str; 6] = ["vfmadd", "vfnmadd", "vdpbf16ps", "vpdpbusd", "vpmaddubsw", "vpmaddwd"];
+const PRODUCTS: [&str; 7] = ["vfmadd", "vfnmadd", "vdpbf16ps", "vpdpbusd", "vpmaddubsw", "vpmaddwd", "tdpbf16ps"];
+/// Bytes of a tile register.
+const TILE_BYTES: usize = 1024;
 
 /// What one turn of a loop does.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -181,6 +183,10 @@ fn place_read<'a>(instruction: &Instruction<'a>) -> Option<(&'a str, usize)> {
     if operand.contains("BCST") || operand.contains("{1to") || operand.contains("rsp") || operand.contains("rip") {
         return None;
     }
+    // Of weights or activations: both are tiles.
+    if instruction.name.starts_with("tileload") {
+        return Some((operand, TILE_BYTES));
+    }
     let width = match operand.split_whitespace().next()? {
         "ZMMWORD" => 64,
         "YMMWORD" => 32,
@@ -217,6 +223,12 @@ mod tests {
     1054:\tjne    1000 <_ZN12folio_device3cpu4tileE>
     105a:\tret
 
+0000000000003000 <_ZN5tiles4loopE>:
+    3000:\ttileloadd tmm4,[rdi+rcx*1]
+    3006:\ttileloadd tmm6,[rsi+rdx*1]
+    300c:\ttdpbf16ps tmm0,tmm4,tmm6
+    3012:\tjne    3000 <_ZN5tiles4loopE>
+
 0000000000002000 <_ZN5other4loopE>:
     2000:\tvfmadd231ps zmm0,zmm7,ZMMWORD PTR [rdi]
     2006:\tjne    2000 <_ZN5other4loopE>
@@ -228,6 +240,8 @@ mod tests {
         let expected = Loop { products: vec![0x1026, 0x102c, 0x103c], instructions: 12, bytes: 64 + 64 + 8 + 64 };
         assert_eq!(find(TEXT, "12folio_device3cpu"), [expected]);
         assert_eq!(find(TEXT, "5other").len(), 1);
+        let tiles = Loop { products: vec![0x300c], instructions: 4, bytes: 2 * TILE_BYTES };
+        assert_eq!(find(TEXT, "5tiles"), [tiles]);
         assert!(find(TEXT, "nobody").is_empty());
     }
 
