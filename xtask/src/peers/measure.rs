@@ -13,7 +13,7 @@ use super::model::Model;
 use super::number;
 use super::question::{DECODE_TOKENS, Engine, Question, STREAM_PROMPT, STREAM_TOKENS};
 use super::serve::{self, ANSWER_TOKENS, PROMPT_TOKENS, SLOTS};
-use super::setup::LlamaCpp;
+use super::setup::{self, LlamaCpp};
 use crate::process;
 
 const KV_CONTEXT: usize = 3500;
@@ -141,6 +141,7 @@ impl Engines {
         let run = |repeats: usize| -> Result<Value> {
             let mut script = process::command(python, &["xtask/src/peers/genai.py"]);
             script.arg(&model.path).args([self.threads.to_string(), repeats.to_string()]);
+            script.envs(setup::openvino_settings());
             script.args(cases.iter().map(|[streams, input, output]| format!("{streams}:{input}:{output}")));
             let printed = process::output(&mut script)?;
             serde_json::from_str(printed.lines().last().unwrap_or_default()).context("the script printed no JSON")

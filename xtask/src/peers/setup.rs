@@ -25,6 +25,17 @@ const FLAGS: [&str; 9] = [
     "-DLLAMA_USE_PREBUILT_UI=OFF",
 ];
 
+/// GCC 12 takes the intrinsic for one that reads eight bytes and writes the other 56 behind it, and a machine with AMX then ends
+/// llama.cpp at an illegal instruction.
+const TILES: &str = "\
+#pragma once
+#ifdef __AMX_TILE__
+#include <immintrin.h>
+#undef _tile_loadconfig
+#define _tile_loadconfig(config) __asm__ volatile(\"ldtilecfg %0\" ::\"m\"(*(const char(*)[64])(config)) : \"memory\")
+#endif
+";
+
 const PROGRAMS: [&str; 4] = ["llama-bench", "llama-batched-bench", "llama-quantize", "llama-server"];
 
 /// llama.cpp's programs.
@@ -51,7 +62,14 @@ impl LlamaCpp {
         let (cmake, folder) = (cmake(home)?, home.join("llama-build"));
         let sources = prepare::llama_cpp_at(&home.join("llama-cpp"))?;
         eprintln!("== building llama.cpp in {}: many minutes, once", folder.display());
-        process::run(process::command(&cmake, &["-S"]).arg(sources).arg("-B").arg(&folder).args(FLAGS))?;
+        let mut configure = process::command(&cmake, &["-S"]);
+        configure.arg(sources).arg("-B").arg(&folder).args(FLAGS);
+        if cfg!(target_arch = "x86_64") {
+            let header = home.join("tiles.h");
+            std::fs::write(&header, TILES)?;
+            configure.arg(format!("-DCMAKE_CXX_FLAGS=-include {}", header.display()));
+        }
+        process::run(&mut configure)?;
         let mut build = process::command(&cmake, &["--build"]);
         process::run(build.arg(&folder).args(["--parallel", "--target"]).args(PROGRAMS))
     }
@@ -65,6 +83,19 @@ fn cmake(home: &Path) -> Result<PathBuf> {
     }
     let python = prepare::venv_at(&home.join("cmake"), &[CMAKE]);
     Ok(python.context("there is no cmake, and it could not be installed by pip")?.with_file_name("cmake"))
+}
+
+/// What OpenVINO is to be told about this machine. Where the processor has AMX but a hypervisor does not say which shapes tiles may
+/// have, it would end at an illegal instruction.
+pub fn openvino_settings() -> Option<(&'static str, &'static str)> {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let (features, palettes) = (std::arch::x86_64::__cpuid_count(7, 0).edx, std::arch::x86_64::__cpuid(0x1d).eax);
+        if features & 1 << 24 != 0 && palettes == 0 {
+            return Some(("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16"));
+        }
+    }
+    None
 }
 
 /// A Python that has OpenVINO GenAI; made under `home` on first use.
