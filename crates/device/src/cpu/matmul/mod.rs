@@ -1,8 +1,7 @@
 //! Matrix products: rows of activations times packed weights.
 //!
-//! Work is split over threads by panels of 32 outputs. Within a panel the inner dimension runs in blocks that stay in
-//! cache while all row tiles pass over them, so that a weight byte comes from memory once a call; partial sums wait in
-//! `out`, which is exact. The same kernel serves one row and 512, see [`tile`].
+//! Work is split over threads by panels of 32 outputs, of which each is passed in [`blocks`]. The same kernel serves one row and 512,
+//! see [`tile`].
 
 mod activations;
 #[cfg(target_arch = "x86_64")]
@@ -11,6 +10,7 @@ mod amx;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod blocks;
 mod integer;
 mod kernel;
 #[cfg(target_arch = "aarch64")]
@@ -21,28 +21,17 @@ mod scalar;
 mod tests;
 mod tile;
 
-use std::ops::Range;
-
 use super::Ctx;
 use super::buffer::Grown;
 use super::pool::Disjoint;
 use super::tensor::{Tensor, Vector};
-use super::weight::{LANES, Packing, Part, Weight};
+use super::weight::{Part, Weight};
 pub use activations::{Activations, Columns, Heights, RowTiles, Source};
 pub use kernel::Kernel;
 
-use activations::{PAIR_RUN, SLACK_WORDS};
-use kernel::MAX_ROWS;
-use tile::{Prefetch, Tile};
+use activations::SLACK_WORDS;
+use blocks::Output;
 
-/// Tiles that fetch the next block between them, at most, where each of them takes a small part with every step.
-const MAX_SHARES: usize = 4;
-/// Sums of a tile and a panel.
-const REGION: usize = MAX_ROWS * LANES;
-/// How many of these a thread keeps between blocks, and tiles that pass over a block with them: with the tiles' activations to the
-/// block they fit the second-level cache.
-const REGIONS: usize = 128;
-const GROUP_TILES: usize = 16;
 /// Panels that a thread takes at a time at least, where sums are kept, if there are so many.
 const CHUNK_PANELS: usize = 8;
 /// Weight bytes that a thread takes at a time otherwise, at most.
@@ -53,7 +42,7 @@ const CHUNK_BYTES: usize = 1 << 20;
 pub struct Scratch {
     /// Activations, see [`activations`].
     pub packed: Grown<u32>,
-    /// See [`Output::sums`].
+    /// See [`blocks`].
     pub sums: Grown<f32>,
 }
 
@@ -105,28 +94,6 @@ pub struct Operand<'a> {
     tiles: RowTiles,
 }
 
-impl Operand<'_> {
-    /// Steps of a panel that all tiles pass over before the next ones.
-    fn block_steps(&self) -> usize {
-        let kernel = self.part.kernel();
-        match self.tiles.num_tiles == 1 && !kernel.fetches_in_turn(self.tiles.rows) {
-            true => self.part.num_steps().max(1),
-            false => (kernel.block_bytes() / kernel.packing().step_bytes()).max(1),
-        }
-    }
-
-    /// Whether sums are kept apart between blocks.
-    fn keeps_sums(&self) -> bool {
-        let blocks = self.part.num_steps().div_ceil(self.block_steps());
-        self.part.kernel().keeps_sums() && self.tiles.num_tiles > 1 && blocks > 1
-    }
-
-    /// Whether a single tile goes from panel to panel, as they lie in memory.
-    fn runs_through(&self) -> bool {
-        self.tiles.num_tiles == 1 && self.block_steps() >= self.part.num_steps()
-    }
-}
-
 /// `rows` rows from `first_row` on; row numbers count in the packed activations and in `out` alike.
 pub fn operand<'a>(part: &'a Part, packed: &'a [u32], first_row: usize, rows: usize) -> Operand<'a> {
     Operand { part, packed, tiles: part.kernel().tiles(first_row, rows) }
@@ -172,7 +139,7 @@ pub(crate) fn multiply<'a>(
     let total: usize = (0..num_products).map(panels).sum();
     let main = |index: usize| product(index).main;
     let sums_len = match (0..num_products).any(|index| main(index).keeps_sums()) {
-        true => REGIONS * REGION,
+        true => blocks::THREAD_SUMS,
         false => 0,
     };
     let out = Output {
@@ -193,7 +160,7 @@ pub(crate) fn multiply<'a>(
             let own = range.start.max(first)..range.end.min(first + num_panels);
             if !own.is_empty() {
                 // SAFETY: rows and panels of the products do not overlap, and each is computed by one thread.
-                unsafe { multiply_panels(thread, &product, own.start - first..own.end - first, &out) };
+                unsafe { blocks::multiply_panels(thread, &product, own.start - first..own.end - first, &out) };
             }
             first += num_panels;
             if first >= range.end {
@@ -201,265 +168,4 @@ pub(crate) fn multiply<'a>(
             }
         }
     });
-}
-
-/// Where products go.
-struct Output<'a> {
-    values: Disjoint<'a, f32>,
-    stride: usize,
-    /// `[threads][REGIONS][REGION]`: a thread's sums between blocks, a tile's of a panel side by side, if they are many. The rows
-    /// of `values` may lie a power of two apart, where a cache holds but a few of them.
-    sums: Disjoint<'a, f32>,
-}
-
-/// # Safety
-/// No other thread works on these panels of this product.
-unsafe fn multiply_panels(thread: usize, product: &Product<'_>, panels: Range<usize>, out: &Output<'_>) {
-    let Product { main, outliers, bias, first_column } = product;
-    // SAFETY: the caller's promise, for both.
-    unsafe {
-        multiply_operand(thread, main, panels.clone(), *first_column, *bias, false, out);
-        if let Some(outliers) = outliers {
-            multiply_operand(thread, outliers, panels, *first_column, None, true, out);
-        }
-    }
-}
-
-/// # Safety
-/// As [`multiply_panels`].
-unsafe fn multiply_operand(
-    thread: usize,
-    operand: &Operand<'_>,
-    panels: Range<usize>,
-    first_column: usize,
-    bias: Option<&[f32]>,
-    adds: bool,
-    out: &Output<'_>,
-) {
-    let (part, steps, block) = (operand.part, operand.part.num_steps(), operand.block_steps());
-    let multiply = |panels: Range<usize>, start: usize, tiles: Range<usize>, place: Place| {
-        let end = steps.min(start + block);
-        let (outputs, last) = (panels.start * LANES..part.outputs().min(panels.end * LANES), end == steps);
-        let block = Block {
-            columns: first_column + outputs.start..first_column + outputs.end,
-            steps: start..end,
-            resume: adds || start > 0,
-            factors: part.factors(panels.clone()).filter(|_| last),
-            bias: bias.map(|bias| &bias[outputs]).filter(|_| last),
-            last,
-            place,
-            tiles,
-            panels,
-        };
-        // SAFETY: the caller's promise; the block lies inside the panels.
-        unsafe { multiply_block(operand, &block, out) };
-    };
-    // One even for an inner dimension of zero, which gives zeros or the bias.
-    let starts = (0..steps.max(1)).step_by(block);
-    let num_tiles = operand.tiles.num_tiles;
-    part.kernel().within(|| {
-        if operand.runs_through() {
-            // Whole panels without a stop, as they lie in memory, and one that is not whole apart.
-            let whole = panels.end.min(part.outputs() / LANES).max(panels.start);
-            for panels in [panels.start..whole, whole..panels.end] {
-                if !panels.is_empty() {
-                    multiply(panels, 0, 0..1, Place::default());
-                }
-            }
-        } else if num_tiles == 1 {
-            for panel in panels {
-                starts.clone().for_each(|start| multiply(panel..panel + 1, start, 0..1, Place::default()));
-            }
-        } else {
-            // A block of many panels before the next block: what the rows have to it stays in cache.
-            let keeps = operand.keeps_sums() && !adds;
-            for tiles in in_steps(0..num_tiles, if keeps { GROUP_TILES } else { num_tiles }) {
-                for panels in in_steps(panels.clone(), if keeps { REGIONS / tiles.len() } else { panels.len() }) {
-                    for start in starts.clone() {
-                        for (index, panel) in panels.clone().enumerate() {
-                            let next =
-                                if panel + 1 < panels.end { (panel + 1, start) } else { (panels.start, start + block) };
-                            let region = thread * REGIONS + index * tiles.len();
-                            let place = Place {
-                                next: Some(next).filter(|next| next.1 < steps),
-                                sums: keeps.then_some(region * REGION),
-                            };
-                            multiply(panel..panel + 1, start, tiles.clone(), place);
-                        }
-                    }
-                }
-            }
-        }
-    });
-}
-
-/// The range in pieces of `step`, but for the last.
-fn in_steps(range: Range<usize>, step: usize) -> impl Iterator<Item = Range<usize>> {
-    range.clone().step_by(step.max(1)).map(move |start| start..range.end.min(start + step))
-}
-
-/// What a block has around it.
-#[derive(Clone, Copy, Default)]
-struct Place {
-    /// Panel and step of the block behind it, if that is not what follows in memory.
-    next: Option<(usize, usize)>,
-    /// Where sums are kept between blocks, if not in the output.
-    sums: Option<usize>,
-}
-
-/// Some steps of a panel, or all steps of several, and what they are to become.
-struct Block<'a> {
-    panels: Range<usize>,
-    steps: Range<usize>,
-    /// Of the output.
-    columns: Range<usize>,
-    tiles: Range<usize>,
-    /// Whether there are sums to be added to.
-    resume: bool,
-    place: Place,
-    last: bool,
-    /// Of the last block: 32 of these a panel, and as many of those as there are columns.
-    factors: Option<&'a [f32]>,
-    bias: Option<&'a [f32]>,
-}
-
-/// All tiles over one block of one panel, or one tile over several panels.
-///
-/// # Safety
-/// As [`multiply_operand`]; the block lies inside the panels' steps.
-unsafe fn multiply_block(operand: &Operand<'_>, block: &Block<'_>, out: &Output<'_>) {
-    let Operand { part, packed, tiles } = operand;
-    let kernel = part.kernel();
-    let (step_bytes, step_words) = (kernel.packing().step_bytes(), kernel.activations().step_words());
-    let row_words = kernel.activations().row_words(part.inputs());
-    let Range { start, end } = block.steps;
-    let source = &part.panel(block.panels.start)[start * step_bytes..end * step_bytes];
-    let (column, columns) = (block.columns.start, block.columns.len());
-    let next = block
-        .place
-        .next
-        .map_or(source.as_ptr_range().end, |(panel, step)| part.panel(panel)[step * step_bytes..].as_ptr());
-    let prefetch = prefetch(source, next, kernel, tiles);
-    for index in block.tiles.clone() {
-        let rows = tiles.tile(index);
-        // Without an end: a kernel may read some way past the rows.
-        let activations = &packed[rows.start * row_words + start * step_words * rows.len()..];
-        assert!(activations.len() >= SLACK_WORDS);
-        let mut tile = Tile {
-            rows: rows.len(),
-            activations: activations.as_ptr(),
-            panel: source.as_ptr(),
-            panel_bytes: source.len(),
-            panels: 1,
-            steps: end - start,
-            out: std::ptr::null_mut(),
-            stride: out.stride,
-            resume: block.resume,
-            kept: std::ptr::null_mut(),
-            last: block.last,
-            bias: block.bias.map_or(std::ptr::null(), <[f32]>::as_ptr),
-            prefetch: prefetch(index - block.tiles.start),
-            factors: block.factors.map_or(std::ptr::null(), <[f32]>::as_ptr),
-            group: kernel.packing().step_values(),
-            affine: kernel.is_affine(),
-            table: kernel.table(),
-        };
-        if let Some(sums) = block.place.sums {
-            let start = sums + (index - block.tiles.start) * REGION;
-            // SAFETY: each thread has regions of its own.
-            tile.kept = unsafe { out.sums.part(start..start + REGION) }.as_mut_ptr();
-        }
-        if columns == block.panels.len() * LANES {
-            let last = (rows.end - 1) * out.stride + column;
-            // SAFETY: the slices above hold what the tile reads. It writes whole panels of rows that lie in `out`
-            // (checked by `part`), and no other thread touches these columns.
-            unsafe {
-                let _ = out.values.part(last..last + columns);
-                tile.out = out.values.as_ptr().add(rows.start * out.stride + column);
-                // More than one only of a stream, whose blocks are whole panels.
-                let mut left = block.panels.len();
-                while left > 0 {
-                    tile.panels = kernel.panels(tile.rows).min(left);
-                    kernel.run(&tile);
-                    left -= tile.panels;
-                    tile = tile.next();
-                }
-            }
-        } else {
-            // SAFETY: as above.
-            unsafe { multiply_edge(kernel, tile, rows, block, out) };
-        }
-    }
-}
-
-/// A tile over a last panel of fewer than 32 outputs, apart from its neighbours.
-///
-/// # Safety
-/// As [`multiply_block`]; `tile` lacks but the place of its output.
-unsafe fn multiply_edge(kernel: &Kernel, mut tile: Tile, rows: Range<usize>, block: &Block<'_>, out: &Output<'_>) {
-    let columns = block.columns.len();
-    let mut sums = [[0.0; LANES]; MAX_ROWS];
-    let mut bias = [0.0; LANES];
-    if let Some(values) = block.bias {
-        bias[..columns].copy_from_slice(values);
-        tile.bias = bias.as_ptr();
-    }
-    // SAFETY: the caller's promise; no other thread touches these columns.
-    let row = |row: usize| unsafe {
-        let start = row * out.stride + block.columns.start;
-        out.values.part(start..start + columns)
-    };
-    for (values, r) in sums.iter_mut().zip(rows.clone()) {
-        values[..columns].copy_from_slice(row(r));
-    }
-    (tile.out, tile.stride) = (sums.as_mut_ptr().cast(), LANES);
-    // SAFETY: the caller's promise, and room for 32 columns of the highest tile.
-    unsafe { kernel.run(&tile) };
-    for (values, r) in sums.iter().zip(rows) {
-        row(r).copy_from_slice(&values[..columns]);
-    }
-}
-
-/// What the tiles fetch while they work on `source`, by their number: a single one what lies a little ahead of it; of several,
-/// or of one that does so in turn, the first few the next block between them, which follows in memory whether or not the panel
-/// ends here. AVX2 decides by itself what one row fetches.
-fn prefetch(source: &[u8], next: *const u8, kernel: &Kernel, tiles: &RowTiles) -> impl Fn(usize) -> Prefetch {
-    let (packing, ahead) = (kernel.packing(), kernel.ahead(tiles.rows));
-    let lines = packing.step_bytes() / 64;
-    let at = source.as_ptr();
-    // Of the first one, from one to the next, and of how many.
-    let (first, share, count) = match (packing, tiles.num_tiles) {
-        // By whole runs, and evenly: the tiles follow one another too fast for the first to ask for all.
-        (_, num_tiles) if kernel.keeps_sums() => {
-            let runs = source.len().div_ceil(packing.step_bytes() * PAIR_RUN).max(1);
-            let count = num_tiles.min(GROUP_TILES);
-            let lines = (source.len() / 64).div_ceil(runs * count);
-            let first = match (num_tiles, ahead) {
-                (1, 0) => Prefetch::near(at, 0),
-                (1, _) => Prefetch { far: false, ..Prefetch::far_units(at.wrapping_add(ahead), lines) },
-                _ => Prefetch::far_units(next, lines),
-            };
-            (first, runs * lines * 64, count)
-        }
-        // Half of a share with each of two passes. Two rows pass once, and leave the other half to the hardware.
-        (_, num_tiles) if kernel.fetches_in_turn(tiles.rows) => {
-            let count = num_tiles.min(MAX_SHARES);
-            let share = source.len() / count;
-            (Prefetch::in_turn(next, share / 2, source.len() / packing.step_bytes()), share, count)
-        }
-        (Packing::Coded(_), 1) => (Prefetch::following(ahead), 0, 1),
-        (_, 1) => (Prefetch::near(at.wrapping_add(ahead), if ahead > 0 { lines } else { 0 }), 0, 1),
-        // Steps are of several units.
-        (Packing::Coded(coding), num_tiles) => {
-            let units = source.len() / packing.step_bytes() * (coding.group / integer::UNIT);
-            let unit_lines = (source.len() / 64).div_ceil((units * num_tiles).max(1));
-            let share = units * unit_lines * 64;
-            (Prefetch::far_units(next, unit_lines), share, source.len().div_ceil(share.max(1)))
-        }
-        _ => (Prefetch::far(next), source.len() / lines, lines),
-    };
-    move |tile| match tile < count {
-        true => Prefetch { at: first.at.wrapping_add(tile * share), ..first },
-        false => Prefetch::near(at, 0),
-    }
 }

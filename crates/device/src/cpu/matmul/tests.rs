@@ -5,7 +5,10 @@ use std::borrow::Cow;
 use folio_formats::{Format, Matrix};
 use half::{bf16, f16};
 
+use super::super::weight::LANES;
 use super::super::{Isa, Pool};
+use super::blocks::GROUP_TILES;
+use super::kernel::MAX_ROWS;
 use super::*;
 
 /// A number in -1..1 that depends on both arguments, by a multiplicative hash.
