@@ -3,11 +3,12 @@
 //! Where a tool rounds the result to f16 or bf16, as most do, ours is exact: it is compared as it is with the tool's own
 //! code run in f32, and once rounded with what the tool gives as it is used.
 
-use std::path::Path;
+#[path = "common/gptq_awq_bitsandbytes.rs"]
+mod made;
 
-use folio_formats::{Safetensors, WeightSource, packing};
+use folio_formats::{WeightSource, packing};
 use half::{bf16, f16};
-use serde_json::Value;
+use made::golden;
 
 fn fnv(bytes: impl IntoIterator<Item = u8>) -> String {
     let step = |state: u64, byte| (state ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
@@ -22,13 +23,6 @@ fn rounded(dtype: &str, value: f32) -> Vec<u8> {
         "float32" => value.to_le_bytes().to_vec(),
         other => panic!("dtype {other}"),
     }
-}
-
-fn golden() -> (Value, Safetensors) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/quantized");
-    let json = std::fs::read(folder.join("gptq_awq_bitsandbytes.json")).unwrap();
-    let source = Safetensors::open(&folder.join("gptq_awq_bitsandbytes.safetensors")).unwrap();
-    (serde_json::from_slice(&json).unwrap(), source)
 }
 
 #[test]

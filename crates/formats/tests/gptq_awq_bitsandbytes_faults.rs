@@ -1,9 +1,11 @@
 //! Damaged GPTQ, AWQ and bitsandbytes layers are refused with an error that names the tensor and what is wrong.
 
-use std::collections::BTreeMap;
-use std::path::Path;
+#[path = "common/gptq_awq_bitsandbytes.rs"]
+mod made;
 
-use folio_formats::{Format, Safetensors, TensorView, WeightSource, packing};
+use std::collections::BTreeMap;
+
+use folio_formats::{Format, TensorView, WeightSource, packing};
 use serde_json::{Value, json};
 
 /// Tensors by name, to be damaged.
@@ -74,10 +76,7 @@ impl Layer {
 }
 
 fn layers() -> BTreeMap<String, Layer> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/quantized");
-    let json = std::fs::read(folder.join("gptq_awq_bitsandbytes.json")).unwrap();
-    let json: Value = serde_json::from_slice(&json).unwrap();
-    let source = Safetensors::open(&folder.join("gptq_awq_bitsandbytes.safetensors")).unwrap();
+    let (json, source) = made::golden();
     let layer = |case: &Value| {
         let name = case["name"].as_str().unwrap().to_owned();
         let own = |tensor: &&str| tensor.strip_prefix(&name).is_some_and(|rest| rest.starts_with('.'));

@@ -2,7 +2,7 @@
 
 usage: python tests/golden/quantized/gptq_awq_bitsandbytes.py     (needs gptqmodel 7.7, bitsandbytes 0.50, torch)
 
-Writes beside itself gptq_awq_bitsandbytes.safetensors (the packed tensors) and .json (one case a tensor, with the
+Writes beside itself gptq_awq_bitsandbytes.safetensors.lzma (the packed tensors) and .json.lzma (one case a tensor, with the
 `quantization_config` that would stand in its config.json and hashes of the dequantized weights).
 
 What is used of the tools, on a machine without a GPU:
@@ -16,6 +16,7 @@ What is used of the tools, on a machine without a GPU:
   `int8_vectorwise_quant` and `int8_vectorwise_dequant`, f32, rounded to f16 as its callers do.
 """
 import json
+import lzma
 import os
 from importlib.metadata import version
 from types import SimpleNamespace
@@ -30,7 +31,7 @@ from gptqmodel.nn_modules.qlinear.torch import TorchLinear
 from gptqmodel.nn_modules.qlinear.torch_awq import AwqTorchLinear
 from gptqmodel.quantization.awq.utils.packing_utils import dequantize_gemm
 from gptqmodel.utils.model import convert_gptq_v1_to_v2_format_module, convert_gptq_v2_to_v1_format_module
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 NAME = "gptq_awq_bitsandbytes"
@@ -204,8 +205,15 @@ four_bit("nf4-blocks-longer-than-rows", "nf4", False, 256, torch.float16, rows=3
 eight_bit("int8")
 eight_bit("int8-no-format", rows=8, cols=200, weight_format=False)
 
-save_file(tensors, os.path.join(HERE, f"{NAME}.safetensors"))
+
+
+def write(ending, content):
+    filters = [{"id": lzma.FILTER_LZMA1, "preset": 9, "dict_size": 1 << 16}]
+    with open(os.path.join(HERE, f"{NAME}.{ending}.lzma"), "wb") as file:
+        file.write(lzma.compress(content, lzma.FORMAT_ALONE, filters=filters))
+
+
+write("safetensors", save(tensors))
 tools = {tool: version(tool) for tool in ("gptqmodel", "bitsandbytes", "torch")}
-with open(os.path.join(HERE, f"{NAME}.json"), "w") as file:
-    lines = ",\n".join(json.dumps(one) for one in cases)
-    file.write(f'{{"tools": {json.dumps(tools)},\n"hash": "FNV-1a, 64 bits",\n"cases": [\n{lines}\n]}}\n')
+lines = ",\n".join(json.dumps(one) for one in cases)
+write("json", f'{{"tools": {json.dumps(tools)},\n"hash": "FNV-1a, 64 bits",\n"cases": [\n{lines}\n]}}\n'.encode())
