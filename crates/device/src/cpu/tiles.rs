@@ -72,6 +72,7 @@ macro_rules! store {
 }
 pub(crate) use store;
 
+/// Empties a register.
 macro_rules! zero {
     ($register:literal) => {
         asm!(concat!("tilezero tmm", $register), options(nostack, nomem, preserves_flags))

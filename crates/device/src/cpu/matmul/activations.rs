@@ -21,16 +21,11 @@ pub const BUFFER: usize = 256;
 /// Values that a thread must have to pack before a second one pays.
 const WORTH_SHARING: usize = 4096;
 
-/// Words behind packed rows that kernels may read: those of sixteen rows of the longest group.
-pub const SLACK_WORDS: usize = 16 * BUFFER / 4;
-
-/// Rows so long that the same block of all tiles would fall into the same few places of a second-level cache, and what they are
-/// lengthened by.
-const COLLIDING_WORDS: usize = 512;
-const APART_WORDS: usize = 128;
-
 /// Steps whose pairs of bf16 lie side by side in one row.
 pub const PAIR_RUN: usize = 16;
+
+/// Words behind packed rows that kernels may read: a tile register has sixteen rows of a run, whether or not the tile does.
+pub const SLACK_WORDS: usize = 16 * PAIR_RUN;
 
 /// What a kernel multiplies with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,11 +62,7 @@ impl Activations {
     /// Words of a whole row.
     pub fn row_words(&self, cols: usize) -> usize {
         let words = cols.div_ceil(self.step_values()) * self.step_words();
-        if *self != Activations::Bf16Pairs {
-            return words;
-        }
-        let words = words.next_multiple_of(PAIR_RUN);
-        if words.is_multiple_of(COLLIDING_WORDS) { words + APART_WORDS } else { words }
+        if *self == Activations::Bf16Pairs { words.next_multiple_of(PAIR_RUN) } else { words }
     }
 }
 

@@ -44,6 +44,8 @@ macro_rules! load_sums {
         }
     }};
 }
+
+/// The same the other way.
 macro_rules! store_sums {
     ($low:literal, $high:literal, $sums:expr) => {{
         let sums = $sums;
