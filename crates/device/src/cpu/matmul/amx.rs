@@ -60,6 +60,7 @@ macro_rules! store_sums {
         }
     }};
 }
+
 /// The registers of [`bf16_tile`], for all heights: a tile that is lower reads what lies behind its rows, and those sums go nowhere.
 pub const BF16_SHAPES: Shapes = Shapes::WHOLE;
 

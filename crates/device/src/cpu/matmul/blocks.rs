@@ -261,8 +261,7 @@ unsafe fn multiply_edge(kernel: &Kernel, mut tile: Tile, rows: Range<usize>, blo
 }
 
 /// What the tiles fetch while they work on `source`, by their number: a single one what lies a little ahead of it; of several,
-/// or of one that does so in turn, the first few the next block between them, which follows in memory whether or not the panel
-/// ends here. AVX2 decides by itself what one row fetches.
+/// or of one that does so in turn, some or all the next block between them. AVX2 decides by itself what one row fetches.
 fn prefetch(source: &[u8], next: *const u8, kernel: &Kernel, tiles: &RowTiles) -> impl Fn(usize) -> Prefetch {
     let (packing, ahead) = (kernel.packing(), kernel.ahead(tiles.rows));
     let lines = packing.step_bytes() / 64;
