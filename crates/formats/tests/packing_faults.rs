@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use folio_formats::packing;
-use folio_formats::{Format, Mapped, Safetensors, TensorView, WeightSource};
+use folio_formats::{Format, TensorView, WeightSource};
 use serde_json::{Value, json};
 
 #[path = "common/packings.rs"]
@@ -41,7 +41,7 @@ impl Layer {
     fn good(name: &str) -> Self {
         let about =
             made::golden()["cases"].as_array().unwrap().iter().find(|case| case["name"] == name).expect(name).clone();
-        let file = Safetensors::from_map(Mapped::from_static("packings.safetensors", made::TENSORS)).unwrap();
+        let file = made::source(made::tensors());
         let mut tensors = BTreeMap::new();
         for full in file.names() {
             if full.strip_prefix(name).is_some_and(|rest| rest.starts_with('.')) {

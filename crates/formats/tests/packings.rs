@@ -1,16 +1,14 @@
 //! Packed layers against the tools that packed them: `tests/golden/quantized`, made by packings.py there.
 
 use folio_formats::packing::{self, Packed};
-use folio_formats::{ActivationScale, Error, Format, Mapped, Safetensors, WeightSource};
+use folio_formats::{ActivationScale, Error, Format, WeightSource};
 use half::{bf16, f16};
 use serde_json::Value;
 
 #[path = "common/packings.rs"]
 mod made;
 
-fn source(bytes: Vec<u8>) -> Safetensors {
-    Safetensors::from_map(Mapped::from_vec("packings.safetensors", bytes)).unwrap()
-}
+use made::source;
 
 fn fnv(values: &[f32]) -> String {
     let bytes = values.iter().flat_map(|value| value.to_le_bytes());
@@ -62,7 +60,7 @@ impl Case {
 
 #[test]
 fn values_have_the_bits_of_the_tools() {
-    let source = source(made::TENSORS.to_vec());
+    let source = source(made::tensors());
     let mut failures = Vec::new();
     let cases = cases();
     for case in &cases {
@@ -90,15 +88,15 @@ fn values_have_the_bits_of_the_tools() {
 #[test]
 fn a_flipped_bit_shows() {
     for case in cases() {
-        let clean = source(made::TENSORS.to_vec());
+        let clean = source(made::tensors());
         let suffix =
             if clean.tensor(&format!("{}.weight_packed", case.name)).is_some() { "weight_packed" } else { "weight" };
         let view = clean.tensor(&format!("{}.{suffix}", case.name)).unwrap();
         let middle = view.bytes.len() / 2 / 4 * 4;
         let at = view.bytes.as_ptr() as usize - clean.tensor(clean.names()[0]).unwrap().bytes.as_ptr() as usize;
-        let first = made::TENSORS.len()
-            - clean.names().iter().map(|name| clean.tensor(name).unwrap().bytes.len()).sum::<usize>();
-        let mut bytes = made::TENSORS.to_vec();
+        let mut bytes = made::tensors();
+        let all = clean.names().into_iter().map(|name| clean.tensor(name).unwrap().bytes.len()).sum::<usize>();
+        let first = bytes.len() - all;
         bytes[first + at + middle] ^= 1;
         let packed =
             case.read(&source(bytes)).map(|packed| fnv(&values(&packed, case.about["dtype"].as_str().unwrap())));
@@ -126,7 +124,7 @@ fn eight_bit_floats_are_torch_s() {
 /// Layers of one checkpoint in different formats, the plain ones left to the loader.
 #[test]
 fn activations_by_row_are_asked_for_where_both_sides_are_bytes() {
-    let source = source(made::TENSORS.to_vec());
+    let source = source(made::tensors());
     for case in cases() {
         let packed = case.read(&source).unwrap();
         let asked = packed.matrix.parts()[0].coding().is_some_and(|coding| coding.activations == ActivationScale::Row);

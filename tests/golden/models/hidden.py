@@ -1,4 +1,4 @@
-"""Writes tests/golden/hidden-states.json: the pooled hidden states that Hugging Face transformers computes.
+"""Writes tests/golden/hidden-states.json.lzma: the pooled hidden states that Hugging Face transformers computes.
 
     python tests/golden/models/hidden.py
 
@@ -7,6 +7,7 @@ of `last_hidden_state` over the prompt, and the last token's. That state lies be
 """
 
 import json
+import lzma
 import pathlib
 
 import torch
@@ -53,7 +54,9 @@ def main():
     made_by = {"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0], "dtype": "float32"}
     lines = [f"{json.dumps(name)}: {json.dumps(model, separators=(',', ':'))}" for name, model in models.items()]
     text = f'{{\n"made_by": {json.dumps(made_by)},\n"models": {{\n' + ",\n".join(lines) + "\n}\n}\n"
-    (HERE.parent / "hidden-states.json").write_text(text)
+    filters = [{"id": lzma.FILTER_LZMA1, "preset": 9, "dict_size": 1 << 16}]
+    packed = lzma.compress(text.encode(), lzma.FORMAT_ALONE, filters=filters)
+    (HERE.parent / "hidden-states.json.lzma").write_bytes(packed)
 
 
 if __name__ == "__main__":

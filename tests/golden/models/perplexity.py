@@ -1,4 +1,4 @@
-"""Writes into `eval.json` what transformers makes of its ids with the trained models, in bf16.
+"""Writes into `eval.json.lzma` what transformers makes of its ids with the trained models, in bf16.
 
     python tests/golden/models/perplexity.py
 
@@ -8,6 +8,7 @@ looked for in `../shared/models`, beside the repository; without them nothing is
 """
 
 import json
+import lzma
 import pathlib
 
 import torch
@@ -40,7 +41,7 @@ def main():
     if not (models / MODELS[0]).is_dir():
         print("skipped: the trained models are not here")
         return
-    ids = json.loads((HERE / "eval.json").read_text())["ids"]
+    ids = json.loads(lzma.decompress((HERE / "eval.json.lzma").read_bytes()))["ids"]
     results = {}
     for name in MODELS:
         bf16, scored = nats(models / name, ids, torch.bfloat16)
@@ -57,7 +58,9 @@ def main():
     }
     compact = ((json.dumps(key), json.dumps(value, separators=(",", ":"))) for key, value in golden.items())
     lines = ",\n".join(f"{key}: {value}" for key, value in compact)
-    (HERE / "eval.json").write_text("{\n" + lines + "\n}\n")
+    filters = [{"id": lzma.FILTER_LZMA1, "preset": 9, "dict_size": 1 << 16}]
+    packed = lzma.compress(("{\n" + lines + "\n}\n").encode(), lzma.FORMAT_ALONE, filters=filters)
+    (HERE / "eval.json.lzma").write_bytes(packed)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ Random models, and the trained ones where they lie beside the repository. They a
 """
 
 import json
+import lzma
 import pathlib
 import shutil
 import sys
@@ -54,7 +55,7 @@ def main():
     torch.set_num_threads(2)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    text = json.loads((HERE.parent / "models" / "eval.json").read_text())["ids"][:TOKENS]
+    text = json.loads(lzma.decompress((HERE.parent / "models" / "eval.json.lzma").read_bytes()))["ids"][:TOKENS]
     for model, source in sources():
         prompt = weights.tokens(1, TOKENS, source["vocab_size"]) if isinstance(source, dict) else text
         for scheme in SCHEMES:

@@ -1,4 +1,4 @@
-"""Makes packings.safetensors and packings.json.lzma: small matrices as other tools pack them, and what those tools read back.
+"""Makes packings.safetensors.lzma and packings.json.lzma: small matrices as other tools pack them, and what those tools read back.
 
     python tests/golden/quantized/packings.py [--older FOLDER]
 
@@ -20,7 +20,7 @@ import sys
 from importlib.metadata import version
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save
 
 HERE = pathlib.Path(__file__).parent
 MASK = (1 << 64) - 1
@@ -280,12 +280,17 @@ def main():
         modelopt(cases)
         transformers_fp8(cases)
         keep_index_cases(cases, flags.older)
-    save_file(cases.tensors, target / "packings.safetensors")
+    write(target / "packings.safetensors.lzma", save(cases.tensors))
     rows = ",\n".join(json.dumps(row, separators=(",", ":")) for row in cases.rows)
     made_by = {"torch": torch.__version__.split("+")[0]}
     eight = json.dumps({} if flags.index_only else eight_bit_floats(), separators=(",", ":"))
     text = f'{{\n"made_by": {json.dumps(made_by)},\n"eight_bit_floats": {eight},\n"cases": [\n{rows}\n]\n}}\n'
-    (target / "packings.json.lzma").write_bytes(lzma.compress(text.encode(), lzma.FORMAT_ALONE, filters=[{"id": lzma.FILTER_LZMA1, "preset": 9, "dict_size": 1 << 16}]))
+    write(target / "packings.json.lzma", text.encode())
+
+
+def write(path, content):
+    filters = [{"id": lzma.FILTER_LZMA1, "preset": 9, "dict_size": 1 << 16}]
+    path.write_bytes(lzma.compress(content, lzma.FORMAT_ALONE, filters=filters))
 
 
 def keep_index_cases(cases, folder):
@@ -297,7 +302,7 @@ def keep_index_cases(cases, folder):
             older(folder, made)
         else:
             source = HERE
-        tensors = load_file(source / "packings.safetensors")
+        tensors = load(lzma.decompress((source / "packings.safetensors.lzma").read_bytes()))
         for row in json.loads(lzma.decompress((source / "packings.json.lzma").read_bytes()))["cases"]:
             if row["name"].startswith("pack4-index"):
                 cases.rows.append(row)

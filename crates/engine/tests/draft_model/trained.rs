@@ -4,13 +4,16 @@ use std::{fs, path::PathBuf};
 
 use folio_engine::speculate::DraftModelOptions;
 use folio_model::device::cpu::{Cpu, CpuConfig};
+use lzma_rust2::LzmaReader;
 
 use crate::driver::{Driver, Request};
 
 /// Token ids of a text of this project's own, which the models were not trained on.
 fn unseen() -> Vec<u32> {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models/eval.json");
-    let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models/eval.json.lzma");
+    let packed = fs::File::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let text = LzmaReader::new_mem_limit(packed, 128 << 10, None).expect("packed");
+    let text = std::io::read_to_string(std::io::BufReader::new(text)).expect("a whole file");
     let ids = text.split_once("\"ids\"").and_then(|(_, rest)| rest.split_once('[')).expect("ids").1;
     let ids = ids.split_once(']').expect("their end").0;
     ids.split(',').map(|id| id.trim().parse().expect("a token id")).collect()

@@ -1,12 +1,31 @@
 //! What `tests/golden/quantized/packings.py` wrote down.
 
+use std::io::Read;
+
+use folio_formats::{Mapped, Safetensors};
 use lzma_rust2::LzmaReader;
 use serde_json::Value;
 
-pub const TENSORS: &[u8] = include_bytes!("../../../../tests/golden/quantized/packings.safetensors");
+const TENSORS: &[u8] = include_bytes!("../../../../tests/golden/quantized/packings.safetensors.lzma");
 const CASES: &[u8] = include_bytes!("../../../../tests/golden/quantized/packings.json.lzma");
 
 pub fn golden() -> Value {
-    let text = LzmaReader::new_mem_limit(CASES, 128 << 10, None).expect("packings.json.lzma");
-    serde_json::from_reader(std::io::BufReader::new(text)).expect("packings.json.lzma")
+    serde_json::from_slice(&unpacked(CASES)).expect("packings.json.lzma")
+}
+
+/// The tensors' file.
+pub fn tensors() -> Vec<u8> {
+    unpacked(TENSORS)
+}
+
+/// It, or what has become of it.
+pub fn source(bytes: Vec<u8>) -> Safetensors {
+    Safetensors::from_map(Mapped::from_vec("packings.safetensors", bytes)).expect("packings.safetensors")
+}
+
+fn unpacked(packed: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut reader = LzmaReader::new_mem_limit(packed, 128 << 10, None).expect("a compressed file");
+    reader.read_to_end(&mut bytes).expect("a compressed file");
+    bytes
 }

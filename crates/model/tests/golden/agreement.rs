@@ -2,7 +2,6 @@
 //! tokens, how often the likeliest token is the same and how near a tie it was where it is not.
 
 use std::{
-    fs,
     sync::{
         Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -40,8 +39,7 @@ impl Questions {
         struct Text {
             ids: Vec<u32>,
         }
-        let path = file::folder().join("eval.json");
-        let Text { ids } = serde_json::from_str(&fs::read_to_string(&path).expect("eval.json")).expect("eval.json");
+        let Text { ids } = file::unpack(&file::folder().join("eval.json.lzma"));
         let stride = (ids.len() - 64) / count;
         let prompts = (0..count).map(|i| ids[i * stride..][..length(i)].to_vec()).collect();
         Self { prompts, answer }

@@ -7,7 +7,8 @@ use std::{
 };
 
 use folio_model::formats::{Format, TensorView, WeightSource};
-use serde::Deserialize;
+use lzma_rust2::LzmaReader;
+use serde::{Deserialize, de::DeserializeOwned};
 
 use crate::generator;
 
@@ -78,6 +79,13 @@ pub fn folder() -> PathBuf {
     tree().join("tests/golden/models")
 }
 
+/// A compressed file of JSON.
+pub fn unpack<T: DeserializeOwned>(path: &Path) -> T {
+    let packed = fs::File::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let text = LzmaReader::new_mem_limit(packed, 128 << 10, None).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    serde_json::from_reader(std::io::BufReader::new(text)).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
 /// All golden files of model families, by name.
 pub fn all() -> Vec<Golden> {
     all_in(&folder())
@@ -87,7 +95,6 @@ pub fn all_in(folder: &Path) -> Vec<Golden> {
     let entries = fs::read_dir(folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
     let mut names: Vec<String> = entries
         .filter_map(|entry| entry.ok()?.file_name().into_string().ok()?.strip_suffix(".json").map(str::to_owned))
-        .filter(|name| name != "eval")
         .collect();
     names.sort();
     names.iter().map(|name| read_in(folder, name)).collect()

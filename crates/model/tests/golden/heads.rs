@@ -4,8 +4,6 @@ mod eagle;
 mod medusa;
 mod shipped;
 
-use std::fs;
-
 use folio_model::{
     Decoder, DecoderLimits, OpenModel, Tap,
     device::{
@@ -16,7 +14,6 @@ use folio_model::{
         tree,
     },
 };
-use lzma_rust2::LzmaReader;
 use serde::Deserialize;
 
 use crate::{
@@ -43,10 +40,7 @@ struct Golden {
 }
 
 fn read() -> Golden {
-    let path = file::tree().join("tests/golden/heads/heads.json.lzma");
-    let packed = fs::File::open(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    let text = LzmaReader::new_mem_limit(packed, 128 << 10, None).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    serde_json::from_reader(std::io::BufReader::new(text)).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+    file::unpack(&file::tree().join("tests/golden/heads/heads.json.lzma"))
 }
 
 impl Golden {

@@ -1,6 +1,6 @@
 //! Pooled hidden states of one model a family, on every backend: what embeddings are made of.
 
-use std::{collections::BTreeMap, fs};
+use std::collections::BTreeMap;
 
 use folio_model::device::{
     Backend,
@@ -26,10 +26,7 @@ struct Pooled {
 }
 
 fn read() -> BTreeMap<String, Pooled> {
-    let path = file::folder().join("../hidden-states.json");
-    let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    let states: HiddenStates = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    states.models
+    file::unpack::<HiddenStates>(&file::folder().join("../hidden-states.json.lzma")).models
 }
 
 /// The largest difference, as a part of the largest value.

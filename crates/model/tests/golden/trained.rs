@@ -1,6 +1,6 @@
 //! The trained models against transformers in bf16: perplexity on a text of this project's own.
 
-use std::{fs, path::PathBuf};
+use std::path::PathBuf;
 
 use folio_model::device::cpu::{Cpu, CpuConfig};
 use serde::Deserialize;
@@ -26,8 +26,7 @@ const CHUNK: usize = 512;
 #[test]
 fn perplexity_agrees_with_transformers() {
     let models = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared/models");
-    let path = file::folder().join("eval.json");
-    let eval: Eval = serde_json::from_str(&fs::read_to_string(&path).expect("eval.json")).expect("eval.json");
+    let eval: Eval = file::unpack(&file::folder().join("eval.json.lzma"));
     for (name, expected) in &eval.models {
         let folder = models.join(name);
         if !folder.join("config.json").is_file() {
