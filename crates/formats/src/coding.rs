@@ -21,6 +21,8 @@ pub enum Levels {
     Nibbles([i8; 16]),
     /// Codes 0 to 31, less `zero`.
     Five { zero: u8 },
+    /// Codes 0 to 63, less `zero`.
+    Six { zero: u8 },
     /// The code is the level, as two's complement.
     Bytes,
 }
@@ -59,7 +61,7 @@ impl Levels {
     pub fn level(&self, code: u8) -> i8 {
         match self {
             Levels::Nibbles(table) => table[usize::from(code & 15)],
-            Levels::Five { zero } => code as i8 - *zero as i8,
+            Levels::Five { zero } | Levels::Six { zero } => code as i8 - *zero as i8,
             Levels::Bytes => code as i8,
         }
     }

@@ -105,7 +105,7 @@ table! {
     Q3_K,   256, k::Q3_K_BYTES,       Some(11), Codes(scaled(16, Levels::nibbles_from(-4)), k::q3_k);
     Q4_K,   256, k::Q4_K_BYTES,       Some(12), Codes(affine(32, FROM_ZERO), k::q4_k);
     Q5_K,   256, k::Q5_K_BYTES,       Some(13), Codes(affine(32, FIVE), k::q5_k);
-    Q6_K,   256, k::Q6_K_BYTES,       Some(14), Codes(scaled(16, Levels::Bytes), k::q6_k);
+    Q6_K,   256, k::Q6_K_BYTES,       Some(14), Codes(scaled(16, Levels::Six { zero: 32 }), k::q6_k);
     IQ4_NL, 32,  iq4::IQ4_NL_BYTES,   Some(20), Codes(scaled(32, iq4::LEVELS), iq4::iq4_nl);
     IQ4_XS, 256, iq4::IQ4_XS_BYTES,   Some(23), Codes(scaled(32, iq4::LEVELS), iq4::iq4_xs);
     MXFP4,  32,  mxfp4::MXFP4_BYTES,  Some(39), Codes(scaled(32, mxfp4::DOUBLED), mxfp4::mxfp4);

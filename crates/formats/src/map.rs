@@ -3,19 +3,17 @@
 //! The only module of this crate with `unsafe` in it.
 #![allow(unsafe_code)]
 
+mod fetch;
+
 use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use memmap2::{Advice, Mmap};
+use memmap2::Mmap;
 
 use crate::{Error, Result};
-
-/// How far a file is fetched ahead of what is read: by itself the system fetches little more than what somebody waits for.
-/// Enough that a disk is never without a request, little enough that a model of many files does not ask for all at once.
-const AHEAD: usize = 32 << 20;
+use fetch::Fetcher;
 
 /// Bytes that stay put for as long as the last clone of the `Arc` lives.
 #[derive(Debug)]
@@ -27,11 +25,7 @@ pub struct Mapped {
 
 #[derive(Debug)]
 enum Bytes {
-    File {
-        map: Mmap,
-        /// Where that ends which the system was last asked to fetch.
-        fetched: AtomicUsize,
-    },
+    File { map: Mmap, fetcher: Option<Fetcher> },
     Static(&'static [u8]),
     Owned(Vec<u8>),
 }
@@ -50,14 +44,16 @@ impl Mapped {
         let bytes = match about.len() {
             // An empty range cannot be mapped.
             0 => Bytes::Static(&[]),
-            // SAFETY: the mapping is read-only and private to this value. As with every mapped file, another process
-            // that rewrites or truncates the file while it is open breaks the promise; weight files are replaced by
-            // renaming, never rewritten in place.
-            _ => Bytes::File { map: unsafe { Mmap::map(&file) }.map_err(wrong)?, fetched: AtomicUsize::new(0) },
+            _ => {
+                // SAFETY: the mapping is read-only and private to this value. As with every mapped file, another process
+                // that rewrites or truncates the file while it is open breaks the promise; weight files are replaced by
+                // renaming, never rewritten in place.
+                let map = unsafe { Mmap::map(&file) }.map_err(wrong)?;
+                let fetcher = Fetcher::start(file, map.len());
+                Bytes::File { map, fetcher }
+            }
         };
-        let mapped = Self { path: path.to_owned(), bytes };
-        mapped.fetch_behind(0);
-        Ok(Arc::new(mapped))
+        Ok(Arc::new(Self { path: path.to_owned(), bytes }))
     }
 
     /// Bytes that are part of the program; `name` stands in for a path in errors.
@@ -82,23 +78,13 @@ impl Mapped {
         }
     }
 
-    /// Has the system fetch what lies behind `at`, without waiting for it.
-    fn fetch_behind(&self, at: usize) {
-        let Bytes::File { map, fetched } = &self.bytes else { return };
-        // Two threads may ask twice.
-        let range = still_to_fetch(at, fetched.load(Ordering::Relaxed), map.len());
-        if !range.is_empty() {
-            // A refusal costs time, nothing else.
-            let _ = map.advise_range(Advice::WillNeed, range.start, range.len());
-            fetched.store(range.end, Ordering::Relaxed);
-        }
-    }
-
     /// Gives back the memory of the whole pages inside `range`, as something further on is next. They may still be read: the
     /// file is then read again.
     pub fn release(&self, range: Range<usize>) {
-        self.fetch_behind(range.end);
-        let Bytes::File { map, .. } = &self.bytes else { return };
+        let Bytes::File { map, fetcher } = &self.bytes else { return };
+        if let Some(fetcher) = fetcher {
+            fetcher.follow(range.end);
+        }
         let pages = whole_pages(range, map.len(), page_size());
         if pages.is_empty() {
             return;
@@ -110,14 +96,6 @@ impl Mapped {
         // A refusal only costs memory.
         let _ = advised;
     }
-}
-
-/// What to fetch of a file of `len` bytes when what comes next lies at `at`, and was fetched up to `fetched`. Files are mostly
-/// gone through from front to back; far from there it starts anew.
-fn still_to_fetch(at: usize, fetched: usize, len: usize) -> Range<usize> {
-    let end = len.min(at.saturating_add(AHEAD));
-    let start = if (at..=end.saturating_add(AHEAD)).contains(&fetched) { fetched } else { at };
-    start.min(end)..end
 }
 
 fn whole_pages(range: Range<usize>, len: usize, page: usize) -> Range<usize> {
@@ -162,21 +140,6 @@ mod tests {
         check(17..47, 32..32);
         check(17..100, 32..100);
         check(98..100, 112..112);
-    }
-
-    #[test]
-    fn a_file_is_fetched_ahead_of_its_reader() {
-        let check = |at: usize, fetched: usize, expect: Range<usize>| {
-            assert_eq!(still_to_fetch(at, fetched, 10 * AHEAD), expect, "at {at}, up to {fetched}");
-        };
-        check(0, 0, 0..AHEAD);
-        check(5, AHEAD, AHEAD..AHEAD + 5);
-        // A little back, and far.
-        check(5, AHEAD + 9, AHEAD + 5..AHEAD + 5);
-        check(5, 7 * AHEAD, 5..AHEAD + 5);
-        check(4 * AHEAD, AHEAD, 4 * AHEAD..5 * AHEAD);
-        check(9 * AHEAD + 7, 10 * AHEAD - 1, 10 * AHEAD - 1..10 * AHEAD);
-        check(10 * AHEAD, 10 * AHEAD, 10 * AHEAD..10 * AHEAD);
     }
 
     #[test]

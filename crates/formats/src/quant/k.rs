@@ -17,21 +17,32 @@ pub(crate) const Q6_K_BYTES: usize = LEN / 2 + LEN / 4 + LEN / 16 + HALF;
 const _: () = assert!(Q2_K_BYTES == 84 && Q3_K_BYTES == 110 && Q4_K_BYTES == 144);
 const _: () = assert!(Q5_K_BYTES == 176 && Q6_K_BYTES == 210);
 
-/// Two bits of value `i`: each half of the block takes 32 bytes, each quarter of a half two bits of every byte.
-fn two_bits(packed: &[u8], i: usize) -> u8 {
-    let (half, quarter, lane) = (i / 128, i / 32 % 4, i % 32);
-    packed[half * 32 + lane] >> (2 * quarter) & 3
+/// Values that lie side by side in all packings: run `r` of a block is values `32 * r ..`.
+const RUN: usize = 32;
+
+/// Bytes that hold some bits of several runs each.
+fn bytes(packed: &[u8], index: usize) -> [u8; RUN] {
+    packed.as_chunks::<RUN>().0[index]
 }
 
-/// Four bits of value `i`: 64 values share 32 bytes, the first 32 in the low halves.
-fn four_bits(packed: &[u8], i: usize) -> u8 {
-    let (pair, high, lane) = (i / 64, i / 32 % 2, i % 32);
-    packed[pair * 32 + lane] >> (4 * high) & 15
+/// Two bits of a run: each half of the block takes 32 bytes, each quarter of a half two bits of every byte.
+fn two_bits(packed: &[u8], run: usize) -> [u8; RUN] {
+    bytes(packed, run / 4).map(|byte| byte >> (2 * (run % 4)) & 3)
 }
 
-/// One bit of value `i`: bit `i / 32` of byte `i % 32`.
-fn one_bit(packed: &[u8], i: usize) -> u8 {
-    packed[i % 32] >> (i / 32) & 1
+/// Four bits of a run: 64 values share 32 bytes, the first 32 in the low halves.
+fn four_bits(packed: &[u8], run: usize) -> [u8; RUN] {
+    bytes(packed, run / 2).map(|byte| byte >> (4 * (run % 2)) & 15)
+}
+
+/// One bit of a run: bit `run` of every byte.
+fn one_bit(packed: &[u8], run: usize) -> [u8; RUN] {
+    bytes(packed, 0).map(|byte| byte >> run & 1)
+}
+
+/// `low` has so many bits.
+fn under(low: [u8; RUN], bits: u32, high: [u8; RUN]) -> [u8; RUN] {
+    std::array::from_fn(|at| low[at] | high[at] << bits)
 }
 
 pub(crate) fn q2_k(block: &[u8], codes: &mut [u8], group_scales: &mut [f32], minimums: &mut [f32]) {
@@ -42,7 +53,7 @@ pub(crate) fn q2_k(block: &[u8], codes: &mut [u8], group_scales: &mut [f32], min
         group_scales[group] = scale * f32::from(packed & 15);
         minimums[group] = -(minimum * f32::from(packed >> 4));
     }
-    fill(codes, |i| two_bits(packed, i));
+    fill(codes, |run| two_bits(packed, run));
 }
 
 pub(crate) fn q3_k(block: &[u8], codes: &mut [u8], group_scales: &mut [f32], _: &mut [f32]) {
@@ -55,20 +66,20 @@ pub(crate) fn q3_k(block: &[u8], codes: &mut [u8], group_scales: &mut [f32], _: 
         let top = scales[8 + group % 4] >> (2 * (group / 4)) & 3;
         *group_scale = scale * f32::from((low | top << 4) as i8 - 32);
     }
-    fill(codes, |i| two_bits(packed, i) | one_bit(high, i) << 2);
+    fill(codes, |run| under(two_bits(packed, run), 2, one_bit(high, run)));
 }
 
 pub(crate) fn q4_k(block: &[u8], codes: &mut [u8], group_scales: &mut [f32], minimums: &mut [f32]) {
     let (scales, packed) = block[4..].split_at(PACKED_SCALES);
     eight_groups(block, scales, group_scales, minimums);
-    fill(codes, |i| four_bits(packed, i));
+    fill(codes, |run| four_bits(packed, run));
 }
 
 pub(crate) fn q5_k(block: &[u8], codes: &mut [u8], group_scales: &mut [f32], minimums: &mut [f32]) {
     let (scales, rest) = block[4..].split_at(PACKED_SCALES);
     let (high, packed) = rest.split_at(32);
     eight_groups(block, scales, group_scales, minimums);
-    fill(codes, |i| four_bits(packed, i) | one_bit(high, i) << 4);
+    fill(codes, |run| under(four_bits(packed, run), 4, one_bit(high, run)));
 }
 
 pub(crate) fn q6_k(block: &[u8], codes: &mut [u8], group_scales: &mut [f32], _: &mut [f32]) {
@@ -79,17 +90,17 @@ pub(crate) fn q6_k(block: &[u8], codes: &mut [u8], group_scales: &mut [f32], _: 
     for (group_scale, by) in group_scales.iter_mut().zip(scales) {
         *group_scale = scale * f32::from(*by as i8);
     }
-    fill(codes, |i| {
+    fill(codes, |run| {
         // Here 128 values share 64 bytes of nibbles, the first 64 in the low halves.
-        let (half, upper, lane) = (i / 128, i / 64 % 2, i % 64);
-        let nibble = low[half * 64 + lane] >> (4 * upper) & 15;
-        (nibble | two_bits(high, i) << 4).wrapping_sub(32)
+        let (half, quarter) = (run / 4, run % 4);
+        let nibbles = bytes(low, 2 * half + quarter % 2).map(|byte| byte >> (4 * (quarter / 2)) & 15);
+        under(nibbles, 4, two_bits(high, run))
     });
 }
 
-fn fill(codes: &mut [u8], code: impl Fn(usize) -> u8) {
-    for (i, place) in codes.iter_mut().enumerate() {
-        *place = code(i);
+fn fill(codes: &mut [u8], run: impl Fn(usize) -> [u8; RUN]) {
+    for (index, place) in codes.as_chunks_mut::<RUN>().0.iter_mut().enumerate() {
+        *place = run(index);
     }
 }
 

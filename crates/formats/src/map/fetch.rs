@@ -1,0 +1,154 @@
+//! A file's pages brought into memory ahead of who reads them through a mapping, by a thread that reads the file itself: the
+//! system fetches far ahead of such a reader, with few large requests, and little ahead of somebody who touches pages.
+
+use std::fs::File;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::Thread;
+
+/// How far ahead of its reader a file is fetched: so far that a disk has something to do while others compute. Before anybody
+/// has read of it, less: a model may have many files.
+const AHEAD: usize = 256 << 20;
+const BEGINNING: usize = 128 << 20;
+
+/// Bytes that are read at a time.
+const PIECE: usize = 1 << 20;
+
+/// The thread, as the reader sees it. It ends with this.
+#[derive(Debug)]
+pub(super) struct Fetcher {
+    shared: Arc<Shared>,
+    thread: Thread,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// Where the reader is.
+    at: AtomicUsize,
+    ahead: AtomicUsize,
+    is_over: AtomicBool,
+}
+
+impl Fetcher {
+    /// Begins to fetch a file of `len` bytes; none where there can be no thread, which costs time and nothing else.
+    pub fn start(file: File, len: usize) -> Option<Self> {
+        let shared = Arc::new(Shared {
+            at: AtomicUsize::new(0),
+            ahead: AtomicUsize::new(BEGINNING),
+            is_over: AtomicBool::new(false),
+        });
+        let theirs = Arc::clone(&shared);
+        let body = move || theirs.fetch(&file, len);
+        let handle = std::thread::Builder::new().name("folio-fetch".into()).spawn(body).ok()?;
+        Some(Self { shared, thread: handle.thread().clone() })
+    }
+
+    /// What lies at `at` is read next.
+    pub fn follow(&self, at: usize) {
+        // Relaxed: the thread may learn of it late, and reads nothing but these.
+        self.shared.at.store(at, Ordering::Relaxed);
+        self.shared.ahead.store(AHEAD, Ordering::Relaxed);
+        self.thread.unpark();
+    }
+}
+
+impl Drop for Fetcher {
+    fn drop(&mut self) {
+        self.shared.is_over.store(true, Ordering::Relaxed);
+        self.thread.unpark();
+    }
+}
+
+impl Shared {
+    fn fetch(&self, file: &File, len: usize) {
+        let (mut buffer, mut fetched) = (Vec::new(), 0);
+        while !self.is_over.load(Ordering::Relaxed) {
+            let (at, ahead) = (self.at.load(Ordering::Relaxed), self.ahead.load(Ordering::Relaxed));
+            let piece = next_piece(at, ahead, fetched, len);
+            fetched = piece.end;
+            if piece.is_empty() {
+                std::thread::park();
+            } else if !is_cached(file, piece.end - 1) {
+                buffer.resize(PIECE, 0);
+                // Whoever reads it for its content will meet the same error.
+                if read_at(file, &mut buffer[..piece.len()], piece.start).is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// What to fetch of a file of `len` bytes when its reader is at `at`, and what lies before `fetched` was fetched. Files are mostly
+/// gone through from front to back; far from there it starts anew.
+fn next_piece(at: usize, ahead: usize, fetched: usize, len: usize) -> Range<usize> {
+    let end = len.min(at.saturating_add(ahead));
+    let start = if (at..=end.saturating_add(ahead)).contains(&fetched) { fetched } else { at.min(end) };
+    start..end.min(start.saturating_add(PIECE)).max(start)
+}
+
+#[cfg(unix)]
+fn read_at(file: &File, buffer: &mut [u8], at: usize) -> std::io::Result<usize> {
+    std::os::unix::fs::FileExt::read_at(file, buffer, at as u64)
+}
+
+#[cfg(windows)]
+fn read_at(file: &File, buffer: &mut [u8], at: usize) -> std::io::Result<usize> {
+    std::os::windows::fs::FileExt::seek_read(file, buffer, at as u64)
+}
+
+/// Whether the system has the byte at `at` in memory, as far as it tells.
+#[cfg(target_os = "linux")]
+fn is_cached(file: &File, at: usize) -> bool {
+    let mut byte = 0u8;
+    let into = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    let Ok(at) = libc::off_t::try_from(at) else { return false };
+    // SAFETY: one buffer of one byte, which outlives the call.
+    let read =
+        unsafe { libc::preadv2(std::os::fd::AsRawFd::as_raw_fd(file), &raw const into, 1, at, libc::RWF_NOWAIT) };
+    read == 1
+}
+
+#[cfg(not(target_os = "linux"))]
+fn is_cached(_: &File, _: usize) -> bool {
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_stay_ahead_of_the_reader() {
+        let check = |at: usize, fetched: usize, expect: Range<usize>| {
+            assert_eq!(next_piece(at, 4 * PIECE, fetched, 20 * PIECE), expect, "at {at}, up to {fetched}");
+        };
+        check(0, 0, 0..PIECE);
+        check(5, 4 * PIECE, 4 * PIECE..4 * PIECE + 5);
+        // A little back, and far.
+        check(5, 4 * PIECE + 9, 4 * PIECE + 9..4 * PIECE + 9);
+        check(5, 9 * PIECE, 5..PIECE + 5);
+        check(8 * PIECE, 4 * PIECE, 8 * PIECE..9 * PIECE);
+        check(19 * PIECE + 7, 20 * PIECE - 1, 20 * PIECE - 1..20 * PIECE);
+        check(20 * PIECE, 20 * PIECE, 20 * PIECE..20 * PIECE);
+        check(30 * PIECE, 20 * PIECE, 20 * PIECE..20 * PIECE);
+    }
+
+    #[test]
+    fn what_was_read_is_in_memory_and_a_fetcher_ends() {
+        let path = std::env::temp_dir().join(format!("folio-fetch-{}", std::process::id()));
+        std::fs::write(&path, vec![1; 3 * PIECE]).unwrap();
+        let file = File::open(&path).unwrap();
+        let fetcher = Fetcher::start(file.try_clone().unwrap(), 3 * PIECE).unwrap();
+        fetcher.follow(PIECE);
+        let shared = Arc::clone(&fetcher.shared);
+        drop(fetcher);
+        // The thread's own share goes when it has ended.
+        while Arc::strong_count(&shared) > 1 {
+            std::thread::yield_now();
+        }
+        assert!(!is_cached(&file, 3 * PIECE), "nothing lies behind the end");
+        std::fs::remove_file(&path).unwrap();
+    }
+}
