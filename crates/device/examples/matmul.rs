@@ -27,7 +27,7 @@ struct Form {
     matrix: fn(usize, usize) -> Result<Matrix<'static>>,
 }
 
-const FORMS: [Form; 9] = [
+const FORMS: [Form; 10] = [
     Form { name: "bf16", matrix: |rows, cols| blocks(Format::BF16, rows, cols) },
     Form { name: "8-bit g32", matrix: |rows, cols| blocks(Format::Q8_0, rows, cols) },
     Form { name: "8-bit g128", matrix: |rows, cols| grouped(GroupedLevels::Signed8, 128, false, rows, cols) },
@@ -37,6 +37,7 @@ const FORMS: [Form; 9] = [
     Form { name: "4-bit g128", matrix: |rows, cols| grouped(GroupedLevels::UNSIGNED4, 128, true, rows, cols) },
     Form { name: "4-bit table g32", matrix: |rows, cols| blocks(Format::MXFP4, rows, cols) },
     Form { name: "5-bit g32", matrix: |rows, cols| blocks(Format::Q5_0, rows, cols) },
+    Form { name: "6-bit g16", matrix: |rows, cols| blocks(Format::Q6_K, rows, cols) },
 ];
 
 /// One row's bytes stand for all.

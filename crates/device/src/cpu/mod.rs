@@ -25,6 +25,7 @@ mod simd;
 mod tensor;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
+mod topology;
 mod weight;
 
 pub use isa::Isa;

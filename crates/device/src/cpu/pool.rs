@@ -6,6 +6,9 @@
 //!
 //! Whoever is there takes the parts, the caller all that are left. Then it closes the fork to workers that have not entered,
 //! whose cores another process may hold, and waits for those that have.
+//!
+//! Where there are several memory nodes, each worker is pinned to one, so that what it was the first to write is near
+//! when it has the same stretch again. The caller's thread is not ours to pin; it is brought to the first node.
 
 mod stretches;
 #[cfg(test)]
@@ -21,12 +24,16 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::topology::{self, Node};
 use crate::{Error, Result};
 use stretches::Stretches;
 
 /// How long a worker without work spins, and then how long it yields, before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
 const YIELD: Duration = Duration::from_micros(200);
+
+/// Forks between two looks at whether the caller is still on its memory node.
+const FETCH_FORKS: u64 = 512;
 
 /// What is run with a thread's and a fork's number: a borrowed closure without its lifetime.
 type Task = *const (dyn Fn(usize, u64) + Sync);
@@ -77,6 +84,8 @@ struct Shared {
     lock: Mutex<()>,
     wake: Condvar,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
+    /// Memory nodes; empty where there are not several.
+    nodes: Vec<Node>,
 }
 
 // SAFETY: `task` is the only field that is not Sync by itself; as said above, its readers keep apart from its writers.
@@ -99,6 +108,16 @@ struct Workers {
 impl Pool {
     /// A pool of `threads` threads, the caller's own counted; at least one.
     pub fn new(threads: usize) -> Result<Self> {
+        Self::on(topology::nodes(threads), threads)
+    }
+
+    /// One that takes the cpus there are for those of two memory nodes.
+    #[cfg(test)]
+    pub fn on_two_nodes(threads: usize) -> Result<Self> {
+        Self::on(topology::testing::two_nodes(threads), threads)
+    }
+
+    fn on(nodes: Vec<Node>, threads: usize) -> Result<Self> {
         let seat = || Padded(Seat { inside: AtomicU64::new(0), claimed: AtomicU64::new(0) });
         let shared = Arc::new(Shared {
             board: Padded(Board { fork: AtomicU64::new(0), task: UnsafeCell::new(None) }),
@@ -108,6 +127,7 @@ impl Pool {
             lock: Mutex::new(()),
             wake: Condvar::new(),
             panic: Mutex::new(None),
+            nodes,
         });
         // They have their owner before they start, so that a failed start stops those already running.
         let mut workers = Workers { shared, threads: Vec::new() };
@@ -199,6 +219,49 @@ impl Pool {
         });
     }
 
+    /// Calls `body` once for each of `tasks`, some of those `0..total` that [`Pool::for_each_run`] will be given later.
+    /// Where there are memory nodes, it does so on the one whose threads will have the task in their stretches, since
+    /// memory is near to who writes it first. What falls to a node of which no thread comes is for the caller.
+    pub fn for_each_on_node(&self, tasks: Range<usize>, total: usize, body: impl Fn(usize) + Sync) {
+        let nodes = &self.workers.shared.nodes;
+        let Some(first) = nodes.first() else {
+            return self.for_each_chunk(tasks.len(), 1, |range| range.for_each(|task| body(tasks.start + task)));
+        };
+        first.fetch();
+        let num_threads = self.num_threads();
+        // The first node's is 0, so that every task falls to one.
+        let start = |index: usize| match nodes.get(index) {
+            Some(node) => stretches::start_of(node.threads.start, num_threads, total).clamp(tasks.start, tasks.end),
+            None => tasks.end,
+        };
+        let lot = |index: usize| Lot {
+            next: AtomicUsize::new(start(index)),
+            end: start(index + 1),
+            begun: AtomicBool::new(false),
+        };
+        let lots: Vec<Lot> = (0..nodes.len()).map(lot).collect();
+        self.share(&|thread, _| {
+            for (lot, node) in lots.iter().zip(nodes) {
+                if node.threads.contains(&thread) {
+                    lot.begun.store(true, Ordering::Relaxed);
+                    while let Some(task) = lot.take() {
+                        body(task);
+                    }
+                }
+            }
+            if thread == 0 {
+                // Who has begun with a lot is inside the fork, and does not leave it before the lot is empty.
+                for lot in &lots {
+                    while !lot.begun.load(Ordering::Relaxed)
+                        && let Some(task) = lot.take()
+                    {
+                        body(task);
+                    }
+                }
+            }
+        });
+    }
+
     /// Splits `0..tasks` evenly, one run a thread, when there are at least `min` tasks for each of two threads; else
     /// runs all of them here. For uniform work too short to share out piece by piece.
     pub fn for_each_static(&self, tasks: usize, min: usize, body: impl Fn(Range<usize>) + Sync) {
@@ -221,7 +284,14 @@ impl Pool {
     fn share(&self, task: &(dyn Fn(usize, u64) + Sync)) {
         let shared = &*self.workers.shared;
         let fork = self.fork(task);
-        let own = catch_unwind(AssertUnwindSafe(|| task(0, fork)));
+        let own = catch_unwind(AssertUnwindSafe(|| {
+            if let Some(node) = shared.nodes.first()
+                && (fork / 2).is_multiple_of(FETCH_FORKS)
+            {
+                node.fetch();
+            }
+            task(0, fork);
+        }));
         self.join(fork);
         let theirs = shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
         shared.busy.store(false, Ordering::Release);
@@ -301,6 +371,9 @@ impl Shared {
 
     /// A worker's life: wait for the next fork, enter it, run its task, leave.
     fn work(&self, thread: usize) {
+        if let Some(node) = self.nodes.iter().find(|node| node.threads.contains(&thread)) {
+            node.hold();
+        }
         let mut last = 0;
         loop {
             let fork = self.wait_for_fork(last);
@@ -358,6 +431,22 @@ impl Shared {
             // The fork that woke it may be over by now, but more will follow.
             drop(self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner));
         }
+    }
+}
+
+/// What is left of the tasks that the threads of one memory node are to do.
+struct Lot {
+    next: AtomicUsize,
+    end: usize,
+    /// Whether one of them is there.
+    begun: AtomicBool,
+}
+
+impl Lot {
+    fn take(&self) -> Option<usize> {
+        // Relaxed, as each task is one thread's, and the fork brings the data across.
+        let task = self.next.fetch_add(1, Ordering::Relaxed);
+        (task < self.end).then_some(task)
     }
 }
 

@@ -104,11 +104,11 @@ impl Kernel {
     }
 
     fn coded(isa: Isa, coding: Coding) -> Self {
-        // Bytes, nibbles through a table, nibbles that count up by one, five bits.
-        let (max_rows, tiles): (_, [unsafe fn(&Tile); 4]) = match isa {
+        // Bytes, nibbles through a table, nibbles that count up by one, five bits, six.
+        let (max_rows, tiles): (_, [unsafe fn(&Tile); 5]) = match isa {
             Isa::Scalar => {
                 use integer::scalar::*;
-                (MAX_ROWS, [bytes_tile, nibbles_tile, nibbles_tile, five_tile])
+                (MAX_ROWS, [bytes_tile, nibbles_tile, nibbles_tile, five_tile, six_tile])
             }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => {
@@ -116,19 +116,20 @@ impl Kernel {
                 let max_rows = match &coding.levels {
                     Levels::Bytes => MAX_BYTE_ROWS,
                     Levels::Nibbles(table) if !counts_up(table) => MAX_ROWS,
+                    Levels::Six { .. } => MAX_ROWS,
                     _ => MAX_CODE_ROWS,
                 };
-                (max_rows, [bytes_tile, nibbles_tile, even_nibbles_tile, five_tile])
+                (max_rows, [bytes_tile, nibbles_tile, even_nibbles_tile, five_tile, six_tile])
             }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 | Isa::Amx => {
                 use integer::avx512::*;
-                (MAX_ROWS, [bytes_tile, nibbles_tile, even_nibbles_tile, five_tile])
+                (MAX_ROWS, [bytes_tile, nibbles_tile, even_nibbles_tile, five_tile, six_tile])
             }
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => {
                 use integer::neon::*;
-                (MAX_ROWS, [bytes_tile, nibbles_tile, nibbles_tile, five_tile])
+                (MAX_ROWS, [bytes_tile, nibbles_tile, nibbles_tile, five_tile, six_tile])
             }
             _ => unreachable!("{} is not of this architecture", isa.name()),
         };
@@ -137,6 +138,7 @@ impl Kernel {
             Levels::Nibbles(table) if counts_up(table) => tiles[2],
             Levels::Nibbles(_) => tiles[1],
             Levels::Five { .. } => tiles[3],
+            Levels::Six { .. } => tiles[4],
         };
         let (table, offset) = table(isa, &coding.levels);
         let Coding { group, affine, activations: scale, .. } = coding;
@@ -259,8 +261,10 @@ fn table(isa: Isa, levels: &Levels) -> ([u8; 16], i32) {
         }
         (Levels::Nibbles(table), Isa::Avx2) if counts_up(table) => ([0; 16], -i32::from(table[0])),
         (Levels::Nibbles(table), _) => (table.map(|level| level as u8), 0),
-        (Levels::Five { zero }, Isa::Avx512 | Isa::Amx | Isa::Avx2) => ([0; 16], i32::from(*zero)),
-        (Levels::Five { zero }, _) => ([*zero; 16], 0),
+        (Levels::Five { zero } | Levels::Six { zero }, Isa::Avx512 | Isa::Amx | Isa::Avx2) => {
+            ([0; 16], i32::from(*zero))
+        }
+        (Levels::Five { zero } | Levels::Six { zero }, _) => ([*zero; 16], 0),
     }
 }
 

@@ -41,7 +41,7 @@ pub struct Tile {
     pub group: usize,
     /// Whether a step has minimums.
     pub affine: bool,
-    /// Levels of 16 codes, or first of all the zero of five-bit codes; as the instruction set wants them.
+    /// Levels of 16 codes, or first of all the zero of five- and six-bit codes; as the instruction set wants them.
     pub table: [u8; 16],
 }
 

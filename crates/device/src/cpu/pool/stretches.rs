@@ -13,6 +13,7 @@ const MAX_STRETCHES: usize = 16;
 pub struct Stretches {
     left: [Padded<AtomicU64>; MAX_STRETCHES],
     num_stretches: usize,
+    num_threads: usize,
     most: usize,
 }
 
@@ -25,6 +26,7 @@ impl Stretches {
         Self {
             left: array::from_fn(|index| Padded(AtomicU64::new(word(stretch(index))))),
             num_stretches,
+            num_threads,
             most: most.max(1),
         }
     }
@@ -32,7 +34,7 @@ impl Stretches {
     /// What a thread is to do next: of its own stretch the half that comes first, of another's the half that comes last.
     /// None when nothing is left anywhere.
     pub fn take(&self, thread: usize) -> Option<Range<usize>> {
-        let own = thread % self.num_stretches;
+        let own = stretch_of(thread, self.num_threads);
         let first = |range: Range<usize>, share| (range.start..range.start + share, range.start + share..range.end);
         let last = |range: Range<usize>, share| (range.end - share..range.end, range.start..range.end - share);
         let others = (own + 1..self.num_stretches).chain(0..own);
@@ -54,6 +56,16 @@ impl Stretches {
         let left = self.left[stretch].0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, update).ok()?;
         taken(left).map(|(share, _)| share)
     }
+}
+
+/// Threads that share a stretch are neighbours, as those of a memory node are.
+fn stretch_of(thread: usize, num_threads: usize) -> usize {
+    thread * num_threads.min(MAX_STRETCHES) / num_threads
+}
+
+/// Where in `0..tasks` a thread's stretch begins.
+pub fn start_of(thread: usize, num_threads: usize, tasks: usize) -> usize {
+    even_split(tasks, num_threads.min(MAX_STRETCHES), stretch_of(thread, num_threads)).start
 }
 
 fn word(range: Range<usize>) -> u64 {

@@ -2,10 +2,13 @@ use std::sync::Barrier;
 
 use super::*;
 
+/// Pools without memory nodes, as far as this machine is concerned, and with two.
+const MAKE: [fn(usize) -> Result<Pool>; 2] = [Pool::new, Pool::on_two_nodes];
+
 #[test]
 fn every_task_runs_exactly_once() {
-    for threads in [1, 2, 3, 5] {
-        let pool = Pool::new(threads).unwrap();
+    for (threads, make) in [1, 2, 3, 5].into_iter().flat_map(|threads| MAKE.map(|make| (threads, make))) {
+        let pool = make(threads).unwrap();
         for tasks in [0, 1, 2, 3, 17, 100] {
             for chunk in [1, 2, 7, 1000] {
                 let counts: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
@@ -21,8 +24,61 @@ fn every_task_runs_exactly_once() {
                     assert!(range.len().is_multiple_of(3) || range.end == tasks, "{range:?} of {tasks}");
                     count(range);
                 });
-                assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 3));
+                pool.for_each_on_node(0..tasks, tasks, |task| count(task..task + 1));
+                assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 4));
             }
+        }
+    }
+}
+
+#[test]
+fn a_range_of_tasks_runs_exactly_once_on_memory_nodes() {
+    for threads in [2, 3, 20] {
+        let pool = Pool::on_two_nodes(threads).unwrap();
+        for (tasks, total) in [(0..50, 50), (7..7, 50), (0..3, 50), (10..40, 50), (49..50, 50), (1..3, 3), (0..0, 0)] {
+            let counts: Vec<AtomicUsize> = (0..total).map(|_| AtomicUsize::new(0)).collect();
+            pool.for_each_on_node(tasks.clone(), total, |task| _ = counts[task].fetch_add(1, Ordering::Relaxed));
+            for (task, count) in counts.iter().enumerate() {
+                assert_eq!(count.load(Ordering::Relaxed), usize::from(tasks.contains(&task)), "{task} of {tasks:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn tasks_run_on_the_node_that_will_have_them_in_a_stretch() {
+    let pool = Pool::on_two_nodes(2).unwrap();
+    for (tasks, total) in [(0..2, 2), (1..3, 4), (49..51, 100)] {
+        // Neither thread is done with its task before the other has begun, so neither can take both.
+        let both = Barrier::new(2);
+        pool.for_each_on_node(tasks.clone(), total, |task| {
+            both.wait();
+            let by_worker = std::thread::current().name() == Some("folio-cpu-1");
+            assert_eq!(by_worker, task != tasks.start, "{task} of {tasks:?}");
+        });
+    }
+}
+
+#[test]
+fn workers_keep_to_their_memory_node() {
+    let pool = Pool::on_two_nodes(5).unwrap();
+    let nodes = &pool.workers.shared.nodes;
+    assert_eq!(nodes.iter().map(|node| node.threads.clone()).collect::<Vec<_>>(), [0..3, 3..5]);
+    run_on_all(&pool, |part| {
+        let node = nodes.iter().find(|node| node.threads.contains(&part)).unwrap();
+        assert!(part == 0 || topology::testing::is_held(node) != Some(false), "thread {part}");
+    });
+}
+
+#[test]
+fn threads_begin_where_their_stretch_does_and_neighbours_with_neighbours() {
+    for num_threads in [1, 2, 5, 16, 17, 24, 40, 64] {
+        for tasks in [1000, 1003] {
+            let first = |thread: usize| Stretches::new(tasks, num_threads, 1).take(thread).unwrap().start;
+            let starts: Vec<usize> = (0..num_threads).map(first).collect();
+            let told = |thread: usize| stretches::start_of(thread, num_threads, tasks);
+            assert_eq!(starts, (0..num_threads).map(told).collect::<Vec<_>>());
+            assert!(starts[0] == 0 && starts.is_sorted(), "{num_threads} threads: {starts:?}");
         }
     }
 }
@@ -51,11 +107,10 @@ fn threads_prefer_the_part_of_their_number_also_after_sleep() {
     }
 }
 
-/// A pool whose workers sleep and will not be woken by a fork: to its caller the same as workers that get no core.
-fn stranded(threads: usize) -> Pool {
-    let pool = Pool::new(threads).unwrap();
+/// The pool, its workers asleep and not to be woken by a fork: to its caller the same as workers that get no core.
+fn stranded(pool: Pool) -> Pool {
     let shared = &pool.workers.shared;
-    while shared.sleepers.load(Ordering::Relaxed) < threads - 1 {
+    while shared.sleepers.load(Ordering::Relaxed) < pool.num_threads() - 1 {
         std::thread::yield_now();
     }
     drop(shared.lock());
@@ -65,22 +120,25 @@ fn stranded(threads: usize) -> Pool {
 
 #[test]
 fn workers_that_do_not_come_hold_nobody_up() {
-    let pool = stranded(3);
-    let count = AtomicUsize::new(0);
-    let body = |range: Range<usize>| _ = count.fetch_add(range.len(), Ordering::Relaxed);
-    for _ in 0..20 {
-        pool.for_each_chunk(10, 1, body);
-        pool.for_each_static(10, 1, body);
+    for make in MAKE {
+        let pool = stranded(make(3).unwrap());
+        let count = AtomicUsize::new(0);
+        let body = |range: Range<usize>| _ = count.fetch_add(range.len(), Ordering::Relaxed);
+        for _ in 0..20 {
+            pool.for_each_chunk(10, 1, body);
+            pool.for_each_static(10, 1, body);
+            pool.for_each_on_node(5..15, 20, |task| body(task..task + 1));
+        }
+        assert_eq!(count.load(Ordering::Relaxed), 600);
+        // They find their way back, many forks later.
+        pool.workers.shared.sleepers.store(1, Ordering::Relaxed);
+        run_on_all(&pool, |_| ());
     }
-    assert_eq!(count.load(Ordering::Relaxed), 400);
-    // They find their way back, many forks later.
-    pool.workers.shared.sleepers.store(1, Ordering::Relaxed);
-    run_on_all(&pool, |_| ());
 }
 
 #[test]
 fn a_fork_is_closed_to_the_late_once_it_is_joined() {
-    let pool = stranded(2);
+    let pool = stranded(Pool::new(2).unwrap());
     let shared = &pool.workers.shared;
     // Worker 1 sleeps, and its part is played here.
     let leave = |fork: u64| shared.seats[1].0.inside.store(fork + 1, Ordering::Release);

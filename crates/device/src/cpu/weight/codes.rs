@@ -7,6 +7,7 @@
 
 use folio_formats::{Coding, Levels};
 use half::f16;
+use half::slice::HalfFloatSliceExt;
 
 use super::LANES;
 use super::packing::{Packing, code_bytes};
@@ -33,24 +34,53 @@ pub fn pack_panel(
         scales: vec![0.0; groups],
         minimums: vec![0.0; if coding.affine { groups } else { 0 }],
     };
+    let mut lanes = Vec::with_capacity(LANES);
     for (lane, factor) in factors.iter_mut().enumerate().take(outputs - first) {
-        row.codes.truncate(inputs);
+        row.codes.resize(inputs, 0);
         read(first + lane, &mut row);
-        // Whole groups, so that the last one needs no care: what is past the end meets activations of zero.
-        row.codes.resize(groups * coding.group, 0);
-        *factor = pack_lane(coding, &row, lane, target);
+        let lane = Lane::new(coding, &mut row, groups);
+        *factor = lane.factor;
+        lanes.push(lane);
+    }
+    // Group by group, so that what is written stays in cache while all lanes come to it.
+    for (group, step) in target.chunks_exact_mut(Packing::Coded(*coding).step_bytes()).enumerate() {
+        for (at, lane) in lanes.iter().enumerate() {
+            lane.put(coding, group, at, step);
+        }
     }
 }
 
-/// Writes one output to its lane and returns its factor.
-fn pack_lane(coding: &Coding, row: &CodedRow, lane: usize, target: &mut [u8]) -> f32 {
-    let factor = factor(row.scales.iter().chain(&row.minimums));
-    let steps = target.chunks_exact_mut(Packing::Coded(*coding).step_bytes());
-    for (group, (codes, step)) in row.codes.chunks_exact(coding.group).zip(steps).enumerate() {
+/// One output, about to be packed.
+struct Lane {
+    /// Whole groups, so that the last one needs no care: what is past the end meets activations of zero.
+    codes: Vec<u8>,
+    scales: Vec<f16>,
+    minimums: Vec<f16>,
+    factor: f32,
+}
+
+impl Lane {
+    /// Takes the row's codes.
+    fn new(coding: &Coding, row: &mut CodedRow, groups: usize) -> Self {
+        let factor = factor(row.scales.iter().chain(&row.minimums));
+        let halves = |numbers: &mut Vec<f32>| {
+            numbers.iter_mut().for_each(|number| *number /= factor);
+            let mut halves = vec![f16::ZERO; numbers.len()];
+            halves.convert_from_f32_slice(numbers);
+            halves
+        };
+        let mut codes = std::mem::take(&mut row.codes);
+        codes.resize(groups * coding.group, 0);
+        Self { codes, scales: halves(&mut row.scales), minimums: halves(&mut row.minimums), factor }
+    }
+
+    /// Writes a group to its places.
+    fn put(&self, coding: &Coding, group: usize, lane: usize, step: &mut [u8]) {
+        let codes = &self.codes[group * coding.group..(group + 1) * coding.group];
         let (packed, numbers) = step.split_at_mut(code_bytes(coding));
-        put_f16(numbers, lane, row.scales[group] / factor);
+        put_f16(numbers, lane, self.scales[group]);
         if coding.affine {
-            put_f16(numbers, LANES + lane, row.minimums[group] / factor);
+            put_f16(numbers, LANES + lane, self.minimums[group]);
         }
         match coding.levels {
             Levels::Bytes => put_bytes(codes, lane, packed),
@@ -62,9 +92,15 @@ fn pack_lane(coding: &Coding, row: &CodedRow, lane: usize, target: &mut [u8]) ->
                     put_fifth_bits(codes, lane, planes);
                 }
             }
+            Levels::Six { .. } => {
+                for (codes, unit) in codes.chunks_exact(16).zip(packed.chunks_exact_mut(SIX_UNIT)) {
+                    let (nibbles, plane) = unit.split_at_mut(8 * LANES);
+                    put_nibbles(codes, lane, nibbles);
+                    put_upper_bits(codes, lane, plane);
+                }
+            }
         }
     }
-    factor
 }
 
 /// The power of two by which numbers are divided before they become f16: the largest ends up in 2^14 .. 2^15. What is
@@ -79,26 +115,28 @@ fn factor<'a>(numbers: impl Iterator<Item = &'a f32>) -> f32 {
     f32::from_bits(((exponent - 14).max(1) as u32) << 23)
 }
 
-fn put_f16(target: &mut [u8], lane: usize, value: f32) {
-    target[2 * lane..2 * lane + 2].copy_from_slice(&f16::from_f32(value).to_le_bytes());
+fn put_f16(target: &mut [u8], lane: usize, value: f16) {
+    target[2 * lane..2 * lane + 2].copy_from_slice(&value.to_le_bytes());
 }
 
 /// `[group / 4][32][4]`, level + 128.
 fn put_bytes(codes: &[u8], lane: usize, target: &mut [u8]) {
-    let (codes, _) = codes.as_chunks::<4>();
-    let (places, _) = target.as_chunks_mut::<4>();
-    for (codes, place) in codes.iter().zip(places[lane..].iter_mut().step_by(LANES)) {
-        *place = codes.map(|code| code ^ 128);
+    for (codes, lanes) in codes.as_chunks::<4>().0.iter().zip(words(target)) {
+        lanes[lane] = (u32::from_le_bytes(*codes) ^ 0x8080_8080).to_le_bytes();
     }
 }
 
 /// `[group / 8][32][4]`: of eight neighbours the first four in low halves of bytes, the others in high halves.
 fn put_nibbles(codes: &[u8], lane: usize, target: &mut [u8]) {
-    let (codes, _) = codes.as_chunks::<8>();
-    let (places, _) = target.as_chunks_mut::<4>();
-    for (codes, place) in codes.iter().zip(places[lane..].iter_mut().step_by(LANES)) {
-        *place = std::array::from_fn(|at| codes[at] & 15 | codes[at + 4] << 4);
+    for (codes, lanes) in codes.as_chunks::<8>().0.iter().zip(words(target)) {
+        let codes = u64::from_le_bytes(*codes) & 0x0f0f_0f0f_0f0f_0f0f;
+        lanes[lane] = ((codes | codes >> 28) as u32).to_le_bytes();
     }
+}
+
+/// Four bytes a lane.
+fn words(target: &mut [u8]) -> &mut [[[u8; 4]; LANES]] {
+    target.as_chunks_mut::<4>().0.as_chunks_mut::<LANES>().0
 }
 
 /// Bytes of 16 inner values of five bits.
@@ -108,9 +146,20 @@ const FIVE_UNIT: usize = 10 * LANES;
 fn put_fifth_bits(codes: &[u8], lane: usize, target: &mut [u8]) {
     let (codes, _) = codes.as_chunks::<4>();
     for (index, codes) in codes.iter().enumerate() {
-        let bits = codes.iter().rev().fold(0, |bits, code| bits << 1 | (code >> 4 & 1));
-        target[(index * LANES + lane) / 2] |= bits << (4 * (lane % 2));
+        // Each byte's bit to the top byte, one place further left than the one before.
+        let bits = (u32::from_le_bytes(*codes) >> 4 & 0x0101_0101).wrapping_mul(0x0102_0408) >> 24 & 15;
+        target[(index * LANES + lane) / 2] |= (bits as u8) << (4 * (lane % 2));
     }
+}
+
+/// Bytes of 16 inner values of six bits.
+const SIX_UNIT: usize = 12 * LANES;
+
+/// `[32][4]` of four times two bits: byte `i` has the upper bits of inner values `i`, `i + 4`, `i + 8`, `i + 12`.
+fn put_upper_bits(codes: &[u8], lane: usize, target: &mut [u8]) {
+    let quarters = codes.as_chunks::<4>().0.iter().enumerate();
+    let upper = quarters.map(|(quarter, codes)| (u32::from_le_bytes(*codes) >> 4 & 0x0303_0303) << (2 * quarter));
+    words(target)[0][lane] = upper.fold(0, |all, upper| all | upper).to_le_bytes();
 }
 
 /// One output's values, in stored order.
@@ -143,6 +192,11 @@ fn level(coding: &Coding, packed: &[u8], lane: usize, at: usize) -> i8 {
             let (unit, at) = (&packed[at / 16 * FIVE_UNIT..], at % 16);
             let fifth = unit[8 * LANES + (at / 4 * LANES + lane) / 2] >> (4 * (lane % 2) + at % 4) & 1;
             coding.levels.level(nibble(unit, at) | fifth << 4)
+        }
+        Levels::Six { .. } => {
+            let (unit, at) = (&packed[at / 16 * SIX_UNIT..], at % 16);
+            let upper = unit[8 * LANES + 4 * lane + at % 4] >> (2 * (at / 4)) & 3;
+            coding.levels.level(nibble(unit, at) | upper << 4)
         }
     }
 }

@@ -10,6 +10,7 @@
 //! | ... of 8 bits | `[group / 4][32][4]`, level + 128 | 32 bytes an inner value |
 //! | ... of 4 bits | `[group / 8][32][4]`, four neighbours low, the next four high | 16 bytes an inner value |
 //! | ... of 5 bits | `[group / 16]` of `[2][32][4]` as above and `[4][32]` times four fifth bits | 20 bytes an inner value |
+//! | ... of 6 bits | `[group / 16]` of `[2][32][4]` as above and `[32][4]` times two upper bits of four quarters | 24 bytes an inner value |
 //!
 //! A matrix is packed part by part, so parts of one matrix may differ. Codes may come in an order of columns of their
 //! own, and may have outlier columns beside them, which are a small BF16 weight that is added to the product. A part
@@ -116,10 +117,12 @@ impl Weight {
     fn pack_runs(ctx: Ctx<'_>, matrix: &Matrix<'_>, runs: &[Run<'_, '_>]) -> Result<Self> {
         let mut weight =
             Self { outputs: matrix.num_rows(), inputs: matrix.cols(), parts: Vec::new(), feeds: Vec::new() };
-        for run in runs {
-            let mut part = pack_run(ctx, run)?;
+        let panels = |runs: &[Run<'_, '_>]| runs.iter().map(|run| run.outputs.div_ceil(LANES)).sum::<usize>();
+        for (index, run) in runs.iter().enumerate() {
+            let place = Place { first_panel: panels(&runs[..index]), total_panels: panels(runs) };
+            let mut part = pack_run(ctx, place, run)?;
             if let Some(columns) = run.outlier_columns() {
-                let mut outliers = pack_outliers(ctx, run, columns.len())?;
+                let mut outliers = pack_outliers(ctx, place, run, columns.len())?;
                 outliers.feed = weight.feed(&outliers.kernel, Some(columns), None);
                 part.outliers = Some(Box::new(outliers));
             }
@@ -138,7 +141,8 @@ impl Weight {
         read: impl Fn(usize, &mut CodedRow) + Sync,
     ) -> Self {
         let mut weight = Self { outputs, inputs, parts: Vec::new(), feeds: Vec::new() };
-        let part = pack_coded(ctx, coding, (outputs, inputs), read).unwrap();
+        let place = Place { first_panel: 0, total_panels: outputs.div_ceil(LANES) };
+        let part = pack_coded(ctx, place, coding, (outputs, inputs), read).unwrap();
         weight.feed(&part.kernel, None, None);
         weight.parts.push(part);
         weight
@@ -299,15 +303,22 @@ fn uniform_runs<'m, 'a>(matrices: &'m [Matrix<'a>]) -> Result<Vec<Vec<Run<'m, 'a
     if alike { Ok(runs) } else { matrices.iter().map(Run::decoded).collect() }
 }
 
-fn pack_run(ctx: Ctx<'_>, run: &Run<'_, '_>) -> Result<Part> {
+/// Where a part's panels are among those of its weight, which are multiplied in one fork.
+#[derive(Clone, Copy)]
+struct Place {
+    first_panel: usize,
+    total_panels: usize,
+}
+
+fn pack_run(ctx: Ctx<'_>, place: Place, run: &Run<'_, '_>) -> Result<Part> {
     let mut part = match run.packing {
-        Packing::Coded(coding) => pack_coded(ctx, coding, (run.outputs, run.inputs), |output, row| {
+        Packing::Coded(coding) => pack_coded(ctx, place, coding, (run.outputs, run.inputs), |output, row| {
             let (part, index) = run.locate(output);
             part.read_codes(index, &mut row.codes, &mut row.scales, &mut row.minimums);
         })?,
         packing => {
             let mut part = Part::empty(ctx, packing, run.outputs, run.inputs)?;
-            for_each_panel(ctx, packing.panel_bytes(run.inputs), &mut part.data, |panel, target| {
+            for_each_panel(ctx, place, packing.panel_bytes(run.inputs), &mut part.data, |panel, target| {
                 plain::pack_panel(run, panel * LANES, target);
             });
             part
@@ -320,6 +331,7 @@ fn pack_run(ctx: Ctx<'_>, run: &Run<'_, '_>) -> Result<Part> {
 /// `[outputs, inputs]` of codes, which `read` gives output by output.
 fn pack_coded(
     ctx: Ctx<'_>,
+    place: Place,
     coding: Coding,
     shape: (usize, usize),
     read: impl Fn(usize, &mut CodedRow) + Sync,
@@ -327,7 +339,7 @@ fn pack_coded(
     let packing = Packing::Coded(coding);
     let mut part = Part::empty(ctx, packing, shape.0, shape.1)?;
     let factors = Disjoint::new(&mut part.factors);
-    for_each_panel(ctx, packing.panel_bytes(shape.1), &mut part.data, |panel, target| {
+    for_each_panel(ctx, place, packing.panel_bytes(shape.1), &mut part.data, |panel, target| {
         // SAFETY: each panel is packed by one thread, and panels' factors do not overlap.
         let factors = unsafe { factors.part(panel * LANES..(panel + 1) * LANES) };
         codes::pack_panel(&coding, shape, &read, panel * LANES, target, factors);
@@ -335,24 +347,31 @@ fn pack_coded(
     Ok(part)
 }
 
-fn pack_outliers(ctx: Ctx<'_>, run: &Run<'_, '_>, columns: usize) -> Result<Part> {
+fn pack_outliers(ctx: Ctx<'_>, place: Place, run: &Run<'_, '_>, columns: usize) -> Result<Part> {
     let mut part = Part::empty(ctx, Packing::BF16, run.outputs, columns)?;
-    for_each_panel(ctx, Packing::BF16.panel_bytes(columns), &mut part.data, |panel, target| {
+    for_each_panel(ctx, place, Packing::BF16.panel_bytes(columns), &mut part.data, |panel, target| {
         plain::pack_outliers(run, panel * LANES, target);
     });
     Ok(part)
 }
 
-fn for_each_panel(ctx: Ctx<'_>, panel_bytes: usize, data: &mut [u8], pack: impl Fn(usize, &mut [u8]) + Sync) {
+/// Packs each panel on the memory node whose threads have it in their stretches when they multiply. Experts, of which a
+/// product takes now these, now those, are merely spread over all nodes that way.
+fn for_each_panel(
+    ctx: Ctx<'_>,
+    place: Place,
+    panel_bytes: usize,
+    data: &mut [u8],
+    pack: impl Fn(usize, &mut [u8]) + Sync,
+) {
     if panel_bytes == 0 {
         return;
     }
-    let panels = data.len() / panel_bytes;
+    let end_panel = place.first_panel + data.len() / panel_bytes;
     let target = Disjoint::new(data);
-    ctx.pool.for_each_chunk(panels, 1, |range| {
-        for panel in range {
-            // SAFETY: each panel is packed by one thread, and panels do not overlap.
-            pack(panel, unsafe { target.part(panel * panel_bytes..(panel + 1) * panel_bytes) });
-        }
+    ctx.pool.for_each_on_node(place.first_panel..end_panel, place.total_panels, |panel| {
+        let panel = panel - place.first_panel;
+        // SAFETY: each panel is packed by one thread, and panels do not overlap.
+        pack(panel, unsafe { target.part(panel * panel_bytes..(panel + 1) * panel_bytes) });
     });
 }

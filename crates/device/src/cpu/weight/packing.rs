@@ -73,6 +73,7 @@ pub fn code_bytes(coding: &Coding) -> usize {
     let bits = match coding.levels {
         Levels::Nibbles(_) => 4,
         Levels::Five { .. } => 5,
+        Levels::Six { .. } => 6,
         Levels::Bytes => 8,
     };
     coding.group * LANES * bits / 8

@@ -46,18 +46,24 @@ fn decode_rows(run: &Run<'_, '_>, first: usize, lanes: usize) -> (Vec<u8>, usize
 pub fn interleave<'a, const N: usize>(lanes: usize, row: impl Fn(usize) -> &'a [u8], target: &mut [u8]) {
     /// Units taken from a lane before the next lane's turn: a cache line of source, a few KiB of target.
     const RUN: usize = 16;
-    let (places, _) = target.as_chunks_mut::<N>();
-    for (block, places) in places.chunks_mut(RUN * LANES).enumerate() {
-        for lane in 0..lanes {
-            let row = row(lane);
+    let rows: Vec<&[u8]> = (0..lanes).map(row).collect();
+    let (steps, _) = target.as_chunks_mut::<N>().0.as_chunks_mut::<LANES>();
+    for (block, steps) in steps.chunks_mut(RUN).enumerate() {
+        for (lane, row) in rows.iter().enumerate() {
             let row = &row[(block * RUN * N).min(row.len())..];
-            let row = &row[..row.len().min(RUN * N)];
-            let (units, rest) = row.as_chunks::<N>();
-            for (unit, place) in units.iter().zip(places[lane..].iter_mut().step_by(LANES)) {
-                *place = *unit;
+            let (units, rest) = row[..row.len().min(RUN * N)].as_chunks::<N>();
+            // Whole runs are nearly all there is.
+            if let (Some(steps), Some(units)) = (steps.as_mut_array::<RUN>(), units.as_array::<RUN>()) {
+                for (step, unit) in steps.iter_mut().zip(units) {
+                    step[lane] = *unit;
+                }
+                continue;
+            }
+            for (step, unit) in steps.iter_mut().zip(units) {
+                step[lane] = *unit;
             }
             if !rest.is_empty() {
-                places[units.len() * LANES + lane][..rest.len()].copy_from_slice(rest);
+                steps[units.len()][lane][..rest.len()].copy_from_slice(rest);
             }
         }
     }

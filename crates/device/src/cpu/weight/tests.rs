@@ -148,6 +148,32 @@ fn parts_keep_their_packing() {
 }
 
 #[test]
+fn memory_nodes_change_no_byte() {
+    let stacked = Matrix::stack(vec![
+        plain(Format::BF16, 40, 64),
+        grouped(GroupedLevels::Signed8, (32, false, false), &[], (300, 64)),
+        grouped(GroupedLevels::UNSIGNED4, (32, true, false), &[], (33, 64)),
+        plain(Format::F32, 131, 64),
+    ]);
+    let with_outliers = grouped(GroupedLevels::Signed8, (32, false, false), &[0, 5, 6], (200, 64));
+    for matrix in [stacked.unwrap(), with_outliers] {
+        let packed = |pool: Pool| {
+            let weight = Weight::pack(Ctx { pool: &pool, isa: Isa::Scalar }, &matrix).unwrap();
+            let contents = |part: &Part| {
+                let factors: Vec<u32> = part.factors.iter().map(|factor| factor.to_bits()).collect();
+                (part.data.to_vec(), factors)
+            };
+            let outliers = weight.parts().iter().filter_map(Part::outliers);
+            weight.parts().iter().chain(outliers).map(contents).collect::<Vec<_>>()
+        };
+        let alone = packed(Pool::new(1).unwrap());
+        for threads in [2, 3, 20] {
+            assert!(packed(Pool::on_two_nodes(threads).unwrap()) == alone, "{threads} threads");
+        }
+    }
+}
+
+#[test]
 fn bytes_are_those_of_the_layout() {
     let bytes = |levels, group, affine, shape| pack(&grouped(levels, (group, affine, false), &[], shape)).bytes();
     // Codes, an f16 a group, an f32 an output.

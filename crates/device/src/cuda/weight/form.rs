@@ -157,7 +157,7 @@ fn coded(part: &Part<'_>) -> Option<Form> {
             Coded {
                 code: match coding.levels {
                     Levels::Nibbles(table) => code_of(table.map(f32::from)),
-                    Levels::Five { .. } | Levels::Bytes => Code::Byte,
+                    Levels::Five { .. } | Levels::Six { .. } | Levels::Bytes => Code::Byte,
                 },
                 affine: coding.affine,
                 group: group_for(coding.group, part.cols())?,

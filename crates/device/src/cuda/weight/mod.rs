@@ -380,7 +380,7 @@ fn read_coded(part: &Part<'_>, index: usize, coded: &Coded, row: &mut Row) {
     let (mut scales, mut least) = (vec![0.0; stored], vec![0.0; minimums]);
     row.codes.resize(cols, 0);
     part.read_codes(index, &mut row.codes, &mut scales, &mut least);
-    if let Levels::Five { .. } = coding.levels {
+    if let Levels::Five { .. } | Levels::Six { .. } = coding.levels {
         row.codes.iter_mut().for_each(|code| *code = coding.levels.level(*code) as u8);
     }
     row.scales.extend((0..groups).map(|group| scales[group * coded.group / coding.group]));

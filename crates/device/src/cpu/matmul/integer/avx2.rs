@@ -1,9 +1,10 @@
 //! Integer dot products by AVX2, whose multiply-add of bytes wants one side unsigned and saturates at 16 bits.
 //!
 //! Codes of four and five bits are unsigned as they are, by an offset that the sums' start takes back, and so small that
-//! several of its sums fit in 16 bits before they are widened. With other levels the activations are the unsigned side, by
-//! their sizes: 2 * 127 * 128 fits, and is widened at once. Where an activation is negative all bits of the level are
-//! flipped, which makes it the opposite less one; of that, too, the sums' start takes care.
+//! several of its sums fit in 16 bits before they are widened. Those of six bits are unsigned too, and widened at once.
+//! With other levels the activations are the unsigned side, by their sizes: 2 * 127 * 128 fits, and is widened at once.
+//! Where an activation is negative all bits of the level are flipped, which makes it the opposite less one; of that, too,
+//! the sums' start takes care.
 //!
 //! The sums are asm since the compiler, left to itself, adds products to each other first to shorten the chain of additions,
 //! and runs out of registers. Bytes are read where they are multiplied, again for each row, which leaves more of them to sums.
@@ -14,13 +15,13 @@ use std::mem::MaybeUninit;
 
 use super::super::avx2::Eight;
 use super::super::tile::{Tile, by_rows};
-use super::{Bytes, Dots, Five, Nibbles, UNIT};
+use super::{Bytes, Dots, Five, Nibbles, Six, UNIT};
 
 /// Bytes: three rows by all four registers of a panel leave four for sizes, signs, a product and ones.
 pub const MAX_BYTE_ROWS: usize = 3;
-/// Other levels: four rows by two registers of sums leave six for codes, sizes, signs and a product.
+/// Other levels, and codes of six bits: four rows by two registers of sums leave six for codes, sizes, signs, a product.
 pub const MAX_ROWS: usize = 4;
-/// Codes: eight rows by one register, so that taking them apart is shared by many.
+/// Codes of four and five bits: eight rows by one register, so that taking them apart is shared by many.
 pub const MAX_CODE_ROWS: usize = 8;
 
 /// Units of which a lane's pairs of products fit in 16 bits: 15 * 127 at most for each of 16 products. For five bits it is 1.
@@ -44,6 +45,10 @@ struct Narrow<const UNITS: usize> {
     settled: __m256i,
     pairs: __m256i,
 }
+
+/// Codes, widened to 32 bits at once.
+#[derive(Clone, Copy)]
+struct Wide(__m256i);
 
 // SAFETY: unaligned loads of 8 lanes; callers run with AVX2, FMA and F16C enabled.
 unsafe impl Dots for Sums {
@@ -106,6 +111,11 @@ unsafe impl Dots for Sums {
     #[inline(always)]
     unsafe fn five<const HIGH: bool>(_: *const u8, _: *const u8, _: __m256i) -> __m256i {
         unreachable!("five bits are multiplied as codes")
+    }
+
+    #[inline(always)]
+    unsafe fn six<const Q: usize>(_: *const u8, _: *const u8, _: __m256i) -> __m256i {
+        unreachable!("six bits are multiplied as codes")
     }
 }
 
@@ -171,6 +181,71 @@ unsafe impl<const UNITS: usize> Dots for Narrow<UNITS> {
             let plane = _mm256_shuffle_epi8(_mm256_set1_epi32(plane.cast::<i32>().read_unaligned()), spread);
             let fifth = _mm256_cmpeq_epi8(_mm256_and_si256(plane, bits), bits);
             _mm256_or_si256(codes::<HIGH>(at), _mm256_and_si256(fifth, _mm256_set1_epi8(16)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn six<const Q: usize>(_: *const u8, _: *const u8, (): ()) -> __m256i {
+        unreachable!("sums of six bits do not fit in 16")
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Dots for Wide {
+    type Floats = Eight;
+    /// Codes.
+    type Levels = __m256i;
+    type Table = ();
+
+    #[inline(always)]
+    unsafe fn splat(from: *const i32) -> Self {
+        // SAFETY: as above; one readable value.
+        Wide(unsafe { _mm256_set1_epi32(*from) })
+    }
+
+    #[inline(always)]
+    unsafe fn add_dot(self, codes: __m256i, activations: *const u32, _: usize) -> Self {
+        // SAFETY: as above.
+        unsafe { Wide(add_wide_codes(self.0, codes, _mm256_set1_epi32(*activations as i32))) }
+    }
+
+    #[inline(always)]
+    unsafe fn to_floats(self) -> Eight {
+        // SAFETY: as above.
+        Eight(unsafe { _mm256_cvtepi32_ps(self.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn table(_: &[u8; 16]) {}
+
+    #[inline(always)]
+    unsafe fn bytes(_: *const u8) -> __m256i {
+        unreachable!("bytes are multiplied as levels")
+    }
+
+    #[inline(always)]
+    unsafe fn nibbles<const HIGH: bool>(_: *const u8, (): ()) -> __m256i {
+        unreachable!("sums of nibbles stay narrow")
+    }
+
+    #[inline(always)]
+    unsafe fn five<const HIGH: bool>(_: *const u8, _: *const u8, (): ()) -> __m256i {
+        unreachable!("sums of five bits stay narrow")
+    }
+
+    #[inline(always)]
+    unsafe fn six<const Q: usize>(at: *const u8, plane: *const u8, (): ()) -> __m256i {
+        // SAFETY: as above; 32 readable bytes of both.
+        unsafe {
+            let low = if Q.is_multiple_of(2) { codes::<false>(at) } else { codes::<true>(at) };
+            let plane = _mm256_loadu_si256(plane.cast());
+            let upper = match Q {
+                0 => _mm256_slli_epi16::<4>(plane),
+                1 => _mm256_slli_epi16::<2>(plane),
+                2 => plane,
+                _ => _mm256_srli_epi16::<2>(plane),
+            };
+            _mm256_or_si256(low, _mm256_and_si256(upper, _mm256_set1_epi8(0x30)))
         }
     }
 }
@@ -256,6 +331,27 @@ fn add_codes(mut pairs: __m256i, codes: __m256i, activations: __m256i) -> __m256
     pairs
 }
 
+/// `sums` and, four to a lane, the products of codes and activations.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn add_wide_codes(mut sums: __m256i, codes: __m256i, activations: __m256i) -> __m256i {
+    // SAFETY: nothing but registers.
+    unsafe {
+        asm!(
+            "vpmaddubsw {product}, {codes}, {activations}",
+            "vpmaddwd {product}, {product}, {ones}",
+            "vpaddd {sums}, {sums}, {product}",
+            sums = inout(ymm_reg) sums,
+            codes = in(ymm_reg) codes,
+            activations = in(ymm_reg) activations,
+            ones = in(ymm_reg) _mm256_set1_epi16(1),
+            product = out(ymm_reg) _,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    sums
+}
+
 /// # Safety
 /// AVX2 is there; 32 readable bytes.
 #[inline(always)]
@@ -307,6 +403,7 @@ kernel!(nibbles_rows, nibbles_tile, Sums, Nibbles, CODES_AHEAD, [1 2 3 4] by 2);
 kernel!(short_nibbles_rows, short_nibbles_tile, Narrow<0>, Nibbles, CODES_AHEAD, [1 2 3 4 5 6 7 8] by 2);
 kernel!(long_nibbles_rows, long_nibbles_tile, Narrow<NIBBLE_UNITS>, Nibbles, CODES_AHEAD, [1 2 3 4 5 6 7 8] by 2);
 kernel!(five_rows, five_tile, Narrow<1>, Five, CODES_AHEAD, [1 2 3 4 5 6 7 8] by 2);
+kernel!(six_rows, six_tile, Wide, Six, CODES_AHEAD, [1 2 3 4] by 2);
 
 /// # Safety
 /// As [`nibbles_tile`], with a table that counts up by one.

@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 use super::super::avx512::Sixteen;
 use super::super::tile::{Tile, by_rows};
 use super::avx512_row as row;
-use super::{Bytes, Dots, Five, Nibbles};
+use super::{Bytes, Dots, Five, Nibbles, Six};
 
 /// Six rows by two registers of outputs, integer and floating-point sums, leave eight registers for the rest.
 pub const MAX_ROWS: usize = 6;
@@ -72,6 +72,25 @@ unsafe impl Dots for Sums {
             _mm512_mask_add_epi8(low, fifth, low, _mm512_set1_epi8(16))
         }
     }
+
+    #[inline(always)]
+    unsafe fn six<const Q: usize>(at: *const u8, plane: *const u8, _: __m512i) -> __m512i {
+        /// `a | b & c`.
+        const OR_AND: i32 = 0xf8;
+        // SAFETY: as above; 64 readable bytes of both.
+        unsafe {
+            let (pairs, plane) = (_mm512_loadu_si512(at.cast()), _mm512_loadu_si512(plane.cast()));
+            let pairs = if Q.is_multiple_of(2) { pairs } else { _mm512_srli_epi16::<4>(pairs) };
+            let upper = match Q {
+                0 => _mm512_slli_epi16::<4>(plane),
+                1 => _mm512_slli_epi16::<2>(plane),
+                2 => plane,
+                _ => _mm512_srli_epi16::<2>(plane),
+            };
+            let upper = _mm512_and_si512(upper, _mm512_set1_epi8(0x30));
+            _mm512_ternarylogic_epi32::<OR_AND>(upper, pairs, _mm512_set1_epi8(15))
+        }
+    }
 }
 
 macro_rules! kernel {
@@ -97,6 +116,7 @@ macro_rules! kernel {
 kernel!(bytes_rows, bytes_tile, Bytes, row::bytes);
 kernel!(nibbles_rows, nibbles_tile, Nibbles, row::nibbles);
 kernel!(five_rows, five_tile, Five, row::five);
+kernel!(six_rows, six_tile, Six, row::six);
 
 /// # Safety
 /// As [`nibbles_tile`], with a table that counts up by one.

@@ -3,19 +3,25 @@
 //! A core looks ahead as far as its registers for results go, so the fewer results a cache line of weights takes, the
 //! more lines are under way: the units below are written in assembly, with every load and broadcast folded into the
 //! instruction that uses it, which the compiler does not do for values that are used twice. Asking for lines ahead of
-//! time instead keeps the hardware from doing so, and is slower. The sums are those of [`super::tile`], bit for bit.
+//! time instead keeps the hardware from doing so, and is slower, but for codes that take many results all the same. The sums
+//! are those of [`super::tile`], bit for bit.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
 
 use super::super::super::weight::LANES;
 use super::super::tile::Tile;
-use super::{Bytes, Codes, Five, Nibbles, UNIT};
+use super::{Bytes, Codes, Five, Nibbles, Six, UNIT};
+
+/// How far ahead codes of five and six bits are fetched. On Zen 4, two cores at 60 GB/s: 81 and 84% of it, where without this
+/// five bits had 69%.
+const AHEAD: usize = 2 << 10;
 
 /// A kernel of one row. `$unit` adds a unit's products to four sums, two for each half of the panel, given the unit, its
-/// activations and two constants; `$join` makes one of two.
+/// activations and two constants; `$join` makes one of two;
+/// `$ahead` is how many bytes ahead the weights are fetched, or 0.
 macro_rules! row {
-    ($name:ident, $codes:ty, $constants:expr, $unit:ident, $join:expr) => {
+    ($name:ident, $codes:ty, $constants:expr, $unit:ident, $join:expr, $ahead:expr) => {
         /// # Safety
         /// See [`super::tile`], with one row; the machine has AVX-512 with VNNI and VBMI.
         #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi,f16c")]
@@ -36,6 +42,11 @@ macro_rules! row {
                     let start = _mm512_set1_epi32(*numbers.add(1) as i32);
                     let mut dots = [start, start, _mm512_setzero_si512(), _mm512_setzero_si512()];
                     for _ in 0..units {
+                        if $ahead > 0 {
+                            for line in 0..<$codes>::UNIT_BYTES / 64 {
+                                _mm_prefetch::<_MM_HINT_T0>(panel.wrapping_add($ahead + 64 * line).cast());
+                            }
+                        }
                         $unit!(dots, panel, activations, constants);
                         activations = activations.add(UNIT / 4);
                         panel = panel.add(<$codes>::UNIT_BYTES);
@@ -251,10 +262,65 @@ macro_rules! five_unit {
     };
 }
 
-row!(bytes, Bytes, no_constants, bytes_unit, add);
-row!(nibbles, Nibbles, table, nibbles_unit, add);
-row!(even_nibbles, Nibbles, masks, even_nibbles_unit, add_sixteenth);
-row!(five, Five, low_and_sixteen, five_unit, add);
+/// Nibbles under two upper bits. The plane is taken by even and by odd quarters, so that what is shifted has zeros in the
+/// top two bits; 0xb8 then puts the nibbles into the lower four.
+macro_rules! six_unit {
+    ($dots:ident, $panel:ident, $activations:ident, $constants:ident) => {
+        asm!(
+            "vpandd {c}, {even}, [{p} + 256]",
+            "vpandd {d}, {even}, [{p} + 320]",
+            "vpsllw {a}, {c}, 4",
+            "vpsllw {b}, {d}, 4",
+            "vpternlogd {a}, {low}, [{p}], 0xb8",
+            "vpternlogd {b}, {low}, [{p} + 64], 0xb8",
+            "vpdpbusd {d0}, {a}, dword ptr [{x}]{{1to16}}",
+            "vpdpbusd {d1}, {b}, dword ptr [{x}]{{1to16}}",
+            "vpternlogd {c}, {low}, [{p} + 128], 0xb8",
+            "vpternlogd {d}, {low}, [{p} + 192], 0xb8",
+            "vpdpbusd {d0}, {c}, dword ptr [{x} + 8]{{1to16}}",
+            "vpdpbusd {d1}, {d}, dword ptr [{x} + 8]{{1to16}}",
+            "vpandnd {c}, {even}, [{p} + 256]",
+            "vpandnd {d}, {even}, [{p} + 320]",
+            "vpsllw {a}, {c}, 2",
+            "vpsllw {b}, {d}, 2",
+            "vpsrlw {e}, [{p}], 4",
+            "vpsrlw {f}, [{p} + 64], 4",
+            "vpternlogd {a}, {low}, {e}, 0xb8",
+            "vpternlogd {b}, {low}, {f}, 0xb8",
+            "vpdpbusd {d2}, {a}, dword ptr [{x} + 4]{{1to16}}",
+            "vpdpbusd {d3}, {b}, dword ptr [{x} + 4]{{1to16}}",
+            "vpsrlw {c}, {c}, 2",
+            "vpsrlw {d}, {d}, 2",
+            "vpsrlw {e}, [{p} + 128], 4",
+            "vpsrlw {f}, [{p} + 192], 4",
+            "vpternlogd {c}, {low}, {e}, 0xb8",
+            "vpternlogd {d}, {low}, {f}, 0xb8",
+            "vpdpbusd {d2}, {c}, dword ptr [{x} + 12]{{1to16}}",
+            "vpdpbusd {d3}, {d}, dword ptr [{x} + 12]{{1to16}}",
+            p = in(reg) $panel,
+            x = in(reg) $activations,
+            low = in(zmm_reg) $constants[0],
+            even = in(zmm_reg) $constants[1],
+            d0 = inout(zmm_reg) $dots[0],
+            d1 = inout(zmm_reg) $dots[1],
+            d2 = inout(zmm_reg) $dots[2],
+            d3 = inout(zmm_reg) $dots[3],
+            a = out(zmm_reg) _,
+            b = out(zmm_reg) _,
+            c = out(zmm_reg) _,
+            d = out(zmm_reg) _,
+            e = out(zmm_reg) _,
+            f = out(zmm_reg) _,
+            options(nostack, readonly, preserves_flags),
+        )
+    };
+}
+
+row!(bytes, Bytes, no_constants, bytes_unit, add, 0);
+row!(nibbles, Nibbles, table, nibbles_unit, add, 0);
+row!(even_nibbles, Nibbles, masks, even_nibbles_unit, add_sixteenth, 0);
+row!(five, Five, low_and_sixteen, five_unit, add, AHEAD);
+row!(six, Six, low_and_even, six_unit, add, AHEAD);
 
 #[inline]
 #[target_feature(enable = "avx512f")]
@@ -279,6 +345,12 @@ fn masks(_: &Tile) -> [__m512i; 2] {
 #[target_feature(enable = "avx512f")]
 fn low_and_sixteen(_: &Tile) -> [__m512i; 2] {
     [_mm512_set1_epi8(0x0f), _mm512_set1_epi8(16)]
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn low_and_even(_: &Tile) -> [__m512i; 2] {
+    [_mm512_set1_epi8(0x0f), _mm512_set1_epi8(0x33)]
 }
 
 #[inline]

@@ -66,6 +66,9 @@ pub unsafe trait Dots: Copy {
     unsafe fn nibbles<const HIGH: bool>(at: *const u8, table: Self::Table) -> Self::Levels;
     /// Four bits of each byte and a fifth from `plane`, four bits a lane; less the table's first entry.
     unsafe fn five<const HIGH: bool>(at: *const u8, plane: *const u8, table: Self::Table) -> Self::Levels;
+    /// The low (in odd quarters `Q` the high) four bits of each byte, and above them bits `2 * Q` and `2 * Q + 1` of each
+    /// byte of `plane`; less the table's first entry.
+    unsafe fn six<const Q: usize>(at: *const u8, plane: *const u8, table: Self::Table) -> Self::Levels;
 }
 
 /// One packing of codes, see `weight.rs`: a unit is 16 inner values of 32 lanes.
@@ -81,6 +84,7 @@ pub trait Codes {
 pub struct Bytes;
 pub struct Nibbles;
 pub struct Five;
+pub struct Six;
 
 impl Codes for Bytes {
     const UNIT_BYTES: usize = UNIT * LANES;
@@ -112,6 +116,18 @@ impl Codes for Five {
             let at = unit.add((Q / 2 * LANES + lane) * 4);
             let plane = unit.add(UNIT * LANES / 2 + Q * LANES / 2 + lane / 2);
             if Q.is_multiple_of(2) { V::five::<false>(at, plane, table) } else { V::five::<true>(at, plane, table) }
+        }
+    }
+}
+
+impl Codes for Six {
+    const UNIT_BYTES: usize = UNIT * LANES * 6 / 8;
+    #[inline(always)]
+    unsafe fn read<V: Dots, const Q: usize>(unit: *const u8, lane: usize, table: V::Table) -> V::Levels {
+        // SAFETY: as above; behind the nibbles of all quarters lie the upper bits of all of them, four bytes a lane.
+        unsafe {
+            let at = unit.add((Q / 2 * LANES + lane) * 4);
+            V::six::<Q>(at, unit.add(UNIT * LANES / 2 + lane * 4), table)
         }
     }
 }

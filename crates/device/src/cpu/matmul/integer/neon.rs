@@ -5,7 +5,7 @@ use std::arch::aarch64::*;
 
 use super::super::neon::Four;
 use super::super::tile::{Tile, by_rows};
-use super::{Bytes, Dots, Five, Nibbles};
+use super::{Bytes, Dots, Five, Nibbles, Six};
 
 /// Six rows by two registers of outputs, integer and floating-point sums, leave eight registers for the rest.
 pub const MAX_ROWS: usize = 6;
@@ -71,6 +71,23 @@ unsafe impl Dots for Sums {
             vsubq_s8(code, vdupq_n_s8(vgetq_lane_s8::<0>(table)))
         }
     }
+
+    #[inline(always)]
+    unsafe fn six<const Q: usize>(at: *const u8, plane: *const u8, table: int8x16_t) -> int8x16_t {
+        // SAFETY: NEON is there; 16 readable bytes of both.
+        unsafe {
+            let low = if Q.is_multiple_of(2) { codes::<false>(at) } else { codes::<true>(at) };
+            let plane = vld1q_u8(plane);
+            let upper = match Q {
+                0 => vshlq_n_u8::<4>(plane),
+                1 => vshlq_n_u8::<2>(plane),
+                2 => plane,
+                _ => vshrq_n_u8::<2>(plane),
+            };
+            let code = vreinterpretq_s8_u8(vorrq_u8(low, vandq_u8(upper, vdupq_n_u8(0x30))));
+            vsubq_s8(code, vdupq_n_s8(vgetq_lane_s8::<0>(table)))
+        }
+    }
 }
 
 /// # Safety
@@ -109,3 +126,4 @@ macro_rules! kernel {
 kernel!(bytes_rows, bytes_tile, Bytes);
 kernel!(nibbles_rows, nibbles_tile, Nibbles);
 kernel!(five_rows, five_tile, Five);
+kernel!(six_rows, six_tile, Six);

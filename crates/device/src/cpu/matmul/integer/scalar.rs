@@ -2,7 +2,7 @@
 
 use super::super::scalar::Eight;
 use super::super::tile::{Tile, by_rows};
-use super::{Bytes, Dots, Five, Nibbles};
+use super::{Bytes, Dots, Five, Nibbles, Six};
 
 pub const MAX_ROWS: usize = 4;
 
@@ -77,6 +77,23 @@ unsafe impl Dots for Sums {
         }
         levels
     }
+
+    #[inline(always)]
+    unsafe fn six<const Q: usize>(at: *const u8, plane: *const u8, table: [i8; 16]) -> [[i8; 4]; WIDTH] {
+        // SAFETY: the caller gives four readable bytes a lane, of both.
+        let (codes, plane) = unsafe {
+            (at.cast::<[[u8; 4]; WIDTH]>().read_unaligned(), plane.cast::<[[u8; 4]; WIDTH]>().read_unaligned())
+        };
+        let mut levels = [[0; 4]; WIDTH];
+        for (levels, (codes, plane)) in levels.iter_mut().zip(codes.into_iter().zip(plane)) {
+            for (level, (code, bits)) in levels.iter_mut().zip(codes.into_iter().zip(plane)) {
+                let low = if Q.is_multiple_of(2) { nibble::<false>(code) } else { nibble::<true>(code) };
+                let upper = bits >> (2 * Q) & 3;
+                *level = (low | upper << 4) as i8 - table[0];
+            }
+        }
+        levels
+    }
 }
 
 #[inline(always)]
@@ -102,3 +119,4 @@ macro_rules! kernel {
 kernel!(bytes_rows, bytes_tile, Bytes);
 kernel!(nibbles_rows, nibbles_tile, Nibbles);
 kernel!(five_rows, five_tile, Five);
+kernel!(six_rows, six_tile, Six);

@@ -18,10 +18,18 @@ fn noise(seed: usize, index: usize) -> f32 {
     (state >> 40) as f32 / (1 << 23) as f32 - 1.0
 }
 
-fn levels() -> [Levels; 6] {
+fn levels() -> [Levels; 7] {
     let from = |least: i8| Levels::Nibbles(std::array::from_fn(|code| least + code as i8));
     let uneven = [-127, -88, -67, -50, -36, -23, -12, 0, 10, 20, 31, 43, 56, 72, 92, 127];
-    [Levels::Bytes, from(-8), from(0), Levels::Nibbles(uneven), Levels::Five { zero: 16 }, Levels::Five { zero: 0 }]
+    [
+        Levels::Bytes,
+        from(-8),
+        from(0),
+        Levels::Nibbles(uneven),
+        Levels::Five { zero: 16 },
+        Levels::Five { zero: 0 },
+        Levels::Six { zero: 32 },
+    ]
 }
 
 /// One output's codes, scales and minimums; scales of different outputs lie far from each other.
@@ -30,6 +38,7 @@ fn fill(coding: &Coding, output: usize, row: &mut CodedRow) {
         Levels::Bytes => 256.0,
         Levels::Nibbles(_) => 16.0,
         Levels::Five { .. } => 32.0,
+        Levels::Six { .. } => 64.0,
     };
     for (at, code) in row.codes.iter_mut().enumerate() {
         *code = ((noise(1, output * 10_007 + at) + 1.0) * 0.5 * most) as u8;
