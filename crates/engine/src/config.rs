@@ -31,6 +31,8 @@ pub struct EngineConfig {
     /// While others decode, a step takes on only as much prompt as keeps it under this. None: as much as the budget
     /// has.
     pub inter_token_target: Option<Duration>,
+    /// See [`SchedulerConfig::inter_token_steps`].
+    pub inter_token_steps: u32,
     /// What one level of priority is worth in waiting time.
     pub aging: Duration,
     /// Most rows a step whose logits are wanted for prompt logprobs; the executor must have room for these and for
@@ -95,6 +97,7 @@ impl Default for EngineConfig {
             groups: Vec::new(),
             prefix_caching: true,
             inter_token_target: Some(Duration::from_millis(50)),
+            inter_token_steps: 0,
             aging: Duration::from_secs(10),
             prompt_logit_rows: 256,
             logits_width: 0,
@@ -139,6 +142,7 @@ impl EngineConfig {
             max_seqs: self.max_seqs,
             prompt_logit_rows: self.prompt_logit_rows,
             inter_token_target: self.inter_token_target.map(nanos),
+            inter_token_steps: self.inter_token_steps,
             aging: nanos(self.aging),
             prefix_caching: self.prefix_caching,
             hash_key: disk.map_or_else(|| [fresh_key(), fresh_key()], |disk| disk.hash_key()),

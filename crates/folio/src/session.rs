@@ -14,7 +14,7 @@ use folio_engine::{Background, Engine, EngineConfig, KvEvent, Rebuild, Runner};
 use folio_model::{Decoder, DecoderLimits, LoadProgress};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::args::EngineArgs;
+use crate::args::{EngineArgs, InterTokenTarget};
 use crate::assets::Assets;
 use crate::drafting::Beside;
 use crate::phases::{self, Phases};
@@ -125,6 +125,7 @@ impl Session {
         );
         let tiers = tiers(&mut decoder, &assets, &plan, args, host_memory)?;
         let (host, disk) = (tiers.host.clone(), tiers.disk.clone());
+        let (inter_token_target, inter_token_steps) = inter_token(args.queue.inter_token_target, &target);
         let config = EngineConfig {
             max_seqs: plan.max_seqs,
             max_waiting: args.queue.max_waiting.unwrap_or(WAITING_PER_SEQ * plan.max_seqs),
@@ -132,7 +133,8 @@ impl Session {
             max_model_len: plan.max_model_len,
             groups: plan.group_configs(),
             prefix_caching: !args.no_enable_prefix_caching,
-            inter_token_target: args.queue.inter_token_target.0,
+            inter_token_target,
+            inter_token_steps,
             aging,
             prompt_logit_rows: plan::PROMPT_LOGIT_ROWS,
             logits_width: assets.model.spec.vocab_size,
@@ -224,6 +226,16 @@ fn tiers<B: Backend>(
     };
     let block_bytes = groups.iter().map(|group| group.block_bytes as u64).sum();
     Ok(TierConfig { host, disk, copy_cost: copy_cost(block_bytes) })
+}
+
+/// For how long prompts may hold others up: as asked for, and else what costs nothing to speak of. On a CPU steps of a few dozen
+/// rows are as fast by the row as longer ones, so that they are kept short; a GPU wants them long.
+fn inter_token(asked: Option<InterTokenTarget>, target: &Target) -> (Option<Duration>, u32) {
+    match (asked, target) {
+        (Some(InterTokenTarget(asked)), _) => (asked, 0),
+        (None, Target::Cpu(_)) => (Some(Duration::from_millis(15)), 3),
+        (None, Target::Cuda(_)) => (Some(Duration::from_millis(50)), 0),
+    }
 }
 
 /// Nobody may be there to read it, which must not end the engine.

@@ -19,6 +19,9 @@ pub struct SchedulerConfig {
     pub prompt_logit_rows: usize,
     /// While others decode, a step takes on only as much prompt as keeps it under this. None: as much as the budget has.
     pub inter_token_target: Option<Nanos>,
+    /// ... or under nearly so many steps without prompt, where those take longer: a model that is slow by itself would else take
+    /// prompts on by the spoonful. 0: the target alone counts.
+    pub inter_token_steps: u32,
     /// What one level of priority is worth in waiting time.
     pub aging: Nanos,
     pub prefix_caching: bool,
@@ -65,6 +68,7 @@ impl SchedulerConfig {
             max_seqs: 256,
             prompt_logit_rows: 256,
             inter_token_target: None,
+            inter_token_steps: 0,
             aging: 10_000_000_000,
             prefix_caching: true,
             hash_key: [0x6b65_7920_6f66_2061, 0x2074_6573_7420_7275],

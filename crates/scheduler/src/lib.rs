@@ -91,7 +91,7 @@ impl Scheduler {
         config.validate()?;
         Ok(Self {
             blocks: Blocks::new(&config),
-            pace: Pace::new(config.inter_token_target),
+            pace: Pace::new(config.inter_token_target, config.inter_token_steps),
             config,
             running: Vec::new(),
             waiting: Waiting::default(),

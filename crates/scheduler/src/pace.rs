@@ -9,6 +9,8 @@ use crate::Nanos;
 #[derive(Debug)]
 pub(crate) struct Pace {
     target: Option<Nanos>,
+    /// See [`crate::SchedulerConfig::inter_token_steps`].
+    steps: u32,
     /// A step of decoding rows alone.
     decode_step: Option<Nanos>,
     /// A prompt token.
@@ -41,8 +43,8 @@ fn smooth(average: &mut Option<Nanos>, value: Nanos) {
 }
 
 impl Pace {
-    pub fn new(target: Option<Nanos>) -> Self {
-        Self { target, decode_step: None, prompt_token: None, row: None, last_mixed: None }
+    pub fn new(target: Option<Nanos>, steps: u32) -> Self {
+        Self { target, steps, decode_step: None, prompt_token: None, row: None, last_mixed: None }
     }
 
     pub fn observe(&mut self, shape: StepShape, took: Nanos) {
@@ -69,7 +71,14 @@ impl Pace {
         let Some(target) = self.target.filter(|_| decode_rows > 0) else { return usize::MAX };
         // Steps vary: aim below the target, so that nearly all stay under it.
         let goal = target - target / 5;
-        let Some(price) = self.prompt_token.map(|price| price.max(1)) else { return FIRST };
+        // With three steps, say: where decoding takes two thirds of the goal, prompts have the other; where it takes many times
+        // the goal, they have nearly twice what decoding takes.
+        let slow = Nanos::from(self.steps).saturating_mul(self.decode_step.unwrap_or(0)).saturating_sub(goal);
+        let goal = goal.max(slow);
+        // What decoding takes was learned from steps without prompt, which may have been few, and of fewer rows: a prompt's row
+        // is no dearer than a decoding one.
+        let share = if self.steps > 0 { decode_rows } else { 0 };
+        let Some(price) = self.prompt_token.map(|price| price.max(1)) else { return FIRST.max(share) };
         let allowance = match (self.last_mixed, self.decode_step) {
             (Some((tokens, took)), _) if took <= goal => {
                 let more = ((goal - took) / price) as usize;
@@ -83,7 +92,7 @@ impl Pace {
             (None, Some(others)) => (goal.saturating_sub(others) / price) as usize,
             (None, None) => FIRST,
         };
-        (allowance / TILE * TILE).max(LEAST)
+        (allowance / TILE * TILE).max(LEAST).max(share)
     }
 
     /// What `tokens` prompt tokens cost, as far as is known.
@@ -97,8 +106,8 @@ mod tests {
     use super::*;
 
     /// Steps of a machine where decoding costs 6 ms and a prompt token 0.1 ms, dearer by 1% every 100 tokens.
-    fn run(target: Option<Nanos>, prompt: usize) -> Vec<(usize, Nanos)> {
-        let mut pace = Pace::new(target);
+    fn run(target: Option<Nanos>, steps: u32, prompt: usize) -> Vec<(usize, Nanos)> {
+        let mut pace = Pace::new(target, steps);
         let mut steps = Vec::new();
         for _ in 0..5 {
             pace.observe(StepShape { decode_rows: 8, prompt_rows: 0 }, 6_000_000);
@@ -116,7 +125,7 @@ mod tests {
 
     #[test]
     fn steps_stay_under_the_target_and_use_most_of_it() {
-        let steps = run(Some(12_000_000), 3500);
+        let steps = run(Some(12_000_000), 0, 3500);
         assert!(steps.iter().all(|&(_, took)| took < 12_000_000), "{steps:?}");
         let used: Nanos = steps.iter().map(|&(_, took)| took).sum::<Nanos>() / steps.len() as Nanos;
         assert!(used > 8_500_000, "{used}");
@@ -124,12 +133,37 @@ mod tests {
 
     #[test]
     fn without_a_target_the_budget_decides() {
-        assert!(run(None, 3500).iter().take(6).all(|&(chunk, _)| chunk == 512));
+        assert!(run(None, 0, 3500).iter().take(6).all(|&(chunk, _)| chunk == 512));
     }
 
     #[test]
     fn a_target_that_cannot_be_met_still_lets_prompts_through() {
-        let steps = run(Some(1_000_000), 200);
+        let steps = run(Some(1_000_000), 0, 200);
         assert!(steps.iter().skip(1).all(|&(chunk, _)| chunk == LEAST), "{steps:?}");
+    }
+
+    #[test]
+    fn where_steps_are_slow_by_themselves_prompts_have_their_share() {
+        // Twice the 6 ms of decoding for prompt, less what it takes to get there and what dearer tokens cost.
+        let steps = run(Some(1_000_000), 3, 3500);
+        assert!(steps.iter().all(|&(_, took)| took < 18_500_000), "{steps:?}");
+        let used: Nanos = steps.iter().map(|&(_, took)| took).sum::<Nanos>() / steps.len() as Nanos;
+        assert!(used > 15_000_000, "{used}");
+        // Of many rows at least as much, whatever decoding took when they were fewer.
+        let mut pace = Pace::new(Some(1_000_000), 3);
+        pace.observe(StepShape { decode_rows: 1, prompt_rows: 0 }, 6_000_000);
+        for _ in 0..9 {
+            let chunk = pace.prompt_allowance(64);
+            assert!(chunk >= 64, "{chunk}");
+            pace.observe(StepShape { decode_rows: 64, prompt_rows: chunk }, 100_000_000);
+        }
+        // A target that is longer counts.
+        let allowances = [0, 3].map(|steps| {
+            let mut pace = Pace::new(Some(60_000_000), steps);
+            pace.observe(StepShape { decode_rows: 8, prompt_rows: 0 }, 6_000_000);
+            pace.observe(StepShape { decode_rows: 8, prompt_rows: 100 }, 16_000_000);
+            pace.prompt_allowance(8)
+        });
+        assert_eq!(allowances[0], allowances[1]);
     }
 }

@@ -125,9 +125,9 @@ impl FromStr for KvCacheDtype {
 #[command(next_help_heading = "Scheduling")]
 pub struct QueueArgs {
     /// Milliseconds between the tokens of a stream while a long prompt is computed beside it; `off` takes prompts as
-    /// fast as they go
-    #[arg(long, value_name = "MS|off", default_value = "50")]
-    pub inter_token_target: InterTokenTarget,
+    /// fast as they go [default: 50 on a GPU; on the CPU 15, or nearly three steps without prompt where those take longer]
+    #[arg(long, value_name = "MS|off")]
+    pub inter_token_target: Option<InterTokenTarget>,
     /// Seconds of waiting that one level of priority is worth
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
     pub priority_aging: f64,

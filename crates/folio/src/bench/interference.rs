@@ -57,7 +57,7 @@ fn start_engine(args: &InterferenceBench, target: Option<Duration>) -> Result<Se
     // All of the model's context, because streams must outlast the prompt, however slowly it is taken.
     start(&args.common, args.streams + 1, None, |engine| {
         engine.no_enable_prefix_caching = true;
-        engine.queue.inter_token_target = InterTokenTarget(target);
+        engine.queue.inter_token_target = Some(InterTokenTarget(target));
         engine.memory.fit = true;
     })
 }
