@@ -5,7 +5,7 @@
 //! where all of that lies under 0.97.
 
 #[path = "../../crates/folio/src/bench/median.rs"]
-mod median;
+pub mod median;
 
 use std::path::{Path, PathBuf};
 

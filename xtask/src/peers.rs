@@ -1,7 +1,8 @@
 //! `cargo xtask peers`: Folio, llama.cpp and OpenVINO side by side on this machine, on the same files.
 //!
 //! They take turns, so that a machine which is shared or throttled slows all; the best of all rounds counts. What the
-//! machine could do at best is measured by Folio's benches within the same minutes.
+//! machine could do at best is measured by Folio's benches within the same minutes. Bandwidth may change within seconds:
+//! of one stream's decode, Folio's share of it is the median of the rounds, each beside the reads around it.
 
 mod cost;
 pub mod load;
@@ -159,8 +160,8 @@ pub fn run(args: &[String]) -> Result<()> {
         let files = options.models.iter().flat_map(|name| options.formats.iter().map(move |format| (name, format)));
         let models: Vec<Model> = files.map(|(name, format)| workshop.prepare(name, format)).collect::<Result<_>>()?;
         let Options { threads, repeats, requests, .. } = options;
-        let ceilings = Ceilings::none();
-        let mut engines = Engines { folio, llama_cpp, openvino, threads, repeats, requests, ceilings, folder };
+        let (ceilings, pairs) = (Ceilings::none(), Vec::new());
+        let mut engines = Engines { folio, llama_cpp, openvino, threads, repeats, requests, ceilings, pairs, folder };
         side_by_side(&options, &mut engines, &models, &mut records)?;
     }
     if options.writes { records.write(&process::root().join("docs")) } else { Ok(()) }
@@ -205,6 +206,8 @@ impl Case<'_> {
             match engines.ask(engine, self.question, self.model, self.rate) {
                 Ok(figures) => {
                     self.record.put(round, engine, &figures);
+                    let of_read = self.model.cost.of_read(self.question, &engines.pairs);
+                    self.record.put_of_read(round, &of_read);
                     let figures: Vec<String> = figures.iter().map(|figure| format!("{figure:.2}")).collect();
                     let others = percent(watch.others());
                     eprintln!("{what}: {} {}; others {others}", engine.name(), figures.join(" "));

@@ -40,7 +40,8 @@ pub fn main(args: BenchArgs) -> Result<()> {
     }
 }
 
-/// Prefill and decode rates beside the machine's ceilings, which are measured between the rounds.
+/// Prefill and decode rates beside the machine's ceilings, which are measured between the rounds: reads last, right
+/// before a round, and first, right after it.
 fn rates(args: &BenchRun, concurrency: &[usize]) -> Result<()> {
     at_least("--rounds", args.rounds, 1)?;
     at_least("--input-len", args.input_len, 1)?;
@@ -61,7 +62,9 @@ fn rates(args: &BenchRun, concurrency: &[usize]) -> Result<()> {
     for round in 0..args.rounds {
         for result in &mut results {
             ceilings.measure()?;
-            result.round(&session, args, round)?;
+            let before = ceilings.read();
+            let decode = result.round(&session, args, round)?;
+            result.pair(decode, [before, ceilings.read()]);
         }
     }
     ceilings.measure()?;

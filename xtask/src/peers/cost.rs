@@ -90,14 +90,34 @@ impl Cost {
             true => (ceilings.int8_ops, "int8 peak"),
             false => (ceilings.bf16_flops, "bf16 peak"),
         };
-        let (streams, context) = match question {
-            Question::Prefill => return (size as f64 * peak / self.prompt_operations(size), of_peak),
-            Question::Streams => (size, STREAM_PROMPT + STREAM_TOKENS / 2),
-            _ => (1, size + DECODE_TOKENS / 2),
-        };
+        if question == Question::Prefill {
+            return (size as f64 * peak / self.prompt_operations(size), of_peak);
+        }
+        let (streams, context) = halfway(question, size);
         let read = streams as f64 * ceilings.read_bytes_per_s / self.step_bytes(streams, context);
         let computed = peak / self.decode_operations(context);
         if read < computed { (read, "read") } else { (computed, of_peak) }
+    }
+
+    /// For each size, the shares of the read bandwidth that so many tokens a byte are; empty unless one stream decodes.
+    pub fn of_read(&self, question: Question, tokens_per_byte: &[Vec<f64>]) -> Vec<Vec<f64>> {
+        let shares = |(size, pairs): (&usize, &Vec<f64>)| {
+            let (streams, context) = halfway(question, *size);
+            if !matches!(question, Question::Decode | Question::Streams) || streams > 1 {
+                return Vec::new();
+            }
+            let bytes = self.step_bytes(1, context);
+            pairs.iter().map(|pair| pair * bytes).collect()
+        };
+        question.sizes().iter().zip(tokens_per_byte).map(shares).collect()
+    }
+}
+
+/// How many streams decode, and how many tokens each has before it in the middle of its answer.
+fn halfway(question: Question, size: usize) -> (usize, usize) {
+    match question {
+        Question::Streams => (size, STREAM_PROMPT + STREAM_TOKENS / 2),
+        _ => (1, size + DECODE_TOKENS / 2),
     }
 }
 
@@ -151,5 +171,18 @@ mod tests {
         // Two of eight experts: two streams read 7/16 of them, not half.
         (cost.expert_bytes, cost.experts_used) = (1.6e9, 0.25);
         assert_eq!(cost.step_bytes(2, 0), 1.7e9);
+    }
+
+    #[test]
+    fn tokens_a_byte_are_shares_by_what_a_step_reads() {
+        // Behind 0 and 1,024 tokens, and half of 64 more.
+        let cost = Cost { dense_bytes: 1000.0, kv_bytes: 1.0, ..Cost::default() };
+        let shares = cost.of_read(Question::Decode, &[vec![0.5, 0.25], vec![0.5]]);
+        assert_eq!(shares, [vec![516.0, 258.0], vec![1028.0]]);
+        let halves = |sizes: usize| vec![vec![0.5]; sizes];
+        let streams = cost.of_read(Question::Streams, &halves(7));
+        assert!(streams[0] == [516.0] && streams[1..].iter().all(Vec::is_empty), "{streams:?}");
+        assert!(cost.of_read(Question::Prefill, &halves(3)).iter().all(Vec::is_empty));
+        assert!(cost.of_read(Question::Decode, &[]).is_empty());
     }
 }

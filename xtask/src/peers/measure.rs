@@ -30,6 +30,8 @@ pub struct Engines {
     /// Of a load.
     pub requests: usize,
     pub ceilings: Ceilings,
+    /// Of the last answer, if it was Folio's: for each case, tokens decoded for each byte of the reads beside a round.
+    pub pairs: Vec<Vec<f64>>,
     /// Where servers' logs and loads are written.
     pub folder: PathBuf,
 }
@@ -37,6 +39,7 @@ pub struct Engines {
 impl Engines {
     /// A figure for each case; `rate` is the requests a second of an open-loop load.
     pub fn ask(&mut self, engine: Engine, question: Question, model: &Model, rate: Option<f64>) -> Result<Vec<f64>> {
+        self.pairs.clear();
         match (question, engine) {
             (Question::Decode | Question::Prefill | Question::Streams | Question::Context, Engine::Folio) => {
                 self.folio(question, model)
@@ -58,7 +61,9 @@ impl Engines {
             let mut bench = self.folio_bench("throughput", &model.path, (STREAM_PROMPT, STREAM_TOKENS + 1));
             bench.args(["--inter-token-target", "off", "--concurrency", &list(sizes)]);
             let report = self.report(&mut bench)?;
-            return (0..sizes.len()).map(|at| number(&report["results"][at], decode)).collect();
+            let results = (0..sizes.len()).map(|at| &report["results"][at]);
+            self.pairs = results.clone().map(pairs).collect();
+            return results.map(|result| number(result, decode)).collect();
         }
         let rate = |&size: &usize| {
             let (lengths, rate) = match question {
@@ -66,7 +71,9 @@ impl Engines {
                 _ => ((size.max(1), DECODE_TOKENS + 1), decode),
             };
             let mut bench = self.folio_bench("latency", &model.path, lengths);
-            number(&self.report(&mut bench)?["results"][0], rate)
+            let report = self.report(&mut bench)?;
+            self.pairs.push(pairs(&report["results"][0]));
+            number(&report["results"][0], rate)
         };
         // Contexts for which the model was not made are left out.
         let most = model.positions - DECODE_TOKENS;
@@ -166,6 +173,12 @@ impl Engines {
     }
 }
 
+/// What a result of `folio bench` says of each round; nothing if it is a binary from before.
+fn pairs(result: &Value) -> Vec<f64> {
+    let pairs = result["decode_tokens_per_byte_read"]["pairs"].as_array();
+    pairs.into_iter().flatten().filter_map(Value::as_f64).collect()
+}
+
 fn list(sizes: &[usize]) -> String {
     sizes.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
 }
@@ -202,5 +215,13 @@ mod tests {
         assert!(best_of(tests.iter(), "n_depth", "samples_ts", &[7]).is_err());
         let runs = [json!({"pl": 1, "speed_tg": 60.5}), json!({"pl": 1, "speed_tg": 61.5}), json!({"pl": 2})];
         assert_eq!(best_of(runs.iter(), "pl", "speed_tg", &[1]).unwrap(), [61.5]);
+    }
+
+    #[test]
+    fn pairs_are_those_that_the_bench_tells() {
+        let result = json!({"decode_tokens_per_byte_read": {"median": 1.5e-9, "pairs": [1e-9, 2e-9]}});
+        assert_eq!(pairs(&result), [1e-9, 2e-9]);
+        assert!(pairs(&json!({"decode_tokens_per_byte_read": null})).is_empty());
+        assert!(pairs(&json!({})).is_empty());
     }
 }

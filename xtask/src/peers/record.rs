@@ -9,14 +9,18 @@ use super::model::{self, Model};
 use super::plot;
 use super::question::{Engine, Question};
 use super::scale;
+use crate::bench::median::median;
 use crate::process;
 
 /// What stands between them in docs/benchmarks.md is written here.
 const BEGIN: &str = "<!-- cargo xtask peers --write: begin -->\n";
 const END: &str = "<!-- end -->";
+/// With fewer pairs no interval of 95% is narrower than all of them.
+const LEAST_PAIRS: usize = 6;
 
-/// One question about one model in one format. `rounds` holds an object of every engine's figures for each round,
-/// `bounds` what the machine allows for each case, `about` where and when it was.
+/// One question about one model in one format. `rounds` holds an object of every engine's figures for each round, and
+/// under `of_read` the shares of the read bandwidth that Folio's decode had, a list for each case; `bounds` what the
+/// machine allows for each case, `about` where and when it was.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record(Value);
 
@@ -26,9 +30,20 @@ impl Record {
     }
 
     pub fn put(&mut self, round: usize, engine: Engine, figures: &[f64]) {
+        self.round(round)[engine.name()] = json!(figures);
+    }
+
+    /// For each case a share for every round of Folio's process.
+    pub fn put_of_read(&mut self, round: usize, shares: &[Vec<f64>]) {
+        if shares.iter().any(|shares| !shares.is_empty()) {
+            self.round(round)["of_read"] = json!(shares);
+        }
+    }
+
+    fn round(&mut self, round: usize) -> &mut Value {
         let rounds = self.0["rounds"].as_array_mut().expect("made as a list");
         rounds.resize(rounds.len().max(round + 1), json!({}));
-        rounds[round][engine.name()] = json!(figures);
+        &mut rounds[round]
     }
 
     pub fn described(&self, about: &str, rate: Option<f64>, bounds: &[(f64, &str)], parameters: f64) -> Self {
@@ -78,7 +93,21 @@ impl Record {
         rounds.filter_map(|round| round[engine.name()][case].as_f64()).reduce(better(question, case))
     }
 
-    /// `50.4 / 27.5 / - (1.83x, 83% of read)`: how many times better Folio is than the best of the others (below 1 it is
+    /// `91% of read (89 to 93)`: the median of all processes' rounds and its 95% interval; none where the reads beside
+    /// them are not known.
+    fn of_read(&self, case: usize) -> Option<String> {
+        let rounds = self.0["rounds"].as_array()?.iter();
+        let shares = rounds.filter_map(|round| round["of_read"][case].as_array()).flatten();
+        let shares: Vec<f64> = shares.filter_map(|share| Some(100.0 * share.as_f64()?)).collect();
+        let share = median(&shares);
+        match shares.len() {
+            0 => None,
+            LEAST_PAIRS.. => Some(format!("{:.0}% of read ({:.0} to {:.0})", share.middle, share.low, share.high)),
+            _ => Some(format!("{:.0}% of read", share.middle)),
+        }
+    }
+
+    /// `50.4 / 27.5 / - (1.83x), 83% of read`: how many times better Folio is than the best of the others (below 1 it is
     /// worse), and its share of what the machine allows.
     fn cell(&self, question: Question, case: usize) -> String {
         let best = Engine::ALL.map(|engine| self.best(engine, question, case));
@@ -89,7 +118,9 @@ impl Record {
             text += &format!(" (**{ratio:.2}x**)");
         }
         if let Some((most, of)) = self.bound(case) {
-            text += &format!(", {:.0}% of {of}", 100.0 * own / most);
+            let paired = if of == "read" { self.of_read(case) } else { None };
+            text += ", ";
+            text += &paired.unwrap_or_else(|| format!("{:.0}% of {of}", 100.0 * own / most));
         }
         text
     }
@@ -217,6 +248,25 @@ pub mod tests {
         let start = record(Question::Start, "1b", &[(Engine::Folio, &[4.0]), (Engine::LlamaCpp, &[200.0])]);
         assert_eq!(start.cell(Question::Start, 0), "4.00 / 200 / - (**50.00x**)");
         assert!(table(Question::Decode, &[&decode, &decode]).ends_with("|\n\nhere\n\n"));
+    }
+
+    #[test]
+    fn shares_of_reads_are_medians_of_all_pairs() {
+        let rounds: [(Engine, &[f64]); 2] = [(Engine::Folio, &[50.0, 40.0]), (Engine::Folio, &[51.0, 41.0])];
+        let bounded = |of: &str| record(Question::Decode, "1b", &rounds).described("", None, &[(102.0, of); 2], 1e9);
+        let mut decode = bounded("read");
+        decode.put_of_read(0, &[]);
+        assert_eq!(decode, bounded("read"));
+        decode.put_of_read(0, &[vec![0.90, 0.93, 0.89], vec![0.8]]);
+        decode.put_of_read(1, &[vec![0.91, 0.91, 0.95], vec![0.7]]);
+        assert_eq!(decode.cell(Question::Decode, 0), "51.0 / - / -, 91% of read (89 to 95)");
+        // Too few for an interval.
+        assert_eq!(decode.cell(Question::Decode, 1), "41.0 / - / -, 75% of read");
+        // Measured before there were pairs, or bound by something else.
+        assert_eq!(bounded("read").cell(Question::Decode, 0), "51.0 / - / -, 50% of read");
+        let mut decode = bounded("int8 peak");
+        decode.put_of_read(0, &[vec![0.9]]);
+        assert_eq!(decode.cell(Question::Decode, 0), "51.0 / - / -, 50% of int8 peak");
     }
 
     #[test]

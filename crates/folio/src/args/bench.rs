@@ -58,7 +58,7 @@ pub struct BenchRun {
     /// Streams at once, several separated by commas (throughput)
     #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16])]
     pub concurrency: Vec<usize>,
-    /// Rounds; the best counts, and the ceilings are measured between them
+    /// Rounds; the best counts, and the ceilings are measured between them; of the read bandwidth, the median share
     #[arg(long, default_value_t = 5)]
     pub rounds: usize,
     /// On a GPU: afterwards, write here how long each kernel of a step takes, and how busy the device was

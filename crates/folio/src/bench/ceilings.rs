@@ -1,5 +1,6 @@
 //! What the device can do at all: bytes read and operations done a second. Measured between the rounds, so that a
-//! machine that is shared or throttled slows both.
+//! machine that is shared or throttled slows both; a processor's reads right before and right after each, since its
+//! bandwidth may change from second to second.
 
 use anyhow::Result;
 use folio_device::{cpu, cuda};
@@ -24,8 +25,15 @@ pub struct Ceilings {
 }
 
 enum Meter {
-    Cpu { threads: usize, reader: cpu::ceilings::Reader },
-    Cuda(Box<cuda::Ceilings>),
+    Cpu {
+        threads: usize,
+        reader: cpu::ceilings::Reader,
+    },
+    /// All in one go; `read_bytes` is what the last one found.
+    Cuda {
+        meter: Box<cuda::Ceilings>,
+        read_bytes: f64,
+    },
 }
 
 impl Ceilings {
@@ -35,23 +43,28 @@ impl Ceilings {
                 let threads = config.threads;
                 Meter::Cpu { threads, reader: cpu::ceilings::Reader::new(threads, READ_BYTES)? }
             }
-            Target::Cuda(gpu) => Meter::Cuda(Box::new(cuda::Ceilings::new(gpu.info.ordinal, READ_BYTES)?)),
+            Target::Cuda(gpu) => {
+                let meter = Box::new(cuda::Ceilings::new(gpu.info.ordinal, READ_BYTES)?);
+                Meter::Cuda { meter, read_bytes: 0.0 }
+            }
         };
         Ok(Self { meter, best: Best::default() })
     }
 
+    /// Operations; of a GPU everything.
     pub fn measure(&mut self) -> Result<()> {
         let found = match &mut self.meter {
-            Meter::Cpu { threads, reader } => Best {
-                read_bytes: reader.pass().max(reader.pass()),
+            Meter::Cpu { threads, .. } => Best {
+                read_bytes: 0.0,
                 bf16_flops: cpu::ceilings::bf16_peak(*threads),
                 others: [
                     ("f32 FLOP", cpu::ceilings::f32_peak(*threads)),
                     ("int8 operations", cpu::ceilings::int8_peak(*threads)),
                 ],
             },
-            Meter::Cuda(meter) => {
+            Meter::Cuda { meter, read_bytes } => {
                 let found = meter.measure()?;
+                *read_bytes = found.read_bytes;
                 let others = [("bytes copied", found.copy_bytes), ("fp8 FLOP", found.fp8_flops)];
                 Best { read_bytes: found.read_bytes, bf16_flops: found.bf16_flops, others }
             }
@@ -63,6 +76,17 @@ impl Ceilings {
             *best = (found.0, best.1.max(found.1));
         }
         Ok(())
+    }
+
+    /// Bytes a second right now; of a GPU those of the last `measure`.
+    pub fn read(&mut self) -> f64 {
+        let found = match &self.meter {
+            // The first pass may still find threads of what ran before.
+            Meter::Cpu { reader, .. } => reader.pass().max(reader.pass()),
+            Meter::Cuda { read_bytes, .. } => *read_bytes,
+        };
+        self.best.read_bytes = self.best.read_bytes.max(found);
+        found
     }
 }
 

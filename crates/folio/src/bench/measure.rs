@@ -17,6 +17,8 @@ pub struct Measured {
     pub first_token: Duration,
     /// Best rate of all streams together while all of them decode; none if the first ended before the last began.
     pub decode_tokens_per_s: Option<f64>,
+    /// That rate of every round that has one, over the bytes that the device read a second beside it.
+    pub decode_tokens_per_byte: Vec<f64>,
     /// Best rate of output tokens from first submission to last token.
     pub total_tokens_per_s: f64,
     /// The same of prompts' tokens.
@@ -35,6 +37,7 @@ impl Measured {
             streams,
             first_token: Duration::MAX,
             decode_tokens_per_s: None,
+            decode_tokens_per_byte: Vec::new(),
             total_tokens_per_s: 0.0,
             input_tokens_per_s: 0.0,
             gaps: Vec::new(),
@@ -43,7 +46,8 @@ impl Measured {
         }
     }
 
-    pub fn round(&mut self, session: &Session, args: &BenchRun, round: usize) -> Result<()> {
+    /// The round's decode rate, if it has one.
+    pub fn round(&mut self, session: &Session, args: &BenchRun, round: usize) -> Result<Option<f64>> {
         let vocab = session.assets.model.spec.vocab_size;
         let prompt = |stream| streams::prompt(vocab, args.input_len, round * self.streams + stream);
         let asks = (0..self.streams).map(|stream| Ask::new(prompt(stream), args.output_len)).collect();
@@ -60,26 +64,31 @@ impl Measured {
         }
         self.waste.add(&before, &session.engine.stats().occupancy);
         let times: Vec<Vec<Instant>> = answers.into_iter().map(|answer: Answer| answer.times).collect();
-        self.take(start, args.input_len, &times);
-        Ok(())
+        Ok(self.take(start, args.input_len, &times))
     }
 
-    fn take(&mut self, start: Instant, input_len: usize, times: &[Vec<Instant>]) {
+    /// A round's decode rate beside the bytes read a second just before it and just after.
+    pub fn pair(&mut self, tokens_per_s: Option<f64>, [before, after]: [f64; 2]) {
+        self.decode_tokens_per_byte.extend(tokens_per_s.map(|rate| rate / ((before + after) / 2.0)));
+    }
+
+    fn take(&mut self, start: Instant, input_len: usize, times: &[Vec<Instant>]) -> Option<f64> {
         let firsts = times.iter().filter_map(|stream| stream.first());
         let lasts = times.iter().filter_map(|stream| stream.last());
-        let (Some(&first), Some(&all_began)) = (firsts.clone().min(), firsts.max()) else { return };
-        let (Some(&one_ended), Some(&end)) = (lasts.clone().min(), lasts.max()) else { return };
+        let (Some(&first), Some(&all_began)) = (firsts.clone().min(), firsts.max()) else { return None };
+        let (Some(&one_ended), Some(&end)) = (lasts.clone().min(), lasts.max()) else { return None };
         self.first_token = self.first_token.min(first - start);
-        if one_ended > all_began {
+        let decode = (one_ended > all_began).then(|| {
             let within = times.iter().flatten().filter(|&&time| time > all_began && time <= one_ended).count();
-            let rate = within as f64 / (one_ended - all_began).as_secs_f64();
-            self.decode_tokens_per_s = Some(self.decode_tokens_per_s.map_or(rate, |best| best.max(rate)));
-        }
+            within as f64 / (one_ended - all_began).as_secs_f64()
+        });
+        self.decode_tokens_per_s = self.decode_tokens_per_s.into_iter().chain(decode).reduce(f64::max);
         let total = times.iter().map(Vec::len).sum::<usize>() as f64 / (end - start).as_secs_f64();
         self.total_tokens_per_s = self.total_tokens_per_s.max(total);
         let input = (times.len() * input_len) as f64 / (end - start).as_secs_f64();
         self.input_tokens_per_s = self.input_tokens_per_s.max(input);
         self.gaps.extend(times.iter().flat_map(|stream| stream.windows(2).map(|pair| pair[1] - pair[0])));
+        decode
     }
 }
 
@@ -92,12 +101,28 @@ mod tests {
         let start = Instant::now();
         let at = |ms: u64| start + Duration::from_millis(ms);
         let mut measured = Measured::new(2);
-        measured.take(start, 7, &[vec![at(100), at(110), at(120), at(130)], vec![at(110), at(120), at(130), at(140)]]);
+        let times = [vec![at(100), at(110), at(120), at(130)], vec![at(110), at(120), at(130), at(140)]];
+        let decode = measured.take(start, 7, &times);
+        assert_eq!(decode, measured.decode_tokens_per_s);
         assert_eq!(measured.first_token, Duration::from_millis(100));
         // From 110 to 130 both decode: two tokens of each.
         assert!(measured.decode_tokens_per_s.is_some_and(|rate| (rate - 4.0 / 0.020).abs() < 1e-6));
         assert!((measured.total_tokens_per_s - 8.0 / 0.140).abs() < 1e-6);
         assert!((measured.input_tokens_per_s - 14.0 / 0.140).abs() < 1e-6);
         assert_eq!(measured.gaps, [Duration::from_millis(10); 6]);
+        // A slower round has its own rate, and leaves the best as it is; one that ends at once has none.
+        let slower = measured.take(start, 7, &[vec![at(100), at(200)], vec![at(100), at(200)]]);
+        assert!(slower.is_some_and(|rate| (rate - 2.0 / 0.100).abs() < 1e-6));
+        assert_eq!(measured.take(start, 7, &[vec![at(100)], vec![at(100)]]), None);
+        assert_eq!(measured.decode_tokens_per_s, decode);
+    }
+
+    #[test]
+    fn each_round_is_paired_with_the_reads_beside_it() {
+        let mut measured = Measured::new(1);
+        measured.pair(Some(20.0), [30e9, 50e9]);
+        measured.pair(None, [30e9, 50e9]);
+        measured.pair(Some(30.0), [60e9, 60e9]);
+        assert_eq!(measured.decode_tokens_per_byte, [20.0 / 40e9, 30.0 / 60e9]);
     }
 }

@@ -1,4 +1,4 @@
-//! What several measurements say: the median and its interval. `cargo xtask bench` reads this file too.
+//! What several measurements say: the median and its interval. `cargo xtask bench` and `peers` read this file too.
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Median {

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::ceilings::Best;
 use super::cost::Cost;
 use super::measure::Measured;
+use super::median::{Median, median};
 use super::streams::percentile;
 use super::waste::Waste;
 use crate::args::BenchRun;
@@ -25,7 +26,7 @@ pub fn print(
         return;
     }
     println!(
-        "{}: {}, {} in / {} out, best of {} rounds",
+        "{}: {}, {} in / {} out, best of {} rounds; of read: their median, each beside its own reads",
         session.assets.name, session.plan.device, args.input_len, args.output_len, args.rounds
     );
     println!(
@@ -80,8 +81,32 @@ struct Figures {
 /// Rates while every stream decodes.
 struct Decode {
     tokens_per_s: f64,
+    /// Of each round, beside its own reads.
+    pairs: Vec<f64>,
+    tokens_per_byte: Median,
+    /// From that median.
     of_read: f64,
     of_peak: f64,
+}
+
+impl Decode {
+    /// A step reads `bytes`, a token takes `flops`.
+    fn of(result: &Measured, bytes: f64, flops: f64, ceilings: &Best) -> Option<Self> {
+        let tokens_per_s = result.decode_tokens_per_s?;
+        let tokens_per_byte = median(&result.decode_tokens_per_byte);
+        Some(Self {
+            tokens_per_s,
+            pairs: result.decode_tokens_per_byte.clone(),
+            tokens_per_byte,
+            of_read: tokens_per_byte.middle / result.streams as f64 * bytes,
+            of_peak: tokens_per_s * flops / ceilings.bf16_flops,
+        })
+    }
+
+    fn per_byte(&self) -> Value {
+        let Median { middle, low, high } = self.tokens_per_byte;
+        json!({"median": middle, "low": low, "high": high, "pairs": self.pairs})
+    }
 }
 
 impl Figures {
@@ -90,11 +115,7 @@ impl Figures {
         let prefill = (result.streams == 1)
             .then(|| (args.input_len as f64 / first, cost.prefill_flops(args.input_len) / first / ceilings.bf16_flops));
         let context = args.input_len + args.output_len / 2;
-        let decode = result.decode_tokens_per_s.map(|rate| Decode {
-            tokens_per_s: rate,
-            of_read: rate / result.streams as f64 * cost.decode_bytes(result.streams) / ceilings.read_bytes,
-            of_peak: rate * cost.decode_flops(context) / ceilings.bf16_flops,
-        });
+        let decode = Decode::of(result, cost.decode_bytes(result.streams), cost.decode_flops(context), ceilings);
         Self {
             streams: result.streams,
             first_token_ms: first * 1e3,
@@ -131,6 +152,7 @@ fn json(args: &BenchRun, session: &Session, ceilings: &Best, resident: Option<u6
             "prefill_tokens_per_s": f.prefill.map(|p| p.0), "prefill_of_bf16_peak": f.prefill.map(|p| p.1),
             "decode_tokens_per_s": f.decode.as_ref().map(|d| d.tokens_per_s),
             "decode_of_read_bandwidth": f.decode.as_ref().map(|d| d.of_read),
+            "decode_tokens_per_byte_read": f.decode.as_ref().map(Decode::per_byte),
             "decode_of_bf16_peak": f.decode.as_ref().map(|d| d.of_peak), "itl_ms_p50": f.itl_ms[0], "itl_ms_p95": f.itl_ms[1],
             "itl_ms_p99": f.itl_ms[2], "total_tokens_per_s": f.total_tokens_per_s,
             "input_tokens_per_s": f.input_tokens_per_s, "waste": f.waste.share(),
@@ -151,4 +173,28 @@ fn json(args: &BenchRun, session: &Session, ceilings: &Best, resident: Option<u6
         },
         "results": rows.iter().map(row).collect::<Vec<_>>(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_share_of_reads_is_the_median_of_pairs() {
+        let mut result = Measured::new(2);
+        result.decode_tokens_per_s = Some(31.0);
+        // The memory is slow for as long as anything decodes, and fast once before: the best read says nothing.
+        result.pair(Some(30.0), [32e9, 32e9]);
+        result.pair(Some(30.0), [64e9, 32e9]);
+        result.pair(Some(31.0), [32e9, 32e9]);
+        let ceilings = Best { read_bytes: 64e9, bf16_flops: 1e12, ..Best::default() };
+        let decode = Decode::of(&result, 2e9, 1e9, &ceilings).expect("a rate");
+        assert!((decode.of_read - 30.0 / 32.0).abs() < 1e-9, "{}", decode.of_read);
+        assert!((decode.of_peak - 0.031).abs() < 1e-9, "{}", decode.of_peak);
+        let per_byte = decode.per_byte();
+        assert_eq!(per_byte["median"].as_f64(), Some(30.0 / 32e9));
+        assert_eq!([&per_byte["low"], &per_byte["high"]].map(Value::as_f64), [Some(30.0 / 48e9), Some(31.0 / 32e9)]);
+        assert_eq!(per_byte["pairs"].as_array().map(Vec::len), Some(3));
+        assert!(Decode::of(&Measured::new(1), 2e9, 1e9, &ceilings).is_none());
+    }
 }
