@@ -40,6 +40,8 @@ pub trait Backend: Send + 'static {
     fn reads_matrices(&self) -> bool {
         true
     }
+    /// A model's weights are all there; what is made from now on belongs to another.
+    fn end_load(&mut self) {}
     fn kv(&mut self, shape: KvShape) -> Result<Self::Kv>;
     fn inputs(&mut self, limits: InputLimits) -> Result<Self::Inputs>;
 

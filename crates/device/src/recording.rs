@@ -157,6 +157,10 @@ impl<B: Backend> Backend for Recording<B> {
         self.inner.reads_matrices()
     }
 
+    fn end_load(&mut self) {
+        self.inner.end_load();
+    }
+
     fn value_bytes(&self, kind: TensorKind) -> usize {
         self.inner.value_bytes(kind)
     }

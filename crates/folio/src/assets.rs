@@ -16,6 +16,7 @@ use crate::args::{EngineArgs, LoadFormat};
 use crate::drafting::Drafting;
 use crate::embedded::{self, EmbeddedModel};
 use crate::model_ref::ModelRef;
+use crate::packed::PackedCache;
 
 /// More than any tokenizer unpacks to, and than unpacking it needs.
 const MOST_UNPACKED: u64 = 256 << 20;
@@ -32,6 +33,8 @@ pub struct Assets {
     pub defaults: SamplingDefaults,
     /// How tokens are guessed ahead, if they are.
     pub drafting: Option<Drafting>,
+    /// Where its packed weights are kept, if they are.
+    pub packed: Option<PackedCache>,
     /// For whatever template it is given.
     special: SpecialTokens,
     /// As the command line named it.
@@ -78,6 +81,10 @@ impl Assets {
         };
         anew.model.at_load = self.model.at_load;
         anew.drafting = self.drafting;
+        anew.packed = self.packed;
+        if let Some(packed) = &anew.packed {
+            packed.prepare(&anew.model);
+        }
         Ok(anew)
     }
 
@@ -220,6 +227,7 @@ impl Assets {
             eos: generation.eos,
             defaults: generation.sampling,
             drafting: None,
+            packed: None,
             special,
             source: None,
             without_weights: false,

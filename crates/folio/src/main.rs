@@ -12,6 +12,7 @@ mod inspect;
 mod kv_events;
 mod machine;
 mod model_ref;
+mod packed;
 mod phases;
 mod plan;
 mod pull;

@@ -12,7 +12,7 @@ mod weights;
 mod working;
 
 use anyhow::{Result, bail};
-use folio_device::cpu::CpuConfig;
+use folio_device::cpu::{CpuConfig, PartShape};
 use folio_device::{BLOCK_TOKENS, KvFormat};
 use folio_engine::GroupConfig;
 use folio_formats::Format;
@@ -53,6 +53,8 @@ pub struct Plan {
     pub shrunk_from: Option<usize>,
     /// How many requests of a length run at once: (length, requests).
     pub concurrency: Vec<(usize, usize)>,
+    /// On the CPU: what the weights are packed to, in order.
+    pub parts: Vec<PartShape>,
 }
 
 /// Layers that keep their keys alike.
@@ -123,6 +125,7 @@ impl Plan {
             bytes,
             budget: planner.budget,
             shrunk_from: (max_model_len < asked).then_some(asked),
+            parts: planner.weights.parts,
         })
     }
 

@@ -41,7 +41,11 @@ async fn run(args: RunArgs) -> Result<()> {
             chat.turn(text.trim_end_matches('\n')).await.map(drop)
         }
         Some(prompt) => chat.turn(prompt).await.map(drop),
-        None => chat.converse().await,
+        None => {
+            // Of one answer nobody would wait for it.
+            let _writer = chat.session.keep_packed(None);
+            chat.converse().await
+        }
     }
 }
 

@@ -94,12 +94,14 @@ pub fn main(args: ServeArgs) -> Result<ExitCode> {
         serving.push(tokio::spawn(net::serve(bound.listener()?, router, net, ordered)));
         let ending = Ending { log: log.clone(), lifecycle, guard, observer, shutdown, timeouts, serving };
         let loaded = load(assets, plan, target, &args, kv_events)?;
-        let session = tokio::select! {
+        let mut session = tokio::select! {
             session = loaded => session.context("the thread that loads the model has ended")??,
             signal = signals.next() => return Ok(ending.while_loading(signal).await),
         };
         app.set_model(model(&session, names.clone()));
         greeting.ready(&session.phases);
+        // Ends with the server, however far it is.
+        let _writer = session.keep_packed(Some(greeting::warner(args.log.log_format)));
         Ok(ending.run(&session.engine, signals).await)
     });
     // A task that hangs is not waited for.

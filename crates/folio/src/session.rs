@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use folio_device::Backend;
-use folio_device::cpu::Cpu;
+use folio_device::cpu::{Cpu, PackedWriter};
 use folio_device::cuda::Cuda;
 use folio_device::cuda::driver::Device;
 use folio_engine::tiers::{Allocate, DiskConfig, DiskStore, HostGroup, HostTier, TierConfig, copy_cost};
@@ -17,6 +17,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use crate::args::{EngineArgs, InterTokenTarget};
 use crate::assets::Assets;
 use crate::drafting::Beside;
+use crate::packed::{PackedCache, PackedWeights};
 use crate::phases::{self, Phases};
 use crate::plan::{self, Plan};
 use crate::target::{self, Opened, Target};
@@ -33,6 +34,8 @@ pub struct Session {
     pub phases: Phases,
     /// The GPU that it was loaded on, while it is in use.
     pub device: Weak<Device>,
+    /// Where its weights came from, or may be kept.
+    packed: Option<PackedWeights>,
 }
 
 /// Requests that may wait for each that runs.
@@ -52,7 +55,7 @@ pub struct Serving {
 }
 
 /// Takes a line.
-type Warn = fn(std::fmt::Arguments<'_>);
+pub type Warn = fn(std::fmt::Arguments<'_>);
 
 impl Session {
     pub fn start(assets: Assets, args: &EngineArgs) -> Result<Self> {
@@ -65,6 +68,7 @@ impl Session {
     pub fn plan(mut assets: Assets, args: &EngineArgs, target: &Target) -> Result<(Assets, Plan)> {
         assets.quantize(args.quantize)?;
         assets.speculate(args)?;
+        assets.packed = PackedCache::find(&assets, args, target);
         let plan = Plan::new(&assets, args, target)?;
         let assets = match plan.shrunk_from {
             Some(_) => assets.reopen(plan.max_model_len)?,
@@ -73,12 +77,16 @@ impl Session {
         Ok((assets, plan))
     }
 
-    pub fn load(assets: Assets, plan: Plan, args: &EngineArgs, target: Target, serving: Serving) -> Result<Self> {
+    pub fn load(mut assets: Assets, plan: Plan, args: &EngineArgs, target: Target, serving: Serving) -> Result<Self> {
         match target.clone() {
             Target::Cpu(cpu) => {
+                let packed = assets.packed.take().and_then(|cache| cache.weights(&plan.parts));
+                let from = packed.as_ref().map(PackedWeights::supply);
+                let open = move || Ok(from.iter().fold(Cpu::new(cpu)?, Cpu::with_packed));
                 let opened = |_: &Cpu| Opened::default();
                 let beside = |cpu: &Cpu| Ok(cpu.beside());
-                Self::on(target, (move || Cpu::new(cpu), opened, beside), assets, plan, args, serving)
+                let session = Self::on(target, (open, opened, beside), assets, plan, args, serving)?;
+                Ok(Self { packed, ..session })
             }
             Target::Cuda(gpu) => {
                 let open = move || gpu.open();
@@ -152,7 +160,13 @@ impl Session {
         let runner = runner(decoder, &assets, beside, host, serving.warn)?;
         let executor = Background::start(runner)?;
         let engine = Engine::start(Box::new(executor), config)?;
-        Ok(Self { assets, engine, plan, target, disk, phases, device })
+        Ok(Self { assets, engine, plan, target, disk, phases, device, packed: None })
+    }
+
+    /// Begins to keep what was packed, where that is wanted and it was not there; `warn` hears if that fails. It is given up when
+    /// what comes back goes.
+    pub fn keep_packed(&mut self, warn: Option<Warn>) -> Option<PackedWriter> {
+        self.packed.take().and_then(|packed| packed.keep(warn))
     }
 
     /// Waits for the engine's thread to end.

@@ -4,6 +4,7 @@
 //! that exists. Nothing here knows a model family or a device.
 
 mod coding;
+mod digest;
 mod error;
 mod format;
 pub mod gguf;
@@ -15,6 +16,7 @@ pub mod safetensors;
 mod source;
 
 pub use coding::{ActivationScale, Coding, Levels};
+pub use digest::Digest;
 pub use error::{Error, Result};
 pub use format::Format;
 pub use gguf::Gguf;

@@ -78,6 +78,27 @@ impl Mapped {
         }
     }
 
+    /// Has all of it fetched, from front to back, for somebody who tells nobody how far he is.
+    pub fn fetch_all(&self) {
+        if let Some(fetcher) = self.fetcher() {
+            fetcher.fetch_all();
+        }
+    }
+
+    /// Has no more of it fetched.
+    pub fn rest(&self) {
+        if let Some(fetcher) = self.fetcher() {
+            fetcher.end();
+        }
+    }
+
+    fn fetcher(&self) -> Option<&Fetcher> {
+        match &self.bytes {
+            Bytes::File { fetcher, .. } => fetcher.as_ref(),
+            Bytes::Static(_) | Bytes::Owned(_) => None,
+        }
+    }
+
     /// Gives back the memory of the whole pages inside `range`, as something further on is next. They may still be read: the
     /// file is then read again.
     pub fn release(&self, range: Range<usize>) {

@@ -29,6 +29,9 @@ pub trait WeightSource: Send + Sync {
 
     /// Says that the tensor has been copied and will not be read again, so that its pages may be given back.
     fn release(&self, name: &str);
+
+    /// Says that little of it will be read from now on, so that nothing is read ahead any more.
+    fn rest(&self) {}
 }
 
 impl<'a> TensorView<'a> {

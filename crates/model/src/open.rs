@@ -197,4 +197,8 @@ impl WeightSource for Shared {
     fn release(&self, name: &str) {
         self.0.release(name);
     }
+
+    fn rest(&self) {
+        self.0.rest();
+    }
 }

@@ -1,11 +1,12 @@
 //! Memory the kernels work on: zeroed, 64-byte aligned, and on huge pages when it is big or one of many that are read
-//! through.
+//! through; or a part of a mapped file, to be read as it is.
 
 use std::marker::PhantomData;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
-#[cfg(target_os = "linux")]
 use std::sync::Arc;
+
+use folio_formats::Mapped;
 
 #[cfg(target_os = "linux")]
 use super::region::{self, HUGE, Region};
@@ -41,6 +42,8 @@ enum Origin {
     Heap(std::alloc::Layout),
     #[cfg(target_os = "linux")]
     Mapping(#[expect(dead_code, reason = "held, so that it is there")] Arc<Region>),
+    /// Part of a file, which is never written to.
+    File(#[expect(dead_code, reason = "held, so that it is there")] Arc<Mapped>),
 }
 
 // SAFETY: a Buffer owns its memory as a Vec does, and T is Send + Sync.
@@ -80,6 +83,16 @@ impl<T: Plain> Buffer<T> {
         Self::zeroed(what, len)
     }
 
+    /// What those bytes of a file hold. It can be read alone: to ask for it in order to write is a bug.
+    pub fn in_file(map: &Arc<Mapped>, bytes: Range<usize>) -> Self {
+        let bytes = &map.bytes()[bytes];
+        // The file stays mapped where it is for as long as the buffer holds it.
+        let ptr = NonNull::from(bytes).cast::<T>();
+        assert!(ptr.is_aligned() && bytes.len().is_multiple_of(size_of::<T>()), "place of a buffer in a file");
+        let len = bytes.len() / size_of::<T>();
+        Self { ptr, len, origin: Origin::File(Arc::clone(map)), values: PhantomData }
+    }
+
     /// `len` zeros of a region that nobody else has.
     #[cfg(target_os = "linux")]
     fn mapped(region: Arc<Region>, start: NonNull<u8>, len: usize) -> Self {
@@ -96,6 +109,7 @@ impl<T: Plain> Drop for Buffer<T> {
             // Goes with the last of those that lie in it.
             #[cfg(target_os = "linux")]
             Origin::Mapping(_) => {}
+            Origin::File(_) => {}
         }
     }
 }
@@ -104,14 +118,16 @@ impl<T: Plain> Deref for Buffer<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: ptr is aligned and holds len initialised values (zeros at first); Plain allows every bit pattern.
+        // SAFETY: ptr is aligned and holds len initialised values (zeros at first, or a file's, which stays mapped as long as
+        // this lives and is not rewritten in place); Plain allows every bit pattern.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
     }
 }
 
 impl<T: Plain> DerefMut for Buffer<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as in `deref`, and `&mut self` makes the access exclusive.
+        assert!(!matches!(self.origin, Origin::File(_)), "what lies in a file is not written to");
+        // SAFETY: as in `deref`, and `&mut self` makes the access exclusive: memory that is not a file's is this one's alone.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
     }
 }
@@ -156,6 +172,20 @@ mod tests {
                 assert_eq!(buffer.as_ptr() as usize % ALIGN, 0);
             }
         }
+    }
+
+    #[test]
+    fn a_file_is_read_in_place_and_never_written() {
+        let path = std::env::temp_dir().join(format!("folio-buffer-{}", std::process::id()));
+        std::fs::write(&path, (0..64u32).flat_map(u32::to_le_bytes).collect::<Vec<u8>>()).unwrap();
+        let map = Mapped::open(&path).unwrap();
+        let mut buffer = Buffer::<u32>::in_file(&map, 64..128);
+        assert!(Buffer::<f32>::in_file(&map, 128..128).is_empty());
+        drop(map);
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(buffer[..], (16..32).collect::<Vec<u32>>());
+        let write = std::panic::AssertUnwindSafe(|| buffer[0] = 1);
+        assert!(std::panic::catch_unwind(write).is_err());
     }
 
     #[test]

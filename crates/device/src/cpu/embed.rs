@@ -30,6 +30,7 @@ mod tests {
     use half::{bf16, f16};
 
     use super::*;
+    use crate::cpu::packed::Supply;
     use crate::cpu::{Isa, Pool};
 
     #[test]
@@ -47,7 +48,7 @@ mod tests {
             let value = |row: usize, col: usize| ((row * 31 + col * 7) % 100) as f32;
             let row = |row: usize| Cow::Owned((0..cols).flat_map(|col| bytes(value(row, col))).collect());
             let matrix = Matrix::from_rows(format, cols, (0..rows).map(row).collect()).unwrap();
-            let table = Weight::pack(ctx, &matrix).unwrap();
+            let table = Weight::pack(ctx, &mut Supply::Fresh, &matrix).unwrap();
             let ids = [0u32, 69, 31, 32, 5, 69];
             let mut out = Tensor::new(8, cols).unwrap();
             embed(ctx, &mut out, &table, &ids, 0.5);

@@ -6,6 +6,7 @@
 
 use super::buffer::Grown;
 use super::matmul::{self, Kernel, Product, RowTiles, Source};
+use super::packed::Supply;
 use super::pool::Disjoint;
 use super::routing::{Choice, route};
 use super::tensor::{Tensor, Vector};
@@ -25,10 +26,10 @@ pub struct Experts {
 }
 
 impl Experts {
-    pub(crate) fn pack(ctx: Ctx<'_>, source: ExpertsSource<'_>) -> Result<Self> {
+    pub(crate) fn pack(ctx: Ctx<'_>, supply: &mut Supply, source: ExpertsSource<'_>) -> Result<Self> {
         Error::check("number of down projections", source.gate_up.len(), source.down.len())?;
-        let gate_up = Weight::pack_uniform(ctx, &source.gate_up)?;
-        let down = Weight::pack_uniform(ctx, &source.down)?;
+        let gate_up = Weight::pack_uniform(ctx, supply, &source.gate_up)?;
+        let down = Weight::pack_uniform(ctx, supply, &source.down)?;
         let (Some(first_up), Some(first_down)) = (gate_up.first(), down.first()) else {
             return Err(Error::Unsupported { backend: "cpu", what: "a layer without experts".into() });
         };

@@ -16,6 +16,7 @@ mod isa;
 mod kv;
 mod matmul;
 mod norm;
+mod packed;
 mod pool;
 mod qkv;
 #[cfg(target_os = "linux")]
@@ -29,11 +30,14 @@ mod topology;
 mod weight;
 
 pub use isa::Isa;
+pub use packed::{LAYOUT_VERSION, Packed, PackedFile, PackedParts, PackedPlace, PackedWriter};
 pub use pool::Pool;
 pub use tensor::{Tensor, Vector};
-pub use weight::{Weight, packed_bytes, packed_experts_bytes};
+pub use weight::{PartShape, Weight, packed_experts_parts, packed_parts};
 
 use folio_formats::Matrix;
+
+use packed::Supply;
 
 use crate::{
     Activation, Attention, Backend, Batch, Error, ExpertsSource, InputLimits, KvShape, PrepareQkv, Result, Routing,
@@ -49,6 +53,13 @@ pub struct CpuConfig {
     pub isa: Option<Isa>,
 }
 
+impl CpuConfig {
+    /// Whether its threads are spread over several memory nodes, each with the weights that it reads.
+    pub fn has_memory_nodes(&self) -> bool {
+        !topology::nodes(self.threads).is_empty()
+    }
+}
+
 /// What every operation is given. `isa` is one of [`Isa::available`]: [`Cpu::new`] checks it, and entering a kernel
 /// relies on it.
 #[derive(Clone, Copy)]
@@ -61,6 +72,8 @@ pub(crate) struct Ctx<'a> {
 pub struct Cpu {
     pool: Pool,
     isa: Isa,
+    /// Of the weights that are being loaded.
+    supply: Supply,
     activations: matmul::Scratch,
     routing: experts::Scratch,
 }
@@ -74,6 +87,7 @@ impl Cpu {
         Ok(Cpu {
             pool: Pool::new(config.threads)?,
             isa,
+            supply: Supply::Fresh,
             activations: matmul::Scratch::default(),
             routing: experts::Scratch::default(),
         })
@@ -84,9 +98,16 @@ impl Cpu {
         Cpu {
             pool: self.pool.beside(),
             isa: self.isa,
+            supply: Supply::Fresh,
             activations: matmul::Scratch::default(),
             routing: experts::Scratch::default(),
         }
+    }
+
+    /// Has the weights of the one model that is loaded next come from there.
+    pub fn with_packed(mut self, packed: &Packed) -> Cpu {
+        self.supply = Supply::new(packed);
+        self
     }
 
     pub fn isa(&self) -> Isa {
@@ -119,11 +140,21 @@ impl Backend for Cpu {
     }
 
     fn weight(&mut self, matrix: &Matrix<'_>) -> Result<Weight> {
-        Weight::pack(self.ctx(), matrix)
+        let ctx = Ctx { pool: &self.pool, isa: self.isa };
+        Weight::pack(ctx, &mut self.supply, matrix)
     }
 
     fn experts(&mut self, source: ExpertsSource<'_>) -> Result<experts::Experts> {
-        experts::Experts::pack(self.ctx(), source)
+        let ctx = Ctx { pool: &self.pool, isa: self.isa };
+        experts::Experts::pack(ctx, &mut self.supply, source)
+    }
+
+    fn reads_matrices(&self) -> bool {
+        self.supply.packs()
+    }
+
+    fn end_load(&mut self) {
+        self.supply = Supply::Fresh;
     }
 
     fn kv(&mut self, shape: KvShape) -> Result<kv::Kv> {

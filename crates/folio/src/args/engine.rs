@@ -34,6 +34,10 @@ pub struct EngineArgs {
     /// them as they are; `folio quantize` does it better, once and for all]
     #[arg(long, value_name = "int8|int4|fp8")]
     pub quantize: Option<AtLoad>,
+    /// Keep packed weights beside the model, in a folder `.folio`, and map them at the next start: auto (on the CPU, where
+    /// they take 256 MiB or more) or off
+    #[arg(long, value_enum, default_value_t, env = "FOLIO_PACKED_CACHE")]
+    pub packed_cache: PackedCacheArg,
     /// Longest sequence, prompt and answer together [default: the model's]
     #[arg(long)]
     pub max_model_len: Option<usize>,
@@ -157,6 +161,13 @@ impl FromStr for InterTokenTarget {
         let ms = ms.ok_or("expected milliseconds from 0.001 to 3600000, or `off`")?;
         Ok(Self(Some(Duration::from_secs_f64(ms / 1e3))))
     }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum PackedCacheArg {
+    #[default]
+    Auto,
+    Off,
 }
 
 #[derive(Clone, Copy, ValueEnum)]

@@ -4,7 +4,7 @@ mod gpu;
 mod invent;
 
 use clap::Parser;
-use folio_device::cpu::{Cpu, CpuConfig};
+use folio_device::cpu::{Cpu, CpuConfig, Packed, PackedParts};
 use folio_model::{AtLoad, Decoder};
 
 use super::*;
@@ -29,8 +29,10 @@ fn refusal(assets: &Assets, flags: &[&str]) -> String {
 /// The plan's figures are those of the decoder, byte for byte.
 fn check(assets: &Assets, flags: &[&str]) {
     let plan = plan(assets, flags).unwrap_or_else(|error| panic!("{}: {error:#}", assets.name));
-    let cpu = Cpu::new(CpuConfig { threads: 1, isa: None }).expect("a cpu");
+    let parts = PackedParts::default();
+    let cpu = Cpu::new(CpuConfig { threads: 1, isa: None }).expect("a cpu").with_packed(&Packed::Shared(parts.clone()));
     let decoder = Decoder::load(cpu, &assets.model, plan.limits(), &mut |_| {}).expect("it loads");
+    assert_eq!(plan.parts, parts.shapes(), "{}: parts in the order in which they are packed", assets.name);
     let memory = decoder.memory();
     let planned = (plan.bytes.weights, plan.bytes.activations, plan.bytes.kv);
     assert_eq!(planned, (memory.weights, memory.activations, memory.kv), "{}", assets.name);

@@ -16,7 +16,7 @@ use folio_model::{Decoder, DecoderLimits, OpenModel};
 use crate::target::Target;
 
 /// Bytes that stay for as long as the model is loaded.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WeightBytes {
     /// Matrices, and experts with their biases.
     pub matrices: u64,
@@ -30,6 +30,8 @@ pub struct WeightBytes {
     pub widest_input: usize,
     /// On a GPU: what is written out of coded matrices.
     pub widened: cuda::Widened,
+    /// On the CPU: what the matrices are packed to, in order.
+    pub parts: Vec<cpu::PartShape>,
 }
 
 impl WeightBytes {
@@ -45,10 +47,11 @@ impl WeightBytes {
             blocks: vec![1; groups],
             kv_format: KvFormat::BF16,
         };
-        let decoder = Decoder::load(Counting::new(target), model, limits, &mut |_| {})?;
-        let Counting { experts, table, vectors, widest_input, widened, .. } = *decoder.backend();
+        let mut decoder = Decoder::load(Counting::new(target), model, limits, &mut |_| {})?;
         let matrices = decoder.memory().weights;
-        Ok(Self { matrices, experts, table: table.unwrap_or(0), vectors, widest_input, widened })
+        let Counting { experts, table, vectors, widest_input, widened, ref mut parts, .. } = *decoder.backend_mut();
+        let (table, parts) = (table.unwrap_or(0), std::mem::take(parts));
+        Ok(Self { matrices, experts, table, vectors, widest_input, widened, parts })
     }
 }
 
@@ -60,6 +63,7 @@ struct Counting {
     vectors: u64,
     widest_input: usize,
     widened: cuda::Widened,
+    parts: Vec<cpu::PartShape>,
 }
 
 /// Who says how many bytes a matrix takes.
@@ -75,7 +79,22 @@ impl Counting {
             Target::Cpu(_) => Packing::Cpu,
             Target::Cuda(gpu) => Packing::Cuda(gpu.precision(), gpu.random_form()),
         };
-        Self { packing, experts: 0, table: None, vectors: 0, widest_input: 0, widened: cuda::Widened::default() }
+        Self {
+            packing,
+            experts: 0,
+            table: None,
+            vectors: 0,
+            widest_input: 0,
+            widened: cuda::Widened::default(),
+            parts: Vec::new(),
+        }
+    }
+
+    /// Bytes of parts, which are noted.
+    fn add(&mut self, parts: Vec<cpu::PartShape>) -> u64 {
+        let bytes = parts.iter().map(cpu::PartShape::bytes).sum();
+        self.parts.extend(parts);
+        bytes
     }
 
     fn widen(&mut self, matrix: &Matrix<'_>) {
@@ -111,7 +130,7 @@ impl Backend for Counting {
     fn weight(&mut self, matrix: &Matrix<'_>) -> folio_device::Result<u64> {
         self.widen(matrix);
         let bytes = match self.packing {
-            Packing::Cpu => cpu::packed_bytes(matrix)?,
+            Packing::Cpu => self.add(cpu::packed_parts(matrix)?),
             Packing::Cuda(precision, form) => {
                 if !cuda::is_plain(matrix, precision, form) {
                     self.widened.add(matrix.num_rows() * matrix.cols());
@@ -126,7 +145,11 @@ impl Backend for Counting {
     fn experts(&mut self, source: ExpertsSource<'_>) -> folio_device::Result<u64> {
         source.gate_up.iter().chain(&source.down).for_each(|matrix| self.widen(matrix));
         let bytes = match self.packing {
-            Packing::Cpu => cpu::packed_experts_bytes(&source)?,
+            Packing::Cpu => {
+                let biases = source.gate_up_bias.iter().chain(&source.down_bias).flatten();
+                let biases: u64 = biases.map(|bias| size_of_val(&bias[..]) as u64).sum();
+                self.add(cpu::packed_experts_parts(&source)?) + biases
+            }
             Packing::Cuda(precision, _) => cuda::packed_experts_bytes(&source, precision),
         };
         self.experts += bytes;

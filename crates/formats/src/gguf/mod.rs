@@ -182,4 +182,8 @@ impl WeightSource for Gguf {
             part.map.release(tensor.bytes.clone());
         }
     }
+
+    fn rest(&self) {
+        self.parts.iter().for_each(|part| part.map.rest());
+    }
 }

@@ -44,6 +44,18 @@ impl Fetcher {
         Some(Self { shared, thread: handle.thread().clone() })
     }
 
+    /// All of it is wanted, however little was read so far.
+    pub fn fetch_all(&self) {
+        self.shared.ahead.store(usize::MAX, Ordering::Relaxed);
+        self.thread.unpark();
+    }
+
+    /// Nothing more is wanted.
+    pub fn end(&self) {
+        self.shared.is_over.store(true, Ordering::Relaxed);
+        self.thread.unpark();
+    }
+
     /// What lies at `at` is read next.
     pub fn follow(&self, at: usize) {
         // Relaxed: the thread may learn of it late, and reads nothing but these.
@@ -55,8 +67,7 @@ impl Fetcher {
 
 impl Drop for Fetcher {
     fn drop(&mut self) {
-        self.shared.is_over.store(true, Ordering::Relaxed);
-        self.thread.unpark();
+        self.end();
     }
 }
 
@@ -133,6 +144,8 @@ mod tests {
         check(19 * PIECE + 7, 20 * PIECE - 1, 20 * PIECE - 1..20 * PIECE);
         check(20 * PIECE, 20 * PIECE, 20 * PIECE..20 * PIECE);
         check(30 * PIECE, 20 * PIECE, 20 * PIECE..20 * PIECE);
+        assert_eq!(next_piece(0, usize::MAX, 19 * PIECE, 20 * PIECE), 19 * PIECE..20 * PIECE);
+        assert_eq!(next_piece(0, usize::MAX, 20 * PIECE, 20 * PIECE), 20 * PIECE..20 * PIECE);
     }
 
     #[test]
@@ -142,9 +155,16 @@ mod tests {
         let file = File::open(&path).unwrap();
         let fetcher = Fetcher::start(file.try_clone().unwrap(), 3 * PIECE).unwrap();
         fetcher.follow(PIECE);
+        // The thread's own share goes when it has ended, as it does before the fetcher goes.
+        fetcher.end();
+        while Arc::strong_count(&fetcher.shared) > 1 {
+            std::thread::yield_now();
+        }
+        fetcher.follow(2 * PIECE);
+        let fetcher = Fetcher::start(file.try_clone().unwrap(), 3 * PIECE).unwrap();
+        fetcher.fetch_all();
         let shared = Arc::clone(&fetcher.shared);
         drop(fetcher);
-        // The thread's own share goes when it has ended.
         while Arc::strong_count(&shared) > 1 {
             std::thread::yield_now();
         }

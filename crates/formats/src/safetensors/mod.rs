@@ -151,4 +151,8 @@ impl WeightSource for Safetensors {
             shard.map.release(tensor.bytes.clone());
         }
     }
+
+    fn rest(&self) {
+        self.shards.iter().for_each(|shard| shard.map.rest());
+    }
 }

@@ -1,6 +1,7 @@
 //! The decoder on small random models: replayable steps, refusals that name tensors, layouts that mean the same.
 
 mod fingerprint;
+mod packed;
 mod routing;
 mod stage;
 mod trees;

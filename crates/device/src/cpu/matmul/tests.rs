@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use folio_formats::{Format, Matrix};
 use half::{bf16, f16};
 
+use super::super::packed::Supply;
 use super::super::weight::LANES;
 use super::super::{Isa, Pool};
 use super::blocks::GROUP_TILES;
@@ -43,7 +44,7 @@ fn tensor(seed: usize, rows: usize, cols: usize) -> Tensor {
 fn product(isa: Isa, threads: usize, x: &Tensor, matrix: &Matrix<'_>, bias: Option<&Vector>, rows: usize) -> Vec<f32> {
     let pool = Pool::new(threads).unwrap();
     let ctx = Ctx { pool: &pool, isa };
-    let weight = Weight::pack(ctx, matrix).unwrap();
+    let weight = Weight::pack(ctx, &mut Supply::Fresh, matrix).unwrap();
     let mut out = tensor(99, rows, weight.outputs());
     linear(ctx, &mut Scratch::default(), &mut out, x, &weight, bias, rows);
     out.head(rows).to_vec()
@@ -133,7 +134,8 @@ fn several_products_in_one_fork_equal_one_by_one() {
         let pool = Pool::new(3).unwrap();
         let ctx = Ctx { pool: &pool, isa };
         let matrices: Vec<_> = (0..4).map(|_| matrix(Format::BF16, outputs, inputs)).collect();
-        let weights: Vec<_> = matrices.iter().map(|matrix| Weight::pack(ctx, matrix).unwrap()).collect();
+        let weights: Vec<_> =
+            matrices.iter().map(|matrix| Weight::pack(ctx, &mut Supply::Fresh, matrix).unwrap()).collect();
         let kernel = weights[0].parts()[0].kernel();
         let x = tensor(5, 21, inputs);
         let picked: Vec<u32> = (0..21).rev().collect();

@@ -20,6 +20,7 @@ pub(crate) mod codes;
 mod packing;
 mod plain;
 mod runs;
+mod shape;
 #[cfg(test)]
 mod tests;
 
@@ -29,10 +30,12 @@ use std::sync::Arc;
 use folio_formats::{Coding, Matrix};
 
 pub use packing::Packing;
+pub use shape::PartShape;
 
 use super::Ctx;
 use super::buffer::Buffer;
 use super::matmul::{Activations, Columns, Heights, Kernel};
+use super::packed::{PartMemory, Supply};
 use super::pool::Disjoint;
 use crate::{ExpertsSource, Result};
 use codes::CodedRow;
@@ -41,20 +44,18 @@ use runs::Run;
 /// Outputs in a panel.
 pub const LANES: usize = 32;
 
-/// Bytes that a matrix takes as a [`Weight`].
-pub fn packed_bytes(matrix: &Matrix<'_>) -> Result<u64> {
-    Ok(Run::each(matrix)?.iter().map(Run::bytes).sum())
+/// The parts that a matrix has as a [`Weight`], in the order in which they are packed.
+pub fn packed_parts(matrix: &Matrix<'_>) -> Result<Vec<PartShape>> {
+    Ok(Run::each(matrix)?.iter().flat_map(Run::shapes).collect())
 }
 
-/// Bytes that experts take, biases included.
-pub fn packed_experts_bytes(source: &ExpertsSource<'_>) -> Result<u64> {
-    let matrices = |matrices: &[Matrix<'_>]| -> Result<u64> {
-        let runs = uniform_runs(matrices)?;
-        Ok(runs.iter().flatten().map(Run::bytes).sum::<u64>())
-    };
-    let biases = source.gate_up_bias.iter().chain(&source.down_bias).flatten();
-    let biases: u64 = biases.map(|bias| size_of_val(&bias[..]) as u64).sum();
-    Ok(matrices(&source.gate_up)? + matrices(&source.down)? + biases)
+/// The parts of experts, in the order in which they are packed.
+pub fn packed_experts_parts(source: &ExpertsSource<'_>) -> Result<Vec<PartShape>> {
+    let mut shapes = Vec::new();
+    for matrices in [&source.gate_up, &source.down] {
+        shapes.extend(uniform_runs(matrices)?.iter().flatten().flat_map(Run::shapes));
+    }
+    Ok(shapes)
 }
 
 /// `[outputs, inputs]`, packed.
@@ -72,9 +73,9 @@ pub struct Part {
     outputs: usize,
     inputs: usize,
     kernel: Kernel,
-    data: Buffer<u8>,
+    data: Arc<Buffer<u8>>,
     /// One for each output of each panel, where codes have scales.
-    factors: Buffer<f32>,
+    factors: Arc<Buffer<f32>>,
     /// Which of the weight's feeds it multiplies.
     feed: usize,
     /// Columns in BF16, to be added.
@@ -103,26 +104,26 @@ impl Feed {
 }
 
 impl Weight {
-    pub(crate) fn pack(ctx: Ctx<'_>, matrix: &Matrix<'_>) -> Result<Self> {
-        Self::pack_runs(ctx, matrix, &Run::each(matrix)?)
+    pub(crate) fn pack(ctx: Ctx<'_>, supply: &mut Supply, matrix: &Matrix<'_>) -> Result<Self> {
+        Self::pack_runs(ctx, supply, matrix, &Run::each(matrix)?)
     }
 
     /// Weights that share one kernel, for products of many in one fork: all are single parts of one packing, without
     /// order or outliers. Matrices of which that cannot be said are brought to BF16.
-    pub(crate) fn pack_uniform(ctx: Ctx<'_>, matrices: &[Matrix<'_>]) -> Result<Vec<Self>> {
+    pub(crate) fn pack_uniform(ctx: Ctx<'_>, supply: &mut Supply, matrices: &[Matrix<'_>]) -> Result<Vec<Self>> {
         let runs = uniform_runs(matrices)?;
-        matrices.iter().zip(&runs).map(|(matrix, runs)| Self::pack_runs(ctx, matrix, runs)).collect()
+        matrices.iter().zip(&runs).map(|(matrix, runs)| Self::pack_runs(ctx, supply, matrix, runs)).collect()
     }
 
-    fn pack_runs(ctx: Ctx<'_>, matrix: &Matrix<'_>, runs: &[Run<'_, '_>]) -> Result<Self> {
+    fn pack_runs(ctx: Ctx<'_>, supply: &mut Supply, matrix: &Matrix<'_>, runs: &[Run<'_, '_>]) -> Result<Self> {
         let mut weight =
             Self { outputs: matrix.num_rows(), inputs: matrix.cols(), parts: Vec::new(), feeds: Vec::new() };
         let panels = |runs: &[Run<'_, '_>]| runs.iter().map(|run| run.outputs.div_ceil(LANES)).sum::<usize>();
         for (index, run) in runs.iter().enumerate() {
             let place = Place { first_panel: panels(&runs[..index]), total_panels: panels(runs) };
-            let mut part = pack_run(ctx, place, run)?;
-            if let Some(columns) = run.outlier_columns() {
-                let mut outliers = pack_outliers(ctx, place, run, columns.len())?;
+            let mut part = pack_run(ctx, supply, place, run)?;
+            if let (Some(columns), Some(shape)) = (run.outlier_columns(), run.outlier_shape()) {
+                let mut outliers = pack_outliers(ctx, supply, place, run, shape)?;
                 outliers.feed = weight.feed(&outliers.kernel, Some(columns), None);
                 part.outliers = Some(Box::new(outliers));
             }
@@ -142,7 +143,7 @@ impl Weight {
     ) -> Self {
         let mut weight = Self { outputs, inputs, parts: Vec::new(), feeds: Vec::new() };
         let place = Place { first_panel: 0, total_panels: outputs.div_ceil(LANES) };
-        let part = pack_coded(ctx, place, coding, (outputs, inputs), read).unwrap();
+        let part = pack_coded(ctx, &mut Supply::Fresh, place, coding, (outputs, inputs), read).unwrap();
         weight.feed(&part.kernel, None, None);
         weight.parts.push(part);
         weight
@@ -212,18 +213,11 @@ impl Weight {
 }
 
 impl Part {
-    fn empty(ctx: Ctx<'_>, packing: Packing, outputs: usize, inputs: usize) -> Result<Self> {
-        let panels = outputs.div_ceil(LANES);
-        Ok(Self {
-            first_output: 0,
-            outputs,
-            inputs,
-            kernel: Kernel::new(ctx.isa, packing),
-            data: Buffer::on_huge_pages("a weight", panels.saturating_mul(packing.panel_bytes(inputs)))?,
-            factors: Buffer::zeroed("a weight's factors", if packing.has_factors() { panels * LANES } else { 0 })?,
-            feed: 0,
-            outliers: None,
-        })
+    fn new(ctx: Ctx<'_>, shape: PartShape, memory: PartMemory) -> Self {
+        let PartShape { packing, outputs, inputs } = shape;
+        let PartMemory { data, factors } = memory;
+        let kernel = Kernel::new(ctx.isa, packing);
+        Self { first_output: 0, outputs, inputs, kernel, data, factors, feed: 0, outliers: None }
     }
 
     /// The first of its outputs among the weight's.
@@ -276,7 +270,7 @@ impl Part {
     }
 
     fn bytes(&self) -> u64 {
-        let own = self.data.len() + size_of_val(&*self.factors);
+        let own = self.data.len() + size_of_val(&self.factors[..]);
         own as u64 + self.outliers.as_ref().map_or(0, |outliers| outliers.bytes())
     }
 
@@ -310,18 +304,19 @@ struct Place {
     total_panels: usize,
 }
 
-fn pack_run(ctx: Ctx<'_>, place: Place, run: &Run<'_, '_>) -> Result<Part> {
+fn pack_run(ctx: Ctx<'_>, supply: &mut Supply, place: Place, run: &Run<'_, '_>) -> Result<Part> {
     let mut part = match run.packing {
-        Packing::Coded(coding) => pack_coded(ctx, place, coding, (run.outputs, run.inputs), |output, row| {
+        Packing::Coded(coding) => pack_coded(ctx, supply, place, coding, (run.outputs, run.inputs), |output, row| {
             let (part, index) = run.locate(output);
             part.read_codes(index, &mut row.codes, &mut row.scales, &mut row.minimums);
         })?,
         packing => {
-            let mut part = Part::empty(ctx, packing, run.outputs, run.inputs)?;
-            for_each_panel(ctx, place, packing.panel_bytes(run.inputs), &mut part.data, |panel, target| {
-                plain::pack_panel(run, panel * LANES, target);
-            });
-            part
+            let memory = supply.part(run.shape(), |data, _| {
+                for_each_panel(ctx, place, packing.panel_bytes(run.inputs), data, |panel, target| {
+                    plain::pack_panel(run, panel * LANES, target);
+                });
+            })?;
+            Part::new(ctx, run.shape(), memory)
         }
     };
     part.first_output = run.first_output;
@@ -331,28 +326,32 @@ fn pack_run(ctx: Ctx<'_>, place: Place, run: &Run<'_, '_>) -> Result<Part> {
 /// `[outputs, inputs]` of codes, which `read` gives output by output.
 fn pack_coded(
     ctx: Ctx<'_>,
+    supply: &mut Supply,
     place: Place,
     coding: Coding,
     shape: (usize, usize),
     read: impl Fn(usize, &mut CodedRow) + Sync,
 ) -> Result<Part> {
     let packing = Packing::Coded(coding);
-    let mut part = Part::empty(ctx, packing, shape.0, shape.1)?;
-    let factors = Disjoint::new(&mut part.factors);
-    for_each_panel(ctx, place, packing.panel_bytes(shape.1), &mut part.data, |panel, target| {
-        // SAFETY: each panel is packed by one thread, and panels' factors do not overlap.
-        let factors = unsafe { factors.part(panel * LANES..(panel + 1) * LANES) };
-        codes::pack_panel(&coding, shape, &read, panel * LANES, target, factors);
-    });
-    Ok(part)
+    let part_shape = PartShape { packing, outputs: shape.0, inputs: shape.1 };
+    let memory = supply.part(part_shape, |data, factors| {
+        let factors = Disjoint::new(factors);
+        for_each_panel(ctx, place, packing.panel_bytes(shape.1), data, |panel, target| {
+            // SAFETY: each panel is packed by one thread, and panels' factors do not overlap.
+            let factors = unsafe { factors.part(panel * LANES..(panel + 1) * LANES) };
+            codes::pack_panel(&coding, shape, &read, panel * LANES, target, factors);
+        });
+    })?;
+    Ok(Part::new(ctx, part_shape, memory))
 }
 
-fn pack_outliers(ctx: Ctx<'_>, place: Place, run: &Run<'_, '_>, columns: usize) -> Result<Part> {
-    let mut part = Part::empty(ctx, Packing::BF16, run.outputs, columns)?;
-    for_each_panel(ctx, place, Packing::BF16.panel_bytes(columns), &mut part.data, |panel, target| {
-        plain::pack_outliers(run, panel * LANES, target);
-    });
-    Ok(part)
+fn pack_outliers(ctx: Ctx<'_>, supply: &mut Supply, place: Place, run: &Run<'_, '_>, shape: PartShape) -> Result<Part> {
+    let memory = supply.part(shape, |data, _| {
+        for_each_panel(ctx, place, shape.packing.panel_bytes(shape.inputs), data, |panel, target| {
+            plain::pack_outliers(run, panel * LANES, target);
+        });
+    })?;
+    Ok(Part::new(ctx, shape, memory))
 }
 
 /// Packs each panel on the memory node whose threads have it in their stretches when they multiply. Experts, of which a

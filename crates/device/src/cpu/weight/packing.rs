@@ -59,13 +59,6 @@ impl Packing {
     pub fn has_factors(&self) -> bool {
         matches!(self, Packing::Coded(_))
     }
-
-    /// Bytes of `[outputs, inputs]`, padding and factors included.
-    pub fn bytes(&self, outputs: usize, inputs: usize) -> u64 {
-        let panels = outputs.div_ceil(LANES) as u64;
-        let factors = if self.has_factors() { size_of::<f32>() * LANES } else { 0 };
-        panels * (self.panel_bytes(inputs) + factors) as u64
-    }
 }
 
 /// Bytes of a group's codes.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use folio_formats::{Matrix, Part};
 
 use super::packing::Packing;
+use super::shape::PartShape;
 use crate::Result;
 
 /// Neighbouring parts of a matrix that become one packed part.
@@ -72,9 +73,19 @@ impl<'m, 'a> Run<'m, 'a> {
         }
     }
 
-    /// Bytes that it takes when packed.
-    pub fn bytes(&self) -> u64 {
-        let outliers = self.outlier_columns().map_or(0, |columns| Packing::BF16.bytes(self.outputs, columns.len()));
-        self.packing.bytes(self.outputs, self.inputs) + outliers
+    /// What it is packed to, without outliers.
+    pub fn shape(&self) -> PartShape {
+        PartShape { packing: self.packing, outputs: self.outputs, inputs: self.inputs }
+    }
+
+    /// What its outliers are packed to, if it has any.
+    pub fn outlier_shape(&self) -> Option<PartShape> {
+        let columns = self.outlier_columns()?;
+        Some(PartShape { packing: Packing::BF16, outputs: self.outputs, inputs: columns.len() })
+    }
+
+    /// Both, in the order in which they are packed.
+    pub fn shapes(&self) -> impl Iterator<Item = PartShape> {
+        std::iter::once(self.shape()).chain(self.outlier_shape())
     }
 }

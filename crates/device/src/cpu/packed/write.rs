@@ -1,0 +1,216 @@
+//! Keeping packed weights: written by a thread that gives way to all others, under another name until all is there.
+//!
+//! Whatever goes wrong costs the file and nothing else. A file that is being written is locked by who writes it, so that
+//! others know one that was left behind; the system lets go of the lock with the process.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use folio_formats::Mapped;
+
+use super::super::weight::PartShape;
+use super::layout::{Layout, PageDigest};
+use super::{PackedFile, PackedParts, PartMemory};
+
+/// Bytes between two looks at whether to go on, which are on the disk by then.
+const PIECE: usize = 32 << 20;
+/// Of the disk, what stays free: one part in so many.
+const FREE_SHARE: u64 = 10;
+const ENDING: &str = ".packed";
+const PARTIAL: &str = ".partial";
+
+/// Where the packed weights of one model are, and what they are known by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PackedPlace {
+    pub folder: PathBuf,
+    /// The model's; files of that name with other keys are out of date.
+    pub name: String,
+    /// Of all that the packed bytes depend on, but their shapes.
+    pub key: u128,
+}
+
+/// A file being written; it is given up when this goes.
+pub struct PackedWriter {
+    is_over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl PackedPlace {
+    pub fn path(&self) -> PathBuf {
+        self.folder.join(format!("{}-{:032x}{ENDING}", self.name, self.key))
+    }
+
+    /// The file as it is there, if there is one; whether it is worth anything [`PackedFile::new`] says.
+    pub fn open(&self) -> Option<Arc<Mapped>> {
+        Mapped::open(&self.path()).ok()
+    }
+
+    /// Begins to write what was packed. `failed` hears why there is no file, if there is none in the end, and is dropped when
+    /// there is one.
+    pub fn write(
+        self,
+        parts: &PackedParts,
+        failed: impl FnOnce(io::Error) + Send + 'static,
+    ) -> io::Result<PackedWriter> {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let over = Arc::clone(&is_over);
+        let (shapes, parts): (Vec<_>, Vec<_>) = parts.take().into_iter().unzip();
+        let body = move || {
+            give_way();
+            if let Err(error) = self.write_now(&shapes, &parts, &over)
+                && !over.load(Ordering::Relaxed)
+            {
+                failed(error);
+            }
+        };
+        let thread = std::thread::Builder::new().name("folio-packed".into()).spawn(body)?;
+        Ok(PackedWriter { is_over, thread: Some(thread) })
+    }
+
+    pub(super) fn write_now(&self, shapes: &[PartShape], parts: &[PartMemory], is_over: &AtomicBool) -> io::Result<()> {
+        let layout = Layout::new(self.key, shapes).ok_or(ErrorKind::FileTooLarge)?;
+        // Another process may have been faster.
+        if self.open().is_some_and(|map| PackedFile::new(map, self.key, shapes).is_some()) {
+            return Ok(());
+        }
+        fs::create_dir_all(&self.folder)?;
+        self.clear();
+        check_room(&self.folder, layout.total as u64)?;
+        let nanoseconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let partial = self.path().with_added_extension(format!("{}-{nanoseconds}{PARTIAL}", std::process::id()));
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(&partial)?;
+        let written = file
+            .try_lock()
+            .map_err(io::Error::from)
+            .and_then(|()| fill(&file, &layout, parts, is_over))
+            .and_then(|()| fs::rename(&partial, self.path()));
+        if written.is_err() {
+            let _ = fs::remove_file(&partial);
+        }
+        written
+    }
+
+    /// Removes files of this model with other keys, and those that were begun and left behind. What cannot be removed stays.
+    fn clear(&self) {
+        let Ok(entries) = fs::read_dir(&self.folder) else { return };
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            let Some(rest) = name.to_str().and_then(|name| name.strip_prefix(&self.name)) else { continue };
+            let is_left_over = match Leftover::of(rest) {
+                Some(Leftover::Whole(key)) => key != self.key,
+                Some(Leftover::Partial) => File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok()),
+                None => false,
+            };
+            if is_left_over {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    }
+}
+
+impl Drop for PackedWriter {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        // A panic there has been told already.
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// A file of this model, by what its name has behind the model's.
+enum Leftover {
+    Whole(u128),
+    Partial,
+}
+
+impl Leftover {
+    fn of(rest: &str) -> Option<Self> {
+        let (key, rest) = rest.strip_prefix('-')?.split_at_checked(32)?;
+        let key = u128::from_str_radix(key, 16).ok()?;
+        match rest.strip_prefix(ENDING)? {
+            "" => Some(Self::Whole(key)),
+            rest => rest.ends_with(PARTIAL).then_some(Self::Partial),
+        }
+    }
+}
+
+/// The header comes last, so that what has one is whole.
+fn fill(mut file: &File, layout: &Layout, parts: &[PartMemory], is_over: &AtomicBool) -> io::Result<()> {
+    let mut unsynced = 0;
+    for (place, part) in layout.parts.iter().zip(parts) {
+        let factors: Vec<u8> = part.factors.iter().flat_map(|factor| factor.to_le_bytes()).collect();
+        for (bytes, at) in [(&part.data[..], place.data.start), (&factors, place.factors.start)] {
+            file.seek(SeekFrom::Start(at as u64))?;
+            for piece in bytes.chunks(PIECE) {
+                if is_over.load(Ordering::Relaxed) {
+                    return Err(ErrorKind::Interrupted.into());
+                }
+                file.write_all(piece)?;
+                unsynced += piece.len();
+                if unsynced >= PIECE {
+                    file.sync_data()?;
+                    unsynced = 0;
+                }
+            }
+        }
+    }
+    file.set_len(layout.total as u64)?;
+    let mut digest = PageDigest::default();
+    for page in layout.sampled_pages() {
+        let mut bytes = vec![0; page.len()];
+        file.seek(SeekFrom::Start(page.start as u64))?;
+        file.read_exact(&mut bytes)?;
+        digest.add(&bytes);
+    }
+    // Nothing but the header is missing, on the disk too, before it is written.
+    file.sync_data()?;
+    file.rewind()?;
+    file.write_all(&layout.header(digest.finish()))?;
+    file.sync_all()
+}
+
+pub(super) fn check_room(folder: &Path, bytes: u64) -> io::Result<()> {
+    let (free, total) = disk(folder)?;
+    let most = free.saturating_sub(total / FREE_SHARE);
+    if bytes > most {
+        let why =
+            format!("{bytes} bytes are needed, but of {free} free ones a tenth of the disk is left alone: {most}");
+        return Err(io::Error::new(ErrorKind::StorageFull, why));
+    }
+    Ok(())
+}
+
+/// Bytes of the folder's disk: those that this user may take, and all.
+#[cfg(unix)]
+fn disk(folder: &Path) -> io::Result<(u64, u64)> {
+    use std::os::unix::ffi::OsStrExt;
+    let path = std::ffi::CString::new(folder.as_os_str().as_bytes())?;
+    let mut about = std::mem::MaybeUninit::<libc::statvfs>::zeroed();
+    // SAFETY: the path ends with a zero, and the kernel writes no more than the structure has.
+    if unsafe { libc::statvfs(path.as_ptr(), about.as_mut_ptr()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: zeros are a value of it, and the call filled it in.
+    let about = unsafe { about.assume_init() };
+    #[allow(clippy::unnecessary_cast, reason = "the types differ between systems")]
+    let [free, total, unit] = [about.f_bavail as u64, about.f_blocks as u64, about.f_frsize as u64];
+    Ok((free.saturating_mul(unit), total.saturating_mul(unit)))
+}
+
+#[cfg(not(unix))]
+fn disk(_: &Path) -> io::Result<(u64, u64)> {
+    Err(io::Error::new(ErrorKind::Unsupported, "this system does not say how much of the disk is free"))
+}
+
+/// Lets all other threads go first.
+fn give_way() {
+    #[cfg(target_os = "linux")]
+    // SAFETY: takes three numbers and touches no memory of ours; 0 is the calling thread. A refusal costs others time.
+    unsafe {
+        libc::setpriority(libc::PRIO_PROCESS, 0, 19);
+    }
+}

@@ -1,0 +1,32 @@
+//! What a packed part will be, before anything is packed: how its values lie, and how many there are.
+
+use super::LANES;
+use super::packing::Packing;
+
+/// `[outputs, inputs]` of one packing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartShape {
+    pub(crate) packing: Packing,
+    pub(crate) outputs: usize,
+    pub(crate) inputs: usize,
+}
+
+impl PartShape {
+    fn panels(&self) -> usize {
+        self.outputs.div_ceil(LANES)
+    }
+
+    /// Bytes of all panels, padding included.
+    pub(crate) fn data_bytes(&self) -> usize {
+        self.panels().saturating_mul(self.packing.panel_bytes(self.inputs))
+    }
+
+    pub(crate) fn num_factors(&self) -> usize {
+        if self.packing.has_factors() { self.panels() * LANES } else { 0 }
+    }
+
+    /// Bytes of both.
+    pub fn bytes(&self) -> u64 {
+        self.data_bytes() as u64 + (self.num_factors() * size_of::<f32>()) as u64
+    }
+}
