@@ -33,6 +33,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+import kept
 import perplexity
 import weights
 from variants import FUSED, MAX_CONTEXT, VARIANTS
@@ -282,7 +283,7 @@ def write(name, config):
     }
     compact = ((json.dumps(key), json.dumps(value, separators=(",", ":"))) for key, value in golden.items())
     lines = ",\n".join(f"{key}: {value}" for key, value in compact)
-    (HERE / f"{name}.json").write_text("{\n" + lines + "\n}\n")
+    kept.write(HERE / f"{name}.json.lzma", "{\n" + lines + "\n}\n")
 
 
 def main():

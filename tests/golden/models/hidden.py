@@ -7,13 +7,13 @@ of `last_hidden_state` over the prompt, and the last token's. That state lies be
 """
 
 import json
-import lzma
 import pathlib
 
 import torch
 import transformers
 
 import generate
+import kept
 import weights
 
 HERE = pathlib.Path(__file__).parent
@@ -44,19 +44,17 @@ def main():
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     models = {}
-    for path in sorted(HERE.glob("*.json")):
-        golden = json.loads(path.read_text())
-        family = golden.get("config", {}).get("model_type")
-        if family and not any(family == other["family"] for other in models.values()):
+    for path in sorted(HERE.glob("*.json.lzma")):
+        name, golden = path.name.removesuffix(".json.lzma"), kept.read(path)
+        family = golden["config"]["model_type"]
+        if not any(family == other["family"] for other in models.values()):
             mean, last = pooled(golden)
-            models[path.stem] = {"family": family, "mean": mean, "last": last}
-            print(path.stem, flush=True)
+            models[name] = {"family": family, "mean": mean, "last": last}
+            print(name, flush=True)
     made_by = {"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0], "dtype": "float32"}
     lines = [f"{json.dumps(name)}: {json.dumps(model, separators=(',', ':'))}" for name, model in models.items()]
     text = f'{{\n"made_by": {json.dumps(made_by)},\n"models": {{\n' + ",\n".join(lines) + "\n}\n}\n"
-    filters = [{"id": lzma.FILTER_LZMA1, "preset": 9, "dict_size": 1 << 16}]
-    packed = lzma.compress(text.encode(), lzma.FORMAT_ALONE, filters=filters)
-    (HERE.parent / "hidden-states.json.lzma").write_bytes(packed)
+    kept.write(HERE.parent / "hidden-states.json.lzma", text)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,13 @@ looked for in `../shared/models`, beside the repository; without them nothing is
 """
 
 import json
-import lzma
 import pathlib
 
 import torch
 import transformers
 from transformers import AutoModelForCausalLM
+
+import kept
 
 MODELS = ["folio-rust-42m", "folio-rust-moe-47m"]
 WINDOW = 2048
@@ -41,7 +42,7 @@ def main():
     if not (models / MODELS[0]).is_dir():
         print("skipped: the trained models are not here")
         return
-    ids = json.loads(lzma.decompress((HERE / "eval.json.lzma").read_bytes()))["ids"]
+    ids = kept.read(HERE.parent / "eval.json.lzma")["ids"]
     results = {}
     for name in MODELS:
         bf16, scored = nats(models / name, ids, torch.bfloat16)
@@ -58,9 +59,7 @@ def main():
     }
     compact = ((json.dumps(key), json.dumps(value, separators=(",", ":"))) for key, value in golden.items())
     lines = ",\n".join(f"{key}: {value}" for key, value in compact)
-    filters = [{"id": lzma.FILTER_LZMA1, "preset": 9, "dict_size": 1 << 16}]
-    packed = lzma.compress(("{\n" + lines + "\n}\n").encode(), lzma.FORMAT_ALONE, filters=filters)
-    (HERE / "eval.json.lzma").write_bytes(packed)
+    kept.write(HERE.parent / "eval.json.lzma", "{\n" + lines + "\n}\n")
 
 
 if __name__ == "__main__":

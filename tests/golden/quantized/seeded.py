@@ -1,4 +1,4 @@
-"""Writes seeded/*.json: small quantized checkpoints, and the logits that transformers computes from their dequantized weights.
+"""Writes seeded/*.json.lzma: small quantized checkpoints, and the logits that transformers computes from their dequantized weights.
 
     python tests/golden/quantized/seeded.py [NAME ...]
 
@@ -23,6 +23,7 @@ HERE = pathlib.Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "models"))
 
 import generate  # noqa: E402
+import kept  # noqa: E402
 import oneshot  # noqa: E402
 import weights  # noqa: E402
 
@@ -213,7 +214,7 @@ def write(name, base, scheme):
     }
     lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value, separators=(',', ':'))}" for key, value in golden.items())
     (HERE / "seeded").mkdir(exist_ok=True)
-    (HERE / "seeded" / f"{name}.json").write_text("{\n" + lines + "\n}\n")
+    kept.write(HERE / "seeded" / f"{name}.json.lzma", "{\n" + lines + "\n}\n")
 
 
 def spoken(config):

@@ -10,7 +10,7 @@ use crate::driver::{Driver, Request};
 
 /// Token ids of a text of this project's own, which the models were not trained on.
 fn unseen() -> Vec<u32> {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models/eval.json.lzma");
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/eval.json.lzma");
     let packed = fs::File::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let text = LzmaReader::new_mem_limit(packed, 128 << 10, None).expect("packed");
     let text = std::io::read_to_string(std::io::BufReader::new(text)).expect("a whole file");

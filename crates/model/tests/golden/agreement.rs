@@ -39,7 +39,7 @@ impl Questions {
         struct Text {
             ids: Vec<u32>,
         }
-        let Text { ids } = file::unpack(&file::folder().join("eval.json.lzma"));
+        let Text { ids } = file::unpack(&file::folder().join("../eval.json.lzma"));
         let stride = (ids.len() - 64) / count;
         let prompts = (0..count).map(|i| ids[i * stride..][..length(i)].to_vec()).collect();
         Self { prompts, answer }

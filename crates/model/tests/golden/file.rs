@@ -94,7 +94,7 @@ pub fn all() -> Vec<Golden> {
 pub fn all_in(folder: &Path) -> Vec<Golden> {
     let entries = fs::read_dir(folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
     let mut names: Vec<String> = entries
-        .filter_map(|entry| entry.ok()?.file_name().into_string().ok()?.strip_suffix(".json").map(str::to_owned))
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok()?.strip_suffix(".json.lzma").map(str::to_owned))
         .collect();
     names.sort();
     names.iter().map(|name| read_in(folder, name)).collect()
@@ -105,10 +105,7 @@ pub fn read(name: &str) -> Golden {
 }
 
 fn read_in(folder: &Path, name: &str) -> Golden {
-    let path = folder.join(format!("{name}.json"));
-    let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    let golden: Golden = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    Golden { name: name.to_owned(), ..golden }
+    Golden { name: name.to_owned(), ..unpack(&folder.join(format!("{name}.json.lzma"))) }
 }
 
 impl Golden {

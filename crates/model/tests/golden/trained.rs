@@ -26,7 +26,7 @@ const CHUNK: usize = 512;
 #[test]
 fn perplexity_agrees_with_transformers() {
     let models = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared/models");
-    let eval: Eval = file::unpack(&file::folder().join("eval.json.lzma"));
+    let eval: Eval = file::unpack(&file::folder().join("../eval.json.lzma"));
     for (name, expected) in &eval.models {
         let folder = models.join(name);
         if !folder.join("config.json").is_file() {
