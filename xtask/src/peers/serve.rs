@@ -5,7 +5,7 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
@@ -36,6 +36,10 @@ pub fn ask(
     rate: Option<f64>,
 ) -> Result<Vec<f64>> {
     if question == Question::Start {
+        if engine == Engine::Folio {
+            keep_packed(engines, model)?;
+            packed_files(&model.path, ".packed").iter().try_for_each(|path| forget(path))?;
+        }
         forget(&model.path)?;
         let cold = Server::start(engines, engine, model)?.first_token;
         let warm = Server::start(engines, engine, model)?.first_token;
@@ -56,6 +60,30 @@ pub fn ask(
 /// Requests a second at which the slowest of these rates (tokens a second, 16 at once) is used to 60%.
 pub fn open_loop_rate(tokens_per_s: impl Iterator<Item = f64>) -> Option<f64> {
     tokens_per_s.reduce(f64::min).map(|slowest| 0.6 * slowest / ANSWER_TOKENS as f64)
+}
+
+/// Starts Folio once and waits until it has kept its packed weights, if it does: what is asked is how long every later start takes.
+fn keep_packed(engines: &Engines, model: &Model) -> Result<()> {
+    let server = Server::start(engines, Engine::Folio, model)?;
+    let began = Instant::now();
+    std::thread::sleep(Duration::from_millis(500));
+    while !packed_files(&model.path, ".partial").is_empty() {
+        ensure!(began.elapsed() < PATIENCE, "packed weights are not kept after {} s", PATIENCE.as_secs());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    drop(server);
+    Ok(())
+}
+
+/// Files of packed weights beside a model.
+fn packed_files(model: &Path, ending: &str) -> Vec<PathBuf> {
+    let Ok(entries) = model.with_file_name(".folio").read_dir() else { return Vec::new() };
+    let model_name = model.file_name().unwrap_or_default().to_string_lossy();
+    let belongs = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with(&*model_name) && name.ends_with(ending)
+    };
+    entries.flatten().map(|entry| entry.path()).filter(belongs).collect()
 }
 
 /// Gives back the pages of memory that hold the file, so that it is read from the disk again.

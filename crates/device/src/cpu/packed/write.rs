@@ -19,8 +19,8 @@ use super::{PackedFile, PackedParts, PartMemory};
 
 /// Bytes between two looks at whether to go on, which are on the disk by then.
 const PIECE: usize = 32 << 20;
-/// Of the disk, what stays free: one part in so many.
-const FREE_SHARE: u64 = 10;
+/// Of what is free on the disk, one part in so many may be taken.
+const FREE_SHARE: u64 = 4;
 const ENDING: &str = ".packed";
 const PARTIAL: &str = ".partial";
 
@@ -174,19 +174,17 @@ fn fill(mut file: &File, layout: &Layout, parts: &[PartMemory], is_over: &Atomic
 }
 
 pub(super) fn check_room(folder: &Path, bytes: u64) -> io::Result<()> {
-    let (free, total) = disk(folder)?;
-    let most = free.saturating_sub(total / FREE_SHARE);
-    if bytes > most {
-        let why =
-            format!("{bytes} bytes are needed, but of {free} free ones a tenth of the disk is left alone: {most}");
+    let free = free_bytes(folder)?;
+    if bytes > free / FREE_SHARE {
+        let why = format!("{bytes} bytes are more than a quarter of the {free} that are free");
         return Err(io::Error::new(ErrorKind::StorageFull, why));
     }
     Ok(())
 }
 
-/// Bytes of the folder's disk: those that this user may take, and all.
+/// Bytes of the folder's disk that this user may take.
 #[cfg(unix)]
-fn disk(folder: &Path) -> io::Result<(u64, u64)> {
+fn free_bytes(folder: &Path) -> io::Result<u64> {
     use std::os::unix::ffi::OsStrExt;
     let path = std::ffi::CString::new(folder.as_os_str().as_bytes())?;
     let mut about = std::mem::MaybeUninit::<libc::statvfs>::zeroed();
@@ -197,12 +195,12 @@ fn disk(folder: &Path) -> io::Result<(u64, u64)> {
     // SAFETY: zeros are a value of it, and the call filled it in.
     let about = unsafe { about.assume_init() };
     #[allow(clippy::unnecessary_cast, reason = "the types differ between systems")]
-    let [free, total, unit] = [about.f_bavail as u64, about.f_blocks as u64, about.f_frsize as u64];
-    Ok((free.saturating_mul(unit), total.saturating_mul(unit)))
+    let [free, unit] = [about.f_bavail as u64, about.f_frsize as u64];
+    Ok(free.saturating_mul(unit))
 }
 
 #[cfg(not(unix))]
-fn disk(_: &Path) -> io::Result<(u64, u64)> {
+fn free_bytes(_: &Path) -> io::Result<u64> {
     Err(io::Error::new(ErrorKind::Unsupported, "this system does not say how much of the disk is free"))
 }
 
