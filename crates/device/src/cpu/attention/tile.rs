@@ -7,6 +7,7 @@ use super::super::Cpu;
 use super::super::kv::{Layer, Storage};
 use super::super::pool::Disjoint;
 use super::super::simd::{Kernel, LANES, Simd, exp};
+use super::pairs::{self, paired};
 use super::path::Path;
 use super::plan::{Geometry, Item, MAX_GROUPS, MAX_VALUES, MAX_VECTORS, Tile};
 use super::strip::{Chunk, State, attend};
@@ -161,7 +162,8 @@ impl<T: Storage> Kernel for Walk<'_, T> {
         let (mut queries, mut query_sums) = (Area::<MAX_VALUES>::new(), Area::<MAX_GROUPS>::new());
         let groups = if T::AFFINE { operands.op.head_dim.div_ceil(T::GROUP) } else { 0 };
         let query_sums = query_sums.fill(vectors * groups, 0.0);
-        self.pack_queries::<S>(queries.fill(vectors * operands.op.head_dim, 0.0), query_sums, heads.clone());
+        let query_len = query_len::<S, T>(operands.op.head_dim);
+        self.pack_queries(s, queries.fill(vectors * query_len, 0.0), query_sums, heads.clone());
         let (mut largest, mut weights) = (Area::<MAX_VECTORS>::new(), Area::<{ MAX_VECTORS * LANES }>::new());
         let mut sums = Area::<MAX_VALUES>::new();
         let mut totals = Area::<MAX_VALUES>::new();
@@ -212,14 +214,20 @@ fn next_strip<S: Simd>(left: usize) -> usize {
     if left >= most { most } else { 1 << left.ilog2() }
 }
 
+/// Lanes of a packed query.
+#[inline(always)]
+fn query_len<S: Simd, T: Storage>(head_dim: usize) -> usize {
+    if paired::<S, T>() { pairs::query_words(head_dim) } else { head_dim }
+}
+
 impl<T: Storage> Walk<'_, T> {
-    /// Queries, scaled, strip by strip `[head_dim][strip]`, and the sums of their groups `[groups][strip]` where these
+    /// Queries, scaled, strip by strip `[query_len][strip]`, and the sums of their groups `[groups][strip]` where these
     /// count; vectors run over heads, then rows.
     #[inline(always)]
-    fn pack_queries<S: Simd>(&self, packed: &mut [f32], sums: &mut [f32], heads: Range<usize>) {
+    fn pack_queries<S: Simd>(&self, s: S, packed: &mut [f32], sums: &mut [f32], heads: Range<usize>) {
         let operands = self.operands;
-        let dim = operands.op.head_dim;
-        let (vectors, groups) = (packed.len() / dim, dim.div_ceil(T::GROUP));
+        let (dim, len) = (operands.op.head_dim, query_len::<S, T>(operands.op.head_dim));
+        let (vectors, groups) = (packed.len() / len, dim.div_ceil(T::GROUP));
         let first_row = operands.spans[self.tile.span as usize].first_row as usize + self.tile.first as usize;
         let mut start = 0;
         while start < vectors {
@@ -227,7 +235,12 @@ impl<T: Storage> Walk<'_, T> {
             for m in 0..strip {
                 let (row, head) = ((start + m) / heads.len(), heads.start + (start + m) % heads.len());
                 let from = (first_row + row) * operands.q_stride + head * dim;
-                for (i, value) in operands.q[from..from + dim].iter().enumerate() {
+                let query = &operands.q[from..from + dim];
+                if paired::<S, T>() {
+                    pairs::pack_query(s, query, operands.op.scale, &mut packed[start * len + m..], strip);
+                    continue;
+                }
+                for (i, value) in query.iter().enumerate() {
                     let scaled = value * operands.op.scale;
                     packed[start * dim + i * strip + m] = scaled;
                     if T::AFFINE {
@@ -269,7 +282,7 @@ impl<T: Storage> Walk<'_, T> {
                 // SAFETY: `start` is below `vectors`, and the areas hold so many vectors.
                 let state = unsafe {
                     State {
-                        queries: queries.add(start * dim),
+                        queries: queries.add(start * query_len::<S, T>(dim)),
                         query_sums: query_sums.wrapping_add(start * dim.div_ceil(T::GROUP)),
                         largest: largest.as_mut_ptr().add(start),
                         weights: weights.as_mut_ptr().add(start * LANES),

@@ -100,18 +100,19 @@ fn ends_of_the_range() {
     }
 }
 
-struct Lanes<'a>(&'a [f32; 16], &'a [u16; 16], &'a [u16; 16]);
+struct Lanes<'a>(&'a [f32; 16], &'a [[u16; 2]; 16], &'a [u16; 16]);
 
 impl Kernel for Lanes<'_> {
-    type Output = (f32, f32, [f32; 16], [f32; 16]);
+    type Output = (f32, f32, [[f32; 16]; 2], [f32; 16]);
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> Self::Output {
         let x = s.read(self.0);
-        let (mut bf, mut hf) = ([0.0; 16], [0.0; 16]);
+        let (mut bf, mut hf) = ([[0.0; 16]; 2], [0.0; 16]);
         // SAFETY: every array has sixteen elements.
         unsafe {
-            s.store(bf.as_mut_ptr(), s.load_bf16(self.1.as_ptr()));
+            let halves = s.halves(s.load(self.1.as_ptr().cast()));
+            bf.iter_mut().zip(halves).for_each(|(lanes, half)| s.write(lanes, half));
             s.store(hf.as_mut_ptr(), s.load_f16(self.2.as_ptr()));
         }
         (s.sum(x), s.largest(x), bf, hf)
@@ -121,14 +122,14 @@ impl Kernel for Lanes<'_> {
 #[test]
 fn lanes_are_summed_and_widened_alike() {
     let values: [f32; 16] = std::array::from_fn(|i| ((i * 37 % 16) as f32 - 7.3) * 1.1e3_f32.powi(i as i32 % 3));
-    let bf = values.map(|v| bf16::from_f32(v).to_bits());
+    let bf = values.map(|v| [bf16::from_f32(v).to_bits(), bf16::from_f32(v / -3.0).to_bits()]);
     // One subnormal and one infinity among them.
     let mut hf = values.map(|v| f16::from_f32(v).to_bits());
     hf[3] = 0x0001;
     hf[4] = 0xfc00;
     let scalar = dispatch(Isa::Scalar, Lanes(&values, &bf, &hf));
     assert_eq!(scalar.1, values.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    assert_eq!(scalar.2, bf.map(|b| bf16::from_bits(b).to_f32()));
+    assert_eq!(scalar.2, [0, 1].map(|half| bf.map(|pair| bf16::from_bits(pair[half]).to_f32())));
     assert_eq!(scalar.3, hf.map(|b| f16::from_bits(b).to_f32()));
     for isa in Isa::available() {
         assert_eq!(dispatch(isa, Lanes(&values, &bf, &hf)), scalar, "{isa:?}");
