@@ -7,6 +7,8 @@
 //! scales once a group, and the softmax weights by the values' scales before they meet the levels; minima add a score by
 //! the sum of the query, and to the values one sum for all of the group.
 //!
+//! Scores are logarithms to the base 2, for which queries are scaled: a power of two costs half of one of e.
+//!
 //! Vectors pass through loops and never through closures: only what is certain to be inlined is compiled for the
 //! instruction set.
 
@@ -15,7 +17,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::super::kv::Storage;
-use super::super::simd::{LANES, Simd, exp, tanh};
+use super::super::simd::{LANES, Simd, exp2, tanh};
 use super::CHUNK;
 use super::pairs::{self, paired};
 use crate::BLOCK_TOKENS;
@@ -32,6 +34,7 @@ pub struct Chunk {
     pub next_keys: [*const u8; BLOCKS],
     pub next_values: [*const u8; BLOCKS],
     pub head_dim: usize,
+    /// As scores are, to the base 2.
     pub soft_cap: Option<f32>,
 }
 
@@ -300,7 +303,7 @@ unsafe fn soften<S: Simd, T: Storage, const M: usize>(
         // SAFETY: as above.
         unsafe { *state.largest.add(m) = new };
     }
-    let shrink_vector = exp(s, s.read(&shrink));
+    let shrink_vector = exp2(s, s.read(&shrink));
     s.write(&mut shrink, shrink_vector);
     for m in 0..M {
         let base = s.splat(bases[m]);
@@ -309,7 +312,7 @@ unsafe fn soften<S: Simd, T: Storage, const M: usize>(
             // SAFETY: blocks of a chunk, so inside [M][CHUNK].
             unsafe {
                 let at = scores.add(m * CHUNK + block * LANES);
-                let weight = exp(s, s.sub(s.load(at), base));
+                let weight = exp2(s, s.sub(s.load(at), base));
                 if paired::<S, T>() {
                     s.store_bf16(pairs.add(m * CHUNK + block * LANES), weight);
                 } else {

@@ -67,9 +67,9 @@ impl Case {
                 let key_at = |token: usize| token * (width / dim) + self.heads + kv_head;
                 let value_at = |token: usize| key_at(token) + self.kv_heads;
                 let query = rows[position * width + head * dim..][..dim].iter().map(|value| {
-                    let scaled = value * self.scale();
+                    let scaled = bf16::from_f32(value * (self.scale() * std::f32::consts::LOG2_E));
                     let exactly = f64::from(*value) * f64::from(self.scale());
-                    if paired { bf16::from_f32(scaled).to_f64() } else { exactly }
+                    if paired { scaled.to_f64() * std::f64::consts::LN_2 } else { exactly }
                 });
                 let query: Vec<f64> = query.collect();
                 let mut weights: Vec<f64> = (first..=position)
