@@ -107,7 +107,7 @@ mod tests {
 
     use super::*;
     use crate::cpu::inputs::{rope_angles, upload};
-    use crate::cpu::kv::Plain;
+    use crate::cpu::kv::Pairs;
     use crate::cpu::simd::testing::{close, each_setup, filled, tensor, vector};
     use crate::{Batch, GroupTables, InputLimits, KvFormat, KvShape, Span};
 
@@ -191,7 +191,7 @@ mod tests {
             };
             prepare_qkv(ctx, &mut qkv, &mut kv, 1, &op, &inputs);
             close(qkv.head(ROWS), &expected, 1e-5);
-            let layer = kv.layer::<Plain<bf16>>(1, kv_heads, head_dim);
+            let layer = kv.layer::<Pairs>(1, kv_heads, head_dim);
             for row in 0..ROWS {
                 for kv_head in 0..kv_heads {
                     let (keys, values) = layer.block(5 * row as u32 / 16, kv_head);
@@ -200,8 +200,10 @@ mod tests {
                     let key = &qkv.row(row)[(heads + kv_head) * head_dim..][..head_dim];
                     let value = &qkv.row(row)[(heads + kv_heads + kv_head) * head_dim..][..head_dim];
                     for i in 0..head_dim {
-                        // SAFETY: token and `i` lie inside the block.
-                        let stored = unsafe { (*keys.add(i * 16 + token), *values.add(token * head_dim + i)) };
+                        let key_at = (i / 2 * 16 + token) * 2 + i % 2;
+                        let value_at = (token / 2 * head_dim + i) * 2 + token % 2;
+                        // SAFETY: token and `i` lie inside the block; heads are even.
+                        let stored = unsafe { (*keys.add(key_at), *values.add(value_at)) };
                         assert_eq!(stored, (bf16::from_f32(key[i]), bf16::from_f32(value[i])));
                     }
                 }

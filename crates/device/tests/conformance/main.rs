@@ -119,11 +119,10 @@ fn check_rows<B: Backend>(name: &str, backend: &mut B, expected: &Expected<rows:
     assert_eq!(at, rows::ROWS, "every row was computed apart from all others");
 }
 
-fn check_paged<B: Backend>(name: &str, backend: &mut B, expected: &Expected<paged::Case>) {
+fn check_paged<B: Backend>(name: &str, backend: &mut B, expected: &Expected<paged::Case>, tolerance: f32) {
     let Expected { case, values, floor } = expected;
     let whole = case.run(backend, Schedule::Whole);
-    close(&whole, values, case.width(), case.tolerance(), *floor)
-        .unwrap_or_else(|why| panic!("{name}, {case:?}: {why}"));
+    close(&whole, values, case.width(), tolerance, *floor).unwrap_or_else(|why| panic!("{name}, {case:?}: {why}"));
     let is_long = case.lengths.iter().any(|&length| length > 500);
     let schedules = match is_long {
         true => [Schedule::Chunked(64), Schedule::Alone(16), Schedule::Saved(300)],
@@ -136,10 +135,15 @@ fn check_paged<B: Backend>(name: &str, backend: &mut B, expected: &Expected<page
 }
 
 /// A tree's rows are a chain's, bit for bit; the case sees to that itself.
-fn check_trees<B: Backend>(name: &str, backend: &mut B, expected: &[Expected<trees::Case>]) {
+fn check_trees<B: Backend>(
+    name: &str,
+    backend: &mut B,
+    expected: &[Expected<trees::Case>],
+    tolerance: impl Fn(&paged::Case) -> f32,
+) {
     for Expected { case, values, floor } in expected {
         let found = case.run(backend);
-        close(&found, values, case.width(), case.shape.tolerance(), *floor)
+        close(&found, values, case.width(), tolerance(&case.shape), *floor)
             .unwrap_or_else(|why| panic!("{name}, {case:?}: {why}"));
     }
 }
@@ -150,6 +154,7 @@ fn conformance<B: Backend>(
     open: impl Fn() -> B,
     rows: &[Expected<rows::Case>],
     paged: &[Expected<paged::Case>],
+    paged_tolerance: impl Fn(&paged::Case) -> f32,
 ) {
     let mut backend = open();
     rows::round_trip(&mut backend);
@@ -158,7 +163,7 @@ fn conformance<B: Backend>(
         check_rows(name, &mut backend, expected);
     }
     for expected in paged {
-        check_paged(name, &mut backend, expected);
+        check_paged(name, &mut backend, expected, paged_tolerance(&expected.case));
     }
 }
 
@@ -186,7 +191,7 @@ fn check_threads(isa: Isa, rows: &[Expected<rows::Case>], paged: &[Expected<page
 #[test]
 fn reference_rows_do_not_see_each_other() {
     let (rows, paged) = (expected_rows(rows::cases()), expected_paged(paged::cases()));
-    conformance("recorded reference", || Recording::new(Reference::new()), &rows, &paged);
+    conformance("recorded reference", || Recording::new(Reference::new()), &rows, &paged, paged::Case::tolerance);
 }
 
 #[test]
@@ -194,7 +199,7 @@ fn cpu_agrees_with_the_reference() {
     let (rows, paged) = (expected_rows(rows::cases()), expected_paged(paged::cases()));
     for isa in Isa::available() {
         let open = || Cpu::new(CpuConfig { threads: 2, isa: Some(isa) }).unwrap();
-        conformance(&format!("cpu {isa:?}"), open, &rows, &paged);
+        conformance(&format!("cpu {isa:?}"), open, &rows, &paged, |case| case.cpu_tolerance(isa));
         check_threads(isa, &rows, &paged);
     }
 }
@@ -202,11 +207,13 @@ fn cpu_agrees_with_the_reference() {
 #[test]
 fn rows_of_trees_are_rows_of_chains() {
     let expected = expected_trees(trees::cases());
-    check_trees("recorded reference", &mut Recording::new(Reference::new()), &expected);
+    check_trees("recorded reference", &mut Recording::new(Reference::new()), &expected, paged::Case::tolerance);
     for isa in Isa::available() {
         for threads in [1, 3] {
             let mut cpu = Cpu::new(CpuConfig { threads, isa: Some(isa) }).unwrap();
-            check_trees(&format!("cpu {isa:?}, {threads} threads"), &mut cpu, &expected);
+            check_trees(&format!("cpu {isa:?}, {threads} threads"), &mut cpu, &expected, |case| {
+                case.cpu_tolerance(isa)
+            });
         }
     }
 }

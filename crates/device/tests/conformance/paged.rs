@@ -5,7 +5,7 @@
 
 use folio_device::{
     Attention, BLOCK_TOKENS, Backend, Batch, GroupTables, HostMemory, InputLimits, KvFormat, KvShape, NormSpan,
-    PrepareQkv, Span, TensorKind,
+    PrepareQkv, Span, TensorKind, cpu::Isa,
 };
 
 use crate::data::{Random, download, tensor};
@@ -111,6 +111,12 @@ impl Case {
             KvFormat::Fp8 | KvFormat::Int4 if key_rounds_twice => 1.0 / 16.0,
             _ => 1.0 / 50.0,
         }
+    }
+
+    /// A CPU with dot products of pairs rounds queries and weights to bf16 where keys and values are.
+    pub fn cpu_tolerance(&self, isa: Isa) -> f32 {
+        let has_pairs = self.format == KvFormat::BF16 && matches!(isa, Isa::Avx512 | Isa::Amx);
+        if has_pairs { self.bf16_tolerance() } else { self.tolerance() }
     }
 
     /// Attention's output, then q as it was prepared.

@@ -9,6 +9,7 @@
 //! A row of a draft tree is a tile by itself. The blocks that its path is scattered over are put together for it, token
 //! by token, in the order of positions, and then it is a row like any other.
 
+mod pairs;
 mod path;
 mod plan;
 mod strip;

@@ -7,14 +7,19 @@
 //! scales once a group, and the softmax weights by the values' scales before they meet the levels; minima add a score by
 //! the sum of the query, and to the values one sum for all of the group.
 //!
+//! Scores are logarithms to the base 2, for which queries are scaled: a power of two costs half of one of e.
+//!
 //! Vectors pass through loops and never through closures: only what is certain to be inlined is compiled for the
 //! instruction set.
 
 use std::ops::Range;
 
+use half::bf16;
+
 use super::super::kv::Storage;
-use super::super::simd::{LANES, Simd, exp, tanh};
+use super::super::simd::{LANES, Simd, exp2, tanh};
 use super::CHUNK;
+use super::pairs::{self, paired};
 use crate::BLOCK_TOKENS;
 
 const BLOCKS: usize = CHUNK / BLOCK_TOKENS;
@@ -29,12 +34,13 @@ pub struct Chunk {
     pub next_keys: [*const u8; BLOCKS],
     pub next_values: [*const u8; BLOCKS],
     pub head_dim: usize,
+    /// As scores are, to the base 2.
     pub soft_cap: Option<f32>,
 }
 
 /// The running softmax of a strip. All pointers are to the strip's first vector.
 pub struct State {
-    /// Queries, scaled, `[head_dim][M]`.
+    /// Queries, scaled, `[head_dim][M]`; where products are of pairs, in pairs of bf16, `[head_dim / 2][M]`.
     pub queries: *const f32,
     /// Sums of the queries' groups, `[groups][M]`; read only where the storage has minima.
     pub query_sums: *const f32,
@@ -48,7 +54,7 @@ pub struct State {
 }
 
 /// A cache line.
-const LINE: usize = 64;
+pub const LINE: usize = 64;
 
 /// Scores of `M` vectors over `N` blocks, into `scores` `[M][CHUNK]`.
 ///
@@ -63,6 +69,10 @@ unsafe fn score<S: Simd, T: Storage, const M: usize, const N: usize>(
     head_dim: usize,
     scores: *mut f32,
 ) {
+    if paired::<S, T>() {
+        // SAFETY: as the caller says.
+        return unsafe { pairs::score::<S, M, N>(s, state, keys, next, head_dim, scores) };
+    }
     let (mut first, mut group) = (0, 0);
     while first < head_dim {
         let last = first.saturating_add(T::GROUP).min(head_dim);
@@ -198,6 +208,12 @@ unsafe fn accumulate<S: Simd, T: Storage, const M: usize, const N: usize>(
     correction: &[f32; LANES],
     state: &State,
 ) {
+    if paired::<S, T>() {
+        // SAFETY: as the caller says.
+        return unsafe {
+            pairs::accumulate::<S, M, N>(s, chunk, offset, weights, seen, all, common, correction, state)
+        };
+    }
     let row_bytes = T::row_bytes(chunk.head_dim);
     let mut sums = [[s.splat(0.0); N]; M];
     if T::AFFINE {
@@ -207,28 +223,23 @@ unsafe fn accumulate<S: Simd, T: Storage, const M: usize, const N: usize>(
     }
     for block in all.start / BLOCK_TOKENS..all.end.div_ceil(BLOCK_TOKENS) {
         let first = block * BLOCK_TOKENS;
-        let tokens = all.start.max(first)..all.end.min(first + BLOCK_TOKENS);
-        let skipped = (tokens.start - first) * row_bytes;
-        let mut row = chunk.values[block].wrapping_add(skipped);
+        let pairs = all.start.max(first) / 2..all.end.min(first + BLOCK_TOKENS).div_ceil(2);
+        let skipped = (2 * pairs.start - first) * row_bytes;
+        let mut rows = chunk.values[block].wrapping_add(skipped);
         let mut next = chunk.next_values[block].wrapping_add(skipped + offset / LANES * T::VECTOR_BYTES);
-        for token in tokens {
-            // SAFETY: the block is one that the tile sees, the token lies inside it, and offset is below padded_dim.
-            let value: [S::F; N] = unsafe { T::values(s, row, offset) };
-            for line in 0..(N * T::VECTOR_BYTES).div_ceil(LINE) {
-                s.prefetch(next.wrapping_add(line * LINE));
-            }
-            next = next.wrapping_add(row_bytes);
-            if common.contains(&token) {
-                for m in 0..M {
-                    // SAFETY: weights are [M][CHUNK].
-                    let weight = s.splat(unsafe { *weights.add(m * CHUNK + token) });
-                    for n in 0..N {
-                        sums[m][n] = s.fma(weight, value[n], sums[m][n]);
-                    }
+        for pair in pairs {
+            // SAFETY: the block is one that the tile sees, the pair lies inside it, and offset is below padded_dim.
+            let values: [[S::F; N]; 2] = unsafe { T::value_pair(s, rows, chunk.head_dim, offset) };
+            rows = rows.wrapping_add(2 * row_bytes);
+            for half in 0..2 {
+                let (token, value) = (2 * pair + half, values[half]);
+                for line in 0..(N * T::VECTOR_BYTES).div_ceil(LINE) {
+                    s.prefetch(next.wrapping_add(line * LINE));
                 }
-            } else {
+                next = next.wrapping_add(row_bytes);
+                let is_common = common.contains(&token);
                 for m in 0..M {
-                    if seen[m].contains(&token) {
+                    if is_common || seen[m].contains(&token) {
                         // SAFETY: weights are [M][CHUNK].
                         let weight = s.splat(unsafe { *weights.add(m * CHUNK + token) });
                         for n in 0..N {
@@ -237,7 +248,6 @@ unsafe fn accumulate<S: Simd, T: Storage, const M: usize, const N: usize>(
                     }
                 }
             }
-            row = row.wrapping_add(row_bytes);
         }
     }
     for m in 0..M {
@@ -252,15 +262,16 @@ unsafe fn accumulate<S: Simd, T: Storage, const M: usize, const N: usize>(
     }
 }
 
-/// Scores to weights, in place, for blocks `blocks`; gives back by how much the older sums shrink.
+/// Scores to weights, in place, for blocks `blocks`, or rounded to `pairs` where products are of these; gives back by how much the older sums shrink.
 ///
 /// # Safety
-/// `scores` must be `[M][CHUNK]`, and `state` as it says.
+/// `scores` and `pairs` must be `[M][CHUNK]`, and `state` as it says.
 #[inline(always)]
-unsafe fn soften<S: Simd, const M: usize>(
+unsafe fn soften<S: Simd, T: Storage, const M: usize>(
     s: S,
     blocks: Range<usize>,
     scores: *mut f32,
+    pairs: *mut bf16,
     seen: &[Range<usize>; M],
     soft_cap: Option<f32>,
     state: &State,
@@ -292,7 +303,7 @@ unsafe fn soften<S: Simd, const M: usize>(
         // SAFETY: as above.
         unsafe { *state.largest.add(m) = new };
     }
-    let shrink_vector = exp(s, s.read(&shrink));
+    let shrink_vector = exp2(s, s.read(&shrink));
     s.write(&mut shrink, shrink_vector);
     for m in 0..M {
         let base = s.splat(bases[m]);
@@ -301,8 +312,12 @@ unsafe fn soften<S: Simd, const M: usize>(
             // SAFETY: blocks of a chunk, so inside [M][CHUNK].
             unsafe {
                 let at = scores.add(m * CHUNK + block * LANES);
-                let weight = exp(s, s.sub(s.load(at), base));
-                s.store(at, weight);
+                let weight = exp2(s, s.sub(s.load(at), base));
+                if paired::<S, T>() {
+                    s.store_bf16(pairs.add(m * CHUNK + block * LANES), weight);
+                } else {
+                    s.store(at, weight);
+                }
                 sum = s.add(sum, weight);
             }
         }
@@ -339,8 +354,9 @@ pub unsafe fn attend<S: Simd, T: Storage, const M: usize, const N: usize>(
     let blocks = all.start / BLOCK_TOKENS..all.end.div_ceil(BLOCK_TOKENS);
     #[repr(align(64))]
     struct Scores<const M: usize>([[f32; CHUNK]; M]);
-    let (mut scores, mut scaled) = (Scores([[0.0; CHUNK]; M]), Scores([[0.0; CHUNK]; M]));
-    let (scores, scaled) = (scores.0.as_mut_ptr().cast::<f32>(), scaled.0.as_mut_ptr().cast::<f32>());
+    // Scores become weights; some storages' values want them scaled or rounded, and these are ready for them.
+    let (mut scores, mut ready) = (Scores([[0.0; CHUNK]; M]), Scores([[0.0; CHUNK]; M]));
+    let (scores, ready) = (scores.0.as_mut_ptr().cast::<f32>(), ready.0.as_mut_ptr().cast::<f32>());
     let mut block = blocks.start;
     // SAFETY: the caller vouches for the shapes; all offsets below stay inside one chunk and one head.
     unsafe {
@@ -355,14 +371,14 @@ pub unsafe fn attend<S: Simd, T: Storage, const M: usize, const N: usize>(
             score::<S, T, M, 1>(s, state, keys, next, chunk.head_dim, scores.add(block * LANES));
             block += 1;
         }
-        let correction = soften(s, blocks.clone(), scores, seen, chunk.soft_cap, state);
+        let correction = soften::<S, T, M>(s, blocks.clone(), scores, ready.cast(), seen, chunk.soft_cap, state);
         let (mut offset, mut group) = (0, 0);
         while offset < state.padded_dim {
             let end = offset.saturating_add(T::GROUP).min(state.padded_dim);
-            let (mut weights, mut base) = (scores.cast_const(), [0.0; M]);
+            let weights = if T::SCALED || paired::<S, T>() { ready } else { scores };
+            let mut base = [0.0; M];
             if T::SCALED {
-                base = scale_weights::<S, T, M>(s, chunk, group, blocks.clone(), scores, seen, scaled);
-                weights = scaled;
+                base = scale_weights::<S, T, M>(s, chunk, group, blocks.clone(), scores, seen, ready);
             }
             while N * LANES <= T::GROUP && offset + N * LANES <= end {
                 accumulate::<S, T, M, N>(s, chunk, offset, weights, &base, seen, &all, &common, &correction, state);

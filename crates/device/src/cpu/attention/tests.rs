@@ -1,6 +1,8 @@
 //! Attention against plain loops in f64, and against itself: alone or beside others, whole or in chunks, on any
 //! number of threads, the same bits. Every slot that no token was written to holds NaN throughout.
 
+use half::bf16;
+
 use super::*;
 use crate::cpu::qkv::prepare_qkv;
 use crate::cpu::simd::testing::{close, each_setup, filled, tensor, vector};
@@ -40,6 +42,11 @@ impl Case {
         filled(tokens * self.width(), seed).iter().map(|value| value * 3.0).collect()
     }
 
+    /// Whether products are of pairs, and queries and weights bf16 for it.
+    fn paired(&self, isa: Isa) -> bool {
+        self.format == KvFormat::BF16 && matches!(isa, Isa::Avx512 | Isa::Amx)
+    }
+
     /// One head as the storage gives it back.
     fn stored(&self, head: &[f32]) -> Vec<f64> {
         let mut bytes = vec![0; self.format.head_bytes(head.len())];
@@ -47,8 +54,8 @@ impl Case {
         codes::decode(self.format, head.len(), &bytes)
     }
 
-    /// Plain loops, two passes.
-    fn expected(&self, rows: &[f32]) -> Vec<f32> {
+    /// Plain loops, two passes; queries are rounded as they are for pairs, weights are not.
+    fn expected(&self, rows: &[f32], paired: bool) -> Vec<f32> {
         let (dim, width) = (self.head_dim, self.width());
         // Queries are stored too, which nobody reads.
         let stored: Vec<Vec<f64>> = rows.chunks_exact(dim).map(|head| self.stored(head)).collect();
@@ -59,12 +66,16 @@ impl Case {
                 let kv_head = head / (self.heads / self.kv_heads);
                 let key_at = |token: usize| token * (width / dim) + self.heads + kv_head;
                 let value_at = |token: usize| key_at(token) + self.kv_heads;
-                let query = &rows[position * width + head * dim..][..dim];
+                let query = rows[position * width + head * dim..][..dim].iter().map(|value| {
+                    let scaled = bf16::from_f32(value * (self.scale() * std::f32::consts::LOG2_E));
+                    let exactly = f64::from(*value) * f64::from(self.scale());
+                    if paired { scaled.to_f64() * std::f64::consts::LN_2 } else { exactly }
+                });
+                let query: Vec<f64> = query.collect();
                 let mut weights: Vec<f64> = (first..=position)
                     .map(|token| {
                         let key = &stored[key_at(token)];
-                        let dot: f64 = query.iter().zip(key).map(|(&q, &k)| f64::from(q) * k).sum();
-                        let score = dot * f64::from(self.scale());
+                        let score: f64 = query.iter().zip(key).map(|(&q, &k)| q * k).sum();
                         self.soft_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
                     })
                     .collect();
@@ -187,12 +198,14 @@ fn bits(values: &[f32]) -> Vec<u32> {
 /// One sequence, whole, against plain loops, and then in other company, chunks and blocks, against itself.
 fn check(case: Case, tokens: usize, chunks: &[usize]) {
     let rows = case.rows(tokens, 1);
-    let expected = case.expected(&rows);
+    let expected = [false, true].map(|paired| case.expected(&rows, paired));
     let alone = [rows.clone()];
     let together = [case.rows(37, 2), rows, case.rows(5, 3)];
     each_setup(|ctx| {
         let whole = Steps { case, sequences: &alone, shuffle: 1 }.run(ctx, &[tokens]).remove(0);
-        close(&whole, &expected, 2e-5);
+        let paired = case.paired(ctx.isa);
+        // A weight that is rounded to eight bits is wrong by at most 2^-8 of itself, and values go up to 3.
+        close(&whole, &expected[usize::from(paired)], if paired { 3.0 / 256.0 } else { 2e-5 });
         for &chunk in chunks {
             let parts = Steps { case, sequences: &alone, shuffle: 5 }.run(ctx, &[chunk]).remove(0);
             assert!(bits(&parts) == bits(&whole), "{case:?}: chunks of {chunk} change the result under {:?}", ctx.isa);
@@ -257,6 +270,19 @@ fn long_contexts_are_split_by_position() {
     for (window, sinks) in [(None, false), (Some(600), true), (Some(40), false)] {
         let case = Case { heads: 2, kv_heads: 1, head_dim: 8, window, sinks, ..PLAIN };
         check(case, SPLIT + 100, &[217]);
+    }
+}
+
+/// Ends of what a row sees lie inside pairs of tokens, whose other half is not a number until it is written.
+#[test]
+fn pairs_that_are_seen_in_part() {
+    let format = KvFormat::BF16;
+    for window in [None, Some(1), Some(2), Some(5), Some(16), Some(70)] {
+        check(Case { window, format, ..PLAIN }, 101, &[1, 17]);
+        check(Case { heads: 8, window, soft_cap: Some(3.0), sinks: true, format, head_dim: 35, ..PLAIN }, 90, &[29]);
+    }
+    for window in [None, Some(601)] {
+        check(Case { heads: 2, kv_heads: 1, head_dim: 8, window, format, ..PLAIN }, SPLIT + 101, &[217]);
     }
 }
 

@@ -1,12 +1,14 @@
 //! One tile of query rows and heads over the keys it sees, and the merge of what several threads did of it.
 
+use std::f32::consts::LOG2_E;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::super::Cpu;
 use super::super::kv::{Layer, Storage};
 use super::super::pool::Disjoint;
-use super::super::simd::{Kernel, LANES, Simd, exp};
+use super::super::simd::{Kernel, LANES, Simd, exp2};
+use super::pairs::{self, paired};
 use super::path::Path;
 use super::plan::{Geometry, Item, MAX_GROUPS, MAX_VALUES, MAX_VECTORS, Tile};
 use super::strip::{Chunk, State, attend};
@@ -109,7 +111,7 @@ impl Sum<'_> {
         let new = self.largest.max(largest);
         let base = if new == f32::NEG_INFINITY { 0.0 } else { new };
         let mut factors = [0.0f32; LANES];
-        s.write(&mut factors, exp(s, s.read(&[self.largest - base, largest - base])));
+        s.write(&mut factors, exp2(s, s.read(&[self.largest - base, largest - base])));
         let (old, add) = (s.splat(factors[0]), s.splat(factors[1]));
         for (sum, part) in self.values.chunks_exact_mut(LANES).zip(values.chunks_exact(LANES)) {
             s.write(sum, s.fma(s.read(part), add, s.mul(s.read(sum), old)));
@@ -125,7 +127,7 @@ impl Sum<'_> {
         if let Some(sink) = sink {
             let new = self.largest.max(sink);
             let mut factors = [0.0f32; LANES];
-            s.write(&mut factors, exp(s, s.read(&[self.largest - new, sink - new])));
+            s.write(&mut factors, exp2(s, s.read(&[self.largest - new, sink - new])));
             factor = factors[0];
             weight = weight * factors[0] + factors[1];
         }
@@ -161,7 +163,8 @@ impl<T: Storage> Kernel for Walk<'_, T> {
         let (mut queries, mut query_sums) = (Area::<MAX_VALUES>::new(), Area::<MAX_GROUPS>::new());
         let groups = if T::AFFINE { operands.op.head_dim.div_ceil(T::GROUP) } else { 0 };
         let query_sums = query_sums.fill(vectors * groups, 0.0);
-        self.pack_queries::<S>(queries.fill(vectors * operands.op.head_dim, 0.0), query_sums, heads.clone());
+        let query_len = query_len::<S, T>(operands.op.head_dim);
+        self.pack_queries(s, queries.fill(vectors * query_len, 0.0), query_sums, heads.clone());
         let (mut largest, mut weights) = (Area::<MAX_VECTORS>::new(), Area::<{ MAX_VECTORS * LANES }>::new());
         let mut sums = Area::<MAX_VALUES>::new();
         let mut totals = Area::<MAX_VALUES>::new();
@@ -212,14 +215,21 @@ fn next_strip<S: Simd>(left: usize) -> usize {
     if left >= most { most } else { 1 << left.ilog2() }
 }
 
+/// Lanes of a packed query.
+#[inline(always)]
+fn query_len<S: Simd, T: Storage>(head_dim: usize) -> usize {
+    if paired::<S, T>() { pairs::query_words(head_dim) } else { head_dim }
+}
+
 impl<T: Storage> Walk<'_, T> {
-    /// Queries, scaled, strip by strip `[head_dim][strip]`, and the sums of their groups `[groups][strip]` where these
+    /// Queries, scaled so that scores are to the base 2, strip by strip `[query_len][strip]`, and the sums of their groups `[groups][strip]` where these
     /// count; vectors run over heads, then rows.
     #[inline(always)]
-    fn pack_queries<S: Simd>(&self, packed: &mut [f32], sums: &mut [f32], heads: Range<usize>) {
+    fn pack_queries<S: Simd>(&self, s: S, packed: &mut [f32], sums: &mut [f32], heads: Range<usize>) {
         let operands = self.operands;
-        let dim = operands.op.head_dim;
-        let (vectors, groups) = (packed.len() / dim, dim.div_ceil(T::GROUP));
+        let (dim, len) = (operands.op.head_dim, query_len::<S, T>(operands.op.head_dim));
+        let scale = operands.op.scale * LOG2_E;
+        let (vectors, groups) = (packed.len() / len, dim.div_ceil(T::GROUP));
         let first_row = operands.spans[self.tile.span as usize].first_row as usize + self.tile.first as usize;
         let mut start = 0;
         while start < vectors {
@@ -227,8 +237,13 @@ impl<T: Storage> Walk<'_, T> {
             for m in 0..strip {
                 let (row, head) = ((start + m) / heads.len(), heads.start + (start + m) % heads.len());
                 let from = (first_row + row) * operands.q_stride + head * dim;
-                for (i, value) in operands.q[from..from + dim].iter().enumerate() {
-                    let scaled = value * operands.op.scale;
+                let query = &operands.q[from..from + dim];
+                if paired::<S, T>() {
+                    pairs::pack_query(s, query, scale, &mut packed[start * len + m..], strip);
+                    continue;
+                }
+                for (i, value) in query.iter().enumerate() {
+                    let scaled = value * scale;
                     packed[start * dim + i * strip + m] = scaled;
                     if T::AFFINE {
                         sums[start * groups + i / T::GROUP * strip + m] += scaled;
@@ -269,7 +284,7 @@ impl<T: Storage> Walk<'_, T> {
                 // SAFETY: `start` is below `vectors`, and the areas hold so many vectors.
                 let state = unsafe {
                     State {
-                        queries: queries.add(start * dim),
+                        queries: queries.add(start * query_len::<S, T>(dim)),
                         query_sums: query_sums.wrapping_add(start * dim.div_ceil(T::GROUP)),
                         largest: largest.as_mut_ptr().add(start),
                         weights: weights.as_mut_ptr().add(start * LANES),
@@ -328,7 +343,7 @@ impl<T: Storage> Walk<'_, T> {
             next_keys: [std::ptr::null(); CHUNK / BLOCK_TOKENS],
             next_values: [std::ptr::null(); CHUNK / BLOCK_TOKENS],
             head_dim: self.operands.op.head_dim,
-            soft_cap: self.operands.op.soft_cap,
+            soft_cap: self.operands.op.soft_cap.map(|cap| cap * LOG2_E),
         };
         for block in 0..CHUNK / BLOCK_TOKENS {
             let position = chunk_start + block * BLOCK_TOKENS;
@@ -352,7 +367,7 @@ fn finish<S: Simd, T>(s: S, operands: &Operands<'_, T>, tile: &Tile, row: usize,
     let start = ((first_row + row) * operands.geometry.heads + head) * dim;
     // SAFETY: a row is in one span (`Batch::check`), and a row and head of a span are finished by one tile.
     let out = unsafe { operands.out.part(start..start + dim) };
-    sum.finish(s, operands.op.sinks.map(|sinks| sinks[head]), out);
+    sum.finish(s, operands.op.sinks.map(|sinks| sinks[head] * LOG2_E), out);
 }
 
 /// Merges the partial sums of a tile whose splits were shared out.

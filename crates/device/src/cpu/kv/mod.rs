@@ -2,11 +2,12 @@
 //!
 //! Inside a block the sixteen tokens are the lanes of a vector where scores are computed, and the head's values are
 //! the lanes where values are summed: keys lie `[layer][block][kv_head][head_dim][16]`, values
-//! `[layer][block][kv_head][16][head_dim]`, and what belongs to a head and block beside them (its scales) lies right
+//! `[layer][block][kv_head][16][head_dim]` (bf16 in pairs of neighbours, `pairs.rs`), and what belongs to a head and block beside them (its scales) lies right
 //! behind, so that a block's bytes are all there is to copy. How a head is stored is `storage.rs`. Memory is mapped zero
 //! and costs nothing until a block is written.
 
 mod nibbles;
+mod pairs;
 mod plain;
 mod scaled;
 mod storage;
@@ -16,6 +17,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 pub(crate) use nibbles::Nibbles;
+pub(crate) use pairs::Pairs;
 pub(crate) use plain::Plain;
 pub(crate) use scaled::{E4m3, Scaled, Signed};
 pub(crate) use storage::{Storage, with_storage};

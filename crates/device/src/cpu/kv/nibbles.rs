@@ -108,14 +108,23 @@ impl Storage for Nibbles {
     }
 
     #[inline(always)]
-    unsafe fn values<S: Simd, const N: usize>(s: S, row: *const u8, offset: usize) -> [S::F; N] {
-        // SAFETY: the row has values at `offset`; behind the last row lie 64 bytes of scales, or more.
-        let [low, high] = unsafe { s.load_nibbles(row.add(offset / KV_GROUP * GROUP_BYTES)) };
-        let mut vectors = [low; N];
-        if N == 2 {
-            vectors[1] = high;
-        } else if !offset.is_multiple_of(KV_GROUP) {
-            vectors[0] = high;
+    unsafe fn value_pair<S: Simd, const N: usize>(
+        s: S,
+        rows: *const u8,
+        head_dim: usize,
+        offset: usize,
+    ) -> [[S::F; N]; 2] {
+        let mut vectors = [[s.splat(0.0); N]; 2];
+        for half in 0..2 {
+            let at = half * Self::row_bytes(head_dim) + offset / KV_GROUP * GROUP_BYTES;
+            // SAFETY: the rows have values at `offset`; behind the last row lie 64 bytes of scales, or more.
+            let [low, high] = unsafe { s.load_nibbles(rows.add(at)) };
+            vectors[half] = [low; N];
+            if N == 2 {
+                vectors[half][1] = high;
+            } else if !offset.is_multiple_of(KV_GROUP) {
+                vectors[half][0] = high;
+            }
         }
         vectors
     }

@@ -1,8 +1,8 @@
-//! f32, f16 and bf16: a value is its own level.
+//! f32 and f16: a value is its own level.
 
 use std::marker::PhantomData;
 
-use half::{bf16, f16};
+use half::f16;
 
 use super::super::simd::{LANES, Simd};
 use super::storage::Storage;
@@ -49,21 +49,6 @@ impl Element for f16 {
     }
 }
 
-impl Element for bf16 {
-    const FORMAT: KvFormat = KvFormat::BF16;
-
-    #[inline(always)]
-    fn narrow(value: f32) -> bf16 {
-        bf16::from_f32(value)
-    }
-
-    #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, from: *const bf16) -> S::F {
-        // SAFETY: the caller vouches for the memory; a bf16 is its sixteen bits.
-        unsafe { s.load_bf16(from.cast()) }
-    }
-}
-
 /// Storage without scales.
 #[derive(Clone, Copy)]
 pub(crate) struct Plain<E>(PhantomData<E>);
@@ -95,11 +80,18 @@ impl<E: Element> Storage for Plain<E> {
     }
 
     #[inline(always)]
-    unsafe fn values<S: Simd, const N: usize>(s: S, row: *const u8, offset: usize) -> [S::F; N] {
-        let mut vectors = [s.splat(0.0); N];
-        for n in 0..N {
-            // SAFETY: the row has values at `offset`, and sixteen more are readable behind every row.
-            vectors[n] = unsafe { E::load(s, row.cast::<E>().add(offset + n * LANES)) };
+    unsafe fn value_pair<S: Simd, const N: usize>(
+        s: S,
+        rows: *const u8,
+        head_dim: usize,
+        offset: usize,
+    ) -> [[S::F; N]; 2] {
+        let mut vectors = [[s.splat(0.0); N]; 2];
+        for half in 0..2 {
+            for n in 0..N {
+                // SAFETY: the rows have values at `offset`, and sixteen more are readable behind every row.
+                vectors[half][n] = unsafe { E::load(s, rows.cast::<E>().add(half * head_dim + offset + n * LANES)) };
+            }
         }
         vectors
     }

@@ -140,14 +140,21 @@ impl<C: Code> Storage for Scaled<C> {
     }
 
     #[inline(always)]
-    unsafe fn values<S: Simd, const N: usize>(s: S, row: *const u8, offset: usize) -> [S::F; N] {
-        let mut vectors = [s.splat(0.0); N];
-        for n in (0..N).step_by(2) {
-            // SAFETY: the row has values at `offset`; behind the last row lie 64 bytes of scales.
-            let pair = unsafe { C::load(s, row.add(offset + n * LANES)) };
-            vectors[n] = pair[0];
-            if n + 1 < N {
-                vectors[n + 1] = pair[1];
+    unsafe fn value_pair<S: Simd, const N: usize>(
+        s: S,
+        rows: *const u8,
+        head_dim: usize,
+        offset: usize,
+    ) -> [[S::F; N]; 2] {
+        let mut vectors = [[s.splat(0.0); N]; 2];
+        for half in 0..2 {
+            for n in (0..N).step_by(2) {
+                // SAFETY: the rows have values at `offset`; behind the last row lie 64 bytes of scales.
+                let neighbours = unsafe { C::load(s, rows.add(half * head_dim + offset + n * LANES)) };
+                vectors[half][n] = neighbours[0];
+                if n + 1 < N {
+                    vectors[half][n + 1] = neighbours[1];
+                }
             }
         }
         vectors

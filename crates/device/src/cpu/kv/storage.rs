@@ -4,7 +4,7 @@
 //! tokens at once: one multiplication a block and group, however long the head is. What a format does not have is
 //! decided at compile time, so plain formats pay nothing for it.
 //!
-//! Keys lie `[head_dim][16]` and values `[16][head_dim]`, as levels; behind them, where the format is scaled, scales (and
+//! Keys lie `[head_dim][16]` and values `[16][head_dim]`, as levels, or in pairs of neighbours; behind them, where the format is scaled, scales (and
 //! minima) of sixteen tokens, group by group.
 
 use super::super::simd::Simd;
@@ -19,6 +19,8 @@ pub(crate) trait Storage: Copy + Send + Sync + 'static {
     const SCALED: bool;
     /// Whether there are minima.
     const AFFINE: bool;
+    /// Whether it is [`Pairs`](super::Pairs), of which whole pairs can be multiplied.
+    const PAIRS: bool = false;
     /// Bytes of the levels of sixteen values.
     const VECTOR_BYTES: usize;
 
@@ -41,11 +43,16 @@ pub(crate) trait Storage: Copy + Send + Sync + 'static {
     /// `keys` must be a head's, with more than `2 * pair` values.
     unsafe fn last_key<S: Simd>(s: S, keys: *const u8, pair: usize) -> S::F;
 
-    /// `N` times sixteen values of one token from `offset`, as levels; what lies behind the head's end is of no meaning.
-    /// `N` is 1, or even and at most a group, with an even number of sixteens before `offset`.
+    /// `N` times sixteen values of each of two tokens from `offset`, as levels; what lies behind the head's end is of no
+    /// meaning. `N` is 1, or even and at most a group, with an even number of sixteens before `offset`.
     /// # Safety
-    /// `row` must be a token's values of a head with more than `offset` values.
-    unsafe fn values<S: Simd, const N: usize>(s: S, row: *const u8, offset: usize) -> [S::F; N];
+    /// `rows` must be the values of an even token and the next one, of a head of `head_dim` values, more than `offset`.
+    unsafe fn value_pair<S: Simd, const N: usize>(
+        s: S,
+        rows: *const u8,
+        head_dim: usize,
+        offset: usize,
+    ) -> [[S::F; N]; 2];
 
     /// The scales of sixteen tokens for one group.
     /// # Safety
@@ -81,7 +88,7 @@ macro_rules! with_storage {
                 $body
             }
             $crate::KvFormat::BF16 => {
-                type $storage = $crate::cpu::kv::Plain<half::bf16>;
+                type $storage = $crate::cpu::kv::Pairs;
                 $body
             }
             $crate::KvFormat::Fp8 => {

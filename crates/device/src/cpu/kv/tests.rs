@@ -53,9 +53,9 @@ impl<T: Storage> Kernel for RoundTrip<'_, T> {
                 };
                 s.write(&mut lanes, vector);
                 found[0].push(Self::lane(s, keys, dim, token, i, lanes[token]));
-                let row = values.add(token * T::row_bytes(dim));
-                let [one] = T::values::<S, 1>(s, row, i / LANES * LANES);
-                let two = T::values::<S, 2>(s, row, i / 32 * 32);
+                let rows = values.add(token / 2 * 2 * T::row_bytes(dim));
+                let [one] = T::value_pair::<S, 1>(s, rows, dim, i / LANES * LANES)[token % 2];
+                let two = T::value_pair::<S, 2>(s, rows, dim, i / 32 * 32)[token % 2];
                 let mut pair = [0.0; 2 * LANES];
                 s.write(&mut pair[..LANES], two[0]);
                 s.write(&mut pair[LANES..], two[1]);

@@ -1,7 +1,7 @@
 //! Single tokens, copied as they are stored: a lane of a block's keys, a row of its values, and their scales.
 //!
 //! Of the storage only the layout counts: lanes are `[n][16]` elements of one size, be it levels of keys or scales and
-//! minima of either half.
+//! minima of either half. In pairs, a lane of keys is two neighbours long, and a row of values every other number.
 
 use super::Storage;
 use crate::BLOCK_TOKENS;
@@ -29,6 +29,10 @@ pub(crate) unsafe fn copy_token<T: Storage>(
     // Two nibbles of a key share a byte.
     let level = (T::VECTOR_BYTES / BLOCK_TOKENS).max(1);
     let scale = if T::AFFINE { size_of::<u16>() } else { size_of::<f32>() };
+    if T::PAIRS {
+        // SAFETY: as the caller says; pairs have nothing but levels.
+        return unsafe { copy_paired(head_dim, (from, from_token), (to, to_token)) };
+    }
     // SAFETY: levels are the first `scales` bytes, keys by lanes and values by rows; all behind them is lanes of scales.
     unsafe {
         copy_lane(from.keys, from_token, to.keys, to_token, scales, level);
@@ -36,6 +40,28 @@ pub(crate) unsafe fn copy_token<T: Storage>(
         if T::SCALED {
             copy_lane(from.keys.add(scales), from_token, to.keys.add(scales), to_token, lanes, scale);
             copy_lane(from.values.add(scales), from_token, to.values.add(scales), to_token, lanes, scale);
+        }
+    }
+}
+
+/// # Safety
+/// As for [`copy_token`], of pairs of bf16.
+unsafe fn copy_paired(
+    head_dim: usize,
+    (from, from_token): (HeadBlock<*const u8>, usize),
+    (to, to_token): (HeadBlock<*mut u8>, usize),
+) {
+    const NUMBER: usize = size_of::<u16>();
+    let whole = head_dim / 2 * BLOCK_TOKENS * 2 * NUMBER;
+    let start = |token: usize| (token / 2 * 2 * head_dim + token % 2) * NUMBER;
+    // SAFETY: keys are [head_dim / 2][16][2] and the last of an odd head [16], values [8][head_dim][2].
+    unsafe {
+        copy_lane(from.keys, from_token, to.keys, to_token, whole, 2 * NUMBER);
+        let last = head_dim % 2 * BLOCK_TOKENS * NUMBER;
+        copy_lane(from.keys.add(whole), from_token, to.keys.add(whole), to_token, last, NUMBER);
+        let (from, to) = (from.values.add(start(from_token)), to.values.add(start(to_token)));
+        for i in 0..head_dim {
+            std::ptr::copy(from.add(2 * i * NUMBER), to.add(2 * i * NUMBER), NUMBER);
         }
     }
 }

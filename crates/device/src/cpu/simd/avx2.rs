@@ -129,6 +129,21 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn halves(self, pairs: Pair) -> [Pair; 2] {
+        // SAFETY: present.
+        unsafe {
+            let (low, high) = (_mm256_castps_si256(pairs.0), _mm256_castps_si256(pairs.1));
+            let mask = _mm256_set1_epi32(0xffff_0000_u32 as i32);
+            let first = [_mm256_slli_epi32::<16>(low), _mm256_slli_epi32::<16>(high)];
+            let second = [_mm256_and_si256(low, mask), _mm256_and_si256(high, mask)];
+            [
+                Pair(_mm256_castsi256_ps(first[0]), _mm256_castsi256_ps(first[1])),
+                Pair(_mm256_castsi256_ps(second[0]), _mm256_castsi256_ps(second[1])),
+            ]
+        }
+    }
+
+    #[inline(always)]
     fn sum(self, a: Pair) -> f32 {
         // SAFETY: present.
         unsafe {
@@ -162,16 +177,6 @@ impl Simd for Avx2 {
         unsafe {
             _mm256_storeu_ps(to, a.0);
             _mm256_storeu_ps(to.add(8), a.1);
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn load_bf16(self, from: *const u16) -> Pair {
-        // SAFETY: present; the caller vouches for the memory.
-        unsafe {
-            let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
-            let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.add(8).cast()));
-            Pair(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)), _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)))
         }
     }
 

@@ -1,6 +1,9 @@
 //! AVX-512: one register a vector.
 
 use std::arch::x86_64::*;
+use std::mem::transmute;
+
+use half::bf16;
 
 use super::{Kernel, Simd};
 
@@ -9,7 +12,7 @@ pub struct Avx512(());
 
 /// # Safety
 /// The processor must have the features named.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
 pub unsafe fn enter<K: Kernel>(kernel: K) -> K::Output {
     kernel.run(Avx512(()))
 }
@@ -19,6 +22,7 @@ pub unsafe fn enter<K: Kernel>(kernel: K) -> K::Output {
 impl Simd for Avx512 {
     type F = __m512;
     const ACCUMULATORS: usize = 16;
+    const PAIR_DOTS: bool = true;
 
     #[inline(always)]
     fn splat(self, value: f32) -> __m512 {
@@ -87,6 +91,16 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn halves(self, pairs: __m512) -> [__m512; 2] {
+        // SAFETY: present.
+        unsafe {
+            let bits = _mm512_castps_si512(pairs);
+            let second = _mm512_and_si512(bits, _mm512_set1_epi32(0xffff_0000_u32 as i32));
+            [_mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits)), _mm512_castsi512_ps(second)]
+        }
+    }
+
+    #[inline(always)]
     fn sum(self, a: __m512) -> f32 {
         // SAFETY: present.
         unsafe {
@@ -118,15 +132,6 @@ impl Simd for Avx512 {
     unsafe fn store(self, to: *mut f32, a: __m512) {
         // SAFETY: present; the caller vouches for the memory.
         unsafe { _mm512_storeu_ps(to, a) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_bf16(self, from: *const u16) -> __m512 {
-        // SAFETY: present; the caller vouches for the memory.
-        unsafe {
-            let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
-            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
-        }
     }
 
     #[inline(always)]
@@ -164,6 +169,18 @@ impl Simd for Avx512 {
             let high = _mm512_srli_epi32::<4>(wide);
             [_mm512_permutexvar_ps(wide, numbers), _mm512_permutexvar_ps(high, numbers)]
         }
+    }
+
+    #[inline(always)]
+    fn dot_pairs(self, sum: __m512, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: present; a register is as good as another of its size.
+        unsafe { _mm512_dpbf16_ps(sum, transmute::<__m512, __m512bh>(a), transmute::<__m512, __m512bh>(b)) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut bf16, a: __m512) {
+        // SAFETY: present; the caller vouches for the memory.
+        unsafe { _mm256_storeu_si256(to.cast(), transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(a))) }
     }
 
     #[inline(always)]

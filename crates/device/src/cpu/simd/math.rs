@@ -1,6 +1,8 @@
 //! Transcendental functions of a vector: polynomials fitted by least squares reweighted towards the largest error,
 //! good to one or two units in the last place of an f32, and the same code for every row.
 
+use std::f32::consts::LN_2;
+
 use super::Simd;
 
 /// Horner's rule, the highest power last.
@@ -28,6 +30,17 @@ pub fn exp<S: Simd>(s: S, x: S::F) -> S::F {
     let p = s.fma(s.mul(r, r), polynomial(s, r, &TAIL), r);
     let power = s.scale(s.add(p, s.splat(1.0)), n);
     s.select_lt(x, s.splat(LOWEST), s.splat(0.0), power)
+}
+
+/// `2^x` for `x` up to 127. Exactly 1 at 0, and 0 at minus infinity.
+#[inline(always)]
+pub fn exp2<S: Simd>(s: S, x: S::F) -> S::F {
+    /// Far below all numbers, and a power that `scale` can take.
+    const LOWEST: f32 = -200.0;
+    const FRACTION: [f32; 6] = [1.0, LN_2, 0.240_222_83, 0.055_505_585, 0.009_669_692, 0.001_330_060_8];
+    let x = s.max(s.splat(LOWEST), x);
+    let n = s.round(x);
+    s.scale(polynomial(s, s.sub(x, n), &FRACTION), n)
 }
 
 /// `1 / (1 + e^-x)`.

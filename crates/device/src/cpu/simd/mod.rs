@@ -16,7 +16,9 @@ mod avx512;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 
-pub use math::{erf, exp, sigmoid, tanh};
+pub use math::{erf, exp, exp2, sigmoid, tanh};
+
+use half::bf16;
 
 use super::isa::Isa;
 
@@ -32,6 +34,8 @@ pub trait Simd: Copy {
 
     /// How many vectors a kernel may keep summing into without running out of registers.
     const ACCUMULATORS: usize;
+    /// Whether [`Simd::dot_pairs`] is one instruction.
+    const PAIR_DOTS: bool = false;
 
     fn splat(self, value: f32) -> Self::F;
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
@@ -50,6 +54,9 @@ pub trait Simd: Copy {
     fn scale(self, a: Self::F, n: Self::F) -> Self::F;
     /// `x` where `a < b`, else `y`.
     fn select_lt(self, a: Self::F, b: Self::F, x: Self::F, y: Self::F) -> Self::F;
+    /// The first number of sixteen pairs of bf16, and the second; widened exactly. A lane is a pair, the first number in its
+    /// low bits.
+    fn halves(self, pairs: Self::F) -> [Self::F; 2];
     /// The sum of all lanes: halves added to each other until one lane is left.
     fn sum(self, a: Self::F) -> f32;
     /// The largest lane, of lanes that are numbers.
@@ -61,10 +68,6 @@ pub trait Simd: Copy {
     /// # Safety
     /// Sixteen f32 must be writable at `to`.
     unsafe fn store(self, to: *mut f32, a: Self::F);
-    /// Widened exactly.
-    /// # Safety
-    /// Sixteen bf16 must be readable at `from`.
-    unsafe fn load_bf16(self, from: *const u16) -> Self::F;
     /// Widened exactly.
     /// # Safety
     /// Sixteen f16 must be readable at `from`.
@@ -86,6 +89,27 @@ pub trait Simd: Copy {
     /// Asks for the cache line at `at`, which need not be readable, to the second-level cache: the first has no room to
     /// spare beside the data in use.
     fn prefetch(self, at: *const u8);
+
+    /// `sum` and both products of each pair of bf16; an instruction of its own takes what is below the normal numbers for
+    /// zero.
+    #[inline(always)]
+    fn dot_pairs(self, sum: Self::F, a: Self::F, b: Self::F) -> Self::F {
+        let (a, b) = (self.halves(a), self.halves(b));
+        self.fma(a[0], b[0], self.fma(a[1], b[1], sum))
+    }
+
+    /// Sixteen bf16, rounded to nearest even; what is below the normal numbers may become zero.
+    /// # Safety
+    /// Sixteen bf16 must be writable at `to`.
+    #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut bf16, a: Self::F) {
+        let mut lanes = [0.0f32; LANES];
+        self.write(&mut lanes, a);
+        for (i, lane) in lanes.into_iter().enumerate() {
+            // SAFETY: the caller vouches for the memory.
+            unsafe { to.add(i).write(bf16::from_f32(lane)) };
+        }
+    }
 
     /// The first sixteen values of a slice, zeros where it is shorter.
     #[inline(always)]

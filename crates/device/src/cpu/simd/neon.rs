@@ -136,6 +136,17 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    fn halves(self, pairs: F) -> [F; 2] {
+        // SAFETY: present.
+        let first = each(|i| unsafe { vreinterpretq_f32_u32(vshlq_n_u32::<16>(vreinterpretq_u32_f32(pairs[i]))) });
+        // SAFETY: present.
+        let second = each(|i| unsafe {
+            vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(pairs[i]), vdupq_n_u32(0xffff_0000)))
+        });
+        [first, second]
+    }
+
+    #[inline(always)]
     fn sum(self, a: F) -> f32 {
         // SAFETY: present.
         unsafe {
@@ -163,12 +174,6 @@ impl Simd for Neon {
             // SAFETY: present; the caller vouches for the memory.
             unsafe { vst1q_f32(to.add(4 * i), quarter) };
         }
-    }
-
-    #[inline(always)]
-    unsafe fn load_bf16(self, from: *const u16) -> F {
-        // SAFETY: present; the caller vouches for the memory.
-        each(|i| unsafe { vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(from.add(4 * i)))) })
     }
 
     #[inline(always)]

@@ -90,6 +90,12 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    fn halves(self, pairs: F) -> [F; 2] {
+        let (first, second) = (|bits: u32| bits << 16, |bits: u32| bits & 0xffff_0000);
+        [each(|i| f32::from_bits(first(pairs[i].to_bits()))), each(|i| f32::from_bits(second(pairs[i].to_bits())))]
+    }
+
+    #[inline(always)]
     fn sum(self, a: F) -> f32 {
         let mut lanes = a;
         for half in [8, 4, 2, 1] {
@@ -121,13 +127,6 @@ impl Simd for Scalar {
     unsafe fn store(self, to: *mut f32, a: F) {
         // SAFETY: the caller vouches for sixteen writable values.
         unsafe { to.cast::<F>().write_unaligned(a) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_bf16(self, from: *const u16) -> F {
-        // SAFETY: the caller vouches for sixteen readable values.
-        let bits = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
-        each(|i| f32::from_bits(u32::from(bits[i]) << 16))
     }
 
     #[inline(always)]

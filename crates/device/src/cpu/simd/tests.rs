@@ -7,6 +7,7 @@ use super::*;
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Exp,
+    Exp2,
     Sigmoid,
     Tanh,
     Erf,
@@ -23,6 +24,7 @@ impl Kernel for Map<'_> {
             let x = s.read(from);
             let y = match self.0 {
                 Op::Exp => exp(s, x),
+                Op::Exp2 => exp2(s, x),
                 Op::Sigmoid => sigmoid(s, x),
                 Op::Tanh => tanh(s, x),
                 Op::Erf => erf(s, x),
@@ -59,6 +61,7 @@ fn plain_erf(x: f64) -> f64 {
 fn plain(op: Op, x: f64) -> f64 {
     match op {
         Op::Exp => x.exp(),
+        Op::Exp2 => x.exp2(),
         Op::Sigmoid => 1.0 / (1.0 + (-x).exp()),
         Op::Tanh => x.tanh(),
         Op::Erf => plain_erf(x),
@@ -68,7 +71,8 @@ fn plain(op: Op, x: f64) -> f64 {
 #[test]
 fn functions_are_good_to_two_ulp() {
     for isa in Isa::available() {
-        for (op, limit) in [(Op::Exp, 87.0f32), (Op::Sigmoid, 80.0), (Op::Tanh, 12.0), (Op::Erf, 5.0)] {
+        let functions = [(Op::Exp, 87.0f32), (Op::Exp2, 126.0), (Op::Sigmoid, 80.0), (Op::Tanh, 12.0), (Op::Erf, 5.0)];
+        for (op, limit) in functions {
             let x: Vec<f32> = (0..4001).map(|i| (i as f32 / 2000.0 - 1.0).powi(3) * limit).collect();
             for (x, y) in x.iter().zip(map(isa, op, &x)) {
                 let expected = plain(op, f64::from(*x));
@@ -88,6 +92,9 @@ fn ends_of_the_range() {
         let inf = f32::INFINITY;
         assert_eq!(y[..9], [1.0, 1.0, 0.0, inf, 0.0, 0.0, inf, inf, 0.0], "{isa:?}");
         assert!(y[9].is_nan(), "{isa:?}");
+        let y = map(isa, Op::Exp2, &[0.0, -0.0, -1e30, f32::NEG_INFINITY, -200.0, 127.0, f32::NAN]);
+        assert_eq!(y[..6], [1.0, 1.0, 0.0, 0.0, 0.0, 2f32.powi(127)], "{isa:?}");
+        assert!(y[6].is_nan(), "{isa:?}");
         let y = map(isa, Op::Sigmoid, &x);
         assert!(y[4] < 1e-38, "{isa:?}");
         assert_eq!(y[..4], [0.5, 0.5, 0.0, 1.0], "{isa:?}");
@@ -100,18 +107,19 @@ fn ends_of_the_range() {
     }
 }
 
-struct Lanes<'a>(&'a [f32; 16], &'a [u16; 16], &'a [u16; 16]);
+struct Lanes<'a>(&'a [f32; 16], &'a [[u16; 2]; 16], &'a [u16; 16]);
 
 impl Kernel for Lanes<'_> {
-    type Output = (f32, f32, [f32; 16], [f32; 16]);
+    type Output = (f32, f32, [[f32; 16]; 2], [f32; 16]);
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> Self::Output {
         let x = s.read(self.0);
-        let (mut bf, mut hf) = ([0.0; 16], [0.0; 16]);
+        let (mut bf, mut hf) = ([[0.0; 16]; 2], [0.0; 16]);
         // SAFETY: every array has sixteen elements.
         unsafe {
-            s.store(bf.as_mut_ptr(), s.load_bf16(self.1.as_ptr()));
+            let halves = s.halves(s.load(self.1.as_ptr().cast()));
+            bf.iter_mut().zip(halves).for_each(|(lanes, half)| s.write(lanes, half));
             s.store(hf.as_mut_ptr(), s.load_f16(self.2.as_ptr()));
         }
         (s.sum(x), s.largest(x), bf, hf)
@@ -121,17 +129,51 @@ impl Kernel for Lanes<'_> {
 #[test]
 fn lanes_are_summed_and_widened_alike() {
     let values: [f32; 16] = std::array::from_fn(|i| ((i * 37 % 16) as f32 - 7.3) * 1.1e3_f32.powi(i as i32 % 3));
-    let bf = values.map(|v| bf16::from_f32(v).to_bits());
+    let bf = values.map(|v| [bf16::from_f32(v).to_bits(), bf16::from_f32(v / -3.0).to_bits()]);
     // One subnormal and one infinity among them.
     let mut hf = values.map(|v| f16::from_f32(v).to_bits());
     hf[3] = 0x0001;
     hf[4] = 0xfc00;
     let scalar = dispatch(Isa::Scalar, Lanes(&values, &bf, &hf));
     assert_eq!(scalar.1, values.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    assert_eq!(scalar.2, bf.map(|b| bf16::from_bits(b).to_f32()));
+    assert_eq!(scalar.2, [0, 1].map(|half| bf.map(|pair| bf16::from_bits(pair[half]).to_f32())));
     assert_eq!(scalar.3, hf.map(|b| f16::from_bits(b).to_f32()));
     for isa in Isa::available() {
         assert_eq!(dispatch(isa, Lanes(&values, &bf, &hf)), scalar, "{isa:?}");
+    }
+}
+
+/// Pairs times one pair, added to numbers, and the numbers rounded.
+struct Pairs<'a>(&'a [f32; 16], &'a [[bf16; 2]; 16], [bf16; 2]);
+
+impl Kernel for Pairs<'_> {
+    type Output = ([f32; 16], [bf16; 16]);
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> Self::Output {
+        let (mut dots, mut rounded) = ([0.0; 16], [bf16::ZERO; 16]);
+        let [first, second] = self.2.map(|half| u32::from(half.to_bits()));
+        let factor = s.splat(f32::from_bits(first | second << 16));
+        // SAFETY: every array has sixteen elements.
+        unsafe {
+            s.write(&mut dots, s.dot_pairs(s.read(self.0), s.load(self.1.as_ptr().cast()), factor));
+            s.store_bf16(rounded.as_mut_ptr(), s.read(self.0));
+        }
+        (dots, rounded)
+    }
+}
+
+#[test]
+fn pairs_are_multiplied_and_rounded_alike() {
+    // So few bits that the order of rounding does not matter; the first number is half-way between two bf16.
+    let mut values: [f32; 16] = std::array::from_fn(|i| i as f32 * 0.375 - 2.0);
+    values[0] = 1.0 + 1.0 / 256.0;
+    values[1] = 1.0 + 3.0 / 256.0;
+    let pairs: [[bf16; 2]; 16] = std::array::from_fn(|i| [i as f32 - 7.5, 3.0 - i as f32].map(bf16::from_f32));
+    let factor = [0.5, -1.25].map(bf16::from_f32);
+    let dots = std::array::from_fn(|i| values[i] + 0.5 * pairs[i][0].to_f32() - 1.25 * pairs[i][1].to_f32());
+    for isa in Isa::available() {
+        assert_eq!(dispatch(isa, Pairs(&values, &pairs, factor)), (dots, values.map(bf16::from_f32)), "{isa:?}");
     }
 }
 
