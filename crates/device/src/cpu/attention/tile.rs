@@ -222,8 +222,8 @@ fn query_len<S: Simd, T: Storage>(head_dim: usize) -> usize {
 }
 
 impl<T: Storage> Walk<'_, T> {
-    /// Queries, scaled so that scores are to the base 2, strip by strip `[query_len][strip]`, and the sums of their groups `[groups][strip]` where these
-    /// count; vectors run over heads, then rows.
+    /// Queries, scaled so that scores are to the base 2, strip by strip `[query_len][strip]`, and the sums of their groups
+    /// `[groups][strip]` where these count; vectors run over heads, then rows.
     #[inline(always)]
     fn pack_queries<S: Simd>(&self, s: S, packed: &mut [f32], sums: &mut [f32], heads: Range<usize>) {
         let operands = self.operands;

@@ -4,8 +4,8 @@
 //! tokens at once: one multiplication a block and group, however long the head is. What a format does not have is
 //! decided at compile time, so plain formats pay nothing for it.
 //!
-//! Keys lie `[head_dim][16]` and values `[16][head_dim]`, as levels, or in pairs of neighbours; behind them, where the format is scaled, scales (and
-//! minima) of sixteen tokens, group by group.
+//! Keys lie `[head_dim][16]` and values `[16][head_dim]`, as levels, or in pairs of neighbours; behind them, where the
+//! format is scaled, scales (and minima) of sixteen tokens, group by group.
 
 use super::super::simd::Simd;
 use crate::{BLOCK_TOKENS, KvFormat};
