@@ -232,18 +232,30 @@ unsafe fn accumulate<S: Simd, T: Storage, const M: usize, const N: usize>(
             let values: [[S::F; N]; 2] = unsafe { T::value_pair(s, rows, chunk.head_dim, offset) };
             rows = rows.wrapping_add(2 * row_bytes);
             for half in 0..2 {
-                let (token, value) = (2 * pair + half, values[half]);
                 for line in 0..(N * T::VECTOR_BYTES).div_ceil(LINE) {
-                    s.prefetch(next.wrapping_add(line * LINE));
+                    s.prefetch(next.wrapping_add(half * row_bytes + line * LINE));
                 }
-                next = next.wrapping_add(row_bytes);
-                let is_common = common.contains(&token);
-                for m in 0..M {
-                    if is_common || seen[m].contains(&token) {
+            }
+            next = next.wrapping_add(2 * row_bytes);
+            if common.start <= 2 * pair && 2 * pair + 2 <= common.end {
+                for half in 0..2 {
+                    for m in 0..M {
                         // SAFETY: weights are [M][CHUNK].
-                        let weight = s.splat(unsafe { *weights.add(m * CHUNK + token) });
+                        let weight = s.splat(unsafe { *weights.add(m * CHUNK + 2 * pair + half) });
                         for n in 0..N {
-                            sums[m][n] = s.fma(weight, value[n], sums[m][n]);
+                            sums[m][n] = s.fma(weight, values[half][n], sums[m][n]);
+                        }
+                    }
+                }
+            } else {
+                for half in 0..2 {
+                    for m in 0..M {
+                        if seen[m].contains(&(2 * pair + half)) {
+                            // SAFETY: weights are [M][CHUNK].
+                            let weight = s.splat(unsafe { *weights.add(m * CHUNK + 2 * pair + half) });
+                            for n in 0..N {
+                                sums[m][n] = s.fma(weight, values[half][n], sums[m][n]);
+                            }
                         }
                     }
                 }
