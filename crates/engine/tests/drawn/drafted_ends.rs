@@ -78,7 +78,7 @@ fn a_row_that_is_not_a_number() {
     let bench = bench(&model);
     let mut requests = requests(36);
     for (_, params) in requests.iter_mut().filter(|(prompt, _)| prompt.len() % 2 == 0) {
-        params.logit_bias.push((POISON, 9.0));
+        params.logit_bias.push((POISON, 6.0));
         params.max_tokens += 8;
     }
     let expected = Expected::new(&bench, requests);
