@@ -3,12 +3,13 @@
 usage: python tests/golden/quantized/tool_models.py [NAME ...]
        (needs gptqmodel 7.7, bitsandbytes 0.50, transformers 5.22, torch; GPTQMODEL_CPU_WORKERS=2 on two cores)
 
-Writes models/NAME/ beside itself: config.json and model.safetensors as the tool saved them, and golden.json with the
+Writes models/NAME/ beside itself: config.json and model.safetensors as the tool saved them, and golden.json.lzma with the
 logits of a float32 model whose linear layers hold the tool's own dequantized weights (in float32 throughout: the tools
 round them to 16 bits as they run, which would hide what is compared here).
 """
 import json
 import os
+import pathlib
 import re
 import shutil
 import sys
@@ -24,6 +25,10 @@ from transformers import (AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig,
                           PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM)
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "../models"))
+
+import kept  # noqa: E402
+
 VOCAB, PROMPT, GREEDY = 32, 20, 6
 LINEAR = r"(q|k|v|o|gate|up|down)_proj$|lm_head$"
 
@@ -169,8 +174,7 @@ def golden(folder, tools):
         "top": [{"position": at, "ids": top.indices.tolist(), "logits": [round(v, 6) for v in top.values.tolist()]}
                 for at, top in enumerate(best)],
     }
-    with open(os.path.join(folder, "golden.json"), "w") as file:
-        file.write(json.dumps(result) + "\n")
+    kept.write(pathlib.Path(folder, "golden.json.lzma"), json.dumps(result) + "\n")
 
 
 MODELS = {
