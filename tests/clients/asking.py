@@ -21,6 +21,12 @@ def anthropic_options(server, **more):
     return {"base_url": server.url, "api_key": server.key, "max_retries": 0, "timeout": 60, **more}
 
 
+def cut(text):
+    """A text in the midst of an answer and what comes before it: with it as a stop, the answer ends before it is too long."""
+    stop = text[len(text) // 2 :][:6]
+    return text[: text.index(stop)], stop
+
+
 def chat(client, server, **more):
     """One chat completion, always the likeliest tokens unless told otherwise."""
     options = {"messages": MESSAGES, "temperature": 0, "max_completion_tokens": NUM_TOKENS, **more}

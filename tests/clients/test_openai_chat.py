@@ -5,7 +5,7 @@ import asyncio
 import openai
 import pytest
 
-from asking import FEW_TOKENS, MESSAGES, NUM_TOKENS, QUESTIONS, chat, openai_options, texts_of_chunks
+from asking import FEW_TOKENS, MESSAGES, NUM_TOKENS, QUESTIONS, chat, cut, openai_options, texts_of_chunks
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +47,12 @@ def test_a_stream_tells_its_usage_last(client, server, whole):
 
 
 def test_the_stream_helper_rebuilds_the_whole(client, server, whole):
-    options = {"temperature": 0, "max_completion_tokens": NUM_TOKENS}
+    before, stop = cut(text(whole))
+    options = {"temperature": 0, "max_completion_tokens": NUM_TOKENS, "stop": [stop]}
     with client.chat.completions.stream(model=server.model, messages=MESSAGES, **options) as stream:
         kinds = {event.type for event in stream}
         final = stream.get_final_completion()
-    assert text(final) == text(whole) and {"chunk", "content.delta", "content.done"} <= kinds
+    assert text(final) == before and {"chunk", "content.delta", "content.done"} <= kinds
 
 
 def test_parse_reads_a_plain_answer(client, server, whole):
