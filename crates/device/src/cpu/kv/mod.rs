@@ -2,9 +2,9 @@
 //!
 //! Inside a block the sixteen tokens are the lanes of a vector where scores are computed, and the head's values are
 //! the lanes where values are summed: keys lie `[layer][block][kv_head][head_dim][16]`, values
-//! `[layer][block][kv_head][16][head_dim]` (bf16 in pairs of neighbours, `pairs.rs`), and what belongs to a head and block beside them (its scales) lies right
-//! behind, so that a block's bytes are all there is to copy. How a head is stored is `storage.rs`. Memory is mapped zero
-//! and costs nothing until a block is written.
+//! `[layer][block][kv_head][16][head_dim]` (bf16 in pairs of neighbours, `pairs.rs`), and what belongs to a head and block
+//! beside them (its scales) lies right behind, so that a block's bytes are all there is to copy. How a head is stored is
+//! `storage.rs`. Memory is mapped zero and costs nothing until a block is written.
 
 mod nibbles;
 mod pairs;

@@ -103,16 +103,6 @@ impl Storage for Pairs {
     }
 
     #[inline(always)]
-    unsafe fn scales<S: Simd>(s: S, _: *const u8, _: usize, _: usize) -> S::F {
-        s.splat(1.0)
-    }
-
-    #[inline(always)]
-    unsafe fn minima<S: Simd>(s: S, _: *const u8, _: usize, _: usize) -> S::F {
-        s.splat(0.0)
-    }
-
-    #[inline(always)]
     unsafe fn write_key(head: *mut u8, token: usize, key: &[f32]) {
         let head = head.cast::<bf16>();
         for (run, values) in key.chunks(RUN).enumerate() {

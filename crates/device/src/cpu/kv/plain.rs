@@ -97,16 +97,6 @@ impl<E: Element> Storage for Plain<E> {
     }
 
     #[inline(always)]
-    unsafe fn scales<S: Simd>(s: S, _: *const u8, _: usize, _: usize) -> S::F {
-        s.splat(1.0)
-    }
-
-    #[inline(always)]
-    unsafe fn minima<S: Simd>(s: S, _: *const u8, _: usize, _: usize) -> S::F {
-        s.splat(0.0)
-    }
-
-    #[inline(always)]
     unsafe fn write_key(head: *mut u8, token: usize, key: &[f32]) {
         for (i, &value) in key.iter().enumerate() {
             // SAFETY: the caller vouches for a head of so many values.

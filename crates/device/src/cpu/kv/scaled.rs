@@ -167,11 +167,6 @@ impl<C: Code> Storage for Scaled<C> {
     }
 
     #[inline(always)]
-    unsafe fn minima<S: Simd>(s: S, _: *const u8, _: usize, _: usize) -> S::F {
-        s.splat(0.0)
-    }
-
-    #[inline(always)]
     unsafe fn write_key(head: *mut u8, token: usize, key: &[f32]) {
         let (scale, inverse) = Self::scale(key);
         for (part, values) in key.chunks(32).enumerate() {

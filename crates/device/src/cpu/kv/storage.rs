@@ -54,15 +54,21 @@ pub(crate) trait Storage: Copy + Send + Sync + 'static {
         offset: usize,
     ) -> [[S::F; N]; 2];
 
-    /// The scales of sixteen tokens for one group.
+    /// The scales of sixteen tokens for one group; ones where there are none.
     /// # Safety
     /// `head` must be the keys or values of a head with that group.
-    unsafe fn scales<S: Simd>(s: S, head: *const u8, head_dim: usize, group: usize) -> S::F;
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(s: S, _head: *const u8, _head_dim: usize, _group: usize) -> S::F {
+        s.splat(1.0)
+    }
 
-    /// The minima of sixteen tokens for one group.
+    /// The minima of sixteen tokens for one group; zeros where there are none.
     /// # Safety
     /// As for `scales`.
-    unsafe fn minima<S: Simd>(s: S, head: *const u8, head_dim: usize, group: usize) -> S::F;
+    #[inline(always)]
+    unsafe fn minima<S: Simd>(s: S, _head: *const u8, _head_dim: usize, _group: usize) -> S::F {
+        s.splat(0.0)
+    }
 
     /// Rounds and stores one token's key.
     /// # Safety
