@@ -27,17 +27,19 @@ struct Form {
     matrix: fn(usize, usize) -> Result<Matrix<'static>>,
 }
 
-const FORMS: [Form; 10] = [
+const FORMS: [Form; 12] = [
     Form { name: "bf16", matrix: |rows, cols| blocks(Format::BF16, rows, cols) },
     Form { name: "8-bit g32", matrix: |rows, cols| blocks(Format::Q8_0, rows, cols) },
     Form { name: "8-bit g128", matrix: |rows, cols| grouped(GroupedLevels::Signed8, 128, false, rows, cols) },
     Form { name: "8-bit g256", matrix: |rows, cols| grouped(GroupedLevels::Signed8, 256, false, rows, cols) },
     Form { name: "4-bit g32", matrix: |rows, cols| blocks(Format::Q4_0, rows, cols) },
     Form { name: "4-bit g32 min", matrix: |rows, cols| blocks(Format::Q4_1, rows, cols) },
+    Form { name: "4-bit K", matrix: |rows, cols| blocks(Format::Q4_K, rows, cols) },
     Form { name: "4-bit g128", matrix: |rows, cols| grouped(GroupedLevels::UNSIGNED4, 128, true, rows, cols) },
     Form { name: "4-bit table g32", matrix: |rows, cols| blocks(Format::MXFP4, rows, cols) },
     Form { name: "5-bit g32", matrix: |rows, cols| blocks(Format::Q5_0, rows, cols) },
-    Form { name: "6-bit g16", matrix: |rows, cols| blocks(Format::Q6_K, rows, cols) },
+    Form { name: "5-bit K", matrix: |rows, cols| blocks(Format::Q5_K, rows, cols) },
+    Form { name: "6-bit K", matrix: |rows, cols| blocks(Format::Q6_K, rows, cols) },
 ];
 
 /// One row's bytes stand for all.

@@ -11,6 +11,7 @@ pub struct Coding {
     pub levels: Levels,
     /// Whether groups have a minimum.
     pub affine: bool,
+    pub numbers: Numbers,
     pub activations: ActivationScale,
 }
 
@@ -27,6 +28,22 @@ pub enum Levels {
     Bytes,
 }
 
+/// What a group's scale is, and its minimum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Numbers {
+    /// Numbers of their own.
+    Own,
+    /// Whole numbers from -128 to 127, times [`Units`] that [`Coding::BLOCK`] values share.
+    Multiples,
+}
+
+/// What a block's scales are multiples of, and its minimums.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Units {
+    pub scale: f32,
+    pub minimum: f32,
+}
+
 /// Over how many values the activations that meet these weights share a scale, where they are rounded to integers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ActivationScale {
@@ -39,6 +56,9 @@ pub enum ActivationScale {
 impl Coding {
     /// Values that share a scale in some coding.
     pub const GROUPS: [usize; 5] = [16, 32, 64, 128, 256];
+
+    /// Values that share units. A row is whole blocks.
+    pub const BLOCK: usize = 256;
 
     pub fn num_groups(&self, cols: usize) -> usize {
         cols.div_ceil(self.group)

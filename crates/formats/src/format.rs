@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::quant::{float8, iq4, k, mxfp4, plain, simple};
-use crate::{ActivationScale, Coding, Error, Levels, Result};
+use crate::{ActivationScale, Coding, Error, Levels, Numbers, Result, Units};
 
 /// How values lie in a file. `decode` is the reference: plain loops, bit-equal to the `gguf` package's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -55,19 +55,26 @@ enum Read {
     /// Each value by itself.
     Values(fn(&[u8], &mut [f32])),
     /// One block into codes, scales and minimums.
-    Codes(Coding, Unpack),
+    Codes(Coding, Unpack<()>),
+    /// One block into codes and multiples of the units that are returned.
+    Multiples(Coding, Unpack<Units>),
 }
 
-type Unpack = fn(&[u8], &mut [u8], &mut [f32], &mut [f32]);
+type Unpack<T> = fn(&[u8], &mut [u8], &mut [f32], &mut [f32]) -> T;
 
 /// Groups with a scale alone.
 const fn scaled(group: usize, levels: Levels) -> Coding {
-    Coding { group, levels, affine: false, activations: ActivationScale::Group }
+    Coding { group, levels, affine: false, numbers: Numbers::Own, activations: ActivationScale::Group }
 }
 
 /// Groups with a scale and a minimum; codes are levels from zero up.
 const fn affine(group: usize, levels: Levels) -> Coding {
-    Coding { group, levels, affine: true, activations: ActivationScale::Group }
+    Coding { affine: true, ..scaled(group, levels) }
+}
+
+/// Whose scales and minimums are multiples.
+const fn by_units(coding: Coding) -> Coding {
+    Coding { numbers: Numbers::Multiples, ..coding }
 }
 
 const FROM_ZERO: Levels = Levels::nibbles_from(0);
@@ -90,7 +97,7 @@ macro_rules! table {
     };
 }
 
-use Read::{Codes, Values};
+use Read::{Codes, Multiples, Values};
 
 table! {
     F32,    1,   4,                   Some(0),  Values(plain::f32);
@@ -101,13 +108,13 @@ table! {
     Q5_0,   32,  simple::Q5_0_BYTES,  Some(6),  Codes(scaled(32, Levels::Five { zero: 16 }), simple::q5_0);
     Q5_1,   32,  simple::Q5_1_BYTES,  Some(7),  Codes(affine(32, FIVE), simple::q5_1);
     Q8_0,   32,  simple::Q8_0_BYTES,  Some(8),  Codes(scaled(32, Levels::Bytes), simple::q8_0);
-    Q2_K,   256, k::Q2_K_BYTES,       Some(10), Codes(affine(16, FROM_ZERO), k::q2_k);
-    Q3_K,   256, k::Q3_K_BYTES,       Some(11), Codes(scaled(16, Levels::nibbles_from(-4)), k::q3_k);
-    Q4_K,   256, k::Q4_K_BYTES,       Some(12), Codes(affine(32, FROM_ZERO), k::q4_k);
-    Q5_K,   256, k::Q5_K_BYTES,       Some(13), Codes(affine(32, FIVE), k::q5_k);
-    Q6_K,   256, k::Q6_K_BYTES,       Some(14), Codes(scaled(16, Levels::Six { zero: 32 }), k::q6_k);
+    Q2_K,   256, k::Q2_K_BYTES,       Some(10), Multiples(by_units(affine(16, FROM_ZERO)), k::q2_k);
+    Q3_K,   256, k::Q3_K_BYTES,       Some(11), Multiples(by_units(scaled(16, Levels::nibbles_from(-4))), k::q3_k);
+    Q4_K,   256, k::Q4_K_BYTES,       Some(12), Multiples(by_units(affine(32, FROM_ZERO)), k::q4_k);
+    Q5_K,   256, k::Q5_K_BYTES,       Some(13), Multiples(by_units(affine(32, FIVE)), k::q5_k);
+    Q6_K,   256, k::Q6_K_BYTES,       Some(14), Multiples(by_units(scaled(16, Levels::Six { zero: 32 })), k::q6_k);
     IQ4_NL, 32,  iq4::IQ4_NL_BYTES,   Some(20), Codes(scaled(32, iq4::LEVELS), iq4::iq4_nl);
-    IQ4_XS, 256, iq4::IQ4_XS_BYTES,   Some(23), Codes(scaled(32, iq4::LEVELS), iq4::iq4_xs);
+    IQ4_XS, 256, iq4::IQ4_XS_BYTES,   Some(23), Multiples(by_units(scaled(32, iq4::LEVELS)), iq4::iq4_xs);
     MXFP4,  32,  mxfp4::MXFP4_BYTES,  Some(39), Codes(scaled(32, mxfp4::DOUBLED), mxfp4::mxfp4);
     I8,     1,   1,                   Some(24), Values(plain::i8);
     U8,     1,   1,                   None,     Values(plain::u8);
@@ -163,12 +170,13 @@ impl Format {
         self.check(bytes, out.len());
         match self.row().read {
             Values(decode) => decode(bytes, out),
-            Codes(coding, unpack) => {
+            Codes(coding, _) | Multiples(coding, _) => {
                 let mut block = Unpacked::new();
                 for (bytes, out) in bytes.chunks_exact(self.block_bytes()).zip(out.chunks_exact_mut(self.block_len())) {
-                    let groups = out.len() / coding.group;
+                    let groups = if coding.affine { out.len() / coding.group } else { 0 };
                     let Unpacked { codes, scales, minimums } = &mut block;
-                    unpack(bytes, &mut codes[..out.len()], &mut scales[..groups], &mut minimums[..groups]);
+                    let (scales, minimums) = (&mut scales[..out.len() / coding.group], &mut minimums[..groups]);
+                    self.read_codes(bytes, &mut codes[..out.len()], scales, minimums);
                     block.values(&coding, out);
                 }
             }
@@ -178,7 +186,7 @@ impl Format {
     /// How a row reads as integers; `None` for formats of one number a value.
     pub fn coding(self) -> Option<Coding> {
         match self.row().read {
-            Codes(coding, _) => Some(coding),
+            Codes(coding, _) | Multiples(coding, _) => Some(coding),
             Values(_) => None,
         }
     }
@@ -187,8 +195,47 @@ impl Format {
     ///
     /// Panics for formats without a [`Format::coding`] and where the lengths do not belong together.
     pub fn read_codes(self, bytes: &[u8], codes: &mut [u8], scales: &mut [f32], minimums: &mut [f32]) {
+        match self.row().read {
+            Codes(_, unpack) => self.read_blocks(bytes, codes, scales, minimums, unpack),
+            Multiples(_, unpack) => {
+                self.read_blocks(bytes, codes, scales, minimums, |bytes, codes, scales, minimums| {
+                    let units = unpack(bytes, codes, scales, minimums);
+                    scales.iter_mut().for_each(|scale| *scale *= units.scale);
+                    minimums.iter_mut().for_each(|minimum| *minimum *= units.minimum);
+                })
+            }
+            Values(_) => panic!("{self} has no codes"),
+        }
+    }
+
+    /// The same of formats with [`Numbers::Multiples`], which scales and minimums are, and one of `units` a block.
+    ///
+    /// Panics for other formats and where the lengths do not belong together.
+    pub fn read_multiples(
+        self,
+        bytes: &[u8],
+        codes: &mut [u8],
+        scales: &mut [f32],
+        minimums: &mut [f32],
+        units: &mut [Units],
+    ) {
+        let Multiples(_, unpack) = self.row().read else { panic!("{self} has no multiples") };
+        let mut units = units.iter_mut();
+        self.read_blocks(bytes, codes, scales, minimums, |bytes, codes, scales, minimums| {
+            *units.next().expect("units for every block") = unpack(bytes, codes, scales, minimums);
+        });
+    }
+
+    fn read_blocks(
+        self,
+        bytes: &[u8],
+        codes: &mut [u8],
+        scales: &mut [f32],
+        minimums: &mut [f32],
+        mut unpack: impl FnMut(&[u8], &mut [u8], &mut [f32], &mut [f32]),
+    ) {
         self.check(bytes, codes.len());
-        let Codes(coding, unpack) = self.row().read else { panic!("{self} has no codes") };
+        let coding = self.coding().expect("a format of codes");
         let (block, groups) = (self.block_len(), self.block_len() / coding.group);
         for (index, bytes) in bytes.chunks_exact(self.block_bytes()).enumerate() {
             let at = index * groups..(index + 1) * groups;
@@ -295,6 +342,35 @@ mod tests {
         assert_eq!(Format::BF16.bytes_for(3).unwrap(), 6);
         assert!(matches!(Format::Q4_K.bytes_for(128), Err(Error::PartialBlock { block: 256, values: 128, .. })));
         assert!(matches!(Format::F32.bytes_for(u64::MAX), Err(Error::TooManyValues { .. })));
+    }
+
+    #[test]
+    fn multiples_are_small_whole_numbers_of_which_the_numbers_are_made() {
+        let mut seen = 0;
+        for &format in Format::ALL {
+            let Some(coding) = format.coding().filter(|coding| coding.numbers == Numbers::Multiples) else { continue };
+            assert_eq!(format.block_len(), Coding::BLOCK, "{format}");
+            // The halves among them are finite.
+            let bytes: Vec<u8> = (0..2 * format.block_bytes()).map(|i| (i * 89 + 7) as u8 & 0xbf).collect();
+            let (values, groups) = (2 * Coding::BLOCK, 2 * Coding::BLOCK / coding.group);
+            let row = || (vec![0; values], vec![0.0; groups], vec![0.0; groups]);
+            let ((mut codes, mut scales, mut minimums), mut plain) = (row(), row());
+            let mut units = [Units::default(); 2];
+            format.read_codes(&bytes, &mut plain.0, &mut plain.1, &mut plain.2);
+            format.read_multiples(&bytes, &mut codes, &mut scales, &mut minimums, &mut units);
+            assert_eq!(codes, plain.0);
+            for group in 0..groups {
+                let unit = units[group * coding.group / Coding::BLOCK];
+                for (multiple, unit, number) in
+                    [(scales[group], unit.scale, plain.1[group]), (minimums[group], unit.minimum, plain.2[group])]
+                {
+                    assert_eq!(multiple, f32::from(multiple as i8), "{format}");
+                    assert_eq!(multiple * unit, number, "{format}");
+                }
+            }
+            seen += 1;
+        }
+        assert_eq!(seen, 6);
     }
 
     #[test]

@@ -15,7 +15,7 @@ pub mod quant;
 pub mod safetensors;
 mod source;
 
-pub use coding::{ActivationScale, Coding, Levels};
+pub use coding::{ActivationScale, Coding, Levels, Numbers, Units};
 pub use digest::Digest;
 pub use error::{Error, Result};
 pub use format::Format;

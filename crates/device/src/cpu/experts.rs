@@ -103,13 +103,13 @@ pub(crate) fn experts_forward(
     let slots = rows * op.top_k;
     let Scratch { choices, slot_rows, busy, tiles: [up_tiles, down_tiles], gate_up, inner, down, .. } = scratch;
 
-    let matmul::Scratch { packed: packed_scratch, sums } = activations;
+    let matmul::Scratch { packed: packed_scratch, per_thread } = activations;
     let gate_up = gate_up.take(slots * 2 * inter);
     let columns = matmul::Columns::default();
     let source = Source { values: x.head(rows), cols: hidden, picked: Some(slot_rows), columns };
     let packed = matmul::pack(ctx, up_kernel.activations(), packed_scratch, source, slots, up_tiles);
     let product = |index| self::product(&experts.gate_up, &experts.gate_up_bias, busy[index], packed, up_tiles[index]);
-    matmul::multiply(ctx, sums, busy.len(), product, gate_up, 2 * inter);
+    matmul::multiply(ctx, per_thread, busy.len(), product, gate_up, 2 * inter);
 
     let inner = inner.take(slots * inter);
     gate_rows(ctx, inner, gate_up, op, inter);
@@ -118,7 +118,7 @@ pub(crate) fn experts_forward(
     let source = Source { values: inner, cols: inter, picked: None, columns };
     let packed = matmul::pack(ctx, down_kernel.activations(), packed_scratch, source, slots, down_tiles);
     let product = |index| self::product(&experts.down, &experts.down_bias, busy[index], packed, down_tiles[index]);
-    matmul::multiply(ctx, sums, busy.len(), product, down, hidden);
+    matmul::multiply(ctx, per_thread, busy.len(), product, down, hidden);
     combine(ctx, out, down, choices, op.top_k, rows);
 }
 

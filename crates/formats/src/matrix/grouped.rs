@@ -6,7 +6,7 @@ use std::sync::Arc;
 use half::bf16;
 
 use crate::quant::e4m3;
-use crate::{ActivationScale, Coding, Error, Levels, Result};
+use crate::{ActivationScale, Coding, Error, Levels, Numbers, Result};
 
 /// What all rows of a grouped part have in common.
 #[derive(Clone, Debug, PartialEq)]
@@ -186,7 +186,13 @@ impl Grouped {
                 Coding::GROUPS.into_iter().rev().filter(|group| *group <= longest).find(fits)?
             }
         };
-        Some(Coding { group, levels: self.levels.as_integers().0, affine, activations: self.activations })
+        Some(Coding {
+            group,
+            levels: self.levels.as_integers().0,
+            affine,
+            numbers: Numbers::Own,
+            activations: self.activations,
+        })
     }
 
     /// Codes, scales and minimums as [`Grouped::coding`] says.

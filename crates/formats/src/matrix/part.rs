@@ -7,7 +7,7 @@ use std::sync::Arc;
 use half::bf16;
 
 use super::grouped::{Codes, Grouped, GroupedRow};
-use crate::{Coding, Format};
+use crate::{Coding, Format, Units};
 
 /// Some rows of a matrix, all stored alike.
 #[derive(Clone, Debug)]
@@ -96,6 +96,21 @@ impl<'a> Part<'a> {
                 let coding = self.coding().expect("a part that is read as codes has a coding");
                 form.read_codes(&rows[index], &coding, Codes { codes, scales, minimums });
             }
+        }
+    }
+
+    /// The same of a coding with [`Numbers::Multiples`](crate::Numbers::Multiples), as [`Format::read_multiples`] gives it.
+    pub fn read_multiples(
+        &self,
+        index: usize,
+        codes: &mut [u8],
+        scales: &mut [f32],
+        minimums: &mut [f32],
+        units: &mut [Units],
+    ) {
+        match &self.rows {
+            Rows::Blocks { format, rows } => format.read_multiples(&rows[index], codes, scales, minimums, units),
+            Rows::Grouped { .. } => panic!("groups have numbers of their own"),
         }
     }
 

@@ -2,6 +2,7 @@
 //! scales. Q2_K, Q4_K and Q5_K have a minimum per group as well; Q3_K and Q6_K are symmetric.
 
 use super::half_at;
+use crate::Units;
 
 pub(crate) const LEN: usize = 256;
 const HALF: usize = 2;
@@ -45,50 +46,49 @@ fn under(low: [u8; RUN], bits: u32, high: [u8; RUN]) -> [u8; RUN] {
     std::array::from_fn(|at| low[at] | high[at] << bits)
 }
 
-pub(crate) fn q2_k(block: &[u8], codes: &mut [u8], group_scales: &mut [f32], minimums: &mut [f32]) {
+pub(crate) fn q2_k(block: &[u8], codes: &mut [u8], group_scales: &mut [f32], minimums: &mut [f32]) -> Units {
     let (scales, rest) = block.split_at(16);
     let (packed, rest) = rest.split_at(64);
-    let (scale, minimum) = (half_at(rest, 0), half_at(rest, 2));
     for (group, packed) in scales.iter().enumerate() {
-        group_scales[group] = scale * f32::from(packed & 15);
-        minimums[group] = -(minimum * f32::from(packed >> 4));
+        group_scales[group] = f32::from(packed & 15);
+        minimums[group] = f32::from(packed >> 4);
     }
     fill(codes, |run| two_bits(packed, run));
+    Units { scale: half_at(rest, 0), minimum: -half_at(rest, 2) }
 }
 
-pub(crate) fn q3_k(block: &[u8], codes: &mut [u8], group_scales: &mut [f32], _: &mut [f32]) {
+pub(crate) fn q3_k(block: &[u8], codes: &mut [u8], group_scales: &mut [f32], _: &mut [f32]) -> Units {
     let (high, rest) = block.split_at(32);
     let (packed, rest) = rest.split_at(64);
     let (scales, rest) = rest.split_at(PACKED_SCALES);
-    let scale = half_at(rest, 0);
     for (group, group_scale) in group_scales.iter_mut().enumerate() {
         let low = scales[group % 8] >> (4 * (group / 8)) & 15;
         let top = scales[8 + group % 4] >> (2 * (group / 4)) & 3;
-        *group_scale = scale * f32::from((low | top << 4) as i8 - 32);
+        *group_scale = f32::from((low | top << 4) as i8 - 32);
     }
     fill(codes, |run| under(two_bits(packed, run), 2, one_bit(high, run)));
+    Units { scale: half_at(rest, 0), minimum: 0.0 }
 }
 
-pub(crate) fn q4_k(block: &[u8], codes: &mut [u8], group_scales: &mut [f32], minimums: &mut [f32]) {
+pub(crate) fn q4_k(block: &[u8], codes: &mut [u8], group_scales: &mut [f32], minimums: &mut [f32]) -> Units {
     let (scales, packed) = block[4..].split_at(PACKED_SCALES);
-    eight_groups(block, scales, group_scales, minimums);
     fill(codes, |run| four_bits(packed, run));
+    eight_groups(block, scales, group_scales, minimums)
 }
 
-pub(crate) fn q5_k(block: &[u8], codes: &mut [u8], group_scales: &mut [f32], minimums: &mut [f32]) {
+pub(crate) fn q5_k(block: &[u8], codes: &mut [u8], group_scales: &mut [f32], minimums: &mut [f32]) -> Units {
     let (scales, rest) = block[4..].split_at(PACKED_SCALES);
     let (high, packed) = rest.split_at(32);
-    eight_groups(block, scales, group_scales, minimums);
     fill(codes, |run| under(four_bits(packed, run), 4, one_bit(high, run)));
+    eight_groups(block, scales, group_scales, minimums)
 }
 
-pub(crate) fn q6_k(block: &[u8], codes: &mut [u8], group_scales: &mut [f32], _: &mut [f32]) {
+pub(crate) fn q6_k(block: &[u8], codes: &mut [u8], group_scales: &mut [f32], _: &mut [f32]) -> Units {
     let (low, rest) = block.split_at(128);
     let (high, rest) = rest.split_at(64);
     let (scales, rest) = rest.split_at(16);
-    let scale = half_at(rest, 0);
     for (group_scale, by) in group_scales.iter_mut().zip(scales) {
-        *group_scale = scale * f32::from(*by as i8);
+        *group_scale = f32::from(*by as i8);
     }
     fill(codes, |run| {
         // Here 128 values share 64 bytes of nibbles, the first 64 in the low halves.
@@ -96,6 +96,7 @@ pub(crate) fn q6_k(block: &[u8], codes: &mut [u8], group_scales: &mut [f32], _: 
         let nibbles = bytes(low, 2 * half + quarter % 2).map(|byte| byte >> (4 * (quarter / 2)) & 15);
         under(nibbles, 4, two_bits(high, run))
     });
+    Units { scale: half_at(rest, 0), minimum: 0.0 }
 }
 
 fn fill(codes: &mut [u8], run: impl Fn(usize) -> [u8; RUN]) {
@@ -105,12 +106,11 @@ fn fill(codes: &mut [u8], run: impl Fn(usize) -> [u8; RUN]) {
 }
 
 /// Scales and minimums of the formats whose block begins with a half-precision scale for each.
-fn eight_groups(block: &[u8], packed: &[u8], group_scales: &mut [f32], minimums: &mut [f32]) {
-    let (scale, minimum) = (half_at(block, 0), half_at(block, 2));
+fn eight_groups(block: &[u8], packed: &[u8], group_scales: &mut [f32], minimums: &mut [f32]) -> Units {
     for (group, (group_scale, group_minimum)) in group_scales.iter_mut().zip(minimums).enumerate() {
-        let (by_scale, by_minimum) = scale_and_minimum(packed, group);
-        (*group_scale, *group_minimum) = (scale * by_scale, -(minimum * by_minimum));
+        (*group_scale, *group_minimum) = scale_and_minimum(packed, group);
     }
+    Units { scale: half_at(block, 0), minimum: -half_at(block, 2) }
 }
 
 /// The 6-bit scale and minimum of one of eight groups.

@@ -43,6 +43,12 @@ unsafe impl Lanes for Eight {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> Self {
+        // SAFETY: as above; 8 readable bytes.
+        Eight(unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))) })
+    }
+
+    #[inline(always)]
     unsafe fn load_bf16_first(from: *const u8) -> Self {
         // SAFETY: as above; 32 readable bytes.
         unsafe {

@@ -44,6 +44,12 @@ unsafe impl Lanes for Sixteen {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> Self {
+        // SAFETY: as above; 16 readable bytes.
+        Sixteen(unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) })
+    }
+
+    #[inline(always)]
     unsafe fn load_bf16_first(from: *const u8) -> Self {
         // SAFETY: as above; 64 readable bytes.
         unsafe {

@@ -19,7 +19,7 @@ const REGION: usize = MAX_ROWS * LANES;
 const REGIONS: usize = 128;
 pub const GROUP_TILES: usize = 16;
 /// Sums that a thread keeps.
-pub const THREAD_SUMS: usize = REGIONS * REGION;
+const THREAD_SUMS: usize = REGIONS * REGION;
 
 impl Operand<'_> {
     /// Steps of a panel that all tiles pass over before the next ones.
@@ -37,6 +37,19 @@ impl Operand<'_> {
         self.part.kernel().keeps_sums() && self.tiles.num_tiles > 1 && blocks > 1
     }
 
+    /// Values that a block's multiples are multiplied out to, where several tiles pass over it.
+    fn block_numbers(&self) -> usize {
+        match self.tiles.num_tiles {
+            0 | 1 => 0,
+            _ => self.block_steps().min(self.part.num_steps()) * self.part.kernel().step_numbers(),
+        }
+    }
+
+    /// Values that a thread wants to have for itself.
+    pub fn scratch_len(&self) -> usize {
+        if self.keeps_sums() { THREAD_SUMS } else { self.block_numbers() }
+    }
+
     /// Whether a single tile goes from panel to panel, as they lie in memory.
     fn runs_through(&self) -> bool {
         self.tiles.num_tiles == 1 && self.block_steps() >= self.part.num_steps()
@@ -47,9 +60,11 @@ impl Operand<'_> {
 pub struct Output<'a> {
     pub values: Disjoint<'a, f32>,
     pub stride: usize,
-    /// `[threads][REGIONS][REGION]`: a thread's sums between blocks, a tile's of a panel side by side, if they are many. The rows
-    /// of `values` may lie a power of two apart, where a cache holds but a few of them.
-    pub sums: Disjoint<'a, f32>,
+    /// `[threads][scratch_len]`: what a block's multiples are multiplied out to, or `[REGIONS][REGION]` sums between blocks, a
+    /// tile's of a panel side by side, if they are many. The rows of `values` may lie a power of two apart, where a cache holds but
+    /// a few of them.
+    pub scratch: Disjoint<'a, f32>,
+    pub scratch_len: usize,
 }
 
 /// # Safety
@@ -90,6 +105,7 @@ unsafe fn multiply_operand(
             place,
             tiles,
             panels,
+            scratch: thread * out.scratch_len,
         };
         // SAFETY: the caller's promise; the block lies inside the panels.
         unsafe { multiply_block(operand, &block, out) };
@@ -119,10 +135,10 @@ unsafe fn multiply_operand(
                         for (index, panel) in panels.clone().enumerate() {
                             let next =
                                 if panel + 1 < panels.end { (panel + 1, start) } else { (panels.start, start + block) };
-                            let region = thread * REGIONS + index * tiles.len();
+                            let region = index * tiles.len();
                             let place = Place {
                                 next: Some(next).filter(|next| next.1 < steps),
-                                sums: keeps.then_some(region * REGION),
+                                sums: keeps.then_some(thread * out.scratch_len + region * REGION),
                             };
                             multiply(panel..panel + 1, start, tiles.clone(), place);
                         }
@@ -161,6 +177,8 @@ struct Block<'a> {
     /// Of the last block: 32 of these a panel, and as many of those as there are columns.
     factors: Option<&'a [f32]>,
     bias: Option<&'a [f32]>,
+    /// Where the thread's scratch begins.
+    scratch: usize,
 }
 
 /// All tiles over one block of one panel, or one tile over several panels.
@@ -170,8 +188,10 @@ struct Block<'a> {
 unsafe fn multiply_block(operand: &Operand<'_>, block: &Block<'_>, out: &Output<'_>) {
     let Operand { part, packed, tiles } = operand;
     let kernel = part.kernel();
-    let (step_bytes, step_words) = (kernel.packing().step_bytes(), kernel.activations().step_words());
-    let row_words = kernel.activations().row_words(part.inputs());
+    let (packing, activations) = (kernel.packing(), kernel.activations());
+    let step_bytes = packing.step_bytes();
+    let step_words = packing.step_values() / activations.step_values() * activations.step_words();
+    let row_words = activations.row_words(part.inputs());
     let Range { start, end } = block.steps;
     let source = &part.panel(block.panels.start)[start * step_bytes..end * step_bytes];
     let (column, columns) = (block.columns.start, block.columns.len());
@@ -180,14 +200,15 @@ unsafe fn multiply_block(operand: &Operand<'_>, block: &Block<'_>, out: &Output<
         .next
         .map_or(source.as_ptr_range().end, |(panel, step)| part.panel(panel)[step * step_bytes..].as_ptr());
     let prefetch = prefetch(source, next, kernel, tiles);
+    let mut numbers = std::ptr::null();
     for index in block.tiles.clone() {
         let rows = tiles.tile(index);
         // Without an end: a kernel may read some way past the rows.
-        let activations = &packed[rows.start * row_words + start * step_words * rows.len()..];
-        assert!(activations.len() >= SLACK_WORDS);
+        let words = &packed[rows.start * row_words + start * step_words * rows.len()..];
+        assert!(words.len() >= SLACK_WORDS);
         let mut tile = Tile {
             rows: rows.len(),
-            activations: activations.as_ptr(),
+            activations: words.as_ptr(),
             panel: source.as_ptr(),
             panel_bytes: source.len(),
             panels: 1,
@@ -200,14 +221,26 @@ unsafe fn multiply_block(operand: &Operand<'_>, block: &Block<'_>, out: &Output<
             bias: block.bias.map_or(std::ptr::null(), <[f32]>::as_ptr),
             prefetch: prefetch(index - block.tiles.start),
             factors: block.factors.map_or(std::ptr::null(), <[f32]>::as_ptr),
-            group: kernel.packing().step_values(),
+            group: activations.step_values(),
+            groups: packing.step_values() / activations.step_values(),
             affine: kernel.is_affine(),
+            multiples: kernel.has_multiples(),
+            numbers,
             table: kernel.table(),
         };
+        if numbers.is_null() && operand.block_numbers() > 0 {
+            // SAFETY: each thread has scratch of its own; the tile has all but its output.
+            unsafe {
+                let scratch = out.scratch.part(block.scratch..block.scratch + operand.block_numbers());
+                kernel.expand(&tile, scratch);
+                numbers = scratch.as_ptr();
+            }
+            tile.numbers = numbers;
+        }
         if let Some(sums) = block.place.sums {
             let start = sums + (index - block.tiles.start) * REGION;
             // SAFETY: each thread has regions of its own.
-            tile.kept = unsafe { out.sums.part(start..start + REGION) }.as_mut_ptr();
+            tile.kept = unsafe { out.scratch.part(start..start + REGION) }.as_mut_ptr();
         }
         if columns == block.panels.len() * LANES {
             let last = (rows.end - 1) * out.stride + column;
@@ -289,8 +322,8 @@ fn prefetch(source: &[u8], next: *const u8, kernel: &Kernel, tiles: &RowTiles) -
         (Packing::Coded(_), 1) => (Prefetch::following(ahead), 0, 1),
         (_, 1) => (Prefetch::near(at.wrapping_add(ahead), if ahead > 0 { lines } else { 0 }), 0, 1),
         // Steps are of several units.
-        (Packing::Coded(coding), num_tiles) => {
-            let units = source.len() / packing.step_bytes() * (coding.group / integer::UNIT);
+        (Packing::Coded(_), num_tiles) => {
+            let units = source.len() / packing.step_bytes() * (packing.step_values() / integer::UNIT);
             let unit_lines = (source.len() / 64).div_ceil((units * num_tiles).max(1));
             let share = units * unit_lines * 64;
             (Prefetch::far_units(next, unit_lines), share, source.len().div_ceil(share.max(1)))

@@ -1,11 +1,11 @@
 //! Which code multiplies a packing on an instruction set, and what it wants the activations to be.
 
-use folio_formats::{Coding, Levels};
+use folio_formats::{Coding, Levels, Numbers};
 
 use super::super::Isa;
 #[cfg(target_arch = "x86_64")]
 use super::super::tiles;
-use super::super::weight::Packing;
+use super::super::weight::{LANES, Packing, code_bytes};
 use super::activations::{Activations, Heights, RowTiles};
 #[cfg(target_arch = "aarch64")]
 use super::neon;
@@ -30,6 +30,9 @@ const AVX2_AHEAD_BYTES: usize = 1 << 10;
 /// Tiles up to this height leave that to the hardware elsewhere: they do little but load, and asking costs them 5%.
 const LOW_ROWS: usize = 4;
 
+/// See [`integer::expand`].
+type Expand = unsafe fn(&Tile, usize, *mut f32);
+
 /// The kernel for one instruction set and packing.
 #[derive(Clone, Copy)]
 pub struct Kernel {
@@ -43,6 +46,8 @@ pub struct Kernel {
     in_turn: bool,
     block_bytes: usize,
     tile: unsafe fn(&Tile),
+    /// See [`Kernel::expand`].
+    expand: Expand,
     table: [u8; 16],
     /// What the tile registers are to be, if the kernel uses them.
     #[cfg(target_arch = "x86_64")]
@@ -85,6 +90,7 @@ impl Kernel {
             ahead: [0, AHEAD_BYTES],
             in_turn: isa == Isa::Avx2,
             tile,
+            expand: integer::scalar::expand,
             table: [0; 16],
             block_bytes: BLOCK_BYTES,
             #[cfg(target_arch = "x86_64")]
@@ -105,10 +111,10 @@ impl Kernel {
 
     fn coded(isa: Isa, coding: Coding) -> Self {
         // Bytes, nibbles through a table, nibbles that count up by one, five bits, six.
-        let (max_rows, tiles): (_, [unsafe fn(&Tile); 5]) = match isa {
+        let (max_rows, tiles, expand): (_, [unsafe fn(&Tile); 5], Expand) = match isa {
             Isa::Scalar => {
                 use integer::scalar::*;
-                (MAX_ROWS, [bytes_tile, nibbles_tile, nibbles_tile, five_tile, six_tile])
+                (MAX_ROWS, [bytes_tile, nibbles_tile, nibbles_tile, five_tile, six_tile], expand)
             }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => {
@@ -119,17 +125,17 @@ impl Kernel {
                     Levels::Six { .. } => MAX_ROWS,
                     _ => MAX_CODE_ROWS,
                 };
-                (max_rows, [bytes_tile, nibbles_tile, even_nibbles_tile, five_tile, six_tile])
+                (max_rows, [bytes_tile, nibbles_tile, even_nibbles_tile, five_tile, six_tile], expand)
             }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 | Isa::Amx => {
                 use integer::avx512::*;
-                (MAX_ROWS, [bytes_tile, nibbles_tile, even_nibbles_tile, five_tile, six_tile])
+                (MAX_ROWS, [bytes_tile, nibbles_tile, even_nibbles_tile, five_tile, six_tile], expand)
             }
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => {
                 use integer::neon::*;
-                (MAX_ROWS, [bytes_tile, nibbles_tile, nibbles_tile, five_tile, six_tile])
+                (MAX_ROWS, [bytes_tile, nibbles_tile, nibbles_tile, five_tile, six_tile], expand)
             }
             _ => unreachable!("{} is not of this architecture", isa.name()),
         };
@@ -159,6 +165,7 @@ impl Kernel {
             ahead,
             in_turn: false,
             tile,
+            expand,
             table,
             block_bytes: BLOCK_BYTES,
             #[cfg(target_arch = "x86_64")]
@@ -223,6 +230,32 @@ impl Kernel {
 
     pub fn is_affine(&self) -> bool {
         matches!(self.packing, Packing::Coded(coding) if coding.affine)
+    }
+
+    /// Whether scales and minimums are multiples of what a block shares.
+    pub fn has_multiples(&self) -> bool {
+        matches!(self.packing, Packing::Coded(coding) if coding.numbers == Numbers::Multiples)
+    }
+
+    /// What a block's multiples are multiplied out to: so many values for each of its steps, or none.
+    pub fn step_numbers(&self) -> usize {
+        match self.packing {
+            Packing::Coded(coding) if coding.numbers == Numbers::Multiples => {
+                self.packing.step_values() / coding.group * if coding.affine { 2 * LANES } else { LANES }
+            }
+            _ => 0,
+        }
+    }
+
+    /// Multiplies out the multiples of a tile's steps, for all tiles over them.
+    ///
+    /// # Safety
+    /// As [`Kernel::run`], with a kernel that has [`Kernel::step_numbers`] and room for them.
+    pub unsafe fn expand(&self, tile: &Tile, out: &mut [f32]) {
+        let Packing::Coded(coding) = self.packing else { panic!("{:?} has no multiples", self.packing) };
+        assert!(out.len() >= tile.steps * self.step_numbers());
+        // SAFETY: the caller's promise.
+        unsafe { (self.expand)(tile, code_bytes(&coding), out.as_mut_ptr()) }
     }
 
     pub fn tiles(&self, first_row: usize, rows: usize) -> RowTiles {

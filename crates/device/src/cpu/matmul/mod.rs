@@ -43,7 +43,7 @@ pub struct Scratch {
     /// Activations, see [`activations`].
     pub packed: Grown<u32>,
     /// See [`blocks`].
-    pub sums: Grown<f32>,
+    pub per_thread: Grown<f32>,
 }
 
 /// `out = x * weight^T (+ bias)`.
@@ -83,7 +83,7 @@ pub(crate) fn linear(
             first_column: outputs.start,
         }
     };
-    multiply(ctx, &mut scratch.sums, weight.parts().len(), product, out.head_mut(rows), weight.outputs());
+    multiply(ctx, &mut scratch.per_thread, weight.parts().len(), product, out.head_mut(rows), weight.outputs());
 }
 
 /// A packed part and the packed rows it is multiplied with.
@@ -129,7 +129,7 @@ pub(crate) fn pack<'s>(
 /// Several products in one fork: `out` is `[rows of all products, stride]`, and no two products write to one place.
 pub(crate) fn multiply<'a>(
     ctx: Ctx<'_>,
-    sums: &mut Grown<f32>,
+    scratch: &mut Grown<f32>,
     num_products: usize,
     product: impl Fn(usize) -> Product<'a> + Sync,
     out: &mut [f32],
@@ -138,18 +138,17 @@ pub(crate) fn multiply<'a>(
     let panels = |index: usize| product(index).main.part.num_panels();
     let total: usize = (0..num_products).map(panels).sum();
     let main = |index: usize| product(index).main;
-    let sums_len = match (0..num_products).any(|index| main(index).keeps_sums()) {
-        true => blocks::THREAD_SUMS,
-        false => 0,
-    };
+    let keeps_sums = (0..num_products).any(|index| main(index).keeps_sums());
+    let scratch_len = (0..num_products).map(|index| main(index).scratch_len()).max().unwrap_or(0);
     let out = Output {
         values: Disjoint::new(out),
         stride,
-        sums: Disjoint::new(sums.take(ctx.pool.num_threads() * sums_len)),
+        scratch: Disjoint::new(scratch.take(ctx.pool.num_threads() * scratch_len)),
+        scratch_len,
     };
     let bytes = (0..num_products).map(|index| product(index).main.part.panel_bytes()).max().unwrap_or(0);
     // Enough panels for what the rows have to a block to be read from cache by most.
-    let least = if sums_len > 0 { CHUNK_PANELS } else { 1 };
+    let least = if keeps_sums { CHUNK_PANELS } else { 1 };
     let chunk = (CHUNK_BYTES / bytes.max(1)).max(least).min(total / (2 * ctx.pool.num_threads())).max(1);
     let grain = (0..num_products).map(|index| main(index).part.kernel().panels(main(index).tiles.rows)).max();
     ctx.pool.for_each_run(total, chunk, grain.unwrap_or(1), |thread, range| {

@@ -42,6 +42,14 @@ unsafe impl Lanes for Four {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> Self {
+        // SAFETY: the caller gives 4 readable bytes.
+        let values = unsafe { from.cast::<[i8; 4]>().read_unaligned() }.map(f32::from);
+        // SAFETY: NEON is there; the array has 4 values.
+        Four(unsafe { vld1q_f32(values.as_ptr()) })
+    }
+
+    #[inline(always)]
     unsafe fn load_bf16_first(from: *const u8) -> Self {
         // SAFETY: NEON is there; 16 readable bytes.
         Four(unsafe { vreinterpretq_f32_u32(vshlq_n_u32::<16>(vld1q_u32(from.cast()))) })

@@ -37,6 +37,12 @@ unsafe impl Lanes for Eight {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> Self {
+        // SAFETY: the caller gives 8 readable bytes.
+        Eight(unsafe { from.cast::<[i8; 8]>().read_unaligned() }.map(f32::from))
+    }
+
+    #[inline(always)]
     unsafe fn load_bf16_first(from: *const u8) -> Self {
         // SAFETY: the caller gives 8 readable pairs of 4 bytes.
         let pairs = unsafe { from.cast::<[u32; 8]>().read_unaligned() };

@@ -157,7 +157,7 @@ fn several_products_in_one_fork_equal_one_by_one() {
             bias: None,
             first_column: 0,
         };
-        multiply(ctx, &mut scratch.sums, 4, product_of, &mut out, outputs);
+        multiply(ctx, &mut scratch.per_thread, 4, product_of, &mut out, outputs);
         let whole = product(isa, 1, &x, &matrices[0], None, 21);
         for row in 0..21 {
             let source = picked[row] as usize;

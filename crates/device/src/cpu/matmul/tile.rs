@@ -37,10 +37,15 @@ pub struct Tile {
     pub prefetch: Prefetch,
     /// The rest is for [`super::integer`] alone. 32 values a panel that multiply the sums before the bias, or null.
     pub factors: *const f32,
-    /// Inner values in a step.
+    /// Inner values in a group, and groups in a step.
     pub group: usize,
-    /// Whether a step has minimums.
+    pub groups: usize,
+    /// Whether groups have minimums.
     pub affine: bool,
+    /// Whether scales and minimums are multiples, in front of a step's codes; otherwise f16 behind each group's.
+    pub multiples: bool,
+    /// Multiples of all these steps multiplied out, `[groups][scales, minimums][32]`, or null.
+    pub numbers: *const f32,
     /// Levels of 16 codes, or first of all the zero of five- and six-bit codes; as the instruction set wants them.
     pub table: [u8; 16],
 }
@@ -137,6 +142,7 @@ pub unsafe trait Lanes: Copy {
     unsafe fn splat(value: f32) -> Self;
     unsafe fn load(from: *const f32) -> Self;
     unsafe fn load_f16(from: *const u8) -> Self;
+    unsafe fn load_i8(from: *const i8) -> Self;
     /// First values of `WIDTH` pairs of bf16.
     unsafe fn load_bf16_first(from: *const u8) -> Self;
     /// Second values of `WIDTH` pairs of bf16.

@@ -1,22 +1,40 @@
 //! Panels of codes: each group of the inner dimension has its codes, its scales, and its minimums if there are any, in
-//! the order in which a kernel wants them.
+//! the order in which a kernel wants them. Multiples stand in front of their block, behind what they are multiples of.
 //!
-//! Scales and minimums are f16. An output's may lie where f16 does not reach, so each has a factor, a power of two that
-//! brings the largest of them just below 2^15; a product's sum is multiplied by it in the end. What was an f16 to begin
+//! Scales and minimums, or their units, are f16. An output's may lie where f16 does not reach, so each has a factor, a power of
+//! two that brings the largest of them just below 2^15; a product's sum is multiplied by it in the end. What was an f16 to begin
 //! with stays exact.
 
-use folio_formats::{Coding, Levels};
+use folio_formats::{Coding, Levels, Numbers, Units};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 use super::LANES;
-use super::packing::{Packing, code_bytes};
+use super::packing::{GroupPlace, Packing, code_bytes, step_groups};
 
-/// One output as it is stored: codes in stored order, and a scale (and a minimum) a group.
+/// One output as it is stored: codes in stored order, a scale (and a minimum) a group, and for multiples their units a block.
 pub struct CodedRow {
     pub codes: Vec<u8>,
     pub scales: Vec<f32>,
     pub minimums: Vec<f32>,
+    pub units: Vec<Units>,
+}
+
+impl CodedRow {
+    /// Zeros.
+    pub fn new(coding: &Coding, inputs: usize) -> Self {
+        let groups = coding.num_groups(inputs);
+        let blocks = match coding.numbers {
+            Numbers::Own => 0,
+            Numbers::Multiples => inputs.div_ceil(Coding::BLOCK),
+        };
+        Self {
+            codes: vec![0; inputs],
+            scales: vec![0.0; groups],
+            minimums: vec![0.0; if coding.affine { groups } else { 0 }],
+            units: vec![Units::default(); blocks],
+        }
+    }
 }
 
 /// Packs outputs `first .. first + 32`, as far as there are `shape.0` of them; `read` fills in one.
@@ -29,11 +47,8 @@ pub fn pack_panel(
     factors: &mut [f32],
 ) {
     let groups = coding.num_groups(inputs);
-    let mut row = CodedRow {
-        codes: vec![0; inputs],
-        scales: vec![0.0; groups],
-        minimums: vec![0.0; if coding.affine { groups } else { 0 }],
-    };
+    assert!(groups.is_multiple_of(step_groups(coding)), "{inputs} inputs in blocks of multiples");
+    let mut row = CodedRow::new(coding, inputs);
     let mut lanes = Vec::with_capacity(LANES);
     for (lane, factor) in factors.iter_mut().enumerate().take(outputs - first) {
         row.codes.resize(inputs, 0);
@@ -43,9 +58,14 @@ pub fn pack_panel(
         lanes.push(lane);
     }
     // Group by group, so that what is written stays in cache while all lanes come to it.
-    for (group, step) in target.chunks_exact_mut(Packing::Coded(*coding).step_bytes()).enumerate() {
+    for (index, step) in target.chunks_exact_mut(Packing::Coded(*coding).step_bytes()).enumerate() {
         for (at, lane) in lanes.iter().enumerate() {
-            lane.put(coding, group, at, step);
+            lane.put_units(coding, index, at, step);
+        }
+        for group in 0..step_groups(coding) {
+            for (at, lane) in lanes.iter().enumerate() {
+                lane.put(coding, index, group, at, step);
+            }
         }
     }
 }
@@ -54,34 +74,62 @@ pub fn pack_panel(
 struct Lane {
     /// Whole groups, so that the last one needs no care: what is past the end meets activations of zero.
     codes: Vec<u8>,
+    /// One a group, or of multiples one a block.
     scales: Vec<f16>,
     minimums: Vec<f16>,
+    /// One a group: scales, and minimums.
+    multiples: [Vec<i8>; 2],
     factor: f32,
 }
 
 impl Lane {
     /// Takes the row's codes.
     fn new(coding: &Coding, row: &mut CodedRow, groups: usize) -> Self {
-        let factor = factor(row.scales.iter().chain(&row.minimums));
-        let halves = |numbers: &mut Vec<f32>| {
+        let CodedRow { scales, minimums, units, .. } = row;
+        let (numbers, multiples) = match coding.numbers {
+            Numbers::Own => ([scales.clone(), minimums.clone()], [Vec::new(), Vec::new()]),
+            Numbers::Multiples => {
+                let of_each = |unit: fn(&Units) -> f32| units.iter().map(unit).collect();
+                let bytes = |all: &Vec<f32>| all.iter().map(|multiple| *multiple as i8).collect();
+                ([of_each(|units| units.scale), of_each(|units| units.minimum)], [bytes(scales), bytes(minimums)])
+            }
+        };
+        let factor = factor(numbers.iter().flatten());
+        let [scales, minimums] = numbers.map(|mut numbers| {
             numbers.iter_mut().for_each(|number| *number /= factor);
             let mut halves = vec![f16::ZERO; numbers.len()];
-            halves.convert_from_f32_slice(numbers);
+            halves.convert_from_f32_slice(&numbers);
             halves
-        };
+        });
         let mut codes = std::mem::take(&mut row.codes);
         codes.resize(groups * coding.group, 0);
-        Self { codes, scales: halves(&mut row.scales), minimums: halves(&mut row.minimums), factor }
+        Self { codes, scales, minimums, multiples, factor }
     }
 
-    /// Writes a group to its places.
-    fn put(&self, coding: &Coding, group: usize, lane: usize, step: &mut [u8]) {
-        let codes = &self.codes[group * coding.group..(group + 1) * coding.group];
-        let (packed, numbers) = step.split_at_mut(code_bytes(coding));
-        put_f16(numbers, lane, self.scales[group]);
-        if coding.affine {
-            put_f16(numbers, LANES + lane, self.minimums[group]);
+    /// Writes what multiples are of, in front of a block.
+    fn put_units(&self, coding: &Coding, block: usize, lane: usize, step: &mut [u8]) {
+        if coding.numbers == Numbers::Multiples {
+            put_f16(step, lane, self.scales[block]);
+            if coding.affine {
+                put_f16(step, LANES + lane, self.minimums[block]);
+            }
         }
+    }
+
+    /// Writes a group of a step to its places.
+    fn put(&self, coding: &Coding, index: usize, group: usize, lane: usize, step: &mut [u8]) {
+        let place = GroupPlace::of(coding, group);
+        let group = index * step_groups(coding) + group;
+        let put_number = |which: usize, halves: &[f16], at: usize, step: &mut [u8]| match coding.numbers {
+            Numbers::Own => put_f16(&mut step[at..], lane, halves[group]),
+            Numbers::Multiples => step[at + lane] = self.multiples[which][group] as u8,
+        };
+        put_number(0, &self.scales, place.scales, step);
+        if coding.affine {
+            put_number(1, &self.minimums, place.minimums, step);
+        }
+        let codes = &self.codes[group * coding.group..(group + 1) * coding.group];
+        let packed = &mut step[place.codes..][..code_bytes(coding)];
         match coding.levels {
             Levels::Bytes => put_bytes(codes, lane, packed),
             Levels::Nibbles(_) => put_nibbles(codes, lane, packed),
@@ -164,13 +212,26 @@ fn put_upper_bits(codes: &[u8], lane: usize, target: &mut [u8]) {
 
 /// One output's values, in stored order.
 pub fn read_lane(coding: &Coding, panel: &[u8], lane: usize, factor: f32, out: &mut [f32]) {
-    let steps = panel.chunks_exact(Packing::Coded(*coding).step_bytes());
-    for (out, step) in out.chunks_mut(coding.group).zip(steps) {
-        let (packed, numbers) = step.split_at(code_bytes(coding));
-        let scale = get_f16(numbers, lane) * factor;
-        let minimum = if coding.affine { get_f16(numbers, LANES + lane) * factor } else { 0.0 };
-        for (at, out) in out.iter_mut().enumerate() {
-            *out = scale * f32::from(level(coding, packed, lane, at)) + minimum;
+    let packing = Packing::Coded(*coding);
+    let steps = panel.chunks_exact(packing.step_bytes());
+    for (out, step) in out.chunks_mut(packing.step_values()).zip(steps) {
+        for (group, out) in out.chunks_mut(coding.group).enumerate() {
+            let place = GroupPlace::of(coding, group);
+            let packed = &step[place.codes..][..code_bytes(coding)];
+            // A scale, or (1) a minimum.
+            let number = |which: usize| {
+                let at = [place.scales, place.minimums][which];
+                match coding.numbers {
+                    Numbers::Own => get_f16(&step[at..], lane) * factor,
+                    Numbers::Multiples => {
+                        f32::from(step[at + lane] as i8) * (get_f16(step, which * LANES + lane) * factor)
+                    }
+                }
+            };
+            let (scale, minimum) = (number(0), if coding.affine { number(1) } else { 0.0 });
+            for (at, out) in out.iter_mut().enumerate() {
+                *out = scale * f32::from(level(coding, packed, lane, at)) + minimum;
+            }
         }
     }
 }

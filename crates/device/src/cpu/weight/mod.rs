@@ -7,6 +7,7 @@
 //! | F16 | `[k][32]` f16 | 64 bytes, one inner value |
 //! | BF16 | `[k / 2][32][2]` bf16 | 128 bytes, two inner values: one dot-product instruction takes both |
 //! | codes | `[k / group]` of codes, `[32]` f16 scales, `[32]` f16 minimums if there are any | one group |
+//! | ... with multiples | `[k / 256]` of `[32]` f16 that scales (and minimums) are multiples of, then `[32]` bytes of each before the codes | one block |
 //! | ... of 8 bits | `[group / 4][32][4]`, level + 128 | 32 bytes an inner value |
 //! | ... of 4 bits | `[group / 8][32][4]`, four neighbours low, the next four high | 16 bytes an inner value |
 //! | ... of 5 bits | `[group / 16]` of `[2][32][4]` as above and `[4][32]` times four fifth bits | 20 bytes an inner value |
@@ -27,9 +28,9 @@ mod tests;
 use std::ops::Range;
 use std::sync::Arc;
 
-use folio_formats::{Coding, Matrix};
+use folio_formats::{Coding, Matrix, Numbers};
 
-pub use packing::Packing;
+pub use packing::{LINE_BYTES, Packing, code_bytes};
 pub use shape::PartShape;
 
 use super::Ctx;
@@ -308,7 +309,11 @@ fn pack_run(ctx: Ctx<'_>, supply: &mut Supply, place: Place, run: &Run<'_, '_>) 
     let mut part = match run.packing {
         Packing::Coded(coding) => pack_coded(ctx, supply, place, coding, (run.outputs, run.inputs), |output, row| {
             let (part, index) = run.locate(output);
-            part.read_codes(index, &mut row.codes, &mut row.scales, &mut row.minimums);
+            let CodedRow { codes, scales, minimums, units } = row;
+            match coding.numbers {
+                Numbers::Own => part.read_codes(index, codes, scales, minimums),
+                Numbers::Multiples => part.read_multiples(index, codes, scales, minimums, units),
+            }
         })?,
         packing => {
             let memory = supply.part(run.shape(), |data, _| {

@@ -1,6 +1,6 @@
 //! How values lie in a panel: what a step of the inner dimension is, and how many bytes it takes.
 
-use folio_formats::{Coding, Format, Levels, Part};
+use folio_formats::{Coding, Format, Levels, Numbers, Part};
 
 use super::LANES;
 use crate::{Error, Result};
@@ -11,7 +11,7 @@ pub enum Packing {
     F32,
     F16,
     BF16,
-    /// Codes, with a scale (and a minimum) a group, and one factor an output.
+    /// Codes, with a scale (and a minimum) a group, or multiples and their units, and one factor an output.
     Coded(Coding),
 }
 
@@ -38,7 +38,7 @@ impl Packing {
         match self {
             Packing::F32 | Packing::F16 => 1,
             Packing::BF16 => 2,
-            Packing::Coded(coding) => coding.group,
+            Packing::Coded(coding) => coding.group * step_groups(coding),
         }
     }
 
@@ -47,7 +47,7 @@ impl Packing {
         match self {
             Packing::F32 | Packing::BF16 => 4 * LANES,
             Packing::F16 => 2 * LANES,
-            Packing::Coded(coding) => code_bytes(coding) + number_bytes(coding),
+            Packing::Coded(coding) => number_bytes(coding) + step_groups(coding) * code_bytes(coding),
         }
     }
 
@@ -72,7 +72,63 @@ pub fn code_bytes(coding: &Coding) -> usize {
     coding.group * LANES * bits / 8
 }
 
-/// Bytes of what follows them: scales, and minimums if there are any, as f16.
+/// Groups in a step.
+pub fn step_groups(coding: &Coding) -> usize {
+    match coding.numbers {
+        Numbers::Own => 1,
+        Numbers::Multiples => Coding::BLOCK / coding.group,
+    }
+}
+
+/// Where things of a group lie in its step.
+#[derive(Clone, Copy)]
+pub struct GroupPlace {
+    pub codes: usize,
+    /// As f16, or as multiples.
+    pub scales: usize,
+    pub minimums: usize,
+}
+
+impl GroupPlace {
+    /// Numbers of its own stand behind a group's codes. Multiples fill a cache line in front of the codes of one group, or of
+    /// two that have no minimums, so that a step is read from front to back.
+    pub fn of(coding: &Coding, group: usize) -> Self {
+        let codes = code_bytes(coding);
+        match coding.numbers {
+            Numbers::Own => Self { codes: 0, scales: codes, minimums: codes + 2 * LANES },
+            Numbers::Multiples => {
+                let (share, lines) =
+                    (LINE_BYTES / (numbers(coding) * LANES), group * numbers(coding) * LANES / LINE_BYTES);
+                let line = unit_bytes(coding) + lines * (LINE_BYTES + share * codes);
+                let scales = line + group % share * numbers(coding) * LANES;
+                Self { codes: line + LINE_BYTES + group % share * codes, scales, minimums: scales + LANES }
+            }
+        }
+    }
+}
+
+/// Bytes of multiples that are read at a time.
+pub const LINE_BYTES: usize = 64;
+
+/// Bytes in front of a step: what its scales, and minimums if there are any, are multiples of, as f16.
+pub fn unit_bytes(coding: &Coding) -> usize {
+    match coding.numbers {
+        Numbers::Own => 0,
+        Numbers::Multiples => numbers(coding) * 2 * LANES,
+    }
+}
+
+/// Bytes of all numbers of a step.
 fn number_bytes(coding: &Coding) -> usize {
-    if coding.affine { 4 * LANES } else { 2 * LANES }
+    match coding.numbers {
+        Numbers::Own => numbers(coding) * 2 * LANES,
+        Numbers::Multiples => {
+            unit_bytes(coding) + (step_groups(coding) * numbers(coding) * LANES).next_multiple_of(LINE_BYTES)
+        }
+    }
+}
+
+/// A scale, or a scale and a minimum.
+fn numbers(coding: &Coding) -> usize {
+    if coding.affine { 2 } else { 1 }
 }

@@ -411,3 +411,11 @@ pub unsafe fn even_nibbles_tile(tile: &Tile) {
     // SAFETY: the caller's promise.
     unsafe { if tile.group <= NIBBLE_UNITS * UNIT { short_nibbles_tile(tile) } else { long_nibbles_tile(tile) } }
 }
+
+/// # Safety
+/// See [`super::expand`]; the machine has AVX2 and F16C.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub unsafe fn expand(tile: &Tile, code_bytes: usize, out: *mut f32) {
+    // SAFETY: the caller's promise.
+    unsafe { super::expand::<Eight>(tile, code_bytes, out) }
+}

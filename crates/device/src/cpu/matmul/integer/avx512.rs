@@ -94,7 +94,7 @@ unsafe impl Dots for Sums {
 }
 
 macro_rules! kernel {
-    ($rows_name:ident, $name:ident, $codes:ty, $one:expr) => {
+    ($rows_name:ident, $name:ident, $codes:ty, $one:ident) => {
         #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi,f16c")]
         unsafe fn $rows_name<const R: usize>(tile: &Tile) {
             // SAFETY: the caller's promise; the instruction set is enabled here.
@@ -106,21 +106,35 @@ macro_rules! kernel {
         pub unsafe fn $name(tile: &Tile) {
             if tile.rows == 1 {
                 // SAFETY: the caller's promise.
-                return unsafe { $one(tile) };
+                return unsafe { if tile.multiples { row::$one::<true>(tile) } else { row::$one::<false>(tile) } };
             }
             by_rows!(tile, $rows_name, [2 3 4 5 6])
         }
     };
 }
 
-kernel!(bytes_rows, bytes_tile, Bytes, row::bytes);
-kernel!(nibbles_rows, nibbles_tile, Nibbles, row::nibbles);
-kernel!(five_rows, five_tile, Five, row::five);
-kernel!(six_rows, six_tile, Six, row::six);
+kernel!(bytes_rows, bytes_tile, Bytes, bytes);
+kernel!(nibbles_rows, nibbles_tile, Nibbles, nibbles);
+kernel!(five_rows, five_tile, Five, five);
+kernel!(six_rows, six_tile, Six, six);
 
 /// # Safety
 /// As [`nibbles_tile`], with a table that counts up by one.
 pub unsafe fn even_nibbles_tile(tile: &Tile) {
     // SAFETY: the caller's promise.
-    unsafe { if tile.rows == 1 { row::even_nibbles(tile) } else { nibbles_tile(tile) } }
+    unsafe {
+        match (tile.rows, tile.multiples) {
+            (1, true) => row::even_nibbles::<true>(tile),
+            (1, false) => row::even_nibbles::<false>(tile),
+            _ => nibbles_tile(tile),
+        }
+    }
+}
+
+/// # Safety
+/// See [`super::expand`]; the machine has AVX-512.
+#[target_feature(enable = "avx512f,avx512bw,f16c")]
+pub unsafe fn expand(tile: &Tile, code_bytes: usize, out: *mut f32) {
+    // SAFETY: the caller's promise.
+    unsafe { super::expand::<Sixteen>(tile, code_bytes, out) }
 }

@@ -9,7 +9,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::super::super::weight::LANES;
+use super::super::super::weight::{LANES, LINE_BYTES};
 use super::super::tile::Tile;
 use super::{Bytes, Codes, Five, Nibbles, Six, UNIT};
 
@@ -25,8 +25,9 @@ macro_rules! row {
         /// # Safety
         /// See [`super::tile`], with one row; the machine has AVX-512 with VNNI and VBMI.
         #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi,f16c")]
-        pub unsafe fn $name(tile: &Tile) {
-            let units = tile.group / UNIT;
+        pub unsafe fn $name<const MULTIPLES: bool>(tile: &Tile) {
+            let (units, groups) = (tile.group / UNIT, if MULTIPLES { tile.groups } else { 1 });
+            let number_bytes = if tile.affine { 4 * LANES } else { 2 * LANES };
             let constants: [__m512i; 2] = $constants(tile);
             // SAFETY: `panel`, `activations`, `out`, `factors` and `bias` hold what [`super::tile`] reads there.
             unsafe {
@@ -37,33 +38,57 @@ macro_rules! row {
                 let mut activations = tile.activations;
                 let mut panel = tile.panel;
                 for _ in 0..tile.steps {
-                    let numbers = activations;
-                    activations = activations.add(if tile.affine { 3 } else { 2 });
-                    let start = _mm512_set1_epi32(*numbers.add(1) as i32);
-                    let mut dots = [start, start, _mm512_setzero_si512(), _mm512_setzero_si512()];
-                    for _ in 0..units {
-                        if $ahead > 0 {
-                            for line in 0..<$codes>::UNIT_BYTES / 64 {
-                                _mm_prefetch::<_MM_HINT_T0>(panel.wrapping_add($ahead + 64 * line).cast());
+                    // What numbers are multiples of, scales' and minimums'.
+                    let mut base = [[_mm512_setzero_ps(); 2]; 2];
+                    if MULTIPLES {
+                        base[0] = [half(panel), half(panel.add(32))];
+                        if tile.affine {
+                            base[1] = [half(panel.add(64)), half(panel.add(96))];
+                        }
+                        panel = panel.add(number_bytes);
+                    }
+                    let (mut multiples, mut line_left) = (panel, 0);
+                    for _ in 0..groups {
+                        if MULTIPLES && line_left == 0 {
+                            (line_left, multiples) = (LINE_BYTES, panel);
+                            panel = panel.add(LINE_BYTES);
+                        }
+                        let header = activations;
+                        activations = activations.add(if tile.affine { 3 } else { 2 });
+                        let start = _mm512_set1_epi32(*header.add(1) as i32);
+                        let mut dots = [start, start, _mm512_setzero_si512(), _mm512_setzero_si512()];
+                        for _ in 0..units {
+                            if $ahead > 0 {
+                                for line in 0..<$codes>::UNIT_BYTES / 64 {
+                                    _mm_prefetch::<_MM_HINT_T0>(panel.wrapping_add($ahead + 64 * line).cast());
+                                }
+                            }
+                            $unit!(dots, panel, activations, constants);
+                            activations = activations.add(UNIT / 4);
+                            panel = panel.add(<$codes>::UNIT_BYTES);
+                        }
+                        let numbers = if MULTIPLES { multiples } else { panel };
+                        let scale = _mm512_set1_ps(f32::from_bits(*header));
+                        for n in 0..2 {
+                            let dot = _mm512_cvtepi32_ps($join(dots[n], dots[n + 2]));
+                            let number = number::<MULTIPLES>(numbers, n, base[0][n]);
+                            sums[n] = _mm512_fmadd_ps(dot, _mm512_mul_ps(number, scale), sums[n]);
+                        }
+                        if tile.affine {
+                            let numbers = numbers.add(if MULTIPLES { LANES } else { 2 * LANES });
+                            let total = _mm512_set1_ps(f32::from_bits(*header.add(2)));
+                            for n in 0..2 {
+                                let number = number::<MULTIPLES>(numbers, n, base[1][n]);
+                                sums[n] = _mm512_fmadd_ps(number, total, sums[n]);
                             }
                         }
-                        $unit!(dots, panel, activations, constants);
-                        activations = activations.add(UNIT / 4);
-                        panel = panel.add(<$codes>::UNIT_BYTES);
-                    }
-                    let scale = _mm512_set1_ps(f32::from_bits(*numbers));
-                    for n in 0..2 {
-                        let dot = _mm512_cvtepi32_ps($join(dots[n], dots[n + 2]));
-                        let scale = _mm512_mul_ps(half(panel.add(32 * n)), scale);
-                        sums[n] = _mm512_fmadd_ps(dot, scale, sums[n]);
-                    }
-                    panel = panel.add(2 * LANES);
-                    if tile.affine {
-                        let total = _mm512_set1_ps(f32::from_bits(*numbers.add(2)));
-                        for n in 0..2 {
-                            sums[n] = _mm512_fmadd_ps(half(panel.add(32 * n)), total, sums[n]);
+                        match MULTIPLES {
+                            true => {
+                                multiples = multiples.add(number_bytes / 2);
+                                line_left -= number_bytes / 2;
+                            }
+                            false => panel = panel.add(number_bytes),
                         }
-                        panel = panel.add(2 * LANES);
                     }
                 }
                 for n in 0..2 {
@@ -79,6 +104,23 @@ macro_rules! row {
             }
         }
     };
+}
+
+/// Half `n` of a panel's scales or minimums.
+///
+/// # Safety
+/// 64 readable bytes, or 32 of multiples.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn number<const MULTIPLES: bool>(at: *const u8, n: usize, base: __m512) -> __m512 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if !MULTIPLES {
+            return half(at.add(32 * n));
+        }
+        let bytes = _mm_loadu_si128(at.add(16 * n).cast());
+        _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)), base)
+    }
 }
 
 /// Sixteen f16.

@@ -3,7 +3,8 @@
 //! Weights and activations of a group are 8-bit integers, so their dot product is exact, whatever instructions compute
 //! it. At the end of a group it becomes an f32 and is added, times the scales of both sides, to the one sum of this
 //! (row, output); a minimum adds its product with the activations' sum. Groups come in ascending order, so a result's
-//! bits do not depend on the tile's height, on the blocking or on the neighbours.
+//! bits do not depend on the tile's height, on the blocking or on the neighbours. Scales and minimums that are multiples of what
+//! a block shares are multiplied out first.
 //!
 //! As in [`tile`](super::tile), [`Dots`] is the handful of vector operations, [`Codes`] reads one packing into them,
 //! [`tile`] is the algorithm, and files named after instruction sets enter it with those instructions enabled.
@@ -20,7 +21,7 @@ pub mod scalar;
 #[cfg(test)]
 mod tests;
 
-use super::super::weight::LANES;
+use super::super::weight::{LANES, LINE_BYTES};
 use super::tile::{Lanes, Prefetch, Tile};
 
 /// Inner values read at a time, in quarters of four: the shortest group.
@@ -132,7 +133,74 @@ impl Codes for Six {
     }
 }
 
-/// `R` rows by 32 outputs, `N` vectors at a time; a step is a group, with activations as
+/// Scales of a group, from a panel's first lane on, and behind them minimums if there are any.
+#[derive(Clone, Copy)]
+enum Numbers {
+    Halves(*const u8),
+    /// And what they are multiples of.
+    Multiples(*const i8, *const u8),
+    /// Multiplied out before.
+    Floats(*const f32),
+}
+
+impl Numbers {
+    /// # Safety
+    /// As for [`Lanes`], from `lane` on.
+    #[inline(always)]
+    unsafe fn read<V: Lanes>(self, lane: usize) -> V {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Numbers::Halves(at) => V::load_f16(at.add(2 * lane)),
+                Numbers::Multiples(at, base) => V::load_i8(at.add(lane)).mul(V::load_f16(base.add(2 * lane))),
+                Numbers::Floats(at) => V::load(at.add(lane)),
+            }
+        }
+    }
+
+    /// Those of a panel so many bytes further.
+    #[inline(always)]
+    fn further(self, bytes: usize) -> Self {
+        match self {
+            Numbers::Halves(at) => Numbers::Halves(at.wrapping_add(bytes)),
+            Numbers::Multiples(at, base) => Numbers::Multiples(at.wrapping_add(bytes), base.wrapping_add(bytes)),
+            Numbers::Floats(_) => self,
+        }
+    }
+}
+
+/// Multiplies out the multiples of all steps, as [`Tile::numbers`] wants them; a group's codes take `code_bytes`. Tiles that pass
+/// over a block one after the other need not do so each.
+///
+/// # Safety
+/// As for [`tile`]; room for as many values at `out`.
+#[inline(always)]
+pub unsafe fn expand<V: Lanes>(tile: &Tile, code_bytes: usize, mut out: *mut f32) {
+    let lanes = if tile.affine { 2 * LANES } else { LANES };
+    // SAFETY: the panel holds what [`tile`] reads there.
+    unsafe {
+        let mut panel = tile.panel;
+        for _ in 0..tile.steps {
+            let base = panel;
+            panel = panel.add(2 * lanes);
+            let (mut multiples, mut line_left) = (panel, 0);
+            for _ in 0..tile.groups {
+                if line_left == 0 {
+                    (line_left, multiples) = (LINE_BYTES, panel);
+                    panel = panel.add(LINE_BYTES);
+                }
+                let numbers = Numbers::Multiples(multiples.cast(), base);
+                for lane in (0..lanes).step_by(V::WIDTH) {
+                    numbers.read::<V>(lane).store(out.add(lane));
+                }
+                (multiples, out, panel) = (multiples.add(lanes), out.add(lanes), panel.add(code_bytes));
+                line_left -= lanes;
+            }
+        }
+    }
+}
+
+/// `R` rows by 32 outputs, `N` vectors at a time; a step is a group or a block of groups, with activations as
 /// [`super::activations`] lays them out.
 ///
 /// # Safety
@@ -142,7 +210,7 @@ pub unsafe fn tile<V: Dots, C: Codes, const R: usize, const N: usize>(tile: &Til
     let (mut tile, mut column) = (*tile, 0);
     while column < LANES {
         // SAFETY: column + N * WIDTH <= 32 by divisibility, the rest is the caller's.
-        unsafe { part::<V, C, R, N, 1>(&tile, column) };
+        unsafe { part::<V, C, R, N, 1, true>(&tile, column) };
         column += N * V::Floats::WIDTH;
         tile.prefetch = tile.prefetch.of_another_pass();
     }
@@ -156,22 +224,34 @@ pub unsafe fn tile<V: Dots, C: Codes, const R: usize, const N: usize>(tile: &Til
 #[inline(always)]
 pub unsafe fn row<V: Dots, C: Codes, const N: usize, const P: usize>(tile: &Tile, ahead: usize) {
     const { assert!(N * V::Floats::WIDTH == LANES) };
+    let tile = Tile { prefetch: Prefetch::following(ahead), ..*tile };
     // SAFETY: the caller's promise.
-    unsafe { part::<V, C, 1, N, P>(&Tile { prefetch: Prefetch::following(ahead), ..*tile }, 0) }
+    unsafe {
+        match tile.multiples {
+            true => part::<V, C, 1, N, P, true>(&tile, 0),
+            false => part::<V, C, 1, N, P, false>(&tile, 0),
+        }
+    }
 }
 
-/// Of `P` panels at once.
+/// Of `P` panels at once. Without `MULTIPLES` there are none, and more registers: what does little but load needs them.
 ///
 /// # Safety
 /// As [`tile`]; `column + N * WIDTH <= 32`.
 #[inline(always)]
-unsafe fn part<V: Dots, C: Codes, const R: usize, const N: usize, const P: usize>(tile: &Tile, column: usize) {
+unsafe fn part<V: Dots, C: Codes, const R: usize, const N: usize, const P: usize, const MULTIPLES: bool>(
+    tile: &Tile,
+    column: usize,
+) {
+    let has_multiples = MULTIPLES && tile.multiples;
     const { assert!(LANES.is_multiple_of(N * V::Floats::WIDTH)) };
     let width = V::Floats::WIDTH;
     let units = tile.group / UNIT;
     let run_units = if V::RUN_UNITS == 0 { units } else { V::RUN_UNITS };
     let runs = units / run_units;
-    // SAFETY: each `panel` holds `steps` steps: codes, scales, minimums if there are any. `activations` holds R words each
+    // As f16, of scales and of minimums if there are any: a group's, or what a block's are multiples of. Those take half of that.
+    let number_bytes = if tile.affine { 4 * LANES } else { 2 * LANES };
+    // SAFETY: each `panel` holds `steps` steps: codes, scales, minimums if there are any; or multiples and what they are of, then codes. `activations` holds R words each
     // of scales, starts, sums if affine, then R words a quarter, or twice that. `out` has R rows of `stride` with 32 columns
     // a panel, `factors` and `bias` 32 values where they are not null. Prefetching may go anywhere.
     unsafe {
@@ -190,7 +270,33 @@ unsafe fn part<V: Dots, C: Codes, const R: usize, const N: usize, const P: usize
         let mut activations = tile.activations;
         let mut panel = tile.panel;
         let mut ahead = tile.prefetch.at;
-        for _ in 0..tile.steps {
+        // Multiples of the next group, and what those of this step are of.
+        let (mut multiples, mut base): (*const u8, _) = (std::ptr::null(), std::ptr::null());
+        let (mut groups_left, mut line_left) = (0, 0);
+        let mut expanded = if MULTIPLES { tile.numbers } else { std::ptr::null() };
+        for _ in 0..tile.steps * tile.groups {
+            if has_multiples {
+                let mut numbers_end = panel;
+                if groups_left == 0 {
+                    (groups_left, line_left, base) = (tile.groups, 0, panel);
+                    numbers_end = numbers_end.add(number_bytes);
+                }
+                if line_left == 0 {
+                    (line_left, multiples) = (LINE_BYTES, numbers_end);
+                    numbers_end = numbers_end.add(LINE_BYTES);
+                }
+                groups_left -= 1;
+                line_left -= number_bytes / 2;
+                while panel < numbers_end {
+                    if tile.prefetch.distance > 0 {
+                        for p in 0..P {
+                            let ahead = panel.wrapping_add(p * tile.panel_bytes + tile.prefetch.distance);
+                            fetch::<V::Floats>(&tile.prefetch, ahead);
+                        }
+                    }
+                    panel = panel.add(64);
+                }
+            }
             let scales = activations.cast::<f32>();
             let starts = activations.add(R).cast::<i32>();
             let totals = activations.add(2 * R).cast::<f32>();
@@ -232,31 +338,37 @@ unsafe fn part<V: Dots, C: Codes, const R: usize, const N: usize, const P: usize
                     }
                 }
             }
+            let numbers = match (has_multiples, expanded.is_null()) {
+                (false, _) => Numbers::Halves(panel),
+                (true, true) => Numbers::Multiples(multiples.cast(), base),
+                (true, false) => Numbers::Floats(expanded),
+            };
             for p in 0..P {
-                let end = panel.add(p * tile.panel_bytes);
-                if tile.prefetch.distance > 0 {
-                    fetch::<V::Floats>(&tile.prefetch, end.wrapping_add(tile.prefetch.distance));
+                let numbers = numbers.further(p * tile.panel_bytes);
+                if tile.prefetch.distance > 0 && !has_multiples {
+                    let end = panel.wrapping_add(p * tile.panel_bytes + tile.prefetch.distance);
+                    fetch::<V::Floats>(&tile.prefetch, end);
                 }
                 for n in 0..N {
-                    let scale = V::Floats::load_f16(end.add(2 * (column + n * width)));
+                    let scale: V::Floats = numbers.read(column + n * width);
                     for r in 0..R {
                         let scale = scale.mul(V::Floats::splat(*scales.add(r)));
                         sums[p][r][n] = sums[p][r][n].add_product(dots[p][r][n].to_floats(), scale);
                     }
                 }
-            }
-            panel = panel.add(2 * LANES);
-            if tile.affine {
-                for p in 0..P {
-                    let end = panel.add(p * tile.panel_bytes);
+                if tile.affine {
                     for n in 0..N {
-                        let minimum = V::Floats::load_f16(end.add(2 * (column + n * width)));
+                        let minimum: V::Floats = numbers.read(LANES + column + n * width);
                         for r in 0..R {
                             sums[p][r][n] = sums[p][r][n].add_product(minimum, V::Floats::splat(*totals.add(r)));
                         }
                     }
                 }
-                panel = panel.add(2 * LANES);
+            }
+            match has_multiples {
+                true if expanded.is_null() => multiples = multiples.add(number_bytes / 2),
+                true => expanded = expanded.add(number_bytes / 2),
+                false => panel = panel.add(number_bytes),
             }
         }
         for p in 0..P {

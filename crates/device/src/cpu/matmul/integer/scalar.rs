@@ -120,3 +120,10 @@ kernel!(bytes_rows, bytes_tile, Bytes);
 kernel!(nibbles_rows, nibbles_tile, Nibbles);
 kernel!(five_rows, five_tile, Five);
 kernel!(six_rows, six_tile, Six);
+
+/// # Safety
+/// See [`super::expand`].
+pub unsafe fn expand(tile: &Tile, code_bytes: usize, out: *mut f32) {
+    // SAFETY: the caller's promise.
+    unsafe { super::expand::<Eight>(tile, code_bytes, out) }
+}

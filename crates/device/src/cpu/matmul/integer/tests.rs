@@ -1,7 +1,7 @@
 //! Every instruction set against a plain loop over the same integers, bit for bit, and against itself with other row
 //! and thread counts.
 
-use folio_formats::{ActivationScale, Coding, Levels};
+use folio_formats::{ActivationScale, Coding, Levels, Numbers, Units};
 use half::f16;
 
 use super::super::super::weight::codes::CodedRow;
@@ -44,6 +44,15 @@ fn fill(coding: &Coding, output: usize, row: &mut CodedRow) {
         *code = ((noise(1, output * 10_007 + at) + 1.0) * 0.5 * most) as u8;
     }
     let unit = 2f32.powi(output as i32 % 50 - 25);
+    if coding.numbers == Numbers::Multiples {
+        let whole = |seed: usize, at: usize| (noise(seed, output * 97 + at) * 128.0).floor();
+        row.scales.iter_mut().enumerate().for_each(|(at, scale)| *scale = whole(2, at));
+        row.minimums.iter_mut().enumerate().for_each(|(at, minimum)| *minimum = whole(3, at));
+        for (at, units) in row.units.iter_mut().enumerate() {
+            *units = Units { scale: noise(6, output * 97 + at) * unit, minimum: noise(7, output * 97 + at) * unit };
+        }
+        return;
+    }
     for (at, scale) in row.scales.iter_mut().enumerate() {
         *scale = noise(2, output * 97 + at) * unit;
     }
@@ -91,8 +100,16 @@ fn power_below(x: f32) -> f32 {
 fn emulated(x: &[f32], row: &CodedRow, coding: &Coding, fused: bool) -> f32 {
     let add_product = |sum: f32, a: f32, b: f32| if fused { a.mul_add(b, sum) } else { sum + a * b };
     let largest = |values: &[f32]| values.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
-    let factor = power_below(largest(&row.scales).max(largest(&row.minimums))) / 16384.0;
+    let numbers: Vec<f32> = match coding.numbers {
+        Numbers::Own => row.scales.iter().chain(&row.minimums).copied().collect(),
+        Numbers::Multiples => row.units.iter().flat_map(|units| [units.scale, units.minimum]).collect(),
+    };
+    let factor = power_below(largest(&numbers)) / 16384.0;
     let short = |value: f32| f16::from_f32(value / factor).to_f32();
+    let number = |number: f32, group: usize, unit: fn(&Units) -> f32| match coding.numbers {
+        Numbers::Own => short(number),
+        Numbers::Multiples => number * short(unit(&row.units[group * coding.group / Coding::BLOCK])),
+    };
     let whole_row = largest(x);
     let mut sum = 0.0;
     for (group, (x, codes)) in x.chunks(coding.group).zip(row.codes.chunks(coding.group)).enumerate() {
@@ -101,9 +118,11 @@ fn emulated(x: &[f32], row: &CodedRow, coding: &Coding, fused: bool) -> f32 {
         let level = |code: &u8| i32::from(coding.levels.level(*code));
         let dot: i32 = rounded.iter().zip(codes).map(|(x, code)| x * level(code)).sum();
         let step = most / 127.0;
-        sum = add_product(sum, dot as f32, short(row.scales[group]) * step);
+        let scale = number(row.scales[group], group, |units| units.scale);
+        sum = add_product(sum, dot as f32, scale * step);
         if coding.affine {
-            sum = add_product(sum, short(row.minimums[group]), step * rounded.iter().sum::<i32>() as f32);
+            let minimum = number(row.minimums[group], group, |units| units.minimum);
+            sum = add_product(sum, minimum, step * rounded.iter().sum::<i32>() as f32);
         }
     }
     sum * factor
@@ -115,7 +134,9 @@ fn codings() -> Vec<Coding> {
         for group in Coding::GROUPS {
             for affine in [false, true] {
                 for activations in [ActivationScale::Group, ActivationScale::Row] {
-                    codings.push(Coding { group, levels, affine, activations });
+                    for numbers in [Numbers::Own, Numbers::Multiples] {
+                        codings.push(Coding { group, levels, affine, numbers, activations });
+                    }
                 }
             }
         }
@@ -125,15 +146,15 @@ fn codings() -> Vec<Coding> {
 
 #[test]
 fn every_isa_computes_what_the_book_says() {
-    let (rows, outputs, inputs) = (13, 37, 271);
-    let x = tensor(rows, inputs);
+    let (rows, outputs) = (13, 37);
     let bias = Vector::new(&(0..outputs).map(|output| noise(5, output)).collect::<Vec<_>>()).unwrap();
     for coding in codings() {
+        // Multiples come in whole blocks.
+        let inputs = if coding.numbers == Numbers::Own { 271 } else { 512 };
+        let x = tensor(rows, inputs);
         let stored: Vec<CodedRow> = (0..outputs)
             .map(|output| {
-                let groups = coding.num_groups(inputs);
-                let minimums = vec![0.0; if coding.affine { groups } else { 0 }];
-                let mut row = CodedRow { codes: vec![0; inputs], scales: vec![0.0; groups], minimums };
+                let mut row = CodedRow::new(&coding, inputs);
                 fill(&coding, output, &mut row);
                 row
             })
@@ -158,12 +179,14 @@ fn every_isa_computes_what_the_book_says() {
 #[test]
 fn a_row_has_the_same_bits_alone_and_among_others() {
     // Wide enough for several blocks of the inner dimension, and every height of tile.
-    let (outputs, inputs) = (2 * LANES + 5, 17_000);
+    let (outputs, inputs) = (2 * LANES + 5, 66 * Coding::BLOCK);
     let x = tensor(512, inputs);
     let bias = Vector::new(&(0..outputs).map(|output| noise(5, output)).collect::<Vec<_>>()).unwrap();
-    for (index, levels) in levels().into_iter().enumerate() {
-        let group = Coding::GROUPS[index % 5];
-        let coding = Coding { group, levels, affine: index % 2 == 0, activations: ActivationScale::Group };
+    let each =
+        levels().into_iter().flat_map(|levels| [Numbers::Own, Numbers::Multiples].map(|numbers| (levels, numbers)));
+    for (index, (levels, numbers)) in each.enumerate() {
+        let (group, affine) = (Coding::GROUPS[index % 5], index / 2 % 2 == 0);
+        let coding = Coding { group, levels, affine, numbers, activations: ActivationScale::Group };
         for isa in Isa::available() {
             let many = if isa == Isa::Avx512 { 512 } else { 20 };
             let all = product(isa, 2, &x, coding, Some(&bias), (many, outputs));
@@ -185,7 +208,7 @@ fn what_is_no_number_stays_in_its_row() {
     let (rows, outputs, inputs) = (9, 40, 100);
     for activations in [ActivationScale::Group, ActivationScale::Row] {
         for levels in levels() {
-            let coding = Coding { group: 32, levels, affine: true, activations };
+            let coding = Coding { group: 32, levels, affine: true, numbers: Numbers::Own, activations };
             for isa in Isa::available() {
                 let good = tensor(rows, inputs);
                 let mut bad = tensor(rows, inputs);
@@ -208,7 +231,8 @@ fn what_is_no_number_stays_in_its_row() {
 
 #[test]
 fn zeros_and_an_empty_inner_dimension_give_the_bias() {
-    let coding = Coding { group: 32, levels: Levels::Bytes, affine: true, activations: ActivationScale::Group };
+    let activations = ActivationScale::Group;
+    let coding = Coding { group: 32, levels: Levels::Bytes, affine: true, numbers: Numbers::Own, activations };
     let bias = Vector::new(&[1.5, -2.0, 3.25]).unwrap();
     for isa in Isa::available() {
         for inputs in [0, 5, 64] {
