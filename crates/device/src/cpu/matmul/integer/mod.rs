@@ -243,17 +243,18 @@ unsafe fn part<V: Dots, C: Codes, const R: usize, const N: usize, const P: usize
     tile: &Tile,
     column: usize,
 ) {
-    let has_multiples = MULTIPLES && tile.multiples;
     const { assert!(LANES.is_multiple_of(N * V::Floats::WIDTH)) };
+    let has_multiples = MULTIPLES && tile.multiples;
     let width = V::Floats::WIDTH;
     let units = tile.group / UNIT;
     let run_units = if V::RUN_UNITS == 0 { units } else { V::RUN_UNITS };
     let runs = units / run_units;
     // As f16, of scales and of minimums if there are any: a group's, or what a block's are multiples of. Those take half of that.
     let number_bytes = if tile.affine { 4 * LANES } else { 2 * LANES };
-    // SAFETY: each `panel` holds `steps` steps: codes, scales, minimums if there are any; or multiples and what they are of, then codes. `activations` holds R words each
-    // of scales, starts, sums if affine, then R words a quarter, or twice that. `out` has R rows of `stride` with 32 columns
-    // a panel, `factors` and `bias` 32 values where they are not null. Prefetching may go anywhere.
+    // SAFETY: each `panel` holds `steps` steps: codes, scales, minimums if there are any; or what multiples are of, multiples and
+    // codes. `activations` holds R words each of scales, starts, sums if affine, then R words a quarter, or twice that. `out` has
+    // R rows of `stride` with 32 columns a panel, `factors` and `bias` 32 values where they are not null. Prefetching may go
+    // anywhere.
     unsafe {
         let out = tile.out.add(column);
         let mut sums = [[[V::Floats::zero(); N]; R]; P];
