@@ -189,9 +189,8 @@ unsafe fn multiply_block(operand: &Operand<'_>, block: &Block<'_>, out: &Output<
     let Operand { part, packed, tiles } = operand;
     let kernel = part.kernel();
     let (packing, activations) = (kernel.packing(), kernel.activations());
-    let step_bytes = packing.step_bytes();
-    let step_words = packing.step_values() / activations.step_values() * activations.step_words();
-    let row_words = activations.row_words(part.inputs());
+    let (step_bytes, groups) = (packing.step_bytes(), packing.step_values() / activations.step_values());
+    let (step_words, row_words) = (groups * activations.step_words(), activations.row_words(part.inputs()));
     let Range { start, end } = block.steps;
     let source = &part.panel(block.panels.start)[start * step_bytes..end * step_bytes];
     let (column, columns) = (block.columns.start, block.columns.len());
@@ -200,43 +199,45 @@ unsafe fn multiply_block(operand: &Operand<'_>, block: &Block<'_>, out: &Output<
         .next
         .map_or(source.as_ptr_range().end, |(panel, step)| part.panel(panel)[step * step_bytes..].as_ptr());
     let prefetch = prefetch(source, next, kernel, tiles);
-    let mut numbers = std::ptr::null();
+    // What the tiles have in common.
+    let mut common = Tile {
+        rows: 0,
+        activations: std::ptr::null(),
+        panel: source.as_ptr(),
+        panel_bytes: source.len(),
+        panels: 1,
+        steps: end - start,
+        out: std::ptr::null_mut(),
+        stride: out.stride,
+        resume: block.resume,
+        kept: std::ptr::null_mut(),
+        last: block.last,
+        bias: block.bias.map_or(std::ptr::null(), <[f32]>::as_ptr),
+        prefetch: prefetch(0),
+        factors: block.factors.map_or(std::ptr::null(), <[f32]>::as_ptr),
+        group: activations.step_values(),
+        groups,
+        affine: kernel.is_affine(),
+        multiples: kernel.has_multiples(),
+        numbers: std::ptr::null(),
+        table: kernel.table(),
+    };
+    let numbers = operand.block_numbers();
+    if numbers > 0 {
+        // SAFETY: each thread has scratch of its own; the panel holds these steps.
+        unsafe {
+            let scratch = out.scratch.part(block.scratch..block.scratch + numbers);
+            kernel.expand(&common, scratch);
+            common.numbers = scratch.as_ptr();
+        }
+    }
     for index in block.tiles.clone() {
         let rows = tiles.tile(index);
         // Without an end: a kernel may read some way past the rows.
         let words = &packed[rows.start * row_words + start * step_words * rows.len()..];
         assert!(words.len() >= SLACK_WORDS);
-        let mut tile = Tile {
-            rows: rows.len(),
-            activations: words.as_ptr(),
-            panel: source.as_ptr(),
-            panel_bytes: source.len(),
-            panels: 1,
-            steps: end - start,
-            out: std::ptr::null_mut(),
-            stride: out.stride,
-            resume: block.resume,
-            kept: std::ptr::null_mut(),
-            last: block.last,
-            bias: block.bias.map_or(std::ptr::null(), <[f32]>::as_ptr),
-            prefetch: prefetch(index - block.tiles.start),
-            factors: block.factors.map_or(std::ptr::null(), <[f32]>::as_ptr),
-            group: activations.step_values(),
-            groups: packing.step_values() / activations.step_values(),
-            affine: kernel.is_affine(),
-            multiples: kernel.has_multiples(),
-            numbers,
-            table: kernel.table(),
-        };
-        if numbers.is_null() && operand.block_numbers() > 0 {
-            // SAFETY: each thread has scratch of its own; the tile has all but its output.
-            unsafe {
-                let scratch = out.scratch.part(block.scratch..block.scratch + operand.block_numbers());
-                kernel.expand(&tile, scratch);
-                numbers = scratch.as_ptr();
-            }
-            tile.numbers = numbers;
-        }
+        let prefetch = prefetch(index - block.tiles.start);
+        let mut tile = Tile { rows: rows.len(), activations: words.as_ptr(), prefetch, ..common };
         if let Some(sums) = block.place.sums {
             let start = sums + (index - block.tiles.start) * REGION;
             // SAFETY: each thread has regions of its own.
