@@ -149,14 +149,15 @@ pub fn run(args: &[String]) -> Result<()> {
     let mut records = Records::open(folder.join("results.json"))?;
     if !options.questions.is_empty() {
         let llama_cpp = LlamaCpp::under(&home);
-        // It makes the quantized files, whoever runs them.
-        if options.engines.contains(&Engine::LlamaCpp) || options.formats.iter().any(|format| format != "bf16") {
+        // It makes all files but those in bf16, whoever runs them.
+        if options.engines != [Engine::Folio] || options.formats.iter().any(|format| format != "bf16") {
             llama_cpp.prepare(&home)?;
         }
         let openvino = options.engines.contains(&Engine::OpenVino).then(|| setup::openvino(&home)).transpose()?;
         let folio = options.binary.clone().map_or_else(|| process::folio(&process::root(), None), Ok)?;
         let trained = options.models_folder.as_deref();
-        let workshop = Workshop { folder: &folder, trained, folio: &folio, quantize: &llama_cpp.quantize };
+        let quantize = &llama_cpp.quantize;
+        let workshop = Workshop { folder: &folder, trained, folio: &folio, quantize, for_openvino: openvino.is_some() };
         let files = options.models.iter().flat_map(|name| options.formats.iter().map(move |format| (name, format)));
         let models: Vec<Model> = files.map(|(name, format)| workshop.prepare(name, format)).collect::<Result<_>>()?;
         let Options { threads, repeats, requests, .. } = options;

@@ -48,7 +48,7 @@ impl Engines {
             (Question::Streams, Engine::LlamaCpp) => self.batched_bench(question, model),
             (Question::Kv, Engine::Folio) => self.folio_kv(model),
             (Question::Context | Question::Kv, _) => bail!("only Folio is asked"),
-            (_, Engine::OpenVino) => self.openvino(question, model),
+            (_, Engine::OpenVino) => self.openvino(question, model, rate),
             _ => serve::ask(self, engine, question, model, rate),
         }
     }
@@ -132,25 +132,26 @@ impl Engines {
         best_of(runs.iter(), "pl", "speed_tg", question.sizes())
     }
 
-    fn openvino(&self, question: Question, model: &Model) -> Result<Vec<f64>> {
+    /// It comes without a server: loads are those of its pipeline.
+    fn openvino(&self, question: Question, model: &Model, rate: Option<f64>) -> Result<Vec<f64>> {
         let python = self.openvino.as_ref().context("OpenVINO is not set up")?;
+        let load = format!("{SLOTS}:{PROMPT_TOKENS}:{ANSWER_TOKENS}");
         let case = |&size: &usize| match question {
-            Question::Decode => [1, size.max(1), DECODE_TOKENS + 1],
-            Question::Prefill => [1, size, 2],
-            _ => [size, STREAM_PROMPT, STREAM_TOKENS + 1],
+            Question::Decode => format!("1:{}:{}", size.max(1), DECODE_TOKENS + 1),
+            Question::Prefill => format!("1:{size}:2"),
+            _ => format!("{size}:{STREAM_PROMPT}:{}", STREAM_TOKENS + 1),
         };
-        let cases: Vec<[usize; 3]> = match question {
-            Question::Http | Question::Load => bail!("it comes without an HTTP server"),
-            Question::Start => vec![[1, STREAM_PROMPT, 2]],
-            Question::Memory => vec![[SLOTS, PROMPT_TOKENS, ANSWER_TOKENS]],
+        let cases = match question {
+            Question::Http => vec![format!("{load}:{}", self.requests)],
+            Question::Load => vec![format!("{load}:{}:{}", self.requests, rate.context("no rate is given")?)],
+            Question::Start => vec![format!("1:{STREAM_PROMPT}:2")],
+            Question::Memory => vec![load],
             _ => question.sizes().iter().map(case).collect(),
         };
         let run = |repeats: usize| -> Result<Value> {
             let mut script = process::command(python, &["xtask/src/peers/genai.py"]);
-            script.arg(&model.path).args([self.threads.to_string(), repeats.to_string()]);
-            script.envs(setup::openvino_settings());
-            script.args(cases.iter().map(|[streams, input, output]| format!("{streams}:{input}:{output}")));
-            let printed = process::output(&mut script)?;
+            script.arg(&model.path_for_openvino).args([self.threads.to_string(), repeats.to_string()]);
+            let printed = process::output(script.envs(setup::openvino_settings()).args(&cases))?;
             serde_json::from_str(printed.lines().last().unwrap_or_default()).context("the script printed no JSON")
         };
         let start = || -> Result<f64> {
@@ -159,11 +160,12 @@ impl Engines {
         };
         match question {
             Question::Start => {
-                serve::forget(&model.path)?;
+                serve::forget(&model.path_for_openvino)?;
                 let cold = start()?;
                 Ok(vec![start()?, cold])
             }
             Question::Memory => Ok(vec![number(&run(1)?, "peak_bytes")? / f64::from(1 << 20)]),
+            Question::Http | Question::Load => serve::figures(question, &run(1)?["results"][0]),
             _ => {
                 let report = run(self.repeats)?;
                 let key = if question == Question::Prefill { "prefill_tokens_per_s" } else { "decode_tokens_per_s" };

@@ -23,6 +23,8 @@ pub struct Model {
     /// As llama.cpp names it: `bf16`, `q8_0`, `q4_0`, `q4_k_m`.
     pub format: String,
     pub path: PathBuf,
+    /// The same, but for bf16, which it does not read: those weights as f16.
+    pub path_for_openvino: PathBuf,
     pub cost: Cost,
     /// The longest context it was made for.
     pub positions: usize,
@@ -35,21 +37,17 @@ pub struct Workshop<'a> {
     pub trained: Option<&'a Path>,
     pub folio: &'a Path,
     pub quantize: &'a Path,
+    pub for_openvino: bool,
 }
 
 impl Workshop<'_> {
     /// The file of that model in that format; made on first use.
     pub fn prepare(&self, name: &str, format: &str) -> Result<Model> {
-        let path = self.folder.join(format!("{name}-{format}.gguf"));
-        made(&path, |part| match format {
-            "bf16" => self.convert(name, part),
-            _ => {
-                let bf16 = self.folder.join(format!("{name}-bf16.gguf"));
-                made(&bf16, |part| self.convert(name, part))?;
-                let mut quantize = process::command(self.quantize, &[]);
-                process::output(quantize.arg(&bf16).arg(part).arg(format.to_uppercase())).map(drop)
-            }
-        })?;
+        let path = self.file(name, format)?;
+        let path_for_openvino = match format {
+            "bf16" if self.for_openvino => self.file(name, "f16")?,
+            _ => path.clone(),
+        };
         let (cost, positions) = Gguf::open(&path)
             .map_err(anyhow::Error::from)
             .and_then(|gguf| {
@@ -57,7 +55,21 @@ impl Workshop<'_> {
                 Ok((Cost::of(&gguf)?, positions as usize))
             })
             .with_context(|| path.display().to_string())?;
-        Ok(Model { name: name.to_owned(), format: format.to_owned(), path, cost, positions })
+        let (name, format) = (name.to_owned(), format.to_owned());
+        Ok(Model { name, format, path, path_for_openvino, cost, positions })
+    }
+
+    fn file(&self, name: &str, format: &str) -> Result<PathBuf> {
+        let path = self.folder.join(format!("{name}-{format}.gguf"));
+        made(&path, |part| match format {
+            "bf16" => self.convert(name, part),
+            _ => {
+                let mut quantize = process::command(self.quantize, &[]);
+                quantize.arg(self.file(name, "bf16")?).arg(part).arg(format.to_uppercase());
+                process::output(&mut quantize).map(drop)
+            }
+        })?;
+        Ok(path)
     }
 
     /// The model in bf16.

@@ -49,12 +49,14 @@ pub fn ask(
     // To fill all slots once is enough for the most memory.
     let requests = if question == Question::Memory { SLOTS } else { engines.requests };
     let report = server.load(engines, requests, rate.filter(|_| question == Question::Load))?;
-    let latencies = ["p50_ttft_ms", "p99_ttft_ms", "p50_itl_ms", "p99_itl_ms"];
-    match question {
-        Question::Memory => Ok(vec![server.peak_mib()?]),
-        Question::Load => latencies.iter().map(|key| number(&report, key)).collect(),
-        _ => std::iter::once(&"output_throughput").chain(&latencies).map(|key| number(&report, key)).collect(),
-    }
+    if question == Question::Memory { Ok(vec![server.peak_mib()?]) } else { figures(question, &report) }
+}
+
+/// What counts in the report of a load; of an open loop latencies alone.
+pub fn figures(question: Question, report: &Value) -> Result<Vec<f64>> {
+    let keys = ["output_throughput", "p50_ttft_ms", "p99_ttft_ms", "p50_itl_ms", "p99_itl_ms"];
+    let keys = if question == Question::Load { &keys[1..] } else { &keys };
+    keys.iter().map(|key| number(report, key)).collect()
 }
 
 /// Requests a second at which the slowest of these rates (tokens a second, 16 at once) is used to 60%.

@@ -1,0 +1,118 @@
+//! Steps on the CPU take no memory: all that they work in is there once a step of their size has run.
+//!
+//! One test in a program of its own, since whoever else runs beside it would be counted too.
+#![allow(unsafe_code)] // a global allocator that counts
+
+#[allow(dead_code)]
+#[path = "../golden/file.rs"]
+mod file;
+#[path = "../golden/generator.rs"]
+mod generator;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+use file::Golden;
+use folio_model::device::cpu::{Cpu, CpuConfig};
+use folio_model::device::{BLOCK_TOKENS, Batch, GroupTables, KvFormat, Span};
+use folio_model::{Config, Decoder, DecoderLimits, OpenModel};
+
+struct Counting;
+
+static TAKEN: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call goes to the system's allocator unchanged; only their number is noted beside it.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        TAKEN.fetch_add(1, SeqCst);
+        // SAFETY: the caller's promises are passed on as they are.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promises are passed on as they are.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Sequences of a step, and for how many tokens each has room.
+const SEQUENCES: usize = 3;
+const TOKENS: usize = 2 * BLOCK_TOKENS;
+
+/// Every sequence has `rows` rows behind `first` tokens.
+fn batch(golden: &Golden, groups: usize, first: usize, rows: usize) -> Batch {
+    let context = first + rows;
+    let blocks = TOKENS / BLOCK_TOKENS;
+    let used = context.div_ceil(BLOCK_TOKENS);
+    let places = |sequence: usize| (first..context).map(move |place| (sequence * TOKENS + place) as u32);
+    let group = GroupTables {
+        slots: (0..SEQUENCES).flat_map(places).collect(),
+        blocks: (0..SEQUENCES).flat_map(|sequence| sequence * blocks..sequence * blocks + used).map(|b| b as u32).collect(),
+        first_block: (0..SEQUENCES).map(|sequence| (sequence * used) as u32).collect(),
+    };
+    let span = |sequence: usize| Span {
+        first_row: (sequence * rows) as u32,
+        num_rows: rows as u32,
+        context: context as u32,
+    };
+    Batch {
+        tokens: golden.prompt[first..context].repeat(SEQUENCES),
+        positions: (0..SEQUENCES).flat_map(|_| first as u32..context as u32).collect(),
+        spans: (0..SEQUENCES).map(span).collect(),
+        ancestors: Vec::new(),
+        groups: vec![group; groups],
+        outputs: (0..SEQUENCES).map(|sequence| ((sequence + 1) * rows - 1) as u32).collect(),
+    }
+}
+
+fn check(golden: &Golden, kv_format: KvFormat) -> Result<(), String> {
+    let config = Config::from_json("config.json", &golden.config.to_string()).map_err(|e| e.to_string())?;
+    let model = OpenModel::from_parsed(&config, Box::new(golden.weights())).map_err(|e| e.to_string())?;
+    let groups = model.spec.kv_groups().len();
+    let blocks = SEQUENCES * TOKENS / BLOCK_TOKENS;
+    let limits = DecoderLimits {
+        rows: SEQUENCES * TOKENS,
+        spans: SEQUENCES,
+        outputs: SEQUENCES,
+        table_entries: blocks,
+        blocks: vec![blocks; groups],
+        kv_format,
+    };
+    let cpu = Cpu::new(CpuConfig { threads: 2, isa: None }).map_err(|e| e.to_string())?;
+    let mut decoder = Decoder::load(cpu, &model, limits, &mut |_| ()).map_err(|e| e.to_string())?;
+    // A prompt, and tokens behind it.
+    let prompt = TOKENS - 4;
+    let mut logits = Vec::new();
+    let mut step = |first: usize, rows: usize| -> Result<usize, String> {
+        let batch = batch(golden, groups, first, rows);
+        let before = TAKEN.load(SeqCst);
+        decoder.forward(&batch).map_err(|e| e.to_string())?;
+        decoder.logits(&mut logits);
+        Ok(TAKEN.load(SeqCst) - before)
+    };
+    for (first, rows) in [(0, prompt), (prompt, 1)] {
+        step(first, rows)?;
+    }
+    for (first, rows) in [(0, prompt), (prompt, 1), (prompt + 1, 1), (prompt + 2, 2)] {
+        let taken = step(first, rows)?;
+        if taken > 0 {
+            return Err(format!("{rows} rows a sequence behind {first} took memory {taken} times"));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_step_takes_no_memory() {
+    let seeded = file::folder().join("../quantized/seeded");
+    let goldens: Vec<Golden> = file::all().into_iter().chain(file::all_in(&seeded)).collect();
+    assert!(goldens.len() > 26, "{} golden files", goldens.len());
+    let check = |golden: &Golden| {
+        [KvFormat::BF16, KvFormat::Int8].into_iter().find_map(|format| check(golden, format).err()).map(|problem| format!("{}: {problem}", golden.name))
+    };
+    let failures: Vec<String> = goldens.iter().filter_map(check).collect();
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
