@@ -50,14 +50,14 @@ fn batch(golden: &Golden, groups: usize, first: usize, rows: usize) -> Batch {
     let places = |sequence: usize| (first..context).map(move |place| (sequence * TOKENS + place) as u32);
     let group = GroupTables {
         slots: (0..SEQUENCES).flat_map(places).collect(),
-        blocks: (0..SEQUENCES).flat_map(|sequence| sequence * blocks..sequence * blocks + used).map(|b| b as u32).collect(),
+        blocks: (0..SEQUENCES)
+            .flat_map(|sequence| sequence * blocks..sequence * blocks + used)
+            .map(|b| b as u32)
+            .collect(),
         first_block: (0..SEQUENCES).map(|sequence| (sequence * used) as u32).collect(),
     };
-    let span = |sequence: usize| Span {
-        first_row: (sequence * rows) as u32,
-        num_rows: rows as u32,
-        context: context as u32,
-    };
+    let span =
+        |sequence: usize| Span { first_row: (sequence * rows) as u32, num_rows: rows as u32, context: context as u32 };
     Batch {
         tokens: golden.prompt[first..context].repeat(SEQUENCES),
         positions: (0..SEQUENCES).flat_map(|_| first as u32..context as u32).collect(),
@@ -111,7 +111,10 @@ fn a_step_takes_no_memory() {
     let goldens: Vec<Golden> = file::all().into_iter().chain(file::all_in(&seeded)).collect();
     assert!(goldens.len() > 26, "{} golden files", goldens.len());
     let check = |golden: &Golden| {
-        [KvFormat::BF16, KvFormat::Int8].into_iter().find_map(|format| check(golden, format).err()).map(|problem| format!("{}: {problem}", golden.name))
+        [KvFormat::BF16, KvFormat::Int8]
+            .into_iter()
+            .find_map(|format| check(golden, format).err())
+            .map(|problem| format!("{}: {problem}", golden.name))
     };
     let failures: Vec<String> = goldens.iter().filter_map(check).collect();
     assert!(failures.is_empty(), "{}", failures.join("\n"));

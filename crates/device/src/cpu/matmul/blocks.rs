@@ -10,6 +10,10 @@ use super::kernel::{Kernel, MAX_ROWS};
 use super::tile::{Prefetch, Tile};
 use super::{Operand, Product, integer};
 
+/// Panels of which a tile's rows are multiplied with a block before the next tile's are, at most.
+const MAX_BESIDE: usize = 8;
+/// Where tiles are fewer, all of their activations stay in the second-level cache in any case.
+const BESIDE_TILES: usize = 8;
 /// Tiles that fetch the next block between them, at most, where each of them takes a small part with every step.
 const MAX_SHARES: usize = 4;
 /// Sums of a tile and a panel.
@@ -45,9 +49,18 @@ impl Operand<'_> {
         }
     }
 
+    /// Panels of whose blocks a tile takes one after the other, before the next tile does.
+    fn beside(&self) -> usize {
+        if self.tiles.num_tiles < BESIDE_TILES {
+            return 1;
+        }
+        let block_bytes = self.block_steps().min(self.part.num_steps()) * self.part.kernel().packing().step_bytes();
+        (self.part.kernel().beside_bytes() / block_bytes.max(1)).clamp(1, MAX_BESIDE)
+    }
+
     /// Values that a thread wants to have for itself.
     pub fn scratch_len(&self) -> usize {
-        if self.keeps_sums() { THREAD_SUMS } else { self.block_numbers() }
+        if self.keeps_sums() { THREAD_SUMS } else { self.beside() * self.block_numbers() }
     }
 
     /// Whether a single tile goes from panel to panel, as they lie in memory.
@@ -92,7 +105,7 @@ unsafe fn multiply_operand(
     out: &Output<'_>,
 ) {
     let (part, steps, block) = (operand.part, operand.part.num_steps(), operand.block_steps());
-    let multiply = |panels: Range<usize>, start: usize, tiles: Range<usize>, place: Place| {
+    let pass = |panels: Range<usize>, start: usize, place: Place| {
         let end = steps.min(start + block);
         let (outputs, last) = (panels.start * LANES..part.outputs().min(panels.end * LANES), end == steps);
         let block = Block {
@@ -103,28 +116,28 @@ unsafe fn multiply_operand(
             bias: bias.map(|bias| &bias[outputs]).filter(|_| last),
             last,
             place,
-            tiles,
             panels,
-            scratch: thread * out.scratch_len,
         };
         // SAFETY: the caller's promise; the block lies inside the panels.
-        unsafe { multiply_block(operand, &block, out) };
+        unsafe { Pass::new(operand, block, out) }
     };
+    // SAFETY: the caller's promise, as above.
+    let alone = |panels, start| unsafe { pass(panels, start, Place::default()).run(0) };
     // One even for an inner dimension of zero, which gives zeros or the bias.
     let starts = (0..steps.max(1)).step_by(block);
     let num_tiles = operand.tiles.num_tiles;
+    let scratch = thread * out.scratch_len;
     part.kernel().within(|| {
         if operand.runs_through() {
             // Whole panels without a stop, as they lie in memory, and one that is not whole apart.
             let whole = panels.end.min(part.outputs() / LANES).max(panels.start);
-            for panels in [panels.start..whole, whole..panels.end] {
-                if !panels.is_empty() {
-                    multiply(panels, 0, 0..1, Place::default());
-                }
-            }
+            [panels.start..whole, whole..panels.end]
+                .into_iter()
+                .filter(|panels| !panels.is_empty())
+                .for_each(|panels| alone(panels, 0));
         } else if num_tiles == 1 {
             for panel in panels {
-                starts.clone().for_each(|start| multiply(panel..panel + 1, start, 0..1, Place::default()));
+                starts.clone().for_each(|start| alone(panel..panel + 1, start));
             }
         } else {
             // A block of many panels before the next block: what the rows have to it stays in cache.
@@ -132,15 +145,27 @@ unsafe fn multiply_operand(
             for tiles in in_steps(0..num_tiles, if keeps { GROUP_TILES } else { num_tiles }) {
                 for panels in in_steps(panels.clone(), if keeps { REGIONS / tiles.len() } else { panels.len() }) {
                     for start in starts.clone() {
-                        for (index, panel) in panels.clone().enumerate() {
-                            let next =
-                                if panel + 1 < panels.end { (panel + 1, start) } else { (panels.start, start + block) };
-                            let region = index * tiles.len();
-                            let place = Place {
-                                next: Some(next).filter(|next| next.1 < steps),
-                                sums: keeps.then_some(thread * out.scratch_len + region * REGION),
-                            };
-                            multiply(panel..panel + 1, start, tiles.clone(), place);
+                        let beside = operand.beside();
+                        for group in in_steps(panels.clone(), beside) {
+                            let mut passes = [const { None }; MAX_BESIDE];
+                            for (index, panel) in group.clone().enumerate() {
+                                let next = match panel + beside {
+                                    next if next < panels.end => (next, start),
+                                    _ => (panels.start + index, start + block),
+                                };
+                                let region = (panel - panels.start) * tiles.len();
+                                let place = Place {
+                                    next: Some(next).filter(|next| next.1 < steps),
+                                    first_tile: tiles.start,
+                                    sums: keeps.then_some(scratch + region * REGION),
+                                    numbers: scratch + index * operand.block_numbers(),
+                                };
+                                passes[index] = Some(pass(panel..panel + 1, start, place));
+                            }
+                            for tile in tiles.clone() {
+                                // SAFETY: the caller's promise, as above.
+                                passes.iter().flatten().for_each(|pass| unsafe { pass.run(tile) });
+                            }
                         }
                     }
                 }
@@ -159,8 +184,12 @@ fn in_steps(range: Range<usize>, step: usize) -> impl Iterator<Item = Range<usiz
 struct Place {
     /// Panel and step of the block behind it, if that is not what follows in memory.
     next: Option<(usize, usize)>,
+    /// The first of the tiles that pass over it.
+    first_tile: usize,
     /// Where sums are kept between blocks, if not in the output.
     sums: Option<usize>,
+    /// Where its multiples may be multiplied out to.
+    numbers: usize,
 }
 
 /// Some steps of a panel, or all steps of several, and what they are to become.
@@ -169,7 +198,6 @@ struct Block<'a> {
     steps: Range<usize>,
     /// Of the output.
     columns: Range<usize>,
-    tiles: Range<usize>,
     /// Whether there are sums to be added to.
     resume: bool,
     place: Place,
@@ -177,91 +205,105 @@ struct Block<'a> {
     /// Of the last block: 32 of these a panel, and as many of those as there are columns.
     factors: Option<&'a [f32]>,
     bias: Option<&'a [f32]>,
-    /// Where the thread's scratch begins.
-    scratch: usize,
 }
 
-/// All tiles over one block of one panel, or one tile over several panels.
-///
-/// # Safety
-/// As [`multiply_operand`]; the block lies inside the panels' steps.
-unsafe fn multiply_block(operand: &Operand<'_>, block: &Block<'_>, out: &Output<'_>) {
-    let Operand { part, packed, tiles } = operand;
-    let kernel = part.kernel();
-    let (packing, activations) = (kernel.packing(), kernel.activations());
-    let (step_bytes, groups) = (packing.step_bytes(), packing.step_values() / activations.step_values());
-    let (step_words, row_words) = (groups * activations.step_words(), activations.row_words(part.inputs()));
-    let Range { start, end } = block.steps;
-    let source = &part.panel(block.panels.start)[start * step_bytes..end * step_bytes];
-    let (column, columns) = (block.columns.start, block.columns.len());
-    let next = block
-        .place
-        .next
-        .map_or(source.as_ptr_range().end, |(panel, step)| part.panel(panel)[step * step_bytes..].as_ptr());
-    let prefetch = prefetch(source, next, kernel, tiles);
-    // What the tiles have in common.
-    let mut common = Tile {
-        rows: 0,
-        activations: std::ptr::null(),
-        panel: source.as_ptr(),
-        panel_bytes: source.len(),
-        panels: 1,
-        steps: end - start,
-        out: std::ptr::null_mut(),
-        stride: out.stride,
-        resume: block.resume,
-        kept: std::ptr::null_mut(),
-        last: block.last,
-        bias: block.bias.map_or(std::ptr::null(), <[f32]>::as_ptr),
-        prefetch: prefetch(0),
-        factors: block.factors.map_or(std::ptr::null(), <[f32]>::as_ptr),
-        group: activations.step_values(),
-        groups,
-        affine: kernel.is_affine(),
-        multiples: kernel.has_multiples(),
-        numbers: std::ptr::null(),
-        table: kernel.table(),
-    };
-    let numbers = operand.block_numbers();
-    if numbers > 0 {
-        // SAFETY: each thread has scratch of its own; the panel holds these steps.
-        unsafe {
-            let scratch = out.scratch.part(block.scratch..block.scratch + numbers);
-            kernel.expand(&common, scratch);
-            common.numbers = scratch.as_ptr();
+/// Tiles over one block of one panel, or one tile over several panels.
+struct Pass<'a> {
+    operand: &'a Operand<'a>,
+    block: Block<'a>,
+    out: &'a Output<'a>,
+    /// What the tiles have in common.
+    common: Tile,
+    fetching: Fetching,
+    /// Words of a row of activations, and of one of its steps.
+    row_words: usize,
+    step_words: usize,
+}
+
+impl<'a> Pass<'a> {
+    /// # Safety
+    /// As [`multiply_operand`]; the block lies inside the panels' steps.
+    unsafe fn new(operand: &'a Operand<'_>, block: Block<'a>, out: &'a Output<'_>) -> Self {
+        let (part, kernel) = (operand.part, operand.part.kernel());
+        let (packing, activations) = (kernel.packing(), kernel.activations());
+        let (step_bytes, groups) = (packing.step_bytes(), packing.step_values() / activations.step_values());
+        let (step_words, row_words) = (groups * activations.step_words(), activations.row_words(part.inputs()));
+        let Range { start, end } = block.steps;
+        let source = &part.panel(block.panels.start)[start * step_bytes..end * step_bytes];
+        let next = block
+            .place
+            .next
+            .map_or(source.as_ptr_range().end, |(panel, step)| part.panel(panel)[step * step_bytes..].as_ptr());
+        let fetching = Fetching::new(source, next, kernel, &operand.tiles);
+        let mut common = Tile {
+            rows: 0,
+            activations: std::ptr::null(),
+            panel: source.as_ptr(),
+            panel_bytes: source.len(),
+            panels: 1,
+            steps: end - start,
+            out: std::ptr::null_mut(),
+            stride: out.stride,
+            resume: block.resume,
+            kept: std::ptr::null_mut(),
+            last: block.last,
+            bias: block.bias.map_or(std::ptr::null(), <[f32]>::as_ptr),
+            prefetch: fetching.of(0),
+            factors: block.factors.map_or(std::ptr::null(), <[f32]>::as_ptr),
+            group: activations.step_values(),
+            groups,
+            affine: kernel.is_affine(),
+            multiples: kernel.has_multiples(),
+            numbers: std::ptr::null(),
+            table: kernel.table(),
+        };
+        let numbers = operand.block_numbers();
+        if numbers > 0 {
+            // SAFETY: each thread has scratch of its own; the panel holds these steps.
+            unsafe {
+                let scratch = out.scratch.part(block.place.numbers..block.place.numbers + numbers);
+                kernel.expand(&common, scratch);
+                common.numbers = scratch.as_ptr();
+            }
         }
+        Self { operand, block, out, common, fetching, row_words, step_words }
     }
-    for index in block.tiles.clone() {
-        let rows = tiles.tile(index);
+
+    /// # Safety
+    /// As [`Pass::new`], and no other thread works on this tile.
+    unsafe fn run(&self, index: usize) {
+        let Self { operand, block, out, .. } = self;
+        let (rows, kernel, columns) = (operand.tiles.tile(index), operand.part.kernel(), block.columns.len());
+        let first_word = rows.start * self.row_words + block.steps.start * self.step_words * rows.len();
         // Without an end: a kernel may read some way past the rows.
-        let words = &packed[rows.start * row_words + start * step_words * rows.len()..];
+        let words = &operand.packed[first_word..];
         assert!(words.len() >= SLACK_WORDS);
-        let prefetch = prefetch(index - block.tiles.start);
-        let mut tile = Tile { rows: rows.len(), activations: words.as_ptr(), prefetch, ..common };
+        let index = index - block.place.first_tile;
+        let prefetch = self.fetching.of(index);
+        let mut tile = Tile { rows: rows.len(), activations: words.as_ptr(), prefetch, ..self.common };
         if let Some(sums) = block.place.sums {
-            let start = sums + (index - block.tiles.start) * REGION;
+            let start = sums + index * REGION;
             // SAFETY: each thread has regions of its own.
             tile.kept = unsafe { out.scratch.part(start..start + REGION) }.as_mut_ptr();
         }
-        if columns == block.panels.len() * LANES {
-            let last = (rows.end - 1) * out.stride + column;
-            // SAFETY: the slices above hold what the tile reads. It writes whole panels of rows that lie in `out`
-            // (checked by `part`), and no other thread touches these columns.
-            unsafe {
-                let _ = out.values.part(last..last + columns);
-                tile.out = out.values.as_ptr().add(rows.start * out.stride + column);
-                // More than one only of a stream, whose blocks are whole panels.
-                let mut left = block.panels.len();
-                while left > 0 {
-                    tile.panels = kernel.panels(tile.rows).min(left);
-                    kernel.run(&tile);
-                    left -= tile.panels;
-                    tile = tile.next();
-                }
+        if columns < block.panels.len() * LANES {
+            // SAFETY: the caller's promise.
+            return unsafe { multiply_edge(kernel, tile, rows, block, out) };
+        }
+        let last = (rows.end - 1) * out.stride + block.columns.start;
+        // SAFETY: the slices above hold what the tile reads. It writes whole panels of rows that lie in `out`
+        // (checked by `part`), and no other thread touches these columns.
+        unsafe {
+            let _ = out.values.part(last..last + columns);
+            tile.out = out.values.as_ptr().add(rows.start * out.stride + block.columns.start);
+            // More than one only of a stream, whose blocks are whole panels.
+            let mut left = block.panels.len();
+            while left > 0 {
+                tile.panels = kernel.panels(tile.rows).min(left);
+                kernel.run(&tile);
+                left -= tile.panels;
+                tile = tile.next();
             }
-        } else {
-            // SAFETY: as above.
-            unsafe { multiply_edge(kernel, tile, rows, block, out) };
         }
     }
 }
@@ -269,7 +311,7 @@ unsafe fn multiply_block(operand: &Operand<'_>, block: &Block<'_>, out: &Output<
 /// A tile over a last panel of fewer than 32 outputs, apart from its neighbours.
 ///
 /// # Safety
-/// As [`multiply_block`]; `tile` lacks but the place of its output.
+/// As [`Pass::run`]; `tile` lacks but the place of its output.
 unsafe fn multiply_edge(kernel: &Kernel, mut tile: Tile, rows: Range<usize>, block: &Block<'_>, out: &Output<'_>) {
     let columns = block.columns.len();
     let mut sums = [[0.0; LANES]; MAX_ROWS];
@@ -294,45 +336,58 @@ unsafe fn multiply_edge(kernel: &Kernel, mut tile: Tile, rows: Range<usize>, blo
     }
 }
 
-/// What the tiles fetch while they work on `source`, by their number: a single one what lies a little ahead of it; of several,
-/// or of one that does so in turn, some or all the next block between them. AVX2 decides by itself what one row fetches.
-fn prefetch(source: &[u8], next: *const u8, kernel: &Kernel, tiles: &RowTiles) -> impl Fn(usize) -> Prefetch {
-    let (packing, ahead) = (kernel.packing(), kernel.ahead(tiles.rows));
-    let lines = packing.step_bytes() / 64;
-    let at = source.as_ptr();
-    // Of the first one, from one to the next, and of how many.
-    let (first, share, count) = match (packing, tiles.num_tiles) {
-        // By whole runs, and evenly: the tiles follow one another too fast for the first to ask for all.
-        (_, num_tiles) if kernel.keeps_sums() => {
-            let runs = source.len().div_ceil(packing.step_bytes() * PAIR_RUN).max(1);
-            let count = num_tiles.min(GROUP_TILES);
-            let lines = (source.len() / 64).div_ceil(runs * count);
-            let first = match (num_tiles, ahead) {
-                (1, 0) => Prefetch::near(at, 0),
-                (1, _) => Prefetch { far: false, ..Prefetch::far_units(at.wrapping_add(ahead), lines) },
-                _ => Prefetch::far_units(next, lines),
-            };
-            (first, runs * lines * 64, count)
+/// What the tiles of a pass fetch while they work on `source`, by their number: a single one what lies a little ahead of it; of
+/// several, or of one that does so in turn, some or all the next block between them. AVX2 decides by itself what one row fetches.
+struct Fetching {
+    /// What the first of them fetches.
+    first: Prefetch,
+    /// Bytes from one to the next, and how many there are.
+    share: usize,
+    count: usize,
+}
+
+impl Fetching {
+    fn new(source: &[u8], next: *const u8, kernel: &Kernel, tiles: &RowTiles) -> Self {
+        let (packing, ahead) = (kernel.packing(), kernel.ahead(tiles.rows));
+        let lines = packing.step_bytes() / 64;
+        let at = source.as_ptr();
+        let (first, share, count) = match (packing, tiles.num_tiles) {
+            // By whole runs, and evenly: the tiles follow one another too fast for the first to ask for all.
+            (_, num_tiles) if kernel.keeps_sums() => {
+                let runs = source.len().div_ceil(packing.step_bytes() * PAIR_RUN).max(1);
+                let count = num_tiles.min(GROUP_TILES);
+                let lines = (source.len() / 64).div_ceil(runs * count);
+                let first = match (num_tiles, ahead) {
+                    (1, 0) => Prefetch::near(at, 0),
+                    (1, _) => Prefetch { far: false, ..Prefetch::far_units(at.wrapping_add(ahead), lines) },
+                    _ => Prefetch::far_units(next, lines),
+                };
+                (first, runs * lines * 64, count)
+            }
+            // Half of a share with each of two passes. Two rows pass once, and leave the other half to the hardware.
+            (_, num_tiles) if kernel.fetches_in_turn(tiles.rows) => {
+                let count = num_tiles.min(MAX_SHARES);
+                let share = source.len() / count;
+                (Prefetch::in_turn(next, share / 2, source.len() / packing.step_bytes()), share, count)
+            }
+            (Packing::Coded(_), 1) => (Prefetch::following(ahead), 0, 1),
+            (_, 1) => (Prefetch::near(at.wrapping_add(ahead), if ahead > 0 { lines } else { 0 }), 0, 1),
+            // Steps are of several units.
+            (Packing::Coded(_), num_tiles) => {
+                let units = source.len() / packing.step_bytes() * (packing.step_values() / integer::UNIT);
+                let unit_lines = (source.len() / 64).div_ceil((units * num_tiles).max(1));
+                let share = units * unit_lines * 64;
+                (Prefetch::far_units(next, unit_lines), share, source.len().div_ceil(share.max(1)))
+            }
+            _ => (Prefetch::far(next), source.len() / lines, lines),
+        };
+        Self { first, share, count }
+    }
+
+    fn of(&self, tile: usize) -> Prefetch {
+        match tile < self.count {
+            true => Prefetch { at: self.first.at.wrapping_add(tile * self.share), ..self.first },
+            false => Prefetch::near(self.first.at, 0),
         }
-        // Half of a share with each of two passes. Two rows pass once, and leave the other half to the hardware.
-        (_, num_tiles) if kernel.fetches_in_turn(tiles.rows) => {
-            let count = num_tiles.min(MAX_SHARES);
-            let share = source.len() / count;
-            (Prefetch::in_turn(next, share / 2, source.len() / packing.step_bytes()), share, count)
-        }
-        (Packing::Coded(_), 1) => (Prefetch::following(ahead), 0, 1),
-        (_, 1) => (Prefetch::near(at.wrapping_add(ahead), if ahead > 0 { lines } else { 0 }), 0, 1),
-        // Steps are of several units.
-        (Packing::Coded(_), num_tiles) => {
-            let units = source.len() / packing.step_bytes() * (packing.step_values() / integer::UNIT);
-            let unit_lines = (source.len() / 64).div_ceil((units * num_tiles).max(1));
-            let share = units * unit_lines * 64;
-            (Prefetch::far_units(next, unit_lines), share, source.len().div_ceil(share.max(1)))
-        }
-        _ => (Prefetch::far(next), source.len() / lines, lines),
-    };
-    move |tile| match tile < count {
-        true => Prefetch { at: first.at.wrapping_add(tile * share), ..first },
-        false => Prefetch::near(at, 0),
     }
 }

@@ -23,6 +23,10 @@ pub const MAX_ROWS: usize = 32;
 /// 32 KiB 88%, 128 KiB 93%.
 pub const BLOCK_BYTES: usize = 128 << 10;
 
+/// Weight bytes of several panels that a tile passes over before the next tile does, so that its activations stay in the
+/// first-level cache meanwhile. On Zen 4 a prompt's products take 4% less time by it.
+const BESIDE_BYTES: usize = 256 << 10;
+
 /// How far ahead of a single tile its weights are fetched.
 const AHEAD_BYTES: usize = 4 << 10;
 /// The same with AVX2, of bytes: on Zen 3 four rows gain a sixth by it.
@@ -45,6 +49,8 @@ pub struct Kernel {
     /// Whether tiles of several rows fetch the next block instead.
     in_turn: bool,
     block_bytes: usize,
+    /// See [`Kernel::beside_bytes`].
+    beside_bytes: usize,
     tile: unsafe fn(&Tile),
     /// See [`Kernel::expand`].
     expand: Expand,
@@ -93,6 +99,7 @@ impl Kernel {
             expand: integer::scalar::expand,
             table: [0; 16],
             block_bytes: BLOCK_BYTES,
+            beside_bytes: beside_bytes(isa),
             #[cfg(target_arch = "x86_64")]
             shapes: None,
         };
@@ -102,6 +109,7 @@ impl Kernel {
                 heights: Heights::Whole(amx::MAX_ROWS),
                 tile: amx::bf16_tile,
                 block_bytes: amx::BLOCK_BYTES,
+                beside_bytes: 0,
                 shapes: Some(amx::BF16_SHAPES),
                 ..kernel
             },
@@ -168,6 +176,7 @@ impl Kernel {
             expand,
             table,
             block_bytes: BLOCK_BYTES,
+            beside_bytes: beside_bytes(isa),
             #[cfg(target_arch = "x86_64")]
             shapes: None,
         }
@@ -188,6 +197,11 @@ impl Kernel {
     /// Weight bytes of a panel that all tiles pass over before the next ones.
     pub fn block_bytes(&self) -> usize {
         self.block_bytes
+    }
+
+    /// Weight bytes of several panels that a tile passes over before the next tile does; 0 where it is one panel.
+    pub fn beside_bytes(&self) -> usize {
+        self.beside_bytes
     }
 
     /// Whether sums of several tiles want to lie side by side between blocks.
@@ -275,6 +289,11 @@ impl Kernel {
 /// under way as memory gives.
 fn row_panels(isa: Isa) -> usize {
     if isa == Isa::Avx2 { 2 } else { 1 }
+}
+
+/// See [`BESIDE_BYTES`]; other sets were not measured.
+fn beside_bytes(isa: Isa) -> usize {
+    if matches!(isa, Isa::Avx512 | Isa::Amx) { BESIDE_BYTES } else { 0 }
 }
 
 /// Whether a code's level is the code, plus what the first one's is.
