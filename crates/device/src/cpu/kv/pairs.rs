@@ -5,7 +5,7 @@
 
 use half::bf16;
 
-use super::super::simd::{LANES, Simd};
+use super::super::simd::{LANES, Simd, nearest_bf16};
 use super::storage::Storage;
 use crate::{BLOCK_TOKENS, KvFormat};
 
@@ -19,7 +19,7 @@ const RUN: usize = 64;
 fn rounded(values: &[f32]) -> [bf16; RUN] {
     let mut rounded = [bf16::ZERO; RUN];
     for (rounded, &value) in rounded.iter_mut().zip(values) {
-        *rounded = bf16::from_f32(value);
+        *rounded = bf16::from_bits((nearest_bf16(value) >> 16) as u16);
     }
     rounded
 }

@@ -11,6 +11,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::super::pool::{Disjoint, even_split};
+use super::super::simd::nearest_bf16;
 use super::super::{Ctx, Isa};
 use super::rounding::Rounding;
 
@@ -87,9 +88,9 @@ impl<'a> Row<'a> {
         Self { values, columns: Columns::default() }
     }
 
-    /// Whether the values lie in memory as the weight sees them.
-    fn is_plain(&self) -> bool {
-        self.columns.order.is_none() && self.columns.zeroed.is_empty()
+    /// All values, if they lie in memory as the weight sees them.
+    pub fn plain_values(&self) -> Option<&'a [f32]> {
+        (self.columns.order.is_none() && self.columns.zeroed.is_empty()).then_some(self.values)
     }
 
     pub fn cols(&self) -> usize {
@@ -229,7 +230,7 @@ fn pack_row(
         return rounding.pack_row(isa, row, columns, target, stride);
     }
     let mut buffer = [0.0; BUFFER];
-    let run = if row.is_plain() { columns.len() } else { BUFFER };
+    let run = if row.plain_values().is_some() { columns.len() } else { BUFFER };
     let run_words = activations.row_words(run) * stride;
     for (start, target) in columns.clone().step_by(run).zip(target.chunks_mut(run_words)) {
         let values = row.read(start, run.min(columns.end - start), &mut buffer);
@@ -247,7 +248,7 @@ fn pack_values(isa: Isa, activations: Activations, values: &[f32], target: &mut 
         Activations::RoundedF32 => {
             let mut places = target.iter_mut().step_by(stride);
             for (value, place) in values.iter().zip(&mut places) {
-                *place = round_to_bf16(*value);
+                *place = nearest_bf16(*value);
             }
             // An odd width ends in half a step.
             places.for_each(|place| *place = 0);
@@ -255,14 +256,6 @@ fn pack_values(isa: Isa, activations: Activations, values: &[f32], target: &mut 
         Activations::Bf16Pairs => pack_pairs(isa, values, target, stride),
         Activations::Int8(_) => unreachable!("integers are packed by groups"),
     }
-}
-
-/// The nearest bf16, as bits of an f32; without the branches of `bf16::from_f32`, which nobody foresees.
-#[inline(always)]
-fn round_to_bf16(value: f32) -> u32 {
-    let bits = value.to_bits();
-    let nearest = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
-    (if value.is_nan() { bits | 1 << 22 } else { nearest }) & 0xffff_0000
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -281,12 +274,4 @@ fn pack_pairs(isa: Isa, values: &[f32], target: &mut [u32], stride: usize) {
 #[cfg(not(target_arch = "x86_64"))]
 fn pack_pairs(_: Isa, _: &[f32], _: &mut [u32], _: usize) {
     unreachable!("no kernel here takes pairs");
-}
-
-#[test]
-fn bf16_is_rounded_as_half_does() {
-    // Steps that come to every end, and to what is no number.
-    for value in (0..=u32::MAX).step_by(0x7fff).map(f32::from_bits) {
-        assert_eq!(round_to_bf16(value), bf16::from_f32(value).to_f32().to_bits(), "{value}");
-    }
 }

@@ -122,7 +122,7 @@ unsafe fn multiply_operand(
         unsafe { Pass::new(operand, block, out) }
     };
     // SAFETY: the caller's promise, as above.
-    let alone = |panels, start| unsafe { pass(panels, start, Place::default()).run(0) };
+    let alone = |panels, start| unsafe { pass(panels, start, Place::default()).run(0, operand.tiles.tile(0)) };
     // One even for an inner dimension of zero, which gives zeros or the bias.
     let starts = (0..steps.max(1)).step_by(block);
     let num_tiles = operand.tiles.num_tiles;
@@ -156,15 +156,17 @@ unsafe fn multiply_operand(
                                 let region = (panel - panels.start) * tiles.len();
                                 let place = Place {
                                     next: Some(next).filter(|next| next.1 < steps),
-                                    first_tile: tiles.start,
                                     sums: keeps.then_some(scratch + region * REGION),
                                     numbers: scratch + index * operand.block_numbers(),
                                 };
                                 passes[index] = Some(pass(panel..panel + 1, start, place));
                             }
-                            for tile in tiles.clone() {
-                                // SAFETY: the caller's promise, as above.
-                                passes.iter().flatten().for_each(|pass| unsafe { pass.run(tile) });
+                            for (index, tile) in tiles.clone().enumerate() {
+                                let rows = operand.tiles.tile(tile);
+                                for pass in passes.iter_mut().flatten() {
+                                    // SAFETY: the caller's promise, as above.
+                                    unsafe { pass.run(index, rows.clone()) };
+                                }
                             }
                         }
                     }
@@ -184,8 +186,6 @@ fn in_steps(range: Range<usize>, step: usize) -> impl Iterator<Item = Range<usiz
 struct Place {
     /// Panel and step of the block behind it, if that is not what follows in memory.
     next: Option<(usize, usize)>,
-    /// The first of the tiles that pass over it.
-    first_tile: usize,
     /// Where sums are kept between blocks, if not in the output.
     sums: Option<usize>,
     /// Where its multiples may be multiplied out to.
@@ -212,8 +212,8 @@ struct Pass<'a> {
     operand: &'a Operand<'a>,
     block: Block<'a>,
     out: &'a Output<'a>,
-    /// What the tiles have in common.
-    common: Tile,
+    /// The last one that was run.
+    tile: Tile,
     fetching: Fetching,
     /// Words of a row of activations, and of one of its steps.
     row_words: usize,
@@ -235,7 +235,7 @@ impl<'a> Pass<'a> {
             .next
             .map_or(source.as_ptr_range().end, |(panel, step)| part.panel(panel)[step * step_bytes..].as_ptr());
         let fetching = Fetching::new(source, next, kernel, &operand.tiles);
-        let mut common = Tile {
+        let mut tile = Tile {
             rows: 0,
             activations: std::ptr::null(),
             panel: source.as_ptr(),
@@ -262,25 +262,25 @@ impl<'a> Pass<'a> {
             // SAFETY: each thread has scratch of its own; the panel holds these steps.
             unsafe {
                 let scratch = out.scratch.part(block.place.numbers..block.place.numbers + numbers);
-                kernel.expand(&common, scratch);
-                common.numbers = scratch.as_ptr();
+                kernel.expand(&tile, scratch);
+                tile.numbers = scratch.as_ptr();
             }
         }
-        Self { operand, block, out, common, fetching, row_words, step_words }
+        Self { operand, block, out, tile, fetching, row_words, step_words }
     }
 
+    /// The tile of those rows, `index` of all that pass over the block.
+    ///
     /// # Safety
-    /// As [`Pass::new`], and no other thread works on this tile.
-    unsafe fn run(&self, index: usize) {
-        let Self { operand, block, out, .. } = self;
-        let (rows, kernel, columns) = (operand.tiles.tile(index), operand.part.kernel(), block.columns.len());
+    /// As [`Pass::new`].
+    unsafe fn run(&mut self, index: usize, rows: Range<usize>) {
+        let Self { operand, block, out, tile, .. } = self;
+        let (kernel, columns) = (operand.part.kernel(), block.columns.len());
         let first_word = rows.start * self.row_words + block.steps.start * self.step_words * rows.len();
         // Without an end: a kernel may read some way past the rows.
         let words = &operand.packed[first_word..];
         assert!(words.len() >= SLACK_WORDS);
-        let index = index - block.place.first_tile;
-        let prefetch = self.fetching.of(index);
-        let mut tile = Tile { rows: rows.len(), activations: words.as_ptr(), prefetch, ..self.common };
+        (tile.rows, tile.activations, tile.prefetch) = (rows.len(), words.as_ptr(), self.fetching.of(index));
         if let Some(sums) = block.place.sums {
             let start = sums + index * REGION;
             // SAFETY: each thread has regions of its own.
@@ -288,7 +288,7 @@ impl<'a> Pass<'a> {
         }
         if columns < block.panels.len() * LANES {
             // SAFETY: the caller's promise.
-            return unsafe { multiply_edge(kernel, tile, rows, block, out) };
+            return unsafe { multiply_edge(kernel, *tile, rows, block, out) };
         }
         let last = (rows.end - 1) * out.stride + block.columns.start;
         // SAFETY: the slices above hold what the tile reads. It writes whole panels of rows that lie in `out`
@@ -296,13 +296,15 @@ impl<'a> Pass<'a> {
         unsafe {
             let _ = out.values.part(last..last + columns);
             tile.out = out.values.as_ptr().add(rows.start * out.stride + block.columns.start);
-            // More than one only of a stream, whose blocks are whole panels.
-            let mut left = block.panels.len();
+            tile.panels = kernel.panels(tile.rows).min(block.panels.len());
+            kernel.run(tile);
+            // More than these only of a stream, whose blocks are whole panels.
+            let mut left = block.panels.len() - tile.panels;
             while left > 0 {
-                tile.panels = kernel.panels(tile.rows).min(left);
-                kernel.run(&tile);
+                *tile = tile.next();
+                tile.panels = tile.panels.min(left);
+                kernel.run(tile);
                 left -= tile.panels;
-                tile = tile.next();
             }
         }
     }

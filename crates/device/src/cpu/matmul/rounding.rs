@@ -56,14 +56,22 @@ impl Rounding {
                 Some(Scale::of(largest.unwrap_or(0)))
             }
         };
+        #[cfg(target_arch = "x86_64")]
+        if let Some(values) = row.plain_values()
+            && matches!(isa, Isa::Avx512 | Isa::Amx)
+            && self.signs.is_none()
+        {
+            // SAFETY: `isa` comes from a `Ctx`, which has only what the processor was found to have.
+            return unsafe { avx512::pack_groups(self, &values[columns], whole_row, target, stride) };
+        }
         let steps = target.chunks_mut(self.step_words() * stride);
         for (start, target) in columns.step_by(self.group).zip(steps) {
             let values = row.read(start, self.group, &mut buffer);
             match isa {
                 #[cfg(target_arch = "x86_64")]
-                // SAFETY: `isa` comes from a `Ctx`, which has only what the processor was found to have.
+                // SAFETY: as above.
                 Isa::Avx512 | Isa::Amx if self.signs.is_none() => unsafe {
-                    avx512::pack_group(self, values, whole_row, target, stride)
+                    avx512::pack_groups(self, values, whole_row, target, stride)
                 },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
@@ -118,6 +126,7 @@ struct Scale {
 
 impl Scale {
     /// For values whose largest size has these bits.
+    #[inline(always)]
     fn of(bits: u32) -> Self {
         let largest = f32::from_bits(bits);
         if !largest.is_finite() {
@@ -141,33 +150,72 @@ mod avx512 {
 
     use super::{Rounding, Scale};
 
-    /// [`Rounding::pack_group`], sixteen values at a time.
+    /// [`Rounding::pack_group`] of one group after the other, sixteen values at a time.
     ///
     /// # Safety
     /// The machine has AVX-512.
-    #[target_feature(enable = "avx512f")]
-    pub unsafe fn pack_group(
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    pub unsafe fn pack_groups(
         rounding: &Rounding,
         values: &[f32],
-        scale: Option<Scale>,
+        whole_row: Option<Scale>,
         target: &mut [u32],
         stride: usize,
     ) {
-        let scale = scale.unwrap_or_else(|| Scale::of(largest_bits(values)));
+        let (step, header) = (rounding.step_words() * stride, rounding.header_words() * stride);
+        let num_groups = values.len().div_ceil(rounding.group);
+        assert!(rounding.group >= 16 && target.len() + stride > num_groups * step, "too few words");
+        for (index, values) in values.chunks(rounding.group).enumerate() {
+            // No closure: it would be compiled without these instructions.
+            let scale = match whole_row {
+                Some(scale) => scale,
+                None => Scale::of(largest_bits(values)),
+            };
+            let target = &mut target[index * step..];
+            let words = &mut target[header..];
+            // SAFETY: there is room for the words of all groups, as checked.
+            let sum = unsafe {
+                match (rounding.group, values.as_array()) {
+                    (32, Some::<&[f32; 32]>(values)) => put_codes::<2>(values, scale, words.as_mut_ptr(), stride),
+                    (group, _) => {
+                        let mut sum = 0;
+                        for run in 0..group / 16 {
+                            let mut padded = [0.0; 16];
+                            let values = &values[(16 * run).min(values.len())..];
+                            let len = values.len().min(16);
+                            padded[..len].copy_from_slice(&values[..len]);
+                            let place = words.as_mut_ptr().add(4 * run * stride);
+                            sum += put_codes::<1>(&padded, scale, place, stride);
+                        }
+                        sum
+                    }
+                }
+            };
+            rounding.put_header(scale, sum, 0, target, stride);
+        }
+    }
+
+    /// Writes the codes of `N` times sixteen values, and gives their sum.
+    ///
+    /// # Safety
+    /// Room for `4 * N` words, each `stride` behind the one before.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    unsafe fn put_codes<const N: usize>(values: &[f32], scale: Scale, words: *mut u32, stride: usize) -> i32 {
         let inverse = _mm512_set1_ps(scale.inverse);
         // What is to become zeros may be no numbers.
         let kept = if scale.inverse != 0.0 { u16::MAX } else { 0 };
-        let mut sums = _mm512_setzero_si512();
-        let words = &mut target[rounding.header_words() * stride..];
-        assert!(words.len() > (rounding.group / 4 - 1) * stride);
-        for index in 0..rounding.group / 16 {
-            let values = load(values.get(16 * index..).unwrap_or_default());
-            let rounded = _mm512_maskz_cvtps_epi32(kept, _mm512_mul_ps(values, inverse));
-            sums = _mm512_add_epi32(sums, rounded);
-            let codes = _mm512_cvtepi32_epi8(rounded);
-            // SAFETY: the last of the words written is within the slice, as just checked.
+        let mut sums = _mm_setzero_si128();
+        for run in 0..N {
+            // SAFETY: N times sixteen readable values.
+            let values = unsafe { _mm512_loadu_ps(values.as_ptr().add(16 * run)) };
+            let codes = _mm512_cvtepi32_epi8(_mm512_maskz_cvtps_epi32(kept, _mm512_mul_ps(values, inverse)));
+            // Differences from the lowest code are bytes without a sign, of which eight are added at once.
+            let raised = _mm_xor_si128(codes, _mm_set1_epi8(i8::MIN));
+            sums = _mm_add_epi64(sums, _mm_sad_epu8(raised, _mm_setzero_si128()));
+            // SAFETY: the caller's promise.
             unsafe {
-                let place = words.as_mut_ptr().add(4 * index * stride);
+                let place = words.add(4 * run * stride);
                 if stride == 1 {
                     _mm_storeu_si128(place.cast(), codes);
                 } else {
@@ -178,7 +226,7 @@ mod avx512 {
                 }
             }
         }
-        rounding.put_header(scale, _mm512_reduce_add_epi32(sums), 0, target, stride);
+        (_mm_extract_epi64::<0>(sums) + _mm_extract_epi64::<1>(sums)) as i32 + 16 * N as i32 * i32::from(i8::MIN)
     }
 
     #[inline]

@@ -94,3 +94,11 @@ pub fn erf<S: Simd>(s: S, x: S::F) -> S::F {
     let far = s.select_lt(x, zero, s.sub(zero, far), far);
     s.select_lt(size, one, near, far)
 }
+
+/// The nearest bf16, as bits of an f32; without the branches of `bf16::from_f32`, which nobody foresees.
+#[inline(always)]
+pub fn nearest_bf16(value: f32) -> u32 {
+    let bits = value.to_bits();
+    let nearest = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
+    (if value.is_nan() { bits | 1 << 22 } else { nearest }) & 0xffff_0000
+}

@@ -16,7 +16,7 @@ mod avx512;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 
-pub use math::{erf, exp, exp2, sigmoid, tanh};
+pub use math::{erf, exp, exp2, nearest_bf16, sigmoid, tanh};
 
 use half::bf16;
 

@@ -218,3 +218,11 @@ fn every_code_of_a_byte_is_widened_exactly() {
         }
     }
 }
+
+#[test]
+fn bf16_is_rounded_as_half_does() {
+    // Steps that come to every end, and to what is no number.
+    for value in (0..=u32::MAX).step_by(0x7fff).map(f32::from_bits) {
+        assert_eq!(nearest_bf16(value), half::bf16::from_f32(value).to_f32().to_bits(), "{value}");
+    }
+}
