@@ -6,6 +6,7 @@
 #[allow(dead_code)]
 #[path = "../golden/file.rs"]
 mod file;
+#[allow(dead_code)]
 #[path = "../golden/generator.rs"]
 mod generator;
 
@@ -41,6 +42,8 @@ static ALLOCATOR: Counting = Counting;
 /// Sequences of a step, and for how many tokens each has room.
 const SEQUENCES: usize = 3;
 const TOKENS: usize = 2 * BLOCK_TOKENS;
+/// How often a step is run, of which one is to take nothing.
+const TRIES: usize = 5;
 
 /// Every sequence has `rows` rows behind `first` tokens.
 fn batch(golden: &Golden, groups: usize, first: usize, rows: usize) -> Batch {
@@ -68,7 +71,8 @@ fn batch(golden: &Golden, groups: usize, first: usize, rows: usize) -> Batch {
     }
 }
 
-fn check(golden: &Golden, kv_format: KvFormat) -> Result<(), String> {
+/// How often memory was taken by the first steps, which may; or which later one did.
+fn check(golden: &Golden, kv_format: KvFormat) -> Result<usize, String> {
     let config = Config::from_json("config.json", &golden.config.to_string()).map_err(|e| e.to_string())?;
     let model = OpenModel::from_parsed(&config, Box::new(golden.weights())).map_err(|e| e.to_string())?;
     let groups = model.spec.kv_groups().len();
@@ -83,8 +87,8 @@ fn check(golden: &Golden, kv_format: KvFormat) -> Result<(), String> {
     };
     let cpu = Cpu::new(CpuConfig { threads: 2, isa: None }).map_err(|e| e.to_string())?;
     let mut decoder = Decoder::load(cpu, &model, limits, &mut |_| ()).map_err(|e| e.to_string())?;
-    // A prompt, and tokens behind it.
-    let prompt = TOKENS - 4;
+    // A prompt of more than a block, and tokens behind it.
+    let prompt = BLOCK_TOKENS + 1;
     let mut logits = Vec::new();
     let mut step = |first: usize, rows: usize| -> Result<usize, String> {
         let batch = batch(golden, groups, first, rows);
@@ -93,16 +97,18 @@ fn check(golden: &Golden, kv_format: KvFormat) -> Result<(), String> {
         decoder.logits(&mut logits);
         Ok(TAKEN.load(SeqCst) - before)
     };
-    for (first, rows) in [(0, prompt), (prompt, 1)] {
-        step(first, rows)?;
-    }
+    let at_first = step(0, prompt)? + step(prompt, 1)?;
     for (first, rows) in [(0, prompt), (prompt, 1), (prompt + 1, 1), (prompt + 2, 2)] {
-        let taken = step(first, rows)?;
+        // A thread of the pool that comes late, on a busy machine, takes memory for itself when it begins.
+        let mut taken = usize::MAX;
+        for _ in 0..TRIES {
+            taken = taken.min(step(first, rows)?);
+        }
         if taken > 0 {
             return Err(format!("{rows} rows a sequence behind {first} took memory {taken} times"));
         }
     }
-    Ok(())
+    Ok(at_first)
 }
 
 #[test]
@@ -110,12 +116,15 @@ fn a_step_takes_no_memory() {
     let seeded = file::folder().join("../quantized/seeded");
     let goldens: Vec<Golden> = file::all().into_iter().chain(file::all_in(&seeded)).collect();
     assert!(goldens.len() > 26, "{} golden files", goldens.len());
-    let check = |golden: &Golden| {
-        [KvFormat::BF16, KvFormat::Int8]
-            .into_iter()
-            .find_map(|format| check(golden, format).err())
-            .map(|problem| format!("{}: {problem}", golden.name))
-    };
-    let failures: Vec<String> = goldens.iter().filter_map(check).collect();
+    let (mut at_first, mut failures) = (0, Vec::new());
+    for golden in &goldens {
+        for format in [KvFormat::BF16, KvFormat::Int8] {
+            match check(golden, format) {
+                Ok(taken) => at_first += taken,
+                Err(problem) => failures.push(format!("{} with {}: {problem}", golden.name, format.name())),
+            }
+        }
+    }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+    assert!(at_first > 0, "nothing is counted");
 }

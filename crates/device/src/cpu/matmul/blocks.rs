@@ -84,96 +84,135 @@ pub struct Output<'a> {
 /// No other thread works on these panels of this product.
 pub unsafe fn multiply_panels(thread: usize, product: &Product<'_>, panels: Range<usize>, out: &Output<'_>) {
     let Product { main, outliers, bias, first_column } = product;
+    let job = |operand, bias, adds| Job { thread, operand, first_column: *first_column, bias, adds, out };
     // SAFETY: the caller's promise, for both.
     unsafe {
-        multiply_operand(thread, main, panels.clone(), *first_column, *bias, false, out);
+        job(main, *bias, false).run(panels.clone());
         if let Some(outliers) = outliers {
-            multiply_operand(thread, outliers, panels, *first_column, None, true, out);
+            job(outliers, None, true).run(panels);
         }
     }
 }
 
-/// # Safety
-/// As [`multiply_panels`].
-unsafe fn multiply_operand(
+/// What a thread does of one product.
+struct Job<'a> {
     thread: usize,
-    operand: &Operand<'_>,
-    panels: Range<usize>,
+    operand: &'a Operand<'a>,
     first_column: usize,
-    bias: Option<&[f32]>,
+    bias: Option<&'a [f32]>,
+    /// Whether it is added to what is there.
     adds: bool,
-    out: &Output<'_>,
-) {
-    let (part, steps, block) = (operand.part, operand.part.num_steps(), operand.block_steps());
-    let pass = |panels: Range<usize>, start: usize, place: Place| {
-        let end = steps.min(start + block);
-        let (outputs, last) = (panels.start * LANES..part.outputs().min(panels.end * LANES), end == steps);
+    out: &'a Output<'a>,
+}
+
+impl Job<'_> {
+    /// # Safety
+    /// As [`multiply_panels`].
+    unsafe fn run(&self, panels: Range<usize>) {
+        let (operand, part) = (self.operand, self.operand.part);
+        let num_tiles = operand.tiles.num_tiles;
+        // One even for an inner dimension of zero, which gives zeros or the bias.
+        let starts = (0..part.num_steps().max(1)).step_by(operand.block_steps());
+        part.kernel().within(|| {
+            if operand.runs_through() {
+                // Whole panels without a stop, as they lie in memory, and one that is not whole apart.
+                let whole = panels.end.min(part.outputs() / LANES).max(panels.start);
+                for panels in [panels.start..whole, whole..panels.end] {
+                    if !panels.is_empty() {
+                        // SAFETY: the caller's promise.
+                        unsafe { self.run_alone(panels, 0) };
+                    }
+                }
+            } else if num_tiles == 1 {
+                for panel in panels {
+                    // SAFETY: the caller's promise.
+                    starts.clone().for_each(|start| unsafe { self.run_alone(panel..panel + 1, start) });
+                }
+            } else {
+                // A block of many panels before the next block: what the rows have to it stays in cache.
+                let keeps = self.keeps_sums();
+                for tiles in in_steps(0..num_tiles, if keeps { GROUP_TILES } else { num_tiles }) {
+                    for panels in in_steps(panels.clone(), if keeps { REGIONS / tiles.len() } else { panels.len() }) {
+                        for start in starts.clone() {
+                            // SAFETY: the caller's promise.
+                            unsafe { self.run_together(panels.clone(), start, tiles.clone()) };
+                        }
+                    }
+                }
+            }
+        });
+    }
+
+    fn keeps_sums(&self) -> bool {
+        self.operand.keeps_sums() && !self.adds
+    }
+
+    /// The only tile over a block, or over several panels.
+    ///
+    /// # Safety
+    /// As [`multiply_panels`].
+    unsafe fn run_alone(&self, panels: Range<usize>, start: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { self.pass(panels, start, Place::default()).run(0, self.operand.tiles.tile(0)) };
+    }
+
+    /// Several tiles over the blocks of all panels that begin at step `start`.
+    ///
+    /// # Safety
+    /// As [`multiply_panels`].
+    unsafe fn run_together(&self, panels: Range<usize>, start: usize, tiles: Range<usize>) {
+        let operand = self.operand;
+        let (steps, beside, behind) = (operand.part.num_steps(), operand.beside(), start + operand.block_steps());
+        let scratch = self.thread * self.out.scratch_len;
+        for group in in_steps(panels.clone(), beside) {
+            let mut passes = [const { None }; MAX_BESIDE];
+            for (index, panel) in group.enumerate() {
+                let next = match panel + beside {
+                    next if next < panels.end => (next, start),
+                    _ if behind < steps => (panels.start + index, behind),
+                    // What the thread is likely to take next.
+                    next => (next, 0),
+                };
+                let region = (panel - panels.start) * tiles.len();
+                let place = Place {
+                    next: Some(next).filter(|next| next.0 < operand.part.num_panels()),
+                    sums: self.keeps_sums().then_some(scratch + region * REGION),
+                    numbers: scratch + index * operand.block_numbers(),
+                };
+                // SAFETY: the caller's promise.
+                passes[index] = Some(unsafe { self.pass(panel..panel + 1, start, place) });
+            }
+            for (index, tile) in tiles.clone().enumerate() {
+                let rows = operand.tiles.tile(tile);
+                for pass in passes.iter_mut().flatten() {
+                    // SAFETY: the caller's promise.
+                    unsafe { pass.run(index, rows.clone()) };
+                }
+            }
+        }
+    }
+
+    /// The block of a panel that begins at step `start`, or all of several panels.
+    ///
+    /// # Safety
+    /// As [`multiply_panels`].
+    unsafe fn pass(&self, panels: Range<usize>, start: usize, place: Place) -> Pass<'_> {
+        let part = self.operand.part;
+        let end = part.num_steps().min(start + self.operand.block_steps());
+        let (outputs, last) = (panels.start * LANES..part.outputs().min(panels.end * LANES), end == part.num_steps());
         let block = Block {
-            columns: first_column + outputs.start..first_column + outputs.end,
+            columns: self.first_column + outputs.start..self.first_column + outputs.end,
             steps: start..end,
-            resume: adds || start > 0,
+            resume: self.adds || start > 0,
             factors: part.factors(panels.clone()).filter(|_| last),
-            bias: bias.map(|bias| &bias[outputs]).filter(|_| last),
+            bias: self.bias.map(|bias| &bias[outputs]).filter(|_| last),
             last,
             place,
             panels,
         };
         // SAFETY: the caller's promise; the block lies inside the panels.
-        unsafe { Pass::new(operand, block, out) }
-    };
-    // SAFETY: the caller's promise, as above.
-    let alone = |panels, start| unsafe { pass(panels, start, Place::default()).run(0, operand.tiles.tile(0)) };
-    // One even for an inner dimension of zero, which gives zeros or the bias.
-    let starts = (0..steps.max(1)).step_by(block);
-    let num_tiles = operand.tiles.num_tiles;
-    let scratch = thread * out.scratch_len;
-    part.kernel().within(|| {
-        if operand.runs_through() {
-            // Whole panels without a stop, as they lie in memory, and one that is not whole apart.
-            let whole = panels.end.min(part.outputs() / LANES).max(panels.start);
-            [panels.start..whole, whole..panels.end]
-                .into_iter()
-                .filter(|panels| !panels.is_empty())
-                .for_each(|panels| alone(panels, 0));
-        } else if num_tiles == 1 {
-            for panel in panels {
-                starts.clone().for_each(|start| alone(panel..panel + 1, start));
-            }
-        } else {
-            // A block of many panels before the next block: what the rows have to it stays in cache.
-            let keeps = operand.keeps_sums() && !adds;
-            for tiles in in_steps(0..num_tiles, if keeps { GROUP_TILES } else { num_tiles }) {
-                for panels in in_steps(panels.clone(), if keeps { REGIONS / tiles.len() } else { panels.len() }) {
-                    for start in starts.clone() {
-                        let beside = operand.beside();
-                        for group in in_steps(panels.clone(), beside) {
-                            let mut passes = [const { None }; MAX_BESIDE];
-                            for (index, panel) in group.clone().enumerate() {
-                                let next = match panel + beside {
-                                    next if next < panels.end => (next, start),
-                                    _ => (panels.start + index, start + block),
-                                };
-                                let region = (panel - panels.start) * tiles.len();
-                                let place = Place {
-                                    next: Some(next).filter(|next| next.1 < steps),
-                                    sums: keeps.then_some(scratch + region * REGION),
-                                    numbers: scratch + index * operand.block_numbers(),
-                                };
-                                passes[index] = Some(pass(panel..panel + 1, start, place));
-                            }
-                            for (index, tile) in tiles.clone().enumerate() {
-                                let rows = operand.tiles.tile(tile);
-                                for pass in passes.iter_mut().flatten() {
-                                    // SAFETY: the caller's promise, as above.
-                                    unsafe { pass.run(index, rows.clone()) };
-                                }
-                            }
-                        }
-                    }
-                }
-            }
-        }
-    });
+        unsafe { Pass::new(self.operand, block, self.out) }
+    }
 }
 
 /// The range in pieces of `step`, but for the last.
@@ -222,7 +261,7 @@ struct Pass<'a> {
 
 impl<'a> Pass<'a> {
     /// # Safety
-    /// As [`multiply_operand`]; the block lies inside the panels' steps.
+    /// As [`multiply_panels`]; the block lies inside the panels' steps.
     unsafe fn new(operand: &'a Operand<'_>, block: Block<'a>, out: &'a Output<'_>) -> Self {
         let (part, kernel) = (operand.part, operand.part.kernel());
         let (packing, activations) = (kernel.packing(), kernel.activations());
