@@ -363,22 +363,31 @@ mod tests {
     }
 
     fn packed(isa: Isa, rounding: Rounding, values: &[f32]) -> Vec<u32> {
-        let mut target = vec![0; values.len().div_ceil(16) * rounding.step_words()];
-        rounding.pack_row(isa, &Row::new(values), 0..values.len(), &mut target, 1);
-        target
+        packed_apart(isa, rounding, values, 1)
+    }
+
+    /// The words as they lie `stride` apart, others between them.
+    fn packed_apart(isa: Isa, rounding: Rounding, values: &[f32], stride: usize) -> Vec<u32> {
+        let mut target = vec![0; values.len().div_ceil(rounding.group) * rounding.step_words() * stride];
+        rounding.pack_row(isa, &Row::new(values), 0..values.len(), &mut target, stride);
+        target.into_iter().step_by(stride).collect()
     }
 
     #[test]
     fn every_isa_rounds_alike_and_to_the_nearest() {
         let values: Vec<f32> = (0..300).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.031 * (1 + i / 16) as f32).collect();
-        for scale in [ActivationScale::Group, ActivationScale::Row] {
-            for len in [1, 15, 16, 17, 256, 300] {
-                let rounding = rounding(scale);
+        for (scale, group) in [ActivationScale::Group, ActivationScale::Row]
+            .into_iter()
+            .flat_map(|scale| [16, 32, 64].map(|group| (scale, group)))
+        {
+            for len in [1, 15, 16, 17, 32, 96, 256, 300] {
+                let rounding = Rounding { group, ..rounding(scale) };
                 let plain = packed(Isa::Scalar, rounding, &values[..len]);
-                for isa in Isa::available() {
-                    assert_eq!(packed(isa, rounding, &values[..len]), plain, "{isa:?} {scale:?} {len}");
+                for (isa, stride) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 5)]) {
+                    let found = packed_apart(isa, rounding, &values[..len], stride);
+                    assert_eq!(found, plain, "{isa:?} {scale:?} {group} {len} {stride} apart");
                 }
-                for (group, words) in plain.chunks(rounding.step_words()).enumerate() {
+                for (index, words) in plain.chunks(rounding.step_words()).enumerate() {
                     let step = f32::from_bits(words[0]);
                     let codes: Vec<i8> =
                         words[3..].iter().flat_map(|word| word.to_le_bytes().map(|b| b as i8)).collect();
@@ -386,7 +395,7 @@ mod tests {
                     assert_eq!(words[1] as i32, -128 * sum);
                     assert_eq!(f32::from_bits(words[2]), step * sum as f32);
                     for (at, code) in codes.into_iter().enumerate() {
-                        let value = values[..len].get(16 * group + at).copied().unwrap_or(0.0);
+                        let value = values[..len].get(group * index + at).copied().unwrap_or(0.0);
                         assert!((value - step * f32::from(code)).abs() <= 0.5001 * step, "{value} as {code} * {step}");
                     }
                 }

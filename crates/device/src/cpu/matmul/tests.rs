@@ -116,13 +116,14 @@ fn a_row_has_the_same_bits_alone_and_among_others() {
 fn a_row_has_the_same_bits_among_more_than_pass_a_block_together() {
     let (outputs, inputs, rows) = (3 * LANES + 5, 1030, (GROUP_TILES + 1) * MAX_ROWS + 5);
     let (matrix, x) = (matrix(Format::BF16, outputs, inputs), tensor(6, rows, inputs));
-    for isa in Isa::available() {
-        let all = product(isa, 2, &x, &matrix, None, rows);
+    // One thread has all panels.
+    for (isa, threads) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 2)]) {
+        let all = product(isa, threads, &x, &matrix, None, rows);
         for row in [0, 31, 32, GROUP_TILES * MAX_ROWS - 1, GROUP_TILES * MAX_ROWS, rows - 1] {
             let mut alone = Tensor::new(1, inputs).unwrap();
             alone.row_mut(0).copy_from_slice(x.row(row));
             let alone = product(isa, 1, &alone, &matrix, None, 1);
-            assert!(alone == all[row * outputs..][..outputs], "{isa:?} row {row}");
+            assert!(alone == all[row * outputs..][..outputs], "{isa:?} {threads} threads, row {row}");
         }
     }
 }

@@ -204,6 +204,31 @@ fn a_row_has_the_same_bits_alone_and_among_others() {
 }
 
 #[test]
+fn a_row_has_the_same_bits_when_its_tile_goes_from_panel_to_panel() {
+    let (outputs, rows) = (11 * LANES + 5, 53);
+    let each =
+        levels().into_iter().flat_map(|levels| [Numbers::Own, Numbers::Multiples].map(|numbers| (levels, numbers)));
+    for (index, (levels, numbers)) in each.enumerate() {
+        let coding = Coding { group: 32, levels, affine: index % 2 == 0, numbers, activations: ActivationScale::Group };
+        // Several panels side by side, and of the longer inner dimension blocks of two.
+        for (isa, blocks) in Isa::available().into_iter().flat_map(|isa| [(isa, 2), (isa, 32)]) {
+            if blocks > 2 && isa != Isa::Avx512 {
+                continue;
+            }
+            let x = tensor(rows, blocks * Coding::BLOCK);
+            // One thread has all panels.
+            let all = product(isa, 1, &x, coding, None, (rows, outputs));
+            for row in [0, 5, 6, 29, rows - 1] {
+                let mut alone = Tensor::new(1, x.cols()).unwrap();
+                alone.row_mut(0).copy_from_slice(x.row(row));
+                let alone = product(isa, 1, &alone, coding, None, (1, outputs));
+                assert!(alone == all[row * outputs..][..outputs], "{isa:?} {coding:?} {blocks} row {row}");
+            }
+        }
+    }
+}
+
+#[test]
 fn what_is_no_number_stays_in_its_row() {
     let (rows, outputs, inputs) = (9, 40, 100);
     for activations in [ActivationScale::Group, ActivationScale::Row] {
