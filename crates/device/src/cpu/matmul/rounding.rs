@@ -175,20 +175,15 @@ mod avx512 {
             let words = &mut target[header..];
             // SAFETY: there is room for the words of all groups, as checked.
             let sum = unsafe {
-                match (rounding.group, values.as_array()) {
-                    (32, Some::<&[f32; 32]>(values)) => put_codes::<2>(values, scale, words.as_mut_ptr(), stride),
-                    (group, _) => {
-                        let mut sum = 0;
-                        for run in 0..group / 16 {
-                            let mut padded = [0.0; 16];
-                            let values = &values[(16 * run).min(values.len())..];
-                            let len = values.len().min(16);
-                            padded[..len].copy_from_slice(&values[..len]);
-                            let place = words.as_mut_ptr().add(4 * run * stride);
-                            sum += put_codes::<1>(&padded, scale, place, stride);
-                        }
-                        sum
+                if let (32, Some(whole)) = (rounding.group, values.as_array::<32>()) {
+                    put_codes([load(whole), load(&whole[16..])], scale, words.as_mut_ptr(), stride)
+                } else {
+                    let mut sum = 0;
+                    for run in 0..rounding.group / 16 {
+                        let values = load(values.get(16 * run..).unwrap_or_default());
+                        sum += put_codes([values], scale, words.as_mut_ptr().add(4 * run * stride), stride);
                     }
+                    sum
                 }
             };
             rounding.put_header(scale, sum, 0, target, stride);
@@ -201,15 +196,13 @@ mod avx512 {
     /// Room for `4 * N` words, each `stride` behind the one before.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn put_codes<const N: usize>(values: &[f32], scale: Scale, words: *mut u32, stride: usize) -> i32 {
+    unsafe fn put_codes<const N: usize>(values: [__m512; N], scale: Scale, words: *mut u32, stride: usize) -> i32 {
         let inverse = _mm512_set1_ps(scale.inverse);
         // What is to become zeros may be no numbers.
         let kept = if scale.inverse != 0.0 { u16::MAX } else { 0 };
         let mut sums = _mm_setzero_si128();
         for run in 0..N {
-            // SAFETY: N times sixteen readable values.
-            let values = unsafe { _mm512_loadu_ps(values.as_ptr().add(16 * run)) };
-            let codes = _mm512_cvtepi32_epi8(_mm512_maskz_cvtps_epi32(kept, _mm512_mul_ps(values, inverse)));
+            let codes = _mm512_cvtepi32_epi8(_mm512_maskz_cvtps_epi32(kept, _mm512_mul_ps(values[run], inverse)));
             // Differences from the lowest code are bytes without a sign, of which eight are added at once.
             let raised = _mm_xor_si128(codes, _mm_set1_epi8(i8::MIN));
             sums = _mm_add_epi64(sums, _mm_sad_epu8(raised, _mm_setzero_si128()));
