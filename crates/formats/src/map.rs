@@ -13,7 +13,7 @@ use std::sync::Arc;
 use memmap2::Mmap;
 
 use crate::{Error, Result};
-use fetch::Fetcher;
+use fetch::{Fetcher, Way};
 
 /// Bytes that stay put for as long as the last clone of the `Arc` lives.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub struct Mapped {
 
 #[derive(Debug)]
 enum Bytes {
-    File { map: Mmap, fetcher: Option<Fetcher> },
+    File { map: Arc<Mmap>, fetcher: Option<Fetcher> },
     Static(&'static [u8]),
     Owned(Vec<u8>),
 }
@@ -33,6 +33,21 @@ enum Bytes {
 impl Mapped {
     /// Maps a file, whose beginning is fetched meanwhile.
     pub fn open(path: &Path) -> Result<Arc<Self>> {
+        Self::map(path, |file, map| Fetcher::start(Way::Read(file), map.len()))
+    }
+
+    /// Maps a file of which all will be read many times, on huge pages where the system has them for files. Nothing is fetched
+    /// before [`Mapped::fetch_all`].
+    pub fn open_whole(path: &Path) -> Result<Arc<Self>> {
+        Self::map(path, |file, map| {
+            // A refusal costs time alone.
+            #[cfg(target_os = "linux")]
+            let _ = map.advise(memmap2::Advice::HugePage);
+            Fetcher::start(Way::Map(Arc::clone(map), file), map.len())
+        })
+    }
+
+    fn map(path: &Path, fetch: impl FnOnce(File, &Arc<Mmap>) -> Option<Fetcher>) -> Result<Arc<Self>> {
         let wrong = |source| Error::Io { path: path.to_owned(), source };
         // Asked before it is opened: opening a pipe waits for a writer.
         if !std::fs::metadata(path).map_err(wrong)?.is_file() {
@@ -48,8 +63,8 @@ impl Mapped {
                 // SAFETY: the mapping is read-only and private to this value. As with every mapped file, another process
                 // that rewrites or truncates the file while it is open breaks the promise; weight files are replaced by
                 // renaming, never rewritten in place.
-                let map = unsafe { Mmap::map(&file) }.map_err(wrong)?;
-                let fetcher = Fetcher::start(file, map.len());
+                let map = Arc::new(unsafe { Mmap::map(&file) }.map_err(wrong)?);
+                let fetcher = fetch(file, &map);
                 Bytes::File { map, fetcher }
             }
         };
@@ -143,6 +158,7 @@ mod tests {
         std::fs::write(&path, &content).unwrap();
         let map = Mapped::open(&path).unwrap();
         assert_eq!(map.bytes(), content);
+        assert_eq!(Mapped::open_whole(&path).unwrap().bytes(), content);
         map.release(10..90_000);
         map.release(90_000..100_000);
         map.release(5..5);

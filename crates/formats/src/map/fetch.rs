@@ -1,5 +1,6 @@
-//! A file's pages brought into memory ahead of who reads them through a mapping, by a thread that reads the file itself: the
-//! system fetches far ahead of such a reader, with few large requests, and little ahead of somebody who touches pages.
+//! A file's pages brought into memory ahead of who reads them through a mapping, by a thread: one that reads the file itself, as the
+//! system fetches far ahead of such a reader, with few large requests, and little ahead of somebody who touches pages; or, for a
+//! mapping that is to lie on huge pages, one that has them mapped, as files that are read come in smaller ones.
 
 use std::fs::File;
 use std::ops::Range;
@@ -7,13 +8,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::Thread;
 
+use memmap2::Mmap;
+
 /// How far ahead of its reader a file is fetched: so far that a disk has something to do while others compute. Before anybody
 /// has read of it, less: a model may have many files.
 const AHEAD: usize = 256 << 20;
 const BEGINNING: usize = 128 << 20;
 
-/// Bytes that are read at a time.
+/// Bytes that are fetched at a time.
 const PIECE: usize = 1 << 20;
+
+/// How pages are fetched.
+pub(super) enum Way {
+    Read(File),
+    /// Through the mapping, or where that is not to be had by reading the file.
+    Map(Arc<Mmap>, File),
+}
 
 /// The thread, as the reader sees it. It ends with this.
 #[derive(Debug)]
@@ -31,15 +41,15 @@ struct Shared {
 }
 
 impl Fetcher {
-    /// Begins to fetch a file of `len` bytes; none where there can be no thread, which costs time and nothing else.
-    pub fn start(file: File, len: usize) -> Option<Self> {
+    /// Begins to fetch `len` bytes; none where there can be no thread, which costs time and nothing else.
+    pub fn start(way: Way, len: usize) -> Option<Self> {
         let shared = Arc::new(Shared {
             at: AtomicUsize::new(0),
-            ahead: AtomicUsize::new(BEGINNING),
+            ahead: AtomicUsize::new(if matches!(way, Way::Read(_)) { BEGINNING } else { 0 }),
             is_over: AtomicBool::new(false),
         });
         let theirs = Arc::clone(&shared);
-        let body = move || theirs.fetch(&file, len);
+        let body = move || theirs.fetch(&way, len);
         let handle = std::thread::Builder::new().name("folio-fetch".into()).spawn(body).ok()?;
         Some(Self { shared, thread: handle.thread().clone() })
     }
@@ -72,7 +82,7 @@ impl Drop for Fetcher {
 }
 
 impl Shared {
-    fn fetch(&self, file: &File, len: usize) {
+    fn fetch(&self, way: &Way, len: usize) {
         let (mut buffer, mut fetched) = (Vec::new(), 0);
         while !self.is_over.load(Ordering::Relaxed) {
             let (at, ahead) = (self.at.load(Ordering::Relaxed), self.ahead.load(Ordering::Relaxed));
@@ -80,15 +90,37 @@ impl Shared {
             fetched = piece.end;
             if piece.is_empty() {
                 std::thread::park();
-            } else if !is_cached(file, piece.end - 1) {
-                buffer.resize(PIECE, 0);
+            } else if way.fetch(piece, &mut buffer).is_err() {
                 // Whoever reads it for its content will meet the same error.
-                if read_at(file, &mut buffer[..piece.len()], piece.start).is_err() {
-                    return;
-                }
+                return;
             }
         }
     }
+}
+
+impl Way {
+    fn fetch(&self, piece: Range<usize>, buffer: &mut Vec<u8>) -> std::io::Result<()> {
+        let file = match self {
+            Way::Map(map, _) if populate(map, &piece) => return Ok(()),
+            Way::Map(_, file) | Way::Read(file) => file,
+        };
+        if is_cached(file, piece.end - 1) {
+            return Ok(());
+        }
+        buffer.resize(PIECE, 0);
+        read_at(file, &mut buffer[..piece.len()], piece.start).map(drop)
+    }
+}
+
+/// Has the pages mapped, which fetches them first; false where the system does not do so for us.
+#[cfg(target_os = "linux")]
+fn populate(map: &Mmap, piece: &Range<usize>) -> bool {
+    map.advise_range(memmap2::Advice::PopulateRead, piece.start, piece.len()).is_ok()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn populate(_: &Mmap, _: &Range<usize>) -> bool {
+    false
 }
 
 /// What to fetch of a file of `len` bytes when its reader is at `at`, and what lies before `fetched` was fetched. Files are mostly
@@ -153,21 +185,23 @@ mod tests {
         let path = std::env::temp_dir().join(format!("folio-fetch-{}", std::process::id()));
         std::fs::write(&path, vec![1; 3 * PIECE]).unwrap();
         let file = File::open(&path).unwrap();
-        let fetcher = Fetcher::start(file.try_clone().unwrap(), 3 * PIECE).unwrap();
+        // The thread's own shares go when it has ended, as it does before the fetcher goes.
+        fn wait_for_end<T>(shared: &Arc<T>) {
+            while Arc::strong_count(shared) > 1 {
+                std::thread::yield_now();
+            }
+        }
+        let fetcher = Fetcher::start(Way::Read(file.try_clone().unwrap()), 3 * PIECE).unwrap();
         fetcher.follow(PIECE);
-        // The thread's own share goes when it has ended, as it does before the fetcher goes.
         fetcher.end();
-        while Arc::strong_count(&fetcher.shared) > 1 {
-            std::thread::yield_now();
-        }
+        wait_for_end(&fetcher.shared);
         fetcher.follow(2 * PIECE);
-        let fetcher = Fetcher::start(file.try_clone().unwrap(), 3 * PIECE).unwrap();
+        // SAFETY: nobody writes to the file.
+        let map = Arc::new(unsafe { Mmap::map(&file) }.unwrap());
+        let fetcher = Fetcher::start(Way::Map(Arc::clone(&map), file.try_clone().unwrap()), map.len()).unwrap();
         fetcher.fetch_all();
-        let shared = Arc::clone(&fetcher.shared);
         drop(fetcher);
-        while Arc::strong_count(&shared) > 1 {
-            std::thread::yield_now();
-        }
+        wait_for_end(&map);
         assert!(!is_cached(&file, 3 * PIECE), "nothing lies behind the end");
         std::fs::remove_file(&path).unwrap();
     }

@@ -19,6 +19,8 @@ use super::{PackedFile, PackedParts, PartMemory};
 
 /// Bytes between two looks at whether to go on, which are on the disk by then.
 const PIECE: usize = 32 << 20;
+/// No system's pages are smaller.
+const PAGE: usize = 4 << 10;
 /// Of what is free on the disk, one part in so many may be taken.
 const FREE_SHARE: u64 = 4;
 const ENDING: &str = ".packed";
@@ -47,7 +49,7 @@ impl PackedPlace {
 
     /// The file as it is there, if there is one; whether it is worth anything [`PackedFile::new`] says.
     pub fn open(&self) -> Option<Arc<Mapped>> {
-        Mapped::open(&self.path()).ok()
+        Mapped::open_whole(&self.path()).ok()
     }
 
     /// Begins to write what was packed. `failed` hears why there is no file, if there is none in the end, and is dropped when
@@ -89,8 +91,9 @@ impl PackedPlace {
             .map_err(io::Error::from)
             .and_then(|()| fill(&file, &layout, parts, is_over))
             .and_then(|()| fs::rename(&partial, self.path()));
-        if written.is_err() {
-            let _ = fs::remove_file(&partial);
+        match &written {
+            Ok(()) => fetch_anew(&file, &self.path(), is_over),
+            Err(_) => drop(fs::remove_file(&partial)),
         }
         written
     }
@@ -171,6 +174,30 @@ fn fill(mut file: &File, layout: &Layout, parts: &[PartMemory], is_over: &Atomic
     file.rewind()?;
     file.write_all(&layout.header(digest.finish()))?;
     file.sync_all()
+}
+
+/// Files that were written lie on small pages in memory, and on huge ones if they are read through a mapping that asks for them: so
+/// the next start is to find what was read.
+fn fetch_anew(file: &File, path: &Path, is_over: &AtomicBool) {
+    #[cfg(target_os = "linux")]
+    // SAFETY: advice about a file that is open; it touches no memory of ours, and a refusal costs speed alone.
+    unsafe {
+        libc::posix_fadvise(std::os::fd::AsRawFd::as_raw_fd(file), 0, 0, libc::POSIX_FADV_DONTNEED);
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = file;
+    let Ok(map) = Mapped::open_whole(path) else { return };
+    // What is not fetched ahead is not mapped beside the memory of this process, which holds all of it already.
+    map.rest();
+    for start in (0..map.bytes().len()).step_by(PIECE) {
+        if is_over.load(Ordering::Relaxed) {
+            return;
+        }
+        let piece = start..map.bytes().len().min(start + PIECE);
+        let pages = map.bytes()[piece.clone()].iter().step_by(PAGE);
+        std::hint::black_box(pages.fold(0, |all, byte| all ^ byte));
+        map.release(piece);
+    }
 }
 
 pub(super) fn check_room(folder: &Path, bytes: u64) -> io::Result<()> {
