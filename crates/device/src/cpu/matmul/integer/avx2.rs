@@ -15,7 +15,7 @@ use std::mem::MaybeUninit;
 
 use super::super::avx2::Eight;
 use super::super::tile::{Tile, by_rows};
-use super::{Bytes, Dots, Five, Nibbles, Six, UNIT};
+use super::{Bytes, Dots, Five, Nibbles, Quarters, Six, UNIT};
 
 /// Bytes: three rows by all four registers of a panel leave four for sizes, signs, a product and ones.
 pub const MAX_BYTE_ROWS: usize = 3;
@@ -53,7 +53,6 @@ struct Wide(__m256i);
 // SAFETY: unaligned loads of 8 lanes; callers run with AVX2, FMA and F16C enabled.
 unsafe impl Dots for Sums {
     type Floats = Eight;
-    type Levels = __m256i;
     type Table = __m256i;
     /// Sizes and signs.
     const WORDS: usize = 2;
@@ -63,6 +62,23 @@ unsafe impl Dots for Sums {
         // SAFETY: AVX2 is there, as the trait asks; one readable value.
         Sums(unsafe { _mm256_set1_epi32(*from) })
     }
+
+    #[inline(always)]
+    unsafe fn to_floats(self) -> Eight {
+        // SAFETY: as above.
+        Eight(unsafe { _mm256_cvtepi32_ps(self.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn table(table: &[u8; 16]) -> __m256i {
+        // SAFETY: as above; 16 readable bytes.
+        unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())) }
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Quarters for Sums {
+    type Levels = __m256i;
 
     #[inline(always)]
     unsafe fn add_dot(self, levels: __m256i, activations: *const u32, rows: usize) -> Self {
@@ -82,18 +98,6 @@ unsafe impl Dots for Sums {
             add_panel(sums, levels, _mm256_set1_epi32(sizes), _mm256_set1_epi32(signs));
         }
         true
-    }
-
-    #[inline(always)]
-    unsafe fn to_floats(self) -> Eight {
-        // SAFETY: as above.
-        Eight(unsafe { _mm256_cvtepi32_ps(self.0) })
-    }
-
-    #[inline(always)]
-    unsafe fn table(table: &[u8; 16]) -> __m256i {
-        // SAFETY: as above; 16 readable bytes.
-        unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())) }
     }
 
     #[inline(always)]
@@ -122,8 +126,6 @@ unsafe impl Dots for Sums {
 // SAFETY: as above.
 unsafe impl<const UNITS: usize> Dots for Narrow<UNITS> {
     type Floats = Eight;
-    /// Codes.
-    type Levels = __m256i;
     type Table = ();
     const RUN_UNITS: usize = UNITS;
 
@@ -132,12 +134,6 @@ unsafe impl<const UNITS: usize> Dots for Narrow<UNITS> {
         // SAFETY: as above.
         let zero = unsafe { _mm256_setzero_si256() };
         Narrow { start, settled: zero, pairs: zero }
-    }
-
-    #[inline(always)]
-    unsafe fn add_dot(self, codes: __m256i, activations: *const u32, _: usize) -> Self {
-        // SAFETY: as above.
-        unsafe { Narrow { pairs: add_codes(self.pairs, codes, _mm256_set1_epi32(*activations as i32)), ..self } }
     }
 
     #[inline(always)]
@@ -157,6 +153,18 @@ unsafe impl<const UNITS: usize> Dots for Narrow<UNITS> {
 
     #[inline(always)]
     unsafe fn table(_: &[u8; 16]) {}
+}
+
+// SAFETY: as above.
+unsafe impl<const UNITS: usize> Quarters for Narrow<UNITS> {
+    /// Codes.
+    type Levels = __m256i;
+
+    #[inline(always)]
+    unsafe fn add_dot(self, codes: __m256i, activations: *const u32, _: usize) -> Self {
+        // SAFETY: as above.
+        unsafe { Narrow { pairs: add_codes(self.pairs, codes, _mm256_set1_epi32(*activations as i32)), ..self } }
+    }
 
     #[inline(always)]
     unsafe fn bytes(_: *const u8) -> __m256i {
@@ -193,20 +201,12 @@ unsafe impl<const UNITS: usize> Dots for Narrow<UNITS> {
 // SAFETY: as above.
 unsafe impl Dots for Wide {
     type Floats = Eight;
-    /// Codes.
-    type Levels = __m256i;
     type Table = ();
 
     #[inline(always)]
     unsafe fn splat(from: *const i32) -> Self {
         // SAFETY: as above; one readable value.
         Wide(unsafe { _mm256_set1_epi32(*from) })
-    }
-
-    #[inline(always)]
-    unsafe fn add_dot(self, codes: __m256i, activations: *const u32, _: usize) -> Self {
-        // SAFETY: as above.
-        unsafe { Wide(add_wide_codes(self.0, codes, _mm256_set1_epi32(*activations as i32))) }
     }
 
     #[inline(always)]
@@ -217,6 +217,18 @@ unsafe impl Dots for Wide {
 
     #[inline(always)]
     unsafe fn table(_: &[u8; 16]) {}
+}
+
+// SAFETY: as above.
+unsafe impl Quarters for Wide {
+    /// Codes.
+    type Levels = __m256i;
+
+    #[inline(always)]
+    unsafe fn add_dot(self, codes: __m256i, activations: *const u32, _: usize) -> Self {
+        // SAFETY: as above.
+        unsafe { Wide(add_wide_codes(self.0, codes, _mm256_set1_epi32(*activations as i32))) }
+    }
 
     #[inline(always)]
     unsafe fn bytes(_: *const u8) -> __m256i {

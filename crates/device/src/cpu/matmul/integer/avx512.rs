@@ -6,30 +6,25 @@ use std::arch::x86_64::*;
 use super::super::avx512::Sixteen;
 use super::super::tile::{Tile, by_rows};
 use super::avx512_row as row;
-use super::{Bytes, Dots, Five, Nibbles, Six};
+use super::avx512_units;
+use super::{AddUnits, Bytes, Codes, Dots, Five, Nibbles, Six, Units};
 
 /// Six rows by two registers of outputs, integer and floating-point sums, leave eight registers for the rest.
 pub const MAX_ROWS: usize = 6;
 
 #[derive(Clone, Copy)]
+#[repr(transparent)]
 struct Sums(__m512i);
 
 // SAFETY: unaligned loads of 16 lanes; callers run with AVX-512 F, BW, VNNI and VBMI enabled.
 unsafe impl Dots for Sums {
     type Floats = Sixteen;
-    type Levels = __m512i;
     type Table = __m512i;
 
     #[inline(always)]
     unsafe fn splat(from: *const i32) -> Self {
         // SAFETY: AVX-512 is there, as the trait asks; one readable value.
         Sums(unsafe { _mm512_set1_epi32(*from) })
-    }
-
-    #[inline(always)]
-    unsafe fn add_dot(self, levels: __m512i, activations: *const u32, _: usize) -> Self {
-        // SAFETY: as above.
-        Sums(unsafe { _mm512_dpbusd_epi32(self.0, levels, _mm512_set1_epi32(*activations as i32)) })
     }
 
     #[inline(always)]
@@ -44,52 +39,24 @@ unsafe impl Dots for Sums {
         // SAFETY: as above; 16 readable bytes.
         unsafe { _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())) }
     }
+}
+
+// SAFETY: as above.
+unsafe impl AddUnits for Sums {
+    /// So that what follows is fetched in small portions.
+    const AT_ONCE: usize = 4;
 
     #[inline(always)]
-    unsafe fn bytes(at: *const u8) -> __m512i {
-        // SAFETY: as above; 64 readable bytes.
-        unsafe { _mm512_loadu_si512(at.cast()) }
-    }
-
-    #[inline(always)]
-    unsafe fn nibbles<const HIGH: bool>(at: *const u8, table: __m512i) -> __m512i {
-        // SAFETY: as above; 64 readable bytes.
-        unsafe {
-            let pairs = _mm512_loadu_si512(at.cast());
-            let pairs = if HIGH { _mm512_srli_epi16::<4>(pairs) } else { pairs };
-            _mm512_permutexvar_epi8(pairs, table)
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn five<const HIGH: bool>(at: *const u8, plane: *const u8, _: __m512i) -> __m512i {
-        // SAFETY: as above; 64 readable bytes and eight of the plane.
-        unsafe {
-            let pairs = _mm512_loadu_si512(at.cast());
-            let pairs = if HIGH { _mm512_srli_epi16::<4>(pairs) } else { pairs };
-            let low = _mm512_and_si512(pairs, _mm512_set1_epi8(15));
-            let fifth = plane.cast::<u64>().read_unaligned();
-            _mm512_mask_add_epi8(low, fifth, low, _mm512_set1_epi8(16))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn six<const Q: usize>(at: *const u8, plane: *const u8, _: __m512i) -> __m512i {
-        /// `a | b & c`.
-        const OR_AND: i32 = 0xf8;
-        // SAFETY: as above; 64 readable bytes of both.
-        unsafe {
-            let (pairs, plane) = (_mm512_loadu_si512(at.cast()), _mm512_loadu_si512(plane.cast()));
-            let pairs = if Q.is_multiple_of(2) { pairs } else { _mm512_srli_epi16::<4>(pairs) };
-            let upper = match Q {
-                0 => _mm512_slli_epi16::<4>(plane),
-                1 => _mm512_slli_epi16::<2>(plane),
-                2 => plane,
-                _ => _mm512_srli_epi16::<2>(plane),
-            };
-            let upper = _mm512_and_si512(upper, _mm512_set1_epi8(0x30));
-            _mm512_ternarylogic_epi32::<OR_AND>(upper, pairs, _mm512_set1_epi8(15))
-        }
+    unsafe fn add_units<C: Codes, const R: usize, const N: usize, const P: usize>(
+        dots: &mut [[[Self; N]; R]; P],
+        units: Units,
+        _: usize,
+        table: __m512i,
+        activations: *const u32,
+    ) {
+        const { assert!(N == 2 && P == 1, "a whole panel at a time") };
+        // SAFETY: as above; sums are what is in them.
+        unsafe { avx512_units::add::<C, R>(&mut *std::ptr::from_mut(dots).cast(), units, table, activations) };
     }
 }
 

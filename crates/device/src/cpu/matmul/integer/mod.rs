@@ -6,7 +6,7 @@
 //! bits do not depend on the tile's height, on the blocking or on the neighbours. Scales and minimums that are multiples of what
 //! a block shares are multiplied out first.
 //!
-//! As in [`tile`](super::tile), [`Dots`] is the handful of vector operations, [`Codes`] reads one packing into them,
+//! As in [`tile`](super::tile), [`Quarters`] is the handful of vector operations, [`Codes`] reads one packing into them,
 //! [`tile`] is the algorithm, and files named after instruction sets enter it with those instructions enabled.
 
 #[cfg(target_arch = "x86_64")]
@@ -15,6 +15,8 @@ pub mod avx2;
 pub mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512_row;
+#[cfg(target_arch = "x86_64")]
+mod avx512_units;
 #[cfg(target_arch = "aarch64")]
 pub mod neon;
 pub mod scalar;
@@ -27,15 +29,13 @@ use super::tile::{Lanes, Prefetch, Tile};
 /// Inner values read at a time, in quarters of four: the shortest group.
 pub const UNIT: usize = 16;
 
-/// Sums of integer products, one a lane, and the levels they are made of.
+/// Sums of integer products, one a lane.
 ///
 /// # Safety
 /// As for [`Lanes`]; code pointers are valid for `WIDTH` lanes, activation pointers for one word.
 pub unsafe trait Dots: Copy {
     /// As wide as this.
     type Floats: Lanes;
-    /// Four levels a lane.
-    type Levels: Copy;
     /// The tile's table, in registers.
     type Table: Copy;
 
@@ -45,13 +45,6 @@ pub unsafe trait Dots: Copy {
     const RUN_UNITS: usize = 0;
 
     unsafe fn splat(from: *const i32) -> Self;
-    /// Adds each lane's four levels times the four values at `activations`; a second word of them is `rows` further.
-    unsafe fn add_dot(self, levels: Self::Levels, activations: *const u32, rows: usize) -> Self;
-    /// The same for a whole panel whose levels are bytes; false where that is nothing special.
-    #[inline(always)]
-    unsafe fn add_bytes(_: &mut [Self], _levels: *const u8, _activations: *const u32, _rows: usize) -> bool {
-        false
-    }
     /// Makes room for another run of units, where sums are narrow while they grow.
     #[inline(always)]
     unsafe fn settle(self) -> Self {
@@ -59,8 +52,42 @@ pub unsafe trait Dots: Copy {
     }
     /// Of settled sums.
     unsafe fn to_floats(self) -> Self::Floats;
-
     unsafe fn table(table: &[u8; 16]) -> Self::Table;
+}
+
+/// Sums to which whole units are added.
+///
+/// # Safety
+/// As for [`Dots`].
+pub unsafe trait AddUnits: Dots {
+    /// As many at once, at most.
+    const AT_ONCE: usize = 1;
+
+    /// Adds the products of [`Units`], from lane `column` on, with their words at `activations`.
+    unsafe fn add_units<C: Codes, const R: usize, const N: usize, const P: usize>(
+        dots: &mut [[[Self; N]; R]; P],
+        units: Units,
+        column: usize,
+        table: Self::Table,
+        activations: *const u32,
+    );
+}
+
+/// Sums to which products are added by four inner values, and the levels that those are made of.
+///
+/// # Safety
+/// As for [`Dots`].
+pub unsafe trait Quarters: Dots {
+    /// Four levels a lane.
+    type Levels: Copy;
+
+    /// Adds each lane's four levels times the four values at `activations`; a second word of them is `rows` further.
+    unsafe fn add_dot(self, levels: Self::Levels, activations: *const u32, rows: usize) -> Self;
+    /// The same for a whole panel whose levels are bytes; false where that is nothing special.
+    #[inline(always)]
+    unsafe fn add_bytes(_: &mut [Self], _levels: *const u8, _activations: *const u32, _rows: usize) -> bool {
+        false
+    }
     /// Bytes are the levels, plus 128.
     unsafe fn bytes(at: *const u8) -> Self::Levels;
     /// The low or (`HIGH`) the high four bits of each byte, looked up in the table.
@@ -72,14 +99,59 @@ pub unsafe trait Dots: Copy {
     unsafe fn six<const Q: usize>(at: *const u8, plane: *const u8, table: Self::Table) -> Self::Levels;
 }
 
-/// One packing of codes, see `weight.rs`: a unit is 16 inner values of 32 lanes.
+// SAFETY: the caller's promise is that of all that it calls.
+unsafe impl<V: Quarters> AddUnits for V {
+    #[inline(always)]
+    unsafe fn add_units<C: Codes, const R: usize, const N: usize, const P: usize>(
+        dots: &mut [[[V; N]; R]; P],
+        units: Units,
+        column: usize,
+        table: V::Table,
+        activations: *const u32,
+    ) {
+        assert!(units.number == Self::AT_ONCE);
+        // SAFETY: the caller's promise; prefetching may go anywhere.
+        unsafe {
+            for line in 0..units.lines {
+                V::Floats::prefetch_far(units.ahead.wrapping_add(64 * line));
+            }
+            quarter::<V, C, 0, R, N, P>(dots, units, column, table, activations);
+            quarter::<V, C, 1, R, N, P>(dots, units, column, table, activations);
+            quarter::<V, C, 2, R, N, P>(dots, units, column, table, activations);
+            quarter::<V, C, 3, R, N, P>(dots, units, column, table, activations);
+        }
+    }
+}
+
+/// Units of each panel, one behind the other, with the panels so much apart.
+#[derive(Clone, Copy)]
+pub struct Units {
+    number: usize,
+    at: *const u8,
+    apart: usize,
+    /// What others need later: with each unit `lines` cache lines more from there on are fetched.
+    ahead: *const u8,
+    lines: usize,
+}
+
+/// The packings of codes, see `weight.rs`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Packed {
+    Bytes,
+    Nibbles,
+    Five,
+    Six,
+}
+
+/// One of them: a unit is 16 inner values of 32 lanes.
 pub trait Codes {
+    const PACKED: Packed;
     const UNIT_BYTES: usize;
     /// Quarter `Q` of the unit at `unit`, from lane `lane` on.
     ///
     /// # Safety
     /// As for [`Dots`].
-    unsafe fn read<V: Dots, const Q: usize>(unit: *const u8, lane: usize, table: V::Table) -> V::Levels;
+    unsafe fn read<V: Quarters, const Q: usize>(unit: *const u8, lane: usize, table: V::Table) -> V::Levels;
 }
 
 pub struct Bytes;
@@ -88,18 +160,20 @@ pub struct Five;
 pub struct Six;
 
 impl Codes for Bytes {
+    const PACKED: Packed = Packed::Bytes;
     const UNIT_BYTES: usize = UNIT * LANES;
     #[inline(always)]
-    unsafe fn read<V: Dots, const Q: usize>(unit: *const u8, lane: usize, _: V::Table) -> V::Levels {
+    unsafe fn read<V: Quarters, const Q: usize>(unit: *const u8, lane: usize, _: V::Table) -> V::Levels {
         // SAFETY: the caller's promise; four quarters of four bytes a lane.
         unsafe { V::bytes(unit.add((Q * LANES + lane) * 4)) }
     }
 }
 
 impl Codes for Nibbles {
+    const PACKED: Packed = Packed::Nibbles;
     const UNIT_BYTES: usize = UNIT * LANES / 2;
     #[inline(always)]
-    unsafe fn read<V: Dots, const Q: usize>(unit: *const u8, lane: usize, table: V::Table) -> V::Levels {
+    unsafe fn read<V: Quarters, const Q: usize>(unit: *const u8, lane: usize, table: V::Table) -> V::Levels {
         // SAFETY: the caller's promise; two quarters share four bytes a lane.
         unsafe {
             let at = unit.add((Q / 2 * LANES + lane) * 4);
@@ -109,9 +183,10 @@ impl Codes for Nibbles {
 }
 
 impl Codes for Five {
+    const PACKED: Packed = Packed::Five;
     const UNIT_BYTES: usize = UNIT * LANES * 5 / 8;
     #[inline(always)]
-    unsafe fn read<V: Dots, const Q: usize>(unit: *const u8, lane: usize, table: V::Table) -> V::Levels {
+    unsafe fn read<V: Quarters, const Q: usize>(unit: *const u8, lane: usize, table: V::Table) -> V::Levels {
         // SAFETY: as above; behind the nibbles of all quarters lie 16 bytes of fifth bits for each.
         unsafe {
             let at = unit.add((Q / 2 * LANES + lane) * 4);
@@ -122,9 +197,10 @@ impl Codes for Five {
 }
 
 impl Codes for Six {
+    const PACKED: Packed = Packed::Six;
     const UNIT_BYTES: usize = UNIT * LANES * 6 / 8;
     #[inline(always)]
-    unsafe fn read<V: Dots, const Q: usize>(unit: *const u8, lane: usize, table: V::Table) -> V::Levels {
+    unsafe fn read<V: Quarters, const Q: usize>(unit: *const u8, lane: usize, table: V::Table) -> V::Levels {
         // SAFETY: as above; behind the nibbles of all quarters lie the upper bits of all of them, four bytes a lane.
         unsafe {
             let at = unit.add((Q / 2 * LANES + lane) * 4);
@@ -206,7 +282,7 @@ pub unsafe fn expand<V: Lanes>(tile: &Tile, code_bytes: usize, mut out: *mut f32
 /// # Safety
 /// As for [`super::tile::tile`], with `V`'s instruction set.
 #[inline(always)]
-pub unsafe fn tile<V: Dots, C: Codes, const R: usize, const N: usize>(tile: &Tile) {
+pub unsafe fn tile<V: AddUnits, C: Codes, const R: usize, const N: usize>(tile: &Tile) {
     let (mut tile, mut column) = (*tile, 0);
     while column < LANES {
         // SAFETY: column + N * WIDTH <= 32 by divisibility, the rest is the caller's.
@@ -222,7 +298,7 @@ pub unsafe fn tile<V: Dots, C: Codes, const R: usize, const N: usize>(tile: &Til
 /// As for [`tile`], with `P` panels.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-pub unsafe fn row<V: Dots, C: Codes, const N: usize, const P: usize>(tile: &Tile, ahead: usize) {
+pub unsafe fn row<V: AddUnits, C: Codes, const N: usize, const P: usize>(tile: &Tile, ahead: usize) {
     const { assert!(N * V::Floats::WIDTH == LANES) };
     let tile = Tile { prefetch: Prefetch::following(ahead), ..*tile };
     // SAFETY: the caller's promise.
@@ -239,7 +315,7 @@ pub unsafe fn row<V: Dots, C: Codes, const N: usize, const P: usize>(tile: &Tile
 /// # Safety
 /// As [`tile`]; `column + N * WIDTH <= 32`.
 #[inline(always)]
-unsafe fn part<V: Dots, C: Codes, const R: usize, const N: usize, const P: usize, const MULTIPLES: bool>(
+unsafe fn part<V: AddUnits, C: Codes, const R: usize, const N: usize, const P: usize, const MULTIPLES: bool>(
     tile: &Tile,
     column: usize,
 ) {
@@ -268,18 +344,16 @@ unsafe fn part<V: Dots, C: Codes, const R: usize, const N: usize, const P: usize
             }
         }
         let table = V::table(&tile.table);
-        let mut activations = tile.activations;
-        let mut panel = tile.panel;
-        let mut ahead = tile.prefetch.at;
+        let mut place = Place { panel: tile.panel, activations: tile.activations, ahead: tile.prefetch.at };
         // Multiples of the next group, and what those of this step are of.
         let (mut multiples, mut base): (*const u8, _) = (std::ptr::null(), std::ptr::null());
         let (mut groups_left, mut line_left) = (0, 0);
         let mut expanded = if MULTIPLES { tile.numbers } else { std::ptr::null() };
         for _ in 0..tile.steps * tile.groups {
             if has_multiples {
-                let mut numbers_end = panel;
+                let mut numbers_end = place.panel;
                 if groups_left == 0 {
-                    (groups_left, line_left, base) = (tile.groups, 0, panel);
+                    (groups_left, line_left, base) = (tile.groups, 0, place.panel);
                     numbers_end = numbers_end.add(number_bytes);
                 }
                 if line_left == 0 {
@@ -288,20 +362,20 @@ unsafe fn part<V: Dots, C: Codes, const R: usize, const N: usize, const P: usize
                 }
                 groups_left -= 1;
                 line_left -= number_bytes / 2;
-                while panel < numbers_end {
+                while place.panel < numbers_end {
                     if tile.prefetch.distance > 0 {
                         for p in 0..P {
-                            let ahead = panel.wrapping_add(p * tile.panel_bytes + tile.prefetch.distance);
+                            let ahead = place.panel.wrapping_add(p * tile.panel_bytes + tile.prefetch.distance);
                             fetch::<V::Floats>(&tile.prefetch, ahead);
                         }
                     }
-                    panel = panel.add(64);
+                    place.panel = place.panel.add(64);
                 }
             }
-            let scales = activations.cast::<f32>();
-            let starts = activations.add(R).cast::<i32>();
-            let totals = activations.add(2 * R).cast::<f32>();
-            activations = activations.add(if tile.affine { 3 * R } else { 2 * R });
+            let scales = place.activations.cast::<f32>();
+            let starts = place.activations.add(R).cast::<i32>();
+            let totals = place.activations.add(2 * R).cast::<f32>();
+            place.activations = place.activations.add(if tile.affine { 3 * R } else { 2 * R });
 
             let mut dots = [[[V::splat(starts); N]; R]; P];
             for p in 0..P {
@@ -310,27 +384,7 @@ unsafe fn part<V: Dots, C: Codes, const R: usize, const N: usize, const P: usize
                 }
             }
             for _ in 0..runs {
-                for _ in 0..run_units {
-                    if tile.prefetch.distance > 0 {
-                        for p in 0..P {
-                            let ahead = panel.wrapping_add(p * tile.panel_bytes + tile.prefetch.distance);
-                            for line in 0..C::UNIT_BYTES / 64 {
-                                fetch::<V::Floats>(&tile.prefetch, ahead.wrapping_add(64 * line));
-                            }
-                        }
-                    }
-                    for _ in 0..tile.prefetch.lines {
-                        fetch::<V::Floats>(&tile.prefetch, ahead);
-                        ahead = ahead.wrapping_add(64);
-                    }
-                    let units = Units { at: panel, apart: tile.panel_bytes };
-                    quarter::<V, C, 0, R, N, P>(&mut dots, units, column, table, activations);
-                    quarter::<V, C, 1, R, N, P>(&mut dots, units, column, table, activations);
-                    quarter::<V, C, 2, R, N, P>(&mut dots, units, column, table, activations);
-                    quarter::<V, C, 3, R, N, P>(&mut dots, units, column, table, activations);
-                    activations = activations.add(4 * V::WORDS * R);
-                    panel = panel.add(C::UNIT_BYTES);
-                }
+                add_run::<V, C, R, N, P>(tile, &mut dots, &mut place, run_units, column, table);
                 for p in 0..P {
                     for r in 0..R {
                         for n in 0..N {
@@ -340,14 +394,14 @@ unsafe fn part<V: Dots, C: Codes, const R: usize, const N: usize, const P: usize
                 }
             }
             let numbers = match (has_multiples, expanded.is_null()) {
-                (false, _) => Numbers::Halves(panel),
+                (false, _) => Numbers::Halves(place.panel),
                 (true, true) => Numbers::Multiples(multiples.cast(), base),
                 (true, false) => Numbers::Floats(expanded),
             };
             for p in 0..P {
                 let numbers = numbers.further(p * tile.panel_bytes);
                 if tile.prefetch.distance > 0 && !has_multiples {
-                    let end = panel.wrapping_add(p * tile.panel_bytes + tile.prefetch.distance);
+                    let end = place.panel.wrapping_add(p * tile.panel_bytes + tile.prefetch.distance);
                     fetch::<V::Floats>(&tile.prefetch, end);
                 }
                 for n in 0..N {
@@ -369,7 +423,7 @@ unsafe fn part<V: Dots, C: Codes, const R: usize, const N: usize, const P: usize
             match has_multiples {
                 true if expanded.is_null() => multiples = multiples.add(number_bytes / 2),
                 true => expanded = expanded.add(number_bytes / 2),
-                false => panel = panel.add(number_bytes),
+                false => place.panel = place.panel.add(number_bytes),
             }
         }
         for p in 0..P {
@@ -389,11 +443,48 @@ unsafe fn part<V: Dots, C: Codes, const R: usize, const N: usize, const P: usize
     }
 }
 
-/// A unit of each panel.
-#[derive(Clone, Copy)]
-struct Units {
-    at: *const u8,
-    apart: usize,
+/// Where a tile is in its panels and activations, and in what it fetches for others.
+struct Place {
+    panel: *const u8,
+    activations: *const u32,
+    ahead: *const u8,
+}
+
+/// Adds the products of `units` units of each panel, and fetches what is due meanwhile.
+///
+/// # Safety
+/// As [`tile`], with the panels' units and their words at `place`, which goes on to what follows them.
+#[inline(always)]
+unsafe fn add_run<V: AddUnits, C: Codes, const R: usize, const N: usize, const P: usize>(
+    tile: &Tile,
+    dots: &mut [[[V; N]; R]; P],
+    place: &mut Place,
+    units: usize,
+    column: usize,
+    table: V::Table,
+) {
+    let mut units_left = units;
+    while units_left > 0 {
+        let number = units_left.min(V::AT_ONCE);
+        let (bytes, lines) = (number * C::UNIT_BYTES, tile.prefetch.lines);
+        let units = Units { number, at: place.panel, apart: tile.panel_bytes, ahead: place.ahead, lines };
+        // SAFETY: the caller's promise; prefetching may go anywhere.
+        unsafe {
+            if tile.prefetch.distance > 0 {
+                for p in 0..P {
+                    let ahead = place.panel.wrapping_add(p * tile.panel_bytes + tile.prefetch.distance);
+                    for line in 0..bytes / 64 {
+                        fetch::<V::Floats>(&tile.prefetch, ahead.wrapping_add(64 * line));
+                    }
+                }
+            }
+            V::add_units::<C, R, N, P>(dots, units, column, table, place.activations);
+            place.panel = place.panel.add(bytes);
+            place.ahead = place.ahead.wrapping_add(64 * lines * number);
+            place.activations = place.activations.add(number * UNIT / 4 * V::WORDS * R);
+        }
+        units_left -= number;
+    }
 }
 
 /// Adds the products of four inner values.
@@ -401,7 +492,7 @@ struct Units {
 /// # Safety
 /// As [`tile`], with the panels' `units` and their words at `activations`.
 #[inline(always)]
-unsafe fn quarter<V: Dots, C: Codes, const Q: usize, const R: usize, const N: usize, const P: usize>(
+unsafe fn quarter<V: Quarters, C: Codes, const Q: usize, const R: usize, const N: usize, const P: usize>(
     dots: &mut [[[V; N]; R]; P],
     units: Units,
     column: usize,
@@ -418,9 +509,7 @@ unsafe fn quarter<V: Dots, C: Codes, const Q: usize, const R: usize, const N: us
             }
             for r in 0..R {
                 let words = activations.add(Q * V::WORDS * R + r);
-                if C::UNIT_BYTES == Bytes::UNIT_BYTES
-                    && V::add_bytes(&mut dots[p][r], unit.add(Q * LANES * 4), words, R)
-                {
+                if C::PACKED == Packed::Bytes && V::add_bytes(&mut dots[p][r], unit.add(Q * LANES * 4), words, R) {
                     continue;
                 }
                 for n in 0..N {

@@ -5,7 +5,7 @@ use std::arch::aarch64::*;
 
 use super::super::neon::Four;
 use super::super::tile::{Tile, by_rows};
-use super::{Bytes, Dots, Five, Nibbles, Six};
+use super::{Bytes, Dots, Five, Nibbles, Quarters, Six};
 
 /// Six rows by two registers of outputs, integer and floating-point sums, leave eight registers for the rest.
 pub const MAX_ROWS: usize = 6;
@@ -16,24 +16,12 @@ struct Sums(int32x4_t);
 // SAFETY: unaligned loads of 4 lanes; every aarch64 has NEON.
 unsafe impl Dots for Sums {
     type Floats = Four;
-    type Levels = int8x16_t;
     type Table = int8x16_t;
 
     #[inline(always)]
     unsafe fn splat(from: *const i32) -> Self {
         // SAFETY: NEON is there; one readable value.
         Sums(unsafe { vdupq_n_s32(*from) })
-    }
-
-    #[inline(always)]
-    unsafe fn add_dot(self, levels: int8x16_t, activations: *const u32, _: usize) -> Self {
-        // SAFETY: NEON is there; one readable word.
-        unsafe {
-            let activations = vreinterpretq_s8_u32(vdupq_n_u32(*activations));
-            let low = vmull_s8(vget_low_s8(levels), vget_low_s8(activations));
-            let high = vmull_high_s8(levels, activations);
-            Sums(vpadalq_s16(self.0, vpaddq_s16(low, high)))
-        }
     }
 
     #[inline(always)]
@@ -46,6 +34,22 @@ unsafe impl Dots for Sums {
     unsafe fn table(table: &[u8; 16]) -> int8x16_t {
         // SAFETY: NEON is there; 16 readable bytes.
         unsafe { vld1q_s8(table.as_ptr().cast()) }
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Quarters for Sums {
+    type Levels = int8x16_t;
+
+    #[inline(always)]
+    unsafe fn add_dot(self, levels: int8x16_t, activations: *const u32, _: usize) -> Self {
+        // SAFETY: NEON is there; one readable word.
+        unsafe {
+            let activations = vreinterpretq_s8_u32(vdupq_n_u32(*activations));
+            let low = vmull_s8(vget_low_s8(levels), vget_low_s8(activations));
+            let high = vmull_high_s8(levels, activations);
+            Sums(vpadalq_s16(self.0, vpaddq_s16(low, high)))
+        }
     }
 
     #[inline(always)]

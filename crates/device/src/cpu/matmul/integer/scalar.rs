@@ -2,7 +2,7 @@
 
 use super::super::scalar::Eight;
 use super::super::tile::{Tile, by_rows};
-use super::{Bytes, Dots, Five, Nibbles, Six};
+use super::{Bytes, Dots, Five, Nibbles, Quarters, Six};
 
 pub const MAX_ROWS: usize = 4;
 
@@ -14,7 +14,6 @@ struct Sums([i32; WIDTH]);
 // SAFETY: plain loads of 8 lanes.
 unsafe impl Dots for Sums {
     type Floats = Eight;
-    type Levels = [[i8; 4]; WIDTH];
     type Table = [i8; 16];
 
     #[inline(always)]
@@ -22,6 +21,21 @@ unsafe impl Dots for Sums {
         // SAFETY: the caller gives one readable value.
         Sums([unsafe { *from }; WIDTH])
     }
+
+    #[inline(always)]
+    unsafe fn to_floats(self) -> Eight {
+        Eight(self.0.map(|sum| sum as f32))
+    }
+
+    #[inline(always)]
+    unsafe fn table(table: &[u8; 16]) -> [i8; 16] {
+        table.map(|level| level as i8)
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Quarters for Sums {
+    type Levels = [[i8; 4]; WIDTH];
 
     #[inline(always)]
     unsafe fn add_dot(mut self, levels: [[i8; 4]; WIDTH], activations: *const u32, _: usize) -> Self {
@@ -33,16 +47,6 @@ unsafe impl Dots for Sums {
             }
         }
         self
-    }
-
-    #[inline(always)]
-    unsafe fn to_floats(self) -> Eight {
-        Eight(self.0.map(|sum| sum as f32))
-    }
-
-    #[inline(always)]
-    unsafe fn table(table: &[u8; 16]) -> [i8; 16] {
-        table.map(|level| level as i8)
     }
 
     #[inline(always)]
