@@ -30,6 +30,9 @@ const LEAST: usize = TILE;
 /// As long as nothing is known of what one costs.
 const FIRST: usize = 2 * TILE;
 
+/// Most rows of prompt that a step has because so many requests wait to decode: beside as many, a row costs little less in more.
+const MOST_SHARED: usize = 32;
+
 /// What a step was made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StepShape {
@@ -66,8 +69,9 @@ impl Pace {
         smooth(&mut self.prompt_token, took.saturating_sub(others).max(took / 8) / prompt_rows as Nanos);
     }
 
-    /// Most prompt tokens of the next step, beside `decode_rows` others.
-    pub fn prompt_allowance(&self, decode_rows: usize) -> usize {
+    /// Most prompt tokens of the next step, beside `decode_rows` others, of `might_decode` requests that would if their prompts were
+    /// done.
+    pub fn prompt_allowance(&self, decode_rows: usize, might_decode: usize) -> usize {
         let Some(target) = self.target.filter(|_| decode_rows > 0) else { return usize::MAX };
         // Steps vary: aim below the target, so that nearly all stay under it.
         let goal = target - target / 5;
@@ -76,8 +80,9 @@ impl Pace {
         let slow = Nanos::from(self.steps).saturating_mul(self.decode_step.unwrap_or(0)).saturating_sub(goal);
         let goal = goal.max(slow);
         // What decoding takes was learned from steps without prompt, which may have been few, and of fewer rows: a prompt's row
-        // is no dearer than a decoding one.
-        let share = if self.steps > 0 { decode_rows } else { 0 };
+        // is no dearer than a decoding one. As long as few decode, most are kept waiting by their prompts, and small steps cost
+        // all of them more than larger ones would those few.
+        let share = if self.steps > 0 { decode_rows.max(might_decode.min(MOST_SHARED)) } else { 0 };
         let Some(price) = self.prompt_token.map(|price| price.max(1)) else { return FIRST.max(share) };
         let allowance = match (self.last_mixed, self.decode_step) {
             (Some((tokens, took)), _) if took <= goal => {
@@ -114,7 +119,7 @@ mod tests {
         }
         let mut done = 0;
         while done < prompt {
-            let chunk = pace.prompt_allowance(8).min(512).min(prompt - done);
+            let chunk = pace.prompt_allowance(8, 8).min(512).min(prompt - done);
             let took = 6_000_000 + chunk as Nanos * (100_000 + 1_000 * (done as Nanos / 100));
             pace.observe(StepShape { decode_rows: 8, prompt_rows: chunk }, took);
             steps.push((chunk, took));
@@ -153,16 +158,23 @@ mod tests {
         let mut pace = Pace::new(Some(1_000_000), 3);
         pace.observe(StepShape { decode_rows: 1, prompt_rows: 0 }, 6_000_000);
         for _ in 0..9 {
-            let chunk = pace.prompt_allowance(64);
+            let chunk = pace.prompt_allowance(64, 64);
             assert!(chunk >= 64, "{chunk}");
             pace.observe(StepShape { decode_rows: 64, prompt_rows: chunk }, 100_000_000);
+        }
+        // Of few rows as many as there are requests, as long as those are not very many.
+        for (might_decode, expected) in [(1, LEAST), (16, 16), (100, MOST_SHARED)] {
+            let mut pace = Pace::new(Some(1_000_000), 1);
+            pace.observe(StepShape { decode_rows: 1, prompt_rows: 0 }, 6_000_000);
+            pace.observe(StepShape { decode_rows: 1, prompt_rows: 4 }, 6_400_000);
+            assert_eq!(pace.prompt_allowance(1, might_decode), expected);
         }
         // A target that is longer counts.
         let allowances = [0, 3].map(|steps| {
             let mut pace = Pace::new(Some(60_000_000), steps);
             pace.observe(StepShape { decode_rows: 8, prompt_rows: 0 }, 6_000_000);
             pace.observe(StepShape { decode_rows: 8, prompt_rows: 100 }, 16_000_000);
-            pace.prompt_allowance(8)
+            pace.prompt_allowance(8, 8)
         });
         assert_eq!(allowances[0], allowances[1]);
     }

@@ -68,7 +68,8 @@ impl Scheduler {
         self.expire(&mut step);
         self.force_preemption(&mut step);
         let num_decoding = self.allot_decodes(&mut step);
-        step.prompt_left = step.tokens_left.min(self.pace.prompt_allowance(step.shape.decode_rows));
+        let might_decode = (self.running.len() + self.waiting.len()).min(self.config.max_seqs);
+        step.prompt_left = step.tokens_left.min(self.pace.prompt_allowance(step.shape.decode_rows, might_decode));
         if num_decoding < self.running.len() {
             self.allot_prompts(&mut step);
         }
