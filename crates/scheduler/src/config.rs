@@ -20,7 +20,8 @@ pub struct SchedulerConfig {
     /// While others decode, a step takes on only as much prompt as keeps it under this. None: as much as the budget has.
     pub inter_token_target: Option<Nanos>,
     /// ... or under nearly so many steps without prompt, where those take longer: a model that is slow by itself would else take
-    /// prompts on by the spoonful. 0: the target alone counts.
+    /// prompts on by the spoonful. For the same reason it then has a row of prompt for each that decodes and, up to 32, for each
+    /// request there is, whatever that takes. 0: the target alone counts.
     pub inter_token_steps: u32,
     /// What one level of priority is worth in waiting time.
     pub aging: Nanos,
