@@ -37,7 +37,7 @@ impl Service {
         let num_samples = generate.params.n;
         let options = self.options(call, &generate);
         let request = |prompt: &Prepared| {
-            let request = engine.request(prompt.tokens.clone(), generate.params.clone());
+            let request = engine.request(prompt.tokens.clone(), generate.params_of_a_prompt());
             request.and_then(|request| request.with_options(options.clone())).map_err(invalid)
         };
         check_told(self, prompts, &generate)?;

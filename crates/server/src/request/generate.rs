@@ -45,7 +45,10 @@ pub struct Wishes {
 /// A request that can run.
 #[derive(Clone, Debug)]
 pub struct Generate {
+    /// But for the seed of a request that names none: see [`Generate::params_of_a_prompt`].
     pub(crate) params: SamplingParams,
+    /// Whether the client named the seed.
+    is_seeded: bool,
     pub(crate) text: TextOptions,
     /// To be tokenized with the prompt.
     pub(crate) bad_words: Vec<String>,
@@ -89,6 +92,7 @@ impl Generate {
         let keep_tokens = wishes.truncate_prompt.map(|keep| usize::try_from(keep).unwrap_or(all));
         Ok(Self {
             params,
+            is_seeded: wishes.seed.is_some(),
             text: TextOptions {
                 stop: wishes.stop,
                 include_stop: wishes.include_stop,
@@ -101,6 +105,13 @@ impl Generate {
             priority: wishes.priority.unwrap_or(0),
             cache_salt: wishes.cache_salt,
         })
+    }
+
+    /// How one of the request's prompts is sampled. A seed that the client named holds for all of them; without one each
+    /// prompt draws from a fresh seed, or equal prompts would have equal answers.
+    pub fn params_of_a_prompt(&self) -> SamplingParams {
+        let seed = if self.is_seeded { self.params.seed } else { fresh_seed() };
+        SamplingParams { seed, ..self.params.clone() }
     }
 }
 
@@ -125,12 +136,12 @@ fn sampling(wishes: &Wishes, bounds: &Bounds) -> SamplingParams {
         ignore_eos: wishes.ignore_eos,
         logprobs: wishes.logprobs,
         prompt_logprobs: wishes.prompt_logprobs,
-        seed: wishes.seed.map_or_else(fresh_seed, |seed| seed as u64),
+        seed: wishes.seed.map_or(standard.seed, |seed| seed as u64),
         ..standard
     }
 }
 
-/// A request without a seed draws anew each time.
+/// A prompt without a seed draws anew each time.
 fn fresh_seed() -> u64 {
     RandomState::new().hash_one(0u8)
 }

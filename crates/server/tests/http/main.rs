@@ -13,3 +13,4 @@ mod messages;
 mod neighbours;
 mod refused;
 mod responses;
+mod seeds;
