@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use crate::{
     Miss, RequestId, Scheduler,
     blocks::{Match, prefix::ChainHash},
-    queue::OrderKey,
+    queue::Place,
     request::{Fetch, Request},
     step::Step,
 };
@@ -43,7 +43,7 @@ pub(crate) struct Crowd {
     /// Somebody was sent back too often.
     is_cautious: bool,
     /// The first in line whose prompt this step does not finish, and how much of it is left.
-    unfinished: Option<(OrderKey, usize)>,
+    unfinished: Option<(Place, usize)>,
 }
 
 /// What a newcomer need not compute.
@@ -125,13 +125,15 @@ impl Scheduler {
     /// A request that `admit` has prepared takes its place among those who run.
     fn start(&mut self, mut request: Box<Request>, step: &mut Step) {
         request.started = self.now;
-        self.waiting.charge(request.tenant, request.chunk);
+        request.rank = self.waiting.rank_of(request.tenant);
+        let due = request.bill(request.chunk);
+        self.waiting.charge(request.tenant, due);
         self.known.get_mut(&request.id).expect("a queued request is known").runs = true;
         self.note_computing(&mut request, step);
         if let Some(crowd) = &mut step.crowd {
             self.join(crowd, &request);
         }
-        let index = self.running.partition_point(|r| r.key < request.key);
+        let index = self.running.partition_point(|r| r.place() < request.place());
         self.running.insert(index, request);
     }
 
@@ -259,9 +261,9 @@ impl Scheduler {
             crowd.longest[group] += self.config.most_blocks(group, request.max_len);
         }
         crowd.is_cautious |= request.setbacks >= MOST_SETBACKS;
-        let is_first = crowd.unfinished.is_none_or(|(key, _)| request.key < key);
+        let is_first = crowd.unfinished.is_none_or(|(place, _)| request.place() < place);
         if is_first && !request.is_decoding() && request.remaining() > request.chunk {
-            crowd.unfinished = Some((request.key, request.remaining() - request.chunk));
+            crowd.unfinished = Some((request.place(), request.remaining() - request.chunk));
         }
     }
 

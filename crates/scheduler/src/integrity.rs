@@ -60,7 +60,8 @@ impl Scheduler {
     }
 
     fn check_lines(&self) -> Result<(), String> {
-        if !self.running.is_sorted_by_key(|r| r.key) {
+        let has_rank = |r: &Request| self.waiting.rank_of(r.tenant) == r.rank;
+        if !self.running.is_sorted_by_key(|r| r.place()) || !self.running.iter().all(|r| has_rank(r)) {
             return Err("those who run are not in line".into());
         }
         if self.running.len() > self.config.max_seqs {

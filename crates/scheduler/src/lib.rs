@@ -44,7 +44,7 @@ pub struct Scheduler {
     config: SchedulerConfig,
     blocks: Blocks,
     pace: Pace,
-    /// In line; these hold blocks. Boxed, as they come and go in the middle.
+    /// By their [`queue::Place`]; these hold blocks. Boxed, as they come and go in the middle.
     #[allow(clippy::vec_box)]
     running: Vec<Box<Request>>,
     /// Those sent back by preemption included; these hold none.
@@ -347,7 +347,19 @@ impl Scheduler {
 
     fn running_index(&self, id: RequestId) -> Option<usize> {
         let at = self.known.get(&id).filter(|at| at.runs)?;
-        Some(self.running.binary_search_by_key(&at.key, |r| r.key).expect("a running request is in line"))
+        let place = self.waiting.place(at.tenant, at.key);
+        Some(self.running.binary_search_by_key(&place, |r| r.place()).expect("a running request is in line"))
+    }
+
+    /// Puts those who run in line by what their tenants have had by now.
+    fn line_up(&mut self) {
+        if !self.waiting.rank() {
+            return;
+        }
+        for request in &mut self.running {
+            request.rank = self.waiting.rank_of(request.tenant);
+        }
+        self.running.sort_by_key(|request| request.place());
     }
 }
 

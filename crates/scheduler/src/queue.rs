@@ -30,15 +30,32 @@ impl OrderKey {
     }
 }
 
+/// Place among those who run: tenants by what they have had for their weight, the least first, and then each tenant's own
+/// requests as they were in line. So a priority moves a request before others of its tenant, and before nobody else's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Place {
+    rank: u32,
+    tenant: u64,
+    key: OrderKey,
+}
+
+impl Place {
+    pub fn of(request: &Request) -> Self {
+        Self { rank: request.rank, tenant: request.tenant, key: request.key }
+    }
+}
+
 /// Tokens times this over weight: a weight divides without much loss.
 const SCALE: u128 = 1 << 20;
 
 #[derive(Debug)]
 struct Tenant {
     weight: u32,
-    /// Tokens computed for it, scaled by weight; comparable between tenants.
+    /// Tokens computed for it, those computed again not counted twice, scaled by weight; comparable between tenants.
     served: u128,
     num_running: usize,
+    /// Its place among the tenants whose requests run, as of the last step.
+    rank: u32,
     line: BTreeMap<OrderKey, Box<Request>>,
 }
 
@@ -82,7 +99,7 @@ impl Waiting {
     /// A new request joins its tenant's line.
     pub fn push(&mut self, request: Box<Request>, weight: u32) {
         let weight = weight.max(1);
-        let fresh = || Tenant { weight, served: 0, num_running: 0, line: BTreeMap::new() };
+        let fresh = || Tenant { weight, served: 0, num_running: 0, rank: u32::MAX, line: BTreeMap::new() };
         let tenant = self.tenants.entry(request.tenant).or_insert_with(fresh);
         tenant.weight = weight;
         // As if it had run: `put_back` is told of requests that did.
@@ -184,6 +201,38 @@ impl Waiting {
     pub fn refund(&mut self, id: u64, tokens: usize) {
         let tenant = self.tenants.get_mut(&id).expect("a tenant with a running request is known");
         tenant.served = tenant.served.saturating_sub(tokens as u128 * SCALE / u128::from(tenant.weight));
+    }
+
+    /// Ranks tenants anew by what they have had; whether any place has changed. New tenants come last until then.
+    pub fn rank(&mut self) -> bool {
+        if self.tenants.len() < 2 {
+            return false;
+        }
+        let mut tenants = Vec::new();
+        for tenant in self.tenants.values_mut() {
+            match tenant.num_running {
+                0 => tenant.rank = u32::MAX,
+                _ => tenants.push(tenant),
+            }
+        }
+        // Of equals the one with the lower number, as in line.
+        tenants.sort_by_key(|tenant| tenant.served);
+        let mut has_changed = false;
+        for (rank, tenant) in (0..).zip(tenants) {
+            has_changed |= tenant.rank != rank;
+            tenant.rank = rank;
+        }
+        has_changed
+    }
+
+    /// A tenant's own among those whose requests run.
+    pub fn rank_of(&self, tenant: u64) -> u32 {
+        self.tenants.get(&tenant).map_or(u32::MAX, |tenant| tenant.rank)
+    }
+
+    /// The place that a request would have among those who run.
+    pub fn place(&self, tenant: u64, key: OrderKey) -> Place {
+        Place { rank: self.rank_of(tenant), tenant, key }
     }
 
     /// How many requests of each tenant run, for the check.

@@ -5,7 +5,7 @@ use std::{collections::VecDeque, sync::Arc};
 use crate::{
     BlockId, Draft, Miss, Nanos, NewRequest, PromptTargets, RequestId,
     blocks::{Sequence, prefix::ChainHash, table::Table},
-    queue::OrderKey,
+    queue::{OrderKey, Place},
 };
 
 #[derive(Debug)]
@@ -13,6 +13,8 @@ pub(crate) struct Request {
     pub id: RequestId,
     /// Kept through preemption.
     pub key: OrderKey,
+    /// Its tenant's, while it runs.
+    pub rank: u32,
     pub tenant: u64,
     pub deadline: Option<Nanos>,
     pub fork_of: Option<RequestId>,
@@ -38,6 +40,11 @@ pub(crate) struct Request {
     pub pending: usize,
     /// Tokens in the step being planned.
     pub chunk: usize,
+    /// Those of them that its tenant is charged for.
+    pub charged: usize,
+    /// Tokens, from the first on, that its tenant has been charged for, or that it found computed: what is computed again
+    /// is nobody's wish.
+    paid: usize,
     /// To be verified behind `tokens`.
     pub drafts: Draft,
     /// Rows behind a token under way are not planned: drafts may come for it.
@@ -84,6 +91,7 @@ impl Request {
         Self {
             id: request.id,
             key,
+            rank: u32::MAX,
             tenant: request.tenant,
             deadline: request.deadline,
             fork_of: request.fork_of,
@@ -100,6 +108,8 @@ impl Request {
             flights: VecDeque::new(),
             pending: 0,
             chunk: 0,
+            charged: 0,
+            paid: 0,
             drafts: Draft::default(),
             expects_drafts: false,
             tables,
@@ -112,6 +122,11 @@ impl Request {
             fetch: Fetch::NotTried,
             started: 0,
         }
+    }
+
+    /// Where it stands among those who run.
+    pub fn place(&self) -> Place {
+        Place::of(self)
     }
 
     pub fn sequence(&self) -> Sequence<'_> {
@@ -173,9 +188,25 @@ impl Request {
         Arc::clone(&self.table_ids)
     }
 
+    /// `tokens` more have been added to the step being planned: for how many its tenant is to be charged.
+    pub fn bill(&mut self, tokens: usize) -> usize {
+        let end = self.planned + self.chunk;
+        let due = tokens.min(end.saturating_sub(self.paid));
+        self.paid = self.paid.max(end);
+        self.charged += due;
+        due
+    }
+
+    /// It has no part in the step being planned after all: for how many tokens its tenant gets back what it was charged.
+    pub fn give_back(&mut self) -> usize {
+        self.paid -= self.charged;
+        std::mem::take(&mut self.charged)
+    }
+
     /// The step being planned is made: its rows are in flight. Whether they sample.
     pub fn depart(&mut self) -> bool {
         let rows = std::mem::take(&mut self.chunk);
+        self.charged = 0;
         let drafts = std::mem::take(&mut self.drafts);
         self.planned += rows;
         let samples = self.planned == self.total() + drafts.len();

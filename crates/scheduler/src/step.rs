@@ -4,6 +4,9 @@
 //! half of it to the request first in line, the rest to shorter ones, so that nobody is stuck behind a long prompt. Drafts
 //! come last. A request whose blocks run out takes them from the last in line. Rows are final only when the plan is
 //! written: until then a request that gives way hands back what it was given.
+//!
+//! The line is that of the tenants, the one that has had the least for its weight first, and within a tenant that of
+//! arrival, as priority shifts it.
 
 use std::collections::HashMap;
 
@@ -66,6 +69,7 @@ impl Scheduler {
             ..Step::default()
         };
         self.expire(&mut step);
+        self.line_up();
         self.force_preemption(&mut step);
         let num_decoding = self.allot_decodes(&mut step);
         let might_decode = (self.running.len() + self.waiting.len()).min(self.config.max_seqs);
@@ -157,7 +161,7 @@ impl Scheduler {
             blocks.free_passed(&mut request.tables, request.planned);
             if more > 0 && blocks.grow(&mut request.tables, request.planned + request.chunk + more) {
                 step.give(request, more);
-                self.waiting.charge(request.tenant, more);
+                self.waiting.charge(request.tenant, request.bill(more));
             }
         }
     }
@@ -189,7 +193,7 @@ impl Scheduler {
             blocks.free_passed(&mut request.tables, request.planned);
             if blocks.grow(&mut request.tables, request.planned + chunk) {
                 step.give(request, chunk);
-                waiting.charge(request.tenant, chunk);
+                waiting.charge(request.tenant, request.bill(chunk));
                 return;
             }
             step.is_short = true;
@@ -208,7 +212,7 @@ impl Scheduler {
 
     fn preempt(&mut self, index: usize, step: &mut Step) {
         let request = &mut self.running[index];
-        self.waiting.refund(request.tenant, request.chunk);
+        self.waiting.refund(request.tenant, request.give_back());
         step.take_back(request);
         request.preemptions += 1;
         self.counts.preemptions += 1;

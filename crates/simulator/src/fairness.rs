@@ -1,4 +1,5 @@
-//! I11: who comes first runs first, and who was preempted is not preempted for ever.
+//! I11: who comes first runs first, and who was preempted is not preempted for ever. I17: a priority moves a request
+//! before others of its tenant, and takes nothing from other tenants.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +7,8 @@ use folio_scheduler::{RequestId, SchedulerConfig, StepPlan};
 
 use crate::{
     client::Client,
-    invariants::{Found, Invariant},
+    invariants::{Found, Invariant, Violation},
+    scenario::{Action, Scenario},
 };
 
 /// Most times that a request loses its blocks when nothing forces it.
@@ -63,4 +65,35 @@ pub fn check_preemptions(client: &Client) -> Result<(), Found> {
         return Err((Invariant::I11, what));
     }
     Ok(())
+}
+
+/// What is added to the priorities of one tenant: the plans must be the same ones.
+pub const FAVOURS: [i32; 2] = [0, -1_000];
+
+/// One scenario in four, if it has requests of the tenant that is favoured, and others.
+pub fn is_told_of_tenants(scenario: &Scenario) -> bool {
+    let has = |favoured: bool| {
+        let of = |action: &Action| matches!(action, Action::Add(traffic) if (traffic.tenant == 0) == favoured);
+        scenario.events.iter().any(|event| of(&event.action))
+    };
+    scenario.setup.manners.seed.is_multiple_of(4) && has(true) && has(false)
+}
+
+/// The scenario with the first tenant's priorities moved, and without what else decides who comes first in a tenant's own
+/// line: deadlines, and priorities so extreme that they cannot be moved.
+pub fn favouring(scenario: &Scenario, favour: i32) -> Scenario {
+    let mut scenario = scenario.clone();
+    scenario.setup.favour = favour;
+    for event in &mut scenario.events {
+        if let Action::Add(traffic) = &mut event.action {
+            traffic.deadline_in = None;
+            traffic.priority = traffic.priority.clamp(-50, 50);
+        }
+    }
+    scenario
+}
+
+pub fn felt(scenario: &Scenario) -> Violation {
+    let what = "other plans when all priorities of one tenant are lower".into();
+    Violation { invariant: Invariant::I17, tick: scenario.ticks, what }
 }

@@ -9,7 +9,7 @@ use folio_scheduler::{
 
 use crate::{client::Client, disk::Disk};
 
-/// The sixteen, as `docs/simulator.md` lists them.
+/// The seventeen, as `docs/simulator.md` lists them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Invariant {
     /// I1 to I6 and I8: the scheduler's own books.
@@ -29,6 +29,7 @@ pub enum Invariant {
     I14,
     I15,
     I16,
+    I17,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -24,6 +24,8 @@ pub struct Setup {
     pub drafter: Drafter,
     /// Different tokens that the model may say.
     pub vocab: u32,
+    /// Added to all priorities of tenant 0.
+    pub favour: i32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -182,7 +184,14 @@ impl Setup {
             seed,
         };
         let drafter = rng.pick(&[Drafter::None, Drafter::None, Drafter::Right, Drafter::Wrong, Drafter::Mixed]);
-        Self { scheduler: config, manners, most_alive: rng.within(2, 32), drafter, vocab: rng.pick(&[2, 50, 5000]) }
+        Self {
+            scheduler: config,
+            manners,
+            most_alive: rng.within(2, 32),
+            drafter,
+            vocab: rng.pick(&[2, 50, 5000]),
+            favour: 0,
+        }
     }
 
     /// The longest sequence that the pools can hold, within reason.

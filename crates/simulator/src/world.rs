@@ -8,6 +8,7 @@ use crate::{
     client::Wants,
     coverage::Coverage,
     driver::Driver,
+    fairness,
     hash::{self, Rng},
     invariants::{Invariant, Violation},
     perturb::Perturb,
@@ -41,8 +42,21 @@ struct World<'a> {
     next_id: u64,
 }
 
-/// Plays a scenario to its end and beyond, until nobody is left. A panic in the scheduler is a violation.
+/// Plays a scenario to its end and beyond, until nobody is left. A panic in the scheduler is a violation. Some are played
+/// again to see that tenants do not feel each other's priorities.
 pub fn play(scenario: &Scenario, mode: Mode) -> Outcome {
+    let again = (mode.perturb.is_none() && fairness::is_told_of_tenants(scenario)).then(|| mode.clone());
+    let mut outcome = play_once(scenario, mode);
+    if let Some(mode) = again.filter(|_| outcome.violation.is_none()) {
+        let [plain, favoured] =
+            fairness::FAVOURS.map(|favour| play_once(&fairness::favouring(scenario, favour), mode.clone()));
+        let felt = (plain.trace != favoured.trace).then(|| fairness::felt(scenario));
+        outcome.violation = plain.violation.or(favoured.violation).or(felt);
+    }
+    outcome
+}
+
+fn play_once(scenario: &Scenario, mode: Mode) -> Outcome {
     install_hook();
     let setup = &scenario.setup;
     let driver = Driver::new(setup.scheduler.clone(), setup.manners).expect("drawn to be sound");
@@ -209,6 +223,10 @@ impl World<'_> {
         RequestId(self.next_id)
     }
 
+    fn priority(&self, tenant: u64, asked: i32) -> i32 {
+        if tenant == 0 { asked.saturating_add(self.scenario.setup.favour) } else { asked }
+    }
+
     fn sampling(&self, id: RequestId) -> Sampling {
         // Some answer alike, so that their answers can be shared too.
         Sampling { seed: id.0 % 3, vocab: self.scenario.setup.vocab, salt: 0 }
@@ -235,7 +253,7 @@ impl World<'_> {
                 max_len,
                 wants_prompt_logits: traffic.prompt_logits,
                 cache_salt: traffic.salt,
-                priority: traffic.priority,
+                priority: self.priority(traffic.tenant, traffic.priority),
                 tenant: traffic.tenant,
                 weight: traffic.weight,
                 deadline: traffic.deadline_in.map(|d| self.driver.now.saturating_add(d)),
@@ -267,6 +285,7 @@ impl World<'_> {
         // Now and then one that may not share what it continues.
         request.cache_salt = if extra == 3 { client.salt ^ 1 } else { client.salt };
         request.tenant = client.tenant;
+        request.priority = self.priority(client.tenant, 0);
         request.fork_of = Some(of);
         if self.driver.clients().len() < self.scenario.setup.most_alive {
             let wants = Wants { sampling: self.sampling(id), ..Wants::default() };

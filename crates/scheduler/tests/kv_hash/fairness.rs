@@ -121,6 +121,70 @@ fn a_flood_gets_no_more_than_its_weight() {
     }
 }
 
+/// Tokens that two tenants of one kind get, both with more to do than fits, when the first one's requests have
+/// `priority`; and how often one of their requests lost its blocks.
+fn answers_of_tenants(
+    priority: i32,
+    weights: [u32; 2],
+    change: impl FnOnce(&mut SchedulerConfig),
+) -> ([usize; 2], usize) {
+    let mut config = SchedulerConfig::new(vec![96]);
+    config.max_seqs = 16;
+    config.budget_tokens = 64;
+    config.prefix_caching = false;
+    change(&mut config);
+    let mut clocked = Clocked::new(config);
+    let (mut answers, mut alive, mut preempted) = ([0; 2], [0; 2], 0);
+    let mut tenant_of = Vec::new();
+    for _ in 0..8_000 {
+        for tenant in 0..2 {
+            while alive[tenant] < 24 {
+                let id = tenant_of.len() as u64;
+                tenant_of.push(tenant);
+                alive[tenant] += 1;
+                let mut request = NewRequest::new(RequestId(id), tokens(id, 20 + id as usize % 80), 0);
+                request.max_len = request.prompt.len() + 60 + id as usize % 131;
+                (request.tenant, request.weight) = (tenant as u64, weights[tenant]);
+                request.priority = if tenant == 0 { priority } else { 0 };
+                clocked.add(request);
+            }
+        }
+        let plan = clocked.step(|plan| 4_000_000 + 100_000 * plan.num_rows() as u64);
+        preempted += plan.preempted.len();
+        for a in plan.assignments.iter().filter(|a| a.samples) {
+            answers[tenant_of[a.id.0 as usize]] += 1;
+        }
+        for id in &clocked.finished {
+            alive[tenant_of[id.0 as usize]] -= 1;
+        }
+    }
+    (answers, preempted)
+}
+
+#[test]
+fn a_priority_takes_nothing_from_another_tenant() {
+    type Change = fn(&mut SchedulerConfig);
+    let setups: [(&str, Change, bool); 4] = [
+        ("seats for all, but too few blocks", |config| config.max_seqs = 64, true),
+        ("too few blocks", |_| (), true),
+        ("too small a budget", |config| (config.budget_tokens, config.groups[0].blocks) = (10, 1024), false),
+        ("an inter-token target", |config| config.inter_token_target = Some(6_000_000), true),
+    ];
+    for ((name, change, preempts), weights) in setups.into_iter().flat_map(|setup| [(setup, [1, 1]), (setup, [3, 1])]) {
+        let (plain, preempted) = answers_of_tenants(0, weights, change);
+        println!("{name}, weights {weights:?}: {plain:?}, {preempted} preempted");
+        assert_eq!(preempted > 20, preempts, "{name}: {preempted} preempted");
+        let share = plain[0] as f64 / (plain[0] + plain[1]) as f64;
+        let fair = f64::from(weights[0]) / f64::from(weights[0] + weights[1]);
+        assert!((share - fair).abs() < 0.03 * fair, "{name}, weights {weights:?}: {plain:?}, a share of {share:.3}");
+        for priority in [-1_000_000, i32::MAX] {
+            let (answers, _) = answers_of_tenants(priority, weights, change);
+            println!("priority {priority}: {answers:?}");
+            assert_eq!(answers, plain, "{name}, weights {weights:?}, priority {priority}");
+        }
+    }
+}
+
 #[test]
 fn a_short_prompt_is_not_stuck_behind_a_long_one() {
     for under_way in [0, 3] {
