@@ -57,7 +57,7 @@ impl Service {
     pub fn options(&self, call: &Call, generate: &Generate) -> RequestOptions {
         let caller = &call.caller;
         RequestOptions {
-            priority: generate.priority,
+            priority: caller.priority(generate.priority),
             tenant: caller.tenant,
             weight: caller.weight,
             deadline: Some(self.timeouts.request.saturating_sub(call.arrived.elapsed())),

@@ -62,8 +62,8 @@ pub struct ListenArgs {
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Access")]
 pub struct AccessArgs {
-    /// API keys, one a line: `KEY [name=N] [weight=W] [max-in-flight=M] [salt=TEXT|none]`; also from the environment,
-    /// FOLIO_API_KEY or VLLM_API_KEY, with commas between them
+    /// API keys, one a line: `KEY [name=N] [weight=W] [max-in-flight=M] [priority=P..Q] [salt=TEXT|none]`; also from the
+    /// environment, FOLIO_API_KEY or VLLM_API_KEY, with commas between them
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
     /// Refused: a command line is no secret.

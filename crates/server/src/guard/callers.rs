@@ -1,6 +1,7 @@
 //! Who sends a request: the owner of one of the keys, or, where there are no keys, anybody.
 
 use std::hint::black_box;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -16,6 +17,8 @@ pub struct Caller {
     /// For the scheduler's fairness. 0 is anonymous.
     pub tenant: u64,
     pub weight: u32,
+    /// What its requests may ask for; beyond it the nearest counts.
+    pub priorities: RangeInclusive<i32>,
     /// Which part of the prefix cache it shares; 0 is common to all that have no salt.
     pub cache_salt: u64,
     /// Requests under way now.
@@ -25,8 +28,13 @@ pub struct Caller {
 
 impl Caller {
     pub fn anonymous(max_in_flight: usize) -> Self {
-        let (name, in_flight) = ("anonymous".into(), Arc::default());
-        Self { name, tenant: 0, weight: 1, cache_salt: 0, in_flight, max_in_flight }
+        let (name, in_flight, priorities) = ("anonymous".into(), Arc::default(), i32::MIN..=i32::MAX);
+        Self { name, tenant: 0, weight: 1, priorities, cache_salt: 0, in_flight, max_in_flight }
+    }
+
+    /// The priority that a request of this caller gets when it asks for one.
+    pub fn priority(&self, wish: i32) -> i32 {
+        wish.clamp(*self.priorities.start(), *self.priorities.end())
     }
 
     /// The salt of a request that brings a salt of its own: callers who may not share a cache still do not.
@@ -53,6 +61,7 @@ impl Callers {
             name: key.name.clone(),
             tenant: index as u64 + 1,
             weight: key.weight,
+            priorities: key.priorities.clone(),
             cache_salt: cache_salt(key, alone),
             in_flight: Arc::default(),
             max_in_flight: key.max_in_flight.unwrap_or(per_key),
@@ -171,6 +180,16 @@ mod tests {
         assert_ne!(first.cache_salt_with("x"), first.cache_salt_with("y"));
         assert_ne!(first.cache_salt_with("x"), second.cache_salt_with("x"));
         assert_ne!(first.cache_salt_with(""), first.cache_salt);
+    }
+
+    #[test]
+    fn a_priority_stays_within_the_key_s_range() {
+        let callers = callers("aaaaaaaaaaaaaaaa priority=-2..5\nbbbbbbbbbbbbbbbb priority=3\ncccccccccccccccc\n");
+        let given = |wish: i32| callers.callers.iter().map(|caller| caller.priority(wish)).collect::<Vec<_>>();
+        assert_eq!(given(0), [0, 3, 0]);
+        assert_eq!(given(-1_000_000), [-2, 3, -1_000_000]);
+        assert_eq!(given(i32::MAX), [5, 3, i32::MAX]);
+        assert_eq!(Caller::anonymous(1).priority(i32::MIN), i32::MIN);
     }
 
     #[test]

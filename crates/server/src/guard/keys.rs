@@ -1,11 +1,12 @@
 //! API keys as they are written down: a file with one key a line, or a list in an environment variable.
 //!
-//! A line is `KEY [name=alice] [weight=3] [max-in-flight=32] [salt=TEXT|none]`; KEY is the secret itself or its hash as
-//! `sha256:HEX`; `#` begins a comment. A secret is hashed as it is read and not kept, and no error repeats any of it.
+//! A line is `KEY [name=alice] [weight=3] [max-in-flight=32] [priority=-5..5] [salt=TEXT|none]`; KEY is the secret itself
+//! or its hash as `sha256:HEX`; `#` begins a comment. A secret is hashed as it is read and not kept, and no error repeats any of it.
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read;
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -39,14 +40,17 @@ pub struct Key {
     pub weight: u32,
     /// `None`: the server's default for a key.
     pub max_in_flight: Option<usize>,
+    /// What its requests may ask for; beyond it the nearest counts.
+    pub priorities: RangeInclusive<i32>,
     pub salt: Salt,
     place: Place,
 }
 
 impl std::fmt::Debug for Key {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { name, weight, max_in_flight, salt, .. } = self;
-        write!(f, "Key {{ name: {name:?}, weight: {weight}, max_in_flight: {max_in_flight:?}, salt: {salt:?}, .. }}")
+        let Self { name, weight, max_in_flight, priorities, salt, .. } = self;
+        write!(f, "Key {{ name: {name:?}, weight: {weight}, max_in_flight: {max_in_flight:?}, ")?;
+        write!(f, "priorities: {priorities:?}, salt: {salt:?}, .. }}")
     }
 }
 
@@ -116,7 +120,8 @@ impl Keys {
         let wrong = |reason| SetupError::Key { place, reason };
         let digest = read_digest(key).map_err(wrong)?;
         let name = format!("key-{}", self.len() + 1).into();
-        let mut key = Key { name, digest, weight: 1, max_in_flight: None, salt: Salt::Own, place };
+        let priorities = i32::MIN..=i32::MAX;
+        let mut key = Key { name, digest, weight: 1, max_in_flight: None, priorities, salt: Salt::Own, place };
         let mut seen = Vec::new();
         for option in options {
             let (option, value) = option.split_once('=').ok_or(UNKNOWN_OPTION).map_err(wrong)?;
@@ -137,7 +142,8 @@ impl Keys {
     }
 }
 
-const UNKNOWN_OPTION: &str = "expected name=, weight=, max-in-flight= or salt= after the key (a key has no spaces)";
+const UNKNOWN_OPTION: &str =
+    "expected name=, weight=, max-in-flight=, priority= or salt= after the key (a key has no spaces)";
 
 impl Key {
     fn set(&mut self, option: &str, value: &str) -> Result<(), &'static str> {
@@ -151,6 +157,7 @@ impl Key {
                 let most = value.parse().ok().filter(|most| (1..=1_000_000).contains(most));
                 self.max_in_flight = Some(most.ok_or("expected a max-in-flight from 1 to 1000000")?);
             }
+            "priority" => self.priorities = read_priorities(value)?,
             "salt" => self.salt = read_salt(value)?,
             _ => return Err(UNKNOWN_OPTION),
         }
@@ -188,6 +195,15 @@ fn read_name(name: &str) -> Result<&str, &'static str> {
         return Ok(name);
     }
     Err("a name is made of 1 to 64 letters, digits, _, . and -")
+}
+
+/// One number allows that one alone.
+fn read_priorities(range: &str) -> Result<RangeInclusive<i32>, &'static str> {
+    let (least, most) = range.split_once("..").unwrap_or((range, range));
+    match (least.parse(), most.parse()) {
+        (Ok(least), Ok(most)) if least <= most => Ok(least..=most),
+        _ => Err("expected a priority, or two with .. between them and the lower one first, such as -5..5"),
+    }
 }
 
 fn read_salt(salt: &str) -> Result<Salt, &'static str> {

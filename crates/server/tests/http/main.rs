@@ -11,6 +11,7 @@ mod limits_load;
 mod limits_time;
 mod messages;
 mod neighbours;
+mod priority;
 mod refused;
 mod responses;
 mod seeds;

@@ -28,6 +28,18 @@ fn a_file_holds_keys_options_and_comments() {
 }
 
 #[test]
+fn a_key_s_line_says_which_priorities_it_may_use() {
+    for (option, expected) in [
+        ("", i32::MIN..=i32::MAX),
+        ("priority=-5..5", -5..=5),
+        ("priority=0..2147483647", 0..=i32::MAX),
+        ("priority=3", 3..=3),
+    ] {
+        assert_eq!(read(&format!("{A} {option}")).unwrap().keys[0].priorities, expected, "{option}");
+    }
+}
+
+#[test]
 fn lists_and_files_add_up() {
     let mut keys = Keys::none();
     keys.add_text(&format!("{A} name=first")).unwrap();
@@ -57,9 +69,14 @@ fn what_is_wrong_is_named_by_line_and_never_quoted() {
         (format!("{A} weight=-1"), "from 1 to 1000"),
         (format!("{A} max-in-flight=0"), "from 1 to 1000000"),
         (format!("{A} max-in-flight=99999999999999999999"), "from 1 to 1000000"),
+        (format!("{A} priority="), "-5..5"),
+        (format!("{A} priority=high"), "-5..5"),
+        (format!("{A} priority=5..-5"), "the lower one first"),
+        (format!("{A} priority=-5..=5"), "-5..5"),
+        (format!("{A} priority=0..2147483648"), "-5..5"),
         (format!("{A} salt="), "1 to 64 printable"),
         (format!("{A} salt={}", "s".repeat(65)), "1 to 64 printable"),
-        (format!("{A} colour=red"), "expected name=, weight=, max-in-flight= or salt="),
+        (format!("{A} colour=red"), "expected name=, weight=, max-in-flight=, priority= or salt="),
         (format!("{A} weight=1 weight=2"), "given twice"),
         (format!("{B} name=taken"), "the name is taken"),
         ("cccccccccccccccc".into(), "the same key as line 2 of the key file"),
