@@ -38,6 +38,7 @@ const OLDER: &[&str] = &["compressed-tensors==0.11.0", "frozendict"];
 const SCRIPTS: &[&str] = &[
     "crates/formats/tests/golden/make.py",
     "crates/model/tests/published/facts.py",
+    "crates/text/tests/data/control.py",
     "tests/golden/models/generate.py",
     "tests/golden/templates/render.py",
     "tests/golden/default_model.py",

@@ -96,13 +96,15 @@ impl Chat {
 
     fn tokens(&self, prompt: &str) -> Result<Vec<u32>> {
         let Some(template) = &self.template else { return Ok(self.tokenizer.encode(prompt, true)?) };
-        let render = ChatRender {
+        let mut render = ChatRender {
             messages: self.messages.clone(),
             add_generation_prompt: true,
             now: Some(folio_server::now()),
             ..ChatRender::default()
         };
-        Ok(self.tokenizer.encode(&template.render(&render)?, false)?)
+        // What is pasted into a chat does not end a turn of it.
+        let mark = self.tokenizer.control_tokens().mark(&mut render)?;
+        Ok(self.tokenizer.encode_marked(&template.render(&render)?, mark)?)
     }
 
     async fn converse(&mut self) -> Result<()> {

@@ -30,6 +30,8 @@ pub struct Limits {
     /// Log-probabilities of prompt tokens that one answer tells, all choices together.
     pub prompt_logprob_values: usize,
     pub messages: usize,
+    /// Whether messages that spell the model's control tokens become them; otherwise they are text.
+    pub control_tokens_in_messages: bool,
     /// Of `chat_template_kwargs`.
     pub template_kwargs: usize,
     /// Of all their values together.
@@ -71,6 +73,7 @@ impl Default for Limits {
             logprobs: 20,
             prompt_logprob_values: 1 << 18,
             messages: 2048,
+            control_tokens_in_messages: false,
             template_kwargs: 16,
             template_kwarg_bytes: 4096,
             connections: 1024,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use folio_text::{ChatRender, ChatTemplate, Tokenizer};
+use folio_text::{ChatRender, ChatTemplate, ControlTokens, Mark, Tokenizer};
 use serde_json::Value;
 use tokio::sync::Semaphore;
 
@@ -17,6 +17,8 @@ use crate::request::{Bounds, Conversation, Generate, Prompt};
 
 /// Prompts prepared at once: more would take the cores that compute.
 const THREADS: usize = 2;
+const UNMARKABLE: &str = "spells the model's control tokens, and holds every private-use character from U+E000 to U+F8FF, so \
+    that the two cannot be told apart";
 const PANICKED: ApiError = ApiError::Failed("the prompt could not be prepared");
 
 pub struct PromptPool {
@@ -32,6 +34,8 @@ pub struct PromptPool {
 struct Tools {
     tokenizer: Arc<Tokenizer>,
     template: Option<Arc<ChatTemplate>>,
+    /// What messages may not spell; none: they may.
+    control: Option<Arc<ControlTokens>>,
     max_model_len: usize,
     /// Of one token.
     most_bytes: usize,
@@ -57,7 +61,8 @@ impl PromptPool {
         let ids = 0..tokenizer.vocab_size() as u32;
         let most_bytes = ids.filter_map(|id| tokenizer.token_bytes(id)).map(<[u8]>::len).max().unwrap_or(1);
         let (max_model_len, bad_word_tokens) = (bounds.max_model_len, bounds.limits.bad_word_tokens);
-        let tools = Tools { tokenizer, template, max_model_len, most_bytes, bad_word_tokens };
+        let control = (!bounds.limits.control_tokens_in_messages).then(|| Arc::new(tokenizer.control_tokens()));
+        let tools = Tools { tokenizer, template, control, max_model_len, most_bytes, bad_word_tokens };
         Self { tools, threads: Arc::new(Semaphore::new(THREADS)), patience, waiting: Arc::default() }
     }
 
@@ -163,32 +168,45 @@ impl Tools {
         let Some(template) = &self.template else {
             return Err(ApiError::invalid("messages", "this model has no chat template; use /v1/completions"));
         };
-        let mut messages: Vec<Value> = conversation.messages.iter().map(|message| message.to_json()).collect();
-        let mark = conversation.continue_final_message.then(|| mark_end(&mut messages));
-        let render = ChatRender {
-            messages,
+        let mut render = ChatRender {
+            messages: conversation.messages.iter().map(|message| message.to_json()).collect(),
             add_generation_prompt: conversation.add_generation_prompt,
             extra: conversation.template_kwargs.clone(),
             now: Some(crate::now()),
             ..ChatRender::default()
         };
+        let marked = self.control.as_ref().map_or(Ok(None), |control| control.mark(&mut render));
+        let marked = marked.map_err(|_| ApiError::invalid("messages", UNMARKABLE))?;
+        let end = conversation.continue_final_message.then(|| mark_end(&mut render.messages));
         let refused = |_| ApiError::invalid("messages", "the model's chat template refuses this conversation");
         let mut text = template.render(&render).map_err(refused)?;
-        if let Some(mark) = mark {
-            cut_at(&mut text, &mark)?;
+        if let Some(end) = end {
+            cut_at(&mut text, &end)?;
         }
-        let tokens = keep_last(self.encode(&text, false, "messages")?, keep);
+        let tokens = keep_last(self.encode_chat(&text, marked)?, keep);
         Ok(Prepared { tokens, text: None })
     }
 
-    /// No token stands for more bytes than the longest: what is longer than a context of those cannot fit.
     fn encode(&self, text: &str, special: bool, field: &'static str) -> Result<Vec<u32>, ApiError> {
-        let least_tokens = text.len() / self.most_bytes.max(1);
-        if least_tokens > self.max_model_len {
-            let most = self.max_model_len - 1;
-            return Err(ApiError::ContextLength { field, tokens: least_tokens, most });
-        }
+        self.check_length(text.len(), field)?;
         self.tokenizer.encode(text, special).map_err(|_| ApiError::invalid(field, "this text cannot be tokenized"))
+    }
+
+    /// What a template made of messages; those that spelt control tokens are marked.
+    fn encode_chat(&self, text: &str, marked: Option<Mark>) -> Result<Vec<u32>, ApiError> {
+        let field = "messages";
+        self.check_length(text.len() - marked.map_or(0, |mark| mark.bytes_in(text)), field)?;
+        let tokens = self.tokenizer.encode_marked(text, marked);
+        tokens.map_err(|_| ApiError::invalid(field, "this text cannot be tokenized"))
+    }
+
+    /// No token stands for more bytes than the longest: what is longer than a context of those cannot fit.
+    fn check_length(&self, bytes: usize, field: &'static str) -> Result<(), ApiError> {
+        let least_tokens = bytes / self.most_bytes.max(1);
+        match self.max_model_len {
+            most if least_tokens > most => Err(ApiError::ContextLength { field, tokens: least_tokens, most: most - 1 }),
+            _ => Ok(()),
+        }
     }
 
     /// Each word as it stands alone and as it follows a space, which are different tokens as a rule.

@@ -17,5 +17,5 @@ pub use detokenizer::Detokenizer;
 pub use error::{Error, Result};
 pub use stop::StopMatcher;
 pub use template::{ChatRender, ChatTemplate, SpecialTokens, WallTime};
-pub use tokenizer::{GgufVocab, Tokenizer};
+pub use tokenizer::{ControlTokens, GgufVocab, Mark, Tokenizer};
 pub use translate::{Translation, Translator};

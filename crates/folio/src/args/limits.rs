@@ -3,8 +3,8 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-use clap::Args;
 use clap::builder::RangedU64ValueParser;
+use clap::{Args, ValueEnum};
 use folio_server::{Limits, Timeouts};
 
 /// From 1 to what no sound set-up exceeds.
@@ -13,6 +13,12 @@ where
     <T as TryFrom<u64>>::Error: Send + Sync + std::error::Error + 'static,
 {
     RangedU64ValueParser::new().range(1..=most)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SpeltTokens {
+    Text,
+    Control,
 }
 
 /// Most of what a client can choose; a request beyond one of them is refused.
@@ -68,6 +74,9 @@ pub struct LimitArgs {
     /// Messages of a chat
     #[arg(long, value_name = "N", default_value_t = Limits::default().messages, value_parser = upto::<usize>(1 << 20), hide_short_help = true)]
     pub max_messages: usize,
+    /// What a message that spells one of the model's control tokens has there: its text, or the token itself
+    #[arg(long, value_name = "KIND", value_enum, default_value_t = SpeltTokens::Text, help_heading = "Model")]
+    pub control_tokens_in_messages: SpeltTokens,
     /// Entries of chat_template_kwargs
     #[arg(long, value_name = "N", default_value_t = Limits::default().template_kwargs, value_parser = upto::<usize>(1024), hide_short_help = true)]
     pub max_template_kwargs: usize,
@@ -121,6 +130,7 @@ impl LimitArgs {
             logprobs: self.max_logprobs,
             prompt_logprob_values: self.max_prompt_logprob_values,
             messages: self.max_messages,
+            control_tokens_in_messages: self.control_tokens_in_messages == SpeltTokens::Control,
             template_kwargs: self.max_template_kwargs,
             template_kwarg_bytes: self.max_template_kwarg_bytes,
             connections: self.max_connections,

@@ -1,6 +1,7 @@
 //! The server over real sockets, with an executor that spells the alphabet: after `a` comes `b`.
 
 mod answers;
+mod control;
 mod corpus;
 mod harness;
 mod hostile;

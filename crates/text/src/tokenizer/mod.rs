@@ -8,6 +8,7 @@ mod bpe;
 mod bytes;
 mod common;
 mod continuing;
+mod control;
 mod gguf;
 mod json;
 #[cfg(test)]
@@ -18,6 +19,7 @@ mod spm;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+pub use self::control::{ControlTokens, Mark};
 pub use self::gguf::GgufVocab;
 use self::spm::SentencePiece;
 use crate::{Error, Result};
@@ -77,12 +79,10 @@ impl Tokenizer {
         let mut ids: Vec<u32> = frame.before.into_iter().collect();
         match &self.engine {
             Engine::Library(library) => {
-                let encoding = catch_unwind(AssertUnwindSafe(|| library.encode_fast(text, add_special)))
-                    .map_err(|_| Error::Encode("the tokenizer panicked, most likely over a costly pattern".into()))?
-                    .map_err(|error| Error::Encode(error.to_string()))?;
-                ids.extend_from_slice(encoding.get_ids());
+                let encode = || library.encode_fast(text, add_special).map_err(|error| error.to_string());
+                ids.extend_from_slice(guarded(encode)?.get_ids());
             }
-            Engine::SentencePiece { model, .. } => model.encode(text, &mut ids)?,
+            Engine::SentencePiece { model, .. } => model.encode(text, None, &mut ids)?,
         }
         ids.extend(frame.after);
         Ok(ids)
@@ -149,4 +149,11 @@ impl Tokenizer {
     fn piece(&self, id: u32) -> Option<&Piece> {
         self.pieces.get(id as usize)?.as_ref()
     }
+}
+
+/// What the library makes of a text; a panic of it is an error too.
+fn guarded<T>(encode: impl FnOnce() -> Result<T, String>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(encode))
+        .unwrap_or_else(|_| Err("the tokenizer panicked, most likely over a costly pattern".into()))
+        .map_err(Error::Encode)
 }

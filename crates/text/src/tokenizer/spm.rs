@@ -90,7 +90,8 @@ impl Ord for Candidate {
 }
 
 impl SentencePiece {
-    pub fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<()> {
+    /// A mark, where there is one, hides literals that it stands in and is no part of the text.
+    pub fn encode(&self, text: &str, mark: Option<char>, ids: &mut Vec<u32>) -> Result<()> {
         let mut rest = text;
         loop {
             let found = self.literal.find(rest);
@@ -98,6 +99,8 @@ impl SentencePiece {
                 Some((start, end, id)) => (&rest[..start], Some((end, id))),
                 None => (rest, None),
             };
+            let unmarked = mark.map(|mark| plain.replace(mark, ""));
+            let plain = unmarked.as_deref().unwrap_or(plain);
             if !plain.is_empty() {
                 let prefix = if self.space_prefix { SPACE } else { "" };
                 self.merge(&format!("{prefix}{}", plain.replace(' ', SPACE)), ids)?;
