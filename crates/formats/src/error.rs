@@ -11,6 +11,10 @@ pub enum Error {
     #[error("{}: {source}", path.display())]
     Io { path: PathBuf, source: std::io::Error },
 
+    /// What was read of it cannot be relied on.
+    #[error("{} was changed while it was read: {problem}; start again when it is whole", path.display())]
+    Changed { path: PathBuf, problem: String },
+
     /// A part of the file that is neither a metadata value nor a tensor: magic, counts, header length, index.
     #[error("{}: {field}: {problem}", path.display())]
     Header { path: PathBuf, field: &'static str, problem: String },

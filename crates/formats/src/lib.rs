@@ -20,7 +20,7 @@ pub use digest::Digest;
 pub use error::{Error, Result};
 pub use format::Format;
 pub use gguf::Gguf;
-pub use map::Mapped;
+pub use map::{Mapped, Stamp};
 pub use matrix::{Grouped, GroupedLevels, GroupedRow, Matrix, Part};
 pub use safetensors::Safetensors;
 pub use source::{TensorView, WeightSource};

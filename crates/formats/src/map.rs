@@ -4,16 +4,19 @@
 #![allow(unsafe_code)]
 
 mod fetch;
+mod guard;
 
 use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use memmap2::Mmap;
 
 use crate::{Error, Result};
 use fetch::{Fetcher, Way};
+use guard::Watch;
 
 /// Bytes that stay put for as long as the last clone of the `Arc` lives.
 #[derive(Debug)]
@@ -25,9 +28,32 @@ pub struct Mapped {
 
 #[derive(Debug)]
 enum Bytes {
-    File { map: Arc<Mmap>, fetcher: Option<Fetcher> },
+    File(OnDisk),
     Static(&'static [u8]),
     Owned(Vec<u8>),
+}
+
+#[derive(Debug)]
+struct OnDisk {
+    /// The first to go.
+    watch: Watch,
+    map: Arc<Mmap>,
+    file: Arc<File>,
+    opened: Stamp,
+    fetcher: Option<Fetcher>,
+}
+
+/// What changes when somebody writes to a file: its size and the time of the last write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    len: u64,
+    modified: Option<SystemTime>,
+}
+
+impl Stamp {
+    fn of(about: &std::fs::Metadata) -> Self {
+        Self { len: about.len(), modified: about.modified().ok() }
+    }
 }
 
 impl Mapped {
@@ -47,7 +73,7 @@ impl Mapped {
         })
     }
 
-    fn map(path: &Path, fetch: impl FnOnce(File, &Arc<Mmap>) -> Option<Fetcher>) -> Result<Arc<Self>> {
+    fn map(path: &Path, fetch: impl FnOnce(Arc<File>, &Arc<Mmap>) -> Option<Fetcher>) -> Result<Arc<Self>> {
         let wrong = |source| Error::Io { path: path.to_owned(), source };
         // Asked before it is opened: opening a pipe waits for a writer.
         if !std::fs::metadata(path).map_err(wrong)?.is_file() {
@@ -61,11 +87,12 @@ impl Mapped {
             0 => Bytes::Static(&[]),
             _ => {
                 // SAFETY: the mapping is read-only and private to this value. As with every mapped file, another process
-                // that rewrites or truncates the file while it is open breaks the promise; weight files are replaced by
-                // renaming, never rewritten in place.
+                // that rewrites or truncates the file while it is open breaks the promise. Weight files are replaced by
+                // renaming; where one is not, nobody who reads it faults, and `check` tells.
                 let map = Arc::new(unsafe { Mmap::map(&file) }.map_err(wrong)?);
-                let fetcher = fetch(file, &map);
-                Bytes::File { map, fetcher }
+                let (watch, file) = (Watch::new(&map), Arc::new(file));
+                let fetcher = fetch(Arc::clone(&file), &map);
+                Bytes::File(OnDisk { watch, map, file, opened: Stamp::of(&about), fetcher })
             }
         };
         Ok(Arc::new(Self { path: path.to_owned(), bytes }))
@@ -87,10 +114,44 @@ impl Mapped {
 
     pub fn bytes(&self) -> &[u8] {
         match &self.bytes {
-            Bytes::File { map, .. } => map,
+            Bytes::File(OnDisk { map, .. }) => map,
             Bytes::Static(bytes) => bytes,
             Bytes::Owned(bytes) => bytes,
         }
+    }
+
+    /// Whether all that was read so far is what the file held when it was opened: an error if somebody has written to it or
+    /// truncated it since, or if a page of it could not be read. Files that were replaced by renaming are as they were.
+    pub fn check(&self) -> Result<()> {
+        let Bytes::File(OnDisk { opened, .. }) = &self.bytes else { return Ok(()) };
+        let problem = match self.stamp() {
+            _ if self.has_failed() => {
+                "a part of it cannot be read: it was truncated, or its disk has failed".to_owned()
+            }
+            Some(now) if now.len != opened.len => format!("it had {} bytes, and has {} now", opened.len, now.len),
+            Some(now) if now != *opened => "it was written to".to_owned(),
+            Some(_) => return Ok(()),
+            None => "it is not there any more".to_owned(),
+        };
+        Err(Error::Changed { path: self.path.clone(), problem })
+    }
+
+    /// Whether some of it could not be read, and so was taken for zeros.
+    pub fn has_failed(&self) -> bool {
+        matches!(&self.bytes, Bytes::File(file) if file.watch.has_failed())
+    }
+
+    /// Whether its path still leads to it, and not to nothing or to a file that was put in its place.
+    pub fn is_in_place(&self) -> bool {
+        let Bytes::File(OnDisk { file, .. }) = &self.bytes else { return false };
+        let (own, there) = (file.metadata(), std::fs::metadata(&self.path));
+        own.and_then(|own| Ok(is_same(&own, &there?))).unwrap_or(false)
+    }
+
+    /// Of the file as it is now, wherever it was moved to; none for bytes in memory, and where the system does not tell.
+    pub fn stamp(&self) -> Option<Stamp> {
+        let Bytes::File(OnDisk { file, .. }) = &self.bytes else { return None };
+        file.metadata().ok().map(|about| Stamp::of(&about))
     }
 
     /// Has all of it fetched, from front to back, for somebody who tells nobody how far he is.
@@ -109,7 +170,7 @@ impl Mapped {
 
     fn fetcher(&self) -> Option<&Fetcher> {
         match &self.bytes {
-            Bytes::File { fetcher, .. } => fetcher.as_ref(),
+            Bytes::File(file) => file.fetcher.as_ref(),
             Bytes::Static(_) | Bytes::Owned(_) => None,
         }
     }
@@ -117,7 +178,7 @@ impl Mapped {
     /// Gives back the memory of the whole pages inside `range`, as something further on is next. They may still be read: the
     /// file is then read again.
     pub fn release(&self, range: Range<usize>) {
-        let Bytes::File { map, fetcher } = &self.bytes else { return };
+        let Bytes::File(OnDisk { map, fetcher, .. }) = &self.bytes else { return };
         if let Some(fetcher) = fetcher {
             fetcher.follow(range.end);
         }
@@ -132,6 +193,17 @@ impl Mapped {
         // A refusal only costs memory.
         let _ = advised;
     }
+}
+
+#[cfg(unix)]
+fn is_same(one: &std::fs::Metadata, other: &std::fs::Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    (one.dev(), one.ino()) == (other.dev(), other.ino())
+}
+
+#[cfg(not(unix))]
+fn is_same(one: &std::fs::Metadata, other: &std::fs::Metadata) -> bool {
+    Stamp::of(one) == Stamp::of(other)
 }
 
 fn whole_pages(range: Range<usize>, len: usize, page: usize) -> Range<usize> {

@@ -30,6 +30,12 @@ pub trait WeightSource: Send + Sync {
     /// Says that the tensor has been copied and will not be read again, so that its pages may be given back.
     fn release(&self, name: &str);
 
+    /// Whether all that was read is what the files held when they were opened: asked once everything has been copied, as nobody hears
+    /// of a file that is truncated or written to meanwhile.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Says that little of it will be read from now on, so that nothing is read ahead any more.
     fn rest(&self) {}
 }

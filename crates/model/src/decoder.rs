@@ -119,6 +119,7 @@ impl<B: Backend> Decoder<B> {
             false => None,
         };
         loader.settle(progress);
+        model.weights.check()?;
         backend.end_load();
         let ropes = spec.ropes.iter().map(|rope| Ok(backend.vector(&rope.inv_freq)?)).collect::<Result<_>>()?;
         let kv = kv_shapes(&spec, &limits).map(|shape| Ok(backend.kv(shape)?)).collect::<Result<Vec<_>>>()?;

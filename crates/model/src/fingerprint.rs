@@ -49,6 +49,7 @@ impl<B: Backend> Decoder<B> {
         digest.field(format!("{:?} {BLOCK_TOKENS}", self.limits().kv_format).as_bytes());
         digest.field(spec_text(self.spec()).as_bytes());
         hash_weights(&mut digest, model, stamp, WHOLE_BYTES);
+        model.weights.check()?;
         self.hash_probe(&mut digest)?;
         Ok(Fingerprint(digest.finish()))
     }

@@ -198,6 +198,10 @@ impl WeightSource for Shared {
         self.0.release(name);
     }
 
+    fn check(&self) -> folio_formats::Result<()> {
+        self.0.check()
+    }
+
     fn rest(&self) {
         self.0.rest();
     }

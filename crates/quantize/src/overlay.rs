@@ -42,4 +42,8 @@ impl WeightSource for Overlay {
     fn release(&self, name: &str) {
         self.base.release(name);
     }
+
+    fn check(&self) -> folio_formats::Result<()> {
+        self.base.check()
+    }
 }

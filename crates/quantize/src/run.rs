@@ -33,7 +33,8 @@ pub fn run(model: OpenModel, options: &Options, sink: &mut dyn Sink, progress: &
     for layer in 0..run.model.spec.layers.len() {
         run.layer(layer)?;
     }
-    run.head()
+    run.head()?;
+    Ok(run.source.check()?)
 }
 
 fn check(model: &OpenModel, options: &Options) -> Result<()> {

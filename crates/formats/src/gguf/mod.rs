@@ -183,6 +183,10 @@ impl WeightSource for Gguf {
         }
     }
 
+    fn check(&self) -> Result<()> {
+        self.parts.iter().try_for_each(|part| part.map.check())
+    }
+
     fn rest(&self) {
         self.parts.iter().for_each(|part| part.map.rest());
     }

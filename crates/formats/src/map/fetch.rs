@@ -20,9 +20,9 @@ const PIECE: usize = 1 << 20;
 
 /// How pages are fetched.
 pub(super) enum Way {
-    Read(File),
+    Read(Arc<File>),
     /// Through the mapping, or where that is not to be had by reading the file.
-    Map(Arc<Mmap>, File),
+    Map(Arc<Mmap>, Arc<File>),
 }
 
 /// The thread, as the reader sees it. It ends with this.
@@ -184,21 +184,21 @@ mod tests {
     fn what_was_read_is_in_memory_and_a_fetcher_ends() {
         let path = std::env::temp_dir().join(format!("folio-fetch-{}", std::process::id()));
         std::fs::write(&path, vec![1; 3 * PIECE]).unwrap();
-        let file = File::open(&path).unwrap();
+        let file = Arc::new(File::open(&path).unwrap());
         // The thread's own shares go when it has ended, as it does before the fetcher goes.
         fn wait_for_end<T>(shared: &Arc<T>) {
             while Arc::strong_count(shared) > 1 {
                 std::thread::yield_now();
             }
         }
-        let fetcher = Fetcher::start(Way::Read(file.try_clone().unwrap()), 3 * PIECE).unwrap();
+        let fetcher = Fetcher::start(Way::Read(Arc::clone(&file)), 3 * PIECE).unwrap();
         fetcher.follow(PIECE);
         fetcher.end();
         wait_for_end(&fetcher.shared);
         fetcher.follow(2 * PIECE);
         // SAFETY: nobody writes to the file.
-        let map = Arc::new(unsafe { Mmap::map(&file) }.unwrap());
-        let fetcher = Fetcher::start(Way::Map(Arc::clone(&map), file.try_clone().unwrap()), map.len()).unwrap();
+        let map = Arc::new(unsafe { Mmap::map(&*file) }.unwrap());
+        let fetcher = Fetcher::start(Way::Map(Arc::clone(&map), Arc::clone(&file)), map.len()).unwrap();
         fetcher.fetch_all();
         drop(fetcher);
         wait_for_end(&map);

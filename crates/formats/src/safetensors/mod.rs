@@ -152,6 +152,10 @@ impl WeightSource for Safetensors {
         }
     }
 
+    fn check(&self) -> Result<()> {
+        self.shards.iter().try_for_each(|shard| shard.map.check())
+    }
+
     fn rest(&self) {
         self.shards.iter().for_each(|shard| shard.map.rest());
     }

@@ -1,5 +1,6 @@
 //! The decoder on small random models: replayable steps, refusals that name tensors, layouts that mean the same.
 
+mod changed;
 mod fingerprint;
 mod packed;
 mod routing;

@@ -160,6 +160,7 @@ impl<B: Backend> Eagle<B> {
             Output::Decoders => None,
         };
         source.names().into_iter().for_each(|name| source.release(name));
+        source.check()?;
         let scales_logits = sizes.output != Output::Own;
         let outside: u64 = std::iter::once(&fc).chain(&output).map(|linear| linear.bytes(backend)).sum();
         let memory = MemoryUse {

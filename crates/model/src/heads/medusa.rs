@@ -53,6 +53,7 @@ impl<B: Backend> Medusa<B> {
             heads.push(Head::load(backend, &stored, &format!("{prefix}{}", heads.len()), hidden, vocab)?);
         }
         source.names().into_iter().for_each(|name| source.release(name));
+        source.check()?;
         let weights = heads.iter().map(|head| head.bytes(backend)).sum();
         let shared = heads.iter().filter(|head| head.output.is_none()).count();
         let mut room = Room { backend, bytes: 0 };

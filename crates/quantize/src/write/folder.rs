@@ -112,7 +112,7 @@ impl FolderWriter {
                 source.release(name);
             }
         }
-        Ok(())
+        Ok(source.check()?)
     }
 }
 

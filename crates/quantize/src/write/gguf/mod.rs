@@ -62,6 +62,7 @@ pub fn write_gguf(job: &GgufJob<'_>, report: &mut dyn FnMut(Progress)) -> Result
         let done = written.bytes as f32 / total as f32;
         report(Progress { layer, layers: plan.layers, what: "encoding", done });
     }
+    plan.weights.check()?;
     writer.finish()?;
     Ok(written)
 }
