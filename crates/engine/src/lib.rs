@@ -60,7 +60,7 @@ pub use runner::Runner;
 pub use sampling::{InvalidParam, SamplingParams, SamplingState};
 pub use stats::{EngineStats, ITERATION_BOUNDS, IterationTokens, Occupancy, SpeculationStats};
 pub use stream::{Event, FinishReason, RequestStream, Timing, Usage};
-use tiers::DiskIo;
+use tiers::{DiskIo, DiskStore};
 pub use tiers::{HostTier, TierConfig, TierError};
 
 /// A handle on a running engine. When the last handle and the last stream are gone, so is the engine.
@@ -81,6 +81,8 @@ struct Shared {
     draining: AtomicBool,
     restarting: AtomicBool,
     stats: Mutex<EngineStats>,
+    /// The one that is in use, where there is one.
+    disk: Option<DiskStore>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -104,6 +106,7 @@ impl Engine {
         let mut scheduler = Scheduler::new(scheduler_config)?;
         let (sender, receiver) = mpsc::channel();
         executor.on_done(step_done(sender.clone(), 0));
+        let store = config.tiers.disk.clone();
         let disk = start_disk(std::mem::take(&mut config.tiers), &mut scheduler, sender.clone())?;
         let shared = Arc::new(Shared {
             config,
@@ -113,6 +116,7 @@ impl Engine {
             draining: AtomicBool::new(false),
             restarting: AtomicBool::new(false),
             stats: Mutex::default(),
+            disk: store.filter(|_| disk.is_some()),
             thread: Mutex::default(),
         });
         let core = Core::new(scheduler, executor, disk, (sender.clone(), receiver), Arc::clone(&shared));
@@ -159,7 +163,8 @@ impl Engine {
     }
 
     pub fn stats(&self) -> EngineStats {
-        self.shared.stats().clone()
+        let disk = self.shared.disk.as_ref().map(DiskStore::stats);
+        EngineStats { disk, ..self.shared.stats().clone() }
     }
 
     /// The longest sequence, prompt and answer together.

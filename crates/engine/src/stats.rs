@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use folio_scheduler::SchedulerStats;
 
+use crate::tiers::DiskStats;
+
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EngineStats {
     /// As of the last step's end, before those that it finished left; and of now, when the engine is idle.
@@ -32,6 +34,8 @@ pub struct EngineStats {
     pub tokens_computed: u64,
     /// Batches of [`crate::KvEvent`]s that found the listener's queue full.
     pub kv_event_batches_lost: u64,
+    /// Of the disk tier, where there is one; as of now.
+    pub disk: Option<DiskStats>,
     pub occupancy: Occupancy,
     pub speculation: SpeculationStats,
 }

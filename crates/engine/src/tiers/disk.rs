@@ -3,17 +3,14 @@
 //! A store writes one file a chunk, atomically, and deletes the least recently used ones to stay under its size; a
 //! fetch believes a file only if every byte of its header is the one expected and the digest of all of it fits. Nothing
 //! is synced to the medium: after a crash of the system a file may be torn, which costs a miss, and waiting for the
-//! medium would cost every store. When the disk is full or cannot be written, storing ends and fetching goes on.
+//! medium would cost every store. When the disk is full or cannot be written, storing pauses and fetching goes on.
 
 use std::{
     fs::{self, File},
     io,
     path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::SystemTime,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Instant, SystemTime},
 };
 
 use folio_model::Fingerprint;
@@ -24,6 +21,7 @@ use super::{
     chunk_file::{ChunkFile, Refused},
     folder::Folder,
     index::{Index, Place, used_now},
+    storing::Storing,
 };
 
 /// Full blocks in one file: 128 tokens. Fewer waste files, more leave more of a prompt's end out.
@@ -49,6 +47,17 @@ impl DiskConfig {
     }
 }
 
+/// How the disk tier fares.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskStats {
+    /// Whether the last write worked; true before the first.
+    pub is_storing: bool,
+    /// Writes that failed, since the start.
+    pub store_failures: u64,
+    /// Of all chunks in the folder, as far as this process knows.
+    pub bytes: u64,
+}
+
 /// A handle; clones share one store. Several processes may use one folder: each counts what it found at start and what
 /// it wrote since.
 #[derive(Clone, Debug)]
@@ -62,7 +71,7 @@ struct Shared {
     folder: Folder,
     hash_key: [u64; 2],
     index: Mutex<Index>,
-    storing_is_off: AtomicBool,
+    storing: Mutex<Storing>,
 }
 
 impl DiskStore {
@@ -76,8 +85,8 @@ impl DiskStore {
             // A time to come would keep a file for ever.
             index.insert(Place::new(chunk.model, chunk.key), chunk.bytes, chunk.modified.min(now), 0);
         }
-        let (index, storing_is_off) = (Mutex::new(index), AtomicBool::new(false));
-        let store = Self { shared: Arc::new(Shared { config, folder, hash_key, index, storing_is_off }) };
+        let (index, storing) = (Mutex::new(index), Mutex::default());
+        let store = Self { shared: Arc::new(Shared { config, folder, hash_key, index, storing }) };
         // What goes here was never told to anybody. If a file cannot go, the first store finds out too, and it is
         // heard.
         let _ = store.make_room(0, &mut Vec::new());
@@ -103,19 +112,25 @@ impl DiskStore {
         self.index().bytes()
     }
 
-    /// False once the disk could not be written.
+    /// False from a write that failed to the next that works.
     pub fn is_storing(&self) -> bool {
-        !self.shared.storing_is_off.load(Ordering::Relaxed)
+        self.storing().is_working()
+    }
+
+    pub fn stats(&self) -> DiskStats {
+        let storing = self.storing();
+        DiskStats { is_storing: storing.is_working(), store_failures: storing.failures(), bytes: self.bytes() }
     }
 
     /// Writes a chunk from its host slots, or notes that it is used where it is there already. Chunks of this model
-    /// that had to go are added to `lost`, also when this fails.
+    /// that had to go are added to `lost`, also when this fails. `now` is held against the last time that it failed.
     pub fn store(
         &self,
         chunk: &DiskChunk,
         slots: &[Vec<HostSlot>],
         host: &HostTier,
         lost: &mut Vec<u128>,
+        now: Instant,
     ) -> Result<(), TierError> {
         let (file, path) = self.expected(chunk, slots, host);
         let there = match fs::symlink_metadata(&path) {
@@ -127,8 +142,8 @@ impl DiskStore {
             self.note_use(chunk, file.len(), &path);
             return Ok(());
         }
-        if !self.is_storing() {
-            return Err(TierError::StoringIsOff);
+        if !self.storing().may_try(now) {
+            return Err(TierError::StoringIsPaused);
         }
         let limit = self.shared.config.max_bytes;
         if file.len() > limit {
@@ -141,6 +156,7 @@ impl DiskStore {
         });
         match written {
             Ok(()) => {
+                self.storing().worked();
                 self.note_use(chunk, file.len(), &path);
                 Ok(())
             }
@@ -148,7 +164,7 @@ impl DiskStore {
             // lost.
             Err(error @ TierError::Io { action: "create" | "rename", .. }) if is_not_found(&error) => Err(error),
             Err(error) => {
-                self.stop_storing();
+                self.storing().failed(now);
                 Err(error)
             }
         }
@@ -251,8 +267,8 @@ impl DiskStore {
         Place::new(self.shared.config.fingerprint, key)
     }
 
-    fn stop_storing(&self) {
-        self.shared.storing_is_off.store(true, Ordering::Relaxed);
+    fn storing(&self) -> MutexGuard<'_, Storing> {
+        self.shared.storing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn index(&self) -> MutexGuard<'_, Index> {

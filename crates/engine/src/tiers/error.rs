@@ -28,8 +28,8 @@ pub enum TierError {
     #[error("a chunk of {bytes} bytes is more than the disk tier's {limit}")]
     TooLarge { bytes: u64, limit: u64 },
 
-    #[error("the disk tier stores nothing any more")]
-    StoringIsOff,
+    #[error("the disk tier stores nothing for a while")]
+    StoringIsPaused,
 }
 
 impl TierError {

@@ -78,7 +78,7 @@ impl DiskIo {
             host,
             warn: Box::new(warn),
             warned: HashSet::new(),
-            has_warned_of_storing: false,
+            times_paused: 0,
         };
         let thread = std::thread::Builder::new().name("folio-kv-disk".into()).spawn(move || worker.run())?;
         Ok(Self { shared, thread: Some(thread) })
@@ -140,7 +140,8 @@ struct Worker {
     warn: Box<dyn Fn(&str) + Send>,
     /// Chunks whose file was warned of.
     warned: HashSet<u128>,
-    has_warned_of_storing: bool,
+    /// How often it was said that storing pauses.
+    times_paused: usize,
 }
 
 impl Worker {
@@ -158,22 +159,33 @@ impl Worker {
 
     /// Whether it was done.
     fn work(&mut self, task: &DiskTask, lost: &mut Vec<u128>) -> bool {
+        let was_storing = self.store.is_storing();
         let result = match task.kind {
             DiskTaskKind::Fetch => self.store.fetch(&task.chunk, &task.slots, &self.host),
-            DiskTaskKind::Store => self.store.store(&task.chunk, &task.slots, &self.host, lost),
+            DiskTaskKind::Store => self.store.store(&task.chunk, &task.slots, &self.host, lost, Instant::now()),
         };
-        if let Err(error) = &result {
-            self.report(task, error);
+        match &result {
+            Err(error) if was_storing && !self.store.is_storing() => self.note_pause(error),
+            Err(error) => self.report(task, error),
+            Ok(()) if !was_storing && self.store.is_storing() && self.times_paused <= MOST_WARNINGS => {
+                (self.warn)("the disk tier stores again");
+            }
+            Ok(()) => {}
         }
         result.is_ok()
     }
 
-    /// One line a file, and one when storing ends.
+    /// The end of storing is told once, however often it fails before it works again.
+    fn note_pause(&mut self, error: &TierError) {
+        self.times_paused += 1;
+        if self.times_paused <= MOST_WARNINGS {
+            (self.warn)(&format!("{error}; the disk tier stores nothing until a later try works"));
+        }
+    }
+
+    /// One line a file.
     fn report(&mut self, task: &DiskTask, error: &TierError) {
         if !self.store.is_storing() && task.kind == DiskTaskKind::Store {
-            if !std::mem::replace(&mut self.has_warned_of_storing, true) {
-                (self.warn)(&format!("{error}; the disk tier stores nothing any more"));
-            }
             return;
         }
         // Deleted by another process to make room, as it should.

@@ -13,12 +13,13 @@ mod folder;
 mod host;
 mod index;
 mod io;
+mod storing;
 #[cfg(test)]
 mod tests;
 
 use std::{sync::Arc, time::Duration};
 
-pub use disk::{CHUNK_BLOCKS, DiskConfig, DiskStore};
+pub use disk::{CHUNK_BLOCKS, DiskConfig, DiskStats, DiskStore};
 pub use error::TierError;
 pub use folio_model::device::HostMemory;
 pub use host::{Allocate, HostGroup, HostTier};

@@ -126,6 +126,10 @@ impl Snapshot {
         counter("folio:prompt_tokens_computed_total", help, stats.prompt_tokens_computed);
         counter("folio:disk_chunks_fetched_total", "Chunks read from the disk tier.", scheduler.disk_fetched);
         counter("folio:disk_chunks_failed_total", "Chunks that could not be read from it.", scheduler.disk_failed);
+        if let Some(disk) = &stats.disk {
+            let help = "Writes to the disk tier that failed.";
+            counter("folio:disk_store_failures_total", help, disk.store_failures);
+        }
         let help = "Batches of KV events that found the publisher's queue full.";
         counter("folio:kv_event_batches_lost_total", help, stats.kv_event_batches_lost);
         counter("folio:log_lines_dropped_total", "Log lines that nobody took.", self.log_lines_dropped);
@@ -138,6 +142,11 @@ impl Snapshot {
         let help = "How long a request that came now would wait for its first token.";
         gauge("folio:expected_wait_seconds", help, stats.expected_wait.as_secs_f64());
         gauge("folio:waiting_tokens", "Tokens of requests that wait.", scheduler.waiting_tokens as f64);
+        if let Some(disk) = &stats.disk {
+            let help = "Whether the disk tier is written to: 0 from a write that failed to the next that works.";
+            gauge("folio:disk_storing", help, f64::from(u8::from(disk.is_storing)));
+            gauge("folio:disk_bytes", "Bytes of chunks in its folder.", disk.bytes as f64);
+        }
         gauge("folio:connections_open", "Open connections.", self.connections_open as f64);
         let help = "Prompts that wait to be templated and tokenized.";
         gauge("folio:prompt_pool_queue", help, self.prompt_pool_queue as f64);

@@ -58,7 +58,7 @@ fn writes_until_it_is_killed() {
         }
         println!("storing {key}");
         std::io::stdout().flush().unwrap();
-        store.store(&crash_chunk(key), &slots(0), &host, &mut Vec::new()).unwrap();
+        store.store(&crash_chunk(key), &slots(0), &host, &mut Vec::new(), Instant::now()).unwrap();
     }
 }
 

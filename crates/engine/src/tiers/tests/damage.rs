@@ -78,7 +78,7 @@ fn foreign_files_are_refused_and_left_alone() {
         let (mut other, mut slots) = (chunk(77, 3), two(0));
         change(&mut config, &mut other, &mut slots);
         let writer = DiskStore::open(config).unwrap();
-        writer.store(&other, &slots, &host, &mut Vec::new()).unwrap();
+        writer.store(&other, &slots, &host, &mut Vec::new(), Instant::now()).unwrap();
         let written = files(&elsewhere.0).into_iter().find(|file| file.extension().is_some()).unwrap();
         std::fs::copy(written, &path).unwrap();
         let foreign = std::fs::read(&path).unwrap();

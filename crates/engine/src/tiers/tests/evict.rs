@@ -1,7 +1,8 @@
 //! The size that a folder keeps to, and what goes first.
 
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
+use super::super::{DiskStats, storing::FIRST_PAUSE};
 use super::*;
 
 /// Bytes of a chunk's file in these tests.
@@ -108,20 +109,38 @@ fn what_never_fits_is_refused_and_storing_goes_on() {
     assert_eq!((store.bytes(), on_disk(&scratch.0)), (0, 0));
 }
 
-/// Where nothing can be written storing ends, and what is there is still found.
+/// Where nothing can be written storing pauses, and what is there is still found. Once there is room again, it goes on.
 #[test]
-fn an_unwritable_folder_ends_storing_and_not_fetching() {
+fn an_unwritable_folder_pauses_storing_and_not_fetching() {
     let host = small_host();
     let scratch = Scratch::new("unwritable");
     let store = open(&scratch.0, 1 << 20);
     put(&store, &host, 1, 0).unwrap();
+    let size = store.bytes();
+    let stats = |is_storing, store_failures, chunks| DiskStats { is_storing, store_failures, bytes: chunks * size };
+    assert_eq!(store.stats(), stats(true, 0, 1));
     // A file where a folder should be: no permission keeps root from writing, this does.
     let key = 0xcd << 120;
-    std::fs::write(path_of(&scratch.0, key).parent().unwrap(), b"").unwrap();
-    assert!(matches!(put(&store, &host, key, 0), Err(TierError::Io { .. })));
-    assert!(!store.is_storing());
-    assert!(matches!(put(&store, &host, 3, 0), Err(TierError::StoringIsOff)));
+    let blocked = path_of(&scratch.0, key).parent().unwrap().to_owned();
+    std::fs::write(&blocked, b"").unwrap();
+    let mut now = Instant::now();
+    assert!(matches!(put_at(&store, &host, key, 0, now), Err(TierError::Io { .. })));
+    assert_eq!(store.stats(), stats(false, 1, 1));
+    assert!(matches!(put_at(&store, &host, 3, 0, now), Err(TierError::StoringIsPaused)));
     get(&store, &host, 1, 0).unwrap();
-    assert_eq!(put(&store, &host, 1, 0).unwrap(), [], "what is there is still touched");
+    assert_eq!(put_at(&store, &host, 1, 0, now).unwrap(), [], "what is there is still touched");
+    assert_eq!(store.stats(), stats(false, 1, 1), "which says nothing of writing");
     assert_eq!(store.scan(), [1]);
+    // Tried again when the pause is over, and a longer one follows.
+    now += FIRST_PAUSE;
+    assert!(matches!(put_at(&store, &host, key, 0, now), Err(TierError::Io { .. })));
+    assert_eq!(store.stats(), stats(false, 2, 1));
+    now += FIRST_PAUSE;
+    assert!(matches!(put_at(&store, &host, 3, 0, now), Err(TierError::StoringIsPaused)));
+    std::fs::remove_file(&blocked).unwrap();
+    now += FIRST_PAUSE;
+    put_at(&store, &host, key, 0, now).unwrap();
+    put_at(&store, &host, 3, 0, now).unwrap();
+    assert_eq!(store.stats(), stats(true, 2, 3));
+    get(&store, &host, key, 0).unwrap();
 }

@@ -11,6 +11,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    time::Instant,
 };
 
 use folio_model::Fingerprint;
@@ -78,9 +79,13 @@ pub(super) fn contents(host: &HostTier, slots: &[Vec<HostSlot>]) -> Vec<Vec<u8>>
 
 /// Stores what [`fill`] makes of a key; what had to go.
 pub(super) fn put(store: &DiskStore, host: &HostTier, key: u128, parent: u128) -> Result<Vec<u128>, TierError> {
+    put_at(store, host, key, parent, Instant::now())
+}
+
+fn put_at(store: &DiskStore, host: &HostTier, key: u128, parent: u128, now: Instant) -> Result<Vec<u128>, TierError> {
     fill(host, &two(0), key);
     let mut lost = Vec::new();
-    store.store(&chunk(key, parent), &two(0), host, &mut lost).map(|()| lost)
+    store.store(&chunk(key, parent), &two(0), host, &mut lost, now).map(|()| lost)
 }
 
 /// Fetches it into other slots and compares.
@@ -143,7 +148,7 @@ fn what_is_stored_is_fetched_for_all_shapes_and_groups() {
             let key = (number * 1000 + tokens) as u128 + (7 << 100);
             let chunk = DiskChunk { key, parent: 3, salt: 9, tokens: (0..tokens as u32).collect() };
             fill(&host, &slots(true), key);
-            store.store(&chunk, &slots(true), &host, &mut Vec::new()).unwrap();
+            store.store(&chunk, &slots(true), &host, &mut Vec::new(), Instant::now()).unwrap();
             store.fetch(&chunk, &slots(false), &host).unwrap();
             assert!(contents(&host, &slots(true)) == contents(&host, &slots(false)), "{shape:?}, {tokens} tokens");
         }
