@@ -11,6 +11,8 @@ mod flags;
 mod http;
 mod hub;
 mod memory;
+#[cfg(target_os = "linux")]
+mod packed;
 mod pull;
 mod serve;
 mod server;

@@ -1,6 +1,8 @@
 //! What can go wrong while a device is opened or filled. The operations of a step cannot fail: a wrong shape there is
 //! a bug and asserts.
 
+use std::path::PathBuf;
+
 use folio_formats::Format;
 
 pub type Result<T> = std::result::Result<T, Error>;
@@ -26,6 +28,10 @@ pub enum Error {
     /// A device, its driver or one of its libraries said no.
     #[error("{device}: {message}")]
     Device { device: String, message: String },
+
+    /// A file that packed weights are read from is not what was written any more.
+    #[error("{} is damaged: {problem}; the weights have to be packed anew", path.display())]
+    PackedWeights { path: PathBuf, problem: &'static str },
 
     #[error(transparent)]
     Cuda(#[from] crate::cuda::driver::CudaError),

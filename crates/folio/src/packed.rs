@@ -1,8 +1,9 @@
 //! Packed weights kept beside the model: whether they are, what they are known by, and when they are written.
 //!
 //! The key covers the names, sizes and times of the weight files, the configuration beside them, what they are encoded to
-//! at load, and the version of Folio and of its layout. What it does not see is a file changed in place to the same size
-//! with its time set back. The shapes of the parts are compared when the file is opened.
+//! at load, and the version of Folio and of its layout. What it does not see is a model's file changed in place to the same size
+//! with its time set back. The shapes of the parts are compared when the packed file is opened, and its contents while the first step
+//! runs; one that is damaged is removed, and the model loaded again from its own weights.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -28,6 +29,8 @@ const CONFIGURATION: [&str; 3] = ["config.json", "hf_quant_config.json", "model.
 pub struct PackedCache {
     place: PackedPlace,
     found: Option<Arc<Mapped>>,
+    /// Fewer bytes are not kept.
+    least: u64,
 }
 
 impl PackedCache {
@@ -35,12 +38,17 @@ impl PackedCache {
     /// have its own weights.
     pub fn find(assets: &Assets, args: &EngineArgs, target: &Target) -> Option<Self> {
         let Target::Cpu(cpu) = target else { return None };
-        if args.packed_cache == PackedCacheArg::Off || cpu.has_memory_nodes() {
+        let least = match args.packed_cache {
+            PackedCacheArg::Auto => LEAST_BYTES,
+            PackedCacheArg::On => 0,
+            PackedCacheArg::Off => return None,
+        };
+        if cpu.has_memory_nodes() {
             return None;
         }
         let place = place(&ModelRef::resolve(assets.source()).ok()?, assets.model.at_load)?;
         let found = place.open();
-        let cache = Self { place, found };
+        let cache = Self { place, found, least };
         cache.prepare(&assets.model);
         Some(cache)
     }
@@ -55,13 +63,16 @@ impl PackedCache {
 
     /// For a model of those parts; none where they are too small to be kept.
     pub fn weights(self, parts: &[PartShape]) -> Option<PackedWeights> {
-        if parts.iter().map(PartShape::bytes).sum::<u64>() < LEAST_BYTES {
+        let Self { place, found, least } = self;
+        if parts.iter().map(PartShape::bytes).sum::<u64>() < least {
             return None;
         }
-        let Self { place, found } = self;
         let file = found.and_then(|map| PackedFile::new(map, place.key, parts));
         let packed = match file {
-            Some(file) => Packed::File(Arc::new(file)),
+            Some(file) => {
+                file.begin_check();
+                Packed::File(Arc::new(file))
+            }
             None => Packed::Shared(PackedParts::default()),
         };
         Some(PackedWeights { place, packed })
@@ -75,13 +86,27 @@ pub struct PackedWeights {
 }
 
 impl PackedWeights {
-    pub fn supply(&self) -> Packed {
-        self.packed.clone()
+    /// For the next load; none if it is to pack, as what was in the file is damaged. That file is removed then, and `warn` hears of it.
+    pub fn supply(&self, warn: Warn) -> Option<Packed> {
+        let file = match &self.packed {
+            Packed::File(file) if file.is_damaged() => file,
+            packed => return Some(packed.clone()),
+        };
+        let path = file.path().display();
+        match self.place.remove(file) {
+            Ok(()) => warn(format_args!(
+                "{path} is damaged and was removed: the model's own weights are packed in its place, and the next start writes it anew"
+            )),
+            Err(error) => warn(format_args!(
+                "{path} is damaged and cannot be removed ({error}): the model's own weights are packed in its place; delete the file"
+            )),
+        }
+        None
     }
 
     /// Begins to write them, unless they came out of the file.
-    pub fn keep(self, warn: Option<Warn>) -> Option<PackedWriter> {
-        let Packed::Shared(parts) = self.packed else { return None };
+    pub fn keep(&self, warn: Option<Warn>) -> Option<PackedWriter> {
+        let Packed::Shared(parts) = &self.packed else { return None };
         let folder = self.place.folder.clone();
         let failed = move |error| {
             if let Some(warn) = warn {
@@ -89,7 +114,7 @@ impl PackedWeights {
             }
         };
         // Without a thread they are not kept.
-        self.place.write(&parts, failed).ok()
+        self.place.clone().write(parts, failed).ok()
     }
 }
 

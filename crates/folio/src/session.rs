@@ -35,7 +35,7 @@ pub struct Session {
     /// The GPU that it was loaded on, while it is in use.
     pub device: Weak<Device>,
     /// Where its weights came from, or may be kept.
-    packed: Option<PackedWeights>,
+    packed: Option<Arc<PackedWeights>>,
 }
 
 /// Requests that may wait for each that runs.
@@ -80,9 +80,12 @@ impl Session {
     pub fn load(mut assets: Assets, plan: Plan, args: &EngineArgs, target: Target, serving: Serving) -> Result<Self> {
         match target.clone() {
             Target::Cpu(cpu) => {
-                let packed = assets.packed.take().and_then(|cache| cache.weights(&plan.parts));
-                let from = packed.as_ref().map(PackedWeights::supply);
-                let open = move || Ok(from.iter().fold(Cpu::new(cpu)?, Cpu::with_packed));
+                let packed = assets.packed.take().and_then(|cache| cache.weights(&plan.parts)).map(Arc::new);
+                let (from, warn) = (packed.clone(), serving.warn.unwrap_or(warn_on_stderr));
+                let open = move || {
+                    let supply = from.as_ref().and_then(|packed| packed.supply(warn));
+                    Ok(supply.iter().fold(Cpu::new(cpu)?, Cpu::with_packed))
+                };
                 let opened = |_: &Cpu| Opened::default();
                 let beside = |cpu: &Cpu| Ok(cpu.beside());
                 let session = Self::on(target, (open, opened, beside), assets, plan, args, serving)?;
@@ -114,13 +117,18 @@ impl Session {
         let bar = loading_bar();
         let backend = open()?;
         let Opened { mut phases, host_memory, device } = opened(&backend);
-        let mut decoder = phases.time("weights", || {
-            let mut note = |progress: LoadProgress| {
-                bar.set_length(progress.bytes_total);
-                bar.set_position(progress.bytes_done);
-            };
-            Ok(Decoder::load(backend, &assets.model, plan.limits(), &mut note)?)
-        })?;
+        let mut note = |progress: LoadProgress| {
+            bar.set_length(progress.bytes_total);
+            bar.set_position(progress.bytes_done);
+        };
+        let mut load = |backend| Ok(Decoder::load(backend, &assets.model, plan.limits(), &mut note)?);
+        let mut decoder = phases.time("weights", || load(backend))?;
+        // Both compute with the weights before there is an engine that would load them again.
+        let computes_first = args.memory.kv_disk.is_some() || assets.drafting.is_some();
+        if computes_first && decoder.backend_mut().check().is_err() {
+            drop(decoder);
+            decoder = phases.time("weights once more", || load(open()?))?;
+        }
         bar.finish_and_clear();
         if let Target::Cuda(_) = target {
             phases.time("first step", || phases::first_step(&mut decoder))?;
@@ -250,6 +258,11 @@ fn inter_token(asked: Option<InterTokenTarget>, target: &Target) -> (Option<Dura
         (None, Target::Cpu(_)) => (Some(Duration::from_millis(15)), 3),
         (None, Target::Cuda(_)) => (Some(Duration::from_millis(50)), 0),
     }
+}
+
+/// For commands that have no log.
+fn warn_on_stderr(line: std::fmt::Arguments<'_>) {
+    drop(writeln!(std::io::stderr(), "warning: {line}"));
 }
 
 /// Nobody may be there to read it, which must not end the engine.

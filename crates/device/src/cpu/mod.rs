@@ -35,6 +35,8 @@ pub use pool::Pool;
 pub use tensor::{Tensor, Vector};
 pub use weight::{PartShape, Weight, packed_experts_parts, packed_parts};
 
+use std::sync::Arc;
+
 use folio_formats::Matrix;
 
 use packed::Supply;
@@ -74,6 +76,8 @@ pub struct Cpu {
     isa: Isa,
     /// Of the weights that are being loaded.
     supply: Supply,
+    /// What they are read from, where they are in a file.
+    packed: Option<Arc<PackedFile>>,
     activations: matmul::Scratch,
     routing: experts::Scratch,
 }
@@ -88,6 +92,7 @@ impl Cpu {
             pool: Pool::new(config.threads)?,
             isa,
             supply: Supply::Fresh,
+            packed: None,
             activations: matmul::Scratch::default(),
             routing: experts::Scratch::default(),
         })
@@ -99,6 +104,7 @@ impl Cpu {
             pool: self.pool.beside(),
             isa: self.isa,
             supply: Supply::Fresh,
+            packed: None,
             activations: matmul::Scratch::default(),
             routing: experts::Scratch::default(),
         }
@@ -107,6 +113,10 @@ impl Cpu {
     /// Has the weights of the one model that is loaded next come from there.
     pub fn with_packed(mut self, packed: &Packed) -> Cpu {
         self.supply = Supply::new(packed);
+        self.packed = match packed {
+            Packed::File(file) => Some(Arc::clone(file)),
+            Packed::Shared(_) => None,
+        };
         self
     }
 
@@ -155,6 +165,10 @@ impl Backend for Cpu {
 
     fn end_load(&mut self) {
         self.supply = Supply::Fresh;
+    }
+
+    fn check(&mut self) -> Result<()> {
+        self.packed.as_ref().map_or(Ok(()), |file| file.check())
     }
 
     fn kv(&mut self, shape: KvShape) -> Result<kv::Kv> {

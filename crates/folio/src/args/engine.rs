@@ -35,7 +35,7 @@ pub struct EngineArgs {
     #[arg(long, value_name = "int8|int4|fp8")]
     pub quantize: Option<AtLoad>,
     /// Keep packed weights beside the model, in a folder `.folio`, and map them at the next start: auto (on the CPU, where
-    /// they take 256 MiB or more) or off
+    /// they take 256 MiB or more), on (however little they take) or off
     #[arg(long, value_enum, default_value_t, env = "FOLIO_PACKED_CACHE")]
     pub packed_cache: PackedCacheArg,
     /// Longest sequence, prompt and answer together [default: the model's]
@@ -167,6 +167,7 @@ impl FromStr for InterTokenTarget {
 pub enum PackedCacheArg {
     #[default]
     Auto,
+    On,
     Off,
 }
 

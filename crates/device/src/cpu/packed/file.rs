@@ -1,33 +1,154 @@
 //! A file of packed weights, mapped and found to be the one that is wanted.
+//!
+//! Its header and a few pages are looked at when it is opened. All of it is digested by threads of its own meanwhile, and
+//! [`PackedFile::check`] waits for them: as it is asked at the end of each step, the first step reads the weights while they are
+//! being looked at, and nobody hears of its results before they are known to be good. Later it costs a question to the system: whether
+//! somebody has written to the file since, in which case all of it is looked at again.
 
-use std::sync::Arc;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 
-use folio_formats::Mapped;
+use folio_formats::{Mapped, Stamp};
 
 use super::super::buffer::Buffer;
 use super::super::weight::PartShape;
 use super::PartMemory;
-use super::layout::Layout;
+use super::layout::{Layout, piece_digest, whole_digest};
+use crate::{Error, Result};
+
+/// More would read no faster.
+const MOST_READERS: usize = 4;
 
 pub struct PackedFile {
+    content: Arc<Content>,
+    state: Mutex<State>,
+}
+
+/// What threads look at.
+struct Content {
     map: Arc<Mapped>,
     layout: Layout,
+    /// Of all that was written.
+    digest: u128,
+    is_over: AtomicBool,
+    is_damaged: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    /// Who looks at it for the first time.
+    reader: Option<JoinHandle<Option<Stamp>>>,
+    /// As it was when all of it was found to be what was written.
+    verified: Option<Stamp>,
 }
 
 impl PackedFile {
     /// None where the file is not of this key and these shapes, is cut off, or has other pages than were written.
     pub fn new(map: Arc<Mapped>, key: u128, shapes: &[PartShape]) -> Option<Self> {
         let layout = Layout::new(key, shapes)?;
-        layout.is_of(map.bytes()).then_some(Self { map, layout })
+        let digest = layout.is_of(map.bytes())?;
+        let (is_over, is_damaged) = (AtomicBool::new(false), AtomicBool::new(false));
+        let content = Arc::new(Content { map, layout, digest, is_over, is_damaged });
+        Some(Self { content, state: Mutex::default() })
+    }
+
+    /// Begins to look at all of it.
+    pub fn begin_check(&self) {
+        let content = Arc::clone(&self.content);
+        let body = move || content.verify();
+        // Without a thread the first who asks looks for himself.
+        self.state().reader = std::thread::Builder::new().name("folio-verify".into()).spawn(body).ok();
+    }
+
+    /// Whether all that was read of it up to now is what was written. One that was not so once is damaged for good: zeros may have
+    /// been read in its place.
+    pub fn check(&self) -> Result<()> {
+        let content = &*self.content;
+        let mut state = self.state();
+        if let Some(reader) = state.reader.take() {
+            state.verified = reader.join().unwrap_or_default();
+        }
+        let is_good = !self.is_damaged()
+            && !content.map.has_failed()
+            && (state.verified.is_some() && state.verified == content.map.stamp() || {
+                state.verified = content.verify();
+                state.verified.is_some()
+            });
+        if is_good {
+            return Ok(());
+        }
+        content.is_damaged.store(true, Ordering::Relaxed);
+        let problem = match content.map.has_failed() {
+            true => "a part of it cannot be read any more: it was truncated, or its disk has failed",
+            false => "it holds other bytes than were written to it",
+        };
+        Err(Error::PackedWeights { path: self.path().to_owned(), problem })
+    }
+
+    /// Whether a check has found it so.
+    pub fn is_damaged(&self) -> bool {
+        self.content.is_damaged.load(Ordering::Relaxed)
+    }
+
+    /// Whether its path still leads to it.
+    pub(super) fn is_in_place(&self) -> bool {
+        self.content.map.is_in_place()
+    }
+
+    pub fn path(&self) -> &Path {
+        self.content.map.path()
     }
 
     /// Part `index`, which is of that shape.
     pub(super) fn part(&self, index: usize, shape: PartShape) -> PartMemory {
-        let place = &self.layout.parts[index];
+        let Content { map, layout, .. } = &*self.content;
+        let place = &layout.parts[index];
         assert_eq!(place.shape, shape, "part {index} of a packed file");
         PartMemory {
-            data: Arc::new(Buffer::in_file(&self.map, place.data.clone())),
-            factors: Arc::new(Buffer::in_file(&self.map, place.factors.clone())),
+            data: Arc::new(Buffer::in_file(map, place.data.clone())),
+            factors: Arc::new(Buffer::in_file(map, place.factors.clone())),
         }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for PackedFile {
+    fn drop(&mut self) {
+        // Nobody waits for an answer any more.
+        self.content.is_over.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Content {
+    /// Reads all of it; how it was before, if it is what was written.
+    fn verify(&self) -> Option<Stamp> {
+        let stamp = self.map.stamp();
+        let (bytes, pieces) = (self.map.bytes(), self.layout.pieces().collect::<Vec<_>>());
+        let next = AtomicUsize::new(0);
+        let read = || {
+            let take = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|_| !self.is_over.load(Ordering::Relaxed));
+            let mut found = Vec::new();
+            while let Some((at, piece)) = take().and_then(|at| Some((at, pieces.get(at)?))) {
+                found.push((at, piece_digest(&bytes[piece.clone()])));
+            }
+            found
+        };
+        let readers = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_READERS);
+        let mut found: Vec<(usize, u128)> = std::thread::scope(|scope| {
+            // Where there can be no further thread, this one reads all of it.
+            let start = |_| std::thread::Builder::new().name("folio-verify".into()).spawn_scoped(scope, read).ok();
+            let others: Vec<_> = (1..readers).filter_map(start).collect();
+            let own = read();
+            own.into_iter().chain(others.into_iter().flat_map(|other| other.join().unwrap_or_default())).collect()
+        });
+        found.sort_unstable();
+        let is_whole = found.len() == pieces.len();
+        let digest = whole_digest(found.into_iter().map(|(_, digest)| digest));
+        stamp.filter(|_| is_whole && digest == self.digest && !self.map.has_failed())
     }
 }

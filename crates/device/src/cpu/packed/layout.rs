@@ -5,10 +5,12 @@
 //! | 16 | `folio packed` and zeros |
 //! | 8, 8, 16 | [`LAYOUT_VERSION`], number of parts, key |
 //! | 16 | digest of [`PAGES`] pages of what follows the header |
+//! | 16 | digest of all that follows the header: of the digests of its pieces of [`PIECE`] bytes |
 //! | 40 each | of a part: digest of its packing, outputs, inputs, bytes of panels, bytes of factors |
 //!
-//! All but the digest of pages is known before the file is opened, so that nothing in it is read for a size: a header is
-//! equal to the one that is expected, byte for byte, or the file is another's.
+//! All but the digests is known before the file is opened, so that nothing in it is read for a size: a header is
+//! equal to the one that is expected, byte for byte, or the file is another's. Pages are looked at when the file is opened, all of it
+//! before the first step's results are used.
 
 use std::ops::Range;
 
@@ -16,20 +18,23 @@ use folio_formats::Digest;
 
 use super::super::weight::PartShape;
 
-/// Raised when a part's packed bytes change for the same shape and source; a test knows those of this version.
-pub const LAYOUT_VERSION: u64 = 2;
+/// Raised when a part's packed bytes change for the same shape and source, of which a test knows those of this version, and when the
+/// header does.
+pub const LAYOUT_VERSION: u64 = 3;
 
 const MAGIC: &[u8; 16] = b"folio packed\0\0\0\0";
-/// Where the digest of pages is.
-const DIGEST: Range<usize> = 48..64;
+/// Where the digests are, of pages and of all.
+const DIGESTS: Range<usize> = 48..80;
 /// Parts begin with a cache line, and with them their factors.
 const ALIGN: usize = 64;
 const PAGE: usize = 4 << 10;
 /// Pages that are looked at: enough to notice a file that was overwritten or not written, at the cost of a few random reads.
 const PAGES: usize = 32;
+/// Bytes that have a digest of their own, so that several threads can look at a file.
+const PIECE: usize = 4 << 20;
 
 pub struct Layout {
-    /// With zeros in place of the digest.
+    /// With zeros in place of the digests.
     header: Vec<u8>,
     pub parts: Vec<PartPlace>,
     /// Bytes of the file.
@@ -51,7 +56,7 @@ impl Layout {
         header.extend(LAYOUT_VERSION.to_le_bytes());
         header.extend((shapes.len() as u64).to_le_bytes());
         header.extend(key.to_le_bytes());
-        header.resize(DIGEST.end, 0);
+        header.resize(DIGESTS.end, 0);
         for shape in shapes {
             let mut packing = Digest::new("packing");
             packing.field(format!("{:?}", shape.packing).as_bytes());
@@ -74,26 +79,34 @@ impl Layout {
         Some(Self { header, parts, total: end })
     }
 
-    /// The header of a file whose pages have that digest.
-    pub fn header(&self, digest: u128) -> Vec<u8> {
+    /// The header of a file that has those digests.
+    pub fn header(&self, pages: u128, all: u128) -> Vec<u8> {
         let mut header = self.header.clone();
-        header[DIGEST].copy_from_slice(&digest.to_le_bytes());
+        header[DIGESTS].copy_from_slice(&digests(pages, all));
         header
     }
 
-    /// Whether those are the bytes of a file that was written for this.
-    pub fn is_of(&self, bytes: &[u8]) -> bool {
-        if bytes.len() != self.total {
-            return false;
-        }
-        let mut digest = PageDigest::default();
+    /// The digest of all that was written, if those look like the bytes of a file that was written for this.
+    pub fn is_of(&self, bytes: &[u8]) -> Option<u128> {
+        let (before, digests, behind) = match bytes.len() == self.total {
+            true => (&bytes[..DIGESTS.start], &bytes[DIGESTS], &bytes[DIGESTS.end..self.header.len()]),
+            false => return None,
+        };
         // The header first: of a foreign file nothing else is read.
-        bytes[..DIGEST.start] == self.header[..DIGEST.start]
-            && bytes[DIGEST.end..self.header.len()] == self.header[DIGEST.end..]
-            && {
-                self.sampled_pages().for_each(|page| digest.add(&bytes[page]));
-                bytes[DIGEST] == digest.finish().to_le_bytes()
-            }
+        if *before != self.header[..DIGESTS.start] || *behind != self.header[DIGESTS.end..] {
+            return None;
+        }
+        let (pages, all) = digests.split_at(DIGESTS.len() / 2);
+        let mut digest = pages_digest();
+        self.sampled_pages().for_each(|page| digest.update(&bytes[page]));
+        let all = all.try_into().map(u128::from_le_bytes);
+        (*pages == digest.finish().to_le_bytes()).then_some(all.ok()?)
+    }
+
+    /// All that follows the header, in order.
+    pub fn pieces(&self) -> impl ExactSizeIterator<Item = Range<usize>> {
+        let (first, end) = (self.header.len(), self.total);
+        (0..(end - first).div_ceil(PIECE)).map(move |piece| first + piece * PIECE..end.min(first + (piece + 1) * PIECE))
     }
 
     /// Pages at equal distances behind the header, the last among them.
@@ -105,21 +118,29 @@ impl Layout {
     }
 }
 
-/// Digest of the pages that are looked at.
-pub struct PageDigest(Digest);
-
-impl Default for PageDigest {
-    fn default() -> Self {
-        Self(Digest::new("pages of packed weights"))
-    }
+fn digests(pages: u128, all: u128) -> [u8; DIGESTS.end - DIGESTS.start] {
+    let mut bytes = [0; DIGESTS.end - DIGESTS.start];
+    let (first, second) = bytes.split_at_mut(DIGESTS.len() / 2);
+    first.copy_from_slice(&pages.to_le_bytes());
+    second.copy_from_slice(&all.to_le_bytes());
+    bytes
 }
 
-impl PageDigest {
-    pub fn add(&mut self, page: &[u8]) {
-        self.0.update(page);
-    }
+/// To take the pages that are looked at.
+pub fn pages_digest() -> Digest {
+    Digest::new("pages of packed weights")
+}
 
-    pub fn finish(self) -> u128 {
-        self.0.finish()
-    }
+/// Of all, from the digests of its pieces.
+pub fn whole_digest(pieces: impl IntoIterator<Item = u128>) -> u128 {
+    let mut digest = Digest::new("packed weights");
+    pieces.into_iter().for_each(|piece| digest.update(&piece.to_le_bytes()));
+    digest.finish()
+}
+
+/// Of one piece.
+pub fn piece_digest(bytes: &[u8]) -> u128 {
+    let mut digest = Digest::new("piece of packed weights");
+    digest.update(bytes);
+    digest.finish()
 }

@@ -1,6 +1,9 @@
 //! Packed weights that outlive the process: kept in a file beside the model and mapped at the next start, which then
 //! neither packs nor takes memory for them.
 //!
+//! A file that turns out to be damaged, at the first look or later, is one that [`PackedFile::check`] refuses: whoever runs the model then
+//! loads it again, from its own weights.
+//!
 //! A decoder's parts are packed in an order that its shapes decide, so a file is the parts one after the other behind a
 //! header that says what they are ([`layout`]). [`Supply`] stands between who packs and memory: it has a part packed, or
 //! takes it from the file. Which file belongs to which model is for the caller to say, by a key.

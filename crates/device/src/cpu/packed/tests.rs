@@ -61,7 +61,11 @@ fn matrices() -> Vec<Matrix<'static>> {
 }
 
 fn shapes() -> Vec<PartShape> {
-    matrices().iter().flat_map(|matrix| packed_parts(matrix).unwrap()).collect()
+    shapes_of(&matrices())
+}
+
+fn shapes_of(matrices: &[Matrix<'_>]) -> Vec<PartShape> {
+    matrices.iter().flat_map(|matrix| packed_parts(matrix).unwrap()).collect()
 }
 
 /// Every weight's values, out of memory or out of a file.
@@ -87,9 +91,19 @@ fn packed() -> PackedParts {
 
 /// Writes, and waits for what comes of it.
 fn write(place: &PackedPlace) -> io::Result<()> {
+    write_those(place, &packed())
+}
+
+fn write_those(place: &PackedPlace, parts: &PackedParts) -> io::Result<()> {
     let (sender, receiver) = mpsc::channel();
-    let _writer = place.clone().write(&packed(), move |error| sender.send(error).unwrap()).unwrap();
+    let _writer = place.clone().write(parts, move |error| sender.send(error).unwrap()).unwrap();
     receiver.recv().map_or(Ok(()), Err)
+}
+
+fn write_matrices(place: &PackedPlace, matrices: &[Matrix<'_>]) {
+    let parts = PackedParts::default();
+    load(&Packed::Shared(parts.clone()), matrices);
+    write_those(place, &parts).unwrap();
 }
 
 fn open(place: &PackedPlace) -> Option<PackedFile> {
@@ -120,10 +134,10 @@ fn a_file_that_is_not_as_expected_is_left_alone_and_repaired() {
     let good = fs::read(place.path()).unwrap();
     let check = |bytes: &[u8], what: &str| {
         fs::write(place.path(), bytes).unwrap();
-        assert!(open(&place).is_none(), "{what}");
+        assert!(open(&place).is_none_or(|file| file.check().is_err()), "{what}");
     };
     // All of so small a file is looked at but what lies between the parts.
-    let header = 64 + 40 * FORMATS.len();
+    let header = 80 + 40 * FORMATS.len();
     for at in (0..header).chain((header.next_multiple_of(64)..good.len()).step_by(977)) {
         let mut bad = good.clone();
         bad[at] ^= 1;
@@ -170,6 +184,100 @@ fn whatever_hinders_a_file_is_told_once_and_leaves_nothing() {
 
     assert_eq!(check_room(&folder.0, u64::MAX).unwrap_err().kind(), ErrorKind::StorageFull);
     check_room(&folder.0, 0).unwrap();
+}
+
+/// So large that most of it lies between the pages that are looked at when it is opened.
+fn large() -> [Matrix<'static>; 2] {
+    [matrix(Format::BF16, 1500, 1024), matrix(Format::Q8_0, 3000, 1024)]
+}
+
+#[test]
+fn damage_anywhere_is_found_at_the_first_check_and_by_every_later_one() {
+    let folder = Folder::new("anywhere");
+    let place = folder.place();
+    let shapes = shapes_of(&large());
+    write_matrices(&place, &large());
+    let good = fs::read(place.path()).unwrap();
+    let open = || PackedFile::new(place.open().unwrap(), place.key, &shapes);
+    let whole = open().unwrap();
+    whole.begin_check();
+    whole.check().unwrap();
+    whole.check().unwrap();
+    assert!(!whole.is_damaged());
+
+    let mut unseen = 0;
+    for at in (120..good.len()).step_by(good.len() / 97) {
+        let mut bad = good.clone();
+        bad[at] ^= 0x10;
+        // As a disk would have it, or a bad copy: a file of its own.
+        fs::remove_file(place.path()).unwrap();
+        fs::write(place.path(), &bad).unwrap();
+        let Some(file) = open() else { continue };
+        unseen += 1;
+        // With a reader in the background, and without.
+        if at % 2 == 0 {
+            file.begin_check();
+        }
+        let told = file.check().unwrap_err().to_string();
+        assert!(told.contains("damaged") && told.contains(place.path().to_str().unwrap()), "byte {at}: {told}");
+        assert!(file.is_damaged() && file.check().is_err(), "byte {at}: for good");
+    }
+    assert!(unseen > 50, "{unseen} of 97 places are not looked at when it is opened");
+    whole.check().expect("who has the old file mapped has what was written");
+}
+
+/// What happens to a file while it is in use.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_file_in_use_is_looked_at_again_when_it_was_written_to() {
+    let folder = Folder::new("in-use");
+    let place = folder.place();
+    write_matrices(&place, &large());
+    let good = fs::read(place.path()).unwrap();
+    let shapes = shapes_of(&large());
+    let earlier = std::time::SystemTime::now() - std::time::Duration::from_secs(100);
+    let check = |what: &str, change: &dyn Fn(&mut fs::File) -> io::Result<()>, stays_good: bool| {
+        let _ = fs::remove_file(place.path());
+        fs::write(place.path(), &good).unwrap();
+        // So that the change has another time however soon it comes.
+        let mut disk = fs::File::options().read(true).write(true).open(place.path()).unwrap();
+        disk.set_modified(earlier).unwrap();
+        let file = PackedFile::new(place.open().unwrap(), place.key, &shapes).unwrap();
+        file.begin_check();
+        file.check().unwrap();
+        change(&mut disk).unwrap();
+        assert_eq!(file.check().is_ok(), stays_good, "{what}");
+        // It is as it was again, but somebody may have read it in between.
+        if !stays_good {
+            fs::write(place.path(), &good).unwrap();
+            assert!(file.check().is_err(), "{what}, and undone");
+            place.remove(&file).unwrap();
+            assert!(!place.path().exists(), "{what}: removed");
+        }
+    };
+    use std::os::unix::fs::FileExt;
+    check("touched", &|disk| disk.set_modified(std::time::SystemTime::now()), true);
+    check("removed", &|_| fs::remove_file(place.path()), true);
+    check("a byte", &|disk| disk.write_all_at(&[good[9999] ^ 1], 9999), false);
+    check("truncated", &|disk| disk.set_len(4096), false);
+    check("emptied", &|disk| disk.set_len(0), false);
+    check("longer", &|disk| disk.set_len(good.len() as u64 + 1), true);
+}
+
+#[test]
+fn a_file_that_was_put_in_the_place_of_a_damaged_one_stays() {
+    let folder = Folder::new("replaced");
+    let place = folder.place();
+    write(&place).unwrap();
+    let old = open(&place).unwrap();
+    let good = fs::read(place.path()).unwrap();
+    let other = place.path().with_extension("new");
+    fs::write(&other, &good).unwrap();
+    fs::rename(&other, place.path()).unwrap();
+    place.remove(&old).unwrap();
+    assert_eq!(fs::read(place.path()).unwrap(), good);
+    place.remove(&open(&place).unwrap()).unwrap();
+    assert!(!place.path().exists());
 }
 
 #[test]

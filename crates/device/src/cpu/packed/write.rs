@@ -5,6 +5,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +15,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use folio_formats::Mapped;
 
 use super::super::weight::PartShape;
-use super::layout::{Layout, PageDigest};
+use super::layout::{Layout, pages_digest, piece_digest, whole_digest};
 use super::{PackedFile, PackedParts, PartMemory};
 
 /// Bytes between two looks at whether to go on, which are on the disk by then.
@@ -52,6 +53,15 @@ impl PackedPlace {
         Mapped::open_whole(&self.path()).ok()
     }
 
+    /// Removes a file that was found to be damaged, so that the next start packs anew and writes it again. One that has
+    /// been put in its place meanwhile stays.
+    pub fn remove(&self, file: &PackedFile) -> io::Result<()> {
+        match file.is_in_place() {
+            true => fs::remove_file(self.path()),
+            false => Ok(()),
+        }
+    }
+
     /// Begins to write what was packed. `failed` hears why there is no file, if there is none in the end, and is dropped when
     /// there is one.
     pub fn write(
@@ -77,7 +87,8 @@ impl PackedPlace {
     pub(super) fn write_now(&self, shapes: &[PartShape], parts: &[PartMemory], is_over: &AtomicBool) -> io::Result<()> {
         let layout = Layout::new(self.key, shapes).ok_or(ErrorKind::FileTooLarge)?;
         // Another process may have been faster.
-        if self.open().is_some_and(|map| PackedFile::new(map, self.key, shapes).is_some()) {
+        let there = self.open().and_then(|map| PackedFile::new(map, self.key, shapes));
+        if there.is_some_and(|file| file.check().is_ok()) {
             return Ok(());
         }
         fs::create_dir_all(&self.folder)?;
@@ -162,18 +173,29 @@ fn fill(mut file: &File, layout: &Layout, parts: &[PartMemory], is_over: &Atomic
         }
     }
     file.set_len(layout.total as u64)?;
-    let mut digest = PageDigest::default();
+    let mut pages = pages_digest();
     for page in layout.sampled_pages() {
-        let mut bytes = vec![0; page.len()];
-        file.seek(SeekFrom::Start(page.start as u64))?;
-        file.read_exact(&mut bytes)?;
-        digest.add(&bytes);
+        pages.update(&read(file, &page)?);
+    }
+    let mut pieces = Vec::new();
+    for piece in layout.pieces() {
+        if is_over.load(Ordering::Relaxed) {
+            return Err(ErrorKind::Interrupted.into());
+        }
+        pieces.push(piece_digest(&read(file, &piece)?));
     }
     // Nothing but the header is missing, on the disk too, before it is written.
     file.sync_data()?;
     file.rewind()?;
-    file.write_all(&layout.header(digest.finish()))?;
+    file.write_all(&layout.header(pages.finish(), whole_digest(pieces)))?;
     file.sync_all()
+}
+
+fn read(mut file: &File, place: &Range<usize>) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; place.len()];
+    file.seek(SeekFrom::Start(place.start as u64))?;
+    file.read_exact(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// Files that were written lie on small pages in memory, and on huge ones if they are read through a mapping that asks for them: so
