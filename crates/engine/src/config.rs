@@ -8,7 +8,7 @@ use std::{
 
 use folio_scheduler::{BLOCK_TOKENS, GroupConfig, KvEvent, Nanos, SchedulerConfig};
 
-use crate::{Error, Executor, Result, tiers::TierConfig};
+use crate::{Error, Executor, Result, TimeLimit, tiers::TierConfig};
 
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
@@ -18,7 +18,9 @@ pub struct EngineConfig {
     pub max_waiting: usize,
     /// A request that has waited for so long, none of its sequences having run, ends. None: it waits as long as it
     /// takes.
-    pub queue_timeout: Option<Duration>,
+    pub queue_timeout: Option<TimeLimit>,
+    /// All requests end when there has been no progress for so long. None: they wait as long as it takes.
+    pub stall_timeout: Option<Duration>,
     /// Most tokens computed in a step.
     pub budget_tokens: usize,
     /// Most tokens of one sequence in a step.
@@ -91,6 +93,7 @@ impl Default for EngineConfig {
             max_seqs: 64,
             max_waiting: 1024,
             queue_timeout: None,
+            stall_timeout: None,
             budget_tokens: 512,
             max_chunk: None,
             max_model_len: 0,

@@ -149,7 +149,7 @@ impl Core {
             if self.stopping {
                 break;
             }
-            self.expire_waiting();
+            self.expire_waiting(Instant::now());
             self.tend_trials();
             let is_due = self.is_due();
             let has_stepped = is_due && self.step();
@@ -192,18 +192,25 @@ impl Core {
         let until = if self.in_flight.is_empty() {
             drop(self.publish());
             let deadlines = self.samples.values().filter_map(|sample| sample.deadline);
-            deadlines.chain(self.patience.next()).min()
+            deadlines.chain(self.patience_ends()).min()
         } else {
             self.plan_at().filter(|_| !has_tried)
         };
         let message = match until {
-            Some(time) => self.messages.recv_timeout(time.saturating_duration_since(Instant::now())).ok(),
-            // The executor holds the other end of the channel.
-            None => self.stay_awake().or_else(|| self.messages.recv().ok()),
+            Some(time) => self.hear_by(time),
+            // The executor holds the other end of the channel. A step that never ends must not hold up the patience of others.
+            None => self.stay_awake().or_else(|| match self.patience_ends() {
+                Some(time) => self.hear_by(time),
+                None => self.messages.recv().ok(),
+            }),
         };
         if let Some(message) = message {
             self.hear(message);
         }
+    }
+
+    fn hear_by(&self, time: Instant) -> Option<Message> {
+        self.messages.recv_timeout(time.saturating_duration_since(Instant::now())).ok()
     }
 
     /// Waits awake for the end of a step that nothing is planned behind, from shortly before it is expected: a device would

@@ -53,6 +53,7 @@ pub use folio_scheduler::{
     Assignment, BlockId, GroupConfig, GroupStats, HostSlot, KvEvent, Medium, Miss, PromptTargets, RequestId,
     SchedulerStats, StepPlan, Transfer,
 };
+pub use patience::TimeLimit;
 pub use pooling::Pooling;
 use progress::Progress;
 pub use request::{EngineRequest, RequestOptions};

@@ -34,6 +34,11 @@ impl Progress {
         self.last.fetch_max(nanos(self.epoch.elapsed()), Ordering::AcqRel);
     }
 
+    /// When that was; at the beginning, when it started.
+    pub fn last(&self) -> Instant {
+        self.epoch + Duration::from_nanos(self.last.load(Ordering::Acquire))
+    }
+
     /// Takes in so many samples, unless there would be more than `most` then.
     pub fn accept(&self, samples: usize, most: usize) -> bool {
         if !self.has_work() {

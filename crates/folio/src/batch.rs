@@ -11,6 +11,7 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use folio_engine::TimeLimit;
 use folio_server::guard::{Lifecycle, RequestIds};
 use folio_server::observe::Observer;
 use folio_server::{App, Timeouts};
@@ -47,7 +48,12 @@ pub fn main(args: BatchArgs) -> Result<()> {
     let session = Session::start(assets, &engine)?;
     let concurrency = args.concurrency.unwrap_or(session.plan.max_seqs);
 
-    let timeouts = Timeouts { request: PATIENCE, queue: PATIENCE, stuck: PATIENCE, ..Timeouts::default() };
+    let timeouts = Timeouts {
+        request: TimeLimit::InAll(PATIENCE),
+        queue: TimeLimit::InAll(PATIENCE),
+        stuck: PATIENCE,
+        ..Timeouts::default()
+    };
     let observer = Observer::quiet(&names[0], session.plan.max_model_len);
     let app = App::new(limits, timeouts, Lifecycle::new(), observer);
     app.set_model(serve::model(&session, names));

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use anyhow::{Context, Result, bail};
+use folio_engine::TimeLimit;
 use folio_server::guard::{self, Guard, GuardConfig, Hosts, Lifecycle};
 use folio_server::net::{self, Listener, NetConfig, Shutdown};
 use folio_server::observe::{Level, Log, Observer, ObserverConfig, Traces};
@@ -184,10 +185,14 @@ fn load(
     kv_events: Option<KvEventSender>,
 ) -> Result<oneshot::Receiver<Result<Session>>> {
     let (sender, receiver) = oneshot::channel();
-    let engine_args = args.model.engine.clone();
+    let (engine_args, timeouts) = (args.model.engine.clone(), args.timeouts.timeouts());
     let serving = Serving {
         kv_events,
-        queue_timeout: Some(args.timeouts.queue_timeout.0),
+        queue_timeout: Some(timeouts.queue),
+        stall_timeout: match timeouts.request {
+            TimeLimit::InAll(_) => None,
+            TimeLimit::WithoutProgress(limit) => Some(limit),
+        },
         warn: Some(greeting::warner(args.log.log_format)),
     };
     std::thread::Builder::new().name("folio-load".into()).spawn(move || {

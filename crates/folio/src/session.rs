@@ -10,7 +10,7 @@ use folio_device::cpu::{Cpu, PackedWriter};
 use folio_device::cuda::Cuda;
 use folio_device::cuda::driver::Device;
 use folio_engine::tiers::{Allocate, DiskConfig, DiskStore, HostGroup, HostTier, TierConfig, copy_cost};
-use folio_engine::{Background, Engine, EngineConfig, KvEvent, Rebuild, Runner};
+use folio_engine::{Background, Engine, EngineConfig, KvEvent, Rebuild, Runner, TimeLimit};
 use folio_model::{Decoder, DecoderLimits, LoadProgress};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -49,7 +49,9 @@ pub type KvEventSender = flume::Sender<Vec<KvEvent>>;
 pub struct Serving {
     pub kv_events: Option<KvEventSender>,
     /// What has waited so long for its turn ends.
-    pub queue_timeout: Option<Duration>,
+    pub queue_timeout: Option<TimeLimit>,
+    /// When an engine that makes no progress is given up.
+    pub stall_timeout: Option<Duration>,
     /// Who hears of faults that the engine got over.
     pub warn: Option<Warn>,
 }
@@ -160,6 +162,7 @@ impl Session {
             overlap: !args.queue.no_overlap,
             kv_events: serving.kv_events,
             queue_timeout: serving.queue_timeout,
+            stall_timeout: serving.stall_timeout,
             warn: serving.warn,
             debug: args.queue.debug.then_some(debug_line),
             rebuild: Some(rebuild((open, beside), Arc::clone(&assets), plan.limits(), host.clone(), serving.warn)),

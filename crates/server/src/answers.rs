@@ -4,7 +4,7 @@ use std::future::poll_fn;
 use std::task::Poll;
 use std::time::Instant;
 
-use folio_engine::{RequestOptions, SubmitError, Usage};
+use folio_engine::{RequestOptions, SubmitError, TimeLimit, Usage};
 
 use crate::error::ApiError;
 use crate::observe::{EndReason, RequestRecord, RequestStart};
@@ -60,7 +60,7 @@ impl Service {
             priority: caller.priority(generate.priority),
             tenant: caller.tenant,
             weight: caller.weight,
-            deadline: Some(self.timeouts.request.saturating_sub(call.arrived.elapsed())),
+            deadline: deadline(self, call).map(|deadline| deadline.saturating_duration_since(Instant::now())),
             cache_salt: generate.cache_salt.as_deref().map_or(caller.cache_salt, |salt| caller.cache_salt_with(salt)),
         }
     }
@@ -205,7 +205,10 @@ pub fn is_silent(piece: &Piece) -> bool {
     piece.text.is_empty() && piece.finish.is_none() && piece.prompt_logprobs.is_none()
 }
 
-/// When a request must be over, whether or not its client reads.
-pub fn deadline(service: &Service, call: &Call) -> Instant {
-    call.arrived + service.timeouts.request
+/// When a request must be over, whether or not its client reads; none where there is no limit in all.
+pub fn deadline(service: &Service, call: &Call) -> Option<Instant> {
+    match service.timeouts.request {
+        TimeLimit::InAll(limit) => Some(call.arrived + limit),
+        TimeLimit::WithoutProgress(_) => None,
+    }
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use folio_engine::TimeLimit;
+
 /// Most of everything that a client can choose. A request beyond one of them is refused before it costs anything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -97,11 +99,11 @@ pub struct Timeouts {
     /// From there to the end of its body.
     pub body: Duration,
     /// In the engine's queue, before its first step.
-    pub queue: Duration,
+    pub queue: TimeLimit,
     /// A client that takes nothing of its answer is given up.
     pub write_stall: Duration,
     /// A request, from its arrival to its last byte.
-    pub request: Duration,
+    pub request: TimeLimit,
     /// A connection without a request.
     pub idle: Duration,
     /// Requests under way when the server is told to end.
@@ -116,9 +118,9 @@ impl Default for Timeouts {
         Self {
             header: seconds(10),
             body: seconds(30),
-            queue: seconds(60),
+            queue: TimeLimit::WithoutProgress(seconds(60)),
             write_stall: seconds(30),
-            request: seconds(600),
+            request: TimeLimit::WithoutProgress(seconds(600)),
             idle: seconds(75),
             drain: seconds(30),
             stuck: seconds(30),

@@ -4,13 +4,14 @@
 //! fit is refused by its length in bytes, before it is tokenized.
 
 use std::hash::{BuildHasher, RandomState};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
+use folio_engine::TimeLimit;
 use folio_text::{ChatRender, ChatTemplate, ControlTokens, Mark, Tokenizer};
 use serde_json::Value;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::ApiError;
 use crate::request::{Bounds, Conversation, Generate, Prompt};
@@ -25,8 +26,10 @@ pub struct PromptPool {
     tools: Tools,
     threads: Arc<Semaphore>,
     /// How long a request may wait for one of them.
-    patience: Duration,
+    patience: TimeLimit,
     waiting: Arc<AtomicUsize>,
+    /// Prompts that a thread is done with.
+    done: Arc<AtomicUsize>,
 }
 
 /// What the threads work with.
@@ -56,14 +59,20 @@ impl PromptPool {
         tokenizer: Arc<Tokenizer>,
         template: Option<Arc<ChatTemplate>>,
         bounds: &Bounds,
-        patience: Duration,
+        patience: TimeLimit,
     ) -> Self {
         let ids = 0..tokenizer.vocab_size() as u32;
         let most_bytes = ids.filter_map(|id| tokenizer.token_bytes(id)).map(<[u8]>::len).max().unwrap_or(1);
         let (max_model_len, bad_word_tokens) = (bounds.max_model_len, bounds.limits.bad_word_tokens);
         let control = (!bounds.limits.control_tokens_in_messages).then(|| Arc::new(tokenizer.control_tokens()));
         let tools = Tools { tokenizer, template, control, max_model_len, most_bytes, bad_word_tokens };
-        Self { tools, threads: Arc::new(Semaphore::new(THREADS)), patience, waiting: Arc::default() }
+        Self {
+            tools,
+            threads: Arc::new(Semaphore::new(THREADS)),
+            patience,
+            waiting: Arc::default(),
+            done: Arc::default(),
+        }
     }
 
     /// Requests whose prompts are being prepared, or wait to be.
@@ -127,15 +136,30 @@ impl PromptPool {
         work: impl FnOnce(&Tools) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let _counted = Counted::new(&self.waiting);
-        let permit = tokio::time::timeout(self.patience, Arc::clone(&self.threads).acquire_owned()).await;
-        let permit = permit.map_err(|_| ApiError::QueueTimeout)?.map_err(|_| ApiError::Stopped)?;
-        let tools = self.tools.clone();
+        let permit = self.turn().await?;
+        let (tools, count) = (self.tools.clone(), Arc::clone(&self.done));
         let done = tokio::task::spawn_blocking(move || {
             // Held by the work, not by the request: a client that leaves frees no thread.
             let _permit = permit;
-            work(&tools)
+            let made = work(&tools);
+            count.fetch_add(1, Ordering::Relaxed);
+            made
         });
         done.await.unwrap_or(Err(PANICKED))
+    }
+
+    /// Waits for a thread; while others are done with theirs the line moves.
+    async fn turn(&self) -> Result<OwnedSemaphorePermit, ApiError> {
+        let mut permit = pin!(Arc::clone(&self.threads).acquire_owned());
+        loop {
+            let before = self.done.load(Ordering::Relaxed);
+            match tokio::time::timeout(self.patience.duration(), &mut permit).await {
+                Ok(permit) => return permit.map_err(|_| ApiError::Stopped),
+                Err(_) if self.done.load(Ordering::Relaxed) == before => return Err(ApiError::QueueTimeout),
+                Err(_) if matches!(self.patience, TimeLimit::InAll(_)) => return Err(ApiError::QueueTimeout),
+                Err(_) => {}
+            }
+        }
     }
 }
 

@@ -31,7 +31,8 @@ pub struct EventWriter {
     room: Arc<Semaphore>,
     most: usize,
     stall: Duration,
-    deadline: Instant,
+    /// None where there is no limit in all.
+    deadline: Option<Instant>,
     buffer: Vec<u8>,
 }
 
@@ -123,7 +124,7 @@ impl EventWriter {
     }
 
     async fn wait_for_room(&self, size: u32) -> Result<OwnedSemaphorePermit, Gone> {
-        let left = self.deadline.saturating_duration_since(Instant::now());
+        let left = self.deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
         tokio::select! {
             room = Arc::clone(&self.room).acquire_many_owned(size) => room.map_err(|_| Gone),
             () = tokio::time::sleep(self.stall.min(left)) => Err(Gone),

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use folio_engine::{EngineConfig, Event, FinishReason, KvEvent, RequestId, RequestOptions, SamplingParams};
+use folio_engine::{EngineConfig, Event, FinishReason, KvEvent, RequestId, RequestOptions, SamplingParams, TimeLimit};
 
 use crate::mock::{
     BOTH, Faults, answer, answers, config, params, reference, start, start_gated, submit, submit_with, tokens,
@@ -105,7 +105,7 @@ fn an_answer_that_ends_by_itself_leaves_its_row_in_flight_unheard() {
 
 #[test]
 fn patience_ends_for_those_alone_who_never_ran() {
-    let queue_timeout = Some(Duration::from_millis(20));
+    let queue_timeout = Some(TimeLimit::InAll(Duration::from_millis(20)));
     let gated = start_gated(EngineConfig { queue_timeout, max_seqs: 1, ..config(32) }, Faults::default());
     let start = Instant::now();
     let running = submit(&gated.engine, tokens(0, 20), params(10));
@@ -124,7 +124,7 @@ fn patience_ends_for_those_alone_who_never_ran() {
 #[test]
 fn patience_is_a_requests_and_not_a_samples() {
     for overlap in BOTH {
-        let queue_timeout = Some(Duration::from_millis(50));
+        let queue_timeout = Some(TimeLimit::InAll(Duration::from_millis(50)));
         let config = EngineConfig { queue_timeout, overlap, max_seqs: 2, ..config(32) };
         let gated = start_gated(config, Faults::default());
         let pair = || SamplingParams { n: 2, ..params(10) };
@@ -140,6 +140,33 @@ fn patience_is_a_requests_and_not_a_samples() {
         for found in answers(running, 2) {
             assert_eq!((found.tokens, found.reason), (reference(&tokens(0, 200), 10), FinishReason::Length));
         }
+        wait_until_idle(&gated.engine);
+    }
+}
+
+/// A step that never ends must not be waited for by those behind it, nor by those in it.
+#[test]
+fn an_engine_that_gets_nowhere_is_given_up_without_a_word_from_it() {
+    for overlap in BOTH {
+        let queue_timeout = Some(TimeLimit::WithoutProgress(Duration::from_millis(20)));
+        let config = EngineConfig { queue_timeout, overlap, max_seqs: 1, ..config(32) };
+        let gated = start_gated(config.clone(), Faults::default());
+        let running = submit(&gated.engine, tokens(0, 20), params(10));
+        gated.wait_for_submitted(1);
+        let found = answer(submit(&gated.engine, tokens(1, 20), params(10)));
+        assert_eq!((found.tokens.len(), found.reason), (0, FinishReason::QueueTimeout));
+        drop(gated.permits);
+        assert_eq!(answer(running).tokens, reference(&tokens(0, 20), 10), "who runs is not ended by it");
+        wait_until_idle(&gated.engine);
+
+        let stall_timeout = Some(Duration::from_millis(20));
+        let gated = start_gated(EngineConfig { queue_timeout: None, stall_timeout, ..config }, Faults::default());
+        let both = [0, 1].map(|seed| submit(&gated.engine, tokens(seed, 20), params(10)));
+        for stream in both {
+            let found = answer(stream);
+            assert_eq!((found.tokens.len(), found.reason), (0, FinishReason::Deadline));
+        }
+        drop(gated.permits);
         wait_until_idle(&gated.engine);
     }
 }

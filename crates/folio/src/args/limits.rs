@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
+use folio_engine::TimeLimit;
 use folio_server::{Limits, Timeouts};
 
 /// From 1 to what no sound set-up exceeds.
@@ -156,15 +157,15 @@ pub struct TimeoutArgs {
     /// For its body, from there
     #[arg(long, value_name = "SECONDS", default_value_t = Timeouts::default().body.into(), hide_short_help = true)]
     pub body_timeout: Seconds,
-    /// In the queue
-    #[arg(long, value_name = "SECONDS", default_value_t = Timeouts::default().queue.into())]
-    pub queue_timeout: Seconds,
+    /// In the queue [default: while the engine makes progress, and 60 s without]
+    #[arg(long, value_name = "SECONDS")]
+    pub queue_timeout: Option<Seconds>,
     /// For a client to take something of its answer
     #[arg(long, value_name = "SECONDS", default_value_t = Timeouts::default().write_stall.into(), hide_short_help = true)]
     pub write_stall_timeout: Seconds,
-    /// For a request in all
-    #[arg(long, value_name = "SECONDS", default_value_t = Timeouts::default().request.into())]
-    pub request_timeout: Seconds,
+    /// For a request in all [default: while the engine makes progress, and 600 s without]
+    #[arg(long, value_name = "SECONDS")]
+    pub request_timeout: Option<Seconds>,
     /// For a connection without a request
     #[arg(long, value_name = "SECONDS", default_value_t = Timeouts::default().idle.into(), hide_short_help = true)]
     pub idle_timeout: Seconds,
@@ -178,12 +179,13 @@ pub struct TimeoutArgs {
 
 impl TimeoutArgs {
     pub fn timeouts(&self) -> Timeouts {
+        let default = Timeouts::default();
         Timeouts {
             header: self.header_timeout.0,
             body: self.body_timeout.0,
-            queue: self.queue_timeout.0,
+            queue: self.queue_timeout.map_or(default.queue, |limit| TimeLimit::InAll(limit.0)),
             write_stall: self.write_stall_timeout.0,
-            request: self.request_timeout.0,
+            request: self.request_timeout.map_or(default.request, |limit| TimeLimit::InAll(limit.0)),
             idle: self.idle_timeout.0,
             drain: self.drain_timeout.0,
             stuck: self.stuck_timeout.0,
@@ -256,9 +258,15 @@ mod tests {
         assert_eq!(flags.len(), all);
         // A value other than the default arrives in exactly one field: no two flags set the same one.
         for flag in flags {
-            let default = flag.get_default_values()[0].to_str().and_then(|text| text.parse::<u64>().ok());
+            let default = flag.get_default_values().first().and_then(|text| text.to_str()?.parse::<u64>().ok());
             let flag = flag.get_long().expect("a long name");
-            let all = parse(&[&format!("--{flag}"), &format!("{}", default.expect("a whole number") - 1)]);
+            let value = match (flag, default) {
+                // Unless they are given, these count something else.
+                ("queue-timeout", None) => 60,
+                ("request-timeout", None) => 600,
+                (_, default) => default.expect("a whole number") - 1,
+            };
+            let all = parse(&[&format!("--{flag}"), &value.to_string()]);
             let all = all.unwrap_or_else(|error| panic!("--{flag}: {error}"));
             let lines = |text: String| text.lines().map(str::to_owned).collect::<Vec<_>>();
             let differ = |one: String, other: String| {

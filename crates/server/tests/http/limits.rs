@@ -56,7 +56,15 @@ fn the_defaults_are_as_promised() {
     assert_eq!((limits.connections, limits.in_flight, limits.stream_bytes), (1024, 256, 256 << 10));
     assert_eq!((limits.request_id_bytes, limits.cache_salt_bytes, limits.user_chars), (128, 64, 512));
     let times = Timeouts::default();
-    let seconds = [times.header, times.body, times.queue, times.write_stall, times.request, times.idle, times.drain];
+    let seconds = [
+        times.header,
+        times.body,
+        times.queue.duration(),
+        times.write_stall,
+        times.request.duration(),
+        times.idle,
+        times.drain,
+    ];
     assert_eq!(seconds.map(|time| time.as_secs()), [10, 30, 60, 30, 600, 75, 30]);
 }
 

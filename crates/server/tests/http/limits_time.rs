@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
+use folio_engine::TimeLimit;
 use folio_server::{Limits, Timeouts};
 use serde_json::{Value, json};
 
@@ -63,7 +64,7 @@ fn a_connection_without_a_request() {
 
 #[test]
 fn a_request_that_takes_too_long() {
-    let server = server(Timeouts { request: SHORT, ..Timeouts::default() });
+    let server = server(Timeouts { request: TimeLimit::InAll(SHORT), ..Timeouts::default() });
     let (status, answer) = server.post(COMPLETIONS, &json!({"prompt": "a", "max_tokens": 4000}));
     assert_eq!((status, &answer["error"]["code"]), (504, &json!("request_timeout")), "{answer}");
     let events = server.events(COMPLETIONS, &json!({"prompt": "a", "max_tokens": 4000, "stream": true}));
@@ -75,6 +76,18 @@ fn a_request_that_takes_too_long() {
     assert_eq!((status, &answer["error"]["type"]), (504, &json!("timeout_error")), "{answer}");
     assert_eq!(server.post(COMPLETIONS, &json!({"prompt": "a", "max_tokens": 2})).0, 200, "a short one is in time");
     wait_until("nothing goes on", || server.engine.num_live() == 0);
+}
+
+/// Unless a limit in all is asked for, who gets tokens is not ended, however long it takes.
+#[test]
+fn a_long_answer_of_a_slow_machine() {
+    let server = server(Timeouts { request: TimeLimit::WithoutProgress(SHORT), ..Timeouts::default() });
+    let begin = std::time::Instant::now();
+    let (status, answer) = server.post(COMPLETIONS, &json!({"prompt": "a", "max_tokens": 200}));
+    assert_eq!((status, &answer["usage"]["completion_tokens"]), (200, &json!(200)), "{answer}");
+    assert!(begin.elapsed() > SHORT, "200 steps of 2 ms take longer");
+    let events = server.events(COMPLETIONS, &json!({"prompt": "a", "max_tokens": 200, "stream": true}));
+    assert_eq!(events.last().map(String::as_str), Some("[DONE]"));
 }
 
 #[test]
