@@ -27,6 +27,11 @@ pub trait WeightSource: Send + Sync {
         self.tensor(name).ok_or_else(|| Error::MissingTensor { place, name: shown(name) })
     }
 
+    /// Whether there is a tensor of that name, in whatever type it is stored: one that Folio does not read is not missing.
+    fn contains(&self, name: &str) -> bool {
+        !matches!(self.require(name), Err(Error::MissingTensor { .. }))
+    }
+
     /// Says that the tensor has been copied and will not be read again, so that its pages may be given back.
     fn release(&self, name: &str);
 

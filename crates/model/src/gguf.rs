@@ -81,7 +81,7 @@ impl<'a> Reader<'a> {
     }
 
     fn has_tensor(&self, name: &str) -> bool {
-        self.gguf.tensor(name).is_some()
+        self.gguf.contains(name)
     }
 
     fn key(&self, suffix: &str) -> String {
@@ -136,7 +136,8 @@ impl<'a> Reader<'a> {
         }
         aliases.insert("partial_rotary_factor".to_owned(), self.key("rope.dimension_count"));
         aliases.insert("vocab_size".to_owned(), "token_embd.weight".to_owned());
-        if let Some(embedding) = self.gguf.tensor("token_embd.weight") {
+        if self.has_tensor("token_embd.weight") {
+            let embedding = self.gguf.require("token_embd.weight")?;
             fields.insert("vocab_size".to_owned(), json!(embedding.shape.first()));
         }
         fields.insert("tie_word_embeddings".to_owned(), json!(!self.has_tensor("output.weight")));
@@ -217,7 +218,10 @@ impl<'a> Reader<'a> {
 
     /// A tensor with one factor a rotated pair. One of another size is never decoded.
     fn factors(&self, tensor: &str) -> Result<Option<Vec<f32>>> {
-        let Some(view) = self.gguf.tensor(tensor) else { return Ok(None) };
+        if !self.has_tensor(tensor) {
+            return Ok(None);
+        }
+        let view = self.gguf.require(tensor)?;
         if view.shape.iter().product::<usize>() > MAX_FACTORS {
             let problem = format!("has shape {:?}, but must have at most {MAX_FACTORS} values", view.shape);
             return Err(Error::Field { file: self.file.clone(), field: tensor.to_owned(), problem });

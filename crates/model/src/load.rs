@@ -85,7 +85,7 @@ impl<'a> Loader<'a> {
     }
 
     pub fn exists(&self, name: &str) -> bool {
-        self.source.tensor(name).is_some()
+        self.source.contains(name)
     }
 
     /// The tensor of that name, of that shape.

@@ -68,7 +68,7 @@ impl Names {
     /// The Hugging Face scheme with the prefix that this source uses.
     pub(crate) fn hugging_face(source: &dyn WeightSource, interleaved_experts: bool) -> Self {
         let prefixes = ["model.", "language_model.model.", "model.language_model.", ""];
-        let used = prefixes.iter().find(|prefix| source.tensor(&format!("{prefix}embed_tokens.weight")).is_some());
+        let used = prefixes.iter().find(|prefix| source.contains(&format!("{prefix}embed_tokens.weight")));
         Names::HuggingFace { prefix: used.unwrap_or(&prefixes[0]).to_string(), interleaved_experts }
     }
 

@@ -168,10 +168,12 @@ fn has_own_head(names: &Names, weights: &dyn WeightSource, packing: Option<&dyn 
         return true;
     }
     let find = |part| {
-        let names = names.candidates(part, 0, NormPlacement::PRE);
-        names.into_iter().find_map(|name| weights.tensor(&format!("{name}.weight")))
+        let stems = names.candidates(part, 0, NormPlacement::PRE);
+        stems.iter().map(|stem| format!("{stem}.weight")).find(|name| weights.contains(name))
     };
     let (Some(head), Some(embedding)) = (find(Part::Head), find(Part::Embedding)) else { return false };
+    // One in a type that is not read counts as different: loading it says so.
+    let (Some(head), Some(embedding)) = (weights.tensor(&head), weights.tensor(&embedding)) else { return true };
     let differs = (head.format, &head.shape, head.bytes) != (embedding.format, &embedding.shape, embedding.bytes);
     weights.release(head.name);
     weights.release(embedding.name);
@@ -204,5 +206,46 @@ impl WeightSource for Shared {
 
     fn rest(&self) {
         self.0.rest();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An embedding, and an output matrix in a type that is not read.
+    struct UnreadHead;
+
+    impl WeightSource for UnreadHead {
+        fn names(&self) -> Vec<&str> {
+            vec!["model.embed_tokens.weight", "lm_head.weight"]
+        }
+
+        fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
+            let format = folio_formats::Format::F32;
+            (name == self.names()[0]).then_some(TensorView {
+                name: "model.embed_tokens.weight",
+                format,
+                shape: vec![1, 1],
+                bytes: &[0; 4],
+            })
+        }
+
+        fn require(&self, name: &str) -> folio_formats::Result<TensorView<'_>> {
+            let (path, dtype) = ("model.safetensors".into(), "F64".to_owned());
+            let unread = folio_formats::Error::Unsupported { path, name: name.to_owned(), dtype };
+            let missing =
+                || folio_formats::Error::MissingTensor { place: "model.safetensors".to_owned(), name: name.to_owned() };
+            self.tensor(name).ok_or_else(|| if self.names().contains(&name) { unread } else { missing() })
+        }
+
+        fn release(&self, _: &str) {}
+    }
+
+    #[test]
+    fn a_head_that_cannot_be_read_is_not_taken_for_a_tied_one() {
+        let names = Names::hugging_face(&UnreadHead, false);
+        assert!(has_own_head(&names, &UnreadHead, None));
+        assert!(!UnreadHead.contains("model.norm.weight") && UnreadHead.contains("lm_head.weight"));
     }
 }

@@ -48,7 +48,7 @@ pub(super) fn open(config: &Value) -> Result<Box<dyn Packing>> {
 
 impl Packing for Awq {
     fn holds(&self, source: &dyn WeightSource, stem: &str) -> bool {
-        source.tensor(&format!("{stem}.qweight")).is_some()
+        source.contains(&format!("{stem}.qweight"))
     }
 
     fn matrix<'a>(&self, source: &'a dyn WeightSource, stem: &str, rows: usize, cols: usize) -> Result<Packed<'a>> {

@@ -84,8 +84,8 @@ pub(super) fn open(config: &Value) -> Result<Box<dyn Packing>> {
 impl Packing for BitsAndBytes {
     fn holds(&self, source: &dyn WeightSource, stem: &str) -> bool {
         match self.bits {
-            8 => source.tensor(&format!("{stem}.SCB")).is_some(),
-            _ => source.tensor(&format!("{stem}.weight.absmax")).is_some(),
+            8 => source.contains(&format!("{stem}.SCB")),
+            _ => source.contains(&format!("{stem}.weight.absmax")),
         }
     }
 
@@ -101,7 +101,8 @@ fn eight_bit<'a>(source: &'a dyn WeightSource, stem: &str, rows: usize, cols: us
     let [codes_name, largest_name, order_name] =
         ["weight", "SCB", "weight_format"].map(|part| format!("{stem}.{part}"));
     let mut tensors = vec![codes_name.clone(), largest_name.clone()];
-    if let Some(order) = source.tensor(&order_name) {
+    if source.contains(&order_name) {
+        let order = source.require(&order_name)?;
         if order.bytes != [0] {
             return Err(packed(&order_name, format!("is {:?}, but only 0, plain rows, is read", order.bytes.first())));
         }
@@ -134,8 +135,10 @@ fn eight_bit<'a>(source: &'a dyn WeightSource, stem: &str, rows: usize, cols: us
 /// The columns that are kept beside the codes, where the file says so.
 fn outlier_columns(source: &dyn WeightSource, stem: &str, cols: usize) -> Result<Option<Vec<u32>>> {
     let name = format!("{stem}.outlier_columns");
-    let Some(view) = source.tensor(&name) else { return Ok(None) };
-    let count = view.shape.first().copied().unwrap_or(0);
+    if !source.contains(&name) {
+        return Ok(None);
+    }
+    let count = source.require(&name)?.shape.first().copied().unwrap_or(0);
     let view = tensor(source, &name, &[count], &[Format::I32])?;
     let columns: Vec<i32> = view.bytes.as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect();
     let columns = columns.into_iter().map(|column| u32::try_from(column).ok().filter(|at| (*at as usize) < cols));
@@ -198,7 +201,7 @@ fn common_divisor(mut a: usize, mut b: usize) -> usize {
 impl State {
     fn read(source: &dyn WeightSource, weight: &str, tensors: &mut Vec<String>) -> Result<Self> {
         let names = ["nf4", "fp4"].map(|kind| format!("{weight}.quant_state.bitsandbytes__{kind}"));
-        let name = names.iter().find(|name| source.tensor(name).is_some()).unwrap_or(&names[0]);
+        let name = names.iter().find(|name| source.contains(name)).unwrap_or(&names[0]);
         let view = source.require(name)?;
         let wrong = |problem: String| packed(name, problem);
         if view.format != Format::U8 || view.bytes.len() > LONGEST_STATE {

@@ -108,14 +108,14 @@ fn bits(field: &str, found: i64) -> Result<u32> {
 
 impl Packing for Gptq {
     fn holds(&self, source: &dyn WeightSource, stem: &str) -> bool {
-        source.tensor(&format!("{stem}.qweight")).is_some()
+        source.contains(&format!("{stem}.qweight"))
     }
 
     fn matrix<'a>(&self, source: &'a dyn WeightSource, stem: &str, rows: usize, cols: usize) -> Result<Packed<'a>> {
         let layer = self.layer(source, stem, rows, cols)?;
         let scales = scales(source, &layer.name("scales"), layer.num_groups, rows)?;
         let zeros = layer.zeros(self.zero_points)?;
-        let in_order = !self.act_order && source.tensor(&layer.name("g_idx")).is_none();
+        let in_order = !self.act_order && !source.contains(&layer.name("g_idx"));
         let order = if in_order { None } else { layer.order()? };
         let mut codes = layer.codes(order.as_deref())?;
         // Zero points that are all the same are part of the levels, which saves the kernels the minimums.

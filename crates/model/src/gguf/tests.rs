@@ -29,7 +29,8 @@ fn file(architecture: &str, fill: impl FnOnce(&mut Writer<'_>)) -> Gguf {
 }
 
 fn check(architecture: &str, fill: impl FnOnce(&mut Writer<'_>), holds: impl Fn(&ModelSpec, &Names) -> bool) {
-    let (spec, names) = describe(&file(architecture, fill), None).unwrap_or_else(|e| panic!("{architecture}: {e}"));
+    let (spec, names) =
+        describe(&file(architecture, fill), None).unwrap_or_else(|e| panic!("{architecture}: {e}"));
     assert!(holds(&spec, &names), "{architecture}\n{names:?}\n{spec:#?}");
 }
 
@@ -211,4 +212,37 @@ fn a_bad_key_is_named_as_the_file_has_it() {
         let error = describe(&file(architecture, spoil), None).unwrap_err().to_string();
         assert!(error.contains("model.gguf") && error.contains(key), "{key}: {error}");
     }
+}
+
+/// A file with a tensor whose stored type is changed to Q8_1, which is not read and takes no more bytes than f32.
+fn with_unread(name: &str, shape: &[usize]) -> Gguf {
+    let mut writer = Writer::new();
+    let written = file("llama", |_| {});
+    for (key, value) in written.metadata().pairs() {
+        writer.set(key, value.clone());
+    }
+    let zeros = |shape: &[usize]| vec![0u8; 4 * shape.iter().product::<usize>()];
+    if name != "token_embd.weight" {
+        writer.tensor("token_embd.weight", Format::F32, &[10, 64], zeros(&[10, 64]));
+    }
+    writer.tensor(name, Format::F32, shape, zeros(shape));
+    let mut bytes = writer.to_vec();
+    let at = bytes.windows(name.len()).position(|window| window == name.as_bytes()).expect("its name");
+    // Behind the name: how many dimensions, the dimensions, the type.
+    let kind = at + name.len() + 4 + 8 * shape.len();
+    assert_eq!(bytes[kind..kind + 4], [0; 4], "f32");
+    bytes[kind] = 9;
+    Gguf::from_map(Mapped::from_vec("model.gguf", bytes)).unwrap()
+}
+
+#[test]
+fn a_tensor_of_a_type_that_is_not_read_is_not_missing() {
+    for (name, shape) in [("token_embd.weight", &[10, 64][..]), ("rope_freqs.weight", &[32])] {
+        let error = describe(&with_unread(name, shape), None).unwrap_err().to_string();
+        assert!(error.contains(&format!("tensor {name} is stored as Q8_1")), "{error}");
+    }
+    let spec = |name, shape| describe(&with_unread(name, shape), None).unwrap().0;
+    // The model has it; whoever loads it says what is wrong.
+    assert!(!spec("output.weight", &[10, 64]).tied_head);
+    assert!(spec("blk.0.attn_q.bias", &[64]).layers[0].attention.qkv_bias);
 }

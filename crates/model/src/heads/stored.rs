@@ -19,17 +19,24 @@ impl<'a> Stored<'a> {
     }
 
     pub fn has(&self, name: &str) -> bool {
-        self.source.tensor(name).is_some()
+        self.source.contains(name)
     }
 
     /// The first number of the tensor's shape: outputs of a matrix whose size nothing else tells.
     pub fn outputs(&self, name: &str) -> Result<usize> {
-        let view = self.source.tensor(name).ok_or_else(|| self.missing(name, &[]))?;
+        let view = self.find(name, &[])?;
         Ok(view.shape.first().copied().unwrap_or(0))
     }
 
+    fn find(&self, name: &str, shape: &[usize]) -> Result<TensorView<'a>> {
+        self.source.require(name).map_err(|error| match error {
+            folio_formats::Error::MissingTensor { .. } => self.missing(name, shape),
+            unread => unread.into(),
+        })
+    }
+
     fn view(&self, name: &str, shape: &[usize]) -> Result<TensorView<'a>> {
-        let view = self.source.tensor(name).ok_or_else(|| self.missing(name, shape))?;
+        let view = self.find(name, shape)?;
         match view.shape == shape {
             true => Ok(view),
             false => Err(self.shape_error(name, shape, &view.shape)),

@@ -107,10 +107,10 @@ fn from_folder(job: &GgufJob<'_>) -> Result<Plan> {
 
 fn from_gguf(job: &GgufJob<'_>) -> Result<Plan> {
     let gguf = Gguf::open(job.source)?;
-    let layers = (0..).take_while(|layer| gguf.tensor(&format!("blk.{layer}.attn_norm.weight")).is_some()).count();
+    let layers = (0..).take_while(|layer| gguf.contains(&format!("blk.{layer}.attn_norm.weight"))).count();
     let architecture = gguf.str("general.architecture")?;
     let experts = gguf.u32(&format!("{architecture}.expert_count")).unwrap_or(0) as usize;
-    let whole = Whole { layers, experts, tied: gguf.tensor("output.weight").is_none() };
+    let whole = Whole { layers, experts, tied: !gguf.contains("output.weight") };
     let mut pairs: Pairs = gguf.metadata().pairs().to_vec();
     pairs.retain(|(key, _)| !REWRITTEN.contains(&key.as_str()) && !key.starts_with("split."));
     pairs.push(("general.file_type".to_owned(), job.mix.file_type().into()));
