@@ -18,6 +18,8 @@ pub struct Config {
     path: String,
     /// The context length asked for, where it differs from the model's own; it decides length-dependent scalings.
     max_context: Option<usize>,
+    /// Whether the file's own context length counts what a scaling of positions adds (GGUF).
+    states_context: bool,
 }
 
 impl Config {
@@ -31,7 +33,17 @@ impl Config {
     }
 
     pub(crate) fn from_fields(file: &str, fields: Map<String, Value>, aliases: HashMap<String, String>) -> Self {
-        Self { file: file.to_owned(), fields, aliases, path: String::new(), max_context: None }
+        Self { file: file.to_owned(), fields, aliases, path: String::new(), max_context: None, states_context: false }
+    }
+
+    /// Takes the context length as the file states it, whatever its scaling would reach.
+    pub(crate) fn with_stated_context(mut self) -> Self {
+        self.states_context = true;
+        self
+    }
+
+    pub(crate) fn states_context(&self) -> bool {
+        self.states_context
     }
 
     /// Asks for a context other than the model's own.
@@ -133,6 +145,7 @@ impl Config {
             aliases: self.aliases.clone(),
             path: format!("{}{field}.", self.path),
             max_context: self.max_context,
+            states_context: self.states_context,
         }))
     }
 

@@ -146,7 +146,7 @@ impl<'a> Reader<'a> {
         self.scaling(&mut fields)?;
         self.windows(&mut fields);
         self.family_fields(family, &mut fields)?;
-        Ok(Config::from_fields(&self.file, fields, aliases))
+        Ok(Config::from_fields(&self.file, fields, aliases).with_stated_context())
     }
 
     /// A number; a list of equal numbers, one a layer, counts as that number.

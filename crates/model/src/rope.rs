@@ -13,8 +13,45 @@ pub(crate) struct RopeShape {
     pub head_dim: usize,
     /// `max_position_embeddings`: what the checkpoint was made for.
     pub positions: usize,
+    /// The longest context that positions and their scaling reach.
+    pub longest: usize,
     /// The context it is loaded for.
     pub max_context: usize,
+}
+
+/// How far position encodings reach.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reach {
+    /// The context of a model that is asked for no other.
+    pub own: usize,
+    pub longest: usize,
+}
+
+impl Reach {
+    /// Of a model whose `positions` already count what a scaling adds.
+    pub fn stated(positions: usize) -> Self {
+        Self { own: positions, longest: positions }
+    }
+
+    /// As vLLM has it: `linear` lengthens `max_position_embeddings` by its factor, `yarn` the length before scaling by
+    /// its own. A checkpoint that states a longer context than that keeps it. `llama3` and `longrope` are described by
+    /// the length after scaling, and `dynamic` reaches whatever it is loaded for.
+    pub fn of(config: &Config, positions: usize, most: usize) -> Result<Self> {
+        let outer = parameters(config)?;
+        let params = match outer.object("full_attention")? {
+            Some(full) => full,
+            None if outer.has("sliding_attention") => empty(config),
+            None => outer,
+        };
+        let reached = match kind(&params)? {
+            "linear" => positions as f64 * positive(&params, "factor")?,
+            "yarn" if params.has("factor") => original(config, &params, positions)? * positive(&params, "factor")?,
+            _ => positions as f64,
+        };
+        let longest = (reached.min(most as f64) as usize).max(positions);
+        // What a file of weights states as its context counts everything; a longer one is there for who asks.
+        Ok(Self { own: if config.states_context() { positions } else { longest }, longest })
+    }
 }
 
 /// The position encoding that a whole model shares.
@@ -74,11 +111,22 @@ fn with_theta(config: &Config, mut params: Config, base_field: &str, default_the
     Ok(params)
 }
 
+fn kind(params: &Config) -> Result<&str> {
+    match params.str("rope_type")? {
+        Some(kind) => Ok(kind),
+        None => Ok(params.str("type")?.unwrap_or("default")),
+    }
+}
+
+/// The context length before scaling: outside the rope's own object where a family keeps it there.
+fn original(config: &Config, params: &Config, positions: usize) -> Result<f64> {
+    let field = "original_max_position_embeddings";
+    let holder = if config.has(field) { config } else { params };
+    Ok(holder.size_or(field, positions, 1 << 40)? as f64)
+}
+
 fn build(config: &Config, params: Config, shape: RopeShape) -> Result<RopeSpec> {
-    let kind = match params.str("rope_type")? {
-        Some(kind) => kind.to_owned(),
-        None => params.str("type")?.unwrap_or("default").to_owned(),
-    };
+    let kind = kind(&params)?.to_owned();
     let theta = positive(&params, "rope_theta")?;
     let dim = rotated_values(&params, shape.head_dim)?;
     let plain = inverse_frequencies(theta, dim);
@@ -99,8 +147,12 @@ fn build(config: &Config, params: Config, shape: RopeShape) -> Result<RopeSpec> 
             return Err(params.refuse(field, format!("is {other:?}, but only {known} are supported")));
         }
     };
-    if kind != "dynamic" && shape.max_context > shape.positions {
-        let problem = format!("is {}, but a context of {} was asked for", shape.positions, shape.max_context);
+    if kind != "dynamic" && shape.max_context > shape.longest {
+        let scaled = match shape.longest > shape.positions {
+            true => format!(" and {kind} scaling reaches {}", shape.longest),
+            false => String::new(),
+        };
+        let problem = format!("is {}{scaled}, but a context of {} was asked for", shape.positions, shape.max_context);
         return Err(config.refuse("max_position_embeddings", problem));
     }
     let inv_freq: Vec<f32> = inv_freq.into_iter().map(|f| f as f32).collect();
@@ -139,11 +191,8 @@ struct Scaling<'a> {
 }
 
 impl Scaling<'_> {
-    /// The context length before scaling: outside the rope's own object where a family keeps it there.
     fn original(&self) -> Result<f64> {
-        let field = "original_max_position_embeddings";
-        let holder = if self.config.has(field) { self.config } else { self.params };
-        Ok(holder.size_or(field, self.shape.positions, 1 << 40)? as f64)
+        original(self.config, self.params, self.shape.positions)
     }
 
     /// Stretches the base when more context is asked for than the checkpoint was made for.

@@ -64,6 +64,10 @@ VARIANTS = {
         rope_parameters={"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16,
                          "beta_fast": 2.0, "beta_slow": 0.25, "mscale": 2.0, "mscale_all_dim": 0.5,
                          "truncate": False, "rope_theta": 700.0}, **FIVE),
+    # Longer than the configuration says: what Qwen's documentation asks for, with the length before scaling left to it.
+    "llama-yarn-longer-5": llama(
+        60, 88, 2, 6, 2, 16, 269, False, max_position_embeddings=32,
+        rope_parameters={"rope_type": "yarn", "factor": 4.0, "rope_theta": 300.0}, **FIVE),
     "llama-llama3": llama(
         72, 112, 3, 9, 3, 16, 269, True, rope_theta=600.0,
         rope_scaling={"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -196,8 +200,9 @@ VARIANTS = {
                                                         "model.embed_tokens", "lm_head"]}, **FIVE),
 }
 
-# Loaded for another context than the config's own: here the one for which the short factors were made.
-MAX_CONTEXT = {"phi3-partial-shortrope": 128}
+# Loaded for another context than the config states: here the one for which the short factors were made, and the one that
+# the scaling reaches.
+MAX_CONTEXT = {"phi3-partial-shortrope": 128, "llama-yarn-longer-5": 128}
 
 # Experts stacked in one tensor, as `save_pretrained(save_original_format=False)` leaves them.
 FUSED = {"mixtral-fused", "qwen3_moe-fused"}

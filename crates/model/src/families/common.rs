@@ -3,7 +3,8 @@
 use folio_device::{Activation, NormSpan};
 
 use crate::config::short;
-use crate::{AttentionSpec, Config, FfnSpec, LayerSpec, ModelSpec, NormPlacement, Result, RopeSpec, rope::RopeShape};
+use crate::rope::{Reach, RopeShape};
+use crate::{AttentionSpec, Config, FfnSpec, LayerSpec, ModelSpec, NormPlacement, Result, RopeSpec};
 
 const MAX_LAYERS: usize = 1024;
 const MAX_HEADS: usize = 4096;
@@ -22,6 +23,8 @@ pub(super) struct Defaults {
     /// None: hidden divided by heads.
     pub head_dim: Option<usize>,
     pub positions: usize,
+    /// `max_position_embeddings` is the length after any scaling.
+    pub positions_scaled: bool,
     pub eps: f64,
     pub theta: f64,
     pub tied: bool,
@@ -34,6 +37,7 @@ impl Defaults {
         kv_heads: None,
         head_dim: None,
         positions: 2048,
+        positions_scaled: false,
         eps: 1e-6,
         theta: 10_000.0,
         tied: false,
@@ -78,7 +82,11 @@ impl Base {
             return Err(config.refuse("rms_norm_eps", format!("is {eps}, but must lie between 0 and 1")));
         }
         let positions = config.size_or("max_position_embeddings", defaults.positions, MAX_CONTEXT)?;
-        let max_context = config.max_context_asked().unwrap_or(positions).clamp(1, MAX_CONTEXT);
+        let reach = match defaults.positions_scaled {
+            true => Reach::stated(positions),
+            false => Reach::of(config, positions, MAX_CONTEXT)?,
+        };
+        let max_context = config.max_context_asked().unwrap_or(reach.own).clamp(1, MAX_CONTEXT);
         Ok(Self {
             family,
             hidden,
@@ -91,7 +99,7 @@ impl Base {
             eps: eps as f32,
             tied: config.bool_or("tie_word_embeddings", defaults.tied)?,
             activation: activation(config, defaults.activation_field, defaults.activation)?,
-            rope_shape: RopeShape { head_dim, positions, max_context },
+            rope_shape: RopeShape { head_dim, positions, longest: reach.longest, max_context },
         })
     }
 

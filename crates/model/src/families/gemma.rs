@@ -15,7 +15,7 @@ const GEMMA2: Defaults = Defaults {
     activation: "gelu_pytorch_tanh",
     ..Defaults::LLAMA
 };
-const GEMMA3: Defaults = Defaults { positions: 131_072, theta: 1_000_000.0, ..GEMMA2 };
+const GEMMA3: Defaults = Defaults { positions: 131_072, positions_scaled: true, theta: 1_000_000.0, ..GEMMA2 };
 const GEMMA3_LOCAL_THETA: f64 = 10_000.0;
 
 pub(super) fn gemma2(config: &Config) -> Result<ModelSpec> {

@@ -5,7 +5,8 @@ use super::*;
 
 fn build_from(rope: &str, max_context: Option<usize>) -> Result<RopeSpec> {
     let config = Config::from_json("config.json", &format!(r#"{{"rope_parameters": {rope}}}"#))?;
-    let shape = RopeShape { head_dim: 16, positions: 256, max_context: max_context.unwrap_or(256) };
+    let Reach { own, longest } = Reach::of(&config, 256, 1 << 30)?;
+    let shape = RopeShape { head_dim: 16, positions: 256, longest, max_context: max_context.unwrap_or(own) };
     shared(&config, 10_000.0, shape)
 }
 
@@ -60,6 +61,15 @@ fn every_scaling_matches_transformers() {
         &[1.0, 0.237170815, 0.049999997, 0.00790569466, 0.00249999994, 0.000790569466, 0.000250000012, 7.90569466e-05],
         1.138629436111989,
     );
+    // The length before scaling is the configuration's own where none is given.
+    for original in ["", r#", "original_max_position_embeddings": 256"#] {
+        check(
+            &format!(r#"{{"rope_type": "yarn", "factor": 4.0{original}}}"#),
+            None,
+            &[1.0, 0.25693506, 0.0625, 0.0138349654, 0.00249999994, 0.000790569466, 0.000250000012, 7.90569466e-05],
+            1.138629436111989,
+        );
+    }
     check(
         r#"{"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "original_max_position_embeddings": 64,
             "truncate": false, "beta_fast": 32.0, "beta_slow": 1.0}"#,
@@ -120,6 +130,49 @@ fn length_dependent_scalings_follow_the_context_loaded_for() {
         [1.0, 0.239481375, 0.057351321, 0.0137345716, 0.00328917382, 0.00078769587, 0.000188638471, 4.51753949e-05];
     check(dynamic, None, &plain, 1.0);
     check(dynamic, Some(1024), &stretched, 1.0);
+}
+
+#[test]
+fn a_scaling_reaches_further_than_the_configuration_says() {
+    let check = |config: &str, stated: bool, own: usize, longest: usize| {
+        let mut parsed = Config::from_json("config.json", config).unwrap();
+        if stated {
+            parsed = parsed.with_stated_context();
+        }
+        let found = Reach::of(&parsed, 256, 1 << 30).unwrap();
+        assert_eq!((found.own, found.longest), (own, longest), "{config}");
+    };
+    let rope = |rope: &str| ["rope_scaling", "rope_parameters"].map(|field| format!(r#"{{"{field}": {rope}}}"#));
+    for (params, reach) in [
+        ("{}", 256),
+        (r#"{"rope_type": "linear", "factor": 4}"#, 1024),
+        (r#"{"type": "linear", "factor": 2.5}"#, 640),
+        (r#"{"rope_type": "yarn", "factor": 4.0}"#, 1024),
+        (r#"{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}"#, 2048),
+        // What the configuration states is long already.
+        (r#"{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}"#, 256),
+        (r#"{"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}"#, 256),
+        (r#"{"rope_type": "yarn", "original_max_position_embeddings": 64}"#, 256),
+        (r#"{"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}"#, 256),
+        (r#"{"rope_type": "longrope", "factor": 8.0, "original_max_position_embeddings": 64}"#, 256),
+        (r#"{"rope_type": "su", "factor": 8.0}"#, 256),
+        (r#"{"rope_type": "dynamic", "factor": 8.0}"#, 256),
+        (r#"{"rope_type": "yarn", "factor": 1e300}"#, 1 << 30),
+    ] {
+        for config in rope(params) {
+            check(&config, false, reach, reach);
+            // A file that counts everything lends itself to more, and does not take it.
+            check(&config, true, 256, reach);
+        }
+    }
+    let nested = r#"{"full_attention": {"rope_type": "yarn", "factor": 2.0}, "sliding_attention": {}}"#;
+    check(&rope(nested)[1], false, 512, 512);
+    check(
+        r#"{"original_max_position_embeddings": 128, "rope_scaling": {"type": "yarn", "factor": 4.0}}"#,
+        false,
+        512,
+        512,
+    );
 }
 
 #[test]

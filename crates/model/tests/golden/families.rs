@@ -2,9 +2,12 @@
 
 use std::collections::HashMap;
 
-use folio_model::device::{
-    cpu::{Cpu, CpuConfig, Isa},
-    reference::Reference,
+use folio_model::{
+    OpenModel,
+    device::{
+        cpu::{Cpu, CpuConfig, Isa},
+        reference::Reference,
+    },
 };
 
 use crate::{
@@ -60,6 +63,15 @@ fn every_family_has_two_models() {
 #[test]
 fn reference_agrees_with_transformers() {
     for_all(&file::all(), |golden| run::check(golden, &switch_off::open(golden)?, Reference::new));
+}
+
+/// Positions beyond those that the configuration states are its own where a scaling reaches them.
+#[test]
+fn a_scaling_lengthens_a_model_without_being_asked() {
+    let golden = file::read("llama-yarn-longer-5");
+    let model = OpenModel::from_config(&golden.config.to_string(), Box::new(golden.weights())).expect("it is sound");
+    assert_eq!((model.spec.max_context, golden.max_context), (128, 128));
+    assert_eq!(golden.config["max_position_embeddings"], 32);
 }
 
 /// The check can fail: a wrong entry in any group's table, planted half way, goes red.
