@@ -4,6 +4,7 @@
 mod bad_input;
 mod batch;
 mod commands;
+mod context;
 mod disk;
 #[cfg(unix)]
 mod ending;

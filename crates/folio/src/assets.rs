@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use folio_formats::gguf::Gguf;
-use folio_model::{AtLoad, OpenModel};
+use folio_model::{AtLoad, OpenModel, Overrides, Wanted};
 use folio_server::SamplingDefaults;
 use folio_text::{ChatTemplate, GgufVocab, SpecialTokens, Tokenizer, TokenizerConfig};
 use lzma_rust2::LzmaReader;
@@ -39,6 +39,7 @@ pub struct Assets {
     special: SpecialTokens,
     /// As the command line named it.
     source: Option<String>,
+    overrides: Overrides,
     /// Whether its weights have shapes alone.
     without_weights: bool,
 }
@@ -46,38 +47,46 @@ pub struct Assets {
 impl Assets {
     /// Opens MODEL as the command line names it, for its own context or a shorter one.
     pub fn open(model: Option<&str>, max_context: Option<usize>) -> Result<Self> {
+        Self::open_wanted(model, max_context.into())
+    }
+
+    fn open_wanted(model: Option<&str>, wanted: Wanted) -> Result<Self> {
         let assets = match ModelRef::resolve(model)? {
-            ModelRef::Embedded => Self::embedded(max_context),
-            ModelRef::Folder(folder) => Self::folder(&folder, max_context),
-            ModelRef::Gguf(path) => Self::gguf_file(&path, max_context),
+            ModelRef::Embedded => Self::embedded(&wanted),
+            ModelRef::Folder(folder) => Self::folder(&folder, &wanted),
+            ModelRef::Gguf(path) => Self::gguf_file(&path, &wanted),
         };
-        Ok(Self { source: model.map(str::to_string), ..assets? })
+        Ok(assets?.named_by(model, wanted))
+    }
+
+    /// What the command line calls it, and with what it was opened.
+    fn named_by(self, model: Option<&str>, wanted: Wanted) -> Self {
+        Self { source: model.map(str::to_string), overrides: wanted.overrides, ..self }
     }
 
     /// The same as the flags want it: with `--load-format dummy` nothing is read but what describes it.
     pub fn open_as(model: Option<&str>, args: &EngineArgs) -> Result<Self> {
         if args.device.load_format == LoadFormat::Auto {
-            return Self::open(model, args.max_model_len);
+            return Self::open_wanted(model, args.wanted());
         }
         let ModelRef::Folder(folder) = ModelRef::resolve(model)? else {
             bail!("--load-format dummy needs a model folder, of which config.json is read");
         };
-        let assets = Self::in_folder(&folder, folio_model::open_without_weights(&folder, args.max_model_len)?)?;
-        Ok(Self { source: model.map(str::to_string), without_weights: true, ..assets })
+        let wanted = args.wanted();
+        let assets = Self::in_folder(&folder, folio_model::open_without_weights(&folder, &wanted)?)?;
+        Ok(Self { without_weights: true, ..assets.named_by(model, wanted) })
     }
 
     /// The same model for a shorter context: position encodings may depend on it.
     pub fn reopen(self, max_context: usize) -> Result<Self> {
-        let mut anew = match &self.source {
-            Some(folder) if self.without_weights => {
-                let model = folio_model::open_without_weights(Path::new(folder), Some(max_context))?;
-                Self {
-                    source: self.source.clone(),
-                    without_weights: true,
-                    ..Self::in_folder(Path::new(folder), model)?
-                }
+        let wanted = Wanted { max_context: Some(max_context), overrides: self.overrides };
+        let source = self.source.as_deref();
+        let mut anew = match ModelRef::resolve(source)? {
+            ModelRef::Folder(folder) if self.without_weights => {
+                let model = folio_model::open_without_weights(&folder, &wanted)?;
+                Self { without_weights: true, ..Self::in_folder(&folder, model)?.named_by(source, wanted) }
             }
-            source => Self::open(source.as_deref(), Some(max_context))?,
+            _ => Self::open_wanted(source, wanted)?,
         };
         anew.model.at_load = self.model.at_load;
         anew.drafting = self.drafting;
@@ -119,6 +128,11 @@ impl Assets {
         self.source.as_deref()
     }
 
+    /// Settings that took the place of the model's own.
+    pub fn overrides(&self) -> &Overrides {
+        &self.overrides
+    }
+
     /// Names, sizes and times of the weight files; empty for the built-in model, whose weights never change.
     pub fn weights_stamp(&self) -> String {
         match ModelRef::resolve(self.source.as_deref()) {
@@ -136,30 +150,30 @@ impl Assets {
         Self::new(name.into(), model, None, (None, SpecialTokens::default()), Generation::default())
     }
 
-    fn embedded(max_context: Option<usize>) -> Result<Self> {
+    fn embedded(wanted: &Wanted) -> Result<Self> {
         let Some(model) = embedded::model() else {
             bail!("this build has no built-in model; name one: a folder, a .gguf file, or ORG/NAME");
         };
-        Self::in_binary(&model, max_context)
+        Self::in_binary(&model, wanted)
     }
 
     /// A model that lies in the binary.
-    pub fn in_binary(model: &EmbeddedModel, max_context: Option<usize>) -> Result<Self> {
+    pub fn in_binary(model: &EmbeddedModel, wanted: &Wanted) -> Result<Self> {
         let gguf = Gguf::from_static(model.name, model.gguf)?;
         let tokenizer = tokenizer_from(model.tokenizer, true).context("the built-in tokenizer")?;
-        Self::from_gguf(model.name.to_string(), gguf, Some(tokenizer), max_context)
+        Self::from_gguf(model.name.to_string(), gguf, Some(tokenizer), wanted)
     }
 
-    fn gguf_file(path: &Path, max_context: Option<usize>) -> Result<Self> {
+    fn gguf_file(path: &Path, wanted: &Wanted) -> Result<Self> {
         let gguf = Gguf::open(path)?;
         let has_none = gguf.metadata().value("tokenizer.ggml.tokens").is_none();
         let beside = ["tokenizer.json", "tokenizer.json.lzma"].map(|name| path.with_file_name(name));
         let beside = beside.iter().find(|file| has_none && file.exists());
         let tokenizer = beside.map(|file| read_tokenizer(file)).transpose()?;
-        Self::from_gguf(stem(path), gguf, tokenizer, max_context)
+        Self::from_gguf(stem(path), gguf, tokenizer, wanted)
     }
 
-    fn from_gguf(name: String, gguf: Gguf, tokenizer: Option<Tokenizer>, max_context: Option<usize>) -> Result<Self> {
+    fn from_gguf(name: String, gguf: Gguf, tokenizer: Option<Tokenizer>, wanted: &Wanted) -> Result<Self> {
         let tokenizer = match tokenizer {
             Some(tokenizer) => Some(tokenizer),
             None => gguf_vocab(&gguf)?.map(Tokenizer::from_gguf).transpose()?,
@@ -179,11 +193,11 @@ impl Assets {
         }
         let ends = ["eos", "eot", "eom"].map(|end| format!("tokenizer.ggml.{end}_token_id"));
         generation.eos.extend(ends.iter().filter_map(|key| token(key)));
-        let model = OpenModel::from_gguf_with(gguf, max_context)?;
+        let model = OpenModel::from_gguf_with(gguf, wanted)?;
         Ok(Self::new(name, model, tokenizer, (template, special), generation))
     }
 
-    fn folder(folder: &Path, max_context: Option<usize>) -> Result<Self> {
+    fn folder(folder: &Path, wanted: &Wanted) -> Result<Self> {
         if !folder.join("config.json").exists() {
             let gguf = std::fs::read_dir(folder)?.flatten().map(|entry| entry.path());
             let gguf = gguf.filter(|path| path.extension().is_some_and(|ending| ending == "gguf")).min();
@@ -192,7 +206,7 @@ impl Assets {
                 None => bail!("{} has no config.json: it is not a model folder", folder.display()),
             }
         }
-        Self::in_folder(folder, folio_model::open_with(folder, max_context)?)
+        Self::in_folder(folder, folio_model::open_with(folder, wanted)?)
     }
 
     /// A model with what lies beside its weights.
@@ -230,6 +244,7 @@ impl Assets {
             packed: None,
             special,
             source: None,
+            overrides: Overrides::default(),
             without_weights: false,
         }
     }

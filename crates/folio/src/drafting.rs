@@ -282,7 +282,7 @@ impl Place {
         match self {
             Self::Embedded => {
                 let Some(model) = embedded::sibling() else { return Ok(None) };
-                let assets = Assets::in_binary(&model, args.max_model_len)?;
+                let assets = Assets::in_binary(&model, &args.max_model_len.into())?;
                 paired(model.name, assets, target).map(Some)
             }
             Self::File(_) | Self::Folder(_) => {

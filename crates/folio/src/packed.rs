@@ -46,7 +46,8 @@ impl PackedCache {
         if cpu.has_memory_nodes() {
             return None;
         }
-        let place = place(&ModelRef::resolve(assets.source()).ok()?, assets.model.at_load)?;
+        let mut place = place(&ModelRef::resolve(assets.source()).ok()?, assets.model.at_load)?;
+        place.key = with_settings(place.key, &assets.overrides().about_weights());
         let found = place.open();
         let cache = Self { place, found, least };
         cache.prepare(&assets.model);
@@ -128,6 +129,17 @@ fn place(model: &ModelRef, at_load: Option<AtLoad>) -> Option<PackedPlace> {
     let named = if path.is_dir() { path.canonicalize().ok()? } else { path.clone() };
     let name = named.file_name()?.to_string_lossy().into_owned();
     Some(PackedPlace { folder: folder.join(FOLDER), name, key: key(path, at_load) })
+}
+
+/// The key where settings took the place of the configuration's.
+fn with_settings(key: u128, settings: &str) -> u128 {
+    if settings.is_empty() {
+        return key;
+    }
+    let mut digest = Digest::new("folio packed weights with settings");
+    digest.update(&key.to_le_bytes());
+    digest.field(settings.as_bytes());
+    digest.finish()
 }
 
 fn key(path: &Path, at_load: Option<AtLoad>) -> u128 {
@@ -216,5 +228,7 @@ mod tests {
         changed("a time", &[1, 2]);
         assert_eq!(key(&first, None), key(&first, None));
         assert_ne!(key(&first, Some(AtLoad::Int4)), key(&first, Some(AtLoad::Int8)));
+        let keys = ["", "{\"a\":1}", "{\"a\":2}"].map(|settings| with_settings(key(&first, None), settings));
+        assert!(keys[0] == key(&first, None) && keys[0] != keys[1] && keys[1] != keys[2], "settings are part of it");
     }
 }

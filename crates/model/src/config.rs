@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value};
 
-use crate::{Error, Result};
+use crate::{Error, Overrides, Result};
 
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -94,6 +94,13 @@ impl Config {
 
     pub(crate) fn remove(&mut self, field: &str) {
         self.fields.remove(field);
+    }
+
+    /// Lays settings that were asked for over those of the file.
+    pub(crate) fn overridden(mut self, overrides: &Overrides) -> Self {
+        overrides.apply(&mut self.fields);
+        self.states_context &= !overrides.scale_positions();
+        self
     }
 
     fn typed<'a, T>(&'a self, field: &str, kind: &str, read: impl FnOnce(&'a Value) -> Option<T>) -> Result<Option<T>> {

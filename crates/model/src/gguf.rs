@@ -10,7 +10,7 @@ use folio_formats::gguf::{Array, Gguf, Value};
 use serde_json::{Map, Value as Json, json};
 
 use crate::families::{FAMILIES, Family};
-use crate::{Config, Error, ModelSpec, Names, Result};
+use crate::{Config, Error, ModelSpec, Names, Result, Wanted};
 
 /// Field of config.json, and where GGUF keeps it (after `<architecture>.`).
 const FIELDS: &[(&str, &str)] = &[
@@ -55,10 +55,10 @@ const FACTOR_TENSORS: &[(&str, &str)] =
 const MAX_FACTORS: usize = 1024;
 
 /// The spec of a GGUF file and how its tensors are called.
-pub(crate) fn describe(gguf: &Gguf, max_context: Option<usize>) -> Result<(ModelSpec, Names)> {
+pub(crate) fn describe(gguf: &Gguf, wanted: &Wanted) -> Result<(ModelSpec, Names)> {
     let reader = Reader::new(gguf)?;
     let family = reader.family()?;
-    let config = reader.config(family)?.with_max_context(max_context);
+    let config = reader.config(family)?.with_max_context(wanted.max_context).overridden(&wanted.overrides);
     let mut spec = family.spec(&config)?;
     // The file's norm weights are what is multiplied, whatever the checkpoint it was made from stored.
     spec.norm_offset = 0.0;

@@ -11,7 +11,7 @@ use folio_formats::{TensorView, WeightSource};
 use crate::dummy::DummyWeights;
 use crate::families::Family;
 use crate::names::Part;
-use crate::{AtLoad, Config, Error, ModelSpec, Names, NormPlacement, Result, gguf};
+use crate::{AtLoad, Config, Error, ModelSpec, Names, NormPlacement, Result, Wanted, gguf};
 
 /// Hundreds of times the longest published one.
 const MAX_CONFIG_BYTES: u64 = 4 << 20;
@@ -32,23 +32,23 @@ pub struct OpenModel {
 
 /// Opens a model folder or a `.gguf` file.
 pub fn open(path: &Path) -> Result<OpenModel> {
-    open_with(path, None)
+    open_with(path, &Wanted::default())
 }
 
-/// The same, for a context other than the model's own; encodings whose formula depends on length follow it.
-pub fn open_with(path: &Path, max_context: Option<usize>) -> Result<OpenModel> {
+/// The same, with what is asked for beside what the files say.
+pub fn open_with(path: &Path, wanted: &Wanted) -> Result<OpenModel> {
     if path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf")) {
-        return OpenModel::from_gguf_with(Gguf::open(path)?, max_context);
+        return OpenModel::from_gguf_with(Gguf::open(path)?, wanted);
     }
     // The configuration first: it is the smaller file and gives the clearer refusal.
-    let described = Described::of(&config_of(path, max_context)?)?;
+    let described = Described::of(&config_of(path, wanted)?)?;
     Ok(described.with(Box::new(Safetensors::open(path)?)))
 }
 
 /// The same of a folder from which nothing but config.json is read: its weights have shapes and no values, for a device
 /// that makes its own.
-pub fn open_without_weights(folder: &Path, max_context: Option<usize>) -> Result<OpenModel> {
-    let mut config = config_of(folder, max_context)?;
+pub fn open_without_weights(folder: &Path, wanted: &Wanted) -> Result<OpenModel> {
+    let mut config = config_of(folder, wanted)?;
     config.remove("quantization_config");
     let described = Described::of(&config)?;
     let weights = DummyWeights::of(&described.spec);
@@ -56,15 +56,15 @@ pub fn open_without_weights(folder: &Path, max_context: Option<usize>) -> Result
     Ok(described.with(Box::new(weights)))
 }
 
-fn config_of(folder: &Path, max_context: Option<usize>) -> Result<Config> {
+fn config_of(folder: &Path, wanted: &Wanted) -> Result<Config> {
     let path = folder.join("config.json");
     if !path.is_file() {
         return Err(Error::NotAModel { path: folder.to_owned() });
     }
     let mut config =
-        Config::from_json(&path.display().to_string(), &read_config(&path)?)?.with_max_context(max_context);
+        Config::from_json(&path.display().to_string(), &read_config(&path)?)?.with_max_context(wanted.max_context);
     read_quantization_beside(folder, &mut config)?;
-    Ok(config)
+    Ok(config.overridden(&wanted.overrides))
 }
 
 /// ModelOpt describes its quantization in a file of its own; newer versions repeat it in config.json, which then counts.
@@ -105,11 +105,11 @@ impl OpenModel {
     }
 
     pub fn from_gguf(gguf: Gguf) -> Result<Self> {
-        Self::from_gguf_with(gguf, None)
+        Self::from_gguf_with(gguf, &Wanted::default())
     }
 
-    pub fn from_gguf_with(gguf: Gguf, max_context: Option<usize>) -> Result<Self> {
-        let (spec, names) = gguf::describe(&gguf, max_context)?;
+    pub fn from_gguf_with(gguf: Gguf, wanted: &Wanted) -> Result<Self> {
+        let (spec, names) = gguf::describe(&gguf, wanted)?;
         let gguf = Arc::new(gguf);
         Ok(Self {
             spec,

@@ -7,7 +7,8 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use folio_device::KvFormat;
 use folio_device::cpu::Isa;
-use folio_model::AtLoad;
+use folio_model::{AtLoad, Overrides, Wanted};
+use serde_json::{Map, Value};
 
 use super::device::DeviceArgs;
 use super::size::ByteSize;
@@ -41,6 +42,14 @@ pub struct EngineArgs {
     /// Longest sequence, prompt and answer together [default: the model's]
     #[arg(long)]
     pub max_model_len: Option<usize>,
+    /// Settings in place of those in config.json, as a JSON object, e.g. '{"max_position_embeddings": 65536}'; a GGUF
+    /// file's go by the same names
+    #[arg(long, value_name = "JSON")]
+    pub hf_overrides: Option<JsonObject>,
+    /// Scaling of positions in place of the model's, as a JSON object, e.g. '{"rope_type": "yarn", "factor": 4.0,
+    /// "original_max_position_embeddings": 32768}'; linear and yarn lengthen the context
+    #[arg(long, value_name = "JSON")]
+    pub rope_scaling: Option<RopeScaling>,
     /// Requests that run at once [default: 64, or 256 on a GPU]
     #[arg(long)]
     pub max_num_seqs: Option<usize>,
@@ -58,6 +67,50 @@ pub struct EngineArgs {
     pub queue: QueueArgs,
     #[command(flatten)]
     pub speculate: SpeculateArgs,
+}
+
+impl EngineArgs {
+    /// What is asked of the model beside what its files say.
+    pub fn wanted(&self) -> Wanted {
+        let fields = self.hf_overrides.clone().map(|given| given.0).unwrap_or_default();
+        let scaling = self.rope_scaling.clone().map(|given| given.0);
+        Wanted { max_context: self.max_model_len, overrides: Overrides::new(fields, scaling) }
+    }
+}
+
+/// A JSON object.
+#[derive(Clone, Debug, PartialEq)]
+pub struct JsonObject(pub Map<String, Value>);
+
+impl FromStr for JsonObject {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match serde_json::from_str(text) {
+            Ok(Value::Object(fields)) => Ok(Self(fields)),
+            Ok(_) => Err(r#"expected a JSON object, e.g. {"max_position_embeddings": 65536}"#.into()),
+            Err(error) => Err(format!(r#"expected a JSON object, e.g. {{"max_position_embeddings": 65536}}: {error}"#)),
+        }
+    }
+}
+
+/// How positions are scaled, as config.json describes it under `rope_scaling` or `rope_parameters`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeScaling(pub Map<String, Value>);
+
+impl FromStr for RopeScaling {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let example = r#"{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}"#;
+        let Ok(JsonObject(fields)) = text.parse() else {
+            return Err(format!("expected a JSON object, e.g. {example}"));
+        };
+        match ["rope_type", "type"].iter().any(|field| fields.get(*field).is_some_and(Value::is_string)) {
+            true => Ok(Self(fields)),
+            false => Err(format!("has no rope_type; expected e.g. {example}")),
+        }
+    }
 }
 
 /// How much memory may be taken, and for what.
@@ -207,6 +260,25 @@ mod tests {
             let error = bad.parse::<KvCacheDtype>().expect_err(bad);
             assert!(error.starts_with("expected auto, float32"), "{error}");
         }
+    }
+
+    #[test]
+    fn scalings_of_positions() {
+        let check = |text: &str, expect: Option<&str>| {
+            let error = text.parse::<RopeScaling>().err();
+            match expect {
+                None => assert_eq!(error, None, "{text}"),
+                Some(part) => assert!(error.as_ref().is_some_and(|error| error.contains(part)), "{text}: {error:?}"),
+            }
+        };
+        check(r#"{"rope_type": "yarn", "factor": 4.0}"#, None);
+        check(r#"{"type": "linear", "factor": 2}"#, None);
+        check(r#"{"factor": 4.0}"#, Some("no rope_type"));
+        // As llama.cpp has it.
+        check("yarn", Some(r#"{"rope_type": "yarn""#));
+        check("[]", Some("expected a JSON object"));
+        let bad = "[1]".parse::<JsonObject>().expect_err("no object");
+        assert!(bad.starts_with("expected a JSON object"), "{bad}");
     }
 
     #[test]

@@ -30,7 +30,7 @@ fn file(architecture: &str, fill: impl FnOnce(&mut Writer<'_>)) -> Gguf {
 
 fn check(architecture: &str, fill: impl FnOnce(&mut Writer<'_>), holds: impl Fn(&ModelSpec, &Names) -> bool) {
     let (spec, names) =
-        describe(&file(architecture, fill), None).unwrap_or_else(|e| panic!("{architecture}: {e}"));
+        describe(&file(architecture, fill), &Wanted::default()).unwrap_or_else(|e| panic!("{architecture}: {e}"));
     assert!(holds(&spec, &names), "{architecture}\n{names:?}\n{spec:#?}");
 }
 
@@ -209,7 +209,7 @@ fn a_bad_key_is_named_as_the_file_has_it() {
         ),
     ];
     for (architecture, spoil, key) in rows {
-        let error = describe(&file(architecture, spoil), None).unwrap_err().to_string();
+        let error = describe(&file(architecture, spoil), &Wanted::default()).unwrap_err().to_string();
         assert!(error.contains("model.gguf") && error.contains(key), "{key}: {error}");
     }
 }
@@ -238,11 +238,26 @@ fn with_unread(name: &str, shape: &[usize]) -> Gguf {
 #[test]
 fn a_tensor_of_a_type_that_is_not_read_is_not_missing() {
     for (name, shape) in [("token_embd.weight", &[10, 64][..]), ("rope_freqs.weight", &[32])] {
-        let error = describe(&with_unread(name, shape), None).unwrap_err().to_string();
+        let error = describe(&with_unread(name, shape), &Wanted::default()).unwrap_err().to_string();
         assert!(error.contains(&format!("tensor {name} is stored as Q8_1")), "{error}");
     }
-    let spec = |name, shape| describe(&with_unread(name, shape), None).unwrap().0;
+    let spec = |name, shape| describe(&with_unread(name, shape), &Wanted::default()).unwrap().0;
     // The model has it; whoever loads it says what is wrong.
     assert!(!spec("output.weight", &[10, 64]).tied_head);
     assert!(spec("blk.0.attn_q.bias", &[64]).layers[0].attention.qkv_bias);
+}
+
+#[test]
+fn a_file_states_its_whole_context_and_may_be_asked_for_more() {
+    let yarn = |writer: &mut Writer<'_>| {
+        writer.set("qwen3.rope.scaling.type", "yarn").set("qwen3.rope.scaling.factor", 4f32);
+        writer.set("qwen3.rope.scaling.original_context_length", 400u32);
+    };
+    let context = |wanted: Wanted| describe(&file("qwen3", yarn), &wanted).map(|(spec, _)| spec.max_context);
+    assert_eq!(context(Wanted::default()).unwrap(), 512);
+    assert_eq!(context(Some(1600).into()).unwrap(), 1600);
+    assert!(context(Some(1601).into()).is_err());
+    let scaling = json!({"rope_type": "linear", "factor": 4.0}).as_object().cloned();
+    let overrides = crate::Overrides::new(Map::new(), scaling);
+    assert_eq!(context(Wanted { max_context: None, overrides }).unwrap(), 2048);
 }

@@ -215,7 +215,7 @@ fn gguf_agrees_with_transformers() {
     for_all(&goldens, |golden| {
         let name = format!("{}.gguf", golden.name);
         let gguf = Gguf::from_static(&name, to_gguf(golden).leak()).map_err(|e| e.to_string())?;
-        let model = OpenModel::from_gguf_with(gguf, Some(golden.max_context)).map_err(|e| e.to_string())?;
+        let model = OpenModel::from_gguf_with(gguf, &Some(golden.max_context).into()).map_err(|e| e.to_string())?;
         run::check(golden, &model, Reference::new)
     });
 }

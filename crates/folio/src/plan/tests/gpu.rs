@@ -33,7 +33,8 @@ fn planned(shape: Shape, total_gib: u64, flags: &[&str]) -> Result<Plan> {
     let folder = std::env::temp_dir().join(format!("folio-plan-{}-{call}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
     std::fs::write(folder.join("config.json"), random_model::config(shape)).expect("writable");
-    let model = folio_model::open_without_weights(&folder, None).expect("a sound configuration");
+    let model =
+        folio_model::open_without_weights(&folder, &folio_model::Wanted::default()).expect("a sound configuration");
     std::fs::remove_dir_all(&folder).expect("removable");
     let mut assets = Assets::bare("random", model);
     let args = args(flags);

@@ -45,7 +45,8 @@ fn weights_configuration_format_and_kernels_count() {
     let mut renamed = weights.clone();
     renamed.put("unused.weight", &[1], &[0.0]);
     seen.push(("one tensor more".to_owned(), reference(&base, &renamed)));
-    for extra in [r#", "rope_theta": 5000.0"#, r#", "rms_norm_eps": 1e-4"#] {
+    let scaled = r#", "rope_scaling": {"type": "linear", "factor": 4.0}"#;
+    for extra in [r#", "rope_theta": 5000.0"#, r#", "rms_norm_eps": 1e-4"#, scaled] {
         seen.push((extra.to_owned(), reference(&config("llama", extra), &weights)));
     }
     let model = OpenModel::from_config(&base, Box::new(weights)).unwrap();
