@@ -12,6 +12,7 @@ mod flags;
 mod http;
 mod hub;
 mod memory;
+mod names;
 #[cfg(target_os = "linux")]
 mod packed;
 mod pull;

@@ -15,7 +15,8 @@ use serde_json::Value;
 use crate::args::{EngineArgs, LoadFormat};
 use crate::drafting::Drafting;
 use crate::embedded::{self, EmbeddedModel};
-use crate::model_ref::ModelRef;
+use crate::model_ref::{HubName, ModelRef};
+use crate::naming::{self, Name};
 use crate::packed::PackedCache;
 
 /// More than any tokenizer unpacks to, and than unpacking it needs.
@@ -24,6 +25,8 @@ const MOST_UNPACKING_KIB: u32 = 128 << 10;
 
 pub struct Assets {
     pub name: String,
+    /// Which state of it this is, where the hub's cache tells.
+    pub commit: Option<String>,
     pub model: OpenModel,
     /// Random models and bare weight files have none.
     pub tokenizer: Option<Arc<Tokenizer>>,
@@ -59,8 +62,12 @@ impl Assets {
         Ok(assets?.named_by(model, wanted))
     }
 
-    /// What the command line calls it, and with what it was opened.
-    fn named_by(self, model: Option<&str>, wanted: Wanted) -> Self {
+    /// What the command line calls it, and with what it was opened. One of the hub is called as there, not as the folder or
+    /// file that it was fetched to.
+    fn named_by(mut self, model: Option<&str>, wanted: Wanted) -> Self {
+        if let Some(hub) = model.and_then(HubName::of_argument) {
+            self.name = hub.name();
+        }
         Self { source: model.map(str::to_string), overrides: wanted.overrides, ..self }
     }
 
@@ -170,7 +177,8 @@ impl Assets {
         let beside = ["tokenizer.json", "tokenizer.json.lzma"].map(|name| path.with_file_name(name));
         let beside = beside.iter().find(|file| has_none && file.exists());
         let tokenizer = beside.map(|file| read_tokenizer(file)).transpose()?;
-        Self::from_gguf(stem(path), gguf, tokenizer, wanted)
+        let Name { name, commit } = naming::of(path);
+        Ok(Self { commit, ..Self::from_gguf(name, gguf, tokenizer, wanted)? })
     }
 
     fn from_gguf(name: String, gguf: Gguf, tokenizer: Option<Tokenizer>, wanted: &Wanted) -> Result<Self> {
@@ -202,6 +210,9 @@ impl Assets {
             let gguf = std::fs::read_dir(folder)?.flatten().map(|entry| entry.path());
             let gguf = gguf.filter(|path| path.extension().is_some_and(|ending| ending == "gguf")).min();
             match gguf {
+                None if folder.join("adapter_config.json").exists() => {
+                    bail!("{} is a LoRA adapter, which folio does not load", folder.display())
+                }
                 Some(path) => bail!("{} has no config.json; did you mean {}?", folder.display(), path.display()),
                 None => bail!("{} has no config.json: it is not a model folder", folder.display()),
             }
@@ -220,7 +231,8 @@ impl Assets {
                 generation.merge(Generation::parse(&text).with_context(|| folder.join(file).display().to_string())?);
             }
         }
-        Ok(Self::new(stem(folder), model, tokenizer, template, generation))
+        let Name { name, commit } = naming::of(folder);
+        Ok(Self { commit, ..Self::new(name, model, tokenizer, template, generation) })
     }
 
     fn new(
@@ -235,6 +247,7 @@ impl Assets {
         generation.eos.retain(|&id| (id as usize) < model.spec.vocab_size);
         Self {
             name,
+            commit: None,
             model,
             tokenizer: tokenizer.map(Arc::new),
             template: template.map(Arc::new),
@@ -286,11 +299,6 @@ impl Generation {
             top_k: theirs.top_k.or(mine.top_k),
         };
     }
-}
-
-fn stem(path: &Path) -> String {
-    let path = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
-    path.file_stem().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
 }
 
 fn read_optional(path: &Path) -> Result<Option<String>> {

@@ -44,7 +44,7 @@ pub fn main(args: BatchArgs) -> Result<()> {
     }
     engine.queue.max_waiting = engine.queue.max_waiting.or(Some(MAX_WAITING));
     let assets = serve::open(&args.model, &args.naming)?;
-    let names = serve::names(&args.model, &args.naming, &assets);
+    let names = serve::names(&args.naming, &assets);
     let session = Session::start(assets, &engine)?;
     let concurrency = args.concurrency.unwrap_or(session.plan.max_seqs);
 
@@ -54,7 +54,7 @@ pub fn main(args: BatchArgs) -> Result<()> {
         stuck: PATIENCE,
         ..Timeouts::default()
     };
-    let observer = Observer::quiet(&names[0], session.plan.max_model_len);
+    let observer = Observer::quiet(&names.listed[0], session.plan.max_model_len);
     let app = App::new(limits, timeouts, Lifecycle::new(), observer);
     app.set_model(serve::model(&session, names));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;

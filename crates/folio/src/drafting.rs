@@ -24,6 +24,7 @@ use crate::args::{EngineArgs, Method};
 use crate::assets::Assets;
 use crate::embedded;
 use crate::model_ref::ModelRef;
+use crate::naming;
 
 /// A sibling is worth its passes only where it is much smaller than the model.
 const SIBLING_SHARE: u64 = 3;
@@ -285,23 +286,22 @@ impl Place {
                 let assets = Assets::in_binary(&model, &args.max_model_len.into())?;
                 paired(model.name, assets, target).map(Some)
             }
-            Self::File(_) | Self::Folder(_) => {
-                self.sibling(target)?.map(|model| draft(&model, target, args)).transpose()
-            }
+            Self::File(_) | Self::Folder(_) => self.sibling()?.map(|model| draft(&model, target, args)).transpose(),
         }
     }
 
     /// The smallest.
-    fn sibling(&self, assets: &Assets) -> Result<Option<String>> {
+    fn sibling(&self) -> Result<Option<String>> {
         let (Self::File(path) | Self::Folder(path)) = self else { return Ok(None) };
-        let (Some(folder), Some((family, _))) = (path.parent(), assets.name.rsplit_once('-')) else { return Ok(None) };
+        let own = naming::of(path).name;
+        let (Some(folder), Some((family, _))) = (path.parent(), own.rsplit_once('-')) else { return Ok(None) };
         let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
         let mut smallest: Option<(u64, String)> = None;
         for entry in std::fs::read_dir(folder).with_context(|| folder.display().to_string())?.flatten() {
             let other = entry.path();
-            let stem = other.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
-            let is_kin = stem != assets.name
-                && stem.rsplit_once('-').is_some_and(|(kin, last)| kin == family && !last.contains('.'));
+            let name = naming::of(&other).name;
+            let is_kin =
+                name != own && name.rsplit_once('-').is_some_and(|(kin, last)| kin == family && !last.contains('.'));
             let is_alike = match self {
                 Self::File(_) => other.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf")),
                 _ => other.join("config.json").is_file(),

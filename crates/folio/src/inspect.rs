@@ -19,7 +19,7 @@ pub fn main(args: &InspectArgs) -> Result<()> {
     assets.quantize(args.quantize)?;
     let spec = &assets.model.spec;
     let stored = Stored::of(&assets);
-    println!("{}", assets.name);
+    println!("{}{}", assets.name, assets.commit.as_ref().map(|commit| format!(" at {commit}")).unwrap_or_default());
     print!("{}", table::render(&shape(spec, &assets)));
     println!("\nweights on disk: {}", stored.describe());
     let mut rows = vec![vec!["as".to_string(), "weights".into()]];

@@ -9,7 +9,6 @@ mod greeting;
 mod listen;
 
 use std::io;
-use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
@@ -19,7 +18,7 @@ use folio_engine::TimeLimit;
 use folio_server::guard::{self, Guard, GuardConfig, Hosts, Lifecycle};
 use folio_server::net::{self, Listener, NetConfig, Shutdown};
 use folio_server::observe::{Level, Log, Observer, ObserverConfig, Traces};
-use folio_server::{App, Model, SamplingDefaults, Surroundings};
+use folio_server::{App, Model, ModelNames, SamplingDefaults, Surroundings};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -52,7 +51,7 @@ pub fn main(args: ServeArgs) -> Result<ExitCode> {
     // Bound before the model is opened: a port that is taken is said at once.
     let bound = Bound::new(&args.listen)?;
     let assets = open(&args.model, &args.naming)?;
-    let names = names(&args.model, &args.naming, &assets);
+    let names = names(&args.naming, &assets);
     let (target, note) = Target::choose(&args.model.engine)?;
     let (assets, plan) = Session::plan(assets, &args.model.engine, &target)?;
 
@@ -61,7 +60,7 @@ pub fn main(args: ServeArgs) -> Result<ExitCode> {
     let entered = runtime.enter();
     let log = Log::start(args.log.log_format, args.log.log_level).context("could not start the log")?;
     let observer = Observer::new(ObserverConfig {
-        model_name: names[0].as_str().into(),
+        model_name: names.listed[0].as_str().into(),
         max_model_len: plan.max_model_len,
         started: SystemTime::now(),
         log: request_log(&args, &log)?,
@@ -78,7 +77,7 @@ pub fn main(args: ServeArgs) -> Result<ExitCode> {
     });
     let router = guard::protect(folio_server::router(app.clone()), Arc::clone(&guard));
 
-    let greeting = Greeting { args: &args, access: &access, bound: &bound, log: &log, name: &names[0], started };
+    let greeting = Greeting { args: &args, access: &access, bound: &bound, log: &log, name: &names.listed[0], started };
     greeting.begin(&assets, &plan, &note);
     // Lives until the server has ended.
     let (_publisher, kv_events) = publisher(&args.kv_events, &plan)?;
@@ -126,13 +125,19 @@ pub fn open(model: &ModelArgs, naming: &NamingArgs) -> Result<Assets> {
     Ok(assets)
 }
 
-/// What clients may call the model. One from the hub has its name there, not that of the folder it was fetched to.
-pub fn names(model: &ModelArgs, naming: &NamingArgs, assets: &Assets) -> Vec<String> {
+/// What clients may call the model: the names that are given, or its own. Then it also answers to what the command line
+/// calls it, as vLLM does, and to the name of its repository; a path is told to nobody.
+pub fn names(naming: &NamingArgs, assets: &Assets) -> ModelNames {
     if !naming.served_model_name.is_empty() {
-        return naming.served_model_name.clone();
+        return ModelNames { listed: naming.served_model_name.clone(), unlisted: Vec::new() };
     }
-    let hub = model.model.as_deref().filter(|text| !Path::new(text).exists()).and_then(HubName::parse);
-    vec![hub.map_or_else(|| assets.name.clone(), |hub| hub.repo)]
+    let given = assets.source().unwrap_or_default();
+    let repo = HubName::of_argument(given).map(|hub| hub.repo);
+    let mut unlisted: Vec<String> =
+        [given, given.trim_end_matches('/')].map(str::to_string).into_iter().chain(repo).collect();
+    unlisted.retain(|name| !name.is_empty() && *name != assets.name);
+    unlisted.dedup();
+    ModelNames { listed: vec![assets.name.clone()], unlisted }
 }
 
 /// The log of requests: where nobody wants a line for each, only of those that went wrong.
@@ -203,7 +208,7 @@ fn load(
 }
 
 /// The loaded model as the routes take it.
-pub fn model(session: &Session, names: Vec<String>) -> Model {
+pub fn model(session: &Session, names: ModelNames) -> Model {
     let assets = &session.assets;
     Model {
         engine: session.engine.clone(),

@@ -25,7 +25,7 @@ use folio_text::WallTime;
 
 pub use config::{Limits, Timeouts};
 pub use error::{ApiError, ErrorStyle};
-pub use request::{SamplingDefaults, TextOptions};
+pub use request::{ModelNames, SamplingDefaults, TextOptions};
 pub use routes::metrics::metrics_router;
 pub use routes::router;
 pub use service::{App, Model, Service, Surroundings};

@@ -15,7 +15,7 @@ use crate::guard::{Caller, Guard, Lifecycle, RequestId};
 use crate::net::ConnectionStats;
 use crate::observe::Observer;
 use crate::prompts::PromptPool;
-use crate::request::{Bounds, SamplingDefaults};
+use crate::request::{Bounds, ModelNames, SamplingDefaults};
 use crate::routes::responses::ResponseStore;
 use crate::{Limits, Timeouts};
 
@@ -25,8 +25,8 @@ pub struct Model {
     pub tokenizer: Arc<Tokenizer>,
     /// Models without a chat template serve completions only.
     pub template: Option<Arc<ChatTemplate>>,
-    /// What clients may call it; the first is what answers call it.
-    pub names: Vec<String>,
+    /// What clients may call it.
+    pub names: ModelNames,
     /// What requests get that do not say: from the model's generation_config.json.
     pub defaults: SamplingDefaults,
     /// Token ids lie below this.
@@ -92,7 +92,7 @@ impl Deref for Service {
 
 impl Serving {
     pub fn model_name(&self) -> &str {
-        &self.model.names[0]
+        &self.model.names.listed[0]
     }
 }
 
@@ -122,7 +122,7 @@ impl App {
     /// If one is there already.
     pub fn set_model(&self, model: Model) {
         let state = &*self.0;
-        assert!(!model.names.is_empty(), "a model has a name");
+        assert!(!model.names.listed.is_empty(), "a model has a name");
         let bounds = Bounds {
             limits: state.limits.clone(),
             model_names: model.names.clone(),

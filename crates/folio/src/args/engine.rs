@@ -17,7 +17,7 @@ use super::speculate::SpeculateArgs;
 /// Which model, and how it is run.
 #[derive(Args, Clone)]
 pub struct ModelArgs {
-    /// A model folder, a .gguf file or ORG/NAME fetched by `folio pull`; without it, the built-in model
+    /// A model folder, a .gguf file, or ORG/NAME or ORG/NAME:Q4_K_M fetched by `folio pull`; without it, the built-in model
     pub model: Option<String>,
     #[command(flatten)]
     pub engine: EngineArgs,

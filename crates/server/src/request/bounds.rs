@@ -8,8 +8,8 @@ use crate::fields::{Kind, Wrong};
 #[derive(Clone, Debug)]
 pub struct Bounds {
     pub limits: Limits,
-    /// What a request that gives a `model` must give one of; the first is the one that answers name.
-    pub model_names: Vec<String>,
+    /// What a request that gives a `model` must give one of.
+    pub model_names: ModelNames,
     /// The longest sequence, prompt and answer together.
     pub max_model_len: usize,
     /// Token ids lie below this.
@@ -17,6 +17,28 @@ pub struct Bounds {
     /// Sequences that run at once.
     pub max_seqs: usize,
     pub defaults: SamplingDefaults,
+}
+
+/// What a model is called.
+#[derive(Clone, Debug)]
+pub struct ModelNames {
+    /// The first is the one that answers name.
+    pub listed: Vec<String>,
+    /// It answers to these too, and tells nobody: they may be paths on this machine.
+    pub unlisted: Vec<String>,
+}
+
+impl ModelNames {
+    /// The same name as it is kept here, if it is one.
+    pub fn find(&self, name: &str) -> Option<&str> {
+        self.listed.iter().chain(&self.unlisted).find(|known| *known == name).map(String::as_str)
+    }
+}
+
+impl From<Vec<String>> for ModelNames {
+    fn from(listed: Vec<String>) -> Self {
+        Self { listed, unlisted: Vec::new() }
+    }
 }
 
 /// What requests get that do not say: from the model's generation_config.json.
@@ -34,20 +56,20 @@ impl Bounds {
     }
 }
 
-pub struct ModelName<'a>(&'a [String]);
+pub struct ModelName<'a>(&'a ModelNames);
 
 impl Kind for ModelName<'_> {
     type Value = bool;
 
     fn read(&self, value: Value) -> Result<bool, Wrong> {
         match value.as_str() {
-            Some(name) => Ok(self.0.iter().any(|known| known == name)),
+            Some(name) => Ok(self.0.find(name).is_some()),
             None => Err(Wrong::new("must be a text")),
         }
     }
 
     fn schema(&self) -> Value {
-        json!({"type": "string", "enum": self.0})
+        json!({"type": "string", "enum": self.0.listed})
     }
 
     fn example(&self) -> bool {

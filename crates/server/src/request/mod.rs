@@ -6,7 +6,7 @@ mod generate;
 mod openai;
 mod prompt;
 
-pub use bounds::{Bounds, SamplingDefaults};
+pub use bounds::{Bounds, ModelNames, SamplingDefaults};
 pub use chat::{Conversation, Message};
 pub use generate::{Generate, TextOptions, Wishes, invalid};
 pub use openai::{ChatRequest, CompletionRequest, StreamWishes, truncation};

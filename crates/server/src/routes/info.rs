@@ -20,7 +20,7 @@ pub async fn server(service: Service) -> Json<Value> {
     info.remove("model");
     let kv_blocks = stats.scheduler.groups.iter().map(|group| group.blocks_total).max().unwrap_or(0);
     let own = json!({
-        "model_id": service.model_name(), "served_model_name": service.model_name(), "model_names": model.names,
+        "model_id": service.model_name(), "served_model_name": service.model_name(), "model_names": model.names.listed,
         "is_generation": true, "is_embedding": model.embeds, "max_model_len": service.bounds.max_model_len,
         "context_length": service.bounds.max_model_len, "max_num_seqs": model.max_seqs,
         "max_running_requests": model.max_seqs, "max_num_reqs": model.max_seqs, "num_kv_blocks": kv_blocks,

@@ -9,14 +9,14 @@ use crate::error::ApiError;
 use crate::service::Service;
 
 pub async fn list(service: Service) -> Json<Value> {
-    let models: Vec<Value> = service.model.names.iter().map(|name| model(&service, name)).collect();
+    let models: Vec<Value> = service.model.names.listed.iter().map(|name| model(&service, name)).collect();
     Json(json!({"object": "list", "data": models}))
 }
 
 /// Names may hold slashes, written as they are or as %2F. What is no text names nothing.
 pub async fn one(service: Service, name: Result<Path<String>, PathRejection>) -> Result<Json<Value>, ApiError> {
     let Path(name) = name.map_err(|_| ApiError::NoSuchModel)?;
-    let known = service.model.names.iter().find(|known| **known == name).ok_or(ApiError::NoSuchModel)?;
+    let known = service.model.names.find(&name).ok_or(ApiError::NoSuchModel)?;
     Ok(Json(model(&service, known)))
 }
 

@@ -15,7 +15,7 @@ use folio_engine::{
 use folio_server::guard::{Guard, GuardConfig, Keys, Lifecycle, protect};
 use folio_server::net::{self, ConnectionStats, NetConfig, Shutdown, ShutdownHandle};
 use folio_server::observe::Observer;
-use folio_server::{App, Limits, Model, SamplingDefaults, Timeouts, router};
+use folio_server::{App, Limits, Model, ModelNames, SamplingDefaults, Timeouts, router};
 use folio_text::{ChatTemplate, SpecialTokens, Tokenizer};
 use serde_json::{Value, json};
 
@@ -207,7 +207,7 @@ pub fn start_with(setup: Setup) -> Server {
         engine: engine.clone(),
         tokenizer: Arc::new(tokenizer(setup.all_bytes)),
         template: Some(Arc::new(ChatTemplate::new(setup.template, SpecialTokens::default()).expect("sound"))),
-        names: vec!["alphabet".into()],
+        names: ModelNames { listed: vec!["alphabet".into()], unlisted: vec!["/models/alphabet".into()] },
         defaults: SamplingDefaults { temperature: Some(0.0), ..SamplingDefaults::default() },
         vocab_size: width,
         max_seqs: setup.max_seqs,

@@ -64,7 +64,7 @@ impl Server {
             needs_key: false,
         });
         let router = guard::protect(folio_server::router(app.clone()), guard);
-        app.set_model(serve::model(session, vec![name]));
+        app.set_model(serve::model(session, vec![name].into()));
         let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("could not listen")?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;

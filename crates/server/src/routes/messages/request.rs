@@ -178,7 +178,7 @@ mod tests {
     fn bounds() -> Bounds {
         Bounds {
             limits: crate::Limits::default(),
-            model_names: vec!["alphabet".into()],
+            model_names: vec!["alphabet".into()].into(),
             max_model_len: 64,
             vocab_size: 27,
             max_seqs: 4,

@@ -196,7 +196,7 @@ fn telling(serving: &Serving) -> Vec<Operation> {
     use Content::{Document, Json, Text};
     let name = json!({
         "name": "name", "in": "path", "required": true, "description": "The model.",
-        "schema": {"type": "string", "enum": serving.model.names},
+        "schema": {"type": "string", "enum": serving.model.names.listed},
     });
     let health = |path, id| Operation { is_health: true, ..Operation::get(path, id, HEALTH, Json("Health")) };
     let pinged = Operation { method: "post", failures: SIGNALS, ..health("/ping", "postPing") };

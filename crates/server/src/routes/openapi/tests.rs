@@ -74,7 +74,7 @@ fn app() -> App {
         engine,
         tokenizer: Arc::new(tokenizer()),
         template: Some(Arc::new(ChatTemplate::new(template, SpecialTokens::default()).expect("sound"))),
-        names: vec!["org/alphabet".into()],
+        names: vec!["org/alphabet".into()].into(),
         defaults: SamplingDefaults { temperature: Some(0.0), ..SamplingDefaults::default() },
         vocab_size: LETTERS,
         max_seqs: 4,
