@@ -19,7 +19,11 @@ fn files() -> Vec<(&'static str, Vec<u8>)> {
 }
 
 fn pull(hub: &Hub, home: &Path, env: &[(&str, &str)]) -> Output {
-    let mut command = folio(&["pull", "org/model"]);
+    pull_of(hub, home, "org/model", env)
+}
+
+fn pull_of(hub: &Hub, home: &Path, model: &str, env: &[(&str, &str)]) -> Output {
+    let mut command = folio(&["pull", model]);
     command.env("HF_HOME", home).env("HF_ENDPOINT", hub.endpoint()).envs(env.iter().copied());
     command.output().expect("the binary starts")
 }
@@ -90,4 +94,102 @@ fn offline_mode_makes_no_request() {
     let output = pull(&hub, &home, &[("HF_HUB_OFFLINE", "1")]);
     assert!(!output.status.success() && text(&output).contains("HF_HUB_OFFLINE"), "{}", text(&output));
     assert!(hub.seen().is_empty());
+}
+
+/// What was fetched of a repository, by name.
+fn fetched(home: &Path, repo: &str) -> Vec<String> {
+    let snapshot = home.join("hub").join(format!("models--{}", repo.replace('/', "--"))).join("snapshots").join(COMMIT);
+    let mut files = Vec::new();
+    let mut folders = vec![snapshot.clone()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
+            match entry.path().is_dir() {
+                true => folders.push(entry.path()),
+                false => files.extend(entry.path().strip_prefix(&snapshot).map(|path| path.display().to_string())),
+            }
+        }
+    }
+    files.sort_unstable();
+    files
+}
+
+#[test]
+fn one_quantization_of_a_gguf_repository_is_fetched_and_found() {
+    let model = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/folio-rust-7m.gguf"));
+    let model = model.expect("the repository has it");
+    let files = [
+        ("README.md", b"# readme".to_vec()),
+        ("config.json", b"{}".to_vec()),
+        ("imatrix.dat", vec![0; 10]),
+        ("mmproj-small-1.5-F16.gguf", vec![1; 1000]),
+        ("F16/small-1.5-F16-00001-of-00002.gguf", vec![2; 1000]),
+        ("F16/small-1.5-F16-00002-of-00002.gguf", vec![3; 1000]),
+        ("small-1.5-Q2_K.gguf", vec![4; 1000]),
+        ("small-1.5-Q4_K_M.gguf", model.clone()),
+        ("small-1.5-Q8_0.gguf", model),
+    ];
+    let repo = "org/small-1.5-GGUF";
+    let (hub, home) = (Hub::start(repo, &files, 0, None), scratch("pull-gguf"));
+    let of_hub = |model: &str| pull_of(&hub, &home, model, &[]);
+    let inspect = |model: &str| {
+        let output = folio(&["inspect", model]).env("HF_HOME", &home).output().expect("the binary starts");
+        (output.status.success(), text(&output))
+    };
+    let title = |name: &str| format!("{name} at {COMMIT}");
+
+    let said = text(&of_hub(repo));
+    assert_eq!(fetched(&home, repo), ["config.json", "small-1.5-Q4_K_M.gguf"], "{said}");
+    for part in
+        ["small-1.5-Q4_K_M.gguf", &format!("{repo}:Q8_0"), &format!("{repo}:F16"), &format!("folio run {repo}\n")]
+    {
+        assert!(said.contains(part), "{part} in {said}");
+    }
+    assert!(!said.contains("mmproj"), "{said}");
+    for name in
+        [repo.to_string(), format!("{repo}:Q4_K_M"), format!("{repo}:q4_k_m"), format!("{repo}/small-1.5-Q4_K_M.gguf")]
+    {
+        let (works, said) = inspect(&name);
+        assert!(works && said.starts_with(&title(&name)), "{name}: {said}");
+    }
+    // Another one is named, not guessed.
+    let (works, said) = inspect(&format!("{repo}:Q8_0"));
+    assert!(
+        !works && said.contains(&format!("folio pull {repo}:Q8_0")) && said.contains(&format!("{repo}:Q4_K_M")),
+        "{said}"
+    );
+    let output = of_hub(&format!("{repo}:Q8_0"));
+    assert!(text(&output).contains(&format!("folio run {repo}:Q8_0\n")), "{}", text(&output));
+    assert!(inspect(&format!("{repo}:Q8_0")).0 && inspect(repo).0, "both are there now");
+    let parts = of_hub(&format!("{repo}/F16/small-1.5-F16-00001-of-00002.gguf"));
+    assert!(parts.status.success(), "{}", text(&parts));
+    let expect = [
+        "F16/small-1.5-F16-00001-of-00002.gguf",
+        "F16/small-1.5-F16-00002-of-00002.gguf",
+        "config.json",
+        "small-1.5-Q4_K_M.gguf",
+        "small-1.5-Q8_0.gguf",
+    ];
+    assert_eq!(fetched(&home, repo), expect);
+    let unknown = of_hub(&format!("{repo}:Q9_9"));
+    assert!(!unknown.status.success() && text(&unknown).contains(&format!("it has {repo}:F16")), "{}", text(&unknown));
+}
+
+#[test]
+fn what_is_no_model_is_not_offered_to_run() {
+    let adapter = [("adapter_config.json", b"{}".to_vec()), ("adapter_model.safetensors", vec![0; 100])];
+    let (hub, home) = (Hub::start("org/lora", &adapter, 0, None), scratch("pull-lora"));
+    let said = text(&pull_of(&hub, &home, "org/lora", &[]));
+    assert!(said.contains("LoRA adapter") && !said.contains("folio run"), "{said}");
+}
+
+#[test]
+fn what_describes_a_quantization_is_fetched_too() {
+    let files = [
+        ("config.json", b"{}".to_vec()),
+        ("hf_quant_config.json", b"{}".to_vec()),
+        ("model.safetensors", vec![0; 100]),
+    ];
+    let (hub, home) = (Hub::start("org/modelopt", &files, 0, None), scratch("pull-modelopt"));
+    assert!(pull_of(&hub, &home, "org/modelopt", &[]).status.success());
+    assert_eq!(fetched(&home, "org/modelopt"), ["config.json", "hf_quant_config.json", "model.safetensors"]);
 }

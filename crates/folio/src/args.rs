@@ -122,7 +122,8 @@ pub struct PlanArgs {
 
 #[derive(Args)]
 pub struct PullArgs {
-    /// ORG/NAME, or ORG/NAME@REVISION
+    /// ORG/NAME; of a repository of GGUF files also ORG/NAME:Q4_K_M or ORG/NAME/FILE.gguf [default: Q4_K_M, else Q8_0,
+    /// else the first]; any of them with @REVISION
     pub model: String,
     /// Fetch every file of the repository, not only what Folio reads
     #[arg(long)]

@@ -1,17 +1,21 @@
 //! `folio pull`: from the Hugging Face hub into the cache that its own tools use. Resumes what was cut off.
 
+use std::collections::HashMap;
+
 use anyhow::{Context, Result, bail};
 use hf_hub::Cache;
 use hf_hub::api::sync::{Api, ApiBuilder};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::args::PullArgs;
+use crate::gguf_choice::{self, Pick, choose, is_gguf};
 use crate::model_ref::HubName;
 
 /// What Folio reads of a model repository.
 const WANTED_NAMES: &[&str] = &[
     "config.json",
     "generation_config.json",
+    "hf_quant_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -22,7 +26,7 @@ const WANTED_NAMES: &[&str] = &[
 
 pub fn main(args: &PullArgs) -> Result<()> {
     let Some(name) = HubName::parse(&args.model) else {
-        bail!("{} is not an ORG/NAME or ORG/NAME@REVISION", args.model);
+        bail!("{} is not an ORG/NAME, ORG/NAME:QUANTIZATION or ORG/NAME/FILE.gguf, perhaps with @REVISION", args.model);
     };
     if offline() {
         bail!("offline mode is on (HF_HUB_OFFLINE): nothing is fetched; unset it and try again");
@@ -32,11 +36,17 @@ pub fn main(args: &PullArgs) -> Result<()> {
         format!("could not read {}@{} from the hub (a private or gated model needs HF_TOKEN)", name.repo, name.revision)
     })?;
     let all: Vec<&str> = info.siblings.iter().map(|file| file.rfilename.as_str()).collect();
-    let files: Vec<&str> = all.iter().copied().filter(|file| args.all || is_wanted(file, &all)).collect();
-    if !files.iter().any(|file| file.ends_with(".safetensors") || file.ends_with(".gguf")) {
-        bail!("{} has neither safetensors nor GGUF weights among its {} files", name.repo, all.len());
+    let wanted = Selection::of(&name, &all)?;
+    let files: Vec<&str> = all.iter().copied().filter(|file| args.all || wanted.has(file)).collect();
+    if !args.all && !wanted.others.is_empty() {
+        eprintln!(
+            "of {} models {} is fetched; the others: {}",
+            wanted.others.len() + 1,
+            wanted.weights[0],
+            wanted.others.join(", ")
+        );
     }
-    let mut folder = None;
+    let mut fetched = HashMap::new();
     for file in files {
         if !is_safe(file) {
             bail!("the hub names a file that would leave the model's folder: {file:?}");
@@ -47,19 +57,70 @@ pub fn main(args: &PullArgs) -> Result<()> {
                 .download_with_progress(file, bar())
                 .with_context(|| format!("{file} was cut off; run the same command again to go on where it stopped"))?,
         };
-        folder = folder.or_else(|| (!file.contains('/')).then(|| path.parent().map(|f| f.to_path_buf())).flatten());
+        fetched.insert(file, path);
     }
-    let folder = folder.context("the repository has no file at its top level")?;
-    println!("{}\ntry it: folio run {}", folder.display(), args.model);
+    // A model in one file is that file; another is the folder that holds it.
+    let first = fetched.get(wanted.weights[0]).context("no weights were fetched")?;
+    let place = if is_gguf(wanted.weights[0]) { Some(first.as_path()) } else { first.parent() };
+    println!("{}", place.unwrap_or(first).display());
+    match wanted.kind {
+        Kind::Model => println!("try it: folio run {}", name.with(&name.pick)),
+        Kind::Adapter => println!("a LoRA adapter: folio does not load it"),
+        Kind::Weights => println!("without config.json it is no model that folio runs"),
+    }
     Ok(())
 }
 
-/// Weights in one format only: a repository that has safetensors is not fetched as PyTorch or GGUF too.
-fn is_wanted(file: &str, all: &[&str]) -> bool {
-    let safetensors = |name: &str| name.ends_with(".safetensors") && !name.contains('/');
-    WANTED_NAMES.contains(&file)
-        || safetensors(file)
-        || (file.ends_with(".gguf") && !all.iter().any(|other| safetensors(other)))
+/// What is fetched of a repository, besides [`WANTED_NAMES`].
+#[derive(Debug)]
+struct Selection<'a> {
+    /// Weights in one format only: a repository that has safetensors is not fetched as PyTorch or GGUF too, and of GGUF
+    /// files those of one quantization.
+    weights: Vec<&'a str>,
+    /// How to name what else could have been meant.
+    others: Vec<String>,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Model,
+    Adapter,
+    /// Weights of which nothing says what they are.
+    Weights,
+}
+
+impl<'a> Selection<'a> {
+    fn of(name: &HubName, all: &[&'a str]) -> Result<Self> {
+        let has = |name: &str| all.contains(&name);
+        let safetensors = |file: &&str| file.ends_with(".safetensors") && !file.contains('/');
+        let weights: Vec<&str> = all.iter().copied().filter(safetensors).collect();
+        if name.pick == Pick::Default && !weights.is_empty() {
+            let kind = match (has("config.json"), has("adapter_config.json")) {
+                (true, _) => Kind::Model,
+                (false, true) => Kind::Adapter,
+                (false, false) => Kind::Weights,
+            };
+            return Ok(Self { weights, others: Vec::new(), kind });
+        }
+        let picks = gguf_choice::picks(all);
+        let names = |picks: &[Pick]| picks.iter().map(|pick| name.with(pick)).collect::<Vec<_>>();
+        let Some(chosen) = choose(all, &name.pick) else {
+            match picks.is_empty() {
+                true if name.pick == Pick::Default => {
+                    bail!("{} has neither safetensors nor GGUF weights among its {} files", name.repo, all.len())
+                }
+                true => bail!("{} has no GGUF weights among its {} files", name.repo, all.len()),
+                false => bail!("{} has no such model; it has {}", name.with(&name.pick), names(&picks).join(", ")),
+            }
+        };
+        let others: Vec<Pick> = picks.into_iter().filter(|pick| choose(all, pick).as_ref() != Some(&chosen)).collect();
+        Ok(Self { others: names(&others), weights: chosen.files, kind: Kind::Model })
+    }
+
+    fn has(&self, file: &str) -> bool {
+        WANTED_NAMES.contains(&file) || self.weights.contains(&file)
+    }
 }
 
 fn is_safe(file: &str) -> bool {
@@ -114,10 +175,43 @@ mod tests {
 
     #[test]
     fn one_weight_format_is_fetched() {
+        let check = |model: &str, all: &[&str], expect: &[&str], others: &[&str], kind: Kind| {
+            let name = HubName::parse(model).expect(model);
+            let wanted = Selection::of(&name, all).unwrap_or_else(|error| panic!("{model}: {error}"));
+            let picked: Vec<_> = all.iter().filter(|file| wanted.has(file)).copied().collect();
+            assert_eq!((picked.as_slice(), wanted.kind), (expect, kind), "{model} of {all:?}");
+            assert_eq!(wanted.others, others, "{model} of {all:?}");
+        };
         let both = ["config.json", "a.safetensors", "a.gguf", "pytorch_model.bin", "onnx/m.safetensors", "README.md"];
-        let picked: Vec<_> = both.iter().filter(|file| is_wanted(file, &both)).copied().collect();
-        assert_eq!(picked, ["config.json", "a.safetensors"]);
-        assert!(is_wanted("a.gguf", &["a.gguf", "README.md"]));
+        check("org/a", &both, &["config.json", "a.safetensors"], &[], Kind::Model);
+        check("org/a/a.gguf", &both, &["config.json", "a.gguf"], &[], Kind::Model);
+        check("org/a", &["a.gguf", "README.md"], &["a.gguf"], &[], Kind::Model);
+        let modelopt = ["config.json", "hf_quant_config.json", "model.safetensors"];
+        check("org/a", &modelopt, &modelopt, &[], Kind::Model);
+        let many = [
+            "a-Q8_0.gguf",
+            "a-Q4_K_M.gguf",
+            "mmproj-F16.gguf",
+            "a-F16-00001-of-00002.gguf",
+            "a-F16-00002-of-00002.gguf",
+        ];
+        check("org/a", &many, &["a-Q4_K_M.gguf"], &["org/a:F16", "org/a:Q8_0"], Kind::Model);
+        check("org/a:Q8_0@v1", &many, &["a-Q8_0.gguf"], &["org/a:F16@v1", "org/a:Q4_K_M@v1"], Kind::Model);
+        check("org/a:f16", &many, &many[3..], &["org/a:Q4_K_M", "org/a:Q8_0"], Kind::Model);
+        let adapter = ["adapter_config.json", "adapter_model.safetensors"];
+        check("org/a", &adapter, &adapter[1..], &[], Kind::Adapter);
+        check("org/a", &["heads.safetensors"], &["heads.safetensors"], &[], Kind::Weights);
+    }
+
+    #[test]
+    fn what_a_repository_lacks_is_said() {
+        let check = |model: &str, all: &[&str], expect: &str| {
+            let error = Selection::of(&HubName::parse(model).expect(model), all).expect_err(model).to_string();
+            assert!(error.contains(expect), "{model}: {error}");
+        };
+        check("org/a", &["config.json", "pytorch_model.bin"], "neither safetensors nor GGUF weights among its 2 files");
+        check("org/a:Q8_0", &["model.safetensors"], "no GGUF weights");
+        check("org/a:Q9", &["a-Q8_0.gguf", "a-Q4_0.gguf"], "it has org/a:Q4_0, org/a:Q8_0");
     }
 
     #[test]
