@@ -278,8 +278,9 @@ impl Core {
                 lives: Lives::default(),
                 drafts: Drafts::default(),
             };
+            let (owner, prompt) = (sample.owner(), Arc::clone(&prompt));
             self.samples.insert(id, sample);
-            let admission = Admission { state: sampler, prompt: Arc::clone(&prompt), answer: Vec::new(), max_len };
+            let admission = Admission { owner, state: sampler, prompt, answer: Vec::new(), max_len };
             self.executor.admit(id, admission);
             if self.trials.is_none() {
                 self.enlist(id);

@@ -4,7 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use folio_scheduler::{RequestId, StepPlan};
 
-use crate::{Result, sampling::SamplingState, speculate::Draft};
+use crate::{
+    Result,
+    sampling::SamplingState,
+    speculate::{Draft, Owner},
+};
 
 /// Most steps in flight: one that runs, and the next, so that the device never waits for a plan.
 pub(crate) const MOST_IN_FLIGHT: usize = 2;
@@ -44,6 +48,8 @@ pub trait Executor: Send {
 /// A request as it joins, for the first time or again.
 #[derive(Clone, Debug)]
 pub struct Admission {
+    /// With whom it may share what drafts are made from.
+    pub owner: Owner,
     /// Has observed the answer so far.
     pub state: SamplingState,
     pub prompt: Arc<[u32]>,

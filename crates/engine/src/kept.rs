@@ -11,7 +11,7 @@ use crate::{
     inputs::{OutputRows, Requests},
     pooling::Pool,
     sampling::{NotFinite, SamplingState},
-    speculate::{Place, ask, walk},
+    speculate::{Owner, Place, ask, walk},
 };
 
 #[derive(Default)]
@@ -28,6 +28,7 @@ pub(crate) struct Asked {
 }
 
 pub(crate) struct Kept {
+    pub owner: Owner,
     pub admission: u64,
     sampling: SamplingState,
     /// The token sampled last and its position: the next plan may ask for it without knowing it.
@@ -98,11 +99,12 @@ pub(crate) enum Question {
 impl Kept {
     /// `keeps_tokens`: somebody drafts.
     pub fn new(admission: Admission, number: u64, keeps_tokens: bool) -> Self {
-        let Admission { state, prompt, answer, max_len } = admission;
+        let Admission { owner, state, prompt, answer, max_len } = admission;
         let pool = state.pool();
         let history = (keeps_tokens && pool.is_none())
             .then(|| History { tokens: [&prompt[..], &answer].concat(), prompt_len: prompt.len() });
         Self {
+            owner,
             admission: number,
             sampling: state,
             last: None,

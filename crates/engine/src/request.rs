@@ -28,7 +28,7 @@ pub struct RequestOptions {
     /// How long after it is submitted it must have ended; if it has not, it ends with
     /// [`crate::FinishReason::Deadline`].
     pub deadline: Option<Duration>,
-    /// Requests of different salts never share what the prefix cache holds.
+    /// Requests of different salts share neither what the prefix cache holds nor what drafts are made from.
     pub cache_salt: u64,
 }
 

@@ -246,9 +246,9 @@ impl<B: Backend> Runner<B> {
                 // Of one that has left or failed there is nothing to be known.
                 let kept = self.requests.0.get(&rows.id).filter(|_| output.failure.is_none());
                 let tokens = kept.and_then(Kept::tokens).unwrap_or_default();
-                let (max_len, has_left) =
-                    (kept.map_or(0, |kept| kept.max_len), !self.requests.0.contains_key(&rows.id));
-                parts.push(Part { rows, outcome, tokens, max_len, has_left });
+                let (max_len, owner) = kept.map_or_else(Default::default, |kept| (kept.max_len, kept.owner));
+                let has_left = !self.requests.0.contains_key(&rows.id);
+                parts.push(Part { rows, outcome, owner, tokens, max_len, has_left });
             }
             let is_last = self.under_way.is_empty();
             speculation.behind(&mut self.decoder, batch, &parts, outputs, StepTimes { gap, took }, is_last);
@@ -304,7 +304,11 @@ impl<B: Backend> StepRunner for Runner<B> {
     /// moved first, and who drafts may have to look at what it left.
     fn may_start(&self, plan: &StepPlan) -> bool {
         let mut asked = self.under_way.iter().flat_map(|step| &step.asked);
-        let is_looked_at = self.speculation.as_ref().is_some_and(Speculation::reads_step);
+        let under_way = self.under_way.iter().flat_map(|step| &step.asked).map(|asked| asked.rows.id);
+        let ids = under_way.chain(plan.assignments.iter().map(|a| a.id));
+        let drafted_for = |id| self.requests.0.get(&id).filter(|kept| kept.history.is_some());
+        let salts = ids.filter_map(drafted_for).map(|kept| kept.owner.salt);
+        let is_looked_at = self.speculation.as_ref().is_some_and(|speculation| speculation.reads_step(salts));
         !is_looked_at
             && asked.all(|asked| asked.rows.tables.is_none())
             && plan.assignments.iter().all(|a| self.requests.0.get(&a.id).is_none_or(Kept::may_go_ahead))
@@ -332,9 +336,9 @@ impl<B: Backend> StepRunner for Runner<B> {
     }
 
     fn release(&mut self, id: RequestId) {
-        let kept = self.requests.0.remove(&id);
-        if let (Some(speculation), Some(history)) = (&mut self.speculation, kept.and_then(|kept| kept.history)) {
-            speculation.forget(id, history.answer());
+        let Some(Kept { owner, history: Some(history), .. }) = self.requests.0.remove(&id) else { return };
+        if let Some(speculation) = &mut self.speculation {
+            speculation.forget(id, owner, history.answer());
         }
     }
 }

@@ -6,7 +6,7 @@ use folio_scheduler::{Departed, Miss, NewRequest, RequestId};
 
 use crate::{
     Admission, Event, FinishReason, Logprobs, Pooling, RequestOptions, RowOutput, Sampled, SamplingParams,
-    SamplingState, Timing, Usage, config::nanos, mail::Mail,
+    SamplingState, Timing, Usage, config::nanos, mail::Mail, speculate::Owner,
 };
 
 pub(crate) struct Sample {
@@ -175,7 +175,11 @@ impl Sample {
     /// What an executor that does not know it has to know.
     pub fn admission(&self, eos: &[u32]) -> Admission {
         let (prompt, answer) = (Arc::clone(&self.prompt), self.output.clone());
-        Admission { state: self.sampling_state(eos), prompt, answer, max_len: self.max_len }
+        Admission { owner: self.owner(), state: self.sampling_state(eos), prompt, answer, max_len: self.max_len }
+    }
+
+    pub fn owner(&self) -> Owner {
+        Owner { tenant: self.options.tenant, salt: self.options.cache_salt }
     }
 
     /// The sampling state that it would have now, had nothing ever gone wrong.

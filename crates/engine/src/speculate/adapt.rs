@@ -6,6 +6,10 @@
 //! apart into two batches: either all requests wait for drafts, or none. Where drafts do not pay, they are probed now
 //! and then. [`Account`] watches what speculation has gained in fact: whatever the estimates say, it stops when more
 //! time is lost than a small part of all time. Nothing here looks at a clock: all durations come from outside.
+//!
+//! There is one [`Adapt`] for each salt ([`Watches`]), which all begin alike: how much others' drafts agreed must not show
+//! in how many a request is asked for. To one of them, requests of other salts are a part of the machine: so many more
+//! tokens come out of a step, and it takes as long as it takes. Their drafts are not counted as its own.
 
 mod account;
 mod agreement;
@@ -14,6 +18,7 @@ mod cost;
 mod estimate;
 #[cfg(test)]
 mod tests;
+mod watches;
 
 use std::{collections::HashMap, time::Duration};
 
@@ -22,6 +27,7 @@ use agreement::{Agreement, Hope, Steps};
 use choice::{Chooser, Promise};
 use cost::{Costs, Curve};
 use folio_scheduler::RequestId;
+pub(super) use watches::{Seen, StepNote, Watches};
 
 use super::Draft;
 
@@ -33,8 +39,8 @@ pub struct AdaptOptions {
     pub fixed: Option<usize>,
 }
 
-/// Decides how far to speculate. Behind every step: [`Adapt::note_step`] and [`Adapt::note_walk`] of what was in it, then
-/// [`Adapt::most`] for the next, then [`Adapt::note_drafting`].
+/// Decides how far to speculate for requests of one salt. Behind every step: [`Adapt::note_step`] and [`Adapt::note_walk`]
+/// of what was in it, then [`Adapt::most`] for the next, then [`Adapt::note_drafting`].
 #[derive(Debug)]
 pub struct Adapt {
     options: AdaptOptions,
@@ -96,8 +102,10 @@ struct StepSeen {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Last {
-    /// Requests that were decoding, nodes that they were asked for, and how many of them were.
+    /// Requests that were decoding, those of other salts included.
     requests: usize,
+    /// Its own, nodes that they were asked for, and how many of them were.
+    own: usize,
     nodes: usize,
     drafting: usize,
     /// Whether the step was waited for.
@@ -156,8 +164,8 @@ impl Adapt {
         }
     }
 
-    /// A step has ended: how long the device was busy with it, and not how long it waited for it. One that computes any
-    /// prompt is not `is_decode_only`, and only heard of.
+    /// A step has ended: how long the device was busy with it, and not how long it waited for it. Its rows are all but
+    /// drafts of other salts. One that computes any prompt is not `is_decode_only`, and only heard of.
     pub fn note_step(&mut self, rows: usize, took: Duration, is_decode_only: bool) {
         self.step = StepSeen { rows, seconds: took.as_secs_f64(), is_decode_only, ..self.step };
     }
@@ -173,7 +181,7 @@ impl Adapt {
     }
 
     /// How long it took to make the drafts that were asked for last, the longest of so many nodes; or, where none were, to
-    /// take in the step.
+    /// take in the step. Where only others' were made, there is nothing to tell.
     pub fn note_drafting(&mut self, requests: usize, longest: usize, took: Duration) {
         let seconds = took.as_secs_f64();
         self.last.drafting_seconds = seconds;
@@ -201,12 +209,12 @@ impl Adapt {
         request.drafted = true;
         request.agreement.fade(KEEP_OWN);
         request.agreement.note(asked, drafted, accepted);
-        self.all.fade(keep_all(self.last.requests));
+        self.all.fade(keep_all(self.last.own));
         self.all.note(asked, drafted, accepted);
     }
 
-    /// How many nodes to ask for in the next step, for each of the requests that decode; 0: none.
-    pub fn most(&mut self, decoding: &[RequestId], out: &mut Vec<usize>) {
+    /// How many nodes to ask for in the next step, for each of its requests that decode, where `others` do besides; 0: none.
+    pub fn most(&mut self, decoding: &[RequestId], others: usize, out: &mut Vec<usize>) {
         out.clear();
         out.resize(decoding.len(), self.options.fixed.unwrap_or(0).min(self.options.most_nodes));
         let step = std::mem::take(&mut self.step);
@@ -215,16 +223,16 @@ impl Adapt {
         }
         self.settle(&step);
         let could_draft = self.last.waits;
-        self.decide(&step, decoding, out);
+        self.decide(&step, decoding, others, out);
         if !could_draft {
             // The next step is under way already: drafts can only be for the one behind it.
             out.fill(0);
         }
-        self.remember(decoding, out);
+        self.remember(decoding, others, out);
     }
 
-    /// Whether the request's next step should not be planned ahead of its result. All requests wait, or none.
-    pub fn expects(&self, _id: RequestId) -> bool {
+    /// Whether the next step of its requests should not be planned ahead of its result. All requests wait, or none.
+    pub fn expects(&self) -> bool {
         match self.options.fixed {
             Some(nodes) => nodes > 0,
             None => self.waits(),
@@ -247,11 +255,11 @@ impl Adapt {
                 // It had nothing to say.
                 asked.agreement.fade(KEEP_OWN);
                 asked.agreement.note(nodes, &Draft::default(), &[]);
-                self.all.fade(keep_all(self.last.requests));
+                self.all.fade(keep_all(self.last.own));
                 self.all.note(nodes, &Draft::default(), &[]);
             }
         }
-        let Last { requests, waits, drafting_seconds, gap_seconds, .. } = self.last;
+        let Last { requests, own, waits, drafting_seconds, gap_seconds, .. } = self.last;
         if !step.is_decode_only || requests == 0 || step.rows < requests {
             return;
         }
@@ -273,12 +281,14 @@ impl Adapt {
             // Who keeps up with plain steps does so for drafts to come.
             self.account.borrow(drafting_seconds.min(plain));
         }
-        self.account.note(plain, seconds, gained);
+        // All salts together may lose no more than one that is alone.
+        let share = own as f64 / requests as f64;
+        self.account.note(share * plain, share * seconds, gained);
     }
 
     /// Moves between the states, and says how many nodes.
-    fn decide(&mut self, step: &StepSeen, decoding: &[RequestId], nodes: &mut [usize]) {
-        let requests = decoding.len();
+    fn decide(&mut self, step: &StepSeen, decoding: &[RequestId], others: usize, nodes: &mut [usize]) {
+        let (own, requests) = (decoding.len(), decoding.len() + others);
         let is_new =
             self.costs.plain_seen(requests) > LOOK_EVERY && decoding.iter().any(|id| !self.requests.contains_key(id));
         if let State::Plain { wait } = &mut self.state
@@ -304,7 +314,7 @@ impl Adapt {
             State::Speculating { steps } => State::Speculating { steps: steps + 1 },
             _ if pays >= BEGINS_AT => State::Speculating { steps: 0 },
             // What looks good is looked at more closely, until all are.
-            State::Probing { nodes, .. } if step.lucky_walks * 2 > step.walks && nodes < 2 * PROBE_NODES * requests => {
+            State::Probing { nodes, .. } if step.lucky_walks * 2 > step.walks && nodes < 2 * PROBE_NODES * own => {
                 State::Probing { left: PROBE_STEPS, nodes: 2 * nodes }
             }
             State::Probing { left: 0, .. } => self.back_off(),
@@ -312,7 +322,7 @@ impl Adapt {
             State::Probing { left, nodes } if step.walks == 0 && left > 1 => State::Probing { left: left - 1, nodes },
             State::Probing { left, nodes } => State::Probing { left: left.min(PROBE_STEPS) - 1, nodes },
             State::Plain { wait: 0 } => {
-                State::Probing { left: PROBE_STEPS_SILENT, nodes: PROBE_NODES * (1 + requests / 32) }
+                State::Probing { left: PROBE_STEPS_SILENT, nodes: PROBE_NODES * (1 + own / 32) }
             }
             State::Plain { wait } => State::Plain { wait: wait - 1 },
         };
@@ -384,7 +394,7 @@ impl Adapt {
         }
     }
 
-    fn remember(&mut self, decoding: &[RequestId], nodes: &[usize]) {
+    fn remember(&mut self, decoding: &[RequestId], others: usize, nodes: &[usize]) {
         let mut catches_up = false;
         for (&id, &nodes) in decoding.iter().zip(nodes) {
             if let Some(known) = self.requests.get_mut(&id) {
@@ -394,7 +404,8 @@ impl Adapt {
             }
         }
         self.last = Last {
-            requests: decoding.len(),
+            requests: decoding.len() + others,
+            own: decoding.len(),
             nodes: nodes.iter().sum(),
             drafting: nodes.iter().filter(|&&nodes| nodes > 0).count(),
             waits: self.waits(),

@@ -128,6 +128,13 @@ impl Automaton {
         }
     }
 
+    /// Whether it holds a string.
+    #[cfg(test)]
+    pub fn holds(&self, string: &[u32]) -> bool {
+        let next = |state: u32, &token: &u32| self.edge(state, token).map(|edge| self.edges[edge as usize].to);
+        string.iter().try_fold(ROOT, next).is_some()
+    }
+
     /// What came behind a string, and how often; what was first seen last comes first.
     pub fn followers(&self, place: Place) -> impl Iterator<Item = (u32, u32)> {
         self.edges_of(place.state).map(|edge| (edge.token, self.states[edge.to as usize].count))

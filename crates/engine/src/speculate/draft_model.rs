@@ -173,7 +173,8 @@ impl<B: Backend> DraftModel<B> {
                 let known = request.tokens.split_last()?.1;
                 let room = (self.decoder.spec().max_context + 1).saturating_sub(request.tokens.len());
                 let left = request.most.min(self.options.most_own()).min(room);
-                let mark = self.written.mark(self.ahead.table(step.batch, number), known);
+                let table = self.ahead.table(step.batch, number);
+                let mark = self.written.mark(request.owner.salt, table, known);
                 (left > 0).then_some(Growing { request: number, mark, left, likelihood: 1.0 })
             })
             .collect();

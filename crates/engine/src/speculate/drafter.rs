@@ -6,7 +6,7 @@ use folio_model::{
 };
 use folio_scheduler::RequestId;
 
-use super::{Draft, Propose};
+use super::{Draft, Known, Owner, Propose};
 use crate::Result;
 
 /// A method of drafting, next to the decoder that verifies its drafts. One that fails costs its drafts and nothing else.
@@ -22,8 +22,9 @@ pub trait Drafter<B: Backend>: Send {
     /// nobody has had a draft for long, steps do not wait, and those that another has followed by then it is not told of.
     fn reads_step(&self) -> bool;
 
-    /// Takes in an answer that has ended, without its prompt, for the good of other requests.
-    fn learn(&mut self, _answer: &[u32]) {}
+    /// Takes in an answer that has ended, without its prompt, for the good of other requests of the owner's salt. Others
+    /// must never notice.
+    fn learn(&mut self, _owner: Owner, _answer: &[u32]) {}
 
     /// Whether it wants [`SettledRequest::guesses`].
     fn reads_guesses(&self) -> bool {
@@ -44,6 +45,8 @@ pub struct Settled<'a> {
 /// What a step settled of one request.
 pub struct SettledRequest<'a> {
     pub id: RequestId,
+    /// Whatever is learned from the request is for those of its salt.
+    pub owner: Owner,
     /// Prompt and answer, with all tokens that the step gave. Empty where there is nothing to be known of the request: it
     /// wants no tokens, or has left or failed.
     pub tokens: &'a [u32],
@@ -72,10 +75,12 @@ impl<B: Backend, P: Propose> Drafter<B> for OnHost<P> {
             if request.tokens.is_empty() {
                 continue;
             }
+            let &SettledRequest { id, owner, tokens, .. } = request;
+            let known = Known { id, owner, tokens };
             if request.most > 0 {
-                self.0.propose(request.id, request.tokens, request.most, draft);
+                self.0.propose(known, request.most, draft);
             } else {
-                self.0.observe(request.id, request.tokens);
+                self.0.observe(known);
             }
         }
         Ok(())
@@ -85,8 +90,8 @@ impl<B: Backend, P: Propose> Drafter<B> for OnHost<P> {
         false
     }
 
-    fn learn(&mut self, answer: &[u32]) {
-        self.0.learn(answer);
+    fn learn(&mut self, owner: Owner, answer: &[u32]) {
+        self.0.learn(owner, answer);
     }
 
     fn forget(&mut self, id: RequestId) {

@@ -30,7 +30,7 @@ use folio_model::{
 };
 use folio_scheduler::RequestId;
 
-use super::{Ahead, Draft, Drafter, Settled, SettledRequest, likely::likeliest, trust::Trust};
+use super::{Ahead, Draft, Drafter, Settled, SettledRequest, likely::likeliest, salts::Salts, trust::Trust};
 use crate::Result;
 use held::Held;
 use tree::{Growth, Tree};
@@ -71,8 +71,8 @@ pub struct EagleDrafter<B: Backend> {
     options: EagleOptions,
     /// Steps of a request in which it was to have no draft, since it last had one.
     quiet: HashMap<RequestId, u32>,
-    /// Steps in which answers went on and none was to have a draft, since one last had.
-    idle: u32,
+    /// Steps in which answers of a salt went on and none of them was to have a draft, since one last had.
+    idle: Salts<u32>,
     trees: Vec<Tree>,
     batch: Batch,
     features: Vec<Feature>,
@@ -97,7 +97,7 @@ impl<B: Backend> EagleDrafter<B> {
             trust: Trust::default(),
             options,
             quiet: HashMap::new(),
-            idle: 0,
+            idle: Salts::default(),
             trees: Vec::new(),
             batch: Batch::default(),
             features: Vec::new(),
@@ -122,14 +122,20 @@ impl<B: Backend> EagleDrafter<B> {
             0 => quiet.saturating_add(1),
             _ => 0,
         };
-        *quiet < PATIENCE && (self.idle < PATIENCE || request.most > 0)
+        let idle = self.idle.get(request.owner.salt).copied().unwrap_or(0);
+        *quiet < PATIENCE && (idle < PATIENCE || request.most > 0)
     }
 
     fn note_idleness(&mut self, requests: &[SettledRequest<'_>]) {
-        if requests.iter().any(|request| request.most > 0) {
-            self.idle = 0;
-        } else if requests.iter().any(|request| request.output.is_some()) {
-            self.idle = self.idle.saturating_add(1);
+        let mut seen: Vec<u64> = Vec::new();
+        for request in requests.iter().filter(|request| request.output.is_some()) {
+            let owner = request.owner;
+            if !seen.contains(&owner.salt) {
+                seen.push(owner.salt);
+                let is_drafting = |other: &SettledRequest<'_>| other.owner.salt == owner.salt && other.most > 0;
+                let idle = self.idle.of(owner, || 0);
+                *idle = if requests.iter().any(is_drafting) { 0 } else { idle.saturating_add(1) };
+            }
         }
     }
 
@@ -147,7 +153,7 @@ impl<B: Backend> EagleDrafter<B> {
             }
             let (computed, table) = (request.computed, self.ahead.table(step.batch, number));
             let base = computed - request.rows.len();
-            let start = self.held.start(table, request.tokens, base);
+            let start = self.held.start(request.owner.salt, table, request.tokens, base);
             let first = base.max(start * BLOCK_TOKENS);
             if first >= computed {
                 continue;
@@ -166,9 +172,9 @@ impl<B: Backend> EagleDrafter<B> {
         self.head.forward(decoder, &self.batch, &self.features)?;
         for (number, first) in written {
             let (request, table) = (&step.requests[number], self.ahead.table(step.batch, number));
-            self.held.note(table, request.tokens, first..request.computed);
+            self.held.note(request.owner.salt, table, request.tokens, first..request.computed);
         }
-        self.read_guesses(decoder);
+        self.read_guesses(decoder, step);
         Ok(())
     }
 
@@ -203,19 +209,20 @@ impl<B: Backend> EagleDrafter<B> {
         }
         self.batch.outputs.extend(0..self.batch.tokens.len() as u32);
         self.head.forward(decoder, &self.batch, &self.features)?;
-        self.read_guesses(decoder);
+        self.read_guesses(decoder, step);
         Ok(true)
     }
 
     /// The pass's logits as candidates behind the rows of the trees, in their order.
-    fn read_guesses(&mut self, decoder: &mut Decoder<B>) {
+    fn read_guesses(&mut self, decoder: &mut Decoder<B>, step: &Settled<'_>) {
         if self.batch.outputs.is_empty() {
             return;
         }
         self.head.logits(decoder, &mut self.logits);
         let mut rows = self.logits.chunks_exact(self.head.vocab_size());
         for tree in &mut self.trees {
-            let (candidates, trust) = (self.options.candidates.min(tree.most), self.trust.of(tree.next_depth()));
+            let salt = step.requests[tree.request].owner.salt;
+            let (candidates, trust) = (self.options.candidates.min(tree.most), self.trust.of(salt, tree.next_depth()));
             for row in 0..tree.level_rows() {
                 let logits = rows.next().expect("a row of logits for each row of a level");
                 likeliest(logits, candidates, &mut self.guesses);
@@ -238,7 +245,7 @@ impl<B: Backend> Drafter<B> for EagleDrafter<B> {
         for tree in &self.trees {
             let (request, draft) = (&step.requests[tree.request], &mut drafts[tree.request]);
             let said = tree.finish(self.options.least, draft);
-            self.trust.expect(request.id, request.tokens.len(), draft, said);
+            self.trust.expect(request, draft, said);
         }
         Ok(())
     }

@@ -13,8 +13,8 @@ use folio_model::{
 use folio_scheduler::RequestId;
 
 use super::{
-    Draft, Drafter, LookaheadOptions, LookaheadPools, Propose, Settled, SettledRequest, lookahead_window::Window,
-    mix::Map,
+    Draft, Drafter, Known, LookaheadOptions, LookaheadPools, Propose, Settled, SettledRequest,
+    lookahead_window::Window, mix::Map,
 };
 use crate::Result;
 
@@ -32,11 +32,12 @@ impl Lookahead {
 
     /// What follows a request's last token, as far as its pool and its window know.
     fn draft_one(&mut self, batch: &Batch, span: &Span, request: &SettledRequest<'_>, draft: &mut Draft) {
-        let SettledRequest { id, tokens, guesses, most, .. } = *request;
+        let SettledRequest { id, owner, tokens, guesses, most, .. } = *request;
+        let known = Known { id, owner, tokens };
         let LookaheadOptions { size, window: width, .. } = self.options;
         if most == 0 {
             self.windows.remove(&id.0);
-            return self.pools.observe(id, tokens);
+            return self.pools.observe(known);
         }
         let window = self.windows.entry(id.0).or_default();
         match guesses_of(window, batch, span, request) {
@@ -48,7 +49,7 @@ impl Lookahead {
         }
         // What the pool knows is worth more than what the window may find. That has the rest, and half of all at most;
         // where not one whole column has room, none would ever complete an n-gram.
-        self.pools.propose(id, tokens, most, draft);
+        self.pools.propose(known, most, draft);
         let width = width.min(most / (2 * (size - 1)));
         if guesses.is_empty() || width == 0 {
             return window.clear();

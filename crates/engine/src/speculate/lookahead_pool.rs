@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 use folio_scheduler::RequestId;
 
-use super::{Draft, Propose, mix::Map};
+use super::{Draft, Known, Propose, mix::Map};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LookaheadOptions {
@@ -152,8 +152,9 @@ impl LookaheadPools {
 }
 
 impl Propose for LookaheadPools {
-    fn propose(&mut self, id: RequestId, tokens: &[u32], most: usize, draft: &mut Draft) {
-        self.observe(id, tokens);
+    fn propose(&mut self, request: Known<'_>, most: usize, draft: &mut Draft) {
+        self.observe(request);
+        let Known { id, tokens, .. } = request;
         let Some(&last) = tokens.last() else { return };
         for branch in self.pool(id).branches(last) {
             let mut parent = None;
@@ -166,7 +167,7 @@ impl Propose for LookaheadPools {
         }
     }
 
-    fn observe(&mut self, id: RequestId, tokens: &[u32]) {
+    fn observe(&mut self, Known { id, tokens, .. }: Known<'_>) {
         let LookaheadOptions { size, capacity, from_text, .. } = self.options;
         if !from_text {
             return;
@@ -188,7 +189,10 @@ impl Propose for LookaheadPools {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::mix::random_tokens, *};
+    use super::{
+        super::{mix::random_tokens, rig::known},
+        *,
+    };
 
     const ID: RequestId = RequestId(3);
 
@@ -238,7 +242,7 @@ mod tests {
         }
         let propose = |pools: &mut LookaheadPools, most| {
             let mut draft = Draft::default();
-            pools.propose(ID, &[0, 1], most, &mut draft);
+            pools.propose(known(ID, &[0, 1]), most, &mut draft);
             draft
         };
         let draft = propose(&mut pools, 63);
@@ -256,9 +260,9 @@ mod tests {
         let options = LookaheadOptions { size: 3, per_token: 100, capacity: 1000, ..LookaheadOptions::default() };
         let tokens = random_tokens(8, 200, 6);
         let (mut whole, mut pieces) = (LookaheadPools::new(options), LookaheadPools::new(options));
-        whole.observe(ID, &tokens);
+        whole.observe(known(ID, &tokens));
         for len in (0..200).step_by(7).chain([200, 200]) {
-            pieces.observe(ID, &tokens[..len]);
+            pieces.observe(known(ID, &tokens[..len]));
         }
         let (whole, pieces) = (whole.pool(ID), pieces.pool(ID));
         assert_eq!((whole.clock, pieces.clock), (198, 198));
@@ -273,7 +277,7 @@ mod tests {
     fn of_a_long_prompt_only_the_end_is_read() {
         let options = LookaheadOptions { size: 3, per_token: 2, capacity: 50, ..LookaheadOptions::default() };
         let mut pools = LookaheadPools::new(options);
-        pools.observe(ID, &random_tokens(1, 100_000, 50_000));
+        pools.observe(known(ID, &random_tokens(1, 100_000, 50_000)));
         let pool = pools.pool(ID);
         assert!(pool.clock <= 50 && pool.len() >= 48, "{} of {}", pool.len(), pool.clock);
     }
@@ -281,12 +285,12 @@ mod tests {
     #[test]
     fn requests_are_apart_and_forgotten() {
         let mut pools = LookaheadPools::new(LookaheadOptions { size: 3, ..LookaheadOptions::default() });
-        pools.observe(RequestId(1), &[1, 2, 3]);
+        pools.observe(known(RequestId(1), &[1, 2, 3]));
         let mut draft = Draft::default();
-        pools.propose(ID, &[1], 8, &mut draft);
-        pools.propose(ID, &[], 8, &mut draft);
+        pools.propose(known(ID, &[1]), 8, &mut draft);
+        pools.propose(known(ID, &[]), 8, &mut draft);
         assert!(draft.is_empty() && pools.pool(ID).is_empty());
-        pools.propose(RequestId(1), &[1, 2, 3, 1], 8, &mut draft);
+        pools.propose(known(RequestId(1), &[1, 2, 3, 1]), 8, &mut draft);
         assert_eq!(draft, Draft::chain([2, 3]));
         pools.forget(RequestId(1));
         assert!(pools.pool(RequestId(1)).is_empty());

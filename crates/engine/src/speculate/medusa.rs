@@ -59,9 +59,9 @@ impl<B: Backend> MedusaDrafter<B> {
             let row = &self.logits[(head * rows + row) * vocab..][..vocab];
             likeliest(row, self.options.candidates.min(most), guesses);
         }
-        let trust = |depth: usize| self.trust.of(depth);
+        let trust = |depth: usize| self.trust.of(request.owner.salt, depth);
         let said = tree(&self.guesses[..heads], trust, most, self.options.least, draft);
-        self.trust.expect(request.id, request.tokens.len(), draft, said);
+        self.trust.expect(request, draft, said);
     }
 }
 

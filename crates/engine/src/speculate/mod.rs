@@ -20,6 +20,7 @@ mod mix;
 mod ngram;
 #[cfg(test)]
 mod rig;
+mod salts;
 mod speculation;
 mod suffix;
 mod synthetic;
@@ -39,6 +40,7 @@ pub use lookahead::Lookahead;
 pub use lookahead_pool::{LookaheadOptions, LookaheadPools, NgramPool};
 pub use medusa::{MedusaDrafter, MedusaOptions};
 pub use ngram::{Ngram, NgramOptions};
+pub use salts::Owner;
 pub use speculation::Speculation;
 pub(crate) use speculation::{Part, StepTimes};
 pub use suffix::{Suffix, SuffixOptions};
@@ -46,18 +48,28 @@ pub use synthetic::Synthetic;
 pub use verify::{Place, Walk, ask, verify, verify_drawn, walk};
 pub use written::{Mark, Written};
 
+/// What a method on the host knows of a request.
+#[derive(Clone, Copy, Debug)]
+pub struct Known<'a> {
+    pub id: RequestId,
+    pub owner: Owner,
+    /// Its prompt, and its answer so far.
+    pub tokens: &'a [u32],
+}
+
 /// A method on the host.
 pub trait Propose: Send {
-    /// Adds to `draft` what may follow `tokens`, a request's prompt and its answer so far, until the draft has `most`
-    /// nodes or the method nothing more to say. What is likeliest comes first, as far as parents come before children.
-    fn propose(&mut self, id: RequestId, tokens: &[u32], most: usize, draft: &mut Draft);
+    /// Adds to `draft` what may follow the tokens of a request, until the draft has `most` nodes or the method nothing more
+    /// to say. What is likeliest comes first, as far as parents come before children.
+    fn propose(&mut self, request: Known<'_>, most: usize, draft: &mut Draft);
 
     /// Takes in what is known of a request, which a proposal does otherwise: worth a call while the device computes a
     /// long prompt. A request's tokens only ever grow until it is forgotten.
-    fn observe(&mut self, _id: RequestId, _tokens: &[u32]) {}
+    fn observe(&mut self, _request: Known<'_>) {}
 
-    /// Takes in an answer that has ended, without its prompt, for the good of other requests.
-    fn learn(&mut self, _answer: &[u32]) {}
+    /// Takes in an answer that has ended, without its prompt, for the good of other requests of the owner's salt. Others
+    /// must never notice.
+    fn learn(&mut self, _owner: Owner, _answer: &[u32]) {}
 
     /// The request is gone, and its id may come again for another.
     fn forget(&mut self, id: RequestId);

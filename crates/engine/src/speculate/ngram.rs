@@ -8,7 +8,7 @@
 use folio_scheduler::RequestId;
 
 use super::{
-    Draft, Propose,
+    Draft, Known, Propose,
     mix::{Map, longer},
 };
 
@@ -48,7 +48,7 @@ impl Ngram {
 }
 
 impl Propose for Ngram {
-    fn propose(&mut self, id: RequestId, tokens: &[u32], most: usize, draft: &mut Draft) {
+    fn propose(&mut self, Known { id, tokens, .. }: Known<'_>, most: usize, draft: &mut Draft) {
         let index = self.requests.entry(id.0).or_default();
         index.extend(tokens, self.options);
         let Some(from) = index.find(tokens, self.options) else { return };
@@ -61,7 +61,7 @@ impl Propose for Ngram {
         }
     }
 
-    fn observe(&mut self, id: RequestId, tokens: &[u32]) {
+    fn observe(&mut self, Known { id, tokens, .. }: Known<'_>) {
         self.requests.entry(id.0).or_default().extend(tokens, self.options);
     }
 
@@ -102,7 +102,10 @@ fn suffixes(tokens: &[u32], options: NgramOptions) -> impl Iterator<Item = (usiz
 
 #[cfg(test)]
 mod tests {
-    use super::{super::mix::random_tokens, *};
+    use super::{
+        super::{mix::random_tokens, rig::known},
+        *,
+    };
 
     const ID: RequestId = RequestId(1);
 
@@ -120,7 +123,7 @@ mod tests {
 
     fn proposal(method: &mut impl Propose, tokens: &[u32], most: usize) -> Vec<u32> {
         let mut draft = Draft::default();
-        method.propose(ID, tokens, most, &mut draft);
+        method.propose(known(ID, tokens), most, &mut draft);
         assert!(draft.is_chain());
         draft.tokens().to_vec()
     }
@@ -157,7 +160,7 @@ mod tests {
         let tokens = random_tokens(1, 100_000, 50_000);
         let options = NgramOptions { min: 2, max: 4 };
         let mut method = Ngram::new(options);
-        method.observe(ID, &tokens[..99_000]);
+        method.observe(known(ID, &tokens[..99_000]));
         for len in 99_000..=tokens.len() {
             proposal(&mut method, &tokens[..len], 4);
         }
@@ -170,20 +173,20 @@ mod tests {
     fn the_draft_before_is_kept_and_counted() {
         let mut method = Ngram::new(NgramOptions::default());
         let mut draft = Draft::chain([3, 9]);
-        method.propose(ID, &[1, 2, 3, 4, 5, 1, 2], 5, &mut draft);
+        method.propose(known(ID, &[1, 2, 3, 4, 5, 1, 2]), 5, &mut draft);
         assert_eq!(draft.tokens(), [3, 9, 4, 5, 1]);
         assert_eq!(draft.parents(), [None, Some(0), Some(0), Some(2), Some(3)]);
         let mut draft = Draft::default();
-        method.propose(ID, &[1, 2, 3, 4, 5, 1, 2], 1000, &mut draft);
+        method.propose(known(ID, &[1, 2, 3, 4, 5, 1, 2]), 1000, &mut draft);
         assert_eq!(draft.len(), Draft::MOST_NODES);
-        method.propose(ID, &[1, 2, 3, 4, 5, 1, 2], 5, &mut draft);
+        method.propose(known(ID, &[1, 2, 3, 4, 5, 1, 2]), 5, &mut draft);
         assert_eq!(draft.len(), Draft::MOST_NODES);
     }
 
     #[test]
     fn requests_are_apart_and_forgotten() {
         let mut method = Ngram::new(NgramOptions::default());
-        method.observe(RequestId(2), &[1, 2, 3, 4, 1, 2]);
+        method.observe(known(RequestId(2), &[1, 2, 3, 4, 1, 2]));
         assert!(proposal(&mut method, &[9, 1, 2], 3).is_empty());
         method.forget(RequestId(2));
         method.forget(ID);

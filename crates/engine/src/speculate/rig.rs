@@ -9,7 +9,7 @@ use folio_model::{
 };
 use folio_scheduler::RequestId;
 
-use super::{Ahead, Draft, Drafter, Settled, SettledRequest, ancestors};
+use super::{Ahead, Draft, Drafter, Known, Owner, Settled, SettledRequest, ancestors};
 
 pub const VOCAB: usize = 32;
 pub const HIDDEN: usize = 32;
@@ -73,6 +73,11 @@ impl WeightSource for Memory {
     fn release(&self, _: &str) {}
 }
 
+/// A request of nobody in particular.
+pub fn known(id: RequestId, tokens: &[u32]) -> Known<'_> {
+    Known { id, owner: Owner::default(), tokens }
+}
+
 /// Behind which token comes which in the model that is easy to foresee.
 pub fn follower(token: u32) -> u32 {
     (5 * token + 3) % VOCAB as u32
@@ -112,6 +117,7 @@ pub struct Rig {
 
 pub struct Sequence {
     pub id: RequestId,
+    pub owner: Owner,
     pub tokens: Vec<u32>,
     pub computed: usize,
     pub table: Vec<u32>,
@@ -154,6 +160,7 @@ impl Rig {
         let number = self.sequences.len();
         self.sequences.push(Sequence {
             id: RequestId(number as u64),
+            owner: Owner::default(),
             tokens: prompt.to_vec(),
             computed,
             table,
@@ -196,9 +203,9 @@ impl Rig {
             outputs.push(output);
         }
         let requests = work.iter().zip(rows.iter().zip(&outputs)).map(|(&(who, _), (rows, &output))| {
-            let Sequence { id, tokens, computed, most, .. } = &self.sequences[who];
+            let Sequence { id, owner, tokens, computed, most, .. } = &self.sequences[who];
             let most = if output.is_some() { *most } else { 0 };
-            SettledRequest { id: *id, tokens, computed: *computed, rows, output, guesses: &[], most }
+            SettledRequest { id: *id, owner: *owner, tokens, computed: *computed, rows, output, guesses: &[], most }
         });
         let requests: Vec<_> = requests.collect();
         let mut drafts = vec![Draft::default(); work.len()];

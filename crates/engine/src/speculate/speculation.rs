@@ -14,32 +14,25 @@ use folio_model::{
 };
 use folio_scheduler::RequestId;
 
-use super::{Adapt, AdaptOptions, Draft, Drafter, Settled, SettledRequest};
+use super::{
+    AdaptOptions, Draft, Drafter, Owner, Settled, SettledRequest,
+    adapt::{Seen, StepNote, Watches},
+};
 use crate::{RowOutput, background::guarded, inputs::OutputRows, kept::Outcome};
 
 /// So often in a row a method may fail.
 const MOST_FAILURES: u32 = 3;
 
-/// Steps without anybody who expects drafts after which no step waits for the method any more.
-const PATIENCE: u32 = 32;
-/// And how much time it may take in them, in steps, to keep up with answers that it is not asked about.
-const PATIENT_STEPS: u32 = 1;
-
 /// A method of drafting, and how much of it a runner uses.
 pub struct Speculation<B: Backend> {
     drafter: Box<dyn Drafter<B>>,
-    adapt: Adapt,
+    watches: Watches,
     warn: Option<fn(Arguments<'_>)>,
     /// Failures since it last worked.
     failures: u32,
     has_warned: bool,
-    /// Steps since somebody last expected drafts, and what the method took in them.
-    quiet_steps: u32,
-    quiet_time: Duration,
     /// Time in drafting that nobody has asked for yet.
     drafting: Duration,
-    /// Who had another token to come behind the last step.
-    decoding: Vec<RequestId>,
     drafts: Vec<Draft>,
     /// Rows of all requests of a step, one after the other.
     rows: Vec<u32>,
@@ -58,6 +51,8 @@ pub(crate) struct StepTimes {
 pub(crate) struct Part<'a> {
     pub rows: &'a OutputRows,
     pub outcome: &'a Outcome,
+    /// Of nobody in particular where nothing is to be known of it.
+    pub owner: Owner,
     /// Prompt and answer; empty where nothing is to be known of it.
     pub tokens: &'a [u32],
     pub max_len: usize,
@@ -94,9 +89,15 @@ impl Part<'_> {
         self.rows.sample.filter(|_| !self.rows.pools).map(|row| (row + nth) as u32)
     }
 
+    fn seen(&self) -> Seen<'_> {
+        let (drafted, accepted) = (&self.rows.draft, &self.outcome.accepted);
+        Seen { id: self.rows.id, owner: self.owner, drafted, accepted, goes_on: self.goes_on() }
+    }
+
     fn settled<'a>(&'a self, rows: &'a [u32], most: usize) -> SettledRequest<'a> {
         SettledRequest {
             id: self.rows.id,
+            owner: self.owner,
             tokens: self.tokens,
             computed: self.rows.first + rows.len(),
             rows,
@@ -111,14 +112,11 @@ impl<B: Backend> Speculation<B> {
     pub fn new(drafter: Box<dyn Drafter<B>>, options: AdaptOptions) -> Self {
         Self {
             drafter,
-            adapt: Adapt::new(options),
+            watches: Watches::new(options),
             warn: None,
             failures: 0,
             has_warned: false,
-            quiet_steps: 0,
-            quiet_time: Duration::ZERO,
             drafting: Duration::ZERO,
-            decoding: Vec::new(),
             drafts: Vec::new(),
             rows: Vec::new(),
         }
@@ -133,10 +131,10 @@ impl<B: Backend> Speculation<B> {
         self.failures >= MOST_FAILURES
     }
 
-    /// Whether a step has to wait until the method has looked at the one before. Where nobody drafts for long, none does,
-    /// and the method misses steps: it would make them slower for nothing.
-    pub(crate) fn reads_step(&self) -> bool {
-        !self.is_off() && self.quiet_steps < PATIENCE && self.drafter.reads_step()
+    /// Whether a step of requests of these salts has to wait until the method has looked at the one before. Where nobody
+    /// drafts for long, none does, and the method misses steps: it would make them slower for nothing.
+    pub(crate) fn reads_step(&self, salts: impl Iterator<Item = u64>) -> bool {
+        !self.is_off() && self.drafter.reads_step() && self.watches.wait(salts)
     }
 
     pub(crate) fn reads_guesses(&self) -> bool {
@@ -148,12 +146,12 @@ impl<B: Backend> Speculation<B> {
     }
 
     /// A request has left, with this answer.
-    pub(crate) fn forget(&mut self, id: RequestId, answer: &[u32]) {
-        self.adapt.forget(id);
+    pub(crate) fn forget(&mut self, id: RequestId, owner: Owner, answer: &[u32]) {
+        self.watches.forget(id);
         let Self { drafter, .. } = self;
         let forgotten = guarded(|| {
             if !answer.is_empty() {
-                drafter.learn(answer);
+                drafter.learn(owner, answer);
             }
             drafter.forget(id);
         });
@@ -176,8 +174,11 @@ impl<B: Backend> Speculation<B> {
         if self.is_off() {
             return;
         }
-        self.note(batch.num_rows(), parts, times);
-        let mosts = self.mosts(decoder, parts);
+        let seen: Vec<Seen<'_>> = parts.iter().filter(|part| !part.tokens.is_empty()).map(Part::seen).collect();
+        let is_decode_only = parts.iter().all(Part::decodes);
+        let step = StepNote { rows: batch.num_rows(), gap: times.gap, took: times.took, is_decode_only };
+        let wanted = self.watches.behind(step, &seen);
+        let mosts = mosts(decoder.limits(), parts, wanted);
         let start = Instant::now();
         self.drafts.resize_with(parts.len(), Draft::default);
         self.drafts.iter_mut().for_each(Draft::clear);
@@ -188,49 +189,17 @@ impl<B: Backend> Speculation<B> {
         self.drafting += took;
         // A method may have kept something of them, and nobody else would tell it to forget them.
         let left = parts.iter().filter(|part| part.has_left).map(|part| part.rows.id);
-        left.for_each(|id| self.forget(id, &[]));
-        let (vocab, mut longest) = (decoder.spec().vocab_size, 0);
+        left.for_each(|id| self.forget(id, Owner::default(), &[]));
+        let (vocab, mut lengths) = (decoder.spec().vocab_size, Vec::with_capacity(seen.len()));
         for (((part, output), draft), most) in parts.iter().zip(&mut *outputs).zip(&mut self.drafts).zip(mosts) {
-            output.expects_drafts = part.goes_on() && self.adapt.expects(part.rows.id);
+            output.expects_drafts = part.goes_on() && self.watches.expects(part.owner.salt);
             keep_sound(draft, most, vocab);
-            longest = longest.max(draft.len());
+            if !part.tokens.is_empty() {
+                lengths.push(draft.len());
+            }
             output.draft = (!draft.is_empty()).then(|| std::mem::take(draft));
         }
-        self.adapt.note_drafting(self.decoding.len(), longest, took);
-        if outputs.iter().any(|output| output.expects_drafts) {
-            (self.quiet_steps, self.quiet_time) = (0, Duration::ZERO);
-        } else {
-            self.quiet_time += took;
-            let is_dear = self.quiet_time > PATIENT_STEPS * times.took;
-            self.quiet_steps = if is_dear { PATIENCE } else { self.quiet_steps.saturating_add(1) };
-        }
-    }
-
-    /// What the step cost, and what its drafts brought.
-    fn note(&mut self, rows: usize, parts: &[Part<'_>], times: StepTimes) {
-        // Between steps of others there may have been nothing to do.
-        if parts.iter().any(|part| self.decoding.contains(&part.rows.id)) {
-            self.adapt.note_gap(times.gap);
-        }
-        self.adapt.note_step(rows, times.took, parts.iter().all(Part::decodes));
-        for part in parts.iter().filter(|part| !part.rows.draft.is_empty() && !part.tokens.is_empty()) {
-            self.adapt.note_walk(part.rows.id, &part.rows.draft, &part.outcome.accepted);
-        }
-    }
-
-    /// How many nodes each request may have.
-    fn mosts(&mut self, decoder: &Decoder<B>, parts: &[Part<'_>]) -> Vec<usize> {
-        self.decoding.clear();
-        self.decoding.extend(parts.iter().filter(|part| part.goes_on()).map(|part| part.rows.id));
-        let mut wanted = Vec::new();
-        self.adapt.most(&self.decoding, &mut wanted);
-        let most_of_all = most_of_all(decoder.limits(), self.decoding.len());
-        let mut wanted = wanted.into_iter();
-        let mut most = |part: &Part<'_>| match part.goes_on() {
-            true => wanted.next().unwrap_or(0).min(most_of_all).min(part.room()),
-            false => 0,
-        };
-        parts.iter().map(&mut most).collect()
+        self.watches.drafted(step, &seen, &lengths, took);
     }
 
     /// Lets the method fill `self.drafts`, one a part.
@@ -264,6 +233,17 @@ impl<B: Backend> Speculation<B> {
             warn(format_args!("{what}: {reason}"));
         }
     }
+}
+
+/// How many nodes each request may have. `wanted` are those of the parts of which something is known.
+fn mosts(limits: &DecoderLimits, parts: &[Part<'_>], wanted: Vec<usize>) -> Vec<usize> {
+    let most_of_all = most_of_all(limits, parts.iter().filter(|part| part.goes_on()).count());
+    let mut wanted = wanted.into_iter();
+    let most = |part: &Part<'_>| match part.tokens.is_empty() {
+        true => 0,
+        false => wanted.next().unwrap_or(0).min(most_of_all).min(part.room()),
+    };
+    parts.iter().map(most).collect()
 }
 
 /// Nodes that each of so many requests may have if all of them are to fit into the next step.

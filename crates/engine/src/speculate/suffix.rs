@@ -1,14 +1,15 @@
 //! Drafts from a suffix automaton: what came behind the longest end of the text that came before, in this request or in
 //! past answers, as a tree by how often it did.
 //!
-//! Each request has an automaton of its prompt and answer; one more is shared by all and holds answers that have ended.
-//! It is two in fact, since an automaton forgets nothing: when the younger one is full it takes the place of the older,
-//! which is dropped.
+//! Each request has an automaton of its prompt and answer; one more is shared by all requests of a salt and holds answers
+//! that have ended ([`Past`]). Requests' own are bounded too: one whose tokens find no room does without.
 //!
 //! How likely a token is follows from how often it came behind the longest contexts that are known, as in prediction by
 //! partial matching: a context that was seen `total` times leaves 1 / (total + its length) to the shorter ones. A long
 //! context is trusted at its first occurrence; a short one must have occurred often. The tree grows best first, so its
 //! first nodes are the best tree of fewer nodes too.
+
+mod past;
 
 use std::{
     cmp::{Ordering, Reverse},
@@ -16,9 +17,10 @@ use std::{
 };
 
 use folio_scheduler::RequestId;
+use past::Past;
 
 use super::{
-    Draft, Propose,
+    Draft, Known, Owner, Propose,
     automaton::{Automaton, Place, TOKEN_BYTES},
     mix::Map,
 };
@@ -39,38 +41,41 @@ pub struct SuffixOptions {
     pub min_match: usize,
     /// Nodes that are reached less probably are left out.
     pub min_probability: f32,
-    /// What past answers take at most; 0 where requests are to know nothing of each other.
+    /// What past answers of all salts take at most, together; 0 where none are to be kept.
     pub shared_bytes: usize,
+    /// Tokens of requests that are read at most at a time, each of [`SuffixOptions::TOKEN_BYTES`].
+    pub request_tokens: usize,
+}
+
+impl SuffixOptions {
+    /// What a token of a request takes at most.
+    pub const TOKEN_BYTES: usize = TOKEN_BYTES;
 }
 
 impl Default for SuffixOptions {
     fn default() -> Self {
-        Self { min_match: 2, min_probability: 0.02, shared_bytes: 64 << 20 }
+        Self { min_match: 2, min_probability: 0.02, shared_bytes: 64 << 20, request_tokens: usize::MAX }
     }
 }
 
 pub struct Suffix {
     options: SuffixOptions,
     requests: Map<u64, Automaton>,
+    /// Tokens that these have read.
+    num_tokens: usize,
     past: Past,
-}
-
-/// Answers that have ended.
-struct Past {
-    /// Of each of the two automata.
-    most_tokens: usize,
-    young: Automaton,
-    old: Automaton,
+    nothing: Automaton,
 }
 
 impl Suffix {
     pub fn new(options: SuffixOptions) -> Self {
-        Self { options, requests: Map::default(), past: Past::new(options.shared_bytes) }
+        let (past, nothing) = (Past::new(options.shared_bytes), Automaton::default());
+        Self { options, requests: Map::default(), num_tokens: 0, past, nothing }
     }
 
     /// What past answers take.
     pub fn shared_bytes(&self) -> usize {
-        self.past.young.bytes() + self.past.old.bytes()
+        self.past.bytes()
     }
 
     /// What requests take that are not forgotten.
@@ -78,53 +83,40 @@ impl Suffix {
         self.requests.values().map(Automaton::bytes).sum()
     }
 
+    /// Reads on in a request. Where there is no room for all of it, what was read of it makes room for others.
     fn extend(&mut self, id: RequestId, tokens: &[u32]) {
+        let known = self.requests.get(&id.0).map_or(0, Automaton::num_tokens).min(tokens.len());
+        if tokens.len() - known > self.options.request_tokens.saturating_sub(self.num_tokens) {
+            return self.forget(id);
+        }
         let own = self.requests.entry(id.0).or_default();
-        tokens[own.num_tokens().min(tokens.len())..].iter().for_each(|&token| own.push(token));
+        tokens[known..].iter().for_each(|&token| own.push(token));
+        self.num_tokens += tokens.len() - known;
     }
 }
 
 impl Propose for Suffix {
-    fn propose(&mut self, id: RequestId, tokens: &[u32], most: usize, draft: &mut Draft) {
+    fn propose(&mut self, Known { id, owner, tokens }: Known<'_>, most: usize, draft: &mut Draft) {
         self.extend(id, tokens);
-        let own = &self.requests[&id.0];
+        let own = self.requests.get(&id.0).unwrap_or(&self.nothing);
         let last = &tokens[tokens.len().saturating_sub(MOST_CONTEXT)..];
         let matched = |past: &Automaton| last.iter().fold(Place::EMPTY, |place, &token| past.advance(place, token));
-        let Past { young, old, .. } = &self.past;
+        let [young, old] = self.past.of(owner.salt);
         let places = [own.repeated(), matched(young), matched(old)];
         let search = Search { sources: [own, young, old], options: self.options, found: BinaryHeap::new() };
         search.fill(places, most, draft);
     }
 
-    fn observe(&mut self, id: RequestId, tokens: &[u32]) {
+    fn observe(&mut self, Known { id, tokens, .. }: Known<'_>) {
         self.extend(id, tokens);
     }
 
-    fn learn(&mut self, answer: &[u32]) {
-        self.past.learn(answer);
+    fn learn(&mut self, owner: Owner, answer: &[u32]) {
+        self.past.learn(owner, answer);
     }
 
     fn forget(&mut self, id: RequestId) {
-        self.requests.remove(&id.0);
-    }
-}
-
-impl Past {
-    fn new(most_bytes: usize) -> Self {
-        Self { most_tokens: most_bytes / 2 / TOKEN_BYTES, young: Automaton::default(), old: Automaton::default() }
-    }
-
-    fn learn(&mut self, answer: &[u32]) {
-        if self.most_tokens == 0 {
-            return;
-        }
-        self.young.begin();
-        for &token in answer {
-            if self.young.num_tokens() >= self.most_tokens {
-                self.old = std::mem::take(&mut self.young);
-            }
-            self.young.push(token);
-        }
+        self.num_tokens -= self.requests.remove(&id.0).map_or(0, |own| own.num_tokens());
     }
 }
 

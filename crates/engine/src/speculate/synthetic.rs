@@ -3,7 +3,7 @@
 
 use folio_scheduler::RequestId;
 
-use super::{Draft, Propose};
+use super::{Draft, Known, Propose};
 use crate::sampling::uniform;
 
 /// Guesses nothing but the last token again, or another one where it is to be wrong.
@@ -22,7 +22,7 @@ impl Synthetic {
 }
 
 impl Propose for Synthetic {
-    fn propose(&mut self, id: RequestId, tokens: &[u32], most: usize, draft: &mut Draft) {
+    fn propose(&mut self, Known { id, tokens, .. }: Known<'_>, most: usize, draft: &mut Draft) {
         let Some(&last) = tokens.last() else { return };
         let wrong = last.checked_sub(1).unwrap_or(1);
         let mut parent = None;
@@ -38,7 +38,7 @@ impl Propose for Synthetic {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::rig::known, *};
 
     #[test]
     fn tokens_per_pass_are_those_of_theory() {
@@ -48,7 +48,7 @@ mod tests {
                 let (mut answer, mut draft, mut passes) = (vec![5], Draft::default(), 0);
                 while answer.len() < 20_000 {
                     draft.clear();
-                    method.propose(RequestId(3), &answer, most, &mut draft);
+                    method.propose(known(RequestId(3), &answer), most, &mut draft);
                     assert!(draft.is_chain() && draft.len() == most);
                     let right = draft.tokens().iter().take_while(|&&token| token == 5).count();
                     answer.resize(answer.len() + right + 1, 5);
@@ -68,9 +68,9 @@ mod tests {
     fn nothing_follows_nothing() {
         let mut draft = Draft::default();
         let mut method = Synthetic { agreement: 0.0, seed: 0 };
-        method.propose(RequestId(0), &[], 4, &mut draft);
+        method.propose(known(RequestId(0), &[]), 4, &mut draft);
         assert!(draft.is_empty());
-        method.propose(RequestId(0), &[0], 2, &mut draft);
+        method.propose(known(RequestId(0), &[0]), 2, &mut draft);
         assert_eq!(draft.tokens(), [1, 1]);
     }
 }

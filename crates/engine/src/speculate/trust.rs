@@ -3,18 +3,18 @@
 //! A head is surer of itself, or less, than its record justifies, and differently at every depth. Of each draft it is kept
 //! how likely its nodes were said to be; once the tokens are known, the nodes on the way that were right are set against
 //! what was said of all that were offered there. What a head says is then multiplied by that ratio. It decides which nodes
-//! a draft has and where it ends, nothing else.
+//! a draft has and where it ends, nothing else. Each salt has a record of its own, and all begin alike.
 
 use std::collections::HashMap;
 
 use folio_scheduler::RequestId;
 
-use super::Draft;
+use super::{Draft, Owner, SettledRequest, salts::Salts};
 
 /// See the [module](self).
 #[derive(Default)]
 pub(super) struct Trust {
-    depths: Vec<Record>,
+    depths: Salts<Vec<Record>>,
     pending: HashMap<RequestId, Pending>,
 }
 
@@ -27,6 +27,7 @@ struct Record {
 
 /// A draft that is being verified.
 struct Pending {
+    owner: Owner,
     /// Tokens that were known when it was made.
     from: usize,
     draft: Draft,
@@ -46,16 +47,17 @@ impl Default for Record {
 }
 
 impl Trust {
-    /// What to multiply with at a depth, which is 1 for what follows the last token.
-    pub fn of(&self, depth: usize) -> f32 {
-        let record = self.depths.get(depth - 1).copied().unwrap_or_default();
+    /// What to multiply with at a depth, which is 1 for what follows the last token, for requests of a salt.
+    pub fn of(&self, salt: u64, depth: usize) -> f32 {
+        let record = self.depths.get(salt).and_then(|depths| depths.get(depth - 1)).copied().unwrap_or_default();
         (record.right / record.said).clamp(BOUNDS.0, BOUNDS.1)
     }
 
-    /// A draft that is to be verified behind so many tokens.
-    pub fn expect(&mut self, id: RequestId, from: usize, draft: &Draft, said: Vec<f32>) {
+    /// A draft that is to be verified behind the tokens that the request has.
+    pub fn expect(&mut self, request: &SettledRequest<'_>, draft: &Draft, said: Vec<f32>) {
         assert_eq!(draft.len(), said.len(), "nodes and what was said of them");
-        self.pending.insert(id, Pending { from, draft: draft.clone(), said });
+        let SettledRequest { id, owner, tokens, .. } = *request;
+        self.pending.insert(id, Pending { owner, from: tokens.len(), draft: draft.clone(), said });
     }
 
     /// What became of a request's draft follows from its tokens.
@@ -63,7 +65,8 @@ impl Trust {
         if self.pending.get(&id).is_none_or(|pending| tokens.len() <= pending.from) {
             return;
         }
-        let Some(Pending { from, draft, said }) = self.pending.remove(&id) else { return };
+        let Some(Pending { owner, from, draft, said }) = self.pending.remove(&id) else { return };
+        let depths = self.depths.of(owner, Vec::new);
         let mut at = None;
         for (depth, &token) in tokens[from..].iter().enumerate() {
             let children = draft.parents().iter().zip(&said).filter(|(parent, _)| **parent == at);
@@ -71,10 +74,10 @@ impl Trust {
             if offered == 0.0 {
                 return;
             }
-            if self.depths.len() <= depth {
-                self.depths.resize(depth + 1, Record::default());
+            if depths.len() <= depth {
+                depths.resize(depth + 1, Record::default());
             }
-            let (record, child) = (&mut self.depths[depth], draft.child(at, token));
+            let (record, child) = (&mut depths[depth], draft.child(at, token));
             record.said = record.said * FADING + offered;
             record.right = record.right * FADING + if child.is_some() { 1.0 } else { 0.0 };
             match child {
@@ -93,35 +96,43 @@ impl Trust {
 mod tests {
     use super::*;
 
+    const OWNER: Owner = Owner { tenant: 1, salt: 7 };
+
+    fn request(id: u64, tokens: &[u32]) -> SettledRequest<'_> {
+        let id = RequestId(id);
+        SettledRequest { id, owner: OWNER, tokens, computed: 0, rows: &[], output: None, guesses: &[], most: 0 }
+    }
+
     #[test]
     fn ratios_follow_what_was_right() {
         let mut trust = Trust::default();
-        assert_eq!((trust.of(1), trust.of(9)), (1.0, 1.0));
+        assert_eq!((trust.of(7, 1), trust.of(7, 9)), (1.0, 1.0));
         // Of two nodes of 0.4 each the first is right every time; what follows it is never right, and was said to be.
         for round in 0..3000 {
             let mut draft = Draft::chain([5, 6]);
             draft.push(7, None);
-            trust.expect(RequestId(1), 3, &draft, vec![0.4, 0.9, 0.4]);
+            trust.expect(&request(1, &[1, 2, 3]), &draft, vec![0.4, 0.9, 0.4]);
             trust.settle(RequestId(1), &[1, 2, 3]);
             trust.settle(RequestId(1), &[1, 2, 3, 5, if round % 3 == 0 { 6 } else { 8 }]);
         }
-        assert!((trust.of(1) - 1.25).abs() < 0.03, "{}", trust.of(1));
-        assert!((trust.of(2) - 1.0 / 2.7).abs() < 0.03, "{}", trust.of(2));
-        assert_eq!(trust.of(3), 1.0);
+        assert!((trust.of(7, 1) - 1.25).abs() < 0.03, "{}", trust.of(7, 1));
+        assert!((trust.of(7, 2) - 1.0 / 2.7).abs() < 0.03, "{}", trust.of(7, 2));
+        assert_eq!(trust.of(7, 3), 1.0);
+        assert_eq!((trust.of(8, 1), trust.of(0, 2)), (1.0, 1.0), "of another salt");
     }
 
     #[test]
     fn what_was_not_verified_is_not_counted() {
         let mut trust = Trust::default();
-        trust.expect(RequestId(1), 3, &Draft::chain([5]), vec![0.5]);
+        trust.expect(&request(1, &[1, 2, 3]), &Draft::chain([5]), vec![0.5]);
         trust.forget(RequestId(1));
         trust.settle(RequestId(1), &[1, 2, 3, 4]);
-        trust.expect(RequestId(2), 3, &Draft::default(), vec![]);
+        trust.expect(&request(2, &[1, 2, 3]), &Draft::default(), vec![]);
         trust.settle(RequestId(2), &[1, 2, 3, 4]);
-        assert_eq!(trust.of(1), 1.0);
+        assert_eq!(trust.of(7, 1), 1.0);
         // One token of two drafted.
-        trust.expect(RequestId(2), 3, &Draft::chain([5, 6]), vec![0.5, 0.5]);
+        trust.expect(&request(2, &[1, 2, 3]), &Draft::chain([5, 6]), vec![0.5, 0.5]);
         trust.settle(RequestId(2), &[1, 2, 3, 5]);
-        assert!(trust.of(1) > 1.0 && trust.of(2) == 1.0);
+        assert!(trust.of(7, 1) > 1.0 && trust.of(7, 2) == 1.0);
     }
 }

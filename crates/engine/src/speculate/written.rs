@@ -4,7 +4,8 @@
 //! prefix in the cache, gives way and comes back, goes on without drafts for a while, or has its blocks brought back from
 //! the host, which has nothing of the method's. Instead of following all that, each block says which tokens its contents
 //! are of and what came before them. How far a table is right then follows from the table and the tokens alone, and no
-//! request needs to be known. A wrong answer, should two hashes ever be the same, costs a draft and no more.
+//! request needs to be known. The hash begins with the request's salt: what a block still holds of a request of another
+//! salt is no use, and never shows. A wrong answer, should two hashes ever be the same, costs a draft and no more.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -22,7 +23,7 @@ pub struct Written {
 /// Of one block, from its first place on.
 #[derive(Clone, Debug, Default)]
 struct Contents {
-    /// Hash of everything before the block.
+    /// Hash of the salt and of everything before the block.
     before: u64,
     /// And of that and the block, where it is full.
     with: u64,
@@ -41,14 +42,14 @@ impl Written {
         Self { blocks: vec![Contents::default(); num_blocks] }
     }
 
-    /// How many of `tokens`, counted from the first, lie in the blocks of `table`.
-    pub fn reach(&self, table: &[u32], tokens: &[u32]) -> usize {
-        self.mark(table, tokens).len
+    /// How many of `tokens`, counted from the first, lie in the blocks of `table`, for a request of this salt.
+    pub fn reach(&self, salt: u64, table: &[u32], tokens: &[u32]) -> usize {
+        self.mark(salt, table, tokens).len
     }
 
     /// The same, as a place to go on from.
-    pub fn mark(&self, table: &[u32], tokens: &[u32]) -> Mark {
-        let mut mark = Mark::default();
+    pub fn mark(&self, salt: u64, table: &[u32], tokens: &[u32]) -> Mark {
+        let mut mark = Mark { len: 0, hash: salt };
         for (&block, wanted) in table.iter().zip(tokens.chunks(BLOCK_TOKENS)) {
             let contents = &self.blocks[block as usize];
             if contents.before != mark.hash {
@@ -84,18 +85,18 @@ impl Written {
 
     /// A pass wrote the places of `range`, of a sequence of these tokens, to the blocks of `table`. What comes before them
     /// must lie there.
-    pub fn note(&mut self, table: &[u32], tokens: &[u32], range: Range<usize>) {
-        let mut mark = self.mark(table, &tokens[..range.start]);
+    pub fn note(&mut self, salt: u64, table: &[u32], tokens: &[u32], range: Range<usize>) {
+        let mut mark = self.mark(salt, table, &tokens[..range.start]);
         assert_eq!(mark.len, range.start, "places before {range:?} that the table holds");
         self.extend(&mut mark, table, &tokens[range]);
     }
 }
 
 /// How far a table holds a sequence.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
     len: usize,
-    /// Of all full blocks up to there; before the first there is nothing.
+    /// Of the salt and all full blocks up to there.
     hash: u64,
 }
 
@@ -119,46 +120,51 @@ fn chain(before: u64, tokens: &[u32]) -> u64 {
 mod tests {
     use super::*;
 
+    const SALT: u64 = 3;
+
     #[test]
     fn a_table_reaches_as_far_as_it_was_written() {
         let (mut written, tokens) = (Written::new(8), (0..40).collect::<Vec<u32>>());
         let table = [3, 5, 1];
-        assert_eq!(written.reach(&table, &tokens), 0);
+        assert_eq!(written.reach(SALT, &table, &tokens), 0);
         for (range, reach) in [(0..5, 5), (5..16, 16), (16..33, 33), (20..21, 21), (21..40, 40)] {
-            written.note(&table, &tokens, range);
-            assert_eq!(written.reach(&table, &tokens), reach);
+            written.note(SALT, &table, &tokens, range);
+            assert_eq!(written.reach(SALT, &table, &tokens), reach);
         }
-        assert_eq!(written.reach(&table[..2], &tokens), 32, "no further than the table");
-        assert_eq!(written.reach(&table, &tokens[..7]), 7, "no further than the tokens");
-        assert_eq!(written.reach(&[3, 1], &tokens), 16, "a block of other contents");
-        assert_eq!(written.reach(&[5], &tokens[16..]), 0, "the same tokens behind others");
+        assert_eq!(written.reach(SALT, &table[..2], &tokens), 32, "no further than the table");
+        assert_eq!(written.reach(SALT, &table, &tokens[..7]), 7, "no further than the tokens");
+        assert_eq!(written.reach(SALT, &[3, 1], &tokens), 16, "a block of other contents");
+        assert_eq!(written.reach(SALT, &[5], &tokens[16..]), 0, "the same tokens behind others");
+        assert_eq!(written.reach(4, &table, &tokens), 0, "the same tokens of another salt");
+        written.note(4, &table, &tokens, 0..3);
+        assert_eq!((written.reach(4, &table, &tokens), written.reach(SALT, &table, &tokens)), (3, 0));
     }
 
     #[test]
     fn other_tokens_end_it() {
         let (mut written, mut tokens) = (Written::new(4), (0..32).collect::<Vec<u32>>());
-        written.note(&[0, 1], &tokens, 0..30);
+        written.note(SALT, &[0, 1], &tokens, 0..30);
         tokens[20] = 7;
-        assert_eq!(written.reach(&[0, 1], &tokens), 20);
-        written.note(&[0, 1], &tokens, 20..22);
-        assert_eq!(written.reach(&[0, 1], &tokens), 22, "what lay behind is gone");
+        assert_eq!(written.reach(SALT, &[0, 1], &tokens), 20);
+        written.note(SALT, &[0, 1], &tokens, 20..22);
+        assert_eq!(written.reach(SALT, &[0, 1], &tokens), 22, "what lay behind is gone");
         tokens[3] = 7;
-        assert_eq!(written.reach(&[0, 1], &tokens), 3);
+        assert_eq!(written.reach(SALT, &[0, 1], &tokens), 3);
     }
 
     #[test]
     fn blocks_change_hands() {
         let (mut written, ours, theirs) = (Written::new(4), [1; 20], [2; 20]);
-        written.note(&[0, 1], &ours, 0..20);
-        written.note(&[2, 1], &theirs, 0..20);
-        assert_eq!((written.reach(&[0, 1], &ours), written.reach(&[2, 1], &theirs)), (16, 20));
+        written.note(SALT, &[0, 1], &ours, 0..20);
+        written.note(SALT, &[2, 1], &theirs, 0..20);
+        assert_eq!((written.reach(SALT, &[0, 1], &ours), written.reach(SALT, &[2, 1], &theirs)), (16, 20));
         // The same prefix in another request, which has not seen it computed.
-        assert_eq!(written.reach(&[0, 3], &[1; 40]), 16);
+        assert_eq!(written.reach(SALT, &[0, 3], &[1; 40]), 16);
         // Tokens that were written on a guess, of which the second turns out wrong.
-        let mut mark = written.mark(&[0, 3], &[1; 16]);
+        let mut mark = written.mark(SALT, &[0, 3], &[1; 16]);
         written.extend(&mut mark, &[0, 3], &[5, 6, 7]);
         assert_eq!(mark.len(), 19);
-        assert_eq!(written.reach(&[0, 3], &[&[1; 16][..], &[5, 9, 7]].concat()), 17);
+        assert_eq!(written.reach(SALT, &[0, 3], &[&[1; 16][..], &[5, 9, 7]].concat()), 17);
         written.extend(&mut mark, &[0, 3], &[8; 20]);
         assert_eq!(mark.len(), 32, "no further than the table");
     }
@@ -166,6 +172,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "places before 5..6 that the table holds")]
     fn gaps_are_refused() {
-        Written::new(1).note(&[0], &[1; 6], 5..6);
+        Written::new(1).note(SALT, &[0], &[1; 6], 5..6);
     }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use folio_engine::{
     RequestId,
-    speculate::{Draft, DraftModel, DraftModelOptions, Drafter, Settled, SettledRequest},
+    speculate::{Draft, DraftModel, DraftModelOptions, Drafter, Owner, Settled, SettledRequest},
 };
 use folio_model::{
     Decoder, DecoderLimits, OpenModel,
@@ -121,6 +121,7 @@ impl<B: Backend> Driver<B> {
         }
         let settled = requests.iter().zip(&rows).map(|(request, rows)| SettledRequest {
             id: request.id,
+            owner: Owner::default(),
             tokens: &request.tokens,
             computed: request.computed,
             rows,

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use folio_engine::{
     Error, RequestId, Result,
-    speculate::{Draft, Drafter, Settled, SettledRequest},
+    speculate::{Draft, Drafter, Owner, Settled, SettledRequest},
 };
 use folio_model::{
     Decoder,
@@ -151,7 +151,7 @@ impl<B: Backend> Drafter<B> for Knowing {
         self.reads_step
     }
 
-    fn learn(&mut self, _: &[u32]) {
+    fn learn(&mut self, _: Owner, _: &[u32]) {
         self.met().learned += 1;
     }
 

@@ -113,7 +113,7 @@ impl Chooser {
         let mut most_pieces = 1;
         let mut best = Best { pieces: 0, longest, promise: Promise { rate: 0.0, nodes: 0 } };
         let mut near = None::<Best>;
-        let (mut rows, mut tokens, mut verifying) = (0.0, nodes.len() as f64, curve.seconds(0.0));
+        let (mut rows, mut tokens, mut verifying) = (0.0, curve.requests as f64, curve.seconds(0.0));
         let (mut asked, mut most_made, mut total) = (0, 0.0_f64, 0);
         let mut drafting = (1, costs.drafting(1));
         for (index, piece) in self.by_rank.iter().filter(|piece| piece.nodes <= longest).enumerate() {

@@ -221,7 +221,7 @@ impl Costs {
             Some(&(rows, seconds)) if rows > 0.0 => ((seconds - bare) / rows).max(little / 4.0),
             _ => little,
         };
-        Some(Curve { plain, points, beyond, gap: own.gap, most_known })
+        Some(Curve { requests, plain, points, beyond, gap: own.gap, most_known })
     }
 }
 
@@ -262,6 +262,8 @@ fn add_hopes(points: &mut Vec<(f64, f64)>, unknown: &[f64]) {
 /// Seconds of a step by the rows that it verifies.
 #[derive(Clone, Debug)]
 pub(super) struct Curve {
+    /// Requests in the step, each of which gets a token at least.
+    pub requests: usize,
     pub plain: f64,
     /// (rows, seconds), both ascending; the first is of no rows.
     points: Vec<(f64, f64)>,

@@ -140,9 +140,9 @@ fn run(world: World, requests: usize, steps: usize, agreement: impl Fn(usize, us
         run.plain_seconds += tokens / requests as f64 * (world.step)(requests) * drift;
         match &mut who {
             Controller::Auto(adapt) => {
-                adapt.most(&ids, &mut nodes);
+                adapt.most(&ids, 0, &mut nodes);
                 assert!(waits || nodes.iter().all(|&nodes| nodes == 0), "the next step is under way");
-                waits = adapt.expects(ids[0]);
+                waits = adapt.expects();
                 let took = world.drafting * nodes.iter().copied().max().unwrap_or(0) as f64;
                 run.seconds += took;
                 let longest = nodes.iter().copied().max().unwrap_or(0);
@@ -272,7 +272,7 @@ fn a_slow_first_draft_is_not_the_last() {
             adapt.note_walk(id, &Draft::chain(0..nodes as u32), &[0, 1, 2, 3][..nodes]);
         }
         let is_first = nodes == 0;
-        adapt.most(&[id], &mut out);
+        adapt.most(&[id], 0, &mut out);
         nodes = out[0];
         let cold = if steps_with_drafts == 0 { 50_000 } else { 3_000 };
         adapt.note_drafting(1, nodes, Duration::from_micros(if nodes > 0 && is_first { cold } else { 20 }));
@@ -293,16 +293,16 @@ fn a_fixed_number_stays() {
     let mut adapt = Adapt::new(AdaptOptions { most_nodes: 5, fixed: Some(3) });
     let (ids, mut nodes) = ([RequestId(1), RequestId(2)], Vec::new());
     for _ in 0..50 {
-        adapt.most(&ids, &mut nodes);
+        adapt.most(&ids, 0, &mut nodes);
         assert_eq!(nodes, [3, 3]);
         adapt.note_step(8, Duration::from_millis(90), true);
         adapt.note_walk(RequestId(1), &Draft::chain([1, 2, 3]), &[]);
     }
-    assert!(adapt.expects(RequestId(1)));
-    adapt.most(&[], &mut nodes);
+    assert!(adapt.expects());
+    adapt.most(&[], 0, &mut nodes);
     assert!(nodes.is_empty());
     let mut most = Adapt::new(AdaptOptions { most_nodes: 5, fixed: Some(9) });
-    most.most(&ids, &mut nodes);
+    most.most(&ids, 0, &mut nodes);
     assert_eq!(nodes, [5, 5]);
 }
 
@@ -317,7 +317,7 @@ fn requests_come_and_go() {
         for id in &ids {
             adapt.note_walk(*id, &Draft::chain([1, 2]), &[0][..(step % 2) as usize]);
         }
-        adapt.most(&ids, &mut nodes);
+        adapt.most(&ids, 0, &mut nodes);
         assert_eq!(nodes.len(), ids.len());
         assert!(nodes.iter().all(|&nodes| nodes <= MOST));
         adapt.forget(RequestId(step / 7));

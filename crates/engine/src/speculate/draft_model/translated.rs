@@ -141,12 +141,21 @@ impl<B: Backend> Drafter<B> for TranslatedModel<B> {
         let mut tables = GroupTables::default();
         let mut requests = Vec::with_capacity(asking.len());
         for &Asking { number, most, .. } in &asking {
-            let id = step.requests[number].id;
+            let SettledRequest { id, owner, .. } = step.requests[number];
             let Followed { translation, table, .. } = &self.requests[&id];
             tables.first_block.push(tables.blocks.len() as u32);
             tables.blocks.extend(table);
             let tokens = translation.tokens();
-            requests.push(SettledRequest { id, tokens, computed: 0, rows: &[], output: None, guesses: &[], most });
+            requests.push(SettledRequest {
+                id,
+                owner,
+                tokens,
+                computed: 0,
+                rows: &[],
+                output: None,
+                guesses: &[],
+                most,
+            });
         }
         let mut batch = Batch { groups: vec![GroupTables::default(); self.model.ahead.group()], ..Batch::default() };
         batch.groups.push(tables);

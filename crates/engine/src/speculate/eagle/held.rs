@@ -1,7 +1,8 @@
 //! Which rows the head has computed in each of its blocks, by their tokens: how much of a request's past it can see.
 //!
 //! Unlike [`Written`](crate::speculate::Written) this asks for the end of a sequence and not for its beginning. A head
-//! cannot go back to rows it has left out, as their states are gone; but it can go on without what lies before them.
+//! cannot go back to rows it has left out, as their states are gone; but it can go on without what lies before them. What a
+//! block still holds of a request of another salt is not there, so that it never shows whether it would have been of use.
 //!
 //! The last row of a block is computed beside the first token behind the block. Where another sequence finds the block in
 //! the cache and goes on otherwise, that row stays as it is: it is one of many, and most of it is its state.
@@ -18,6 +19,8 @@ pub(super) struct Held {
 #[derive(Clone, Copy, Default)]
 struct Contents {
     len: u8,
+    /// Of the request that it was computed for.
+    salt: u64,
     /// The token beside each row, which is the one behind its place.
     tokens: [u32; BLOCK_TOKENS],
 }
@@ -27,25 +30,29 @@ impl Held {
         Self { blocks: vec![Contents::default(); num_blocks] }
     }
 
-    /// The first of a table's blocks from which on everything before place `end` is there; if the block of `end` has holes,
-    /// the one behind it.
-    pub fn start(&self, table: &[u32], tokens: &[u32], end: usize) -> usize {
+    /// The first of a table's blocks from which on everything before place `end` is there for a request of this salt; if the
+    /// block of `end` has holes, the one behind it.
+    pub fn start(&self, salt: u64, table: &[u32], tokens: &[u32], end: usize) -> usize {
         let is_held = |&number: &usize| {
             let places = number * BLOCK_TOKENS..end.min((number + 1) * BLOCK_TOKENS);
             let contents = &self.blocks[table[number] as usize];
             let wanted = &tokens[places.start + 1..places.end + 1];
             let same = wanted.len().min(BLOCK_TOKENS - 1);
-            usize::from(contents.len) >= wanted.len() && contents.tokens[..same] == wanted[..same]
+            let is_long = contents.salt == salt && usize::from(contents.len) >= wanted.len();
+            is_long && contents.tokens[..same] == wanted[..same]
         };
         let blocks = end.div_ceil(BLOCK_TOKENS);
         blocks - (0..blocks).rev().take_while(is_held).count()
     }
 
     /// The head has computed these places of a sequence.
-    pub fn note(&mut self, table: &[u32], tokens: &[u32], places: Range<usize>) {
+    pub fn note(&mut self, salt: u64, table: &[u32], tokens: &[u32], places: Range<usize>) {
         for place in places {
             let contents = &mut self.blocks[table[place / BLOCK_TOKENS] as usize];
             let at = place % BLOCK_TOKENS;
+            if contents.salt != salt {
+                (contents.salt, contents.len) = (salt, 0);
+            }
             // Behind a hole a row is as good as not there.
             if usize::from(contents.len) >= at {
                 contents.tokens[at] = tokens[place + 1];
@@ -59,42 +66,57 @@ impl Held {
 mod tests {
     use super::*;
 
+    const SALT: u64 = 3;
+
     #[test]
     fn what_is_seen_ends_at_a_hole() {
         let tokens: Vec<u32> = (100..160).collect();
         let mut held = Held::new(5);
         let table = [3, 1, 4, 0];
-        assert_eq!((held.start(&table, &tokens, 0), held.start(&table, &tokens, 5)), (0, 1));
-        held.note(&table, &tokens, 0..20);
+        assert_eq!((held.start(SALT, &table, &tokens, 0), held.start(SALT, &table, &tokens, 5)), (0, 1));
+        held.note(SALT, &table, &tokens, 0..20);
         for end in 0..=20 {
-            assert_eq!(held.start(&table, &tokens, end), 0, "{end}");
+            assert_eq!(held.start(SALT, &table, &tokens, end), 0, "{end}");
         }
-        assert_eq!(held.start(&table, &tokens, 21), 2);
+        assert_eq!(held.start(SALT, &table, &tokens, 21), 2);
         // A hole from 20 to 31, and then rows again.
-        held.note(&table, &tokens, 32..40);
-        assert_eq!(held.start(&table, &tokens, 40), 2);
-        assert_eq!(held.start(&table, &tokens, 32), 2);
+        held.note(SALT, &table, &tokens, 32..40);
+        assert_eq!(held.start(SALT, &table, &tokens, 40), 2);
+        assert_eq!(held.start(SALT, &table, &tokens, 32), 2);
         // Rows behind a hole within a block are not there.
         let mut held = Held::new(5);
-        held.note(&table, &tokens, 0..5);
-        held.note(&table, &tokens, 8..16);
-        assert_eq!((held.start(&table, &tokens, 5), held.start(&table, &tokens, 16)), (0, 1));
+        held.note(SALT, &table, &tokens, 0..5);
+        held.note(SALT, &table, &tokens, 8..16);
+        assert_eq!((held.start(SALT, &table, &tokens, 5), held.start(SALT, &table, &tokens, 16)), (0, 1));
     }
 
     #[test]
     fn other_tokens_are_not_held() {
         let tokens: Vec<u32> = (100..160).collect();
         let mut held = Held::new(5);
-        held.note(&[3, 1], &tokens, 0..32);
+        held.note(SALT, &[3, 1], &tokens, 0..32);
         let mut other = tokens.clone();
         (other[16], other[32]) = (9, 9);
-        assert_eq!(held.start(&[3, 1], &other, 32), 0, "a block may be followed by anything");
+        assert_eq!(held.start(SALT, &[3, 1], &other, 32), 0, "a block may be followed by anything");
         other[4] = 9;
-        assert_eq!((held.start(&[3, 1], &tokens, 32), held.start(&[3, 1], &other, 32)), (0, 1));
+        assert_eq!((held.start(SALT, &[3, 1], &tokens, 32), held.start(SALT, &[3, 1], &other, 32)), (0, 1));
         // The second block for another sequence from its fourth place on: that one sees the rest of it.
         other[20] = 9;
-        held.note(&[3, 1], &other, 19..22);
-        assert_eq!((held.start(&[3, 1], &other, 22), held.start(&[3, 1], &tokens, 32)), (1, 2));
-        assert_eq!((held.start(&[3, 1], &tokens, 18), held.start(&[3, 1], &tokens, 16)), (0, 0));
+        held.note(SALT, &[3, 1], &other, 19..22);
+        assert_eq!((held.start(SALT, &[3, 1], &other, 22), held.start(SALT, &[3, 1], &tokens, 32)), (1, 2));
+        assert_eq!((held.start(SALT, &[3, 1], &tokens, 18), held.start(SALT, &[3, 1], &tokens, 16)), (0, 0));
+    }
+
+    #[test]
+    fn rows_of_another_salt_are_not_held() {
+        let tokens: Vec<u32> = (100..160).collect();
+        let (mut held, table) = (Held::new(5), [3, 1, 4]);
+        held.note(SALT, &table, &tokens, 0..40);
+        assert_eq!((held.start(SALT, &table, &tokens, 40), held.start(4, &table, &tokens, 40)), (0, 3));
+        // What is written behind another's rows has nothing before it.
+        held.note(4, &table, &tokens, 20..32);
+        assert_eq!((held.start(4, &table, &tokens, 32), held.start(SALT, &table, &tokens, 32)), (2, 2));
+        held.note(4, &table, &tokens, 0..32);
+        assert_eq!(held.start(4, &table, &tokens, 32), 0);
     }
 }

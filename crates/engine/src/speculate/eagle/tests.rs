@@ -1,7 +1,10 @@
 use folio_model::device::{GroupTables, Span, reference::Reference};
 
 use super::*;
-use crate::speculate::rig::{HIDDEN, Memory, Rig, Sequence, VOCAB, argmax, follower, foreseeable, sparse};
+use crate::speculate::{
+    Owner,
+    rig::{HIDDEN, Memory, Rig, Sequence, VOCAB, argmax, follower, foreseeable, sparse},
+};
 
 const PROMPT: [u32; 37] = [
     3, 14, 15, 9, 26, 5, 30, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4, 3, 3, 8, 3, 27, 9, 5, 0, 2, 8, 8, 4, 19, 7, 16, 9,
@@ -175,7 +178,7 @@ fn a_prefix_from_the_cache_and_a_return_change_nothing() {
         rig.sequences[third].most = 8;
         rig.read(&mut drafter, third, 64);
         let Sequence { table, tokens, draft, .. } = &rig.sequences[third];
-        assert_eq!((drafter.held.start(table, tokens, 35), draft.len()), (0, 8));
+        assert_eq!((drafter.held.start(0, table, tokens, 35), draft.len()), (0, 8));
 
         // Some steps with drafts, whatever becomes of them, then everything anew in other blocks.
         rig.answer(&mut drafter, second, 3);
@@ -245,7 +248,7 @@ fn a_head_that_rested_begins_anew() {
     let table = rig.sequences[who].table.clone();
     let held = |drafter: &EagleDrafter<Reference>, rig: &Rig| {
         let sequence = &rig.sequences[who];
-        drafter.held.start(&table[..sequence.computed.div_ceil(16)], &sequence.tokens, sequence.computed)
+        drafter.held.start(0, &table[..sequence.computed.div_ceil(16)], &sequence.tokens, sequence.computed)
     };
     let blocks = rig.sequences[who].computed.div_ceil(16);
     assert_eq!(held(&drafter, &rig), blocks, "nothing of late is there");
@@ -277,4 +280,25 @@ fn drafts_end_where_the_head_is_unsure_and_at_the_end_of_the_context() {
     rig.sequences[who].most = 9;
     rig.read(&mut drafter, who, 64);
     assert!(!rig.sequences[who].draft.is_empty());
+}
+
+/// Requests of one salt that nobody drafts for, as long as the head's patience lasts: what it then does for others.
+#[test]
+fn nobody_notices_that_others_rest() {
+    let drafts = |owner: Owner| {
+        let (mut rig, mut drafter) = start(true, CHAIN);
+        let rested = rig.add(&PROMPT[..6], None);
+        rig.sequences[rested].owner = Owner { tenant: 1, salt: 1 };
+        rig.read(&mut drafter, rested, 64);
+        rig.answer(&mut drafter, rested, PATIENCE as usize + 20);
+        let who = rig.add(&PROMPT, None);
+        (rig.sequences[who].owner, rig.sequences[who].most) = (owner, 4);
+        // The head reads a prompt's chunks only while it is awake, and sees nothing else.
+        rig.step(&mut drafter, &[(who, 17)]);
+        rig.read(&mut drafter, who, 64);
+        let Sequence { table, tokens, computed, .. } = &rig.sequences[who];
+        drafter.held.start(owner.salt, table, tokens, *computed)
+    };
+    assert_eq!(drafts(Owner { tenant: 2, salt: 2 }), 0, "all of it is seen");
+    assert!(drafts(Owner { tenant: 1, salt: 1 }) > 0, "the head rested, and missed some of it");
 }

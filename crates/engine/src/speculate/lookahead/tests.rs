@@ -1,6 +1,9 @@
 use folio_model::device::reference::Reference;
 
-use super::{super::mix::mix, *};
+use super::{
+    super::{Owner, mix::mix},
+    *,
+};
 
 const ID: RequestId = RequestId(4);
 
@@ -54,6 +57,7 @@ impl Speaker {
         }
         let request = SettledRequest {
             id,
+            owner: Owner::default(),
             tokens: &self.text,
             computed: self.text.len() - 1,
             rows: &[],

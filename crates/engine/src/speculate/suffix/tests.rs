@@ -1,12 +1,20 @@
 //! What is proposed, what is shared, and what is forgotten.
 
-use super::{super::mix::random_tokens, *};
+use super::{
+    super::{mix::random_tokens, rig::known},
+    *,
+};
 
 const ID: RequestId = RequestId(4);
+const OWNER: Owner = Owner { tenant: 1, salt: 9 };
 
 fn proposal(method: &mut Suffix, tokens: &[u32], most: usize) -> Draft {
+    proposal_to(method, OWNER.salt, tokens, most)
+}
+
+fn proposal_to(method: &mut Suffix, salt: u64, tokens: &[u32], most: usize) -> Draft {
     let mut draft = Draft::default();
-    method.propose(ID, tokens, most, &mut draft);
+    method.propose(Known { id: ID, owner: Owner { tenant: 1, salt }, tokens }, most, &mut draft);
     draft
 }
 
@@ -128,7 +136,7 @@ fn token_by_token_is_as_all_at_once() {
         }
     }
     let mut observed = Suffix::new(SuffixOptions::default());
-    observed.observe(ID, &tokens[..399]);
+    observed.observe(known(ID, &tokens[..399]));
     assert_eq!(proposal(&mut observed, &tokens, 12), proposal(&mut method, &tokens, 12));
 }
 
@@ -137,23 +145,62 @@ fn past_answers_help_other_requests() {
     let mut method = Suffix::new(SuffixOptions::default());
     let tokens = [900, 901, 20, 21, 22, 23];
     assert!(proposal(&mut method, &tokens, 8).is_empty());
-    method.learn(&(0..100).collect::<Vec<_>>());
+    method.learn(OWNER, &(0..100).collect::<Vec<_>>());
     assert_eq!(proposal(&mut method, &tokens, 8), Draft::chain(24..32));
     // Its own text is longer a match.
     let own: Vec<u32> = [901, 20, 21, 22, 23, 77, 78].into_iter().chain(tokens).collect();
     method.forget(ID);
     assert_eq!(proposal(&mut method, &own, 2), Draft::chain([77, 78]));
     let mut alone = Suffix::new(SuffixOptions { shared_bytes: 0, ..SuffixOptions::default() });
-    alone.learn(&(0..100).collect::<Vec<_>>());
+    alone.learn(OWNER, &(0..100).collect::<Vec<_>>());
     assert!(proposal(&mut alone, &tokens, 8).is_empty());
-    assert_eq!(alone.past.young.num_tokens(), 0);
+    assert_eq!(alone.shared_bytes(), 0);
+}
+
+#[test]
+fn past_answers_are_those_of_the_salt() {
+    let mut method = Suffix::new(SuffixOptions::default());
+    let tokens = [900, 901, 20, 21, 22, 23];
+    method.learn(Owner { tenant: 2, salt: 5 }, &(0..100).collect::<Vec<_>>());
+    for salt in [0, 9, 6] {
+        assert!(proposal_to(&mut method, salt, &tokens, 8).is_empty(), "salt {salt}");
+    }
+    assert_eq!(proposal_to(&mut method, 5, &tokens, 8), Draft::chain(24..32), "what belongs to it still helps");
+    method.learn(OWNER, &[22, 23, 70, 71]);
+    assert_eq!(proposal(&mut method, &tokens, 2), Draft::chain([70, 71]));
+    assert_eq!(proposal_to(&mut method, 5, &tokens, 2), Draft::chain([24, 25]));
+}
+
+#[test]
+fn requests_are_read_as_far_as_there_is_room() {
+    let text = |from: u32| -> Vec<u32> { (from..from + 20).chain(from..from + 10).collect() };
+    let options = SuffixOptions { request_tokens: 70, ..SuffixOptions::default() };
+    let mut method = Suffix::new(options);
+    let ids = [1, 2, 3].map(RequestId);
+    ids.iter().zip([100, 200, 300]).for_each(|(&id, from)| method.observe(known(id, &text(from))));
+    assert_eq!((method.num_tokens, method.requests.len()), (60, 2), "the third has no room");
+    assert!(method.request_bytes() <= 70 * SuffixOptions::TOKEN_BYTES);
+    let draft = |method: &mut Suffix, id, tokens: &[u32]| {
+        let mut draft = Draft::default();
+        method.propose(known(id, tokens), 3, &mut draft);
+        draft
+    };
+    assert_eq!(draft(&mut method, ids[0], &text(100)), Draft::chain(110..113));
+    assert!(draft(&mut method, ids[2], &text(300)).is_empty());
+    // One that outgrows the room gives up its own, which others may have then.
+    let grown: Vec<u32> = text(200).into_iter().chain(210..222).collect();
+    assert!(draft(&mut method, ids[1], &grown).is_empty());
+    assert_eq!(method.num_tokens, 30);
+    assert_eq!(draft(&mut method, ids[2], &text(300)), Draft::chain(310..313));
+    ids.into_iter().for_each(|id| method.forget(id));
+    assert_eq!((method.num_tokens, method.request_bytes()), (0, 0));
 }
 
 #[test]
 fn answers_do_not_run_into_each_other() {
     let mut method = Suffix::new(SuffixOptions::default());
-    method.learn(&[1, 2, 3, 4]);
-    method.learn(&[5, 6, 7, 8]);
+    method.learn(OWNER, &[1, 2, 3, 4]);
+    method.learn(OWNER, &[5, 6, 7, 8]);
     assert_eq!(proposal(&mut method, &[9, 2, 3], 8), Draft::chain([4]));
     method.forget(ID);
     assert!(proposal(&mut method, &[9, 3, 4], 8).is_empty());
@@ -165,11 +212,11 @@ fn past_answers_stay_within_their_bytes() {
         let shared_bytes = 1 << 20;
         let mut method = Suffix::new(SuffixOptions { shared_bytes, ..SuffixOptions::default() });
         let first: Vec<u32> = (200_000..200_050).collect();
-        method.learn(&first);
+        method.learn(OWNER, &first);
         assert!(!proposal(&mut method, &first[..10], 4).is_empty());
         let mut most = 0;
         for answer in 0..20_000 / answer_tokens {
-            method.learn(&random_tokens(answer, answer_tokens as usize, alphabet));
+            method.learn(OWNER, &random_tokens(answer, answer_tokens as usize, alphabet));
             most = most.max(method.shared_bytes());
         }
         assert!(most <= shared_bytes, "{most} bytes");
@@ -184,7 +231,7 @@ fn past_answers_stay_within_their_bytes() {
 #[test]
 fn requests_are_forgotten() {
     let mut method = Suffix::new(SuffixOptions::default());
-    method.observe(RequestId(1), &[1, 2, 3, 1, 2]);
+    method.observe(known(RequestId(1), &[1, 2, 3, 1, 2]));
     assert!(method.request_bytes() > 0);
     assert!(proposal(&mut method, &[1, 2], 4).is_empty(), "another's text");
     method.forget(ID);
@@ -198,6 +245,6 @@ fn the_draft_before_is_kept_and_counted() {
     let mut tokens: Vec<u32> = (0..50).collect();
     tokens.extend(10..30);
     let mut draft = Draft::chain([30, 99]);
-    Suffix::new(SuffixOptions::default()).propose(ID, &tokens, 4, &mut draft);
+    Suffix::new(SuffixOptions::default()).propose(known(ID, &tokens), 4, &mut draft);
     assert_eq!((draft.tokens(), draft.parents()), (&[30, 99, 31, 32][..], &[None, Some(0), Some(0), Some(2)][..]));
 }

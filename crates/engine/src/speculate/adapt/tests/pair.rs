@@ -80,8 +80,8 @@ fn gain(seed: u64, mut who: Controller) -> f64 {
                     if made > 0 {
                         adapt.note_walk(id, &Draft::chain(0..made as u32), &accepted[..held]);
                     }
-                    adapt.most(&[id], &mut nodes);
-                    waits = adapt.expects(id);
+                    adapt.most(&[id], 0, &mut nodes);
+                    waits = adapt.expects();
                 }
                 Controller::Always(always) => (nodes[0], waits) = (*always, *always > 0),
             }
