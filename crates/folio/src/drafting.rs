@@ -8,16 +8,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use folio_device::Backend;
+use folio_device::{BLOCK_TOKENS, Backend};
 use folio_engine::speculate::{
-    AdaptOptions, DraftModel, DraftModelOptions, Drafter, EagleDrafter, EagleOptions, Lookahead, LookaheadOptions,
-    MedusaDrafter, MedusaOptions, Ngram, NgramOptions, OnHost, Speculation, Suffix, SuffixOptions, Synthetic,
-    TranslatedModel, Translation,
+    AdaptOptions, Ahead, DraftModel, DraftModelOptions, Drafter, EagleDrafter, EagleOptions, Lookahead,
+    LookaheadOptions, MedusaDrafter, MedusaOptions, Ngram, NgramOptions, OnHost, Speculation, Suffix, SuffixOptions,
+    Synthetic, TranslatedModel, Translation,
 };
 use folio_formats::WeightSource;
 use folio_formats::gguf::Gguf;
 use folio_formats::safetensors::Safetensors;
-use folio_model::Decoder;
+use folio_model::{Decoder, DecoderLimits, ModelSpec};
 use folio_text::Translator;
 
 use crate::args::{EngineArgs, Method};
@@ -125,7 +125,10 @@ impl Drafting {
     pub fn speculation<B: Backend>(&self, decoder: &mut Decoder<B>, beside: Beside<B>) -> Result<Speculation<B>> {
         let (drafter, most): (Box<dyn Drafter<B>>, usize) = match &self.method {
             Opened::Ngram(options) => (Box::new(OnHost(Ngram::new(*options))), MOST_GUESSED),
-            Opened::Suffix => (Box::new(OnHost(Suffix::new(SuffixOptions::default()))), MOST_GUESSED),
+            Opened::Suffix => {
+                let options = suffix_options(decoder.spec(), decoder.limits());
+                (Box::new(OnHost(Suffix::new(options))), MOST_GUESSED)
+            }
             Opened::Synthetic(method) => (Box::new(OnHost(*method)), MOST_GUESSED),
             Opened::Lookahead => (Box::new(Lookahead::new(LookaheadOptions::default())), MOST_GUESSED),
             Opened::Medusa(heads) => {
@@ -186,6 +189,13 @@ impl Drafting {
             Opened::Synthetic(method) => format!("guesses of agreement {}", method.agreement),
         }
     }
+}
+
+/// Reads as many tokens of requests as there are blocks for: that is what the plan has counted.
+pub fn suffix_options(spec: &ModelSpec, limits: &DecoderLimits) -> SuffixOptions {
+    let group = Ahead::full_group(spec).unwrap_or(0);
+    let blocks = limits.blocks.get(group).copied().unwrap_or(0);
+    SuffixOptions { request_tokens: blocks * BLOCK_TOKENS, ..SuffixOptions::default() }
 }
 
 /// Heads know the model best, a sibling knows its language, and what was said before is always there.

@@ -1,10 +1,10 @@
-//! What guessing ahead takes besides the model: its weights, the activations of its steps, and a part of its own for each
-//! block of keys and values. Upper bounds, as far as heads are concerned.
+//! What guessing ahead takes besides the model: its weights, the activations of its steps, what it keeps of past answers,
+//! and a part of its own for each block of keys and values. Upper bounds, as far as heads and suffixes are concerned.
 
 use anyhow::Result;
-use folio_device::KvFormat;
 use folio_device::cpu::Cpu;
-use folio_engine::speculate::DraftModel;
+use folio_device::{BLOCK_TOKENS, KvFormat};
+use folio_engine::speculate::{DraftModel, SuffixOptions};
 use folio_formats::WeightSource;
 use folio_model::{DecoderLimits, KvGroupSpec, ModelSpec, OpenModel, activation_bytes};
 
@@ -33,7 +33,13 @@ impl DraftingBytes {
         let spec = &assets.model.spec;
         let limits = sizes.limits(spec.max_context, vec![0; spec.kv_groups().len()], kv_format);
         match &drafting.method {
-            Opened::Ngram(_) | Opened::Suffix | Opened::Lookahead | Opened::Synthetic(_) => Ok(Self::default()),
+            Opened::Ngram(_) | Opened::Lookahead | Opened::Synthetic(_) => Ok(Self::default()),
+            // Texts are in the host's memory.
+            Opened::Suffix if matches!(target, Target::Cuda(_)) => Ok(Self::default()),
+            Opened::Suffix => {
+                let block = (BLOCK_TOKENS * SuffixOptions::TOKEN_BYTES) as u64;
+                Ok(Self { fixed: SuffixOptions::default().shared_bytes as u64, block })
+            }
             Opened::Draft(draft) => {
                 let (model, options) = (&draft.assets.model, drafting.draft_options(draft));
                 let limits = DraftModel::<Cpu>::limits(&model.spec, spec, &limits, &options)?;

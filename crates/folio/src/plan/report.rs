@@ -65,7 +65,7 @@ fn lines(plan: &Plan) -> Vec<[String; 3]> {
         lines.push(line(&group_name(plan, group), size, group_remark(plan, group)));
     }
     if bytes.drafting > 0 {
-        lines.push(line("guessing ahead", bytes.drafting, "its weights, activations, keys and values".into()));
+        lines.push(line("guessing ahead", bytes.drafting, "its weights, activations, keys and values, texts".into()));
     }
     if bytes.host > 0 {
         let blocks = plan.groups.iter().map(|group| group.host_slots).min().unwrap_or(0);

@@ -7,8 +7,12 @@ use clap::Parser;
 use folio_device::cpu::{Cpu, CpuConfig, Packed, PackedParts};
 use folio_model::{AtLoad, Decoder};
 
+use folio_engine::RequestId;
+use folio_engine::speculate::{Known, Owner, Propose, Suffix};
+
 use super::*;
 use crate::args::{Command, Folio};
+use crate::drafting::{Drafting, Opened, suffix_options};
 use invent::{Stored, invent};
 
 /// Flags as the command line gives them.
@@ -170,6 +174,41 @@ fn a_budget_is_kept_and_nearly_used_up() {
     assert_eq!(host.groups[0].host_slots as u64, (2 << 20) / block);
     assert_eq!(host.bytes.host, (2 << 20) / block * block);
     assert_eq!(host.bytes.total() - host.bytes.host, plan(&assets, SMALL).expect("it fits").bytes.total());
+}
+
+/// Requests with more tokens than there are blocks for, since they share prompts, and past answers without end.
+#[test]
+fn what_suffixes_hold_stays_within_their_line() {
+    for config in [llama(""), with_windows()] {
+        let mut assets = invent("suffixes", &config, Stored::BF16);
+        let flags = ["--max-num-seqs", "3", "--max-num-batched-tokens", "24", "--memory", "120MiB"];
+        assert_eq!(plan(&assets, &flags).expect("it fits").bytes.drafting, 0);
+        assets.drafting = Some(Drafting { method: Opened::Suffix, tokens: None, fixed: false });
+        let plan = plan(&assets, &flags).expect("it fits");
+        assert!(plan.bytes.total() <= 120 << 20 && print(&plan, "small").contains("guessing ahead"));
+
+        let mut method = Suffix::new(suffix_options(&assets.model.spec, &plan.limits()));
+        let mut state = 7u64;
+        let mut text = |len: usize| -> Vec<u32> {
+            let next = || {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (state >> 33) as u32 % 40
+            };
+            std::iter::repeat_with(next).take(len).collect()
+        };
+        let prompt = text(plan.kv_tokens() / 5);
+        for request in 0..9 {
+            let owner = Owner { tenant: request % 3, salt: request % 3 };
+            let tokens = [&prompt[..], &text(50)].concat();
+            method.observe(Known { id: RequestId(request), owner, tokens: &tokens });
+        }
+        for answer in 0..1500 {
+            method.learn(Owner { tenant: answer % 3, salt: answer % 40 }, &text(300));
+        }
+        let held = (method.shared_bytes() + method.request_bytes()) as u64;
+        assert!(held <= plan.bytes.drafting, "{held} bytes of {} that are planned", plan.bytes.drafting);
+        assert!(held > plan.bytes.drafting / 4, "{held} bytes of {}: the rest is never used", plan.bytes.drafting);
+    }
 }
 
 #[test]
