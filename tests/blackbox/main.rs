@@ -1,6 +1,7 @@
 //! Black box: starts the binary and looks at what it does. Everything here uses the built-in model and this machine
 //! only.
 
+mod attacker;
 mod bad_input;
 mod batch;
 mod commands;

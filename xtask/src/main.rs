@@ -1,6 +1,7 @@
 //! The project's own chores: `cargo xtask <command>`.
 
 mod aarch64;
+mod attacker;
 mod bench;
 mod clients;
 mod gates;
@@ -36,6 +37,7 @@ cargo xtask <command>
   soak [...]       the server under ten minutes of bad clients and too little memory; --seconds 3600 for an hour
   sigterm [...]    servers under load told to end, at 100 random moments
   slowhttp [...]   1,000 connections of slowhttptest in its four modes; the server must stay healthy
+  attacker [...]   one key guesses from its own counts what another asked: 200 questions on every method of guessing ahead
   bench [...]      this tree against another commit, in turns; fails on a loss; --help says more
   peers [...]      Folio, llama.cpp and OpenVINO side by side on this machine, on the same files; --help says more
   kernels [...]    compiles the GPU kernels and writes their archives; --check only compiles, and fails on a warning
@@ -49,6 +51,7 @@ fn main() -> Result<()> {
     match args.first().map(String::as_str) {
         Some("test") => test::run(rest),
         Some("aarch64") => aarch64::run(),
+        Some("attacker") => attacker::run(rest),
         Some("clients") => clients::run(rest),
         Some("tidy") => tidy::run(),
         Some("bench") => bench::run(rest),
