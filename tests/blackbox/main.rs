@@ -16,6 +16,8 @@ mod memory;
 mod names;
 #[cfg(target_os = "linux")]
 mod packed;
+#[cfg(unix)]
+mod pipes;
 mod pull;
 mod serve;
 mod server;

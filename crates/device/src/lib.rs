@@ -3,6 +3,8 @@
 //! `reference` is plain loops and the judge of all others; `cpu` is fast; `cuda` is for NVIDIA's GPUs. Nothing here
 //! hears of requests, families or text. Nearly all unsafe code of the project lives in this crate.
 
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
 mod backend;
 mod batch;
 mod draw;

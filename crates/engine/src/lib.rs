@@ -3,6 +3,8 @@
 //! An [`Engine`] is a handle that any thread may hold; exactly one thread owns the scheduler and the executor and talks
 //! to the others by channel. This crate speaks tokens only: text, JSON and HTTP are others' business.
 
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
 mod arrive;
 mod background;
 mod command;

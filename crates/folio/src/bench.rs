@@ -56,7 +56,7 @@ fn rates(args: &BenchRun, concurrency: &[usize]) -> Result<()> {
     // Before the ceilings take a buffer of their own.
     let resident = machine::peak_resident();
     let cost = cost::Cost::of(&session.assets.model.spec, &WeightBytes::of(&session.assets.model, &session.target)?);
-    session.phases.notes.iter().for_each(|note| eprintln!("warning: {note}"));
+    session.phases.notes.iter().for_each(|note| say!("warning: {note}"));
     let mut results: Vec<Measured> = concurrency.iter().map(|&streams| Measured::new(streams)).collect();
     let mut ceilings = ceilings::Ceilings::new(&session.target)?;
     for round in 0..args.rounds {
@@ -68,11 +68,12 @@ fn rates(args: &BenchRun, concurrency: &[usize]) -> Result<()> {
         }
     }
     ceilings.measure()?;
-    report::print(args, &session, &cost, &ceilings.best, resident, &results);
+    let printed = report::print(args, &session, &cost, &ceilings.best, resident, &results);
     drop(ceilings);
+    // A file that was asked for is written even if nobody reads the table.
     match &args.profile {
-        Some(file) => profile::main(args, file, session, &results),
-        None => Ok(()),
+        Some(file) => profile::main(args, file, session, &results).and(printed),
+        None => printed,
     }
 }
 

@@ -58,10 +58,9 @@ fn score(args: &EvalArgs) -> Result<()> {
     bar.finish_and_clear();
     let report = Report { args, assets: &assets, windows: &windows };
     match args.json {
-        true => println!("{}", Value::Object(report.json(&score))),
+        true => outln!("{}", Value::Object(report.json(&score))),
         false => report.print(&score),
     }
-    Ok(())
 }
 
 fn compare(args: &EvalArgs, base: &str) -> Result<()> {
@@ -79,10 +78,9 @@ fn compare(args: &EvalArgs, base: &str) -> Result<()> {
     let sides = [(&base_assets, base.weight_bytes()), (&assets, model.weight_bytes())].map(Side::new);
     let report = Report { args, assets: &assets, windows: &windows };
     match args.json {
-        true => println!("{}", report.json_of_both(&sides, &compared)),
+        true => outln!("{}", report.json_of_both(&sides, &compared)),
         false => report.print_both(&sides, &compared),
     }
-    Ok(())
 }
 
 fn threads(args: &EvalArgs) -> usize {
@@ -205,23 +203,23 @@ impl Report<'_> {
         Value::Object(value)
     }
 
-    fn print(&self, score: &Score) {
-        println!("model            {}", self.assets.name);
-        self.print_text(score.scored);
-        println!("nats per token   {:.5}", score.nats);
-        println!("perplexity       {:.4}", score.perplexity());
-        println!("bits per byte    {:.5}", self.bits_per_byte(score));
+    fn print(&self, score: &Score) -> Result<()> {
+        outln!("model            {}", self.assets.name)?;
+        self.print_text(score.scored)?;
+        outln!("nats per token   {:.5}", score.nats)?;
+        outln!("perplexity       {:.4}", score.perplexity())?;
+        outln!("bits per byte    {:.5}", self.bits_per_byte(score))
     }
 
-    fn print_text(&self, scored: usize) {
+    fn print_text(&self, scored: usize) -> Result<()> {
         let (count, tokens, bytes) = (self.windows.windows.len(), self.windows.num_tokens(), self.windows.text_bytes);
-        println!("text             {} ({bytes:.0} bytes, {tokens} tokens)", self.args.text.display());
-        println!("windows          {count} of up to {} tokens, {scored} tokens scored", self.args.window);
+        outln!("text             {} ({bytes:.0} bytes, {tokens} tokens)", self.args.text.display())?;
+        outln!("windows          {count} of up to {} tokens, {scored} tokens scored", self.args.window)
     }
 
-    fn print_both(&self, [base, model]: &[Side<'_>; 2], compared: &Comparison) {
-        self.print_text(compared.model.scored);
-        println!();
+    fn print_both(&self, [base, model]: &[Side<'_>; 2], compared: &Comparison) -> Result<()> {
+        self.print_text(compared.model.scored)?;
+        out!("\n")?;
         let row = |name: &str, cell: &dyn Fn(&Side<'_>, &Score) -> String| {
             vec![name.to_owned(), cell(base, &compared.base), cell(model, &compared.model)]
         };
@@ -234,17 +232,17 @@ impl Report<'_> {
             row("weights on disk", &|side, _| table::bytes(side.disk_bytes)),
             row("weights in memory", &|side, _| table::bytes(side.memory_bytes)),
         ];
-        println!("{}", table::render(&rows));
+        outln!("{}", table::render(&rows))?;
         let change = 100.0 * compared.perplexity_change();
-        println!("perplexity       {change:+.3}% (standard error {:.3}%)", 100.0 * compared.nats_error);
+        outln!("perplexity       {change:+.3}% (standard error {:.3}%)", 100.0 * compared.nats_error)?;
         let (mean, p99) = (compared.divergence_mean, compared.divergence_p99);
-        println!("KL divergence    {mean:.3e} nats mean, {p99:.3e} at the 99th percentile");
-        println!("greedy agreement {:.2}%", 100.0 * compared.agreement);
+        outln!("KL divergence    {mean:.3e} nats mean, {p99:.3e} at the 99th percentile")?;
+        outln!("greedy agreement {:.2}%", 100.0 * compared.agreement)?;
         let Ties { logit_difference, clear_disagreements } = compared.ties;
-        println!(
+        outln!(
             "logits           {logit_difference:.3e} apart (root mean square); {clear_disagreements} disagreements where \
              the first token leads by more than {} times that",
             Ties::NEAR
-        );
+        )
     }
 }

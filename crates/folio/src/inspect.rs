@@ -19,20 +19,20 @@ pub fn main(args: &InspectArgs) -> Result<()> {
     assets.quantize(args.quantize)?;
     let spec = &assets.model.spec;
     let stored = Stored::of(&assets);
-    println!("{}{}", assets.name, assets.commit.as_ref().map(|commit| format!(" at {commit}")).unwrap_or_default());
-    print!("{}", table::render(&shape(spec, &assets)));
-    println!("\nweights on disk: {}", stored.describe());
+    let commit = assets.commit.as_ref().map(|commit| format!(" at {commit}")).unwrap_or_default();
+    outln!("{}{commit}", assets.name)?;
+    out!("{}", table::render(&shape(spec, &assets)))?;
+    outln!("\nweights on disk: {}", stored.describe())?;
     let mut rows = vec![vec!["as".to_string(), "weights".into()]];
     for &format in FORMATS {
         // A width that is no multiple of the block cannot be stored so.
         let bytes = weight_bytes(spec, format).map_or("-".into(), table::bytes);
         rows.push(vec![format.to_string(), bytes]);
     }
-    print!("{}", table::render(&rows));
+    out!("{}", table::render(&rows))?;
     let loaded = plan::weight_bytes(&assets.model)?;
-    println!("\nweights in memory: {} (see `folio plan` for all of it)", table::bytes(loaded));
-    print!("\n{}", kv(spec, loaded));
-    Ok(())
+    outln!("\nweights in memory: {} (see `folio plan` for all of it)", table::bytes(loaded))?;
+    out!("\n{}", kv(spec, loaded))
 }
 
 /// Weights as the files hold them.

@@ -1,5 +1,10 @@
 //! The `folio` command: flags, configuration and wiring. Environment and flags are read in this crate only, once.
 
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
+#[macro_use]
+mod print;
+
 mod args;
 mod assets;
 mod batch;
@@ -36,8 +41,9 @@ use args::{Command, Folio};
 fn main() -> ExitCode {
     match run() {
         Ok(code) => code,
+        Err(error) if error.is::<print::ReaderLeft>() => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            say!("error: {error:#}");
             ExitCode::FAILURE
         }
     }

@@ -39,7 +39,7 @@ pub fn main(args: &PullArgs) -> Result<()> {
     let wanted = Selection::of(&name, &all)?;
     let files: Vec<&str> = all.iter().copied().filter(|file| args.all || wanted.has(file)).collect();
     if !args.all && !wanted.others.is_empty() {
-        eprintln!(
+        say!(
             "of {} models {} is fetched; the others: {}",
             wanted.others.len() + 1,
             wanted.weights[0],
@@ -62,13 +62,12 @@ pub fn main(args: &PullArgs) -> Result<()> {
     // A model in one file is that file; another is the folder that holds it.
     let first = fetched.get(wanted.weights[0]).context("no weights were fetched")?;
     let place = if is_gguf(wanted.weights[0]) { Some(first.as_path()) } else { first.parent() };
-    println!("{}", place.unwrap_or(first).display());
+    outln!("{}", place.unwrap_or(first).display())?;
     match wanted.kind {
-        Kind::Model => println!("try it: folio run {}", name.with(&name.pick)),
-        Kind::Adapter => println!("a LoRA adapter: folio does not load it"),
-        Kind::Weights => println!("without config.json it is no model that folio runs"),
+        Kind::Model => outln!("try it: folio run {}", name.with(&name.pick)),
+        Kind::Adapter => outln!("a LoRA adapter: folio does not load it"),
+        Kind::Weights => outln!("without config.json it is no model that folio runs"),
     }
-    Ok(())
 }
 
 /// What is fetched of a repository, besides [`WANTED_NAMES`].

@@ -37,8 +37,7 @@ pub fn main(args: &QuantizeArgs) -> Result<()> {
         QuantizeFormat::Folder(target) => to_folder(args, &source, target, threads, &mut report),
     };
     bar.finish_and_clear();
-    println!("{}", summary?.describe(&args.out, started.elapsed()));
-    Ok(())
+    outln!("{}", summary?.describe(&args.out, started.elapsed()))
 }
 
 /// Where the model lies.

@@ -1,6 +1,5 @@
 //! A model made ready to answer: assets opened, memory planned, decoder loaded, engine started.
 
-use std::io::Write;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -270,7 +269,7 @@ fn warn_on_stderr(line: std::fmt::Arguments<'_>) {
 
 /// Nobody may be there to read it, which must not end the engine.
 fn debug_line(line: std::fmt::Arguments<'_>) {
-    drop(writeln!(std::io::stderr(), "debug: {line}"));
+    say!("debug: {line}");
 }
 
 /// Drawn only when loading takes long enough to be watched.

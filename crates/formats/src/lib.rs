@@ -3,6 +3,8 @@
 //! Everything a file says is checked here, in `u64`, against the file's real size; what leaves this crate is a slice
 //! that exists. Nothing here knows a model family or a device.
 
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
 mod coding;
 mod digest;
 mod error;

@@ -2,6 +2,8 @@
 //!
 //! The decoder knows no request, no storage format and no device; families hold no forward code.
 
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
 mod activations;
 mod at_load;
 mod attention;

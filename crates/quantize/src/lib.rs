@@ -5,6 +5,8 @@
 //! layer gives the next one's input. A method is one file (`rtn`, `gptq`, `awq`); a target is a row of
 //! [`Target`] and its levels. Nothing here knows how files are laid out but the writers.
 
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
 mod awq;
 mod calibrate;
 mod collect;

@@ -5,6 +5,8 @@
 //! flight, so plans name rows and not token values. This crate never sees a device, a clock or a random number: the same
 //! calls give the same plans.
 
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
 mod admit;
 mod blocks;
 mod config;

@@ -3,6 +3,8 @@
 //! The only crate that knows axum and the wire types. A request is refused here, with its field named, or becomes an
 //! engine request; nothing a client sends is ignored.
 
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
 mod answers;
 mod body;
 mod config;

@@ -4,6 +4,8 @@
 //! an [`Error`], never a panic, and templates and regular expressions run under limits. Nothing here reads a file, a
 //! clock or the environment, and nothing knows the engine: callers hand in bytes, names and dates.
 
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
 mod config;
 mod detokenizer;
 mod error;

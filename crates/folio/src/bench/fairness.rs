@@ -45,8 +45,7 @@ pub fn main(args: &FairnessBench) -> Result<()> {
         },
         ..Ask::new(streams::prompt(vocab, args.input_len, number), args.output_len)
     });
-    report(args, &Served::measure(&session, &tenants, asks.collect())?, counts);
-    Ok(())
+    report(args, &Served::measure(&session, &tenants, asks.collect())?, counts)
 }
 
 /// Tokens of each tenant while both had requests waiting.
@@ -113,7 +112,7 @@ impl Count {
     }
 }
 
-fn report(args: &FairnessBench, served: &Served, counts: [usize; 2]) {
+fn report(args: &FairnessBench, served: &Served, counts: [usize; 2]) -> Result<()> {
     let weights = f64::from(args.weights.iter().sum::<u32>());
     let due = |tenant: usize| f64::from(args.weights[tenant]) / weights;
     if args.common.json {
@@ -124,16 +123,15 @@ fn report(args: &FairnessBench, served: &Served, counts: [usize; 2]) {
             })
         };
         let value = json!({"backlogged_ms": served.waited_ms as u64, "tenants": [tenant(0), tenant(1)]});
-        println!("{value}");
-        return;
+        return outln!("{value}");
     }
-    println!(
+    outln!(
         "two tenants, {} requests at once, {} in / {} out; both waited for {:.1} s",
         args.streams,
         args.input_len,
         args.output_len,
         served.waited_ms as f64 / 1e3
-    );
+    )?;
     let head = ["tenant", "requests", "weight", "tokens served", "share", "due", "off by"];
     let mut rows = vec![head.map(String::from).to_vec()];
     for tenant in 0..2 {
@@ -148,7 +146,7 @@ fn report(args: &FairnessBench, served: &Served, counts: [usize; 2]) {
             format!("{:+.1}%", (served.share(tenant) / due(tenant) - 1.0) * 100.0),
         ]);
     }
-    print!("{}", table::render(&rows));
+    out!("{}", table::render(&rows))
 }
 
 #[cfg(test)]

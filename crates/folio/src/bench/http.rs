@@ -47,11 +47,11 @@ pub fn main(args: &HttpBench) -> Result<()> {
     bench.pair(0)?;
     let pairs = (0..args.pairs).map(|pair| bench.pair(pair)).collect::<Result<Vec<_>>>()?;
     let firsts = bench.first_tokens()?;
-    report::print(args, &session, &pairs, &firsts);
+    let printed = report::print(args, &session, &pairs, &firsts);
     drop(bench);
     server.end();
     session.end();
-    Ok(())
+    printed
 }
 
 /// One run of all streams.

@@ -49,8 +49,7 @@ pub fn main(args: &InterferenceBench) -> Result<()> {
             figures.rounds.push(round(session, args, PROBES + 2 + number)?);
         }
     }
-    report(args, &free, quiet, &results);
-    Ok(())
+    report(args, &free, quiet, &results)
 }
 
 fn start_engine(args: &InterferenceBench, target: Option<Duration>) -> Result<Session> {
@@ -232,17 +231,16 @@ fn spread(values: impl Iterator<Item = Duration>) -> Spread {
     Spread { median: median(&values).middle, best: values.iter().copied().fold(f64::INFINITY, f64::min) }
 }
 
-fn report(args: &InterferenceBench, session: &Session, quiet: Duration, results: &[Figures]) {
+fn report(args: &InterferenceBench, session: &Session, quiet: Duration, results: &[Figures]) -> Result<()> {
     if args.common.json {
         let value = json!({
             "model": session.assets.name, "threads": session.plan.threads, "streams": args.streams,
             "prompt_len": args.prompt_len, "rounds": args.rounds, "target_ratio": args.target_ratio,
             "quiet_ms": ms(quiet), "results": results.iter().map(Figures::to_json).collect::<Vec<_>>(),
         });
-        println!("{value}");
-        return;
+        return outln!("{value}");
     }
-    println!(
+    outln!(
         "{}: {} threads; {} streams decode, a prompt of {} tokens arrives; {} rounds, milliseconds, median of rounds \
          (best); the target is {} quiet gaps of {:.2} ms",
         session.assets.name,
@@ -252,12 +250,12 @@ fn report(args: &InterferenceBench, session: &Session, quiet: Duration, results:
         args.rounds,
         args.target_ratio,
         ms(quiet)
-    );
+    )?;
     let head =
         ["target", "quiet p50", "gap p50", "gap p99", "p99 of all", "gap max", "first token", "unloaded", "slower"];
     let mut rows = vec![head.map(String::from).to_vec()];
     rows.extend(results.iter().map(Figures::row));
-    print!("{}", table::render(&rows));
+    out!("{}", table::render(&rows))
 }
 
 #[cfg(test)]

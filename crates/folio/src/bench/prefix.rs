@@ -30,8 +30,7 @@ pub fn main(args: &PrefixBench) -> Result<()> {
         Some(_) => Some(Restart::measure(args, cached)?),
         None => None,
     };
-    report(args, cost, &hits, restart.as_ref());
-    Ok(())
+    report(args, cost, &hits, restart.as_ref())
 }
 
 fn start_engine(args: &PrefixBench, caches: bool) -> Result<Session> {
@@ -148,7 +147,7 @@ fn settle(disk: &DiskStore) {
     }
 }
 
-fn report(args: &PrefixBench, cost: Median, hits: &Hits, restart: Option<&Restart>) {
+fn report(args: &PrefixBench, cost: Median, hits: &Hits, restart: Option<&Restart>) -> Result<()> {
     let (miss, hit) = (median(&hits.miss), median(&hits.hit));
     if args.common.json {
         let value = json!({
@@ -163,10 +162,9 @@ fn report(args: &PrefixBench, cost: Median, hits: &Hits, restart: Option<&Restar
                 "first_token_ms": median(&restart.first).middle, "cached_tokens": restart.cached_tokens,
             })),
         });
-        println!("{value}");
-        return;
+        return outln!("{value}");
     }
-    println!(
+    outln!(
         "cost at a hit rate of 0%: {:+.2}% of the time, 95% interval {:+.2}% to {:+.2}% ({} pairs of {} streams, {} in \
          / {} out)",
         cost.middle * 100.0,
@@ -176,7 +174,7 @@ fn report(args: &PrefixBench, cost: Median, hits: &Hits, restart: Option<&Restar
         args.streams,
         args.input_len,
         args.output_len
-    );
+    )?;
     let row = |name: &str, time: Median, cached: usize, ratio: f64| {
         let range = format!("{:.1} to {:.1}", time.low, time.high);
         let cells = [format!("{:.2} ms", time.middle), range, cached.to_string(), format!("{ratio:.1}x")];
@@ -190,5 +188,5 @@ fn report(args: &PrefixBench, cost: Median, hits: &Hits, restart: Option<&Restar
         let first = median(&restart.first);
         rows.push(row("after a restart", first, restart.cached_tokens, miss.middle / first.middle));
     }
-    print!("{}", table::render(&rows));
+    out!("{}", table::render(&rows))
 }

@@ -52,7 +52,7 @@ pub fn main(args: &BenchRun, file: &Path, session: Session, results: &[Measured]
     }
     std::fs::write(file, &text).with_context(|| format!("--profile {}", file.display()))?;
     if !args.common.json {
-        print!("\n{text}");
+        out!("\n{text}")?;
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! The figures, as a table or as JSON.
 
+use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::ceilings::Best;
@@ -19,29 +20,32 @@ pub fn print(
     ceilings: &Best,
     resident: Option<u64>,
     results: &[Measured],
-) {
+) -> Result<()> {
     let rows: Vec<Figures> = results.iter().map(|result| Figures::of(args, cost, ceilings, result)).collect();
     if args.common.json {
-        println!("{}", json(args, session, ceilings, resident, &rows));
-        return;
+        return outln!("{}", json(args, session, ceilings, resident, &rows));
     }
-    println!(
+    outln!(
         "{}: {}, {} in / {} out, best of {} rounds; of read: their median, each beside its own reads",
-        session.assets.name, session.plan.device, args.input_len, args.output_len, args.rounds
-    );
-    println!(
+        session.assets.name,
+        session.plan.device,
+        args.input_len,
+        args.output_len,
+        args.rounds
+    )?;
+    outln!(
         "ceilings: {}; decode of one stream reads {} of weights a step",
         ceilings.describe(),
         table::bytes(cost.decode_bytes(1) as u64),
-    );
-    println!("start: {}", session.phases.describe());
-    println!(
+    )?;
+    outln!("start: {}", session.phases.describe())?;
+    outln!(
         "memory: weights {}, keys and values {}, activations {}; most resident while loading {}\n",
         table::bytes(session.plan.bytes.weights),
         table::bytes(session.plan.bytes.kv),
         table::bytes(session.plan.bytes.activations),
         resident.map_or("unknown".into(), table::bytes),
-    );
+    )?;
     let head = [
         "streams",
         "first token",
@@ -58,11 +62,12 @@ pub fn print(
     ];
     let mut lines = vec![head.map(String::from).to_vec()];
     lines.extend(rows.iter().map(Figures::line));
-    print!("{}", table::render(&lines));
-    println!();
+    out!("{}", table::render(&lines))?;
+    out!("\n")?;
     for row in &rows {
-        println!("{} at once: {}", row.streams, row.waste.describe());
+        outln!("{} at once: {}", row.streams, row.waste.describe())?;
     }
+    Ok(())
 }
 
 struct Figures {

@@ -51,15 +51,16 @@ pub fn main(args: &ServeBench) -> Result<()> {
     let metrics = Metrics::new(&outcomes, duration, &args.result.metric_percentiles, &args.result.goodput);
     let date = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let report = Report { args, model: &model, date, metrics: &metrics, outcomes: &outcomes };
-    print!("{}", report.text());
+    let printed = out!("{}", report.text());
     tell_errors(&outcomes);
+    // A file that was asked for is written even if nobody reads the table.
     if args.result.save_result {
         report.save()?;
     }
     if metrics.completed == 0 {
         bail!("every request failed");
     }
-    Ok(())
+    printed
 }
 
 /// The model that answered, what came of each request, and how many seconds all took.
@@ -160,6 +161,6 @@ fn tell_errors(outcomes: &[Outcome]) {
         }
     }
     for (error, count) in told {
-        eprintln!("{count} failed: {error}");
+        say!("{count} failed: {error}");
     }
 }

@@ -51,7 +51,7 @@ pub fn main(args: &SpeculateBench) -> Result<()> {
         for (number, chunk) in prompts.chunks(streams).enumerate() {
             round(args, &mut lanes, chunk, number, &mut followed)?;
         }
-        report::print(args, streams, &lanes, &followed);
+        report::print(args, streams, &lanes, &followed)?;
         lanes.into_iter().for_each(|lane| lane.session.end());
     }
     Ok(())

@@ -88,12 +88,14 @@ fn finish(args: &EvalArgs, matrix: &Matrix) -> Result<()> {
         Some(path) => std::fs::write(path, text()).with_context(|| path.display().to_string()),
         None => Ok(()),
     };
-    match args.json {
-        true => println!("{}", matrix.json()),
-        false => println!("{}", matrix.text()),
-    }
+    let printed = match args.json {
+        true => outln!("{}", matrix.json()),
+        false => outln!("{}", matrix.text()),
+    };
+    // Files that were asked for are written even if nobody reads the table.
     write(&args.matrix.svg, &|| plot::svg(matrix))?;
-    write(&args.matrix.markdown, &|| matrix.markdown())
+    write(&args.matrix.markdown, &|| matrix.markdown())?;
+    printed
 }
 
 fn kv_formats(args: &MatrixArgs) -> Result<Vec<KvFormat>> {
@@ -235,9 +237,9 @@ impl Bench<'_> {
         match &row.outcome {
             Ok(Figures { compared, .. }) => {
                 let change = 100.0 * compared.perplexity_change();
-                eprintln!("{name:24} perplexity {change:+.2}%, KL {:.2e}", compared.divergence_mean);
+                say!("{name:24} perplexity {change:+.2}%, KL {:.2e}", compared.divergence_mean);
             }
-            Err(why) => eprintln!("{name:24} failed: {why}"),
+            Err(why) => say!("{name:24} failed: {why}"),
         }
     }
 }
@@ -265,7 +267,7 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         if let Err(error) = std::fs::remove_dir_all(&self.0) {
-            eprintln!("{} stays behind: {error}", self.0.display());
+            say!("{} stays behind: {error}", self.0.display());
         }
     }
 }

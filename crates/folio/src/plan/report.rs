@@ -17,10 +17,9 @@ pub fn main(args: &PlanArgs) -> Result<()> {
     let (target, _) = Target::choose(&args.model.engine)?;
     let plan = Plan::new(&assets, &args.model.engine, &target)?;
     match args.json {
-        true => println!("{}", to_json(&plan, &assets.name)),
-        false => print!("{}", print(&plan, &assets.name)),
+        true => outln!("{}", to_json(&plan, &assets.name)),
+        false => out!("{}", print(&plan, &assets.name)),
     }
-    Ok(())
 }
 
 /// The table, several lines.

@@ -1,7 +1,6 @@
 //! What whoever starts the server sees, in one screen: what is loaded, how memory is planned, who is let in, where to
 //! connect, and a line to try it with.
 
-use std::io::Write;
 use std::time::Instant;
 
 use folio_server::observe::{Log, LogFormat};
@@ -50,22 +49,19 @@ impl Greeting<'_> {
             ];
             return self.log.info("loading", &fields);
         }
-        notes.for_each(|note| eprintln!("note: {note}"));
-        warnings.for_each(|warning| eprintln!("warning: {warning}"));
-        eprintln!("folio {}: {}, {device}", env!("CARGO_PKG_VERSION"), describe(assets, self.name));
+        notes.for_each(|note| say!("note: {note}"));
+        warnings.for_each(|warning| say!("warning: {warning}"));
+        say!("folio {}: {}, {device}", env!("CARGO_PKG_VERSION"), describe(assets, self.name));
         if let Some(drafting) = &assets.drafting {
-            eprintln!("tokens are guessed ahead by {}", drafting.describe());
+            say!("tokens are guessed ahead by {}", drafting.describe());
         }
-        eprint!("{}", plan::print(plan, self.name));
+        say!("{}", plan::print(plan, self.name).trim_end());
         for (what, state) in
             [("keys", self.keys()), ("TLS", self.tls()), ("metrics", self.metrics()), ("traces", self.traces())]
         {
-            eprintln!("  {what:<8} {state}");
+            say!("  {what:<8} {state}");
         }
-        eprintln!(
-            "loading; {} answers 503 to all but /health, /ready, /version and /metrics until then",
-            self.bound.url()
-        );
+        say!("loading; {} answers 503 to all but /health, /ready, /version and /metrics until then", self.bound.url());
     }
 
     /// Once requests are answered. Scripts wait for this line.
@@ -73,7 +69,7 @@ impl Greeting<'_> {
         for note in &phases.notes {
             match self.is_json() {
                 true => self.log.warn(note, &[]),
-                false => eprintln!("warning: {note}"),
+                false => say!("warning: {note}"),
             }
         }
         let url = self.bound.url();
@@ -89,7 +85,7 @@ impl Greeting<'_> {
         }
         let seconds = self.started.elapsed().as_secs_f64();
         let key = if self.access.keys.is_empty() { "" } else { " -H \"authorization: Bearer $FOLIO_API_KEY\"" };
-        eprintln!(
+        say!(
             "loaded in {seconds:.2} s: {}\n{} is ready at {url}\n  try: curl {}/v1/chat/completions{key} -H 'content-type: \
              application/json' -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"What does `Rc::clone` do?\"}}]}}'",
             phases.describe(),
@@ -155,12 +151,8 @@ pub fn info(session: &Session) -> Value {
 
 /// How the engine says on standard error what went wrong. A plain function, since an engine knows no log.
 pub fn warner(format: LogFormat) -> fn(std::fmt::Arguments<'_>) {
-    // Nobody may be there to read it, which must not end the engine.
     match format {
-        LogFormat::Text => |line| drop(writeln!(std::io::stderr(), "warning: {line}")),
-        LogFormat::Json => |line| {
-            let line = json!({"level": "warn", "message": line.to_string()});
-            drop(writeln!(std::io::stderr(), "{line}"));
-        },
+        LogFormat::Text => |line| say!("warning: {line}"),
+        LogFormat::Json => |line| say!("{}", json!({"level": "warn", "message": line.to_string()})),
     }
 }

@@ -1,5 +1,6 @@
 //! The figures, as tables or as JSON.
 
+use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::cpu::{CpuTime, Part};
@@ -10,14 +11,13 @@ use crate::bench::streams::{ms, percentile};
 use crate::session::Session;
 use crate::{machine, table};
 
-pub fn print(args: &HttpBench, session: &Session, pairs: &[Pair], firsts: &FirstTokens) {
+pub fn print(args: &HttpBench, session: &Session, pairs: &[Pair], firsts: &FirstTokens) -> Result<()> {
     let figures = Figures::of(pairs, machine::cores());
     let firsts = First::of(firsts);
     if args.common.json {
-        println!("{}", json(args, session, &figures, &firsts));
-        return;
+        return outln!("{}", json(args, session, &figures, &firsts));
     }
-    println!(
+    outln!(
         "{}: {} threads on {} cores; {} streams, {} in / {} out, {} pairs",
         session.assets.name,
         session.plan.threads,
@@ -26,18 +26,18 @@ pub fn print(args: &HttpBench, session: &Session, pairs: &[Pair], firsts: &First
         args.prompt_tokens,
         args.tokens,
         args.pairs
-    );
-    println!(
+    )?;
+    outln!(
         "over HTTP {:+.2}% tokens per second, 95% interval {:+.2}% to {:+.2}%; {:.3} events and {:.0} bytes a token\n",
         (figures.ratio.middle - 1.0) * 100.0,
         (figures.ratio.low - 1.0) * 100.0,
         (figures.ratio.high - 1.0) * 100.0,
         figures.events_per_token,
         figures.bytes_per_token
-    );
-    println!("{}", table::render(&figures.rate_rows()));
-    println!("{}", table::render(&figures.cpu_rows()));
-    print!("{}", table::render(&firsts.rows(args)));
+    )?;
+    outln!("{}", table::render(&figures.rate_rows()))?;
+    outln!("{}", table::render(&figures.cpu_rows()))?;
+    out!("{}", table::render(&firsts.rows(args)))
 }
 
 /// One way of asking, over all pairs.

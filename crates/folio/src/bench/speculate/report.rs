@@ -1,5 +1,6 @@
 //! The table: what each method gained, and what its own terms said it should.
 
+use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::super::median::{Median, median};
@@ -110,45 +111,45 @@ const HEADINGS: [&str; 12] = [
     "differ",
 ];
 
-pub fn print(args: &SpeculateBench, streams: usize, lanes: &[Lane], followed: &[usize]) {
+pub fn print(args: &SpeculateBench, streams: usize, lanes: &[Lane], followed: &[usize]) -> Result<()> {
     let all: Vec<Row> = lanes.iter().map(|lane| Row::new(lane, &lane.totals, &lanes[0].totals)).collect();
     let repeating = lanes.iter().map(|lane| Row::new(lane, &lane.repeating, &lanes[0].repeating));
     let repeating: Vec<Row> = repeating.filter(|_| lanes[0].repeating.tokens > 0).collect();
     let dropped = lanes[0].dropped;
     if args.common.json {
         let rows = |rows: &[Row]| rows.iter().map(Row::json).collect::<Vec<Value>>();
-        println!(
+        return outln!(
             "{}",
             json!({
                 "streams": streams, "temperature": args.temperature, "loops": dropped, "methods": rows(&all),
                 "followed_tokens": followed, "where_files_are_repeated": rows(&repeating),
             })
         );
-        return;
     }
-    println!(
+    outln!(
         "\n{} at once, {} in / {} out, temperature {}; {dropped} answers run in circles{}",
         streams,
         args.input_len,
         args.output_len,
         args.temperature,
         if args.keep_loops { ", kept" } else { ", left out" },
-    );
-    print_rows(&all);
+    )?;
+    print_rows(&all)?;
     if args.repeat.is_some() {
-        println!("\ntokens of each answer that follow the file: {followed:?}");
-        println!(
+        outln!("\ntokens of each answer that follow the file: {followed:?}")?;
+        outln!(
             "answers that do so for {:.0}% of their tokens: {} of {}",
             100.0 * repeat::REPEATS,
             lanes[0].repeating.gains.len() * streams,
             followed.len() + dropped
-        );
-        print_rows(&repeating);
+        )?;
+        print_rows(&repeating)?;
     }
+    Ok(())
 }
 
-fn print_rows(rows: &[Row]) {
+fn print_rows(rows: &[Row]) -> Result<()> {
     let headings = HEADINGS.map(str::to_owned).to_vec();
     let rows: Vec<Vec<String>> = std::iter::once(headings).chain(rows.iter().map(Row::cells)).collect();
-    print!("{}", table::render(&rows));
+    out!("{}", table::render(&rows))
 }

@@ -51,7 +51,7 @@ pub fn main(args: &SpeculateBench, agreement: f64) -> Result<()> {
             "idle_ms": drafted.idle_ms(streams * (most + 1)),
         });
         if args.common.json {
-            println!("{line}");
+            outln!("{line}")?;
         }
         lines.push(vec![
             streams.to_string(),
@@ -68,11 +68,14 @@ pub fn main(args: &SpeculateBench, agreement: f64) -> Result<()> {
         ]);
     }
     if !args.common.json {
-        println!(
+        outln!(
             "{}: {}, {} in / {} out, drafts of {most} tokens that are right with a chance of {agreement}",
-            lanes[0].session.assets.name, lanes[0].session.plan.device, args.input_len, args.output_len
-        );
-        print!("{}", table::render(&lines));
+            lanes[0].session.assets.name,
+            lanes[0].session.plan.device,
+            args.input_len,
+            args.output_len
+        )?;
+        out!("{}", table::render(&lines))?;
     }
     Ok(())
 }
