@@ -4,6 +4,8 @@
 mod attacker;
 mod bad_input;
 mod batch;
+#[cfg(target_os = "linux")]
+mod chat;
 mod commands;
 mod context;
 mod disk;
@@ -19,6 +21,8 @@ mod packed;
 #[cfg(unix)]
 mod pipes;
 mod pull;
+#[cfg(target_os = "linux")]
+mod screen;
 mod serve;
 mod server;
 mod speculate;

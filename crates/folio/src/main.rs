@@ -9,6 +9,7 @@ mod args;
 mod assets;
 mod batch;
 mod bench;
+mod chat;
 mod drafting;
 mod embedded;
 mod eval;
@@ -28,6 +29,7 @@ mod random_model;
 mod run;
 mod serve;
 mod session;
+mod signals;
 mod table;
 mod target;
 
@@ -55,7 +57,7 @@ fn run() -> Result<ExitCode> {
         Command::Serve(args) => serve::main(*args),
         Command::Health(args) => health::main(&args),
         Command::Batch(args) => done(batch::main(*args)),
-        Command::Run(args) => done(run::main(args)),
+        Command::Run(args) => run::main(args),
         Command::Inspect(args) => done(inspect::main(&args)),
         Command::Plan(args) => done(plan::main(&args)),
         Command::Eval(args) => done(eval::main(&args)),

@@ -1,6 +1,7 @@
 //! `folio run`: one answer, or a chat.
 
-use std::io::{IsTerminal, Read, Write};
+use std::io::Read;
+use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
@@ -11,17 +12,22 @@ use serde_json::{Value, json};
 
 use crate::args::{RunArgs, SamplingArgs};
 use crate::assets::Assets;
+use crate::chat;
 use crate::session::Session;
+use crate::signals::{Signal, Signals};
 
 /// A chat needs one request at a time, so it plans memory for few.
 const CHAT_SEQS: usize = 4;
 
-pub fn main(args: RunArgs) -> Result<()> {
+/// Signals that end the program, or an answer, with the terminal as it was.
+const SIGNALS: [Signal; 4] = [Signal::Interrupt, Signal::Terminate, Signal::Hangup, Signal::Quit];
+
+pub fn main(args: RunArgs) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(run(args))
 }
 
-async fn run(args: RunArgs) -> Result<()> {
+async fn run(args: RunArgs) -> Result<ExitCode> {
     let assets = Assets::open_as(args.model.model.as_deref(), &args.model.engine)?;
     let Some(tokenizer) = assets.tokenizer.clone() else {
         bail!("{} has no tokenizer; `folio run` needs one: put tokenizer.json beside the weights", assets.name);
@@ -30,36 +36,47 @@ async fn run(args: RunArgs) -> Result<()> {
     let mut engine_args = args.model.engine.clone();
     engine_args.max_num_seqs = Some(engine_args.max_num_seqs.unwrap_or(CHAT_SEQS).min(CHAT_SEQS));
     let session = Session::start(assets, &engine_args)?;
-    let mut chat = Chat { session, tokenizer, template, sampling: args.sampling, messages: Vec::new() };
+    let prompt = match args.prompt.as_deref() {
+        Some("-") => Some(standard_input()?),
+        prompt => prompt.map(str::to_string),
+    };
+    let signals = Signals::of(&SIGNALS)?;
+    let mut chat = Chat { session, tokenizer, template, sampling: args.sampling, messages: Vec::new(), signals };
     if let Some(system) = args.system {
         chat.messages.push(json!({"role": "system", "content": system}));
     }
-    match args.prompt.as_deref() {
-        Some("-") => {
-            let mut text = String::new();
-            std::io::stdin().read_to_string(&mut text).context("could not read standard input")?;
-            chat.turn(text.trim_end_matches('\n')).await.map(drop)
-        }
-        Some(prompt) => chat.turn(prompt).await.map(drop),
+    match prompt {
+        Some(prompt) => Ok(match chat.turn(&prompt).await? {
+            None | Some(Signal::Interrupt) => ExitCode::SUCCESS,
+            Some(signal) => signal.exit_code(),
+        }),
         None => {
             // Of one answer nobody would wait for it.
             let _writer = chat.session.keep_packed(None);
-            chat.converse().await
+            chat::converse(&mut chat).await
         }
     }
 }
 
-struct Chat {
-    session: Session,
+fn standard_input() -> Result<String> {
+    let mut text = String::new();
+    std::io::stdin().read_to_string(&mut text).context("could not read standard input")?;
+    text.truncate(text.trim_end_matches('\n').len());
+    Ok(text)
+}
+
+pub struct Chat {
+    pub session: Session,
     tokenizer: Arc<Tokenizer>,
     template: Option<Arc<ChatTemplate>>,
     sampling: SamplingArgs,
-    messages: Vec<Value>,
+    pub messages: Vec<Value>,
+    pub signals: Signals,
 }
 
 impl Chat {
-    /// Asks and prints the answer as it comes; Ctrl-C ends the answer.
-    async fn turn(&mut self, prompt: &str) -> Result<String> {
+    /// Asks and prints the answer as it comes. Ctrl-C ends the answer; the signal that did so is returned.
+    pub async fn turn(&mut self, prompt: &str) -> Result<Option<Signal>> {
         self.messages.push(json!({"role": "user", "content": prompt}));
         let tokens = self.tokens(prompt)?;
         let room = self.session.plan.max_model_len.saturating_sub(tokens.len());
@@ -75,23 +92,21 @@ impl Chat {
         let shown = TextOptions { skip_special: true, ..TextOptions::default() };
         let mut stream = TextStream::new(self.session.engine.submit(request)?, &self.tokenizer, 1, &shown);
         let mut answer = String::new();
-        let mut out = std::io::stdout();
-        loop {
+        let signal = loop {
             let piece = tokio::select! {
                 piece = stream.next() => piece,
-                signal = tokio::signal::ctrl_c() => { signal?; None }
+                signal = self.signals.next() => break Some(signal),
             };
-            let Some(piece) = piece else { break };
-            write!(out, "{}", piece.text)?;
-            out.flush()?;
+            let Some(piece) = piece else { break None };
+            out!("{}", piece.text)?;
             answer.push_str(&piece.text);
             if let Some((Finish::Failed(message), _)) = piece.finish {
                 bail!("{message}");
             }
-        }
-        writeln!(out)?;
+        };
+        out!("\n")?;
         self.messages.push(json!({"role": "assistant", "content": answer}));
-        Ok(answer)
+        Ok(signal)
     }
 
     fn tokens(&self, prompt: &str) -> Result<Vec<u32>> {
@@ -106,47 +121,6 @@ impl Chat {
         let mark = self.tokenizer.control_tokens().mark(&mut render)?;
         Ok(self.tokenizer.encode_marked(&template.render(&render)?, mark)?)
     }
-
-    async fn converse(&mut self) -> Result<()> {
-        let interactive = std::io::stdin().is_terminal();
-        if interactive {
-            eprintln!(
-                "{}: ask away; Ctrl-C stops an answer, /new starts anew, Ctrl-D or /exit leaves",
-                self.session.assets.name
-            );
-        }
-        let system: Vec<Value> = self.messages.clone();
-        loop {
-            if interactive {
-                eprint!("> ");
-            }
-            let line = tokio::select! {
-                line = tokio::task::spawn_blocking(read_line) => line??,
-                signal = tokio::signal::ctrl_c() => {
-                    signal?;
-                    eprintln!("\n(Ctrl-D or /exit leaves)");
-                    continue;
-                }
-            };
-            match line.as_deref().map(str::trim) {
-                None | Some("/exit") => return Ok(()),
-                Some("") => {}
-                Some("/new") => self.messages.clone_from(&system),
-                Some(prompt) => {
-                    if let Err(error) = self.turn(prompt).await {
-                        eprintln!("error: {error:#}");
-                        self.messages.clone_from(&system);
-                    }
-                }
-            }
-        }
-    }
-}
-
-fn read_line() -> Result<Option<String>> {
-    let mut line = String::new();
-    let bytes = std::io::stdin().read_line(&mut line).context("could not read standard input")?;
-    Ok((bytes > 0).then_some(line))
 }
 
 fn params(args: &SamplingArgs, room: usize) -> SamplingParams {

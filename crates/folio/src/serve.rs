@@ -28,9 +28,10 @@ use crate::kv_events::{KvEventPublisher, KvEventsConfig};
 use crate::model_ref::HubName;
 use crate::plan::Plan;
 use crate::session::{KvEventSender, Serving, Session};
+use crate::signals::{Signal, Signals};
 use crate::target::Target;
 use access::Access;
-use ending::{Ending, Signals};
+use ending::Ending;
 use greeting::Greeting;
 use listen::Bound;
 
@@ -85,7 +86,7 @@ pub fn main(args: ServeArgs) -> Result<ExitCode> {
     let (shutdown, ordered) = Shutdown::new();
     let served = runtime.block_on(async {
         // Before anybody is told that the server is there, and so may stop it.
-        let mut signals = Signals::new()?;
+        let mut signals = Signals::of(&[Signal::Interrupt, Signal::Terminate])?;
         let mut serving = Vec::new();
         if let Some(listener) = bound.metrics_listener()? {
             let hosts = TextList::all(&args.access.allowed_hosts);

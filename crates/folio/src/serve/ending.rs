@@ -14,6 +14,8 @@ use folio_server::observe::{Log, Observer};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
+use crate::signals::{Signal, Signals};
+
 /// Between looks at whether the last request has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// For the engine's thread to end: a step may be under way, and a wedged one never ends.
@@ -21,70 +23,6 @@ const ENGINE_END: Duration = Duration::from_secs(5);
 /// For connections to write their last bytes, after the engine has ended.
 const CLOSE: Duration = Duration::from_secs(3);
 const LAST_LINE: Duration = Duration::from_millis(200);
-
-/// A signal that asks the process to end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Signal {
-    Interrupt,
-    Terminate,
-}
-
-impl Signal {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Interrupt => "SIGINT",
-            Self::Terminate => "SIGTERM",
-        }
-    }
-
-    /// As a shell names the exit of a process that the signal killed.
-    fn exit_code(self) -> u8 {
-        match self {
-            Self::Interrupt => 128 + 2,
-            Self::Terminate => 128 + 15,
-        }
-    }
-}
-
-/// Signals from when it was made.
-#[cfg(unix)]
-pub struct Signals {
-    interrupt: tokio::signal::unix::Signal,
-    terminate: tokio::signal::unix::Signal,
-}
-
-#[cfg(unix)]
-impl Signals {
-    pub fn new() -> io::Result<Self> {
-        use tokio::signal::unix::{SignalKind, signal};
-        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
-    }
-
-    /// The next one.
-    pub async fn next(&mut self) -> Signal {
-        tokio::select! {
-            _ = self.interrupt.recv() => Signal::Interrupt,
-            _ = self.terminate.recv() => Signal::Terminate,
-        }
-    }
-}
-
-#[cfg(not(unix))]
-pub struct Signals;
-
-#[cfg(not(unix))]
-impl Signals {
-    pub fn new() -> io::Result<Self> {
-        Ok(Self)
-    }
-
-    pub async fn next(&mut self) -> Signal {
-        match tokio::signal::ctrl_c().await {
-            Ok(()) => Signal::Interrupt,
-            Err(_) => std::future::pending().await,
-        }
-    }
-}
 
 /// All that is to be ended.
 pub struct Ending {
@@ -110,7 +48,7 @@ impl Ending {
             second = signals.next() => {
                 log.warn("told again to end", &[("signal", second.name().into())]);
                 log.flush(LAST_LINE);
-                ExitCode::from(second.exit_code())
+                second.exit_code()
             }
         }
     }
