@@ -46,8 +46,8 @@ fn every_line_is_answered_or_says_why_not() {
     std::fs::write(&input, text).expect("writable");
     let run = batch(&input, &output).output().expect("the binary starts");
     let said = String::from_utf8_lossy(&run.stderr).into_owned();
-    assert!(run.status.success(), "{said}");
-    assert!(said.contains("4 answered, 4 failed, 0 were there already"), "{said}");
+    assert_eq!(run.status.code(), Some(1), "not every line has an answer: {said}");
+    assert!(said.contains("4 answered, 4 failed") && said.contains("0 were there already"), "{said}");
     let found = answers(&output);
     assert_eq!(found.len(), 8);
     for id in ["chat", "text", "vector", "response"] {
@@ -59,10 +59,11 @@ fn every_line_is_answered_or_says_why_not() {
     let mut codes: Vec<_> = found.iter().filter_map(|answer| answer["error"]["code"].as_str()).collect();
     codes.sort_unstable();
     assert_eq!(codes, ["duplicate_custom_id", "invalid_line", "invalid_line"]);
-    // Once more: everything is there.
+    // Once more: answers are there, and what failed is asked again and fails again.
     let again = batch(&input, &output).output().expect("the binary starts");
     let said = String::from_utf8_lossy(&again.stderr).into_owned();
-    assert!(said.contains("0 answered, 0 failed, 8 were there already"), "{said}");
+    assert_eq!(again.status.code(), Some(1), "{said}");
+    assert!(said.contains("0 answered, 4 failed") && said.contains("4 were there already"), "{said}");
     assert_eq!(answers(&output).len(), 8);
     assert!(refusal(&["batch", "/no/such/file"]).contains("/no/such/file"));
 }
@@ -93,4 +94,57 @@ fn killed_in_the_middle_it_goes_on_where_it_was() {
     for id in &ids {
         assert_eq!(of(&found, id)["response"]["status_code"], 200);
     }
+}
+
+#[test]
+fn what_failed_is_asked_again_and_has_one_line() {
+    let folder = scratch("batch-again");
+    let (input, output) = (folder.join("in.jsonl"), folder.join("out.jsonl"));
+    let body = |model: &str| json!({"model": model, "prompt": "fn", "max_tokens": 2, "temperature": 0});
+    let write = |second: &str| {
+        let lines = [line("a", "/v1/completions", body("folio-rust-42m")), line("b", "/v1/completions", body(second))];
+        std::fs::write(&input, lines.concat()).expect("writable");
+    };
+    // One name is wrong, and an earlier run was refused for want of room.
+    write("nobody");
+    let busy = json!({
+        "id": "batch_req_1", "custom_id": "a", "error": null,
+        "response": {"status_code": 429, "request_id": "r", "body": {"error": {"message": "too many requests"}}},
+    });
+    std::fs::write(&output, format!("{busy}\n")).expect("writable");
+    let run = batch(&input, &output).output().expect("the binary starts");
+    let said = String::from_utf8_lossy(&run.stderr).into_owned();
+    assert_eq!(run.status.code(), Some(1), "{said}");
+    assert!(said.contains("1 answered, 1 failed") && said.contains("0 were there already"), "{said}");
+    let found = answers(&output);
+    let statuses = ["a", "b"].map(|id| of(&found, id)["response"]["status_code"].as_u64());
+    assert_eq!((found.len(), statuses), (2, [Some(200), Some(404)]), "{found:?}");
+    // Corrected, the same command ends well.
+    write("folio-rust-42m");
+    let run = batch(&input, &output).output().expect("the binary starts");
+    let said = String::from_utf8_lossy(&run.stderr).into_owned();
+    assert!(run.status.success() && said.contains("1 answered, 0 failed, 1 were there already"), "{said}");
+    let found = answers(&output);
+    assert_eq!((found.len(), of(&found, "b")["response"]["status_code"].as_u64()), (2, Some(200)), "{found:?}");
+}
+
+#[test]
+fn two_runs_do_not_share_an_output() {
+    let folder = scratch("batch-twice");
+    let (input, output) = (folder.join("in.jsonl"), folder.join("out.jsonl"));
+    let slow = json!({"prompt": "fn", "max_tokens": 300, "ignore_eos": true, "temperature": 0});
+    let text: String = (0..4).map(|n| line(&format!("r{n}"), "/v1/completions", slow.clone())).collect();
+    std::fs::write(&input, text).expect("writable");
+    let mut first = batch(&input, &output).stderr(Stdio::null()).spawn().expect("the binary starts");
+    let begin = Instant::now();
+    while !output.exists() || answers(&output).is_empty() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "answers come");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let second = batch(&input, &output).output().expect("the binary starts");
+    let said = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert_eq!(second.status.code(), Some(1), "{said}");
+    assert!(said.contains("another `folio batch`") && said.contains("out.jsonl"), "{said}");
+    assert!(first.wait().expect("it ends").success());
+    assert_eq!(answers(&output).len(), 4);
 }

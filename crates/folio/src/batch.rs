@@ -2,12 +2,15 @@
 //!
 //! Every line goes through the routes that a server has, in this process and without a socket, so that it is checked
 //! and answered as there. Answers are appended as they come, a whole line at a time: whoever stops the program loses
-//! what was under way and nothing else, and the next run goes on from there.
+//! what was under way and nothing else, and the next run goes on from there. It asks again whatever got no answer, be it
+//! that the server had no room, the request was wrong, or the line was none: what is wrong fails again, at once and for
+//! little. While anything is without an answer, the program ends with a failure.
 
 mod input;
 mod output;
 
 use std::collections::HashSet;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -33,11 +36,11 @@ const PATIENCE: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Requests may have many answers each, and none is to be refused for want of room to wait.
 const MAX_WAITING: usize = 1 << 20;
 
-pub fn main(args: BatchArgs) -> Result<()> {
+pub fn main(args: BatchArgs) -> Result<ExitCode> {
     let path = args.output.clone().unwrap_or_else(|| args.input.with_extension("out.jsonl"));
     let limits = args.limits.limits();
     let (lines, total) = Lines::open(&args.input, limits.body_bytes)?;
-    let output = Output::open(&path)?;
+    let mut output = Output::open(&path)?;
     let mut engine = args.model.engine.clone();
     if args.concurrency.is_some_and(|concurrency| !(1..=1 << 16).contains(&concurrency)) {
         bail!("--concurrency must lie between 1 and 65536");
@@ -47,6 +50,8 @@ pub fn main(args: BatchArgs) -> Result<()> {
     let names = serve::names(&args.naming, &assets);
     let session = Session::start(assets, &engine)?;
     let concurrency = args.concurrency.unwrap_or(session.plan.max_seqs);
+    // Not before everything else is known to be right.
+    output.keep_answers()?;
 
     let timeouts = Timeouts {
         request: TimeLimit::InAll(PATIENCE),
@@ -64,7 +69,7 @@ pub fn main(args: BatchArgs) -> Result<()> {
     run.bar.finish_and_clear();
     run.tally.report(begin.elapsed(), &path);
     session.end();
-    Ok(())
+    Ok(if run.tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 struct Run {
@@ -104,7 +109,8 @@ impl Run {
                     continue;
                 }
                 Ok(ask) if self.output.has(&ask.custom_id) => {
-                    self.skip();
+                    self.tally.skipped += 1;
+                    self.bar.inc(1);
                     continue;
                 }
                 Ok(ask) => ask,
@@ -135,9 +141,9 @@ impl Run {
     fn take(&mut self, ended: Option<Result<Answer, tokio::task::JoinError>>) -> Result<()> {
         let Some(ended) = ended else { return Ok(()) };
         let answer = ended.context("a request panicked; run the same command again to go on")?;
-        match answer.status() {
-            Some(200) => self.tally.answered += 1,
-            _ => self.tally.failed += 1,
+        match answer.is_good() {
+            true => self.tally.answered += 1,
+            false => self.tally.failed += 1,
         }
         let (prompt, completion) = answer.usage();
         self.tally.prompt_tokens += prompt;
@@ -145,19 +151,10 @@ impl Run {
         self.write(&answer)
     }
 
-    /// A line that is no request, unless an earlier run has said so.
+    /// A line that is no request.
     fn refused(&mut self, id: &str, custom_id: Option<String>, code: &str, why: &str) -> Result<()> {
-        if self.output.has_refused(id) {
-            self.skip();
-            return Ok(());
-        }
         self.tally.failed += 1;
         self.write(&Answer::refused(id, custom_id, code, why))
-    }
-
-    fn skip(&mut self) {
-        self.tally.skipped += 1;
-        self.bar.inc(1);
     }
 
     fn write(&mut self, answer: &Answer) -> Result<()> {
@@ -198,11 +195,12 @@ impl Tally {
     fn report(&self, took: Duration, path: &std::path::Path) {
         let seconds = took.as_secs_f64().max(1e-9);
         let asked = self.answered + self.failed;
-        eprintln!(
-            "{} answered, {} failed, {} were there already: {}\n{seconds:.1} s, {:.1} requests/s, {} prompt tokens, {} \
+        say!(
+            "{} answered, {} failed{}, {} were there already: {}\n{seconds:.1} s, {:.1} requests/s, {} prompt tokens, {} \
              tokens of answers ({:.1}/s)",
             self.answered,
             self.failed,
+            if self.failed > 0 { " (the same command asks them again)" } else { "" },
             self.skipped,
             path.display(),
             asked as f64 / seconds,

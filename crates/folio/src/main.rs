@@ -56,7 +56,7 @@ fn run() -> Result<ExitCode> {
     match Folio::parse_from(args::command_line(std::env::args_os())?).command {
         Command::Serve(args) => serve::main(*args),
         Command::Health(args) => health::main(&args),
-        Command::Batch(args) => done(batch::main(*args)),
+        Command::Batch(args) => batch::main(*args),
         Command::Run(args) => run::main(args),
         Command::Inspect(args) => done(inspect::main(&args)),
         Command::Plan(args) => done(plan::main(&args)),

@@ -1,16 +1,19 @@
-//! Answers of a batch, appended a line at a time, and what an earlier run has left.
+//! Answers of a batch, appended a line at a time, and those that an earlier run has left.
+//!
+//! Of what an earlier run has left only answers count: before anything is asked, the lines that say why there is no answer
+//! are taken out, so that their requests are asked again and each has one line at any time. For that the file is written
+//! anew beside itself and put in its own place at once: a crash leaves the one or the other, and both have all answers. As
+//! long as a run has the file, it is locked.
 
 use std::collections::HashSet;
-use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{BufRead, BufReader, BufWriter, ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-
-/// Codes of lines that were no requests.
-const REFUSALS: [&str; 2] = ["invalid_line", "duplicate_custom_id"];
 
 #[derive(Debug, Deserialize, Serialize)]
 pub struct Answer {
@@ -45,8 +48,9 @@ impl Answer {
         Self { id: id.into(), custom_id, response: None, error }
     }
 
-    pub fn status(&self) -> Option<u16> {
-        self.response.as_ref().map(|response| response.status_code)
+    /// Whether the request got what it asked for. Everything else is asked again by the next run.
+    pub fn is_good(&self) -> bool {
+        self.response.as_ref().is_some_and(|response| response.status_code == 200)
     }
 
     /// Tokens of the prompt and of the answer, by whichever names the route has for them.
@@ -62,49 +66,49 @@ pub struct Output {
     path: PathBuf,
     /// What has an answer, by custom_id.
     answered: HashSet<String>,
-    /// Lines that are no requests and were said to be none, by id.
-    refused: HashSet<String>,
+    /// There are lines beside the first answer to each request.
+    is_stale: bool,
+    /// The file that was there before, whose lock keeps out those who opened it before it was replaced.
+    replaced: Option<File>,
 }
 
 impl Output {
-    /// Opens or makes the file. A half-written last line is cut off.
+    /// Opens or makes the file, for this run alone. Only half a line is cut off.
     pub fn open(path: &Path) -> Result<Self> {
         Self::read(path).with_context(|| format!("could not go on with {}", path.display()))
     }
 
     fn read(path: &Path) -> Result<Self> {
-        let file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
-        let (mut answered, mut refused) = (HashSet::new(), HashSet::new());
-        let mut reader = BufReader::new(file.try_clone()?);
-        let (mut line, mut whole, mut number) = (Vec::new(), 0, 0);
-        while reader.read_until(b'\n', &mut line)? > 0 {
-            number += 1;
-            let Some(text) = line.strip_suffix(b"\n") else { break };
-            let Ok(answer) = serde_json::from_slice::<Answer>(text) else {
-                bail!("line {number} is no answer of a batch; give another file with -o");
-            };
-            match (&answer.error, answer.custom_id) {
-                (Some(error), _) if REFUSALS.contains(&error.code.as_str()) => drop(refused.insert(answer.id)),
-                (_, Some(custom_id)) => drop(answered.insert(custom_id)),
-                (_, None) => {}
+        let file = open_locked(path)?;
+        let (mut answered, mut is_stale) = (HashSet::new(), false);
+        // A device or a pipe keeps nothing.
+        if file.metadata()?.is_file() {
+            let mut lines = Lines::of(&file)?;
+            while let Some(answer) = lines.next()? {
+                match answer.custom_id.filter(|_| answer.is_good) {
+                    Some(custom_id) => is_stale |= !answered.insert(custom_id),
+                    None => is_stale = true,
+                }
             }
-            whole += line.len() as u64;
-            line.clear();
+            if file.metadata()?.len() > lines.end {
+                file.set_len(lines.end)?;
+            }
         }
-        let mut file = file;
-        if file.metadata()?.len() > whole {
-            file.set_len(whole)?;
+        Ok(Self { file, path: path.to_path_buf(), answered, is_stale, replaced: None })
+    }
+
+    /// Takes out what is no answer, since it is about to be asked again.
+    pub fn keep_answers(&mut self) -> Result<()> {
+        if self.is_stale {
+            let kept = keep_answers(&self.file, &self.path).context("could not take out what has failed")?;
+            self.replaced = Some(std::mem::replace(&mut self.file, kept));
+            self.is_stale = false;
         }
-        file.seek(SeekFrom::End(0))?;
-        Ok(Self { file, path: path.to_path_buf(), answered, refused })
+        Ok(())
     }
 
     pub fn has(&self, custom_id: &str) -> bool {
         self.answered.contains(custom_id)
-    }
-
-    pub fn has_refused(&self, id: &str) -> bool {
-        self.refused.contains(id)
     }
 
     /// In one write, so that only the machine's own end can leave half a line.
@@ -115,29 +119,177 @@ impl Output {
     }
 }
 
+/// The file at `path`, which no other run has: the one that is there once the lock is held, and not one that was replaced
+/// meanwhile.
+fn open_locked(path: &Path) -> Result<File> {
+    loop {
+        let file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
+        if !file.metadata()?.is_file() {
+            return Ok(file);
+        }
+        lock(&file)?;
+        if is_at(&file, path)? {
+            return Ok(file);
+        }
+    }
+}
+
+fn lock(file: &File) -> Result<()> {
+    match file.try_lock() {
+        Ok(()) => Ok(()),
+        Err(TryLockError::WouldBlock) => {
+            bail!("another `folio batch` is writing to it; wait for that to end, or give another file with -o")
+        }
+        // Some network file systems have no locks.
+        Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => Ok(()),
+        Err(TryLockError::Error(error)) => Err(error).context("it cannot be locked"),
+    }
+}
+
+#[cfg(unix)]
+fn is_at(file: &File, path: &Path) -> Result<bool> {
+    use std::os::unix::fs::MetadataExt;
+    let about = file.metadata()?;
+    match std::fs::metadata(path) {
+        Ok(found) => Ok((found.dev(), found.ino()) == (about.dev(), about.ino())),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Where an open file cannot be replaced.
+#[cfg(not(unix))]
+fn is_at(_: &File, _: &Path) -> Result<bool> {
+    Ok(true)
+}
+
+/// Puts a copy of `file` with nothing but the first answer to each request in its place.
+fn keep_answers(file: &File, path: &Path) -> Result<File> {
+    // Where the path is a link, the file behind it is meant.
+    let place = path.canonicalize()?;
+    let mut name = place.file_name().map_or_else(OsString::new, OsString::from);
+    name.push(".folio-tmp");
+    let beside = place.with_file_name(name);
+    let copy = OpenOptions::new().read(true).append(true).create(true).open(&beside);
+    let copy = copy.with_context(|| beside.display().to_string())?;
+    lock(&copy)?;
+    copy.set_len(0)?;
+    copy.set_permissions(file.metadata()?.permissions())?;
+    let (mut writer, mut kept) = (BufWriter::new(&copy), HashSet::new());
+    let mut lines = Lines::of(file)?;
+    while let Some(answer) = lines.next()? {
+        if answer.custom_id.filter(|_| answer.is_good).is_some_and(|custom_id| kept.insert(custom_id)) {
+            writer.write_all(&lines.line)?;
+        }
+    }
+    writer.flush()?;
+    drop(writer);
+    copy.sync_all()?;
+    std::fs::rename(&beside, &place).with_context(|| format!("{} to {}", beside.display(), place.display()))?;
+    Ok(copy)
+}
+
+/// Whole lines of an output, from its beginning.
+struct Lines<'a> {
+    reader: BufReader<&'a File>,
+    line: Vec<u8>,
+    number: usize,
+    /// Where the last whole line ends.
+    end: u64,
+}
+
+struct Found {
+    custom_id: Option<String>,
+    is_good: bool,
+}
+
+impl<'a> Lines<'a> {
+    fn of(mut file: &'a File) -> Result<Self> {
+        file.seek(SeekFrom::Start(0))?;
+        Ok(Self { reader: BufReader::new(file), line: Vec::new(), number: 0, end: 0 })
+    }
+
+    fn next(&mut self) -> Result<Option<Found>> {
+        self.line.clear();
+        self.reader.read_until(b'\n', &mut self.line)?;
+        let Some(text) = self.line.strip_suffix(b"\n") else { return Ok(None) };
+        self.number += 1;
+        let Ok(answer) = serde_json::from_slice::<Answer>(text) else {
+            bail!("line {} is no answer of a batch; give another file with -o", self.number);
+        };
+        self.end += self.line.len() as u64;
+        Ok(Some(Found { is_good: answer.is_good(), custom_id: answer.custom_id }))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_is_there_is_known_and_half_a_line_is_cut_off() {
-        let path = std::env::temp_dir().join(format!("folio-batch-output-{}", std::process::id()));
+    fn answer(number: usize, custom_id: &str, status: u16) -> Answer {
         let body = serde_json::json!({"usage": {"input_tokens": 3, "output_tokens": 4}});
-        let answer = Answer::new("batch_req_1".into(), "a".into(), 200, "r".into(), body);
-        assert_eq!(answer.usage(), (3, 4));
-        let mut output = Output::open(&path).expect("a new file");
-        output.append(&answer).expect("written");
-        output.append(&Answer::refused("batch_req_2", Some("b".into()), "duplicate_custom_id", "w")).expect("written");
-        let whole = std::fs::read(&path).expect("readable");
-        std::fs::write(&path, [&whole[..], b"{\"id\":\"batch_req_3\",\"custom_id\":\"c"].concat()).expect("writable");
-        let mut output = Output::open(&path).expect("an old file");
-        assert!(output.has("a") && !output.has("b") && !output.has("c"));
-        assert!(output.has_refused("batch_req_2") && !output.has_refused("batch_req_1"));
-        assert_eq!(std::fs::read(&path).expect("readable"), whole);
-        output.append(&Answer::refused("batch_req_3", None, "invalid_line", "w")).expect("written");
-        assert_eq!(std::fs::read_to_string(&path).expect("readable").lines().count(), 3);
+        Answer::new(format!("batch_req_{number}"), custom_id.into(), status, "r".into(), body)
+    }
+
+    fn refused(number: usize, custom_id: Option<&str>) -> Answer {
+        Answer::refused(&format!("batch_req_{number}"), custom_id.map(str::to_string), "invalid_line", "w")
+    }
+
+    fn bytes(answers: &[Answer]) -> Vec<u8> {
+        answers.iter().flat_map(|answer| [serde_json::to_vec(answer).expect("JSON"), b"\n".to_vec()].concat()).collect()
+    }
+
+    fn scratch(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("folio-batch-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("the folder can be made");
+        folder.join("out.jsonl")
+    }
+
+    #[test]
+    fn answers_stay_and_everything_else_goes() {
+        let path = scratch("output");
+        assert_eq!(answer(1, "a", 200).usage(), (3, 4));
+        let half = b"{\"id\":\"batch_req_9\",\"custom_id\":\"z".to_vec();
+        let good = || bytes(&[answer(1, "a", 200), answer(2, "b", 200)]);
+        let table = [
+            ("nothing", vec![], vec![]),
+            ("answers", good(), good()),
+            ("half a line", [good(), half.clone()].concat(), good()),
+            ("failures", bytes(&[answer(3, "c", 500), answer(1, "a", 200), answer(2, "b", 200)]), good()),
+            ("no requests", [good(), bytes(&[refused(3, None), refused(4, Some("a"))])].concat(), good()),
+            ("answers twice", [good(), good()].concat(), good()),
+            ("a failure and half a line", [bytes(&[answer(3, "c", 429)]), good(), half].concat(), good()),
+        ];
+        for (what, left, expect) in table {
+            std::fs::write(&path, left).expect("writable");
+            let mut output = Output::open(&path).expect(what);
+            output.keep_answers().expect(what);
+            assert_eq!(std::fs::read(&path).expect("readable"), expect, "{what}");
+            assert_eq!((output.has("a"), output.has("c")), (!expect.is_empty(), false), "{what}");
+            output.append(&answer(3, "c", 200)).expect("written");
+            let after = [expect, bytes(&[answer(3, "c", 200)])].concat();
+            assert_eq!(std::fs::read(&path).expect("readable"), after, "{what}");
+            assert_eq!(std::fs::read_dir(path.parent().expect("a folder")).expect("readable").count(), 1, "{what}");
+        }
         std::fs::write(&path, "something else\n").expect("writable");
         assert!(Output::open(&path).is_err(), "a file of something else is not added to");
-        std::fs::remove_file(&path).expect("it is there");
+        assert_eq!(std::fs::read(&path).expect("readable"), b"something else\n");
+    }
+
+    #[test]
+    fn a_run_has_the_file_alone() {
+        let path = scratch("locked");
+        // Both files are locked: the one that was there, and the one that took its place.
+        for left in [vec![], bytes(&[answer(1, "a", 500)])] {
+            std::fs::write(&path, left).expect("writable");
+            let before = File::open(&path).expect("it is there");
+            let mut first = Output::open(&path).expect("the first run");
+            first.keep_answers().expect("writable");
+            let error = Output::open(&path).err().map(|error| format!("{error:#}")).expect("the second is refused");
+            assert!(error.contains("another `folio batch`") && error.contains("out.jsonl"), "{error}");
+            assert!(before.try_lock().is_err(), "who opened it before is kept out too");
+            drop(first);
+            Output::open(&path).expect("a later run");
+        }
     }
 }
