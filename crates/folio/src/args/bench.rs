@@ -35,20 +35,18 @@ pub enum BenchKind {
 /// What all benches have in common.
 #[derive(Args)]
 pub struct BenchModel {
-    #[command(flatten)]
-    pub model: ModelArgs,
     /// Instead of MODEL: random bf16 weights of a known shape, made on first use in the cache folder
     #[arg(long, value_enum, conflicts_with = "model")]
     pub shape: Option<Shape>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub model: ModelArgs,
 }
 
 #[derive(Args)]
 pub struct BenchRun {
-    #[command(flatten)]
-    pub common: BenchModel,
     /// Tokens in each prompt
     #[arg(long, default_value_t = 512)]
     pub input_len: usize,
@@ -64,12 +62,12 @@ pub struct BenchRun {
     /// On a GPU: afterwards, write here how long each kernel of a step takes, and how busy the device was
     #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,
+    #[command(flatten)]
+    pub common: BenchModel,
 }
 
 #[derive(Args)]
 pub struct PrefixBench {
-    #[command(flatten)]
-    pub common: BenchModel,
     /// Tokens of the prompt that all requests share
     #[arg(long, default_value_t = 1000)]
     pub prompt_len: usize,
@@ -88,12 +86,12 @@ pub struct PrefixBench {
     /// Tokens in each answer of such a run
     #[arg(long, default_value_t = 64)]
     pub output_len: usize,
+    #[command(flatten)]
+    pub common: BenchModel,
 }
 
 #[derive(Args)]
 pub struct InterferenceBench {
-    #[command(flatten)]
-    pub common: BenchModel,
     /// Streams that decode when the long prompt comes
     #[arg(long, default_value_t = 8)]
     pub streams: usize,
@@ -106,12 +104,12 @@ pub struct InterferenceBench {
     /// Rounds, with the target and without taking turns
     #[arg(long, default_value_t = 5)]
     pub rounds: usize,
+    #[command(flatten)]
+    pub common: BenchModel,
 }
 
 #[derive(Args)]
 pub struct FairnessBench {
-    #[command(flatten)]
-    pub common: BenchModel,
     /// Weights of the flooding tenant and of the other
     #[arg(long, value_delimiter = ':', default_values_t = [1, 1])]
     pub weights: Vec<u32>,
@@ -130,12 +128,12 @@ pub struct FairnessBench {
     /// Requests that run at once
     #[arg(long, default_value_t = 8)]
     pub streams: usize,
+    #[command(flatten)]
+    pub common: BenchModel,
 }
 
 #[derive(Args)]
 pub struct SpeculateBench {
-    #[command(flatten)]
-    pub common: BenchModel,
     /// Methods as --speculate names them, separated by commas
     #[arg(long, value_delimiter = ',', default_values = ["ngram", "suffix", "lookahead", "auto"])]
     pub methods: Vec<Method>,
@@ -174,6 +172,8 @@ pub struct SpeculateBench {
     /// behind prompts whose answers are one token each: what verifying costs, against theory
     #[arg(long, value_name = "0..1", conflicts_with_all = ["methods", "text", "temperature"])]
     pub agreement: Option<f64>,
+    #[command(flatten)]
+    pub common: BenchModel,
 }
 
 /// Where a file comes from that is to be repeated.
@@ -185,8 +185,6 @@ pub enum Repeat {
 
 #[derive(Args)]
 pub struct HttpBench {
-    #[command(flatten)]
-    pub common: BenchModel,
     /// Streams at once
     #[arg(long, default_value_t = 64)]
     pub concurrency: usize,
@@ -202,6 +200,8 @@ pub struct HttpBench {
     /// Requests, one at a time, of either kind, for the time to the first token
     #[arg(long, default_value_t = 101)]
     pub rounds: usize,
+    #[command(flatten)]
+    pub common: BenchModel,
 }
 
 #[derive(Clone, Copy, ValueEnum)]

@@ -31,9 +31,9 @@ pub struct EngineArgs {
     /// Instructions to use [default: the best this CPU has]
     #[arg(long, value_enum)]
     pub cpu_isa: Option<IsaArg>,
-    /// Encode the layers' plain weights while they are loaded: int8 or int4 in groups of 32, or fp8 a row [default: leave
-    /// them as they are; `folio quantize` does it better, once and for all]
-    #[arg(long, value_name = "int8|int4|fp8")]
+    /// Encode the layers' plain weights while they are loaded: int8 or int4 in groups of 32, int4-g128 in groups of 128, or
+    /// fp8 a row [default: leave them as they are; `folio quantize` does it better, once and for all]
+    #[arg(long, value_name = "int8|int4|int4-g128|fp8")]
     pub quantize: Option<AtLoad>,
     /// Keep packed weights beside the model, in a folder `.folio`, and map them at the next start: auto (on the CPU, where
     /// they take 256 MiB or more), on (however little they take) or off

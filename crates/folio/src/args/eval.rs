@@ -31,7 +31,7 @@ pub struct EvalArgs {
     #[arg(long, value_enum)]
     pub cpu_isa: Option<IsaArg>,
     /// Encode MODEL's plain weights while they are loaded
-    #[arg(long, value_name = "int8|int4|fp8")]
+    #[arg(long, value_name = "int8|int4|int4-g128|fp8")]
     pub quantize: Option<AtLoad>,
     /// What computes MODEL
     #[arg(long, value_enum, default_value_t = BackendArg::Cpu)]

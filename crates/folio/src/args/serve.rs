@@ -11,6 +11,11 @@ use super::{LimitArgs, ModelArgs, TimeoutArgs, VllmArgs};
 
 #[derive(Args)]
 pub struct ServeArgs {
+    /// Flags from a TOML file, one a line: `port = 8080`; the command line wins [env: FOLIO_CONFIG]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    #[command(flatten)]
+    pub vllm: VllmArgs,
     #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]
@@ -27,11 +32,6 @@ pub struct ServeArgs {
     pub timeouts: TimeoutArgs,
     #[command(flatten)]
     pub kv_events: KvEventsArgs,
-    #[command(flatten)]
-    pub vllm: VllmArgs,
-    /// Flags from a TOML file, one a line: `port = 8080`; the command line wins [env: FOLIO_CONFIG]
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
 }
 
 /// Where it listens.
