@@ -107,15 +107,19 @@ impl Assets {
     /// Has plain weights encoded while they are loaded, if that is asked for.
     pub fn quantize(&mut self, kind: Option<AtLoad>) -> Result<()> {
         let Some(kind) = kind else { return Ok(()) };
-        let weights = &self.model.weights;
-        let plain = |name: &str| weights.tensor(name).is_some_and(|view| !view.format.is_quantized());
-        let in_layers = |name: &&str| name.ends_with("down.weight") || name.ends_with("attn_output.weight");
-        if self.model.packing.is_some() || weights.names().into_iter().find(in_layers).is_some_and(|name| !plain(name))
-        {
+        if self.is_quantized() {
             bail!("--quantize {}: {} is quantized already", kind.name(), self.name);
         }
         self.model.at_load = Some(kind);
         Ok(())
+    }
+
+    /// Whether the layers' weights are codes already.
+    pub fn is_quantized(&self) -> bool {
+        let weights = &self.model.weights;
+        let plain = |name: &str| weights.tensor(name).is_some_and(|view| !view.format.is_quantized());
+        let in_layers = |name: &&str| name.ends_with("down.weight") || name.ends_with("attn_output.weight");
+        self.model.packing.is_some() || weights.names().into_iter().find(in_layers).is_some_and(|name| !plain(name))
     }
 
     /// Opens what guesses tokens ahead, if that is asked for.

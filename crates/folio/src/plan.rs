@@ -7,6 +7,7 @@
 mod budget;
 mod drafting;
 mod pools;
+mod refusal;
 mod report;
 mod weights;
 mod working;
@@ -196,6 +197,8 @@ struct Planner<'a> {
     args: &'a EngineArgs,
     target: &'a Target,
     sizes: StepSizes,
+    /// The files' own, so that they could be encoded smaller.
+    has_plain_weights: bool,
     weights: WeightBytes,
     drafting: DraftingBytes,
     kv_format: KvFormat,
@@ -228,7 +231,20 @@ impl<'a> Planner<'a> {
         }
         let weights = WeightBytes::of(&assets.model, target)?;
         let demand = demand.with_drafts(drafting.block);
-        Ok(Self { spec, args, target, sizes, weights, drafting, kv_format, demand, host_slots, budget })
+        let has_plain_weights = !assets.is_quantized();
+        Ok(Self {
+            spec,
+            args,
+            target,
+            sizes,
+            has_plain_weights,
+            weights,
+            drafting,
+            kv_format,
+            demand,
+            host_slots,
+            budget,
+        })
     }
 
     /// Everything but keys and values, for sequences of that length.
@@ -264,12 +280,7 @@ impl<'a> Planner<'a> {
                 self.budget.describe(),
                 table::bytes(self.budget.for_kv(self.beside_kv(asked).fixed()))
             ),
-            None => bail!(
-                "not even two tokens fit: {} leaves {} for keys and values, and a block is {}",
-                self.budget.describe(),
-                table::bytes(self.budget.for_kv(self.beside_kv(2).fixed())),
-                table::bytes(self.demand.block_bytes.iter().sum())
-            ),
+            None => Err(self.no_room()),
         }
     }
 
@@ -278,11 +289,7 @@ impl<'a> Planner<'a> {
         let Budget::All { bytes: budget, flag } = &self.budget else { return Ok(()) };
         let least = self.beside_kv(2);
         if least.weights > *budget {
-            bail!(
-                "the weights take {}, but {flag} allows {} in all",
-                table::bytes(least.weights),
-                table::bytes(*budget)
-            );
+            return Err(self.no_room_for_weights(least.weights, *budget, flag));
         }
         if least.fixed() > *budget {
             bail!(

@@ -239,15 +239,55 @@ fn what_does_not_fit_says_what_would() {
     // What it says would fit does, and one more token does not.
     let asked = |len: &str| plan(&assets, &[few, &[&nine_blocks, "--max-model-len", len]].concat());
     assert!(asked("128").is_ok() && asked("129").is_err());
-    assert!(refusal(&assets, &[few, &["5"]].concat()).contains("not even two tokens"));
     let weights = plan(&assets, SMALL).expect("it fits").bytes.weights;
     let text = refusal(&assets, &["--memory", &(weights / 2).to_string()]);
-    let both = [table::bytes(weights), table::bytes(weights / 2), "--memory".into()];
+    let both = [table::bytes(weights), table::bytes(weights / 2), "--memory".into(), "--quantize int4".into()];
     assert!(both.iter().all(|part| text.contains(part)), "{text}");
     let text = refusal(&assets, &["--memory", "1MiB"]);
     assert!(text.contains("--max-num-batched-tokens") && text.contains("1.0 MiB"), "{text}");
     assert!(refusal(&assets, &["--max-model-len", "257"]).contains("256"));
     assert!(refusal(&assets, &["--max-model-len", "1"]).contains("at least 2"));
+}
+
+/// Whatever leaves no room is named with its size, beside what there is and what to do.
+#[test]
+fn where_nothing_fits_all_sizes_are_told() {
+    let mut assets = invent("small", &llama(""), Stored::BF16);
+    let target = Target::Cpu(CpuConfig { threads: 2, isa: None });
+    let told = |assets: &Assets, budget: Budget| {
+        let args = args(&["--max-num-seqs", "3", "--max-num-batched-tokens", "24"]);
+        let sizes = StepSizes::of(&args, &target).expect("sizes");
+        let planner = Planner::new(assets, &args, &target, sizes, budget).expect("a planner");
+        planner.context(256, false).expect_err("nothing fits").to_string()
+    };
+    let bytes = plan(&assets, SMALL).expect("it fits").bytes;
+    let (fixed, block) = (bytes.fixed(), plan(&assets, SMALL).expect("it fits").groups[0].block_bytes);
+    let sizes = [bytes.weights, bytes.activations].map(table::bytes);
+    let has = |text: &str, parts: &[&str]| {
+        for part in parts {
+            assert!(text.contains(part), "{part:?} is missing: {text}");
+        }
+    };
+    let shown = |size: u64| table::bytes(size);
+
+    let text = told(&assets, Budget::Polite { free: bytes.weights / 2 });
+    has(&text, &["does not fit", &sizes[0], &sizes[1], &shown(bytes.weights / 2), "--quantize int4", "smaller model"]);
+    let text = told(&assets, Budget::Polite { free: fixed + block });
+    has(&text, &["two tokens", &sizes[0], &shown(fixed + block), "half", "--memory-fraction", "--quantize int4"]);
+    let text = told(&assets, Budget::All { bytes: fixed + block, flag: "--memory".into() });
+    has(&text, &["two tokens", &sizes[0], "--memory", "--max-num-batched-tokens", "--quantize int4"]);
+    let text = told(&assets, Budget::Kv { bytes: 5, flag: "--kv-cache-memory-bytes".into() });
+    has(&text, &["two tokens", "--kv-cache-memory-bytes", &shown(2 * block)]);
+
+    // Codes are not coded again.
+    let mut args = args(&["--memory", "1MiB"]);
+    args.quantize = Some(AtLoad::Int4);
+    assets.quantize(args.quantize).expect("its weights are plain");
+    let sizes = StepSizes::of(&args, &target).expect("sizes");
+    let budget = Budget::Polite { free: 1000 };
+    let planner = Planner::new(&assets, &args, &target, sizes, budget).expect("a planner");
+    let text = planner.context(256, false).expect_err("nothing fits").to_string();
+    assert!(text.contains("smaller model") && !text.contains("--quantize"), "{text}");
 }
 
 #[test]
