@@ -29,7 +29,8 @@ impl Server {
         let mut lines = BufReader::new(child.stderr.take().expect("stderr")).lines().map_while(Result::ok);
         let mut greeting = Vec::new();
         let ready = lines.find_map(|line| {
-            let port = line.split_once("ready at http://127.0.0.1:").and_then(|(_, port)| port.trim().parse().ok());
+            let url = line.split_once("ready at http").and_then(|(_, url)| url.split_once("://127.0.0.1:"));
+            let port = url.and_then(|(_, port)| port.trim().parse().ok());
             greeting.push(line);
             port
         });
