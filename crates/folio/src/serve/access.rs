@@ -118,7 +118,34 @@ pub fn note_refusal(observer: &Observer, refusal: &guard::Refusal<'_>) {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+    use crate::args::{Command, Folio};
+
+    /// A page that shows a command which is refused helps nobody.
+    #[test]
+    fn the_commands_of_the_page_on_events_are_taken() {
+        let keys = std::env::temp_dir().join(format!("folio-events-keys-{}", std::process::id()));
+        std::fs::write(&keys, "a-key-of-enough-letters\n").expect("writable");
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            std::fs::set_permissions(&keys, std::fs::Permissions::from_mode(0o600)).expect("it is ours");
+        }
+        let page = include_str!("../../../../docs/kv-events.md").replace("\\\n", " ");
+        let commands: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix("    folio serve ")).collect();
+        assert!(!commands.is_empty());
+        for command in commands {
+            let command = command.replace("/etc/folio/keys", keys.to_str().expect("UTF-8")).replace(['\'', '"'], "");
+            let words = ["folio", "serve"].into_iter().chain(command.split_whitespace());
+            let line = Folio::try_parse_from(words).unwrap_or_else(|error| panic!("{command}: {error}"));
+            let Command::Serve(args) = line.command else { unreachable!("the command is serve") };
+            let checked = Access::of(&args.access).and_then(|access| access.check_all(&args));
+            checked.unwrap_or_else(|error| panic!("{command}: {error:#}"));
+        }
+        std::fs::remove_file(&keys).expect("it is there");
+    }
 
     #[test]
     fn endpoints_that_stay_on_this_machine() {
