@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::server::Server;
-use crate::{refusal, stdout};
+use crate::{output, refusal, stdout};
 
 fn plan(flags: &[&str]) -> Value {
     let text = stdout(&[&["plan", "--json"], flags].concat());
@@ -61,4 +61,34 @@ fn a_fitted_server_says_so_and_keeps_to_it() {
     assert_eq!(status, 200, "{answer}");
     let (status, answer) = ask(320);
     assert_eq!(status, 400, "{answer}");
+}
+
+/// Commands that a page shows, each with what it prints there, in words: the page breaks lines of its own.
+fn examples(page: &str) -> Vec<(Vec<&str>, Vec<&str>)> {
+    let mut found: Vec<(Vec<&str>, Vec<&str>)> = Vec::new();
+    let mut inside = false;
+    for line in page.lines() {
+        if let Some(command) = line.strip_prefix("    $ folio ") {
+            inside = true;
+            found.push((command.split_whitespace().collect(), Vec::new()));
+        } else if let Some((_, printed)) = found.last_mut().filter(|_| inside && line.starts_with("    ")) {
+            printed.extend(line.split_whitespace());
+        } else {
+            inside = false;
+        }
+    }
+    found
+}
+
+/// Where this fails after a change to the plan, the page is what is to be changed too.
+#[test]
+fn the_examples_of_its_page_are_true() {
+    let examples = examples(include_str!("../../docs/memory.md"));
+    assert_eq!(examples.len(), 2, "{examples:?}");
+    for (command, expect) in examples {
+        let run = output(&command);
+        let printed = String::from_utf8([run.stdout, run.stderr].concat()).expect("UTF-8");
+        let found: Vec<&str> = printed.split_whitespace().collect();
+        assert_eq!(found, expect, "docs/memory.md shows something else for folio {}:\n{printed}", command.join(" "));
+    }
 }
