@@ -2,6 +2,7 @@
 //! from its wheel.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result};
 
@@ -70,9 +71,17 @@ impl LlamaCpp {
             configure.arg(format!("-DCMAKE_CXX_FLAGS=-include {}", header.display()));
         }
         process::run(&mut configure)?;
-        let mut build = process::command(&cmake, &["--build"]);
-        process::run(build.arg(&folder).args(["--parallel", "--target"]).args(PROGRAMS))
+        process::run(&mut build(&cmake, &folder))
     }
+}
+
+/// As many compilers at once as there are cores: without a number CMake leaves it to make, which starts as many as there are
+/// files.
+fn build(cmake: &Path, folder: &Path) -> Command {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut build = process::command(cmake, &["--build"]);
+    build.arg(folder).arg("--parallel").arg(cores.to_string()).arg("--target").args(PROGRAMS);
+    build
 }
 
 /// The machine's, else one from a Python wheel.
@@ -101,4 +110,18 @@ pub fn openvino_settings() -> Option<(&'static str, &'static str)> {
 /// A Python that has OpenVINO GenAI; made under `home` on first use.
 pub fn openvino(home: &Path) -> Result<PathBuf> {
     prepare::venv_at(&home.join("openvino"), &[OPENVINO])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn llama_cpp_is_built_by_as_many_compilers_as_there_are_cores() {
+        let build = build(Path::new("cmake"), Path::new("/build"));
+        let words: Vec<_> = build.get_args().map(|word| word.to_string_lossy()).collect();
+        let parallel = words.iter().position(|word| word == "--parallel").expect("it says how many");
+        let number = words[parallel + 1].parse().expect("a number");
+        assert_eq!(std::thread::available_parallelism().map(usize::from).ok(), Some(number), "{words:?}");
+    }
 }
