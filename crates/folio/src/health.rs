@@ -49,7 +49,7 @@ fn ask_by(scheme: Scheme, url: &Url, args: &HealthArgs) -> Result<(u16, String)>
         Scheme::Http => exchange(stream, &request),
         Scheme::Https => {
             let trust = Trust::of(args.ca.as_deref(), args.insecure, address.ip())?;
-            exchange(tls::connect(stream, &url.host, trust)?, &request)
+            exchange(tls::connect(stream, url.host, trust)?, &request)
         }
     };
     let answer = answer.with_context(|| format!("{place} does not answer"))?;

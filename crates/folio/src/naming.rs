@@ -21,7 +21,7 @@ pub fn of(path: &Path) -> Name {
             None => Name { name: last(&real), commit: None },
         };
     }
-    let commit = path.ancestors().find_map(|folder| of_snapshot(folder)).map(|(_, commit)| commit);
+    let commit = path.ancestors().find_map(of_snapshot).map(|(_, commit)| commit);
     // The hub's cache keeps files under their digests, and links to them.
     let named = [real.as_path(), path].map(last);
     let name = named.iter().find_map(|name| split_name(name)).map(|(stem, _)| stem.to_owned());

@@ -264,7 +264,7 @@ fn inter_token(asked: Option<InterTokenTarget>, target: &Target) -> (Option<Dura
 
 /// For commands that have no log.
 fn warn_on_stderr(line: std::fmt::Arguments<'_>) {
-    drop(writeln!(std::io::stderr(), "warning: {line}"));
+    say!("warning: {line}");
 }
 
 /// Nobody may be there to read it, which must not end the engine.
