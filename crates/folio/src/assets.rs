@@ -365,5 +365,6 @@ fn gguf_vocab(gguf: &Gguf) -> Result<Option<GgufVocab>> {
         add_bos: flag("add_bos_token")?,
         add_eos: flag("add_eos_token")?,
         add_space_prefix: flag("add_space_prefix")?,
+        ..GgufVocab::default()
     }))
 }

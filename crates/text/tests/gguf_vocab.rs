@@ -15,13 +15,59 @@ const UNSUPPORTED: [&str; 2] = ["ggml-vocab-bert-bge", "ggml-vocab-nomic-bert-mo
 /// Vocabularies published without expected ids: they must load, and their text must come back.
 const WITHOUT_IDS: [&str; 3] = ["ggml-vocab-aquila", "ggml-vocab-baichuan", "ggml-vocab-gpt-neox"];
 
+/// The ids that end an answer: those that llama.cpp prints as its EOG tokens, less `</s>` where the file types it as text
+/// (2 of Phi-3, 128247 of Qwen 2).
+const ENDS: [(&str, &[u32]); 17] = [
+    ("aquila", &[0, 100_007]),
+    ("baichuan", &[2]),
+    ("command-r", &[0, 255_001]),
+    ("deepseek-coder", &[32_014]),
+    ("deepseek-llm", &[100_001]),
+    ("falcon", &[11]),
+    ("gemma-4", &[1, 50, 106]),
+    ("gpt-2", &[50_256]),
+    ("gpt-neox", &[0]),
+    ("llama-bpe", &[128_001, 128_009]),
+    ("llama-spm", &[2]),
+    ("mpt", &[0]),
+    ("phi-3", &[32_000, 32_007]),
+    ("qwen2", &[151_643, 151_645]),
+    ("qwen35", &[151_643, 151_645]),
+    ("refact", &[0, 4, 18]),
+    ("starcoder", &[0, 4]),
+];
+
+/// llama.cpp's files, by name, if they are there.
+fn folder() -> Option<PathBuf> {
+    let folder = std::env::var("FOLIO_LLAMA_CPP").ok();
+    if folder.is_none() {
+        println!("skipped: FOLIO_LLAMA_CPP does not name a llama.cpp source folder");
+    }
+    Some(Path::new(&folder?).join("models"))
+}
+
+fn read(folder: &Path, name: &str) -> GgufVocab {
+    let path = folder.join(format!("ggml-vocab-{name}.gguf"));
+    vocab(Gguf::open(&path).unwrap_or_else(|error| panic!("{name}: {error}")).metadata())
+}
+
+#[test]
+fn answers_end_where_llama_cpp_ends_them() {
+    let Some(folder) = folder() else { return };
+    for (name, expect) in ENDS {
+        let vocab = read(&folder, name);
+        assert_eq!(vocab.ends(), expect, "{name}");
+        let tokenizer = Tokenizer::from_gguf(vocab).unwrap();
+        for &id in expect {
+            assert!(tokenizer.is_special(id), "{name}: {id} is shown");
+            assert_eq!(tokenizer.encode(&tokenizer.decode(&[id], false), false).unwrap(), [id], "{name}");
+        }
+    }
+}
+
 #[test]
 fn gguf_tokenizers_give_the_published_ids() {
-    let Ok(folder) = std::env::var("FOLIO_LLAMA_CPP") else {
-        println!("skipped: FOLIO_LLAMA_CPP does not name a llama.cpp source folder");
-        return;
-    };
-    let folder = Path::new(&folder).join("models");
+    let Some(folder) = folder() else { return };
     let mut files: Vec<PathBuf> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "gguf"));
     files.sort();
@@ -83,5 +129,11 @@ fn vocab(metadata: &Metadata) -> GgufVocab {
         add_bos: flag("add_bos_token"),
         add_eos: flag("add_eos_token"),
         add_space_prefix: flag("add_space_prefix"),
+        eot: id("eot"),
+        eom: id("eom"),
+        eos_ids: metadata.find::<Vec<u32>>(&key("eos_token_ids")).unwrap().unwrap_or_default(),
+        fim_pad: id("fim_pad"),
+        fim_rep: id("fim_rep"),
+        fim_sep: id("fim_sep"),
     }
 }

@@ -23,9 +23,17 @@ pub struct GgufVocab {
     pub add_bos: Option<bool>,
     pub add_eos: Option<bool>,
     pub add_space_prefix: Option<bool>,
+    /// Further ids that end an answer: of a turn, of a message, and all of them.
+    pub eot: Option<u32>,
+    pub eom: Option<u32>,
+    pub eos_ids: Vec<u32>,
+    pub fim_pad: Option<u32>,
+    pub fim_rep: Option<u32>,
+    pub fim_sep: Option<u32>,
 }
 
 /// The values of `token_type` that matter here.
+pub const NORMAL: i32 = 1;
 pub const UNKNOWN: i32 = 2;
 pub const CONTROL: i32 = 3;
 pub const USER_DEFINED: i32 = 4;
@@ -33,12 +41,13 @@ pub const BYTE: i32 = 6;
 
 impl GgufVocab {
     pub fn token_type(&self, id: usize) -> i32 {
-        self.token_types.get(id).copied().unwrap_or(1)
+        self.token_types.get(id).copied().unwrap_or(NORMAL)
     }
 }
 
-pub fn load(vocab: GgufVocab) -> Result<Tokenizer> {
+pub fn load(mut vocab: GgufVocab) -> Result<Tokenizer> {
     check(&vocab)?;
+    vocab.type_ends();
     match vocab.model.as_str() {
         "llama" => Ok(sentence_piece(vocab)),
         "gpt2" | "gemma4" => bpe::load(vocab),

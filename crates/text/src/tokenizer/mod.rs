@@ -9,6 +9,7 @@ mod bytes;
 mod common;
 mod continuing;
 mod control;
+mod ends;
 mod gguf;
 mod json;
 #[cfg(test)]
