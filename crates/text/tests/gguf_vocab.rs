@@ -37,6 +37,13 @@ const ENDS: [(&str, &[u32]); 17] = [
     ("starcoder", &[0, 4]),
 ];
 
+/// Texts with special tokens, and their ids by llama.cpp.
+const PHI3: [(&str, &[u32]); 3] = [
+    ("<|user|>\nSYS\nHI<|end|>\n<|assistant|>\n", &[32_010, 317, 21_554, 13, 17_628, 32_007, 32_001]),
+    ("<s> a<|endoftext|> b</s> \t\r\n c", &[1, 29_871, 263, 32_000, 29_871, 289, 2, 274]),
+    ("a <|system|>  <|end|>\u{b}\u{c}x", &[263, 29_871, 32_006, 32_007, 921]),
+];
+
 /// llama.cpp's files, by name, if they are there.
 fn folder() -> Option<PathBuf> {
     let folder = std::env::var("FOLIO_LLAMA_CPP").ok();
@@ -63,6 +70,25 @@ fn answers_end_where_llama_cpp_ends_them() {
             assert_eq!(tokenizer.encode(&tokenizer.decode(&[id], false), false).unwrap(), [id], "{name}");
         }
     }
+}
+
+#[test]
+fn phi3_drops_space_behind_special_tokens() {
+    let Some(folder) = folder() else { return };
+    let file = read(&folder, "phi-3");
+    let tokenizer = |name: &str, architecture: &str| {
+        Tokenizer::from_gguf(GgufVocab { name: name.into(), architecture: architecture.into(), ..file.clone() })
+            .unwrap()
+    };
+    // The names that llama.cpp knows, and one as newer converters spell it.
+    for name in ["Phi3", "My-Phi-3-Tune", "Phi 3.5 Mini Instruct"] {
+        let tokenizer = tokenizer(name, "phi3");
+        for (text, expect) in PHI3 {
+            assert_eq!(tokenizer.encode(text, false).unwrap(), expect, "{name} {text:?}");
+        }
+    }
+    let found = tokenizer("Llama", "llama").encode(PHI3[0].0, false).unwrap();
+    assert_eq!(found.len(), 13, "other models of this vocabulary keep it: {found:?}");
 }
 
 #[test]
@@ -135,5 +161,7 @@ fn vocab(metadata: &Metadata) -> GgufVocab {
         fim_pad: id("fim_pad"),
         fim_rep: id("fim_rep"),
         fim_sep: id("fim_sep"),
+        name: metadata.find::<&str>("general.name").unwrap().unwrap_or_default().to_string(),
+        architecture: metadata.find::<&str>("general.architecture").unwrap().unwrap_or_default().to_string(),
     }
 }

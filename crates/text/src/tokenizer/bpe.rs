@@ -80,7 +80,10 @@ fn splitter(patterns: &[&str]) -> Result<Sequence> {
 fn add_tokens(vocab: &GgufVocab, library: &mut tokenizers::Tokenizer) -> Result<()> {
     let chosen = |kind: i32| {
         let tokens = vocab.tokens.iter().enumerate().filter(move |(id, _)| vocab.token_type(*id) == kind);
-        tokens.map(move |(_, token)| AddedToken::from(token.clone(), kind == CONTROL).normalized(false))
+        tokens.map(move |(_, token)| {
+            let added = AddedToken::from(token.clone(), kind == CONTROL).normalized(false);
+            added.rstrip(vocab.takes_space_behind(token))
+        })
     };
     let added = library.add_special_tokens(chosen(CONTROL)).and_then(|_| library.add_tokens(chosen(USER_DEFINED)));
     added.map(drop).or_else(|error| fail("token_type", error.to_string()))

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::spm::{Literals, SentencePiece};
+use super::spm::{Literal, Literals, SentencePiece};
 use super::{DecodeStyle, Engine, Frame, MAX_VOCAB, Piece, Tokenizer, bpe, bytes};
 use crate::{Error, Result};
 
@@ -30,6 +30,9 @@ pub struct GgufVocab {
     pub fim_pad: Option<u32>,
     pub fim_rep: Option<u32>,
     pub fim_sep: Option<u32>,
+    /// `general.name` and `general.architecture`: some rules of a tokenizer are known by these alone.
+    pub name: String,
+    pub architecture: String,
 }
 
 /// The values of `token_type` that matter here.
@@ -42,6 +45,17 @@ pub const BYTE: i32 = 6;
 impl GgufVocab {
     pub fn token_type(&self, id: usize) -> i32 {
         self.token_types.get(id).copied().unwrap_or(NORMAL)
+    }
+
+    /// Whether white space behind a special token belongs to the token. Files do not say; it is so in Phi-3's vocabulary,
+    /// which llama.cpp knows by the model's name. Newer files spell that in other ways, so the architecture counts as well
+    /// where the vocabulary is the one Phi-3 shares with Llama 2.
+    pub(super) fn takes_space_behind(&self, token: &str) -> bool {
+        let name = self.name.to_lowercase();
+        let is_phi3 = name.contains("phi-3")
+            || name.contains("phi3")
+            || self.model == "llama" && ["phi3", "phimoe"].contains(&self.architecture.as_str());
+        is_phi3 && !["<unk>", "<s>", "<|endoftext|>"].contains(&token)
     }
 }
 
@@ -108,7 +122,9 @@ fn sentence_piece(vocab: GgufVocab) -> Tokenizer {
                     byte_ids[usize::from(byte)] = Some(id);
                 }
             }
-            CONTROL | USER_DEFINED => literal.add(token, id),
+            CONTROL | USER_DEFINED => {
+                literal.add(token, Literal { id, takes_space_behind: vocab.takes_space_behind(token) });
+            }
             UNKNOWN => {}
             _ => {
                 pieces.insert(token.clone(), (id, score));

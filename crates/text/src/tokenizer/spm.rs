@@ -26,27 +26,34 @@ pub struct SentencePiece {
 /// Tokens searched for in the text; the longest at a place wins.
 #[derive(Default)]
 pub struct Literals {
-    ids: HashMap<Vec<u8>, u32>,
+    tokens: HashMap<Vec<u8>, Literal>,
     /// The lengths of the tokens that start with a byte: a place in the text costs one look-up for each, however many
     /// tokens there are.
     lengths: HashMap<u8, BTreeSet<usize>>,
 }
 
+#[derive(Clone, Copy)]
+pub struct Literal {
+    pub id: u32,
+    /// Whether white space behind it belongs to it, and is no part of the text.
+    pub takes_space_behind: bool,
+}
+
 impl Literals {
     /// Of equal tokens the first counts.
-    pub fn add(&mut self, token: &str, id: u32) {
+    pub fn add(&mut self, token: &str, literal: Literal) {
         if let Some(first) = token.bytes().next() {
             self.lengths.entry(first).or_default().insert(token.len());
-            self.ids.entry(token.as_bytes().to_vec()).or_insert(id);
+            self.tokens.entry(token.as_bytes().to_vec()).or_insert(literal);
         }
     }
 
-    /// The first literal in `text`: where it starts, where it ends, its id.
-    fn find(&self, text: &str) -> Option<(usize, usize, u32)> {
+    /// The first literal in `text`: where it starts, where it ends, which it is.
+    fn find(&self, text: &str) -> Option<(usize, usize, Literal)> {
         text.bytes().enumerate().find_map(|(at, byte)| {
             self.lengths.get(&byte)?.iter().rev().find_map(|len| {
                 let token = text.as_bytes().get(at..at + len)?;
-                Some((at, at + len, *self.ids.get(token)?))
+                Some((at, at + len, *self.tokens.get(token)?))
             })
         })
     }
@@ -96,7 +103,7 @@ impl SentencePiece {
         loop {
             let found = self.literal.find(rest);
             let (plain, literal) = match found {
-                Some((start, end, id)) => (&rest[..start], Some((end, id))),
+                Some((start, end, literal)) => (&rest[..start], Some((end, literal))),
                 None => (rest, None),
             };
             let unmarked = mark.map(|mark| plain.replace(mark, ""));
@@ -105,11 +112,14 @@ impl SentencePiece {
                 let prefix = if self.space_prefix { SPACE } else { "" };
                 self.merge(&format!("{prefix}{}", plain.replace(' ', SPACE)), ids)?;
             }
-            let Some((end, id)) = literal else {
+            let Some((end, literal)) = literal else {
                 return Ok(());
             };
-            ids.push(id);
+            ids.push(literal.id);
             rest = &rest[end..];
+            if literal.takes_space_behind {
+                rest = rest.trim_start();
+            }
         }
     }
 
