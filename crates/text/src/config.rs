@@ -5,6 +5,8 @@ use serde_json::Value;
 use crate::{Error, Result, SpecialTokens};
 
 const FILE: &str = "tokenizer_config.json";
+/// Where older tokenizers keep their special tokens.
+const MAP_FILE: &str = "special_tokens_map.json";
 
 /// What the file says of templates and special tokens; anything else in it is left alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,22 +20,31 @@ pub struct TokenizerConfig {
 
 impl TokenizerConfig {
     pub fn parse(text: &str) -> Result<Self> {
-        let json: Value =
-            serde_json::from_str(text).map_err(|error| wrong("file", "a JSON object", error.to_string()))?;
-        if !json.is_object() {
-            return Err(wrong("file", "a JSON object", kind(&json).into()));
-        }
+        let json = object(text)?;
         Ok(TokenizerConfig {
             templates: templates(&json["chat_template"])?,
-            special: SpecialTokens {
-                bos: token(&json, "bos_token")?,
-                eos: token(&json, "eos_token")?,
-                pad: token(&json, "pad_token")?,
-                unk: token(&json, "unk_token")?,
-            },
+            special: special(&json)?,
             add_bos_token: flag(&json, "add_bos_token")?,
             add_eos_token: flag(&json, "add_eos_token")?,
         })
+    }
+
+    /// Takes from special_tokens_map.json the special tokens that this file leaves out.
+    pub fn complete(&mut self, map: &str) -> Result<()> {
+        let theirs = object(map).and_then(|json| special(&json)).map_err(|error| match error {
+            Error::Config { field, expected, found, .. } => Error::Config { file: MAP_FILE, field, expected, found },
+            error => error,
+        })?;
+        let own = &mut self.special;
+        for (own, theirs) in [
+            (&mut own.bos, theirs.bos),
+            (&mut own.eos, theirs.eos),
+            (&mut own.pad, theirs.pad),
+            (&mut own.unk, theirs.unk),
+        ] {
+            *own = own.take().or(theirs);
+        }
+        Ok(())
     }
 
     /// The template to use when none is asked for by name.
@@ -59,6 +70,20 @@ impl TokenizerConfig {
     pub fn add_eos_token(&self) -> Option<bool> {
         self.add_eos_token
     }
+}
+
+fn object(text: &str) -> Result<Value> {
+    let json: Value = serde_json::from_str(text).map_err(|error| wrong("file", "a JSON object", error.to_string()))?;
+    if json.is_object() { Ok(json) } else { Err(wrong("file", "a JSON object", kind(&json).into())) }
+}
+
+fn special(json: &Value) -> Result<SpecialTokens> {
+    Ok(SpecialTokens {
+        bos: token(json, "bos_token")?,
+        eos: token(json, "eos_token")?,
+        pad: token(json, "pad_token")?,
+        unk: token(json, "unk_token")?,
+    })
 }
 
 fn templates(value: &Value) -> Result<Vec<(String, String)>> {
@@ -142,6 +167,23 @@ mod tests {
         assert_eq!((config.add_bos_token(), config.add_eos_token()), (Some(true), None));
         assert_eq!(TokenizerConfig::parse(r#"{"chat_template": "X"}"#).unwrap().chat_template(), Some("X"));
         assert_eq!(TokenizerConfig::parse("{}").unwrap(), TokenizerConfig::default());
+    }
+
+    #[test]
+    fn a_map_fills_in_what_is_left_out() {
+        let check = |config: &str, map: &str, expect: [Option<&str>; 2]| {
+            let mut config = TokenizerConfig::parse(config).unwrap();
+            config.complete(map).unwrap();
+            let special = config.special_tokens();
+            assert_eq!([special.bos.as_deref(), special.eos.as_deref()], expect, "{map}");
+        };
+        let map = r#"{"bos_token": "<s>", "eos_token": {"content": "</s>", "rstrip": false},
+            "additional_special_tokens": ["<x>"]}"#;
+        check("{}", map, [Some("<s>"), Some("</s>")]);
+        check(r#"{"eos_token": "<|im_end|>", "bos_token": null}"#, map, [Some("<s>"), Some("<|im_end|>")]);
+        check(r#"{"eos_token": "<|im_end|>"}"#, "{}", [None, Some("<|im_end|>")]);
+        let error = TokenizerConfig::default().complete(r#"{"eos_token": 5}"#).unwrap_err().to_string();
+        assert!(error.starts_with("special_tokens_map.json: eos_token: expected a string"), "{error}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Whether two tokenizers speak of the same tokens by the same ids, as the models of one family do.
 
-use super::Tokenizer;
+use super::gguf::NORMAL;
+use super::{GgufVocab, Tokenizer};
 
 impl Tokenizer {
     /// How many ids mean the same here and there: all below the smaller vocabulary's size. Special tokens may differ, as
@@ -13,6 +14,13 @@ impl Tokenizer {
             _ => false,
         };
         (0..both as u32).find(differs).map_or(Ok(both), Err)
+    }
+
+    /// The first word of a GGUF file's vocabulary that has another id here, or none: such a tokenizer is another model's.
+    pub fn differs_from(&self, vocab: &GgufVocab) -> Option<u32> {
+        let words = vocab.tokens.iter().enumerate().filter(|(id, _)| vocab.token_type(*id) == NORMAL);
+        let mut words = words.map(|(id, word)| (id as u32, word));
+        words.find(|(id, word)| self.token_id(word) != Some(*id)).map(|(id, _)| id)
     }
 }
 
@@ -37,5 +45,25 @@ mod tests {
         check(&["a", "b", "c"], &[], Ok(3));
         check(&["a", "c", "b"], &["<s>"], Err(1));
         check(&["a", "b", "c", "d"], &[], Err(3));
+    }
+
+    #[test]
+    fn a_vocabulary_of_another_model_is_told() {
+        let ours = tokenizer(&["a", "b", "c"], &["<s>"]);
+        let check = |words: &[(&str, i32)], expected| {
+            let mut vocab = GgufVocab::default();
+            (vocab.tokens, vocab.token_types) = words.iter().map(|&(word, kind)| (word.to_string(), kind)).unzip();
+            assert_eq!(ours.differs_from(&vocab), expected, "{words:?}");
+        };
+        let at = |id: &str| ours.token_id(id).expect("a token") as usize;
+        let words = [("a", at("a")), ("b", at("b")), ("c", at("c"))];
+        let mut same = vec![("[PAD]", 5); 1 + words.iter().map(|(_, id)| *id).max().expect("words")];
+        words.iter().for_each(|&(word, id)| same[id] = (word, 1));
+        check(&same, None);
+        let mut other = same.clone();
+        other[at("b")] = ("x", 1);
+        check(&other, Some(at("b") as u32));
+        same.push(("y", 1));
+        check(&same, Some(same.len() as u32 - 1));
     }
 }
