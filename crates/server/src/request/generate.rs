@@ -83,7 +83,8 @@ impl Generate {
                 format!("{sequences} answers in all, but at most {most} run at once"),
             ));
         }
-        let max_tokens = wishes.max_tokens.or(wishes.max_tokens_unsaid).unwrap_or(bounds.max_model_len);
+        let asked = wishes.max_tokens.or(wishes.max_tokens_unsaid);
+        let max_tokens = bounds.defaults.max_tokens(asked, bounds.max_model_len);
         let min_tokens = wishes.min_tokens.unwrap_or(0);
         let params = SamplingParams { max_tokens, min_tokens, n, ..sampling(&wishes, bounds) };
         params.validate(bounds.vocab_size).map_err(|error| invalid(InvalidRequest::Sampling(error)))?;
@@ -117,14 +118,14 @@ impl Generate {
 
 /// Everything that is a number for the sampler alone.
 fn sampling(wishes: &Wishes, bounds: &Bounds) -> SamplingParams {
-    let (standard, defaults) = (SamplingParams::default(), &bounds.defaults);
+    let standard = bounds.defaults.params();
     let top_k = match wishes.top_k {
-        None => defaults.top_k,
+        None => standard.top_k,
         Some(k) => u32::try_from(k).ok().filter(|k| *k > 0),
     };
     SamplingParams {
-        temperature: wishes.temperature.or(defaults.temperature).unwrap_or(standard.temperature),
-        top_p: wishes.top_p.or(defaults.top_p).unwrap_or(standard.top_p),
+        temperature: wishes.temperature.unwrap_or(standard.temperature),
+        top_p: wishes.top_p.unwrap_or(standard.top_p),
         top_k,
         min_p: wishes.min_p.unwrap_or(standard.min_p),
         repetition_penalty: wishes.repetition_penalty.unwrap_or(standard.repetition_penalty),
@@ -163,5 +164,53 @@ pub fn invalid(error: InvalidRequest) -> ApiError {
         InvalidRequest::TooManySamples { .. } => ApiError::invalid("n", error.to_string()),
         InvalidRequest::NeverFits { .. } => ApiError::invalid("max_tokens", error.to_string()),
         _ => ApiError::invalid("prompt", error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Limits, SamplingDefaults};
+
+    #[test]
+    fn a_model_says_what_its_requests_do_not() {
+        let defaults = SamplingDefaults {
+            temperature: Some(0.5),
+            top_p: Some(0.75),
+            top_k: Some(20),
+            min_p: Some(0.25),
+            repetition_penalty: Some(1.5),
+            max_tokens: Some(30),
+            most_tokens: Some(40),
+        };
+        let check = |defaults, wishes: Wishes, expect: (f32, f32, Option<u32>, f32, f32, usize)| {
+            let bounds = Bounds {
+                limits: Limits::default(),
+                model_names: vec!["m".into()],
+                max_model_len: 64,
+                vocab_size: 27,
+                max_seqs: 4,
+                defaults,
+            };
+            let said = format!("{wishes:?}");
+            let params = Generate::new(wishes, 1, &bounds).unwrap_or_else(|error| panic!("{said}: {error}")).params;
+            let SamplingParams { temperature, top_p, top_k, min_p, repetition_penalty, max_tokens, .. } = params;
+            assert_eq!((temperature, top_p, top_k, min_p, repetition_penalty, max_tokens), expect, "{said}");
+        };
+        let nothing = Wishes::default();
+        check(SamplingDefaults::default(), nothing.clone(), (1.0, 1.0, None, 0.0, 1.0, 64));
+        check(defaults, nothing.clone(), (0.5, 0.75, Some(20), 0.25, 1.5, 30));
+        let other = Wishes {
+            temperature: Some(0.0),
+            top_p: Some(1.0),
+            top_k: Some(-1),
+            min_p: Some(0.0),
+            repetition_penalty: Some(1.0),
+            max_tokens: Some(35),
+            ..nothing.clone()
+        };
+        check(defaults, other.clone(), (0.0, 1.0, None, 0.0, 1.0, 35));
+        check(defaults, Wishes { max_tokens: Some(50), ..other }, (0.0, 1.0, None, 0.0, 1.0, 40));
+        check(defaults, Wishes { max_tokens_unsaid: Some(16), ..nothing }, (0.5, 0.75, Some(20), 0.25, 1.5, 16));
     }
 }
