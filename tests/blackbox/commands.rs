@@ -18,7 +18,7 @@ fn run_answers_as_transformers_does() {
     for case in golden["cases"].as_array().expect("cases") {
         let question = case["question"].as_str().expect("a question");
         let tokens = case["max_tokens"].as_u64().expect("a length").to_string();
-        let answer = stdout(&["run", "-p", question, "-n", &tokens]);
+        let answer = stdout(&["run", "-p", question, "-n", &tokens, "--temperature", "0"]);
         assert_eq!(answer.trim_end(), case["answer"].as_str().expect("an answer").trim_end(), "{question}");
     }
 }
@@ -35,23 +35,30 @@ fn a_seed_repeats_a_sampled_answer() {
 #[test]
 fn the_answer_is_the_same_with_any_threads_and_chunks() {
     let question = "How do I use `HashMap::entry`?";
-    let plain = stdout(&["run", "-p", question, "-n", "24"]);
+    let plain = stdout(&["run", "-p", question, "-n", "24", "--temperature", "0"]);
     for flags in [["--threads", "1"], ["--threads", "3"], ["--max-num-batched-tokens", "5"]] {
-        assert_eq!(stdout(&[&["run", "-p", question, "-n", "24"][..], &flags[..]].concat()), plain, "{flags:?}");
+        assert_eq!(
+            stdout(&[&["run", "-p", question, "-n", "24", "--temperature", "0"][..], &flags[..]].concat()),
+            plain,
+            "{flags:?}"
+        );
     }
 }
 
 #[test]
 fn a_chat_remembers_and_starts_anew() {
-    let mut child =
-        folio(&["run", "-n", "12"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the binary starts");
+    let mut child = folio(&["run", "-n", "12", "--temperature", "0"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
     let mut input = child.stdin.take().expect("stdin");
     input.write_all(b"What is `Vec`?\nWhat is `Vec`?\n/new\nWhat is `Vec`?\n/exit\n").expect("the chat reads");
     drop(input);
     let mut text = String::new();
     child.stdout.take().expect("stdout").read_to_string(&mut text).expect("UTF-8");
     assert!(child.wait().expect("it ends").success());
-    let first = stdout(&["run", "-p", "What is `Vec`?", "-n", "12"]);
+    let first = stdout(&["run", "-p", "What is `Vec`?", "-n", "12", "--temperature", "0"]);
     assert!(text.starts_with(&first), "the first turn is the one-shot answer:\n{text}");
     assert!(text.ends_with(&first), "after /new the history is gone:\n{text}");
     assert!(text.len() > 2 * first.len(), "three answers were given:\n{text}");

@@ -12,6 +12,7 @@ mod disk;
 #[cfg(unix)]
 mod ending;
 mod flags;
+mod generation;
 mod health;
 mod http;
 mod hub;

@@ -10,6 +10,7 @@ mod config;
 mod device;
 mod engine;
 mod eval;
+mod generation;
 mod limits;
 mod quantize;
 mod serve;
@@ -26,6 +27,7 @@ pub use config::command_line;
 pub use device::*;
 pub use engine::*;
 pub use eval::*;
+pub use generation::*;
 pub use limits::*;
 pub use quantize::*;
 pub use serve::*;
@@ -81,29 +83,33 @@ pub struct RunArgs {
     pub sampling: SamplingArgs,
 }
 
+/// How answers are drawn; what is not given is the model's to say, as with `folio serve`.
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
-    /// 0 always takes the most likely token
-    #[arg(long, default_value_t = 0.0)]
-    pub temperature: f32,
-    /// Draw from the most likely tokens that together have this probability
-    #[arg(long, default_value_t = 1.0)]
-    pub top_p: f32,
-    /// Draw from this many most likely tokens
+    /// 0 always takes the most likely token [default: the model's, or 1]
+    #[arg(long)]
+    pub temperature: Option<f32>,
+    /// Draw from the most likely tokens that together have this probability [default: the model's, or 1]
+    #[arg(long)]
+    pub top_p: Option<f32>,
+    /// Draw from this many most likely tokens; 0 from all [default: the model's, or 0]
     #[arg(long)]
     pub top_k: Option<u32>,
-    /// Drop tokens less likely than this share of the most likely one
-    #[arg(long, default_value_t = 0.0)]
-    pub min_p: f32,
-    #[arg(long, default_value_t = 1.0)]
-    pub repetition_penalty: f32,
-    /// Makes a sampled answer repeatable
-    #[arg(long, default_value_t = 0)]
-    pub seed: u64,
-    /// Longest answer, in tokens [default: what the context leaves]
+    /// Drop tokens less likely than this share of the most likely one [default: the model's, or 0]
+    #[arg(long)]
+    pub min_p: Option<f32>,
+    /// Makes tokens that are in the text already less likely [default: the model's, or 1]
+    #[arg(long)]
+    pub repetition_penalty: Option<f32>,
+    /// Makes a sampled answer repeatable [default: another one for each answer]
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Longest answer, in tokens [default: the model's, or what the context leaves]
     #[arg(long, short = 'n')]
     pub max_tokens: Option<usize>,
+    #[command(flatten)]
+    pub generation: GenerationArgs,
 }
 
 #[derive(Args)]

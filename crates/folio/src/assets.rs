@@ -8,16 +8,17 @@ use anyhow::{Context, Result, bail};
 use folio_formats::gguf::Gguf;
 use folio_model::{AtLoad, OpenModel, Overrides, Wanted};
 use folio_server::SamplingDefaults;
-use folio_text::{ChatTemplate, GgufVocab, SpecialTokens, Tokenizer, TokenizerConfig};
+use folio_text::{ChatTemplate, SpecialTokens, Tokenizer, TokenizerConfig};
 use lzma_rust2::LzmaReader;
-use serde_json::Value;
 
-use crate::args::{EngineArgs, LoadFormat};
+use crate::args::{EngineArgs, GenerationArgs, LoadFormat};
 use crate::drafting::Drafting;
 use crate::embedded::{self, EmbeddedModel};
+use crate::generation::{self, Generation};
 use crate::model_ref::{HubName, ModelRef};
 use crate::naming::{self, Name};
 use crate::packed::PackedCache;
+use crate::vocab;
 
 /// More than any tokenizer unpacks to, and than unpacking it needs.
 const MOST_UNPACKED: u64 = 256 << 20;
@@ -34,12 +35,16 @@ pub struct Assets {
     /// Tokens that end an answer.
     pub eos: Vec<u32>,
     pub defaults: SamplingDefaults,
+    /// What its generation settings ask for and does not happen, in one line.
+    pub note: Option<String>,
     /// How tokens are guessed ahead, if they are.
     pub drafting: Option<Drafting>,
     /// Where its packed weights are kept, if they are.
     pub packed: Option<PackedCache>,
     /// For whatever template it is given.
     special: SpecialTokens,
+    /// What its own files say of answers.
+    generation: Generation,
     /// As the command line named it.
     source: Option<String>,
     overrides: Overrides,
@@ -98,6 +103,8 @@ impl Assets {
         anew.model.at_load = self.model.at_load;
         anew.drafting = self.drafting;
         anew.packed = self.packed;
+        // Flags may have put others in the place of its own.
+        (anew.template, anew.eos, anew.defaults, anew.note) = (self.template, self.eos, self.defaults, self.note);
         if let Some(packed) = &anew.packed {
             packed.prepare(&anew.model);
         }
@@ -171,25 +178,26 @@ impl Assets {
     /// A model that lies in the binary.
     pub fn in_binary(model: &EmbeddedModel, wanted: &Wanted) -> Result<Self> {
         let gguf = Gguf::from_static(model.name, model.gguf)?;
-        let tokenizer = tokenizer_from(model.tokenizer, true).context("the built-in tokenizer")?;
-        Self::from_gguf(model.name.to_string(), gguf, Some(tokenizer), wanted)
+        let beside = || tokenizer_from(model.tokenizer, true).map(Some).context("the built-in tokenizer");
+        Self::from_gguf(model.name.to_string(), gguf, beside, wanted)
     }
 
     fn gguf_file(path: &Path, wanted: &Wanted) -> Result<Self> {
         let gguf = Gguf::open(path)?;
-        let has_none = gguf.metadata().value("tokenizer.ggml.tokens").is_none();
         let beside = ["tokenizer.json", "tokenizer.json.lzma"].map(|name| path.with_file_name(name));
-        let beside = beside.iter().find(|file| has_none && file.exists());
-        let tokenizer = beside.map(|file| read_tokenizer(file)).transpose()?;
+        let beside = || beside.iter().find(|file| file.exists()).map(|file| read_tokenizer(file)).transpose();
         let Name { name, commit } = naming::of(path);
-        Ok(Self { commit, ..Self::from_gguf(name, gguf, tokenizer, wanted)? })
+        Ok(Self { commit, ..Self::from_gguf(name, gguf, beside, wanted)? })
     }
 
-    fn from_gguf(name: String, gguf: Gguf, tokenizer: Option<Tokenizer>, wanted: &Wanted) -> Result<Self> {
-        let tokenizer = match tokenizer {
-            Some(tokenizer) => Some(tokenizer),
-            None => gguf_vocab(&gguf)?.map(Tokenizer::from_gguf).transpose()?,
-        };
+    /// A GGUF file, and what reads the tokenizer beside it where it is asked for.
+    fn from_gguf(
+        name: String,
+        gguf: Gguf,
+        beside: impl FnOnce() -> Result<Option<Tokenizer>>,
+        wanted: &Wanted,
+    ) -> Result<Self> {
+        let (tokenizer, ends) = vocab::of_gguf(&gguf, beside)?;
         let token = |key: &str| gguf.u32(key).ok();
         let text = |id: Option<u32>| Some(tokenizer.as_ref()?.decode(&[id?], false));
         let special = SpecialTokens {
@@ -199,12 +207,8 @@ impl Assets {
         };
         let template = gguf.str("tokenizer.chat_template").ok();
         let template = template.map(|source| ChatTemplate::new(source, special.clone())).transpose()?;
-        let mut generation = Generation::default();
-        if let Ok(json) = gguf.str("folio.generation_config") {
-            generation = Generation::parse(json).context("folio.generation_config")?;
-        }
-        let ends = ["eos", "eot", "eom"].map(|end| format!("tokenizer.ggml.{end}_token_id"));
-        generation.eos.extend(ends.iter().filter_map(|key| token(key)));
+        let mut generation = Generation::of_gguf(&gguf)?;
+        generation.ends.extend(ends);
         let model = OpenModel::from_gguf_with(gguf, wanted)?;
         Ok(Self::new(name, model, tokenizer, (template, special), generation))
     }
@@ -228,15 +232,12 @@ impl Assets {
     fn in_folder(folder: &Path, model: OpenModel) -> Result<Self> {
         let tokenizer = folder.join("tokenizer.json");
         let tokenizer = tokenizer.exists().then(|| read_tokenizer(&tokenizer)).transpose()?;
-        let template = read_template(folder)?;
-        let mut generation = Generation::default();
-        for file in ["config.json", "generation_config.json"] {
-            if let Some(text) = read_optional(&folder.join(file))? {
-                generation.merge(Generation::parse(&text).with_context(|| folder.join(file).display().to_string())?);
-            }
-        }
+        let (template, special) = read_template(folder)?;
+        let mut generation = Generation::of_folder(folder)?;
+        let own_end = special.eos.as_deref().and_then(|end| tokenizer.as_ref()?.token_id(end));
+        generation.ends.extend(own_end);
         let Name { name, commit } = naming::of(folder);
-        Ok(Self { commit, ..Self::new(name, model, tokenizer, template, generation) })
+        Ok(Self { commit, ..Self::new(name, model, tokenizer, (template, special), generation) })
     }
 
     fn new(
@@ -244,68 +245,47 @@ impl Assets {
         model: OpenModel,
         tokenizer: Option<Tokenizer>,
         (template, special): (Option<ChatTemplate>, SpecialTokens),
-        mut generation: Generation,
+        generation: Generation,
     ) -> Self {
-        generation.eos.sort_unstable();
-        generation.eos.dedup();
-        generation.eos.retain(|&id| (id as usize) < model.spec.vocab_size);
-        Self {
+        let mut assets = Self {
             name,
             commit: None,
             model,
             tokenizer: tokenizer.map(Arc::new),
             template: template.map(Arc::new),
-            eos: generation.eos,
-            defaults: generation.sampling,
+            eos: Vec::new(),
+            defaults: SamplingDefaults::default(),
+            note: None,
+            generation: generation.clone(),
             drafting: None,
             packed: None,
             special,
             source: None,
             overrides: Overrides::default(),
             without_weights: false,
-        }
+        };
+        assets.generate_by(generation);
+        assets
+    }
+
+    /// Takes sampling defaults from where the flags say.
+    pub fn set_generation(&mut self, args: &GenerationArgs) -> Result<()> {
+        self.generate_by(generation::choose(&self.generation, args)?);
+        Ok(())
+    }
+
+    fn generate_by(&mut self, generation: Generation) {
+        let spec = &self.model.spec;
+        self.note = generation.note(spec.max_context);
+        self.defaults = generation.sampling;
+        self.eos = generation.ends;
+        self.eos.sort_unstable();
+        self.eos.dedup();
+        self.eos.retain(|&id| (id as usize) < spec.vocab_size);
     }
 }
 
-/// What generation_config.json says.
-#[derive(Default)]
-struct Generation {
-    eos: Vec<u32>,
-    sampling: SamplingDefaults,
-}
-
-impl Generation {
-    fn parse(json: &str) -> Result<Self> {
-        let value: Value = serde_json::from_str(json)?;
-        let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
-        let eos = match value.get("eos_token_id") {
-            None | Some(Value::Null) => Vec::new(),
-            Some(Value::Array(ids)) => {
-                ids.iter().map(id).collect::<Option<_>>().context("eos_token_id: not token ids")?
-            }
-            Some(one) => vec![id(one).context("eos_token_id: not a token id")?],
-        };
-        let number = |key| value.get(key).and_then(Value::as_f64).map(|number| number as f32);
-        let sampling = SamplingDefaults {
-            temperature: number("temperature"),
-            top_p: number("top_p"),
-            top_k: value.get("top_k").and_then(id).filter(|&k| k > 0),
-        };
-        Ok(Self { eos, sampling })
-    }
-
-    fn merge(&mut self, other: Self) {
-        self.eos.extend(other.eos);
-        let (mine, theirs) = (self.sampling, other.sampling);
-        self.sampling = SamplingDefaults {
-            temperature: theirs.temperature.or(mine.temperature),
-            top_p: theirs.top_p.or(mine.top_p),
-            top_k: theirs.top_k.or(mine.top_k),
-        };
-    }
-}
-
-fn read_optional(path: &Path) -> Result<Option<String>> {
+pub fn read_optional(path: &Path) -> Result<Option<String>> {
     match std::fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
@@ -331,40 +311,19 @@ fn tokenizer_from(json: &[u8], is_compressed: bool) -> Result<Tokenizer> {
 /// chat_template.jinja where there is one, else the template in tokenizer_config.json.
 fn read_template(folder: &Path) -> Result<(Option<ChatTemplate>, SpecialTokens)> {
     let path = folder.join("tokenizer_config.json");
-    let config = match read_optional(&path)? {
+    let mut config = match read_optional(&path)? {
         Some(text) => TokenizerConfig::parse(&text).with_context(|| path.display().to_string())?,
         None => TokenizerConfig::default(),
     };
+    let map = folder.join("special_tokens_map.json");
+    if let Some(text) = read_optional(&map)? {
+        config.complete(&text).with_context(|| map.display().to_string())?;
+    }
     let own_file = read_optional(&folder.join("chat_template.jinja"))?;
     let source = own_file.as_deref().or(config.chat_template());
     let template = source.map(|source| ChatTemplate::new(source, config.special_tokens())).transpose()?;
     Ok((template, config.special_tokens()))
 }
 
-/// The tokenizer inside a GGUF file, if it has one.
-fn gguf_vocab(gguf: &Gguf) -> Result<Option<GgufVocab>> {
-    let metadata = gguf.metadata();
-    let key = |name: &str| format!("tokenizer.ggml.{name}");
-    if metadata.value(&key("tokens")).is_none() {
-        return Ok(None);
-    }
-    let id = |name: &str| metadata.find::<u32>(&key(&format!("{name}_token_id")));
-    let flag = |name: &str| metadata.find::<bool>(&key(name));
-    let strings = |name: &str| metadata.find::<&[String]>(&key(name));
-    Ok(Some(GgufVocab {
-        model: metadata.str(&key("model"))?.to_string(),
-        pre: metadata.find::<&str>(&key("pre"))?.unwrap_or("default").to_string(),
-        tokens: metadata.strings(&key("tokens"))?.to_vec(),
-        token_types: metadata.find::<Vec<i32>>(&key("token_type"))?.unwrap_or_default(),
-        scores: metadata.find::<&[f32]>(&key("scores"))?.unwrap_or_default().to_vec(),
-        merges: strings("merges")?.unwrap_or_default().to_vec(),
-        bos: id("bos")?,
-        eos: id("eos")?,
-        unk: id("unknown")?,
-        pad: id("padding")?,
-        add_bos: flag("add_bos_token")?,
-        add_eos: flag("add_eos_token")?,
-        add_space_prefix: flag("add_space_prefix")?,
-        ..GgufVocab::default()
-    }))
-}
+#[cfg(test)]
+mod tests;

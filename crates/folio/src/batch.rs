@@ -47,6 +47,9 @@ pub fn main(args: BatchArgs) -> Result<ExitCode> {
     }
     engine.queue.max_waiting = engine.queue.max_waiting.or(Some(MAX_WAITING));
     let assets = serve::open(&args.model, &args.naming)?;
+    if let Some(note) = &assets.note {
+        say!("note: {note}");
+    }
     let names = serve::names(&args.naming, &assets);
     let session = Session::start(assets, &engine)?;
     let concurrency = args.concurrency.unwrap_or(session.plan.max_seqs);

@@ -13,6 +13,7 @@ mod chat;
 mod drafting;
 mod embedded;
 mod eval;
+mod generation;
 mod gguf_choice;
 mod health;
 mod inspect;
@@ -32,6 +33,7 @@ mod session;
 mod signals;
 mod table;
 mod target;
+mod vocab;
 
 use std::process::ExitCode;
 

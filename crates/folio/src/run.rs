@@ -1,12 +1,13 @@
 //! `folio run`: one answer, or a chat.
 
+use std::hash::{BuildHasher, RandomState};
 use std::io::Read;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use folio_engine::SamplingParams;
-use folio_server::{Finish, TextOptions, TextStream};
+use folio_server::{Finish, SamplingDefaults, TextOptions, TextStream};
 use folio_text::{ChatRender, ChatTemplate, Tokenizer};
 use serde_json::{Value, json};
 
@@ -28,7 +29,11 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
 }
 
 async fn run(args: RunArgs) -> Result<ExitCode> {
-    let assets = Assets::open_as(args.model.model.as_deref(), &args.model.engine)?;
+    let mut assets = Assets::open_as(args.model.model.as_deref(), &args.model.engine)?;
+    assets.set_generation(&args.sampling.generation)?;
+    if let Some(note) = &assets.note {
+        say!("note: {note}");
+    }
     let Some(tokenizer) = assets.tokenizer.clone() else {
         bail!("{} has no tokenizer; `folio run` needs one: put tokenizer.json beside the weights", assets.name);
     };
@@ -87,7 +92,7 @@ impl Chat {
                 self.session.plan.max_model_len
             );
         }
-        let params = params(&self.sampling, room);
+        let params = params(&self.sampling, &self.session.assets.defaults, room);
         let request = self.session.engine.request(tokens, params)?;
         let shown = TextOptions { skip_special: true, ..TextOptions::default() };
         let mut stream = TextStream::new(self.session.engine.submit(request)?, &self.tokenizer, 1, &shown);
@@ -123,15 +128,17 @@ impl Chat {
     }
 }
 
-fn params(args: &SamplingArgs, room: usize) -> SamplingParams {
+/// As a server would draw, with what the flags say on top.
+fn params(args: &SamplingArgs, defaults: &SamplingDefaults, room: usize) -> SamplingParams {
+    let standard = defaults.params();
     SamplingParams {
-        temperature: args.temperature,
-        top_p: args.top_p,
-        top_k: args.top_k,
-        min_p: args.min_p,
-        repetition_penalty: args.repetition_penalty,
-        seed: args.seed,
-        max_tokens: args.max_tokens.unwrap_or(room).min(room),
-        ..SamplingParams::default()
+        temperature: args.temperature.unwrap_or(standard.temperature),
+        top_p: args.top_p.unwrap_or(standard.top_p),
+        top_k: args.top_k.or(standard.top_k).filter(|&k| k > 0),
+        min_p: args.min_p.unwrap_or(standard.min_p),
+        repetition_penalty: args.repetition_penalty.unwrap_or(standard.repetition_penalty),
+        seed: args.seed.unwrap_or_else(|| RandomState::new().hash_one(0u8)),
+        max_tokens: defaults.max_tokens(args.max_tokens, room).min(room),
+        ..standard
     }
 }

@@ -18,11 +18,11 @@ use folio_engine::TimeLimit;
 use folio_server::guard::{self, Guard, GuardConfig, Hosts, Lifecycle};
 use folio_server::net::{self, Listener, NetConfig, Shutdown};
 use folio_server::observe::{Level, Log, Observer, ObserverConfig, Traces};
-use folio_server::{App, Model, ModelNames, SamplingDefaults, Surroundings};
+use folio_server::{App, Model, ModelNames, Surroundings};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::args::{GenerationConfig, KvEventsArgs, ModelArgs, NamingArgs, ServeArgs, TextList};
+use crate::args::{KvEventsArgs, ModelArgs, NamingArgs, ServeArgs, TextList};
 use crate::assets::Assets;
 use crate::kv_events::{KvEventPublisher, KvEventsConfig};
 use crate::model_ref::HubName;
@@ -120,9 +120,7 @@ pub fn open(model: &ModelArgs, naming: &NamingArgs) -> Result<Assets> {
         let source = std::fs::read_to_string(path).with_context(|| format!("--chat-template {}", path.display()))?;
         assets.set_template(&source).with_context(|| format!("--chat-template {}", path.display()))?;
     }
-    if naming.generation_config == GenerationConfig::Vllm {
-        assets.defaults = SamplingDefaults::default();
-    }
+    assets.set_generation(&naming.generation)?;
     Ok(assets)
 }
 

@@ -4,10 +4,10 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use folio_server::observe::{Level, LogFormat};
 
-use super::{LimitArgs, ModelArgs, TimeoutArgs, VllmArgs};
+use super::{GenerationArgs, LimitArgs, ModelArgs, TimeoutArgs, VllmArgs};
 
 #[derive(Args)]
 pub struct ServeArgs {
@@ -90,9 +90,8 @@ pub struct NamingArgs {
     /// A Jinja file instead of the model's own chat template
     #[arg(long, value_name = "FILE")]
     pub chat_template: Option<PathBuf>,
-    /// Where sampling defaults come from: the model's generation_config.json, or vLLM's (temperature 1)
-    #[arg(long, value_enum, default_value_t = GenerationConfig::Auto)]
-    pub generation_config: GenerationConfig,
+    #[command(flatten)]
+    pub generation: GenerationArgs,
 }
 
 #[derive(Args, Clone)]
@@ -128,12 +127,6 @@ pub struct KvEventsArgs {
     /// Steps whose events are kept for that
     #[arg(long, value_name = "STEPS", default_value_t = 10_000, requires = "kv_events_endpoint")]
     pub kv_events_buffer_steps: usize,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum GenerationConfig {
-    Auto,
-    Vllm,
 }
 
 /// One text, several with commas between them, or a JSON list as vLLM takes it.

@@ -27,7 +27,7 @@ pub struct Greeting<'a> {
 impl Greeting<'_> {
     /// Before the model is loaded.
     pub fn begin(&self, assets: &Assets, plan: &Plan, device: &str) {
-        let notes = self.args.vllm.notes.iter();
+        let notes = self.args.vllm.notes.iter().chain(&assets.note);
         let warnings = self.access.warnings.iter().cloned().chain(self.access.event_warning(self.args));
         if self.is_json() {
             notes.for_each(|note| self.log.info(note, &[]));

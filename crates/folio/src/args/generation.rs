@@ -1,0 +1,52 @@
+//! Flags that say how tokens are drawn where a request does not.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::Args;
+use folio_server::SamplingDefaults;
+
+use crate::generation;
+
+#[derive(Args, Clone, Debug, Default)]
+pub struct GenerationArgs {
+    /// Where sampling defaults come from: auto (the model's generation_config.json or GGUF metadata), vllm (nowhere:
+    /// temperature 1), or a folder with another generation_config.json, whose max_new_tokens bounds requests as well
+    #[arg(long, value_name = "auto|vllm|FOLDER", default_value = "auto")]
+    pub generation_config: GenerationSource,
+    /// Defaults that stand above those, e.g. '{"temperature": 0.5}'; a max_new_tokens bounds requests as well
+    #[arg(long, value_name = "JSON")]
+    pub override_generation_config: Option<GenerationOverride>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum GenerationSource {
+    #[default]
+    Auto,
+    Vllm,
+    Folder(PathBuf),
+}
+
+impl FromStr for GenerationSource {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "vllm" => Ok(Self::Vllm),
+            _ if std::path::Path::new(text).is_dir() => Ok(Self::Folder(text.into())),
+            _ => Err("expected auto, vllm or a folder with a generation_config.json".into()),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GenerationOverride(pub SamplingDefaults);
+
+impl FromStr for GenerationOverride {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        generation::overrides(text).map(Self).map_err(|error| format!("{error:#}"))
+    }
+}
