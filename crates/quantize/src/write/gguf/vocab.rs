@@ -3,6 +3,7 @@
 //! Byte-level BPE only. Splitting rules go by a name in GGUF; one whose patterns are not those of a name that
 //! llama.cpp has is refused, since a wrong rule gives wrong tokens and no error.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use folio_formats::gguf::{Array, Value};
@@ -132,6 +133,11 @@ fn special(folder: &Path, tokenizer: &Json, pairs: &mut Pairs) -> Result<()> {
             pairs.push((format!("tokenizer.ggml.{key}_token_id"), id.into()));
         }
     }
+    let map = optional("special_tokens_map.json")?;
+    let ends = ends([&generation, &config, &map, &about], tokenizer);
+    if ends.len() > 1 {
+        pairs.push(("tokenizer.ggml.eos_token_ids".to_owned(), Value::Array(Array::U32(ends))));
+    }
     let adds_bos = about["add_bos_token"].as_bool().unwrap_or_else(|| begins_with_special(tokenizer));
     pairs.push(("tokenizer.ggml.add_bos_token".to_owned(), (adds_bos && id("bos_token_id").is_some()).into()));
     let beside = folder.join("chat_template.jinja");
@@ -146,6 +152,25 @@ fn special(folder: &Path, tokenizer: &Json, pairs: &mut Pairs) -> Result<()> {
         pairs.push(("folio.generation_config".to_owned(), generation.to_string().into()));
     }
     Ok(())
+}
+
+/// Every id that ends an answer: of the model's files, and of the tokenizer's own end, which its files give by text.
+fn ends(files: [&Json; 4], tokenizer: &Json) -> Vec<u32> {
+    let of_model = files.iter().flat_map(|file| match &file["eos_token_id"] {
+        Json::Array(ids) => ids.as_slice(),
+        id => std::slice::from_ref(id),
+    });
+    let text = |file: &&Json| match &file["eos_token"] {
+        Json::Object(token) => token.get("content").and_then(Json::as_str).map(str::to_owned),
+        token => token.as_str().map(str::to_owned),
+    };
+    let own = files.iter().rev().find_map(text).and_then(|text| {
+        let added = tokenizer["added_tokens"].as_array().into_iter().flatten();
+        let mut added = added.filter(|token| token["content"] == text).map(|token| &token["id"]);
+        added.next().or_else(|| tokenizer["model"]["vocab"].get(&text))
+    });
+    let ids = of_model.chain(own).filter_map(|id| u32::try_from(id.as_u64()?).ok());
+    ids.collect::<BTreeSet<u32>>().into_iter().collect()
 }
 
 /// Whether the post-processor's template for one text starts with a special token.
@@ -189,6 +214,21 @@ mod tests {
         assert_eq!(rule(&digits, false), Ok("smollm"));
         assert!(rule(&split("odd"), false).unwrap_err().contains("odd"));
         assert!(rule(&json!({"type": "Metaspace"}), false).unwrap_err().contains("Metaspace"));
+    }
+
+    #[test]
+    fn all_ends_are_kept() {
+        let check = |generation: Json, config: Json, map: Json, about: Json, expect: &[u32]| {
+            let found = ends([&generation, &config, &map, &about], &tokenizer(json!(null), false));
+            assert_eq!(found, expect, "{generation} {config} {map} {about}");
+        };
+        let none = || json!(null);
+        check(none(), none(), none(), none(), &[]);
+        check(json!({"eos_token_id": [1, 0]}), json!({"eos_token_id": 1}), none(), none(), &[0, 1]);
+        check(none(), json!({"eos_token_id": 1}), none(), json!({"eos_token": "<s>"}), &[1, 2]);
+        check(none(), none(), json!({"eos_token": {"content": "<t>"}}), json!({"eos_token": null}), &[3]);
+        check(none(), none(), json!({"eos_token": "<t>"}), json!({"eos_token": "a"}), &[0]);
+        check(none(), json!({"eos_token_id": -1}), none(), json!({"eos_token": "<nowhere>"}), &[]);
     }
 
     #[test]
