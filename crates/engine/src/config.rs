@@ -35,6 +35,8 @@ pub struct EngineConfig {
     pub inter_token_target: Option<Duration>,
     /// See [`SchedulerConfig::inter_token_steps`].
     pub inter_token_steps: u32,
+    /// See [`SchedulerConfig::longest_step`].
+    pub longest_step: Option<Duration>,
     /// What one level of priority is worth in waiting time.
     pub aging: Duration,
     /// Most rows a step whose logits are wanted for prompt logprobs; the executor must have room for these and for
@@ -101,6 +103,7 @@ impl Default for EngineConfig {
             prefix_caching: true,
             inter_token_target: Some(Duration::from_millis(50)),
             inter_token_steps: 0,
+            longest_step: None,
             aging: Duration::from_secs(10),
             prompt_logit_rows: 256,
             logits_width: 0,
@@ -146,6 +149,7 @@ impl EngineConfig {
             prompt_logit_rows: self.prompt_logit_rows,
             inter_token_target: self.inter_token_target.map(nanos),
             inter_token_steps: self.inter_token_steps,
+            longest_step: self.longest_step.map(nanos),
             aging: nanos(self.aging),
             prefix_caching: self.prefix_caching,
             hash_key: disk.map_or_else(|| [fresh_key(), fresh_key()], |disk| disk.hash_key()),

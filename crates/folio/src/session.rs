@@ -152,6 +152,7 @@ impl Session {
             prefix_caching: !args.no_enable_prefix_caching,
             inter_token_target,
             inter_token_steps,
+            longest_step: longest_step(&target),
             aging,
             prompt_logit_rows: plan::PROMPT_LOGIT_ROWS,
             logits_width: assets.model.spec.vocab_size,
@@ -265,6 +266,15 @@ fn inter_token(asked: Option<InterTokenTarget>, target: &Target) -> (Option<Dura
 /// For commands that have no log.
 fn warn_on_stderr(line: std::fmt::Arguments<'_>) {
     say!("warning: {line}");
+}
+
+/// While a step runs nobody joins, leaves or hears anything. On a CPU a step of prompts alone could take minutes, and is no faster by
+/// the row than one of a second; a GPU's budget is done long before.
+fn longest_step(target: &Target) -> Option<Duration> {
+    match target {
+        Target::Cpu(_) => Some(Duration::from_secs(1)),
+        Target::Cuda(_) => None,
+    }
 }
 
 /// Nobody may be there to read it, which must not end the engine.

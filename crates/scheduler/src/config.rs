@@ -23,6 +23,9 @@ pub struct SchedulerConfig {
     /// prompts on by the spoonful. For the same reason it then has a row of prompt for each that decodes and, up to 32, for each
     /// request there is, whatever that takes. 0: the target alone counts.
     pub inter_token_steps: u32,
+    /// Where no target counts, as nobody decodes, a step takes on only as much prompt as keeps it under this, or under eight steps
+    /// without prompt, or under 32 rows. None: as much as the budget has.
+    pub longest_step: Option<Nanos>,
     /// What one level of priority is worth in waiting time.
     pub aging: Nanos,
     pub prefix_caching: bool,
@@ -70,6 +73,7 @@ impl SchedulerConfig {
             prompt_logit_rows: 256,
             inter_token_target: None,
             inter_token_steps: 0,
+            longest_step: None,
             aging: 10_000_000_000,
             prefix_caching: true,
             hash_key: [0x6b65_7920_6f66_2061, 0x2074_6573_7420_7275],

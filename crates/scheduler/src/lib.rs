@@ -93,7 +93,7 @@ impl Scheduler {
         config.validate()?;
         Ok(Self {
             blocks: Blocks::new(&config),
-            pace: Pace::new(config.inter_token_target, config.inter_token_steps),
+            pace: Pace::new(config.inter_token_target, config.inter_token_steps, config.longest_step),
             config,
             running: Vec::new(),
             waiting: Waiting::default(),

@@ -3,6 +3,9 @@
 //! A step's time is taken to be what the decoding rows need plus so much a prompt token. That is only roughly true, so the
 //! allowance is corrected by every step: a little less after one that was too long, a little more after one that was not.
 //! Prompt tokens get dearer as their context grows, and the correction follows.
+//!
+//! A step that no target bounds may be bounded too ([`crate::SchedulerConfig::longest_step`]): while a step runs nobody joins,
+//! leaves or is answered, and beyond some rows a longer one is no faster by the row.
 
 use crate::Nanos;
 
@@ -17,6 +20,10 @@ pub(crate) struct Pace {
     prompt_token: Option<Nanos>,
     /// Any row, prompt or not.
     row: Option<Nanos>,
+    /// See [`crate::SchedulerConfig::longest_step`].
+    longest: Option<Nanos>,
+    /// The rows and the time of the last step with enough prompt to tell what a row of a long one takes.
+    last_long: Option<(usize, Nanos)>,
     /// The last step, if it had prompt beside decoding rows: its prompt tokens and its time.
     last_mixed: Option<(usize, Nanos)>,
 }
@@ -33,6 +40,15 @@ const FIRST: usize = 2 * TILE;
 /// Most rows of prompt that a step has because so many requests wait to decode: beside as many, a row costs little less in more.
 const MOST_SHARED: usize = 32;
 
+/// Rows of prompt beside which more cost as much by the row: a step is not made shorter than this, and one that is tells nothing.
+const LONG: usize = 32;
+
+/// Rows of a step that only its length bounds, as long as nothing is known of what one costs.
+const FIRST_LONG: usize = 4 * LONG;
+
+/// A bounded step may take as many steps without prompt as this: what all steps need, to read the weights, stays a small part.
+const LONG_STEPS: Nanos = 8;
+
 /// What a step was made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StepShape {
@@ -46,8 +62,9 @@ fn smooth(average: &mut Option<Nanos>, value: Nanos) {
 }
 
 impl Pace {
-    pub fn new(target: Option<Nanos>, steps: u32) -> Self {
-        Self { target, steps, decode_step: None, prompt_token: None, row: None, last_mixed: None }
+    pub fn new(target: Option<Nanos>, steps: u32, longest: Option<Nanos>) -> Self {
+        let (decode_step, prompt_token, row) = (None, None, None);
+        Self { target, steps, longest, decode_step, prompt_token, row, last_long: None, last_mixed: None }
     }
 
     pub fn observe(&mut self, shape: StepShape, took: Nanos) {
@@ -65,6 +82,9 @@ impl Pace {
         if decode_rows > 0 {
             self.last_mixed = Some((prompt_rows, took));
         }
+        if prompt_rows >= LONG {
+            self.last_long = Some((rows, took.max(1)));
+        }
         let others = if decode_rows > 0 { self.decode_step.unwrap_or(took / 2) } else { 0 };
         smooth(&mut self.prompt_token, took.saturating_sub(others).max(took / 8) / prompt_rows as Nanos);
     }
@@ -72,7 +92,7 @@ impl Pace {
     /// Most prompt tokens of the next step, beside `decode_rows` others, of `might_decode` requests that would if their prompts were
     /// done.
     pub fn prompt_allowance(&self, decode_rows: usize, might_decode: usize) -> usize {
-        let Some(target) = self.target.filter(|_| decode_rows > 0) else { return usize::MAX };
+        let Some(target) = self.target.filter(|_| decode_rows > 0) else { return self.long_allowance(decode_rows) };
         // Steps vary: aim below the target, so that nearly all stay under it.
         let goal = target - target / 5;
         // With three steps, say: where decoding takes two thirds of the goal, prompts have the other; where it takes many times
@@ -100,6 +120,16 @@ impl Pace {
         (allowance / TILE * TILE).max(LEAST).max(share)
     }
 
+    /// The same where no target counts: all that the budget has, or what keeps the step under its longest.
+    fn long_allowance(&self, decode_rows: usize) -> usize {
+        let Some(longest) = self.longest else { return usize::MAX };
+        let Some((rows, took)) = self.last_long else { return FIRST_LONG };
+        let longest = longest.max(self.decode_step.unwrap_or(0).saturating_mul(LONG_STEPS));
+        let fitting = (rows as Nanos).saturating_mul(longest) / took;
+        let fitting = usize::try_from(fitting).unwrap_or(usize::MAX).saturating_sub(decode_rows);
+        (fitting / TILE * TILE).max(LONG)
+    }
+
     /// What `tokens` prompt tokens cost, as far as is known.
     pub fn computing(&self, tokens: usize) -> Option<Nanos> {
         Some(self.prompt_token.or(self.row)?.saturating_mul(tokens as Nanos))
@@ -112,7 +142,7 @@ mod tests {
 
     /// Steps of a machine where decoding costs 6 ms and a prompt token 0.1 ms, dearer by 1% every 100 tokens.
     fn run(target: Option<Nanos>, steps: u32, prompt: usize) -> Vec<(usize, Nanos)> {
-        let mut pace = Pace::new(target, steps);
+        let mut pace = Pace::new(target, steps, None);
         let mut steps = Vec::new();
         for _ in 0..5 {
             pace.observe(StepShape { decode_rows: 8, prompt_rows: 0 }, 6_000_000);
@@ -155,7 +185,7 @@ mod tests {
         let used: Nanos = steps.iter().map(|&(_, took)| took).sum::<Nanos>() / steps.len() as Nanos;
         assert!(used > 15_000_000, "{used}");
         // Of many rows at least as much, whatever decoding took when they were fewer.
-        let mut pace = Pace::new(Some(1_000_000), 3);
+        let mut pace = Pace::new(Some(1_000_000), 3, None);
         pace.observe(StepShape { decode_rows: 1, prompt_rows: 0 }, 6_000_000);
         for _ in 0..9 {
             let chunk = pace.prompt_allowance(64, 64);
@@ -164,18 +194,69 @@ mod tests {
         }
         // Of few rows as many as there are requests, as long as those are not very many.
         for (might_decode, expected) in [(1, LEAST), (16, 16), (100, MOST_SHARED)] {
-            let mut pace = Pace::new(Some(1_000_000), 1);
+            let mut pace = Pace::new(Some(1_000_000), 1, None);
             pace.observe(StepShape { decode_rows: 1, prompt_rows: 0 }, 6_000_000);
             pace.observe(StepShape { decode_rows: 1, prompt_rows: 4 }, 6_400_000);
             assert_eq!(pace.prompt_allowance(1, might_decode), expected);
         }
         // A target that is longer counts.
         let allowances = [0, 3].map(|steps| {
-            let mut pace = Pace::new(Some(60_000_000), steps);
+            let mut pace = Pace::new(Some(60_000_000), steps, None);
             pace.observe(StepShape { decode_rows: 8, prompt_rows: 0 }, 6_000_000);
             pace.observe(StepShape { decode_rows: 8, prompt_rows: 100 }, 16_000_000);
             pace.prompt_allowance(8, 8)
         });
         assert_eq!(allowances[0], allowances[1]);
+    }
+
+    /// A prompt of 65,000 tokens and a budget that has room for all of it, on a machine where a step takes 50 ms and a row
+    /// `row` more, dearer by 1% every 500 tokens of context: rows and times of its steps. Results are known a step late.
+    fn run_alone(longest: Option<Nanos>, row: Nanos) -> Vec<(usize, Nanos)> {
+        let mut pace = Pace::new(Some(15_000_000), 3, longest);
+        let (mut steps, mut done, mut unknown) = (Vec::new(), 0, None);
+        while done < 65_000 {
+            let rows = pace.prompt_allowance(0, 1).min(65_536).min(65_000 - done);
+            let took = 50_000_000 + rows as Nanos * row * (50_000 + done as Nanos) / 50_000;
+            if let Some((prompt_rows, took)) = unknown.replace((rows, took)) {
+                pace.observe(StepShape { decode_rows: 0, prompt_rows }, took);
+            }
+            steps.push((rows, took));
+            done += rows;
+        }
+        steps
+    }
+
+    #[test]
+    fn a_step_of_prompts_alone_is_bounded_in_time_whatever_the_budget() {
+        const SECOND: Nanos = 1_000_000_000;
+        assert_eq!(run_alone(None, 1_000_000).len(), 1);
+        let steps = run_alone(Some(SECOND), 1_000_000);
+        // Until the first is known, and a step late: what was learned is of a context that was a little shorter.
+        let longest = steps.iter().map(|&(_, took)| took).max();
+        assert!(longest < Some(SECOND * 5 / 4), "{longest:?}");
+        let used = steps.iter().map(|&(_, took)| took).sum::<Nanos>() / steps.len() as Nanos;
+        assert!(used > SECOND * 3 / 4, "{used}");
+        // A machine that needs longer for a few rows does them all the same; a fast one has as many as ever.
+        assert!(run_alone(Some(SECOND), SECOND / 10).iter().skip(2).all(|&(rows, _)| rows <= LONG));
+        assert!(run_alone(Some(SECOND), 1_000).iter().all(|&(_, took)| took < SECOND * 5 / 4));
+    }
+
+    #[test]
+    fn the_longest_step_heeds_what_all_steps_take_and_those_who_decode_without_a_target() {
+        const SECOND: Nanos = 1_000_000_000;
+        let mut pace = Pace::new(None, 0, Some(SECOND));
+        assert_eq!(pace.prompt_allowance(0, 1), FIRST_LONG);
+        // Few rows take what one takes, and say nothing of many.
+        pace.observe(StepShape { decode_rows: 0, prompt_rows: LONG - 1 }, SECOND);
+        assert_eq!(pace.prompt_allowance(0, 1), FIRST_LONG);
+        pace.observe(StepShape { decode_rows: 0, prompt_rows: 100 }, SECOND / 4);
+        assert_eq!((pace.prompt_allowance(0, 1), pace.prompt_allowance(40, 40)), (400, 360));
+        pace.observe(StepShape { decode_rows: 4, prompt_rows: 0 }, SECOND / 4);
+        assert_eq!(pace.prompt_allowance(0, 1), 800);
+        // One that was slow by chance is made up for by the next.
+        pace.observe(StepShape { decode_rows: 0, prompt_rows: 400 }, 60 * SECOND);
+        assert_eq!(pace.prompt_allowance(0, 1), LONG);
+        pace.observe(StepShape { decode_rows: 0, prompt_rows: LONG }, SECOND / 8);
+        assert_eq!(pace.prompt_allowance(0, 1), 16 * LONG);
     }
 }

@@ -132,6 +132,7 @@ const SIMPLER_SETUPS: &[fn(&mut Scenario)] = &[
     |s| s.setup.scheduler.prefix_caching = s.setup.scheduler.disk_chunk_blocks.is_some(),
     |s| s.setup.scheduler.force_preempt_every = None,
     |s| s.setup.scheduler.inter_token_target = None,
+    |s| s.setup.scheduler.longest_step = None,
     |s| s.setup.scheduler.max_chunk = None,
     |s| s.setup.scheduler.budget_tokens = 512,
     |s| s.setup.scheduler.max_seqs = 64,
