@@ -12,7 +12,7 @@
 
 use folio_formats::Matrix;
 
-use crate::{Batch, Drawn, Draws, HostMemory, KvShape, Result};
+use crate::{Batch, Drawn, Draws, HostMemory, KvShape, Pulse, Result};
 
 /// A device that can run a decoder.
 pub trait Backend: Send + 'static {
@@ -58,6 +58,11 @@ pub trait Backend: Send + 'static {
     fn weight_bytes(&self, weight: &Self::Weight) -> u64;
     /// Bytes a layer's experts occupy on the device, padding and biases included.
     fn experts_bytes(&self, experts: &Self::Experts) -> u64;
+
+    /// What beats while operations go on. None where nothing is heard of a step before its end.
+    fn pulse(&self) -> Option<Pulse> {
+        None
+    }
 
     // ---- one step ----
 

@@ -11,6 +11,7 @@ mod draw;
 mod error;
 mod host_memory;
 mod kv_format;
+mod pulse;
 
 pub mod cpu;
 pub mod cuda;
@@ -24,3 +25,4 @@ pub use draw::{DRAWN_TOKEN, Draw, DrawFailure, Drawn, DrawnLogprobs, Draws, Seen
 pub use error::{Error, Result};
 pub use host_memory::HostMemory;
 pub use kv_format::{KV_GROUP, KV_TINY, KvFormat, KvShape};
+pub use pulse::Pulse;

@@ -19,6 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use folio_model::device::Pulse;
 use folio_scheduler::{RequestId, StepPlan};
 
 use crate::{Admission, Error, Executor, Result, RowOutput, StepOutput, Wake, arrive, executor::MOST_IN_FLIGHT};
@@ -59,6 +60,11 @@ pub trait StepRunner: Send {
         false
     }
 
+    /// See [`Executor::pulse`]; asked once, at the start.
+    fn pulse(&self) -> Option<Pulse> {
+        None
+    }
+
     /// How much time went into drafts since it was last asked.
     fn take_drafting(&mut self) -> Duration {
         Duration::ZERO
@@ -87,6 +93,7 @@ pub struct Background {
     results: mpsc::Receiver<Result<StepOutput>>,
     num_in_flight: usize,
     computes_elsewhere: bool,
+    pulse: Option<Pulse>,
     /// Failures collected so far. A step of an era in which one failed before it is not run.
     era: u64,
     closing: Arc<AtomicBool>,
@@ -95,7 +102,7 @@ pub struct Background {
 
 impl Background {
     pub fn start(runner: impl StepRunner + 'static) -> Result<Self> {
-        let computes_elsewhere = runner.computes_elsewhere();
+        let (computes_elsewhere, pulse) = (runner.computes_elsewhere(), runner.pulse());
         let (commands, inbox) = mpsc::channel();
         let (outbox, results) = mpsc::channel();
         let closing = Arc::new(AtomicBool::new(false));
@@ -116,6 +123,7 @@ impl Background {
             results,
             num_in_flight: 0,
             computes_elsewhere,
+            pulse,
             era: 0,
             closing,
             thread: Some(thread),
@@ -163,6 +171,10 @@ impl Executor for Background {
 
     fn computes_elsewhere(&self) -> bool {
         self.computes_elsewhere
+    }
+
+    fn pulse(&self) -> Option<Pulse> {
+        self.pulse.clone()
     }
 }
 

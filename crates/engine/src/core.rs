@@ -114,6 +114,7 @@ impl Core {
         shared: Arc<Shared>,
     ) -> Self {
         let epoch = Instant::now();
+        shared.progress.follow(executor.pulse());
         let patience = Patience::new(shared.config.queue_timeout);
         Self {
             scheduler,

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use folio_model::device::Pulse;
 use folio_scheduler::{RequestId, StepPlan};
 
 use crate::{
@@ -42,6 +43,11 @@ pub trait Executor: Send {
     /// end.
     fn computes_elsewhere(&self) -> bool {
         false
+    }
+
+    /// What beats while a step gets on, from its beginning to its end. None where only the end is heard of.
+    fn pulse(&self) -> Option<Pulse> {
+        None
     }
 }
 

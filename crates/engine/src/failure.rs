@@ -79,6 +79,7 @@ impl Core {
         self.shared.progress.note();
         self.shared.restarting.store(false, Ordering::Release);
         self.executor = rebuilt?;
+        self.shared.progress.follow(self.executor.pulse());
         self.warn(format_args!("the executor was built anew in {:.1?}", start.elapsed()));
         self.shared.stats().restarts += 1;
         self.generation += 1;

@@ -180,7 +180,8 @@ impl Engine {
         self.shared.progress.num_live()
     }
 
-    /// How long ago the engine last got anywhere: a step ended well, or the first work came. None while there is no
+    /// How long ago the engine last got anywhere: a step ended well or, where the executor tells, got on, or the first work came.
+    /// What a step does in between counts from when it is first asked for, so ask often. None while there is no
     /// work: no sample, and no step under way. Never waits, so it tells of an engine too whose thread hangs or has died
     /// with work left.
     pub fn stalled_for(&self) -> Option<Duration> {

@@ -8,7 +8,7 @@ use std::{
 
 use folio_model::{
     Decoder,
-    device::{Backend, Batch, Drawn, Draws, tree},
+    device::{Backend, Batch, Drawn, Draws, Pulse, tree},
 };
 use folio_scheduler::{RequestId, StepPlan};
 
@@ -324,6 +324,10 @@ impl<B: Backend> StepRunner for Runner<B> {
 
     fn computes_elsewhere(&self) -> bool {
         self.decoder.draws_tokens()
+    }
+
+    fn pulse(&self) -> Option<Pulse> {
+        self.decoder.backend().pulse()
     }
 
     fn take_drafting(&mut self) -> Duration {

@@ -42,8 +42,8 @@ use folio_formats::Matrix;
 use packed::Supply;
 
 use crate::{
-    Activation, Attention, Backend, Batch, Error, ExpertsSource, InputLimits, KvShape, PrepareQkv, Result, Routing,
-    StepSize, TensorKind,
+    Activation, Attention, Backend, Batch, Error, ExpertsSource, InputLimits, KvShape, PrepareQkv, Pulse, Result,
+    Routing, StepSize, TensorKind,
 };
 
 /// How a [`Cpu`] is opened.
@@ -177,6 +177,10 @@ impl Backend for Cpu {
 
     fn inputs(&mut self, limits: InputLimits) -> Result<inputs::Inputs> {
         inputs::Inputs::new(limits)
+    }
+
+    fn pulse(&self) -> Option<Pulse> {
+        Some(self.pool.pulse().clone())
     }
 
     fn numerics(&self) -> String {

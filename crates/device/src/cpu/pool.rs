@@ -25,7 +25,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::topology::{self, Node};
-use crate::{Error, Result};
+use crate::{Error, Pulse, Result};
 use stretches::Stretches;
 
 /// How long a worker without work spins, and then how long it yields, before it sleeps.
@@ -86,6 +86,8 @@ struct Shared {
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     /// Memory nodes; empty where there are not several.
     nodes: Vec<Node>,
+    /// Beats with every operation, and with every part that a thread takes of one.
+    pulse: Pulse,
 }
 
 // SAFETY: `task` is the only field that is not Sync by itself; as said above, its readers keep apart from its writers.
@@ -128,6 +130,7 @@ impl Pool {
             wake: Condvar::new(),
             panic: Mutex::new(None),
             nodes,
+            pulse: Pulse::default(),
         });
         // They have their owner before they start, so that a failed start stops those already running.
         let mut workers = Workers { shared, threads: Vec::new() };
@@ -152,10 +155,15 @@ impl Pool {
         self.workers.threads.len() + 1
     }
 
+    pub fn pulse(&self) -> &Pulse {
+        &self.workers.shared.pulse
+    }
+
     /// Calls `task(part, num_threads)` once for each of as many parts as threads and returns when all have returned.
     /// Thread `i` runs part `i`, so that it finds in its cache what it left there in the last fork, unless it comes so late
     /// that another is done already. A panic in any of them is raised here, after all who have begun are done.
     pub fn run(&self, task: impl Fn(usize, usize) + Sync) {
+        self.pulse().beat();
         let num_threads = self.num_threads();
         if num_threads == 1 {
             return task(0, 1);
@@ -186,16 +194,19 @@ impl Pool {
         if tasks == 0 {
             return;
         }
+        self.pulse().beat();
         let num_threads = self.num_threads();
         if num_threads == 1 || tasks <= chunk {
             return body(0..tasks);
         }
         let next = Padded(AtomicUsize::new(0));
+        let shared = &*self.workers.shared;
         self.share(&|_, _| {
             loop {
                 let run = |start: usize| ((tasks - start) / (2 * num_threads)).clamp(1, chunk);
                 let take = |start: usize| (start < tasks).then(|| start + run(start));
                 let Ok(start) = next.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) else { return };
+                shared.pulse.beat();
                 body(start..start + run(start));
             }
         });
@@ -204,6 +215,7 @@ impl Pool {
     /// The same for tasks that are faster when a thread does them in order, in runs of whole grains but for the last one: each
     /// thread has a stretch of its own, and takes from the ends of others' when that is done. `body` is told which thread it is.
     pub fn for_each_run(&self, tasks: usize, chunk: usize, grain: usize, body: impl Fn(usize, Range<usize>) + Sync) {
+        self.pulse().beat();
         let num_threads = self.num_threads();
         if num_threads == 1 || tasks <= chunk {
             if tasks > 0 {
@@ -211,9 +223,11 @@ impl Pool {
             }
             return;
         }
+        let shared = &*self.workers.shared;
         let stretches = Stretches::new(tasks.div_ceil(grain), num_threads, chunk.div_ceil(grain));
         self.share(&|thread, _| {
             while let Some(grains) = stretches.take(thread) {
+                shared.pulse.beat();
                 body(thread, grains.start * grain..tasks.min(grains.end * grain));
             }
         });
@@ -269,6 +283,7 @@ impl Pool {
             return;
         }
         if self.num_threads() == 1 || tasks < 2 * min.max(1) {
+            self.pulse().beat();
             return body(0..tasks);
         }
         self.run(|part, num_parts| {

@@ -9,7 +9,7 @@ use folio_engine::{
 use folio_model::{
     Decoder, DecoderLimits, OpenModel,
     device::{
-        Backend, KvFormat,
+        Backend, KvFormat, Pulse,
         cpu::{Cpu, CpuConfig},
     },
 };
@@ -86,6 +86,10 @@ impl<B: Backend> StepRunner for Lent<B> {
 
     fn finish(&mut self) -> Result<Vec<RowOutput>> {
         self.runner().finish()
+    }
+
+    fn pulse(&self) -> Option<Pulse> {
+        self.runner().pulse()
     }
 
     fn run(&mut self, plan: &StepPlan) -> Result<Vec<RowOutput>> {
@@ -183,6 +187,12 @@ impl<B: Backend> Bench<B> {
 
     pub fn start(&self, config: EngineConfig) -> Engine {
         self.start_tampered(config, None)
+    }
+
+    /// What the engine's executor tells while a step runs.
+    pub fn pulse(&self) -> Option<Pulse> {
+        let lent = Lent { runner: Arc::clone(&self.runner), tamper: None, step: 0 };
+        Background::start(lent).expect("a thread").pulse()
     }
 
     pub fn start_tampered(&self, config: EngineConfig, tamper: Option<Tamper>) -> Engine {

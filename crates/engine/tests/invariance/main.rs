@@ -148,6 +148,17 @@ fn tiny_model_with_experts() {
     check("tiny experts", &tiny::experts(), &TINY);
 }
 
+/// Whoever watches the engine hears of a step while it runs, and not of an engine at rest.
+#[test]
+fn steps_on_a_cpu_tell_that_they_get_on() {
+    let bench = Bench::new(&tiny::alternating(), 2);
+    let pulse = bench.pulse().expect("a CPU has one");
+    pulse.take();
+    assert!(!pulse.take());
+    TINY.alone(&bench);
+    assert!(pulse.take());
+}
+
 fn check_trained(name: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/models").join(name);
     if !path.exists() {

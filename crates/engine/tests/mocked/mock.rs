@@ -15,6 +15,7 @@ use folio_engine::{
     Logprobs, Pooling, Rebuild, RequestId, RequestOptions, RequestStream, Result, RowOutput, Sampled, SamplingParams,
     StepOutput, StepPlan, StepRunner, Usage, Wake,
 };
+use folio_model::device::Pulse;
 use folio_scheduler::SchedulerConfig;
 use folio_simulator::{Sampling, hash, model::Model};
 
@@ -63,6 +64,8 @@ pub struct Mock {
     faults: Faults,
     /// A step begins only when a permit comes.
     gate: Option<flume::Receiver<()>>,
+    /// Beats when a test says so, as if a step that waits got on.
+    pulse: Pulse,
     steps: Arc<AtomicU64>,
     /// Whose rows ran, in order.
     rows: Arc<Mutex<Vec<RequestId>>>,
@@ -88,6 +91,7 @@ impl Mock {
             model,
             faults,
             gate,
+            pulse: Pulse::default(),
             steps: Arc::default(),
             rows: Arc::default(),
             known: Arc::default(),
@@ -167,6 +171,10 @@ impl StepRunner for Mock {
         Ok(plan.assignments.iter().zip(tokens).map(|(a, token)| self.output(a, token)).collect())
     }
 
+    fn pulse(&self) -> Option<Pulse> {
+        Some(self.pulse.clone())
+    }
+
     fn release(&mut self, id: RequestId) {
         self.known.lock().expect("nothing panics with it").remove(&id);
         self.model.release(id);
@@ -201,6 +209,10 @@ impl Executor for Counted {
 
     fn release(&mut self, id: RequestId) {
         self.inner.release(id);
+    }
+
+    fn pulse(&self) -> Option<Pulse> {
+        self.inner.pulse()
     }
 }
 
@@ -255,6 +267,8 @@ pub fn start_rebuilding_gated(
 pub struct Gated {
     pub engine: Engine,
     pub permits: flume::Sender<()>,
+    /// Of the step that waits.
+    pub pulse: Pulse,
     /// Steps that have begun.
     pub steps: Arc<AtomicU64>,
     /// Steps that were handed to the executor.
@@ -266,10 +280,11 @@ pub struct Gated {
 pub fn start_gated(config: EngineConfig, faults: Faults) -> Gated {
     let (permits, gate) = flume::unbounded();
     let mock = Mock::new(config.groups[0].blocks, faults, Some(gate));
+    let pulse = mock.pulse.clone();
     let (steps, rows, submitted) = (Arc::clone(&mock.steps), Arc::clone(&mock.rows), Arc::new(AtomicU64::new(0)));
     let executor = Counted { inner: Background::start(mock).expect("a thread"), submitted: Arc::clone(&submitted) };
     let engine = Engine::start(Box::new(executor), config).expect("a sound configuration");
-    Gated { engine, permits, steps, submitted, rows }
+    Gated { engine, permits, pulse, steps, submitted, rows }
 }
 
 impl Gated {

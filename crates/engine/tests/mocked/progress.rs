@@ -36,6 +36,27 @@ fn a_step_that_hangs_shows_and_one_that_ends_counts() {
     }
 }
 
+/// A step of minutes that gets on is well; once it does not, it is stalled like any other.
+#[test]
+fn a_step_that_gets_on_counts_before_its_end() {
+    for overlap in BOTH {
+        let gated = start_gated(EngineConfig { overlap, ..config(32) }, Faults::default());
+        let engine = &gated.engine;
+        let stream = submit(engine, tokens(0, 20), params(3));
+        gated.wait_for_submitted(1);
+        for _ in 0..3 {
+            wait_until("it is stalled", || engine.stalled_for() > Some(Duration::from_millis(10)));
+            let beaten = Instant::now();
+            gated.pulse.beat();
+            let stalled = engine.stalled_for().expect("there is work");
+            assert!(stalled <= beaten.elapsed(), "{stalled:?}");
+        }
+        wait_until("it is stalled", || engine.stalled_for() > Some(Duration::from_millis(10)));
+        drop(gated.permits);
+        assert_eq!(answer(stream).tokens.len(), 3);
+    }
+}
+
 /// Clients who give up on a step that hangs, and come again, do not hide it; nor does one whose work is all gone.
 #[test]
 fn a_step_that_hangs_shows_while_clients_come_and_go() {

@@ -110,7 +110,7 @@ async fn watch(engine: Engine, log: Log, stuck: Duration) {
             (Some(stalled), None) => {
                 since = Instant::now().checked_sub(stalled);
                 let fields = [("stalled_ms", stalled.into()), ("requests", engine.num_live().into())];
-                log.error("the engine is stuck: it has work and makes no step", &fields);
+                log.error("the engine is stuck: it has work and gets nowhere", &fields);
             }
             (None, Some(begin)) => {
                 since = None;

@@ -16,7 +16,7 @@ pub struct Snapshot {
     pub block_tokens: usize,
     /// Times that the engine was started anew after a fault.
     pub engine_restarts: u64,
-    /// How long the engine has made no step while there was work; zero if all is well.
+    /// How long the engine has got nowhere while there was work; zero if all is well.
     pub stalled: Duration,
     pub connections_open: usize,
     /// Requests under way, by the name of their key.
@@ -137,7 +137,7 @@ impl Snapshot {
         counter("folio:trace_spans_dropped_total", "Spans that it did not take.", self.spans_dropped);
 
         let mut gauge = |name, help, value: f64| out.single(name, Kind::Gauge, help, "", value);
-        let help = "How long the engine has made no step while there was work.";
+        let help = "How long the engine has got nowhere while there was work.";
         gauge("folio:engine_stalled_seconds", help, self.stalled.as_secs_f64());
         let help = "How long a request that came now would wait for its first token.";
         gauge("folio:expected_wait_seconds", help, stats.expected_wait.as_secs_f64());

@@ -32,6 +32,33 @@ fn every_task_runs_exactly_once() {
 }
 
 #[test]
+fn every_operation_beats_and_so_does_every_part_of_a_long_one() {
+    for (threads, make) in [1, 3].into_iter().flat_map(|threads| MAKE.map(|make| (threads, make))) {
+        let pool = make(threads).unwrap();
+        let operations: [&dyn Fn(); 5] = [
+            &|| pool.run(|_, _| ()),
+            &|| pool.for_each_chunk(9, 1, |_| ()),
+            &|| pool.for_each_static(9, 1, |_| ()),
+            &|| pool.for_each_static(9, 100, |_| ()),
+            &|| pool.for_each_run(9, 1, 1, |_, _| ()),
+        ];
+        for (number, operation) in operations.into_iter().enumerate() {
+            assert!(!pool.pulse().take());
+            operation();
+            assert!(pool.pulse().take(), "operation {number} of {threads} threads");
+        }
+        if threads > 1 {
+            // A thread that is done with a part beats again before it begins with the next.
+            let beats = [const { AtomicUsize::new(0) }; 2];
+            let ask = |beats: &AtomicUsize| _ = beats.fetch_add(usize::from(pool.pulse().take()), Ordering::Relaxed);
+            pool.for_each_chunk(9, 1, |_| ask(&beats[0]));
+            pool.for_each_run(9, 1, 1, |_, _| ask(&beats[1]));
+            assert!(beats.iter().all(|beats| beats.load(Ordering::Relaxed) >= 3), "{beats:?}");
+        }
+    }
+}
+
+#[test]
 fn a_range_of_tasks_runs_exactly_once_on_memory_nodes() {
     for threads in [2, 3, 20] {
         let pool = Pool::on_two_nodes(threads).unwrap();
