@@ -7,7 +7,9 @@
 use minijinja::value::{Kwargs, Tuple, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
+use super::hooks::{room_for_changed, room_for_formatted, room_for_parts, room_for_replaced};
 use super::python;
+use super::text::Text;
 
 const MUTATING: [&str; 12] = [
     "append",
@@ -24,12 +26,22 @@ const MUTATING: [&str; 12] = [
     "__setitem__",
 ];
 
+/// Methods that give the text again, changed character by character.
+const CHANGING: [&str; 6] = ["swapcase", "casefold", "title", "capitalize", "upper", "lower"];
+
 pub fn call(state: &mut State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     match value.kind() {
         ValueKind::String => {
             let text = value.as_str().unwrap_or_default();
+            if CHANGING.contains(&method) {
+                room_for_changed(text)?;
+            }
             match string_method(text, method, args) {
                 Some(result) => result,
+                None if method == "format" => {
+                    room_for_formatted(text, args)?;
+                    minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
+                }
                 None => minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args),
             }
         }
@@ -82,6 +94,7 @@ fn string_method(text: &str, method: &str, args: &[Value]) -> Option<Result<Valu
         "find" | "rfind" | "index" | "rindex" | "count" => search(text, method, args),
         "ljust" | "rjust" | "center" | "zfill" => pad(text, method, args),
         "join" => join(text, args),
+        "replace" => replace(text, args),
         "swapcase" => no_arguments(args, || text.chars().flat_map(swap_case).collect::<String>()),
         "casefold" => no_arguments(args, || text.to_lowercase()),
         "title" => no_arguments(args, || title(text)),
@@ -118,6 +131,12 @@ fn split(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     named.assert_all_used()?;
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     let from_right = method == "rsplit";
+    let most_parts = match separator {
+        Some("") => 0,
+        Some(separator) => text.matches(separator).count(),
+        None => text.split(is_space).count(),
+    };
+    room_for_parts(most_parts.min(limit).saturating_add(1), text)?;
     let parts: Vec<&str> = match separator {
         Some("") => return Err(invalid("split: empty separator".into())),
         Some(separator) if from_right => {
@@ -163,11 +182,15 @@ fn split_spaces_right(text: &str, limit: usize) -> Vec<&str> {
     parts
 }
 
+fn ends_line(c: char) -> bool {
+    matches!(c, '\n'..='\r' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}')
+}
+
 fn splitlines(text: &str, args: &[Value]) -> Result<Value, Error> {
     let (keep, named): (Option<bool>, Kwargs) = from_args(args)?;
     let keep = keep.or(named.get("keepends")?).unwrap_or(false);
     named.assert_all_used()?;
-    let ends_line = |c: char| matches!(c, '\n'..='\r' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}');
+    room_for_parts(text.matches(ends_line).count() + 1, text)?;
     let mut lines = Vec::new();
     let mut rest = text;
     while let Some((at, end)) = rest.char_indices().find(|(_, c)| ends_line(*c)) {
@@ -266,17 +289,28 @@ fn pad(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
 
 fn join(separator: &str, args: &[Value]) -> Result<Value, Error> {
     let (items,): (&Value,) = from_args(args)?;
-    let mut out = String::new();
+    let mut out = Text::default();
     for (index, item) in items.try_iter()?.enumerate() {
         if index > 0 {
-            out.push_str(separator);
+            out.push(separator)?;
         }
         match item.as_str() {
-            Some(item) => out.push_str(item),
-            None => return Err(invalid(format!("join takes strings, but item {index} is {}", python::to_str(&item)))),
+            Some(item) => out.push(item)?,
+            None => {
+                let item = python::to_str(&item)?;
+                return Err(invalid(format!("join takes strings, but item {index} is {item}")));
+            }
         }
     }
-    Ok(Value::from(out))
+    Ok(Value::from(out.into_string()))
+}
+
+/// `count` below zero, as none, is all there are.
+fn replace(text: &str, args: &[Value]) -> Result<Value, Error> {
+    let (from, to, count): (&str, &str, Option<i32>) = from_args(args)?;
+    let most = count.and_then(|count| usize::try_from(count).ok()).unwrap_or(usize::MAX);
+    room_for_replaced(text, from, to, most)?;
+    Ok(Value::from(text.replacen(from, to, most)))
 }
 
 fn swap_case(character: char) -> Vec<char> {

@@ -5,27 +5,28 @@
 //! trimming, loop controls, Python's string methods, a plain `tojson`, `raise_exception`, and `strftime_now` when the
 //! caller passes a date. `{% generation %}` marks are dropped: they only matter for training masks.
 //!
-//! The limits bound time and output, not memory in between: a template that doubles a string without writing it can use
-//! up memory before its fuel, and one that nests lists a hundred thousand deep can use up the stack when they are dropped.
-//! The engine has no hook on its operators that could refuse either. Templates come from the operator's model, never
-//! from a request.
+//! What it holds is bounded too, and so is what it handles: every operation that can make a value longer asks first and is counted
+//! (`program.rs`, `hooks.rs`, `ledger.rs`), so a template that doubles a string without writing it ends with an error.
 
+mod hooks;
+mod ledger;
 mod methods;
+mod program;
 mod python;
 mod source;
 mod strftime;
 mod tests;
+mod text;
 mod tojson;
 
-use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Rest};
-use minijinja::{AutoEscape, Environment, ErrorKind, Value};
+use minijinja::{AutoEscape, Environment, ErrorKind, Value, machinery, syntax::SyntaxConfig};
 use serde_json::{Map, Value as Json};
 
 pub use self::strftime::WallTime;
+use self::{ledger::Limits, program::Program, text::Text};
 use crate::{Error, Result};
 
 /// Instructions one render may run: hundreds of times what a real template needs for thousands of messages.
@@ -35,6 +36,17 @@ const RECURSION_LIMIT: usize = 200;
 /// A prompt may be this much longer than what went into it.
 const OUTPUT_FACTOR: usize = 4;
 const OUTPUT_SLACK_BYTES: usize = 1 << 20;
+/// What captures write is written again: so many times the output in all.
+const EMIT_FACTOR: usize = 4;
+
+/// Bytes that the values of a render may take: so many times what went into it, as a value takes more than its text, and more.
+const LIVE_FACTOR: usize = 16;
+const LIVE_SLACK_BYTES: usize = 8 << 20;
+
+/// Bytes that its operations may go through, of seconds of work.
+const WORK_FACTOR: usize = 512;
+const WORK_SLACK_BYTES: usize = 1 << 30;
+
 const TEMPLATE_NAME: &str = "chat";
 const RESERVED: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
 
@@ -64,8 +76,12 @@ pub struct ChatRender {
 /// A compiled template; rendering takes `&self` and may go on in many threads.
 pub struct ChatTemplate {
     env: Environment<'static>,
+    program: Program,
     source_bytes: usize,
 }
+
+/// What an object of a library takes that is not looked into.
+const OBJECT_BYTES: usize = 512;
 
 type FilterResult = Result<String, minijinja::Error>;
 
@@ -97,39 +113,58 @@ impl ChatTemplate {
                 env.add_global(name, token);
             }
         }
-        catch_unwind(AssertUnwindSafe(|| env.add_template_owned(TEMPLATE_NAME, source)))
+        let syntax = syntax()?;
+        let program = catch_unwind(AssertUnwindSafe(|| Program::compile(TEMPLATE_NAME, source, syntax)))
             .map_err(|_| Error::TemplateSyntax("the parser panicked".into()))?
             .map_err(|error| Error::TemplateSyntax(describe(&error)))?;
-        Ok(ChatTemplate { env, source_bytes })
+        Ok(ChatTemplate { env, program, source_bytes })
     }
 
     pub fn render(&self, request: &ChatRender) -> Result<String> {
         let context = context(request)?;
-        let limit = OUTPUT_FACTOR * (input_bytes(request) + self.source_bytes) + OUTPUT_SLACK_BYTES;
-        let mut output = Capped { bytes: Vec::new(), limit };
-        let rendered = catch_unwind(AssertUnwindSafe(|| {
-            self.env.get_template(TEMPLATE_NAME)?.render_captured_to(context, &mut output).map(drop)
-        }));
+        let given = input_bytes(request) + self.source_bytes;
+        let limit = OUTPUT_FACTOR * given + OUTPUT_SLACK_BYTES;
+        let limits = Limits {
+            live: LIVE_FACTOR * given + LIVE_SLACK_BYTES,
+            emitted: EMIT_FACTOR * limit,
+            work: WORK_FACTOR * given + WORK_SLACK_BYTES,
+        };
+        let mut output = String::new();
+        let rendered = ledger::run(limits, || {
+            catch_unwind(AssertUnwindSafe(|| {
+                let Program { instructions, blocks } = &self.program;
+                let mut out = machinery::make_string_output(&mut output);
+                machinery::eval(&self.env, instructions, context, blocks, &mut out, AutoEscape::None).map(drop)
+            }))
+        });
         match rendered {
             Err(_) => Err(Error::TemplateRender("the interpreter panicked".into())),
             Ok(Err(error)) => Err(classify(&error, limit)),
-            Ok(Ok(())) => String::from_utf8(output.bytes).map_err(|e| Error::TemplateRender(e.to_string())),
+            Ok(Ok(())) if output.len() > limit => Err(Error::TemplateOutput { limit }),
+            Ok(Ok(())) => Ok(output),
         }
     }
 }
 
+fn syntax() -> Result<SyntaxConfig> {
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+    syntax.map_err(|error| Error::TemplateSyntax(describe(&error)))
+}
+
 fn environment() -> Result<Environment<'static>> {
     let mut env = Environment::new();
-    let syntax = SyntaxConfig::builder()
-        .trim_blocks(true)
-        .lstrip_blocks(true)
-        .build()
-        .map_err(|error| Error::TemplateSyntax(describe(&error)))?;
-    env.set_syntax(syntax);
     env.set_auto_escape_callback(|_| AutoEscape::None);
     env.set_formatter(|out, _state, value| {
-        out.write_str(&python::to_str(value))
-            .map_err(|_| minijinja::Error::new(ErrorKind::WriteFailure, "the output limit was reached"))
+        let shown;
+        let text = match value.as_str() {
+            Some(text) => text,
+            None => {
+                shown = python::to_str(value)?;
+                &shown
+            }
+        };
+        ledger::emit(text.len())?;
+        out.write_str(text).map_err(minijinja::Error::from)
     });
     env.set_fuel(Some(FUEL));
     env.set_recursion_limit(RECURSION_LIMIT);
@@ -137,19 +172,41 @@ fn environment() -> Result<Environment<'static>> {
     // It prints the whole state, and Jinja has no such function.
     env.remove_global("debug");
     env.add_function("raise_exception", raise_exception);
-    env.add_function("cycler", |items: Rest<Value>| minijinja_contrib::globals::cycler(items.to_vec()));
-    env.add_function("joiner", minijinja_contrib::globals::joiner);
-    env.add_filter("tojson", tojson::filter);
-    env.add_filter("string", |value: &Value| python::to_str(value));
-    env.add_filter("items", methods::items_filter);
-    env.add_filter("indent", indent);
+    env.add_function("cycler", |items: Rest<Value>| {
+        ledger::pin(OBJECT_BYTES + items.len() * size_of::<Value>())?;
+        minijinja_contrib::globals::cycler(items.to_vec())
+    });
+    env.add_function("joiner", |separator: Option<Value>| {
+        ledger::pin(OBJECT_BYTES).map(|()| minijinja_contrib::globals::joiner(separator))
+    });
+    hooks::register(&mut env);
+    let held = |text: FilterResult| text.map(Value::from).and_then(ledger::hold);
+    env.add_filter("tojson", move |value: &Value, placed: Rest<Value>, named: Kwargs| {
+        held(tojson::filter(value, placed, named))
+    });
+    env.add_filter("string", move |value: &Value| held(python::to_str(value)));
+    env.add_filter("pprint", move |value: &Value| held(pretty(value)));
+    env.add_filter("items", |value: &Value| methods::items_filter(value).and_then(ledger::hold));
+    env.add_filter(
+        "indent",
+        move |text: &Value, width: Option<Value>, first: Option<bool>, blank: Option<bool>, named: Kwargs| {
+            held(indent(text, width, first, blank, named))
+        },
+    );
     tests::register(&mut env);
     Ok(env)
 }
 
 fn raise_exception(message: Value, _: Kwargs) -> Result<Value, minijinja::Error> {
-    let message = python::to_str(&message);
+    let message = python::to_str(&message)?;
     Err(minijinja::Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Refused(message)))
+}
+
+/// As the engine shows values to who debugs a template.
+fn pretty(value: &Value) -> FilterResult {
+    let mut out = Text::default();
+    out.push_fmt(format_args!("{value:#?}"))?;
+    Ok(out.into_string())
 }
 
 /// Jinja's `indent`, which keeps a last newline where the engine's own drops it.
@@ -160,21 +217,24 @@ fn indent(text: &Value, width: Option<Value>, first: Option<bool>, blank: Option
     let blank = blank.or(named.get("blank")?).unwrap_or(false);
     named.assert_all_used()?;
     let indention = match width {
-        Some(width) if width.as_str().is_some() => python::to_str(&width),
+        Some(width) if width.as_str().is_some() => python::to_str(&width)?,
         Some(width) => " ".repeat(width.as_usize().unwrap_or(0).min(MAX_WIDTH)),
         None => " ".repeat(4),
     };
-    let mut out = if first { indention.clone() } else { String::new() };
-    for (index, line) in python::to_str(text).split('\n').enumerate() {
+    let mut out = Text::default();
+    if first {
+        out.push(&indention)?;
+    }
+    for (index, line) in python::to_str(text)?.split('\n').enumerate() {
         if index > 0 {
-            out.push('\n');
+            out.push("\n")?;
             if blank || !line.is_empty() {
-                out.push_str(&indention);
+                out.push(&indention)?;
             }
         }
-        out.push_str(line);
+        out.push(line)?;
     }
-    Ok(out)
+    Ok(out.into_string())
 }
 
 /// The variables of one render, as transformers passes them: `tools` and `documents` are none when not given.
@@ -194,7 +254,8 @@ fn context(request: &ChatRender) -> Result<Value> {
         ("add_generation_prompt".to_string(), Value::from(request.add_generation_prompt)),
     ];
     if let Some(now) = request.now {
-        let tell = move |format: &str| strftime::format(now, format);
+        let tell =
+            move |format: &str| hooks::room_for_parts(format.len(), format).map(|()| strftime::format(now, format));
         pairs.push(("strftime_now".to_string(), Value::from_function(tell)));
     }
     for (name, value) in &request.extra {
@@ -257,25 +318,5 @@ fn json_bytes(value: &Json) -> usize {
         Json::Array(items) => items.iter().map(|item| json_bytes(item) + 2).sum::<usize>() + 2,
         Json::Object(map) => map.iter().map(|(key, value)| key.len() + json_bytes(value) + 4).sum::<usize>() + 2,
         _ => 24,
-    }
-}
-
-/// Stops a template that writes without end.
-struct Capped {
-    bytes: Vec<u8>,
-    limit: usize,
-}
-
-impl Write for Capped {
-    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
-        if self.bytes.len() + buffer.len() > self.limit {
-            return Err(io::Error::other("the output limit was reached"));
-        }
-        self.bytes.extend_from_slice(buffer);
-        Ok(buffer.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }

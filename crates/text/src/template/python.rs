@@ -1,10 +1,10 @@
 //! Values as Python shows them: what `str()` and `repr()` print, where the template engine would print its own way.
 
-use std::fmt::Write;
-
-use minijinja::Value;
 use minijinja::value::ValueKind;
+use minijinja::{Error, Value};
 use serde_json::Value as Json;
+
+use super::text::Text;
 
 /// How deep a value is shown, and written as JSON: as deep as JSON readers read. A template can nest values until showing
 /// them would use up the stack.
@@ -31,65 +31,61 @@ pub fn as_float(value: &Value) -> Option<f64> {
     if value.kind() == ValueKind::Number && !value.is_integer() { f64::try_from(value.clone()).ok() } else { None }
 }
 
-/// `str(value)`.
-pub fn to_str(value: &Value) -> String {
+/// `str(value)`, as far as there is room for it.
+pub fn to_str(value: &Value) -> Result<String, Error> {
+    let mut out = Text::default();
     match value.as_str() {
-        Some(text) => text.to_string(),
-        None if value.is_undefined() => String::new(),
-        None => {
-            let mut out = String::new();
-            write_repr(&mut out, value, 0);
-            out
-        }
+        Some(text) => out.push(text)?,
+        None if value.is_undefined() => {}
+        None => write_repr(&mut out, value, 0)?,
     }
+    Ok(out.into_string())
 }
 
-fn write_repr(out: &mut String, value: &Value, depth: usize) {
+fn write_repr(out: &mut Text, value: &Value, depth: usize) -> Result<(), Error> {
     if depth > MAX_DEPTH {
-        out.push_str("...");
-        return;
+        return out.push("...");
     }
     if let Some(number) = as_float(value) {
-        out.push_str(&float(number));
-        return;
+        return out.push(&float(number));
     }
     match value.kind() {
-        ValueKind::Undefined => out.push_str("Undefined"),
+        ValueKind::Undefined => out.push("Undefined"),
         ValueKind::Seq | ValueKind::Iterable => write_sequence(out, value, depth),
         ValueKind::Map => {
-            out.push('{');
+            out.push("{")?;
             let keys = value.try_iter().into_iter().flatten();
             for (index, key) in keys.enumerate() {
                 if index > 0 {
-                    out.push_str(", ");
+                    out.push(", ")?;
                 }
-                write_repr(out, &key, depth + 1);
-                out.push_str(": ");
-                write_repr(out, &value.get_item(&key).unwrap_or_default(), depth + 1);
+                write_repr(out, &key, depth + 1)?;
+                out.push(": ")?;
+                write_repr(out, &value.get_item(&key).unwrap_or_default(), depth + 1)?;
             }
-            out.push('}');
+            out.push("}")
         }
         // The engine's debug form of a string is Python's repr.
-        ValueKind::String => write!(out, "{value:?}").expect("a String takes any text"),
-        _ => write!(out, "{value}").expect("a String takes any text"),
+        ValueKind::String => out.push_fmt(format_args!("{value:?}")),
+        _ => out.push_fmt(format_args!("{value}")),
     }
 }
 
-fn write_sequence(out: &mut String, value: &Value, depth: usize) {
+fn write_sequence(out: &mut Text, value: &Value, depth: usize) -> Result<(), Error> {
     let (open, close) = if value.is_tuple() { ("(", ")") } else { ("[", "]") };
-    out.push_str(open);
+    out.push(open)?;
     let mut count = 0;
     for item in value.try_iter().into_iter().flatten() {
         if count > 0 {
-            out.push_str(", ");
+            out.push(", ")?;
         }
-        write_repr(out, &item, depth + 1);
+        write_repr(out, &item, depth + 1)?;
         count += 1;
     }
     if count == 1 && value.is_tuple() {
-        out.push(',');
+        out.push(",")?;
     }
-    out.push_str(close);
+    out.push(close)
 }
 
 /// A float as Python prints it: the shortest digits that read back, exponents below 1e-4 and from 1e16.
@@ -134,7 +130,7 @@ mod tests {
     #[test]
     fn containers_print_as_in_python() {
         let value: Json = serde_json::json!({"a": [1, 1.0, true, null, "it's"], "b": {"c": "x\ny"}});
-        assert_eq!(to_str(&from_json(&value)), r#"{'a': [1, 1.0, True, None, "it's"], 'b': {'c': 'x\ny'}}"#);
-        assert_eq!(to_str(&Value::UNDEFINED), "");
+        assert_eq!(to_str(&from_json(&value)).unwrap(), r#"{'a': [1, 1.0, True, None, "it's"], 'b': {'c': 'x\ny'}}"#);
+        assert_eq!(to_str(&Value::UNDEFINED).unwrap(), "");
     }
 }

@@ -1,11 +1,10 @@
 //! The `tojson` filter as transformers defines it: Python's `json.dumps`, with no HTML escapes.
 
-use std::fmt::Write;
-
 use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
 use super::python::{self, MAX_DEPTH};
+use super::text::Text;
 
 struct Style {
     ascii: bool,
@@ -34,16 +33,16 @@ pub fn filter(value: &Value, placed: Rest<Value>, named: Kwargs) -> Result<Strin
     named.assert_all_used()?;
     let (item_separator, key_separator) = match separators {
         Some(pair) => {
-            let part = |index| pair.get_item_by_index(index).map(|value| python::to_str(&value));
+            let part = |index| python::to_str(&pair.get_item_by_index(index)?);
             (part(0)?, part(1)?)
         }
         None if indent.is_some() => (",".into(), ": ".into()),
         None => (", ".into(), ": ".into()),
     };
     let style = Style { ascii, indent, item_separator, key_separator, sort_keys };
-    let mut out = String::new();
+    let mut out = Text::default();
     write_value(&mut out, value, &style, 0)?;
-    Ok(out)
+    Ok(out.into_string())
 }
 
 fn indent_text(indent: Value) -> Result<String, Error> {
@@ -54,112 +53,113 @@ fn indent_text(indent: Value) -> Result<String, Error> {
     }
 }
 
-fn write_value(out: &mut String, value: &Value, style: &Style, depth: usize) -> Result<(), Error> {
+fn write_value(out: &mut Text, value: &Value, style: &Style, depth: usize) -> Result<(), Error> {
     if depth > MAX_DEPTH {
         return Err(Error::new(ErrorKind::InvalidOperation, "tojson: the value is nested too deeply"));
     }
     if let Some(number) = python::as_float(value) {
-        out.push_str(&match () {
+        return out.push(&match () {
             () if number.is_nan() => "NaN".to_string(),
             () if number.is_infinite() => if number < 0.0 { "-Infinity" } else { "Infinity" }.to_string(),
             () => python::float(number),
         });
-        return Ok(());
     }
     match value.kind() {
-        ValueKind::None => out.push_str("null"),
-        ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
-        ValueKind::Number => write!(out, "{value}").expect("a String takes any text"),
+        ValueKind::None => out.push("null"),
+        ValueKind::Bool => out.push(if value.is_true() { "true" } else { "false" }),
+        ValueKind::Number => out.push_fmt(format_args!("{value}")),
         ValueKind::String => write_string(out, value.as_str().unwrap_or_default(), style.ascii),
         ValueKind::Seq | ValueKind::Iterable => {
             let items = value.try_iter()?.collect::<Vec<_>>();
-            write_list(out, ['[', ']'], items.len(), style, depth, |out, index| {
+            write_list(out, ["[", "]"], items.len(), style, depth, |out, index| {
                 write_value(out, &items[index], style, depth + 1)
-            })?;
+            })
         }
         ValueKind::Map => {
             let mut keys = value.try_iter()?.collect::<Vec<_>>();
             if style.sort_keys {
                 keys.sort();
             }
-            write_list(out, ['{', '}'], keys.len(), style, depth, |out, index| {
+            write_list(out, ["{", "}"], keys.len(), style, depth, |out, index| {
                 let key = &keys[index];
                 write_key(out, key, style)?;
-                out.push_str(&style.key_separator);
+                out.push(&style.key_separator)?;
                 write_value(out, &value.get_item(key)?, style, depth + 1)
-            })?;
+            })
         }
         kind => {
             let detail = format!("tojson: a value of type {kind} has no JSON form");
-            return Err(Error::new(ErrorKind::InvalidOperation, detail));
+            Err(Error::new(ErrorKind::InvalidOperation, detail))
         }
     }
-    Ok(())
 }
 
 fn write_list(
-    out: &mut String,
-    [open, close]: [char; 2],
+    out: &mut Text,
+    [open, close]: [&str; 2],
     len: usize,
     style: &Style,
     depth: usize,
-    mut write_item: impl FnMut(&mut String, usize) -> Result<(), Error>,
+    mut write_item: impl FnMut(&mut Text, usize) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let new_line = |out: &mut String, depth: usize| {
-        if let Some(indent) = &style.indent {
-            out.push('\n');
-            (0..depth).for_each(|_| out.push_str(indent));
-        }
+    let new_line = |out: &mut Text, depth: usize| {
+        let Some(indent) = &style.indent else { return Ok(()) };
+        out.push("\n")?;
+        (0..depth).try_for_each(|_| out.push(indent))
     };
-    out.push(open);
+    out.push(open)?;
     for index in 0..len {
         if index > 0 {
-            out.push_str(&style.item_separator);
+            out.push(&style.item_separator)?;
         }
-        new_line(out, depth + 1);
+        new_line(out, depth + 1)?;
         write_item(out, index)?;
     }
     if len > 0 {
-        new_line(out, depth);
+        new_line(out, depth)?;
     }
-    out.push(close);
-    Ok(())
+    out.push(close)
 }
 
-fn write_key(out: &mut String, key: &Value, style: &Style) -> Result<(), Error> {
+fn write_key(out: &mut Text, key: &Value, style: &Style) -> Result<(), Error> {
     match key.as_str() {
         Some(text) => write_string(out, text, style.ascii),
         None => {
-            let mut text = String::new();
+            let mut text = Text::default();
             write_value(&mut text, key, style, MAX_DEPTH)?;
-            write_string(out, &text, style.ascii);
+            write_string(out, &text.into_string(), style.ascii)
         }
     }
-    Ok(())
 }
 
-fn write_string(out: &mut String, text: &str, ascii: bool) {
-    out.push('"');
-    for character in text.chars() {
+fn write_string(out: &mut Text, text: &str, ascii: bool) -> Result<(), Error> {
+    out.push("\"")?;
+    // What needs no escape is written in one go.
+    let mut plain = text;
+    while let Some((at, character)) = plain.char_indices().find(|&(_, character)| is_escaped(character, ascii)) {
+        out.push(&plain[..at])?;
+        plain = &plain[at + character.len_utf8()..];
         match character {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            '\t' => out.push_str("\\t"),
-            '\u{8}' => out.push_str("\\b"),
-            '\u{c}' => out.push_str("\\f"),
-            '\0'..='\u{1f}' => write!(out, "\\u{:04x}", character as u32).expect("a String takes any text"),
-            ' '..='~' => out.push(character),
-            _ if !ascii => out.push(character),
+            '"' => out.push("\\\"")?,
+            '\\' => out.push("\\\\")?,
+            '\n' => out.push("\\n")?,
+            '\r' => out.push("\\r")?,
+            '\t' => out.push("\\t")?,
+            '\u{8}' => out.push("\\b")?,
+            '\u{c}' => out.push("\\f")?,
             _ => {
                 for unit in character.encode_utf16(&mut [0; 2]) {
-                    write!(out, "\\u{unit:04x}").expect("a String takes any text");
+                    out.push_fmt(format_args!("\\u{unit:04x}"))?;
                 }
             }
         }
     }
-    out.push('"');
+    out.push(plain)?;
+    out.push("\"")
+}
+
+fn is_escaped(character: char, ascii: bool) -> bool {
+    matches!(character, '"' | '\\' | '\0'..='\u{1f}') || (ascii && character > '~')
 }
 
 #[cfg(test)]
