@@ -13,7 +13,7 @@ use anyhow::Result;
 
 use crate::print::ReaderLeft;
 use crate::run::Chat;
-use crate::signals::Signal;
+use crate::signals::{Signal, Signals};
 use lines::{Line, Lines, Source};
 use terminal::Terminal;
 
@@ -28,6 +28,11 @@ pub async fn converse(chat: &mut Chat) -> Result<ExitCode> {
             "{}: ask away; Ctrl-C stops an answer, /new starts anew, Ctrl-D or /exit leaves",
             chat.session.assets.name
         );
+    }
+    if source == Source::Editor {
+        // All that would end the program with the terminal as the chat has it. Elsewhere nohup means what it says.
+        let all = [Signal::Interrupt, Signal::Terminate, Signal::Hangup, Signal::Quit];
+        chat.signals = Signals::of(&all)?;
     }
     let system = chat.messages.clone();
     // Before the lines: it remembers how the terminal was.

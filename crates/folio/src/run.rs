@@ -20,9 +20,6 @@ use crate::signals::{Signal, Signals};
 /// A chat needs one request at a time, so it plans memory for few.
 const CHAT_SEQS: usize = 4;
 
-/// Signals that end the program, or an answer, with the terminal as it was.
-const SIGNALS: [Signal; 4] = [Signal::Interrupt, Signal::Terminate, Signal::Hangup, Signal::Quit];
-
 pub fn main(args: RunArgs) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(run(args))
@@ -45,7 +42,7 @@ async fn run(args: RunArgs) -> Result<ExitCode> {
         Some("-") => Some(standard_input()?),
         prompt => prompt.map(str::to_string),
     };
-    let signals = Signals::of(&SIGNALS)?;
+    let signals = Signals::of(&[Signal::Interrupt, Signal::Terminate])?;
     let mut chat = Chat { session, tokenizer, template, sampling: args.sampling, messages: Vec::new(), signals };
     if let Some(system) = args.system {
         chat.messages.push(json!({"role": "system", "content": system}));
