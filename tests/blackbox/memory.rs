@@ -1,7 +1,10 @@
 //! `folio plan`, and that a server takes what the plan says.
 
+use std::time::{Duration, Instant};
+
 use serde_json::Value;
 
+use crate::http::try_request;
 use crate::server::Server;
 use crate::{output, refusal, stdout};
 
@@ -21,7 +24,7 @@ fn the_table_adds_up() {
         assert!(text.contains(part), "{part} is missing:\n{text}");
     }
     let plan = plan(&["--memory", "512MiB", "--kv-host-mib", "16"]);
-    let parts = ["weights", "activations", "working", "kv", "host"];
+    let parts = ["weights", "activations", "working", "kv", "host", "bodies"];
     let sum: u64 = parts.iter().map(|part| number(&plan, &format!("/bytes/{part}"))).sum();
     let block = number(&plan, "/groups/0/block_bytes");
     assert_eq!(number(&plan, "/bytes/total"), sum);
@@ -90,5 +93,61 @@ fn the_examples_of_its_page_are_true() {
         let printed = String::from_utf8([run.stdout, run.stderr].concat()).expect("UTF-8");
         let found: Vec<&str> = printed.split_whitespace().collect();
         assert_eq!(found, expect, "docs/memory.md shows something else for folio {}:\n{printed}", command.join(" "));
+    }
+}
+
+/// Connections at a time.
+const CLIENTS: usize = 250;
+/// What may be left of all that they sent, in KiB.
+const LEFT_KIB: u64 = 8 << 10;
+
+/// Three bodies of nearly 4 MiB that are refused once they have been read.
+fn refused_bodies() -> [(&'static str, String); 3] {
+    let part = r#"{"type":"text","text":"x"}"#;
+    let message = format!(r#"{{"role":"user","content":[{}]}}"#, vec![part; 60].join(","));
+    [
+        ("/v1/completions", format!(r#"{{"prompt":"{}"}}"#, "fn x ".repeat(830_000))),
+        ("/v1/completions", format!(r#"{{"prompt":[{}]}}"#, vec!["1234567"; 520_000].join(","))),
+        ("/v1/chat/completions", format!(r#"{{"messages":[{}]}}"#, vec![message; 2000].join(","))),
+    ]
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn many_large_bodies_stay_within_the_plan_and_their_memory_goes_back() {
+    let flags = ["--memory", "200MiB"];
+    let planned_kib = number(&plan(&flags), "/bytes/total") >> 10;
+    let server = Server::start(&flags);
+    for _ in 0..4 {
+        let (status, answer) = server.post("/v1/completions", serde_json::json!({"prompt": "fn main", "max_tokens": 4}));
+        assert_eq!(status, 200, "{answer}");
+    }
+    let before = server.anonymous_kib();
+    let bodies = refused_bodies();
+    let (mut peak, mut statuses) = (0, Vec::new());
+    std::thread::scope(|scope| {
+        let ask = |client: usize| {
+            let (path, body) = &bodies[client % bodies.len()];
+            // Who is refused while it still sends may find the connection closed.
+            let answer = try_request(server.port, "POST", path, body).unwrap_or_default();
+            answer.split(' ').nth(1).map(str::to_owned)
+        };
+        let clients: Vec<_> = (0..CLIENTS).map(|client| scope.spawn(move || ask(client))).collect();
+        while !clients.iter().all(|client| client.is_finished()) {
+            peak = peak.max(server.anonymous_kib());
+            std::thread::yield_now();
+        }
+        statuses.extend(clients.into_iter().map(|client| client.join().expect("no panic")));
+    });
+    let count = |status: &str| statuses.iter().filter(|found| found.as_deref() == Some(status)).count();
+    let (refused, sent_away) = (count("400"), count("429"));
+    assert!(refused > 3 && refused + sent_away > CLIENTS / 2, "{refused} refused, {sent_away} to come back: {statuses:?}");
+    let most = planned_kib + planned_kib / 20;
+    assert!(peak <= most, "{peak} KiB were taken, but {planned_kib} were planned; {before} before");
+    let begin = Instant::now();
+    while server.anonymous_kib() > before + LEFT_KIB {
+        let left = server.anonymous_kib();
+        assert!(begin.elapsed() < Duration::from_secs(20), "{left} KiB are kept, but {before} were taken before; {peak} at most");
+        std::thread::yield_now();
     }
 }

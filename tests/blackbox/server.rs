@@ -46,6 +46,14 @@ impl Server {
         (answer.status, serde_json::from_str(&answer.body).unwrap_or(Value::String(answer.body)))
     }
 
+    /// Memory that no file backs, in KiB.
+    #[cfg(target_os = "linux")]
+    pub fn anonymous_kib(&self) -> u64 {
+        let text = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("the server runs");
+        let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("what it holds");
+        line.trim().trim_end_matches("kB").trim().parse().expect("a number")
+    }
+
     #[cfg(unix)]
     pub fn signal(&self, name: &str) {
         let status = Command::new("kill").args([name, &self.child.id().to_string()]).status();

@@ -18,6 +18,8 @@ const STALL: Duration = Duration::from_secs(7);
 const MALFORMED: f64 = 0.05;
 const LEAVES: f64 = 0.20;
 const SLOW: f64 = 0.05;
+/// Bodies of megabytes.
+const LARGE: f64 = 0.10;
 /// Of the slow readers.
 const STALLS: f64 = 0.1;
 
@@ -25,6 +27,8 @@ pub struct Load {
     pub port: u16,
     pub records: Records,
     pub malformed: Vec<Malformed>,
+    /// Refused as well, and of megabytes.
+    pub large: Vec<Malformed>,
     pub tally: Tally,
     pub until: Instant,
 }
@@ -53,6 +57,8 @@ impl Load {
                 self.leave(&mut rng);
             } else if way < MALFORMED + LEAVES + SLOW {
                 if rng.share() < STALLS { self.stall(&mut rng) } else { self.dawdle(&mut rng) }
+            } else if way < MALFORMED + LEAVES + SLOW + LARGE {
+                self.large(&mut rng);
             } else {
                 kept = self.ask(&mut rng, kept.take());
                 continue;
@@ -176,7 +182,7 @@ impl Load {
         }
     }
 
-    fn opened(&self, connection: io::Result<Connection>) -> Option<Connection> {
+    pub fn opened(&self, connection: io::Result<Connection>) -> Option<Connection> {
         match connection {
             Ok(connection) => Some(connection),
             Err(error) => {
@@ -188,7 +194,7 @@ impl Load {
         }
     }
 
-    fn compare(&self, way: &str, record: &Record, outcome: Outcome) -> bool {
+    pub fn compare(&self, way: &str, record: &Record, outcome: Outcome) -> bool {
         let wrong = match outcome {
             Outcome::Answer(answer) if answer == record.answer => {
                 self.tally.count(&name(way, record));

@@ -3,12 +3,13 @@
 use std::time::{Duration, Instant};
 
 use crate::answer::Route;
+use crate::bodies::refused;
 use crate::client::{Load, WRITE_STALL};
 use crate::memory::Samples;
 use crate::record::{Records, unloaded, until};
 use crate::report::Report;
 use crate::rng::Rng;
-use crate::server::{Metrics, Server, block_bytes};
+use crate::server::{Metrics, Server, planned};
 use crate::table::{MAX_MODEL_LEN, malformed};
 use crate::tally::Tally;
 use crate::{alone, setting};
@@ -19,6 +20,8 @@ const POOL_SHARE: f64 = 0.25;
 const BLOCK_TOKENS: f64 = 16.0;
 /// Few enough that the store is full, and stays so, long before memory is measured.
 const STORED: &str = "32";
+/// Room for one body of the largest size and some small ones, so that the rest has to wait.
+const BODY_MEMORY: &str = "24MiB";
 /// A client that has gone is noticed, and what it held given back, within this time.
 const SOON: Duration = Duration::from_secs(15);
 
@@ -36,12 +39,13 @@ fn answers_under_load_are_those_of_an_idle_server() {
         records.differing.iter().for_each(|differing| eprintln!("{differing}"));
         records
     };
-    let mut server = start(&records);
+    let (mut server, planned_bytes) = start(&records);
     let baseline = Baseline::take(&server, &records);
     let load = Load {
         port: server.port,
         records,
         malformed: malformed(&[Route::Chat, Route::Completions, Route::Responses, Route::Messages]),
+        large: refused(),
         tally: Tally::default(),
         until: Instant::now() + Duration::from_secs(seconds),
     };
@@ -50,7 +54,8 @@ fn answers_under_load_are_those_of_an_idle_server() {
     let took = start.elapsed();
     assert!(server.ended().is_none(), "the server has ended: {:#?}", server.log());
     let idle_after = baseline.wait_for(&server);
-    let report = Report::new(&load.tally, &samples, &server.metrics(), took, idle_after);
+    let bounds = [samples.bounds(), vec![samples.peak_bound(planned_bytes)]].concat();
+    let report = Report::new(&load.tally, &samples, bounds, &server.metrics(), took, idle_after);
     eprintln!("{report}");
     report.keep();
     server.terminate();
@@ -61,19 +66,20 @@ fn answers_under_load_are_those_of_an_idle_server() {
     assert!(differing.is_empty(), "{} streams are not what the whole is: {}", differing.len(), differing[0]);
 }
 
-/// With a pool that holds a quarter of what the clients want at once.
-fn start(records: &Records) -> Server {
+/// With a pool that holds a quarter of what the clients want at once; and what it plans to take in all.
+fn start(records: &Records) -> (Server, u64) {
     let len = MAX_MODEL_LEN.to_string();
     let wanted = NUM_CLIENTS as f64 * records.mean_tokens();
     let blocks = (wanted * POOL_SHARE / BLOCK_TOKENS).ceil() as u64;
-    let flags = ["--max-model-len", len.as_str(), "--max-num-seqs", "64"];
-    let bytes = (blocks * block_bytes(&flags)).to_string();
+    let flags = ["--max-model-len", len.as_str(), "--max-num-seqs", "64", "--max-body-memory", BODY_MEMORY];
+    let bytes = (blocks * planned(&flags, "/groups/0/block_bytes")).to_string();
     let stall = WRITE_STALL.as_secs().to_string();
     eprintln!("soak: {NUM_CLIENTS} clients want {wanted:.0} tokens, the pool has {} ({blocks} blocks)", blocks * 16);
-    let more = ["--kv-cache-memory-bytes", &bytes, "--write-stall-timeout", &stall, "--max-stored-responses", STORED];
+    let flags = [&flags[..], &["--kv-cache-memory-bytes", &bytes]].concat();
+    let more = ["--write-stall-timeout", &stall, "--max-stored-responses", STORED];
     // On a machine that is busy with other things the line is long, and a long line is no fault.
     let patient = ["--queue-timeout", "600"];
-    Server::start(&[&flags[..], &more, &patient].concat())
+    (Server::start(&[&flags[..], &more, &patient].concat()), planned(&flags, "/bytes/total"))
 }
 
 fn assert_stalls_can_be_noticed(records: &Records) {
@@ -120,6 +126,7 @@ impl Baseline {
             port: server.port,
             records: Records::default(),
             malformed: Vec::new(),
+            large: Vec::new(),
             tally: Tally::default(),
             until: Instant::now(),
         };

@@ -5,6 +5,7 @@
 //! `cargo xtask soak` and `cargo xtask sigterm` run the same for longer.
 
 mod answer;
+mod bodies;
 mod client;
 mod http;
 mod load;

@@ -14,9 +14,14 @@ pub struct Sample {
 }
 
 #[derive(Default)]
-pub struct Samples(Vec<Sample>);
+pub struct Samples {
+    by_second: Vec<Sample>,
+    /// Between them, too.
+    peak_kib: u64,
+}
 
 /// What is asked of a run of this length.
+#[derive(Clone)]
 pub struct Bound {
     pub what: &'static str,
     pub found_mib: f64,
@@ -27,7 +32,7 @@ impl Samples {
     /// Once a second, until the tally is over.
     pub fn watch(process: Process, tally: &Tally) -> Self {
         let start = Instant::now();
-        let mut samples = Vec::new();
+        let (mut samples, mut peak_kib) = (Vec::new(), 0);
         while !tally.is_over() {
             if let Some(anonymous_kib) = process.anonymous_kib() {
                 let (files, threads) = (process.files(), process.threads());
@@ -35,20 +40,21 @@ impl Samples {
             }
             let next = Duration::from_secs(samples.len() as u64);
             while start.elapsed() < next && !tally.is_over() {
-                std::thread::sleep(Duration::from_millis(50));
+                peak_kib = peak_kib.max(process.anonymous_kib().unwrap_or(0));
+                std::thread::sleep(Duration::from_millis(20));
             }
         }
-        Self(samples)
+        Self { by_second: samples, peak_kib }
     }
 
     fn end(&self) -> Duration {
-        self.0.last().map_or(Duration::ZERO, |sample| sample.at)
+        self.by_second.last().map_or(Duration::ZERO, |sample| sample.at)
     }
 
     /// Half of the samples of a few seconds around this moment lie below it: steps come and go, a leak stays.
     fn around(&self, at: Duration) -> f64 {
         let reach = (self.end() / 20).clamp(Duration::from_secs(3), Duration::from_secs(15));
-        let near = self.0.iter().filter(|sample| sample.at.abs_diff(at) <= reach);
+        let near = self.by_second.iter().filter(|sample| sample.at.abs_diff(at) <= reach);
         let mut near: Vec<u64> = near.map(|sample| sample.anonymous_kib).collect();
         near.sort_unstable();
         near.get(near.len() / 2).map_or(0.0, |kib| *kib as f64 / 1024.0)
@@ -61,7 +67,7 @@ impl Samples {
 
     /// MiB an hour by least squares, from this moment on.
     pub fn slope(&self, from: Duration) -> f64 {
-        let points = self.0.iter().filter(|sample| sample.at >= from);
+        let points = self.by_second.iter().filter(|sample| sample.at >= from);
         let points: Vec<(f64, f64)> =
             points.map(|sample| (sample.at.as_secs_f64() / 3600.0, sample.anonymous_kib as f64 / 1024.0)).collect();
         let count = points.len().max(1) as f64;
@@ -88,19 +94,25 @@ impl Samples {
         bounds
     }
 
+    /// Whatever comes, what was planned and a twentieth more is all that is taken.
+    pub fn peak_bound(&self, planned: u64) -> Bound {
+        let [found_mib, planned_mib] = [self.peak_kib as f64 / 1024.0, planned as f64 / f64::from(1 << 20)];
+        Bound { what: "most at any moment, of what was planned", found_mib, most_mib: planned_mib * 1.05 }
+    }
+
     /// At tenths of the run.
     pub fn profile(&self) -> Vec<(Duration, f64)> {
         (0..=10).map(|tenth| self.end().mul_f64(f64::from(tenth) / 10.0)).map(|at| (at, self.around(at))).collect()
     }
 
     pub fn most_files(&self) -> usize {
-        self.0.iter().map(|sample| sample.files).max().unwrap_or(0)
+        self.by_second.iter().map(|sample| sample.files).max().unwrap_or(0)
     }
 
     /// One line a sample, for a plot.
     pub fn to_tsv(&self) -> String {
         let mut text = String::from("seconds\tanonymous_kib\tfiles\tthreads\n");
-        for Sample { at, anonymous_kib, files, threads } in &self.0 {
+        for Sample { at, anonymous_kib, files, threads } in &self.by_second {
             writeln!(text, "{:.1}\t{anonymous_kib}\t{files}\t{threads}", at.as_secs_f64()).expect("a String");
         }
         text
@@ -111,7 +123,7 @@ impl Samples {
 fn a_leak_is_seen_and_noise_is_not() {
     let samples = |kib: &dyn Fn(u64) -> u64, seconds| {
         let sample = |at| Sample { at: Duration::from_secs(at), anonymous_kib: kib(at), files: 0, threads: 0 };
-        Samples((0..seconds).map(sample).collect())
+        Samples { by_second: (0..seconds).map(sample).collect(), peak_kib: 0 }
     };
     let within = |samples: &Samples| samples.bounds().iter().all(|bound| bound.found_mib < bound.most_mib);
     // Four megabytes that come and go, but are never kept.

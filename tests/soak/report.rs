@@ -27,7 +27,14 @@ pub struct Report {
 }
 
 impl Report {
-    pub fn new(tally: &Tally, samples: &Samples, metrics: &Metrics, took: Duration, idle_after: Duration) -> Self {
+    pub fn new(
+        tally: &Tally,
+        samples: &Samples,
+        bounds: Vec<Bound>,
+        metrics: &Metrics,
+        took: Duration,
+        idle_after: Duration,
+    ) -> Self {
         let mut seen = tally.seen();
         Self {
             counts: std::mem::take(&mut seen.counts).into_iter().collect(),
@@ -43,7 +50,7 @@ impl Report {
             profile: samples.profile(),
             slope: samples.slope(took.mul_f64(1.0 / 6.0)),
             most_files: samples.most_files(),
-            bounds: samples.bounds(),
+            bounds,
             samples: samples.to_tsv(),
         }
     }
@@ -66,7 +73,9 @@ impl Report {
     pub fn check(&self) {
         assert!(self.failures.is_empty(), "{} failures, the first: {}", self.failures.len(), self.failures[0]);
         assert!(self.preemptions > 0, "the pool was never short: nothing of what this is about was tried");
-        for kind in ["left in the answer", "malformed", "slow reader", "/v1/"] {
+        for kind in
+            ["left in the answer", "malformed", "slow reader", "large body, refused", "large body, whole", "/v1/"]
+        {
             assert!(self.of(kind) > 0, "there was none of: {kind}");
         }
         for Bound { what, found_mib, most_mib } in &self.bounds {
@@ -84,7 +93,8 @@ impl fmt::Display for Report {
         for (name, count) in &self.counts {
             writeln!(f, "  {name:<40}{count:>8}{:>7.1}%", share(*count))?;
         }
-        let compared = self.of("/v1/") + self.of("slow reader");
+        let compared =
+            self.of("/v1/") + self.of("slow reader,") + self.of("large body, whole") + self.of("large body, stream");
         writeln!(f, "  {:<40}{total:>8}{:>7.1}/s", "all", total as f64 / seconds)?;
         writeln!(f, "  {:<40}{compared:>8}", "whole and as recorded")?;
         let of_compared = 100.0 * self.shared_prefixes as f64 / compared.max(1) as f64;

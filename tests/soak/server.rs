@@ -186,9 +186,9 @@ impl Process {
     }
 }
 
-/// Bytes of a KV block, as `folio plan` says.
-pub fn block_bytes(flags: &[&str]) -> u64 {
+/// A figure of `folio plan` with these flags.
+pub fn planned(flags: &[&str], path: &str) -> u64 {
     let output = folio(&[&["plan", "--json"], flags].concat()).args(model()).output().expect("the binary starts");
     let plan: Value = serde_json::from_slice(&output.stdout).expect("the plan is JSON");
-    plan.pointer("/groups/0/block_bytes").and_then(Value::as_u64).expect("the plan tells a block's bytes")
+    plan.pointer(path).and_then(Value::as_u64).unwrap_or_else(|| panic!("the plan does not tell {path}: {plan}"))
 }

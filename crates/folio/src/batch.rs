@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail};
 use folio_engine::TimeLimit;
 use folio_server::guard::{Lifecycle, RequestIds};
 use folio_server::observe::Observer;
-use folio_server::{App, Timeouts};
+use folio_server::{App, Limits, Timeouts};
 use http::{HeaderMap, Request, header};
 use http_body_util::{BodyExt, Full};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -38,7 +38,8 @@ const MAX_WAITING: usize = 1 << 20;
 
 pub fn main(args: BatchArgs) -> Result<ExitCode> {
     let path = args.output.clone().unwrap_or_else(|| args.input.with_extension("out.jsonl"));
-    let limits = args.limits.limits();
+    // Who hands in a file has its memory for what is in it, and none of its lines is to be sent away.
+    let limits = Limits { body_memory: usize::MAX, ..args.limits.limits() };
     let (lines, total) = Lines::open(&args.input, limits.body_bytes)?;
     let mut output = Output::open(&path)?;
     let mut engine = args.model.engine.clone();

@@ -42,6 +42,11 @@ use clap::Parser;
 
 use args::{Command, Folio};
 
+/// Gives memory back when it is done with it: the system's allocator keeps what large bodies have left, in one arena for
+/// each thread.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     match run() {
         Ok(code) => code,

@@ -1,8 +1,7 @@
 //! From a budget in bytes to what will be allocated: weights, activations, keys and values, host tier. All of it is
 //! computed before anything is allocated, and nothing is probed.
 //!
-//! What a plan does not count: the tokenizer and the HTTP server (tens of MiB), requests' own tokens, and pages of
-//! weight files, which the system takes back when it needs them.
+//! What a plan does not count: the tokenizer and the HTTP server (tens of MiB), and pages of weight files, which the system takes back when it needs them.
 
 mod budget;
 mod drafting;
@@ -81,14 +80,16 @@ pub struct Bytes {
     /// All that guessing ahead takes besides the model.
     pub drafting: u64,
     pub host: u64,
-    /// The device has memory of its own, of which the host tier takes nothing.
+    /// Bodies of requests, and what is read from them.
+    pub bodies: u64,
+    /// The device has memory of its own, of which host tier and bodies take nothing.
     pub host_is_apart: bool,
 }
 
 impl Bytes {
     /// All that does not depend on how many tokens are kept; of guessing ahead, what was added so far.
     fn fixed(&self) -> u64 {
-        let host = if self.host_is_apart { 0 } else { self.host };
+        let host = if self.host_is_apart { 0 } else { self.host.saturating_add(self.bodies) };
         let parts = [self.weights, self.activations, self.working, self.drafting, host];
         parts.into_iter().fold(0, u64::saturating_add)
     }
@@ -204,6 +205,7 @@ struct Planner<'a> {
     kv_format: KvFormat,
     demand: Demand,
     host_slots: usize,
+    bodies: u64,
     budget: Budget,
 }
 
@@ -229,6 +231,7 @@ impl<'a> Planner<'a> {
                 table::bytes(host_bytes)
             );
         }
+        let bodies = budget::body_bytes(&args.memory, &budget, matches!(target, Target::Cuda(_)))?;
         let weights = WeightBytes::of(&assets.model, target)?;
         let demand = demand.with_drafts(drafting.block);
         let has_plain_weights = !assets.is_quantized();
@@ -243,6 +246,7 @@ impl<'a> Planner<'a> {
             kv_format,
             demand,
             host_slots,
+            bodies,
             budget,
         })
     }
@@ -258,6 +262,7 @@ impl<'a> Planner<'a> {
             kv: 0,
             drafting: self.drafting.fixed,
             host: self.demand.block_bytes.iter().sum::<u64>() * self.host_slots as u64,
+            bodies: self.bodies,
             host_is_apart: matches!(self.target, Target::Cuda(_)),
         }
     }
@@ -293,12 +298,13 @@ impl<'a> Planner<'a> {
         }
         if least.fixed() > *budget {
             bail!(
-                "weights {}, activations {}, working memory {} and host tier {} take {}, but {flag} allows {} in all; \
-                 lower --max-num-batched-tokens, --max-num-seqs or --kv-host-mib",
+                "weights {}, activations {}, working memory {}, host tier {} and bodies of requests {} take {}, but {flag} \
+                 allows {} in all; lower --max-num-batched-tokens, --max-num-seqs, --kv-host-mib or --max-body-memory",
                 table::bytes(least.weights),
                 table::bytes(least.activations),
                 table::bytes(least.working),
                 table::bytes(least.host),
+                table::bytes(least.bodies),
                 table::bytes(least.fixed()),
                 table::bytes(*budget)
             );

@@ -41,13 +41,14 @@ const KV_EVENT_BATCHES: usize = 4096;
 /// Scrapers are few.
 const METRICS_CONNECTIONS: usize = 64;
 
-pub fn main(args: ServeArgs) -> Result<ExitCode> {
+pub fn main(mut args: ServeArgs) -> Result<ExitCode> {
     let started = Instant::now();
+    args.model.engine.memory.body_bytes = Some(args.limits.max_body_bytes);
     let access = Access::of(&args.access)?;
     access.check_all(&args)?;
     let endpoint =
         args.log.otlp_traces_endpoint.as_deref().map(str::parse).transpose().context("--otlp-traces-endpoint")?;
-    let limits = args.limits.limits();
+    let mut limits = args.limits.limits();
     let timeouts = args.timeouts.timeouts();
     // Bound before the model is opened: a port that is taken is said at once.
     let bound = Bound::new(&args.listen)?;
@@ -55,6 +56,7 @@ pub fn main(args: ServeArgs) -> Result<ExitCode> {
     let names = names(&args.naming, &assets);
     let (target, note) = Target::choose(&args.model.engine)?;
     let (assets, plan) = Session::plan(assets, &args.model.engine, &target)?;
+    limits.body_memory = usize::try_from(plan.bytes.bodies).unwrap_or(usize::MAX);
 
     // The compute threads take all cores; HTTP needs little of one.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;

@@ -8,6 +8,8 @@ use folio_engine::TimeLimit;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     pub body_bytes: usize,
+    /// What all bodies and what is read from them may take together.
+    pub body_memory: usize,
     /// Brackets within brackets of a JSON body.
     pub json_depth: usize,
     /// Values of a JSON body, those within others counted.
@@ -59,6 +61,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             body_bytes: 4 << 20,
+            body_memory: 128 << 20,
             json_depth: 64,
             json_values: 1 << 19,
             header_bytes: 32 << 10,

@@ -43,6 +43,9 @@ pub enum ApiError {
     /// As many requests as the key, or the server, may have at once are under way.
     #[error("{most} requests are under way, and no more are allowed at once; try again in {} s", whole_seconds(*retry_after))]
     TooManyInFlight { most: usize, retry_after: Duration },
+    /// Bodies of other requests take all the memory that there is for bodies.
+    #[error("there is no memory for the request's body beside those of others; try again in {} s", whole_seconds(*retry_after))]
+    NoBodyMemory { retry_after: Duration },
     #[error("the model is being loaded")]
     Loading,
     #[error("the server is shutting down and takes no more requests")]
@@ -91,7 +94,9 @@ impl ApiError {
             Self::TooSlow(_) => StatusCode::REQUEST_TIMEOUT,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::NotJson => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            Self::Overloaded { .. } | Self::TooManyInFlight { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Self::Overloaded { .. } | Self::TooManyInFlight { .. } | Self::NoBodyMemory { .. } => {
+                StatusCode::TOO_MANY_REQUESTS
+            }
             Self::Loading | Self::Draining | Self::Aborted | Self::QueueTimeout | Self::Stopped => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
@@ -120,7 +125,9 @@ impl ApiError {
             Self::ContextLength { .. } => Some("context_length_exceeded"),
             Self::Unauthorized => Some("invalid_api_key"),
             Self::NoSuchModel => Some("model_not_found"),
-            Self::Overloaded { .. } | Self::TooManyInFlight { .. } => Some("rate_limit_exceeded"),
+            Self::Overloaded { .. } | Self::TooManyInFlight { .. } | Self::NoBodyMemory { .. } => {
+                Some("rate_limit_exceeded")
+            }
             Self::Loading => Some("model_loading"),
             Self::Draining | Self::Aborted => Some("server_draining"),
             Self::QueueTimeout => Some("queue_timeout"),
@@ -163,7 +170,9 @@ impl ApiError {
 
     fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Overloaded { retry_after } | Self::TooManyInFlight { retry_after, .. } => Some(*retry_after),
+            Self::Overloaded { retry_after }
+            | Self::TooManyInFlight { retry_after, .. }
+            | Self::NoBodyMemory { retry_after } => Some(*retry_after),
             Self::Loading | Self::Draining | Self::Aborted | Self::QueueTimeout => Some(Duration::from_secs(1)),
             _ => None,
         }

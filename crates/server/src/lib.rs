@@ -7,10 +7,12 @@
 
 mod answers;
 mod body;
+mod body_memory;
 mod config;
 mod error;
 mod fields;
 pub mod guard;
+mod json;
 pub mod net;
 pub mod observe;
 mod prompts;
@@ -18,13 +20,13 @@ mod request;
 mod routes;
 mod service;
 mod sse;
-mod strict_json;
 mod text_stream;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use folio_text::WallTime;
 
+pub use body_memory::{BodyMemory, WHILE_READ as BODY_WHILE_READ, least as least_body_memory};
 pub use config::{Limits, Timeouts};
 pub use error::{ApiError, ErrorStyle};
 pub use request::{ModelNames, SamplingDefaults, TextOptions};

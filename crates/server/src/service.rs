@@ -10,6 +10,7 @@ use axum::http::request::Parts;
 use folio_engine::Engine;
 use folio_text::{ChatTemplate, Tokenizer};
 
+use crate::body_memory::BodyMemory;
 use crate::error::{ApiError, ErrorStyle};
 use crate::guard::{Caller, Guard, Lifecycle, RequestId};
 use crate::net::ConnectionStats;
@@ -102,6 +103,7 @@ pub struct App(Arc<AppState>);
 
 struct AppState {
     limits: Limits,
+    body_memory: BodyMemory,
     timeouts: Timeouts,
     lifecycle: Lifecycle,
     observer: Observer,
@@ -113,7 +115,8 @@ struct AppState {
 impl App {
     pub fn new(limits: Limits, timeouts: Timeouts, lifecycle: Lifecycle, observer: Observer) -> Self {
         let (service, surroundings, started) = (OnceLock::new(), OnceLock::new(), crate::unix_seconds());
-        Self(Arc::new(AppState { limits, timeouts, lifecycle, observer, service, surroundings, started }))
+        let body_memory = BodyMemory::new(limits.body_memory, limits.body_bytes);
+        Self(Arc::new(AppState { limits, body_memory, timeouts, lifecycle, observer, service, surroundings, started }))
     }
 
     /// The model is there: from now on requests are answered.
@@ -178,6 +181,10 @@ impl App {
 
     pub fn limits(&self) -> &Limits {
         &self.0.limits
+    }
+
+    pub fn body_memory(&self) -> &BodyMemory {
+        &self.0.body_memory
     }
 
     pub fn timeouts(&self) -> &Timeouts {

@@ -130,6 +130,13 @@ pub struct MemoryArgs {
     /// The same as --kv-cache-mib, in bytes or with a unit
     #[arg(long, value_name = "SIZE", group = "memory-budget")]
     pub kv_cache_memory_bytes: Option<ByteSize>,
+    /// Memory for the bodies of requests, all together, and for what is read from them [default: a sixteenth of --memory or
+    /// of what is free, from 20 MiB to 128 MiB]
+    #[arg(long, value_name = "SIZE")]
+    pub max_body_memory: Option<ByteSize>,
+    /// The longest body, where requests come over HTTP; it is a flag of those commands.
+    #[arg(skip)]
+    pub body_bytes: Option<usize>,
     /// Format of keys and values: auto (as precise as the weights), float32, float16, bfloat16, fp8 (e4m3), int8 or int4
     #[arg(long, value_name = "FORMAT", default_value = "auto")]
     pub kv_cache_dtype: KvCacheDtype,

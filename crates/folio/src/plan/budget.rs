@@ -3,6 +3,7 @@
 use anyhow::{Result, bail};
 
 use crate::args::MemoryArgs;
+use crate::table;
 use crate::target::Target;
 
 /// Host tier under a disk tier for which none was asked: what is read from disk must land somewhere.
@@ -13,6 +14,10 @@ const FREE_UNKNOWN: u64 = 8 << 30;
 
 /// Of a GPU's free memory, where nobody names a share: kernels and libraries need some of it too.
 const GPU_SHARE: f64 = 0.9;
+
+/// Part of a budget that is for bodies, where nobody says, and the most it comes to.
+const BODY_SHARE: u64 = 16;
+const BODY_MOST: u64 = 128 << 20;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Budget {
@@ -91,6 +96,30 @@ pub fn host_bytes(args: &MemoryArgs) -> Result<u64> {
     }
 }
 
+/// Bytes for the bodies of requests, where there are any. They lie in the host's memory, which is not the budget's where
+/// the device has its own.
+pub fn body_bytes(args: &MemoryArgs, budget: &Budget, host_is_apart: bool) -> Result<u64> {
+    let Some(longest) = args.body_bytes else { return Ok(0) };
+    let least = folio_server::least_body_memory(longest) as u64;
+    if let Some(size) = args.max_body_memory {
+        if size.0 < least {
+            bail!(
+                "--max-body-memory is {}, but a body of {} (--max-body-bytes) may take {} of it; allow that much, or shorter bodies",
+                table::bytes(size.0),
+                table::bytes(longest as u64),
+                table::bytes(least)
+            );
+        }
+        return Ok(size.0);
+    }
+    let share = match budget {
+        Budget::All { bytes, .. } if !host_is_apart => bytes / BODY_SHARE,
+        Budget::Polite { free } => free / BODY_SHARE,
+        _ => BODY_MOST,
+    };
+    Ok(share.min(BODY_MOST).max(least))
+}
+
 pub fn mebibytes(flag: &str, mib: u64) -> Result<u64> {
     match mib.checked_mul(1 << 20) {
         Some(bytes) => Ok(bytes),
@@ -135,6 +164,29 @@ mod tests {
         assert!(Budget::named(&args(&["--kv-cache-mib", "99999999999999999"]), free).is_err());
         let both = Line::try_parse_from(["folio", "--memory", "1GiB", "--kv-cache-mib", "5"]);
         assert!(both.is_err(), "one budget at a time");
+    }
+
+    #[test]
+    fn bodies_have_a_share_of_their_own() {
+        const MIB: u64 = 1 << 20;
+        let check = |flags: &[&str], longest: Option<usize>, apart: bool, expect: Option<u64>| {
+            let args = MemoryArgs { body_bytes: longest, ..args(flags) };
+            let budget = Budget::named(&args, Some(640 * MIB)).expect("a budget");
+            assert_eq!(body_bytes(&args, &budget, apart).ok(), expect.map(|mib| mib * MIB), "{flags:?} {longest:?}");
+        };
+        let four = Some(4 << 20);
+        check(&[], None, false, Some(0));
+        check(&["--max-body-memory", "1MiB"], None, false, Some(0));
+        check(&[], four, false, Some(40));
+        check(&["--memory", "200MiB"], four, false, Some(20));
+        check(&["--memory", "1GiB"], four, false, Some(64));
+        check(&["--memory", "80GiB"], four, false, Some(128));
+        check(&["--memory", "200MiB"], four, true, Some(128));
+        check(&["--kv-cache-mib", "64"], four, false, Some(128));
+        check(&["--memory", "200MiB"], Some(40 << 20), false, Some(200));
+        check(&["--max-body-memory", "20MiB"], four, false, Some(20));
+        check(&["--max-body-memory", "2GiB"], four, false, Some(2048));
+        check(&["--max-body-memory", "19MiB"], four, false, None);
     }
 
     #[test]

@@ -11,11 +11,14 @@ use crate::target::Target;
 use folio_device::BLOCK_TOKENS;
 
 pub fn main(args: &PlanArgs) -> Result<()> {
-    let mut assets = Assets::open_as(args.model.model.as_deref(), &args.model.engine)?;
-    assets.quantize(args.model.engine.quantize)?;
-    assets.speculate(&args.model.engine)?;
-    let (target, _) = Target::choose(&args.model.engine)?;
-    let plan = Plan::new(&assets, &args.model.engine, &target)?;
+    // As a server of these flags would plan.
+    let mut engine = args.model.engine.clone();
+    engine.memory.body_bytes = Some(folio_server::Limits::default().body_bytes);
+    let mut assets = Assets::open_as(args.model.model.as_deref(), &engine)?;
+    assets.quantize(engine.quantize)?;
+    assets.speculate(&engine)?;
+    let (target, _) = Target::choose(&engine)?;
+    let plan = Plan::new(&assets, &engine, &target)?;
     match args.json {
         true => outln!("{}", to_json(&plan, &assets.name)),
         false => out!("{}", print(&plan, &assets.name)),
@@ -71,6 +74,10 @@ fn lines(plan: &Plan) -> Vec<[String; 3]> {
         let apart = if bytes.host_is_apart { ", of the host's memory" } else { "" };
         lines.push(line("host tier", bytes.host, format!("{} tokens{apart}", blocks * BLOCK_TOKENS)));
     }
+    if bytes.bodies > 0 {
+        let apart = if bytes.host_is_apart { ", of the host's memory" } else { "" };
+        lines.push(line("bodies of requests", bytes.bodies, format!("and what is read from them{apart}")));
+    }
     lines.push(line("total", bytes.total(), budget_remark(plan)));
     lines
 }
@@ -122,7 +129,8 @@ fn to_json(plan: &Plan, model: &str) -> Value {
         "kv_token_bytes": plan.groups.iter().map(|group| group.block_bytes).sum::<u64>() / BLOCK_TOKENS as u64,
         "bytes": {
             "weights": plan.bytes.weights, "activations": plan.bytes.activations, "working": plan.bytes.working,
-            "kv": plan.bytes.kv, "drafting": plan.bytes.drafting, "host": plan.bytes.host, "total": plan.bytes.total(),
+            "kv": plan.bytes.kv, "drafting": plan.bytes.drafting, "host": plan.bytes.host,
+            "bodies": plan.bytes.bodies, "total": plan.bytes.total(),
         },
         "budget": budget,
         "groups": plan.groups.iter().map(group).collect::<Vec<_>>(),

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{Kind, Wrong};
+use crate::json::Raw;
 
 #[derive(Clone, Copy)]
 pub struct Flag;
@@ -256,24 +257,22 @@ impl Kind for Word {
     }
 }
 
-/// Anything that JSON can say; its depth and size are bounded with the body's.
+/// Anything that JSON can say, of which nothing is kept; its depth and size are bounded with the body's.
 #[derive(Clone, Copy)]
 pub struct Anything;
 
 impl Kind for Anything {
-    type Value = Value;
+    type Value = ();
 
-    fn read(&self, value: Value) -> Result<Value, Wrong> {
-        Ok(value)
+    fn read_raw(&self, _: Raw<'_>) -> Result<(), Wrong> {
+        Ok(())
     }
 
     fn schema(&self) -> Value {
         json!({})
     }
 
-    fn example(&self) -> Value {
-        Value::Null
-    }
+    fn example(&self) {}
 }
 
 #[cfg(test)]

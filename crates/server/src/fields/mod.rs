@@ -7,17 +7,34 @@
 mod kinds;
 mod nested;
 
+use std::borrow::Cow;
+
 pub use kinds::*;
 pub use nested::*;
 use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
+use crate::json::{Entries, Raw};
 
-/// A value that a client can send.
+/// No object that is read field by field has as many.
+const MOST_FIELDS: usize = 256;
+
+/// What is harmless, though it is not supported, is short.
+const HARMLESS_BYTES: usize = 1024;
+
+/// A value that a client can send. Kinds whose lists and objects matter are read where they lie; for all others it is
+/// enough to say what a value is read as.
 pub trait Kind {
     type Value;
 
-    fn read(&self, value: Value) -> Result<Self::Value, Wrong>;
+    /// Of lists and objects it is told only that they are there.
+    fn read(&self, value: Value) -> Result<Self::Value, Wrong> {
+        self.read_raw(Raw::new(&value.to_string()))
+    }
+
+    fn read_raw(&self, raw: Raw<'_>) -> Result<Self::Value, Wrong> {
+        self.read(raw.shallow())
+    }
 
     fn schema(&self) -> Value;
 
@@ -51,11 +68,11 @@ impl From<Wrong> for ApiError {
 }
 
 /// Fields of one object: those of a client, or those that are being described.
-pub struct Fields(Mode);
+pub struct Fields<'a>(Mode<'a>);
 
-enum Mode {
+enum Mode<'a> {
     /// What nobody has asked for yet.
-    Reading(Map<String, Value>),
+    Reading(Vec<(Cow<'a, str>, Raw<'a>)>),
     Describing {
         properties: Map<String, Value>,
         required: Vec<Value>,
@@ -70,8 +87,14 @@ pub trait Request: Sized {
 }
 
 /// What the client's fields say.
-pub fn read<R: Request>(object: Map<String, Value>, bounds: &R::Bounds) -> Result<R, ApiError> {
+pub fn read_raw<R: Request>(object: Entries<'_>, bounds: &R::Bounds) -> Result<R, ApiError> {
     Ok(read_object(object, |fields| R::read(fields, bounds))?)
+}
+
+/// The same of a small value that is there already.
+pub fn read<R: Request>(object: Map<String, Value>, bounds: &R::Bounds) -> Result<R, ApiError> {
+    let text = Value::Object(object).to_string();
+    read_raw(Raw::new(&text).entries().expect("an object"), bounds)
 }
 
 /// What a client may send.
@@ -79,12 +102,16 @@ pub fn schema<R: Request>(bounds: &R::Bounds) -> Value {
     describe_object(|fields| R::read(fields, bounds)).1
 }
 
-fn read_object<T>(object: Map<String, Value>, read: impl Fn(&mut Fields) -> Result<T, Wrong>) -> Result<T, Wrong> {
-    let mut fields = Fields(Mode::Reading(object));
+fn read_object<T>(object: Entries<'_>, read: impl Fn(&mut Fields) -> Result<T, Wrong>) -> Result<T, Wrong> {
+    let entries: Vec<_> = object.take(MOST_FIELDS + 1).collect();
+    if entries.len() > MOST_FIELDS {
+        return Err(Wrong::new(format!("must have at most {MOST_FIELDS} fields")));
+    }
+    let mut fields = Fields(Mode::Reading(entries));
     let value = read(&mut fields)?;
     match fields.0 {
-        Mode::Reading(rest) => match rest.keys().next() {
-            Some(name) => Err(Wrong::new("this field is not known here").below(&format!(".{}", shown(name)))),
+        Mode::Reading(rest) => match rest.first() {
+            Some((name, _)) => Err(Wrong::new("this field is not known here").below(&format!(".{}", shown(name)))),
             None => Ok(value),
         },
         Mode::Describing { .. } => Ok(value),
@@ -108,12 +135,18 @@ fn shown(name: &str) -> &str {
     if !name.is_empty() && name.len() <= 64 && name.chars().all(is_plain) { name } else { "(unreadable)" }
 }
 
-impl Fields {
+impl<'a> Fields<'a> {
+    /// What the client wrote under this name, which is done with then.
+    fn take(rest: &mut Vec<(Cow<'a, str>, Raw<'a>)>, name: &str) -> Option<Raw<'a>> {
+        let at = rest.iter().position(|(known, _)| known == name)?;
+        Some(rest.remove(at).1)
+    }
+
     /// A field that must be there.
     pub fn required<K: Kind>(&mut self, name: &str, kind: K, about: &str) -> Result<K::Value, Wrong> {
         match &mut self.0 {
-            Mode::Reading(rest) => match rest.remove(name) {
-                Some(value) => kind.read(value).map_err(|wrong| wrong.below(&format!(".{name}"))),
+            Mode::Reading(rest) => match Self::take(rest, name) {
+                Some(raw) => kind.read_raw(raw).map_err(|wrong| wrong.below(&format!(".{name}"))),
                 None => Err(Wrong::new("this field is required").below(&format!(".{name}"))),
             },
             Mode::Describing { properties, required } => {
@@ -127,9 +160,9 @@ impl Fields {
     /// A field that may be left out, or null.
     pub fn optional<K: Kind>(&mut self, name: &str, kind: K, about: &str) -> Result<Option<K::Value>, Wrong> {
         match &mut self.0 {
-            Mode::Reading(rest) => match rest.remove(name) {
-                None | Some(Value::Null) => Ok(None),
-                Some(value) => kind.read(value).map(Some).map_err(|wrong| wrong.below(&format!(".{name}"))),
+            Mode::Reading(rest) => match Self::take(rest, name).filter(|raw| !raw.is_null()) {
+                None => Ok(None),
+                Some(raw) => kind.read_raw(raw).map(Some).map_err(|wrong| wrong.below(&format!(".{name}"))),
             },
             Mode::Describing { properties, .. } => {
                 properties.insert(name.into(), described(or_null(kind.schema()), about));
@@ -141,8 +174,8 @@ impl Fields {
     /// A field that clients know and this server cannot honour: it may be left out, be null, or say what is done anyway.
     pub fn refused(&mut self, name: &str, harmless: &[Value], why: &str) -> Result<(), Wrong> {
         match &mut self.0 {
-            Mode::Reading(rest) => match rest.remove(name) {
-                Some(value) if !value.is_null() && !harmless.contains(&value) => {
+            Mode::Reading(rest) => match Self::take(rest, name).filter(|raw| !raw.is_null()) {
+                Some(raw) if raw.len() > HARMLESS_BYTES || !harmless.contains(&raw.whole()) => {
                     Err(Wrong::new(why).below(&format!(".{name}")))
                 }
                 _ => Ok(()),

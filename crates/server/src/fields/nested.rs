@@ -1,8 +1,11 @@
 //! Values made of others: lists, objects, one kind or another, maps.
 
+use std::borrow::Cow;
+
 use serde_json::{Map, Value, json};
 
 use super::{Fields, Kind, Wrong, describe_object, read_object};
+use crate::json::Raw;
 
 pub struct ListOf<K> {
     kind: K,
@@ -19,13 +22,18 @@ impl<K> ListOf<K> {
 impl<K: Kind> Kind for ListOf<K> {
     type Value = Vec<K::Value>;
 
-    fn read(&self, value: Value) -> Result<Self::Value, Wrong> {
-        let Value::Array(items) = value else { return Err(Wrong::new("must be a list")) };
-        if !(self.least..=self.most).contains(&items.len()) {
+    fn read_raw(&self, raw: Raw<'_>) -> Result<Self::Value, Wrong> {
+        let Some(items) = raw.items() else { return Err(Wrong::new("must be a list")) };
+        let count = items.clone().count();
+        if !(self.least..=self.most).contains(&count) {
             return Err(Wrong::new(format!("must be a list of {} to {}", self.least, self.most)));
         }
-        let item = |(index, item)| self.kind.read(item).map_err(|wrong: Wrong| wrong.below(&format!("[{index}]")));
-        items.into_iter().enumerate().map(item).collect()
+        // Counted first, so that no list is copied while it grows.
+        let mut list = Vec::with_capacity(count);
+        for (index, item) in items.enumerate() {
+            list.push(self.kind.read_raw(item).map_err(|wrong| wrong.below(&format!("[{index}]")))?);
+        }
+        Ok(list)
     }
 
     fn schema(&self) -> Value {
@@ -43,10 +51,10 @@ pub struct Object<F>(pub F);
 impl<T, F: Fn(&mut Fields) -> Result<T, Wrong>> Kind for Object<F> {
     type Value = T;
 
-    fn read(&self, value: Value) -> Result<T, Wrong> {
-        match value {
-            Value::Object(object) => read_object(object, &self.0),
-            _ => Err(Wrong::new("must be an object")),
+    fn read_raw(&self, raw: Raw<'_>) -> Result<T, Wrong> {
+        match raw.entries() {
+            Some(object) => read_object(object, &self.0),
+            None => Err(Wrong::new("must be an object")),
         }
     }
 
@@ -74,10 +82,10 @@ pub enum OneOf<A, B> {
 impl<A: Kind, B: Kind> Kind for Either<A, B> {
     type Value = OneOf<A::Value, B::Value>;
 
-    fn read(&self, value: Value) -> Result<Self::Value, Wrong> {
-        match (self.when)(&value) {
-            true => self.then.read(value).map(OneOf::First),
-            false => self.or.read(value).map(OneOf::Second),
+    fn read_raw(&self, raw: Raw<'_>) -> Result<Self::Value, Wrong> {
+        match (self.when)(&raw.outline()) {
+            true => self.then.read_raw(raw).map(OneOf::First),
+            false => self.or.read_raw(raw).map(OneOf::Second),
         }
     }
 
@@ -111,8 +119,8 @@ pub struct Mapped<K: Kind, T> {
 impl<K: Kind, T> Kind for Mapped<K, T> {
     type Value = T;
 
-    fn read(&self, value: Value) -> Result<T, Wrong> {
-        self.kind.read(value).map(self.map)
+    fn read_raw(&self, raw: Raw<'_>) -> Result<T, Wrong> {
+        self.kind.read_raw(raw).map(self.map)
     }
 
     fn schema(&self) -> Value {
@@ -135,18 +143,18 @@ pub struct PerToken<K> {
 impl<K: Kind> Kind for PerToken<K> {
     type Value = Vec<(u32, K::Value)>;
 
-    fn read(&self, value: Value) -> Result<Self::Value, Wrong> {
-        let Value::Object(map) = value else { return Err(Wrong::new("must be an object of token ids and numbers")) };
-        if map.len() > self.most {
+    fn read_raw(&self, raw: Raw<'_>) -> Result<Self::Value, Wrong> {
+        let Some(entries) = raw.entries() else { return Err(Wrong::new("must be an object of token ids and numbers")) };
+        if entries.clone().nth(self.most).is_some() {
             return Err(Wrong::new(format!("must name at most {} tokens", self.most)));
         }
-        let entry = |(token, value): (String, Value)| {
+        let entry = |(token, value): (Cow<'_, str>, Raw<'_>)| {
             // Written as numbers are: "007" and "+7" would be other names for the same token.
             let id = token.parse::<u32>().ok().filter(|id| (*id as usize) < self.vocab_size && id.to_string() == token);
             let id = id.ok_or_else(|| Wrong::new(format!("must name tokens by ids below {}", self.vocab_size)))?;
-            Ok((id, self.kind.read(value).map_err(|wrong| wrong.below(&format!(".{id}")))?))
+            Ok((id, self.kind.read_raw(value).map_err(|wrong| wrong.below(&format!(".{id}")))?))
         };
-        map.into_iter().map(entry).collect()
+        entries.map(entry).collect()
     }
 
     fn schema(&self) -> Value {
@@ -195,6 +203,10 @@ pub struct PlainMap {
 
 impl Kind for PlainMap {
     type Value = Map<String, Value>;
+
+    fn read_raw(&self, raw: Raw<'_>) -> Result<Self::Value, Wrong> {
+        self.read(raw.outer(self.most.saturating_add(1)))
+    }
 
     fn read(&self, value: Value) -> Result<Self::Value, Wrong> {
         let Value::Object(map) = value else { return Err(Wrong::new("must be an object of plain values")) };

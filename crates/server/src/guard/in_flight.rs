@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::callers::Caller;
+use crate::body_memory::Kept;
 
 #[derive(Debug)]
 pub(super) struct InFlight {
@@ -27,7 +28,7 @@ impl InFlight {
     pub fn take(&self, caller: &Caller) -> Result<Permit, usize> {
         let own = Place::take(&caller.in_flight, caller.max_in_flight)?;
         let common = Place::take(&self.now, self.most)?;
-        Ok(Permit { _own: own, _common: common })
+        Ok(Permit { _own: own, _common: common, body: Kept::default() })
     }
 }
 
@@ -36,6 +37,8 @@ impl InFlight {
 pub(super) struct Permit {
     _own: Place,
     _common: Place,
+    /// The memory that its body takes.
+    pub body: Kept,
 }
 
 /// One of the places that a counter counts; free again when this is dropped.

@@ -188,6 +188,9 @@ impl Guard {
         if let Some(caller) = caller {
             request.extensions_mut().insert(caller);
         }
+        if let Some(permit) = &permit {
+            request.extensions_mut().insert(permit.body.clone());
+        }
         self.run(request, id, permit, next).await
     }
 

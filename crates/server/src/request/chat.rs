@@ -4,6 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::Bounds;
 use crate::fields::{Either, Fields, Kind, ListOf, Object, OneOf, PlainMap, Text, Word, Wrong};
+use crate::json::Raw;
 
 /// What the template itself fills in.
 const RESERVED: &[&str] = &[
@@ -135,8 +136,8 @@ struct Joined<K>(K);
 impl<K: Kind<Value = OneOf<String, Vec<String>>>> Kind for Joined<K> {
     type Value = String;
 
-    fn read(&self, value: Value) -> Result<String, Wrong> {
-        Ok(match self.0.read(value)? {
+    fn read_raw(&self, raw: Raw<'_>) -> Result<String, Wrong> {
+        Ok(match self.0.read_raw(raw)? {
             OneOf::First(text) => text,
             OneOf::Second(parts) => parts.join("\n"),
         })

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::fields::{Kind, ListOf, Text, TokenId, Wrong};
+use crate::json::Raw;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prompt {
@@ -22,11 +23,11 @@ impl Prompts {
         ListOf::between(TokenId { vocab_size: self.vocab_size }, 1, usize::MAX)
     }
 
-    fn one(&self, value: Value) -> Result<Prompt, Wrong> {
-        match value {
-            Value::String(text) => Ok(Prompt::Text(text)),
-            Value::Array(_) => self.tokens().read(value).map(Prompt::Tokens),
-            _ => Err(Wrong::new("must be a text or a list of token ids")),
+    fn one(&self, raw: Raw<'_>) -> Result<Prompt, Wrong> {
+        match raw.is_list() {
+            true => self.tokens().read_raw(raw).map(Prompt::Tokens),
+            false if raw.is_text() => Text::any().read_raw(raw).map(Prompt::Text),
+            false => Err(Wrong::new("must be a text or a list of token ids")),
         }
     }
 }
@@ -34,16 +35,16 @@ impl Prompts {
 impl Kind for Prompts {
     type Value = Vec<Prompt>;
 
-    fn read(&self, value: Value) -> Result<Vec<Prompt>, Wrong> {
-        match value {
-            Value::Array(items) if items.first().is_some_and(|first| first.is_string() || first.is_array()) => {
-                if items.len() > self.most {
+    fn read_raw(&self, raw: Raw<'_>) -> Result<Vec<Prompt>, Wrong> {
+        match raw.items() {
+            Some(items) if items.clone().next().is_some_and(|first| first.is_text() || first.is_list()) => {
+                if items.clone().nth(self.most).is_some() {
                     return Err(Wrong::new(format!("must be at most {} texts or lists of token ids", self.most)));
                 }
                 let one = |(index, item)| self.one(item).map_err(|wrong: Wrong| wrong.below(&format!("[{index}]")));
-                items.into_iter().enumerate().map(one).collect()
+                items.enumerate().map(one).collect()
             }
-            value => self.one(value).map(|prompt| vec![prompt]),
+            _ => self.one(raw).map(|prompt| vec![prompt]),
         }
     }
 

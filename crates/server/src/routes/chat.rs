@@ -19,7 +19,7 @@ const ROUTE: &str = "/v1/chat/completions";
 
 /// Everything that is cheap to check is checked before the prompt is made.
 pub async fn create(service: Service, call: Call, body: JsonBody) -> Result<Response, ApiError> {
-    let request: ChatRequest = body.read(&service.bounds)?;
+    let request: ChatRequest = body.read(&service).await?;
     check_served(request.is_served)?;
     let shape = Shape { logprobs: request.wishes.logprobs.is_some(), return_token_ids: request.return_token_ids };
     let mut generate = Generate::new(request.wishes, 1, &service.bounds)?;

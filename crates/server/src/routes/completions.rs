@@ -21,7 +21,7 @@ const ROUTE: &str = "/v1/completions";
 
 /// Everything that is cheap to check is checked before the prompt is made.
 pub async fn create(service: Service, call: Call, body: JsonBody) -> Result<Response, ApiError> {
-    let request: CompletionRequest = body.read(&service.bounds)?;
+    let request: CompletionRequest = body.read(&service).await?;
     check_served(request.is_served)?;
     let shape = Shape {
         echo: request.echo,

@@ -122,8 +122,7 @@ struct Used {
 }
 
 pub async fn create(service: Service, call: Call, body: JsonBody) -> Result<Json<Answer>, ApiError> {
-    let serving: &Serving = &service;
-    let request: EmbeddingRequest = body.read(serving)?;
+    let request: EmbeddingRequest = body.read(&service).await?;
     check_served(request.is_served)?;
     if !service.model.embeds {
         return Err(ApiError::invalid("model", "this model gives no embeddings"));

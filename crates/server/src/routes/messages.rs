@@ -21,7 +21,7 @@ const ROUTE: &str = "/v1/messages";
 
 /// Everything that is cheap to check is checked before the prompt is made.
 pub async fn create(service: Service, call: Call, body: JsonBody) -> Result<Response, ApiError> {
-    let request: MessagesRequest = body.read(&service.bounds)?;
+    let request: MessagesRequest = body.read(&service).await?;
     check_served(request.is_served)?;
     let mut generate = Generate::new(request.wishes, 1, &service.bounds).map_err(in_own_words)?;
     let prompt = service.prompts.chat(request.conversation, &mut generate).await.map_err(in_own_words)?;
@@ -38,7 +38,7 @@ pub async fn create(service: Service, call: Call, body: JsonBody) -> Result<Resp
 
 /// How long a prompt would be; nothing is generated.
 pub async fn count_tokens(service: Service, body: JsonBody) -> Result<Json<Value>, ApiError> {
-    let request: CountRequest = body.read(&service.bounds)?;
+    let request: CountRequest = body.read(&service).await?;
     check_served(request.is_served)?;
     let prompt = service.prompts.count_chat(request.conversation).await.map_err(in_own_words)?;
     Ok(Json(json!({"input_tokens": prompt.tokens.len()})))

@@ -33,7 +33,7 @@ const ROUTE: &str = "/v1/responses";
 
 /// Everything that is cheap to check is checked before the prompt is made.
 pub async fn create(service: Service, call: Call, body: JsonBody) -> Result<Response, ApiError> {
-    let request: ResponsesRequest = body.read(&service.bounds)?;
+    let request: ResponsesRequest = body.read(&service).await?;
     check_served(request.is_served)?;
     let mut generate = Generate::new(request.wishes, 1, &service.bounds).map_err(in_own_words)?;
     let draft = Draft::new(&service, &call, request.settings, &generate);

@@ -97,11 +97,11 @@ pub struct Tokenized {
 pub async fn tokenize(service: Service, body: JsonBody) -> Result<Json<Tokenized>, ApiError> {
     let bounds = &service.bounds;
     let (tokens, return_token_strs) = if body.has("messages") {
-        let request: TokenizeChat = body.read(bounds)?;
+        let request: TokenizeChat = body.read(&service).await?;
         check_served(request.is_served)?;
         (service.prompts.count_chat(request.conversation).await?.tokens, request.return_token_strs)
     } else {
-        let request: TokenizeText = body.read(bounds)?;
+        let request: TokenizeText = body.read(&service).await?;
         check_served(request.is_served)?;
         (service.prompts.tokenize(request.prompt, request.add_special_tokens).await?, request.return_token_strs)
     };
@@ -112,7 +112,7 @@ pub async fn tokenize(service: Service, body: JsonBody) -> Result<Json<Tokenized
 }
 
 pub async fn detokenize(service: Service, body: JsonBody) -> Result<Json<Value>, ApiError> {
-    let request: Detokenize = body.read(&service.bounds)?;
+    let request: Detokenize = body.read(&service).await?;
     check_served(request.is_served)?;
     let prompt = service.prompts.detokenize(request.tokens).await?;
     Ok(Json(json!({"prompt": prompt})))

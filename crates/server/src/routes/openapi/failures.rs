@@ -151,6 +151,7 @@ mod tests {
             ApiError::NotJson,
             ApiError::Overloaded { retry_after: second },
             ApiError::TooManyInFlight { most: 1, retry_after: second },
+            ApiError::NoBodyMemory { retry_after: second },
             ApiError::Loading,
             ApiError::Draining,
             ApiError::QueueTimeout,

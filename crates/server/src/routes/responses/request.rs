@@ -6,6 +6,7 @@ use super::input::{InputMessage, input, response_id};
 use crate::fields::{
     Count, Fields, Flag, Kind, ListOf, Number, Object, Opaque, PerToken, Request, Text, Whole, Word, Wrong, one_or_many,
 };
+use crate::json::Raw;
 use crate::request::{Bounds, Wishes};
 
 const LOGPROBS: &str = "message.output_text.logprobs";
@@ -206,6 +207,10 @@ impl Metadata {
 
 impl Kind for Metadata {
     type Value = Map<String, Value>;
+
+    fn read_raw(&self, raw: Raw<'_>) -> Result<Self::Value, Wrong> {
+        self.read(raw.outer(Self::MOST + 1))
+    }
 
     fn read(&self, value: Value) -> Result<Self::Value, Wrong> {
         let fits = |text: &str, most| text.len() <= most || text.chars().count() <= most;
