@@ -96,6 +96,30 @@ fn the_examples_of_its_page_are_true() {
     }
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn a_named_size_that_is_not_there_is_refused_and_can_be_planned() {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").expect("the system tells");
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")).expect("how much there is");
+    let total_kib: u64 = line.trim().trim_end_matches("kB").trim().parse().expect("a number");
+    let [memory, kv_mib, host_mib] = [total_kib * 1024 * 2, total_kib / 512, total_kib / 512].map(|n| n.to_string());
+    for flags in [["--memory", memory.as_str()], ["--kv-cache-mib", &kv_mib]] {
+        for command in [&["serve", "--port", "0"][..], &["run", "-p", "a"]] {
+            let text = refusal(&[command, &flags].concat());
+            for part in [flags[0], "has", "GiB left", "--memory-unchecked", "--memory-fraction"] {
+                assert!(text.contains(part), "{command:?} {flags:?}: {part} is missing: {text}");
+            }
+        }
+        let text = stdout(&[&["plan"], &flags[..]].concat());
+        assert!(text.contains("WARNING: the plan takes") && text.contains("requests at once"), "{text}");
+        let (planned, there) = (number(&plan(&flags), "/excess/planned"), number(&plan(&flags), "/excess/available"));
+        assert!(planned > there && there <= total_kib * 1024, "{planned} {there}");
+    }
+    let text = refusal(&["serve", "--port", "0", "--kv-cache-mib", "64", "--kv-host-mib", &host_mib]);
+    assert!(text.contains("--memory-unchecked"), "{text}");
+    assert!(plan(&["--memory", "512MiB"])["excess"].is_null());
+}
+
 /// Connections at a time.
 const CLIENTS: usize = 250;
 /// What may be left of all that they sent, in KiB.
@@ -119,7 +143,8 @@ fn many_large_bodies_stay_within_the_plan_and_their_memory_goes_back() {
     let planned_kib = number(&plan(&flags), "/bytes/total") >> 10;
     let server = Server::start(&flags);
     for _ in 0..4 {
-        let (status, answer) = server.post("/v1/completions", serde_json::json!({"prompt": "fn main", "max_tokens": 4}));
+        let (status, answer) =
+            server.post("/v1/completions", serde_json::json!({"prompt": "fn main", "max_tokens": 4}));
         assert_eq!(status, 200, "{answer}");
     }
     let before = server.anonymous_kib();
@@ -141,13 +166,19 @@ fn many_large_bodies_stay_within_the_plan_and_their_memory_goes_back() {
     });
     let count = |status: &str| statuses.iter().filter(|found| found.as_deref() == Some(status)).count();
     let (refused, sent_away) = (count("400"), count("429"));
-    assert!(refused > 3 && refused + sent_away > CLIENTS / 2, "{refused} refused, {sent_away} to come back: {statuses:?}");
+    assert!(
+        refused > 3 && refused + sent_away > CLIENTS / 2,
+        "{refused} refused, {sent_away} to come back: {statuses:?}"
+    );
     let most = planned_kib + planned_kib / 20;
     assert!(peak <= most, "{peak} KiB were taken, but {planned_kib} were planned; {before} before");
     let begin = Instant::now();
     while server.anonymous_kib() > before + LEFT_KIB {
         let left = server.anonymous_kib();
-        assert!(begin.elapsed() < Duration::from_secs(20), "{left} KiB are kept, but {before} were taken before; {peak} at most");
+        assert!(
+            begin.elapsed() < Duration::from_secs(20),
+            "{left} KiB are kept, but {before} were taken before; {peak} at most"
+        );
         std::thread::yield_now();
     }
 }

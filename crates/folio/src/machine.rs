@@ -1,22 +1,14 @@
 //! What this machine has to offer.
 
+mod cgroups;
+
 use std::path::{Path, PathBuf};
 
-/// Memory that could be taken now without swapping, in bytes; none where the system does not say. A container's limit
-/// counts too.
+/// Memory that could be taken now without swapping, in bytes; none where the system does not say. The limits of this
+/// process's control groups count too.
 pub fn memory_available() -> Option<u64> {
     let free = meminfo("MemAvailable:", &std::fs::read_to_string("/proc/meminfo").ok()?)?;
-    Some(container_room(Path::new("/sys/fs/cgroup")).map_or(free, |room| room.min(free)))
-}
-
-/// What the control group leaves of its limit; none without a limit.
-fn container_room(group: &Path) -> Option<u64> {
-    let read = |file: &str| std::fs::read_to_string(group.join(file)).ok()?.trim().parse::<u64>().ok();
-    // File pages that nobody needs at the moment are given back when memory runs short.
-    let stat = std::fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
-    let reclaimable = stat.lines().find_map(|line| line.strip_prefix("inactive_file ")?.parse::<u64>().ok());
-    let used = read("memory.current")?.saturating_sub(reclaimable.unwrap_or(0));
-    Some(read("memory.max")?.saturating_sub(used))
+    Some(cgroups::room(Path::new("/")).map_or(free, |room| room.min(free)))
 }
 
 /// The most memory this process has ever held at once, mapped file pages included, in bytes.

@@ -8,6 +8,7 @@ mod drafting;
 mod pools;
 mod refusal;
 mod report;
+mod room;
 mod weights;
 mod working;
 
@@ -29,6 +30,7 @@ pub use weights::WeightBytes;
 
 pub use budget::mebibytes;
 pub use report::{main, print};
+pub use room::Excess;
 
 /// Prompt positions whose logits one step may give back.
 pub const PROMPT_LOGIT_ROWS: usize = 256;
@@ -49,6 +51,8 @@ pub struct Plan {
     pub groups: Vec<GroupPlan>,
     pub bytes: Bytes,
     pub budget: Budget,
+    /// More than there is, where that is so.
+    pub excess: Option<Excess>,
     /// The context that was asked for, where `--fit` made it shorter.
     pub shrunk_from: Option<usize>,
     /// How many requests of a length run at once: (length, requests).
@@ -97,6 +101,11 @@ impl Bytes {
     pub fn total(&self) -> u64 {
         self.fixed().saturating_add(self.kv)
     }
+
+    /// Of the host's memory, where the device has its own.
+    pub fn on_host(&self) -> u64 {
+        if self.host_is_apart { self.host.saturating_add(self.bodies) } else { 0 }
+    }
 }
 
 /// What the weights will take, as the CPU's kernels read them.
@@ -115,6 +124,7 @@ impl Plan {
         let max_model_len = planner.context(asked, args.memory.fit)?;
         let (groups, bytes) = planner.groups(max_model_len)?;
         Ok(Self {
+            excess: Excess::of(&bytes, &planner.budget, &args.memory, target),
             device: target.describe(),
             threads: target.threads(),
             max_model_len,

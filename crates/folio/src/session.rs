@@ -71,6 +71,7 @@ impl Session {
         assets.speculate(args)?;
         assets.packed = PackedCache::find(&assets, args, target);
         let plan = Plan::new(&assets, args, target)?;
+        plan.check(args.memory.memory_unchecked)?;
         let assets = match plan.shrunk_from {
             Some(_) => assets.reopen(plan.max_model_len)?,
             None => assets,

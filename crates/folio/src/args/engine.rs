@@ -130,6 +130,9 @@ pub struct MemoryArgs {
     /// The same as --kv-cache-mib, in bytes or with a unit
     #[arg(long, value_name = "SIZE", group = "memory-budget")]
     pub kv_cache_memory_bytes: Option<ByteSize>,
+    /// Take a named size of memory even where it is more than this machine has left
+    #[arg(long)]
+    pub memory_unchecked: bool,
     /// Memory for the bodies of requests, all together, and for what is read from them [default: a sixteenth of --memory or
     /// of what is free, from 20 MiB to 128 MiB]
     #[arg(long, value_name = "SIZE")]

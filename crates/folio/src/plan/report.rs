@@ -46,6 +46,9 @@ pub fn print(plan: &Plan, model: &str) -> String {
         out.push_str(line.trim_end());
         out.push('\n');
     }
+    if let Some(excess) = &plan.excess {
+        out.push_str(&format!("  WARNING: {}; a server would refuse to start\n", excess.describe()));
+    }
     out.push_str("  requests at once, by length:");
     for (number, (len, count)) in plan.concurrency.iter().enumerate() {
         out.push_str(&format!("{} {count} of {len}", if number == 0 { "" } else { "," }));
@@ -133,6 +136,7 @@ fn to_json(plan: &Plan, model: &str) -> Value {
             "bodies": plan.bytes.bodies, "total": plan.bytes.total(),
         },
         "budget": budget,
+        "excess": plan.excess.as_ref().map(|excess| json!({"planned": excess.planned, "available": excess.available})),
         "groups": plan.groups.iter().map(group).collect::<Vec<_>>(),
         "requests_at_once": plan.concurrency.iter().map(at_once).collect::<Vec<_>>(),
     })
