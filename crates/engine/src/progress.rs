@@ -55,6 +55,7 @@ impl Progress {
 
     /// When that was; at the beginning, when it started.
     pub fn last(&self) -> Instant {
+        self.take_beats(|| self.epoch.elapsed());
         self.epoch + Duration::from_nanos(self.last.load(Ordering::Acquire))
     }
 
@@ -96,10 +97,15 @@ impl Progress {
         self.stalled_at(|| self.epoch.elapsed())
     }
 
-    fn stalled_at(&self, now: impl Fn() -> Duration) -> Option<Duration> {
+    /// Beats since the last look are progress of this moment.
+    fn take_beats(&self, now: impl Fn() -> Duration) {
         if self.pulse.lock().unwrap_or_else(PoisonError::into_inner).as_ref().is_some_and(Pulse::take) {
             self.note_at(now());
         }
+    }
+
+    fn stalled_at(&self, now: impl Fn() -> Duration) -> Option<Duration> {
+        self.take_beats(&now);
         // In this order: work that comes in between has been noted.
         let has_work = self.has_work();
         let last = Duration::from_nanos(self.last.load(Ordering::Acquire));

@@ -154,7 +154,7 @@ impl Setup {
         config.prompt_logit_rows = if rng.chance(2) { 256 } else { rng.within(1, 12) };
         config.inter_token_target = rng.chance(3).then(|| 1_000_000 * rng.within(1, 20) as u64);
         config.inter_token_steps = (seed % 4) as u32;
-        config.longest_step = (seed % 3 == 0).then_some(1_000_000 << (seed % 8));
+        config.longest_step = seed.is_multiple_of(3).then_some(1_000_000 << (seed % 8));
         config.aging = rng.pick(&[1_000, 1_000_000, 10_000_000_000]);
         config.prefix_caching = !rng.chance(5);
         config.copy_cost = rng.pick(&[0, 1_000, 100_000, 1_000_000_000]);

@@ -3,8 +3,9 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use folio_engine::{
-    Admission, Background, Engine, EngineConfig, Event, FinishReason, GroupConfig, HostTier, Logprobs, RequestId,
-    RequestStream, Result, RowOutput, Runner, SamplingParams, StepPlan, StepRunner, TierConfig, tiers::HostGroup,
+    Admission, Background, Engine, EngineConfig, Event, Executor, FinishReason, GroupConfig, HostTier, Logprobs,
+    RequestId, RequestStream, Result, RowOutput, Runner, SamplingParams, StepPlan, StepRunner, TierConfig,
+    tiers::HostGroup,
 };
 use folio_model::{
     Decoder, DecoderLimits, OpenModel,

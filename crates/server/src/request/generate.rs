@@ -186,7 +186,7 @@ mod tests {
         let check = |defaults, wishes: Wishes, expect: (f32, f32, Option<u32>, f32, f32, usize)| {
             let bounds = Bounds {
                 limits: Limits::default(),
-                model_names: vec!["m".into()],
+                model_names: vec!["m".into()].into(),
                 max_model_len: 64,
                 vocab_size: 27,
                 max_seqs: 4,

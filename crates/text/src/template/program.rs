@@ -230,9 +230,11 @@ impl Guard {
                 held(Expr::Slice(spanned(ast::Slice { expr, start, stop, step }, node.span())))
             }
             Expr::UnaryOp(node) => {
-                let op = match node.op {
-                    ast::UnaryOpKind::Not => ast::UnaryOpKind::Not,
-                    ast::UnaryOpKind::Neg => ast::UnaryOpKind::Neg,
+                // It is not `Clone`.
+                let op = if matches!(node.op, ast::UnaryOpKind::Not) {
+                    ast::UnaryOpKind::Not
+                } else {
+                    ast::UnaryOpKind::Neg
                 };
                 Expr::UnaryOp(spanned(ast::UnaryOp { op, expr: self.expr(&node.expr) }, node.span()))
             }
@@ -304,7 +306,7 @@ impl Guard {
     fn args(&mut self, args: &[CallArg<'static>]) -> Vec<CallArg<'static>> {
         let arg = |arg: &CallArg<'static>| match arg {
             CallArg::Pos(expr) => CallArg::Pos(self.expr(expr)),
-            CallArg::Kwarg(name, expr) => CallArg::Kwarg(*name, self.expr(expr)),
+            CallArg::Kwarg(name, expr) => CallArg::Kwarg(name, self.expr(expr)),
             // A list's items are copied to where arguments lie.
             CallArg::PosSplat(expr) => CallArg::PosSplat(through(hooks::COPY, self.expr(expr))),
             CallArg::KwargSplat(expr) => CallArg::KwargSplat(self.expr(expr)),

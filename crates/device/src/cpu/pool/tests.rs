@@ -50,7 +50,8 @@ fn every_operation_beats_and_so_does_every_part_of_a_long_one() {
         if threads > 1 {
             // A thread that is done with a part beats again before it begins with the next.
             let beats = [const { AtomicUsize::new(0) }; 2];
-            let ask = |beats: &AtomicUsize| _ = beats.fetch_add(usize::from(pool.pulse().take()), Ordering::Relaxed);
+            let pulse = pool.pulse().clone();
+            let ask = |beats: &AtomicUsize| _ = beats.fetch_add(usize::from(pulse.take()), Ordering::Relaxed);
             pool.for_each_chunk(9, 1, |_| ask(&beats[0]));
             pool.for_each_run(9, 1, 1, |_, _| ask(&beats[1]));
             assert!(beats.iter().all(|beats| beats.load(Ordering::Relaxed) >= 3), "{beats:?}");
