@@ -5,7 +5,7 @@ use anyhow::{Result, bail};
 use crate::{graph, process};
 
 /// The tracked tree must travel to a GPU machine beside a binary.
-const TREE_MIB: u64 = 42;
+const TREE_MIB: u64 = 48;
 const MODELS_MIB: u64 = 38;
 const GOLDENS_MIB: u64 = 1;
 /// Past this a file usually holds two ideas.
