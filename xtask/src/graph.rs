@@ -13,7 +13,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("folio-device", &["folio-formats"]),
     ("folio-model", &["folio-device", "folio-formats"]),
     ("folio-quantize", &["folio-model", "folio-device", "folio-formats"]),
-    ("folio-engine", &["folio-scheduler", "folio-model"]),
+    ("folio-engine", &["folio-scheduler", "folio-model", "folio-device", "folio-formats"]),
     ("folio-server", &["folio-text", "folio-engine"]),
     (
         "folio",

@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use folio_model::device::Pulse;
+use folio_device::Pulse;
 use folio_scheduler::{RequestId, StepPlan};
 
 use crate::{Admission, Error, Executor, Result, RowOutput, StepOutput, Wake, arrive, executor::MOST_IN_FLIGHT};

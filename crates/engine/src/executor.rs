@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use folio_model::device::Pulse;
+use folio_device::Pulse;
 use folio_scheduler::{RequestId, StepPlan};
 
 use crate::{

@@ -3,7 +3,8 @@
 //! The scheduler counts rows and blocks. What it does not know of is how many rows of logits the decoder was made for, and
 //! that a tree's rows are spans of their own, each with the tree's table.
 
-use folio_model::{DecoderLimits, device::BLOCK_TOKENS};
+use folio_device::BLOCK_TOKENS;
+use folio_model::DecoderLimits;
 use folio_scheduler::{Assignment, StepPlan};
 
 /// What a decoder has left beside the rows that are no drafts.
@@ -68,7 +69,7 @@ pub(crate) fn fit(plan: &StepPlan, limits: &DecoderLimits) -> Option<StepPlan> {
 
 #[cfg(test)]
 mod tests {
-    use folio_model::device::KvFormat;
+    use folio_device::KvFormat;
     use folio_scheduler::{BlockId, PromptTargets, RequestId};
 
     use super::*;

@@ -2,7 +2,7 @@
 
 use std::{ops::Range, sync::Arc};
 
-use folio_model::device::{BLOCK_TOKENS, Batch, GroupTables, Span};
+use folio_device::{BLOCK_TOKENS, Batch, GroupTables, Span};
 use folio_scheduler::{Assignment, BlockId, RequestId, StepPlan};
 
 use crate::speculate::{Draft, ancestors};

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use folio_model::device::{DRAWN_TOKEN, Draws};
+use folio_device::{DRAWN_TOKEN, Draws};
 use folio_scheduler::RequestId;
 
 use crate::{

@@ -5,10 +5,8 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use folio_model::{
-    Decoder,
-    device::{Backend, HostMemory},
-};
+use folio_device::{Backend, HostMemory};
+use folio_model::Decoder;
 use folio_scheduler::{HostSlot, Transfer};
 
 use crate::{Error, HostTier, Result};

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use folio_model::device::Pulse;
+use folio_device::Pulse;
 
 use crate::config::nanos;
 

@@ -6,10 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use folio_model::{
-    Decoder,
-    device::{Backend, Batch, Drawn, Draws, Pulse, tree},
-};
+use folio_device::{Backend, Batch, Drawn, Draws, Pulse, tree};
+use folio_model::Decoder;
 use folio_scheduler::{RequestId, StepPlan};
 
 use crate::{

@@ -32,8 +32,6 @@ pub use config::Config;
 pub use decoder::{Decoder, DecoderLimits, Stage, Tap};
 pub use error::{Error, Result};
 pub use fingerprint::{Fingerprint, file_stamp};
-pub use folio_device as device;
-pub use folio_formats as formats;
 pub use folio_formats::Digest;
 pub use load::LoadProgress;
 pub use memory::{MemoryUse, Parameters, activation_bytes, kv_bytes, parameters, weight_bytes};

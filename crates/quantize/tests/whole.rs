@@ -5,8 +5,8 @@ mod common;
 use std::path::Path;
 
 use common::*;
-use folio_model::device::KvFormat;
-use folio_model::device::cpu::{Cpu, CpuConfig};
+use folio_device::KvFormat;
+use folio_device::cpu::{Cpu, CpuConfig};
 use folio_model::{Decoder, DecoderLimits};
 use folio_quantize::write::FolderWriter;
 use folio_quantize::{Method, Options, Target};

@@ -1,6 +1,6 @@
 //! What a request asks of the sampler, written down for a device that draws tokens itself.
 
-use folio_model::device::{Draw, DrawFailure, Drawn, DrawnLogprobs, Draws, SeenToken};
+use folio_device::{Draw, DrawFailure, Drawn, DrawnLogprobs, Draws, SeenToken};
 
 use super::{NotFinite, SamplingState, random};
 use crate::executor::{Logprobs, Sampled};

@@ -8,10 +8,8 @@
 
 use std::ops::Range;
 
-use folio_model::{
-    ModelSpec,
-    device::{BLOCK_TOKENS, Batch, GroupTables, Span, tree},
-};
+use folio_device::{BLOCK_TOKENS, Batch, GroupTables, Span, tree};
+use folio_model::ModelSpec;
 
 /// See the [module](self).
 #[derive(Clone, Debug, PartialEq, Eq)]

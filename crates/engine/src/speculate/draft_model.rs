@@ -13,10 +13,8 @@
 mod guess;
 mod translated;
 
-use folio_model::{
-    Decoder, DecoderLimits, MemoryUse, ModelSpec, OpenModel,
-    device::{BLOCK_TOKENS, Backend, Batch},
-};
+use folio_device::{BLOCK_TOKENS, Backend, Batch};
+use folio_model::{Decoder, DecoderLimits, MemoryUse, ModelSpec, OpenModel};
 use folio_scheduler::RequestId;
 
 use super::{Ahead, Draft, Drafter, Mark, Settled, Written};

@@ -1,9 +1,7 @@
 //! What a method of drafting is to the runner: it follows the decoder from step to step, and says what may come next.
 
-use folio_model::{
-    Decoder,
-    device::{Backend, Batch},
-};
+use folio_device::{Backend, Batch};
+use folio_model::Decoder;
 use folio_scheduler::RequestId;
 
 use super::{Draft, Known, Owner, Propose};

@@ -22,10 +22,10 @@ mod tree;
 
 use std::collections::HashMap;
 
+use folio_device::{BLOCK_TOKENS, Backend, Batch, tree::TREE_ROWS};
+use folio_formats::WeightSource;
 use folio_model::{
     Decoder, MemoryUse,
-    device::{BLOCK_TOKENS, Backend, Batch, tree::TREE_ROWS},
-    formats::WeightSource,
     heads::{Eagle, EagleRoom, Feature},
 };
 use folio_scheduler::RequestId;

@@ -6,10 +6,8 @@
 //! which of them is accepted is no concern of this module. A request that had no draft in a step, or another one than it
 //! was given, starts its window anew; its pool stays until it leaves.
 
-use folio_model::{
-    Decoder,
-    device::{Backend, Batch, Span},
-};
+use folio_device::{Backend, Batch, Span};
+use folio_model::Decoder;
 use folio_scheduler::RequestId;
 
 use super::{

@@ -7,7 +7,9 @@
 
 use std::{cmp::Ordering, collections::BinaryHeap};
 
-use folio_model::{Decoder, MemoryUse, device::Backend, formats::WeightSource, heads::Medusa};
+use folio_device::Backend;
+use folio_formats::WeightSource;
+use folio_model::{Decoder, MemoryUse, heads::Medusa};
 use folio_scheduler::RequestId;
 
 use super::{Draft, Drafter, Settled, SettledRequest, likely::likeliest, trust::Trust};

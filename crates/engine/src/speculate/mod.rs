@@ -33,7 +33,7 @@ pub use ahead::Ahead;
 pub use draft_model::{BeginTranslation, DraftModel, DraftModelOptions, TranslatedModel, Translation};
 pub use drafter::{Drafter, OnHost, Settled, SettledRequest};
 pub use eagle::{EagleDrafter, EagleOptions};
-use folio_model::device::tree;
+use folio_device::tree;
 pub use folio_scheduler::Draft;
 use folio_scheduler::RequestId;
 pub use lookahead::Lookahead;

@@ -2,11 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use folio_model::{
-    Decoder, DecoderLimits, Error, OpenModel,
-    device::{BLOCK_TOKENS, Batch, GroupTables, KvFormat, Span, reference::Reference, tree},
-    formats::{Format, TensorView, WeightSource},
-};
+use folio_device::{BLOCK_TOKENS, Batch, GroupTables, KvFormat, Span, reference::Reference, tree};
+use folio_formats::{Format, TensorView, WeightSource};
+use folio_model::{Decoder, DecoderLimits, Error, OpenModel};
 use folio_scheduler::RequestId;
 
 use super::{Ahead, Draft, Drafter, Known, Owner, Settled, SettledRequest, ancestors};

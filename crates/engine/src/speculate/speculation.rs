@@ -8,10 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use folio_model::{
-    Decoder, DecoderLimits,
-    device::{Backend, Batch},
-};
+use folio_device::{Backend, Batch};
+use folio_model::{Decoder, DecoderLimits};
 use folio_scheduler::RequestId;
 
 use super::{

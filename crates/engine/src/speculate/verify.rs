@@ -10,7 +10,7 @@
 //!
 //! Rows that the walk does not come to are never looked at: what is wrong with them is nobody's fault.
 
-use folio_model::device::{Drawn, Draws};
+use folio_device::{Drawn, Draws};
 
 use super::Draft;
 use crate::{

@@ -12,7 +12,7 @@ use std::{
     ops::Range,
 };
 
-use folio_model::device::BLOCK_TOKENS;
+use folio_device::BLOCK_TOKENS;
 
 /// See the [module](self).
 #[derive(Clone, Debug)]

@@ -8,7 +8,7 @@
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use folio_model::device::HostMemory;
+use folio_device::HostMemory;
 use folio_scheduler::HostSlot;
 
 use super::TierError;

@@ -2,14 +2,12 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use folio_device::{BLOCK_TOKENS, Backend, Batch, GroupTables, KvFormat, Span};
 use folio_engine::{
     RequestId,
     speculate::{Draft, DraftModel, DraftModelOptions, Drafter, Owner, Settled, SettledRequest},
 };
-use folio_model::{
-    Decoder, DecoderLimits, OpenModel,
-    device::{BLOCK_TOKENS, Backend, Batch, GroupTables, KvFormat, Span},
-};
+use folio_model::{Decoder, DecoderLimits, OpenModel};
 
 pub struct Request {
     pub id: RequestId,

@@ -1,8 +1,9 @@
 //! A draft model that is the target itself is never wrong, whatever happened to a request on the way: a single key or
 //! value that is not the one of its tokens shows.
 
+use folio_device::reference::Reference;
 use folio_engine::speculate::DraftModelOptions;
-use folio_model::{OpenModel, device::reference::Reference};
+use folio_model::OpenModel;
 
 use crate::{
     driver::{Count, Driver, Request},

@@ -2,8 +2,8 @@
 
 use std::{fs, path::PathBuf};
 
+use folio_device::cpu::{Cpu, CpuConfig};
 use folio_engine::speculate::DraftModelOptions;
-use folio_model::device::cpu::{Cpu, CpuConfig};
 use lzma_rust2::LzmaReader;
 
 use crate::driver::{Driver, Request};

@@ -3,14 +3,12 @@
 
 use std::{fs, io::Read, path::PathBuf, sync::Arc};
 
-use folio_engine::speculate::{BeginTranslation, DraftModelOptions, Drafter, TranslatedModel, Translation};
-use folio_model::{
-    Decoder,
-    device::{
-        cpu::{Cpu, CpuConfig},
-        reference::Reference,
-    },
+use folio_device::{
+    cpu::{Cpu, CpuConfig},
+    reference::Reference,
 };
+use folio_engine::speculate::{BeginTranslation, DraftModelOptions, Drafter, TranslatedModel, Translation};
+use folio_model::Decoder;
 use folio_text::{Tokenizer, Translator};
 use lzma_rust2::LzmaReader;
 

@@ -4,11 +4,11 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use folio_model::device::{
+use folio_device::{
     Activation, Attention, Backend, Batch, DRAWN_TOKEN, Drawn, Draws, Error, ExpertsSource, HostMemory, InputLimits,
     KvShape, PrepareQkv, Result, Routing, StepSize, TensorKind,
 };
-use folio_model::formats::Matrix;
+use folio_formats::Matrix;
 
 use crate::sampler;
 

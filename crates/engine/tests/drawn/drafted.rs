@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use folio_device::cpu::Cpu;
 use folio_engine::{
     EngineConfig, EngineStats, FinishReason, SamplingParams,
     speculate::{
@@ -10,7 +11,6 @@ use folio_engine::{
         SuffixOptions,
     },
 };
-use folio_model::device::cpu::Cpu;
 
 use crate::{
     device::{Drawing, Notes},

@@ -2,14 +2,12 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use folio_device::{Backend, DRAWN_TOKEN};
 use folio_engine::{
     Error, RequestId, Result,
     speculate::{Draft, Drafter, Owner, Settled, SettledRequest},
 };
-use folio_model::{
-    Decoder,
-    device::{Backend, DRAWN_TOKEN},
-};
+use folio_model::Decoder;
 
 /// What drafts are like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

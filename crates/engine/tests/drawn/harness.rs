@@ -3,17 +3,15 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use folio_device::{
+    KvFormat,
+    cpu::{Cpu, CpuConfig},
+};
 use folio_engine::{
     Background, Engine, EngineConfig, EngineStats, Event, FinishReason, GroupConfig, HostTier, Logprobs, Rebuild,
     RequestStream, Runner, SamplingParams, TierConfig, speculate::Speculation, tiers::HostGroup,
 };
-use folio_model::{
-    Decoder, DecoderLimits, OpenModel,
-    device::{
-        KvFormat,
-        cpu::{Cpu, CpuConfig},
-    },
-};
+use folio_model::{Decoder, DecoderLimits, OpenModel};
 
 use crate::device::{Drawing, Notes, Shared};
 

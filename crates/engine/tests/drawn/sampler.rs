@@ -1,6 +1,6 @@
 //! What a device does with a row of logits, written plainly after the words of `Draw`: everything is sorted.
 
-use folio_model::device::{Draw, DrawFailure, Drawn, DrawnLogprobs, Draws};
+use folio_device::{Draw, DrawFailure, Drawn, DrawnLogprobs, Draws};
 
 pub fn draw(raw: &[f32], draw: &Draw, lists: &Draws) -> Drawn {
     let failed = |failure| Drawn { token: raw.len() as u32 - 1, failure: Some(failure), logprobs: None };

@@ -6,13 +6,11 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use folio_model::{
-    OpenModel,
-    device::{
-        Backend, KvFormat,
-        cuda::{Cuda, CudaConfig, Precision, driver},
-    },
+use folio_device::{
+    Backend, KvFormat,
+    cuda::{Cuda, CudaConfig, Precision, driver},
 };
+use folio_model::OpenModel;
 
 use crate::{
     Probes, check_ways,

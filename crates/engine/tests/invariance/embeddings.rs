@@ -1,14 +1,12 @@
 //! Embeddings: the same bits however the prompt was run, and what the plain reference gives, nearly.
 
-use folio_engine::{Engine, EngineConfig, Event, Pooling, SamplingParams};
-use folio_model::{
-    Decoder, DecoderLimits, OpenModel,
-    device::{
-        Backend, Batch, GroupTables, KvFormat, Span,
-        cpu::{Cpu, CpuConfig},
-        reference::Reference,
-    },
+use folio_device::{
+    Backend, Batch, GroupTables, KvFormat, Span,
+    cpu::{Cpu, CpuConfig},
+    reference::Reference,
 };
+use folio_engine::{Engine, EngineConfig, Event, Pooling, SamplingParams};
+use folio_model::{Decoder, DecoderLimits, OpenModel};
 
 use crate::{
     harness::{BUDGET, Bench, MAX_LEN, MAX_SEQS, read, submit},

@@ -2,18 +2,16 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use folio_device::{
+    Backend, KvFormat, Pulse,
+    cpu::{Cpu, CpuConfig},
+};
 use folio_engine::{
     Admission, Background, Engine, EngineConfig, Event, Executor, FinishReason, GroupConfig, HostTier, Logprobs,
     RequestId, RequestStream, Result, RowOutput, Runner, SamplingParams, StepPlan, StepRunner, TierConfig,
     tiers::HostGroup,
 };
-use folio_model::{
-    Decoder, DecoderLimits, OpenModel,
-    device::{
-        Backend, KvFormat, Pulse,
-        cpu::{Cpu, CpuConfig},
-    },
-};
+use folio_model::{Decoder, DecoderLimits, OpenModel};
 
 pub const MAX_SEQS: usize = 32;
 pub const BUDGET: usize = 512;

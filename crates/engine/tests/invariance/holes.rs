@@ -1,8 +1,8 @@
 //! Rows that are not numbers end their own requests: neither those beside them in a step nor those who get their blocks
 //! afterwards notice.
 
+use folio_device::{Backend, KvFormat};
 use folio_engine::{Event, FinishReason, RequestStream, SamplingParams};
-use folio_model::device::{Backend, KvFormat};
 
 use crate::{
     harness::{Answer, Bench, read, submit},

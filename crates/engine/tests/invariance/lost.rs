@@ -7,19 +7,17 @@ use std::{
     time::{Duration, Instant},
 };
 
+use folio_device::{
+    KvFormat,
+    cuda::{
+        Cuda, CudaConfig,
+        driver::{Device, Launch, args},
+    },
+};
 use folio_engine::{
     Background, Engine, EngineConfig, Error, Event, FinishReason, Rebuild, Runner, SamplingParams, StepRunner,
 };
-use folio_model::{
-    Decoder, DecoderLimits, OpenModel,
-    device::{
-        KvFormat,
-        cuda::{
-            Cuda, CudaConfig,
-            driver::{Device, Launch, args},
-        },
-    },
-};
+use folio_model::{Decoder, DecoderLimits, OpenModel};
 
 use crate::{
     TINY, cuda,

@@ -16,11 +16,9 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use folio_device::{Backend, KvFormat};
 use folio_engine::{Engine, EngineConfig, Event, FinishReason, SamplingParams};
-use folio_model::{
-    OpenModel,
-    device::{Backend, KvFormat},
-};
+use folio_model::OpenModel;
 use harness::{Answer, Bench, Tamper, read, submit};
 
 /// The requests whose answers are compared: greedy and drawn, short and long, around a block's border.

@@ -7,11 +7,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use folio_device::KvFormat;
 use folio_engine::{
     EngineConfig, Event, SamplingParams, SchedulerStats,
     tiers::{DiskConfig, DiskStore, TierConfig},
 };
-use folio_model::{Fingerprint, OpenModel, device::KvFormat};
+use folio_model::{Fingerprint, OpenModel};
 
 use crate::{
     harness::{Answer, Bench, read, submit},

@@ -1,8 +1,8 @@
 //! What is shared, moved or given back changes no answer: prefix hits, samples of one prompt, blocks in the host tier,
 //! blocks out of a window.
 
+use folio_device::Backend;
 use folio_engine::{Engine, EngineConfig, GroupConfig, RequestStream, SamplingParams};
-use folio_model::device::Backend;
 
 use crate::{
     harness::{Answer, Bench, read, read_samples, submit},

@@ -1,9 +1,7 @@
 //! Small models with random weights: one whose layers alternate between two block tables, one with routed experts.
 
-use folio_model::{
-    OpenModel,
-    formats::{Format, TensorView, WeightSource},
-};
+use folio_formats::{Format, TensorView, WeightSource};
+use folio_model::OpenModel;
 
 pub struct RandomWeights(Vec<(String, Vec<usize>, Vec<u8>)>);
 

@@ -10,12 +10,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use folio_device::Pulse;
 use folio_engine::{
     Admission, Assignment, Background, Engine, EngineConfig, Error, Event, Executor, FinishReason, GroupConfig,
     Logprobs, Pooling, Rebuild, RequestId, RequestOptions, RequestStream, Result, RowOutput, Sampled, SamplingParams,
     StepOutput, StepPlan, StepRunner, Usage, Wake,
 };
-use folio_model::device::Pulse;
 use folio_scheduler::SchedulerConfig;
 use folio_simulator::{Sampling, hash, model::Model};
 

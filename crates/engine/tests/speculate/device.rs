@@ -1,10 +1,10 @@
 //! A device that draws all rows of a draft ahead, as the reference sampler does.
 
+use folio_device::{Drawn, Draws};
 use folio_engine::{
     SamplingState,
     speculate::{Draft, ask},
 };
-use folio_model::device::{Drawn, Draws};
 
 use crate::sampler;
 

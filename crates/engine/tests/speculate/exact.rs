@@ -1,11 +1,11 @@
 //! With drafts, good and bad, chains and trees, every request gets the tokens and logprobs that it gets without, ends
 //! where it ends without, and its state has seen the same.
 
+use folio_device::Draws;
 use folio_engine::{
     SamplingState,
     speculate::{Draft, Place, Walk, ancestors, verify, verify_drawn},
 };
-use folio_model::device::Draws;
 
 use crate::{
     device::{asked, draw_all},

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use folio_device::Drawn;
 use folio_engine::{
     SamplingParams, SamplingState,
     speculate::{Draft, Place, Walk, verify, verify_drawn},
 };
-use folio_model::device::Drawn;
 
 const VOCAB: usize = 8;
 const EOS: u32 = 7;

@@ -14,8 +14,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use file::Golden;
-use folio_model::device::cpu::{Cpu, CpuConfig};
-use folio_model::device::{BLOCK_TOKENS, Batch, GroupTables, KvFormat, Span};
+use folio_device::cpu::{Cpu, CpuConfig};
+use folio_device::{BLOCK_TOKENS, Batch, GroupTables, KvFormat, Span};
 use folio_model::{Config, Decoder, DecoderLimits, OpenModel};
 
 struct Counting;

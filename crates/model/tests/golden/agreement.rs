@@ -9,10 +9,8 @@ use std::{
     time::Instant,
 };
 
-use folio_model::{
-    OpenModel,
-    device::{Backend, KvFormat, reference::Reference},
-};
+use folio_device::{Backend, KvFormat, reference::Reference};
+use folio_model::OpenModel;
 
 use crate::{
     crowd::{Crowd, Turn},

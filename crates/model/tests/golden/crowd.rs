@@ -1,9 +1,7 @@
 //! Several sequences in one decoder: any of them may go on by any number of tokens in a step.
 
-use folio_model::{
-    Decoder, DecoderLimits, OpenModel, Tap,
-    device::{BLOCK_TOKENS, Backend, Batch, GroupTables, KvFormat, Span},
-};
+use folio_device::{BLOCK_TOKENS, Backend, Batch, GroupTables, KvFormat, Span};
+use folio_model::{Decoder, DecoderLimits, OpenModel, Tap};
 
 use crate::generator;
 

@@ -4,10 +4,10 @@
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::available_parallelism;
 
+use folio_device::cpu::{Cpu, CpuConfig};
+use folio_device::cuda::{Cuda, CudaConfig, Precision, driver};
+use folio_device::{Backend, KvFormat};
 use folio_model::OpenModel;
-use folio_model::device::cpu::{Cpu, CpuConfig};
-use folio_model::device::cuda::{Cuda, CudaConfig, Precision, driver};
-use folio_model::device::{Backend, KvFormat};
 
 use crate::agreement::Questions;
 use crate::crowd::{self, Story};

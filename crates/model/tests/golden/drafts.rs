@@ -1,9 +1,9 @@
 //! Steps that verify drafts: where bits do not depend on the batch each row as if its tokens had come one by one, and on a
 //! CUDA device replayed bit for bit as unrecorded. Tests that want such a device say so where there is none, and pass.
 
-use folio_model::device::cpu::{Cpu, CpuConfig};
-use folio_model::device::cuda::{CudaConfig, Precision};
-use folio_model::device::{Backend, KvFormat, tree};
+use folio_device::cpu::{Cpu, CpuConfig};
+use folio_device::cuda::{CudaConfig, Precision};
+use folio_device::{Backend, KvFormat, tree};
 use folio_model::{OpenModel, Tap};
 
 use crate::crowd::{Crowd, Drafted};

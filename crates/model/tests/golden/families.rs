@@ -2,13 +2,11 @@
 
 use std::collections::HashMap;
 
-use folio_model::{
-    OpenModel,
-    device::{
-        cpu::{Cpu, CpuConfig, Isa},
-        reference::Reference,
-    },
+use folio_device::{
+    cpu::{Cpu, CpuConfig, Isa},
+    reference::Reference,
 };
+use folio_model::OpenModel;
 
 use crate::{
     file::{self, Golden},

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use folio_model::formats::{Format, TensorView, WeightSource};
+use folio_formats::{Format, TensorView, WeightSource};
 use lzma_rust2::LzmaReader;
 use serde::{Deserialize, de::DeserializeOwned};
 

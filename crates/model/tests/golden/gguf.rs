@@ -1,13 +1,11 @@
 //! The same golden files through GGUF: metadata and tensors as llama.cpp's converters write them.
 
-use folio_model::{
-    OpenModel,
-    device::reference::Reference,
-    formats::{
-        Format,
-        gguf::{Gguf, Writer},
-    },
+use folio_device::reference::Reference;
+use folio_formats::{
+    Format,
+    gguf::{Gguf, Writer},
 };
+use folio_model::OpenModel;
 use serde_json::Value;
 
 use crate::{

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use folio_model::formats::Format;
+use folio_formats::Format;
 
 use crate::file::{Golden, Tensor};
 

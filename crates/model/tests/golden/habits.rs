@@ -5,15 +5,13 @@
 //! successors, by one of which the output matrix mostly goes on; how much likelier the one is than the other differs from
 //! token to token, and what the layers add decides the close ones.
 
-use folio_model::{
-    OpenModel,
-    device::{
-        KvFormat,
-        cpu::{Cpu, CpuConfig},
-        reference::Reference,
-    },
-    formats::Format,
+use folio_device::{
+    KvFormat,
+    cpu::{Cpu, CpuConfig},
+    reference::Reference,
 };
+use folio_formats::Format;
+use folio_model::OpenModel;
 
 use crate::{
     agreement::{self, Questions},

@@ -4,16 +4,14 @@ mod eagle;
 mod medusa;
 mod shipped;
 
-use folio_model::{
-    Decoder, DecoderLimits, OpenModel, Tap,
-    device::{
-        BLOCK_TOKENS, Backend, Batch, GroupTables, KvFormat, Span,
-        cpu::{Cpu, CpuConfig},
-        cuda::Cuda,
-        reference::Reference,
-        tree,
-    },
+use folio_device::{
+    BLOCK_TOKENS, Backend, Batch, GroupTables, KvFormat, Span,
+    cpu::{Cpu, CpuConfig},
+    cuda::Cuda,
+    reference::Reference,
+    tree,
 };
+use folio_model::{Decoder, DecoderLimits, OpenModel, Tap};
 use serde::Deserialize;
 
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use folio_model::device::{
+use folio_device::{
     Backend,
     cpu::{Cpu, CpuConfig},
     reference::Reference,

@@ -7,15 +7,13 @@
 
 use std::{fs, path::PathBuf};
 
-use folio_model::{
-    Config, OpenModel,
-    device::{
-        Backend,
-        cpu::{Cpu, CpuConfig, Isa},
-        reference::Reference,
-    },
-    formats::safetensors::{SHARD_BYTES, Writer},
+use folio_device::{
+    Backend,
+    cpu::{Cpu, CpuConfig, Isa},
+    reference::Reference,
 };
+use folio_formats::safetensors::{SHARD_BYTES, Writer};
+use folio_model::{Config, OpenModel};
 use serde_json::{Value, json};
 
 use crate::{

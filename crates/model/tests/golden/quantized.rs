@@ -2,7 +2,9 @@
 
 use std::{fs, path::PathBuf};
 
-use folio_model::{OpenModel, device::reference::Reference, formats::Safetensors};
+use folio_device::reference::Reference;
+use folio_formats::Safetensors;
+use folio_model::OpenModel;
 
 use crate::{families::for_all, file, run};
 

@@ -1,9 +1,7 @@
 //! One sequence through a decoder and its paged cache, and the comparison with a golden file.
 
-use folio_model::{
-    Decoder, DecoderLimits, OpenModel,
-    device::{BLOCK_TOKENS, Backend, Batch, GroupTables, KvFormat, Span},
-};
+use folio_device::{BLOCK_TOKENS, Backend, Batch, GroupTables, KvFormat, Span};
+use folio_model::{Decoder, DecoderLimits, OpenModel};
 
 use crate::{file::Golden, generator};
 

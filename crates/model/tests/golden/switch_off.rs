@@ -3,10 +3,8 @@
 
 use std::{collections::HashSet, sync::Mutex, thread};
 
-use folio_model::{
-    AttentionSpec, Config, ExpertsSpec, FfnSpec, LayerSpec, ModelSpec, OpenModel,
-    device::{Activation, RouterScore, reference::Reference},
-};
+use folio_device::{Activation, RouterScore, reference::Reference};
+use folio_model::{AttentionSpec, Config, ExpertsSpec, FfnSpec, LayerSpec, ModelSpec, OpenModel};
 use serde_json::{Value, json};
 
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use folio_model::device::cpu::{Cpu, CpuConfig};
+use folio_device::cpu::{Cpu, CpuConfig};
 use serde::Deserialize;
 
 use crate::{file, run};

@@ -1,9 +1,7 @@
 //! What a draft model says comes next, and how sure it is.
 
-use folio_model::{
-    Decoder,
-    device::{Backend, Draw, Drawn, Draws},
-};
+use folio_device::{Backend, Draw, Drawn, Draws};
+use folio_model::Decoder;
 
 use crate::Result;
 

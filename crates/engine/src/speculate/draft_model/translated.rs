@@ -8,10 +8,8 @@
 
 use std::collections::HashMap;
 
-use folio_model::{
-    Decoder, OpenModel,
-    device::{BLOCK_TOKENS, Backend, Batch, GroupTables},
-};
+use folio_device::{BLOCK_TOKENS, Backend, Batch, GroupTables};
+use folio_model::{Decoder, OpenModel};
 use folio_scheduler::RequestId;
 
 use super::{DraftModel, DraftModelOptions};

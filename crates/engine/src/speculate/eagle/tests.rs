@@ -1,4 +1,4 @@
-use folio_model::device::{GroupTables, Span, reference::Reference};
+use folio_device::{GroupTables, Span, reference::Reference};
 
 use super::*;
 use crate::speculate::{

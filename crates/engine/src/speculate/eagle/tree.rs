@@ -19,7 +19,7 @@ pub(super) struct Tree {
     /// Where the last level begins among the rows, and the one before it.
     level: usize,
     level_before: usize,
-    /// A word a row, as [`tree`](folio_model::device::tree) has them.
+    /// A word a row, as [`tree`](folio_device::tree) has them.
     words: Vec<u64>,
     /// Where the rows of the last level were in the head's step; at first the row of the last token.
     first_row: u32,

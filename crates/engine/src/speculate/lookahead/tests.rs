@@ -1,4 +1,4 @@
-use folio_model::device::reference::Reference;
+use folio_device::reference::Reference;
 
 use super::{
     super::{Owner, mix::mix},

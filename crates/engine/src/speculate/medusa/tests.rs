@@ -1,4 +1,5 @@
-use folio_model::{Decoder, device::reference::Reference};
+use folio_device::reference::Reference;
+use folio_model::Decoder;
 
 use super::*;
 use crate::speculate::rig::{HIDDEN, Memory, Rig, Sequence, VOCAB, follower, foreseeable, sparse};

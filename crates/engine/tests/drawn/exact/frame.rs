@@ -2,17 +2,15 @@
 
 use std::{collections::HashMap, sync::Arc};
 
+use folio_device::{
+    KvFormat,
+    cpu::{Cpu, CpuConfig},
+};
 use folio_engine::{
     Background, Engine, EngineConfig, EngineStats, Event, FinishReason, GroupConfig, Logprobs, RequestStream, Runner,
     speculate::{AdaptOptions, Drafter, Speculation},
 };
-use folio_model::{
-    Decoder, DecoderLimits, OpenModel,
-    device::{
-        KvFormat,
-        cpu::{Cpu, CpuConfig},
-    },
-};
+use folio_model::{Decoder, DecoderLimits, OpenModel};
 
 use super::prompts::{Prompt, Tokens};
 

@@ -2,10 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use folio_model::{
-    ModelSpec,
-    formats::{Format, TensorView, WeightSource},
-};
+use folio_formats::{Format, TensorView, WeightSource};
+use folio_model::ModelSpec;
 
 /// Tensors by name, in f32.
 #[derive(Clone, Default)]

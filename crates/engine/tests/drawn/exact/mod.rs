@@ -12,10 +12,8 @@ use folio_engine::speculate::{
     DraftModel, DraftModelOptions, EagleDrafter, EagleOptions, Lookahead, LookaheadOptions, MedusaDrafter,
     MedusaOptions, Ngram, NgramOptions, OnHost, Suffix, SuffixOptions,
 };
-use folio_model::{
-    OpenModel,
-    formats::{Gguf, WeightSource},
-};
+use folio_formats::{Gguf, WeightSource};
+use folio_model::OpenModel;
 use frame::{Frame, Make, Method};
 use prompts::{Tokens, prompts, root};
 

@@ -1,7 +1,7 @@
 //! EAGLE heads over a prompt, in chunks and whole, and over drafts in trees and in chains.
 
+use folio_device::{Backend, reference::Reference, tree};
 use folio_model::Decoder;
-use folio_model::device::{Backend, reference::Reference, tree};
 use folio_model::heads::{Eagle, EagleLayout, Feature};
 use serde::Deserialize;
 

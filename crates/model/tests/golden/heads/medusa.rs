@@ -1,6 +1,6 @@
 //! Medusa heads with the model's output matrix and with their own.
 
-use folio_model::device::{Backend, reference::Reference};
+use folio_device::{Backend, reference::Reference};
 use folio_model::heads::Medusa;
 use serde::Deserialize;
 

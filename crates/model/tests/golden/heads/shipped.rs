@@ -3,8 +3,8 @@
 
 use std::{fs, path::PathBuf};
 
-use folio_model::device::{Backend, Batch, KvFormat, cuda::CudaConfig, reference::Reference};
-use folio_model::formats::{Gguf, WeightSource};
+use folio_device::{Backend, Batch, KvFormat, cuda::CudaConfig, reference::Reference};
+use folio_formats::{Gguf, WeightSource};
 use folio_model::heads::{Eagle, EagleLayout, Feature, Medusa};
 use folio_model::{Decoder, DecoderLimits};
 use serde::Deserialize;
