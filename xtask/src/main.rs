@@ -29,7 +29,8 @@ cargo xtask <command>
   test             everything: format, lints, crate graph, tree size, and all tests; prepares what they need
   aarch64          the kernels' tests on an emulated aarch64
   clients [...]    the Python clients' tests, and Schemathesis; arguments go to pytest, or after `schemas` to Schemathesis
-  tidy             the quick half of it: format, crate graph, tree size, house rules
+  tidy [...]       the quick half of it: format, crate graph, tree size, house rules, language; --write renews the
+                   table of the language rule, --lines CRATE lists what it counts
   gates [...]      instructions of the CPU kernels' inner loops (kernels) and of the code around the model (counts)
                    against committed tables; --write renews them
   simulate [...]   the scheduler under seeded traffic and faults; --help says more
@@ -53,7 +54,7 @@ fn main() -> Result<()> {
         Some("aarch64") => aarch64::run(),
         Some("attacker") => attacker::run(rest),
         Some("clients") => clients::run(rest),
-        Some("tidy") => tidy::run(),
+        Some("tidy") => tidy::run(rest),
         Some("bench") => bench::run(rest),
         Some("gates") => gates::run(rest),
         Some("simulate") => simulate::run(rest),

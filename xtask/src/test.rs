@@ -26,7 +26,7 @@ fn fetch_ahead() {
 }
 
 fn stages(filter: &[String]) -> Result<()> {
-    stage("house rules", tidy::run)?;
+    stage("house rules", || tidy::run(&[]))?;
     stage("clippy", || {
         process::run(&mut process::cargo(&[
             "clippy",

@@ -1,5 +1,7 @@
 //! House rules that a machine can check in seconds.
 
+mod language;
+
 use anyhow::{Result, bail};
 
 use crate::{graph, process};
@@ -11,11 +13,24 @@ const GOLDENS_MIB: u64 = 1;
 /// Past this a file usually holds two ideas.
 const FILE_LINES: usize = 600;
 
-pub fn run() -> Result<()> {
-    process::run(&mut process::cargo(&["fmt", "--all", "--check"]))?;
-    graph::check()?;
+/// `--write` renews the table of the language rule, `--lines CRATE` lists the lines that it counts.
+pub fn run(args: &[String]) -> Result<()> {
     let files = process::output(&mut process::command("git", &["ls-files", "-z"]))?;
     let files: Vec<&str> = files.split('\0').filter(|file| !file.is_empty()).collect();
+    match args {
+        [] => check(&files),
+        [flag] if flag == "--write" => language::check(&files, true),
+        [flag, name] if flag == "--lines" => {
+            language::list(&files, name);
+            Ok(())
+        }
+        _ => bail!("expected --write, --lines CRATE or nothing; found {}", args.join(" ")),
+    }
+}
+
+fn check(files: &[&str]) -> Result<()> {
+    process::run(&mut process::cargo(&["fmt", "--all", "--check"]))?;
+    graph::check()?;
     let mut wrong = Vec::new();
     for (folder, limit) in [("", TREE_MIB), ("models/", MODELS_MIB), ("tests/golden/models/", GOLDENS_MIB)] {
         let bytes: u64 = files.iter().filter(|file| file.starts_with(folder)).map(|file| size(file)).sum();
@@ -36,7 +51,7 @@ pub fn run() -> Result<()> {
     if !wrong.is_empty() {
         bail!("house rules:\n  {}", wrong.join("\n  "));
     }
-    Ok(())
+    language::check(files, false)
 }
 
 fn size(file: &str) -> u64 {
