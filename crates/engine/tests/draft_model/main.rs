@@ -2,7 +2,7 @@
 
 mod driver;
 mod follows;
-#[path = "../invariance/tiny.rs"]
+#[path = "../batch_invariance/tiny.rs"]
 #[expect(dead_code, reason = "the other models are for other tests")]
 mod tiny;
 mod trained;

@@ -8,6 +8,6 @@ mod exact;
 mod exact_cases;
 mod model;
 mod pace;
-#[path = "../drawn/sampler.rs"]
+#[path = "../device_sampling/sampler.rs"]
 mod sampler;
 mod walks;

@@ -1,5 +1,6 @@
 //! The engine's loop without a model or a device.
 
+mod blame;
 mod embeddings;
 mod faults;
 mod memory;
@@ -8,4 +9,3 @@ mod overlap;
 mod progress;
 mod requests;
 mod streams;
-mod trials;

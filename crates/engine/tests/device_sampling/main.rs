@@ -6,11 +6,11 @@ mod device;
 mod drafted;
 mod drafted_ends;
 mod drafters;
-mod exact;
+mod drafting_methods;
 mod faults;
 mod harness;
 mod sampler;
-#[path = "../invariance/tiny.rs"]
+#[path = "../batch_invariance/tiny.rs"]
 mod tiny;
 
 use device::POISON;
