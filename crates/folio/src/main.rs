@@ -17,7 +17,6 @@ mod generation;
 mod gguf_choice;
 mod health;
 mod inspect;
-mod kv_events;
 mod machine;
 mod model_ref;
 mod naming;

@@ -16,6 +16,7 @@ use std::time::{Instant, SystemTime};
 use anyhow::{Context, Result, bail};
 use folio_engine::TimeLimit;
 use folio_server::guard::{self, Guard, GuardConfig, Hosts, Lifecycle};
+use folio_server::kv_events::{KvEventPublisher, KvEventsConfig};
 use folio_server::net::{self, Listener, NetConfig, Shutdown};
 use folio_server::observe::{Level, Log, Observer, ObserverConfig, Traces};
 use folio_server::{App, Model, ModelNames, Surroundings};
@@ -24,7 +25,6 @@ use tokio::task::JoinHandle;
 
 use crate::args::{KvEventsArgs, ModelArgs, NamingArgs, ServeArgs, TextList};
 use crate::assets::Assets;
-use crate::kv_events::{KvEventPublisher, KvEventsConfig};
 use crate::model_ref::HubName;
 use crate::plan::Plan;
 use crate::session::{KvEventSender, Serving, Session};

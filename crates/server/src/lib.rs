@@ -13,6 +13,7 @@ mod error;
 mod fields;
 pub mod guard;
 mod json;
+pub mod kv_events;
 pub mod net;
 pub mod observe;
 mod prompts;

@@ -1,12 +1,12 @@
-//! Events as MessagePack, byte for byte as msgspec writes vLLM's structs: a batch is an array, an event a map that
-//! names its kind under `type` and leaves out what has a default and keeps it.
+//! Events as MessagePack, byte for byte as msgspec writes vLLM's structs: a batch is an array, an
+//! event a map with its kind under `type`, without the fields that have their default value.
 
 use folio_engine::{KvEvent, Medium};
 
-/// There is one engine a process, so it is always rank 0 of its kind.
+/// A process has one engine, so its rank is always 0.
 const DATA_PARALLEL_RANK: u64 = 0;
 
-/// The message's payload. `windows` says how each layer group sees its tokens, as in [`super::KvEventsConfig`].
+/// The payload of a message; `windows` as in [`super::KvEventsConfig`].
 pub fn batch(seconds: f64, events: &[KvEvent], windows: &[Option<usize>]) -> Vec<u8> {
     let mut pack = Packer::default();
     pack.array(3);
@@ -19,7 +19,8 @@ pub fn batch(seconds: f64, events: &[KvEvent], windows: &[Option<usize>]) -> Vec
     pack.bytes
 }
 
-/// Routers rank places by these names. `GPU` is the tier that attention reads from, on a CPU too: vLLM says so there.
+/// The tier's name, by which routers rank it. `GPU` is the tier that attention reads, on a CPU as
+/// well, as in vLLM.
 fn name(medium: Medium) -> &'static str {
     match medium {
         Medium::Device => "GPU",
@@ -50,7 +51,7 @@ impl Packer {
                 self.field("lora_id").nil();
                 self.field("medium").str(name(*medium));
                 self.field("lora_name").nil();
-                // A router passes over a group whose kind it was not told.
+                // A router skips a group without a kind.
                 self.field("group_idx").uint(*group as u64);
                 match window {
                     None => self.field("kv_cache_spec_kind").str("full_attention"),
@@ -86,7 +87,7 @@ impl Packer {
         }
     }
 
-    /// The shortest form there is, which is also the one that msgspec takes.
+    /// The shortest encoding of the value, which msgspec writes too.
     fn uint(&mut self, value: u64) {
         if value < 0x80 {
             self.bytes.push(value as u8);
@@ -132,7 +133,7 @@ impl Packer {
     }
 
     fn str(&mut self, text: &str) {
-        assert!(text.len() < 32, "{text:?} is no name of an event's");
+        assert!(text.len() < 32, "{text:?} is too long for the name of an event or field");
         self.bytes.push(0xa0 | text.len() as u8);
         self.bytes.extend(text.as_bytes());
     }
@@ -155,8 +156,8 @@ mod tests {
         KvEvent::Stored { hashes: hashes.into(), parent, tokens: tokens.into(), block_tokens, medium, group }
     }
 
-    /// Written by msgspec 0.22.0 (`msgspec.msgpack.Encoder`) from structs declared as vLLM 0.26 and later declare them,
-    /// with ts = 1789095808.8378847 and data_parallel_rank = 0.
+    /// Golden bytes of msgspec 0.22.0 (`msgspec.msgpack.Encoder`), from structs declared as in vLLM
+    /// 0.26 and later, with ts = 1789095808.8378847 and data_parallel_rank = 0.
     #[test]
     fn bytes_are_those_of_msgspec() {
         let two = [1, 0xfedc_ba98_7654_3210];
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_take_the_form_that_fits() {
+    fn lengths_have_the_shortest_encoding() {
         for (len, expect) in
             [(15, &[0x9f][..]), (16, &[0xdc, 0, 16]), (65535, &[0xdc, 255, 255]), (65536, &[0xdd, 0, 1, 0, 0])]
         {

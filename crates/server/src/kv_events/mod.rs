@@ -1,12 +1,15 @@
-//! Tells routers what the prefix cache holds, in the messages that vLLM sends: a ZeroMQ PUB socket with a sequence
-//! number on every batch of events, and a ROUTER socket that repeats the batches a subscriber missed.
+//! Publishes the contents of the prefix cache to routers, in the messages that vLLM sends: a ZeroMQ
+//! PUB socket with a sequence number on every batch of events, and a ROUTER socket that repeats the
+//! batches a subscriber missed.
 //!
-//! The publisher's thread takes batches from the engine, encodes them and keeps the last of them in a [`Log`]. Every
-//! peer reads the log at its own pace: one that is slow or gone misses batches, sees it by their numbers, and costs
-//! neither memory nor the engine's time. The part of ZMTP that this takes is written here (`zmtp.rs`), because a server
-//! must not trust the lengths that strangers send it. docs/kv-events.md describes the format.
+//! The publisher's thread receives batches from the engine, encodes them and keeps the latest in a
+//! [`Log`]. Every peer reads the log at its own pace: a peer that is slow or gone misses batches,
+//! sees the gap in their numbers, and costs neither memory nor the engine's time. The necessary
+//! part of ZMTP is written here (`zmtp.rs`), because a server must not trust the lengths that
+//! strangers send. docs/kv-events.md describes the format.
 
 mod encode;
+mod error;
 mod log;
 mod peers;
 #[cfg(test)]
@@ -20,30 +23,31 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, bail};
 use folio_engine::KvEvent;
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, oneshot};
 
+pub use error::Error;
 use log::Log;
 use peers::Feed;
 
-/// Peers served at once; further ones wait to be accepted.
+/// Subscribers that are served at once; further ones wait to be accepted.
 const MAX_SUBSCRIBERS: usize = 256;
-/// A replay keeps what it still has to send, so there are fewer of them.
+/// A replay holds the batches that it still has to send, so fewer of them run at once.
 const MAX_REPLAYS: usize = 16;
 
 #[derive(Clone, Debug)]
 pub struct KvEventsConfig {
-    /// Where subscribers connect to: `tcp://host:port`, where the host `*` is every IPv4 address of the machine.
+    /// The address of the PUB socket: `tcp://host:port`, where the host `*` is every IPv4 address
+    /// of the machine.
     pub endpoint: String,
-    /// The first frame of every message, which subscribers filter by.
+    /// The first frame of every message, by which subscribers filter.
     pub topic: String,
-    /// Where a subscriber asks for batches it missed.
+    /// The address of the ROUTER socket, which a subscriber asks for batches that it missed.
     pub replay_endpoint: Option<String>,
-    /// Batches kept for replay and for subscribers that lag behind; at least 1.
+    /// Batches that are kept for replay and for subscribers that lag behind; at least 1.
     pub buffer_steps: usize,
-    /// The sliding window of each layer group; none, or no entry, where every token is seen.
+    /// The sliding window of each layer group; `None`, or no entry, if it attends to every token.
     pub windows: Vec<Option<usize>>,
 }
 
@@ -59,10 +63,10 @@ impl Default for KvEventsConfig {
     }
 }
 
-/// Publishes until it is dropped, or the sender of its events is.
+/// The publisher's thread; it runs until this value or the sender of its events is dropped.
 #[derive(Debug)]
 pub struct KvEventPublisher {
-    /// The thread ends when this goes.
+    /// The thread ends when this sender is dropped.
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
     #[cfg(test)]
@@ -70,9 +74,9 @@ pub struct KvEventPublisher {
 }
 
 impl KvEventPublisher {
-    /// Every vector that `events` gives becomes one message; empty ones are passed over. The publisher takes them up as
-    /// fast as they come, whatever its subscribers do.
-    pub fn start(config: KvEventsConfig, events: flume::Receiver<Vec<KvEvent>>) -> Result<Self> {
+    /// Every vector from `events` becomes one message; empty vectors are skipped. The publisher
+    /// receives them as fast as they arrive, whatever its subscribers do.
+    pub fn start(config: KvEventsConfig, events: flume::Receiver<Vec<KvEvent>>) -> Result<Self, Error> {
         let live = bind(&config.endpoint)?;
         let replay = config.replay_endpoint.as_deref().map(bind).transpose()?;
         let feed = Arc::new(Feed::new(Log::new(config.buffer_steps), config.topic));
@@ -95,7 +99,7 @@ impl KvEventPublisher {
             tokio::select! {
                 () = publish(&events, &feed, &windows) => {}
                 _ = stopped => {}
-                // An endless loop each; what ends one of them is a listener that the runtime did not take.
+                // Two endless loops; one of them ends only if the runtime refused its listener.
                 _ = live => {}
                 _ = replay => {}
             }
@@ -114,48 +118,48 @@ impl Drop for KvEventPublisher {
     fn drop(&mut self) {
         self.stop.take();
         if let Some(thread) = self.thread.take() {
-            // A thread that panicked has ended too.
+            // A thread that panicked has ended as well.
             let _ = thread.join();
         }
     }
 }
 
-fn bind(endpoint: &str) -> Result<TcpListener> {
+fn bind(endpoint: &str) -> Result<TcpListener, Error> {
     let Some((host, port)) = endpoint.strip_prefix("tcp://").and_then(|address| address.rsplit_once(':')) else {
-        bail!("a kv event endpoint is tcp://host:port, not {endpoint:?}");
+        return Err(Error::NotTcp(endpoint.into()));
     };
-    let Ok(port) = port.parse::<u16>() else {
-        bail!("a kv event endpoint ends in a port number, unlike {endpoint:?}");
-    };
+    let port = port.parse().map_err(|_| Error::Port(endpoint.into()))?;
     let host = if host == "*" { "0.0.0.0" } else { host.trim_start_matches('[').trim_end_matches(']') };
-    let listen = || -> io::Result<TcpListener> {
-        let addresses: Vec<_> = (host, port).to_socket_addrs()?.collect();
-        let listener = TcpListener::bind(addresses.as_slice())?;
-        listener.set_nonblocking(true)?;
-        Ok(listener)
-    };
-    listen().with_context(|| format!("could not publish kv events at {endpoint}"))
+    listen(host, port).map_err(|source| Error::Listen { endpoint: endpoint.into(), source })
 }
 
-/// Gives every peer that connects a task of its own.
+fn listen(host: &str, port: u16) -> io::Result<TcpListener> {
+    let addresses: Vec<_> = (host, port).to_socket_addrs()?.collect();
+    let listener = TcpListener::bind(addresses.as_slice())?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// Serves every peer that connects in a task of its own.
 async fn accept<F>(listener: TcpListener, most: usize, serve: impl Fn(TcpStream) -> F) -> io::Result<()>
 where
     F: Future<Output = io::Result<()>> + Send + 'static,
 {
     let listener = tokio::net::TcpListener::from_std(listener)?;
-    let places = Arc::new(Semaphore::new(most));
+    let permits = Arc::new(Semaphore::new(most));
     loop {
-        let place = Arc::clone(&places).acquire_owned().await.map_err(io::Error::other)?;
+        let permit = Arc::clone(&permits).acquire_owned().await.map_err(io::Error::other)?;
         match listener.accept().await {
             Ok((stream, _)) => {
                 let served = serve(stream);
                 tokio::spawn(async move {
-                    // A peer that breaks the protocol or its connection is done with; it sees its end close.
+                    // A peer that breaks the protocol or its connection sees the connection close.
                     let _ = served.await;
-                    drop(place);
+                    drop(permit);
                 });
             }
-            // A peer that left before it was accepted, or no file descriptor left: the next try may fare better.
+            // A peer that left before it was accepted, or no file descriptor left: the next attempt
+            // may succeed.
             Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
         }
     }
@@ -168,7 +172,7 @@ async fn publish(events: &flume::Receiver<Vec<KvEvent>>, feed: &Feed, windows: &
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         feed.log.push(encode::batch(now.as_secs_f64(), &batch, windows));
-        // A full channel would keep this task going for ever: peers have their turn after each batch.
+        // A full channel would never let this task wait: peers run after each batch.
         tokio::task::yield_now().await;
     }
 }

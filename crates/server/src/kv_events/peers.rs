@@ -1,4 +1,4 @@
-//! What is said with one peer, a subscriber or one that asks for a replay, until it leaves.
+//! The conversation with one peer, a subscriber or a client of the replay socket, until it leaves.
 
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
@@ -10,21 +10,22 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::log::{Batch, Log};
-use super::zmtp::{self, Frame, Role, Wish};
+use super::zmtp::{self, Frame, PeerCommand, Role};
 
-/// A peer that does not get through its greeting, or takes nothing of what is sent, for this long is given up.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// The longest handshake, and the longest time in which a peer may read nothing, before its
+/// connection is closed.
+const PEER_TIMEOUT: Duration = Duration::from_secs(30);
 /// A replay is written in pieces of about this size.
 const REPLAY_CHUNK_BYTES: usize = 64 << 10;
-/// The number that ends a replay.
+/// The sequence number of the message that ends a replay.
 const END_OF_REPLAY: [u8; 8] = [0xff; 8];
 
-/// What all peers of a publisher have in common.
+/// The state that all peers of a publisher share.
 #[derive(Debug)]
 pub struct Feed {
     pub log: Log,
     topic: Vec<u8>,
-    /// Every subscriber that is sent batches holds a clone.
+    /// Each active subscriber holds a clone, so that the count of clones counts subscribers.
     subscribed: Arc<()>,
 }
 
@@ -39,7 +40,8 @@ impl Feed {
     }
 }
 
-/// How many of a subscriber's subscriptions the topic meets; a batch goes out once, however many there are.
+/// The number of a peer's subscriptions that match the topic; a batch is sent once, whatever their
+/// number.
 #[derive(Default)]
 struct Subscriptions {
     matching: usize,
@@ -60,20 +62,20 @@ impl Subscriptions {
     }
 }
 
-/// What a subscriber's words mean for what it is sent.
+/// A change that a subscriber's frame makes to the task that sends to it.
 enum Order {
     Subscribe,
     Cancel,
     Pong(Vec<u8>),
 }
 
-/// Sends a subscriber every batch from its subscription on, as long as it keeps up with the log.
+/// Sends a subscriber every batch after its subscription, as long as it keeps up with the log.
 pub async fn serve_subscriber(mut peer: TcpStream, feed: Arc<Feed>) -> io::Result<()> {
     peer.set_nodelay(true)?;
     in_time(zmtp::shake_hands(&mut peer, Role::Pub)).await?;
     let (reader, writer) = peer.into_split();
     let (orders, ordered) = mpsc::channel(16);
-    // Neither of the two is ever dropped half-way through a frame, except at the end of both.
+    // Neither of the two futures is dropped within a frame, except at the end of both.
     tokio::select! {
         end = read_orders(BufReader::new(reader), &feed.topic, orders) => end,
         end = send_batches(writer, &feed, ordered) => end,
@@ -83,11 +85,11 @@ pub async fn serve_subscriber(mut peer: TcpStream, feed: Arc<Feed>) -> io::Resul
 async fn read_orders(mut peer: impl AsyncRead + Unpin, topic: &[u8], orders: mpsc::Sender<Order>) -> io::Result<()> {
     loop {
         let frame = zmtp::read_frame(&mut peer).await?;
-        // There is one topic only: a prefix that it does not have changes nothing, and none need be remembered.
-        let order = match frame.wish() {
-            Wish::Subscribe(prefix) if topic.starts_with(prefix) => Order::Subscribe,
-            Wish::Cancel(prefix) if topic.starts_with(prefix) => Order::Cancel,
-            Wish::Ping(context) => Order::Pong(context.into()),
+        // The only topic decides at once whether a prefix matches, so that prefixes are not stored.
+        let order = match frame.command() {
+            PeerCommand::Subscribe(prefix) if topic.starts_with(prefix) => Order::Subscribe,
+            PeerCommand::Cancel(prefix) if topic.starts_with(prefix) => Order::Cancel,
+            PeerCommand::Ping(context) => Order::Pong(context.into()),
             _ => continue,
         };
         orders.send(order).await.map_err(io::Error::other)?;
@@ -126,8 +128,8 @@ async fn send_batches(
     }
 }
 
-/// Answers each request, an empty frame and a number of eight bytes, with the batches kept from that number on, as they
-/// were published behind an empty frame, and an end mark.
+/// Answers each request (an empty frame and a number of eight bytes) with the batches from that
+/// number on, each as it was published after an empty frame, and with an end mark.
 pub async fn serve_replay(mut peer: TcpStream, feed: Arc<Feed>) -> io::Result<()> {
     peer.set_nodelay(true)?;
     in_time(zmtp::shake_hands(&mut peer, Role::Router)).await?;
@@ -150,7 +152,8 @@ pub async fn serve_replay(mut peer: TcpStream, feed: Arc<Feed>) -> io::Result<()
     }
 }
 
-/// The number that the next well-formed request begins with; others are passed over, as vLLM does.
+/// The first sequence number of the next well-formed request; malformed ones are skipped, as in
+/// vLLM.
 async fn read_request(
     reader: &mut (impl AsyncRead + Unpin),
     writer: &mut (impl AsyncWrite + Unpin),
@@ -160,7 +163,7 @@ async fn read_request(
     loop {
         let frame = zmtp::read_frame(reader).await?;
         let Frame::Message { body, more } = &frame else {
-            if let Wish::Ping(context) = frame.wish() {
+            if let PeerCommand::Ping(context) = frame.command() {
                 let mut out = Vec::new();
                 zmtp::put_command(&mut out, "PONG", context);
                 in_time(writer.write_all(&out)).await?;
@@ -177,5 +180,5 @@ async fn read_request(
 }
 
 async fn in_time<T>(work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
-    timeout(PATIENCE, work).await.map_err(|_| io::Error::from(ErrorKind::TimedOut))?
+    timeout(PEER_TIMEOUT, work).await.map_err(|_| io::Error::from(ErrorKind::TimedOut))?
 }

@@ -1,4 +1,4 @@
-//! The publisher over real sockets, with clients that say what libzmq 4.3.5 was seen to say.
+//! The publisher over real sockets, with clients that send the bytes of libzmq 4.3.5.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -10,10 +10,10 @@ use folio_engine::{KvEvent, Medium};
 use super::peers::Feed;
 use super::{KvEventPublisher, KvEventsConfig, encode};
 
-/// Long enough for any machine; only a failure takes it.
+/// The time after which a test fails; a passing test never takes so long.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// What tests see of a publisher from inside.
+/// The parts of a running publisher that tests observe.
 #[derive(Debug)]
 pub(super) struct Probe {
     live: SocketAddr,
@@ -40,7 +40,8 @@ impl Probe {
     }
 }
 
-/// The greeting of libzmq 4.3.5, which speaks ZMTP 3.1, and its READY without the identity that is optional.
+/// The greeting of libzmq 4.3.5, which speaks ZMTP 3.1, and its READY without the identity that is
+/// optional.
 fn hello(socket_type: &str) -> Vec<u8> {
     let mut bytes = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01NULL".to_vec();
     bytes.resize(64, 0);
@@ -101,7 +102,7 @@ impl Client {
         u64::from_be_bytes(self.message()[1].as_slice().try_into().unwrap())
     }
 
-    /// Asks for a replay and gives the numbers that came, up to the end mark.
+    /// Asks for a replay and gives the sequence numbers of the answer, up to the end mark.
     fn replay(&mut self, start: u64, topic: &[u8]) -> Vec<u64> {
         self.say(&[&[1, 0, 0, 8][..], &start.to_be_bytes()].concat());
         let mut seqs = Vec::new();
@@ -162,7 +163,7 @@ fn a_subscriber_gets_every_batch_in_three_frames() {
         group,
     };
     let batches = [vec![stored(0), stored(1)], vec![event(1), KvEvent::Cleared], vec![event(2)]];
-    events.send(Vec::new()).unwrap(); // Nothing to tell: no message, no number.
+    events.send(Vec::new()).unwrap(); // No events: no message, no number.
     for batch in &batches {
         events.send(batch.clone()).unwrap();
     }
@@ -182,7 +183,8 @@ fn only_what_is_subscribed_to_is_sent() {
     let (publisher, events) = start(KvEventsConfig { topic: "kv@pod".into(), ..KvEventsConfig::default() });
     let mut other = Client::subscribe(&publisher, b"kv@node");
     let mut client = Client::subscribe(&publisher, b"");
-    // Twice the same, in the words of ZMTP 3.1, and one of them back: a batch still comes, and comes once.
+    // The same subscription twice as ZMTP 3.1 writes it, and one of them cancelled: a batch is
+    // still sent, and sent once.
     client.say(b"\x04\x0d\x09SUBSCRIBEkv@\x04\x07\x06CANCEL");
     client.say(b"\x04\x09\x04PING\0\0hi");
     assert_eq!(client.read(9), b"\x04\x07\x04PONGhi");
@@ -219,7 +221,7 @@ fn missed_batches_are_replayed() {
     for (from, expect) in [(0, 200..500), (200, 200..500), (498, 498..500), (500, 0..0), (u64::MAX, 0..0)] {
         assert_eq!(client.replay(from, topic.as_bytes()), expect.collect::<Vec<u64>>(), "from {from}");
     }
-    // Requests that are none are passed over: too short, without the empty frame, with one frame too many.
+    // Malformed requests are skipped: too short, without the empty frame, with one frame too many.
     client.say(b"\x01\0\0\x01\x05\0\x08\0\0\0\0\0\0\0\0\x01\0\x01\x01x\0\x08\0\0\0\0\0\0\0\0");
     client.say(b"\x04\x07\x04PING\0\0");
     assert_eq!(client.read(7), b"\x04\x05\x04PONG");
@@ -228,12 +230,12 @@ fn missed_batches_are_replayed() {
 }
 
 #[test]
-fn a_subscriber_that_does_not_read_stops_nobody_and_sees_what_it_missed() {
+fn a_subscriber_that_does_not_read_blocks_no_other_and_sees_its_gap() {
     const BATCHES: u64 = 800;
     let (publisher, events) = start(KvEventsConfig { buffer_steps: 4, ..KvEventsConfig::default() });
     let mut slow = Client::subscribe(&publisher, b"");
     publisher.probe.wait_for_subscribers(1);
-    // Together more than the sockets' buffers can hold.
+    // All batches together exceed the sockets' buffers.
     let large = KvEvent::Removed { hashes: vec![u64::MAX; 16_000], medium: Medium::Device, group: 0 };
     for _ in 0..BATCHES {
         events.send_timeout(vec![large.clone()], DEADLINE).expect("the publisher takes batches up");
@@ -269,7 +271,7 @@ fn strangers_are_turned_away() {
 }
 
 #[test]
-fn an_endpoint_that_cannot_be_had_is_named() {
+fn an_endpoint_that_cannot_be_bound_is_named() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = format!("tcp://{}", taken.local_addr().unwrap());
     let no_port = "tcp://127.0.0.1".to_string();

@@ -1,5 +1,5 @@
-//! The wire protocol of ZeroMQ, as far as a publisher needs it: the handshake of ZMTP 3.0 without security, frames, and
-//! what a subscriber says, in the words of 3.0 and of 3.1.
+//! The wire protocol of ZeroMQ, as far as a publisher needs it: the handshake of ZMTP 3.0 without
+//! security, frames, and a subscriber's commands as versions 3.0 and 3.1 write them.
 
 use std::io::{self, ErrorKind};
 
@@ -10,10 +10,11 @@ const LONG: u8 = 2;
 const COMMAND: u8 = 4;
 
 const GREETING_BYTES: usize = 64;
-/// Peers send names, topics and numbers. What is longer is not for us, and no length of theirs is allocated unseen.
+/// Peers send names, topics and numbers. A longer frame is refused before memory is allocated for
+/// it.
 const MAX_FRAME_BYTES: u64 = 4096;
 
-/// Which kind of socket we are.
+/// The socket type of this end.
 #[derive(Clone, Copy, Debug)]
 pub enum Role {
     Pub,
@@ -36,40 +37,41 @@ impl Role {
     }
 }
 
-/// A frame of a peer's.
+/// A frame from a peer.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Frame {
     Message { body: Vec<u8>, more: bool },
     Command { name: Vec<u8>, body: Vec<u8> },
 }
 
-/// What a subscriber's frame asks for.
+/// The meaning of a subscriber's frame.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Wish<'a> {
-    /// Messages whose topic begins so.
+pub enum PeerCommand<'a> {
+    /// Send the messages whose topic has this prefix.
     Subscribe(&'a [u8]),
-    /// ... and no longer.
+    /// Send the messages with this prefix no longer.
     Cancel(&'a [u8]),
-    /// A sign of life, with this in it.
+    /// Answer with a PONG that carries this context.
     Ping(&'a [u8]),
-    /// Nothing that we do.
+    /// A command that a publisher ignores.
     Other,
 }
 
 impl Frame {
-    pub fn wish(&self) -> Wish<'_> {
+    pub fn command(&self) -> PeerCommand<'_> {
         match self {
             Frame::Message { body, .. } => match body.split_first() {
-                Some((1, prefix)) => Wish::Subscribe(prefix),
-                Some((0, prefix)) => Wish::Cancel(prefix),
-                _ => Wish::Other,
+                Some((1, prefix)) => PeerCommand::Subscribe(prefix),
+                Some((0, prefix)) => PeerCommand::Cancel(prefix),
+                _ => PeerCommand::Other,
             },
             Frame::Command { name, body } => match name.as_slice() {
-                b"SUBSCRIBE" => Wish::Subscribe(body),
-                b"CANCEL" => Wish::Cancel(body),
-                // Two bytes say how long the peer waits; what follows comes back with the answer.
-                b"PING" => Wish::Ping(body.get(2..).unwrap_or_default()),
-                _ => Wish::Other,
+                b"SUBSCRIBE" => PeerCommand::Subscribe(body),
+                b"CANCEL" => PeerCommand::Cancel(body),
+                // Two bytes give the peer's timeout; the rest is the context, which the PONG
+                // repeats.
+                b"PING" => PeerCommand::Ping(body.get(2..).unwrap_or_default()),
+                _ => PeerCommand::Other,
             },
         }
     }
@@ -79,11 +81,11 @@ fn broken(what: &str) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, what)
 }
 
-/// Greets the peer and learns that it speaks our language.
+/// Exchanges greetings and READY commands, and checks the peer's protocol version and socket type.
 pub async fn shake_hands<S: AsyncRead + AsyncWrite + Unpin>(peer: &mut S, role: Role) -> io::Result<()> {
     peer.write_all(&greeting()).await?;
     let mut theirs = [0; GREETING_BYTES];
-    // An older peer says less and waits; its first bytes tell.
+    // A peer of an older version sends fewer bytes and waits; the first bytes show its version.
     peer.read_exact(&mut theirs[..11]).await?;
     if theirs[0] != 0xff || theirs[9] & 1 == 0 || theirs[10] < 3 {
         return Err(broken("expected a greeting of ZMTP 3"));
@@ -123,7 +125,8 @@ fn properties(role: Role) -> Vec<u8> {
     body
 }
 
-/// The peer's socket type among its properties: pairs of a name with a length of one byte and a value with one of four.
+/// The peer's socket type among its properties. A property is a name, whose length has one byte,
+/// and a value, whose length has four.
 fn socket_type(mut body: &[u8]) -> Option<&[u8]> {
     loop {
         let (&name_len, rest) = body.split_first()?;
@@ -188,7 +191,7 @@ mod tests {
         read_frame(&mut { bytes }).await
     }
 
-    /// Captured from a PUB and a ROUTER socket of libzmq 4.3.5.
+    /// Golden bytes: captured from a PUB and a ROUTER socket of libzmq 4.3.5.
     #[test]
     fn messages_are_those_of_libzmq() {
         let mut out = Vec::new();
@@ -205,27 +208,28 @@ mod tests {
         assert_eq!(out, [&reply[..], end].concat());
     }
 
-    /// Captured from SUB sockets of libzmq 4.3.5 that were greeted with ZMTP 3.0 and 3.1.
+    /// Golden bytes: captured from SUB sockets of libzmq 4.3.5 that received greetings of ZMTP 3.0
+    /// and 3.1.
     #[tokio::test]
-    async fn wishes_of_libzmq_are_understood() {
-        for (bytes, wish) in [
-            (&b"\0\x04\x01kv@"[..], Wish::Subscribe(b"kv@")),
-            (b"\0\x01\x01", Wish::Subscribe(b"")),
-            (b"\0\x01\0", Wish::Cancel(b"")),
-            (b"\x04\x0d\x09SUBSCRIBEkv@", Wish::Subscribe(b"kv@")),
-            (b"\x04\x0a\x09SUBSCRIBE", Wish::Subscribe(b"")),
-            (b"\x04\x07\x06CANCEL", Wish::Cancel(b"")),
-            (b"\x04\x07\x04PING\0\0", Wish::Ping(b"")),
-            (b"\x04\x09\x04PING\0\x0aab", Wish::Ping(b"ab")),
-            (b"\x04\x06\x05ERROR", Wish::Other),
-            (b"\0\0", Wish::Other),
+    async fn commands_of_libzmq_are_understood() {
+        for (bytes, command) in [
+            (&b"\0\x04\x01kv@"[..], PeerCommand::Subscribe(b"kv@")),
+            (b"\0\x01\x01", PeerCommand::Subscribe(b"")),
+            (b"\0\x01\0", PeerCommand::Cancel(b"")),
+            (b"\x04\x0d\x09SUBSCRIBEkv@", PeerCommand::Subscribe(b"kv@")),
+            (b"\x04\x0a\x09SUBSCRIBE", PeerCommand::Subscribe(b"")),
+            (b"\x04\x07\x06CANCEL", PeerCommand::Cancel(b"")),
+            (b"\x04\x07\x04PING\0\0", PeerCommand::Ping(b"")),
+            (b"\x04\x09\x04PING\0\x0aab", PeerCommand::Ping(b"ab")),
+            (b"\x04\x06\x05ERROR", PeerCommand::Other),
+            (b"\0\0", PeerCommand::Other),
         ] {
-            assert_eq!(read(bytes).await.unwrap().wish(), wish, "{bytes:?}");
+            assert_eq!(read(bytes).await.unwrap().command(), command, "{bytes:?}");
         }
     }
 
     #[tokio::test]
-    async fn frames_that_lie_are_refused() {
+    async fn malformed_frames_are_refused() {
         for bytes in [
             &b"\x02\x10\0\0\0\0\0\0\0"[..], // an exabyte
             b"\x02\0\0\0\0\0\0\x10\x01",    // one byte more than allowed

@@ -1,14 +1,14 @@
-//! The last batches published, which every peer reads at its own pace.
+//! The latest published batches, which every peer reads at its own pace.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use tokio::sync::watch;
 
-/// Bytes of payloads kept: a long replay buffer of large prompts must not grow without end.
+/// The most bytes of payloads: a long replay buffer of large prompts must not grow without end.
 const MAX_KEPT_BYTES: usize = 64 << 20;
 
-/// A message's number and payload.
+/// One message of the log.
 #[derive(Debug)]
 pub struct Batch {
     pub seq: u64,
@@ -30,7 +30,7 @@ struct Kept {
 }
 
 impl Kept {
-    /// The batches from number `seq` on, as far as they are kept.
+    /// The batches from number `seq` on that are still kept.
     fn since(&self, seq: u64) -> impl Iterator<Item = &Arc<Batch>> {
         let oldest = self.next_seq - self.batches.len() as u64;
         let skip = seq.saturating_sub(oldest).min(self.batches.len() as u64);
@@ -43,13 +43,13 @@ impl Log {
         Self { kept: watch::Sender::default(), max_batches: max_batches.max(1) }
     }
 
-    /// Gives the payload the next number and wakes whoever waits for it.
+    /// Appends a payload under the next number and wakes the peers that wait for it.
     pub fn push(&self, payload: Vec<u8>) {
         self.kept.send_modify(|kept| {
             kept.bytes += payload.len();
             kept.batches.push_back(Arc::new(Batch { seq: kept.next_seq, payload }));
             kept.next_seq += 1;
-            // The newest always stays: subscribers read it from here.
+            // The newest batch always stays, since subscribers read it from here.
             while kept.batches.len() > self.max_batches || (kept.bytes > MAX_KEPT_BYTES && kept.batches.len() > 1) {
                 let Some(oldest) = kept.batches.pop_front() else { break };
                 kept.bytes -= oldest.payload.len();
@@ -62,12 +62,12 @@ impl Log {
         self.kept.borrow().next_seq
     }
 
-    /// All that is kept from number `seq` on.
+    /// All batches from number `seq` on that are still kept.
     pub fn since(&self, seq: u64) -> Vec<Arc<Batch>> {
         self.kept.borrow().since(seq).cloned().collect()
     }
 
-    /// Batch `seq`, once it is there; a later one if it has gone already.
+    /// Waits for batch `seq`; gives a later one if `seq` was dropped already.
     pub async fn at_or_after(&self, seq: u64) -> Arc<Batch> {
         let mut changes = self.kept.subscribe();
         loop {
