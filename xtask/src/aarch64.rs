@@ -1,35 +1,38 @@
-//! The NEON kernels, run for real on a machine that has none: built for aarch64 and run by qemu.
+//! The tests of the NEON kernels on an x86-64 machine: built for aarch64 and run by qemu.
 
 use anyhow::Result;
 
+use crate::skips::Skips;
 use crate::{prepare, process};
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 const LINKER: &str = "aarch64-linux-gnu-gcc";
 const EMULATOR: &str = "qemu-aarch64";
 
-/// Runs the tests of the crate that holds the kernels. Says why when it cannot.
-pub fn run() -> Result<()> {
-    if !programs()? {
-        return Ok(());
+const STAGE: &str = "aarch64";
+
+/// Runs the tests of the crate that holds the kernels.
+pub fn run() -> Result<Skips> {
+    if let Some(skips) = programs()? {
+        return Ok(skips);
     }
     if let Err(error) = process::run(&mut process::command("rustup", &["--quiet", "target", "add", TARGET])) {
-        eprintln!("skipped: no aarch64 standard library could be had: {error:#}");
-        return Ok(());
+        return Skips::stage(STAGE, &format!("no standard library for {TARGET}: {error:#}"));
     }
-    // The kernels and what they are compared with are optimised as ever, what little else there is need not be.
+    // The kernels and their references are optimised as ever; the little that is left need not be.
     let mut tests = process::cargo(&["test", "--quiet", "--target", TARGET, "-p", "folio-device", "--lib"]);
     tests.args(["--config", "profile.dev.opt-level=0"]);
     tests.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", LINKER);
     tests.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", format!("{EMULATOR} -L /usr/aarch64-linux-gnu"));
-    process::run(&mut tests)
+    process::run(&mut tests)?;
+    Ok(Skips::none())
 }
 
-/// Whether a compiler and an emulator are here; on a continuous-integration machine they are installed.
-pub fn programs() -> Result<bool> {
+/// `None`: a cross compiler and an emulator are here. A machine of continuous integration installs
+/// them.
+pub fn programs() -> Result<Option<Skips>> {
     if cfg!(not(all(target_os = "linux", target_arch = "x86_64"))) {
-        eprintln!("skipped: the emulated tests are for x86-64 Linux");
-        return Ok(false);
+        return Skips::stage(STAGE, "the emulator is for x86-64 Linux").map(Some);
     }
-    prepare::programs(&[LINKER, EMULATOR], &["gcc-aarch64-linux-gnu", "qemu-user"], "the aarch64 tests")
+    prepare::programs(STAGE, &[LINKER, EMULATOR], &["gcc-aarch64-linux-gnu", "qemu-user"])
 }

@@ -1,17 +1,19 @@
 //! `cargo xtask clients`: the server as real clients use it, and as Schemathesis reads its description.
 //!
-//! The tests are Python, in `tests/clients`; they start the binary themselves, since many need flags of their own. Here
-//! it is built and the packages they need are installed, each at the version that `requirements.txt` names.
+//! The tests are Python, in `tests/clients`; they start the binary themselves, since many need flags
+//! of their own. This module builds it and installs the packages, each at the version that
+//! `requirements.txt` names.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+use crate::skips::Skips;
 use crate::{prepare, process};
 
 const FOLDER: &str = "tests/clients";
 
-/// `only`: arguments for pytest, e.g. `-k chat`; or `schemas`, and arguments for Schemathesis.
+/// `only`: arguments for pytest, such as `-k chat`; or `schemas`, and arguments for Schemathesis.
 pub fn run(only: &[String]) -> Result<()> {
     let python = python()?;
     let binary = binary()?;
@@ -25,20 +27,15 @@ pub fn run(only: &[String]) -> Result<()> {
     }
 }
 
-/// As a stage of the tests: on a laptop without a network it says that it skips; on a continuous-integration machine the
-/// packages must be there.
-pub fn stage() -> Result<()> {
+/// As a stage of the tests.
+pub fn stage() -> Result<Skips> {
     match python() {
-        Ok(_) => run(&[]),
-        Err(error) if std::env::var_os("CI").is_none() => {
-            eprintln!("warning: no Python clients, their tests are skipped: {error:#}");
-            Ok(())
-        }
-        Err(error) => Err(error),
+        Ok(_) => run(&[]).map(|()| Skips::none()),
+        Err(error) => Skips::stage("clients", &format!("no Python clients: {error:#}")),
     }
 }
 
-/// What they run in, with the packages they need.
+/// The Python environment of the tests, with the packages that they need.
 pub fn python() -> Result<PathBuf> {
     let path = process::root().join(FOLDER).join("requirements.txt");
     let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
@@ -46,7 +43,8 @@ pub fn python() -> Result<PathBuf> {
     prepare::venv("clients", &lines.collect::<Vec<_>>())
 }
 
-/// The binary as tests run it: built as one of them needs it, so that after the other tests nothing is left to compile.
+/// The binary that tests run, built as a dependency of one of them: after the other tests nothing is
+/// left to compile.
 fn binary() -> Result<PathBuf> {
     let mut build = process::cargo(&["test", "--quiet", "--workspace", "--no-run", "--test", "blackbox"]);
     process::programs(&mut build)?.remove("folio").context("cargo named no folio binary")

@@ -8,6 +8,8 @@ use crate::process;
 const ALLOWED: &[(&str, &[&str])] = &[
     ("folio-formats", &[]),
     ("folio-scheduler", &[]),
+    // For tests and chores only.
+    ("folio-testing", &[]),
     ("folio-simulator", &["folio-scheduler"]),
     ("folio-text", &[]),
     ("folio-device", &["folio-formats"]),
@@ -28,7 +30,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "folio-server",
         ],
     ),
-    ("xtask", &["folio-formats"]),
+    ("xtask", &["folio-formats", "folio-testing"]),
 ];
 
 pub fn check() -> Result<()> {

@@ -1,34 +1,32 @@
-//! `cargo xtask kernels`: the GPU kernels compiled for every architecture, with NVRTC from PyPI; no GPU is needed.
+//! `cargo xtask kernels`: compiles the GPU kernels for every architecture, with NVRTC from PyPI; no
+//! GPU is needed.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
+use crate::skips::Skips;
 use crate::{prepare, process};
 
-/// The compiler whose code travels in the binary.
+/// The compiler of the archives in the binary.
 const PACKAGES: &[&str] = &["nvidia-cuda-nvrtc==13.0.88"];
 const SCRIPT: &str = "crates/device/src/cuda/kernels/compile.py";
 
-/// Writes the archives; `--check` writes nothing and fails on a warning, and so does it with names of files.
+/// Writes the archives. With `--check`, or names of files, it writes nothing and fails on a warning.
 pub fn run(args: &[String]) -> Result<()> {
     compile(&python()?, args)
 }
 
-/// As a stage of the tests: everything still compiles, without a warning. What did not change since the last time is
-/// not compiled again. On a laptop without a network it says that it skips.
-pub fn stage() -> Result<()> {
+/// As a stage of the tests: everything still compiles, without a warning. Kernels that did not
+/// change since the last time are not compiled again.
+pub fn stage() -> Result<Skips> {
     match python() {
-        Ok(python) => compile(&python, &["--check".to_owned()]),
-        Err(error) if std::env::var_os("CI").is_none() => {
-            eprintln!("warning: no compiler for kernels, they are not compiled: {error:#}");
-            Ok(())
-        }
-        Err(error) => Err(error),
+        Ok(python) => compile(&python, &["--check".to_owned()]).map(|()| Skips::none()),
+        Err(error) => Skips::stage("kernels", &format!("no compiler: {error:#}")),
     }
 }
 
-/// What the compiler is installed in.
+/// The Python environment of the compiler.
 pub fn python() -> Result<PathBuf> {
     prepare::venv("nvrtc", PACKAGES)
 }

@@ -16,6 +16,7 @@ mod prepare;
 mod process;
 mod sigterm;
 mod simulate;
+mod skips;
 mod slowhttp;
 mod soak;
 mod test;
@@ -51,12 +52,12 @@ fn main() -> Result<()> {
     let rest = args.get(1..).unwrap_or_default();
     match args.first().map(String::as_str) {
         Some("test") => test::run(rest),
-        Some("aarch64") => aarch64::run(),
+        Some("aarch64") => aarch64::run().map(|skips| skips.print()),
         Some("attacker") => attacker::run(rest),
         Some("clients") => clients::run(rest),
         Some("tidy") => tidy::run(rest),
         Some("bench") => bench::run(rest),
-        Some("gates") => gates::run(rest),
+        Some("gates") => gates::run(rest).map(|skips| skips.print()),
         Some("simulate") => simulate::run(rest),
         Some("soak") => soak::run(rest),
         Some("sigterm") => sigterm::run(rest),

@@ -8,6 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use anyhow::{Context, Result, bail};
 
 use crate::process;
+use crate::skips::{self, Skips};
 
 /// The source package whose chat templates and vocabulary files the text tests read.
 const LLAMA_CPP_PYTHON: &str = "llama-cpp-python==0.3.36";
@@ -44,21 +45,22 @@ pub fn venv_at(home: &Path, packages: &[&str]) -> Result<PathBuf> {
     Ok(python)
 }
 
-/// Whether these programs are there. On a continuous-integration machine the packages that hold them are installed;
-/// elsewhere their lack is told, and `what` they are needed for skips.
-pub fn programs(programs: &[&str], packages: &[&str], what: &str) -> Result<bool> {
+/// `None`: these programs are here. A machine of continuous integration installs the packages that
+/// hold them; elsewhere the stage is skipped.
+pub fn programs(stage: &str, programs: &[&str], packages: &[&str]) -> Result<Option<Skips>> {
     let _turn = take_turn();
     let found = |program: &&str| Command::new(program).arg("--version").output().is_ok_and(|o| o.status.success());
     if programs.iter().all(found) {
-        return Ok(true);
+        return Ok(None);
     }
-    if std::env::var_os("CI").is_none() {
-        eprintln!("warning: {what} skipped, for want of the packages {}", packages.join(" "));
-        return Ok(false);
+    if skips::is_ci() {
+        process::run(&mut process::command("apt-get", &["-qq", "update"]))?;
+        process::run(process::command("apt-get", &["-qq", "install", "-y"]).args(packages))?;
+        if programs.iter().all(found) {
+            return Ok(None);
+        }
     }
-    process::run(&mut process::command("apt-get", &["-qq", "update"]))?;
-    process::run(process::command("apt-get", &["-qq", "install", "-y"]).args(packages))?;
-    Ok(true)
+    Skips::stage(stage, &format!("the packages {} are not installed", packages.join(" "))).map(Some)
 }
 
 /// The llama.cpp sources inside that package, unpacked.

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 
+use crate::skips::{self, Skips};
 use crate::{aarch64, clients, gates, kernels, mutants, prepare, process, tidy};
 
 pub fn run(filter: &[String]) -> Result<()> {
@@ -13,10 +14,10 @@ pub fn run(filter: &[String]) -> Result<()> {
     })
 }
 
-/// On a continuous-integration machine later stages' packages come while earlier ones compile. What could not be had is
-/// told by the stage that asks for it again.
+/// On a machine of continuous integration the packages of later stages are fetched while earlier
+/// stages compile. An error is ignored here: the stage asks for the package again.
 fn fetch_ahead() {
-    if std::env::var_os("CI").is_some() {
+    if skips::is_ci() {
         let _ = kernels::python();
         let _ = prepare::llama_cpp();
         let _ = clients::python();
@@ -26,6 +27,7 @@ fn fetch_ahead() {
 }
 
 fn stages(filter: &[String]) -> Result<()> {
+    let mut skips = Skips::none();
     stage("house rules", || tidy::run(&[]))?;
     stage("clippy", || {
         process::run(&mut process::cargo(&[
@@ -38,39 +40,46 @@ fn stages(filter: &[String]) -> Result<()> {
             "warnings",
         ]))
     })?;
-    stage("kernels", kernels::stage)?;
+    skips.add(stage("kernels", kernels::stage)?);
     let llama_cpp = llama_cpp()?;
-    stage("tests", || {
-        // But for examples, which clippy has seen, and documentation, which has none to run.
+    let tests = stage("tests", || {
+        // Without examples, which clippy has checked, and documentation, which has none to run.
         let mut tests = process::cargo(&["test", "--workspace", "--tests"]);
         if let Some(folder) = &llama_cpp {
             tests.env("FOLIO_LLAMA_CPP", folder);
         }
-        process::run(tests.args(filter))
+        let log = prepare::cache().join("skipped.txt");
+        std::fs::create_dir_all(prepare::cache())?;
+        std::fs::write(&log, "")?;
+        process::run(tests.env(folio_testing::skip::LOG, &log).args(filter))?;
+        Skips::tests(&log)
     })?;
-    stage("gates", || gates::run(&[]))?;
-    stage("clients", clients::stage)?;
+    skips.add(tests);
+    skips.add(stage("gates", || gates::run(&[]))?);
+    skips.add(stage("clients", clients::stage)?);
     stage("mutants", || mutants::run(&[]))?;
-    stage("aarch64", aarch64::run)
+    skips.add(stage("aarch64", aarch64::run)?);
+    eprintln!("== all passed; {}", skips.to_text());
+    Ok(())
 }
 
-/// The package is needed for two tests only. On a continuous-integration machine it must be there; on a laptop without
-/// a network those tests say that they skip.
+/// The package that a few tests need. A machine of continuous integration must have it; on a laptop
+/// without a network those tests are skipped.
 fn llama_cpp() -> Result<Option<std::path::PathBuf>> {
     match prepare::llama_cpp() {
         Ok(folder) => Ok(Some(folder)),
-        Err(error) if std::env::var_os("CI").is_none() => {
-            eprintln!("warning: no template and vocabulary files, their tests will skip: {error:#}");
+        Err(error) if !skips::is_ci() => {
+            eprintln!("warning: no template and vocabulary files, their tests will be skipped: {error:#}");
             Ok(None)
         }
         Err(error) => Err(error),
     }
 }
 
-fn stage(name: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
+fn stage<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     eprintln!("== {name}");
     let start = Instant::now();
-    work()?;
+    let result = work()?;
     eprintln!("== {name}: {:.0} s", start.elapsed().as_secs_f64());
-    Ok(())
+    Ok(result)
 }

@@ -1,4 +1,4 @@
-//! The driver layer on a real GPU. Without one every test says that it skips.
+//! The driver layer on a real GPU. Without a GPU these tests are skipped.
 //!
 //! One test function runs all cases in order: the last of them breaks the device on purpose.
 
@@ -16,7 +16,7 @@ fn launch_1d(count: usize, overlap: bool) -> Launch {
 fn a_device_that_is_not_there_is_told() {
     match device_count() {
         Err(error) => {
-            println!("skipped, no driver: {error}");
+            println!("no driver: {error}");
             assert!(matches!(error, Error::Cuda(_)), "{error}");
             let text = Device::open(&CudaConfig::default()).map(|_| ()).unwrap_err().to_string();
             assert!(text.contains("CUDA"), "{text}");
@@ -37,8 +37,8 @@ const IN_NEW_PROCESS: &str = "FOLIO_TEST_IN_NEW_PROCESS";
 fn the_driver_layer_on_a_device() {
     match device_count() {
         Ok(1..) => {}
-        Ok(_) => return println!("skipped: no CUDA device"),
-        Err(error) => return println!("skipped: {error}"),
+        Ok(_) => return folio_testing::skip!(Gpu, "this machine has no CUDA device"),
+        Err(error) => return folio_testing::skip!(Gpu, "{error}"),
     }
     let start = std::time::Instant::now();
     let device = Device::open(&CudaConfig::default()).unwrap();
@@ -312,7 +312,7 @@ fn memory_runs_out(device: &Device) {
 
 fn tensor_maps(device: &Device) {
     if !device.info().is_hopper_or_later() {
-        return println!("tensor maps: skipped");
+        return folio_testing::skip!(Gpu, "tensor maps need Hopper or later");
     }
     let buffer = device.alloc("a matrix", 4096 * 1024 * 2).unwrap();
     let matrix = Matrix2d {
@@ -333,7 +333,7 @@ fn tensor_maps(device: &Device) {
 /// The same kernels from PTX, as a device of a later generation gets them.
 fn translated(device: &Device) {
     if device.info().capability < (9, 0) {
-        return println!("translated: skipped");
+        return folio_testing::skip!(Gpu, "the PTX is for Hopper or later");
     }
     let start = std::time::Instant::now();
     let translated = Device::open_translated(&CudaConfig::default()).unwrap();
@@ -352,7 +352,7 @@ fn compiled_here(device: &Device) {
                 println!("opened in {:?}, kernels {}", start.elapsed(), compiled.kernel_origin());
                 assert_eq!(scale(&compiled, 1000, true), scale(device, 1000, true));
             }
-            Err(error @ Error::Cuda(CudaError::NoLibrary { .. })) => println!("compiling: skipped: {error}"),
+            Err(error @ Error::Cuda(CudaError::NoLibrary { .. })) => folio_testing::skip!(Gpu, "compiling: {error}"),
             Err(error) => panic!("{error}"),
         }
     }
@@ -363,7 +363,7 @@ fn compiled_here(device: &Device) {
 fn one_rank(device: &Device) {
     let id = match UniqueId::new() {
         Ok(id) => id,
-        Err(error) => return println!("NCCL: skipped: {error}"),
+        Err(error) => return folio_testing::skip!(Gpu, "NCCL: {error}"),
     };
     let collective = Collective::join(device, &id, 1, 0).unwrap();
     let values: Vec<f32> = (0..5000).map(|i| i as f32).collect();

@@ -107,8 +107,7 @@ fn loss(model: &OpenModel, windows: &[Vec<u32>]) -> f64 {
 fn calibrated_codes_predict_better_than_rounded_ones() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/models/folio-rust-7m");
     if !path.is_dir() {
-        println!("skipped: {} is not there", path.display());
-        return;
+        return folio_testing::skip!(Shared, "models/folio-rust-7m is not there");
     }
     let tokenizer = Tokenizer::from_json(&std::fs::read(path.join("tokenizer.json")).unwrap()).unwrap();
     let calibration = windows(&tokenizer, &["device", "model", "engine"], 12);

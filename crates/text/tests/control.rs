@@ -71,8 +71,7 @@ const READ_BY: [&str; 0] = [];
 #[test]
 fn real_templates_write_the_same_text_around_marks() {
     let Ok(folder) = std::env::var("FOLIO_LLAMA_CPP") else {
-        println!("skipped: FOLIO_LLAMA_CPP does not name a llama.cpp source folder");
-        return;
+        return folio_testing::skip!(Download, "FOLIO_LLAMA_CPP names no source folder of llama.cpp");
     };
     let control = tokenizer().control_tokens();
     let (mut same, mut others) = (0, Vec::new());

@@ -48,7 +48,7 @@ const PHI3: [(&str, &[u32]); 3] = [
 fn folder() -> Option<PathBuf> {
     let folder = std::env::var("FOLIO_LLAMA_CPP").ok();
     if folder.is_none() {
-        println!("skipped: FOLIO_LLAMA_CPP does not name a llama.cpp source folder");
+        folio_testing::skip!(Download, "FOLIO_LLAMA_CPP names no source folder of llama.cpp");
     }
     Some(Path::new(&folder?).join("models"))
 }
@@ -106,7 +106,7 @@ fn gguf_tokenizers_give_the_published_ids() {
         if UNSUPPORTED.contains(&name.as_str()) {
             let error = loaded.err().expect("an unsupported kind").to_string();
             assert!(error.contains("tokenizer.ggml.model") && error.contains("not supported"), "{error}");
-            println!("{name}: skipped: {error}");
+            println!("{name}: refused: {error}");
             continue;
         }
         let tokenizer = loaded.unwrap_or_else(|error| panic!("{name}: {error}"));

@@ -28,8 +28,7 @@ const KNOWN_LENIENT: [(&str, &str); 5] = [
 #[test]
 fn templates_render_as_in_transformers() {
     let Ok(folder) = std::env::var("FOLIO_LLAMA_CPP") else {
-        println!("skipped: FOLIO_LLAMA_CPP does not name a llama.cpp source folder");
-        return;
+        return folio_testing::skip!(Download, "FOLIO_LLAMA_CPP names no source folder of llama.cpp");
     };
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/templates/expected.json.lzma");
     let golden = LzmaReader::new_mem_limit(std::fs::File::open(golden).unwrap(), 128 << 10, None).unwrap();

@@ -140,8 +140,7 @@ proptest! {
 fn the_trained_model_s_tokenizer_round_trips() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/models/folio-rust-42m/tokenizer.json");
     let Ok(bytes) = std::fs::read(&path) else {
-        println!("skipped: the trained model is not here");
-        return;
+        return folio_testing::skip!(Shared, "models/folio-rust-42m is not there");
     };
     let tokenizer = Arc::new(Tokenizer::from_json(&bytes).unwrap());
     assert_eq!(tokenizer.vocab_size(), 16384);

@@ -1,4 +1,4 @@
-//! The whole table on a CUDA device, in f32 and in bf16. Without a device these tests say so and pass.
+//! The whole table on a CUDA device, in f32 and in bf16. Without a device these tests are skipped.
 //!
 //! A case that fails does not stop the others: runs on a device are few, and all that is wrong is wanted at once.
 
@@ -34,11 +34,11 @@ fn modes() -> [Mode; 4] {
     ]
 }
 
-/// None, and a line that says so, where there is no device.
+/// `None`: there is no device, and the test is skipped.
 pub fn open(config: CudaConfig) -> Option<Cuda> {
     match driver::device_count() {
-        Ok(0) => eprintln!("skipped: this machine has no CUDA device"),
-        Err(error) => eprintln!("skipped: {error}"),
+        Ok(0) => folio_testing::skip!(Gpu, "this machine has no CUDA device"),
+        Err(error) => folio_testing::skip!(Gpu, "{error}"),
         Ok(_) => {
             let cache_folder = Some(std::env::temp_dir().join("folio-kernels-of-tests"));
             let config = CudaConfig { cache_folder, ..config };

@@ -1,5 +1,5 @@
 //! The same on a CUDA device whose rows were asked not to depend on each other: alone, among 128, in chunks, from the prefix
-//! cache, after preemption, through the host's memory. Without a device these tests say so and pass.
+//! cache, after preemption, through the host's memory. Without a device these tests are skipped.
 
 use std::{
     path::PathBuf,
@@ -28,8 +28,8 @@ const LONG: Probes = Probes { lengths: &[1, 16, 33, 70, 300, 470], num_tokens: 2
 pub fn is_there() -> bool {
     match driver::device_count() {
         Ok(count) if count > 0 => return true,
-        Ok(_) => eprintln!("skipped: this machine has no CUDA device"),
-        Err(error) => eprintln!("skipped: {error}"),
+        Ok(_) => folio_testing::skip!(Gpu, "this machine has no CUDA device"),
+        Err(error) => folio_testing::skip!(Gpu, "{error}"),
     }
     false
 }

@@ -160,8 +160,7 @@ fn steps_on_a_cpu_tell_that_they_get_on() {
 fn check_trained(name: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/models").join(name);
     if !path.exists() {
-        println!("skipped: {name} is not here");
-        return;
+        return folio_testing::skip!(Shared, "models/{name} is not there");
     }
     check(name, &folio_model::open(&path).expect("a sound model"), &TRAINED);
 }

@@ -1,5 +1,5 @@
 //! Every golden file on a CUDA device: in f32 as on the CPU, in bf16 within what bf16 costs a small network of random
-//! weights, and recorded steps bit for bit as unrecorded ones. Without a device these tests say so and pass.
+//! weights, and recorded steps bit for bit as unrecorded ones. Without a device these tests are skipped.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::available_parallelism;
@@ -27,8 +27,8 @@ pub fn turn() -> Option<MutexGuard<'static, ()>> {
     static TURN: Mutex<()> = Mutex::new(());
     match driver::device_count() {
         Ok(count) if count > 0 => return Some(TURN.lock().unwrap_or_else(PoisonError::into_inner)),
-        Ok(_) => eprintln!("skipped: this machine has no CUDA device"),
-        Err(error) => eprintln!("skipped: {error}"),
+        Ok(_) => folio_testing::skip!(Gpu, "this machine has no CUDA device"),
+        Err(error) => folio_testing::skip!(Gpu, "{error}"),
     }
     None
 }

@@ -30,7 +30,7 @@ fn perplexity_agrees_with_transformers() {
     for (name, expected) in &eval.models {
         let folder = models.join(name);
         if !folder.join("config.json").is_file() {
-            println!("skipped: {name} is not here");
+            folio_testing::skip!(Shared, "models/{name} is not there");
             continue;
         }
         let found = nats_per_token(&folder, &eval);
