@@ -8,7 +8,8 @@ use crate::{refusal, scratch, stdout};
 #[test]
 fn run_draws_as_the_model_says_and_anew_each_time() {
     let ask = |flags: &[&str]| stdout(&[&["run", "-p", "What is a trait?", "-n", "24"][..], flags].concat());
-    assert_ne!(ask(&[]), ask(&[]), "no two seeds are the same");
+    let hot = || ask(&["--temperature", "2"]);
+    assert_ne!(hot(), hot(), "every run has a fresh seed");
     assert_eq!(ask(&["--seed", "3"]), ask(&["--seed", "3"]));
     // The built-in model says temperature 0.7 and top_p 0.95.
     assert_eq!(ask(&["--seed", "3"]), ask(&["--seed", "3", "--temperature", "0.7", "--top-p", "0.95"]));
@@ -43,7 +44,7 @@ fn every_route_has_the_same_defaults() {
         let mut body = match path {
             "/v1/responses" => json!({"input": messages}),
             "/v1/messages" => json!({"model": "folio-rust-42m", "messages": messages, "max_tokens": 50}),
-            "/v1/completions" => json!({"prompt": "fn main() {"}),
+            "/v1/completions" => json!({"prompt": "let a = [0, 0, 0, 0, 0, 0,"}),
             _ => json!({"messages": messages}),
         };
         extra.as_object().into_iter().flatten().for_each(|(key, value)| body[key] = value.clone());

@@ -81,6 +81,9 @@ impl Session {
 
     pub fn load(mut assets: Assets, plan: Plan, args: &EngineArgs, target: Target, serving: Serving) -> Result<Self> {
         match target.clone() {
+            Target::Cpu(_) if args.device.load_format.is_dummy() => {
+                bail!("--load-format dummy makes random weights on a GPU, and none is used here")
+            }
             Target::Cpu(cpu) => {
                 let packed = assets.packed.take().and_then(|cache| cache.weights(&plan.parts)).map(Arc::new);
                 let (from, warn) = (packed.clone(), serving.warn.unwrap_or(warn_on_stderr));
@@ -160,6 +163,7 @@ impl Session {
             embedding_width: assets.model.spec.hidden,
             eos: assets.eos.clone(),
             tiers,
+            expects_drafts: assets.drafting.as_ref().is_some_and(|drafting| drafting.fixed),
             overlap: !args.queue.no_overlap,
             kv_events: serving.kv_events,
             queue_timeout: serving.queue_timeout,

@@ -78,9 +78,6 @@ impl Target {
     }
 
     fn cpu(args: &EngineArgs) -> Result<(Self, String)> {
-        if args.device.load_format.is_dummy() {
-            bail!("--load-format dummy makes random weights on a GPU, and none is used here");
-        }
         let threads = args.threads.unwrap_or_else(machine::cores);
         if threads == 0 || threads > 1024 {
             bail!("--threads must lie between 1 and 1024");

@@ -265,11 +265,12 @@ mod tests {
             let flag = flag.get_long().expect("a long name");
             let value = match (flag, default) {
                 // Unless they are given, these count something else.
-                ("queue-timeout", None) => 60,
-                ("request-timeout", None) => 600,
-                (_, default) => default.expect("a whole number") - 1,
+                ("queue-timeout", None) => "60".to_owned(),
+                ("request-timeout", None) => "600".to_owned(),
+                ("control-tokens-in-messages", None) => "control".to_owned(),
+                (_, default) => (default.expect("a whole number") - 1).to_string(),
             };
-            let all = parse(&[&format!("--{flag}"), &value.to_string()]);
+            let all = parse(&[&format!("--{flag}"), &value]);
             let all = all.unwrap_or_else(|error| panic!("--{flag}: {error}"));
             let lines = |text: String| text.lines().map(str::to_owned).collect::<Vec<_>>();
             let differ = |one: String, other: String| {

@@ -71,7 +71,7 @@ fn published_files_are_read_whole() {
         none,
         None,
         None,
-        "do_sample false, no_repeat_ngram_size 3, suppress_tokens [1,2], typical_p 0.9",
+        "do_sample false, typical_p 0.9, no_repeat_ngram_size 3, suppress_tokens [1,2]",
     );
     check(r#"{"do_sample": false, "temperature": 0}"#, &[], [Some(0.0), None, None, None], None, None, "");
 }
