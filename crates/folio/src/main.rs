@@ -5,6 +5,7 @@
 #[macro_use]
 mod print;
 
+mod allocator;
 mod args;
 mod assets;
 mod batch;
@@ -41,12 +42,8 @@ use clap::Parser;
 
 use args::{Command, Folio};
 
-/// Gives memory back when it is done with it: the system's allocator keeps what large bodies have left, in one arena for
-/// each thread.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 fn main() -> ExitCode {
+    allocator::give_back_at_once();
     match run() {
         Ok(code) => code,
         Err(error) if error.is::<print::ReaderLeft>() => ExitCode::SUCCESS,
