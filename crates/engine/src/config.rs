@@ -50,6 +50,9 @@ pub struct EngineConfig {
     pub eos: Vec<u32>,
     /// Where blocks go that leave the device.
     pub tiers: TierConfig,
+    /// Whether every request may have a draft from its first decode step on. A new request is then not planned ahead
+    /// of its prompt: without this, the number of its drafts would depend on how long the prompt took.
+    pub expects_drafts: bool,
     /// Whether a step is planned and submitted while the one before it runs.
     pub overlap: bool,
     /// Who hears what happens in the prefix cache. Bounded: a batch that finds no room is dropped and counted, and the
@@ -110,6 +113,7 @@ impl Default for EngineConfig {
             embedding_width: 0,
             eos: Vec::new(),
             tiers: TierConfig::default(),
+            expects_drafts: false,
             overlap: true,
             kv_events: None,
             warn: None,

@@ -150,8 +150,9 @@ impl Core {
     pub(crate) fn enlist(&mut self, id: RequestId) {
         let Some(sample) = self.samples.get(&id) else { return };
         let request = sample.to_request(id, self.epoch);
-        if let Err(error) = self.scheduler.add(request, nanos(self.epoch.elapsed())) {
-            self.end(id, FinishReason::Error(error.to_string()));
+        match self.scheduler.add(request, nanos(self.epoch.elapsed())) {
+            Ok(()) => self.scheduler.expect_drafts(id, self.shared.config.expects_drafts),
+            Err(error) => self.end(id, FinishReason::Error(error.to_string())),
         }
     }
 }

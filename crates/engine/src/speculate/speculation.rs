@@ -190,7 +190,8 @@ impl<B: Backend> Speculation<B> {
         left.for_each(|id| self.forget(id, Owner::default(), &[]));
         let (vocab, mut lengths) = (decoder.spec().vocab_size, Vec::with_capacity(seen.len()));
         for (((part, output), draft), most) in parts.iter().zip(&mut *outputs).zip(&mut self.drafts).zip(mosts) {
-            output.expects_drafts = part.goes_on() && self.watches.expects(part.owner.salt);
+            // A chunk of a prompt says it, too: the step that ends the prompt may bring the first draft.
+            output.expects_drafts = !part.tokens.is_empty() && self.watches.expects(part.owner.salt);
             keep_sound(draft, most, vocab);
             if !part.tokens.is_empty() {
                 lengths.push(draft.len());
