@@ -58,7 +58,7 @@ fn what_a_scaling_does_not_reach_is_refused() {
     };
     check(&["--max-model-len", "8193"], &["max_position_embeddings is 4096", "reaches 8192", "8193"]);
     check(&["--rope-scaling", "yarn"], &["--rope-scaling", "JSON object", "rope_type"]);
-    check(&["--rope-scaling", r#"{"factor": 4}"#], &["no rope_type"]);
+    check(&["--rope-scaling", r#"{"factor": 4}"#], &["rope_type is missing"]);
     check(&["--rope-scaling", r#"{"rope_type": "linear"}"#], &["rope_scaling.factor is missing"]);
     check(&["--hf-overrides", "[]"], &["--hf-overrides", "JSON object"]);
 }

@@ -1,7 +1,10 @@
 //! Every flag, as clap reads it.
 //!
-//! A struct with a heading of its own passes it on to whatever clap reads behind it. So a command's own flags come first,
-//! those of flattened structs without a heading next, and those with a heading last.
+//! A struct with a heading of its own passes it on to all flags that clap reads after it. So a
+//! command's own flags come first, then those of flattened structs without a heading, then those
+//! with a heading.
+//!
+//! `help.txt` holds the help of every command, so that the texts can be read as one list.
 
 mod batch;
 mod bench;
@@ -44,37 +47,37 @@ pub struct Folio {
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// Ask a model: one question with -p, or a chat
+    /// Answer one prompt with -p, or chat with a model
     Run(RunArgs),
-    /// Serve a model over HTTP, as the OpenAI API
+    /// Serve a model over an OpenAI-compatible HTTP API
     Serve(Box<ServeArgs>),
     /// Answer a file of requests in OpenAI's batch format, offline
     Batch(Box<BatchArgs>),
-    /// Ask a running server whether it is well
+    /// Check the health of a running server
     Health(HealthArgs),
-    /// Say what a model is and what it needs
+    /// Print a model's architecture, weights and memory needs
     Inspect(InspectArgs),
-    /// Say what a model would take with these flags, and how many requests would run, without loading it
+    /// Print the memory plan of a model with the given flags, without loading it
     Plan(PlanArgs),
-    /// Measure how well a model predicts a text, and what a smaller form of it loses
+    /// Measure a model's perplexity, and its divergence from another model
     Eval(Box<EvalArgs>),
-    /// Make a smaller copy of a model
+    /// Quantize a model
     Quantize(Box<QuantizeArgs>),
-    /// Measure speed against this machine's ceilings
+    /// Measure speed in relation to this machine's peak rates
     Bench(BenchArgs),
-    /// Fetch a model from the Hugging Face hub
+    /// Download a model from the Hugging Face hub
     Pull(PullArgs),
 }
 
 #[derive(Args)]
 pub struct RunArgs {
-    /// Answer this and exit; `-` reads standard input
+    /// Prompt to answer before exiting, instead of a chat; `-` reads standard input
     #[arg(short, long)]
     pub prompt: Option<String>,
-    /// A system message to begin with
+    /// System message at the start of the conversation
     #[arg(long)]
     pub system: Option<String>,
-    /// Complete the text as it stands, without the model's chat template
+    /// Complete the prompt without the model's chat template
     #[arg(long)]
     pub raw: bool,
     #[command(flatten)]
@@ -83,29 +86,32 @@ pub struct RunArgs {
     pub sampling: SamplingArgs,
 }
 
-/// How answers are drawn; what is not given is the model's to say, as with `folio serve`.
+/// Sampling parameters. Absent ones take the model's defaults, as with `folio serve`.
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
-    /// 0 always takes the most likely token [default: the model's, or 1]
+    /// Sampling temperature; 0 is greedy [default: the model's, or 1]
     #[arg(long)]
     pub temperature: Option<f32>,
-    /// Draw from the most likely tokens that together have this probability [default: the model's, or 1]
+    /// Sample from the most likely tokens whose probabilities add up to this [default: the model's,
+    /// or 1]
     #[arg(long)]
     pub top_p: Option<f32>,
-    /// Draw from this many most likely tokens; 0 from all [default: the model's, or 0]
+    /// Sample from this many most likely tokens; 0 means all [default: the model's, or 0]
     #[arg(long)]
     pub top_k: Option<u32>,
-    /// Drop tokens less likely than this share of the most likely one [default: the model's, or 0]
+    /// Minimum probability of a token, relative to that of the most likely one [default: the
+    /// model's, or 0]
     #[arg(long)]
     pub min_p: Option<f32>,
-    /// Makes tokens that are in the text already less likely [default: the model's, or 1]
+    /// Penalty on tokens that the prompt or the answer already contains; 1 is none [default: the
+    /// model's, or 1]
     #[arg(long)]
     pub repetition_penalty: Option<f32>,
-    /// Makes a sampled answer repeatable [default: another one for each answer]
+    /// Seed of the sampler; the same seed repeats an answer [default: another one for each answer]
     #[arg(long)]
     pub seed: Option<u64>,
-    /// Longest answer, in tokens [default: the model's, or what the context leaves]
+    /// Maximum tokens in an answer [default: the model's, or the rest of the context]
     #[arg(long, short = 'n')]
     pub max_tokens: Option<usize>,
     #[command(flatten)]
@@ -114,16 +120,16 @@ pub struct SamplingArgs {
 
 #[derive(Args)]
 pub struct InspectArgs {
-    /// A model folder, a .gguf file or ORG/NAME; without it, the built-in model
+    /// Model folder, .gguf file or ORG/NAME [default: the built-in model]
     pub model: Option<String>,
-    /// What its weights take when they are encoded while they are loaded
+    /// Show the size of the weights when quantized to this format at load time
     #[arg(long, value_name = "int8|int4|int4-g128|fp8")]
     pub quantize: Option<folio_model::AtLoad>,
 }
 
 #[derive(Args)]
 pub struct PlanArgs {
-    /// Print one JSON object
+    /// Print a JSON object
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -132,10 +138,10 @@ pub struct PlanArgs {
 
 #[derive(Args)]
 pub struct PullArgs {
-    /// ORG/NAME; of a repository of GGUF files also ORG/NAME:Q4_K_M or ORG/NAME/FILE.gguf [default: Q4_K_M, else Q8_0,
-    /// else the first]; any of them with @REVISION
+    /// ORG/NAME; in a repository of GGUF files also ORG/NAME:Q4_K_M or ORG/NAME/FILE.gguf [default:
+    /// Q4_K_M, else Q8_0, else the first]; each with an optional @REVISION
     pub model: String,
-    /// Fetch every file of the repository, not only what Folio reads
+    /// Download every file of the repository, not only those that Folio reads
     #[arg(long)]
     pub all: bool,
 }

@@ -8,12 +8,13 @@ use super::{LimitArgs, ModelArgs, NamingArgs, Seconds};
 
 #[derive(Args)]
 pub struct BatchArgs {
-    /// Requests in OpenAI's batch format, one JSON object a line
+    /// Input file: requests in OpenAI's batch format, one JSON object per line
     pub input: PathBuf,
-    /// Where answers go; what has an answer there is not asked again, what failed is [default: INPUT with .out.jsonl]
+    /// Output file; requests that it has answers to are skipped, failed ones run again [default:
+    /// INPUT with .out.jsonl]
     #[arg(long, short, value_name = "FILE", visible_alias = "output-file")]
     pub output: Option<PathBuf>,
-    /// Requests under way at once [default: --max-num-seqs]
+    /// Maximum number of requests in flight [default: --max-num-seqs]
     #[arg(long, value_name = "N")]
     pub concurrency: Option<usize>,
     #[command(flatten)]
@@ -26,17 +27,17 @@ pub struct BatchArgs {
 
 #[derive(Args)]
 pub struct HealthArgs {
-    /// The server: http://HOST:PORT, https://HOST:PORT, or HOST:PORT for whichever it speaks
+    /// URL of the server: http://HOST:PORT, https://HOST:PORT, or HOST:PORT to detect which
     #[arg(long, default_value = "127.0.0.1:8000")]
     pub url: String,
-    /// With https: trust the certificate in this PEM file, or one that it has signed [default: those that public authorities
-    /// have signed; on loopback, any]
+    /// PEM file of a certificate to trust with https, or of its CA [default: public CAs; on
+    /// loopback, any certificate]
     #[arg(long, value_name = "FILE", conflicts_with = "insecure")]
     pub ca: Option<PathBuf>,
-    /// With https: trust any certificate
+    /// Accept any certificate with https
     #[arg(long)]
     pub insecure: bool,
-    /// Seconds to wait for its answer
+    /// Seconds to wait for the answer
     #[arg(long, value_name = "SECONDS", default_value = "5")]
     pub timeout: Seconds,
 }

@@ -16,29 +16,30 @@ pub struct BenchArgs {
 pub enum BenchKind {
     /// One stream: prefill and decode rates, inter-token percentiles
     Latency(BenchRun),
-    /// Many streams at once
+    /// Many concurrent streams
     Throughput(BenchRun),
-    /// What the prefix cache costs where nothing is shared, and what it saves where all is
+    /// Prefix cache: cost without shared prompts, gain with them
     Prefix(PrefixBench),
-    /// What running streams feel of a long prompt that arrives, with an inter-token target and without
+    /// Inter-token times of running streams when a long prompt arrives, with and without a target
     Interference(InterferenceBench),
-    /// Two tenants, one of which floods: what each gets while both wait
+    /// Two tenants, one of which floods the queue: rate of each while both wait
     Fairness(FairnessBench),
-    /// What methods of guessing ahead gain against none
+    /// Speedup of speculative decoding, by method
     Speculate(SpeculateBench),
-    /// What the HTTP server adds to the engine: tokens per second, CPU time, first-token time
+    /// Overhead of the HTTP server over the engine: tokens per second, CPU time, time to first
+    /// token
     Http(HttpBench),
     /// Load on any OpenAI endpoint over HTTP, with the report of `vllm bench serve`
     Serve(Box<ServeBench>),
 }
 
-/// What all benches have in common.
+/// Flags of all benches.
 #[derive(Args)]
 pub struct BenchModel {
-    /// Instead of MODEL: random bf16 weights of a known shape, made on first use in the cache folder
+    /// Random bf16 weights of this shape instead of MODEL, written to the cache folder on first use
     #[arg(long, value_enum, conflicts_with = "model")]
     pub shape: Option<Shape>,
-    /// Print one JSON object
+    /// Print a JSON object
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -53,13 +54,15 @@ pub struct BenchRun {
     /// Tokens in each answer
     #[arg(long, default_value_t = 64)]
     pub output_len: usize,
-    /// Streams at once, several separated by commas (throughput)
+    /// Number of concurrent streams, several separated by commas (throughput)
     #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16])]
     pub concurrency: Vec<usize>,
-    /// Rounds; the best counts, and the ceilings are measured between them; of the read bandwidth, the median share
+    /// Number of rounds, with peak rates measured between them; the best counts, and for the share
+    /// of read bandwidth the median
     #[arg(long, default_value_t = 5)]
     pub rounds: usize,
-    /// On a GPU: afterwards, write here how long each kernel of a step takes, and how busy the device was
+    /// On a GPU: profile each kernel of a step afterwards, and write times and device utilization
+    /// to this file
     #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,
     #[command(flatten)]
@@ -71,13 +74,13 @@ pub struct PrefixBench {
     /// Tokens of the prompt that all requests share
     #[arg(long, default_value_t = 1000)]
     pub prompt_len: usize,
-    /// Requests with that prompt, of either kind; the median counts
+    /// Number of requests with that prompt, cold and cached each; the median counts
     #[arg(long, default_value_t = 9)]
     pub rounds: usize,
-    /// Pairs of runs without anything shared, cache on against off, taking turns
+    /// Number of alternating pairs of runs without shared prompts, cache on and off
     #[arg(long, default_value_t = 15)]
     pub pairs: usize,
-    /// Streams of such a run
+    /// Number of streams in such a run
     #[arg(long, default_value_t = 8)]
     pub streams: usize,
     /// Tokens in each prompt of such a run
@@ -92,16 +95,16 @@ pub struct PrefixBench {
 
 #[derive(Args)]
 pub struct InterferenceBench {
-    /// Streams that decode when the long prompt comes
+    /// Number of streams that decode when the long prompt arrives
     #[arg(long, default_value_t = 8)]
     pub streams: usize,
     /// Tokens of the long prompt
     #[arg(long, default_value_t = 3500)]
     pub prompt_len: usize,
-    /// The target, in quiet inter-token times
+    /// Inter-token target, as a multiple of the inter-token time without a prompt
     #[arg(long, default_value_t = 2.0)]
     pub target_ratio: f64,
-    /// Rounds, with the target and without taking turns
+    /// Number of rounds, alternating with and without the target
     #[arg(long, default_value_t = 5)]
     pub rounds: usize,
     #[command(flatten)]
@@ -113,10 +116,10 @@ pub struct FairnessBench {
     /// Weights of the flooding tenant and of the other
     #[arg(long, value_delimiter = ':', default_values_t = [1, 1])]
     pub weights: Vec<u32>,
-    /// How many times the requests of the other the flooding tenant sends
+    /// Requests of the flooding tenant, as a multiple of the other's
     #[arg(long, default_value_t = 10)]
     pub flood: usize,
-    /// Requests of the other tenant
+    /// Number of requests of the other tenant
     #[arg(long, default_value_t = 64)]
     pub requests: usize,
     /// Tokens in each prompt
@@ -125,7 +128,7 @@ pub struct FairnessBench {
     /// Tokens in each answer
     #[arg(long, default_value_t = 16)]
     pub output_len: usize,
-    /// Requests that run at once
+    /// Maximum number of requests that run at once
     #[arg(long, default_value_t = 8)]
     pub streams: usize,
     #[command(flatten)]
@@ -134,23 +137,24 @@ pub struct FairnessBench {
 
 #[derive(Args)]
 pub struct SpeculateBench {
-    /// Methods as --speculate names them, separated by commas
+    /// Methods in the notation of --speculate, separated by commas
     #[arg(long, value_delimiter = ',', default_values = ["ngram", "suffix", "lookahead", "auto"])]
     pub methods: Vec<Method>,
-    /// A file or folder whose texts are continued [default: prompts without a pattern]
+    /// File or folder of texts to continue [default: prompts without a pattern]
     #[arg(long, value_name = "PATH")]
     pub text: Option<PathBuf>,
-    /// Each prompt shows a file and the beginning of the same with one edit: `text` is a piece of --text, `own` is what
-    /// the model itself writes behind the beginning of such a piece
+    /// Prompts that show a file and the beginning of its copy with one edit: `text` takes pieces of
+    /// --text, `own` the model's continuations of their beginnings
     #[arg(long, value_name = "FILE", requires = "text", num_args = 0..=1, default_missing_value = "text")]
     pub repeat: Option<Repeat>,
-    /// How often such a prompt shows the file before it is to be repeated
+    /// Number of times that such a prompt shows the file
     #[arg(long, value_name = "TIMES", requires = "repeat", default_value_t = 1)]
     pub shown: usize,
-    /// As many rounds of prompts, instead of --prompts: in each, all methods and none answer the same, in turns
+    /// Number of rounds of prompts, instead of --prompts; in each, all methods and none answer the
+    /// same prompts in turn
     #[arg(long, value_name = "ROUNDS", conflicts_with = "prompts")]
     pub pairs: Option<usize>,
-    /// Prompts in all
+    /// Number of prompts in all
     #[arg(long, default_value_t = 20)]
     pub prompts: usize,
     /// Tokens of the text in each prompt
@@ -159,24 +163,25 @@ pub struct SpeculateBench {
     /// Tokens in each answer
     #[arg(long, default_value_t = 128)]
     pub output_len: usize,
-    /// 0 always takes the likeliest token
+    /// Sampling temperature; 0 is greedy
     #[arg(long, default_value_t = 0.0)]
     pub temperature: f32,
-    /// Streams at once, several separated by commas
+    /// Number of concurrent streams, several separated by commas
     #[arg(long, value_delimiter = ',', default_values_t = [1])]
     pub concurrency: Vec<usize>,
-    /// Count answers that run in circles too
+    /// Include answers that repeat themselves
     #[arg(long)]
     pub keep_loops: bool,
-    /// Instead of methods, guesses that are right with this chance, --speculate-tokens of them a pass (4 by default),
-    /// behind prompts whose answers are one token each: what verifying costs, against theory
+    /// Measure verification against theory: instead of methods, drafts that are accepted with this
+    /// probability, --speculate-tokens of them per step (default 4), after prompts whose answers
+    /// repeat one token
     #[arg(long, value_name = "0..1", conflicts_with_all = ["methods", "text", "temperature"])]
     pub agreement: Option<f64>,
     #[command(flatten)]
     pub common: BenchModel,
 }
 
-/// Where a file comes from that is to be repeated.
+/// Source of the file that a prompt repeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Repeat {
     Text,
@@ -185,7 +190,7 @@ pub enum Repeat {
 
 #[derive(Args)]
 pub struct HttpBench {
-    /// Streams at once
+    /// Number of concurrent streams
     #[arg(long, default_value_t = 64)]
     pub concurrency: usize,
     /// Tokens in each answer
@@ -194,10 +199,10 @@ pub struct HttpBench {
     /// Tokens in each prompt
     #[arg(long, default_value_t = 32)]
     pub prompt_tokens: usize,
-    /// Pairs of runs, engine alone against over HTTP, taking turns
+    /// Number of alternating pairs of runs, engine alone and over HTTP
     #[arg(long, default_value_t = 15)]
     pub pairs: usize,
-    /// Requests, one at a time, of either kind, for the time to the first token
+    /// Number of single requests of either kind that measure the time to first token
     #[arg(long, default_value_t = 101)]
     pub rounds: usize,
     #[command(flatten)]
@@ -212,7 +217,7 @@ pub enum Shape {
     /// 28 layers, hidden 3072, ffn 8192, 24 heads, 8 KV heads of 128, vocabulary 128256, tied: 3.21 B parameters
     #[value(name = "3b")]
     ThreeB,
-    /// 2 layers as wide as those of 1b, for a quick look
+    /// 2 layers of the width of 1b, for a quick look
     #[value(name = "tiny")]
     Tiny,
     /// 32 layers, hidden 4096, ffn 14336, 32 heads, 8 KV heads of 128, vocabulary 128256: 8.03 B parameters, on a GPU

@@ -18,74 +18,86 @@ pub struct ServeBench {
     pub result: ResultArgs,
 }
 
-/// Whom to ask, and what every request says.
+/// The server, and what all requests have in common.
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Server")]
 pub struct TargetArgs {
-    /// Where the server is, e.g. http://127.0.0.1:8000; http only [default: made of --host and --port]
+    /// URL of the server, e.g. http://127.0.0.1:8000; http only [default: made of --host and
+    /// --port]
     #[arg(long, value_name = "URL")]
     pub base_url: Option<String>,
+    /// Host of the server
     #[arg(long, default_value = "127.0.0.1")]
     pub host: String,
+    /// Port of the server
     #[arg(long, default_value_t = 8000)]
     pub port: u16,
-    /// What the server speaks
+    /// API of the server
     #[arg(long, value_enum, default_value_t = Backend::Openai)]
     pub backend: Backend,
-    /// The route [default: /v1/completions, and /v1/chat/completions for openai-chat]
+    /// Route of the requests [default: /v1/completions, or /v1/chat/completions for openai-chat]
     #[arg(long, value_name = "PATH")]
     pub endpoint: Option<String>,
-    /// The model's name [default: the first of /v1/models]
+    /// Name of the model [default: the first of /v1/models]
     #[arg(long)]
     pub model: Option<String>,
-    /// Go on to the requested length whatever the model says; always so for random and trace
+    /// Generate the requested length even past an end-of-sequence token; always so for random and
+    /// trace
     #[arg(long)]
     pub ignore_eos: bool,
+    /// Sampling temperature
     #[arg(long, default_value_t = 0.0)]
     pub temperature: f64,
-    /// A request that takes longer has failed
+    /// Seconds after which a request counts as failed
     #[arg(long, value_name = "SECONDS", default_value_t = 21_600.0, value_parser = positive)]
     pub request_timeout: f64,
 }
 
-/// What is asked.
+/// The dataset of prompts.
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Dataset")]
 pub struct DatasetArgs {
+    /// Kind of dataset
     #[arg(long, value_enum, default_value_t = Dataset::Random)]
     pub dataset_name: Dataset,
-    /// The file of sharegpt or trace
+    /// File of the sharegpt or trace dataset
     #[arg(long, value_name = "FILE")]
     pub dataset_path: Option<PathBuf>,
-    /// Requests; of a trace, the first so many
+    /// Number of requests; of a trace, the first ones
     #[arg(long, default_value_t = 1000)]
     pub num_prompts: usize,
+    /// Seed of random prompts and arrivals
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// Draw prompts from the token ids below this [default: the tokens of common words where the server has /tokenize,
-    /// else the ids below 1000]
+    /// Choose random prompt tokens with ids below this [default: tokens of common words if the
+    /// server has /tokenize, else ids below 1000]
     #[arg(long, value_name = "TOKENS")]
     pub vocab_size: Option<u32>,
-    /// Tokens in each prompt, less the prefix
+    /// Tokens in each random prompt, without the prefix
     #[arg(long, default_value_t = 1024)]
     pub random_input_len: usize,
+    /// Tokens in each answer to a random prompt
     #[arg(long, default_value_t = 128)]
     pub random_output_len: usize,
-    /// Draw both lengths from [length * (1 - ratio), length * (1 + ratio)]
+    /// Choose both lengths from [length * (1 - ratio), length * (1 + ratio)]
     #[arg(long, value_name = "RATIO", default_value_t = 0.0)]
     pub random_range_ratio: f64,
-    /// Tokens that all prompts begin with
+    /// Tokens of a prefix that all random prompts share
     #[arg(long, default_value_t = 0)]
     pub random_prefix_len: usize,
-    /// Tokens in each answer [default: as many as the dataset's answer has]
+    /// Tokens in each answer to sharegpt [default: the length of the dataset's answer]
     #[arg(long, value_name = "TOKENS")]
     pub sharegpt_output_len: Option<usize>,
+    /// Tokens in each prefix
     #[arg(long, default_value_t = 256)]
     pub prefix_repetition_prefix_len: usize,
+    /// Tokens in each prompt after its prefix
     #[arg(long, default_value_t = 256)]
     pub prefix_repetition_suffix_len: usize,
+    /// Number of prefixes
     #[arg(long, default_value_t = 10)]
     pub prefix_repetition_num_prefixes: usize,
+    /// Tokens in each answer to prefix_repetition
     #[arg(long, default_value_t = 128)]
     pub prefix_repetition_output_len: usize,
     /// Tokens that one of a trace's hash_ids stands for
@@ -96,56 +108,59 @@ pub struct DatasetArgs {
     pub timed_trace_sec_multiplier: f64,
 }
 
-/// When it is asked.
+/// The arrival of requests.
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Traffic")]
 pub struct TrafficArgs {
-    /// Requests a second, or inf for all at once; of a trace, instead of its timestamps [default: inf]
+    /// Requests per second, or inf for all at once; replaces the timestamps of a trace [default:
+    /// inf]
     #[arg(long, value_name = "RATE", value_parser = positive)]
     pub request_rate: Option<f64>,
-    /// Shape of the gamma distribution of the gaps: 1 is Poisson, less comes in bursts, inf is a metronome
+    /// Shape of the gamma distribution of gaps between requests: 1 is Poisson, less is burstier,
+    /// inf is constant
     #[arg(long, default_value_t = 1.0, value_parser = positive)]
     pub burstiness: f64,
-    /// Requests under way at once; the others wait here, and their waiting is not counted [default: no limit]
+    /// Maximum number of requests in flight; others wait on the client, and their waiting is not
+    /// counted [default: no limit]
     #[arg(long, value_name = "REQUESTS")]
     pub max_concurrency: Option<usize>,
-    /// Requests sent and forgotten before the measurement
+    /// Number of warm-up requests before the measurement
     #[arg(long, value_name = "REQUESTS", default_value_t = 0)]
     pub num_warmups: usize,
 }
 
-/// What is said about it.
+/// The report.
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Result")]
 pub struct ResultArgs {
-    /// Metrics to report
+    /// Metrics to report, separated by commas
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Metric::Ttft, Metric::Tpot, Metric::Itl])]
     pub percentile_metrics: Vec<Metric>,
-    /// Percentiles of each
+    /// Percentiles of each metric, separated by commas
     #[arg(long, value_delimiter = ',', default_values_t = [99.0], value_parser = percentile)]
     pub metric_percentiles: Vec<f64>,
-    /// Count the requests that keep these limits, in milliseconds, e.g. ttft:200 tpot:50 e2el:1000
+    /// Count requests within these limits, in milliseconds, e.g. ttft:200 tpot:50 e2el:1000
     #[arg(long, value_name = "METRIC:MS", num_args = 1..)]
     pub goodput: Vec<Goal>,
     /// Write the result as JSON
     #[arg(long)]
     pub save_result: bool,
-    /// With what every single request gave
+    /// Include the figures of every request in that JSON
     #[arg(long)]
     pub save_detailed: bool,
-    /// Where to write it [default: here]
+    /// Folder for the JSON [default: the current one]
     #[arg(long, value_name = "FOLDER")]
     pub result_dir: Option<PathBuf>,
-    /// Under which name [default: made of label, rate, model and time]
+    /// File name of the JSON [default: made of label, rate, model and time]
     #[arg(long, value_name = "NAME")]
     pub result_filename: Option<String>,
-    /// What the result is called [default: the backend]
+    /// Label of the result [default: the backend]
     #[arg(long)]
     pub label: Option<String>,
     /// Further keys of the result
     #[arg(long, value_name = "KEY=VALUE", num_args = 1.., value_parser = key_value)]
     pub metadata: Vec<(String, String)>,
-    /// Draw no progress bar
+    /// Hide the progress bar
     #[arg(long)]
     pub disable_tqdm: bool,
 }
@@ -156,7 +171,7 @@ pub enum Backend {
     Openai,
     /// Chat completions
     OpenaiChat,
-    /// Completions, too
+    /// Completions
     Vllm,
 }
 

@@ -1,7 +1,7 @@
-//! A configuration file: flags under their long names, one a line, as TOML.
+//! A configuration file: flags under their long names, one per line, as TOML.
 //!
-//! What the file says becomes flags before those of the command line, and only where neither the command line nor the
-//! environment says anything of the matter. So a file's value is checked by what checks a flag's.
+//! Entries of the file become flags in front of those of the command line, unless the command line
+//! or the environment sets the same flag. So the parser that checks a flag checks a file's value.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -16,13 +16,13 @@ use super::{Folio, vllm};
 
 /// The command that reads a configuration, and spells flags as vLLM does.
 const COMMAND: &str = "serve";
-/// The one key that is no flag.
+/// The one key that is not a flag.
 const MODEL: &str = "model";
 const VARIABLE: &str = "FOLIO_CONFIG";
-/// Far more than every flag there is.
+/// Far more than all flags take.
 const FILE_BYTES_MOST: u64 = 1 << 20;
 
-/// The command line as clap is to read it: with what the configuration adds.
+/// The command line for clap, with the flags of the configuration file.
 pub fn command_line(given: impl Iterator<Item = OsString>) -> Result<Vec<OsString>> {
     let mut words: Vec<OsString> = given.collect();
     if words.get(1).is_none_or(|name| name != COMMAND) {
@@ -45,7 +45,8 @@ fn built() -> Command {
     folio.find_subcommand(COMMAND).unwrap_or_else(|| unreachable!("it is a command")).clone()
 }
 
-/// vLLM takes `--max_model_len` for `--max-model-len`, and has short flags of two letters.
+/// Spells a flag as clap knows it: vLLM takes `--max_model_len` for `--max-model-len`, and has
+/// short flags of two letters.
 fn respell(word: &mut OsString) {
     let Some(text) = word.to_str() else { return };
     if let Some((_, long)) = vllm::SHORT.iter().find(|(short, _)| *short == text) {
@@ -78,7 +79,7 @@ fn read(path: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// What the command line or the environment decides, and with it whatever excludes it: the ids of flags.
+/// Ids of the flags that the command line or the environment sets, and of flags that they exclude.
 fn given_ids(command: &Command, words: &[OsString]) -> HashSet<String> {
     let mut given = HashSet::new();
     let flags = words.iter().skip(2).filter_map(|word| word.to_str()?.strip_prefix("--"));
@@ -88,14 +89,14 @@ fn given_ids(command: &Command, words: &[OsString]) -> HashSet<String> {
     for arg in by_name.chain(by_variable) {
         given.insert(arg.get_id().to_string());
         let groups = command.get_groups().filter(|group| group.get_args().any(|id| id == arg.get_id()));
-        // Groups that a struct of flags makes of itself hold all of them, and exclude none.
+        // The group that clap makes of a struct holds all its flags, and excludes none.
         let exclusive = groups.cloned().filter_map(|mut group| (!group.is_multiple()).then_some(group));
         for group in exclusive {
             given.extend(group.get_args().map(ToString::to_string));
         }
         given.extend(command.get_arg_conflicts_with(arg).iter().map(|other| other.get_id().to_string()));
     }
-    // Which word is no flag's value, only clap can say.
+    // Only clap knows which word is no flag's value.
     let matches = command.clone().ignore_errors(true).try_get_matches_from(&words[1..]);
     if matches.is_ok_and(|matches| matches.value_source(MODEL) == Some(ValueSource::CommandLine)) {
         given.insert(MODEL.into());
@@ -138,7 +139,7 @@ impl File<'_> {
         find(self.command, &name).filter(|_| name != "config" && name != "help" && name != "version")
     }
 
-    /// One entry as words of a command line, each value checked.
+    /// The words of a command line for one entry; each value is checked.
     fn words(&self, key: &str, value: &Value) -> Result<Vec<OsString>> {
         let Some(arg) = self.arg(key) else {
             bail!("no such flag{}", self.nearest(key));
@@ -164,7 +165,7 @@ impl File<'_> {
         Ok(words.into_iter().map(Into::into).collect())
     }
 
-    /// Whether the values by themselves are taken; what they need beside them is seen when all is read.
+    /// Checks the values by themselves. Flags that they require are checked with the whole line.
     fn check(&self, words: &[String]) -> Result<()> {
         use clap::error::ErrorKind::{
             InvalidValue, TooManyValues, UnknownArgument, ValueValidation, WrongNumberOfValues,
@@ -201,11 +202,11 @@ fn scalar(value: &Value) -> Result<String> {
         Value::String(text) => Ok(text.clone()),
         Value::Integer(number) => Ok(number.to_string()),
         Value::Float(number) => Ok(number.to_string()),
-        other => bail!("expected a text or a number, found {}", other.type_str()),
+        other => bail!("expected a string or a number, found {}", other.type_str()),
     }
 }
 
-/// Letters to add, drop or change to make one text of the other.
+/// Edit distance: letters to add, drop or change to turn one string into the other.
 fn distance(one: &str, other: &str) -> usize {
     let other: Vec<char> = other.chars().collect();
     let mut row: Vec<usize> = (0..=other.len()).collect();
@@ -228,7 +229,7 @@ mod tests {
     use super::*;
     use crate::args::{Command as Kind, ServeArgs};
 
-    /// What serve is started with, from a file's text and a command line.
+    /// The arguments of `serve` from a file's text and a command line.
     fn parse(file: &str, line: &str) -> Result<ServeArgs> {
         let serve = built();
         let words = ["folio", "serve"].into_iter().chain(line.split_whitespace());
@@ -260,8 +261,8 @@ mod tests {
         assert!(args.model.engine.memory.fit && !args.access.insecure_no_auth);
         let model = |line| parse("model = \"here\"", line).expect("a sound file").model.model;
         assert_eq!((model("").as_deref(), model("--port 1 there").as_deref()), (Some("here"), Some("there")));
-        // Of flags that exclude each other, the command line's decides.
-        let args = parse(file, "--kv-cache-mib 64").expect("memory gives way");
+        // The command line overrides flags of the file that it excludes.
+        let args = parse(file, "--kv-cache-mib 64").expect("the command line overrides memory");
         assert!(args.model.engine.memory.memory.is_none());
     }
 

@@ -1,4 +1,4 @@
-//! Flags that say where a model is computed, and how.
+//! Flags of the device and of its numerics.
 
 use std::str::FromStr;
 
@@ -7,22 +7,24 @@ use clap::{Args, ValueEnum};
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Device")]
 pub struct DeviceArgs {
-    /// Where to compute: auto (the first NVIDIA GPU, or else the CPU), cpu, cuda or cuda:N
+    /// Device to compute on: auto (the first NVIDIA GPU, else the CPU), cpu, cuda or cuda:N
     #[arg(long, value_name = "auto|cpu|cuda:N", default_value = "auto", env = "FOLIO_DEVICE")]
     pub device: DeviceChoice,
-    /// Type of activations on a GPU, and of plain weights there: auto is bfloat16
+    /// Data type of activations and unquantized weights on a GPU; auto is bfloat16
     #[arg(long, value_enum, default_value_t)]
     pub dtype: Dtype,
-    /// On a GPU: bits that do not depend on what else is in the batch, as on the CPU
+    /// On a GPU: make the bits of a result independent of the rest of the batch, as they are on the
+    /// CPU
     #[arg(long)]
     pub batch_invariant: bool,
-    /// On a GPU: ask for every operation of every step, in place of replaying a recorded one
+    /// On a GPU: launch every operation of every step instead of replaying CUDA graphs
     #[arg(long)]
     pub enforce_eager: bool,
-    /// On a GPU: matrix products by Folio's own kernels alone, even where cuBLASLt is found
+    /// On a GPU: compute matrix products with Folio's own kernels only, even if cuBLASLt is found
     #[arg(long)]
     pub no_cublas: bool,
-    /// What the weights are: those of the files, or random ones made on the GPU, for which config.json is enough
+    /// Weights to load: those of the files, or random ones made on the GPU, which need only
+    /// config.json
     #[arg(long, value_enum, default_value_t)]
     pub load_format: LoadFormat,
 }
@@ -32,7 +34,7 @@ pub enum DeviceChoice {
     #[default]
     Auto,
     Cpu,
-    /// The GPU of that number.
+    /// The GPU with this index.
     Cuda(usize),
 }
 
@@ -40,7 +42,7 @@ impl FromStr for DeviceChoice {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let number = |text: &str| text.parse().map_err(|_| format!("cuda:{text} names no device: expected a number"));
+        let number = |text: &str| text.parse().map_err(|_| format!("cuda:{text}: expected the number of a device"));
         match text.split_once(':') {
             None if text == "auto" => Ok(Self::Auto),
             None if text == "cpu" => Ok(Self::Cpu),
@@ -63,17 +65,17 @@ pub enum Dtype {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum LoadFormat {
-    /// As the files are
+    /// Weights of the model's files
     #[default]
     #[value(alias = "safetensors", alias = "gguf")]
     Auto,
     /// Random weights
     Dummy,
-    /// The same, in e4m3 with a scale an output; embeddings and head in bfloat16
+    /// Random weights in e4m3 with one scale per output; embeddings and head in bfloat16
     DummyFp8,
-    /// The same in eight-bit integers, groups of 128
+    /// Random weights in eight-bit integers, groups of 128
     DummyInt8,
-    /// The same in four-bit integers, groups of 128
+    /// Random weights in four-bit integers, groups of 128
     #[value(alias = "dummy-int4-g128")]
     DummyInt4,
 }

@@ -1,4 +1,4 @@
-//! Flags of everything that runs a model: how it computes, how much memory it may take, whom it serves first.
+//! Flags of all commands that run a model: computation, memory, and the queue.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -14,10 +14,11 @@ use super::device::DeviceArgs;
 use super::size::ByteSize;
 use super::speculate::SpeculateArgs;
 
-/// Which model, and how it is run.
+/// The model and the options of the engine.
 #[derive(Args, Clone)]
 pub struct ModelArgs {
-    /// A model folder, a .gguf file, or ORG/NAME or ORG/NAME:Q4_K_M fetched by `folio pull`; without it, the built-in model
+    /// Model folder, .gguf file, or ORG/NAME or ORG/NAME:Q4_K_M downloaded by `folio pull`
+    /// [default: the built-in model]
     pub model: Option<String>,
     #[command(flatten)]
     pub engine: EngineArgs,
@@ -25,38 +26,39 @@ pub struct ModelArgs {
 
 #[derive(Args, Clone)]
 pub struct EngineArgs {
-    /// Threads that compute [default: all cores]
+    /// Number of compute threads [default: all cores]
     #[arg(long, env = "FOLIO_THREADS")]
     pub threads: Option<usize>,
-    /// Instructions to use [default: the best this CPU has]
+    /// CPU instruction set [default: the best that this CPU has]
     #[arg(long, value_enum)]
     pub cpu_isa: Option<IsaArg>,
-    /// Encode the layers' plain weights while they are loaded: int8 or int4 in groups of 32, int4-g128 in groups of 128, or
-    /// fp8 a row [default: leave them as they are; `folio quantize` does it better, once and for all]
+    /// Quantize the unquantized weights of layers at load time: int8 or int4 in groups of 32,
+    /// int4-g128 in groups of 128, fp8 with one scale per row [default: no; `folio quantize` loses
+    /// less]
     #[arg(long, value_name = "int8|int4|int4-g128|fp8")]
     pub quantize: Option<AtLoad>,
-    /// Keep packed weights beside the model, in a folder `.folio`, and map them at the next start: auto (on the CPU, where
-    /// they take 256 MiB or more), on (however little they take) or off
+    /// Cache packed weights in a folder `.folio` beside the model and map them at the next start:
+    /// auto (on the CPU, from 256 MiB on), on or off
     #[arg(long, value_enum, default_value_t, env = "FOLIO_PACKED_CACHE")]
     pub packed_cache: PackedCacheArg,
-    /// Longest sequence, prompt and answer together [default: the model's]
+    /// Maximum tokens of a sequence, prompt and answer together [default: the model's]
     #[arg(long)]
     pub max_model_len: Option<usize>,
-    /// Settings in place of those in config.json, as a JSON object, e.g. '{"max_position_embeddings": 65536}'; a GGUF
-    /// file's go by the same names
+    /// JSON object of values that override config.json, e.g. '{"max_position_embeddings": 65536}';
+    /// a GGUF file's metadata are overridden by the same names
     #[arg(long, value_name = "JSON")]
     pub hf_overrides: Option<JsonObject>,
-    /// Scaling of positions in place of the model's, as a JSON object, e.g. '{"rope_type": "yarn", "factor": 4.0,
-    /// "original_max_position_embeddings": 32768}'; linear and yarn lengthen the context
+    /// JSON object that overrides the model's RoPE scaling, e.g. '{"rope_type": "yarn", "factor":
+    /// 4.0, "original_max_position_embeddings": 32768}'; linear and yarn extend the context
     #[arg(long, value_name = "JSON")]
     pub rope_scaling: Option<RopeScaling>,
-    /// Requests that run at once [default: 64, or 256 on a GPU]
+    /// Maximum number of sequences that run at once [default: 64, or 256 on a GPU]
     #[arg(long)]
     pub max_num_seqs: Option<usize>,
-    /// Tokens computed in one step [default: 512, or 8192 on a GPU]
+    /// Maximum number of tokens computed in one step [default: 512, or 8192 on a GPU]
     #[arg(long)]
     pub max_num_batched_tokens: Option<usize>,
-    /// Compute every prompt from its first token, even where its beginning was computed before
+    /// Disable the prefix cache: compute every prompt from its first token
     #[arg(long)]
     pub no_enable_prefix_caching: bool,
     #[command(flatten)]
@@ -70,7 +72,7 @@ pub struct EngineArgs {
 }
 
 impl EngineArgs {
-    /// What is asked of the model beside what its files say.
+    /// Options that override the model's files.
     pub fn wanted(&self) -> Wanted {
         let fields = self.hf_overrides.clone().map(|given| given.0).unwrap_or_default();
         let scaling = self.rope_scaling.clone().map(|given| given.0);
@@ -94,7 +96,7 @@ impl FromStr for JsonObject {
     }
 }
 
-/// How positions are scaled, as config.json describes it under `rope_scaling` or `rope_parameters`.
+/// RoPE scaling as config.json describes it under `rope_scaling` or `rope_parameters`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeScaling(pub Map<String, Value>);
 
@@ -108,60 +110,61 @@ impl FromStr for RopeScaling {
         };
         match ["rope_type", "type"].iter().any(|field| fields.get(*field).is_some_and(Value::is_string)) {
             true => Ok(Self(fields)),
-            false => Err(format!("has no rope_type; expected e.g. {example}")),
+            false => Err(format!("rope_type is missing; expected e.g. {example}")),
         }
     }
 }
 
-/// How much memory may be taken, and for what.
+/// Memory limits.
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Memory")]
 pub struct MemoryArgs {
-    /// Memory for everything, e.g. 6GiB: weights, activations, keys and values, host tier
+    /// Memory limit for weights, activations, KV cache and host tier together, e.g. 6GiB
     #[arg(long, value_name = "SIZE", group = "memory-budget")]
     pub memory: Option<ByteSize>,
-    /// The same, as a share of the memory that is free at start, e.g. 0.9
-    #[arg(long, value_name = "SHARE", group = "memory-budget", visible_alias = "gpu-memory-utilization")]
+    /// Memory limit as a fraction of the memory that is free at start, e.g. 0.9
+    #[arg(long, value_name = "FRACTION", group = "memory-budget", visible_alias = "gpu-memory-utilization")]
     pub memory_fraction: Option<f64>,
-    /// Memory for keys and values alone, in MiB [default: what the requests can use, at most half of what the weights
-    /// leave free]
+    /// Size of the KV cache in MiB [default: as much as requests can use, at most half of the
+    /// memory left by the weights]
     #[arg(long, value_name = "MIB", group = "memory-budget")]
     pub kv_cache_mib: Option<u64>,
-    /// The same as --kv-cache-mib, in bytes or with a unit
+    /// Size of the KV cache in bytes or with a unit, e.g. 2GiB
     #[arg(long, value_name = "SIZE", group = "memory-budget")]
     pub kv_cache_memory_bytes: Option<ByteSize>,
-    /// Take a named size of memory even where it is more than this machine has left
+    /// Allow a memory size that exceeds the free memory of this machine
     #[arg(long)]
     pub memory_unchecked: bool,
-    /// Memory for the bodies of requests, all together, and for what is read from them [default: a sixteenth of --memory or
-    /// of what is free, from 20 MiB to 128 MiB]
+    /// Memory limit for all request bodies together, and for the values parsed from them [default:
+    /// 1/16 of --memory or of free memory, from 20 MiB to 128 MiB]
     #[arg(long, value_name = "SIZE")]
     pub max_body_memory: Option<ByteSize>,
-    /// The longest body, where requests come over HTTP; it is a flag of those commands.
+    /// Maximum bytes of a body; a flag of the commands that take requests over HTTP.
     #[arg(skip)]
     pub body_bytes: Option<usize>,
-    /// Format of keys and values: auto (as precise as the weights), float32, float16, bfloat16, fp8 (e4m3), int8 or int4
+    /// Format of the KV cache: auto (as precise as the weights), float32, float16, bfloat16, fp8
+    /// (e4m3), int8 or int4
     #[arg(long, value_name = "FORMAT", default_value = "auto")]
     pub kv_cache_dtype: KvCacheDtype,
-    /// Shorten --max-model-len to what fits, where it does not
+    /// Reduce --max-model-len to what fits in memory
     #[arg(long)]
     pub fit: bool,
-    /// Host memory below the device's for keys and values that nobody holds, in MiB [default: none, or 256 with
-    /// --kv-disk]
+    /// Size of the host tier in MiB: host memory for cached KV blocks that no request holds
+    /// [default: none, or 256 with --kv-disk]
     #[arg(long, value_name = "MIB", group = "host-tier")]
     pub kv_host_mib: Option<u64>,
-    /// The same as --kv-host-mib, in GiB
+    /// Size of the host tier in GiB
     #[arg(long, value_name = "GIB", group = "host-tier")]
     pub kv_offloading_size: Option<f64>,
-    /// Folder for keys and values that outlive the process: a long system prompt is found again after a restart
+    /// Folder of the disk tier: cached KV blocks that survive a restart
     #[arg(long, value_name = "FOLDER")]
     pub kv_disk: Option<PathBuf>,
-    /// Most that --kv-disk may take, in MiB
+    /// Maximum size of the disk tier in MiB
     #[arg(long, value_name = "MIB", default_value_t = 4096)]
     pub kv_disk_mib: u64,
 }
 
-/// A format of keys and values, or none: the model decides.
+/// A KV-cache format, or none: the model decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvCacheDtype(pub Option<KvFormat>);
 
@@ -187,24 +190,26 @@ impl FromStr for KvCacheDtype {
     }
 }
 
-/// Who runs when.
+/// The order and pace of requests.
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Scheduling")]
 pub struct QueueArgs {
-    /// Milliseconds between the tokens of a stream while a long prompt is computed beside it; `off` takes prompts as
-    /// fast as they go [default: 50 on a GPU; on the CPU 15, or nearly three steps without prompt where those take longer]
+    /// Target for the time between tokens of running streams while long prompts are computed, in
+    /// milliseconds; `off` computes prompts at full speed [default: 50 on a GPU; on the CPU 15, or
+    /// nearly three decode steps if those take longer]
     #[arg(long, value_name = "MS|off")]
     pub inter_token_target: Option<InterTokenTarget>,
-    /// Seconds of waiting that one level of priority is worth
+    /// Seconds of waiting that equal one level of priority
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
     pub priority_aging: f64,
-    /// Requests that may wait besides those that run; more are refused [default: 4 x --max-num-seqs]
+    /// Maximum number of waiting requests; further ones are rejected [default: 4 x --max-num-seqs]
     #[arg(long, value_name = "N")]
     pub max_waiting: Option<usize>,
-    /// Plan each step after the one before has ended, not while it runs
+    /// Plan each step after the previous one has ended, not while it runs
     #[arg(long, visible_alias = "no-async-scheduling")]
     pub no_overlap: bool,
-    /// Say on standard error why a request gives way, and what copying or computing its blocks again would cost
+    /// Log to standard error why a request is preempted, and the cost of copying or recomputing its
+    /// blocks
     #[arg(long, env = "FOLIO_DEBUG")]
     pub debug: bool,
 }
@@ -283,8 +288,8 @@ mod tests {
         };
         check(r#"{"rope_type": "yarn", "factor": 4.0}"#, None);
         check(r#"{"type": "linear", "factor": 2}"#, None);
-        check(r#"{"factor": 4.0}"#, Some("no rope_type"));
-        // As llama.cpp has it.
+        check(r#"{"factor": 4.0}"#, Some("rope_type is missing"));
+        // llama.cpp's notation.
         check("yarn", Some(r#"{"rope_type": "yarn""#));
         check("[]", Some("expected a JSON object"));
         let bad = "[1]".parse::<JsonObject>().expect_err("no object");

@@ -1,4 +1,4 @@
-//! Flags that say how tokens are drawn where a request does not.
+//! Flags of sampling defaults.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -10,11 +10,13 @@ use crate::generation;
 
 #[derive(Args, Clone, Debug, Default)]
 pub struct GenerationArgs {
-    /// Where sampling defaults come from: auto (the model's generation_config.json or GGUF metadata), vllm (nowhere:
-    /// temperature 1), or a folder with another generation_config.json, whose max_new_tokens bounds requests as well
+    /// Source of sampling defaults: auto (the model's generation_config.json or GGUF metadata),
+    /// vllm (none, temperature 1), or a folder with another generation_config.json, whose
+    /// max_new_tokens limits requests too
     #[arg(long, value_name = "auto|vllm|FOLDER", default_value = "auto")]
     pub generation_config: GenerationSource,
-    /// Defaults that stand above those, e.g. '{"temperature": 0.5}'; a max_new_tokens bounds requests as well
+    /// JSON object of sampling defaults that override that source, e.g. '{"temperature": 0.5}';
+    /// max_new_tokens limits requests too
     #[arg(long, value_name = "JSON")]
     pub override_generation_config: Option<GenerationOverride>,
 }

@@ -1,4 +1,4 @@
-//! Flags of what clients may ask and how long things may take: one for every field of the server's own tables.
+//! Flags of limits and timeouts: one for every field of the server's own tables.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use folio_engine::TimeLimit;
 use folio_server::{Limits, Timeouts};
 
-/// From 1 to what no sound set-up exceeds.
+/// A parser of numbers from 1 to `most`, which no sensible set-up exceeds.
 fn upto<T: TryFrom<u64> + Clone + Send + Sync + 'static>(most: u64) -> RangedU64ValueParser<T>
 where
     <T as TryFrom<u64>>::Error: Send + Sync + std::error::Error + 'static,
@@ -18,95 +18,101 @@ where
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SpeltTokens {
+    /// Plain text
     Text,
+    /// The control token itself
     Control,
 }
 
-/// Most of what a client can choose; a request beyond one of them is refused.
+/// Limits of what clients may ask for. A request beyond one of them is refused.
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Limits")]
 pub struct LimitArgs {
-    /// A request's body
+    /// Maximum bytes of a request body
     #[arg(long, value_name = "BYTES", default_value_t = Limits::default().body_bytes, value_parser = upto::<usize>(1 << 30), hide_short_help = true)]
     pub max_body_bytes: usize,
-    /// Brackets within brackets of a body
+    /// Maximum JSON nesting depth of a request body
     #[arg(long, value_name = "N", default_value_t = Limits::default().json_depth, value_parser = upto::<usize>(120), hide_short_help = true)]
     pub max_json_depth: usize,
-    /// Values of a body, those within others counted
+    /// Maximum number of JSON values in a request body, nested ones included
     #[arg(long, value_name = "N", default_value_t = Limits::default().json_values, value_parser = upto::<usize>(1 << 28), hide_short_help = true)]
     pub max_json_values: usize,
-    /// A request's line and header
+    /// Maximum bytes of a request line and header
     #[arg(long, value_name = "BYTES", default_value_t = Limits::default().header_bytes, value_parser = RangedU64ValueParser::<usize>::new().range(8 << 10..=1 << 20), hide_short_help = true)]
     pub max_header_bytes: usize,
-    /// Fields of a header
+    /// Maximum number of fields in a header
     #[arg(long, value_name = "N", default_value_t = Limits::default().header_fields, value_parser = upto::<usize>(1024), hide_short_help = true)]
     pub max_header_fields: usize,
-    /// Prompts of one request
+    /// Maximum number of prompts in a request
     #[arg(long, value_name = "N", default_value_t = Limits::default().prompts, value_parser = upto::<usize>(1 << 16), hide_short_help = true)]
     pub max_prompts: usize,
-    /// Inputs of one request for embeddings
+    /// Maximum number of inputs in an embeddings request
     #[arg(long, value_name = "N", default_value_t = Limits::default().embedding_inputs, value_parser = upto::<usize>(1 << 16), hide_short_help = true)]
     pub max_embedding_inputs: usize,
-    /// Answers to one prompt
+    /// Maximum number of answers to a prompt, `n`
     #[arg(long, value_name = "N", default_value_t = Limits::default().samples, value_parser = upto::<usize>(16), hide_short_help = true)]
     pub max_n: usize,
-    /// Stop strings of one request
+    /// Maximum number of stop strings in a request
     #[arg(long, value_name = "N", default_value_t = Limits::default().stops, value_parser = upto::<usize>(1024), hide_short_help = true)]
     pub max_stop: usize,
-    /// One stop string
+    /// Maximum characters of a stop string
     #[arg(long, value_name = "CHARACTERS", default_value_t = Limits::default().stop_chars, value_parser = upto::<usize>(1 << 16), hide_short_help = true)]
     pub max_stop_chars: usize,
+    /// Maximum number of stop token ids in a request
     #[arg(long, value_name = "N", default_value_t = Limits::default().stop_token_ids, value_parser = upto::<usize>(1 << 16), hide_short_help = true)]
     pub max_stop_token_ids: usize,
+    /// Maximum number of bad words in a request
     #[arg(long, value_name = "N", default_value_t = Limits::default().bad_words, value_parser = upto::<usize>(128), hide_short_help = true)]
     pub max_bad_words: usize,
-    /// Tokens of all bad words together
+    /// Maximum tokens of all bad words of a request together
     #[arg(long, value_name = "N", default_value_t = Limits::default().bad_word_tokens, value_parser = upto::<usize>(1024), hide_short_help = true)]
     pub max_bad_word_tokens: usize,
-    /// Entries of logit_bias
+    /// Maximum number of entries in `logit_bias`
     #[arg(long, value_name = "N", default_value_t = Limits::default().logit_biases, value_parser = upto::<usize>(1 << 20), hide_short_help = true)]
     pub max_logit_bias: usize,
-    /// Most likely tokens that are told beside each token
+    /// Maximum number of most likely tokens reported beside each token
     #[arg(long, value_name = "N", default_value_t = Limits::default().logprobs, value_parser = upto::<u32>(1024))]
     pub max_logprobs: u32,
-    /// Log-probabilities of prompt tokens that one answer tells
+    /// Maximum number of prompt log-probabilities in an answer
     #[arg(long, value_name = "N", default_value_t = Limits::default().prompt_logprob_values, value_parser = upto::<usize>(1 << 28), hide_short_help = true)]
     pub max_prompt_logprob_values: usize,
-    /// Messages of a chat
+    /// Maximum number of messages in a chat
     #[arg(long, value_name = "N", default_value_t = Limits::default().messages, value_parser = upto::<usize>(1 << 20), hide_short_help = true)]
     pub max_messages: usize,
-    /// What a message that spells one of the model's control tokens has there: its text, or the token itself
+    /// Treatment of messages that spell one of the model's control tokens
     #[arg(long, value_name = "KIND", value_enum, default_value_t = SpeltTokens::Text, help_heading = "Model")]
     pub control_tokens_in_messages: SpeltTokens,
-    /// Entries of chat_template_kwargs
+    /// Maximum number of entries in `chat_template_kwargs`
     #[arg(long, value_name = "N", default_value_t = Limits::default().template_kwargs, value_parser = upto::<usize>(1024), hide_short_help = true)]
     pub max_template_kwargs: usize,
-    /// All their values together
+    /// Maximum bytes of all values in `chat_template_kwargs` together
     #[arg(long, value_name = "BYTES", default_value_t = Limits::default().template_kwarg_bytes, value_parser = upto::<usize>(1 << 20), hide_short_help = true)]
     pub max_template_kwarg_bytes: usize,
-    /// Open connections
+    /// Maximum number of open connections
     #[arg(long, value_name = "N", default_value_t = Limits::default().connections, value_parser = upto::<usize>(1 << 20))]
     pub max_connections: usize,
-    /// Requests under way
+    /// Maximum number of requests in flight
     #[arg(long, value_name = "N", default_value_t = Limits::default().in_flight, value_parser = upto::<usize>(1 << 20))]
     pub max_in_flight: usize,
-    /// The same for one key, unless its line in the key file says otherwise
+    /// Maximum number of requests in flight per API key; the key file can set another for a key
     #[arg(long, value_name = "N", default_value_t = Limits::default().in_flight_per_key, value_parser = upto::<usize>(1 << 20))]
     pub max_in_flight_per_key: usize,
-    /// Of one answer, written ahead of its reader
+    /// Maximum bytes of an answer buffered for a slow client
     #[arg(long, value_name = "BYTES", default_value_t = Limits::default().stream_bytes, value_parser = RangedU64ValueParser::<usize>::new().range(4 << 10..=1 << 30), hide_short_help = true)]
     pub max_stream_bytes: usize,
-    /// A client's own name for a request
+    /// Maximum bytes of a client's request id
     #[arg(long, value_name = "BYTES", default_value_t = Limits::default().request_id_bytes, value_parser = upto::<usize>(4096), hide_short_help = true)]
     pub max_request_id_bytes: usize,
+    /// Maximum bytes of `cache_salt`
     #[arg(long, value_name = "BYTES", default_value_t = Limits::default().cache_salt_bytes, value_parser = upto::<usize>(4096), hide_short_help = true)]
     pub max_cache_salt_bytes: usize,
+    /// Maximum characters of `user`
     #[arg(long, value_name = "CHARACTERS", default_value_t = Limits::default().user_chars, value_parser = upto::<usize>(1 << 16), hide_short_help = true)]
     pub max_user_chars: usize,
-    /// Responses kept for previous_response_id
+    /// Maximum number of responses stored for `previous_response_id`
     #[arg(long, value_name = "N", default_value_t = Limits::default().stored_responses, value_parser = upto::<usize>(1 << 24), hide_short_help = true)]
     pub max_stored_responses: usize,
-    /// ... and their bytes together
+    /// Maximum bytes of all stored responses together
     #[arg(long, value_name = "BYTES", default_value_t = Limits::default().stored_response_bytes, value_parser = upto::<usize>(1 << 40), hide_short_help = true)]
     pub max_stored_response_bytes: usize,
 }
@@ -115,7 +121,7 @@ impl LimitArgs {
     pub fn limits(&self) -> Limits {
         Limits {
             body_bytes: self.max_body_bytes,
-            // The plan decides.
+            // The memory plan sets it.
             body_memory: Limits::default().body_memory,
             json_depth: self.max_json_depth,
             json_values: self.max_json_values,
@@ -149,32 +155,34 @@ impl LimitArgs {
     }
 }
 
-/// How long things may take, in seconds.
+/// Timeouts in seconds.
 #[derive(Args, Clone)]
-#[command(next_help_heading = "Times")]
+#[command(next_help_heading = "Timeouts")]
 pub struct TimeoutArgs {
-    /// For a request's header, from its first byte
+    /// Seconds for a request's header to arrive, from its first byte
     #[arg(long, value_name = "SECONDS", default_value_t = Timeouts::default().header.into(), hide_short_help = true)]
     pub header_timeout: Seconds,
-    /// For its body, from there
+    /// Seconds for a request's body to arrive, from the end of its header
     #[arg(long, value_name = "SECONDS", default_value_t = Timeouts::default().body.into(), hide_short_help = true)]
     pub body_timeout: Seconds,
-    /// In the queue [default: while the engine makes progress, and 60 s without]
+    /// Seconds that a request may wait in the queue [default: any while the engine makes progress,
+    /// 60 without progress]
     #[arg(long, value_name = "SECONDS")]
     pub queue_timeout: Option<Seconds>,
-    /// For a client to take something of its answer
+    /// Seconds that a client may leave its answer unread
     #[arg(long, value_name = "SECONDS", default_value_t = Timeouts::default().write_stall.into(), hide_short_help = true)]
     pub write_stall_timeout: Seconds,
-    /// For a request in all [default: while the engine makes progress, and 600 s without]
+    /// Seconds that a request may take in all [default: any while the engine makes progress, 600
+    /// without progress]
     #[arg(long, value_name = "SECONDS")]
     pub request_timeout: Option<Seconds>,
-    /// For a connection without a request
+    /// Seconds that a connection may stay open without a request
     #[arg(long, value_name = "SECONDS", default_value_t = Timeouts::default().idle.into(), hide_short_help = true)]
     pub idle_timeout: Seconds,
-    /// For requests under way when the server is told to end; 0 ends them at once
+    /// Seconds that running requests may take to finish after a signal to end; 0 ends them at once
     #[arg(long, value_name = "SECONDS", alias = "shutdown-timeout", default_value = "30", value_parser = seconds_or_none)]
     pub drain_timeout: Seconds,
-    /// Without progress, the engine counts as stuck
+    /// Seconds without progress after which the engine counts as stuck
     #[arg(long, value_name = "SECONDS", default_value_t = Timeouts::default().stuck.into())]
     pub stuck_timeout: Seconds,
 }
@@ -257,17 +265,17 @@ mod tests {
         let flags: Vec<_> = command.get_arguments().filter(|arg| arg.get_id() != "help").collect();
         let fields = |debug: String| debug.lines().filter(|line| line.contains(": ")).count();
         let all = fields(format!("{:#?}", Limits::default())) + fields(format!("{:#?}", Timeouts::default()));
-        // One is planned with the rest of the memory.
+        // The memory plan sets one field, which has no flag.
         assert_eq!(flags.len() + 1, all);
-        // A value other than the default arrives in exactly one field: no two flags set the same one.
+        // A value other than the default changes exactly one field: no two flags set the same one.
         for flag in flags {
             let default = flag.get_default_values().first().and_then(|text| text.to_str()?.parse::<u64>().ok());
             let flag = flag.get_long().expect("a long name");
             let value = match (flag, default) {
-                // Unless they are given, these count something else.
-                ("queue-timeout", None) => "60".to_owned(),
-                ("request-timeout", None) => "600".to_owned(),
-                ("control-tokens-in-messages", None) => "control".to_owned(),
+                // The defaults of these are not numbers.
+                ("queue-timeout", None) => "60".to_string(),
+                ("request-timeout", None) => "600".to_string(),
+                ("control-tokens-in-messages", None) => "control".to_string(),
                 (_, default) => (default.expect("a whole number") - 1).to_string(),
             };
             let all = parse(&[&format!("--{flag}"), &value]);

@@ -10,43 +10,44 @@ use folio_quantize::{Method, Target};
 #[derive(Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct QuantizeArgs {
-    /// The model in full precision: a folder, a .gguf file or ORG/NAME fetched by `folio pull`
+    /// Model in full precision: folder, .gguf file, or ORG/NAME downloaded by `folio pull`
     pub model: String,
-    /// The folder to make, or the .gguf file
+    /// Output folder, or .gguf file
     pub out: PathBuf,
-    /// What the weights become
+    /// Format of the quantized weights
     #[arg(long, value_name = "FORMAT")]
     pub format: QuantizeFormat,
-    /// How codes are chosen: rtn rounds to nearest, gptq and awq look at what calibration text does in the model
+    /// Quantization method: rtn rounds to nearest; gptq and awq also use calibration text
     #[arg(long, value_name = "rtn|gptq|awq", default_value = "rtn", value_parser = Method::from_str)]
     pub method: Method,
-    /// Text to calibrate on: a .jsonl file of objects with a "text", or plain text [default: Folio's own documentation]
+    /// Calibration text: a .jsonl file of objects with a "text", or plain text [default: Folio's
+    /// own documentation]
     #[arg(long, value_name = "FILE")]
     pub calibration: Option<PathBuf>,
-    /// Tokens to calibrate on, at most
+    /// Maximum number of calibration tokens
     #[arg(long, value_name = "N", default_value_t = 32_768)]
     pub calibration_tokens: usize,
-    /// Tokens a calibration sequence
+    /// Tokens per calibration sequence
     #[arg(long, value_name = "N", default_value_t = 512)]
     pub calibration_window: usize,
-    /// Linears to leave as they are, by any part of their names
+    /// Linear layers to leave unquantized, by any part of their names
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_value = "lm_head")]
     pub keep: Vec<String>,
-    /// Put OUT in the place of what is there
+    /// Overwrite OUT
     #[arg(long)]
     pub force: bool,
-    /// Threads that compute [default: all cores]
+    /// Number of compute threads [default: all cores]
     #[arg(long, env = "FOLIO_THREADS")]
     pub threads: Option<usize>,
 }
 
 const AFTER_HELP: &str = "\
-Formats, with bits a weight and who else loads them:
+Formats, with bits per weight and other software that loads them:
   int8          8.1   groups of 128            transformers, vLLM (compressed-tensors)
-  int8-channel  8.0   W8A8, a scale a row      transformers, vLLM (compressed-tensors)
+  int8-channel  8.0   W8A8, one scale per row  transformers, vLLM (compressed-tensors)
   int4-g128     4.1   groups of 128            transformers, vLLM (compressed-tensors)
   int4-g32      4.5   groups of 32             transformers, vLLM (compressed-tensors)
-  fp8           8.0   e4m3, a scale a row      transformers, vLLM (compressed-tensors)
+  fp8           8.0   e4m3, one scale per row  transformers, vLLM (compressed-tensors)
   fp8-block     8.0   e4m3, blocks of 128x128  transformers, vLLM (compressed-tensors)
   mxfp4         4.3   e2m1, groups of 32       transformers (compressed-tensors)
   nvfp4         4.5   e2m1, groups of 16       transformers, vLLM (compressed-tensors)
@@ -55,7 +56,7 @@ Formats, with bits a weight and who else loads them:
   q4_k_m        4.8   GGUF                     llama.cpp
   q8_0          8.5   GGUF                     llama.cpp";
 
-/// What is made.
+/// A format of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuantizeFormat {
     Folder(Target),

@@ -11,7 +11,8 @@ use super::{GenerationArgs, LimitArgs, ModelArgs, TimeoutArgs, VllmArgs};
 
 #[derive(Args)]
 pub struct ServeArgs {
-    /// Flags from a TOML file, one a line: `port = 8080`; the command line wins [env: FOLIO_CONFIG]
+    /// TOML file of flags, one per line: `port = 8080`; the command line overrides it [env:
+    /// FOLIO_CONFIG]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     #[command(flatten)]
@@ -34,60 +35,63 @@ pub struct ServeArgs {
     pub kv_events: KvEventsArgs,
 }
 
-/// Where it listens.
+/// Addresses to listen on.
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Listening")]
 pub struct ListenArgs {
     /// Address to listen on; any but loopback needs API keys
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = host)]
     pub host: IpAddr,
-    /// 0 takes a free one
+    /// Port to listen on; 0 takes a free one
     #[arg(long, default_value_t = 8000)]
     pub port: u16,
-    /// Listen on this Unix socket instead; only its owner may connect
+    /// Unix socket to listen on instead; only its owner may connect
     #[arg(long, value_name = "PATH", conflicts_with_all = ["host", "port", "tls_cert"])]
     pub uds: Option<PathBuf>,
-    /// Certificate chain for HTTPS, PEM
+    /// PEM file of the certificate chain for HTTPS
     #[arg(long, value_name = "FILE", visible_alias = "ssl-certfile", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
-    /// Its private key, PEM
+    /// PEM file of the certificate's private key
     #[arg(long, value_name = "FILE", visible_alias = "ssl-keyfile", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// Serve /metrics here as well, without a key; loopback only, unless --insecure-no-auth
+    /// Second address for /metrics, without API keys; loopback only, unless --insecure-no-auth
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub metrics_listen: Option<SocketAddr>,
 }
 
-/// Who is let in.
+/// Access control.
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Access")]
 pub struct AccessArgs {
-    /// API keys, one a line: `KEY [name=N] [weight=W] [max-in-flight=M] [priority=P..Q] [salt=TEXT|none]`; also from the
-    /// environment, FOLIO_API_KEY or VLLM_API_KEY, with commas between them
+    /// File of API keys, one per line: `KEY [name=N] [weight=W] [max-in-flight=M] [priority=P..Q]
+    /// [salt=TEXT|none]`. Keys are also read from FOLIO_API_KEY or VLLM_API_KEY in the environment,
+    /// separated by commas
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
-    /// Refused: a command line is no secret.
+    /// Refused, because a command line is not secret.
     #[arg(long, hide = true, num_args = 0..)]
     pub api_key: Option<Vec<String>>,
-    /// Let everybody in who can reach the server
+    /// Accept requests without an API key
     #[arg(long)]
     pub insecure_no_auth: bool,
-    /// Names that the server answers to beside its own address, e.g. api.example.com,*.example.com
+    /// Host names accepted beside the server's own address, separated by commas, e.g.
+    /// api.example.com,*.example.com
     #[arg(long, value_name = "HOSTS")]
     pub allowed_hosts: Vec<TextList>,
-    /// Web pages that may use it, e.g. https://app.example.com, or * [default: none]
+    /// Origins of web pages that may use the server, separated by commas, e.g.
+    /// https://app.example.com, or * [default: none]
     #[arg(long, value_name = "ORIGINS")]
     pub allowed_origins: Vec<TextList>,
 }
 
-/// What clients call the model, and what it does unless they say otherwise.
+/// The model's names, and defaults of requests.
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Model")]
 pub struct NamingArgs {
-    /// What clients may call the model; the first is what answers call it [default: its own name]
+    /// Names that clients may call the model by; answers carry the first [default: its own name]
     #[arg(long, value_name = "NAME", num_args = 1..)]
     pub served_model_name: Vec<String>,
-    /// A Jinja file instead of the model's own chat template
+    /// Jinja file of a chat template that replaces the model's
     #[arg(long, value_name = "FILE")]
     pub chat_template: Option<PathBuf>,
     #[command(flatten)]
@@ -97,39 +101,40 @@ pub struct NamingArgs {
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Log and traces")]
 pub struct LogArgs {
-    /// text or json
+    /// Log format: text or json
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub log_format: LogFormat,
-    /// debug, info, warn or error
+    /// Lowest level to log: debug, info, warn or error
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub log_level: Level,
-    /// No line for each request that ended well
+    /// Log no line for requests that succeed
     #[arg(long, visible_alias = "no-enable-log-requests")]
     pub disable_log_requests: bool,
-    /// Send traces to this collector: OTLP over HTTP, e.g. http://127.0.0.1:4318
+    /// URL of a collector for traces, OTLP over HTTP, e.g. http://127.0.0.1:4318
     #[arg(long, value_name = "URL")]
     pub otlp_traces_endpoint: Option<String>,
 }
 
-/// What the prefix cache holds, told to routers over ZeroMQ as vLLM tells it.
+/// Events of the prefix cache for routers, over ZeroMQ in vLLM's format.
 #[derive(Args, Clone)]
 #[command(next_help_heading = "KV events")]
 pub struct KvEventsArgs {
-    /// Publish what the prefix cache stores and removes here, e.g. tcp://127.0.0.1:5557 [default: nowhere]
+    /// Endpoint to publish on which blocks the prefix cache stores and removes, e.g.
+    /// tcp://127.0.0.1:5557 [default: none]
     #[arg(long, value_name = "ENDPOINT")]
     pub kv_events_endpoint: Option<String>,
-    /// What subscribers must ask for
+    /// Topic of the published events
     #[arg(long, value_name = "TOPIC", default_value = "", requires = "kv_events_endpoint")]
     pub kv_events_topic: String,
-    /// Where subscribers that missed something may ask for it again, e.g. tcp://127.0.0.1:5558
+    /// Endpoint where subscribers may request missed events again, e.g. tcp://127.0.0.1:5558
     #[arg(long, value_name = "ENDPOINT", requires = "kv_events_endpoint")]
     pub kv_events_replay_endpoint: Option<String>,
-    /// Steps whose events are kept for that
+    /// Number of steps whose events are buffered for replay
     #[arg(long, value_name = "STEPS", default_value_t = 10_000, requires = "kv_events_endpoint")]
     pub kv_events_buffer_steps: usize,
 }
 
-/// One text, several with commas between them, or a JSON list as vLLM takes it.
+/// One string, several separated by commas, or a JSON array as vLLM takes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextList(pub Vec<String>);
 
@@ -138,7 +143,7 @@ impl FromStr for TextList {
 
     fn from_str(text: &str) -> Result<Self, String> {
         if text.starts_with('[') && text.ends_with(']') && text.contains(['"', ' ', ',']) || text == "[]" {
-            return serde_json::from_str(text).map(Self).map_err(|_| "not a JSON list of texts".into());
+            return serde_json::from_str(text).map(Self).map_err(|_| "expected a JSON array of strings".into());
         }
         Ok(Self(text.split(',').map(|one| one.trim().to_string()).filter(|one| !one.is_empty()).collect()))
     }
@@ -150,7 +155,7 @@ impl TextList {
     }
 }
 
-/// An address, or the one name that means the same everywhere.
+/// An IP address, or `localhost`.
 fn host(text: &str) -> Result<IpAddr, String> {
     match text {
         "localhost" => Ok(IpAddr::V4(Ipv4Addr::LOCALHOST)),

@@ -6,7 +6,7 @@ use std::str::FromStr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByteSize(pub u64);
 
-/// Letters alone count in powers of 1024, as do those with an `i`; those with a `B` alone in powers of 1000.
+/// A letter alone, or one with `iB`, counts in powers of 1024; one with `B` in powers of 1000.
 const UNITS: &[(&str, u64)] = &[
     ("", 1),
     ("b", 1),
@@ -37,10 +37,10 @@ impl FromStr for ByteSize {
         let scale = scale.ok_or_else(wrong)?;
         // Whole numbers stay exact.
         if let Ok(whole) = number.parse::<u64>() {
-            return whole.checked_mul(scale).map(Self).ok_or_else(|| "more bytes than can be counted".into());
+            return whole.checked_mul(scale).map(Self).ok_or_else(|| "size does not fit in 64 bits".into());
         }
         let bytes = number.parse::<f64>().map_err(|_| wrong())? * scale as f64;
-        if bytes < u64::MAX as f64 { Ok(Self(bytes as u64)) } else { Err("more bytes than can be counted".into()) }
+        if bytes < u64::MAX as f64 { Ok(Self(bytes as u64)) } else { Err("size does not fit in 64 bits".into()) }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Flags of speculative decoding: which method guesses tokens ahead, and how many.
+//! Flags of speculative decoding: the drafting method, and the length of its drafts.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -7,47 +7,50 @@ use clap::Args;
 use folio_engine::speculate::NgramOptions;
 use serde_json::Value;
 
-/// Most nodes of a draft.
+/// The maximum number of nodes in a draft.
 const MOST_TOKENS: usize = folio_engine::speculate::Draft::MOST_NODES;
 
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Speculative decoding")]
 pub struct SpeculateArgs {
-    /// Guess tokens ahead and verify several in one pass; answers stay what they are. off, auto, ngram, suffix, lookahead,
-    /// draft:MODEL, medusa:FILE or eagle:FILE; without a name, what lies beside the model
+    /// Method of speculative decoding, which drafts several tokens and verifies them in one step;
+    /// answers do not change. Methods: off, auto, ngram, suffix, lookahead, draft:MODEL,
+    /// medusa:FILE or eagle:FILE; without MODEL or FILE, the one found beside the model
     #[arg(long, value_name = "METHOD", default_value = "off", env = "FOLIO_SPECULATE")]
     pub speculate: Method,
-    /// Most tokens to guess at once, all branches of a tree together [default: as many as the method can use]
+    /// Maximum number of draft tokens per step, all branches of a tree together [default: as many
+    /// as the method can use]
     #[arg(long, value_name = "N", visible_alias = "num-speculative-tokens", value_parser = tokens)]
     pub speculate_tokens: Option<usize>,
-    /// Always guess that many; otherwise the number follows what was accepted and what it cost
+    /// Always draft the maximum; by default the number adapts to acceptance and cost
     #[arg(long, requires = "speculate_tokens")]
     pub speculate_fixed: bool,
-    /// The same as vLLM writes it, e.g. {"method": "ngram", "num_speculative_tokens": 4}
+    /// Speculative decoding in vLLM's notation, e.g. {"method": "ngram", "num_speculative_tokens":
+    /// 4}
     #[arg(long, value_name = "JSON", conflicts_with_all = ["speculate", "speculate_tokens"], hide_short_help = true)]
     pub speculative_config: Option<SpeculativeConfig>,
 }
 
-/// A way to guess.
+/// A drafting method.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Method {
     #[default]
     Off,
-    /// The best that lies beside the model, or else [`Method::Suffix`].
+    /// The best that is found beside the model, or else [`Method::Suffix`].
     Auto,
     Ngram(NgramOptions),
     Suffix,
     Lookahead,
-    /// A smaller model.
+    /// A draft model.
     Draft(Option<String>),
     Medusa(Option<PathBuf>),
     Eagle(Option<PathBuf>),
-    /// For measuring: right so often, in thousandths.
+    /// For benchmarks: drafts that are accepted this often, in thousandths.
     Synthetic(u32),
 }
 
 impl SpeculateArgs {
-    /// Method and number, whichever flag named them.
+    /// Method and number of tokens, from either flag.
     pub fn wanted(&self) -> (Method, Option<usize>) {
         match &self.speculative_config {
             Some(config) => (config.method.clone(), config.tokens),
@@ -71,7 +74,7 @@ impl std::fmt::Display for Method {
             Self::Draft(model) => named(f, "draft", model.as_deref()),
             Self::Medusa(file) => named(f, "medusa", file.as_ref().map(|file| file.to_string_lossy()).as_deref()),
             Self::Eagle(file) => named(f, "eagle", file.as_ref().map(|file| file.to_string_lossy()).as_deref()),
-            Self::Synthetic(thousandths) => write!(f, "synthetic, {} right", f64::from(*thousandths) / 1e3),
+            Self::Synthetic(thousandths) => write!(f, "synthetic, {} accepted", f64::from(*thousandths) / 1e3),
         }
     }
 }
@@ -81,7 +84,7 @@ impl FromStr for Method {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (name, file) = match text.split_once(':') {
-            Some((name, "")) => return Err(format!("expected a file behind {name}:")),
+            Some((name, "")) => return Err(format!("expected a file after {name}:")),
             Some((name, file)) => (name, Some(file)),
             None => (text, None),
         };
@@ -95,7 +98,7 @@ impl FromStr for Method {
             ("medusa", file) => Ok(Self::Medusa(file.map(PathBuf::from))),
             ("eagle" | "eagle3", file) => Ok(Self::Eagle(file.map(PathBuf::from))),
             (name @ ("off" | "none" | "auto" | "ngram" | "suffix" | "lookahead"), Some(file)) => {
-                Err(format!("{name} takes no file, but {file} was named"))
+                Err(format!("{name} takes no file, but {file} was given"))
             }
             _ => Err(EXPECTED.into()),
         }
@@ -109,7 +112,7 @@ fn tokens(text: &str) -> Result<usize, String> {
     number.ok_or_else(|| format!("expected a number of tokens from 1 to {MOST_TOKENS}"))
 }
 
-/// vLLM's `--speculative-config`, as far as it means something here.
+/// The keys of vLLM's `--speculative-config` that Folio knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpeculativeConfig {
     method: Method,
@@ -136,13 +139,16 @@ impl FromStr for SpeculativeConfig {
                 ("prompt_lookup_min", value) => lookup.min = tokens(&value.to_string())?,
                 ("prompt_lookup_max", value) => lookup.max = tokens(&value.to_string())?,
                 ("num_speculative_tokens", value) => config.tokens = Some(tokens(&value.to_string())?),
-                _ => return Err(format!("{key}: not known here, or not with the value {value}")),
+                _ => return Err(format!("{key}: unknown key, or value {value} not supported")),
             }
         }
         match &mut config.method {
             Method::Auto if model.is_some() => config.method = Method::Draft(model),
             Method::Ngram(_) if lookup.min > lookup.max => {
-                return Err(format!("prompt_lookup_min is {}, but the most is {}", lookup.min, lookup.max));
+                return Err(format!(
+                    "prompt_lookup_min is {}, more than prompt_lookup_max, which is {}",
+                    lookup.min, lookup.max
+                ));
             }
             Method::Ngram(options) => *options = lookup,
             _ => {}
@@ -151,7 +157,7 @@ impl FromStr for SpeculativeConfig {
     }
 }
 
-/// A method as vLLM calls it.
+/// A method by vLLM's name.
 fn method(name: &str, model: Option<String>) -> Result<Method, String> {
     let file = model.as_ref().map(PathBuf::from);
     match name {
@@ -159,7 +165,7 @@ fn method(name: &str, model: Option<String>) -> Result<Method, String> {
         "medusa" => Ok(Method::Medusa(file)),
         "eagle" | "eagle3" => Ok(Method::Eagle(file)),
         "ngram" | "suffix" => name.parse(),
-        _ => Err(format!("method: expected ngram, suffix, draft_model, medusa, eagle or eagle3, and found {name}")),
+        _ => Err(format!("method: expected ngram, suffix, draft_model, medusa, eagle or eagle3, found {name}")),
     }
 }
 
@@ -222,7 +228,7 @@ mod tests {
             (r#"{"method": "mlp_speculator"}"#, "mlp_speculator"),
             (r#"{"num_speculative_tokens": 99}"#, "from 1 to 63"),
             (r#"{"method": "ngram", "colour": 1}"#, "colour"),
-            (r#"{"method": "ngram", "prompt_lookup_min": 5}"#, "the most is 4"),
+            (r#"{"method": "ngram", "prompt_lookup_min": 5}"#, "prompt_lookup_max, which is 4"),
         ] {
             let error = parse(&["--speculative-config", bad]).expect_err(bad);
             assert!(error.contains(word), "{error}");

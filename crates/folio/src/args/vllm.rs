@@ -1,11 +1,12 @@
-//! Flags of `vllm serve` that mean nothing here, or of which one value is true: taken, so that a command line can be
-//! carried over, with a line that says what became of each. A value that is not true here is refused by name.
+//! Flags of `vllm serve` that have no effect in Folio, or only one supported value. They are
+//! accepted with a note each, so that a command line can be carried over. Other values are refused
+//! by name.
 
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
-/// What was given, each with what to say about it.
+/// A note about each flag that was given.
 #[derive(Clone, Debug, Default)]
 pub struct VllmArgs {
     pub notes: Vec<String>,
@@ -21,7 +22,7 @@ struct Row {
 #[derive(Clone, Copy)]
 enum Takes {
     Nothing,
-    /// A flag that asks for what is not so here.
+    /// A flag that Folio does not support.
     Never,
     Number,
     OneOf(&'static [&'static str]),
@@ -40,7 +41,7 @@ const fn also(flag: &'static str, alias: &'static str, takes: Takes, note: &'sta
 const ONE: Takes = OneOf(&["1"]);
 const ONE_PROCESS: &str = "one process runs the whole model";
 
-/// Two-letter flags of vLLM, which clap cannot read as such.
+/// Two-letter flags of vLLM, which clap cannot read.
 pub const SHORT: &[(&str, &str)] =
     &[("-tp", "--tensor-parallel-size"), ("-pp", "--pipeline-parallel-size"), ("-dp", "--data-parallel-size")];
 
@@ -55,17 +56,22 @@ const ROWS: &[Row] = &[
     row("enable-prefix-caching", Nothing, "on unless --no-enable-prefix-caching"),
     row("async-scheduling", Nothing, "on unless --no-async-scheduling"),
     row("trust-remote-code", Nothing, "code in a model's folder is never run"),
-    row("disable-log-stats", Nothing, "statistics are at /metrics and in no log"),
+    row("disable-log-stats", Nothing, "statistics are at /metrics, not in the log"),
     row("disable-uvicorn-access-log", Nothing, "see --disable-log-requests"),
     row("uvicorn-log-level", OneOf(&["debug", "info", "warning", "error", "critical", "trace"]), "see --log-level"),
-    row("swap-space", Number, "nothing is swapped; see --kv-host-mib"),
+    row("swap-space", Number, "there is no swap space; see --kv-host-mib"),
     row("block-size", OneOf(&["16"]), "blocks have 16 tokens"),
-    row("seed", Number, "a request brings its own seed"),
+    row("seed", Number, "seeds are set per request"),
     row("tokenizer-mode", OneOf(&["auto", "hf"]), "there is one tokenizer"),
-    row("scheduling-policy", OneOf(&["fcfs", "priority"]), "in order of arrival, and a request's priority counts"),
-    row("response-role", OneOf(&["assistant"]), "answers are the assistant's"),
+    row("scheduling-policy", OneOf(&["fcfs", "priority"]), "requests run in order of arrival and by priority"),
+    row("response-role", OneOf(&["assistant"]), "answers have the role assistant"),
     row("root-path", OneOf(&[""]), "routes begin at /"),
-    also("max-seq-len-to-capture", "max-seq-len-to-capture-tokens", Number, "there are no graphs to capture"),
+    also(
+        "max-seq-len-to-capture",
+        "max-seq-len-to-capture-tokens",
+        Number,
+        "sizes of captured graphs are not configurable",
+    ),
 ];
 
 impl Row {
@@ -87,7 +93,7 @@ impl Row {
             Number if text.parse::<f64>().is_err() => Err("expected a number".into()),
             OneOf(values) if !values.contains(&text) => {
                 let values: Vec<_> = values.iter().map(|value| if value.is_empty() { "\"\"" } else { value }).collect();
-                Err(format!("only {} is true here: {note}", values.join(" or ")))
+                Err(format!("only {} is supported: {note}", values.join(" or ")))
             }
             _ => Ok(text.to_string()),
         }
@@ -110,7 +116,7 @@ impl FromArgMatches for VllmArgs {
         let mut notes = Vec::new();
         for row in ROWS.iter().filter(given) {
             if matches!(row.takes, Never) {
-                let message = format!("--{} cannot be had: {}\n", row.flag, row.note);
+                let message = format!("--{} is not supported: {}\n", row.flag, row.note);
                 return Err(clap::Error::raw(ErrorKind::ArgumentConflict, message));
             }
             notes.push(format!("--{} has no effect: {}", row.flag, row.note));
@@ -165,6 +171,6 @@ mod tests {
             let error = parse(line).expect_err(line);
             assert!(error.contains(flag), "{line}: {error}");
         }
-        assert!(parse("--tensor-parallel-size 2").expect_err("two").contains("only 1 is true here: one process"));
+        assert!(parse("--tensor-parallel-size 2").expect_err("two").contains("only 1 is supported: one process"));
     }
 }
