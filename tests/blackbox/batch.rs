@@ -47,7 +47,7 @@ fn every_line_is_answered_or_says_why_not() {
     let run = batch(&input, &output).output().expect("the binary starts");
     let said = String::from_utf8_lossy(&run.stderr).into_owned();
     assert_eq!(run.status.code(), Some(1), "not every line has an answer: {said}");
-    assert!(said.contains("4 answered, 4 failed") && said.contains("0 were there already"), "{said}");
+    assert!(said.contains("4 answered, 4 failed") && said.contains("0 skipped as answered before"), "{said}");
     let found = answers(&output);
     assert_eq!(found.len(), 8);
     for id in ["chat", "text", "vector", "response"] {
@@ -63,7 +63,7 @@ fn every_line_is_answered_or_says_why_not() {
     let again = batch(&input, &output).output().expect("the binary starts");
     let said = String::from_utf8_lossy(&again.stderr).into_owned();
     assert_eq!(again.status.code(), Some(1), "{said}");
-    assert!(said.contains("0 answered, 4 failed") && said.contains("4 were there already"), "{said}");
+    assert!(said.contains("0 answered, 4 failed") && said.contains("4 skipped as answered before"), "{said}");
     assert_eq!(answers(&output).len(), 8);
     assert!(refusal(&["batch", "/no/such/file"]).contains("/no/such/file"));
 }
@@ -115,7 +115,7 @@ fn what_failed_is_asked_again_and_has_one_line() {
     let run = batch(&input, &output).output().expect("the binary starts");
     let said = String::from_utf8_lossy(&run.stderr).into_owned();
     assert_eq!(run.status.code(), Some(1), "{said}");
-    assert!(said.contains("1 answered, 1 failed") && said.contains("0 were there already"), "{said}");
+    assert!(said.contains("1 answered, 1 failed") && said.contains("0 skipped as answered before"), "{said}");
     let found = answers(&output);
     let statuses = ["a", "b"].map(|id| of(&found, id)["response"]["status_code"].as_u64());
     assert_eq!((found.len(), statuses), (2, [Some(200), Some(404)]), "{found:?}");
@@ -123,7 +123,7 @@ fn what_failed_is_asked_again_and_has_one_line() {
     write("folio-rust-42m");
     let run = batch(&input, &output).output().expect("the binary starts");
     let said = String::from_utf8_lossy(&run.stderr).into_owned();
-    assert!(run.status.success() && said.contains("1 answered, 0 failed, 1 were there already"), "{said}");
+    assert!(run.status.success() && said.contains("1 answered, 0 failed, 1 skipped as answered before"), "{said}");
     let found = answers(&output);
     assert_eq!((found.len(), of(&found, "b")["response"]["status_code"].as_u64()), (2, Some(200)), "{found:?}");
 }

@@ -89,7 +89,8 @@ fn ctrl_c_stops_the_answer_and_not_the_program() {
 #[test]
 fn inspect_tells_the_formula() {
     let text = stdout(&["inspect"]);
-    for expect in ["folio-rust-42m", "llama", "8 heads, 2 kv heads of 64", "bytes a token", "2 x 12 x 2 x 128", "4096"]
+    for expect in
+        ["folio-rust-42m", "llama", "8 heads, 2 kv heads of 64", "bytes per token", "2 x 12 x 2 x 128", "4096"]
     {
         assert!(text.contains(expect), "{expect} is missing:\n{text}");
     }

@@ -1,10 +1,10 @@
 //! `folio batch`: a file of requests in OpenAI's batch format, answered offline.
 //!
-//! Every line goes through the routes that a server has, in this process and without a socket, so that it is checked
-//! and answered as there. Answers are appended as they come, a whole line at a time: whoever stops the program loses
-//! what was under way and nothing else, and the next run goes on from there. It asks again whatever got no answer, be it
-//! that the server had no room, the request was wrong, or the line was none: what is wrong fails again, at once and for
-//! little. While anything is without an answer, the program ends with a failure.
+//! Every line goes through the routes of a server, in this process and without a socket, so that it
+//! is checked and answered in the same way. Answers are appended as they come, one whole line at a
+//! time: stopping the program loses only the requests in flight, and the next run continues from
+//! there. The next run also retries all lines without an answer, whether the request failed or the
+//! line was invalid. The exit status is a failure as long as a line has no answer.
 
 mod input;
 mod output;
@@ -31,20 +31,21 @@ use crate::session::Session;
 use input::{Line, Lines};
 use output::{Answer, Output};
 
-/// A request of a batch may take its time.
+/// Timeout of a request. In a batch there is no hurry.
 const PATIENCE: Duration = Duration::from_secs(7 * 24 * 3600);
-/// Requests may have many answers each, and none is to be refused for want of room to wait.
+/// Length of the queue. Requests may have many answers each, and none is refused because the queue
+/// is full.
 const MAX_WAITING: usize = 1 << 20;
 
 pub fn main(args: BatchArgs) -> Result<ExitCode> {
     let path = args.output.clone().unwrap_or_else(|| args.input.with_extension("out.jsonl"));
-    // Who hands in a file has its memory for what is in it, and none of its lines is to be sent away.
+    // The user's own file needs no memory limit; a limit would only refuse lines.
     let limits = Limits { body_memory: usize::MAX, ..args.limits.limits() };
     let (lines, total) = Lines::open(&args.input, limits.body_bytes)?;
     let mut output = Output::open(&path)?;
     let mut engine = args.model.engine.clone();
     if args.concurrency.is_some_and(|concurrency| !(1..=1 << 16).contains(&concurrency)) {
-        bail!("--concurrency must lie between 1 and 65536");
+        bail!("--concurrency must be from 1 to 65536");
     }
     engine.queue.max_waiting = engine.queue.max_waiting.or(Some(MAX_WAITING));
     let assets = serve::open(&args.model, &args.naming)?;
@@ -54,7 +55,7 @@ pub fn main(args: BatchArgs) -> Result<ExitCode> {
     let names = serve::names(&args.naming, &assets);
     let session = Session::start(assets, &engine)?;
     let concurrency = args.concurrency.unwrap_or(session.plan.max_seqs);
-    // Not before everything else is known to be right.
+    // The file is rewritten only after everything else has been checked.
     output.keep_answers()?;
 
     let timeouts = Timeouts {
@@ -84,7 +85,7 @@ struct Run {
     tally: Tally,
 }
 
-/// What came of the lines.
+/// Counts of lines by result.
 #[derive(Default)]
 struct Tally {
     answered: usize,
@@ -99,7 +100,7 @@ impl Run {
         let router = folio_server::router(self.app.clone());
         let ids = RequestIds::new(0);
         let mut seen = HashSet::new();
-        let mut under_way = JoinSet::new();
+        let mut in_flight = JoinSet::new();
         for line in lines {
             let Line { id, parsed } = line?;
             let ask = match parsed {
@@ -108,7 +109,7 @@ impl Run {
                         &id,
                         Some(ask.custom_id),
                         "duplicate_custom_id",
-                        "a line before has the same custom_id",
+                        "an earlier line has the same custom_id",
                     )?;
                     continue;
                 }
@@ -123,8 +124,8 @@ impl Run {
                     continue;
                 }
             };
-            while under_way.len() >= self.concurrency {
-                self.take(under_way.join_next().await)?;
+            while in_flight.len() >= self.concurrency {
+                self.take(in_flight.join_next().await)?;
             }
             let request_id = ids.next(&HeaderMap::new());
             let shown = request_id.id.to_string();
@@ -134,17 +135,17 @@ impl Run {
                 .context("the request")?;
             request.extensions_mut().insert(request_id);
             let router = router.clone();
-            under_way.spawn(async move { answer(router.oneshot(request).await, id, ask.custom_id, shown).await });
+            in_flight.spawn(async move { answer(router.oneshot(request).await, id, ask.custom_id, shown).await });
         }
-        while !under_way.is_empty() {
-            self.take(under_way.join_next().await)?;
+        while !in_flight.is_empty() {
+            self.take(in_flight.join_next().await)?;
         }
         Ok(())
     }
 
     fn take(&mut self, ended: Option<Result<Answer, tokio::task::JoinError>>) -> Result<()> {
         let Some(ended) = ended else { return Ok(()) };
-        let answer = ended.context("a request panicked; run the same command again to go on")?;
+        let answer = ended.context("a request panicked; run the same command again to continue")?;
         match answer.is_good() {
             true => self.tally.answered += 1,
             false => self.tally.failed += 1,
@@ -155,7 +156,7 @@ impl Run {
         self.write(&answer)
     }
 
-    /// A line that is no request.
+    /// Writes the error for a line that is not a request.
     fn refused(&mut self, id: &str, custom_id: Option<String>, code: &str, why: &str) -> Result<()> {
         self.tally.failed += 1;
         self.write(&Answer::refused(id, custom_id, code, why))
@@ -171,7 +172,7 @@ impl Run {
     }
 }
 
-/// The answer's body as it stands in the output.
+/// The output line for a response.
 async fn answer<B>(
     response: Result<http::Response<B>, std::convert::Infallible>,
     id: String,
@@ -200,11 +201,11 @@ impl Tally {
         let seconds = took.as_secs_f64().max(1e-9);
         let asked = self.answered + self.failed;
         say!(
-            "{} answered, {} failed{}, {} were there already: {}\n{seconds:.1} s, {:.1} requests/s, {} prompt tokens, {} \
-             tokens of answers ({:.1}/s)",
+            "{} answered, {} failed{}, {} skipped as answered before: {}\n{seconds:.1} s, {:.1} requests/s, {} prompt \
+             tokens, {} completion tokens ({:.1}/s)",
             self.answered,
             self.failed,
-            if self.failed > 0 { " (the same command asks them again)" } else { "" },
+            if self.failed > 0 { " (the same command retries them)" } else { "" },
             self.skipped,
             path.display(),
             asked as f64 / seconds,

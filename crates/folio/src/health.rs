@@ -1,4 +1,4 @@
-//! `folio health`: asks a server on this machine or another whether it is well, for containers without curl.
+//! `folio health`: requests a server's health, for containers without curl.
 
 mod tls;
 
@@ -11,17 +11,18 @@ use anyhow::{Context, Result, bail};
 use crate::args::HealthArgs;
 use tls::Trust;
 
-/// A health answer is a line.
+/// Maximum bytes of an answer, which is one line.
 const MOST_BYTES: u64 = 64 << 10;
 
 pub fn main(args: &HealthArgs) -> Result<ExitCode> {
     let (status, body) = ask(&Url::parse(&args.url)?, args)?;
-    // The status is the answer, whoever reads the text.
+    // The exit status is the answer; failing to print the text is no error.
     let _ = outln!("{status} {}", body.trim_end());
     Ok(if status == 200 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Without a scheme plain HTTP is tried first. To a server that expects TLS it is a bad request, or no HTTP at all.
+/// Without a scheme, plain HTTP is tried first. A server that expects TLS answers it with 400, or
+/// not with HTTP.
 fn ask(url: &Url, args: &HealthArgs) -> Result<(u16, String)> {
     match url.scheme {
         Some(scheme) => ask_by(scheme, url, args),
@@ -53,7 +54,7 @@ fn ask_by(scheme: Scheme, url: &Url, args: &HealthArgs) -> Result<(u16, String)>
         }
     };
     let answer = answer.with_context(|| format!("{place} does not answer"))?;
-    let (head, body) = answer.split_once("\r\n\r\n").context("the answer is no HTTP")?;
+    let (head, body) = answer.split_once("\r\n\r\n").context("the answer is not HTTP")?;
     let status = head.strip_prefix("HTTP/1.").and_then(|head| head.split(' ').nth(1)?.parse().ok());
     Ok((status.context("the answer has no status")?, body.to_string()))
 }
@@ -63,7 +64,7 @@ fn exchange(mut stream: impl Read + Write, request: &str) -> std::io::Result<Str
     stream.flush()?;
     let mut answer = Vec::new();
     match stream.take(MOST_BYTES).read_to_end(&mut answer) {
-        // Some servers end a TLS connection without a word.
+        // Some servers end a TLS connection without a close message.
         Err(error) if error.kind() == ErrorKind::UnexpectedEof && !answer.is_empty() => {}
         read => drop(read?),
     }
@@ -78,18 +79,18 @@ enum Scheme {
 
 #[derive(Debug, PartialEq, Eq)]
 struct Url<'a> {
-    /// Whichever the server speaks, where none is named.
+    /// None if the URL has none: both are tried.
     scheme: Option<Scheme>,
-    /// As it stands in the URL: an IPv6 address in its brackets.
+    /// The host as in the URL: an IPv6 address keeps its brackets.
     host: &'a str,
     port: Option<u16>,
-    /// Without one, `/health`.
+    /// `/health` if the URL has none.
     path: &'a str,
 }
 
 impl<'a> Url<'a> {
     fn parse(url: &'a str) -> Result<Self> {
-        let expected = "expected http://HOST:PORT, https://HOST:PORT, or HOST:PORT for whichever the server speaks";
+        let expected = "expected http://HOST:PORT, https://HOST:PORT, or HOST:PORT to detect which";
         let (scheme, rest) = match url.split_once("://") {
             Some(("http", rest)) => (Some(Scheme::Http), rest),
             Some(("https", rest)) => (Some(Scheme::Https), rest),

@@ -1,4 +1,5 @@
-//! `folio inspect`: what a model is, what it weighs, and how much context fits this machine.
+//! `folio inspect`: a model's architecture, the size of its weights, and the context that fits this
+//! machine.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,7 @@ use crate::args::InspectArgs;
 use crate::assets::Assets;
 use crate::{machine, plan, table};
 
-/// What the same weights take in other forms.
+/// Formats to print the size of the weights in.
 const FORMATS: &[Format] = &[Format::F32, Format::BF16, Format::Q8_0, Format::Q6_K, Format::Q5_0, Format::Q4_0];
 
 pub fn main(args: &InspectArgs) -> Result<()> {
@@ -23,19 +24,19 @@ pub fn main(args: &InspectArgs) -> Result<()> {
     outln!("{}{commit}", assets.name)?;
     out!("{}", table::render(&shape(spec, &assets)))?;
     outln!("\nweights on disk: {}", stored.describe())?;
-    let mut rows = vec![vec!["as".to_string(), "weights".into()]];
+    let mut rows = vec![vec!["format".to_string(), "weights".into()]];
     for &format in FORMATS {
-        // A width that is no multiple of the block cannot be stored so.
+        // A width that is not a multiple of the format's block cannot be stored in it.
         let bytes = weight_bytes(spec, format).map_or("-".into(), table::bytes);
         rows.push(vec![format.to_string(), bytes]);
     }
     out!("{}", table::render(&rows))?;
     let loaded = plan::weight_bytes(&assets.model)?;
-    outln!("\nweights in memory: {} (see `folio plan` for all of it)", table::bytes(loaded))?;
+    outln!("\nweights in memory: {} (`folio plan` prints all memory)", table::bytes(loaded))?;
     out!("\n{}", kv(spec, loaded))
 }
 
-/// Weights as the files hold them.
+/// Weights in the model's files.
 struct Stored {
     values: u64,
     bytes: u64,
@@ -74,12 +75,12 @@ fn shape(spec: &ModelSpec, assets: &Assets) -> Vec<Vec<String>> {
     for (kind, count) in kinds(&spec.layers) {
         rows.push(row(&format!("{count} layers"), kind));
     }
-    rows.push(row("ends at tokens", format!("{:?}", assets.eos)));
+    rows.push(row("end tokens", format!("{:?}", assets.eos)));
     rows.push(row("chat template", if assets.template.is_some() { "yes" } else { "no" }.to_string()));
     rows
 }
 
-/// Layers described, equal ones counted, in order of first appearance.
+/// Descriptions of layers with the number of equal ones, in order of first appearance.
 fn kinds(layers: &[LayerSpec]) -> Vec<(String, usize)> {
     let mut kinds: Vec<(String, usize)> = Vec::new();
     for layer in layers {
@@ -100,7 +101,7 @@ fn attention(a: &AttentionSpec) -> String {
         (Some("sinks".to_string()), a.sinks),
         (Some("qk norm".to_string()), a.qk_norm.is_some()),
         (Some("biases".to_string()), a.qkv_bias),
-        (Some("no positions".to_string()), a.rope.is_none()),
+        (Some("no rope".to_string()), a.rope.is_none()),
     ];
     for feature in features.into_iter().filter(|(_, on)| *on).filter_map(|(text, _)| text) {
         text.push_str(", ");
@@ -112,14 +113,14 @@ fn attention(a: &AttentionSpec) -> String {
 fn ffn(ffn: &FfnSpec) -> String {
     match ffn {
         FfnSpec::Dense { inter, .. } => format!("ffn {inter}"),
-        FfnSpec::Experts(e) => format!("{} experts of {}, {} a token", e.experts, e.inter, e.top_k),
+        FfnSpec::Experts(e) => format!("{} experts of {}, {} per token", e.experts, e.inter, e.top_k),
     }
 }
 
-/// What a token adds in every format of `--kv-cache-dtype`, and how many fit beside the weights.
+/// Bytes of a token in each format of `--kv-cache-dtype`, and the tokens that fit beside the weights.
 fn kv(spec: &ModelSpec, weight_bytes: u64) -> String {
     let free = machine::memory_available();
-    let mut rows = vec![vec!["keys and values as".to_string(), "bytes a token".into()]];
+    let mut rows = vec![vec!["KV cache format".to_string(), "bytes per token".into()]];
     if let Some(free) = free {
         rows[0]
             .extend([format!("tokens in {} free", table::bytes(free)), format!("sequences of {}", spec.max_context)]);
@@ -138,7 +139,7 @@ fn kv(spec: &ModelSpec, weight_bytes: u64) -> String {
     text
 }
 
-/// The formula with its numbers; layers of different shapes are added up.
+/// The formula with its numbers, summed over layers of different shapes.
 fn formula(spec: &ModelSpec) -> String {
     let groups = spec.kv_groups();
     let part = |g: &folio_model::KvGroupSpec| {

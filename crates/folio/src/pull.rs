@@ -1,4 +1,5 @@
-//! `folio pull`: from the Hugging Face hub into the cache that its own tools use. Resumes what was cut off.
+//! `folio pull`: downloads a model from the Hugging Face hub into the cache that its own tools use,
+//! and resumes interrupted downloads.
 
 use std::collections::HashMap;
 
@@ -11,7 +12,7 @@ use crate::args::PullArgs;
 use crate::gguf_choice::{self, Pick, choose, is_gguf};
 use crate::model_ref::HubName;
 
-/// What Folio reads of a model repository.
+/// Files that Folio reads in a model repository, besides weights.
 const WANTED_NAMES: &[&str] = &[
     "config.json",
     "generation_config.json",
@@ -26,10 +27,13 @@ const WANTED_NAMES: &[&str] = &[
 
 pub fn main(args: &PullArgs) -> Result<()> {
     let Some(name) = HubName::parse(&args.model) else {
-        bail!("{} is not an ORG/NAME, ORG/NAME:QUANTIZATION or ORG/NAME/FILE.gguf, perhaps with @REVISION", args.model);
+        bail!(
+            "expected ORG/NAME, ORG/NAME:QUANTIZATION or ORG/NAME/FILE.gguf, with an optional @REVISION, found {:?}",
+            args.model
+        );
     };
     if offline() {
-        bail!("offline mode is on (HF_HUB_OFFLINE): nothing is fetched; unset it and try again");
+        bail!("offline mode is on (HF_HUB_OFFLINE): nothing is downloaded; unset it and try again");
     }
     let repo = api()?.repo(name.repo());
     let info = repo.info().with_context(|| {
@@ -40,43 +44,43 @@ pub fn main(args: &PullArgs) -> Result<()> {
     let files: Vec<&str> = all.iter().copied().filter(|file| args.all || wanted.has(file)).collect();
     if !args.all && !wanted.others.is_empty() {
         say!(
-            "of {} models {} is fetched; the others: {}",
-            wanted.others.len() + 1,
+            "downloading {}, one of {} models; the others: {}",
             wanted.weights[0],
+            wanted.others.len() + 1,
             wanted.others.join(", ")
         );
     }
     let mut fetched = HashMap::new();
     for file in files {
         if !is_safe(file) {
-            bail!("the hub names a file that would leave the model's folder: {file:?}");
+            bail!("the hub lists a file outside the model's folder: {file:?}");
         }
         let path = match Cache::from_env().repo(name.repo()).get(file) {
             Some(path) if path.exists() => path,
-            _ => repo
-                .download_with_progress(file, bar())
-                .with_context(|| format!("{file} was cut off; run the same command again to go on where it stopped"))?,
+            _ => repo.download_with_progress(file, bar()).with_context(|| {
+                format!("the download of {file} was interrupted; run the same command again to resume it")
+            })?,
         };
         fetched.insert(file, path);
     }
-    // A model in one file is that file; another is the folder that holds it.
-    let first = fetched.get(wanted.weights[0]).context("no weights were fetched")?;
+    // A GGUF model is a file; other models are the folder of their files.
+    let first = fetched.get(wanted.weights[0]).context("no weights were downloaded")?;
     let place = if is_gguf(wanted.weights[0]) { Some(first.as_path()) } else { first.parent() };
     outln!("{}", place.unwrap_or(first).display())?;
     match wanted.kind {
-        Kind::Model => outln!("try it: folio run {}", name.with(&name.pick)),
-        Kind::Adapter => outln!("a LoRA adapter: folio does not load it"),
-        Kind::Weights => outln!("without config.json it is no model that folio runs"),
+        Kind::Model => outln!("try: folio run {}", name.with(&name.pick)),
+        Kind::Adapter => outln!("this is a LoRA adapter, which folio does not load"),
+        Kind::Weights => outln!("there is no config.json, without which folio cannot load a model"),
     }
 }
 
-/// What is fetched of a repository, besides [`WANTED_NAMES`].
+/// Files to download from a repository, besides [`WANTED_NAMES`].
 #[derive(Debug)]
 struct Selection<'a> {
-    /// Weights in one format only: a repository that has safetensors is not fetched as PyTorch or GGUF too, and of GGUF
-    /// files those of one quantization.
+    /// Weights in one format only: safetensors if there are any, else the GGUF files of one
+    /// quantization.
     weights: Vec<&'a str>,
-    /// How to name what else could have been meant.
+    /// Names of the other models in the repository.
     others: Vec<String>,
     kind: Kind,
 }
@@ -85,7 +89,7 @@ struct Selection<'a> {
 enum Kind {
     Model,
     Adapter,
-    /// Weights of which nothing says what they are.
+    /// Weights without a configuration.
     Weights,
 }
 
@@ -143,7 +147,7 @@ fn offline() -> bool {
         .any(|name| std::env::var(name).is_ok_and(|value| !matches!(value.as_str(), "" | "0" | "false" | "no")))
 }
 
-/// hf-hub reports to any of its own `Progress`; this one draws with indicatif.
+/// Draws hf-hub's `Progress` with indicatif.
 struct Bar(ProgressBar);
 
 fn bar() -> Bar {

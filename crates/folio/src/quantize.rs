@@ -1,4 +1,4 @@
-//! `folio quantize`: a smaller copy of a model, in a form that other programs load too.
+//! `folio quantize`: writes a quantized copy of a model, in formats that other programs load too.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use crate::eval::text::{Amount, Windows};
 use crate::model_ref::ModelRef;
 use crate::{machine, table};
 
-/// What is calibrated on when nothing else is given.
+/// The default calibration text.
 const OWN_TEXT: [&str; 6] = [
     include_str!("../../../README.md"),
     include_str!("../../../ARCHITECTURE.md"),
@@ -40,7 +40,7 @@ pub fn main(args: &QuantizeArgs) -> Result<()> {
     outln!("{}", summary?.describe(&args.out, started.elapsed()))
 }
 
-/// Where the model lies.
+/// The location of the model in full precision.
 enum Source {
     Folder(PathBuf),
     Gguf(PathBuf),
@@ -62,7 +62,7 @@ fn source(args: &QuantizeArgs) -> Result<Source> {
     })
 }
 
-/// Everything that can be refused before any work.
+/// Checks that need no work.
 fn check(args: &QuantizeArgs, source: &Source) -> Result<()> {
     if args.threads == Some(0) {
         bail!("--threads must be at least 1");
@@ -73,24 +73,24 @@ fn check(args: &QuantizeArgs, source: &Source) -> Result<()> {
     let out = args.out.display();
     let named_gguf = args.out.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"));
     match (args.format, source) {
-        (QuantizeFormat::Gguf(_), _) if !named_gguf => bail!("{out}: this format is a file whose name ends in .gguf"),
+        (QuantizeFormat::Gguf(_), _) if !named_gguf => bail!("{out}: the file name of this format must end in .gguf"),
         (QuantizeFormat::Gguf(_), _) if args.method != Method::Rtn => bail!(
-            "--method: GGUF's blocks are fitted by least squares whatever the method; gptq and awq are for int4, int8 and \
-             the like"
+            "--method: GGUF formats are always fitted by least squares; gptq and awq apply to int4, int8 and other \
+             folder formats"
         ),
         (QuantizeFormat::Gguf(_), _) if args.calibration.is_some() => {
-            bail!("--calibration: GGUF formats are made without any")
+            bail!("--calibration: GGUF formats use no calibration text")
         }
         (QuantizeFormat::Gguf(_), _) => {}
         (QuantizeFormat::Folder(_), _) if named_gguf => bail!("{out}: this format is a folder, not a .gguf file"),
         (QuantizeFormat::Folder(_), Source::Gguf(path)) => bail!(
-            "{}: a .gguf file becomes q4_k_m or q8_0; the other formats are made from a model folder",
+            "{}: a .gguf file can be quantized to q4_k_m or q8_0 only; other formats need a model folder",
             path.display()
         ),
         (QuantizeFormat::Folder(target), Source::Folder(_)) => check_method(args, target)?,
     }
     if args.out.exists() && !args.force {
-        bail!("{out} is there already; --force puts the new model in its place");
+        bail!("{out} exists; give --force to overwrite it");
     }
     let (from, to) = (source.path().canonicalize().ok(), args.out.canonicalize().ok());
     if from.is_some() && from == to {
@@ -102,21 +102,21 @@ fn check(args: &QuantizeArgs, source: &Source) -> Result<()> {
 fn check_method(args: &QuantizeArgs, target: Target) -> Result<()> {
     let calibrated = args.method != Method::Rtn || target == Target::LlmInt8;
     if args.calibration.is_some() && !calibrated {
-        bail!("--calibration: --method rtn looks at no text; gptq and awq do");
+        bail!("--calibration: --method rtn uses no calibration text; gptq and awq do");
     }
     if target == Target::LlmInt8 && args.method != Method::Rtn {
-        bail!("--method: llm-int8 keeps what matters in bf16 and rounds the rest to nearest; use rtn");
+        bail!("--method: llm-int8 keeps outlier columns in bf16 and rounds the others to nearest; use rtn");
     }
     Ok(())
 }
 
-/// What came of it.
+/// The figures of the closing line.
 struct Summary {
     before: u64,
     after: u64,
     parameters: u64,
     num_quantized: usize,
-    /// What it was calibrated on.
+    /// Name and size of the calibration text.
     calibrated: Option<String>,
 }
 
@@ -126,7 +126,7 @@ impl Summary {
             machine::peak_resident().map_or(String::new(), |peak| format!(", peak memory {}", table::bytes(peak)));
         let text = self.calibrated.as_ref().map_or(String::new(), |text| format!(", calibrated on {text}"));
         format!(
-            "{}: {} matrices quantized{text}; {} before, {} after, {:.2} bits a weight; {:.1} s{peak}",
+            "{}: {} matrices quantized{text}; {} before, {} after, {:.2} bits per weight; {:.1} s{peak}",
             out.display(),
             self.num_quantized,
             table::bytes(self.before),
@@ -150,7 +150,8 @@ fn to_gguf(
     Ok(Summary { before, after: written.bytes, parameters, num_quantized: written.num_quantized, calibrated: None })
 }
 
-/// GGUF's mixtures have a place for the output matrix, so that only what was named on the command line is kept.
+/// Matrices to keep. GGUF's mixtures quantize the output matrix by a rule of their own, so the
+/// default `lm_head` is left out.
 fn kept(args: &QuantizeArgs) -> Vec<String> {
     args.keep.iter().filter(|name| *name != "lm_head").cloned().collect()
 }
@@ -177,7 +178,8 @@ fn to_folder(
     Ok(Summary { before, after: written.bytes, parameters, num_quantized: written.num_quantized, calibrated })
 }
 
-/// AWQ's grids are not centred: what it scales up is seldom even around zero.
+/// The target of a method. AWQ needs zero points, since the columns that it scales up are seldom
+/// symmetric around zero.
 pub fn aimed(target: Target, method: Method) -> Target {
     match (target, method) {
         (Target::Int { bits: 4, group, .. }, Method::Awq) => Target::Int { bits: 4, group, zero_points: true },
@@ -185,17 +187,17 @@ pub fn aimed(target: Target, method: Method) -> Target {
     }
 }
 
-/// Bytes of the weights as they are stored, and how many numbers they hold.
+/// Bytes of the stored weights, and the number of parameters.
 fn size_of(model: &folio_model::OpenModel) -> (u64, u64) {
     let weights = &model.weights;
     let bytes = weights.names().into_iter().filter_map(|name| weights.tensor(name)).map(|view| view.bytes.len() as u64);
     (bytes.sum(), parameters(&model.spec).total)
 }
 
-/// Fills in the token sequences; says what they came from.
+/// Sets the calibration sequences and returns a description of their text.
 fn calibrate(args: &QuantizeArgs, assets: &Assets, options: &mut Options) -> Result<String> {
     let Some(tokenizer) = &assets.tokenizer else {
-        bail!("{} has no tokenizer, without which no text can be calibrated on", assets.name);
+        bail!("{} has no tokenizer, which calibration needs", assets.name);
     };
     let window = args.calibration_window.min(assets.model.spec.max_context);
     let amount = Amount { window, tokens: args.calibration_tokens };
@@ -203,7 +205,7 @@ fn calibrate(args: &QuantizeArgs, assets: &Assets, options: &mut Options) -> Res
         Some(path) => (Windows::read(path, tokenizer, amount)?, path.display().to_string()),
         None => {
             let documents = OWN_TEXT.map(str::to_owned);
-            (Windows::of(&documents, tokenizer, amount)?, "folio's documentation".to_owned())
+            (Windows::of(&documents, tokenizer, amount)?, "Folio's documentation".to_owned())
         }
     };
     let what = format!("{} tokens of {what}", windows.num_tokens());
@@ -257,12 +259,12 @@ mod tests {
             ("in out --format nf4 --method gptq --calibration x.txt", &folder, "nothing"),
             ("in out --format llm-int8 --calibration x.txt", &folder, "nothing"),
             ("in out.gguf --format q4_k_m", &gguf, "nothing"),
-            ("in out --format q4_k_m", &folder, "ends in .gguf"),
+            ("in out --format q4_k_m", &folder, "must end in .gguf"),
             ("in out.gguf --format q8_0 --method gptq", &folder, "least squares"),
-            ("in out.gguf --format q8_0 --calibration x.txt", &folder, "without any"),
+            ("in out.gguf --format q8_0 --calibration x.txt", &folder, "use no calibration text"),
             ("in out.gguf --format int8", &folder, "is a folder"),
             ("in.gguf out --format int8", &gguf, "model folder"),
-            ("in out --format int8 --calibration x.txt", &folder, "looks at no text"),
+            ("in out --format int8 --calibration x.txt", &folder, "rtn uses no calibration text"),
             ("in out --format llm-int8 --method awq", &folder, "use rtn"),
             ("in out --format int8 --threads 0", &folder, "--threads"),
             ("in out --format int8 --method gptq --calibration-window 1", &folder, "--calibration-window"),
@@ -282,7 +284,7 @@ mod tests {
             Summary { before: 200 << 20, after: 50 << 20, parameters: 100 << 20, num_quantized: 7, calibrated };
         let line = summary.describe(Path::new("out"), Duration::from_millis(1500));
         let start = "out: 7 matrices quantized, calibrated on 9 tokens of x.txt; 200.0 MiB before, 50.0 MiB after, \
-                     4.00 bits a weight; 1.5 s";
+                     4.00 bits per weight; 1.5 s";
         assert!(line.starts_with(start), "{line}");
     }
 }

@@ -17,7 +17,7 @@ use crate::chat;
 use crate::session::Session;
 use crate::signals::{Signal, Signals};
 
-/// A chat needs one request at a time, so it plans memory for few.
+/// Maximum number of sequences. A chat runs one request at a time, so it plans memory for few.
 const CHAT_SEQS: usize = 4;
 
 pub fn main(args: RunArgs) -> Result<ExitCode> {
@@ -53,7 +53,6 @@ async fn run(args: RunArgs) -> Result<ExitCode> {
             Some(signal) => signal.exit_code(),
         }),
         None => {
-            // Of one answer nobody would wait for it.
             let _writer = chat.session.keep_packed(None);
             chat::converse(&mut chat).await
         }
@@ -77,14 +76,15 @@ pub struct Chat {
 }
 
 impl Chat {
-    /// Asks and prints the answer as it comes. Ctrl-C ends the answer; the signal that did so is returned.
+    /// Submits a prompt and prints the answer as it is generated. A signal ends the answer and is
+    /// returned.
     pub async fn turn(&mut self, prompt: &str) -> Result<Option<Signal>> {
         self.messages.push(json!({"role": "user", "content": prompt}));
         let tokens = self.tokens(prompt)?;
         let room = self.session.plan.max_model_len.saturating_sub(tokens.len());
         if room == 0 {
             bail!(
-                "the conversation has {} tokens and the model's context is {}; start anew",
+                "the conversation has {} tokens, but the model's context is {}; start a new one",
                 tokens.len(),
                 self.session.plan.max_model_len
             );
@@ -119,13 +119,13 @@ impl Chat {
             now: Some(folio_server::now()),
             ..ChatRender::default()
         };
-        // What is pasted into a chat does not end a turn of it.
+        // Control tokens in pasted text stay text, so that they cannot end a turn.
         let mark = self.tokenizer.control_tokens().mark(&mut render)?;
         Ok(self.tokenizer.encode_marked(&template.render(&render)?, mark)?)
     }
 }
 
-/// As a server would draw, with what the flags say on top.
+/// Sampling parameters: the defaults of a server, overridden by flags.
 fn params(args: &SamplingArgs, defaults: &SamplingDefaults, room: usize) -> SamplingParams {
     let standard = defaults.params();
     SamplingParams {

@@ -1,7 +1,7 @@
 //! `folio serve`: the model behind the OpenAI API.
 //!
-//! What can be wrong with the flags is found before anything is loaded. Then HTTP is served, and says that the model is
-//! being loaded, while another thread loads it; then requests are answered, until a signal comes.
+//! Flags are checked before anything is loaded. While another thread loads the model, the server
+//! already answers that it is loading. Then it answers requests until a signal ends it.
 
 mod access;
 mod ending;
@@ -38,7 +38,7 @@ use listen::Bound;
 /// Batches of events that may wait for the publisher; further ones are dropped and counted.
 const KV_EVENT_BATCHES: usize = 4096;
 
-/// Scrapers are few.
+/// Maximum number of connections to the metrics address.
 const METRICS_CONNECTIONS: usize = 64;
 
 pub fn main(mut args: ServeArgs) -> Result<ExitCode> {
@@ -50,7 +50,7 @@ pub fn main(mut args: ServeArgs) -> Result<ExitCode> {
         args.log.otlp_traces_endpoint.as_deref().map(str::parse).transpose().context("--otlp-traces-endpoint")?;
     let mut limits = args.limits.limits();
     let timeouts = args.timeouts.timeouts();
-    // Bound before the model is opened: a port that is taken is said at once.
+    // The address is bound before the model is opened, so that a port in use is reported at once.
     let bound = Bound::new(&args.listen)?;
     let assets = open(&args.model, &args.naming)?;
     let names = names(&args.naming, &assets);
@@ -82,12 +82,12 @@ pub fn main(mut args: ServeArgs) -> Result<ExitCode> {
 
     let greeting = Greeting { args: &args, access: &access, bound: &bound, log: &log, name: &names.listed[0], started };
     greeting.begin(&assets, &plan, &note);
-    // Lives until the server has ended.
+    // The publisher lives until the server has ended.
     let (_publisher, kv_events) = publisher(&args.kv_events, &plan)?;
     drop(entered);
     let (shutdown, ordered) = Shutdown::new();
     let served = runtime.block_on(async {
-        // Before anybody is told that the server is there, and so may stop it.
+        // Signals are handled before the server announces itself to those who may stop it.
         let mut signals = Signals::of(&[Signal::Interrupt, Signal::Terminate])?;
         let mut serving = Vec::new();
         if let Some(listener) = bound.metrics_listener()? {
@@ -98,21 +98,21 @@ pub fn main(mut args: ServeArgs) -> Result<ExitCode> {
         let ending = Ending { log: log.clone(), lifecycle, guard, observer, shutdown, timeouts, serving };
         let loaded = load(assets, plan, target, &args, kv_events)?;
         let mut session = tokio::select! {
-            session = loaded => session.context("the thread that loads the model has ended")??,
+            session = loaded => session.context("the loading thread has ended")??,
             signal = signals.next() => return Ok(ending.while_loading(signal).await),
         };
         app.set_model(model(&session, names.clone()));
         greeting.ready(&session.phases);
-        // Ends with the server, however far it is.
+        // The writer ends with the server, finished or not.
         let _writer = session.keep_packed(Some(greeting::warner(args.log.log_format)));
         Ok(ending.run(&session.engine, signals).await)
     });
-    // A task that hangs is not waited for.
+    // The runtime does not wait for tasks that hang.
     runtime.shutdown_background();
     served
 }
 
-/// What is served, as the flags want it.
+/// Opens the model with the tokenizer, chat template and sampling defaults that the flags ask for.
 pub fn open(model: &ModelArgs, naming: &NamingArgs) -> Result<Assets> {
     let mut assets = Assets::open_as(model.model.as_deref(), &model.engine)?;
     if assets.tokenizer.is_none() {
@@ -126,8 +126,9 @@ pub fn open(model: &ModelArgs, naming: &NamingArgs) -> Result<Assets> {
     Ok(assets)
 }
 
-/// What clients may call the model: the names that are given, or its own. Then it also answers to what the command line
-/// calls it, as vLLM does, and to the name of its repository; a path is told to nobody.
+/// Names that clients may call the model by: those of the flags, or else its own. In that case it
+/// also answers to its name on the command line, as in vLLM, and to that of its repository. Paths
+/// are never reported.
 pub fn names(naming: &NamingArgs, assets: &Assets) -> ModelNames {
     if !naming.served_model_name.is_empty() {
         return ModelNames { listed: naming.served_model_name.clone(), unlisted: Vec::new() };
@@ -141,7 +142,7 @@ pub fn names(naming: &NamingArgs, assets: &Assets) -> ModelNames {
     ModelNames { listed: vec![assets.name.clone()], unlisted }
 }
 
-/// The log of requests: where nobody wants a line for each, only of those that went wrong.
+/// The log of requests: of all, or with `--disable-log-requests` of failed ones only.
 fn request_log(args: &ServeArgs, log: &Log) -> Result<Log> {
     match args.log.disable_log_requests {
         true => Log::start(args.log.log_format, args.log.log_level.max(Level::Warn)).context("could not start the log"),
@@ -163,7 +164,7 @@ fn guard_config(app: &App, access: &Access, bound: &Bound, args: &ServeArgs) -> 
     })
 }
 
-/// The metrics at an address of their own, for whoever reaches it; strange names and pages are turned away here too.
+/// Serves the metrics at an address of their own, without keys. Host and Origin are checked as elsewhere.
 fn serve_metrics(
     app: &App,
     listener: Listener,
@@ -182,7 +183,7 @@ fn serve_metrics(
     Ok(tokio::spawn(net::serve(listener, router, net, ordered)))
 }
 
-/// Loads on a thread of its own; what comes of it is sent.
+/// Loads the model on a thread of its own, which sends the result.
 fn load(
     assets: Assets,
     plan: Plan,
@@ -202,13 +203,13 @@ fn load(
         warn: Some(greeting::warner(args.log.log_format)),
     };
     std::thread::Builder::new().name("folio-load".into()).spawn(move || {
-        // Whoever waits for it may have been told to end.
+        // The receiver is gone if a signal ended the server meanwhile.
         let _ = sender.send(Session::load(assets, plan, &engine_args, target, serving));
     })?;
     Ok(receiver)
 }
 
-/// The loaded model as the routes take it.
+/// The loaded model in the form that the routes take.
 pub fn model(session: &Session, names: ModelNames) -> Model {
     let assets = &session.assets;
     Model {
@@ -224,7 +225,7 @@ pub fn model(session: &Session, names: ModelNames) -> Model {
     }
 }
 
-/// Tells routers what the prefix cache holds, where that is asked for.
+/// Starts the publisher of KV events for routers, if an endpoint is given.
 fn publisher(args: &KvEventsArgs, plan: &Plan) -> Result<(Option<KvEventPublisher>, Option<KvEventSender>)> {
     let Some(endpoint) = &args.kv_events_endpoint else { return Ok((None, None)) };
     let config = KvEventsConfig {

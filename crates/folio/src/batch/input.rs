@@ -7,18 +7,18 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-/// Routes that a batch may ask.
+/// Routes that a batch may use.
 const URLS: [&str; 4] = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"];
-/// What a line may have beside its body.
+/// Maximum bytes of a line beside its body.
 const AROUND_BODY_BYTES: usize = 64 << 10;
 const CUSTOM_ID_BYTES: usize = 512;
 
 /// One line that is not blank.
 #[derive(Debug)]
 pub struct Line {
-    /// Made of the line's number, so that it is the same in every run.
+    /// An id made of the line number, so that it is the same in every run.
     pub id: String,
-    /// Or what is wrong, with the custom_id if there is one.
+    /// The request, or the custom_id (if there is one) and an error.
     pub parsed: Result<Ask, (Option<String>, String)>,
 }
 
@@ -36,7 +36,7 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// The lines of a file, and how many there are.
+    /// The lines of a file and their number.
     pub fn open(path: &Path, body_bytes: usize) -> Result<(Self, usize)> {
         let open = || File::open(path).with_context(|| format!("could not read {}", path.display()));
         let most_bytes = body_bytes.saturating_add(AROUND_BODY_BYTES);
@@ -48,7 +48,7 @@ impl Lines {
         Ok((Self { reader: BufReader::new(open()?), number: 0, most_bytes }, total))
     }
 
-    /// The next line that is not blank; none of it where it is longer than it may be.
+    /// The next line that is not blank; `Some(None)` if it is too long.
     fn next_text(&mut self) -> Result<Option<Option<Vec<u8>>>> {
         loop {
             let mut line = Vec::new();
@@ -94,7 +94,7 @@ fn parse(line: &[u8]) -> Result<Ask, (Option<String>, String)> {
     };
     let custom_id = match fields.remove("custom_id") {
         Some(Value::String(id)) if (1..=CUSTOM_ID_BYTES).contains(&id.len()) => id,
-        _ => return Err((None, format!("custom_id: expected a text of 1 to {CUSTOM_ID_BYTES} bytes"))),
+        _ => return Err((None, format!("custom_id: expected a string of 1 to {CUSTOM_ID_BYTES} bytes"))),
     };
     let wrong = |why: String| (Some(custom_id.clone()), why);
     if fields.remove("method") != Some("POST".into()) {
@@ -106,10 +106,10 @@ fn parse(line: &[u8]) -> Result<Ask, (Option<String>, String)> {
     let body = fields.remove("body").filter(Value::is_object);
     let body = body.ok_or_else(|| wrong("body: expected an object".into()))?;
     if body.get("stream").is_some_and(|stream| stream != &Value::Bool(false) && !stream.is_null()) {
-        return Err(wrong("body.stream: a batch does not stream".into()));
+        return Err(wrong("body.stream: not supported in a batch".into()));
     }
     if let Some((name, _)) = fields.iter().next() {
-        return Err(wrong(format!("{name:?}: no such field; expected custom_id, method, url and body")));
+        return Err(wrong(format!("{name:?}: unknown field; expected custom_id, method, url and body")));
     }
     Ok(Ask { custom_id, url, body })
 }

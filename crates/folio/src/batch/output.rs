@@ -1,9 +1,9 @@
-//! Answers of a batch, appended a line at a time, and those that an earlier run has left.
+//! The output file of a batch: answers, appended one line at a time, and those of earlier runs.
 //!
-//! Of what an earlier run has left only answers count: before anything is asked, the lines that say why there is no answer
-//! are taken out, so that their requests are asked again and each has one line at any time. For that the file is written
-//! anew beside itself and put in its own place at once: a crash leaves the one or the other, and both have all answers. As
-//! long as a run has the file, it is locked.
+//! Only answers of an earlier run stay. Before the first request, lines with errors are removed, so
+//! that their requests are retried and each request has one line at any time. The file is rewritten
+//! under another name and renamed over itself: a crash leaves either file, and both have all
+//! answers. The file is locked while a run uses it.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -42,18 +42,18 @@ impl Answer {
         Self { id, custom_id: Some(custom_id), response, error: None }
     }
 
-    /// A line that was not asked, or got no answer.
+    /// The line of a request that was not submitted, or got no answer.
     pub fn refused(id: &str, custom_id: Option<String>, code: &str, message: &str) -> Self {
         let error = Some(Fault { code: code.into(), message: message.into() });
         Self { id: id.into(), custom_id, response: None, error }
     }
 
-    /// Whether the request got what it asked for. Everything else is asked again by the next run.
+    /// Whether the request succeeded. The next run retries all others.
     pub fn is_good(&self) -> bool {
         self.response.as_ref().is_some_and(|response| response.status_code == 200)
     }
 
-    /// Tokens of the prompt and of the answer, by whichever names the route has for them.
+    /// Tokens of the prompt and of the answer, under either route's names.
     pub fn usage(&self) -> (u64, u64) {
         let usage = self.response.as_ref().map(|response| &response.body["usage"]).unwrap_or(&Value::Null);
         let count = |names: [&str; 2]| names.iter().find_map(|name| usage[*name].as_u64()).unwrap_or(0);
@@ -64,24 +64,24 @@ impl Answer {
 pub struct Output {
     file: File,
     path: PathBuf,
-    /// What has an answer, by custom_id.
+    /// The custom_ids of requests with an answer.
     answered: HashSet<String>,
-    /// There are lines beside the first answer to each request.
+    /// Whether there are lines beside the first answer to each request.
     is_stale: bool,
-    /// The file that was there before, whose lock keeps out those who opened it before it was replaced.
+    /// The file before it was replaced. Its lock keeps out processes that opened it earlier.
     replaced: Option<File>,
 }
 
 impl Output {
-    /// Opens or makes the file, for this run alone. Only half a line is cut off.
+    /// Opens or creates the file, and locks it. An incomplete last line is cut off.
     pub fn open(path: &Path) -> Result<Self> {
-        Self::read(path).with_context(|| format!("could not go on with {}", path.display()))
+        Self::read(path).with_context(|| format!("could not continue {}", path.display()))
     }
 
     fn read(path: &Path) -> Result<Self> {
         let file = open_locked(path)?;
         let (mut answered, mut is_stale) = (HashSet::new(), false);
-        // A device or a pipe keeps nothing.
+        // Devices and pipes have no earlier answers.
         if file.metadata()?.is_file() {
             let mut lines = Lines::of(&file)?;
             while let Some(answer) = lines.next()? {
@@ -97,10 +97,10 @@ impl Output {
         Ok(Self { file, path: path.to_path_buf(), answered, is_stale, replaced: None })
     }
 
-    /// Takes out what is no answer, since it is about to be asked again.
+    /// Removes lines that are not answers, since their requests are about to be retried.
     pub fn keep_answers(&mut self) -> Result<()> {
         if self.is_stale {
-            let kept = keep_answers(&self.file, &self.path).context("could not take out what has failed")?;
+            let kept = keep_answers(&self.file, &self.path).context("could not remove the failed lines")?;
             self.replaced = Some(std::mem::replace(&mut self.file, kept));
             self.is_stale = false;
         }
@@ -111,7 +111,7 @@ impl Output {
         self.answered.contains(custom_id)
     }
 
-    /// In one write, so that only the machine's own end can leave half a line.
+    /// Appends a line in one write, so that only a crash of the machine can leave half a line.
     pub fn append(&mut self, answer: &Answer) -> Result<()> {
         let mut line = serde_json::to_vec(answer)?;
         line.push(b'\n');
@@ -119,8 +119,8 @@ impl Output {
     }
 }
 
-/// The file at `path`, which no other run has: the one that is there once the lock is held, and not one that was replaced
-/// meanwhile.
+/// Opens and locks the file at `path`. Opens it again if another run replaced it before the lock was
+/// held.
 fn open_locked(path: &Path) -> Result<File> {
     loop {
         let file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
@@ -142,7 +142,7 @@ fn lock(file: &File) -> Result<()> {
         }
         // Some network file systems have no locks.
         Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => Ok(()),
-        Err(TryLockError::Error(error)) => Err(error).context("it cannot be locked"),
+        Err(TryLockError::Error(error)) => Err(error).context("could not lock it"),
     }
 }
 
@@ -157,15 +157,15 @@ fn is_at(file: &File, path: &Path) -> Result<bool> {
     }
 }
 
-/// Where an open file cannot be replaced.
+/// On other systems an open file cannot be replaced.
 #[cfg(not(unix))]
 fn is_at(_: &File, _: &Path) -> Result<bool> {
     Ok(true)
 }
 
-/// Puts a copy of `file` with nothing but the first answer to each request in its place.
+/// Replaces `file` by a copy that has only the first answer to each request.
 fn keep_answers(file: &File, path: &Path) -> Result<File> {
-    // Where the path is a link, the file behind it is meant.
+    // A link is followed to its file.
     let place = path.canonicalize()?;
     let mut name = place.file_name().map_or_else(OsString::new, OsString::from);
     name.push(".folio-tmp");
@@ -194,7 +194,7 @@ struct Lines<'a> {
     reader: BufReader<&'a File>,
     line: Vec<u8>,
     number: usize,
-    /// Where the last whole line ends.
+    /// Offset of the end of the last whole line.
     end: u64,
 }
 
@@ -215,7 +215,7 @@ impl<'a> Lines<'a> {
         let Some(text) = self.line.strip_suffix(b"\n") else { return Ok(None) };
         self.number += 1;
         let Ok(answer) = serde_json::from_slice::<Answer>(text) else {
-            bail!("line {} is no answer of a batch; give another file with -o", self.number);
+            bail!("line {} is not an answer of a batch; give another file with -o", self.number);
         };
         self.end += self.line.len() as u64;
         Ok(Some(Found { is_good: answer.is_good(), custom_id: answer.custom_id }))
@@ -279,7 +279,7 @@ mod tests {
     #[test]
     fn a_run_has_the_file_alone() {
         let path = scratch("locked");
-        // Both files are locked: the one that was there, and the one that took its place.
+        // Both files are locked: the replaced one and the new one.
         for left in [vec![], bytes(&[answer(1, "a", 500)])] {
             std::fs::write(&path, left).expect("writable");
             let before = File::open(&path).expect("it is there");
@@ -287,7 +287,7 @@ mod tests {
             first.keep_answers().expect("writable");
             let error = Output::open(&path).err().map(|error| format!("{error:#}")).expect("the second is refused");
             assert!(error.contains("another `folio batch`") && error.contains("out.jsonl"), "{error}");
-            assert!(before.try_lock().is_err(), "who opened it before is kept out too");
+            assert!(before.try_lock().is_err(), "a process that opened the replaced file is kept out too");
             drop(first);
             Output::open(&path).expect("a later run");
         }

@@ -1,8 +1,8 @@
-//! TLS of `folio health`: which certificates it takes for the server's.
+//! TLS of `folio health`, and the certificates that it trusts.
 //!
-//! What is asked is no secret and neither is the answer, so a check of the own machine is no safer with a certificate than
-//! without TLS, where there is none: on loopback any will do unless one is named. Elsewhere it must be one that is named, or
-//! that a public authority has signed.
+//! Request and answer are no secrets, so on loopback a check of the certificate adds nothing to plain
+//! HTTP: any certificate is trusted there, unless `--ca` names one. Elsewhere the certificate must be
+//! the named one, or signed by a public authority.
 
 use std::net::{IpAddr, TcpStream};
 use std::path::Path;
@@ -18,11 +18,11 @@ use tokio_rustls::rustls::{
     self, ClientConfig, ClientConnection, DigitallySignedStruct, RootCertStore, SignatureScheme, StreamOwned,
 };
 
-/// Whose certificate is taken for the server's.
+/// The certificates that are trusted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trust {
-    Anybody,
-    /// One of these, whatever name is on it, or one that they have signed for the server's name.
+    Any,
+    /// One of these, whatever its name, or one that they signed for the server's name.
     Named(Vec<CertificateDer<'static>>),
     PublicAuthorities,
 }
@@ -31,21 +31,21 @@ impl Trust {
     pub fn of(named: Option<&Path>, insecure: bool, address: IpAddr) -> Result<Self> {
         match named {
             Some(path) => Self::read(path).with_context(|| format!("--ca {}", path.display())),
-            None if insecure || address.to_canonical().is_loopback() => Ok(Self::Anybody),
+            None if insecure || address.to_canonical().is_loopback() => Ok(Self::Any),
             None => Ok(Self::PublicAuthorities),
         }
     }
 
     fn read(path: &Path) -> Result<Self> {
         let certificates: Vec<_> = CertificateDer::pem_file_iter(path)?.collect::<Result<_, _>>()?;
-        ensure!(!certificates.is_empty(), "it holds no certificate; expected PEM with a CERTIFICATE section");
+        ensure!(!certificates.is_empty(), "no certificate found; expected PEM with a CERTIFICATE section");
         Ok(Self::Named(certificates))
     }
 
     fn roots(&self) -> RootCertStore {
         let mut roots = RootCertStore::empty();
         match self {
-            Self::Anybody => {}
+            Self::Any => {}
             Self::Named(certificates) => drop(roots.add_parsable_certificates(certificates.iter().cloned())),
             Self::PublicAuthorities => roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
         }
@@ -55,7 +55,7 @@ impl Trust {
 
 pub fn connect(stream: TcpStream, host: &str, trust: Trust) -> Result<StreamOwned<ClientConnection, TcpStream>> {
     let name = host.trim_start_matches('[').trim_end_matches(']');
-    let name = ServerName::try_from(name.to_string()).with_context(|| format!("{host} is no name of a server"))?;
+    let name = ServerName::try_from(name.to_string()).with_context(|| format!("{host} is not a valid server name"))?;
     let provider = Arc::new(ring::default_provider());
     let verifier = Verifier::new(trust, Arc::clone(&provider))?;
     let config = ClientConfig::builder_with_provider(provider)
@@ -67,17 +67,17 @@ pub fn connect(stream: TcpStream, host: &str, trust: Trust) -> Result<StreamOwne
     let mut stream = stream;
     while connection.is_handshaking() {
         connection.complete_io(&mut stream).with_context(|| {
-            format!("no TLS with {host} (trust its certificate with --ca FILE, or any with --insecure)")
+            format!("TLS handshake with {host} failed (trust its certificate with --ca FILE, or any with --insecure)")
         })?;
     }
     Ok(StreamOwned::new(connection, stream))
 }
 
-/// Whoever shows a certificate must hold its key in any case.
+/// Checks certificates. The server must prove in any case that it holds the certificate's key.
 #[derive(Debug)]
 struct Verifier {
     trust: Trust,
-    /// None where nobody signs for others.
+    /// None if no authority is trusted.
     authorities: Option<Arc<WebPkiServerVerifier>>,
     provider: Arc<CryptoProvider>,
 }
@@ -103,7 +103,7 @@ impl ServerCertVerifier for Verifier {
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
         match (&self.trust, &self.authorities) {
-            (Trust::Anybody, _) => Ok(ServerCertVerified::assertion()),
+            (Trust::Any, _) => Ok(ServerCertVerified::assertion()),
             (Trust::Named(named), _) if named.contains(certificate) => Ok(ServerCertVerified::assertion()),
             (_, Some(authorities)) => authorities.verify_server_cert(certificate, between, name, ocsp, now),
             (_, None) => Err(rustls::CertificateError::UnknownIssuer.into()),
@@ -140,22 +140,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_trusted() {
+    fn trusted_certificates() {
         let address = |text: &str| text.parse::<IpAddr>().expect("an address");
         let check = |insecure: bool, text: &str, expect: Trust| {
             assert_eq!(Trust::of(None, insecure, address(text)).expect("nothing is read"), expect, "{text}");
         };
-        check(false, "127.0.0.1", Trust::Anybody);
-        check(false, "::1", Trust::Anybody);
-        check(false, "::ffff:127.0.0.1", Trust::Anybody);
+        check(false, "127.0.0.1", Trust::Any);
+        check(false, "::1", Trust::Any);
+        check(false, "::ffff:127.0.0.1", Trust::Any);
         check(false, "10.0.0.1", Trust::PublicAuthorities);
         check(false, "0.0.0.0", Trust::PublicAuthorities);
-        check(true, "10.0.0.1", Trust::Anybody);
+        check(true, "10.0.0.1", Trust::Any);
         assert!(!Trust::PublicAuthorities.roots().is_empty());
         let named = |text: &str| {
             let path = std::env::temp_dir().join(format!("folio-health-{}.pem", std::process::id()));
             std::fs::write(&path, text).expect("writable");
-            // A certificate that is named counts on loopback too.
+            // A named certificate is required on loopback too.
             let trust = Trust::of(Some(&path), false, address("127.0.0.1"));
             std::fs::remove_file(&path).expect("it is there");
             trust

@@ -1,4 +1,4 @@
-//! Who may come in, and whether what listens may listen where it was told to.
+//! API keys, and checks that no address without keys can be reached from other machines.
 
 use std::net::IpAddr;
 use std::time::Instant;
@@ -9,14 +9,14 @@ use folio_server::observe::{Observer, Refusal};
 
 use crate::args::{AccessArgs, ServeArgs};
 
-/// Where keys may lie in the environment.
+/// Environment variables that hold keys.
 const VARIABLES: [&str; 2] = ["FOLIO_API_KEY", "VLLM_API_KEY"];
-/// Of a path that was refused, as much is logged.
+/// Maximum characters of a refused path in the log.
 const LOGGED_PATH_CHARS: usize = 128;
 
 pub struct Access {
     pub keys: Keys,
-    /// Where they came from, for the greeting.
+    /// The files and variables that hold the keys, for the greeting.
     pub sources: Vec<String>,
     pub warnings: Vec<String>,
     insecure_no_auth: bool,
@@ -26,8 +26,8 @@ impl Access {
     pub fn of(args: &AccessArgs) -> Result<Self> {
         if args.api_key.is_some() {
             bail!(
-                "--api-key: a command line can be read by every user of this machine and ends up in histories; put the \
-                 key into a file and give --api-key-file FILE, or into the environment as FOLIO_API_KEY"
+                "--api-key: every user of this machine can read a command line, and shells record it; put the key into \
+                 a file and give --api-key-file FILE, or into the environment as FOLIO_API_KEY"
             );
         }
         let mut access = Self {
@@ -53,7 +53,8 @@ impl Access {
         Ok(access)
     }
 
-    /// Nothing that other machines reach goes without keys unless whoever starts the server says so.
+    /// Refuses addresses that other machines can reach without a key, unless `--insecure-no-auth` is
+    /// given.
     pub fn check_all(&self, args: &ServeArgs) -> Result<()> {
         if args.listen.uds.is_none() {
             guard::check_exposure(args.listen.host, !self.keys.is_empty(), self.insecure_no_auth).context("--host")?;
@@ -63,8 +64,8 @@ impl Access {
             && !address.ip().to_canonical().is_loopback()
         {
             bail!(
-                "--metrics-listen {address}: what is served there needs no key; give a loopback address, read /metrics \
-                 at the server's own address with a key, or accept the risk with --insecure-no-auth"
+                "--metrics-listen {address}: this address needs no key; give a loopback address, read /metrics at the \
+                 server's own address with a key, or accept the risk with --insecure-no-auth"
             );
         }
         let endpoints = [
@@ -78,8 +79,8 @@ impl Access {
                 && !is_loopback(endpoint)
             {
                 bail!(
-                    "{flag} {endpoint}: events carry the token ids of every prompt, and whoever reaches this address \
-                     could read them; give tcp://127.0.0.1:PORT, protect the server with API keys and this address with \
+                    "{flag} {endpoint}: events carry the token ids of every prompt, and this address needs no key; \
+                     give tcp://127.0.0.1:PORT, protect the server with API keys and this address with \
                      a firewall, or accept the risk with --insecure-no-auth"
                 );
             }
@@ -87,14 +88,14 @@ impl Access {
         Ok(())
     }
 
-    /// What to say of events that leave the machine beside a server that has keys.
+    /// A warning about events that other machines can read although the server has keys.
     pub fn event_warning(&self, args: &ServeArgs) -> Option<String> {
         let endpoint = args.kv_events.kv_events_endpoint.as_ref().filter(|endpoint| !is_loopback(endpoint))?;
-        Some(format!("whoever reaches {endpoint} can read the token ids of every prompt: ZeroMQ asks for no key"))
+        Some(format!("every client of {endpoint} can read the token ids of all prompts: ZeroMQ has no keys"))
     }
 }
 
-/// Of `tcp://host:port`; what is malformed is refused where it is bound.
+/// Whether `tcp://host:port` is a loopback address. Malformed endpoints are refused when bound.
 fn is_loopback(endpoint: &str) -> bool {
     let Some((host, _)) = endpoint.strip_prefix("tcp://").and_then(|address| address.rsplit_once(':')) else {
         return false;
@@ -103,7 +104,7 @@ fn is_loopback(endpoint: &str) -> bool {
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
 }
 
-/// A request that the guard turned away, for the log and the metrics.
+/// Reports a request that the guard refused to the log and the metrics.
 pub fn note_refusal(observer: &Observer, refusal: &guard::Refusal<'_>) {
     let end = refusal.path.char_indices().nth(LOGGED_PATH_CHARS).map_or(refusal.path.len(), |(end, _)| end);
     observer.refused(&Refusal {
@@ -123,7 +124,7 @@ mod tests {
     use super::*;
     use crate::args::{Command, Folio};
 
-    /// A page that shows a command which is refused helps nobody.
+    /// The page must not show commands that are refused.
     #[test]
     fn the_commands_of_the_page_on_events_are_taken() {
         let keys = std::env::temp_dir().join(format!("folio-events-keys-{}", std::process::id()));

@@ -1,5 +1,6 @@
-//! How the server ends: told to, it takes no more, finishes what is under way within the drain time, and says goodbye
-//! to whoever is left; told twice, it ends at once. Until then it watches whether the engine gets anywhere.
+//! The end of the server. A signal makes it drain: new requests are refused, running ones may
+//! finish within the drain timeout, the rest are aborted with an error event. A second signal ends
+//! it at once. Until then a task watches whether the engine makes progress.
 
 use std::io;
 use std::process::ExitCode;
@@ -16,15 +17,15 @@ use tokio::time::{sleep, timeout};
 
 use crate::signals::{Signal, Signals};
 
-/// Between looks at whether the last request has ended.
+/// Interval of checks whether the last request has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
-/// For the engine's thread to end: a step may be under way, and a wedged one never ends.
+/// Time for the engine's thread to end. A step may be running, and a wedged one never ends.
 const ENGINE_END: Duration = Duration::from_secs(5);
-/// For connections to write their last bytes, after the engine has ended.
+/// Time for connections to write their last bytes after the engine has ended.
 const CLOSE: Duration = Duration::from_secs(3);
 const LAST_LINE: Duration = Duration::from_millis(200);
 
-/// All that is to be ended.
+/// The parts of the server that are ended.
 pub struct Ending {
     pub log: Log,
     pub lifecycle: Lifecycle,
@@ -32,7 +33,7 @@ pub struct Ending {
     pub observer: Observer,
     pub shutdown: ShutdownHandle,
     pub timeouts: Timeouts,
-    /// A task for each listener.
+    /// One task for each listener.
     pub serving: Vec<JoinHandle<io::Result<()>>>,
 }
 
@@ -46,17 +47,17 @@ impl Ending {
         tokio::select! {
             () = self.drain(signal, engine) => ExitCode::SUCCESS,
             second = signals.next() => {
-                log.warn("told again to end", &[("signal", second.name().into())]);
+                log.warn("second signal: ending at once", &[("signal", second.name().into())]);
                 log.flush(LAST_LINE);
                 second.exit_code()
             }
         }
     }
 
-    /// The end of a server that has not begun to answer.
+    /// Ends a server that is still loading.
     pub async fn while_loading(mut self, signal: Signal) -> ExitCode {
         self.lifecycle.set_draining();
-        self.log.info("told to end while loading", &[("signal", signal.name().into())]);
+        self.log.info("signal received while loading: ending", &[("signal", signal.name().into())]);
         self.close().await;
         ExitCode::SUCCESS
     }
@@ -64,40 +65,40 @@ impl Ending {
     async fn drain(&mut self, signal: Signal, engine: &Engine) {
         let begin = Instant::now();
         self.lifecycle.set_draining();
-        let under_way = self.guard.in_flight();
-        let fields = [("signal", signal.name().into()), ("requests_under_way", under_way.into())];
-        self.log.info("told to end; no more requests are taken", &fields);
+        let in_flight = self.guard.in_flight();
+        let fields = [("signal", signal.name().into()), ("requests_in_flight", in_flight.into())];
+        self.log.info("signal received: draining, new requests are refused", &fields);
         while self.guard.in_flight() > 0 && begin.elapsed() < self.timeouts.drain {
             sleep(LOOK_EVERY).await;
         }
         let left = self.guard.in_flight();
         if left > 0 {
-            self.log.warn("out of time; what is under way is ended", &[("requests", left.into())]);
+            self.log.warn("drain timeout: aborting the remaining requests", &[("requests", left.into())]);
         }
-        // Streams under way end with an error event.
+        // Streams in flight end with an error event.
         let engine = engine.clone();
         let ended = tokio::task::spawn_blocking(move || engine.shutdown());
         if timeout(ENGINE_END, ended).await.is_err() {
-            self.log.error("the engine does not end and is left behind", &[]);
+            self.log.error("the engine did not end in time", &[]);
         }
         self.close().await;
         self.log.info("ended", &[("requests_ended_early", left.into()), ("total_ms", begin.elapsed().into())]);
         self.log.flush(LAST_LINE);
     }
 
-    /// Connections write what is left to write; then traces and log.
+    /// Lets connections write their last bytes, then traces and the log.
     async fn close(&mut self) {
         self.shutdown.close_within(CLOSE);
         for serving in self.serving.drain(..) {
-            // A listener's task that panicked has ended too.
+            // A task that panicked has ended too.
             let _ = serving.await;
         }
         self.observer.shutdown().await;
     }
 }
 
-/// Says once when the engine stops getting anywhere, and once when it goes on. One that builds its executor anew is
-/// busy, and says so itself.
+/// Logs once when the engine stops making progress, and once when it continues. An engine that
+/// restarts its executor reports that itself.
 async fn watch(engine: Engine, log: Log, stuck: Duration) {
     let mut since: Option<Instant> = None;
     loop {
@@ -110,11 +111,11 @@ async fn watch(engine: Engine, log: Log, stuck: Duration) {
             (Some(stalled), None) => {
                 since = Instant::now().checked_sub(stalled);
                 let fields = [("stalled_ms", stalled.into()), ("requests", engine.num_live().into())];
-                log.error("the engine is stuck: it has work and gets nowhere", &fields);
+                log.error("the engine is stuck: it has requests but makes no progress", &fields);
             }
             (None, Some(begin)) => {
                 since = None;
-                log.error("the engine goes on", &[("stalled_ms", begin.elapsed().into())]);
+                log.error("the engine makes progress again", &[("stalled_ms", begin.elapsed().into())]);
             }
             _ => {}
         }

@@ -1,5 +1,5 @@
-//! What whoever starts the server sees, in one screen: what is loaded, how memory is planned, who is let in, where to
-//! connect, and a line to try it with.
+//! The lines on standard error while a server starts: model, memory plan, access, addresses, and a
+//! command to try it with.
 
 use std::time::Instant;
 
@@ -25,7 +25,7 @@ pub struct Greeting<'a> {
 }
 
 impl Greeting<'_> {
-    /// Before the model is loaded.
+    /// Prints the greeting before the model is loaded.
     pub fn begin(&self, assets: &Assets, plan: &Plan, device: &str) {
         let notes = self.args.vllm.notes.iter().chain(&assets.note);
         let warnings = self.access.warnings.iter().cloned().chain(self.access.event_warning(self.args));
@@ -33,7 +33,7 @@ impl Greeting<'_> {
             notes.for_each(|note| self.log.info(note, &[]));
             warnings.for_each(|warning| self.log.warn(&warning, &[]));
             let url = self.bound.url();
-            let guesses = assets.drafting.as_ref().map_or("nothing".to_owned(), Drafting::describe);
+            let speculation = assets.drafting.as_ref().map_or("off".to_owned(), Drafting::describe);
             let fields = [
                 ("model", self.name.into()),
                 ("url", (&url).into()),
@@ -43,7 +43,7 @@ impl Greeting<'_> {
                 ("threads", plan.threads.into()),
                 ("planned_bytes", plan.bytes.total().into()),
                 ("kv_tokens", plan.kv_tokens().into()),
-                ("guesses_ahead_by", guesses.as_str().into()),
+                ("speculation", speculation.as_str().into()),
                 ("keys", self.access.keys.len().into()),
                 ("tls", self.bound.tls.is_some().into()),
             ];
@@ -53,7 +53,7 @@ impl Greeting<'_> {
         warnings.for_each(|warning| say!("warning: {warning}"));
         say!("folio {}: {}, {device}", env!("CARGO_PKG_VERSION"), describe(assets, self.name));
         if let Some(drafting) = &assets.drafting {
-            say!("tokens are guessed ahead by {}", drafting.describe());
+            say!("speculative decoding: {}", drafting.describe());
         }
         say!("{}", plan::print(plan, self.name).trim_end());
         for (what, state) in
@@ -64,7 +64,7 @@ impl Greeting<'_> {
         say!("loading; {} answers 503 to all but /health, /ready, /version and /metrics until then", self.bound.url());
     }
 
-    /// Once requests are answered. Scripts wait for this line.
+    /// Prints the line that scripts wait for, once requests are answered.
     pub fn ready(&self, phases: &Phases) {
         for note in &phases.notes {
             match self.is_json() {
@@ -100,11 +100,11 @@ impl Greeting<'_> {
 
     fn keys(&self) -> String {
         match self.access.keys.len() {
-            0 if self.args.access.insecure_no_auth => "none (--insecure-no-auth): whoever reaches it may use it".into(),
-            0 if self.args.listen.uds.is_some() => "none: only this user may connect".into(),
-            0 => "none: every user of this machine may use it".into(),
+            0 if self.args.access.insecure_no_auth => "none (--insecure-no-auth): any client may use the server".into(),
+            0 if self.args.listen.uds.is_some() => "none: only this user can connect".into(),
+            0 => "none: every user of this machine may use the server".into(),
             1 => format!("1, from {}", self.access.sources.join(" and ")),
-            many => format!("{many}, from {}; prefixes are cached for each apart", self.access.sources.join(" and ")),
+            many => format!("{many}, from {}; each has its own prefix cache", self.access.sources.join(" and ")),
         }
     }
 
@@ -132,7 +132,7 @@ fn describe(assets: &Assets, name: &str) -> String {
     format!("{name}{own}, {} layers, vocabulary {}", spec.layers.len(), spec.vocab_size)
 }
 
-/// What `/server_info` tells. Where the model lies on this machine is not told.
+/// The fields of `/server_info`. Paths on this machine are not among them.
 pub fn info(session: &Session) -> Value {
     let (plan, spec) = (&session.plan, &session.assets.model.spec);
     json!({
@@ -149,7 +149,7 @@ pub fn info(session: &Session) -> Value {
     })
 }
 
-/// How the engine says on standard error what went wrong. A plain function, since an engine knows no log.
+/// A function that prints the engine's warnings to standard error, since the engine has no log.
 pub fn warner(format: LogFormat) -> fn(std::fmt::Arguments<'_>) {
     match format {
         LogFormat::Text => |line| say!("warning: {line}"),

@@ -1,4 +1,4 @@
-//! What the server listens on, bound before anything is loaded.
+//! The server's sockets, bound before anything is loaded.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::args::ListenArgs;
 pub struct Bound {
     socket: Socket,
     pub tls: Option<Tls>,
-    /// For the metrics alone.
+    /// The second address for metrics.
     pub metrics: Option<TcpListener>,
 }
 
@@ -22,12 +22,12 @@ enum Socket {
     Unix(std::os::unix::net::UnixListener, SocketFile),
 }
 
-/// Removed when the server ends.
+/// The file of a Unix socket, removed when the server ends.
 struct SocketFile(PathBuf);
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // Somebody may have removed it already.
+        // The file may have been removed already.
         let _ = std::fs::remove_file(&self.0);
     }
 }
@@ -49,7 +49,7 @@ impl Bound {
         Ok(Self { socket, tls, metrics: metrics.map(|(listener, _)| listener) })
     }
 
-    /// Where clients find it.
+    /// The URL for clients.
     pub fn url(&self) -> String {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         match &self.socket {
@@ -59,7 +59,7 @@ impl Bound {
         }
     }
 
-    /// The address to try from this machine: what listens everywhere is reached by loopback too.
+    /// The URL to try on this machine; a wildcard address is replaced by loopback.
     pub fn curl(&self) -> String {
         match &self.socket {
             Socket::Tcp(_, address) if address.ip().is_unspecified() => {
@@ -72,7 +72,7 @@ impl Bound {
         }
     }
 
-    /// On a Unix socket no browser comes along, so no name is suspect.
+    /// Accepted Host names. Browsers cannot reach a Unix socket, so any name is accepted there.
     pub fn hosts(&self, allowed: &[String]) -> Result<Hosts> {
         match &self.socket {
             Socket::Tcp(_, address) => Hosts::new(address.ip(), allowed).context("--allowed-hosts"),
@@ -83,7 +83,7 @@ impl Bound {
         }
     }
 
-    /// A second handle on the same socket, for the runtime that this is called on.
+    /// A second handle of the same socket, for the current runtime.
     pub fn listener(&self) -> Result<Listener> {
         match &self.socket {
             Socket::Tcp(listener, _) => Ok(Listener::Tcp(tokio::net::TcpListener::from_std(listener.try_clone()?)?)),
@@ -110,15 +110,15 @@ fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
     Ok((listener, address))
 }
 
-/// A socket file that a server left behind is replaced; one that is listened on, or any other file, is not.
+/// Binds a Unix socket. A stale socket file is replaced; one in use, or any other file, is not.
 #[cfg(unix)]
 fn bind_file(path: &Path) -> Result<Socket> {
     use std::os::unix::fs::{FileTypeExt, PermissionsExt};
     use std::os::unix::net::{UnixListener, UnixStream};
     let bind = || -> Result<Socket> {
         if let Ok(about) = std::fs::symlink_metadata(path) {
-            anyhow::ensure!(about.file_type().is_socket(), "there is a file of that name that is no socket");
-            anyhow::ensure!(UnixStream::connect(path).is_err(), "another server listens there");
+            anyhow::ensure!(about.file_type().is_socket(), "the file exists and is not a socket");
+            anyhow::ensure!(UnixStream::connect(path).is_err(), "another server listens on it");
             std::fs::remove_file(path)?;
         }
         let listener = UnixListener::bind(path)?;
