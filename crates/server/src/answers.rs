@@ -1,16 +1,12 @@
-//! A request under way: its prompts handed to the engine, its answers coming back as pieces of text.
+//! The answers to a request, as they come back from the engine in pieces of text.
 
 use std::future::poll_fn;
 use std::task::Poll;
-use std::time::Instant;
 
-use folio_engine::{RequestOptions, SubmitError, TimeLimit, Usage};
+use folio_engine::Usage;
 
 use crate::error::ApiError;
-use crate::observe::{EndReason, RequestRecord, RequestStart};
-use crate::prompts::Prepared;
-use crate::request::{Generate, invalid};
-use crate::service::{Call, Service};
+use crate::observe::{EndReason, RequestRecord};
 use crate::sse::{EventWriter, Gone};
 use crate::text_stream::{AnswerToken, Finish, Piece, PromptLogprobs, TextStream};
 
@@ -24,82 +20,12 @@ pub struct Answers {
     turn: usize,
 }
 
-impl Service {
-    /// Hands a request to the engine, all of it or nothing.
-    pub fn start(
-        &self,
-        route: &'static str,
-        call: &Call,
-        prompts: &[Prepared],
-        generate: Generate,
-    ) -> Result<Answers, ApiError> {
-        let engine = &self.model.engine;
-        let num_samples = generate.params.n;
-        let options = self.options(call, &generate);
-        let request = |prompt: &Prepared| {
-            let request = engine.request(prompt.tokens.clone(), generate.params_of_a_prompt());
-            request.and_then(|request| request.with_options(options.clone())).map_err(invalid)
-        };
-        check_told(self, prompts, &generate)?;
-        // All are checked before any is queued.
-        let requests = prompts.iter().map(request).collect::<Result<Vec<_>, _>>()?;
-        let submit = |request| {
-            let stream = engine.submit(request).map_err(not_taken)?;
-            Ok(TextStream::new(stream, &self.model.tokenizer, num_samples, &generate.text))
-        };
-        let streams = requests.into_iter().map(submit).collect::<Result<Vec<_>, ApiError>>()?;
-        let mut record = self.record(route, call);
-        prompts.iter().for_each(|p| record.submitted(p.tokens.len(), num_samples, generate.params.max_tokens));
-        Ok(Answers { streams, num_samples, record, turn: 0 })
-    }
-
-    /// When a request runs, for whom, and what it shares.
-    pub fn options(&self, call: &Call, generate: &Generate) -> RequestOptions {
-        let caller = &call.caller;
-        RequestOptions {
-            priority: caller.priority(generate.priority),
-            tenant: caller.tenant,
-            weight: caller.weight,
-            deadline: deadline(self, call).map(|deadline| deadline.saturating_duration_since(Instant::now())),
-            cache_salt: generate.cache_salt.as_deref().map_or(caller.cache_salt, |salt| caller.cache_salt_with(salt)),
-        }
-    }
-
-    pub fn record(&self, route: &'static str, call: &Call) -> RequestRecord {
-        self.observer.begin(RequestStart {
-            route,
-            request_id: call.id.id.clone(),
-            key_name: Some(call.caller.name.clone()),
-            traceparent: call.traceparent.as_deref(),
-            arrived: call.arrived,
-        })
-    }
-}
-
-/// What is told of prompts is bounded as a whole: it is written for every choice.
-fn check_told(service: &Service, prompts: &[Prepared], generate: &Generate) -> Result<(), ApiError> {
-    let Some(top) = generate.params.prompt_logprobs else { return Ok(()) };
-    let tokens: usize = prompts.iter().map(|prompt| prompt.tokens.len()).sum();
-    let values = tokens.saturating_mul(top as usize + 1).saturating_mul(generate.params.n);
-    match service.bounds.limits.prompt_logprob_values {
-        most if values > most => {
-            let message =
-                format!("{values} log-probabilities of prompt tokens in all, but at most {most} are told at once");
-            Err(ApiError::invalid("prompt_logprobs", message))
-        }
-        _ => Ok(()),
-    }
-}
-
-pub fn not_taken(error: SubmitError) -> ApiError {
-    match error {
-        SubmitError::QueueFull { retry_after } => ApiError::Overloaded { retry_after },
-        SubmitError::Draining => ApiError::Draining,
-        SubmitError::Stopped => ApiError::Stopped,
-    }
-}
-
 impl Answers {
+    /// The answers that `streams` bring, one stream a prompt, each with `num_samples` answers.
+    pub fn new(streams: Vec<TextStream>, num_samples: usize, record: RequestRecord) -> Self {
+        Self { streams, num_samples, record, turn: 0 }
+    }
+
     pub fn num_choices(&self) -> usize {
         self.streams.len() * self.num_samples
     }
@@ -203,12 +129,4 @@ impl Answers {
 /// Whether a piece tells nothing that clients see, such as half a character.
 pub fn is_silent(piece: &Piece) -> bool {
     piece.text.is_empty() && piece.finish.is_none() && piece.prompt_logprobs.is_none()
-}
-
-/// When a request must be over, whether or not its client reads; none where there is no limit in all.
-pub fn deadline(service: &Service, call: &Call) -> Option<Instant> {
-    match service.timeouts.request {
-        TimeLimit::InAll(limit) => Some(call.arrived + limit),
-        TimeLimit::WithoutProgress(_) => None,
-    }
 }

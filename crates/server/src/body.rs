@@ -66,7 +66,7 @@ impl JsonBody {
             request.map(|request| (request, room))
         };
         // What takes long to read holds up nobody else.
-        let read = if length > SMALL_BYTES { service.prompts.parse(work).await } else { work() };
+        let read = if length > SMALL_BYTES { service.text_pool.parse(work).await } else { work() };
         let (request, room) = read?;
         // Without a guard nobody knows when the request is over.
         if let Some(kept) = kept {

@@ -16,11 +16,12 @@ mod json;
 pub mod kv_events;
 pub mod net;
 pub mod observe;
-mod prompts;
 mod request;
 mod routes;
 mod service;
 mod sse;
+mod submit;
+mod text_pool;
 mod text_stream;
 
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -15,9 +15,9 @@ use crate::error::{ApiError, ErrorStyle};
 use crate::guard::{Caller, Guard, Lifecycle, RequestId};
 use crate::net::ConnectionStats;
 use crate::observe::Observer;
-use crate::prompts::PromptPool;
 use crate::request::{Bounds, ModelNames, SamplingDefaults};
 use crate::routes::responses::ResponseStore;
+use crate::text_pool::TextPool;
 use crate::{Limits, Timeouts};
 
 /// A model that is loaded and the engine that runs it.
@@ -74,7 +74,7 @@ pub struct Serving {
     pub model: Model,
     pub bounds: Bounds,
     pub timeouts: Timeouts,
-    pub prompts: PromptPool,
+    pub text_pool: TextPool,
     pub observer: Observer,
     pub responses: ResponseStore,
     /// What `/openapi.json` answers, once somebody has asked.
@@ -135,7 +135,7 @@ impl App {
             defaults: model.defaults,
         };
         let serving = Serving {
-            prompts: PromptPool::new(
+            text_pool: TextPool::new(
                 Arc::clone(&model.tokenizer),
                 model.template.clone(),
                 &bounds,

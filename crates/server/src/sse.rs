@@ -51,7 +51,7 @@ where
         room: Arc::new(Semaphore::new(most)),
         most,
         stall: service.timeouts.write_stall,
-        deadline: crate::answers::deadline(service, call),
+        deadline: service.deadline(call),
         buffer: Vec::new(),
     };
     let work = write(writer);

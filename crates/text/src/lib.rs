@@ -18,6 +18,6 @@ pub use config::TokenizerConfig;
 pub use detokenizer::Detokenizer;
 pub use error::{Error, Result};
 pub use stop::StopMatcher;
-pub use template::{ChatRender, ChatTemplate, SpecialTokens, WallTime};
+pub use template::{ChatRender, ChatTemplate, RESERVED, SpecialTokens, WallTime};
 pub use tokenizer::{ControlTokens, GgufVocab, Mark, Tokenizer};
 pub use translate::{Translation, Translator};

@@ -42,17 +42,28 @@ pub trait Kind {
     fn example(&self) -> Self::Value;
 }
 
-/// What is wrong with a value, and where below it.
+/// The reason why a value is refused, and its place below the request.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Wrong {
-    /// Of the parts on the way down, each with its separator before it.
+    /// Names and indices on the way down, each with its separator before it.
     path: String,
-    message: String,
+    reason: Reason,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Reason {
+    Message(String),
+    NoSuchModel,
 }
 
 impl Wrong {
     pub fn new(message: impl Into<String>) -> Self {
-        Self { path: String::new(), message: message.into() }
+        Self { path: String::new(), reason: Reason::Message(message.into()) }
+    }
+
+    /// The value names a model that is not served here.
+    pub fn no_such_model() -> Self {
+        Self { path: String::new(), reason: Reason::NoSuchModel }
     }
 
     pub fn below(self, part: &str) -> Self {
@@ -63,7 +74,12 @@ impl Wrong {
 impl From<Wrong> for ApiError {
     fn from(wrong: Wrong) -> Self {
         let field = wrong.path.trim_start_matches('.');
-        ApiError::Invalid { field: (!field.is_empty()).then(|| field.to_owned()), message: wrong.message }
+        match wrong.reason {
+            Reason::Message(message) => {
+                ApiError::Invalid { field: (!field.is_empty()).then(|| field.to_owned()), message }
+            }
+            Reason::NoSuchModel => ApiError::NoSuchModel,
+        }
     }
 }
 

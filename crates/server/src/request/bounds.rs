@@ -4,7 +4,7 @@ use folio_engine::SamplingParams;
 use serde_json::{Value, json};
 
 use crate::Limits;
-use crate::fields::{Kind, Wrong};
+use crate::fields::{Fields, Kind, Wrong};
 
 #[derive(Clone, Debug)]
 pub struct Bounds {
@@ -90,31 +90,29 @@ impl SamplingDefaults {
 }
 
 impl Bounds {
-    /// The field `model`, whose value is whether it is served here.
-    pub fn model(&self) -> ModelName<'_> {
-        ModelName(&self.model_names)
+    /// Reads the field `model`, which may be left out. A name that is not served here is refused.
+    pub fn check_model(&self, fields: &mut Fields) -> Result<(), Wrong> {
+        fields
+            .optional("model", ModelName(&self.model_names), "The model, by a name that /v1/models lists.")
+            .map(|_| ())
     }
 }
 
-pub struct ModelName<'a>(&'a ModelNames);
+struct ModelName<'a>(&'a ModelNames);
 
 impl Kind for ModelName<'_> {
-    type Value = bool;
+    type Value = ();
 
-    fn read(&self, value: Value) -> Result<bool, Wrong> {
-        match value.as_str() {
-            Some(name) => Ok(self.0.find(name).is_some()),
-            None => Err(Wrong::new("must be a text")),
-        }
+    fn read(&self, value: Value) -> Result<(), Wrong> {
+        let name = value.as_str().ok_or_else(|| Wrong::new("must be a string"))?;
+        self.0.find(name).map(|_| ()).ok_or_else(Wrong::no_such_model)
     }
 
     fn schema(&self) -> Value {
         json!({"type": "string", "enum": self.0.listed})
     }
 
-    fn example(&self) -> bool {
-        true
-    }
+    fn example(&self) {}
 }
 
 #[cfg(test)]

@@ -6,18 +6,6 @@ use super::Bounds;
 use crate::fields::{Either, Fields, Kind, ListOf, Object, OneOf, PlainMap, Text, Word, Wrong};
 use crate::json::Raw;
 
-/// What the template itself fills in.
-const RESERVED: &[&str] = &[
-    "messages",
-    "tools",
-    "documents",
-    "add_generation_prompt",
-    "continue_final_message",
-    "tokenize",
-    "chat_template",
-    "strftime_now",
-];
-
 #[derive(Clone, Debug, PartialEq)]
 pub struct Message {
     pub role: &'static str,
@@ -77,8 +65,11 @@ impl Conversation {
             crate::fields::Flag,
             "Whether the last message is the beginning of the answer; needs add_generation_prompt to be false.",
         )?;
-        let kwargs =
-            PlainMap { most: limits.template_kwargs, most_bytes: limits.template_kwarg_bytes, reserved: RESERVED };
+        let kwargs = PlainMap {
+            most: limits.template_kwargs,
+            most_bytes: limits.template_kwarg_bytes,
+            reserved: &folio_text::RESERVED,
+        };
         let kwargs =
             fields.optional("chat_template_kwargs", kwargs, "More variables for the model's chat template.")?;
         fields.refused("chat_template", &[], "a template comes with the model, not with a request")?;

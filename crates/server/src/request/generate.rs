@@ -1,4 +1,4 @@
-//! The one validated request. Routes fill in [`Wishes`], each from its own wire format; [`Generate::new`] alone turns
+//! The one validated request. Routes fill in [`RawParams`], each from its own wire format; [`Generate::new`] alone turns
 //! them into something that can run, with every default and every limit applied.
 
 use std::hash::{BuildHasher, RandomState};
@@ -10,7 +10,7 @@ use crate::error::ApiError;
 
 /// What a route's fields say, in the route's own words where they differ; none where they say nothing.
 #[derive(Clone, Debug, Default)]
-pub struct Wishes {
+pub struct RawParams {
     pub n: Option<usize>,
     pub max_tokens: Option<usize>,
     /// For requests that do not limit themselves; the context's end limits all.
@@ -50,7 +50,7 @@ pub struct Generate {
     /// Whether the client named the seed.
     is_seeded: bool,
     pub(crate) text: TextOptions,
-    /// To be tokenized with the prompt.
+    /// Tokenized together with the prompt.
     pub(crate) bad_words: Vec<String>,
     /// Most tokens of the prompt that are kept, from its end.
     pub(crate) keep_tokens: Option<usize>,
@@ -72,8 +72,8 @@ pub struct TextOptions {
 
 impl Generate {
     /// `num_prompts`: how many prompts the request has.
-    pub fn new(wishes: Wishes, num_prompts: usize, bounds: &Bounds) -> Result<Self, ApiError> {
-        let n = wishes.n.unwrap_or(1);
+    pub fn new(raw: RawParams, num_prompts: usize, bounds: &Bounds) -> Result<Self, ApiError> {
+        let n = raw.n.unwrap_or(1);
         let sequences = n.saturating_mul(num_prompts);
         if sequences > bounds.max_seqs {
             let most = bounds.max_seqs;
@@ -83,28 +83,28 @@ impl Generate {
                 format!("{sequences} answers in all, but at most {most} run at once"),
             ));
         }
-        let asked = wishes.max_tokens.or(wishes.max_tokens_unsaid);
+        let asked = raw.max_tokens.or(raw.max_tokens_unsaid);
         let max_tokens = bounds.defaults.max_tokens(asked, bounds.max_model_len);
-        let min_tokens = wishes.min_tokens.unwrap_or(0);
-        let params = SamplingParams { max_tokens, min_tokens, n, ..sampling(&wishes, bounds) };
+        let min_tokens = raw.min_tokens.unwrap_or(0);
+        let params = SamplingParams { max_tokens, min_tokens, n, ..sampling(&raw, bounds) };
         params.validate(bounds.vocab_size).map_err(|error| invalid(InvalidRequest::Sampling(error)))?;
         // A negative number: as many as fit with one for the answer.
         let all = bounds.max_model_len.saturating_sub(1);
-        let keep_tokens = wishes.truncate_prompt.map(|keep| usize::try_from(keep).unwrap_or(all));
+        let keep_tokens = raw.truncate_prompt.map(|keep| usize::try_from(keep).unwrap_or(all));
         Ok(Self {
             params,
-            is_seeded: wishes.seed.is_some(),
+            is_seeded: raw.seed.is_some(),
             text: TextOptions {
-                stop: wishes.stop,
-                include_stop: wishes.include_stop,
-                skip_special: !wishes.show_special,
+                stop: raw.stop,
+                include_stop: raw.include_stop,
+                skip_special: !raw.show_special,
                 min_tokens,
-                stop_token_ids: wishes.stop_token_ids,
+                stop_token_ids: raw.stop_token_ids,
             },
-            bad_words: wishes.bad_words,
+            bad_words: raw.bad_words,
             keep_tokens,
-            priority: wishes.priority.unwrap_or(0),
-            cache_salt: wishes.cache_salt,
+            priority: raw.priority.unwrap_or(0),
+            cache_salt: raw.cache_salt,
         })
     }
 
@@ -117,27 +117,27 @@ impl Generate {
 }
 
 /// Everything that is a number for the sampler alone.
-fn sampling(wishes: &Wishes, bounds: &Bounds) -> SamplingParams {
+fn sampling(raw: &RawParams, bounds: &Bounds) -> SamplingParams {
     let standard = bounds.defaults.params();
-    let top_k = match wishes.top_k {
+    let top_k = match raw.top_k {
         None => standard.top_k,
         Some(k) => u32::try_from(k).ok().filter(|k| *k > 0),
     };
     SamplingParams {
-        temperature: wishes.temperature.unwrap_or(standard.temperature),
-        top_p: wishes.top_p.unwrap_or(standard.top_p),
+        temperature: raw.temperature.unwrap_or(standard.temperature),
+        top_p: raw.top_p.unwrap_or(standard.top_p),
         top_k,
-        min_p: wishes.min_p.unwrap_or(standard.min_p),
-        repetition_penalty: wishes.repetition_penalty.unwrap_or(standard.repetition_penalty),
-        frequency_penalty: wishes.frequency_penalty.unwrap_or(standard.frequency_penalty),
-        presence_penalty: wishes.presence_penalty.unwrap_or(standard.presence_penalty),
-        logit_bias: wishes.logit_bias.clone(),
-        allowed_tokens: wishes.allowed_token_ids.clone(),
-        stop_token_ids: wishes.stop_token_ids.clone(),
-        ignore_eos: wishes.ignore_eos,
-        logprobs: wishes.logprobs,
-        prompt_logprobs: wishes.prompt_logprobs,
-        seed: wishes.seed.map_or(standard.seed, |seed| seed as u64),
+        min_p: raw.min_p.unwrap_or(standard.min_p),
+        repetition_penalty: raw.repetition_penalty.unwrap_or(standard.repetition_penalty),
+        frequency_penalty: raw.frequency_penalty.unwrap_or(standard.frequency_penalty),
+        presence_penalty: raw.presence_penalty.unwrap_or(standard.presence_penalty),
+        logit_bias: raw.logit_bias.clone(),
+        allowed_tokens: raw.allowed_token_ids.clone(),
+        stop_token_ids: raw.stop_token_ids.clone(),
+        ignore_eos: raw.ignore_eos,
+        logprobs: raw.logprobs,
+        prompt_logprobs: raw.prompt_logprobs,
+        seed: raw.seed.map_or(standard.seed, |seed| seed as u64),
         ..standard
     }
 }
@@ -183,7 +183,7 @@ mod tests {
             max_tokens: Some(30),
             most_tokens: Some(40),
         };
-        let check = |defaults, wishes: Wishes, expect: (f32, f32, Option<u32>, f32, f32, usize)| {
+        let check = |defaults, raw: RawParams, expect: (f32, f32, Option<u32>, f32, f32, usize)| {
             let bounds = Bounds {
                 limits: Limits::default(),
                 model_names: vec!["m".into()].into(),
@@ -192,15 +192,15 @@ mod tests {
                 max_seqs: 4,
                 defaults,
             };
-            let said = format!("{wishes:?}");
-            let params = Generate::new(wishes, 1, &bounds).unwrap_or_else(|error| panic!("{said}: {error}")).params;
+            let said = format!("{raw:?}");
+            let params = Generate::new(raw, 1, &bounds).unwrap_or_else(|error| panic!("{said}: {error}")).params;
             let SamplingParams { temperature, top_p, top_k, min_p, repetition_penalty, max_tokens, .. } = params;
             assert_eq!((temperature, top_p, top_k, min_p, repetition_penalty, max_tokens), expect, "{said}");
         };
-        let nothing = Wishes::default();
+        let nothing = RawParams::default();
         check(SamplingDefaults::default(), nothing.clone(), (1.0, 1.0, None, 0.0, 1.0, 64));
         check(defaults, nothing.clone(), (0.5, 0.75, Some(20), 0.25, 1.5, 30));
-        let other = Wishes {
+        let other = RawParams {
             temperature: Some(0.0),
             top_p: Some(1.0),
             top_k: Some(-1),
@@ -210,7 +210,7 @@ mod tests {
             ..nothing.clone()
         };
         check(defaults, other.clone(), (0.0, 1.0, None, 0.0, 1.0, 35));
-        check(defaults, Wishes { max_tokens: Some(50), ..other }, (0.0, 1.0, None, 0.0, 1.0, 40));
-        check(defaults, Wishes { max_tokens_unsaid: Some(16), ..nothing }, (0.5, 0.75, Some(20), 0.25, 1.5, 16));
+        check(defaults, RawParams { max_tokens: Some(50), ..other }, (0.0, 1.0, None, 0.0, 1.0, 40));
+        check(defaults, RawParams { max_tokens_unsaid: Some(16), ..nothing }, (0.5, 0.75, Some(20), 0.25, 1.5, 16));
     }
 }

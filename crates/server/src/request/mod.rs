@@ -5,9 +5,10 @@ mod chat;
 mod generate;
 mod openai;
 mod prompt;
+pub mod sampling;
 
 pub use bounds::{Bounds, ModelNames, SamplingDefaults};
 pub use chat::{Conversation, Message};
-pub use generate::{Generate, TextOptions, Wishes, invalid};
-pub use openai::{ChatRequest, CompletionRequest, StreamWishes, truncation};
+pub use generate::{Generate, RawParams, TextOptions, invalid};
+pub use openai::{ChatRequest, CompletionRequest, StreamOptions};
 pub use prompt::{Prompt, Prompts};

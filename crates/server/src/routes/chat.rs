@@ -5,14 +5,14 @@ use axum::response::{IntoResponse, Response};
 use folio_text::Tokenizer;
 use serde::Serialize;
 
-use super::wire::{Entry, Envelope, UsageSum, check_served, entries, finish_reason};
+use super::wire::{Entry, Envelope, UsageSum, entries, finish_reason};
 use crate::answers::{Answers, Collected, is_silent};
 use crate::body::JsonBody;
 use crate::error::{ApiError, ErrorStyle};
-use crate::prompts::Prepared;
-use crate::request::{ChatRequest, Generate, StreamWishes};
+use crate::request::{ChatRequest, Generate, StreamOptions};
 use crate::service::{Call, Service};
 use crate::sse::{self, EventWriter, Gone};
+use crate::text_pool::Prepared;
 use crate::text_stream::{AnswerToken, Finish, Piece};
 
 const ROUTE: &str = "/v1/chat/completions";
@@ -20,18 +20,17 @@ const ROUTE: &str = "/v1/chat/completions";
 /// Everything that is cheap to check is checked before the prompt is made.
 pub async fn create(service: Service, call: Call, body: JsonBody) -> Result<Response, ApiError> {
     let request: ChatRequest = body.read(&service).await?;
-    check_served(request.is_served)?;
-    let shape = Shape { logprobs: request.wishes.logprobs.is_some(), return_token_ids: request.return_token_ids };
-    let mut generate = Generate::new(request.wishes, 1, &service.bounds)?;
-    let prompt = service.prompts.chat(request.conversation, &mut generate).await?;
-    let answers = service.start(ROUTE, &call, std::slice::from_ref(&prompt), generate);
+    let shape = Shape { logprobs: request.params.logprobs.is_some(), return_token_ids: request.return_token_ids };
+    let generate = Generate::new(request.params, 1, &service.bounds)?;
+    let (prompt, bad_words) = service.text_pool.chat(request.conversation, &generate).await?;
+    let answers = service.submit(ROUTE, &call, std::slice::from_ref(&prompt), bad_words, generate);
     let answers = answers.map_err(|error| error.renamed(&[("prompt", "messages")]))?;
     match request.stream {
         None => whole(&service, &call, prompt, answers, shape).await,
-        Some(wishes) => {
+        Some(options) => {
             let (service_, call_) = (service.clone(), call.clone());
             Ok(sse::stream(&service, &call, |writer| async move {
-                streamed(&service_, &call_, prompt, answers, shape, wishes, writer).await
+                streamed(&service_, &call_, prompt, answers, shape, options, writer).await
             }))
         }
     }
@@ -124,12 +123,12 @@ async fn streamed(
     prompt: Prepared,
     mut answers: Answers,
     shape: Shape,
-    wishes: StreamWishes,
+    options: StreamOptions,
     mut writer: EventWriter,
 ) -> Result<(), Gone> {
     let envelope = Envelope::new(service, call, "chatcmpl", "chat.completion.chunk");
     let mut usage = UsageSum::new([prompt.tokens.len()].into_iter(), answers.num_choices());
-    let told = |usage: &UsageSum| match (wishes.continuous_usage, wishes.include_usage) {
+    let told = |usage: &UsageSum| match (options.continuous_usage, options.include_usage) {
         (true, _) => Some(Some(usage.sum())),
         (false, true) => Some(None),
         (false, false) => None,
@@ -161,7 +160,7 @@ async fn streamed(
         part.prompt_logprobs = piece.prompt_logprobs.clone().map(|logprobs| service.prompt_table(logprobs));
         writer.data(&part).await?;
     }
-    if wishes.include_usage {
+    if options.include_usage {
         let mut part = envelope.around::<Delta<'_>>(&[]);
         part.usage = Some(Some(usage.sum()));
         writer.data(&part).await?;

@@ -7,14 +7,14 @@ use folio_text::Tokenizer;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
-use super::wire::{Envelope, PromptTable, UsageSum, check_served, finish_reason, finite_logprob, token_text};
+use super::wire::{Envelope, PromptTable, UsageSum, finish_reason, finite_logprob, token_text};
 use crate::answers::{Answers, Collected, is_silent};
 use crate::body::JsonBody;
 use crate::error::{ApiError, ErrorStyle};
-use crate::prompts::Prepared;
-use crate::request::{CompletionRequest, Generate, StreamWishes};
+use crate::request::{CompletionRequest, Generate, StreamOptions};
 use crate::service::{Call, Service};
 use crate::sse::{self, EventWriter, Gone};
+use crate::text_pool::Prepared;
 use crate::text_stream::{AnswerToken, Finish, Piece, PromptLogprobs};
 
 const ROUTE: &str = "/v1/completions";
@@ -22,23 +22,23 @@ const ROUTE: &str = "/v1/completions";
 /// Everything that is cheap to check is checked before the prompt is made.
 pub async fn create(service: Service, call: Call, body: JsonBody) -> Result<Response, ApiError> {
     let request: CompletionRequest = body.read(&service).await?;
-    check_served(request.is_served)?;
     let shape = Shape {
         echo: request.echo,
         is_prompt_only: request.is_prompt_only,
-        logprobs: request.wishes.logprobs.is_some(),
-        prompt_logprobs: request.wishes.prompt_logprobs.is_some(),
+        logprobs: request.params.logprobs.is_some(),
+        prompt_logprobs: request.params.prompt_logprobs.is_some(),
         return_token_ids: request.return_token_ids,
     };
-    let mut generate = Generate::new(request.wishes, request.prompts.len(), &service.bounds)?;
-    let prompts = service.prompts.texts(request.prompts, request.add_special_tokens, &mut generate).await?;
-    let answers = service.start(ROUTE, &call, &prompts, generate)?;
+    let generate = Generate::new(request.params, request.prompts.len(), &service.bounds)?;
+    let prompts = service.text_pool.texts(request.prompts, request.add_special_tokens, &generate).await?;
+    let (prompts, bad_words) = prompts;
+    let answers = service.submit(ROUTE, &call, &prompts, bad_words, generate)?;
     match request.stream {
         None => whole(&service, &call, &prompts, answers, shape).await,
-        Some(wishes) => {
+        Some(options) => {
             let (service_, call_) = (service.clone(), call.clone());
             Ok(sse::stream(&service, &call, |writer| async move {
-                streamed(&service_, &call_, prompts, answers, shape, wishes, writer).await
+                streamed(&service_, &call_, prompts, answers, shape, options, writer).await
             }))
         }
     }
@@ -224,7 +224,7 @@ async fn streamed(
     prompts: Vec<Prepared>,
     mut answers: Answers,
     shape: Shape,
-    wishes: StreamWishes,
+    options: StreamOptions,
     mut writer: EventWriter,
 ) -> Result<(), Gone> {
     let envelope = Envelope::new(service, call, "cmpl", "text_completion");
@@ -262,14 +262,14 @@ async fn streamed(
         };
         let choices = [delta(service, &prompts[piece.choice / num_samples], &piece, &text, said, shape)];
         let mut part = envelope.around(&choices);
-        part.usage = match (wishes.continuous_usage, wishes.include_usage) {
+        part.usage = match (options.continuous_usage, options.include_usage) {
             (true, _) => Some(Some(usage.sum())),
             (false, true) => Some(None),
             (false, false) => None,
         };
         writer.data(&part).await?;
     }
-    if wishes.include_usage {
+    if options.include_usage {
         let mut part = envelope.around::<Choice<'_>>(&[]);
         part.usage = Some(Some(usage.sum()));
         writer.data(&part).await?;

@@ -4,27 +4,25 @@ use axum::Json;
 use folio_engine::{EngineRequest, Event, FinishReason, Pooling, RequestStream, Usage};
 use serde::Serialize;
 
-use super::wire::check_served;
-use crate::answers::{failure_reason, not_taken};
+use crate::answers::failure_reason;
 use crate::body::JsonBody;
 use crate::error::ApiError;
-use crate::fields::{Count, Fields, Flag, Opaque, Request, Text, Whole, Word, Wrong};
+use crate::fields::{Count, Fields, Flag, Request, Text, Word, Wrong};
 use crate::observe::{EndReason, RequestRecord};
-use crate::prompts::Prepared;
-use crate::request::{Generate, Prompt, Prompts, Wishes, invalid, truncation};
+use crate::request::{Generate, Prompt, Prompts, RawParams, sampling};
 use crate::service::{Call, Service, Serving};
+use crate::text_pool::Prepared;
 use crate::text_stream::{ENGINE_FAULT, failure};
 
 const ROUTE: &str = "/v1/embeddings";
 const NO_VECTOR: ApiError = ApiError::Failed("the model gives this input no vector that could be used");
 
 pub struct EmbeddingRequest {
-    is_served: bool,
     inputs: Vec<Prompt>,
     add_special_tokens: bool,
     pooling: Pooling,
     form: Form,
-    wishes: Wishes,
+    params: RawParams,
 }
 
 /// How a vector is told.
@@ -43,7 +41,7 @@ impl Request for EmbeddingRequest {
         let (bounds, limits) = (&serving.bounds, &serving.bounds.limits);
         let inputs = Prompts { vocab_size: bounds.vocab_size, most: limits.embedding_inputs };
         let inputs = fields.required("input", inputs, "A text, token ids, or a list of either.")?;
-        let served = fields.optional("model", bounds.model(), "The model, as /v1/models names it.")?;
+        bounds.check_model(fields)?;
         let format = fields.optional(
             "encoding_format",
             Word(&["float", "base64"]),
@@ -58,15 +56,15 @@ impl Request for EmbeddingRequest {
         )?;
         let add =
             fields.optional("add_special_tokens", Flag, "Whether a text begins with the token that begins texts.")?;
-        let wishes = wishes(fields, serving)?;
+        let truncate_prompt = sampling::truncation(fields, bounds)?;
+        let params = RawParams { truncate_prompt, ..sampling::scheduling(fields, bounds)? };
         fields.optional("user", Text::between(0, limits.user_chars), "Who is asking; not used.")?;
         Ok(Self {
-            is_served: served.unwrap_or(true),
             inputs,
             add_special_tokens: add.unwrap_or(true),
             pooling: if pooling == Some("last") { Pooling::Last } else { Pooling::Mean },
             form: Form { is_normal: normalize.unwrap_or(true), is_base64: format == Some("base64") },
-            wishes,
+            params,
         })
     }
 }
@@ -77,20 +75,6 @@ fn dimensions(fields: &mut Fields, serving: &Serving) -> Result<(), Wrong> {
         Some(size) => fields.optional("dimensions", Count::between(size, size), why).map(|_| ()),
         None => fields.refused("dimensions", &[], why),
     }
-}
-
-fn wishes(fields: &mut Fields, serving: &Serving) -> Result<Wishes, Wrong> {
-    let bounds = &serving.bounds;
-    let about = "Keeps this many of an input's last tokens; -1: as many as fit.";
-    let truncate_prompt = fields.optional("truncate_prompt_tokens", truncation(bounds), about)?;
-    let priority = Whole::between(i64::from(i32::MIN), i64::from(i32::MAX));
-    let priority = fields.optional("priority", priority, "Lower runs sooner.")?.map(|level| level as i32);
-    let cache_salt = fields.optional(
-        "cache_salt",
-        Opaque { most: bounds.limits.cache_salt_bytes },
-        "Only requests with the same salt share what the prefix cache holds.",
-    )?;
-    Ok(Wishes { truncate_prompt, priority, cache_salt, ..Wishes::default() })
 }
 
 #[derive(Serialize)]
@@ -123,14 +107,13 @@ struct Used {
 
 pub async fn create(service: Service, call: Call, body: JsonBody) -> Result<Json<Answer>, ApiError> {
     let request: EmbeddingRequest = body.read(&service).await?;
-    check_served(request.is_served)?;
     if !service.model.embeds {
         return Err(ApiError::invalid("model", "this model gives no embeddings"));
     }
-    let mut generate = Generate::new(request.wishes, 1, &service.bounds)?;
-    let inputs = service.prompts.texts(request.inputs, request.add_special_tokens, &mut generate).await;
-    let inputs = inputs.map_err(of_input)?;
-    let requests = requests(&service, &call, &inputs, request.pooling, &generate)?;
+    let generate = Generate::new(request.params, 1, &service.bounds)?;
+    let inputs = service.text_pool.texts(request.inputs, request.add_special_tokens, &generate).await;
+    let (inputs, _) = inputs.map_err(of_input)?;
+    let requests = service.embedding_requests(&call, &inputs, request.pooling, &generate).map_err(of_input)?;
     let mut record = service.record(ROUTE, &call);
     let vectors = embed(&service, requests, &inputs, &mut record).await;
     let told = vectors.and_then(|vectors| vectors.into_iter().map(|vector| told(vector, request.form)).collect());
@@ -147,22 +130,6 @@ fn of_input(error: ApiError) -> ApiError {
     error.renamed(&[("prompt", "input")])
 }
 
-/// All inputs are checked before any is queued.
-fn requests(
-    service: &Service,
-    call: &Call,
-    inputs: &[Prepared],
-    pooling: Pooling,
-    generate: &Generate,
-) -> Result<Vec<EngineRequest>, ApiError> {
-    let options = service.options(call, generate);
-    let request = |input: &Prepared| {
-        let request = service.model.engine.embedding(input.tokens.clone(), pooling);
-        request.and_then(|request| request.with_options(options.clone())).map_err(|error| of_input(invalid(error)))
-    };
-    inputs.iter().map(request).collect()
-}
-
 /// Their vectors, in order. As many at once as run at once: more would fill the queue for others.
 async fn embed(
     service: &Service,
@@ -173,7 +140,7 @@ async fn embed(
     let mut vectors = Vec::with_capacity(requests.len());
     let (mut requests, most) = (requests.into_iter(), service.bounds.max_seqs);
     while requests.len() > 0 {
-        let group = requests.by_ref().take(most).map(|request| service.model.engine.submit(request).map_err(not_taken));
+        let group = requests.by_ref().take(most).map(|request| service.submit_embedding(request));
         let group = group.collect::<Result<Vec<RequestStream>, _>>()?;
         let first = vectors.len();
         inputs[first..first + group.len()].iter().for_each(|input| record.submitted(input.tokens.len(), 1, 0));

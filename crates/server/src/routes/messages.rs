@@ -10,7 +10,6 @@ use serde_json::{Value, json};
 
 use self::object::{Envelope, Usage};
 pub use self::request::{CountRequest, MessagesRequest};
-use super::wire::check_served;
 use crate::body::JsonBody;
 use crate::error::ApiError;
 use crate::request::Generate;
@@ -22,10 +21,10 @@ const ROUTE: &str = "/v1/messages";
 /// Everything that is cheap to check is checked before the prompt is made.
 pub async fn create(service: Service, call: Call, body: JsonBody) -> Result<Response, ApiError> {
     let request: MessagesRequest = body.read(&service).await?;
-    check_served(request.is_served)?;
-    let mut generate = Generate::new(request.wishes, 1, &service.bounds).map_err(in_own_words)?;
-    let prompt = service.prompts.chat(request.conversation, &mut generate).await.map_err(in_own_words)?;
-    let answers = service.start(ROUTE, &call, std::slice::from_ref(&prompt), generate).map_err(in_own_words)?;
+    let generate = Generate::new(request.params, 1, &service.bounds).map_err(in_own_words)?;
+    let (prompt, bad_words) = service.text_pool.chat(request.conversation, &generate).await.map_err(in_own_words)?;
+    let answers = service.submit(ROUTE, &call, std::slice::from_ref(&prompt), bad_words, generate);
+    let answers = answers.map_err(in_own_words)?;
     let (envelope, num_input_tokens) = (Envelope::new(&service, &call), prompt.tokens.len());
     if request.stream {
         let write = |writer| stream::write(envelope, num_input_tokens, answers, writer);
@@ -39,8 +38,7 @@ pub async fn create(service: Service, call: Call, body: JsonBody) -> Result<Resp
 /// How long a prompt would be; nothing is generated.
 pub async fn count_tokens(service: Service, body: JsonBody) -> Result<Json<Value>, ApiError> {
     let request: CountRequest = body.read(&service).await?;
-    check_served(request.is_served)?;
-    let prompt = service.prompts.count_chat(request.conversation).await.map_err(in_own_words)?;
+    let prompt = service.text_pool.count_chat(request.conversation).await.map_err(in_own_words)?;
     Ok(Json(json!({"input_tokens": prompt.tokens.len()})))
 }
 

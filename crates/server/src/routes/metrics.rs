@@ -36,7 +36,7 @@ fn snapshot(app: &App) -> Snapshot {
         snapshot.engine_restarts = snapshot.engine.restarts;
         snapshot.stalled = engine.stalled_for().unwrap_or_default();
         snapshot.block_tokens = service.model.block_tokens();
-        snapshot.prompt_pool_queue = service.prompts.num_waiting();
+        snapshot.prompt_pool_queue = service.text_pool.num_waiting();
         snapshot.stored_responses = service.responses.len();
         snapshot.stored_response_bytes = service.responses.bytes();
     }

@@ -21,7 +21,6 @@ pub use self::query::{ItemsQuery, RetrieveQuery};
 pub use self::request::ResponsesRequest;
 pub use self::store::ResponseStore;
 use self::store::Stored;
-use super::wire::check_served;
 use crate::answers::Answers;
 use crate::body::JsonBody;
 use crate::error::ApiError;
@@ -34,13 +33,13 @@ const ROUTE: &str = "/v1/responses";
 /// Everything that is cheap to check is checked before the prompt is made.
 pub async fn create(service: Service, call: Call, body: JsonBody) -> Result<Response, ApiError> {
     let request: ResponsesRequest = body.read(&service).await?;
-    check_served(request.is_served)?;
-    let mut generate = Generate::new(request.wishes, 1, &service.bounds).map_err(in_own_words)?;
+    let generate = Generate::new(request.params, 1, &service.bounds).map_err(in_own_words)?;
     let draft = Draft::new(&service, &call, request.settings, &generate);
     let items = items(&service, &call, &draft, request.input)?;
     let conversation = conversation(draft.instructions(), &items);
-    let prompt = service.prompts.chat(conversation, &mut generate).await.map_err(in_own_words)?;
-    let answers = service.start(ROUTE, &call, std::slice::from_ref(&prompt), generate).map_err(in_own_words)?;
+    let (prompt, bad_words) = service.text_pool.chat(conversation, &generate).await.map_err(in_own_words)?;
+    let answers = service.submit(ROUTE, &call, std::slice::from_ref(&prompt), bad_words, generate);
+    let answers = answers.map_err(in_own_words)?;
     let keeping = request.store.then_some(Keeping { tenant: call.caller.tenant, items });
     let num_input_tokens = prompt.tokens.len();
     match request.stream {

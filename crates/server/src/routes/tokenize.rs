@@ -4,7 +4,7 @@ use axum::Json;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::wire::{check_served, token_text};
+use super::wire::token_text;
 use crate::body::JsonBody;
 use crate::error::ApiError;
 use crate::fields::{Fields, Flag, ListOf, Request, Text, TokenId, Wrong};
@@ -16,7 +16,6 @@ const MOST_TOKENS: usize = 1 << 20;
 
 /// A text as it is.
 pub struct TokenizeText {
-    is_served: bool,
     prompt: String,
     add_special_tokens: bool,
     return_token_strs: bool,
@@ -24,13 +23,11 @@ pub struct TokenizeText {
 
 /// A conversation, as the model's template writes it.
 pub struct TokenizeChat {
-    is_served: bool,
     conversation: Conversation,
     return_token_strs: bool,
 }
 
 pub struct Detokenize {
-    is_served: bool,
     tokens: Vec<u32>,
 }
 
@@ -38,8 +35,8 @@ impl Request for TokenizeText {
     type Bounds = Bounds;
 
     fn read(fields: &mut Fields, bounds: &Bounds) -> Result<Self, Wrong> {
+        bounds.check_model(fields)?;
         Ok(Self {
-            is_served: model(fields, bounds)?,
             prompt: fields.required("prompt", Text::any(), "The text.")?,
             add_special_tokens: fields
                 .optional("add_special_tokens", Flag, "Whether it begins with the token that begins texts.")?
@@ -53,11 +50,9 @@ impl Request for TokenizeChat {
     type Bounds = Bounds;
 
     fn read(fields: &mut Fields, bounds: &Bounds) -> Result<Self, Wrong> {
-        let request = Self {
-            is_served: model(fields, bounds)?,
-            conversation: Conversation::read(fields, bounds)?,
-            return_token_strs: token_strs(fields)?,
-        };
+        bounds.check_model(fields)?;
+        let request =
+            Self { conversation: Conversation::read(fields, bounds)?, return_token_strs: token_strs(fields)? };
         fields.refused("add_special_tokens", &[json!(false)], "the chat template writes all special tokens")?;
         fields.refused("tools", &[json!([])], "tools are not supported")?;
         fields.all_refused(&["mm_processor_kwargs"], "this extension is not supported")?;
@@ -70,14 +65,9 @@ impl Request for Detokenize {
 
     fn read(fields: &mut Fields, bounds: &Bounds) -> Result<Self, Wrong> {
         let tokens = ListOf::between(TokenId { vocab_size: bounds.vocab_size }, 0, MOST_TOKENS);
-        let is_served = model(fields, bounds)?;
-        Ok(Self { is_served, tokens: fields.required("tokens", tokens, "Token ids.")? })
+        bounds.check_model(fields)?;
+        Ok(Self { tokens: fields.required("tokens", tokens, "Token ids.")? })
     }
-}
-
-fn model(fields: &mut Fields, bounds: &Bounds) -> Result<bool, Wrong> {
-    let served = fields.optional("model", bounds.model(), "The model, as /v1/models names it.")?;
-    Ok(served.unwrap_or(true))
 }
 
 fn token_strs(fields: &mut Fields) -> Result<bool, Wrong> {
@@ -98,12 +88,10 @@ pub async fn tokenize(service: Service, body: JsonBody) -> Result<Json<Tokenized
     let bounds = &service.bounds;
     let (tokens, return_token_strs) = if body.has("messages") {
         let request: TokenizeChat = body.read(&service).await?;
-        check_served(request.is_served)?;
-        (service.prompts.count_chat(request.conversation).await?.tokens, request.return_token_strs)
+        (service.text_pool.count_chat(request.conversation).await?.tokens, request.return_token_strs)
     } else {
         let request: TokenizeText = body.read(&service).await?;
-        check_served(request.is_served)?;
-        (service.prompts.tokenize(request.prompt, request.add_special_tokens).await?, request.return_token_strs)
+        (service.text_pool.tokenize(request.prompt, request.add_special_tokens).await?, request.return_token_strs)
     };
     let tokenizer = &service.model.tokenizer;
     let text = |token: &u32| token_text(tokenizer, *token);
@@ -113,7 +101,6 @@ pub async fn tokenize(service: Service, body: JsonBody) -> Result<Json<Tokenized
 
 pub async fn detokenize(service: Service, body: JsonBody) -> Result<Json<Value>, ApiError> {
     let request: Detokenize = body.read(&service).await?;
-    check_served(request.is_served)?;
-    let prompt = service.prompts.detokenize(request.tokens).await?;
+    let prompt = service.text_pool.detokenize(request.tokens).await?;
     Ok(Json(json!({"prompt": prompt})))
 }

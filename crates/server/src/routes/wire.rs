@@ -8,7 +8,6 @@ use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
 use crate::answers::Collected;
-use crate::error::ApiError;
 use crate::service::{Call, Service};
 use crate::text_stream::{AnswerToken, Finish, PromptLogprobs, StopCause};
 
@@ -239,8 +238,4 @@ impl Serialize for PromptEntry<'_> {
         let own = (!is_among).then(|| ranked(logprobs.token, logprobs.logprob, logprobs.rank));
         serializer.collect_map(top.chain(own))
     }
-}
-
-pub fn check_served(is_served: bool) -> Result<(), ApiError> {
-    if is_served { Ok(()) } else { Err(ApiError::NoSuchModel) }
 }

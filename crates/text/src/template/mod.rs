@@ -48,7 +48,18 @@ const WORK_FACTOR: usize = 512;
 const WORK_SLACK_BYTES: usize = 1 << 30;
 
 const TEMPLATE_NAME: &str = "chat";
-const RESERVED: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
+/// Names that a template's own variables and the arguments of `apply_chat_template` have. A
+/// request's extra variables may not take them.
+pub const RESERVED: [&str; 8] = [
+    "messages",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "continue_final_message",
+    "tokenize",
+    "chat_template",
+    "strftime_now",
+];
 
 /// The tokens a template may name. One that the tokenizer does not define is undefined in the template too.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

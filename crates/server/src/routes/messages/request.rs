@@ -2,24 +2,19 @@
 
 use serde_json::{Value, json};
 
-use crate::fields::{
-    Count, Either, Fields, Flag, Kind, ListOf, Mapped, Number, Object, OneOf, Request, Text, Whole, Word, Wrong,
-};
-use crate::request::{Bounds, Conversation, Message, Wishes};
+use crate::fields::{Count, Either, Fields, Flag, Kind, ListOf, Mapped, Object, OneOf, Request, Text, Word, Wrong};
+use crate::request::{Bounds, Conversation, Message, RawParams, sampling};
 
 /// Of one message.
 const MOST_BLOCKS: usize = 1024;
 
 pub struct MessagesRequest {
-    /// Whether the model asked for is the one served.
-    pub is_served: bool,
     pub conversation: Conversation,
-    pub wishes: Wishes,
+    pub params: RawParams,
     pub stream: bool,
 }
 
 pub struct CountRequest {
-    pub is_served: bool,
     pub conversation: Conversation,
 }
 
@@ -27,28 +22,17 @@ impl Request for MessagesRequest {
     type Bounds = Bounds;
 
     fn read(fields: &mut Fields, bounds: &Bounds) -> Result<Self, Wrong> {
-        let CountRequest { is_served, conversation } = prompt(fields, bounds)?;
+        let CountRequest { conversation } = prompt(fields, bounds)?;
         let limits = &bounds.limits;
         let stop = ListOf::between(Text::between(1, limits.stop_chars), 0, limits.stops);
-        let wishes = Wishes {
+        let params = RawParams {
             max_tokens: Some(fields.required(
                 "max_tokens",
                 Count::between(1, usize::MAX),
                 "Most tokens of the answer.",
             )?),
             stop: fields.optional("stop_sequences", stop, "Texts that end the answer.")?.unwrap_or_default(),
-            temperature: fields.optional("temperature", Number::between(0.0, 100.0), "0 takes the likeliest token.")?,
-            top_p: fields.optional(
-                "top_p",
-                Number::above(0.0, 1.0),
-                "Draws from the likeliest tokens that together have this probability.",
-            )?,
-            top_k: fields.optional(
-                "top_k",
-                Whole::between(-1, i64::from(u32::MAX)),
-                "Draws from this many of the likeliest; -1 and 0 switch it off.",
-            )?,
-            ..Wishes::default()
+            ..sampling::core(fields)?
         };
         let stream = fields.optional("stream", Flag, "Whether the answer comes as server-sent events.")?;
         let user = Text::between(0, limits.user_chars);
@@ -64,7 +48,7 @@ impl Request for MessagesRequest {
         fields.refused("container", &[], "there are no containers")?;
         fields.refused("inference_geo", &[], "answers are made where the server runs")?;
         fields.refused("diagnostics", &[], "this is not supported")?;
-        Ok(Self { is_served, conversation, wishes, stream: stream.unwrap_or(false) })
+        Ok(Self { conversation, params, stream: stream.unwrap_or(false) })
     }
 }
 
@@ -78,7 +62,7 @@ impl Request for CountRequest {
 
 /// What both routes read: all that decides about the prompt.
 fn prompt(fields: &mut Fields, bounds: &Bounds) -> Result<CountRequest, Wrong> {
-    let is_served = fields.optional("model", bounds.model(), "The model, as /v1/models names it.")?;
+    bounds.check_model(fields)?;
     let messages = ListOf::between(Object(message), 1, bounds.limits.messages);
     let messages = fields.required(
         "messages",
@@ -89,7 +73,7 @@ fn prompt(fields: &mut Fields, bounds: &Bounds) -> Result<CountRequest, Wrong> {
     cache_control(fields)?;
     refuse(fields)?;
     let conversation = conversation(system, messages)?;
-    Ok(CountRequest { is_served: is_served.unwrap_or(true), conversation })
+    Ok(CountRequest { conversation })
 }
 
 fn refuse(fields: &mut Fields) -> Result<(), Wrong> {
@@ -213,9 +197,9 @@ mod tests {
                        {"type": "text", "text": "t"}],
         })));
         let request = request.unwrap_or_else(|message| panic!("{message}"));
-        assert!(request.is_served && request.stream);
+        assert!(request.stream);
         assert_eq!(request.conversation.messages, [Message::new("system", "s\nt"), Message::new("user", "a")]);
-        assert_eq!((request.wishes.max_tokens, request.wishes.stop.len()), (Some(4), 2));
+        assert_eq!((request.params.max_tokens, request.params.stop.len()), (Some(4), 2));
     }
 
     #[test]

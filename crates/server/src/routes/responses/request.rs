@@ -3,20 +3,16 @@
 use serde_json::{Map, Value, json};
 
 use super::input::{InputMessage, input, response_id};
-use crate::fields::{
-    Count, Fields, Flag, Kind, ListOf, Number, Object, Opaque, PerToken, Request, Text, Whole, Word, Wrong, one_or_many,
-};
+use crate::fields::{Count, Fields, Flag, Kind, ListOf, Object, Opaque, Request, Text, Word, Wrong};
 use crate::json::Raw;
-use crate::request::{Bounds, Wishes};
+use crate::request::{Bounds, RawParams, sampling};
 
 const LOGPROBS: &str = "message.output_text.logprobs";
 const NO_TOOLS: &str = "tools are not supported";
 
 pub struct ResponsesRequest {
-    /// Whether the model asked for is the one served.
-    pub is_served: bool,
     pub input: Vec<InputMessage>,
-    pub wishes: Wishes,
+    pub params: RawParams,
     pub stream: bool,
     pub store: bool,
     pub settings: Settings,
@@ -42,7 +38,7 @@ impl Request for ResponsesRequest {
 
     fn read(fields: &mut Fields, bounds: &Bounds) -> Result<Self, Wrong> {
         let limits = &bounds.limits;
-        let is_served = fields.optional("model", bounds.model(), "The model, as /v1/models names it.")?;
+        bounds.check_model(fields)?;
         let input = fields.required("input", input(limits.messages), "A text, or messages.")?;
         let stream =
             fields.optional("stream", Flag, "Whether the response comes as server-sent events.")?.unwrap_or(false);
@@ -51,12 +47,14 @@ impl Request for ResponsesRequest {
             return Err(Wrong::new("needs stream to be true").below(".stream_options"));
         }
         let store = fields.optional("store", Flag, "Whether it is kept, for as long as there is room.")?;
-        let mut wishes = wishes(fields, bounds)?;
+        let request_id = Opaque { most: limits.request_id_bytes };
+        fields.optional("request_id", request_id, "Not used: ids are the server's own.")?;
+        let mut params = sampling::extended(fields, bounds)?;
         let settings = settings(fields, bounds)?;
-        wishes.max_tokens = settings.max_output_tokens;
-        wishes.logprobs = logprobs(fields, settings.top_logprobs)?;
+        params.max_tokens = settings.max_output_tokens;
+        params.logprobs = logprobs(fields, settings.top_logprobs)?;
         refuse(fields)?;
-        Ok(Self { is_served: is_served.unwrap_or(true), input, wishes, stream, store: store.unwrap_or(true), settings })
+        Ok(Self { input, params, stream, store: store.unwrap_or(true), settings })
     }
 }
 
@@ -105,64 +103,6 @@ fn logprobs(fields: &mut Fields, top_logprobs: usize) -> Result<Option<u32>, Wro
 
 fn stream_options(fields: &mut Fields) -> Result<(), Wrong> {
     fields.refused("include_obfuscation", &[json!(false)], "events are not padded")
-}
-
-/// What a client may say about sampling, stopping and scheduling: what vLLM takes here, and `min_p`.
-fn wishes(fields: &mut Fields, bounds: &Bounds) -> Result<Wishes, Wrong> {
-    let limits = &bounds.limits;
-    let penalty = Number::between(-2.0, 2.0);
-    let bias =
-        PerToken { kind: Number::between(-100.0, 100.0), vocab_size: bounds.vocab_size, most: limits.logit_biases };
-    let stop = one_or_many(Text::between(1, limits.stop_chars), limits.stops);
-    let level = Whole::between(i64::from(i32::MIN), i64::from(i32::MAX));
-    let top_k = Whole::between(-1, i64::from(u32::MAX));
-    let request_id = Opaque { most: limits.request_id_bytes };
-    fields.optional("request_id", request_id, "Not used: ids are the server's own.")?;
-    Ok(Wishes {
-        temperature: fields.optional("temperature", Number::between(0.0, 100.0), "0 takes the likeliest token.")?,
-        top_p: fields.optional(
-            "top_p",
-            Number::above(0.0, 1.0),
-            "Draws from the likeliest tokens that together have this probability.",
-        )?,
-        top_k: fields.optional("top_k", top_k, "Draws from this many of the likeliest; -1 and 0 switch it off.")?,
-        min_p: fields.optional(
-            "min_p",
-            Number::between(0.0, 1.0),
-            "Drops tokens less likely than this share of the likeliest.",
-        )?,
-        seed: fields.optional("seed", Whole::between(i64::MIN, i64::MAX), "Makes a drawn answer repeatable.")?,
-        repetition_penalty: fields.optional(
-            "repetition_penalty",
-            // What is much less takes a logit beyond all numbers.
-            Number::between(0.01, 10.0),
-            "Divides the logits of tokens seen before.",
-        )?,
-        frequency_penalty: fields.optional(
-            "frequency_penalty",
-            penalty,
-            "Taken off for each time a token was put out.",
-        )?,
-        presence_penalty: fields.optional("presence_penalty", penalty, "Taken off if a token was put out at all.")?,
-        logit_bias: fields.optional("logit_bias", bias, "Added to tokens' logits.")?.unwrap_or_default(),
-        stop: fields.optional("stop", stop, "Texts that end an answer.")?.unwrap_or_default(),
-        include_stop: fields
-            .optional("include_stop_str_in_output", Flag, "Whether the text that ended it is shown.")?
-            .unwrap_or(false),
-        ignore_eos: fields
-            .optional("ignore_eos", Flag, "Whether the model's own end tokens do not end an answer.")?
-            .unwrap_or(false),
-        show_special: !fields
-            .optional("skip_special_tokens", Flag, "Whether tokens such as end marks are left out of the text.")?
-            .unwrap_or(true),
-        priority: fields.optional("priority", level, "Lower runs sooner.")?.map(|level| level as i32),
-        cache_salt: fields.optional(
-            "cache_salt",
-            Opaque { most: limits.cache_salt_bytes },
-            "Only requests with the same salt share what the prefix cache holds.",
-        )?,
-        ..Wishes::default()
-    })
 }
 
 /// What OpenAI or vLLM know here, and this server does not do.
@@ -264,18 +204,19 @@ mod tests {
 
     #[test]
     fn what_clients_send_by_default_is_read() {
+        assert_eq!(read(json!({"model": "other"})).err(), Some("the model does not exist; see /v1/models".into()));
         let request = read(json!({})).unwrap_or_else(|message| panic!("{message}"));
-        assert!(request.is_served && request.store && !request.stream && request.wishes.logprobs.is_none());
+        assert!(request.store && !request.stream && request.params.logprobs.is_none());
         let harmless = json!({
-            "model": "other", "tools": [], "tool_choice": "none", "parallel_tool_calls": false, "background": false,
+            "model": "alphabet", "tools": [], "tool_choice": "none", "parallel_tool_calls": false, "background": false,
             "text": {"format": {"type": "text"}, "verbosity": "medium"}, "truncation": "disabled", "reasoning": null,
             "service_tier": "auto", "user": "u", "include": ["reasoning.encrypted_content"], "store": false,
             "stream": true, "stream_options": {"include_obfuscation": false}, "metadata": {"a": "b"},
             "max_output_tokens": 16, "temperature": 0.5,
         });
         let request = read(harmless).unwrap_or_else(|message| panic!("{message}"));
-        assert!(!request.is_served && !request.store && request.stream);
-        assert_eq!(request.wishes.max_tokens, Some(16));
+        assert!(!request.store && request.stream);
+        assert_eq!(request.params.max_tokens, Some(16));
         assert_eq!((request.settings.tool_choice, request.settings.parallel_tool_calls), ("none", false));
     }
 
@@ -294,6 +235,7 @@ mod tests {
             (json!({"stream_options": {}}), "stream_options"),
             (json!({"max_output_tokens": 0}), "max_output_tokens"),
             (json!({"n": 2}), "n"),
+            (json!({"model": 1}), "model"),
             (json!({"previous_response_id": ""}), "previous_response_id"),
         ] {
             let message = read(body).err().expect("refused");
@@ -303,7 +245,7 @@ mod tests {
 
     #[test]
     fn logprobs_are_asked_for_by_include() {
-        let logprobs = |body| read(body).map(|request| request.wishes.logprobs);
+        let logprobs = |body| read(body).map(|request| request.params.logprobs);
         assert_eq!(logprobs(json!({"include": [LOGPROBS]})), Ok(Some(0)));
         assert_eq!(logprobs(json!({"include": [LOGPROBS], "top_logprobs": 20})), Ok(Some(20)));
         assert_eq!(logprobs(json!({"top_logprobs": 0})), Ok(None));

@@ -1,7 +1,8 @@
-//! From what a client wrote to token ids: templates and tokenizers, run where they hold nobody up.
+//! The pool of blocking text work: templates, tokenizers and the parsing of large bodies.
 //!
-//! Both are work of unknown length, so a few threads of their own do it, and requests queue for them. A text that cannot
-//! fit is refused by its length in bytes, before it is tokenized.
+//! Their running time depends on the client's text, so a few threads of the pool run them and
+//! requests queue for a thread. A text that cannot fit the context is refused by its length in
+//! bytes, before it is tokenized.
 
 use std::hash::{BuildHasher, RandomState};
 use std::pin::pin;
@@ -16,33 +17,33 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::error::ApiError;
 use crate::request::{Bounds, Conversation, Generate, Prompt};
 
-/// Prompts prepared at once: more would take the cores that compute.
+/// Pieces of work that run at once; more would take cores from the model.
 const THREADS: usize = 2;
 const UNMARKABLE: &str = "spells the model's control tokens, and holds every private-use character from U+E000 to U+F8FF, so \
     that the two cannot be told apart";
 const PANICKED: ApiError = ApiError::Failed("the prompt could not be prepared");
 
-pub struct PromptPool {
-    tools: Tools,
+pub struct TextPool {
+    encoder: Encoder,
     threads: Arc<Semaphore>,
-    /// How long a request may wait for one of them.
-    patience: TimeLimit,
+    /// How long a request may wait for a thread.
+    timeout: TimeLimit,
     waiting: Arc<AtomicUsize>,
-    /// Prompts that a thread is done with.
+    /// Pieces of work that have ended.
     done: Arc<AtomicUsize>,
 }
 
-/// What the threads work with.
+/// Turns prompts and conversations into tokens. The pool's work shares it.
 #[derive(Clone)]
-struct Tools {
+struct Encoder {
     tokenizer: Arc<Tokenizer>,
     template: Option<Arc<ChatTemplate>>,
-    /// What messages may not spell; none: they may.
+    /// Control tokens that messages may not spell; none if they may spell all of them.
     control: Option<Arc<ControlTokens>>,
     max_model_len: usize,
-    /// Of one token.
+    /// Bytes of the longest token.
     most_bytes: usize,
-    /// Of all bad words of a request.
+    /// Most tokens of a request's bad words together.
     bad_word_tokens: usize,
 }
 
@@ -50,80 +51,83 @@ struct Tools {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prepared {
     pub tokens: Vec<u32>,
-    /// As the client wrote it, where it wrote a text and all of it is kept.
+    /// The prompt as the client wrote it, if it is a string and no token was cut off.
     pub text: Option<String>,
 }
 
-impl PromptPool {
+/// Token sequences that an answer must not contain.
+pub type BadWords = Vec<Vec<u32>>;
+
+impl TextPool {
     pub fn new(
         tokenizer: Arc<Tokenizer>,
         template: Option<Arc<ChatTemplate>>,
         bounds: &Bounds,
-        patience: TimeLimit,
+        timeout: TimeLimit,
     ) -> Self {
         let ids = 0..tokenizer.vocab_size() as u32;
         let most_bytes = ids.filter_map(|id| tokenizer.token_bytes(id)).map(<[u8]>::len).max().unwrap_or(1);
         let (max_model_len, bad_word_tokens) = (bounds.max_model_len, bounds.limits.bad_word_tokens);
         let control = (!bounds.limits.control_tokens_in_messages).then(|| Arc::new(tokenizer.control_tokens()));
-        let tools = Tools { tokenizer, template, control, max_model_len, most_bytes, bad_word_tokens };
+        let encoder = Encoder { tokenizer, template, control, max_model_len, most_bytes, bad_word_tokens };
         Self {
-            tools,
+            encoder,
             threads: Arc::new(Semaphore::new(THREADS)),
-            patience,
+            timeout,
             waiting: Arc::default(),
             done: Arc::default(),
         }
     }
 
-    /// Requests whose prompts are being prepared, or wait to be.
+    /// Requests whose text work runs or is queued.
     pub fn num_waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Texts and token ids as they are; `special`: whether texts begin with the token that begins texts.
+    /// Prompts as token ids, with the bad words of `generate`. `special`: whether strings begin with
+    /// the beginning-of-sequence token.
     pub async fn texts(
         &self,
         prompts: Vec<Prompt>,
         special: bool,
-        generate: &mut Generate,
-    ) -> Result<Vec<Prepared>, ApiError> {
-        let (words, keep) = (std::mem::take(&mut generate.bad_words), generate.keep_tokens);
+        generate: &Generate,
+    ) -> Result<(Vec<Prepared>, BadWords), ApiError> {
+        let (words, keep) = (generate.bad_words.clone(), generate.keep_tokens);
         // Token ids alone are not worth a thread.
         let is_text = |prompt: &Prompt| matches!(prompt, Prompt::Text(_));
         let is_work = !words.is_empty() || prompts.iter().any(is_text);
-        let work = move |tools: &Tools| {
+        let work = move |encoder: &Encoder| {
             let prepared =
-                prompts.into_iter().map(|prompt| tools.text(prompt, special, keep)).collect::<Result<Vec<_>, _>>()?;
-            Ok((prepared, tools.bad_words(&words)?))
+                prompts.into_iter().map(|prompt| encoder.text(prompt, special, keep)).collect::<Result<Vec<_>, _>>()?;
+            Ok((prepared, encoder.bad_words(&words)?))
         };
-        let (prepared, bad_words) = if is_work { self.run(work).await? } else { work(&self.tools)? };
-        generate.params.bad_words = bad_words;
-        Ok(prepared)
+        if is_work { self.run(work).await } else { work(&self.encoder) }
     }
 
-    /// A conversation, as the model's template writes it.
-    pub async fn chat(&self, conversation: Conversation, generate: &mut Generate) -> Result<Prepared, ApiError> {
-        let (words, keep) = (std::mem::take(&mut generate.bad_words), generate.keep_tokens);
-        let work = move |tools: &Tools| Ok((tools.chat(&conversation, keep)?, tools.bad_words(&words)?));
-        let (prepared, bad_words) = self.run(work).await?;
-        generate.params.bad_words = bad_words;
-        Ok(prepared)
+    /// A conversation as the model's template renders it, with the bad words of `generate`.
+    pub async fn chat(
+        &self,
+        conversation: Conversation,
+        generate: &Generate,
+    ) -> Result<(Prepared, BadWords), ApiError> {
+        let (words, keep) = (generate.bad_words.clone(), generate.keep_tokens);
+        self.run(move |encoder| Ok((encoder.chat(&conversation, keep)?, encoder.bad_words(&words)?))).await
     }
 
-    /// Only its tokens are wanted.
+    /// A conversation's tokens alone, all of them.
     pub async fn count_chat(&self, conversation: Conversation) -> Result<Prepared, ApiError> {
-        self.run(move |tools| tools.chat(&conversation, None)).await
+        self.run(move |encoder| encoder.chat(&conversation, None)).await
     }
 
     pub async fn tokenize(&self, text: String, special: bool) -> Result<Vec<u32>, ApiError> {
-        self.run(move |tools| tools.encode(&text, special, "prompt")).await
+        self.run(move |encoder| encoder.encode(&text, special, "prompt")).await
     }
 
     pub async fn detokenize(&self, tokens: Vec<u32>) -> Result<String, ApiError> {
-        self.run(move |tools| Ok(tools.tokenizer.decode(&tokens, false))).await
+        self.run(move |encoder| Ok(encoder.tokenizer.decode(&tokens, false))).await
     }
 
-    /// For a body that takes long to parse.
+    /// Runs the parsing of a large body.
     pub async fn parse<T: Send + 'static>(
         &self,
         parse: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
@@ -133,30 +137,30 @@ impl PromptPool {
 
     async fn run<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Tools) -> Result<T, ApiError> + Send + 'static,
+        work: impl FnOnce(&Encoder) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let _counted = Counted::new(&self.waiting);
-        let permit = self.turn().await?;
-        let (tools, count) = (self.tools.clone(), Arc::clone(&self.done));
+        let permit = self.thread().await?;
+        let (encoder, count) = (self.encoder.clone(), Arc::clone(&self.done));
         let done = tokio::task::spawn_blocking(move || {
             // Held by the work, not by the request: a client that leaves frees no thread.
             let _permit = permit;
-            let made = work(&tools);
+            let made = work(&encoder);
             count.fetch_add(1, Ordering::Relaxed);
             made
         });
         done.await.unwrap_or(Err(PANICKED))
     }
 
-    /// Waits for a thread; while others are done with theirs the line moves.
-    async fn turn(&self) -> Result<OwnedSemaphorePermit, ApiError> {
+    /// Waits for a thread. The end of any other work restarts the timeout, unless it is one in all.
+    async fn thread(&self) -> Result<OwnedSemaphorePermit, ApiError> {
         let mut permit = pin!(Arc::clone(&self.threads).acquire_owned());
         loop {
             let before = self.done.load(Ordering::Relaxed);
-            match tokio::time::timeout(self.patience.duration(), &mut permit).await {
+            match tokio::time::timeout(self.timeout.duration(), &mut permit).await {
                 Ok(permit) => return permit.map_err(|_| ApiError::Stopped),
                 Err(_) if self.done.load(Ordering::Relaxed) == before => return Err(ApiError::QueueTimeout),
-                Err(_) if matches!(self.patience, TimeLimit::InAll(_)) => return Err(ApiError::QueueTimeout),
+                Err(_) if matches!(self.timeout, TimeLimit::InAll(_)) => return Err(ApiError::QueueTimeout),
                 Err(_) => {}
             }
         }
@@ -178,7 +182,7 @@ impl Drop for Counted {
     }
 }
 
-impl Tools {
+impl Encoder {
     fn text(&self, prompt: Prompt, special: bool, keep: Option<usize>) -> Result<Prepared, ApiError> {
         let (tokens, text) = match prompt {
             Prompt::Tokens(tokens) => (tokens, None),
@@ -216,7 +220,7 @@ impl Tools {
         self.tokenizer.encode(text, special).map_err(|_| ApiError::invalid(field, "this text cannot be tokenized"))
     }
 
-    /// What a template made of messages; those that spelt control tokens are marked.
+    /// The tokens of a rendered conversation, in which messages that spell control tokens are marked.
     fn encode_chat(&self, text: &str, marked: Option<Mark>) -> Result<Vec<u32>, ApiError> {
         let field = "messages";
         self.check_length(text.len() - marked.map_or(0, |mark| mark.bytes_in(text)), field)?;
@@ -224,7 +228,7 @@ impl Tools {
         tokens.map_err(|_| ApiError::invalid(field, "this text cannot be tokenized"))
     }
 
-    /// No token stands for more bytes than the longest: what is longer than a context of those cannot fit.
+    /// A text longer than a context full of the longest token cannot fit.
     fn check_length(&self, bytes: usize, field: &'static str) -> Result<(), ApiError> {
         let least_tokens = bytes / self.most_bytes.max(1);
         match self.max_model_len {
@@ -234,8 +238,8 @@ impl Tools {
     }
 
     /// Each word as it stands alone and as it follows a space, which are different tokens as a rule.
-    fn bad_words(&self, words: &[String]) -> Result<Vec<Vec<u32>>, ApiError> {
-        let mut sequences: Vec<Vec<u32>> = Vec::new();
+    fn bad_words(&self, words: &[String]) -> Result<BadWords, ApiError> {
+        let mut sequences = BadWords::new();
         let mut num_tokens = 0;
         for word in words {
             for text in [word.clone(), format!(" {}", word.trim_start())] {
@@ -262,8 +266,8 @@ fn keep_last(mut tokens: Vec<u32>, keep: Option<usize>) -> Vec<u32> {
     tokens
 }
 
-/// Marks where the last message ends, with a text that nobody can have written: what a template writes behind a message
-/// is to be cut off, and may well hold a message's own words.
+/// Marks the end of the last message with a random string. The template's text behind the mark is
+/// cut off; it may contain a message's own words, so it cannot be found by comparison.
 fn mark_end(messages: &mut [Value]) -> String {
     let mark = format!("FOLIO{:016X}END", RandomState::new().hash_one(0u8));
     if let Some(Value::String(content)) = messages.last_mut().and_then(|message| message.get_mut("content")) {
