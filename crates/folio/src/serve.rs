@@ -74,7 +74,7 @@ pub fn main(mut args: ServeArgs) -> Result<ExitCode> {
     let guard = Guard::new(guard_config(&app, &access, &bound, &args)?);
     let net = NetConfig { tls: bound.tls.clone(), ..NetConfig::from((&limits, &timeouts)) };
     app.set_surroundings(Surroundings {
-        guard: Arc::downgrade(&guard),
+        in_flight: guard.in_flight_counts(),
         connections: Arc::clone(&net.stats),
         needs_key: !access.keys.is_empty(),
     });

@@ -1,7 +1,7 @@
 //! What every route works with, and how a route gets at it.
 
 use std::ops::Deref;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
@@ -12,7 +12,7 @@ use folio_text::{ChatTemplate, Tokenizer};
 
 use crate::body_memory::BodyMemory;
 use crate::error::{ApiError, ErrorStyle};
-use crate::guard::{Caller, Guard, Lifecycle, RequestId};
+use crate::guard::{Caller, InFlightCounts, Lifecycle, RequestId};
 use crate::net::ConnectionStats;
 use crate::observe::Observer;
 use crate::request::{Bounds, ModelNames, SamplingDefaults};
@@ -57,10 +57,9 @@ impl Model {
     }
 }
 
-/// What stands around the routes, for those of them that tell of it.
+/// The guard and the connections around the routes, for the routes that report on them.
 pub struct Surroundings {
-    /// Weak, since what the guard tells of may hold the [`App`].
-    pub guard: Weak<Guard>,
+    pub in_flight: InFlightCounts,
     pub connections: Arc<ConnectionStats>,
     /// Whether a client needs a key.
     pub needs_key: bool,
@@ -167,10 +166,10 @@ impl App {
         self.0.surroundings.get()
     }
 
-    /// Requests under way: as the guard counts them, or without one as the engine does.
+    /// Requests in flight, counted by the guard or, without one, by the engine.
     pub fn num_in_flight(&self) -> usize {
-        match self.surroundings().and_then(|surroundings| surroundings.guard.upgrade()) {
-            Some(guard) => guard.in_flight(),
+        match self.surroundings() {
+            Some(surroundings) => surroundings.in_flight.all(),
             None => self.service().map_or(0, |service| service.model.engine.num_live()),
         }
     }

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 
 use sha2::{Digest, Sha256};
 
@@ -92,10 +92,8 @@ impl Callers {
         self.callers.get(black_box(found).wrapping_sub(1))
     }
 
-    /// Requests under way now, by name of key.
-    pub fn in_flight(&self) -> Vec<(Arc<str>, usize)> {
-        let callers = self.callers.iter().chain(&self.anonymous);
-        callers.map(|caller| (caller.name.clone(), caller.in_flight.load(Ordering::Relaxed))).collect()
+    pub fn iter(&self) -> impl Iterator<Item = &Caller> {
+        self.callers.iter().chain(&self.anonymous)
     }
 }
 

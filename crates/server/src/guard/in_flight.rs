@@ -1,7 +1,8 @@
-//! How many requests are under way, of all callers and of each, and the most that may be.
+//! The number of requests in flight, of all callers and of each, and its limits.
 //!
-//! A request counts from the end of its header to the end of its answer's body: its permit lives in that body and is
-//! given back when the body ends or is dropped, whoever ends it. A full house answers without reading what was sent.
+//! A request counts from the end of its header to the end of its answer's body: the permit lives in
+//! that body and is returned when the body ends or is dropped. A request beyond the limit is refused
+//! before its body is read.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -32,22 +33,45 @@ impl InFlight {
     }
 }
 
-/// Held as long as a request is under way.
+/// A view of the counts, for the routes that report them.
+#[derive(Clone, Debug)]
+pub struct InFlightCounts {
+    all: Arc<AtomicUsize>,
+    by_key: Vec<(Arc<str>, Arc<AtomicUsize>)>,
+}
+
+impl InFlightCounts {
+    pub(super) fn new<'a>(all: &InFlight, callers: impl Iterator<Item = &'a Caller>) -> Self {
+        let by_key = callers.map(|caller| (Arc::clone(&caller.name), Arc::clone(&caller.in_flight)));
+        Self { all: Arc::clone(&all.now), by_key: by_key.collect() }
+    }
+
+    pub fn all(&self) -> usize {
+        self.all.load(Ordering::Relaxed)
+    }
+
+    /// By the name of the requests' key.
+    pub fn by_key(&self) -> Vec<(Arc<str>, usize)> {
+        self.by_key.iter().map(|(name, count)| (Arc::clone(name), count.load(Ordering::Relaxed))).collect()
+    }
+}
+
+/// Held as long as a request is in flight.
 #[derive(Debug)]
 pub(super) struct Permit {
     _own: Place,
     _common: Place,
-    /// The memory that its body takes.
+    /// The memory of its body.
     pub body: Kept,
 }
 
-/// One of the places that a counter counts; free again when this is dropped.
+/// One unit of a counter, returned on drop.
 #[derive(Debug)]
 struct Place(Arc<AtomicUsize>);
 
 impl Place {
     fn take(taken: &Arc<AtomicUsize>, most: usize) -> Result<Self, usize> {
-        // SeqCst, with `Lifecycle`: who starts to drain and then sees no request under way has missed none.
+        // SeqCst, with `Lifecycle`: a drain that then sees no request in flight has missed none.
         let more = |taken| if taken < most { Some(taken + 1) } else { None };
         match taken.fetch_update(Ordering::SeqCst, Ordering::Relaxed, more) {
             Ok(_) => Ok(Self(taken.clone())),

@@ -1,8 +1,9 @@
-//! What stands between a connection and a route: who is let in, to what, and how many at once.
+//! The checks between a connection and a route.
 //!
-//! `protect` puts all of it around a whole router, fallbacks included, in this order: a request id, the host, the
-//! origin, the key, the server's phase, the number of requests under way. Nothing is routed before all have agreed, and
-//! none of them reads a request's body. A panic behind the guard ends its request and nothing else.
+//! `protect` puts the guard around a whole router, fallbacks included. [`Guard::check`] is the list
+//! of checks: host, origin, key, phase of the server, requests in flight. No request is routed
+//! before it has passed all of them, and none of them reads its body. A panic behind the guard ends
+//! its request and nothing else.
 
 mod auth;
 mod body;
@@ -41,6 +42,7 @@ pub use callers::{Caller, Callers};
 pub use error::{Place, SetupError};
 pub use exposure::check_exposure;
 pub use hosts::Hosts;
+pub use in_flight::InFlightCounts;
 pub use keys::{Key, Keys, MOST_KEYS, Salt};
 pub use lifecycle::{Lifecycle, Phase};
 pub use origin::Origins;
@@ -52,10 +54,10 @@ use body::GuardedBody;
 use in_flight::{InFlight, Permit};
 use origin::Source;
 
-/// Answered while the model is being loaded, by those with a key where one is needed.
+/// Answered while the model is being loaded, with a key if the server has keys.
 const OPEN_WHILE_LOADING: [&str; 4] = ["/health", "/ready", "/version", "/metrics"];
 
-/// What the guard is built from.
+/// The parts of a guard.
 #[derive(Clone)]
 pub struct GuardConfig {
     pub keys: Keys,
@@ -64,16 +66,16 @@ pub struct GuardConfig {
     pub lifecycle: Lifecycle,
     /// `in_flight`, `in_flight_per_key` and `request_id_bytes` are read.
     pub limits: Limits,
-    /// When a client that was turned away for want of a place should come back.
+    /// The delay before a client that was refused for too many requests in flight should try again.
     pub retry_after: Arc<dyn Fn() -> Duration + Send + Sync>,
-    /// Told of every request that ended in a panic.
+    /// Called for every request that ended in a panic.
     pub on_panic: Arc<dyn Fn(&RequestId) + Send + Sync>,
-    /// Told of every request that the guard turned away: its id and path, who sent it if that is known, and why.
+    /// Called for every request that the guard refused.
     pub on_refusal: Arc<dyn Fn(Refusal<'_>) + Send + Sync>,
 }
 
 impl GuardConfig {
-    /// No keys, every host, no pages of other origins, default limits, nobody told.
+    /// No keys, every host, no pages of other origins, default limits, no callbacks.
     pub fn new(lifecycle: Lifecycle) -> Self {
         Self {
             keys: Keys::none(),
@@ -88,7 +90,8 @@ impl GuardConfig {
     }
 }
 
-/// A request that was turned away. The path is the client's: to be escaped where it is logged, and no label of a metric.
+/// A refused request. The path is the client's: it must be escaped in a log and is no label of a
+/// metric.
 #[derive(Clone, Copy, Debug)]
 pub struct Refusal<'a> {
     pub id: &'a RequestId,
@@ -106,7 +109,7 @@ pub struct Guard {
     panics: AtomicU64,
 }
 
-/// Puts the guard around all of a router: its routes, its fallbacks, and what it answers to wrong methods.
+/// Puts the guard around all of a router: its routes, its fallbacks, and its answers to wrong methods.
 pub fn protect(router: Router, guard: Arc<Guard>) -> Router {
     // The router becomes the fallback of an empty one: nothing is matched against the path before the guard has run.
     Router::new().fallback_service(router).layer(from_fn_with_state(guard, pass))
@@ -115,12 +118,29 @@ pub fn protect(router: Router, guard: Arc<Guard>) -> Router {
 async fn pass(State(guard): State<Arc<Guard>>, mut request: Request, next: Next) -> Response {
     let id = guard.ids.next(request.headers());
     request.extensions_mut().insert(id.clone());
-    let mut response = guard.pass_origin(request, &id, next).await;
+    let mut found = Found::default();
+    let mut response = match guard.check(&request, &mut found) {
+        Ok(()) => guard.answer(request, &id, &mut found, next).await,
+        Err(error) => guard.refuse(&request, &id, found.caller.as_ref(), &error),
+    };
+    if let Some(source) = &found.source {
+        guard.config.origins.mark(source, &mut response);
+    }
     let headers = response.headers_mut();
     headers.insert(X_REQUEST_ID, id.header());
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
+}
+
+/// The results of a request's checks, up to the one that refused it.
+#[derive(Default)]
+struct Found {
+    source: Option<Source>,
+    /// None for an open route without a key.
+    caller: Option<Caller>,
+    /// None for requests that need no permit.
+    permit: Option<Permit>,
 }
 
 impl Guard {
@@ -139,14 +159,14 @@ impl Guard {
         &self.config.lifecycle
     }
 
-    /// Requests under way now.
+    /// Requests in flight.
     pub fn in_flight(&self) -> usize {
         self.in_flight.now()
     }
 
-    /// ... by the name of their key.
-    pub fn in_flight_by_key(&self) -> Vec<(Arc<str>, usize)> {
-        self.callers.in_flight()
+    /// The counts of requests in flight, for the routes that report them.
+    pub fn in_flight_counts(&self) -> InFlightCounts {
+        InFlightCounts::new(&self.in_flight, self.callers.iter())
     }
 
     /// Requests that ended in a panic, since the start.
@@ -154,38 +174,45 @@ impl Guard {
         self.panics.load(Ordering::Relaxed)
     }
 
-    async fn pass_origin(self: Arc<Self>, request: Request, id: &RequestId, next: Next) -> Response {
-        match self.source(&request) {
-            Ok(source @ Source::Preflight { .. }) => self.preflight(&source),
-            Ok(source) => {
-                let mut response = self.pass_key(request, id, next).await;
-                self.config.origins.mark(&source, &mut response);
-                response
-            }
-            Err(error) => self.refuse(&request, id, None, &error),
+    /// All checks, in their order.
+    fn check(&self, request: &Request, found: &mut Found) -> Result<(), ApiError> {
+        let (method, path, headers) = (request.method(), request.uri().path(), request.headers());
+        let host = self.config.hosts.check(request.version(), request.uri(), headers)?;
+        let source = self.config.origins.check(method, headers, host.as_ref())?;
+        if let Source::Preflight { .. } = found.source.insert(source) {
+            return Ok(()); // Browsers send no key with a preflight.
         }
+        found.caller = auth::authenticate(&self.callers, method, path, headers)?;
+        self.check_loaded(path)?;
+        found.permit = self.permit(method, found.caller.as_ref())?;
+        Ok(())
     }
 
-    fn source(&self, request: &Request) -> Result<Source, ApiError> {
-        let host = self.config.hosts.check(request.version(), request.uri(), request.headers())?;
-        self.config.origins.check(request.method(), request.headers(), host.as_ref())
+    fn check_loaded(&self, path: &str) -> Result<(), ApiError> {
+        let is_early = self.config.lifecycle.is_loading() && !OPEN_WHILE_LOADING.contains(&path);
+        if is_early { Err(ApiError::Loading) } else { Ok(()) }
     }
 
-    async fn pass_key(self: &Arc<Self>, mut request: Request, id: &RequestId, next: Next) -> Response {
-        let (path, headers) = (request.uri().path(), request.headers());
-        let caller = match auth::authenticate(&self.callers, request.method(), path, headers) {
-            Ok(caller) => caller,
-            Err(error) => {
-                let mut response = self.refuse(&request, id, None, &error);
-                auth::challenge(&mut response);
-                return response;
-            }
-        };
-        let permit = match self.admit(&request, caller.as_ref()) {
-            Ok(permit) => permit,
-            Err(error) => return self.refuse(&request, id, caller.as_ref(), &error),
-        };
-        if let Some(caller) = caller {
+    /// A permit, if the request needs one and the server takes it now.
+    fn permit(&self, method: &Method, caller: Option<&Caller>) -> Result<Option<Permit>, ApiError> {
+        let lifecycle = &self.config.lifecycle;
+        let Some(caller) = caller.filter(|_| method == Method::POST) else { return Ok(None) };
+        if lifecycle.is_draining() {
+            return Err(ApiError::Draining);
+        }
+        let full = |most| ApiError::TooManyInFlight { most, retry_after: (self.config.retry_after)() };
+        let permit = self.in_flight.take(caller).map_err(full)?;
+        // Checked again now that the request counts: either it sees the drain begin, or the drain waits for it.
+        if lifecycle.is_draining() { Err(ApiError::Draining) } else { Ok(Some(permit)) }
+    }
+
+    /// The answer to a request that has passed its checks.
+    async fn answer(self: &Arc<Self>, mut request: Request, id: &RequestId, found: &mut Found, next: Next) -> Response {
+        if let Some(Source::Preflight { client_headers, .. }) = &found.source {
+            return origin::preflight(client_headers);
+        }
+        let permit = found.permit.take();
+        if let Some(caller) = found.caller.take() {
             request.extensions_mut().insert(caller);
         }
         if let Some(permit) = &permit {
@@ -194,22 +221,7 @@ impl Guard {
         self.run(request, id, permit, next).await
     }
 
-    /// A permit, if the request needs one and the server takes it now.
-    fn admit(&self, request: &Request, caller: Option<&Caller>) -> Result<Option<Permit>, ApiError> {
-        let lifecycle = &self.config.lifecycle;
-        if lifecycle.is_loading() && !OPEN_WHILE_LOADING.contains(&request.uri().path()) {
-            return Err(ApiError::Loading);
-        }
-        let Some(caller) = caller.filter(|_| request.method() == Method::POST) else { return Ok(None) };
-        if lifecycle.is_draining() {
-            return Err(ApiError::Draining);
-        }
-        let full = |most| ApiError::TooManyInFlight { most, retry_after: (self.config.retry_after)() };
-        let permit = self.in_flight.take(caller).map_err(full)?;
-        // Asked again now that the request counts: either it sees the end coming, or the end waits for it.
-        if lifecycle.is_draining() { Err(ApiError::Draining) } else { Ok(Some(permit)) }
-    }
-
+    /// Runs the route. A panic in it becomes an error answer.
     async fn run(self: &Arc<Self>, request: Request, id: &RequestId, permit: Option<Permit>, next: Next) -> Response {
         let style = ErrorStyle::of_path(request.uri().path());
         let mut answer = pin!(next.run(request));
@@ -233,18 +245,13 @@ impl Guard {
         (self.config.on_panic)(id);
     }
 
-    fn preflight(&self, source: &Source) -> Response {
-        let mut response = match source {
-            Source::Preflight { client_headers, .. } => origin::preflight(client_headers),
-            _ => Response::default(),
-        };
-        self.config.origins.mark(source, &mut response);
-        response
-    }
-
     fn refuse(&self, request: &Request, id: &RequestId, caller: Option<&Caller>, error: &ApiError) -> Response {
         let (method, path) = (request.method(), request.uri().path());
         (self.config.on_refusal)(Refusal { id, method, path, caller, error });
-        error.respond(ErrorStyle::of_path(path))
+        let mut response = error.respond(ErrorStyle::of_path(path));
+        if *error == ApiError::Unauthorized {
+            auth::challenge(&mut response);
+        }
+        response
     }
 }

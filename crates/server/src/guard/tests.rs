@@ -199,7 +199,7 @@ async fn places_are_kept_as_long_as_answers_last() {
     let third = setup.ask("POST", "/stream", &[bob]).await;
     assert!(text(setup.ask("POST", "/stream", &[bob]).await).await.contains("3 requests are under way"));
     assert_eq!(setup.guard.in_flight(), 3);
-    assert_eq!(setup.guard.in_flight_by_key(), [("alice".into(), 2), ("bob".into(), 1)]);
+    assert_eq!(setup.guard.in_flight_counts().by_key(), [("alice".into(), 2), ("bob".into(), 1)]);
     drop(first); // the client leaves
     assert_eq!(setup.guard.in_flight(), 2);
     let whole = setup.ask("POST", "/v1/chat/completions", &[alice]).await;

@@ -28,7 +28,7 @@ fn snapshot(app: &App) -> Snapshot {
     let mut snapshot = Snapshot::default();
     if let Some(surroundings) = app.surroundings() {
         snapshot.connections_open = usize::try_from(surroundings.connections.counts().open).unwrap_or(usize::MAX);
-        snapshot.in_flight = surroundings.guard.upgrade().map(|guard| guard.in_flight_by_key()).unwrap_or_default();
+        snapshot.in_flight = surroundings.in_flight.by_key();
     }
     if let Some(service) = app.service() {
         let engine = &service.model.engine;

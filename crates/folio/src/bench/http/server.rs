@@ -59,7 +59,7 @@ impl Server {
         });
         let net = NetConfig::from((&limits, &timeouts));
         app.set_surroundings(Surroundings {
-            guard: Arc::downgrade(&guard),
+            in_flight: guard.in_flight_counts(),
             connections: Arc::clone(&net.stats),
             needs_key: false,
         });
