@@ -5,10 +5,10 @@ use serde_json::Value;
 use crate::{Error, Result, SpecialTokens};
 
 const FILE: &str = "tokenizer_config.json";
-/// Where older tokenizers keep their special tokens.
+/// File in which older tokenizers keep their special tokens.
 const MAP_FILE: &str = "special_tokens_map.json";
 
-/// What the file says of templates and special tokens; anything else in it is left alone.
+/// Templates and special tokens of the file; everything else in it is ignored.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenizerConfig {
     /// (name, source), "default" where the file has one template without a name.

@@ -1,7 +1,8 @@
 //! Tokens to text, one token at a time, in whole characters.
 //!
-//! A character's bytes may be spread over several tokens: they wait until the character is complete. However the tokens
-//! come, the pieces put together are exactly what [`Tokenizer::decode`] gives for all of them.
+//! A character's bytes may be spread over several tokens: they wait until the character is
+//! complete. However the tokens come, the pieces put together are exactly what
+//! [`Tokenizer::decode`] gives for all of them.
 
 use std::sync::Arc;
 
@@ -24,7 +25,8 @@ enum State {
         /// The next byte, if it is a space, is the one that encoding added.
         at_start: bool,
     },
-    /// For decoders only the library knows: the ids since the last clean cut, and how much of their text is out.
+    /// For decoders only the library knows: the ids since the last clean cut, and how much of their
+    /// text is out.
     Library { ids: Vec<u32>, num_shown_ids: usize },
 }
 
@@ -75,7 +77,8 @@ impl Detokenizer {
                 match text.strip_prefix(shown.as_str()) {
                     Some(new) if !new.is_empty() && !text.ends_with('\u{fffd}') => {
                         let new = new.to_string();
-                        // The tokens just shown stay as context for the next ones; those before are done with.
+                        // The tokens just shown stay as context for the next ones; those before are
+                        // done with.
                         ids.drain(..*num_shown_ids);
                         *num_shown_ids = ids.len();
                         new
@@ -103,7 +106,8 @@ impl Detokenizer {
     }
 }
 
-/// Moves everything but an unfinished last character out of `pending`, with U+FFFD for what can never become one.
+/// Moves everything but an unfinished last character out of `pending`, with U+FFFD for what can
+/// never become one.
 pub(crate) fn take_complete(pending: &mut Vec<u8>) -> String {
     let mut text = String::new();
     let mut at = 0;

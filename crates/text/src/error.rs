@@ -2,7 +2,7 @@
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, with the file or field it went wrong in as far as that is known.
+/// An error, with the file or field that it concerns as far as that is known.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("tokenizer.json: {field}: {reason}")]

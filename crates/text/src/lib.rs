@@ -1,8 +1,10 @@
-//! Text to tokens and back: tokenizers, chat templates, the incremental detokenizer and stop strings.
+//! Text to tokens and back: tokenizers, chat templates, the incremental detokenizer and stop
+//! strings.
 //!
-//! Everything a model folder or a GGUF file says about text comes through here, and all of it is untrusted: bad input is
-//! an [`Error`], never a panic, and templates and regular expressions run under limits. Nothing here reads a file, a
-//! clock or the environment, and nothing knows the engine: callers hand in bytes, names and dates.
+//! Everything a model folder or a GGUF file says about text comes through here, and all of it is
+//! untrusted: bad input is an [`Error`], never a panic, and templates and regular expressions run
+//! under limits. Nothing here reads a file, a clock or the environment, and nothing knows the
+//! engine: callers hand in bytes, names and dates.
 
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 

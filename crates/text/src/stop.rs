@@ -1,8 +1,8 @@
 //! Stop strings, found across token and chunk borders.
 //!
-//! Text comes in pieces of any size. What could still become the start of a stop string is held back, and nothing more:
-//! everything else goes out at once. The stop that is complete first wins; of several that end together, the longest.
-//! The result does not depend on how the text was cut.
+//! Text comes in pieces of any size. Only text that could still become the start of a stop string
+//! is held back: everything else goes out at once. The stop string that is complete first wins; of
+//! several that end together, the longest. The result does not depend on how the text was cut.
 
 /// Watches one stream of text.
 #[derive(Clone, Debug)]
@@ -16,14 +16,15 @@ pub struct StopMatcher {
 }
 
 impl StopMatcher {
-    /// Empty stop strings are ignored. With `include_stop` the stop string itself is part of the text.
+    /// Empty stop strings are ignored. With `include_stop` the stop string itself is part of the
+    /// text.
     pub fn new(mut stops: Vec<String>, include_stop: bool) -> Self {
         stops.retain(|stop| !stop.is_empty());
         StopMatcher { stops, include_stop, held: String::new(), matched: None }
     }
 
-    /// Takes more text. Returns what is safe to show now, and whether a stop string has ended the text; after that
-    /// nothing more is shown.
+    /// Takes more text. Returns what is safe to show now, and whether a stop string has ended the
+    /// text; after that nothing more is shown.
     pub fn push(&mut self, text: &str) -> (String, bool) {
         if self.matched.is_some() {
             return (String::new(), true);
@@ -42,7 +43,8 @@ impl StopMatcher {
         (buffer, false)
     }
 
-    /// The text has ended. Returns what was held back, and whether a stop string had ended the text before.
+    /// The text has ended. Returns what was held back, and whether a stop string had ended the text
+    /// before.
     pub fn finish(&mut self) -> (String, bool) {
         (std::mem::take(&mut self.held), self.matched.is_some())
     }
@@ -52,15 +54,15 @@ impl StopMatcher {
         self.matched.map(|stop| self.stops[stop].as_str())
     }
 
-    /// Where the stop string that is complete first starts and ends, and which it is. A stop's first occurrence is also the one that
-    /// ends first, so one search for each is enough.
+    /// Start, end and index of the stop string that is complete first. A stop's first occurrence is
+    /// also the one that ends first, so one search for each is enough.
     fn first_match(&self, buffer: &str) -> Option<(usize, usize, usize)> {
         let place = |(index, stop): (usize, &String)| buffer.find(stop).map(|start| (start, start + stop.len(), index));
         let matches = self.stops.iter().enumerate().filter_map(place);
         matches.min_by_key(|&(start, end, _)| (end, start))
     }
 
-    /// Where the longest end of `buffer` begins that a stop string could start with.
+    /// Start of the longest end of `buffer` that a stop string could begin with.
     fn first_doubtful(&self, buffer: &str) -> usize {
         let longest = self.stops.iter().map(String::len).max().unwrap_or(0);
         let from = (buffer.len() + 1).saturating_sub(longest);

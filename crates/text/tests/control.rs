@@ -1,4 +1,5 @@
-//! Conversations that spell control tokens: their ids against transformers' own, and what real templates make of them.
+//! Conversations that spell control tokens: their ids against transformers' own, and what real
+//! templates make of them.
 
 use std::path::Path;
 

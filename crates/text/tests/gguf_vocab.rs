@@ -1,6 +1,7 @@
 //! The tokenizers inside GGUF files, against the ids published with llama.cpp's vocabulary files.
 //!
-//! The files lie in the folder named by FOLIO_LLAMA_CPP: models/ggml-vocab-*.gguf with .inp (texts) and .out (ids).
+//! The files lie in the folder named by FOLIO_LLAMA_CPP: models/ggml-vocab-*.gguf with .inp (texts)
+//! and .out (ids).
 
 use std::path::{Path, PathBuf};
 
@@ -15,8 +16,8 @@ const UNSUPPORTED: [&str; 2] = ["ggml-vocab-bert-bge", "ggml-vocab-nomic-bert-mo
 /// Vocabularies published without expected ids: they must load, and their text must come back.
 const WITHOUT_IDS: [&str; 3] = ["ggml-vocab-aquila", "ggml-vocab-baichuan", "ggml-vocab-gpt-neox"];
 
-/// The ids that end an answer: those that llama.cpp prints as its EOG tokens, less `</s>` where the file types it as text
-/// (2 of Phi-3, 128247 of Qwen 2).
+/// The ids that end an answer: those that llama.cpp prints as its EOG tokens, less `</s>` where the
+/// file types it as text (2 of Phi-3, 128247 of Qwen 2).
 const ENDS: [(&str, &[u32]); 17] = [
     ("aquila", &[0, 100_007]),
     ("baichuan", &[2]),

@@ -135,8 +135,8 @@ fn dropout_and_huge_ids_are_refused() {
     check("/model/vocab/a", json!(4_000_000_000_u64), "model.vocab");
 }
 
-/// As many tokens as the text could be compared with one by one, all of one first letter: the work must not grow with
-/// their number squared.
+/// As many tokens as the text could be compared with one by one, all of one first letter: the work
+/// must not grow with their number squared.
 #[test]
 fn many_literal_tokens_are_found_by_look_up() {
     let mut tokens: Vec<String> = (0..300_000).map(|number| format!("<{number}>")).collect();

@@ -1,7 +1,8 @@
 //! Real chat templates, rendered as transformers renders them.
 //!
-//! The templates come from the llama.cpp sources in the folder named by FOLIO_LLAMA_CPP; what transformers made of them
-//! is in tests/golden/templates/expected.json.lzma, written by render.py beside it.
+//! The templates come from the llama.cpp sources in the folder named by FOLIO_LLAMA_CPP; what
+//! transformers made of them is in tests/golden/templates/expected.json.lzma, written by render.py
+//! beside it.
 
 use std::path::Path;
 
@@ -16,7 +17,8 @@ const KNOWN_GAPS: [(&str, usize, &str); 1] = [(
     "adds tool schemas to a string marked |safe: Jinja then HTML-escapes the schemas, Folio writes them plain",
 )];
 
-/// Templates that Folio renders in cases where transformers raises, and the operation Python refuses.
+/// Templates that Folio renders in cases where transformers raises, and the operation Python
+/// refuses.
 const KNOWN_LENIENT: [(&str, &str); 5] = [
     ("CohereForAI-c4ai-command-r-plus-tool_use.jinja", "a loop over none"),
     ("LFM2.5-8B-A1B.jinja", "a loop over none"),

@@ -1,5 +1,6 @@
-//! The filters that [`super::program`] puts around operators, and around the engine's own filters: before an operation, whether there
-//! is room for what it may make; behind it, what it has made is counted.
+//! The filters that [`super::program`] puts around operators, and around the engine's own filters:
+//! before an operation, whether there is room for what it may make; behind it, what it has made is
+//! counted.
 
 use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, State, Value, filters};
@@ -14,20 +15,20 @@ pub const COPY: &str = "\u{1}copy";
 /// The sides of a product, the left one first.
 pub const FACTOR: &str = "\u{1}factor";
 pub const TIMES: &str = "\u{1}times";
-/// What will be shown.
+/// Hook of a value that will be shown.
 pub const SHOWN: &str = "\u{1}shown";
-/// What will be compared.
+/// Hook of a value that will be compared.
 pub const WEIGH: &str = "\u{1}weigh";
-/// What will be taken apart into characters.
+/// Hook of a string that will be split into characters.
 pub const CHARACTERS: &str = "\u{1}characters";
-/// What an attribute is set to.
+/// Hook of a value that an attribute is set to.
 pub const ATTRIBUTE: &str = "\u{1}attribute";
-/// A macro that is defined and mentions so many names.
+/// Hook of a macro's definition, with the number of names that it mentions.
 pub const CLOSURE: &str = "\u{1}closure";
 
 /// A character of a string, or an item, in a list, and once more where it is sorted.
 const ITEM_BYTES: usize = 64;
-/// A character becomes so many bytes at most when it is escaped or changes its case.
+/// Most bytes of a character that is escaped or changes its case.
 const WIDEST: usize = 6;
 
 pub fn register(env: &mut Environment<'_>) {
@@ -58,13 +59,13 @@ pub fn register(env: &mut Environment<'_>) {
 enum Growth {
     /// No more than what is there.
     Same,
-    /// What it is given is shown, or changed character by character.
+    /// Its argument is shown, or changed character by character.
     Shown,
     /// It goes through the items, or characters, and makes a list.
     Items,
     /// The same, and it is told how many to put into one.
     Counted,
-    /// What it is given the other way round, text or list.
+    /// Its argument is reversed, string or list.
     Turned,
     /// The same, and it compares them.
     Compared,
@@ -181,7 +182,7 @@ fn room_for(items: usize) -> Result<(), Error> {
 fn room_for_items(value: &Value) -> Result<(), Error> {
     let items = value.as_str().map(str::len).or_else(|| value.len()).unwrap_or(0);
     ledger::spend(items)?;
-    // What is made of a short one is not worth to look for what has died.
+    // A short result is not worth a search for dead values.
     if items > 64 { room_for(items) } else { Ok(()) }
 }
 
@@ -220,7 +221,8 @@ fn room_for_joined(items: &Value, between: usize) -> Result<(), Error> {
     ledger::spend(len)
 }
 
-/// Each place that something is put into takes what is shown, or the width that the format or an argument states.
+/// Each place that something is put into takes what is shown, or the width that the format or an
+/// argument states.
 pub fn room_for_formatted(format: &str, args: &[Value]) -> Result<(), Error> {
     let places = format.matches(['%', '{']).count();
     let mut widest = 0_usize;
@@ -251,7 +253,8 @@ fn copy(value: Value) -> Result<Value, Error> {
     }
 }
 
-/// The right side of a product: one of the two may be a string or a list, and the other says how often.
+/// The right side of a product: one of the two may be a string or a list, and the other says how
+/// often.
 fn times(right: Value) -> Result<Value, Error> {
     if let Some(left) = ledger::pop_factor() {
         for (value, number) in [(&left, &right), (&right, &left)] {
@@ -275,7 +278,7 @@ fn attribute(value: Value) -> Result<Value, Error> {
     }
 }
 
-/// All that lies in a value, as often as it lies there: to compare it may take as long.
+/// Counts everything in a value, as often as it occurs: a comparison may take as long.
 fn weigh(value: &Value) -> Result<(), Error> {
     if let Some(text) = value.as_str() {
         return ledger::spend(text.len());
@@ -299,7 +302,7 @@ fn weigh(value: &Value) -> Result<(), Error> {
     Ok(())
 }
 
-/// What a value is shown as.
+/// The string that a value is shown as.
 fn shown(value: &Value) -> Result<String, Error> {
     let mut text = Text::default();
     match value.as_str() {

@@ -1,8 +1,10 @@
-//! What a render holds, and what it has done: counted by the operations that make values, in a table of the thread that renders.
+//! The memory and the work of a render, counted by the operations that make values, in a table of
+//! the thread that renders.
 //!
-//! A string or a container that an operation made is kept here too, beside the template, and given back once only this table
-//! holds it; so the count is of what is alive, and a template may build its text up piece by piece. Containers know how deep they
-//! are: none gets so deep that to show, compare or drop it would use up the stack.
+//! A string or a container that an operation made is kept here too, beside the template, and
+//! released once only this table holds it; so the count is of live values, and a template may build
+//! its text piece by piece. Containers know their depth: none becomes so deep that showing,
+//! comparing or dropping it would overflow the stack.
 
 use std::{cell::RefCell, collections::HashMap, sync::Arc};
 
@@ -29,10 +31,10 @@ const MAX_DEPTH: u16 = 256;
 
 /// A string this short lies inside its value.
 const INLINE_BYTES: usize = 22;
-/// What a value takes in a list, and an entry in a map.
+/// Bytes of a value in a list, and of an entry in a map.
 const VALUE_BYTES: usize = 24;
 const ENTRY_BYTES: usize = 96;
-/// What anything takes beside what is in it, the line in this table included.
+/// Bytes of any value beside its content, its entry in this table included.
 const OVERHEAD_BYTES: usize = 112;
 /// Below this nothing is looked through for what has died.
 const LEAST_SWEEP_BYTES: usize = 1 << 20;
@@ -66,8 +68,8 @@ impl Kept {
 
 struct Ledger {
     limits: Limits,
-    /// In the order they were made, with their bytes: what a container holds lies before it, and outlives it here, so that dropping it
-    /// drops nothing else.
+    /// In the order they were made, with their bytes: what a container holds lies before it, and
+    /// outlives it here, so that dropping it drops nothing else.
     kept: Vec<(Kept, usize)>,
     /// How deep what is kept is, by its address, which nothing else can have as long as it is kept.
     depths: HashMap<usize, u16>,
@@ -89,7 +91,7 @@ pub fn run<T>(limits: Limits, render: impl FnOnce() -> T) -> T {
     impl Drop for Close {
         fn drop(&mut self) {
             let ledger = CURRENT.with_borrow_mut(Option::take);
-            // The newest first, as they lie in each other.
+            // The newest first, in the order in which they contain each other.
             if let Some(mut ledger) = ledger {
                 while ledger.kept.pop().is_some() {}
             }
@@ -118,7 +120,8 @@ fn refuse(detail: String) -> Error {
     Error::new(ErrorKind::InvalidOperation, detail)
 }
 
-/// Counts what an operation has made, and gives it back: as a list, where it was something that makes its items anew each time.
+/// Counts what an operation has made, and gives it back: as a list, where it was something that
+/// makes its items anew each time.
 pub fn hold(value: Value) -> Result<Value, Error> {
     if CURRENT.with_borrow(Option::is_none) {
         return Ok(value);
@@ -142,7 +145,7 @@ pub fn hold(value: Value) -> Result<Value, Error> {
     Ok(list)
 }
 
-/// Whether so many bytes more may be taken.
+/// Checks that `bytes` more may be taken.
 pub fn make_room(bytes: usize) -> Result<(), Error> {
     with(|ledger| ledger.make_room(bytes))
 }
@@ -199,7 +202,7 @@ impl Ledger {
             let bytes = map.capacity() * ENTRY_BYTES;
             (Kept::Map(map), bytes)
         } else {
-            // What else there is has a fixed size, or was counted when it was made.
+            // All other values have a fixed size, or were counted when they were made.
             return self.look_into(value, above);
         };
         if let Some(&depth) = self.depths.get(&kept.address()) {

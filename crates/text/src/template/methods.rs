@@ -1,8 +1,8 @@
 //! Python's methods on strings, lists and dicts, as templates call them.
 //!
-//! The engine's own companion crate covers the common ones; strings are done here because templates lean on exact
-//! behaviour (which characters `strip` removes, what `split` does with a limit). Methods that would change a list or a
-//! dict are refused, as in the sandbox transformers uses.
+//! The engine's own companion crate covers the common ones; strings are done here because templates
+//! lean on exact behaviour (which characters `strip` removes, what `split` does with a limit).
+//! Methods that would change a list or a dict are refused, as in the sandbox transformers uses.
 
 use minijinja::value::{Kwargs, Tuple, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
@@ -59,7 +59,8 @@ pub fn call(state: &mut State, value: &Value, method: &str, args: &[Value]) -> R
     }
 }
 
-/// Jinja's `items` filter: pairs of a mapping, nothing of an undefined value, an error for the rest.
+/// Jinja's `items` filter: pairs of a mapping, nothing of an undefined value, an error for the
+/// rest.
 pub fn items_filter(value: &Value) -> Result<Value, Error> {
     match value.kind() {
         ValueKind::Undefined => Ok(Value::from(Vec::<Value>::new())),
@@ -217,7 +218,8 @@ fn partition(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     Ok(Value::from(Tuple::from(parts.map(Value::from))))
 }
 
-/// The part of `text` between two character positions, negative ones counted from the end; `None` past the end.
+/// The part of `text` between two character positions, negative ones counted from the end; `None`
+/// past the end.
 fn window(text: &str, start: Option<i64>, end: Option<i64>) -> Option<(usize, &str)> {
     if start.is_none() && end.is_none() {
         return Some((0, text));

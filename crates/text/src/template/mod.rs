@@ -1,21 +1,23 @@
 //! Chat templates, rendered as transformers renders them.
 //!
-//! A template is code that came with a model. It runs in minijinja with no loader, no clock and no environment, under
-//! a fuel limit, a recursion limit and an output limit. The dialect is the one `apply_chat_template` sets up: block
-//! trimming, loop controls, Python's string methods, a plain `tojson`, `raise_exception`, and `strftime_now` when the
-//! caller passes a date. `{% generation %}` marks are dropped: they only matter for training masks.
+//! A template is code that came with a model. It runs in minijinja with no loader, no clock and no
+//! environment, under a fuel limit, a recursion limit and an output limit. The dialect is the one
+//! `apply_chat_template` sets up: block trimming, loop controls, Python's string methods, a plain
+//! `tojson`, `raise_exception`, and `strftime_now` when the caller passes a date. `{% generation
+//! %}` marks are dropped: they only matter for training masks.
 //!
-//! What it holds is bounded too, and so is what it handles: every operation that can make a value longer asks first and is counted
-//! (`program.rs`, `hooks.rs`, `ledger.rs`), so a template that doubles a string without writing it ends with an error.
+//! Its memory is bounded too, and so is its work: every operation that can make a value longer asks
+//! first and is counted (`program.rs`, `hooks.rs`, `ledger.rs`), so a template that doubles a
+//! string without writing it ends with an error.
 
 mod hooks;
+mod is_tests;
 mod ledger;
 mod methods;
 mod program;
 mod python;
 mod source;
 mod strftime;
-mod tests;
 mod text;
 mod tojson;
 
@@ -29,17 +31,19 @@ pub use self::strftime::WallTime;
 use self::{ledger::Limits, program::Program, text::Text};
 use crate::{Error, Result};
 
-/// Instructions one render may run: hundreds of times what a real template needs for thousands of messages.
+/// Instructions one render may run: hundreds of times what a real template needs for thousands of
+/// messages.
 const FUEL: u64 = 20_000_000;
 /// In minijinja's units, where a macro call counts four: fifty nested macros.
 const RECURSION_LIMIT: usize = 200;
 /// A prompt may be this much longer than what went into it.
 const OUTPUT_FACTOR: usize = 4;
 const OUTPUT_SLACK_BYTES: usize = 1 << 20;
-/// What captures write is written again: so many times the output in all.
+/// Captured output is written again: all writes together may be this many times the output.
 const EMIT_FACTOR: usize = 4;
 
-/// Bytes that the values of a render may take: so many times what went into it, as a value takes more than its text, and more.
+/// Bytes that the values of a render may take, as a multiple of its input: a value takes more than
+/// its text.
 const LIVE_FACTOR: usize = 16;
 const LIVE_SLACK_BYTES: usize = 8 << 20;
 
@@ -61,7 +65,8 @@ pub const RESERVED: [&str; 8] = [
     "strftime_now",
 ];
 
-/// The tokens a template may name. One that the tokenizer does not define is undefined in the template too.
+/// The tokens a template may name. One that the tokenizer does not define is undefined in the
+/// template too.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpecialTokens {
     pub bos: Option<String>,
@@ -80,7 +85,8 @@ pub struct ChatRender {
     pub add_generation_prompt: bool,
     /// More variables for the template, such as `enable_thinking`.
     pub extra: Map<String, Json>,
-    /// What `strftime_now` tells. Without it the function is undefined, and templates use the date they carry.
+    /// The result of `strftime_now`. Without it the function is undefined, and templates use the
+    /// date they carry.
     pub now: Option<WallTime>,
 }
 
@@ -91,7 +97,7 @@ pub struct ChatTemplate {
     source_bytes: usize,
 }
 
-/// What an object of a library takes that is not looked into.
+/// Assumed bytes of a library's object that is not inspected.
 const OBJECT_BYTES: usize = 512;
 
 type FilterResult = Result<String, minijinja::Error>;
@@ -204,7 +210,7 @@ fn environment() -> Result<Environment<'static>> {
             held(indent(text, width, first, blank, named))
         },
     );
-    tests::register(&mut env);
+    is_tests::register(&mut env);
     Ok(env)
 }
 
@@ -213,7 +219,7 @@ fn raise_exception(message: Value, _: Kwargs) -> Result<Value, minijinja::Error>
     Err(minijinja::Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Refused(message)))
 }
 
-/// As the engine shows values to who debugs a template.
+/// Shows values as minijinja does, for people who debug a template.
 fn pretty(value: &Value) -> FilterResult {
     let mut out = Text::default();
     out.push_fmt(format_args!("{value:#?}"))?;
@@ -248,7 +254,8 @@ fn indent(text: &Value, width: Option<Value>, first: Option<bool>, blank: Option
     Ok(out.into_string())
 }
 
-/// The variables of one render, as transformers passes them: `tools` and `documents` are none when not given.
+/// The variables of one render, as transformers passes them: `tools` and `documents` are none when
+/// not given.
 fn context(request: &ChatRender) -> Result<Value> {
     let mut messages = Vec::with_capacity(request.messages.len());
     for (index, message) in request.messages.iter().enumerate() {
@@ -317,7 +324,7 @@ fn describe(error: &minijinja::Error) -> String {
     }
 }
 
-/// What the caller put in, for the output limit.
+/// Bytes of the caller's input, for the output limit.
 fn input_bytes(request: &ChatRender) -> usize {
     let values = request.messages.iter().chain(&request.tools).chain(&request.documents).chain(request.extra.values());
     values.map(json_bytes).sum()

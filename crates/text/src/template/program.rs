@@ -1,8 +1,9 @@
 //! A template, compiled so that whatever makes values passes through [`super::hooks`].
 //!
-//! The engine has no hook on its operators, but its parser and its compiler can be had apart. In between, the tree is built anew:
-//! an operator that can make a value longer has its operands and its result go through filters whose names no template can spell.
-//! So nothing is computed while a template is compiled either, since what a filter gives is no constant.
+//! The engine has no hook on its operators, but its parser and its compiler can be had apart. In
+//! between, the tree is built anew: an operator that can make a value longer has its operands and
+//! its result go through filters whose names no template can spell. So nothing is computed while a
+//! template is compiled either, since what a filter gives is no constant.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +25,8 @@ pub struct Program {
 }
 
 impl Program {
-    /// `source` stays for good: instructions refer to it, and there is one for each model that is loaded.
+    /// `source` stays for good: instructions refer to it, and there is one for each model that is
+    /// loaded.
     pub fn compile(name: &'static str, source: String, syntax: SyntaxConfig) -> Result<Self, Error> {
         let source: &'static str = source.leak();
         let tree = parse(source, name, syntax)?;
@@ -82,11 +84,13 @@ impl Guard {
             Stmt::Template(node) => {
                 Stmt::Template(spanned(ast::Template { children: self.statements(&node.children) }, node.span()))
             }
-            // What is emitted goes through the formatter, which counts it; so raw text is emitted too.
+            // Emitted values go through the formatter, which counts them; so raw text is emitted
+            // too.
             Stmt::EmitRaw(node) => emit(constant(Value::from(node.raw), node.span()), node.span()),
             Stmt::EmitExpr(node) => {
                 let expr = match &node.expr {
-                    // A call whose value is only emitted may be one of a loop or of a block, which the compiler must see.
+                    // A call whose value is only emitted may be one of a loop or of a block, which
+                    // the compiler must see.
                     Expr::Call(call) => Expr::Call(self.call(call)),
                     expr => self.expr(expr),
                 };
@@ -187,7 +191,8 @@ impl Guard {
         spanned(ast::Macro { name: node.name, args, defaults, body }, node.span())
     }
 
-    /// Each time a macro is defined, what it knows of the names it mentions is kept to the end. Emits nothing.
+    /// Each time a macro is defined, what it knows of the names it mentions is kept to the end.
+    /// Emits nothing.
     fn closure(&self, names_before: usize, span: Span) -> Stmt<'static> {
         let names = constant(Value::from(self.names - names_before), span);
         emit(filter(hooks::CLOSURE, Some(names), span), span)
@@ -201,7 +206,7 @@ impl Guard {
         exprs.iter().map(|expr| self.expr(expr)).collect()
     }
 
-    /// What is assigned to: a name, names, or an attribute.
+    /// The target of an assignment: a name, names, or an attribute.
     fn target(&mut self, target: &Expr<'static>) -> Expr<'static> {
         match target {
             Expr::List(node) => {
@@ -259,7 +264,8 @@ impl Guard {
             }
             Expr::Test(node) => {
                 let (expr, args) = (self.expr(&node.expr), self.args(&node.args));
-                // Most tests look at what kind of value it is, and only those with an argument at what is in it.
+                // Most tests look at what kind of value it is, and only those with an argument at
+                // what is in it.
                 let expr = if args.is_empty() { expr } else { through(hooks::WEIGH, expr) };
                 Expr::Test(spanned(ast::Test { name: node.name, expr, args }, node.span()))
             }
@@ -293,7 +299,8 @@ impl Guard {
             Eq | Ne | Lt | Lte | Gt | Gte | In => (through(hooks::WEIGH, left), through(hooks::WEIGH, right)),
             ScAnd | ScOr | Add | Sub | Div | FloorDiv | Rem | Pow => (left, right),
         };
-        // Two constants would be added while compiling; they are no longer than the source, and so is their sum.
+        // Two constants would be added while compiling; they are no longer than the source, and so
+        // is their sum.
         let whole = Expr::BinOp(spanned(ast::BinOp { op: node.op, left, right }, node.span()));
         if matches!(node.op, Add | Mul | Concat) { held(whole) } else { whole }
     }

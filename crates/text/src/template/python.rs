@@ -1,4 +1,5 @@
-//! Values as Python shows them: what `str()` and `repr()` print, where the template engine would print its own way.
+//! Values as Python shows them: what `str()` and `repr()` print, where the template engine would
+//! print its own way.
 
 use minijinja::value::ValueKind;
 use minijinja::{Error, Value};
@@ -6,8 +7,8 @@ use serde_json::Value as Json;
 
 use super::text::Text;
 
-/// How deep a value is shown, and written as JSON: as deep as JSON readers read. A template can nest values until showing
-/// them would use up the stack.
+/// How deep a value is shown, and written as JSON: as deep as JSON readers read. A template can
+/// nest values until showing them would use up the stack.
 pub const MAX_DEPTH: usize = 128;
 
 /// A template value from JSON, keys in the order given.
@@ -88,7 +89,8 @@ fn write_sequence(out: &mut Text, value: &Value, depth: usize) -> Result<(), Err
     out.push(close)
 }
 
-/// A float as Python prints it: the shortest digits that read back, exponents below 1e-4 and from 1e16.
+/// A float as Python prints it: the shortest digits that read back, exponents below 1e-4 and from
+/// 1e16.
 pub fn float(number: f64) -> String {
     if number.is_nan() {
         return "nan".into();

@@ -1,4 +1,4 @@
-//! What is done to a template's text before it is compiled.
+//! Changes to a template's text before it is compiled.
 
 /// Newlines as Jinja reads them, and `{% generation %}` blocks turned into plain scopes.
 pub fn prepare(source: &str) -> String {

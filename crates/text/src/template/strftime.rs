@@ -36,7 +36,8 @@ impl WallTime {
     pub fn from_unix(unix_seconds: i64, offset_seconds: i32) -> Self {
         let local = unix_seconds.saturating_add(i64::from(offset_seconds));
         let (days, second_of_day) = (local.div_euclid(86_400), local.rem_euclid(86_400) as u32);
-        // Days are counted from 1 March of year 0, so that a leap day is the last of its year; an era is 400 years.
+        // Days are counted from 1 March of year 0, so that a leap day is the last of its year; an
+        // era is 400 years.
         let shifted = days.clamp(-1_000_000_000, 1_000_000_000) + 719_468;
         let (era, day_of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
         let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;

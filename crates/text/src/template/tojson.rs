@@ -134,7 +134,7 @@ fn write_key(out: &mut Text, key: &Value, style: &Style) -> Result<(), Error> {
 
 fn write_string(out: &mut Text, text: &str, ascii: bool) -> Result<(), Error> {
     out.push("\"")?;
-    // What needs no escape is written in one go.
+    // Text that needs no escape is written in one go.
     let mut plain = text;
     while let Some((at, character)) = plain.char_indices().find(|&(_, character)| is_escaped(character, ascii)) {
         out.push(&plain[..at])?;

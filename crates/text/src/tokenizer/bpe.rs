@@ -25,7 +25,8 @@ fn fail<T>(field: &'static str, reason: String) -> Result<T> {
 }
 
 fn build(vocab: &GgufVocab) -> Result<Tokenizer> {
-    // Gemma 4 merges plain UTF-8 with spaces shown as U+2581; all others merge the byte-level alphabet.
+    // Gemma 4 merges plain UTF-8 with spaces shown as U+2581; all others merge the byte-level
+    // alphabet.
     let raw = vocab.model == "gemma4";
     let pre = if raw { None } else { Some(pretokenize::rule(&vocab.pre)?) };
     let ids = vocab.tokens.iter().enumerate().map(|(id, token)| (token.clone(), id as u32));
@@ -56,7 +57,8 @@ fn build(vocab: &GgufVocab) -> Result<Tokenizer> {
 
 fn merges(vocab: &GgufVocab) -> Result<Vec<(String, String)>> {
     let pair = |(index, merge): (usize, &String)| {
-        // A token may itself start with a space, so the separator is looked for after the first character.
+        // A token may itself start with a space, so the separator is looked for after the first
+        // character.
         let first = merge.chars().next().map_or(0, char::len_utf8);
         match merge[first..].find(' ') {
             Some(at) => Ok((merge[..first + at].to_string(), merge[first + at + 1..].to_string())),

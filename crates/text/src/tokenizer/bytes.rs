@@ -1,7 +1,8 @@
-//! How vocabularies write bytes: the visible alphabet of byte-level BPE, and `<0xNN>` of SentencePiece.
+//! How vocabularies write bytes: the visible alphabet of byte-level BPE, and `<0xNN>` of
+//! SentencePiece.
 
-/// The byte that a character of the byte-level alphabet stands for. Printable Latin-1 stands for itself; the other 68
-/// bytes have the characters from U+0100 on, in order.
+/// The byte that a character of the byte-level alphabet stands for. Printable Latin-1 stands for
+/// itself; the other 68 bytes have the characters from U+0100 on, in order.
 fn alphabet_byte(character: char) -> Option<u8> {
     let code = u32::from(character);
     match code {
@@ -13,7 +14,8 @@ fn alphabet_byte(character: char) -> Option<u8> {
     }
 }
 
-/// The bytes of a byte-level token; a token with a character outside the alphabet stands for itself.
+/// The bytes of a byte-level token; a token with a character outside the alphabet stands for
+/// itself.
 pub fn of_byte_level(token: &str) -> Vec<u8> {
     let mapped: Option<Vec<u8>> = token.chars().map(alphabet_byte).collect();
     mapped.unwrap_or_else(|| token.as_bytes().to_vec())

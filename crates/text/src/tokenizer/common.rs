@@ -4,8 +4,9 @@ use super::gguf::NORMAL;
 use super::{GgufVocab, Tokenizer};
 
 impl Tokenizer {
-    /// How many ids mean the same here and there: all below the smaller vocabulary's size. Special tokens may differ, as
-    /// they are no part of any text. An error names the first id that stands for other text.
+    /// How many ids mean the same here and there: all below the smaller vocabulary's size. Special
+    /// tokens may differ, as they are no part of any text. An error names the first id that stands
+    /// for other text.
     pub fn ids_shared_with(&self, other: &Tokenizer) -> Result<usize, u32> {
         let both = self.vocab_size().min(other.vocab_size());
         let differs = |&id: &u32| match (self.piece(id), other.piece(id)) {
@@ -16,7 +17,8 @@ impl Tokenizer {
         (0..both as u32).find(differs).map_or(Ok(both), Err)
     }
 
-    /// The first word of a GGUF file's vocabulary that has another id here, or none: such a tokenizer is another model's.
+    /// The first word of a GGUF file's vocabulary that has another id here, or none: such a
+    /// tokenizer is another model's.
     pub fn differs_from(&self, vocab: &GgufVocab) -> Option<u32> {
         let words = vocab.tokens.iter().enumerate().filter(|(id, _)| vocab.token_type(*id) == NORMAL);
         let mut words = words.map(|(id, word)| (id as u32, word));

@@ -1,9 +1,11 @@
-//! Pieces of a text that come one after the other: what encoding puts before a text is not put before each of them.
+//! Pieces of a text that come one after the other: what encoding puts before a text is not put
+//! before each of them.
 
 use super::{DecodeStyle, Tokenizer};
 use crate::{Error, Result};
 
-/// Stands before a piece where encoding adds a space to whatever comes first. No vocabulary joins it to anything.
+/// Stands before a piece where encoding adds a space to whatever comes first. No vocabulary joins
+/// it to anything.
 const ANCHOR: &str = "\u{1}";
 
 impl Tokenizer {
@@ -26,8 +28,8 @@ impl Tokenizer {
         Ok(ids[num_before..].to_vec())
     }
 
-    /// Whether encoding adds a space to the beginning, which decoding drops. None where only the library knows what
-    /// tokens are as text.
+    /// Whether encoding adds a space to the beginning, which decoding drops. None where only the
+    /// library knows what tokens are as text.
     pub(crate) fn leading_space(&self) -> Option<bool> {
         match self.style {
             DecodeStyle::Bytes { drop_leading_space } => Some(drop_leading_space),
@@ -35,7 +37,7 @@ impl Tokenizer {
         }
     }
 
-    /// Text of these tokens, as they lie one behind the other.
+    /// The text of these tokens, one behind the other.
     pub(crate) fn bytes_of(&self, ids: &[u32]) -> Vec<u8> {
         ids.iter().flat_map(|&id| self.shown_bytes(id, false)).copied().collect()
     }

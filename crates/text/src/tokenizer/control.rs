@@ -1,17 +1,20 @@
 //! Text that a client wrote, kept from being read as control tokens.
 //!
-//! A chat template writes control tokens as text, and the tokenizer finds them by that text: a message that spells
-//! `<|im_end|>` would end its own turn and could open another one. So where a client's string spells a control token, a
-//! mark is put behind its first character before the template runs: a private-use character that occurs nowhere in the
-//! conversation. Templates may trim, split, compare and join as ever, and the mark travels along. The tokenizer takes
-//! control tokens out of the marked text, and does not find those with a mark inside; then the marks are removed, before
-//! anything else looks at the text. What was spelt is so encoded as ordinary text, in one with what stands around it, as
-//! transformers does with `split_special_tokens`; and a conversation that spells nothing is not touched at all.
+//! A chat template writes control tokens as text, and the tokenizer finds them by that text: a
+//! message that spells `<|im_end|>` would end its own turn and could open another one. So where a
+//! client's string spells a control token, a mark is put behind its first character before the
+//! template runs: a private-use character that occurs nowhere in the conversation. Templates may
+//! trim, split, compare and join as ever, and the mark travels along. The tokenizer takes control
+//! tokens out of the marked text, and does not find those with a mark inside; then the marks are
+//! removed, before anything else looks at the text. A spelled control token is so encoded as
+//! ordinary text, in one with the text around it, as transformers does with `split_special_tokens`;
+//! a conversation that spells none is not changed at all.
 //!
-//! Control tokens are those that the vocabulary calls special. Other added tokens, such as the `<think>` of Qwen3, are
-//! part of what a model writes, and are read in messages as it was trained with them. A string that ends with the
-//! beginning of a control token has a mark at its end, so that nothing behind it completes the token. What the template
-//! itself puts together from the inside of one string, by deleting what stands between, is not seen.
+//! Control tokens are those that the vocabulary calls special. Other added tokens, such as the
+//! `<think>` of Qwen3, are part of a model's output, and are read in messages as it was trained
+//! with them. A string that ends with the beginning of a control token has a mark at its end, so
+//! that no text behind it completes the token. A control token that the template itself assembles
+//! from the inside of one string, by deleting text in between, is not detected.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -27,10 +30,10 @@ const MARKS: [std::ops::RangeInclusive<char>; 2] = ['\u{f800}'..='\u{f8ff}', '\u
 /// The control tokens of a vocabulary, as a text may spell them.
 pub struct ControlTokens {
     tokens: HashSet<Box<str>>,
-    /// What they begin with, short of all of it.
+    /// Proper prefixes of the control tokens.
     beginnings: HashSet<Box<str>>,
-    /// The lengths of those that start with a byte, by byte: a place in a text costs one look-up for each, however many
-    /// tokens there are.
+    /// The lengths of those that start with a byte, by byte: a place in a text costs one look-up
+    /// for each, however many tokens there are.
     lengths: [BTreeSet<usize>; 256],
     longest: usize,
 }
@@ -60,8 +63,8 @@ impl ControlTokens {
         all
     }
 
-    /// Puts marks into the strings of a conversation. None: it spells no control token, and stays as it is. Roles are
-    /// the server's own words, and are left alone.
+    /// Puts marks into the strings of a conversation. None: it spells no control token, and stays
+    /// as it is. Roles are the server's own words, and are left alone.
     pub fn mark(&self, conversation: &mut ChatRender) -> Result<Option<Mark>> {
         let mut spells = false;
         each_string(conversation, &mut |text| spells |= self.is_spelt_in(text));
@@ -168,8 +171,8 @@ impl Tokenizer {
         }
     }
 
-    /// The ids of what a template made of a marked conversation: control tokens are those that the template wrote.
-    /// Nothing is put before or behind.
+    /// The ids of what a template made of a marked conversation: control tokens are those that the
+    /// template wrote. Nothing is put before or behind.
     pub fn encode_marked(&self, text: &str, mark: Option<Mark>) -> Result<Vec<u32>> {
         let Some(Mark(mark)) = mark else { return self.encode(text, false) };
         match &self.engine {
@@ -184,7 +187,8 @@ impl Tokenizer {
         }
     }
 
-    /// What the library's own `encode` does, with the marks taken out as soon as added tokens have been found.
+    /// The steps of the library's own `encode`, with the marks removed as soon as added tokens have
+    /// been found.
     fn encode_by_parts(&self, library: &tokenizers::Tokenizer, text: &str, mark: char) -> tokenizers::Result<Vec<u32>> {
         let mut parts = library.get_added_vocabulary().extract_and_normalize(library.get_normalizer(), text);
         parts.normalize(|part| {
@@ -198,7 +202,8 @@ impl Tokenizer {
         }
         parts.tokenize(|part| {
             let tokens = library.get_model().tokenize(part.get())?;
-            // Some vocabularies hold control tokens among their ordinary ones, so that merging could lead there.
+            // Some vocabularies hold control tokens among their ordinary ones, so that merging
+            // could lead there.
             let is_control = |id: u32, text: &str| self.is_special(id) && part.get().contains(text);
             match tokens.iter().find(|token| is_control(token.id, &token.value)) {
                 Some(token) => Err(format!("{:?} has no form but that of a control token", token.value).into()),

@@ -1,7 +1,8 @@
 //! Which tokens of a GGUF vocabulary end an answer.
 //!
-//! A file names one or two of them by id, and often not the one that ends a turn: that one is known by its text, from
-//! the same list as in llama.cpp. Its names stand here as facts about published vocabularies.
+//! A file names one or two of them by id, and often not the one that ends a turn: that one is known
+//! by its text, from the same list as in llama.cpp. Its names stand here as facts about published
+//! vocabularies.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -33,14 +34,14 @@ const ENDS: &[&str] = &[
     "[e~[",
 ];
 
-/// Texts that stand between the files of a repository or fill a gap: a model that writes one has done its part. They count
-/// where the file gives no id of the same kind.
+/// Texts that stand between the files of a repository or fill a gap: a model that writes one has
+/// done its part. They count where the file gives no id of the same kind.
 const PADS: &[&str] = &["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"];
 const REPOSITORIES: &[&str] = &["<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"];
 const SEPARATORS: &[&str] = &["<|file_sep|>"];
 
-/// Closes struck-out text in HTML too, and large vocabularies have it as a word: it ends an answer only where the file says
-/// that it steers the model.
+/// Closes struck-out text in HTML too, and large vocabularies have it as a word: it ends an answer
+/// only where the file says that it steers the model.
 const ENDS_OR_HTML: &str = "</s>";
 
 impl GgufVocab {
@@ -52,8 +53,8 @@ impl GgufVocab {
         ends.into_iter().collect()
     }
 
-    /// Types those as control tokens, so that they are found in a text and not shown. One that the file gives by id alone
-    /// stays text if it is a word: it may be written without being meant.
+    /// Types those as control tokens, so that they are found in a text and not shown. One that the
+    /// file gives by id alone stays text if it is a word: it may be written without being meant.
     pub(super) fn type_ends(&mut self) {
         let ends: BTreeSet<u32> = self.ends().into_iter().collect();
         let named: BTreeSet<u32> = self.named_ends().into_values().collect();
@@ -90,7 +91,8 @@ impl GgufVocab {
 }
 
 impl Tokenizer {
-    /// The same of a tokenizer that lies beside a file without a vocabulary: those among its special tokens.
+    /// The same of a tokenizer that lies beside a file without a vocabulary: those among its
+    /// special tokens.
     pub fn named_ends(&self) -> Vec<u32> {
         let special = |name: &str| self.token_id(name).filter(|&id| self.is_special(id));
         let names = [ENDS, PADS, REPOSITORIES, SEPARATORS, &[ENDS_OR_HTML]].concat();
@@ -100,8 +102,8 @@ impl Tokenizer {
     }
 }
 
-/// Takes out what the other tokens of its vocabulary show to be no end: `<|end|>` ends a message of several in a vocabulary
-/// that ends answers with a return or a call.
+/// Takes out what the other tokens of its vocabulary show to be no end: `<|end|>` ends a message of
+/// several in a vocabulary that ends answers with a return or a call.
 fn withdraw(ends: &mut BTreeSet<u32>, id_of: impl Fn(&str) -> Option<u32>) {
     let has = |name| id_of(name).is_some();
     let calls = has("<|call|>") || has("<|calls|>");
@@ -134,7 +136,8 @@ mod tests {
         for name in [ENDS, PADS, REPOSITORIES, SEPARATORS].concat() {
             check(vocab(&[("a", 1), (name, 1)]), &[1]);
         }
-        // As Phi-3, Phi-4-mini, Gemma 2, Gemma 3 and gpt-oss are published: the id ends the text, the name the turn.
+        // As Phi-3, Phi-4-mini, Gemma 2, Gemma 3 and gpt-oss are published: the id ends the text,
+        // the name the turn.
         check(GgufVocab { eos: Some(0), ..vocab(&[("<|endoftext|>", 3), ("<|end|>", 4)]) }, &[0, 1]);
         check(GgufVocab { eos: Some(0), ..vocab(&[("<eos>", 3), ("<end_of_turn>", 3), ("</s>", 4)]) }, &[0, 1]);
         let harmony = [("<|endoftext|>", 3), ("<|return|>", 3), ("<|end|>", 3), ("<|call|>", 3), ("<|start|>", 3)];

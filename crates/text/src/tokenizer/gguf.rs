@@ -1,4 +1,5 @@
-//! Tokenizers as GGUF stores them: the token list with types and scores or merges, and the name of a splitting rule.
+//! Tokenizers as GGUF stores them: the token list with types and scores or merges, and the name of
+//! a splitting rule.
 
 use std::collections::HashMap;
 
@@ -6,7 +7,8 @@ use super::spm::{Literal, Literals, SentencePiece};
 use super::{DecodeStyle, Engine, Frame, MAX_VOCAB, Piece, Tokenizer, bpe, bytes};
 use crate::{Error, Result};
 
-/// The `tokenizer.ggml.*` metadata, each field under its name there; what the file leaves out stays empty or `None`.
+/// The `tokenizer.ggml.*` metadata, each field under its name there; what the file leaves out stays
+/// empty or `None`.
 #[derive(Clone, Debug, Default)]
 pub struct GgufVocab {
     /// "llama" (SentencePiece), "gpt2" or "gemma4" (BPE); others are refused.
@@ -30,7 +32,8 @@ pub struct GgufVocab {
     pub fim_pad: Option<u32>,
     pub fim_rep: Option<u32>,
     pub fim_sep: Option<u32>,
-    /// `general.name` and `general.architecture`: some rules of a tokenizer are known by these alone.
+    /// `general.name` and `general.architecture`: some rules of a tokenizer are known by these
+    /// alone.
     pub name: String,
     pub architecture: String,
 }
@@ -47,9 +50,10 @@ impl GgufVocab {
         self.token_types.get(id).copied().unwrap_or(NORMAL)
     }
 
-    /// Whether white space behind a special token belongs to the token. Files do not say; it is so in Phi-3's vocabulary,
-    /// which llama.cpp knows by the model's name. Newer files spell that in other ways, so the architecture counts as well
-    /// where the vocabulary is the one Phi-3 shares with Llama 2.
+    /// Whether white space behind a special token belongs to the token. Files do not say; it is so
+    /// in Phi-3's vocabulary, which llama.cpp knows by the model's name. Newer files spell that in
+    /// other ways, so the architecture counts as well where the vocabulary is the one Phi-3 shares
+    /// with Llama 2.
     pub(super) fn takes_space_behind(&self, token: &str) -> bool {
         let name = self.name.to_lowercase();
         let is_phi3 = name.contains("phi-3")
@@ -146,7 +150,7 @@ fn sentence_piece(vocab: GgufVocab) -> Tokenizer {
     }
 }
 
-/// What `add_special` adds; `bos_by_default` where the file does not say.
+/// The tokens that `add_special` adds; `bos_by_default` applies if the file does not say.
 pub fn frame(vocab: &GgufVocab, bos_by_default: bool) -> Frame {
     Frame {
         before: vocab.bos.filter(|_| vocab.add_bos.unwrap_or(bos_by_default)),

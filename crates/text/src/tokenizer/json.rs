@@ -1,7 +1,8 @@
 //! tokenizer.json, read by the `tokenizers` crate.
 //!
-//! The file is untrusted: the library may refuse it or panic, and both become an error that names the part of the file
-//! that does not load. What would change results silently (dropout, truncation, padding) is refused or switched off.
+//! The file is untrusted: the library may refuse it or panic, and both become an error that names
+//! the part of the file that does not load. Settings that would change results silently (dropout,
+//! truncation, padding) are refused or switched off.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -104,7 +105,7 @@ fn decode_style(decoder: &Value) -> JsonStyle {
     }
 }
 
-/// What the library would accept but Folio does not.
+/// Refuses files that the library would accept but Folio does not.
 fn check(json: &Value) -> Result<()> {
     let fail = |field: &str, reason: String| Err(Error::TokenizerJson { field: field.into(), reason });
     if !json.is_object() {

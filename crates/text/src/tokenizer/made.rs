@@ -4,7 +4,8 @@ use serde_json::{Value, json};
 
 use super::{GgufVocab, Tokenizer, bytes};
 
-/// A byte-level tokenizer of these tokens, with special ones behind them. What is joined by a space in `merges` is a token.
+/// A byte-level tokenizer of these tokens, with special ones behind them. Each pair in `merges`,
+/// written with a space between, is joined to a token.
 pub fn byte_level(tokens: &[&str], merges: &[&str], special: &[&str], change: impl FnOnce(&mut Value)) -> Tokenizer {
     let joined: Vec<String> = merges.iter().map(|merge| merge.replace(' ', "")).collect();
     let all = tokens.iter().copied().chain(joined.iter().map(String::as_str)).chain(special.iter().copied());
@@ -30,7 +31,8 @@ pub fn all_bytes(merges: &[&str], special: &[&str], change: impl FnOnce(&mut Val
     byte_level(&letters.iter().map(String::as_str).collect::<Vec<_>>(), merges, special, change)
 }
 
-/// A SentencePiece tokenizer of special tokens, all bytes and pieces, of which the later ones are joined first.
+/// A SentencePiece tokenizer of special tokens, all bytes and pieces; later pieces are joined
+/// first.
 pub fn sentence_piece(special: &[&str], pieces: &[&str]) -> Tokenizer {
     let mut vocab = GgufVocab { model: "llama".into(), add_bos: Some(false), ..GgufVocab::default() };
     let letters: Vec<String> = (0..=255).map(|byte| format!("<0x{byte:02X}>")).collect();

@@ -1,8 +1,9 @@
 //! Text to token ids and back, whatever file the tokenizer came from.
 //!
-//! Two engines encode: the `tokenizers` crate (tokenizer.json, and the BPE kinds of GGUF rebuilt as one) and a
-//! SentencePiece merge written here (the "llama" kind of GGUF). Decoding does not go through either: every token's bytes
-//! lie in one table, and text is those bytes read as UTF-8. Only tokenizers with an unusual decoder go the slow way.
+//! Two engines encode: the `tokenizers` crate (tokenizer.json, and the BPE kinds of GGUF rebuilt as
+//! one) and a SentencePiece merge written here (the "llama" kind of GGUF). Decoding does not go
+//! through either: every token's bytes lie in one table, and text is those bytes read as UTF-8.
+//! Only tokenizers with an unusual decoder go the slow way.
 
 mod bpe;
 mod bytes;
@@ -31,7 +32,7 @@ const MAX_VOCAB: usize = 1 << 24;
 /// Shareable: every method takes `&self`.
 pub struct Tokenizer {
     engine: Engine,
-    /// What each id stands for, by id; ids the vocabulary leaves out are `None`.
+    /// The piece of each id; ids the vocabulary leaves out are `None`.
     pieces: Vec<Option<Piece>>,
     style: DecodeStyle,
     /// Put before and after by `encode` with `add_special`, where the engine does not do so itself.
@@ -50,7 +51,8 @@ enum Engine {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DecodeStyle {
-    /// Text is the bytes of the pieces, one after the other, less one leading space where encoding adds one.
+    /// Text is the bytes of the pieces, one after the other, less one leading space where encoding
+    /// adds one.
     Bytes { drop_leading_space: bool },
     /// Only the library knows how pieces join.
     Library,
@@ -73,8 +75,8 @@ impl Tokenizer {
         gguf::load(vocab)
     }
 
-    /// The ids of `text`. Special tokens written in the text become their ids; `add_special` adds those the model wants
-    /// at the start and the end.
+    /// The ids of `text`. Special tokens written in the text become their ids; `add_special` adds
+    /// those the model wants at the start and the end.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
         let frame = if add_special { self.frame } else { Frame::default() };
         let mut ids: Vec<u32> = frame.before.into_iter().collect();
@@ -89,7 +91,8 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// The text of `ids`. Ids outside the vocabulary are left out; bytes that are no UTF-8 become U+FFFD.
+    /// The text of `ids`. Ids outside the vocabulary are left out; bytes that are no UTF-8 become
+    /// U+FFFD.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
         match self.style {
             DecodeStyle::Library => self.decode_by_library(ids, skip_special),
@@ -109,7 +112,8 @@ impl Tokenizer {
         self.pieces.len()
     }
 
-    /// The bytes a token adds to the text; for an unusual decoder, the token as the vocabulary writes it.
+    /// The bytes a token adds to the text; for an unusual decoder, the token as the vocabulary
+    /// writes it.
     pub fn token_bytes(&self, id: u32) -> Option<&[u8]> {
         self.piece(id).map(|piece| &*piece.bytes)
     }
@@ -152,7 +156,7 @@ impl Tokenizer {
     }
 }
 
-/// What the library makes of a text; a panic of it is an error too.
+/// Runs the library's encoding; a panic in it becomes an error too.
 fn guarded<T>(encode: impl FnOnce() -> Result<T, String>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(encode))
         .unwrap_or_else(|_| Err("the tokenizer panicked, most likely over a costly pattern".into()))

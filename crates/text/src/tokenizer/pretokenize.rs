@@ -1,7 +1,8 @@
 //! The splitting rules that GGUF files name in `tokenizer.ggml.pre`.
 //!
-//! BPE never merges across the pieces a rule makes, so a wrong rule gives wrong ids without any error: a name that is
-//! not known here is refused. The patterns are applied one after the other, each to what the ones before left over.
+//! BPE never merges across the pieces a rule makes, so a wrong rule gives wrong ids without any
+//! error: a name that is not known here is refused. The patterns are applied one after the other,
+//! each to what the ones before left over.
 
 use crate::{Error, Result};
 

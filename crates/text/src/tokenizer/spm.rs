@@ -1,8 +1,9 @@
 //! SentencePiece as GGUF stores it: pieces with scores, merged greedily, the best score first.
 //!
-//! The text is cut into characters; of all neighbours whose union is a piece, the pair with the highest score (the
-//! leftmost of equals) is joined, until none is left. A queue holds the candidate pairs, so the work is n log n.
-//! Characters that are no piece are spelt in `<0xNN>` bytes.
+//! The text is cut into characters; of all neighbours whose union is a piece, the pair with the
+//! highest score (the leftmost of equals) is joined, until none is left. A queue holds the
+//! candidate pairs, so the work is n log n. Characters that are no piece are spelt in `<0xNN>`
+//! bytes.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeSet, BinaryHeap, HashMap};
@@ -27,8 +28,8 @@ pub struct SentencePiece {
 #[derive(Default)]
 pub struct Literals {
     tokens: HashMap<Vec<u8>, Literal>,
-    /// The lengths of the tokens that start with a byte: a place in the text costs one look-up for each, however many
-    /// tokens there are.
+    /// The lengths of the tokens that start with a byte: a place in the text costs one look-up for
+    /// each, however many tokens there are.
     lengths: HashMap<u8, BTreeSet<usize>>,
 }
 
@@ -40,7 +41,7 @@ pub struct Literal {
 }
 
 impl Literals {
-    /// Of equal tokens the first counts.
+    /// The first of equal tokens counts.
     pub fn add(&mut self, token: &str, literal: Literal) {
         if let Some(first) = token.bytes().next() {
             self.lengths.entry(first).or_default().insert(token.len());

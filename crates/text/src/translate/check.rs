@@ -2,8 +2,8 @@
 
 use crate::{Error, Result, Tokenizer};
 
-/// What texts are made of: code and prose, characters of one to four bytes, marks that go on top of others, runs of
-/// spaces and line ends, and everything a keyboard has.
+/// Samples of text: code and prose, characters of one to four bytes, combining marks, runs of
+/// spaces and line ends, and every character of a keyboard.
 const SAMPLES: [&str; 6] = [
     "The quick brown fox jumps over the lazy dog; it didn't ask why, did it? 3.14159 + 2 = 5.14159",
     "fn main() {\n    let mut seen: HashMap<&str, usize> = HashMap::new();\n\tif a <= b && c != 0x1F {\n\t\treturn;\n\t}\n}\n",
@@ -13,8 +13,8 @@ const SAMPLES: [&str; 6] = [
     "🦀 👩‍👩‍👧 🇫🇷 𝒳 … – “quoted” ½ €5 ∀x∈ℝ",
 ];
 
-/// Of a vocabulary, one token in so many may come back as other text: normalisers compose characters that a few tokens
-/// have in parts. Those are left out of drafts.
+/// One token of a vocabulary in this many may come back as other text: normalisers compose
+/// characters that a few tokens have in parts. Those tokens are left out of drafts.
 const FEW: usize = 100;
 
 /// Tokens of the draft for one of the target's.

@@ -1,12 +1,13 @@
 //! Tokens of one vocabulary into those of another, by the text that they stand for.
 //!
-//! A draft model may have another tokenizer than the model it drafts for, the target. A [`Translator`] is a pair of
-//! tokenizers that was found to carry text both ways; a [`Translation`] follows one request: it reads on in the target's
-//! tokens, holds the draft model's, and brings back what that drafts. Special tokens are no text: one that both have under
-//! the same name stands for itself, any other ends the text before it and is left out, and ends a draft.
+//! A draft model may have another tokenizer than the model it drafts for, the target. A
+//! [`Translator`] is a pair of tokenizers that was found to carry text both ways; a [`Translation`]
+//! follows one request: it reads on in the target's tokens, holds the draft model's, and translates
+//! drafts back. Special tokens are not text: one that both have under the same name stands for
+//! itself, any other ends the text before it and is left out, and ends a draft.
 //!
-//! Nothing here can make an answer wrong. Where a text becomes other tokens than the draft model is used to, drafts are
-//! worse and no more.
+//! Nothing here can make an answer wrong. If a text becomes other tokens than the draft model is
+//! used to, only drafts are worse.
 
 mod check;
 mod translation;
@@ -24,14 +25,14 @@ pub struct Translator {
     /// Special tokens that both have.
     to_draft: HashMap<u32, u32>,
     to_target: HashMap<u32, u32>,
-    /// What the draft model wants before any text.
+    /// Tokens that the draft model needs before any text.
     before: Vec<u32>,
     stretch: f32,
 }
 
 impl Translator {
-    /// Refused unless both tokenizers give back what they were given: sample texts exactly, and of each other's vocabulary
-    /// all but few tokens. The error says what came back as something else.
+    /// Refused unless both tokenizers give back what they were given: sample texts exactly, and of
+    /// each other's vocabulary all but few tokens. The error says what came back as something else.
     pub fn new(target: Arc<Tokenizer>, draft: Arc<Tokenizer>) -> Result<Self> {
         let stretch = check::check(&target, &draft)?;
         let names: HashMap<&[u8], u32> = draft.specials().map(|(id, name)| (name, id)).collect();
@@ -48,7 +49,7 @@ impl Translator {
         self.stretch
     }
 
-    /// For a request of which nothing was read yet.
+    /// The translation of a new request.
     pub fn begin(self: &Arc<Self>) -> Translation {
         Translation::new(Arc::clone(self))
     }

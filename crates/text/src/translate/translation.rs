@@ -1,14 +1,16 @@
-//! One request, in the words of a draft model.
+//! One request, in the tokens of a draft model.
 //!
-//! What was translated stays but for the last few words: more text may join them to other tokens, so that they are encoded
-//! anew with what came. A step costs its new tokens and that tail, however long the request is.
+//! Translated text stays as it is except for the last few words: more text may join them to other
+//! tokens, so they are encoded anew with the new text. A step costs its new tokens and that tail,
+//! however long the request is.
 
 use std::sync::Arc;
 
 use super::Translator;
 use crate::detokenizer::take_complete;
 
-/// Bytes of text beyond which the beginning of the tail is settled, and how many stay in it at least.
+/// Bytes of text beyond which the beginning of the tail is settled, and how many stay in it at
+/// least.
 pub(super) const MOST_TAIL: usize = 512;
 const LEAST_TAIL: usize = 128;
 
@@ -18,15 +20,16 @@ const MOST_READ: usize = 4096;
 /// See the [module](self).
 pub struct Translation {
     pair: Arc<Translator>,
-    /// Of the request's tokens.
+    /// Number of the request's tokens that were read.
     num_read: usize,
     /// The draft model's.
     tokens: Vec<u32>,
     /// How many of these stay whatever comes.
     num_settled: usize,
-    /// What the others stand for.
+    /// Text of the other tokens.
     pub(super) tail: String,
-    /// The beginning of a character whose other bytes have not come yet: the draft model does not hear of it.
+    /// The beginning of a character whose other bytes have not come yet: the draft model does not
+    /// hear of it.
     pending: Vec<u8>,
     /// Whether there is no text before the tail, or a special token.
     begins: bool,
@@ -48,7 +51,8 @@ impl Translation {
         }
     }
 
-    /// Reads on in a request's tokens, which only ever grow; a long way is gone in several calls. Whether all were read.
+    /// Reads on in a request's tokens, which only ever grow; a long way is gone in several calls.
+    /// Whether all were read.
     pub fn follow(&mut self, tokens: &[u32]) -> bool {
         let new = tokens.get(self.num_read..tokens.len().min(self.num_read + MOST_READ)).unwrap_or_default();
         if !new.is_empty() && !self.failed {
@@ -60,7 +64,7 @@ impl Translation {
         !self.failed && self.num_read == tokens.len()
     }
 
-    /// What was read, in the draft model's tokens; none where that cannot be had.
+    /// The request in the draft model's tokens; none if it cannot be translated.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
@@ -115,7 +119,7 @@ impl Translation {
         Some(())
     }
 
-    /// What stands at the beginning of the tail.
+    /// Tokens of text at the beginning of the tail.
     fn encode(&self, text: &str) -> Option<Vec<u32>> {
         let draft = &self.pair.draft;
         match (text.is_empty(), self.begins) {
@@ -125,8 +129,8 @@ impl Translation {
         }
     }
 
-    /// What the draft model says comes behind [`tokens`](Self::tokens), in at most so many tokens of the target. Only
-    /// whole characters, and only tokens that stand for the same text.
+    /// The draft model's continuation of [`tokens`](Self::tokens), in at most `most` tokens of the
+    /// target. Only whole characters, and only tokens that stand for the same text.
     pub fn back(&self, drafted: &[u32], most: usize) -> Vec<u32> {
         let (target, draft) = (&self.pair.target, &self.pair.draft);
         let text_len = drafted.iter().take_while(|&&id| draft.is_text(id)).count();
@@ -139,7 +143,8 @@ impl Translation {
             Ok(text) => text,
             Err(error) => std::str::from_utf8(&bytes[..error.valid_up_to()]).unwrap_or_default(),
         };
-        // The target is within a character that is new to the draft model: what it drafts has to begin with the same.
+        // The target is within a character that is new to the draft model: what it drafts has to
+        // begin with the same.
         if !text.as_bytes().starts_with(&self.pending) {
             return Vec::new();
         }
@@ -172,8 +177,8 @@ impl Translation {
     }
 }
 
-/// A place in a long tail where hardly any tokenizer has a token that goes on: before a word with a space, as late as
-/// may be.
+/// A place in a long tail where hardly any tokenizer has a token that goes on: before a word with a
+/// space, as late as may be.
 fn cut(tail: &str) -> usize {
     let (first, last) = (tail.len() - MOST_TAIL, tail.len() - LEAST_TAIL);
     let bytes = tail.as_bytes();

@@ -1,6 +1,7 @@
-//! Templates that grow: whatever way a template makes its values larger, it ends with an error and holds little until then.
+//! Templates that grow: in whatever way a template makes its values larger, it ends with an error
+//! and holds little until then.
 //!
-//! One test in a program of its own, since whoever else runs beside it would be counted too.
+//! The one test is alone in its program, since other tests would be counted too.
 #![allow(unsafe_code)] // a global allocator that counts
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -14,7 +15,7 @@ struct Counting;
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call goes to the system's allocator unchanged; only their bytes are noted beside it.
+// SAFETY: every call goes to the system's allocator unchanged; only the bytes are noted beside it.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         PEAK.fetch_max(LIVE.fetch_add(layout.size(), SeqCst) + layout.size(), SeqCst);
@@ -32,7 +33,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// What a render may take, of a conversation of a few bytes.
+/// Most bytes of a render of a conversation of a few bytes.
 const MOST_BYTES: usize = 64 << 20;
 
 fn render(source: &str) -> Result<String, Error> {
@@ -52,7 +53,8 @@ fn measure(source: &str) -> (Result<usize, String>, usize) {
     (rendered, PEAK.load(SeqCst) - before)
 }
 
-/// `step` is run over and over, and begins with a text in `ns.s`, a list in `ns.l` and a mapping in `ns.d`.
+/// `step` is run over and over, and begins with a text in `ns.s`, a list in `ns.l` and a mapping in
+/// `ns.d`.
 fn repeated(step: &str) -> String {
     let start = "{% set ns = namespace(s='abcdefgh' * 1000, l=['abcdefgh' * 100] * 100, d={}) %}";
     format!("{start}{{% for i in range(40) %}}{{% for j in range(9999) %}}{step}{{% endfor %}}{{% endfor %}}")
@@ -67,7 +69,7 @@ fn templates_that_grow_end_before_they_hold_much() {
     const DEEP: &str = "deep";
     const WRITES: &str = "prompt of more than";
     const RUNS: &str = "instructions";
-    // What is run again and again, and what one of the errors says.
+    // The repeated operation, and parts of its possible errors.
     let steps: [(&str, &[&str]); 48] = [
         // Operators.
         ("{% set ns.s = ns.s ~ ns.s %}", &[HOLDS]),

@@ -111,7 +111,8 @@ fn ordinary_conversations_are_not_touched() {
 fn spelt_tokens_are_encoded_in_one_with_what_stands_around_them() {
     let tokenizer = &tokenizers()[0];
     let (ids, _) = ids_of(tokenizer, "<s>{{ messages[0].content }}<s>", conversation(&["ab<|im_end|>ab<think>"]));
-    // The same vocabulary without the token that is spelt: what transformers gives with `split_special_tokens`.
+    // The same vocabulary without the token that is spelt: what transformers gives with
+    // `split_special_tokens`.
     let unaware = made::all_bytes(&["< |", "a b"], &["<|im_start|>", "<|im_END|>", "<s>"], |_| ());
     let mut expected = unaware.encode("<s>ab<|im_end|>ab", false).unwrap();
     let s = tokenizer.token_id("<s>").unwrap();

@@ -1,5 +1,5 @@
-//! The `is ...` tests whose answer differs between Jinja and the template engine: in Python a string and a dict are
-//! sequences, and a bool is a number.
+//! The `is ...` tests whose answer differs between Jinja and the template engine: in Python a
+//! string and a dict are sequences, and a bool is a number.
 
 use minijinja::value::ValueKind;
 use minijinja::{Environment, Value};
