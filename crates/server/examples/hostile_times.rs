@@ -1,5 +1,6 @@
-//! How long hostile requests wait for their refusal: from the last byte sent to the first byte of the answer, route by
-//! route, over a real socket, while three others are being answered. The bar is 50 ms.
+//! How long hostile requests wait for their refusal: from the last byte sent to the first byte of
+//! the answer, route by route, over a real socket, while three others are being answered. The bar
+//! is 50 ms.
 //!
 //! `cargo run --release -p folio-server --example hostile_times`
 
@@ -55,8 +56,8 @@ fn answer_a_neighbour(server: &Server, seed: usize) {
     server.events_as(KEY, "/v1/completions", &body);
 }
 
-/// Prints a line about the refusals among `cases`; whether all of them were in time. Of each case the least of some
-/// passes counts: what another program does to the machine now and then is not the server's.
+/// Prints a line about the refusals among `cases`; true if all of them were in time. The fastest of
+/// several passes counts for each case, as other programs disturb the machine now and then.
 fn measure(server: &Server, cases: &[Case]) -> bool {
     let mut client = Client::new(server.address);
     let mut times: Vec<(Duration, &str)> = Vec::new();

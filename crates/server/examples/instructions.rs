@@ -1,6 +1,6 @@
-//! Fixed work of the code around the model, whose instructions `cargo xtask gates` counts: `instructions PART WORK`. What
-//! [`counted`] runs counts, on its own thread; what comes before and between does not. Prints how many operations that
-//! were.
+//! Fixed work of the code around the model, whose instructions `cargo xtask gates` counts:
+//! `instructions PART WORK`. [`counted`] runs the counted part on its own thread; work before and
+//! between is not counted. Prints the number of operations.
 
 #[path = "../tests/http/harness.rs"]
 #[allow(dead_code)]
@@ -121,7 +121,8 @@ fn decode() -> usize {
     rows
 }
 
-/// Requests that come, share the beginning of their prompts with one of eight others, answer shortly and go: requests.
+/// Requests that come, share the beginning of their prompts with one of eight others, answer
+/// shortly and go: requests.
 fn arrivals() -> usize {
     const REQUESTS: u64 = 512;
     let mut steps = Steps::new(32, 104);
@@ -152,7 +153,7 @@ fn sample(params: SamplingParams) -> usize {
     TOKENS
 }
 
-/// Tokens, of which a character takes one to three.
+/// Tokens of characters that have one to three tokens each.
 fn detokenize() -> usize {
     let server = start_with(Setup { all_bytes: true, ..Setup::default() });
     let tokenizer = &server.app.service().expect("a model").model.tokenizer;
@@ -190,7 +191,8 @@ fn chat() -> usize {
     answer("/v1/chat/completions", &json!({"messages": messages, "max_tokens": 1}), b"}")
 }
 
-/// What requests cost before the engine has them and, once it is done, so that nothing waits, what their answers do.
+/// Cost of requests before the engine has them and, once it is done, so that nothing waits, of
+/// their answers.
 fn answer(path: &str, body: &Value, end: &[u8]) -> usize {
     const REQUESTS: usize = 16;
     let server = start_with(Setup { all_bytes: true, ..Setup::default() });

@@ -1,6 +1,7 @@
-//! Whether the time to look up an API key tells how much of it was right: Welch's t between wrong keys that differ from a
-//! real one everywhere and wrong keys that differ in the last character only. Beyond 4.5 there is something to see: two
-//! more lines show what there is to see where both kinds are the same, and where a comparison stops early.
+//! Whether the time to look up an API key tells how much of it was right: Welch's t between wrong
+//! keys that differ from a real one everywhere and wrong keys that differ in the last character
+//! only. Beyond 4.5 there is something to see: two more lines show what there is to see where both
+//! kinds are the same, and where a comparison stops early.
 //!
 //! `cargo run --release -p folio-server --example key_timing [KEYS]`
 
@@ -12,7 +13,8 @@ use folio_server::guard::{Callers, Keys};
 const SAMPLES: usize = 100_000;
 /// A clock tick is of the order of one comparison: each sample is this many look-ups.
 const LOOKUPS: usize = 8;
-/// Interrupts make a long tail that has nothing to do with keys: the slowest are left out, of both kinds alike.
+/// Interrupts make a long tail that has nothing to do with keys: the slowest are left out, of both
+/// kinds alike.
 const KEPT: f64 = 0.99;
 
 fn main() {
@@ -45,7 +47,8 @@ fn welch_t(secret: &[u8], right: usize, look_up: impl Fn(&[u8]) -> bool) -> Stri
         random ^= random << 17;
         random >> 32
     };
-    // All guesses are made beforehand: what is done differently for the two kinds just before the clock starts, shows.
+    // All guesses are made beforehand: what is done differently for the two kinds just before the
+    // clock starts, shows.
     let guesses = (0..SAMPLES).map(|_| {
         let kind = (next() & 1) as usize;
         let mut guess: [u8; 32] = std::array::from_fn(|_| b'A' + (next() % 26) as u8);

@@ -16,7 +16,7 @@ pub struct Answers {
     /// Answers to each prompt.
     num_samples: usize,
     record: RequestRecord,
-    /// Where the next search for a piece begins, so that no prompt hides another.
+    /// First stream of the next search for a piece; it moves on, so that no prompt hides another.
     turn: usize,
 }
 
@@ -49,7 +49,7 @@ impl Answers {
         Some(piece)
     }
 
-    /// The same for a stream, as long as somebody reads it.
+    /// The next piece for a stream, or `Gone` if its client disconnects first.
     pub async fn next_for(&mut self, writer: &EventWriter) -> Result<Option<Piece>, Gone> {
         tokio::select! {
             piece = self.next() => Ok(piece),
@@ -59,7 +59,8 @@ impl Answers {
 
     async fn next_of_many(&mut self) -> Option<(usize, Piece)> {
         let (num_streams, turn) = (self.streams.len(), self.turn);
-        // Kept until one of them is ready: a stream forgets whom to wake when its future is dropped.
+        // These futures live until one of them is ready: a stream forgets its waker when its future
+        // is dropped.
         let mut nexts: Vec<_> = self.streams.iter_mut().map(|stream| Some(Box::pin(stream.next()))).collect();
         let found = poll_fn(|context| {
             for step in 0..num_streams {
@@ -126,7 +127,7 @@ impl Answers {
     }
 }
 
-/// Whether a piece tells nothing that clients see, such as half a character.
+/// A piece without anything that clients see, such as half a character.
 pub fn is_silent(piece: &Piece) -> bool {
     piece.text.is_empty() && piece.finish.is_none() && piece.prompt_logprobs.is_none()
 }

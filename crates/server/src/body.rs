@@ -19,13 +19,13 @@ use crate::service::{Service, Serving};
 /// A JSON object, as it came.
 pub struct JsonBody {
     bytes: Vec<u8>,
-    /// Of itself and of what its fields say.
+    /// Room for the body and for the values of its fields.
     room: Room,
-    /// Where that stays afterwards.
+    /// Owner of the room after the body is read.
     kept: Option<Kept>,
 }
 
-/// What bounds the fields of a request, as a service knows it.
+/// Bounds of a request's fields, as a service knows them.
 pub trait Known {
     fn of(service: &Service) -> &Self;
 }
@@ -49,7 +49,7 @@ impl JsonBody {
         Raw::new(text).entries().is_some_and(|mut entries| entries.any(|(name, _)| name == field))
     }
 
-    /// What its fields say.
+    /// Reads the body as a request.
     pub async fn read<R: Fielded + Send + 'static>(self, service: &Service) -> Result<R, ApiError>
     where
         R::Bounds: Known,
@@ -65,10 +65,10 @@ impl JsonBody {
             room.read(length);
             request.map(|request| (request, room))
         };
-        // What takes long to read holds up nobody else.
+        // A long body is read in the pool, so that it delays no other request.
         let read = if length > SMALL_BYTES { service.text_pool.parse(work).await } else { work() };
         let (request, room) = read?;
-        // Without a guard nobody knows when the request is over.
+        // Without a guard the end of the request is unknown.
         if let Some(kept) = kept {
             kept.keep(room);
         }
@@ -90,7 +90,7 @@ impl FromRequest<App> for JsonBody {
     }
 }
 
-/// What the header already tells.
+/// Checks the headers before the body is read.
 fn check_head(parts: &Parts, most: usize) -> Result<(), ApiError> {
     let length = parts.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
     if length.is_some_and(|length| length > most as u64) {
@@ -104,17 +104,17 @@ fn check_head(parts: &Parts, most: usize) -> Result<(), ApiError> {
 
 /// The body, once there is room for it.
 async fn read(mut body: Body, most: usize, memory: &BodyMemory) -> Result<(Vec<u8>, Room), ApiError> {
-    let told = body.size_hint().exact().map(|length| usize::try_from(length).unwrap_or(usize::MAX));
-    if told.is_some_and(|length| length > most) {
+    let declared = body.size_hint().exact().map(|length| usize::try_from(length).unwrap_or(usize::MAX));
+    if declared.is_some_and(|length| length > most) {
         return Err(ApiError::TooLarge(most));
     }
     // One that does not tell its length has room for a small one, and then for the largest.
-    let mut room_for = told.unwrap_or(SMALL_BYTES.min(most));
+    let mut room_for = declared.unwrap_or(SMALL_BYTES.min(most));
     let mut room = memory.take(room_for).await?;
     let mut bytes = Vec::with_capacity(room_for);
     while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
-        // Whoever breaks off in the middle hears nothing of it anyway.
-        let broken = |_| ApiError::Invalid { field: None, message: "the body did not arrive whole".into() };
+        // A client that disconnects in the middle never reads this.
+        let broken = |_| ApiError::Invalid { field: None, message: "the body is incomplete".into() };
         let Ok(data) = frame.map_err(broken)?.into_data() else { continue };
         let length = bytes.len() + data.len();
         if length > most {
@@ -152,7 +152,7 @@ fn check(bytes: &[u8], most_depth: usize, most_values: usize) -> Result<(), ApiE
     }
     match json::check(bytes) {
         Ok(()) => Ok(()),
-        Err(error) if error.is_data() => Err(invalid("a name stands twice in one object of the body".into())),
+        Err(error) if error.is_data() => Err(invalid("the body has a JSON object with a duplicate key".into())),
         Err(error) => {
             let (line, column) = (error.line(), error.column());
             Err(invalid(format!("the body is not valid JSON at line {line}, column {column}")))
@@ -160,8 +160,9 @@ fn check(bytes: &[u8], most_depth: usize, most_values: usize) -> Result<(), ApiE
     }
 }
 
-/// How deep brackets nest and how many values there are at most, what is within texts aside. What is no JSON may give
-/// any numbers. A value takes far more memory than the byte or two that it may be written in.
+/// Nesting depth of brackets and an upper bound of the number of values, strings excluded. Input
+/// that is not JSON may give any numbers. A value takes far more memory than the byte or two that
+/// it may be written in.
 fn measure(bytes: &[u8]) -> (usize, usize) {
     let (mut depth, mut deepest, mut values) = (0usize, 0usize, 1usize);
     let (mut in_text, mut escaped) = (false, false);
@@ -221,7 +222,7 @@ mod tests {
         assert_eq!(message("{\"a\": [1,1,1,1,1,1,1,1]}"), "the body has more than 9 values");
         assert_eq!(message(r#"{"a": [[[[1]]]]}"#), "the body nests deeper than 4 levels");
         assert_eq!(message("[1]"), "the body must be a JSON object");
-        assert_eq!(message(r#"{"a": {"b": 1, "b": 2}}"#), "a name stands twice in one object of the body");
+        assert_eq!(message(r#"{"a": {"b": 1, "b": 2}}"#), "the body has a JSON object with a duplicate key");
         assert_eq!(message("{\"a\": \n oops"), "the body is not valid JSON at line 2, column 2");
         assert!(parse(b"{\"a\": \"\xff\"}").is_err());
     }
@@ -230,11 +231,11 @@ mod tests {
     async fn bodies_of_unknown_length_take_room_as_they_come() {
         let memory = BodyMemory::new(0, 1 << 20);
         let all = memory.free();
-        for (length, told) in
+        for (length, is_declared) in
             [(0, true), (10, true), (10, false), (SMALL_BYTES + 1, false), (1 << 20, false), (1 << 20, true)]
         {
             let body = vec![b'x'; length];
-            let body = match told {
+            let body = match is_declared {
                 true => Body::from(body),
                 false => Body::new(Chunks(body)),
             };

@@ -1,7 +1,8 @@
 //! Memory that requests' bodies may take, all together: counted before it is taken.
 //!
-//! A body takes room for what it was written in and for what its fields say, before the first of it is read, and keeps
-//! what it still needs until its request is over. Small bodies have room that large ones cannot take.
+//! A body takes room for what it was written in and for what its fields say, before the first of it
+//! is read, and keeps what it still needs until its request is over. Small bodies have room that
+//! large ones cannot take.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -13,25 +14,25 @@ use crate::error::ApiError;
 /// Bodies up to this count as small.
 pub const SMALL_BYTES: usize = 64 << 10;
 
-/// What a body takes at most while it is read, as a multiple of its length: its text, a text out of it that is being put
-/// together, and what comes of it. `tests/bodies` measures it.
+/// Most memory of a body while it is read, as a multiple of its length: the body, a string that is
+/// being decoded from it, and the values read from it. `tests/bodies` measures it.
 pub const WHILE_READ: usize = 4;
 
-/// What is left of it afterwards: texts are no longer than they were written, and a token id, written in two bytes or
-/// more, takes four.
+/// The same once it is read: strings are no longer than in the body, and a token id, written in two
+/// bytes or more, takes four.
 const ONCE_READ: usize = 2;
 
-/// A client that finds no room waits so long for some.
+/// Time that a client waits for room.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// ... and is told to come back after as much.
+/// Delay after which it should try again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// What room is counted in.
+/// Unit of the semaphore.
 const UNIT: usize = 1 << 10;
 
 /// Room for one body of the largest size, and for small ones beside it.
 pub const fn least(body_bytes: usize) -> usize {
-    // A fifth is kept for small ones.
+    // A fifth is reserved for small ones.
     let for_large = if body_bytes > SMALL_BYTES { body_bytes } else { SMALL_BYTES } * WHILE_READ;
     for_large / 4 * 5
 }
@@ -40,12 +41,12 @@ pub const fn least(body_bytes: usize) -> usize {
 pub struct BodyMemory {
     small: Arc<Semaphore>,
     large: Arc<Semaphore>,
-    /// Of one body: what is larger has been refused, or its room is less than what it may take.
+    /// Most room of one body; a larger body has been refused, or gets less room than it may take.
     most: usize,
 }
 
 impl BodyMemory {
-    /// `bytes` are for all bodies, none of which is longer than `body_bytes`.
+    /// `bytes` are for all bodies; no body is longer than `body_bytes`.
     pub fn new(bytes: usize, body_bytes: usize) -> Self {
         let units = bytes.max(least(body_bytes)).div_ceil(UNIT).min(Semaphore::MAX_PERMITS);
         let small = units / 5;
@@ -61,14 +62,14 @@ impl BodyMemory {
         (self.small.available_permits() + self.large.available_permits()) * UNIT
     }
 
-    /// Room for a body of this length, or of the largest if that is not known yet; what is small goes first where large
-    /// ones wait.
+    /// Room for a body of this length, or of the largest if that is not known yet; what is small
+    /// goes first where large ones wait.
     pub async fn take(&self, length: usize) -> Result<Room, ApiError> {
         let units = units(length.min(self.most), WHILE_READ);
         let is_small = length <= SMALL_BYTES;
         let own = if is_small { &self.small } else { &self.large };
         let others = is_small.then_some(&self.large);
-        // The other room only where nobody waits for it.
+        // The other room is taken only if no request waits for it.
         let now =
             [Some(own), others].into_iter().flatten().find_map(|room| room.clone().try_acquire_many_owned(units).ok());
         if let Some(permit) = now {
@@ -109,7 +110,7 @@ impl Room {
     }
 }
 
-/// Where a request keeps its body's room until its answer has gone.
+/// Holds the room of a request's body until its answer has been sent.
 #[derive(Clone, Debug, Default)]
 pub struct Kept(Arc<Mutex<Option<Room>>>);
 

@@ -1,14 +1,15 @@
-//! What the server is started with: limits on what clients may ask, times they may take, and who is let in.
+//! Configuration of the server: limits on requests, timeouts.
 
 use std::time::Duration;
 
 use folio_engine::TimeLimit;
 
-/// Most of everything that a client can choose. A request beyond one of them is refused before it costs anything.
+/// Most of everything that a client can choose. A request beyond one of them is refused before it
+/// costs anything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     pub body_bytes: usize,
-    /// What all bodies and what is read from them may take together.
+    /// Bytes of all bodies together, with the values read from them.
     pub body_memory: usize,
     /// Brackets within brackets of a JSON body.
     pub json_depth: usize,
@@ -23,7 +24,7 @@ pub struct Limits {
     /// Answers to one prompt: `n`.
     pub samples: usize,
     pub stops: usize,
-    /// Of one stop string or bad word.
+    /// Characters of one stop string or bad word.
     pub stop_chars: usize,
     pub stop_token_ids: usize,
     pub bad_words: usize,
@@ -31,14 +32,14 @@ pub struct Limits {
     pub bad_word_tokens: usize,
     pub logit_biases: usize,
     pub logprobs: u32,
-    /// Log-probabilities of prompt tokens that one answer tells, all choices together.
+    /// Log-probabilities of prompt tokens in one answer, all choices together.
     pub prompt_logprob_values: usize,
     pub messages: usize,
     /// Whether messages that spell the model's control tokens become them; otherwise they are text.
     pub control_tokens_in_messages: bool,
-    /// Of `chat_template_kwargs`.
+    /// Number of `chat_template_kwargs`.
     pub template_kwargs: usize,
-    /// Of all their values together.
+    /// Bytes of all of them together.
     pub template_kwarg_bytes: usize,
     /// Open connections; more wait to be accepted.
     pub connections: usize,
@@ -109,7 +110,7 @@ pub struct Timeouts {
     pub request: TimeLimit,
     /// A connection without a request.
     pub idle: Duration,
-    /// Requests under way when the server is told to end.
+    /// For requests in flight when the server is shut down.
     pub drain: Duration,
     /// Without progress while there is work, the engine counts as stuck.
     pub stuck: Duration,

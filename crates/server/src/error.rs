@@ -1,7 +1,8 @@
-//! The catalogue of refusals: everything that a client may be told of what went wrong, in OpenAI's form or Anthropic's.
+//! The catalogue of refusals: everything that a client may be told of what went wrong, in OpenAI's
+//! form or Anthropic's.
 //!
-//! A text holds only what is written here, names of fields, and numbers: never a value that a client sent, never a path,
-//! an address or another program's words.
+//! A text holds only what is written here, names of fields, and numbers: never a value that a
+//! client sent, never a path, an address or another program's words.
 
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ pub enum ApiError {
     #[error("{}{message}", field.as_ref().map(|field| format!("{field}: ")).unwrap_or_default())]
     Invalid { field: Option<String>, message: String },
     /// Prompt and answer do not fit the context; OpenAI has a code of its own for it.
-    #[error("{field}: {tokens} tokens, but this model's context leaves room for {most}")]
+    #[error("{field}: {tokens} tokens, but this model's context has room for {most}")]
     ContextLength { field: &'static str, tokens: usize, most: usize },
     #[error("the API key is missing or wrong")]
     Unauthorized,
@@ -25,11 +26,11 @@ pub enum ApiError {
     Forbidden(&'static str),
     #[error("the model does not exist; see /v1/models")]
     NoSuchModel,
-    #[error("there is no such route")]
+    #[error("the route does not exist")]
     NoSuchRoute,
-    #[error("there is no such response, or it is not kept any more")]
+    #[error("the response does not exist or is no longer stored")]
     NoSuchResponse,
-    #[error("this route has no such method")]
+    #[error("this route does not support the method")]
     NoSuchMethod,
     #[error("the request's body did not arrive within {} s", .0.as_secs())]
     TooSlow(Duration),
@@ -41,30 +42,30 @@ pub enum ApiError {
     #[error("too many requests are waiting; try again in {} s", whole_seconds(*retry_after))]
     Overloaded { retry_after: Duration },
     /// As many requests as the key, or the server, may have at once are under way.
-    #[error("{most} requests are under way, and no more are allowed at once; try again in {} s", whole_seconds(*retry_after))]
+    #[error("{most} requests are in flight, the most that are allowed; try again in {} s", whole_seconds(*retry_after))]
     TooManyInFlight { most: usize, retry_after: Duration },
     /// Bodies of other requests take all the memory that there is for bodies.
-    #[error("there is no memory for the request's body beside those of others; try again in {} s", whole_seconds(*retry_after))]
+    #[error("no memory is free for the request's body; try again in {} s", whole_seconds(*retry_after))]
     NoBodyMemory { retry_after: Duration },
     #[error("the model is being loaded")]
     Loading,
-    #[error("the server is shutting down and takes no more requests")]
+    #[error("the server is shutting down and accepts no more requests")]
     Draining,
-    #[error("the request waited longer than it may for its turn")]
+    #[error("the request waited too long in the queue")]
     QueueTimeout,
-    #[error("the request took longer than it may")]
+    #[error("the request exceeded its time limit")]
     RequestTimeout,
     #[error("the engine has stopped")]
     Stopped,
-    /// The engine was told to end while it ran.
-    #[error("the server is shutting down and has ended this request")]
+    /// The engine was shut down while it ran.
+    #[error("the server is shutting down and aborted this request")]
     Aborted,
     /// The server's fault; the text is one of ours.
     #[error("{0}")]
     Failed(&'static str),
 }
 
-/// Whose wire format an error is written in.
+/// Wire format of an error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ErrorStyle {
     #[default]
@@ -119,7 +120,7 @@ impl ApiError {
         }
     }
 
-    /// What OpenAI's clients look at beside the status.
+    /// Error code that OpenAI's clients check beside the status.
     pub fn code(&self) -> Option<&'static str> {
         match self {
             Self::ContextLength { .. } => Some("context_length_exceeded"),
@@ -160,7 +161,7 @@ impl ApiError {
 
     pub fn respond(&self, style: ErrorStyle) -> Response {
         let mut response = (self.status(), Json(self.body(style))).into_response();
-        // For whoever counts it, or writes it in another style.
+        // The observer counts it, and the other style is written from it.
         response.extensions_mut().insert(self.clone());
         if let Some(delay) = self.retry_after() {
             response.headers_mut().insert(RETRY_AFTER, whole_seconds(delay).into());

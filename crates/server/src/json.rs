@@ -1,8 +1,9 @@
-//! JSON as it lies in a request's body: checked once as a whole, then read in place.
+//! Access to JSON in place: a body is checked once as a whole, then read where it is.
 //!
-//! A tree of a body's values takes up to a hundred times the bytes that it was written in. Fields are read from the text
-//! instead, and no more of it is held than what they say. A name stands for one value: of two values under one name every
-//! parser picks its own, so a proxy may have checked another than the one that would be used here.
+//! A tree of a body's values takes up to a hundred times the bytes that it was written in. Fields
+//! are read from the text instead, and only their values are held. A key has one value: of two
+//! values under one key every parser picks its own, so a proxy may have checked another one than
+//! the server would use.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,7 +12,8 @@ use std::hash::{BuildHasher, RandomState};
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-/// Whether these bytes are one JSON value without doubled names, at any depth. Nothing of it is kept.
+/// Whether these bytes are one JSON value without doubled names, at any depth. Nothing of it is
+/// kept.
 pub fn check(bytes: &[u8]) -> Result<(), serde_json::Error> {
     let mut names = Names { hasher: RandomState::new(), open: Vec::new() };
     let mut deserializer = serde_json::Deserializer::from_slice(bytes);
@@ -81,7 +83,7 @@ impl<'de> Visitor<'de> for Checked<'_> {
         own.sort_unstable();
         let is_doubled = own.windows(2).any(|pair| pair[0] == pair[1]);
         self.0.open.truncate(first);
-        if is_doubled { Err(A::Error::custom("a name stands twice in one object")) } else { Ok(()) }
+        if is_doubled { Err(A::Error::custom("an object has a duplicate key")) } else { Ok(()) }
     }
 }
 
@@ -108,7 +110,7 @@ impl Visitor<'_> for Hashed<'_> {
     }
 }
 
-/// One value where it lies. Of a text that was not checked it gives something, and never panics.
+/// One value in place. For text that was not checked it returns some value, and never panics.
 #[derive(Clone, Copy, Debug)]
 pub struct Raw<'a>(&'a str);
 
@@ -167,7 +169,8 @@ impl<'a> Raw<'a> {
         if self.is_text() { Value::String(String::new()) } else { self.shallow() }
     }
 
-    /// Like [`Self::shallow`], but of an object the first entries, their values shallow in their turn.
+    /// Like [`Self::shallow`], but of an object the first entries, their values shallow in their
+    /// turn.
     pub fn outer(self, most: usize) -> Value {
         match self.entries() {
             Some(entries) => {
@@ -194,7 +197,7 @@ pub struct Items<'a> {
 }
 
 impl<'a> Items<'a> {
-    /// What stands next, blanks and `mark` aside; none at the end.
+    /// The value behind blanks and `mark`; none at the end.
     fn value_after(&mut self, mark: u8) -> Option<Raw<'a>> {
         let bytes = self.text.as_bytes();
         while bytes.get(self.at).is_some_and(|byte| byte.is_ascii_whitespace() || *byte == mark) {
@@ -229,7 +232,7 @@ impl<'a> Iterator for Entries<'a> {
     }
 }
 
-/// Where the value that begins at `at` has ended.
+/// End of the value that begins at `at`.
 fn end_of_value(bytes: &[u8], at: usize) -> usize {
     let mut depth = 0usize;
     let mut at = at;

@@ -1,7 +1,8 @@
-//! HTTP in, server-sent events out: the OpenAI and Anthropic wire formats over an engine that speaks tokens.
+//! HTTP in, server-sent events out: the OpenAI and Anthropic wire formats over an engine that
+//! speaks tokens.
 //!
-//! The only crate that knows axum and the wire types. A request is refused here, with its field named, or becomes an
-//! engine request; nothing a client sends is ignored.
+//! The only crate that knows axum and the wire types. A request is refused here, with its field
+//! named, or becomes an engine request; nothing a client sends is ignored.
 
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 

@@ -1,4 +1,4 @@
-//! What every route works with, and how a route gets at it.
+//! State of the routes: the service once the model is loaded, and the app around it.
 
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
@@ -26,9 +26,9 @@ pub struct Model {
     pub tokenizer: Arc<Tokenizer>,
     /// Models without a chat template serve completions only.
     pub template: Option<Arc<ChatTemplate>>,
-    /// What clients may call it.
+    /// Names that clients may use for it.
     pub names: ModelNames,
-    /// What requests get that do not say: from the model's generation_config.json.
+    /// Defaults for requests, from the model's generation_config.json.
     pub defaults: SamplingDefaults,
     /// Token ids lie below this.
     pub vocab_size: usize,
@@ -36,8 +36,9 @@ pub struct Model {
     pub max_seqs: usize,
     /// Whether it can turn texts into vectors.
     pub embeds: bool,
-    /// What `/server_info` tells of how it runs, as the command line knows it: an object. `block_size`, the tokens of a
-    /// KV block, and `hidden_size`, the length of an embedding, are read from it too.
+    /// Configuration that `/server_info` reports, as the command line knows it: an object.
+    /// `block_size`, the tokens of a KV block, and `hidden_size`, the length of an embedding, are
+    /// read from it too.
     pub info: serde_json::Value,
 }
 
@@ -76,7 +77,7 @@ pub struct Serving {
     pub text_pool: TextPool,
     pub observer: Observer,
     pub responses: ResponseStore,
-    /// What `/openapi.json` answers, once somebody has asked.
+    /// The answer of `/openapi.json`, written at the first request.
     pub openapi: OnceLock<Bytes>,
     /// Unix seconds at start.
     pub started: u64,
@@ -156,9 +157,10 @@ impl App {
         self.0.service.get()
     }
 
-    /// For whoever puts guard and connections around the routes: said once, the first time counts.
+    /// Sets the guard and connections around the routes. Only the first call counts.
     pub fn set_surroundings(&self, surroundings: Surroundings) {
-        // A second word would come from a second server around the same routes; the first one's figures go on.
+        // A second word would come from a second server around the same routes; the first one's
+        // figures go on.
         let _ = self.0.surroundings.set(surroundings);
     }
 
@@ -208,7 +210,7 @@ impl FromRequestParts<App> for Service {
     }
 }
 
-/// Who asks, and since when.
+/// A request's caller, its id and its arrival.
 #[derive(Clone)]
 pub struct Call {
     pub caller: Caller,

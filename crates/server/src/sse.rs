@@ -1,7 +1,8 @@
-//! Server-sent events, written by a task of their own ahead of whoever reads them, and only so far ahead.
+//! Server-sent events, written by a separate task ahead of the reader, up to a limit.
 //!
-//! The engine waits for nobody: a task takes its tokens as they come. What a slow reader leaves unread fills a buffer of
-//! bounded size; when that has been full for as long as a reader may stall, the task gives up, and with it the request.
+//! The engine does not wait for readers: a task takes its tokens as they come. Events that a slow
+//! reader leaves unread fill a buffer of bounded size; when it has been full for as long as a
+//! reader may stall, the task gives up, and with it the request.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -24,7 +25,7 @@ pub struct Gone;
 /// Bytes on their way, and the room that they take.
 type Chunk = (Bytes, Option<OwnedSemaphorePermit>);
 
-/// Where events are written.
+/// Writes the events of a stream.
 pub struct EventWriter {
     sender: mpsc::UnboundedSender<Chunk>,
     /// Bytes that may be written ahead.
@@ -59,13 +60,14 @@ where
     let events = Events { receiver, is_complete: Arc::clone(&is_complete) };
     let (observer, style) = (service.observer.clone(), call.style);
     tokio::spawn(async move {
-        // Whether it wrote all or its reader has gone, what it held is dropped, and that aborts what runs.
+        // Whether it wrote all or its reader has gone, what it held is dropped, and that aborts
+        // what runs.
         match tokio::spawn(work).await {
             Ok(result) => is_complete.store(result.is_ok(), Ordering::Release),
             Err(_) => {
                 observer.panicked("a stream");
                 let error = ApiError::Failed("an internal error has ended this stream").body(style);
-                // A reader that has gone hears nothing of it.
+                // A reader that has disconnected gets nothing.
                 let _ = open.send((Bytes::from(format!("event: error\ndata: {error}\n\n")), None));
                 is_complete.store(true, Ordering::Release);
             }
@@ -133,14 +135,14 @@ impl EventWriter {
     }
 }
 
-/// The answer's body. One that was given up ends in an error, so that nobody takes it for whole.
+/// The answer's body. An abandoned one ends in an error, so that no client takes it for complete.
 struct Events {
     receiver: mpsc::UnboundedReceiver<Chunk>,
     is_complete: Arc<AtomicBool>,
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("the stream was given up")]
+#[error("the stream was abandoned")]
 struct GivenUp;
 
 impl futures_core::Stream for Events {

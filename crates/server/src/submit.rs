@@ -1,4 +1,5 @@
-//! The one place where the server calls the engine: requests are built, checked and handed over here.
+//! The one place where the server calls the engine: requests are built, checked and handed over
+//! here.
 
 use std::time::Instant;
 
@@ -76,7 +77,8 @@ impl Service {
         }
     }
 
-    /// When a request must be over, whether or not its client reads; none without a limit on the whole request.
+    /// When a request must be over, whether or not its client reads; none without a limit on the
+    /// whole request.
     pub fn deadline(&self, call: &Call) -> Option<Instant> {
         match self.timeouts.request {
             TimeLimit::InAll(limit) => Some(call.arrived + limit),
@@ -94,7 +96,8 @@ impl Service {
         })
     }
 
-    /// The log-probabilities of prompts are bounded over the whole request: they are written for every choice.
+    /// The log-probabilities of prompts are bounded over the whole request: they are written for
+    /// every choice.
     fn check_prompt_logprobs(&self, prompts: &[Prepared], generate: &Generate) -> Result<(), ApiError> {
         let Some(top) = generate.params.prompt_logprobs else { return Ok(()) };
         let tokens: usize = prompts.iter().map(|prompt| prompt.tokens.len()).sum();

@@ -19,8 +19,8 @@ use crate::request::{Bounds, Conversation, Generate, Prompt};
 
 /// Pieces of work that run at once; more would take cores from the model.
 const THREADS: usize = 2;
-const UNMARKABLE: &str = "spells the model's control tokens, and holds every private-use character from U+E000 to U+F8FF, so \
-    that the two cannot be told apart";
+const UNMARKABLE: &str = "contains the model's control tokens and every private-use character from U+E000 to U+F8FF, so that the \
+    control tokens cannot be escaped";
 const PANICKED: ApiError = ApiError::Failed("the prompt could not be prepared");
 
 pub struct TextPool {
@@ -84,8 +84,8 @@ impl TextPool {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Prompts as token ids, with the bad words of `generate`. `special`: whether strings begin with
-    /// the beginning-of-sequence token.
+    /// Prompts as token ids, with the bad words of `generate`. `special`: whether strings begin
+    /// with the beginning-of-sequence token.
     pub async fn texts(
         &self,
         prompts: Vec<Prompt>,
@@ -220,7 +220,8 @@ impl Encoder {
         self.tokenizer.encode(text, special).map_err(|_| ApiError::invalid(field, "this text cannot be tokenized"))
     }
 
-    /// The tokens of a rendered conversation, in which messages that spell control tokens are marked.
+    /// The tokens of a rendered conversation, in which messages that spell control tokens are
+    /// marked.
     fn encode_chat(&self, text: &str, marked: Option<Mark>) -> Result<Vec<u32>, ApiError> {
         let field = "messages";
         self.check_length(text.len() - marked.map_or(0, |mark| mark.bytes_in(text)), field)?;
@@ -237,7 +238,8 @@ impl Encoder {
         }
     }
 
-    /// Each word as it stands alone and as it follows a space, which are different tokens as a rule.
+    /// Each word as it stands alone and as it follows a space, which are different tokens as a
+    /// rule.
     fn bad_words(&self, words: &[String]) -> Result<BadWords, ApiError> {
         let mut sequences = BadWords::new();
         let mut num_tokens = 0;

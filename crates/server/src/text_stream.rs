@@ -21,29 +21,30 @@ struct Sample {
     detokenizer: Detokenizer,
     stops: StopMatcher,
     num_tokens: usize,
-    /// Of the token that ended it, where they are wanted.
+    /// Log-probabilities of the token that ended it, if they are requested.
     stop_logprobs: Option<Logprobs>,
-    /// A stop string has come: nothing more is shown, and the engine's last word on the sample is awaited.
+    /// A stop string has come: nothing more is shown, and the engine's last word on the sample is
+    /// awaited.
     stopped: bool,
     done: bool,
 }
 
-/// A bit of one answer: new text (perhaps none yet), the tokens it came from, a token that ended it included, and how it
-/// ended if it did.
+/// A bit of one answer: new text (perhaps none yet), the tokens it came from, a token that ended it
+/// included, and how it ended if it did.
 #[derive(Clone, Debug, Default)]
 pub struct Piece {
     /// Which of a request's answers, all prompts counted through.
     pub choice: usize,
     pub text: String,
     pub tokens: Vec<AnswerToken>,
-    /// What the model made of the prompt; before the first answer's first token.
+    /// The prompt's log-probabilities; before the first answer's first token.
     pub prompt_logprobs: Option<PromptLogprobs>,
     pub finish: Option<(Finish, Usage)>,
     /// The engine's own words on what went wrong: for the log, never for a client.
     pub fault: Option<String>,
 }
 
-/// One entry a token of the prompt, the first of which nothing predicts.
+/// One entry a token of the prompt; the first token has no prediction.
 pub type PromptLogprobs = Arc<[Option<Logprobs>]>;
 
 #[derive(Clone, Debug)]
@@ -66,10 +67,10 @@ pub enum StopCause {
     Token(u32),
 }
 
-/// What is told of an engine's fault.
+/// The answer to a client when the engine fails.
 pub const ENGINE_FAULT: ApiError = ApiError::Failed("the engine could not complete this request");
 
-/// What is told of an end that is no answer's.
+/// The error of a finish reason that is not an answer's end.
 pub fn failure(reason: &FinishReason) -> ApiError {
     match reason {
         FinishReason::QueueTimeout => ApiError::QueueTimeout,

@@ -1,4 +1,4 @@
-//! Plain values: flags, numbers, texts, words from a list.
+//! Scalar values: booleans, numbers, strings, words of an enumeration.
 
 use serde_json::{Value, json};
 
@@ -24,7 +24,7 @@ impl Kind for Flag {
     }
 }
 
-/// A whole number; JSON may write it as 2 or as 2.0.
+/// An integer; JSON may write it as 2 or as 2.0.
 #[derive(Clone, Copy)]
 pub struct Whole {
     least: i64,
@@ -48,8 +48,8 @@ impl Kind for Whole {
         number.filter(|number| (self.least..=self.most).contains(number)).ok_or_else(|| {
             let Self { least, most } = self;
             Wrong::new(match (*least, *most) {
-                (i64::MIN, i64::MAX) => "must be a whole number of 64 bits".into(),
-                _ => format!("must be a whole number from {least} to {most}"),
+                (i64::MIN, i64::MAX) => "must be a 64-bit integer".into(),
+                _ => format!("must be an integer from {least} to {most}"),
             })
         })
     }
@@ -63,7 +63,7 @@ impl Kind for Whole {
     }
 }
 
-/// A whole number of things.
+/// A count.
 #[derive(Clone, Copy)]
 pub struct Count(Whole);
 
@@ -138,7 +138,7 @@ impl Kind for Number {
     fn read(&self, value: Value) -> Result<f32, Wrong> {
         let Self { least, most, is_open } = *self;
         let fits = |number: &f64| (least..=most).contains(number) && !(is_open && *number <= least);
-        // What is above the bound stays so when it is rounded.
+        // A number above the bound stays above it when it is rounded.
         let rounded = |number: f64| (number as f32).max(if is_open { (least as f32).next_up() } else { f32::MIN });
         value.as_f64().filter(fits).map(rounded).ok_or_else(|| {
             Wrong::new(match is_open {
@@ -158,7 +158,7 @@ impl Kind for Number {
     }
 }
 
-/// A text, measured in characters.
+/// A string, measured in characters.
 #[derive(Clone, Copy)]
 pub struct Text {
     least: usize,
@@ -181,8 +181,8 @@ impl Kind for Text {
 
     fn read(&self, value: Value) -> Result<String, Wrong> {
         let Self { least, most } = *self;
-        let Value::String(text) = value else { return Err(Wrong::new("must be a text")) };
-        // Bytes bound characters from above: a text that is short in bytes is not counted.
+        let Value::String(text) = value else { return Err(Wrong::new("must be a string")) };
+        // Bytes bound characters from above: a string that is short in bytes is not counted.
         let fits = text.len() >= least && (text.len() <= most || text.chars().count() <= most);
         match fits && (least <= 1 || text.chars().count() >= least) {
             true => Ok(text),
@@ -207,7 +207,7 @@ impl Kind for Text {
     }
 }
 
-/// A text of visible ASCII characters: something that is compared, never read.
+/// A string of visible ASCII characters that is only compared.
 #[derive(Clone, Copy)]
 pub struct Opaque {
     pub most: usize,
@@ -223,7 +223,7 @@ impl Kind for Opaque {
             {
                 Ok(text)
             }
-            _ => Err(Wrong::new(format!("must be a text of 1 to {} visible ASCII characters", self.most))),
+            _ => Err(Wrong::new(format!("must be a string of 1 to {} visible ASCII characters", self.most))),
         }
     }
 
@@ -257,7 +257,7 @@ impl Kind for Word {
     }
 }
 
-/// Anything that JSON can say, of which nothing is kept; its depth and size are bounded with the body's.
+/// Any JSON value; its content is ignored. Its depth and size are bounded with the body's.
 #[derive(Clone, Copy)]
 pub struct Anything;
 

@@ -1,8 +1,9 @@
 //! One description of a request's fields that both reads them and documents them.
 //!
-//! A request type says once, in [`Request::read`], which fields it has, of which kind and within which bounds. Run over
-//! what a client sent, that gives the request or a refusal that names the field; run over nothing, it gives the JSON
-//! schema that /openapi.json prints. So the two cannot disagree. What no reader asks for is refused by name.
+//! A request type says once, in [`Request::read`], which fields it has, with their kinds and
+//! bounds. Run over a client's object, that gives the request or a refusal that names the field;
+//! run over nothing, it gives the JSON schema that /openapi.json prints. So the two cannot
+//! disagree. A field that no reader asks for is refused by name.
 
 mod kinds;
 mod nested;
@@ -19,15 +20,15 @@ use crate::json::{Entries, Raw};
 /// No object that is read field by field has as many.
 const MOST_FIELDS: usize = 256;
 
-/// What is harmless, though it is not supported, is short.
+/// Longest value of an unsupported field that is compared with its harmless values.
 const HARMLESS_BYTES: usize = 1024;
 
-/// A value that a client can send. Kinds whose lists and objects matter are read where they lie; for all others it is
-/// enough to say what a value is read as.
+/// A value that a client can send. Kinds whose arrays and objects matter are read where they lie;
+/// for all others it is enough to say what a value is read as.
 pub trait Kind {
     type Value;
 
-    /// Of lists and objects it is told only that they are there.
+    /// Reads a value whose arrays and objects are empty placeholders.
     fn read(&self, value: Value) -> Result<Self::Value, Wrong> {
         self.read_raw(Raw::new(&value.to_string()))
     }
@@ -87,7 +88,7 @@ impl From<Wrong> for ApiError {
 pub struct Fields<'a>(Mode<'a>);
 
 enum Mode<'a> {
-    /// What nobody has asked for yet.
+    /// Fields that no reader has asked for yet.
     Reading(Vec<(Cow<'a, str>, Raw<'a>)>),
     Describing {
         properties: Map<String, Value>,
@@ -102,7 +103,7 @@ pub trait Request: Sized {
     fn read(fields: &mut Fields, bounds: &Self::Bounds) -> Result<Self, Wrong>;
 }
 
-/// What the client's fields say.
+/// Reads a client's object as a request.
 pub fn read_raw<R: Request>(object: Entries<'_>, bounds: &R::Bounds) -> Result<R, ApiError> {
     Ok(read_object(object, |fields| R::read(fields, bounds))?)
 }
@@ -113,7 +114,7 @@ pub fn read<R: Request>(object: Map<String, Value>, bounds: &R::Bounds) -> Resul
     read_raw(Raw::new(&text).entries().expect("an object"), bounds)
 }
 
-/// What a client may send.
+/// JSON schema of a request.
 pub fn schema<R: Request>(bounds: &R::Bounds) -> Value {
     describe_object(|fields| R::read(fields, bounds)).1
 }
@@ -127,7 +128,7 @@ fn read_object<T>(object: Entries<'_>, read: impl Fn(&mut Fields) -> Result<T, W
     let value = read(&mut fields)?;
     match fields.0 {
         Mode::Reading(rest) => match rest.first() {
-            Some((name, _)) => Err(Wrong::new("this field is not known here").below(&format!(".{}", shown(name)))),
+            Some((name, _)) => Err(Wrong::new("unknown field").below(&format!(".{}", shown(name)))),
             None => Ok(value),
         },
         Mode::Describing { .. } => Ok(value),
@@ -145,14 +146,14 @@ fn describe_object<T>(read: impl Fn(&mut Fields) -> Result<T, Wrong>) -> (T, Val
     (example, schema)
 }
 
-/// A name that a client made up is shown only if it looks like one.
+/// An unknown field's name is shown only if it looks like one.
 fn shown(name: &str) -> &str {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     if !name.is_empty() && name.len() <= 64 && name.chars().all(is_plain) { name } else { "(unreadable)" }
 }
 
 impl<'a> Fields<'a> {
-    /// What the client wrote under this name, which is done with then.
+    /// Removes and returns the client's value of a field.
     fn take(rest: &mut Vec<(Cow<'a, str>, Raw<'a>)>, name: &str) -> Option<Raw<'a>> {
         let at = rest.iter().position(|(known, _)| known == name)?;
         Some(rest.remove(at).1)
@@ -187,7 +188,8 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A field that clients know and this server cannot honour: it may be left out, be null, or say what is done anyway.
+    /// A field that clients know and this server cannot honour: it may be left out, be null, or say
+    /// what is done anyway.
     pub fn refused(&mut self, name: &str, harmless: &[Value], why: &str) -> Result<(), Wrong> {
         match &mut self.0 {
             Mode::Reading(rest) => match Self::take(rest, name).filter(|raw| !raw.is_null()) {
@@ -260,12 +262,12 @@ mod tests {
         assert_eq!(order(json!({"size": 2.0, "heat": 2})), Ok(Order { size: 2, heat: Some(2.0) }));
         for (body, message) in [
             (json!({}), "size: this field is required"),
-            (json!({"size": null}), "size: must be a whole number from 1 to 4"),
-            (json!({"size": 5}), "size: must be a whole number from 1 to 4"),
+            (json!({"size": null}), "size: must be an integer from 1 to 4"),
+            (json!({"size": 5}), "size: must be an integer from 1 to 4"),
             (json!({"size": 1, "heat": "hot"}), "heat: must be a number from 0 to 2"),
             (json!({"size": 1, "sauce": "red"}), "sauce: there is no sauce"),
-            (json!({"size": 1, "spoon": 1}), "spoon: this field is not known here"),
-            (json!({"size": 1, "a b\n": 1}), "(unreadable): this field is not known here"),
+            (json!({"size": 1, "spoon": 1}), "spoon: unknown field"),
+            (json!({"size": 1, "a b\n": 1}), "(unreadable): unknown field"),
         ] {
             assert_eq!(order(body), Err(message.into()));
         }

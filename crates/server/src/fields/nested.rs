@@ -1,4 +1,4 @@
-//! Values made of others: lists, objects, one kind or another, maps.
+//! Composed values: arrays, objects, alternatives, maps.
 
 use std::borrow::Cow;
 
@@ -23,12 +23,12 @@ impl<K: Kind> Kind for ListOf<K> {
     type Value = Vec<K::Value>;
 
     fn read_raw(&self, raw: Raw<'_>) -> Result<Self::Value, Wrong> {
-        let Some(items) = raw.items() else { return Err(Wrong::new("must be a list")) };
+        let Some(items) = raw.items() else { return Err(Wrong::new("must be an array")) };
         let count = items.clone().count();
         if !(self.least..=self.most).contains(&count) {
-            return Err(Wrong::new(format!("must be a list of {} to {}", self.least, self.most)));
+            return Err(Wrong::new(format!("must be an array of {} to {}", self.least, self.most)));
         }
-        // Counted first, so that no list is copied while it grows.
+        // Counted first, so that no vector is copied while it grows.
         let mut list = Vec::with_capacity(count);
         for (index, item) in items.enumerate() {
             list.push(self.kind.read_raw(item).map_err(|wrong| wrong.below(&format!("[{index}]")))?);
@@ -67,7 +67,8 @@ impl<T, F: Fn(&mut Fields) -> Result<T, Wrong>> Kind for Object<F> {
     }
 }
 
-/// The first kind that takes the JSON type at hand. `when` tells, without looking deeper, whether that is the first.
+/// The first kind that takes the JSON type at hand. `when` tells, without looking deeper, whether
+/// that is the first.
 pub struct Either<A, B> {
     pub when: fn(&Value) -> bool,
     pub then: A,
@@ -98,7 +99,7 @@ impl<A: Kind, B: Kind> Kind for Either<A, B> {
     }
 }
 
-/// One text or a list of texts.
+/// One string or an array of strings.
 pub fn one_or_many<K: Kind + Copy>(kind: K, most: usize) -> Mapped<Either<K, ListOf<K>>, Vec<K::Value>> {
     let either = Either { when: Value::is_string, then: kind, or: ListOf::between(kind, 0, most) };
     Mapped {
@@ -132,7 +133,7 @@ impl<K: Kind, T> Kind for Mapped<K, T> {
     }
 }
 
-/// Token ids, written as texts, with a number each.
+/// An object of numbers, keyed by token ids.
 #[derive(Clone, Copy)]
 pub struct PerToken<K> {
     pub kind: K,
@@ -146,12 +147,13 @@ impl<K: Kind> Kind for PerToken<K> {
     fn read_raw(&self, raw: Raw<'_>) -> Result<Self::Value, Wrong> {
         let Some(entries) = raw.entries() else { return Err(Wrong::new("must be an object of token ids and numbers")) };
         if entries.clone().nth(self.most).is_some() {
-            return Err(Wrong::new(format!("must name at most {} tokens", self.most)));
+            return Err(Wrong::new(format!("must have at most {} tokens", self.most)));
         }
         let entry = |(token, value): (Cow<'_, str>, Raw<'_>)| {
-            // Written as numbers are: "007" and "+7" would be other names for the same token.
+            // In canonical form: "007" and "+7" would be other keys of the same token.
             let id = token.parse::<u32>().ok().filter(|id| (*id as usize) < self.vocab_size && id.to_string() == token);
-            let id = id.ok_or_else(|| Wrong::new(format!("must name tokens by ids below {}", self.vocab_size)))?;
+            let id =
+                id.ok_or_else(|| Wrong::new(format!("must have keys that are token ids below {}", self.vocab_size)))?;
             Ok((id, self.kind.read_raw(value).map_err(|wrong| wrong.below(&format!(".{id}")))?))
         };
         entries.map(entry).collect()
@@ -192,11 +194,11 @@ fn below(limit: usize) -> String {
     format!("^({})$", forms.join("|"))
 }
 
-/// An object of plain values under names of the client's choice.
+/// An object of scalar values under keys of the client's choice.
 #[derive(Clone, Copy)]
 pub struct PlainMap {
     pub most: usize,
-    /// Of names and values together.
+    /// Bytes of all keys and values together.
     pub most_bytes: usize,
     pub reserved: &'static [&'static str],
 }
@@ -209,12 +211,14 @@ impl Kind for PlainMap {
     }
 
     fn read(&self, value: Value) -> Result<Self::Value, Wrong> {
-        let Value::Object(map) = value else { return Err(Wrong::new("must be an object of plain values")) };
+        let Value::Object(map) = value else {
+            return Err(Wrong::new("must be an object of strings, numbers, booleans and nulls"));
+        };
         if map.len() > self.most {
             return Err(Wrong::new(format!("must have at most {} fields", self.most)));
         }
         if map.values().any(|value| value.is_array() || value.is_object()) {
-            return Err(Wrong::new("must hold texts, numbers, true, false and null alone"));
+            return Err(Wrong::new("must have only strings, numbers, booleans and nulls as values"));
         }
         if map.keys().any(|name| self.reserved.contains(&name.as_str())) {
             return Err(Wrong::new(format!("must not set: {}", self.reserved.join(", "))));
@@ -249,8 +253,8 @@ mod tests {
         let item = Object(|fields: &mut Fields| fields.required("size", Count::between(1, 9), ""));
         let list = ListOf::between(item, 1, 2);
         let message = |value: Value| crate::ApiError::from(list.read(value).expect_err("refused")).to_string();
-        assert_eq!(message(json!([{"size": 1}, {"size": 0}])), "[1].size: must be a whole number from 1 to 9");
-        assert_eq!(message(json!([])), "must be a list of 1 to 2");
+        assert_eq!(message(json!([{"size": 1}, {"size": 0}])), "[1].size: must be an integer from 1 to 9");
+        assert_eq!(message(json!([])), "must be an array of 1 to 2");
         assert_eq!(message(json!([3])), "[0]: must be an object");
         assert_eq!(list.read(json!([{"size": 1}])).ok(), Some(vec![1]));
         assert_eq!(list.schema()["items"]["required"], json!(["size"]));

@@ -1,7 +1,8 @@
-//! Who may speak to which route: with keys, nobody without one, to nothing but the two open routes.
+//! Authentication: with keys, a client without one reaches only the two open routes.
 //!
-//! What is open is decided from the very path that the router matches, letter by letter; everything else needs a key,
-//! also what does not exist, so that a stranger cannot find out what does.
+//! A route is open if its path, as the router matches it, equals an open path byte for byte. Every
+//! other path needs a key, unknown paths too, so that a client without a key cannot find out which
+//! routes exist.
 
 use axum::http::header::{AUTHORIZATION, HeaderName, WWW_AUTHENTICATE};
 use axum::http::{HeaderMap, HeaderValue, Method};
@@ -12,7 +13,7 @@ use super::keys::SECRET_CHARS_MOST;
 use crate::error::ApiError;
 
 pub const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
-/// Answered to everybody, so that probes need no key; they say yes or no and nothing more.
+/// Answered without a key, for probes; the answers say yes or no and nothing more.
 pub const OPEN_PATHS: [&str; 2] = ["/health", "/ready"];
 
 fn is_open(method: &Method, path: &str) -> bool {
@@ -36,8 +37,8 @@ pub(super) fn authenticate(
     }
 }
 
-/// Whose key the request brings, as `Authorization: Bearer KEY` or `x-api-key: KEY`. Some clients send both: then both
-/// must be one caller's. What is malformed, or there twice, is nobody's.
+/// Caller of the key in `Authorization: Bearer KEY` or `x-api-key: KEY`. If a client sends both,
+/// both must belong to one caller. A malformed or repeated header belongs to none.
 fn caller_of<'a>(callers: &'a Callers, headers: &HeaderMap) -> Option<&'a Caller> {
     let find = |secret: &[u8]| if secret.len() > SECRET_CHARS_MOST { None } else { callers.find(secret) };
     match (only(headers, AUTHORIZATION)?, only(headers, X_API_KEY)?) {

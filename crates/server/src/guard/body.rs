@@ -1,5 +1,5 @@
-//! The body of an answer as it leaves: it holds the request's permit, and a panic in what makes it ends it with an
-//! error instead of the connection, which other requests may share.
+//! The body of an answer as it leaves: it holds the request's permit, and a panic of its maker
+//! ends it with an error instead of the connection, which other requests may share.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;

@@ -1,4 +1,4 @@
-//! Who sends a request: the owner of one of the keys, or, where there are no keys, anybody.
+//! The caller of a request: the owner of a key, or the anonymous caller of a server without keys.
 
 use std::hint::black_box;
 use std::ops::RangeInclusive;
@@ -17,7 +17,7 @@ pub struct Caller {
     /// For the scheduler's fairness. 0 is anonymous.
     pub tenant: u64,
     pub weight: u32,
-    /// What its requests may ask for; beyond it the nearest counts.
+    /// Range that its requests' priorities are clamped to.
     pub priorities: RangeInclusive<i32>,
     /// Which part of the prefix cache it shares; 0 is common to all that have no salt.
     pub cache_salt: u64,
@@ -33,23 +33,24 @@ impl Caller {
     }
 
     /// The priority that a request of this caller gets when it asks for one.
-    pub fn priority(&self, wish: i32) -> i32 {
-        wish.clamp(*self.priorities.start(), *self.priorities.end())
+    pub fn priority(&self, asked: i32) -> i32 {
+        asked.clamp(*self.priorities.start(), *self.priorities.end())
     }
 
-    /// The salt of a request that brings a salt of its own: callers who may not share a cache still do not.
+    /// The salt of a request that brings a salt of its own: callers who may not share a cache still
+    /// do not.
     pub fn cache_salt_with(&self, text: &str) -> u64 {
         salt_of(&[b"request", &self.cache_salt.to_le_bytes(), text.as_bytes()])
     }
 }
 
-/// Everybody who may come.
+/// All callers of a server.
 #[derive(Debug)]
 pub struct Callers {
-    /// Of the callers' secrets, in the same order.
+    /// Digests of the callers' secrets, in the same order.
     digests: Vec<[u64; 4]>,
     callers: Vec<Caller>,
-    /// Whoever comes, where there are no keys.
+    /// The one caller of a server without keys.
     anonymous: Option<Caller>,
 }
 
@@ -73,12 +74,13 @@ impl Callers {
         }
     }
 
-    /// Who everybody is, where there are no keys.
+    /// The one caller of a server without keys.
     pub fn anonymous(&self) -> Option<&Caller> {
         self.anonymous.as_ref()
     }
 
-    /// Whose secret this is. Takes the same time for every secret of one length: all digests are compared in full.
+    /// The owner of a secret. Takes the same time for every secret of one length: all digests are
+    /// compared in full.
     pub fn find(&self, secret: &[u8]) -> Option<&Caller> {
         let wanted = words(&Sha256::digest(secret).into());
         let mut found = 0; // one more than the index
@@ -110,7 +112,8 @@ fn cache_salt(key: &Key, alone: bool) -> u64 {
     }
 }
 
-/// Depends on nothing but the parts, so that what the cache holds on disk is found again after a restart. Never 0.
+/// Depends on nothing but the parts, so that what the cache holds on disk is found again after a
+/// restart. Never 0.
 fn salt_of(parts: &[&[u8]]) -> u64 {
     let mut hasher = Sha256::new();
     for part in parts {
@@ -183,7 +186,7 @@ mod tests {
     #[test]
     fn a_priority_stays_within_the_key_s_range() {
         let callers = callers("aaaaaaaaaaaaaaaa priority=-2..5\nbbbbbbbbbbbbbbbb priority=3\ncccccccccccccccc\n");
-        let given = |wish: i32| callers.callers.iter().map(|caller| caller.priority(wish)).collect::<Vec<_>>();
+        let given = |asked: i32| callers.callers.iter().map(|caller| caller.priority(asked)).collect::<Vec<_>>();
         assert_eq!(given(0), [0, 3, 0]);
         assert_eq!(given(-1_000_000), [-2, 3, -1_000_000]);
         assert_eq!(given(i32::MAX), [5, 3, i32::MAX]);

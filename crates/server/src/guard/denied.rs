@@ -1,4 +1,5 @@
-//! Shows of a whole router that nothing of it is reached without a key, however a request is dressed up.
+//! Shows of a whole router that nothing of it is reached without a key, however a request is
+//! dressed up.
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
@@ -11,7 +12,7 @@ use super::OPEN_PATHS;
 const METHODS: [&str; 10] =
     ["GET", "POST", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PROPFIND"];
 
-/// Wrong in every way that has let somebody in somewhere.
+/// Wrong in every way that has let a client in somewhere.
 const HEADERS: [&[(&str, &str)]; 18] = [
     &[],
     &[("authorization", "")],
@@ -36,8 +37,8 @@ const HEADERS: [&[(&str, &str)]; 18] = [
 const HOSTS: [&str; 6] =
     ["localhost", "evil.example", "localhost.", "127.0.0.1:99", "localhost/health?", "a@localhost"];
 
-/// Other spellings of a path, of which a careless comparison might think that they are open, or that a router further
-/// in might read as the path itself.
+/// Other spellings of a path that a careless comparison might take for an open path, or that a
+/// router further in might read as the path itself.
 fn spellings(path: &str) -> Vec<String> {
     let tail = &path[1..];
     let encoded = |letter: u8| format!("/%{letter:02x}{}", tail.get(1..).unwrap_or_default());
@@ -82,7 +83,7 @@ async fn ask(router: &Router, method: &str, uri: &str, version: Version, headers
 async fn assert_refused(response: Response, allowed: &[StatusCode], what: &str) {
     let status = response.status();
     assert!(allowed.contains(&status), "{what}: {status}");
-    assert!(!response.headers().contains_key(header::ALLOW), "{what}: tells what there is");
+    assert!(!response.headers().contains_key(header::ALLOW), "{what}: reveals the methods");
     if status == StatusCode::UNAUTHORIZED {
         assert_eq!(response.headers()[header::WWW_AUTHENTICATE], "Bearer", "{what}");
         let body = to_bytes(response.into_body(), 1 << 16).await.unwrap();
@@ -91,9 +92,9 @@ async fn assert_refused(response: Response, allowed: &[StatusCode], what: &str) 
     }
 }
 
-/// `routes`: all paths of a guarded router that has keys. Nobody without a key gets any other answer than 401 (or a
-/// refusal of the host or the target, 400 or 403), from what exists and from what does not; GET and HEAD of the open
-/// paths, to the letter, excepted. With `secret`, every route answers something else.
+/// `routes`: all paths of a guarded router that has keys. A client without a key gets 401 for every
+/// route, existing or not, or a refusal of the host or the target, 400 or 403; only GET and HEAD of
+/// the exact open paths are excepted. With `secret`, every route answers with another status.
 pub(crate) async fn assert_denied(router: &Router, routes: &[&str], secret: &str) {
     const ONLY_401: &[StatusCode] = &[StatusCode::UNAUTHORIZED];
     const REFUSED: &[StatusCode] = &[StatusCode::UNAUTHORIZED, StatusCode::BAD_REQUEST, StatusCode::FORBIDDEN];
@@ -112,7 +113,8 @@ pub(crate) async fn assert_denied(router: &Router, routes: &[&str], secret: &str
                 for version in [Version::HTTP_11, Version::HTTP_2] {
                     let Ok(uri) = format!("http://{host}{path}").parse::<Uri>() else { continue };
                     let response = ask(router, method, &uri.to_string(), version, &[localhost]).await;
-                    // `http://localhost/health?/v1/models` is the open route with a query, and rightly so.
+                    // `http://localhost/health?/v1/models` is the open route with a query, and
+                    // rightly so.
                     if open(method, uri.path()) {
                         continue;
                     }
@@ -126,7 +128,8 @@ pub(crate) async fn assert_denied(router: &Router, routes: &[&str], secret: &str
             let Ok(uri) = spelling.parse::<Uri>() else { continue };
             for method in ["GET", "POST"].into_iter().filter(|method| !open(method, uri.path())) {
                 let response = ask(router, method, &spelling, Version::HTTP_11, &[localhost]).await;
-                // What begins with two slashes may be read as a host: refused then as another than the header's.
+                // A path that begins with two slashes may be read as a host, which then differs
+                // from the header's.
                 let allowed = if uri.authority().is_some() { REFUSED } else { ONLY_401 };
                 assert_refused(response, allowed, &format!("{method} {spelling}")).await;
             }

@@ -1,8 +1,8 @@
-//! What can be wrong with what the guard is set up with. For the one who starts the server; clients see `ApiError`.
+//! Errors of the guard's configuration, for the operator; clients see `ApiError`.
 
 use std::path::PathBuf;
 
-/// Where a key came from, for error texts: these never hold the key or any other word of its line.
+/// Origin of a key, for error messages: they never hold the key or any other word of its line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     Line(usize),
@@ -22,11 +22,11 @@ impl std::fmt::Display for Place {
 pub enum SetupError {
     #[error("cannot read the key file {}: {source}", path.display())]
     Unreadable { path: PathBuf, source: std::io::Error },
-    #[error("the key file {} is not a text of at most {most} bytes", path.display())]
+    #[error("the key file {} is not UTF-8 or has more than {most} bytes", path.display())]
     NotText { path: PathBuf, most: u64 },
     #[error("{place}: {reason}")]
     Key { place: Place, reason: &'static str },
-    #[error("{place}: the name is taken; every key needs a name of its own")]
+    #[error("{place}: the name is used twice; every key needs its own name")]
     NameTaken { place: Place },
     #[error("{place}: the same key as {first}")]
     SameKey { place: Place, first: Place },

@@ -1,10 +1,10 @@
-//! Whether the server may listen where it was told to.
+//! The check of the address that the server listens on.
 
 use std::net::IpAddr;
 
 use super::SetupError;
 
-/// An address that other machines reach needs API keys, unless whoever starts the server says that it does not.
+/// An address that other machines reach needs API keys, unless the operator waives them.
 pub fn check_exposure(bound: IpAddr, has_keys: bool, insecure_no_auth: bool) -> Result<(), SetupError> {
     if has_keys || insecure_no_auth || bound.to_canonical().is_loopback() {
         return Ok(());
@@ -25,7 +25,7 @@ mod tests {
         for reachable in ["0.0.0.0", "::", "10.0.0.1", "192.168.1.4", "8.8.8.8", "fe80::1", "::ffff:0.0.0.0"] {
             assert!(!check(reachable, false, false), "{reachable}");
             assert!(check(reachable, true, false), "{reachable} with a key");
-            assert!(check(reachable, false, true), "{reachable} told");
+            assert!(check(reachable, false, true), "{reachable} waived");
         }
     }
 

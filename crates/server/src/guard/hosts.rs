@@ -1,7 +1,8 @@
 //! Which names the server answers to.
 //!
-//! A page in a browser may have its own name point at 127.0.0.1 and so speak to a server there as if it were its own
-//! (DNS rebinding). A server on loopback therefore answers only to names that no stranger can own.
+//! A page in a browser may have its own name point at 127.0.0.1 and so speak to a server there as
+//! if it were its own (DNS rebinding). A server on loopback therefore answers only to names that no
+//! stranger can own.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -11,7 +12,8 @@ use axum::http::{HeaderMap, Uri, Version};
 use super::SetupError;
 use crate::error::ApiError;
 
-/// A host and, if it was given, a port, in one spelling: lower case, IPv6 shortened and in brackets.
+/// A host and, if it was given, a port, in one spelling: lower case, IPv6 shortened and in
+/// brackets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct HostPort {
     pub host: String,
@@ -68,8 +70,9 @@ impl Hosts {
         Self { allowed: None }
     }
 
-    /// For a server bound to `bound`, with the names given in `extra`: hosts or addresses without port, `*.DOMAIN` for
-    /// all names below a domain, or `*` for every host. Off where other machines reach it, unless names are given.
+    /// For a server bound to `bound`, with the names given in `extra`: hosts or addresses without
+    /// port, `*.DOMAIN` for all names below a domain, or `*` for every host. Off where other
+    /// machines reach it, unless names are given.
     pub fn new(bound: IpAddr, extra: &[String]) -> Result<Self, SetupError> {
         let bound = bound.to_canonical();
         let mut allowed = vec![Pattern::Host("localhost".into())];
@@ -92,7 +95,7 @@ impl Hosts {
             Pattern::Host(name) => *name == host.host,
             Pattern::Below(domain) => host.host.strip_suffix(domain.as_str()).is_some_and(|name| !name.is_empty()),
         };
-        // Nobody else can own the address of a loopback interface.
+        // Only this machine has the address of a loopback interface.
         host.address().is_some_and(|address| address.to_canonical().is_loopback()) || allowed.iter().any(matches)
     }
 
@@ -102,7 +105,7 @@ impl Hosts {
         if self.allows(&host) {
             return Ok(Some(host));
         }
-        Err(ApiError::Forbidden("this server does not answer to that host; see --allowed-hosts"))
+        Err(ApiError::Forbidden("the host is not allowed; see --allowed-hosts"))
     }
 }
 
@@ -125,8 +128,9 @@ fn read_pattern(text: &str) -> Option<Pattern> {
     Some(if below { Pattern::Below(format!(".{host}")) } else { Pattern::Host(host) })
 }
 
-/// From the request's target (HTTP/2's `:authority`, HTTP/1's absolute form) or its Host header; where there are both,
-/// they must agree, so that nothing behind can take another view of it than what was checked.
+/// From the request's target (HTTP/2's `:authority`, HTTP/1's absolute form) or its Host header;
+/// where there are both, they must agree, so that nothing behind can take another view of it than
+/// what was checked.
 fn requested_host(version: Version, uri: &Uri, headers: &HeaderMap) -> Result<Option<HostPort>, ApiError> {
     let mut given = headers.get_all(HOST).iter();
     let (header, None) = (given.next(), given.next()) else { return Err(unsound("only one Host header is allowed")) };

@@ -1,8 +1,8 @@
 //! The number of requests in flight, of all callers and of each, and its limits.
 //!
 //! A request counts from the end of its header to the end of its answer's body: the permit lives in
-//! that body and is returned when the body ends or is dropped. A request beyond the limit is refused
-//! before its body is read.
+//! that body and is returned when the body ends or is dropped. A request beyond the limit is
+//! refused before its body is read.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,7 +25,8 @@ impl InFlight {
         self.now.load(Ordering::Relaxed)
     }
 
-    /// A permit for one more request of this caller; or the limit, its own or that of all, that is reached.
+    /// A permit for one more request of this caller; or the limit, its own or that of all, that is
+    /// reached.
     pub fn take(&self, caller: &Caller) -> Result<Permit, usize> {
         let own = Place::take(&caller.in_flight, caller.max_in_flight)?;
         let common = Place::take(&self.now, self.most)?;

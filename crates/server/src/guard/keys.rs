@@ -1,7 +1,9 @@
-//! API keys as they are written down: a file with one key a line, or a list in an environment variable.
+//! API keys as they are written down: a file with one key a line, or a list in an environment
+//! variable.
 //!
-//! A line is `KEY [name=alice] [weight=3] [max-in-flight=32] [priority=-5..5] [salt=TEXT|none]`; KEY is the secret itself
-//! or its hash as `sha256:HEX`; `#` begins a comment. A secret is hashed as it is read and not kept, and no error repeats any of it.
+//! A line is `KEY [name=alice] [weight=3] [max-in-flight=32] [priority=-5..5] [salt=TEXT|none]`;
+//! KEY is the secret itself or its hash as `sha256:HEX`; `#` begins a comment. A secret is hashed
+//! as it is read and not kept, and no error repeats any of it.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -26,7 +28,7 @@ pub enum Salt {
     /// The key's own, unless it is the only key.
     #[default]
     Own,
-    /// Shared with everyone else who says `none`.
+    /// Shared with all keys whose salt is `none`.
     None,
     /// Shared with all keys of the same text.
     Text(String),
@@ -40,7 +42,7 @@ pub struct Key {
     pub weight: u32,
     /// `None`: the server's default for a key.
     pub max_in_flight: Option<usize>,
-    /// What its requests may ask for; beyond it the nearest counts.
+    /// Range that its requests' priorities are clamped to.
     pub priorities: RangeInclusive<i32>,
     pub salt: Salt,
     place: Place,
@@ -80,7 +82,8 @@ impl Keys {
         self.keys.iter()
     }
 
-    /// Adds the keys of a file. Returns a warning to print when others than the file's owner may read it.
+    /// Adds the keys of a file. Returns a warning to print when others than the file's owner may
+    /// read it.
     pub fn add_file(&mut self, path: &Path) -> Result<Option<String>, SetupError> {
         let unreadable = |source| SetupError::Unreadable { path: path.into(), source };
         let file = File::open(path).map_err(unreadable)?;
@@ -92,7 +95,8 @@ impl Keys {
         Ok(warning)
     }
 
-    /// Adds the keys of a key file's text. A file without keys is an error: it must not leave the server open.
+    /// Adds the keys of a key file's text. A file without keys is an error: it must not leave the
+    /// server open.
     pub fn add_text(&mut self, text: &str) -> Result<(), SetupError> {
         let before = self.len();
         for (index, line) in text.lines().enumerate() {
@@ -212,7 +216,7 @@ fn read_salt(salt: &str) -> Result<Salt, &'static str> {
         text if (1..=64).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic()) => {
             Ok(Salt::Text(text.into()))
         }
-        _ => Err("a salt is none or a text of 1 to 64 printable ASCII characters"),
+        _ => Err("a salt is none or a string of 1 to 64 printable ASCII characters"),
     }
 }
 

@@ -13,14 +13,15 @@ pub enum Phase {
     Draining,
 }
 
-/// One value, shared by clones. A server may go back from Ready to Loading when its engine restarts; nothing follows
-/// Draining.
+/// One value, shared by clones. A server may go back from Ready to Loading when its engine
+/// restarts; nothing follows Draining.
 #[derive(Clone, Debug)]
 pub struct Lifecycle(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    /// What `changes` holds, for those who ask once a request. Written only while the channel is being modified.
+    /// The value in `changes`, for readers that check it once a request. Written only while the
+    /// channel is being modified.
     phase: AtomicU8,
     changes: watch::Sender<Phase>,
 }

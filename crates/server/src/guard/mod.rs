@@ -109,9 +109,11 @@ pub struct Guard {
     panics: AtomicU64,
 }
 
-/// Puts the guard around all of a router: its routes, its fallbacks, and its answers to wrong methods.
+/// Puts the guard around all of a router: its routes, its fallbacks, and its answers to wrong
+/// methods.
 pub fn protect(router: Router, guard: Arc<Guard>) -> Router {
-    // The router becomes the fallback of an empty one: nothing is matched against the path before the guard has run.
+    // The router becomes the fallback of an empty one: nothing is matched against the path before
+    // the guard has run.
     Router::new().fallback_service(router).layer(from_fn_with_state(guard, pass))
 }
 
@@ -202,7 +204,8 @@ impl Guard {
         }
         let full = |most| ApiError::TooManyInFlight { most, retry_after: (self.config.retry_after)() };
         let permit = self.in_flight.take(caller).map_err(full)?;
-        // Checked again now that the request counts: either it sees the drain begin, or the drain waits for it.
+        // Checked again now that the request counts: either it sees the drain begin, or the drain
+        // waits for it.
         if lifecycle.is_draining() { Err(ApiError::Draining) } else { Ok(Some(permit)) }
     }
 

@@ -1,6 +1,8 @@
-//! Which pages in browsers may use the server: none but its own, unless their origins were named (CORS).
+//! Which pages in browsers may use the server: none but its own, unless their origins were named
+//! (CORS).
 //!
-//! Credentials are never allowed across origins: a key is a header that a page sets itself, and there are no cookies.
+//! Credentials are never allowed across origins: a key is a header that a page sets itself, and
+//! there are no cookies.
 
 use axum::body::Body;
 use axum::http::header::{
@@ -33,14 +35,14 @@ pub enum Origins {
     List(Vec<String>),
 }
 
-/// What a request is to the server's own pages.
+/// Relation of a request's page to the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Source {
     /// No page, or one of the server's own.
     Own,
     /// An allowed page of another origin; the answer names it.
     Page { allowed: HeaderValue },
-    /// Such a page's browser asks what it may send.
+    /// A preflight request of such a page's browser.
     Preflight { allowed: HeaderValue, client_headers: String },
 }
 
@@ -68,7 +70,7 @@ impl Origins {
         headers: &HeaderMap,
         host: Option<&HostPort>,
     ) -> Result<Source, ApiError> {
-        let refused = ApiError::Forbidden("pages of other origins may not use this server; see --allowed-origins");
+        let refused = ApiError::Forbidden("the origin is not allowed; see --allowed-origins");
         let mut given = headers.get_all(ORIGIN).iter();
         let Some(origin) = given.next() else { return Ok(Source::Own) };
         if given.next().is_some() {
@@ -91,7 +93,7 @@ impl Origins {
         Ok(Source::Page { allowed })
     }
 
-    /// Tells the browser of the one who asked that it may show the answer.
+    /// Adds the headers that allow the page to read the answer.
     pub(super) fn mark(&self, source: &Source, response: &mut Response) {
         if matches!(self, Self::None) {
             return;
@@ -152,8 +154,8 @@ fn normal_form(origin: &str) -> Option<String> {
     }
 }
 
-/// Whether a page of `origin`, in normal form, came from the host that the request is for. The scheme is not compared:
-/// TLS may end at a proxy in front.
+/// Whether a page of `origin`, in normal form, came from the host that the request is for. The
+/// scheme is not compared: TLS may end at a proxy in front.
 fn is_own(origin: &str, host: &HostPort) -> bool {
     let Some((scheme, rest)) = origin.split_once("://") else { return false };
     let Some(default) = default_port(scheme) else { return false };

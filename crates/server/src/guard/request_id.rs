@@ -1,5 +1,6 @@
-//! A name for every request, made here. Inside, nothing else names a request: what a client calls it is only echoed
-//! and logged, so that no client can touch another's request by choosing its name. Ids are unique, not secret.
+//! A name for every request, made here. Inside, nothing else names a request: what a client calls
+//! it is only echoed and logged, so that no client can touch another's request by choosing its
+//! name. Ids are unique, not secret.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -19,7 +20,7 @@ pub struct RequestId {
 }
 
 impl RequestId {
-    /// What the client is shown.
+    /// The id in the answer's header.
     pub fn header(&self) -> HeaderValue {
         let shown = self.client.as_ref().unwrap_or(&self.id);
         HeaderValue::from_str(shown).unwrap_or_else(|_| unreachable!("both names are visible ASCII"))

@@ -26,7 +26,7 @@ const ROUTES: [&str; 8] = [
     "/v1/responses/{id}",
 ];
 
-/// A body that counts how often it is asked, fails the way it is told, and otherwise never ends.
+/// A body that counts how often it is asked, fails in the given way, and otherwise never ends.
 struct Endless {
     asked: Arc<AtomicUsize>,
     panics: bool,
@@ -127,7 +127,8 @@ async fn text(response: Response) -> String {
 async fn nothing_is_reached_without_a_key() {
     let strict = setup(with_key);
     denied::assert_denied(&strict.router, &ROUTES, KEY).await;
-    // The routes that the right key reached, and no more: all but the open ones, with two headers and two methods.
+    // The routes that the right key reached, and no more: all but the open ones, with two headers
+    // and two methods.
     assert_eq!(strict.reached.load(Ordering::Relaxed), 2 * (ROUTES.len() - 2));
     let any_host = setup(|config| {
         with_key(config);
@@ -194,10 +195,10 @@ async fn places_are_kept_as_long_as_answers_last() {
     let refused = setup.send("POST", "/v1/chat/completions", &[alice], body).await;
     assert_eq!((refused.status().as_u16(), &refused.headers()[RETRY_AFTER]), (429, &HeaderValue::from_static("7")));
     assert_eq!(asked.load(Ordering::Relaxed), 0, "the body was not read");
-    assert!(text(refused).await.contains("2 requests are under way"));
+    assert!(text(refused).await.contains("2 requests are in flight"));
     assert_eq!(setup.status("GET", "/v1/models", &[alice]).await, 200, "readers need no place");
     let third = setup.ask("POST", "/stream", &[bob]).await;
-    assert!(text(setup.ask("POST", "/stream", &[bob]).await).await.contains("3 requests are under way"));
+    assert!(text(setup.ask("POST", "/stream", &[bob]).await).await.contains("3 requests are in flight"));
     assert_eq!(setup.guard.in_flight(), 3);
     assert_eq!(setup.guard.in_flight_counts().by_key(), [("alice".into(), 2), ("bob".into(), 1)]);
     drop(first); // the client leaves
@@ -225,22 +226,22 @@ async fn who_leaves_before_the_answer_gives_its_place_back() {
 
 #[tokio::test]
 async fn a_panic_ends_its_request_alone() {
-    let told = Arc::new(Mutex::new(Vec::new()));
+    let noted = Arc::new(Mutex::new(Vec::new()));
     let setup = setup(|config| {
-        let told = told.clone();
-        config.on_panic = Arc::new(move |id| told.lock().unwrap().push(id.id.clone()));
+        let noted = noted.clone();
+        config.on_panic = Arc::new(move |id| noted.lock().unwrap().push(id.id.clone()));
     });
     let failed = setup.ask("POST", "/panic", &[]).await;
     let id = failed.headers()[X_REQUEST_ID].to_str().unwrap().to_string();
     assert_eq!(failed.status(), StatusCode::INTERNAL_SERVER_ERROR);
     let body = text(failed).await;
     assert!(body.contains("an internal error has ended this request") && !body.contains("handler"), "{body}");
-    assert_eq!(told.lock().unwrap().as_slice(), [id.into()]);
+    assert_eq!(noted.lock().unwrap().as_slice(), [id.into()]);
     assert!(text(setup.ask("GET", "/v1/messages/panic", &[]).await).await.contains("api_error"));
     let broken = setup.ask("POST", "/bad-stream", &[]).await;
     assert_eq!((broken.status(), setup.guard.in_flight()), (StatusCode::OK, 1));
     assert!(to_bytes(broken.into_body(), 1 << 16).await.is_err());
-    assert_eq!((setup.guard.in_flight(), setup.guard.panics(), told.lock().unwrap().len()), (0, 3, 3));
+    assert_eq!((setup.guard.in_flight(), setup.guard.panics(), noted.lock().unwrap().len()), (0, 3, 3));
     assert_eq!(setup.status("POST", "/v1/chat/completions", &[]).await, 200);
 }
 
@@ -286,14 +287,14 @@ async fn pages_of_named_origins_may_read_answers_and_refusals() {
 
 #[tokio::test]
 async fn every_refusal_is_told_with_its_caller_if_known() {
-    let told = Arc::new(Mutex::new(Vec::new()));
+    let noted = Arc::new(Mutex::new(Vec::new()));
     let setup = setup(|config| {
         with_key(config);
         config.limits.in_flight = 0;
-        let told = told.clone();
+        let noted = noted.clone();
         config.on_refusal = Arc::new(move |refusal| {
             let caller = refusal.caller.map_or("-".into(), |caller| caller.name.to_string());
-            told.lock().unwrap().push((refusal.path.to_string(), caller, refusal.error.status().as_u16()));
+            noted.lock().unwrap().push((refusal.path.to_string(), caller, refusal.error.status().as_u16()));
         });
     });
     setup.ask("GET", "/health", &[("host", "evil.example")]).await;
@@ -302,5 +303,5 @@ async fn every_refusal_is_told_with_its_caller_if_known() {
     setup.ask("GET", "/v1/models", &[("x-api-key", KEY)]).await;
     let expected = [("/health", "-", 403), ("/a", "-", 401), ("/b", "key-1", 429)];
     let expected = expected.map(|(path, caller, status)| (path.to_string(), caller.to_string(), status));
-    assert_eq!(told.lock().unwrap().as_slice(), expected);
+    assert_eq!(noted.lock().unwrap().as_slice(), expected);
 }

@@ -1,7 +1,7 @@
-//! What one connection is doing, and since when.
+//! State of one connection, with times.
 //!
-//! The connection's task, its socket, its requests and the accept loop all look at one `Activity`. It keeps times and
-//! decides by them; waiting for them is `patrol.rs`'s part.
+//! The connection's task, its socket, its requests and the accept loop all look at one `Activity`.
+//! It keeps times and decides by them; waiting for them is `patrol.rs`'s part.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
@@ -10,14 +10,15 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// A closed connection's input is still read, and thrown away, for so long: a client that is busy sending would
-/// otherwise lose the answer that tells it why.
+/// Time in which a closed connection's input is still read and dropped: a client that is busy
+/// sending would otherwise lose the answer with the reason.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// A connection without a request that has been told to end (HTTP/2 has a farewell) gets so long to do it.
+/// Time in which a connection without a request has to end by itself (HTTP/2 has a GOAWAY).
 const PARTING: Duration = Duration::from_secs(1);
 
-/// A reader that has taken nothing for so long counts less than somebody who finds every place taken.
+/// A reader that has taken nothing for this long may be evicted for a client that finds every place
+/// taken.
 const READER_PAUSE: Duration = Duration::from_millis(250);
 
 /// How long a connection may do what.
@@ -41,7 +42,7 @@ pub(super) enum End {
     Overdue,
 }
 
-/// What a connection's task has to do now.
+/// The next action of a connection's task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// Finish what is being answered and end.
@@ -53,13 +54,14 @@ pub(super) enum Verdict {
     Wait(Instant),
 }
 
-/// A connection that can give way, and since when. Everything but the last costs nobody an answer.
+/// A connection that can be evicted, and since when. All variants but the last cost no client an
+/// answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Dispensable {
     /// It has no request.
     Quiet(Instant),
-    /// It has nothing but requests whose bodies are still to come. Whoever sends them a byte at a time, on every
-    /// connection there may be, must not lock others out until those time out.
+    /// It has only requests whose bodies are incomplete. A client that sends them a byte at a time,
+    /// on every possible connection, must not lock others out until those time out.
     Receiving(Instant),
     /// Its client does not read.
     Blocked(Instant),
@@ -77,9 +79,10 @@ pub(super) struct Activity {
 struct State {
     /// HTTP/2 frames come without a request too, so bytes say nothing about headers.
     multiplexed: bool,
-    /// From the first byte of its header being understood to the last byte of its answer being handed to hyper.
+    /// From the first byte of its header being understood to the last byte of its answer being
+    /// handed to hyper.
     requests: usize,
-    /// Of these, the ones whose bodies have not come to their end: nothing is computed for them yet.
+    /// Requests whose bodies are incomplete: nothing is computed for them yet.
     receiving: usize,
     /// Since when `requests` is 0; meaningless otherwise.
     quiet_since: Instant,
@@ -89,8 +92,8 @@ struct State {
     header_due: bool,
     /// Since when the socket has taken nothing of what is to be written.
     write_blocked: Option<Instant>,
-    /// Something has come that is not part of a request, or of one that is not read to the end: the client may still be
-    /// sending what nobody will read.
+    /// Input has come that is not part of a request, or is part of one that is not read to its end:
+    /// the client may still be sending bytes that will never be read.
     input_unread: bool,
     lingering: Option<Instant>,
     make_room: bool,
@@ -102,7 +105,7 @@ struct State {
 #[derive(Debug)]
 struct Drain {
     since: Instant,
-    told: bool,
+    is_ordered: bool,
 }
 
 impl Activity {
@@ -189,7 +192,8 @@ impl Activity {
         self.state().input_unread = true;
     }
 
-    /// Whether to read on after the last byte has been written: asked when the connection is about to close.
+    /// Whether to read on after the last byte has been written: asked when the connection is about
+    /// to close.
     pub fn lingers(&self) -> bool {
         let mut state = self.state();
         let lingers = !state.multiplexed && state.input_unread;
@@ -199,8 +203,9 @@ impl Activity {
         lingers
     }
 
-    /// The socket takes nothing. True when that has lasted so long that the kernel should be asked directly: it says
-    /// "writable" only when a good part of its buffer is free, which a slow but steady reader may take minutes for.
+    /// The socket takes nothing. True when that has lasted so long that the kernel should be asked
+    /// directly: it says "writable" only when a good part of its buffer is free, which a slow but
+    /// steady reader may take minutes for.
     pub fn write_is_blocked(&self) -> bool {
         let now = Instant::now();
         let since = *self.state().write_blocked.get_or_insert(now);
@@ -224,20 +229,21 @@ impl Activity {
 
     pub fn drain(&self) {
         let mut state = self.state();
-        state.drain.get_or_insert(Drain { since: Instant::now(), told: false });
+        state.drain.get_or_insert(Drain { since: Instant::now(), is_ordered: false });
         state.wake();
     }
 
-    /// What the connection's task has to do at `now`. `waker` wakes it when an order comes before its time.
+    /// The action of the connection's task at `now`. `waker` wakes it when an order comes before
+    /// its time.
     pub fn review(&self, now: Instant, waker: &Waker) -> Verdict {
         let mut state = self.state();
         if !state.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
             state.waker = Some(waker.clone());
         }
         if let Some(drain) = &mut state.drain
-            && !drain.told
+            && !drain.is_ordered
         {
-            drain.told = true;
+            drain.is_ordered = true;
             return Verdict::Drain;
         }
         if state.make_room {
@@ -250,12 +256,13 @@ impl Activity {
         }
         match state.deadline(self.patience) {
             Some((at, End::IdleTimeout)) if at <= now && state.multiplexed => {
-                state.drain = Some(Drain { since: now, told: true });
+                state.drain = Some(Drain { since: now, is_ordered: true });
                 Verdict::Retire
             }
             Some((at, end)) if at <= now => Verdict::End(end),
             Some((at, End::WriteStall)) => {
-                // Half-way the task is woken so that the socket is tried once more: see `write_is_blocked`.
+                // Half-way the task is woken so that the socket is tried once more: see
+                // `write_is_blocked`.
                 let half_way = at - self.patience.write_stall / 2;
                 Verdict::Wait(if half_way > now { half_way } else { at })
             }

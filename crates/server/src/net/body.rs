@@ -11,16 +11,16 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 use super::activity::{Activity, Receiving, UnderWay};
 use super::streams::Blocked;
 
-/// Smaller pieces of a request are gathered up to this. A client may send a body in chunks of one byte, and whoever
-/// collects the pieces as they come pays many times a body's size for it.
+/// Smaller pieces of a request are gathered up to this size. A client may send a body in chunks of
+/// one byte, and separate buffers for them would take many times the body's size.
 const GATHER_BYTES: usize = 4 << 10;
 
-/// Larger pieces of an answer are cut to this, so that an answer made in one piece is still given up piece by piece when
-/// its client does not read.
+/// Larger pieces of an answer are cut to this, so that an answer made in one piece is still given
+/// up piece by piece when its client does not read.
 const PIECE_BYTES: usize = 16 << 10;
 
-/// A request's body as hyper gives it, and how far it has come. Whoever answers keeps hold of it beside whoever reads it,
-/// and can go on where that one stopped.
+/// A request's body as hyper gives it, and its progress. The connection keeps hold of it beside the
+/// route that reads it, and can continue from the same place.
 pub(super) struct Source {
     incoming: Incoming,
     state: State,
@@ -28,7 +28,7 @@ pub(super) struct Source {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Nobody has asked for it: a client that wants to be asked has not been.
+    /// No route has asked for it, so a client that expects `100 Continue` has not got it.
     Unasked,
     Coming,
     Ended,
@@ -66,7 +66,8 @@ impl Source {
         Poll::Ready(frame)
     }
 
-    /// Reads and forgets what is left. False, once it is known to be more than `most` bytes or not to come whole.
+    /// Reads and forgets what is left. False, once it is known to be more than `most` bytes or not
+    /// to come whole.
     pub async fn read_off(&mut self, most: u64) -> bool {
         let mut bytes = 0;
         while matches!(self.state, State::Unasked | State::Coming) {

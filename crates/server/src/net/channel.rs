@@ -1,4 +1,5 @@
-//! What hyper reads from and writes to: a socket, under TLS or not, that notes when a request begins to come.
+//! The byte stream below hyper: a socket, with or without TLS, that notes when a request begins to
+//! arrive.
 
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
@@ -15,7 +16,7 @@ use super::socket::Socket;
 /// How every HTTP/2 connection begins.
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Most that is read from a client to whom nobody listens any more.
+/// Most bytes that are read and dropped from a client that sends after its answer.
 const LINGER_BYTES: usize = 64 << 20;
 
 pub(super) enum Transport {
@@ -52,7 +53,7 @@ impl Channel {
         Self { transport, activity, ahead: Vec::new(), output_closed: false, lingered_bytes: 0 }
     }
 
-    /// What the client speaks: as agreed in the handshake, or by its first bytes.
+    /// The client's protocol: as agreed in the handshake, or by its first bytes.
     pub async fn protocol(&mut self) -> io::Result<Protocol> {
         if let Transport::Tls(stream) = &self.transport {
             match stream.get_ref().1.alpn_protocol() {

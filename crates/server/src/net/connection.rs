@@ -21,18 +21,20 @@ use super::stats::count;
 use super::streams::Streams;
 use super::{NetConfig, Tls};
 
-/// hyper's smallest read buffer, which is also what it holds of an answer before it waits for the client.
+/// hyper's smallest read buffer, which is also what it holds of an answer before it waits for the
+/// client.
 const BUFFER_BYTES: usize = 32 << 10;
 
 /// Requests one HTTP/2 connection may have under way.
 const STREAMS: u32 = 128;
-/// Streams a client may reset before they are looked at, and by its own errors, before the connection is closed.
+/// Streams a client may reset before they are looked at, and by its own errors, before the
+/// connection is closed.
 const RESETS_UNSEEN: usize = 20;
 const RESETS_BY_ERROR: usize = 128;
-/// What a client may send ahead of whoever reads it: on one stream, and on all of a connection.
+/// Bytes that a client may send before they are read: on one stream, and on all of a connection.
 const STREAM_WINDOW: u32 = 128 << 10;
 const CONNECTION_WINDOW: u32 = 256 << 10;
-/// What may wait in one stream for its client.
+/// Bytes that may wait in one stream for its client.
 const STREAM_SEND_BYTES: usize = 64 << 10;
 /// A silent HTTP/2 client is asked whether it is still there.
 const PING_AFTER: Duration = Duration::from_secs(20);
@@ -42,7 +44,7 @@ const PING_TIMEOUT: Duration = Duration::from_secs(20);
 const USE_HTTPS: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: 28\r\n\
     connection: close\r\n\r\nthis address expects https:\n";
 
-/// What all connections of a listener share.
+/// State that all connections of a listener share.
 pub(super) struct Host {
     router: Router,
     config: NetConfig,
@@ -53,8 +55,8 @@ impl Host {
     pub fn new(router: Router, config: NetConfig) -> Self {
         let mut http1 = http1::Builder::new();
         http1
-            // hyper's clock runs from the end of the last answer and would end idle connections with it: `patrol.rs`
-            // tells the two apart.
+            // hyper's clock runs from the end of the last answer and would end idle connections
+            // with it: `patrol.rs` tells the two apart.
             .header_read_timeout(None)
             .max_headers(config.header_fields)
             .max_header_size(config.header_bytes)
@@ -163,7 +165,7 @@ impl Host {
     }
 }
 
-/// Shakes hands and finds out what is spoken. `None`: the client has been told off.
+/// Completes the handshake and finds the protocol. `None`: the client has been refused.
 async fn open(host: &Host, line: Line, activity: &Arc<Activity>) -> io::Result<Option<(Channel, Protocol)>> {
     let socket = Socket::new(line, activity.clone());
     let transport = match &host.config.tls {

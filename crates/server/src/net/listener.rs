@@ -1,4 +1,4 @@
-//! Where connections come from.
+//! The sources of connections: TCP and Unix sockets.
 
 use std::io;
 use std::net::SocketAddr;
@@ -11,11 +11,13 @@ use tokio::net::UnixListener;
 
 use super::socket::Stream;
 
-/// What the kernel may hold for a client that does not read. Linux doubles it for its own bookkeeping. Left to itself it
-/// would grow to megabytes a connection, and a reader that has stalled would be noticed only after those.
+/// Bytes that the kernel may hold for a client that does not read; Linux doubles it for its own
+/// bookkeeping. By default it would grow to megabytes a connection, and a stalled reader would be
+/// noticed only after those.
 const SEND_BUFFER_BYTES: usize = 128 << 10;
 
-/// A client whose machine has vanished is noticed after about two minutes even when nothing is being sent to it.
+/// A client whose machine has vanished is noticed after about two minutes even when nothing is
+/// being sent to it.
 const KEEPALIVE_AFTER: Duration = Duration::from_secs(60);
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(15);
 #[cfg(any(target_os = "linux", target_os = "macos"))]
@@ -50,7 +52,8 @@ impl Accept for Listener {
         match self {
             Self::Tcp(listener) => {
                 let (stream, address) = listener.accept().await?;
-                // Options are improvements: a socket that refuses one (its client has gone already) is served without.
+                // Options are improvements: a socket that refuses one (its client has gone already)
+                // is served without.
                 let _ = stream.set_nodelay(true);
                 let socket = SockRef::from(&stream);
                 let _ = socket.set_send_buffer_size(SEND_BUFFER_BYTES);

@@ -1,9 +1,10 @@
 //! Connections: accepted, bounded, timed, encrypted, drained.
 //!
-//! `serve` takes a listener and a router and gives every connection a task of its own. What hyper leaves open is here:
-//! how many connections there may be and which one gives way, how long each may be silent, and how a server that is
-//! told to end lets its answers finish. Nothing here knows a route; bodies are read, under their own time limit, by
-//! whoever is asked. What a route leaves of one is read off here, a little and briefly, for the sake of the connection.
+//! `serve` takes a listener and a router and gives every connection its own task. This module does
+//! what hyper leaves open: the number of connections and which one is evicted, the time that each
+//! may be silent, and the drain that lets answers finish. Nothing here knows a route. A route reads
+//! its request's body under its own time limit; a rest that it leaves is read off here, a little
+//! and briefly, to keep the connection usable.
 
 mod activity;
 mod body;
@@ -35,25 +36,26 @@ use crate::config::{Limits, Timeouts};
 /// Enough for a body that was sent right behind its head; a refusal should not take much longer.
 const UNREAD_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What connections may cost.
+/// Limits of connections.
 #[derive(Clone, Debug)]
 pub struct NetConfig {
-    /// Open at once. When all are taken, the one that has been without a request for longest gives way; then the one
-    /// whose request's body has been coming for longest; then the one whose reader has taken nothing for longest. While
-    /// all are being answered, the next waits.
+    /// Open at once. When all are taken, the one that has been without a request for longest gives
+    /// way; then the one whose request's body has been coming for longest; then the one whose
+    /// reader has taken nothing for longest. While all are being answered, the next waits.
     pub connections: usize,
     /// A request's line and header together; beyond it the answer is 431.
     pub header_bytes: usize,
     /// Fields of a header; beyond it the answer is 431.
     pub header_fields: usize,
-    /// From the opening, or a request's first byte, to the end of its header; and for a TLS handshake.
+    /// From the opening, or a request's first byte, to the end of its header; and for a TLS
+    /// handshake.
     pub header_timeout: Duration,
     /// Between requests.
     pub idle_timeout: Duration,
-    /// A client that takes nothing of its answer for so long is given up.
+    /// Time after which a client that takes nothing of its answer is given up.
     pub write_stall: Duration,
-    /// The rest of a body that its route has not read is waited for so long, and its answer with it; then the answer
-    /// says that the connection ends.
+    /// Time for the rest of a body that its route has not read. The answer waits for it; after
+    /// that it says that the connection ends.
     pub unread_timeout: Duration,
     /// `None`: plain HTTP.
     pub tls: Option<Tls>,

@@ -1,8 +1,10 @@
-//! Waits, beside a connection, for its time to run out, its client to leave, or an order to come.
+//! Waits, beside a connection, for its time to run out, its client to disconnect, or an order to
+//! come.
 //!
-//! hyper sees a client's leaving only where it reads. While it answers one request and has bytes of whatever follows, or
-//! a body that nobody asks for, it does not, and the answer would be computed to its end for nobody. A client that closes
-//! only its sending side counts as gone, as it does to hyper.
+//! hyper notices a disconnect only while it reads. While it answers one request and holds bytes of
+//! the next, or an unread body, it does not read, and the answer would be computed to its end for a
+//! client that has gone. A client that closes only its sending side counts as gone, as it does to
+//! hyper.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -15,8 +17,9 @@ use tokio::time::{Instant, Sleep};
 use super::activity::{Activity, End, Verdict};
 use super::socket::Line;
 
-/// Between two looks at whether a client with a request under way is still there. Unread bytes keep a socket ready, so
-/// there is nothing to wait for: waiting for readiness would return at once, every time.
+/// Between two looks at whether a client with a request under way is still there. Unread bytes keep
+/// a socket ready, so there is nothing to wait for: waiting for readiness would return at once,
+/// every time.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +33,8 @@ pub(super) struct Patrol {
     activity: Arc<Activity>,
     line: Line,
     next_look: Instant,
-    /// Moved only when it would fire too late: most of the time it is cheaper to wake up once for nothing.
+    /// Moved only when it would fire too late: most of the time it is cheaper to wake up once for
+    /// nothing.
     alarm: Pin<Box<Sleep>>,
 }
 
@@ -40,8 +44,8 @@ impl Patrol {
         Self { activity, line, next_look: now, alarm: Box::pin(tokio::time::sleep_until(now)) }
     }
 
-    /// The next order. To be polled after the connection in the same task, so that what the connection has just done
-    /// counts.
+    /// The next order. To be polled after the connection in the same task, so that what the
+    /// connection has just done counts.
     pub async fn next(&mut self) -> Order {
         poll_fn(|cx| self.poll_next(cx)).await
     }

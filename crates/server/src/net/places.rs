@@ -1,4 +1,4 @@
-//! The places connections may take, and who leaves when all are taken.
+//! The limited places of connections, and the choice of a connection to evict when all are taken.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use super::activity::{Activity, Patience};
 use super::stats::{ConnectionStats, count};
 
-/// How often those who wait for a place look around by themselves.
+/// Interval at which waiting connections check the places by themselves.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 pub(super) struct Places {
@@ -35,7 +35,7 @@ pub(super) struct Place {
 }
 
 impl Places {
-    /// At least one: a server without places would answer nobody.
+    /// At least one: a server without places could answer no client.
     pub fn new(limit: usize, stats: Arc<ConnectionStats>) -> Arc<Self> {
         Arc::new(Self { limit: limit.max(1), taken: Mutex::default(), room: Arc::default(), stats })
     }
@@ -44,21 +44,23 @@ impl Places {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until a place is free. Called by the accept loop alone, so the place stays free until it is taken.
+    /// Waits until a place is free. Called by the accept loop alone, so the place stays free until
+    /// it is taken.
     pub async fn wait_for_room(&self) {
         while self.taken().connections.len() >= self.limit {
             self.evict_one();
             tokio::select! {
                 () = self.room.notified() => {}
-                // Readers stall without telling anybody.
+                // A reader that stalls sends no signal.
                 () = tokio::time::sleep(LOOK_AGAIN) => {}
             }
         }
     }
 
-    /// Tells the connection that has been without a request for longest to end; if all have one, the one whose body has
-    /// been coming for longest; then the one whose reader has taken nothing for longest. Nobody, if all are being
-    /// answered. One that has been told and is still there stays the first, so nobody leaves in vain.
+    /// Evicts the connection that has been without a request for longest; if all have one, the one
+    /// whose body has been arriving for longest; then the one whose reader has taken nothing for
+    /// longest; none if all are being answered. A connection that was told to end and is still
+    /// there stays the first choice, so that no other one is evicted in vain.
     pub fn evict_one(&self) {
         let taken = self.taken();
         let candidates = taken.connections.values().filter_map(|activity| Some((activity.dispensable()?, activity)));

@@ -21,7 +21,7 @@ use super::streams::Streams;
 /// More of an unread body than this is not worth reading for the sake of its connection.
 const UNREAD_BYTES: u64 = 64 << 10;
 
-/// Who sent a request; among its extensions.
+/// Address of a request's client; one of the request's extensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
     /// `None` on a Unix socket.
@@ -58,7 +58,8 @@ impl Service<Request<Incoming>> for Requests {
         let is_http1 = request.version() < Version::HTTP_2;
         let (head, incoming) = request.into_parts();
         let source = Arc::new(Mutex::new(Source::new(incoming)));
-        // On HTTP/2 what is left of a body is its stream's affair, and the connection goes on in any case.
+        // On HTTP/2 what is left of a body is its stream's affair, and the connection goes on in
+        // any case.
         let kept = is_http1.then(|| source.clone());
         let mut request = Request::from_parts(head, Received::new(source, &activity));
         request.extensions_mut().insert(self.peer);
@@ -71,7 +72,7 @@ impl Service<Request<Incoming>> for Requests {
                 answer
             };
             if let Some(source) = kept {
-                // Who has run out of time already gets no more of it.
+                // A body that has timed out gets no more time.
                 let too_slow = answer.status() == StatusCode::REQUEST_TIMEOUT;
                 let within = if too_slow { Duration::ZERO } else { unread_timeout };
                 if !read_off(source, within, asks_first, &activity).await {
@@ -84,9 +85,10 @@ impl Service<Request<Incoming>> for Requests {
     }
 }
 
-/// Reads what a route has left of its request's body, which may come later than its answer is made. hyper keeps a
-/// connection only if a body that nobody reads is at hand when it has answered, and closes it without a word otherwise,
-/// which the client finds out with its next request. False: the connection has to end, and the client be told.
+/// Reads the rest of a request's body that a route has left; it may arrive after the answer is
+/// made. hyper keeps a connection only if an unread body is complete when it has answered;
+/// otherwise it closes the connection silently, and the client would find out with its next
+/// request. False: the connection has to end, and the client is told.
 async fn read_off(source: Arc<Mutex<Source>>, within: Duration, asks_first: bool, activity: &Arc<Activity>) -> bool {
     if lock(&source).ended() {
         return true;
@@ -94,7 +96,7 @@ async fn read_off(source: Arc<Mutex<Source>>, within: Duration, asks_first: bool
     // A body that the answer itself goes on reading is not waited for.
     let Some(source) = Arc::into_inner(source) else { return false };
     let mut source = source.into_inner().unwrap_or_else(PoisonError::into_inner);
-    // Who asks before sending and hears no would only be asked to send for nothing.
+    // A client that expects `100 Continue` and gets a refusal need not send its body.
     if asks_first && source.unasked() {
         return false;
     }

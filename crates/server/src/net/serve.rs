@@ -18,8 +18,9 @@ use super::stats::count;
 const BACK_OFF_LEAST: Duration = Duration::from_millis(5);
 const BACK_OFF_MOST: Duration = Duration::from_secs(1);
 
-/// Serves `router` until `shutdown` says otherwise: after `close`, until every connection has finished what it was
-/// answering; after `abort`, at once. Nothing that a client or the network does ends it.
+/// Serves `router` until `shutdown` says otherwise: after `close`, until every connection has
+/// finished what it was answering; after `abort`, at once. Nothing that a client or the network
+/// does ends it.
 pub async fn serve(listener: Listener, router: Router, config: NetConfig, shutdown: Shutdown) -> io::Result<()> {
     run(listener, router, config, shutdown).await;
     Ok(())
@@ -68,7 +69,8 @@ async fn accept_all(
                 if is_of_one_connection(&error) {
                     continue;
                 }
-                // Most likely there are no more files to be had: one that is not needed is given back.
+                // Most likely there are no more files to be had: one that is not needed is given
+                // back.
                 places.evict_one();
                 tokio::time::sleep(back_off).await;
                 back_off = (back_off * 2).min(BACK_OFF_MOST);

@@ -8,18 +8,20 @@ use tokio::time::Instant;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     Serving,
-    /// No more connections; those that answer something finish it, until `deadline` if there is one.
+    /// No more connections; those that answer something finish it, until `deadline` if there is
+    /// one.
     Closing {
         deadline: Option<Instant>,
     },
     Aborted,
 }
 
-/// Heard by `serve`. A clone for each listener. When every handle is gone without an order, serving goes on.
+/// The receiver of the order, a clone for each `serve`. If every handle is dropped without an
+/// order, the server goes on.
 #[derive(Clone, Debug)]
 pub struct Shutdown(watch::Receiver<Stage>);
 
-/// Gives the order.
+/// The sender of the order.
 #[derive(Clone, Debug)]
 pub struct ShutdownHandle(watch::Sender<Stage>);
 

@@ -21,8 +21,8 @@ pub(super) enum Stream {
     Unix(UnixStream),
 }
 
-/// A stream in two hands: its socket reads and writes it, and the patrol looks whether its client is there. Both belong
-/// to one task, so neither waits for the other.
+/// A stream in two hands: its socket reads and writes it, and the patrol looks whether its client
+/// is there. Both belong to one task, so neither waits for the other.
 #[derive(Clone, Debug)]
 pub(super) struct Line(Arc<Mutex<Stream>>);
 
@@ -55,11 +55,11 @@ impl Line {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the client has closed its side, also behind bytes that nobody has read. What the kernel reported is asked
-    /// for, not the kernel: this costs no call and takes no byte.
+    /// True if the client has closed its side, also behind bytes that are still unread. This checks
+    /// the kernel's last report and not the kernel: it costs no system call and takes no byte.
     pub fn client_left(&self) -> bool {
         let stream = self.stream();
-        // Whoever waits for bytes keeps its own waker: this one is never stored for longer than the call.
+        // The reader keeps its own waker: this one is never stored for longer than the call.
         let mut cx = Context::from_waker(Waker::noop());
         match either!(&*stream, stream => pin!(stream.ready(Interest::READABLE)).poll(&mut cx)) {
             Poll::Ready(Ok(ready)) => ready.is_read_closed(),
@@ -90,7 +90,8 @@ impl Socket {
         .await
     }
 
-    /// Notes whether a write moved; `directly` asks the kernel past tokio's memory of what it said last.
+    /// Notes whether a write moved; `directly` asks the kernel past tokio's memory of what it said
+    /// last.
     fn note(
         &mut self,
         written: Poll<io::Result<usize>>,

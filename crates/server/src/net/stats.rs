@@ -1,4 +1,4 @@
-//! What became of connections, for the metrics.
+//! Counts of connections and of their ends, for the metrics.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -24,7 +24,8 @@ pub struct ConnectionCounts {
     pub evicted: u64,
     pub header_timeouts: u64,
     pub idle_timeouts: u64,
-    /// Clients given up because they took nothing of their answer: connections, and single streams of HTTP/2.
+    /// Clients given up because they took nothing of their answer: connections, and single streams
+    /// of HTTP/2.
     pub write_stalls: u64,
     pub tls_failures: u64,
     pub accept_errors: u64,

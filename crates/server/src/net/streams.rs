@@ -1,7 +1,8 @@
 //! The tasks of an HTTP/2 connection's streams, and giving up on those whose client takes nothing.
 //!
-//! A socket that moves says nothing about one stream of many: each has a window of its own, and hyper waits for it
-//! without a limit. A proxy's slow user must not end the connection that others share, so it is the stream that is reset.
+//! A socket that moves says nothing about one stream of many: each has a window of its own, and
+//! hyper waits for it without a limit. A proxy's slow user must not end the connection that others
+//! share, so it is the stream that is reset.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -26,7 +27,8 @@ impl Blocked {
         loop {
             let now = Instant::now();
             let since = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            // What blocks later than now is looked at in time too: its own limit ends after this sleep.
+            // A stream that blocks later is checked in time too: its own limit ends after this
+            // sleep.
             let until = since.unwrap_or(now) + limit;
             if until <= now {
                 return;
@@ -42,7 +44,8 @@ pub(super) struct Streams(Arc<Inner>);
 
 struct Inner {
     tasks: Mutex<JoinSet<()>>,
-    /// Of the request whose task is about to be made: hyper calls the service and then the executor, in one go.
+    /// The request whose task is about to be made: hyper calls the service and then the executor,
+    /// in one go.
     next: Mutex<Option<Arc<Blocked>>>,
     write_stall: Duration,
     stats: Arc<ConnectionStats>,

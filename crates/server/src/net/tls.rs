@@ -10,7 +10,7 @@ use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{self, ServerConfig};
 
-/// What a client that speaks HTTP/2 or HTTP/1.1 is offered, best first.
+/// Protocols that are offered, best first.
 const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
 /// A server's certificate and key, checked to belong together.

@@ -1,5 +1,5 @@
-//! Text from outside, made fit for one line of a log: nothing in it can end the line, move a cursor or turn the order of
-//! what a reader sees. And the time, as logs write it.
+//! Text from outside, made fit for one line of a log: nothing in it can end the line, move a cursor
+//! or turn the order of what a reader sees. And the time, as logs write it.
 
 use std::fmt::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -9,7 +9,8 @@ const MOST_CHARS: usize = 256;
 
 /// True for what must not reach a terminal or a line-based reader as it is.
 fn is_unsafe(char: char) -> bool {
-    // Line and paragraph separators, marks and overrides of direction, invisible operators, the byte order mark, tags.
+    // Line and paragraph separators, marks and overrides of direction, invisible operators, the
+    // byte order mark, tags.
     let invisible = matches!(char, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
         | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}');
     char.is_control() || invisible
@@ -37,7 +38,8 @@ pub fn json(out: &mut String, text: &str) {
     out.push('"');
 }
 
-/// As the value of `name=value`: bare where nothing in it can be mistaken, otherwise as JSON writes it.
+/// As the value of `name=value`: bare where nothing in it can be mistaken, otherwise as JSON writes
+/// it.
 pub fn word(out: &mut String, text: &str) {
     let is_plain = |char: char| char.is_ascii_alphanumeric() || "-_.:/+@,".contains(char);
     if !text.is_empty() && text.len() <= MOST_CHARS && text.chars().all(is_plain) {
@@ -56,7 +58,8 @@ pub fn timestamp(out: &mut String, time: SystemTime) {
     let _ = write!(out, "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z");
 }
 
-/// The date so many days after 1 January 1970. Years are taken from March on, so that a leap day is a year's last.
+/// The date a number of days after 1 January 1970. Years begin in March here, so that a leap day is
+/// a year's last.
 fn date(days: u64) -> (u64, u64, u64) {
     const DAYS_OF_400_YEARS: u64 = 146_097;
     let days = days + 719_468; // since 1 March of the year 0

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-/// What a scraper is told that it gets.
+/// Content type of the answer to a scraper.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,7 +95,8 @@ impl Exposition {
         self.sample(name, labels, value);
     }
 
-    /// The samples of one histogram: `counts` has one entry a bound, and one more for what lies above the last.
+    /// The samples of one histogram: `counts` has one entry a bound, and one more for what lies
+    /// above the last.
     pub fn histogram(&mut self, name: &str, labels: &str, bounds: &[f64], counts: &[u64], sum: impl Into<Number>) {
         debug_assert_eq!(bounds.len() + 1, counts.len(), "{name}: a count for each bound and one more");
         let comma = if labels.is_empty() { "" } else { "," };
@@ -136,7 +137,8 @@ fn escape(out: &mut String, text: &str, quotes: bool) {
     }
 }
 
-/// A bucket's bound as Prometheus' own client for Python writes it: rules and dashboards may name it literally.
+/// A bucket's bound as Prometheus' own client for Python writes it: rules and dashboards may name
+/// it literally.
 fn bound_text(bound: f64) -> String {
     if bound < 1e6 {
         return format!("{bound:?}");
@@ -154,7 +156,8 @@ pub mod tests {
 
     use super::*;
 
-    /// Reads a text back, as strictly as a scraper: every sample under its family, no family or sample twice.
+    /// Reads a text back, as strictly as a scraper: every sample under its family, no family or
+    /// sample twice.
     pub fn parse(text: &str) -> BTreeMap<String, f64> {
         let (mut samples, mut families) = (BTreeMap::new(), BTreeMap::new());
         let mut helped = None;

@@ -1,7 +1,8 @@
-//! The log: whole lines on standard error, for people or as JSON, written by a thread of its own.
+//! The log: whole lines on standard error, as text or as JSON, written by its own thread.
 //!
-//! A reader that does not read stops that thread and nobody else: lines that find the queue full are dropped and
-//! counted, and the log says how many when it goes on. Every string passes through [`escape`].
+//! A reader that does not read blocks that thread only: lines that find the queue full are dropped
+//! and counted, and the log reports the number when it continues. Every string passes through
+//! [`escape`].
 
 use std::fmt::Write as _;
 use std::io::Write;
@@ -141,7 +142,7 @@ impl Log {
         Ok(Log { format, level, queue: Some(sender), dropped })
     }
 
-    /// A log that nobody reads.
+    /// A log that discards its lines.
     pub fn off() -> Log {
         Log { format: LogFormat::Text, level: Level::Error, queue: None, dropped: Counter::default() }
     }
@@ -181,7 +182,7 @@ impl Log {
         self.dropped.get()
     }
 
-    /// Waits until what was logged so far is written, at most so long. Blocks its thread.
+    /// Waits, at most for `most`, until all lines so far are written. Blocks its thread.
     pub fn flush(&self, most: Duration) {
         let Some(queue) = &self.queue else { return };
         let deadline = Instant::now() + most;
@@ -199,11 +200,12 @@ impl Log {
     }
 }
 
-/// The thread's work: one write a line, so that lines of several processes on one terminal do not mix.
+/// The thread's work: one write a line, so that lines of several processes on one terminal do not
+/// mix.
 fn write_lines(queue: &Receiver<Message>, mut writer: impl Write, format: LogFormat, dropped: &Counter) {
-    let mut told = 0;
+    let mut reported = 0;
     while let Ok(message) = queue.recv() {
-        // There is nobody to tell that the log cannot be written.
+        // An error of the log itself cannot be reported.
         match message {
             Message::Line(text) => drop(writer.write_all(text.as_bytes())),
             Message::Flush(done) => {
@@ -212,11 +214,11 @@ fn write_lines(queue: &Receiver<Message>, mut writer: impl Write, format: LogFor
             }
         }
         let lost = dropped.get();
-        if lost > told {
-            let fields = [("lines", (lost - told).into())];
+        if lost > reported {
+            let fields = [("lines", (lost - reported).into())];
             let text = line(format, SystemTime::now(), Level::Warn, "log lines were dropped", &fields);
             let _ = writer.write_all(text.as_bytes());
-            told = lost;
+            reported = lost;
         }
     }
 }

@@ -1,5 +1,5 @@
-//! What is counted as it happens, under the names, labels and buckets that vLLM uses: routers and dashboards read those.
-//! What is ours alone is called `folio:`.
+//! Metrics that are counted as events happen, with the names, labels and buckets of vLLM, which
+//! routers and dashboards read. Folio's own metrics begin with `folio:`.
 
 use super::exposition::Exposition;
 use super::record::EndReason;
@@ -17,7 +17,8 @@ const REQUEST_SECONDS: [f64; 21] = [
 ];
 const SAMPLES: [f64; 5] = [1.0, 2.0, 5.0, 10.0, 20.0];
 
-/// Every status that the catalogue of errors and the layers below it answer with; others count as `other`.
+/// Every status that the catalogue of errors and the layers below it answer with; others count as
+/// `other`.
 const REFUSALS: [u16; 15] = [400, 401, 403, 404, 405, 408, 411, 413, 415, 421, 429, 431, 500, 503, 504];
 
 /// 1, 2, 5, 10, ... up to `most`.
@@ -59,27 +60,33 @@ impl Metrics {
         let with = |name, value| [own[0], own[1], (name, value)];
         let tokens = one_two_five(max_model_len);
         let ended = EndReason::ALL.map(|reason| {
-            let help = "Requests that ended, by why.";
+            let help = "Finished requests, by reason.";
             r.counter("vllm:request_success_total", help, &with("finished_reason", reason.name()))
         });
         for (state, value) in [("awake", 1.0), ("weights_offloaded", 0.0), ("discard_all", 0.0)] {
-            let help = "Whether the engine is awake; this one always is.";
+            let help = "State of the engine; it is always awake.";
             r.gauge("vllm:engine_sleep_state", help, &with("sleep_state", state)).set(value);
         }
         let mut seconds = |name, help, bounds: &[f64]| r.seconds(name, help, &own, bounds);
         let request = |r: &mut dyn FnMut(_, _, &[f64]) -> Histogram, name, help| r(name, help, &REQUEST_SECONDS);
-        let time_to_first_token =
-            seconds("vllm:time_to_first_token_seconds", "From a request's arrival to its first token.", &TTFT_SECONDS);
+        let time_to_first_token = seconds(
+            "vllm:time_to_first_token_seconds",
+            "Time from a request's arrival to its first token.",
+            &TTFT_SECONDS,
+        );
         let inter_token_latency =
-            seconds("vllm:inter_token_latency_seconds", "From one token of an answer to the next.", &TOKEN_SECONDS);
+            seconds("vllm:inter_token_latency_seconds", "Time between two tokens of an answer.", &TOKEN_SECONDS);
         let time_per_output_token = seconds(
             "vllm:request_time_per_output_token_seconds",
-            "Mean time between tokens of an answer of two or more.",
+            "Mean time between the tokens of an answer.",
             &TOKEN_SECONDS,
         );
-        let e2e =
-            request(&mut seconds, "vllm:e2e_request_latency_seconds", "From a request's arrival to its last token.");
-        let queue = request(&mut seconds, "vllm:request_queue_time_seconds", "Time a request waited for its turn.");
+        let e2e = request(
+            &mut seconds,
+            "vllm:e2e_request_latency_seconds",
+            "Time from a request's arrival to its last token.",
+        );
+        let queue = request(&mut seconds, "vllm:request_queue_time_seconds", "Time of a request in the queue.");
         let inference = request(
             &mut seconds,
             "vllm:request_inference_time_seconds",
@@ -88,7 +95,7 @@ impl Metrics {
         let prefill = request(
             &mut seconds,
             "vllm:request_prefill_time_seconds",
-            "Time from a request's first step to its token.",
+            "Time from a request's first step to its first token.",
         );
         let decode =
             request(&mut seconds, "vllm:request_decode_time_seconds", "Time from a request's first token to its last.");
@@ -99,23 +106,23 @@ impl Metrics {
             counts("vllm:request_max_num_generation_tokens", "Tokens of a prompt's longest answer.", &tokens);
         let prefill_computed = counts(
             "vllm:request_prefill_kv_computed_tokens",
-            "Tokens of a prompt that the prefix cache did not hold.",
+            "Tokens of a prompt that were not in the prefix cache.",
             &tokens,
         );
-        let params_n = counts("vllm:request_params_n", "Answers asked for to a prompt.", &SAMPLES);
-        let params_max_tokens = counts("vllm:request_params_max_tokens", "Most tokens an answer may have.", &tokens);
-        let help = "Requests whose client left, or read too slowly, before they had ended.";
+        let params_n = counts("vllm:request_params_n", "Requested number of answers to a prompt.", &SAMPLES);
+        let params_max_tokens = counts("vllm:request_params_max_tokens", "Maximum tokens of an answer.", &tokens);
+        let help = "Requests whose client disconnected or read too slowly.";
         let abandoned = r.counter("folio:requests_abandoned_total", help, &[]);
         let statuses = REFUSALS.iter().map(u16::to_string).chain(["other".to_owned()]);
         let refusals = statuses
             .map(|status| {
-                r.counter("folio:refusals_total", "Requests refused, by status.", &[("status", status.as_str())])
+                r.counter("folio:refusals_total", "Refused requests, by status.", &[("status", status.as_str())])
             })
             .collect();
         let panics = r.counter("folio:panics_total", "Panics that were caught; each is a bug.", &[]);
         let version = [("version", env!("CARGO_PKG_VERSION"))];
-        r.gauge("folio:build_info", "What runs here.", &version).set(1.0);
-        r.gauge("process_start_time_seconds", "When the process started, in Unix time.", &[]).set(started_seconds);
+        r.gauge("folio:build_info", "Version of the server.", &version).set(1.0);
+        r.gauge("process_start_time_seconds", "Start of the process, in Unix seconds.", &[]).set(started_seconds);
         Self {
             time_to_first_token,
             inter_token_latency,

@@ -1,7 +1,8 @@
-//! What the server tells of itself: metrics for scrapers, a log for people, traces for collectors.
+//! Observability: metrics for scrapers, a log for people, traces for collectors.
 //!
-//! An [`Observer`] is handed to whoever has something to tell. Nothing here waits for a reader: what a log or a collector
-//! does not take is dropped and counted. Prompts, answers and keys are never told.
+//! An [`Observer`] is handed to all code that has something to report. Nothing here waits for a
+//! reader: lines and spans that a log or a collector does not take are dropped and counted.
+//! Prompts, answers and keys are never reported.
 
 mod escape;
 mod exposition;

@@ -1,4 +1,4 @@
-//! The handle that everybody tells things through, and what becomes of them.
+//! The handle that the server reports events through.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -82,14 +82,15 @@ impl Observer {
     /// A panic was caught, in the part of the server that is named.
     pub fn panicked(&self, place: &str) {
         self.0.metrics.panics.add(1);
-        self.0.log.error("a panic was caught", &[("in", place.into())]);
+        self.0.log.error("panic caught", &[("in", place.into())]);
     }
 
     pub fn log(&self) -> &Log {
         &self.0.log
     }
 
-    /// All metrics as of now, as [`super::CONTENT_TYPE`]. What this observer knows itself it fills in.
+    /// All metrics as of now, as [`super::CONTENT_TYPE`]. The observer fills in the values that it
+    /// holds itself.
     pub fn render(&self, mut snapshot: Snapshot) -> String {
         snapshot.log_lines_dropped = self.0.log.dropped();
         if let Some(traces) = &self.0.traces {
@@ -103,7 +104,8 @@ impl Observer {
         out.into_text()
     }
 
-    /// Hands what is left to the collector and to the log's reader, or gives up after two seconds and a half.
+    /// Hands what is left to the collector and to the log's reader, or gives up after two seconds
+    /// and a half.
     pub async fn shutdown(&self) {
         if let Some(traces) = &self.0.traces {
             traces.flush().await;

@@ -1,7 +1,8 @@
 //! Traces for an OpenTelemetry collector: OTLP over HTTP with JSON bodies.
 //!
-//! Requests hand their traces to a bounded queue and go on; a task gathers and posts them. What finds the queue full, or
-//! a collector that does not take it at the second attempt, is dropped and counted.
+//! Requests hand their traces to a bounded queue and go on; a task gathers and posts them. A trace
+//! that finds the queue full, or a collector that does not accept it at the second attempt, is
+//! dropped and counted.
 
 mod endpoint;
 mod span;
@@ -51,7 +52,8 @@ enum Message {
 }
 
 impl Traces {
-    /// Starts the exporter's task on the runtime that this is called on. Nothing is connected to before the first trace.
+    /// Starts the exporter's task on the runtime that this is called on. Nothing is connected to
+    /// before the first trace.
     pub fn start(endpoint: Endpoint, service_name: &str) -> Traces {
         let (queue, receiver) = mpsc::channel(QUEUE_TRACES);
         let (exported, dropped) = (Counter::default(), Counter::default());
@@ -63,7 +65,8 @@ impl Traces {
         Traces(Arc::new(Inner { queue, exported, dropped, random, next: AtomicU64::new(0) }))
     }
 
-    /// Where a request's trace belongs, by the `traceparent` that came with it; none if its sender traces it not.
+    /// The context of a request's trace, from its `traceparent` header; none if its sender does not
+    /// trace it.
     pub fn context(&self, traceparent: Option<&str>) -> Option<TraceContext> {
         let parent = traceparent.and_then(span::parse_traceparent);
         if parent.is_some_and(|parent| !parent.sampled) {
@@ -97,7 +100,7 @@ impl Traces {
                 let _ = done.await;
             }
         };
-        // What a collector has not taken by then is lost, as it is when it hangs.
+        // Traces that the collector has not accepted by then are lost.
         let _ = timeout(FLUSH, flushed).await;
     }
 
@@ -128,13 +131,13 @@ impl Exporter {
                 self.export(&batch).await;
             }
             if let Some(done) = flush {
-                // Whoever asked may have given up.
+                // The receiver may have given up.
                 let _ = done.send(());
             }
         }
     }
 
-    /// What comes within the wait, or until it is enough.
+    /// Messages that arrive within the wait, up to a full batch.
     async fn gather(&mut self, first: Message) -> (Vec<Trace>, Option<oneshot::Sender<()>>) {
         let (mut batch, mut num_spans, deadline) = (Vec::new(), 0, Instant::now() + BATCH_WAIT);
         let mut message = first;

@@ -1,5 +1,5 @@
-//! One record for each request that generates: it feeds the metrics as tokens go out, and when it is dropped it becomes a
-//! line of the log and a trace.
+//! One record for each request that generates: it feeds the metrics as tokens go out, and when it
+//! is dropped it becomes a line of the log and a trace.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -11,7 +11,7 @@ use super::metrics::Metrics;
 use super::observer::Observer;
 use super::otlp::{Attribute, Trace, TraceContext};
 
-/// What a log says of a request whose client left before it was answered.
+/// Status in the log of a request whose client disconnected before it was answered.
 const CLIENT_LEFT: u16 = 499;
 
 /// How an answer ended; of several the greatest stands for the request.
@@ -48,8 +48,9 @@ pub struct RequestStart<'a> {
     pub arrived: Instant,
 }
 
-/// One request that generates, from its arrival to its drop. One that is dropped before it was submitted tells nothing:
-/// whoever refuses it says so. One that is dropped before all its answers ended was left by its client.
+/// One request that generates, from its arrival to its drop. A request that is dropped before it
+/// was submitted reports nothing: its refusal is reported elsewhere. One that is dropped before all
+/// its answers ended was left by its client.
 #[derive(Debug)]
 pub struct RequestRecord {
     observer: Observer,
@@ -67,7 +68,7 @@ pub struct RequestRecord {
     prompt_tokens: usize,
     cached_tokens: usize,
     completion_tokens: usize,
-    /// Of the answer that took longest.
+    /// Times of the answer that took longest.
     timing: Timing,
     reason: Option<EndReason>,
     /// Its client left, or took nothing of it for too long, before all was there.
@@ -118,7 +119,8 @@ impl RequestRecord {
         }
     }
 
-    /// A prompt went to the engine, for `n` answers; choices are numbered on from one prompt to the next.
+    /// A prompt went to the engine, for `n` answers; choices are numbered on from one prompt to the
+    /// next.
     pub fn submitted(&mut self, prompt_tokens: usize, n: usize, max_tokens: usize) {
         self.submitted.get_or_insert_with(Instant::now);
         self.prompt_tokens += prompt_tokens;
@@ -130,7 +132,7 @@ impl RequestRecord {
         self.choices.extend(std::iter::repeat_with(choice).take(n));
     }
 
-    /// A piece of an answer that carries so many tokens goes out; one without any tells nothing.
+    /// A piece of an answer with `num_tokens` tokens goes out; a piece without any reports nothing.
     pub fn token(&mut self, choice: usize, num_tokens: usize) {
         let Some(choice) = self.choices.get_mut(choice).filter(|_| num_tokens > 0) else { return };
         let (now, metrics) = (Instant::now(), &self.observer.0.metrics);
@@ -193,7 +195,7 @@ impl RequestRecord {
     /// The engine's own words on why an answer failed.
     pub fn failed(&self, reason: &str) {
         let fields = [("request_id", Field::from(&*self.request_id)), ("reason", Field::from(reason))];
-        self.observer.log().error("a request failed in the engine", &fields);
+        self.observer.log().error("request failed in the engine", &fields);
     }
 
     fn metrics(&self) -> &Metrics {
@@ -260,7 +262,8 @@ impl RequestRecord {
         ];
         let first = self.first_token.map(|first| first - self.arrived);
         attributes.extend(first.map(|first| ("gen_ai.latency.time_to_first_token", seconds(first))));
-        // The clock is read once: the rest are distances, which no correction of the clock can turn around.
+        // The clock is read once: the rest are distances, which no correction of the clock can turn
+        // around.
         let start = SystemTime::now().checked_sub(self.arrived.elapsed()).unwrap_or(UNIX_EPOCH);
         let mut at = submitted - self.arrived;
         let mut children = Vec::new();

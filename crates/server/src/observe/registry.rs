@@ -1,7 +1,7 @@
-//! Metrics that are counted where things happen: counters, gauges and histograms with fixed buckets.
+//! Metrics that are counted as events happen: counters, gauges and histograms with fixed buckets.
 //!
-//! All of them, with all their label values, are made at the start; whoever counts keeps a handle. Counting is an atomic
-//! addition or two, without a lock or a look-up.
+//! All of them, with all their label values, are made at the start, and code that counts keeps a
+//! handle. Counting is an atomic addition or two, without a lock or a look-up.
 
 use std::sync::{
     Arc,
@@ -39,8 +39,8 @@ impl Gauge {
     }
 }
 
-/// How often values fell between which bounds. Values are whole numbers: of things, or of nanoseconds that are shown as
-/// seconds, so that the sum stays exact.
+/// How often values fell between which bounds. Values are whole numbers: of things, or of
+/// nanoseconds that are shown as seconds, so that the sum stays exact.
 #[derive(Clone, Debug)]
 pub struct Histogram(Arc<Buckets>);
 
@@ -64,17 +64,17 @@ impl Histogram {
         Self(Arc::new(Buckets { bounds: bounds.into(), limits, counts, sum: AtomicU64::new(0), units_per_one }))
     }
 
-    /// Of a histogram of things.
+    /// Adds a value to a histogram of counts.
     pub fn count(&self, value: u64) {
         self.add(value, 1, value);
     }
 
-    /// Of a histogram of times.
+    /// Adds a time to a histogram of times.
     pub fn time(&self, value: Duration) {
         self.times(value, 1);
     }
 
-    /// So many times that took `together`, each as long as the others.
+    /// Adds `times` equal times that took `together`.
     pub fn times(&self, together: Duration, times: u64) {
         let nanos = u64::try_from(together.as_nanos()).unwrap_or(u64::MAX);
         if let Some(each) = nanos.checked_div(times) {

@@ -1,4 +1,5 @@
-//! Figures that others keep and hand in when metrics are asked for: the engine's, the connections', the stores'.
+//! Figures that others keep and hand in when metrics are asked for: the engine's, the connections',
+//! the stores'.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use super::exposition::{Exposition, Kind, labels};
 /// Plain numbers as of now; what there is none of stays at its default.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
-    /// Of the engine, since the process started where a counter is concerned.
+    /// State of the engine; its counters count since the start of the process.
     pub engine: EngineStats,
     /// Tokens of a KV block.
     pub block_tokens: usize,
@@ -37,12 +38,12 @@ impl Snapshot {
         let with = |name, value: &str| labels(&[("model_name", model_name), ("engine", "0"), (name, value)]);
         let (stats, scheduler) = (&self.engine, &self.engine.scheduler);
         let mut gauge = |name, help, value: f64| out.single(name, Kind::Gauge, help, &own, value);
-        gauge("vllm:num_requests_running", "Requests in steps.", scheduler.running as f64);
-        gauge("vllm:num_requests_waiting", "Requests that wait for their turn.", scheduler.waiting as f64);
-        // Pools of different layer groups are apart: the fullest decides who can run.
+        gauge("vllm:num_requests_running", "Running requests.", scheduler.running as f64);
+        gauge("vllm:num_requests_waiting", "Queued requests.", scheduler.waiting as f64);
+        // Layer groups have separate pools: the fullest one limits admission.
         let usage = scheduler.groups.iter().map(used_share).fold(0.0, f64::max);
-        gauge("vllm:kv_cache_usage_perc", "Share of KV blocks held by running requests: 1 is all.", usage);
-        let help = "Requests that wait, by why; this engine tells no reasons apart.";
+        gauge("vllm:kv_cache_usage_perc", "Fraction of the KV blocks that running requests hold.", usage);
+        let help = "Queued requests, by reason; the engine knows one reason.";
         out.family("vllm:num_requests_waiting_by_reason", Kind::Gauge, help);
         for (reason, value) in [("capacity", scheduler.waiting), ("deferred", 0)] {
             out.sample("vllm:num_requests_waiting_by_reason", &with("reason", reason), value);
@@ -50,9 +51,10 @@ impl Snapshot {
         let blocks = scheduler.groups.iter().map(|group| group.blocks_total).max().unwrap_or(0);
         let (block_tokens, blocks) = (self.block_tokens.to_string(), blocks.to_string());
         let info = [("block_size", block_tokens.as_str()), ("num_gpu_blocks", blocks.as_str()), ("engine", "0")];
-        out.single("vllm:cache_config_info", Kind::Gauge, "How the KV cache is laid out.", &labels(&info), 1.0);
+        out.single("vllm:cache_config_info", Kind::Gauge, "Layout of the KV cache.", &labels(&info), 1.0);
 
-        // A block of the host tier comes from outside the device's cache, as from one of vLLM's connectors.
+        // A block of the host tier comes from outside the device's cache, as from one of vLLM's
+        // connectors.
         let hits = scheduler.hit_tokens;
         let host_hits = scheduler.host_hit_tokens.min(hits);
         let device_hits = hits - host_hits;
@@ -62,15 +64,15 @@ impl Snapshot {
         let mut counter = |name, help, value: u64| out.single(name, Kind::Counter, help, &own, value);
         let help = "Prompt tokens looked up in the prefix cache.";
         counter("vllm:prefix_cache_queries_total", help, scheduler.prompt_tokens);
-        counter("vllm:prefix_cache_hits_total", "Of those, found on the device.", device_hits);
+        counter("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache on the device.", device_hits);
         let help = "Prompt tokens looked up in the host tier.";
         counter("vllm:external_prefix_cache_queries_total", help, host_queries);
-        counter("vllm:external_prefix_cache_hits_total", "Of those, found there.", host_hits);
-        counter("vllm:num_preemptions_total", "Times a request gave its blocks to others.", scheduler.preemptions);
-        counter("vllm:prompt_tokens_total", "Prompt tokens of requests that ran.", scheduler.prompt_tokens);
-        counter("vllm:prompt_tokens_cached_total", "Of those, found in a cache.", hits);
-        counter("vllm:generation_tokens_total", "Tokens of answers.", stats.tokens_sampled);
-        out.family("vllm:prompt_tokens_by_source_total", Kind::Counter, "Prompt tokens, by where they came from.");
+        counter("vllm:external_prefix_cache_hits_total", "Prompt tokens found in the host tier.", host_hits);
+        counter("vllm:num_preemptions_total", "Preemptions of running requests.", scheduler.preemptions);
+        counter("vllm:prompt_tokens_total", "Prompt tokens of admitted requests.", scheduler.prompt_tokens);
+        counter("vllm:prompt_tokens_cached_total", "Prompt tokens found in a cache.", hits);
+        counter("vllm:generation_tokens_total", "Generated tokens.", stats.tokens_sampled);
+        out.family("vllm:prompt_tokens_by_source_total", Kind::Counter, "Prompt tokens, by source.");
         let sources =
             [("local_compute", computed), ("local_cache_hit", device_hits), ("external_kv_transfer", host_hits)];
         for (source, value) in sources {
@@ -83,28 +85,28 @@ impl Snapshot {
         out.histogram("vllm:iteration_tokens_total", &own, &bounds, &tokens.counts, tokens.sum);
     }
 
-    /// What became of drafts: nothing at all where none were ever made, as in vLLM.
+    /// Metrics of drafts; omitted if there never were any, as in vLLM.
     fn write_speculation(&self, out: &mut Exposition, own: &str, with: &dyn Fn(&'static str, &str) -> String) {
         let speculation = &self.engine.speculation;
         if speculation.drafts == 0 {
             return;
         }
         let mut counter = |name, help, value: u64| out.single(name, Kind::Counter, help, own, value);
-        counter("vllm:spec_decode_num_drafts_total", "Drafts that were verified.", speculation.drafts);
-        counter("vllm:spec_decode_num_draft_tokens_total", "Tokens of drafts.", speculation.draft_tokens);
-        let help = "Of those, what the model said too.";
+        counter("vllm:spec_decode_num_drafts_total", "Verified drafts.", speculation.drafts);
+        counter("vllm:spec_decode_num_draft_tokens_total", "Draft tokens.", speculation.draft_tokens);
+        let help = "Accepted draft tokens.";
         counter("vllm:spec_decode_num_accepted_tokens_total", help, speculation.accepted_tokens);
         let name = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
-        out.family(name, Kind::Counter, "The same, by how far behind the last token they were.");
+        out.family(name, Kind::Counter, "Accepted draft tokens, by position in the draft.");
         for (position, count) in speculation.accepted_per_position.iter().enumerate() {
             out.sample(name, &with("position", &position.to_string()), *count);
         }
         let mut seconds = |name, help, value: Duration| {
             out.single(name, Kind::Counter, help, "", value.as_secs_f64());
         };
-        seconds("folio:drafting_seconds_total", "Time in drafting.", speculation.drafting);
-        seconds("folio:speculating_seconds_total", "Time in steps that decode, drafting included.", speculation.steps);
-        let help = "Steps that decode alone, while a method of guessing ahead is configured.";
+        seconds("folio:drafting_seconds_total", "Time spent drafting.", speculation.drafting);
+        seconds("folio:speculating_seconds_total", "Time of decode steps, drafting included.", speculation.steps);
+        let help = "Decode-only steps while a drafting method is configured.";
         out.single("folio:speculating_steps_total", Kind::Counter, help, "", speculation.passes);
     }
 
@@ -112,52 +114,56 @@ impl Snapshot {
     pub fn write_folio(&self, out: &mut Exposition) {
         let (stats, scheduler) = (&self.engine, &self.engine.scheduler);
         let mut counter = |name, help, value: u64| out.single(name, Kind::Counter, help, "", value);
-        counter(
-            "folio:engine_restarts_total",
-            "Times the engine was started anew after a fault.",
-            self.engine_restarts,
-        );
-        counter("folio:steps_total", "Steps that ended well.", stats.steps_done);
-        counter("folio:steps_failed_total", "Steps that failed, with the requests in them.", stats.steps_failed);
-        counter("folio:samples_ended_total", "Answers that ended, for whatever reason.", stats.samples_ended);
-        counter("folio:requests_expired_total", "Requests whose deadline passed.", scheduler.expired);
+        counter("folio:engine_restarts_total", "Restarts of the engine after a fault.", self.engine_restarts);
+        counter("folio:steps_total", "Successful steps.", stats.steps_done);
+        counter("folio:steps_failed_total", "Failed steps.", stats.steps_failed);
+        counter("folio:samples_ended_total", "Ended answers, for any reason.", stats.samples_ended);
+        counter("folio:requests_expired_total", "Requests that exceeded their deadline.", scheduler.expired);
         counter("folio:tokens_computed_total", "Rows of all steps.", stats.tokens_computed);
-        let help = "Prompt tokens computed, again where a request gave way.";
+        let help = "Computed prompt tokens; a preempted request counts again.";
         counter("folio:prompt_tokens_computed_total", help, stats.prompt_tokens_computed);
         counter("folio:disk_chunks_fetched_total", "Chunks read from the disk tier.", scheduler.disk_fetched);
-        counter("folio:disk_chunks_failed_total", "Chunks that could not be read from it.", scheduler.disk_failed);
+        counter(
+            "folio:disk_chunks_failed_total",
+            "Chunks that could not be read from the disk tier.",
+            scheduler.disk_failed,
+        );
         if let Some(disk) = &stats.disk {
-            let help = "Writes to the disk tier that failed.";
+            let help = "Failed writes to the disk tier.";
             counter("folio:disk_store_failures_total", help, disk.store_failures);
         }
-        let help = "Batches of KV events that found the publisher's queue full.";
+        let help = "Batches of KV events dropped because the publisher's queue was full.";
         counter("folio:kv_event_batches_lost_total", help, stats.kv_event_batches_lost);
-        counter("folio:log_lines_dropped_total", "Log lines that nobody took.", self.log_lines_dropped);
-        counter("folio:trace_spans_exported_total", "Spans that the collector took.", self.spans_exported);
-        counter("folio:trace_spans_dropped_total", "Spans that it did not take.", self.spans_dropped);
+        counter("folio:log_lines_dropped_total", "Dropped log lines.", self.log_lines_dropped);
+        counter("folio:trace_spans_exported_total", "Trace spans that the collector accepted.", self.spans_exported);
+        counter(
+            "folio:trace_spans_dropped_total",
+            "Trace spans dropped before the collector accepted them.",
+            self.spans_dropped,
+        );
 
         let mut gauge = |name, help, value: f64| out.single(name, Kind::Gauge, help, "", value);
-        let help = "How long the engine has got nowhere while there was work.";
+        let help = "Time since the engine last made progress while it had work.";
         gauge("folio:engine_stalled_seconds", help, self.stalled.as_secs_f64());
-        let help = "How long a request that came now would wait for its first token.";
+        let help = "Expected time to first token of a request that arrives now.";
         gauge("folio:expected_wait_seconds", help, stats.expected_wait.as_secs_f64());
-        gauge("folio:waiting_tokens", "Tokens of requests that wait.", scheduler.waiting_tokens as f64);
+        gauge("folio:waiting_tokens", "Tokens of queued requests.", scheduler.waiting_tokens as f64);
         if let Some(disk) = &stats.disk {
-            let help = "Whether the disk tier is written to: 0 from a write that failed to the next that works.";
+            let help = "Whether the disk tier is written to; 0 after a failed write until one succeeds.";
             gauge("folio:disk_storing", help, f64::from(u8::from(disk.is_storing)));
-            gauge("folio:disk_bytes", "Bytes of chunks in its folder.", disk.bytes as f64);
+            gauge("folio:disk_bytes", "Bytes of the disk tier.", disk.bytes as f64);
         }
         gauge("folio:connections_open", "Open connections.", self.connections_open as f64);
-        let help = "Prompts that wait to be templated and tokenized.";
+        let help = "Prompts queued for templating and tokenization.";
         gauge("folio:prompt_pool_queue", help, self.prompt_pool_queue as f64);
-        gauge("folio:stored_responses", "Responses kept for later turns.", self.stored_responses as f64);
-        gauge("folio:stored_response_bytes", "Their bytes.", self.stored_response_bytes as f64);
+        gauge("folio:stored_responses", "Stored responses.", self.stored_responses as f64);
+        gauge("folio:stored_response_bytes", "Bytes of stored responses.", self.stored_response_bytes as f64);
         if let Some(memory) = Memory::read() {
-            let help = "Memory of the process that no file backs: resident or swapped out.";
+            let help = "Anonymous memory of the process, resident or swapped out.";
             gauge("folio:anonymous_memory_bytes", help, memory.anonymous as f64);
             gauge("process_resident_memory_bytes", "Resident memory.", memory.resident as f64);
         }
-        out.family("folio:requests_in_flight", Kind::Gauge, "Requests under way, by the name of their key.");
+        out.family("folio:requests_in_flight", Kind::Gauge, "Requests in flight, by the name of their key.");
         for (key, count) in &self.in_flight {
             out.sample("folio:requests_in_flight", &labels(&[("key", key)]), *count);
         }
@@ -186,7 +192,7 @@ fn used_share(group: &GroupStats) -> f64 {
     group.blocks_used as f64 / group.blocks_total.max(1) as f64
 }
 
-/// Bytes that the process holds, where the system tells.
+/// Memory of the process, where the system reports it.
 struct Memory {
     anonymous: u64,
     resident: u64,

@@ -1,4 +1,4 @@
-//! What this server, with this model, lets a client ask.
+//! The bounds of requests to this server, with this model.
 
 use folio_engine::SamplingParams;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use crate::fields::{Fields, Kind, Wrong};
 #[derive(Clone, Debug)]
 pub struct Bounds {
     pub limits: Limits,
-    /// What a request that gives a `model` must give one of.
+    /// Names that a request's `model` may have.
     pub model_names: ModelNames,
     /// The longest sequence, prompt and answer together.
     pub max_model_len: usize,
@@ -20,17 +20,17 @@ pub struct Bounds {
     pub defaults: SamplingDefaults,
 }
 
-/// What a model is called.
+/// The names of a model.
 #[derive(Clone, Debug)]
 pub struct ModelNames {
-    /// The first is the one that answers name.
+    /// The first is the name in answers.
     pub listed: Vec<String>,
-    /// It answers to these too, and tells nobody: they may be paths on this machine.
+    /// Names that it answers to without listing them: they may be paths on this machine.
     pub unlisted: Vec<String>,
 }
 
 impl ModelNames {
-    /// The same name as it is kept here, if it is one.
+    /// The known name that equals `name`.
     pub fn find(&self, name: &str) -> Option<&str> {
         self.listed.iter().chain(&self.unlisted).find(|known| *known == name).map(String::as_str)
     }
@@ -42,7 +42,7 @@ impl From<Vec<String>> for ModelNames {
     }
 }
 
-/// What requests get that do not say: from the model's generation_config.json.
+/// Defaults for requests, from the model's generation_config.json.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SamplingDefaults {
     pub temperature: Option<f32>,
@@ -50,7 +50,7 @@ pub struct SamplingDefaults {
     pub top_k: Option<u32>,
     pub min_p: Option<f32>,
     pub repetition_penalty: Option<f32>,
-    /// Of routes that have no number of their own for this.
+    /// Default for routes that have none of their own.
     pub max_tokens: Option<usize>,
     /// Bounds the answers of requests that do say, too.
     pub most_tokens: Option<usize>,
@@ -70,7 +70,7 @@ impl SamplingDefaults {
         }
     }
 
-    /// What these make of nothing at all.
+    /// The parameters of a request that sets none.
     pub fn params(&self) -> SamplingParams {
         let standard = SamplingParams::default();
         SamplingParams {
@@ -83,7 +83,8 @@ impl SamplingDefaults {
         }
     }
 
-    /// The longest answer to a request that asks for `asked` tokens, where there is room for `room`.
+    /// The longest answer to a request that asks for `asked` tokens, where there is room for
+    /// `room`.
     pub fn max_tokens(&self, asked: Option<usize>, room: usize) -> usize {
         asked.or(self.max_tokens).unwrap_or(room).min(self.most_tokens.unwrap_or(usize::MAX))
     }
@@ -92,9 +93,7 @@ impl SamplingDefaults {
 impl Bounds {
     /// Reads the field `model`, which may be left out. A name that is not served here is refused.
     pub fn check_model(&self, fields: &mut Fields) -> Result<(), Wrong> {
-        fields
-            .optional("model", ModelName(&self.model_names), "The model, by a name that /v1/models lists.")
-            .map(|_| ())
+        fields.optional("model", ModelName(&self.model_names), "Name of the model, as /v1/models lists it.").map(|_| ())
     }
 }
 

@@ -36,7 +36,7 @@ impl Message {
 #[derive(Clone, Debug, Default)]
 pub struct Conversation {
     pub messages: Vec<Message>,
-    /// Whether the answer's opening follows the last message.
+    /// Whether the template adds the opening of the assistant's answer.
     pub add_generation_prompt: bool,
     /// Whether the last message is the beginning of the answer.
     pub continue_final_message: bool,
@@ -58,12 +58,12 @@ impl Conversation {
         let add = fields.optional(
             "add_generation_prompt",
             crate::fields::Flag,
-            "Whether the answer's opening follows the last message.",
+            "Whether the template adds the opening of the assistant's answer.",
         )?;
         let continues = fields.optional(
             "continue_final_message",
             crate::fields::Flag,
-            "Whether the last message is the beginning of the answer; needs add_generation_prompt to be false.",
+            "Whether the answer continues the last message; needs add_generation_prompt to be false.",
         )?;
         let kwargs = PlainMap {
             most: limits.template_kwargs,
@@ -71,8 +71,8 @@ impl Conversation {
             reserved: &folio_text::RESERVED,
         };
         let kwargs =
-            fields.optional("chat_template_kwargs", kwargs, "More variables for the model's chat template.")?;
-        fields.refused("chat_template", &[], "a template comes with the model, not with a request")?;
+            fields.optional("chat_template_kwargs", kwargs, "Additional variables for the model's chat template.")?;
+        fields.refused("chat_template", &[], "the template is the model's and cannot be set by a request")?;
         fields.all_refused(&["documents"], "documents are not supported")?;
         let continue_final_message = continues.unwrap_or(false);
         let add_generation_prompt = add.unwrap_or(!continue_final_message);
@@ -90,33 +90,33 @@ impl Conversation {
 
 /// OpenAI's developer is what templates call system.
 fn message(fields: &mut Fields) -> Result<Message, Wrong> {
-    let role =
-        fields.required("role", Word(&["user", "assistant", "system", "developer"]), "Whose words these are.")?;
-    let content = fields.required("content", content(&["text"]), "A text, or parts that are texts.")?;
-    let name = fields.optional("name", Text::between(1, 64), "Who it is, for templates that tell.")?;
+    let role = fields.required(
+        "role",
+        Word(&["user", "assistant", "system", "developer"]),
+        "Role of the message's author.",
+    )?;
+    let content = fields.required("content", content(&["text"]), "A string, or an array of text parts.")?;
+    let name = fields.optional("name", Text::between(1, 64), "Name of the author, for templates that show it.")?;
     let reasoning = fields.optional(
         "reasoning_content",
         Text::any(),
-        "What the assistant thought before, for templates that repeat it.",
+        "The assistant's reasoning before its answer, for templates that repeat it.",
     )?;
     fields.refused("annotations", &[json!([])], "annotations are not supported")?;
-    fields.refused("refusal", &[], "an assistant's refusal is not supported; put it in content")?;
+    fields.refused("refusal", &[], "refusals are not supported; put the text in content")?;
     fields.refused("tool_calls", &[json!([])], "tools are not supported")?;
     fields.all_refused(&["tool_call_id", "function_call"], "tools are not supported")?;
     fields.all_refused(&["audio"], "only text is supported")?;
     Ok(Message { role: if role == "developer" { "system" } else { role }, content, name, reasoning })
 }
 
-/// A text, or a list of parts of the given types that hold one each; such parts are joined by line breaks.
+/// A string, or an array of text parts of the given types; parts are joined by line
+/// breaks.
 pub fn content(types: &'static [&'static str]) -> impl Kind<Value = String> {
     let part = move |fields: &mut Fields| {
         fields.required("type", Word(types), "")?;
         fields.refused("annotations", &[json!([])], "annotations are not supported")?;
-        fields.refused(
-            "cache_control",
-            &[json!({"type": "ephemeral"})],
-            "the cache finds common beginnings by itself",
-        )?;
+        fields.refused("cache_control", &[json!({"type": "ephemeral"})], "prefix caching is automatic")?;
         fields.required("text", Text::any(), "")
     };
     Joined(Either { when: Value::is_string, then: Text::any(), or: ListOf::between(Object(part), 1, 1024) })

@@ -1,5 +1,6 @@
-//! The one validated request. Routes fill in [`RawParams`], each from its own wire format; [`Generate::new`] alone turns
-//! them into something that can run, with every default and every limit applied.
+//! The one validated request. Routes fill in [`RawParams`], each from its own wire format;
+//! [`Generate::new`] alone turns them into something that can run, with every default and every
+//! limit applied.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -8,7 +9,7 @@ use folio_engine::{InvalidRequest, SamplingParams};
 use super::Bounds;
 use crate::error::ApiError;
 
-/// What a route's fields say, in the route's own words where they differ; none where they say nothing.
+/// A route's sampling fields, unchecked and without defaults; none where the client set nothing.
 #[derive(Clone, Debug, Default)]
 pub struct RawParams {
     pub n: Option<usize>,
@@ -33,7 +34,7 @@ pub struct RawParams {
     pub include_stop: bool,
     pub ignore_eos: bool,
     pub show_special: bool,
-    /// How many of the likeliest tokens are told with each.
+    /// Number of most likely tokens to return with each token.
     pub logprobs: Option<u32>,
     pub prompt_logprobs: Option<u32>,
     /// Keep this many of the prompt's last tokens; -1: as many as fit.
@@ -45,7 +46,7 @@ pub struct RawParams {
 /// A request that can run.
 #[derive(Clone, Debug)]
 pub struct Generate {
-    /// But for the seed of a request that names none: see [`Generate::params_of_a_prompt`].
+    /// The seed is missing if the request names none: see [`Generate::params_of_a_prompt`].
     pub(crate) params: SamplingParams,
     /// Whether the client named the seed.
     is_seeded: bool,
@@ -80,7 +81,7 @@ impl Generate {
             let field = if n > 1 { "n" } else { "prompt" };
             return Err(ApiError::invalid(
                 field,
-                format!("{sequences} answers in all, but at most {most} run at once"),
+                format!("{sequences} answers requested, but at most {most} can run at once"),
             ));
         }
         let asked = raw.max_tokens.or(raw.max_tokens_unsaid);
@@ -108,8 +109,9 @@ impl Generate {
         })
     }
 
-    /// How one of the request's prompts is sampled. A seed that the client named holds for all of them; without one each
-    /// prompt draws from a fresh seed, or equal prompts would have equal answers.
+    /// How one of the request's prompts is sampled. A seed that the client named holds for all of
+    /// them; without one each prompt draws from a fresh seed, or equal prompts would have equal
+    /// answers.
     pub fn params_of_a_prompt(&self) -> SamplingParams {
         let seed = if self.is_seeded { self.params.seed } else { fresh_seed() };
         SamplingParams { seed, ..self.params.clone() }
@@ -147,7 +149,7 @@ fn fresh_seed() -> u64 {
     RandomState::new().hash_one(0u8)
 }
 
-/// What the engine refuses, in the words of the wire.
+/// The engine's refusal, with the field names of the API.
 pub fn invalid(error: InvalidRequest) -> ApiError {
     match error {
         InvalidRequest::PromptTooLong { prompt, most } => {

@@ -1,4 +1,4 @@
-//! What a client may ask of a model: the one request that can be run, made in one place whatever route it came by.
+//! Requests to a model: every route's fields become the one request that can be run.
 
 mod bounds;
 mod chat;

@@ -17,7 +17,7 @@ pub struct ChatRequest {
 
 pub struct CompletionRequest {
     pub prompts: Vec<Prompt>,
-    /// Whether the prompt comes before its answer.
+    /// Whether the answer begins with the prompt.
     pub echo: bool,
     /// Whether nothing is to be generated at all, which only makes sense with `echo`.
     pub is_prompt_only: bool,
@@ -27,7 +27,7 @@ pub struct CompletionRequest {
     pub return_token_ids: bool,
 }
 
-/// What a stream carries besides the answer.
+/// Additional content of a stream.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StreamOptions {
     pub include_usage: bool,
@@ -44,12 +44,12 @@ impl Request for ChatRequest {
         let mut params = sampling::all(fields, bounds)?;
         refuse(fields)?;
         let tokens = Count::between(1, usize::MAX);
-        let most = fields.optional("max_completion_tokens", tokens, "Most tokens of the answer.")?;
-        params.max_tokens = most.or(fields.optional("max_tokens", tokens, "The same under its older name.")?);
-        let wants = fields.optional("logprobs", Flag, "Whether each token's log-probability is told.")?;
+        let most = fields.optional("max_completion_tokens", tokens, "Maximum length of the answer in tokens.")?;
+        params.max_tokens = most.or(fields.optional("max_tokens", tokens, "Older name of max_completion_tokens.")?);
+        let enabled = fields.optional("logprobs", Flag, "Whether to return the log-probability of each token.")?;
         let most = Count::between(0, bounds.limits.logprobs as usize);
-        let top = fields.optional("top_logprobs", most, "How many of the likeliest tokens are told with it.")?;
-        params.logprobs = match (wants.unwrap_or(false), top) {
+        let top = fields.optional("top_logprobs", most, "Number of most likely tokens to return with each token.")?;
+        params.logprobs = match (enabled.unwrap_or(false), top) {
             (true, top) => Some(top.unwrap_or(0) as u32),
             (false, None | Some(0)) => None,
             (false, Some(_)) => return Err(Wrong::new("needs logprobs to be true").below(".top_logprobs")),
@@ -64,13 +64,16 @@ impl Request for CompletionRequest {
 
     fn read(fields: &mut Fields, bounds: &Bounds) -> Result<Self, Wrong> {
         let kind = Prompts { vocab_size: bounds.vocab_size, most: bounds.limits.prompts };
-        let prompts = fields.required("prompt", kind, "A text, token ids, or a list of either.")?;
+        let prompts = fields.required("prompt", kind, "A string, an array of token ids, or an array of either.")?;
         let (stream, return_token_ids) = envelope(fields, bounds)?;
         let mut params = sampling::all(fields, bounds)?;
         refuse(fields)?;
-        let echo = fields.optional("echo", Flag, "Whether the prompt comes before its answer.")?.unwrap_or(false);
-        let most =
-            fields.optional("max_tokens", Count::between(0, usize::MAX), "Most tokens of an answer; 0 needs echo.")?;
+        let echo = fields.optional("echo", Flag, "Whether the answer begins with the prompt.")?.unwrap_or(false);
+        let most = fields.optional(
+            "max_tokens",
+            Count::between(0, usize::MAX),
+            "Maximum length of an answer in tokens; 0 needs echo.",
+        )?;
         let is_prompt_only = most == Some(0);
         if is_prompt_only && !echo {
             return Err(Wrong::new("0 needs echo to be true").below(".max_tokens"));
@@ -78,15 +81,18 @@ impl Request for CompletionRequest {
         params.max_tokens = most.map(|most| most.max(1));
         params.max_tokens_unsaid = Some(DEFAULT_MAX_TOKENS);
         let most = Count::between(0, bounds.limits.logprobs as usize);
-        let logprobs = fields.optional("logprobs", most, "How many of the likeliest tokens are told with each.")?;
+        let logprobs = fields.optional("logprobs", most, "Number of most likely tokens to return with each token.")?;
         params.logprobs = logprobs.map(|count| count as u32);
         if echo {
             params.prompt_logprobs = params.prompt_logprobs.max(params.logprobs);
         }
-        let add =
-            fields.optional("add_special_tokens", Flag, "Whether a text begins with the token that begins texts.")?;
-        fields.refused("suffix", &[json!("")], "completing the middle of a text is not supported")?;
-        fields.refused("prompt_embeds", &[], "prompts are texts or token ids")?;
+        let add = fields.optional(
+            "add_special_tokens",
+            Flag,
+            "Whether a prompt that is a string begins with the beginning-of-sequence token.",
+        )?;
+        fields.refused("suffix", &[json!("")], "fill-in-the-middle is not supported")?;
+        fields.refused("prompt_embeds", &[], "prompts are strings or token ids")?;
         Ok(Self {
             prompts,
             echo,
@@ -99,42 +105,44 @@ impl Request for CompletionRequest {
     }
 }
 
-/// Whom it is for and how it is sent.
+/// The fields about the request itself, such as its model and stream.
 fn envelope(fields: &mut Fields, bounds: &Bounds) -> Result<(Option<StreamOptions>, bool), Wrong> {
     bounds.check_model(fields)?;
     let is_streamed =
-        fields.optional("stream", Flag, "Whether the answer comes as server-sent events.")?.unwrap_or(false);
-    let options = fields.optional("stream_options", Object(stream_options), "Needs stream to be true.")?;
+        fields.optional("stream", Flag, "Whether the answer is streamed as server-sent events.")?.unwrap_or(false);
+    let options =
+        fields.optional("stream_options", Object(stream_options), "Options of a stream; needs stream to be true.")?;
     if options.is_some() && !is_streamed {
         return Err(Wrong::new("needs stream to be true").below(".stream_options"));
     }
     let user = Text::between(0, bounds.limits.user_chars);
-    fields.optional("user", user, "Who is asking; not used.")?;
-    fields.optional("safety_identifier", user, "The same under its newer name.")?;
-    fields.optional("prompt_cache_key", user, "Common beginnings are found without it.")?;
+    fields.optional("user", user, "Accepted and ignored: an id of the end user.")?;
+    fields.optional("safety_identifier", user, "Newer name of user.")?;
+    fields.optional("prompt_cache_key", user, "Accepted and ignored: prefix caching is automatic.")?;
     fields.optional(
         "request_id",
         Opaque { most: bounds.limits.request_id_bytes },
-        "Not used: ids are the server's own.",
+        "Accepted and ignored: the server makes its own ids.",
     )?;
-    fields.refused("service_tier", &[json!("auto"), json!("default")], "there is one tier of service: auto")?;
-    let ids = fields.optional("return_token_ids", Flag, "Whether the prompt's and the answer's token ids are told.")?;
+    fields.refused("service_tier", &[json!("auto"), json!("default")], "there is only one service tier: auto")?;
+    let ids =
+        fields.optional("return_token_ids", Flag, "Whether to return the token ids of the prompt and the answer.")?;
     Ok((is_streamed.then(|| options.unwrap_or_default()), ids.unwrap_or(false)))
 }
 
 fn stream_options(fields: &mut Fields) -> Result<StreamOptions, Wrong> {
-    let usage = fields.optional("include_usage", Flag, "Whether a last event tells the usage.")?;
-    let continuous = fields.optional("continuous_usage_stats", Flag, "Whether every event does.")?;
-    fields.refused("include_obfuscation", &[json!(false)], "events are not padded")?;
+    let usage = fields.optional("include_usage", Flag, "Whether a last event reports the usage.")?;
+    let continuous = fields.optional("continuous_usage_stats", Flag, "Whether every event reports the usage.")?;
+    fields.refused("include_obfuscation", &[json!(false)], "events cannot be padded")?;
     Ok(StreamOptions { include_usage: usage.unwrap_or(false), continuous_usage: continuous.unwrap_or(false) })
 }
 
-/// What vLLM or OpenAI know on both routes, and this server does not do.
+/// Fields of vLLM or OpenAI on both routes that are not supported here.
 fn refuse(fields: &mut Fields) -> Result<(), Wrong> {
     let grammar =
         ["structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag"];
     fields.all_refused(&grammar, "constrained output is not supported")?;
-    fields.refused("response_format", &[json!({"type": "text"})], "constrained output is not supported: text alone")?;
+    fields.refused("response_format", &[json!({"type": "text"})], "constrained output is not supported: only text")?;
     fields.refused("use_beam_search", &[json!(false)], "beam search is not supported")?;
     fields.refused("length_penalty", &[json!(1.0), json!(1)], "beam search is not supported")?;
     fields.refused("spaces_between_special_tokens", &[json!(true)], "must be true")?;
@@ -152,17 +160,17 @@ fn refuse_for_chat(fields: &mut Fields) -> Result<(), Wrong> {
     fields.refused("parallel_tool_calls", &[json!(true), json!(false)], no_tools)?;
     fields.refused("functions", &[json!([])], no_tools)?;
     fields.refused("function_call", &[json!("none"), json!("auto")], no_tools)?;
-    fields.refused("modalities", &[json!(["text"])], "answers are text alone")?;
+    fields.refused("modalities", &[json!(["text"])], "answers are text only")?;
     fields.all_refused(&["audio", "prediction", "web_search_options"], "this is not supported")?;
     fields.refused(
         "reasoning_effort",
         &[json!("none")],
-        "use chat_template_kwargs for what the model's template offers",
+        "use chat_template_kwargs for the options of the model's template",
     )?;
-    fields.refused("verbosity", &[json!("medium")], "this model has no such setting")?;
+    fields.refused("verbosity", &[json!("medium")], "this setting is not supported")?;
     fields.refused("store", &[json!(false)], "chat completions are not stored; see /v1/responses")?;
-    fields.refused("metadata", &[json!({})], "chat completions are not stored, so there is nothing to label")?;
-    fields.refused("echo", &[json!(false)], "only /v1/completions repeats its prompt")?;
+    fields.refused("metadata", &[json!({})], "chat completions are not stored, so metadata would be lost")?;
+    fields.refused("echo", &[json!(false)], "only /v1/completions can echo its prompt")?;
     let nothing_added: Value = json!(false);
     fields.refused("add_special_tokens", &[nothing_added], "the chat template writes all special tokens")
 }

@@ -1,4 +1,4 @@
-//! Prompts as `/v1/completions` takes them: a text, token ids, or a list of either.
+//! Prompts as `/v1/completions` takes them: a string, token ids, or an array of either.
 
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ pub enum Prompt {
     Tokens(Vec<u32>),
 }
 
-/// One prompt or several, told apart by what the list holds.
+/// One prompt or several, distinguished by the array's first item.
 pub struct Prompts {
     pub vocab_size: usize,
     /// Prompts of one request.
@@ -27,7 +27,7 @@ impl Prompts {
         match raw.is_list() {
             true => self.tokens().read_raw(raw).map(Prompt::Tokens),
             false if raw.is_text() => Text::any().read_raw(raw).map(Prompt::Text),
-            false => Err(Wrong::new("must be a text or a list of token ids")),
+            false => Err(Wrong::new("must be a string or an array of token ids")),
         }
     }
 }
@@ -39,7 +39,7 @@ impl Kind for Prompts {
         match raw.items() {
             Some(items) if items.clone().next().is_some_and(|first| first.is_text() || first.is_list()) => {
                 if items.clone().nth(self.most).is_some() {
-                    return Err(Wrong::new(format!("must be at most {} texts or lists of token ids", self.most)));
+                    return Err(Wrong::new(format!("must be at most {} strings or arrays of token ids", self.most)));
                 }
                 let one = |(index, item)| self.one(item).map_err(|wrong: Wrong| wrong.below(&format!("[{index}]")));
                 items.enumerate().map(one).collect()

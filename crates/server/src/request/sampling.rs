@@ -28,7 +28,8 @@ pub fn core(fields: &mut Fields) -> Result<RawParams, Wrong> {
     })
 }
 
-/// The fields that vLLM takes on all of OpenAI's routes; [`core`] and [`scheduling`] are among them.
+/// The fields that vLLM takes on all of OpenAI's routes; [`core`] and [`scheduling`] are among
+/// them.
 pub fn extended(fields: &mut Fields, bounds: &Bounds) -> Result<RawParams, Wrong> {
     let limits = &bounds.limits;
     let core = core(fields)?;

@@ -36,7 +36,7 @@ pub async fn create(service: Service, call: Call, body: JsonBody) -> Result<Resp
     }
 }
 
-/// What the answer shows besides its text.
+/// Content of an answer besides its text.
 #[derive(Clone, Copy)]
 struct Shape {
     logprobs: bool,
@@ -128,7 +128,7 @@ async fn streamed(
 ) -> Result<(), Gone> {
     let envelope = Envelope::new(service, call, "chatcmpl", "chat.completion.chunk");
     let mut usage = UsageSum::new([prompt.tokens.len()].into_iter(), answers.num_choices());
-    let told = |usage: &UsageSum| match (options.continuous_usage, options.include_usage) {
+    let shown = |usage: &UsageSum| match (options.continuous_usage, options.include_usage) {
         (true, _) => Some(Some(usage.sum())),
         (false, true) => Some(None),
         (false, false) => None,
@@ -137,7 +137,7 @@ async fn streamed(
         let delta = DeltaMessage { role: Some("assistant"), content: Some("") };
         let choices = [Delta { index, delta, logprobs: None, finish_reason: None, stop_reason: None, token_ids: None }];
         let mut part = envelope.around(&choices);
-        part.usage = told(&usage);
+        part.usage = shown(&usage);
         part.prompt_token_ids = (shape.return_token_ids && index == 0).then_some(&prompt.tokens);
         writer.push(None, &part);
     }
@@ -156,7 +156,7 @@ async fn streamed(
         let logprobs = shape.logprobs.then(|| logprobs(&service.model.tokenizer, &piece.tokens));
         let choices = [delta(&piece, logprobs, shape)];
         let mut part = envelope.around(&choices);
-        part.usage = told(&usage);
+        part.usage = shown(&usage);
         part.prompt_logprobs = piece.prompt_logprobs.clone().map(|logprobs| service.prompt_table(logprobs));
         writer.data(&part).await?;
     }

@@ -44,7 +44,7 @@ pub async fn create(service: Service, call: Call, body: JsonBody) -> Result<Resp
     }
 }
 
-/// What an answer shows besides its own text.
+/// Content of an answer besides its text.
 #[derive(Clone, Copy)]
 struct Shape {
     echo: bool,
@@ -77,12 +77,13 @@ struct TokenTable {
     token_logprobs: Vec<Option<f32>>,
     top_logprobs: Vec<Option<TopTokens>>,
     text_offset: Vec<usize>,
-    /// Where the next token's text begins, in characters.
+    /// Start of the next token's text, in characters.
     #[serde(skip)]
     offset: usize,
 }
 
-/// Texts of tokens with their log-probabilities, the likeliest first; of two with one text the likelier counts.
+/// Texts of tokens with their log-probabilities, the likeliest first; of two with one text the
+/// likelier counts.
 struct TopTokens(Vec<(String, f32)>);
 
 impl Serialize for TopTokens {
@@ -148,7 +149,7 @@ async fn whole(
     Ok(Json(part).into_response())
 }
 
-/// The engine tells them with a prompt's first answer; they hold for the others too.
+/// The engine reports them with a prompt's first answer; they hold for the others too.
 fn share_prompt_logprobs(answers: &mut [Collected], num_samples: usize) {
     for answers in answers.chunks_mut(num_samples) {
         let known = answers[0].prompt_logprobs.clone();
@@ -190,14 +191,14 @@ fn choice<'a>(
         table.answer(tokenizer, &answer.tokens);
         table
     });
-    let told = answer.prompt_logprobs.as_ref().filter(|_| shape.prompt_logprobs);
+    let shown = answer.prompt_logprobs.as_ref().filter(|_| shape.prompt_logprobs);
     Choice {
         index,
         text: &answer.text,
         logprobs,
         finish_reason,
         stop_reason,
-        prompt_logprobs: told.map(|logprobs| service.prompt_table(logprobs.clone())),
+        prompt_logprobs: shown.map(|logprobs| service.prompt_table(logprobs.clone())),
         prompt_token_ids: shape.return_token_ids.then_some(prompt.tokens.as_slice()),
         token_ids: token_ids(shape, &answer.tokens),
     }
@@ -207,14 +208,14 @@ fn token_ids(shape: Shape, tokens: &[AnswerToken]) -> Option<Vec<u32>> {
     shape.return_token_ids.then(|| tokens.iter().map(|token| token.token).collect())
 }
 
-/// What has been said of one answer, and what goes with its next piece.
+/// State of one streamed answer, and content for its next piece.
 #[derive(Default)]
 struct Said {
-    /// Whether its prompt has been told, where that is wanted.
+    /// Its prompt has been sent, if it is requested.
     has_begun: bool,
     /// In characters of its tokens.
     offset: usize,
-    /// Come, but not told: they go with the first piece.
+    /// Received but not sent: they go with the first piece.
     prompt_logprobs: Option<PromptLogprobs>,
 }
 

@@ -1,4 +1,4 @@
-//! `/v1/embeddings`: texts turned into vectors.
+//! `/v1/embeddings`: one vector for each input.
 
 use axum::Json;
 use folio_engine::{EngineRequest, Event, FinishReason, Pooling, RequestStream, Usage};
@@ -15,7 +15,7 @@ use crate::text_pool::Prepared;
 use crate::text_stream::{ENGINE_FAULT, failure};
 
 const ROUTE: &str = "/v1/embeddings";
-const NO_VECTOR: ApiError = ApiError::Failed("the model gives this input no vector that could be used");
+const NO_VECTOR: ApiError = ApiError::Failed("the model's embedding of this input is zero or not finite");
 
 pub struct EmbeddingRequest {
     inputs: Vec<Prompt>,
@@ -25,7 +25,7 @@ pub struct EmbeddingRequest {
     params: RawParams,
 }
 
-/// How a vector is told.
+/// The form of an embedding in the answer.
 #[derive(Clone, Copy)]
 struct Form {
     /// Scaled to length 1.
@@ -40,25 +40,28 @@ impl Request for EmbeddingRequest {
     fn read(fields: &mut Fields, serving: &Serving) -> Result<Self, Wrong> {
         let (bounds, limits) = (&serving.bounds, &serving.bounds.limits);
         let inputs = Prompts { vocab_size: bounds.vocab_size, most: limits.embedding_inputs };
-        let inputs = fields.required("input", inputs, "A text, token ids, or a list of either.")?;
+        let inputs = fields.required("input", inputs, "A string, an array of token ids, or an array of either.")?;
         bounds.check_model(fields)?;
         let format = fields.optional(
             "encoding_format",
             Word(&["float", "base64"]),
-            "Numbers, or the bytes of 32-bit numbers, little-endian, in base64.",
+            "Array of numbers, or base64 of little-endian 32-bit floats.",
         )?;
         dimensions(fields, serving)?;
-        let normalize = fields.optional("normalize", Flag, "Whether vectors are scaled to length 1.")?;
+        let normalize = fields.optional("normalize", Flag, "Whether embeddings are scaled to length 1.")?;
         let pooling = fields.optional(
             "pooling",
             Word(&["mean", "last"]),
-            "The mean over all tokens' states, or the last token's state.",
+            "Pooling of the hidden states: the mean over all tokens, or the last token.",
         )?;
-        let add =
-            fields.optional("add_special_tokens", Flag, "Whether a text begins with the token that begins texts.")?;
+        let add = fields.optional(
+            "add_special_tokens",
+            Flag,
+            "Whether a prompt that is a string begins with the beginning-of-sequence token.",
+        )?;
         let truncate_prompt = sampling::truncation(fields, bounds)?;
         let params = RawParams { truncate_prompt, ..sampling::scheduling(fields, bounds)? };
-        fields.optional("user", Text::between(0, limits.user_chars), "Who is asking; not used.")?;
+        fields.optional("user", Text::between(0, limits.user_chars), "Accepted and ignored: an id of the end user.")?;
         Ok(Self {
             inputs,
             add_special_tokens: add.unwrap_or(true),
@@ -70,7 +73,7 @@ impl Request for EmbeddingRequest {
 }
 
 fn dimensions(fields: &mut Fields, serving: &Serving) -> Result<(), Wrong> {
-    let why = "vectors have the model's own length and are not shortened";
+    let why = "embeddings have the model's own size and cannot be shortened";
     match serving.model.embedding_size() {
         Some(size) => fields.optional("dimensions", Count::between(size, size), why).map(|_| ()),
         None => fields.refused("dimensions", &[], why),
@@ -108,7 +111,7 @@ struct Used {
 pub async fn create(service: Service, call: Call, body: JsonBody) -> Result<Json<Answer>, ApiError> {
     let request: EmbeddingRequest = body.read(&service).await?;
     if !service.model.embeds {
-        return Err(ApiError::invalid("model", "this model gives no embeddings"));
+        return Err(ApiError::invalid("model", "this model does not support embeddings"));
     }
     let generate = Generate::new(request.params, 1, &service.bounds)?;
     let inputs = service.text_pool.texts(request.inputs, request.add_special_tokens, &generate).await;
@@ -116,16 +119,16 @@ pub async fn create(service: Service, call: Call, body: JsonBody) -> Result<Json
     let requests = service.embedding_requests(&call, &inputs, request.pooling, &generate).map_err(of_input)?;
     let mut record = service.record(ROUTE, &call);
     let vectors = embed(&service, requests, &inputs, &mut record).await;
-    let told = vectors.and_then(|vectors| vectors.into_iter().map(|vector| told(vector, request.form)).collect());
-    let told: Vec<Vector> = told.inspect_err(|error| record.answered(error.status().as_u16()))?;
+    let encoded = vectors.and_then(|vectors| vectors.into_iter().map(|vector| encode(vector, request.form)).collect());
+    let encoded: Vec<Vector> = encoded.inspect_err(|error| record.answered(error.status().as_u16()))?;
     let entry = |(index, embedding)| Entry { object: "embedding", index, embedding };
-    let data = told.into_iter().enumerate().map(entry).collect();
+    let data = encoded.into_iter().enumerate().map(entry).collect();
     let prompt_tokens = inputs.iter().map(|input| input.tokens.len()).sum();
     let usage = Used { prompt_tokens, total_tokens: prompt_tokens };
     Ok(Json(Answer { object: "list", data, model: service.model_name().to_owned(), usage }))
 }
 
-/// What a prompt is elsewhere is an input here.
+/// Names an error's prompt `input`, as this route does.
 fn of_input(error: ApiError) -> ApiError {
     error.renamed(&[("prompt", "input")])
 }
@@ -180,7 +183,7 @@ fn outcome(reason: &FinishReason, vector: Option<Vec<f32>>) -> Result<Vec<f32>, 
     }
 }
 
-fn told(mut vector: Vec<f32>, form: Form) -> Result<Vector, ApiError> {
+fn encode(mut vector: Vec<f32>, form: Form) -> Result<Vector, ApiError> {
     // In 64 bits no square of a 32-bit number is lost or too large.
     let length = vector.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
     if !length.is_finite() || length == 0.0 {
@@ -216,17 +219,17 @@ mod tests {
     fn vectors_have_length_one_whatever_their_size() {
         let form = Form { is_normal: true, is_base64: false };
         for scale in [1.0, 1e-30, 1e30, 1e38_f32] {
-            let Ok(Vector::Numbers(vector)) = told(vec![3.0 * scale, -4.0 * scale.min(8e37)], form) else {
+            let Ok(Vector::Numbers(vector)) = encode(vec![3.0 * scale, -4.0 * scale.min(8e37)], form) else {
                 panic!("a vector")
             };
             let length: f64 = vector.iter().map(|value| f64::from(*value).powi(2)).sum();
             assert!((length - 1.0).abs() < 1e-6, "{scale}: {vector:?}");
         }
-        let as_it_is = told(vec![3.0, -4.0], Form { is_normal: false, ..form });
+        let as_it_is = encode(vec![3.0, -4.0], Form { is_normal: false, ..form });
         assert_eq!(as_it_is, Ok(Vector::Numbers(vec![3.0, -4.0])));
         for bad in [vec![0.0, 0.0], vec![f32::NAN, 1.0], vec![f32::INFINITY], vec![]] {
             for is_normal in [true, false] {
-                assert_eq!(told(bad.clone(), Form { is_normal, ..form }), Err(NO_VECTOR), "{bad:?}");
+                assert_eq!(encode(bad.clone(), Form { is_normal, ..form }), Err(NO_VECTOR), "{bad:?}");
             }
         }
     }
@@ -240,7 +243,7 @@ mod tests {
         }
         assert_eq!(base64(&[0xfb, 0xff, 0xfe]), "+//+");
         let form = Form { is_normal: false, is_base64: true };
-        assert_eq!(told(vec![1.0], form), Ok(Vector::Base64("AACAPw==".into())), "little-endian");
+        assert_eq!(encode(vec![1.0], form), Ok(Vector::Base64("AACAPw==".into())), "little-endian");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! `/health`, `/ready` and their kin: whether requests are worth sending here.
 //!
-//! Health is tied to progress. An engine that has work and has got nowhere for too long is as good as gone, however well
-//! its server answers; so is one that is being built anew.
+//! Health is tied to progress. An engine that has work and has got nowhere for too long is as good
+//! as gone, however well its server answers; so is one that is being built anew.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use serde_json::{Value, json};
 use crate::guard::Phase;
 use crate::service::App;
 
-/// What stands in `status`, the first of them for a server that is well.
+/// Values of `status`; the first means healthy.
 pub const STATUSES: [&str; 6] = ["ok", "loading", "draining", "stopped", "restarting", "stuck"];
 
-/// Whether the server answers and its engine gets anywhere.
+/// Whether the server answers and its engine makes progress.
 pub async fn health(State(app): State<App>) -> (StatusCode, Json<Value>) {
     answer(status(app.lifecycle().phase(), Signs::of(&app), app.timeouts().stuck))
 }
@@ -32,7 +32,7 @@ pub async fn load(State(app): State<App>) -> Json<Value> {
     Json(json!({"server_load": app.num_in_flight()}))
 }
 
-/// What an engine shows of itself without being waited for.
+/// State of an engine that can be read without waiting.
 #[derive(Clone, Copy)]
 struct Signs {
     is_running: bool,
@@ -77,7 +77,8 @@ fn status(phase: Phase, engine: Option<Signs>, stuck_after: Duration) -> &'stati
     }
 }
 
-/// An engine that is slow, or being built anew, takes requests all the same; one that has ended takes none ever again.
+/// An engine that is slow, or being built anew, takes requests all the same; one that has ended
+/// takes none ever again.
 fn readiness(phase: Phase, engine: Option<Signs>) -> &'static str {
     let is_stopped = engine.is_some_and(|signs| !signs.is_running);
     of_phase(phase).unwrap_or(if is_stopped { "stopped" } else { "ok" })

@@ -1,5 +1,5 @@
-//! What routers and people ask a server about itself: its version, its model, its load. The keys are those that vLLM and
-//! SGLang answer with, since routers read them by name.
+//! Information about the server: its version, its model, its load. The keys are those of vLLM and
+//! SGLang, since routers read them by name.
 
 use axum::Json;
 use folio_engine::EngineStats;
@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::service::{Model, Service};
 
-/// Of this server; told while it is loading too.
+/// Version of this server; answered while it is loading too.
 pub async fn version() -> Json<Value> {
     Json(json!({"version": env!("CARGO_PKG_VERSION")}))
 }
@@ -34,7 +34,7 @@ pub async fn server(service: Service) -> Json<Value> {
     Json(Value::Object(info))
 }
 
-/// The model itself, as SGLang tells of it.
+/// The model itself, in SGLang's form.
 pub async fn model(service: Service) -> Json<Value> {
     let known = |name: &str| service.model.info.get(name).cloned().unwrap_or(Value::Null);
     let mut info = json!({
@@ -48,7 +48,8 @@ pub async fn model(service: Service) -> Json<Value> {
     Json(info)
 }
 
-/// A path on this machine is nobody's business: unless the command line says otherwise, it is the model's name.
+/// A path on this machine is nobody's business: unless the command line says otherwise, it is the
+/// model's name.
 fn paths(service: &Service) -> [(&'static str, Value); 2] {
     let name: Value = service.model_name().into();
     [("model_path", name.clone()), ("tokenizer_path", name)]
@@ -103,7 +104,7 @@ impl Load {
             // Layer groups hold the same tokens, some of them only the last.
             used_tokens: groups.clone().map(|group| group.tokens_stored).max().unwrap_or(0),
             most_tokens,
-            // The fullest pool decides who can run.
+            // The fullest pool limits admission.
             usage: groups.map(|group| share(group.blocks_used as f64, group.blocks_total as f64)).fold(0.0, f64::max),
             hit_rate: share(scheduler.hit_tokens as f64, scheduler.prompt_tokens as f64),
         }

@@ -1,4 +1,4 @@
-//! `/metrics`: what everybody counted, as Prometheus reads it.
+//! `/metrics`: all metrics in the Prometheus text format.
 
 use axum::Router;
 use axum::extract::State;

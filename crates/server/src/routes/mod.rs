@@ -1,4 +1,4 @@
-//! One file a route. What answers have in common is in [`wire`].
+//! The routes, one file each. [`wire`] holds the common parts of answers.
 
 pub mod chat;
 pub mod completions;

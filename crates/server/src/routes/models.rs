@@ -13,7 +13,7 @@ pub async fn list(service: Service) -> Json<Value> {
     Json(json!({"object": "list", "data": models}))
 }
 
-/// Names may hold slashes, written as they are or as %2F. What is no text names nothing.
+/// Names may hold slashes, written as they are or as %2F. A path that is not UTF-8 names no model.
 pub async fn one(service: Service, name: Result<Path<String>, PathRejection>) -> Result<Json<Value>, ApiError> {
     let Path(name) = name.map_err(|_| ApiError::NoSuchModel)?;
     let known = service.model.names.find(&name).ok_or(ApiError::NoSuchModel)?;

@@ -1,7 +1,7 @@
 //! `/openapi.json`: what this server, with its model and its limits, takes and answers.
 //!
-//! Requests are described by the readers that read them, so what is written here is what is done. Answers are described
-//! by hand, field by field, and held to it by tests that compare the two.
+//! Requests are described by the readers that read them, so what is written here is what is done.
+//! Answers are described by hand, field by field, and held to it by tests that compare the two.
 
 mod answers;
 mod conditions;
@@ -37,7 +37,7 @@ fn document(serving: &Serving, needs_key: bool) -> Value {
         "openapi": "3.1.0",
         "info": {
             "title": "Folio", "version": env!("CARGO_PKG_VERSION"),
-            "summary": "A language model behind OpenAI's and Anthropic's interfaces.",
+            "summary": "A language model with the APIs of OpenAI and Anthropic.",
             "license": {"name": "MIT OR Apache-2.0", "identifier": "MIT OR Apache-2.0"},
         },
         "paths": paths,
@@ -99,12 +99,14 @@ fn success(operation: &Operation) -> Value {
         Content::Text => json!({"text/plain": {"schema": {"type": "string"}}}),
         Content::Document => json!({"application/json": {"schema": {"type": "object"}}}),
     };
-    let mut success = json!({"description": "As asked.", "headers": failures::request_id(), "content": content});
+    let mut success = json!({"description": "Success.", "headers": failures::request_id(), "content": content});
     if let Some(links) = operation.links() {
         success["links"] = links;
     }
     success
 }
 
+#[cfg(test)]
+mod snapshot;
 #[cfg(test)]
 mod tests;

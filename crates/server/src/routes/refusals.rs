@@ -1,4 +1,5 @@
-//! What all refusals of routes have in common: they are counted, logged, and written as the route's clients read them.
+//! Common handling of all refusals of routes: they are counted, logged, and written in the style of
+//! the route's clients.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! `/v1/responses`: answers that can be kept and gone on from.
+//! `/v1/responses`: answers that are stored and can be continued.
 
 mod input;
 mod object;
@@ -80,7 +80,7 @@ pub async fn delete(service: Service, call: Call, ResponseId(id): ResponseId) ->
     }
 }
 
-/// What a kept response answered, all of the conversation before it.
+/// The whole conversation that a stored response answers.
 pub async fn input_items(
     service: Service,
     call: Call,
@@ -113,7 +113,7 @@ fn items(service: &Service, call: &Call, draft: &Draft, new: Vec<InputMessage>) 
     Ok(items)
 }
 
-/// What a response that is to be kept is kept with.
+/// The data that a response is stored with.
 struct Keeping {
     tenant: u64,
     /// The conversation that it answers.

@@ -14,7 +14,7 @@ use crate::service::Service;
 /// More tokens than a body of the usual size can hold.
 const MOST_TOKENS: usize = 1 << 20;
 
-/// A text as it is.
+/// A string, tokenized as it is.
 pub struct TokenizeText {
     prompt: String,
     add_special_tokens: bool,
@@ -37,9 +37,9 @@ impl Request for TokenizeText {
     fn read(fields: &mut Fields, bounds: &Bounds) -> Result<Self, Wrong> {
         bounds.check_model(fields)?;
         Ok(Self {
-            prompt: fields.required("prompt", Text::any(), "The text.")?,
+            prompt: fields.required("prompt", Text::any(), "The string to tokenize.")?,
             add_special_tokens: fields
-                .optional("add_special_tokens", Flag, "Whether it begins with the token that begins texts.")?
+                .optional("add_special_tokens", Flag, "Whether the tokens begin with the beginning-of-sequence token.")?
                 .unwrap_or(true),
             return_token_strs: token_strs(fields)?,
         })
@@ -66,12 +66,12 @@ impl Request for Detokenize {
     fn read(fields: &mut Fields, bounds: &Bounds) -> Result<Self, Wrong> {
         let tokens = ListOf::between(TokenId { vocab_size: bounds.vocab_size }, 0, MOST_TOKENS);
         bounds.check_model(fields)?;
-        Ok(Self { tokens: fields.required("tokens", tokens, "Token ids.")? })
+        Ok(Self { tokens: fields.required("tokens", tokens, "The token ids to decode.")? })
     }
 }
 
 fn token_strs(fields: &mut Fields) -> Result<bool, Wrong> {
-    let wanted = fields.optional("return_token_strs", Flag, "Whether each token's text is told.")?;
+    let wanted = fields.optional("return_token_strs", Flag, "Whether to return the string of each token.")?;
     Ok(wanted.unwrap_or(false))
 }
 
@@ -83,7 +83,7 @@ pub struct Tokenized {
     token_strs: Option<Vec<String>>,
 }
 
-/// A request with messages is a conversation; every other is a text.
+/// A request with messages is a conversation; every other is a string.
 pub async fn tokenize(service: Service, body: JsonBody) -> Result<Json<Tokenized>, ApiError> {
     let bounds = &service.bounds;
     let (tokens, return_token_strs) = if body.has("messages") {

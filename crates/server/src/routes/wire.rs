@@ -11,7 +11,7 @@ use crate::answers::Collected;
 use crate::service::{Call, Service};
 use crate::text_stream::{AnswerToken, Finish, PromptLogprobs, StopCause};
 
-/// What every part of one answer carries.
+/// The fields that every part of one answer has.
 pub struct Envelope {
     pub id: String,
     pub object: &'static str,
@@ -52,7 +52,7 @@ pub struct Part<'a, C> {
     created: u64,
     model: &'a str,
     choices: &'a [C],
-    /// Present and null where a later event tells it.
+    /// Present and null if a later event reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Option<Usage>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -77,7 +77,7 @@ pub struct PromptTokensDetails {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CompletionTokensDetails {
-    /// Nothing tells thoughts from answers yet, so none are counted.
+    /// Reasoning is not separated from answers yet, so it counts as 0.
     pub reasoning_tokens: usize,
     /// Tokens that were guessed ahead and are part of the answer, and those that are not.
     pub accepted_prediction_tokens: usize,
@@ -103,7 +103,7 @@ pub struct UsageSum {
     prompts: Vec<(usize, Option<usize>)>,
     /// Tokens of each answer.
     answers: Vec<usize>,
-    /// Of answers that have ended.
+    /// Details of answers that have ended.
     details: CompletionTokensDetails,
 }
 
@@ -123,8 +123,8 @@ impl UsageSum {
         self.answers[choice] += count;
     }
 
-    /// The last word on an answer. A prompt is counted once. Samples find each other's prompt in the cache: what was
-    /// there before the request is what the unluckiest found.
+    /// The last word on an answer. A prompt is counted once. Samples find each other's prompt in
+    /// the cache: what was there before the request is what the unluckiest found.
     pub fn ended(&mut self, choice: usize, usage: &folio_engine::Usage) {
         self.answers[choice] = usage.completion_tokens;
         self.details.accepted_prediction_tokens += usage.accepted_drafts;

@@ -1,6 +1,6 @@
-//! What bodies take from the allocator while they are read, at most: no more than was set aside for them.
+//! Peak allocation of bodies while they are read: no more than was reserved for them.
 //!
-//! One test in a program of its own, since whoever else runs beside it would be counted too.
+//! The one test is alone in its program, since other tests would be counted too.
 #![allow(unsafe_code)] // a global allocator that counts
 
 #[path = "../http/harness.rs"]
@@ -28,8 +28,8 @@ struct Counting;
 static HELD: AtomicUsize = AtomicUsize::new(0);
 static MOST: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call goes to the system's allocator unchanged; only the sizes are noted beside it. A block that grows is a
-// new one and a copy, as the trait's own `realloc` has it.
+// SAFETY: every call goes to the system's allocator unchanged; only the sizes are noted beside it.
+// A block that grows is a new one and a copy, as the trait's own `realloc` has it.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let held = HELD.fetch_add(layout.size(), SeqCst) + layout.size();
@@ -48,10 +48,10 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Whatever its length, a body may take so much besides: an answer, a task, a frame.
+/// Bytes that a body of any length may take besides: an answer, a task, a frame.
 const BESIDES: usize = 192 << 10;
 
-/// As it comes from a connection: in pieces, and nobody else holds the rest.
+/// A body as it comes from a connection: in pieces, with no other copy of the rest.
 struct Arriving {
     text: Arc<str>,
     at: usize,

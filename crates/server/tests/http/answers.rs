@@ -1,4 +1,4 @@
-//! What good requests get, and what becomes of one whose client leaves.
+//! Answers to good requests, and the end of a request whose client disconnects.
 
 use std::{io::Read, time::Duration};
 

@@ -22,7 +22,8 @@ use serde_json::{Value, json};
 /// Letters are 0 to 25. A row after this token is not a number.
 pub const BROKEN: u32 = 26;
 const WIDTH: usize = 27;
-/// With [`Setup::all_bytes`]: every byte has a token, and so has the text `<|end|>`, which is special.
+/// With [`Setup::all_bytes`]: every byte has a token, and so has the text `<|end|>`, which is
+/// special.
 pub const WIDE: usize = 257;
 /// ... and texts have vectors of this length.
 pub const EMBEDDING: usize = 4;
@@ -47,7 +48,7 @@ pub const STEP_ERROR: u8 = b'%';
 pub const ROW_FAILURE: u8 = b'$';
 
 struct Alphabet {
-    /// What samples, and the token it sampled last.
+    /// The state of sampling, and the token sampled last.
     states: HashMap<RequestId, (SamplingState, u32)>,
     /// How long a step takes.
     pace: Duration,
@@ -143,13 +144,13 @@ fn tokenizer(all_bytes: bool) -> Tokenizer {
     Tokenizer::from_json(file.to_string().as_bytes()).expect("a sound file")
 }
 
-/// What a server under test is started with.
+/// Configuration of a server under test.
 pub struct Setup {
     /// How long a step takes.
     pub pace: Duration,
     pub limits: Limits,
     pub timeouts: Timeouts,
-    /// As a key file has them; none: everybody may ask.
+    /// The text of a key file; none: no key is needed.
     pub keys: &'static str,
     pub max_seqs: usize,
     /// Every byte has a token, and some bring about faults.
@@ -275,7 +276,7 @@ impl Server {
         event_data(&body)
     }
 
-    /// The same for whoever has this key.
+    /// The same with this key.
     pub fn events_as(&self, key: &str, path: &str, body: &Value) -> Vec<String> {
         let field = format!("authorization: Bearer {key}\r\n");
         let (status, _, body) = read_answer(&mut self.open_with(&field, "POST", path, body.to_string().as_bytes()));

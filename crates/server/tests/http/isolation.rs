@@ -1,4 +1,5 @@
-//! What goes wrong in one request ends that request, and no other: its neighbours' tokens are those they would have had.
+//! A fault in one request ends that request and no other: its neighbours' tokens are the same as
+//! without it.
 
 use std::time::Duration;
 
@@ -29,7 +30,8 @@ fn neighbour(server: &Server, seed: usize) -> String {
     events.iter().map(text).collect()
 }
 
-/// Does `harm` while three others are being answered, and compares what they get with what they get undisturbed.
+/// Does `harm` while three others are being answered, and compares what they get with what they get
+/// undisturbed.
 fn beside_neighbours(server: &Server, harm: impl Fn()) {
     let undisturbed: Vec<String> = (0..3).map(|seed| neighbour(server, seed)).collect();
     std::thread::scope(|scope| {
@@ -118,7 +120,7 @@ fn samples_of_one_request_fail_together_and_its_prompts_too() {
     });
 }
 
-/// Of a model that came with one: what its template does to one conversation is that conversation's affair.
+/// The template of a model: its effect on one conversation stays within that conversation.
 const TEMPLATE: &str = "{% set text = messages[0].content %}\
     {% if text == 'raise' %}{{ raise_exception('zqmarkerqz') }}\
     {% elif text == 'loop' %}{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}\

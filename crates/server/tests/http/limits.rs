@@ -1,4 +1,5 @@
-//! Each limit on what a request may hold: at it, the request passes, or fails at the next check; one beyond, it is refused.
+//! Each limit on what a request may hold: at it, the request passes, or fails at the next check;
+//! one beyond, it is refused.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -78,7 +79,7 @@ fn bytes_of_a_body() {
     let most = 4 << 20;
     assert_eq!(server.raw("POST", COMPLETIONS, body(most).as_bytes()).0, 200);
     assert_eq!(server.raw("POST", COMPLETIONS, body(most + 1).as_bytes()).0, 413);
-    // In chunks nobody says beforehand how much will come.
+    // A chunked body does not declare its length.
     let chunked = |bytes: usize| {
         let mut socket = TcpStream::connect(server.address).expect("it listens");
         let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\
@@ -139,10 +140,10 @@ fn bytes_and_fields_of_a_header() {
 fn prompts_and_answers() {
     let many = server(64);
     passes(&many, COMPLETIONS, &completion(json!({"prompt": vec!["a"; 64]})));
-    refused(&many, COMPLETIONS, &completion(json!({"prompt": vec!["a"; 65]})), "prompt: must be at most 64 texts");
+    refused(&many, COMPLETIONS, &completion(json!({"prompt": vec!["a"; 65]})), "prompt: must be at most 64 strings");
     for (path, body) in [(COMPLETIONS, completion(json!({}))), (CHAT, chat(json!({})))] {
         passes(&many, path, &with(body.clone(), json!({"n": 16})));
-        refused(&many, path, &with(body, json!({"n": 17})), "n: must be a whole number from 1 to 16");
+        refused(&many, path, &with(body, json!({"n": 17})), "n: must be an integer from 1 to 16");
     }
     // All answers of one request run side by side.
     let few = server(6);
@@ -169,7 +170,7 @@ fn tokens_of_a_prompt() {
     }
     passes(&server, COMPLETIONS, &completion(json!({"prompt": vec![0; 5000], "truncate_prompt_tokens": 4095})));
     let beyond = completion(json!({"prompt": [0], "truncate_prompt_tokens": 4096}));
-    refused(&server, COMPLETIONS, &beyond, "truncate_prompt_tokens: must be a whole number from 1 to 4095");
+    refused(&server, COMPLETIONS, &beyond, "truncate_prompt_tokens: must be an integer from 1 to 4095");
 }
 
 #[test]
@@ -178,7 +179,7 @@ fn what_ends_an_answer() {
     for (path, body) in [(COMPLETIONS, completion(json!({}))), (CHAT, chat(json!({})))] {
         let with = |more: Value| with(body.clone(), more);
         passes(&server, path, &with(json!({"stop": ["w", "x", "y", "z"]})));
-        refused(&server, path, &with(json!({"stop": ["v", "w", "x", "y", "z"]})), "stop: must be a list of 0 to 4");
+        refused(&server, path, &with(json!({"stop": ["v", "w", "x", "y", "z"]})), "stop: must be an array of 0 to 4");
         passes(&server, path, &with(json!({"stop": ["s".repeat(256)]})));
         refused(&server, path, &with(json!({"stop": ["s".repeat(257)]})), "stop[0]: must have 1 to 256");
         passes(&server, path, &with(json!({"stop_token_ids": vec![9; 64]})));
@@ -186,13 +187,13 @@ fn what_ends_an_answer() {
             &server,
             path,
             &with(json!({"stop_token_ids": vec![9; 65]})),
-            "stop_token_ids: must be a list of 0 to 64",
+            "stop_token_ids: must be an array of 0 to 64",
         );
     }
     let messages = |more: Value| chat(more);
     passes(&server, "/v1/messages", &messages(json!({"stop_sequences": ["w", "x", "y", "z"]})));
     let five = messages(json!({"stop_sequences": ["v", "w", "x", "y", "z"]}));
-    refused(&server, "/v1/messages", &five, "stop_sequences: must be a list of 0 to 4");
+    refused(&server, "/v1/messages", &five, "stop_sequences: must be an array of 0 to 4");
 }
 
 #[test]
@@ -201,7 +202,7 @@ fn words_that_are_not_said() {
     let word = |number: usize| format!("{}{}", letter(number / 26), letter(number % 26));
     let words = |count: usize| completion(json!({"bad_words": (0..count).map(word).collect::<Vec<_>>()}));
     passes(&server, COMPLETIONS, &words(128));
-    refused(&server, COMPLETIONS, &words(129), "bad_words: must be a list of 0 to 128");
+    refused(&server, COMPLETIONS, &words(129), "bad_words: must be an array of 0 to 128");
     passes(&server, COMPLETIONS, &completion(json!({"bad_words": ["z".repeat(256)]})));
     refused(&server, COMPLETIONS, &completion(json!({"bad_words": ["z".repeat(257)]})), "bad_words[0]: must have 1 to");
     // Their tokens count together. A word that begins with a space stands for itself alone.
@@ -232,19 +233,14 @@ fn biases_and_logprobs() {
         let bias = |count: usize| with(body.clone(), json!({"logit_bias": biases(count)}));
         passes(&server, path, &bias(257));
         // More than the model has tokens, but not more than may be named.
-        refused(&server, path, &bias(1024), "logit_bias: must name tokens by ids below 257");
-        refused(&server, path, &bias(1025), "logit_bias: must name at most 1024 tokens");
+        refused(&server, path, &bias(1024), "logit_bias: must have keys that are token ids below 257");
+        refused(&server, path, &bias(1025), "logit_bias: must have at most 1024 tokens");
         passes(&server, path, &with(body.clone(), json!({"prompt_logprobs": 20})));
         let beyond = with(body.clone(), json!({"prompt_logprobs": 21}));
-        refused(&server, path, &beyond, "prompt_logprobs: must be a whole number from 0 to 20");
+        refused(&server, path, &beyond, "prompt_logprobs: must be an integer from 0 to 20");
     }
     passes(&server, COMPLETIONS, &completion(json!({"logprobs": 20})));
-    refused(
-        &server,
-        COMPLETIONS,
-        &completion(json!({"logprobs": 21})),
-        "logprobs: must be a whole number from 0 to 20",
-    );
+    refused(&server, COMPLETIONS, &completion(json!({"logprobs": 21})), "logprobs: must be an integer from 0 to 20");
     passes(&server, CHAT, &chat(json!({"logprobs": true, "top_logprobs": 20})));
     refused(&server, CHAT, &chat(json!({"logprobs": true, "top_logprobs": 21})), "top_logprobs: must be");
     let bias = |value: f64| completion(json!({"logit_bias": {"1": value}}));
@@ -270,18 +266,18 @@ fn messages_and_variables_of_a_template() {
     let messages = |count: usize| chat(json!({"messages": vec![json!({"role": "user", "content": "a"}); count]}));
     let said = |count: usize| messages(count)["messages"].clone();
     passes(&server, CHAT, &messages(2048));
-    refused(&server, CHAT, &messages(2049), "messages: must be a list of 1 to 2048");
+    refused(&server, CHAT, &messages(2049), "messages: must be an array of 1 to 2048");
     passes(&server, "/v1/messages", &messages(2048));
-    refused(&server, "/v1/messages", &messages(2049), "messages: must be a list of 1 to 2048");
+    refused(&server, "/v1/messages", &messages(2049), "messages: must be an array of 1 to 2048");
     passes(&server, "/v1/responses", &json!({"input": said(2048), "max_output_tokens": 1}));
-    refused(&server, "/v1/responses", &json!({"input": said(2049)}), "input: must be a list of 1 to 2048");
+    refused(&server, "/v1/responses", &json!({"input": said(2049)}), "input: must be an array of 1 to 2048");
     let variables = |count: usize| {
         let names: serde_json::Map<_, _> = (0..count).map(|number| (format!("v{number}"), json!(1))).collect();
         chat(json!({"chat_template_kwargs": names}))
     };
     passes(&server, CHAT, &variables(16));
     refused(&server, CHAT, &variables(17), "chat_template_kwargs: must have at most 16 fields");
-    // Of names and values together.
+    // Bytes of keys and values together.
     let sized = |bytes: usize| chat(json!({"chat_template_kwargs": {"v": "x".repeat(bytes - 1)}}));
     passes(&server, CHAT, &sized(4096));
     refused(&server, CHAT, &sized(4097), "chat_template_kwargs: must have at most 4096 bytes");
@@ -326,7 +322,7 @@ fn responses_that_are_kept() {
     let few = Limits { stored_responses: 2, ..Limits::default() };
     assert_eq!(kept(few.clone(), 2), [200, 200]);
     assert_eq!(kept(few, 3), [404, 200, 200]);
-    // Two of them fit into so many bytes, three do not.
+    // Two of them fit into this many bytes, three do not.
     let bytes = kept_bytes();
     let small = Limits { stored_response_bytes: bytes * 5 / 2, ..Limits::default() };
     assert_eq!(kept(small, 3), [404, 200, 200]);
@@ -334,7 +330,7 @@ fn responses_that_are_kept() {
     assert_eq!(kept(none, 1), [404]);
 }
 
-/// What one of them takes: the fewest bytes that keep it, give or take a few.
+/// Bytes of one of them: the fewest that store it, give or take a few.
 fn kept_bytes() -> usize {
     let is_kept = |bytes: usize| {
         let limits = Limits { stored_response_bytes: bytes, ..Limits::default() };

@@ -1,4 +1,5 @@
-//! Limits on how much is under way: requests, those that wait, connections, and what is written ahead of a reader.
+//! Limits on how much is under way: requests, those that wait, connections, and what is written
+//! ahead of a reader.
 
 use std::io::Read;
 use std::net::TcpStream;
@@ -29,7 +30,7 @@ fn begin(server: &Server, fields: &str) -> TcpStream {
     socket
 }
 
-/// What becomes of one more request.
+/// The answer to one more request.
 fn one_more(server: &Server, fields: &str) -> (u16, String, String) {
     let body = json!({"prompt": "a", "max_tokens": 1}).to_string();
     read_answer(&mut server.open_with(fields, "POST", COMPLETIONS, body.as_bytes()))
@@ -47,9 +48,9 @@ fn requests_under_way() {
     let first = begin(&server, "");
     assert_eq!(one_more(&server, "").0, 200, "the second");
     let second = begin(&server, "");
-    is_told_to_wait(&one_more(&server, ""), "2 requests are under way");
+    is_told_to_wait(&one_more(&server, ""), "2 requests are in flight");
     // Before anything of it is read.
-    is_told_to_wait(&read_answer(&mut server.open("POST", "/v1/messages", b"nonsense")), "2 requests are under way");
+    is_told_to_wait(&read_answer(&mut server.open("POST", "/v1/messages", b"nonsense")), "2 requests are in flight");
     assert_eq!(server.raw("GET", "/health", b"").0, 200, "who only looks needs no place");
     drop(first);
     wait_until("there is room", || server.app.num_in_flight() < 2);
@@ -63,10 +64,10 @@ fn requests_under_way_of_one_key() {
         "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa name=alice\nbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb name=bob max-in-flight=1\n";
     let server = slow(Limits { in_flight_per_key: 2, ..Limits::default() }, keys);
     let _alice = [begin(&server, &key(ALICE)), begin(&server, &key(ALICE))];
-    is_told_to_wait(&one_more(&server, &key(ALICE)), "2 requests are under way");
+    is_told_to_wait(&one_more(&server, &key(ALICE)), "2 requests are in flight");
     assert_eq!(one_more(&server, &key(BOB)).0, 200, "another's place is not taken");
     let _bob = begin(&server, &key(BOB));
-    is_told_to_wait(&one_more(&server, &key(BOB)), "1 requests are under way");
+    is_told_to_wait(&one_more(&server, &key(BOB)), "1 requests are in flight");
     assert_eq!(one_more(&server, "").0, 401);
 }
 
@@ -100,7 +101,7 @@ fn open_connections() {
     drop((busy, idle));
 }
 
-/// A stream of some 8 kB a token, of which the kernel holds a few MB.
+/// A stream of some 8 kB a token; the kernel holds a few MB of it.
 fn long_stream(server: &Server, max_tokens: usize) -> TcpStream {
     let body = json!({"prompt": "a", "max_tokens": max_tokens, "n": 4, "logprobs": 20, "stream": true}).to_string();
     server.open("POST", COMPLETIONS, body.as_bytes())
@@ -122,7 +123,7 @@ fn what_is_written_ahead_of_a_reader() {
     let mut rest = Vec::new();
     let _ = stalled.read_to_end(&mut rest);
     assert!(!rest.ends_with(b"[DONE]\n\n\r\n0\r\n\r\n"), "nobody takes it for whole");
-    // Who reads gets it all, through the same small buffer.
+    // A client that reads gets all of it, through the same small buffer.
     let (status, _, body) = read_answer(&mut long_stream(&server, 300));
     assert!(status == 200 && body.contains("[DONE]"), "{status}");
     wait_until("nothing is left", || server.engine.num_live() == 0 && server.app.num_in_flight() == 0);

@@ -78,7 +78,8 @@ fn a_request_that_takes_too_long() {
     wait_until("nothing goes on", || server.engine.num_live() == 0);
 }
 
-/// Unless a limit in all is asked for, who gets tokens is not ended, however long it takes.
+/// Without a limit on the whole request, a client that gets tokens is not cut off, however long it
+/// takes.
 #[test]
 fn a_long_answer_of_a_slow_machine() {
     let server = server(Timeouts { request: TimeLimit::WithoutProgress(SHORT), ..Timeouts::default() });

@@ -98,7 +98,7 @@ fn errors_are_in_anthropics_form() {
     for (more, message) in [
         (json!({"tools": [{}]}), "tools: tools are not supported"),
         (json!({"messages": [{"role": "user", "content": ""}]}), "messages: must have at least one token"),
-        (json!({"max_tokens": "3"}), "max_tokens: must be a whole number"),
+        (json!({"max_tokens": "3"}), "max_tokens: must be an integer"),
     ] {
         let (status, answer) = server.post(ROUTE, &body(more));
         assert_eq!((status, &answer["error"]["type"]), (400, &json!("invalid_request_error")));

@@ -1,5 +1,5 @@
-//! The whole corpus against the whole server, while others are being answered: every request gets what it must, nobody
-//! else notices, and nothing is left behind.
+//! The whole corpus against the whole server, while others are being answered: every request gets
+//! its answer, no other request is affected, and nothing is left behind.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -37,7 +37,7 @@ fn without_name(event: &str) -> String {
     event.to_string()
 }
 
-/// What is wrong with the answers to `cases`.
+/// The faults of the answers to `cases`.
 fn run(server: &Server, cases: &[Case]) -> Vec<String> {
     let mut client = Client::new(server.address);
     cases.iter().filter_map(|case| verdict(case, &client.ask(case)).err()).collect()
@@ -80,8 +80,8 @@ fn every_hostile_request_is_refused_and_nobody_else_notices() {
     assert_eq!(server.engine.num_live(), 0, "all have ended");
 }
 
-/// By how much another pass makes the process larger: the least of three, for other tests run beside this one. None
-/// where the system does not say.
+/// By how much another pass makes the process larger: the least of three, for other tests run
+/// beside this one. None where the system does not say.
 fn memory_grows(server: &Server, cases: &[Case]) -> Option<u64> {
     let mut least = u64::MAX;
     for _ in 0..3 {

@@ -1,4 +1,4 @@
-//! What a key's line says of priorities holds for what its requests ask for.
+//! The priorities in a key's line hold for its requests.
 
 use std::{net::TcpStream, time::Duration};
 

@@ -1,4 +1,5 @@
-//! Every refusal that a request may meet before its body is read: the connection is fit for the next request.
+//! Every refusal that a request may meet before its body is read: the connection is fit for the
+//! next request.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -31,7 +32,8 @@ fn answer(socket: &mut TcpStream) -> (u16, String) {
     (head[9..12].parse().expect("a status"), head)
 }
 
-/// The same refusal twice on one connection, each body later than its head; then something that is answered.
+/// The same refusal twice on one connection, each body later than its head; then something that is
+/// answered.
 fn refused(server: &Server, path: &str, fields: &str, expected: u16) {
     let mut socket = TcpStream::connect(server.address).expect("it listens");
     socket.set_read_timeout(Some(Duration::from_secs(60))).expect("a socket");
@@ -45,7 +47,7 @@ fn refused(server: &Server, path: &str, fields: &str, expected: u16) {
         let (status, head) = answer(&mut socket);
         assert_eq!(status, expected, "{path}: {head}");
         if head.contains("connection: close") {
-            // Only on a machine so busy that the body took as long as nobody waits for it.
+            // Only a very busy machine delays the body past the wait for it.
             assert!(begun.elapsed() > Duration::from_millis(900), "{path}: {head}");
             return;
         }

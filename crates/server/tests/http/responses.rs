@@ -1,4 +1,4 @@
-//! `/v1/responses`: answers, events, and what is kept for whom.
+//! `/v1/responses`: answers, events, and stored responses of each caller.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! What is drawn: anew for every prompt of a request that names no seed, and the same again for one that does.
+//! Sampling: new for every prompt of a request that names no seed, and repeatable for one that
+//! does.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -78,7 +79,7 @@ fn requests_without_a_seed_differ_on_every_route() {
                 answer.pointer(place).and_then(Value::as_str).expect("a text").to_owned()
             })
             .collect();
-        // Where the route allows no more heat, most answers are the likeliest one.
+        // On routes that bound the temperature, most answers are the most likely one.
         assert!(num_different(&texts) > 1, "{route}: 64 times {}", texts[0]);
     }
 }

@@ -1,4 +1,5 @@
-//! Bytes behind a request that is being answered: they neither hide that its client has left nor cost it its answer.
+//! Bytes behind a request that is being answered: they neither hide that its client has left nor
+//! cost it its answer.
 
 use folio_server::net::{Listener, NetConfig, Shutdown, serve};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
@@ -8,7 +9,8 @@ use crate::support::{Client, HEALTH, Server, config, eventually, millis, router}
 const HANG: &str = "POST /hang HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nbody";
 const HELD: &str = "POST /held HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nbody";
 
-/// What comes with the request, and what comes when its handler is at work and nobody reads.
+/// Bytes that come with the request, and bytes that come while its handler runs and the connection
+/// is not read.
 const BEHIND: [(&str, &str); 5] = [("\r\n", ""), (HEALTH, ""), ("", "\r\n"), ("\r\n", HEALTH), (HANG, HANG)];
 
 /// Longer than it takes the server to look at its clients more than once.

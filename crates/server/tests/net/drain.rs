@@ -1,4 +1,4 @@
-//! Told to end: nobody new, and no answer cut off.
+//! The drain: no new request is accepted, and no answer cut off.
 
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;

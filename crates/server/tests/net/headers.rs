@@ -66,7 +66,8 @@ async fn a_client_that_sends_megabytes_of_header_gets_its_refusal() {
     let server = Server::start(config()).await;
     let mut client = server.connect().await;
     client.send("GET /health HTTP/1.1\r\nhost: x\r\nlong: ").await;
-    // All of it goes out before anything is read: the server reads on after its answer, so that it is not lost.
+    // All of it goes out before anything is read: the server reads on after its answer, so that it
+    // is not lost.
     for _ in 0..64 {
         client.send(vec![b'a'; 1 << 18]).await;
     }

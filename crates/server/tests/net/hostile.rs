@@ -39,7 +39,8 @@ async fn lengths_that_contradict_each_other() {
     check(post("transfer-encoding: chunked, gzip"), bad).await;
 }
 
-/// Both lengths: the chunks count, and the connection must not be used for what would be another request to others.
+/// Both lengths: the chunks count, and the connection must not be used for what would be another
+/// request to others.
 #[tokio::test]
 async fn two_kinds_of_length_end_the_connection_or_agree_on_chunks() {
     let server = Server::start(config()).await;

@@ -164,7 +164,8 @@ async fn an_idle_connection_is_told_goodbye() {
     eventually("its place is free", || server.open() == 0).await;
 }
 
-/// Thousands of streams opened and reset at once: the connection may be closed for it, the server goes on.
+/// Thousands of streams opened and reset at once: the connection may be closed for it, the server
+/// goes on.
 #[tokio::test]
 async fn rapid_resets_harm_nobody() {
     let server = Server::start(config()).await;

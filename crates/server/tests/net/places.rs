@@ -1,4 +1,4 @@
-//! A bounded number of connections, and who gives way.
+//! The limit on connections, and the choice of the one to evict.
 
 use folio_server::net::NetConfig;
 use tokio::io::AsyncReadExt;
@@ -77,7 +77,8 @@ async fn bodies_that_trickle_do_not_lock_anybody_out() {
         slow.push(client);
     }
     server.is_healthy().await;
-    // The oldest have gone; the newest can still finish, and what was being answered has not been touched.
+    // The oldest have gone; the newest can still finish, and what was being answered has not been
+    // touched.
     assert_eq!(slow[0].rest().await, "");
     slow[7].send("a".repeat(99)).await;
     assert!(slow[7].answer().await.starts_with("HTTP/1.1 200"));

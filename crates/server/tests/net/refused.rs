@@ -1,4 +1,5 @@
-//! Requests that are answered before their bodies have come: the connection goes on, or its end is announced.
+//! Requests that are answered before their bodies have come: the connection goes on, or its end is
+//! announced.
 
 use folio_server::net::NetConfig;
 use tokio::net::TcpStream;

@@ -21,7 +21,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
-/// What should happen soon has happened by then, however busy the machine is.
+/// A bound for things that should happen soon, however busy the machine is.
 pub const SOON: Duration = Duration::from_secs(20);
 
 pub fn millis(count: u64) -> Duration {
@@ -35,11 +35,12 @@ pub fn config() -> NetConfig {
     NetConfig { header_timeout, idle_timeout, write_stall, unread_timeout, ..NetConfig::default() }
 }
 
-/// What the routes saw.
+/// The requests that the routes saw.
 #[derive(Default)]
 pub struct Seen {
     pub begun: AtomicUsize,
-    /// Requests to `/hang`, `/ignore-body` and `/held`, and bodies of `/endless` and `/fed` that were dropped.
+    /// Requests to `/hang`, `/ignore-body` and `/held`, and bodies of `/endless` and `/fed` that
+    /// were dropped.
     pub dropped: AtomicUsize,
     /// Says what `/fed` streams; closed ends it.
     pub feed: std::sync::Mutex<Option<mpsc::Receiver<&'static str>>>,

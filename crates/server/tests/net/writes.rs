@@ -19,7 +19,8 @@ async fn a_reader_that_takes_nothing_is_given_up() {
     server.is_healthy().await;
 }
 
-/// Reads less between two looks of the server than the kernel asks for before it says "writable" again.
+/// Reads less between two looks of the server than the kernel asks for before it says "writable"
+/// again.
 #[tokio::test]
 async fn a_reader_that_is_slow_but_steady_is_kept() {
     let server = Server::start(NetConfig { write_stall: millis(500), ..config() }).await;

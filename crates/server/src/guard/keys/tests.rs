@@ -78,7 +78,7 @@ fn what_is_wrong_is_named_by_line_and_never_quoted() {
         (format!("{A} salt={}", "s".repeat(65)), "1 to 64 printable"),
         (format!("{A} colour=red"), "expected name=, weight=, max-in-flight=, priority= or salt="),
         (format!("{A} weight=1 weight=2"), "given twice"),
-        (format!("{B} name=taken"), "the name is taken"),
+        (format!("{B} name=taken"), "the name is used twice"),
         ("cccccccccccccccc".into(), "the same key as line 2 of the key file"),
     ];
     for (line, expected) in rows {

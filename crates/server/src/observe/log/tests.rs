@@ -1,4 +1,4 @@
-//! What lines look like, and what a reader that does not read costs.
+//! Tests of the lines' format, and of a reader that does not read.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::UNIX_EPOCH;

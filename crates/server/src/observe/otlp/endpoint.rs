@@ -1,4 +1,4 @@
-//! Where traces go: an address given at the start, and one POST to it.
+//! The collector: an address given at the start, and one POST to it.
 
 use std::io::{Error, ErrorKind};
 use std::str::FromStr;
@@ -10,12 +10,12 @@ use tokio::time::timeout;
 const TRACES_PATH: &str = "/v1/traces";
 /// One attempt, from connecting to the answer's status.
 const ATTEMPT: Duration = Duration::from_secs(5);
-/// Of an answer, as far as it is read.
+/// Bytes that are read of an answer.
 const MOST_ANSWER_BYTES: usize = 4096;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EndpointError {
-    #[error("the traces' address {0:?} must begin with http://, for TLS put a collector on this machine")]
+    #[error("the traces' address {0:?} must begin with http://; for TLS run a collector on this machine")]
     NotHttp(String),
     #[error("the traces' address {0:?} must be http://HOST[:PORT][/PATH], without user, query or fragment")]
     Malformed(String),
@@ -37,7 +37,7 @@ impl FromStr for Endpoint {
 
     fn from_str(url: &str) -> Result<Self, EndpointError> {
         let malformed = || EndpointError::Malformed(url.to_owned());
-        // What is written into a request's head must not be able to end it.
+        // Text that is written into a request's head must not be able to end it.
         if !url.bytes().all(|byte| byte.is_ascii_graphic()) || url.contains(['@', '?', '#', '\\']) {
             return Err(malformed());
         }

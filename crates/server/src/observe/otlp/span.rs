@@ -8,7 +8,7 @@ const KIND_INTERNAL: u8 = 1;
 const KIND_SERVER: u8 = 2;
 const STATUS_ERROR: u8 = 2;
 
-/// Where a trace belongs: the ids of its root span.
+/// Context of a trace: the ids of its root span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceContext {
     pub trace_id: u128,
@@ -17,7 +17,7 @@ pub struct TraceContext {
     pub parent: Option<u64>,
 }
 
-/// What a caller said of its own span.
+/// The caller's own span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parent {
     pub trace_id: u128,

@@ -11,7 +11,8 @@ use super::*;
 
 const LONG: Duration = Duration::from_secs(10);
 
-/// A collector that answers with these statuses, one after the other and then the last one on, and hands out bodies.
+/// A collector that answers with these statuses, one after the other and then the last one on, and
+/// hands out bodies.
 pub fn collector(statuses: &'static [u16]) -> (Endpoint, Receiver<Value>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let endpoint = format!("http://{}", listener.local_addr().expect("an address")).parse().expect("an endpoint");

@@ -1,4 +1,4 @@
-//! What a request leaves behind in the metrics, the log and the traces.
+//! Tests of a request's traces in the metrics, the log and the spans.
 
 use std::collections::BTreeMap;
 

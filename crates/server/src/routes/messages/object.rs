@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::service::{Call, Service};
 use crate::text_stream::{Finish, StopCause};
 
-/// What stays the same from an answer's beginning to its end.
+/// The fields that stay the same from an answer's beginning to its end.
 pub struct Envelope {
     id: String,
     service: Service,
@@ -63,7 +63,8 @@ pub struct Stop<'a> {
     stop_sequence: Option<&'a str>,
 }
 
-/// Only a text of the client's is a stop sequence; a token that ends an answer is the model's own word.
+/// Only a text of the client's is a stop sequence; a token that ends an answer is the model's own
+/// word.
 pub fn stop(finish: Option<&Finish>) -> Stop<'_> {
     let (reason, sequence) = match finish {
         Some(Finish::Stop(Some(StopCause::Text(text)))) => ("stop_sequence", Some(text.as_str())),
@@ -78,7 +79,7 @@ pub fn stop(finish: Option<&Finish>) -> Stop<'_> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Usage {
     input_tokens: usize,
-    /// Writing to the cache is not told apart from computing.
+    /// Writes to the cache are not counted separately.
     cache_creation_input_tokens: usize,
     cache_read_input_tokens: usize,
     output_tokens: usize,

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::fields::{Count, Either, Fields, Flag, Kind, ListOf, Mapped, Object, OneOf, Request, Text, Word, Wrong};
 use crate::request::{Bounds, Conversation, Message, RawParams, sampling};
 
-/// Of one message.
+/// Content blocks of one message.
 const MOST_BLOCKS: usize = 1024;
 
 pub struct MessagesRequest {
@@ -29,24 +29,25 @@ impl Request for MessagesRequest {
             max_tokens: Some(fields.required(
                 "max_tokens",
                 Count::between(1, usize::MAX),
-                "Most tokens of the answer.",
+                "Maximum length of the answer in tokens.",
             )?),
-            stop: fields.optional("stop_sequences", stop, "Texts that end the answer.")?.unwrap_or_default(),
+            stop: fields.optional("stop_sequences", stop, "Strings that end the answer.")?.unwrap_or_default(),
             ..sampling::core(fields)?
         };
-        let stream = fields.optional("stream", Flag, "Whether the answer comes as server-sent events.")?;
+        let stream = fields.optional("stream", Flag, "Whether the answer is streamed as server-sent events.")?;
         let user = Text::between(0, limits.user_chars);
-        let metadata =
-            Object(|fields: &mut Fields| fields.optional("user_id", user, "Who is asking; not used.").map(|_| ()));
+        let metadata = Object(|fields: &mut Fields| {
+            fields.optional("user_id", user, "Accepted and ignored: an id of the end user.").map(|_| ())
+        });
         fields.optional("metadata", metadata, "")?;
         fields.refused(
             "service_tier",
             &[json!("auto"), json!("standard_only")],
-            "there is one tier of service: auto",
+            "there is only one service tier: auto",
         )?;
-        fields.refused("mcp_servers", &[json!([])], "this server connects to no other")?;
-        fields.refused("container", &[], "there are no containers")?;
-        fields.refused("inference_geo", &[], "answers are made where the server runs")?;
+        fields.refused("mcp_servers", &[json!([])], "MCP servers are not supported")?;
+        fields.refused("container", &[], "containers are not supported")?;
+        fields.refused("inference_geo", &[], "the server cannot choose a region")?;
         fields.refused("diagnostics", &[], "this is not supported")?;
         Ok(Self { conversation, params, stream: stream.unwrap_or(false) })
     }
@@ -60,16 +61,16 @@ impl Request for CountRequest {
     }
 }
 
-/// What both routes read: all that decides about the prompt.
+/// The fields that make the prompt, which both routes read.
 fn prompt(fields: &mut Fields, bounds: &Bounds) -> Result<CountRequest, Wrong> {
     bounds.check_model(fields)?;
     let messages = ListOf::between(Object(message), 1, bounds.limits.messages);
     let messages = fields.required(
         "messages",
         messages,
-        "The conversation so far; if the assistant has the last word, the answer goes on from there.",
+        "The conversation so far. If its last message is the assistant's, the answer continues it.",
     )?;
-    let system = fields.optional("system", texts(), "What goes before the conversation.")?;
+    let system = fields.optional("system", texts(), "System prompt.")?;
     cache_control(fields)?;
     refuse(fields)?;
     let conversation = conversation(system, messages)?;
@@ -80,21 +81,17 @@ fn refuse(fields: &mut Fields) -> Result<(), Wrong> {
     let no_tools = "tools are not supported";
     fields.refused("tools", &[json!([])], no_tools)?;
     fields.refused("tool_choice", &[json!({"type": "none"}), json!({"type": "auto"})], no_tools)?;
-    fields.refused(
-        "thinking",
-        &[json!({"type": "disabled"})],
-        "this server does not tell thoughts from answers: disabled",
-    )?;
-    fields.refused("output_config", &[json!({})], "constrained output and efforts are not supported")?;
+    fields.refused("thinking", &[json!({"type": "disabled"})], "reasoning is not separated from answers: disabled")?;
+    fields.refused("output_config", &[json!({})], "constrained output and effort levels are not supported")?;
     fields.refused("output_format", &[], "constrained output is not supported")?;
-    fields.refused("context_management", &[], "a conversation is taken as it is")?;
-    fields.refused("speed", &[json!("standard")], "there is one speed: standard")?;
-    fields.all_refused(&["user_profile_id", "workspace_id"], "this server knows keys alone")
+    fields.refused("context_management", &[], "conversations are not edited")?;
+    fields.refused("speed", &[json!("standard")], "there is only one speed: standard")?;
+    fields.all_refused(&["user_profile_id", "workspace_id"], "users and workspaces are not supported, only API keys")
 }
 
 fn message(fields: &mut Fields) -> Result<Message, Wrong> {
-    let role = fields.required("role", Word(&["user", "assistant", "system"]), "Whose words these are.")?;
-    let content = fields.required("content", texts(), "A text, or blocks that are texts.")?;
+    let role = fields.required("role", Word(&["user", "assistant", "system"]), "Role of the message's author.")?;
+    let content = fields.required("content", texts(), "A string, or an array of text blocks.")?;
     Ok(Message::new(role, content))
 }
 
@@ -121,14 +118,18 @@ fn block(fields: &mut Fields) -> Result<String, Wrong> {
 fn cache_control(fields: &mut Fields) -> Result<(), Wrong> {
     let control = |fields: &mut Fields| {
         fields.required("type", Word(&["ephemeral"]), "")?;
-        fields.optional("ttl", Word(&["5m", "1h"]), "What is kept, and how long, depends on the room there is.")?;
+        fields.optional(
+            "ttl",
+            Word(&["5m", "1h"]),
+            "Accepted and ignored: cached prefixes are evicted when memory is needed.",
+        )?;
         Ok(())
     };
-    fields.optional("cache_control", Object(control), "Common beginnings are found without it.").map(|_| ())
+    fields.optional("cache_control", Object(control), "Accepted and ignored: prefix caching is automatic.").map(|_| ())
 }
 
-/// Anthropic's rules: turns of one side that follow each other are one turn, and an assistant's last turn is the
-/// beginning of the answer.
+/// Anthropic's rules: turns of one side that follow each other are one turn, and an assistant's
+/// last turn is the beginning of the answer.
 fn conversation(system: Option<String>, messages: Vec<Message>) -> Result<Conversation, Wrong> {
     let mut turns: Vec<Message> = system.map(|text| Message::new("system", text)).into_iter().collect();
     for message in messages {

@@ -18,7 +18,7 @@ pub fn schemas() -> Map<String, Value> {
 
 type Named = Vec<(&'static str, Value)>;
 
-/// Each event of a stream, as those who read events see it.
+/// Each event of a stream, in the form that clients of such streams see.
 fn events() -> Named {
     let data =
         json!({"type": "string", "contentMediaType": "application/json", "pattern": r"^(\{[\s\S]*\}|\[DONE\])$"});
@@ -41,8 +41,8 @@ fn completions() -> Named {
         ],
         [],
     );
-    let told = object([("logprob", number()), ("rank", count()), ("decoded_token", text())], []);
-    let prompt_logprobs = list(or_null(map_of(told)));
+    let entry_of_prompt = object([("logprob", number()), ("rank", count()), ("decoded_token", text())], []);
+    let prompt_logprobs = list(or_null(map_of(entry_of_prompt)));
     let message = object([("role", word("assistant")), ("content", text()), ("refusal", null())], []);
     let chat_choice = object(
         [

@@ -1,5 +1,5 @@
-//! What the readers of single fields cannot say of themselves: fields that need each other, and bounds that come from
-//! the model rather than from the limits.
+//! Conditions that readers of single fields cannot describe: fields that need each other, and
+//! bounds that come from the model rather than from the limits.
 
 use serde_json::{Value, json};
 

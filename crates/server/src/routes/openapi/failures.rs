@@ -7,19 +7,19 @@ use crate::error::ErrorStyle;
 use crate::routes::health::STATUSES;
 
 /// Every status but 200 that any route answers, and when.
-const STATUSES_TOLD: [(u16, &str); 12] = [
-    (400, "The request makes no sense or asks too much; the field is named."),
+const FAILURES: [(u16, &str); 12] = [
+    (400, "The request is invalid or exceeds a limit; the error names the field."),
     (401, "The API key is missing or wrong."),
-    (403, "The host or the origin is not one that may ask."),
-    (404, "There is no such model, or no such thing kept."),
+    (403, "The host or the origin is not allowed."),
+    (404, "The model, or the stored response, does not exist."),
     (408, "The body did not arrive in time."),
     (413, "The body is too large."),
     (415, "The body is not JSON."),
-    (429, "Too many requests are waiting or under way."),
-    (431, "The request's header is too large."),
-    (500, "The server is at fault."),
-    (503, "The model is being loaded, or the server is about to end."),
-    (504, "The request took longer than it may."),
+    (429, "Too many requests are queued or in flight."),
+    (431, "The request's headers are too large."),
+    (500, "Internal error."),
+    (503, "The model is being loaded, or the server is shutting down."),
+    (504, "The request exceeded its time limit."),
 ];
 
 fn key(status: u16, style: ErrorStyle) -> String {
@@ -29,7 +29,7 @@ fn key(status: u16, style: ErrorStyle) -> String {
     }
 }
 
-/// What a route of this path answers with this status.
+/// The answer of a route of this path with this status.
 pub fn of(status: u16, path: &str) -> Value {
     json!({"$ref": format!("#/components/responses/{}", key(status, ErrorStyle::of_path(path)))})
 }
@@ -37,16 +37,16 @@ pub fn of(status: u16, path: &str) -> Value {
 pub fn responses() -> Map<String, Value> {
     let styles = [(ErrorStyle::OpenAi, "Error"), (ErrorStyle::Anthropic, "AnthropicError")];
     let one = |(status, about): (u16, &str), style, schema| (key(status, style), response(status, about, schema));
-    let of_style = |(style, schema)| STATUSES_TOLD.map(|told| one(told, style, schema));
+    let of_style = |(style, schema)| FAILURES.map(|failure| one(failure, style, schema));
     styles.into_iter().flat_map(of_style).collect()
 }
 
 fn response(status: u16, about: &str, schema: &str) -> Value {
     let content = json!({"application/json": {"schema": named(schema)}});
     let seconds =
-        json!({"description": "Seconds until it is worth asking again.", "schema": {"type": "integer", "minimum": 1}});
+        json!({"description": "Seconds to wait before the next attempt.", "schema": {"type": "integer", "minimum": 1}});
     let mut response = json!({"description": about});
-    // A header that is too large is refused before anybody reads what it asks for.
+    // Too large a header is refused before its request is read.
     if status != 431 {
         response["headers"] = request_id();
         response["content"] = content;
@@ -67,14 +67,14 @@ fn response(status: u16, about: &str, schema: &str) -> Value {
 
 /// Every answer says which request it is to.
 pub fn request_id() -> Value {
-    json!({"x-request-id": {"description": "The client's own name for the request, or the server's.", "schema": {"type": "string"}}})
+    json!({"x-request-id": {"description": "Id of the request: the client's, or one that the server made.", "schema": {"type": "string"}}})
 }
 
-/// 503 of a route that tells how the server is.
+/// The 503 of a route that reports the health of the server.
 pub fn unhealthy() -> Value {
     let schema = either(named("Health"), named("Error"));
     json!({
-        "description": "Requests are not worth sending here now.", "headers": request_id(),
+        "description": "The server cannot process requests now.", "headers": request_id(),
         "content": {"application/json": {"schema": schema}},
     })
 }
@@ -163,7 +163,7 @@ mod tests {
         let schemas: Map<String, Value> = schemas().into_iter().collect();
         for refusal in refusals {
             let status = refusal.status().as_u16();
-            assert!(STATUSES_TOLD.iter().any(|told| told.0 == status), "{refusal:?}");
+            assert!(FAILURES.iter().any(|failure| failure.0 == status), "{refusal:?}");
             for (style, name) in [(ErrorStyle::OpenAi, "Error"), (ErrorStyle::Anthropic, "AnthropicError")] {
                 check(&schemas[name], &refusal.body(style)).unwrap_or_else(|why| panic!("{refusal:?}: {why}"));
             }

@@ -39,11 +39,11 @@ pub struct Operation {
     pub parameters: Vec<Value>,
     pub content: Content,
     pub failures: &'static [u16],
-    /// Whether its 503 tells how the server is.
+    /// Its 503 reports the health of the server.
     pub is_health: bool,
 }
 
-/// What a good answer holds, by the name of its schema.
+/// Content of a successful answer, by the name of its schema.
 pub enum Content {
     Json(&'static str),
     JsonOrEvents(&'static str),
@@ -80,7 +80,7 @@ impl Operation {
         Self { method: "post", body, tag, failures, ..Self::get(path, id, about, content) }
     }
 
-    /// What a good answer makes it possible to ask next.
+    /// Operations that a successful answer leads to.
     pub fn links(&self) -> Option<Value> {
         if self.id != "createResponse" {
             return None;
@@ -102,7 +102,7 @@ pub fn all(serving: &Serving) -> Vec<Operation> {
 
 fn generating() -> Vec<Operation> {
     use Content::{Json, JsonOrEvents};
-    let chat = "Answers a conversation.";
+    let chat = "Generates an answer to a conversation.";
     vec![
         Operation::post(
             "/v1/chat/completions",
@@ -115,7 +115,7 @@ fn generating() -> Vec<Operation> {
         Operation::post(
             "/v1/completions",
             "createCompletion",
-            "Continues texts.",
+            "Generates continuations of prompts.",
             "CompletionRequest",
             JsonOrEvents("Completion"),
             GENERATES,
@@ -123,7 +123,7 @@ fn generating() -> Vec<Operation> {
         Operation::post(
             "/v1/responses",
             "createResponse",
-            "Answers, and keeps the conversation.",
+            "Generates an answer and stores the conversation.",
             "ResponseRequest",
             JsonOrEvents("Response"),
             GENERATES,
@@ -132,7 +132,7 @@ fn generating() -> Vec<Operation> {
         Operation::post(
             "/v1/messages/count_tokens",
             "countMessageTokens",
-            "Tells how long a conversation is.",
+            "Counts the tokens of a conversation.",
             "MessageCountRequest",
             Json("MessageCount"),
             READS,
@@ -140,7 +140,7 @@ fn generating() -> Vec<Operation> {
         Operation::post(
             "/v1/embeddings",
             "createEmbedding",
-            "Turns texts into vectors.",
+            "Computes embeddings.",
             "EmbeddingRequest",
             Json("Embeddings"),
             GENERATES,
@@ -148,7 +148,7 @@ fn generating() -> Vec<Operation> {
         Operation::post(
             "/tokenize",
             "tokenize",
-            "Tells the tokens of a text or a conversation.",
+            "Tokenizes a string or a conversation.",
             "TokenizeRequest",
             Json("Tokenized"),
             READS,
@@ -156,7 +156,7 @@ fn generating() -> Vec<Operation> {
         Operation::post(
             "/detokenize",
             "detokenize",
-            "Tells the text of tokens.",
+            "Decodes token ids to a string.",
             "DetokenizeRequest",
             Json("Detokenized"),
             READS,
@@ -168,7 +168,7 @@ fn generating() -> Vec<Operation> {
 fn kept() -> Vec<Operation> {
     use Content::Json;
     let id = json!({
-        "name": "id", "in": "path", "required": true, "description": "As the response was called.",
+        "name": "id", "in": "path", "required": true, "description": "Id of the response.",
         "schema": {"type": "string", "pattern": RESPONSE_ID},
     });
     let with_query = |query: Value| [id.clone()].into_iter().chain(parameters(&query)).collect();
@@ -177,17 +177,22 @@ fn kept() -> Vec<Operation> {
     vec![
         kept(Operation {
             parameters: with_query(fields::schema::<RetrieveQuery>(&())),
-            ..Operation::get(one, "retrieveResponse", "A response that is kept.", Json("Response"))
+            ..Operation::get(one, "retrieveResponse", "Returns a stored response.", Json("Response"))
         }),
         kept(Operation {
             method: "delete",
             parameters: vec![id.clone()],
             failures: FINDS,
-            ..Operation::get(one, "deleteResponse", "Keeps a response no longer.", Json("DeletedResponse"))
+            ..Operation::get(one, "deleteResponse", "Deletes a stored response.", Json("DeletedResponse"))
         }),
         kept(Operation {
             parameters: with_query(fields::schema::<ItemsQuery>(&())),
-            ..Operation::get(items, "listResponseInputItems", "What it answered.", Json("InputItems"))
+            ..Operation::get(
+                items,
+                "listResponseInputItems",
+                "Lists the conversation that a stored response answers.",
+                Json("InputItems"),
+            )
         }),
     ]
 }
@@ -195,39 +200,39 @@ fn kept() -> Vec<Operation> {
 fn telling(serving: &Serving) -> Vec<Operation> {
     use Content::{Document, Json, Text};
     let name = json!({
-        "name": "name", "in": "path", "required": true, "description": "The model.",
+        "name": "name", "in": "path", "required": true, "description": "Name of the model.",
         "schema": {"type": "string", "enum": serving.model.names.listed},
     });
     let health = |path, id| Operation { is_health: true, ..Operation::get(path, id, HEALTH, Json("Health")) };
     let pinged = Operation { method: "post", failures: SIGNALS, ..health("/ping", "postPing") };
     let get = Operation::get;
     vec![
-        get("/v1/models", "listModels", "The model, under each of its names.", Json("Models")),
+        get("/v1/models", "listModels", "Lists the model under each of its names.", Json("Models")),
         Operation {
             parameters: vec![name],
             failures: FINDS,
-            ..get("/v1/models/{name}", "retrieveModel", "The model of this name.", Json("Model"))
+            ..get("/v1/models/{name}", "retrieveModel", "Describes the model of this name.", Json("Model"))
         },
         health("/health", "health"),
         health("/health_generate", "healthGenerate"),
         health("/ping", "ping"),
         pinged,
-        Operation { about: "Whether requests are taken.", ..health("/ready", "ready") },
-        get("/load", "load", "Requests under way.", Json("ServerLoad")),
-        get("/version", "version", "The server's version.", Json("Version")),
-        get("/server_info", "serverInfo", "How the model is run.", Json("ServerInfo")),
-        get("/get_server_info", "getServerInfo", "The same under its older name.", Json("ServerInfo")),
-        get("/model_info", "modelInfo", "What the model is.", Json("ModelInfo")),
-        get("/get_model_info", "getModelInfo", "The same under its older name.", Json("ModelInfo")),
-        get("/v1/loads", "listLoads", "How much there is to do.", Json("Loads")),
-        get("/loads", "loads", "The same under another name.", Json("Loads")),
-        get("/get_load", "getLoad", "The same as older routers read it.", Json("OldLoads")),
-        get("/metrics", "metrics", "Everything that is counted, as Prometheus reads it.", Text),
+        Operation { about: "Reports whether the server accepts requests.", ..health("/ready", "ready") },
+        get("/load", "load", "Reports the number of requests in flight.", Json("ServerLoad")),
+        get("/version", "version", "Reports the version of the server.", Json("Version")),
+        get("/server_info", "serverInfo", "Reports the configuration of the server.", Json("ServerInfo")),
+        get("/get_server_info", "getServerInfo", "Older name of /server_info.", Json("ServerInfo")),
+        get("/model_info", "modelInfo", "Describes the model.", Json("ModelInfo")),
+        get("/get_model_info", "getModelInfo", "Older name of /model_info.", Json("ModelInfo")),
+        get("/v1/loads", "listLoads", "Reports running and queued requests.", Json("Loads")),
+        get("/loads", "loads", "Another name of /v1/loads.", Json("Loads")),
+        get("/get_load", "getLoad", "Reports the load in the format of older routers.", Json("OldLoads")),
+        get("/metrics", "metrics", "All metrics in the Prometheus text format.", Text),
         get("/openapi.json", "openapi", "This document.", Document),
     ]
 }
 
-const HEALTH: &str = "Whether the server answers and its engine gets anywhere.";
+const HEALTH: &str = "Reports whether the server answers and its engine makes progress.";
 
 /// The fields of a query, as parameters.
 fn parameters(schema: &Value) -> Vec<Value> {

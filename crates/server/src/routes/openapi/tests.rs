@@ -57,7 +57,7 @@ fn tokenizer() -> Tokenizer {
     Tokenizer::from_json(file.to_string().as_bytes()).expect("a sound file")
 }
 
-fn app() -> App {
+pub fn app() -> App {
     let config = EngineConfig {
         max_seqs: 4,
         max_model_len: 64,

@@ -1,4 +1,5 @@
-//! What a response answers: a text, or messages as clients write them and as earlier responses gave them out.
+//! The input of a response: a string, or messages as clients write them and as earlier responses
+//! returned them.
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -6,7 +7,7 @@ use serde_json::{Value, json};
 use crate::fields::{Anything, Either, Fields, Kind, ListOf, Mapped, Object, OneOf, Opaque, Text, Word, Wrong};
 use crate::request::{Conversation, Message};
 
-/// Of one message.
+/// Content parts of one message.
 const MOST_PARTS: usize = 1024;
 const ID_BYTES: usize = 128;
 
@@ -64,7 +65,7 @@ struct ListedPart<'a> {
     annotations: Option<[(); 0]>,
 }
 
-/// The field `input`, of at most so many messages.
+/// The field `input`, of at most `most` messages.
 pub fn input(most: usize) -> impl Kind<Value = Vec<InputMessage>> {
     let messages = ListOf::between(Object(message), 1, most);
     Mapped {
@@ -81,17 +82,17 @@ pub fn response_id() -> Opaque {
 }
 
 fn message(fields: &mut Fields) -> Result<InputMessage, Wrong> {
-    fields.optional("type", Word(&["message"]), "The one kind of item there is.")?;
+    fields.optional("type", Word(&["message"]), "Type of the item; only messages are supported.")?;
     let roles = Word(&["user", "assistant", "system", "developer"]);
-    let role = fields.required("role", roles, "Whose words these are.")?;
-    let text = fields.required("content", content(), "A text, or parts that are texts.")?;
-    fields.optional("id", response_id(), "As an answer named it; names are given anew.")?;
+    let role = fields.required("role", roles, "Role of the message's author.")?;
+    let text = fields.required("content", content(), "A string, or an array of text parts.")?;
+    fields.optional("id", response_id(), "Accepted and ignored: items get new ids.")?;
     fields.optional(
         "status",
         Word(&["completed", "incomplete", "in_progress"]),
-        "As an answer said it; read alike whatever it is.",
+        "Accepted and ignored: the status of an earlier answer's item.",
     )?;
-    fields.refused("phase", &[], "answers have no phases")?;
+    fields.refused("phase", &[], "phases are not supported")?;
     Ok(InputMessage { role, text })
 }
 
@@ -111,13 +112,13 @@ fn part(fields: &mut Fields) -> Result<String, Wrong> {
     fields.required("type", Word(&["input_text", "output_text"]), "")?;
     fields.refused("annotations", &[json!([])], "annotations are not supported")?;
     let logprobs = ListOf::between(Anything, 0, i32::MAX as usize);
-    fields.optional("logprobs", logprobs, "As an answer gave them; no part of the conversation.")?;
-    fields.refused("prompt_cache_breakpoint", &[], "the cache finds common beginnings by itself")?;
+    fields.optional("logprobs", logprobs, "Accepted and ignored: log-probabilities of an earlier answer.")?;
+    fields.refused("prompt_cache_breakpoint", &[], "prefix caching is automatic")?;
     fields.required("text", Text::any(), "")
 }
 
-/// What the model's template is to write. Templates know one system message, at the beginning: instructions and what
-/// stands first in the input are one.
+/// The conversation for the model's template. Templates know one system message, at the beginning:
+/// instructions and system messages at the start of the input become one.
 pub fn conversation(instructions: Option<&str>, items: &[Item]) -> Conversation {
     let is_system = |item: &&Item| matches!(item.role, "system" | "developer");
     let leading = items.iter().take_while(is_system).count();
@@ -166,8 +167,8 @@ mod tests {
     fn other_items_are_refused_by_name() {
         let user = |content: Value| json!([{"role": "user", "content": content}]);
         for (value, expected) in [
-            (json!([]), "must be a list of 1 to 3"),
-            (json!(7), "must be a list"),
+            (json!([]), "must be an array of 1 to 3"),
+            (json!(7), "must be an array"),
             (
                 json!([{"type": "function_call_output", "call_id": "1", "output": ""}]),
                 "[0].type: must be one of: message",
@@ -178,7 +179,7 @@ mod tests {
                 user(json!([{"type": "input_image", "image_url": "http://x"}])),
                 "[0].content[0].type: must be one of: input_text, output_text",
             ),
-            (user(json!([])), "[0].content: must be a list of 1 to 1024"),
+            (user(json!([])), "[0].content: must be an array of 1 to 1024"),
             (user(json!([{"type": "input_text"}])), "[0].content[0].text: this field is required"),
         ] {
             assert_eq!(read(value), Err(expected.into()));

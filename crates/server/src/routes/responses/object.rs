@@ -13,7 +13,7 @@ use crate::text_stream::{AnswerToken, Finish};
 /// A response before it is known how it ends: everything that stays the same.
 pub struct Draft {
     pub id: String,
-    /// Of the one message that it will have.
+    /// Id of the one message that it will have.
     pub item_id: String,
     created: u64,
     pub service: Service,
@@ -84,7 +84,7 @@ impl Draft {
             Stage::Begun => {}
             Stage::Failed(error) => {
                 object.status = "failed";
-                // Of OpenAI's codes the one for what is the server's fault.
+                // OpenAI's code for an error of the server.
                 object.error = Some(Failure { code: "server_error", message: error.to_string() });
             }
             Stage::Ended { answer, usage } => {
@@ -119,11 +119,11 @@ pub enum Stage<'a> {
     Failed(&'a ApiError),
 }
 
-/// What the model answered.
+/// The model's answer.
 #[derive(Default)]
 pub struct Answer {
     pub text: String,
-    /// Those whose probabilities are told.
+    /// Tokens with log-probabilities.
     pub tokens: Vec<AnswerToken>,
     /// Whether it ended by itself.
     pub is_whole: bool,
@@ -214,13 +214,13 @@ pub struct Usage {
 #[derive(Clone, Copy, Serialize)]
 struct InputTokensDetails {
     cached_tokens: usize,
-    /// Writing to the cache is not told apart from computing.
+    /// Writes to the cache are not counted separately.
     cache_write_tokens: usize,
 }
 
 #[derive(Clone, Copy, Serialize)]
 struct OutputTokensDetails {
-    /// Nothing tells thoughts from answers yet, so none are counted.
+    /// Reasoning is not separated from answers yet, so it counts as 0.
     reasoning_tokens: usize,
 }
 

@@ -6,10 +6,10 @@ use super::input::{Item, response_id};
 use crate::error::ApiError;
 use crate::fields::{self, Count, Fields, Request, Word, Wrong};
 
-/// Of `GET /v1/responses/{id}`.
+/// The query of `GET /v1/responses/{id}`.
 pub struct RetrieveQuery;
 
-/// Of `GET /v1/responses/{id}/input_items`.
+/// The query of `GET /v1/responses/{id}/input_items`.
 pub struct ItemsQuery {
     limit: usize,
     is_ascending: bool,
@@ -25,7 +25,8 @@ pub fn read<R: Request<Bounds = ()>>(query: Option<&str>) -> Result<R, ApiError>
     fields::read(pairs.collect::<Map<_, _>>(), &())
 }
 
-/// A value as JSON would have it. No field's value has a character that an address writes in another way.
+/// A value as JSON would have it. No field's value has a character that an address writes in
+/// another way.
 fn plain(value: &str) -> Value {
     match value {
         "true" => json!(true),
@@ -38,7 +39,7 @@ impl Request for RetrieveQuery {
     type Bounds = ();
 
     fn read(fields: &mut Fields, (): &()) -> Result<Self, Wrong> {
-        fields.refused("stream", &[json!(false)], "a kept response is sent whole")?;
+        fields.refused("stream", &[json!(false)], "a stored response cannot be streamed")?;
         Ok(Self)
     }
 }
@@ -47,7 +48,7 @@ impl Request for ItemsQuery {
     type Bounds = ();
 
     fn read(fields: &mut Fields, (): &()) -> Result<Self, Wrong> {
-        let limit = fields.optional("limit", Count::between(1, 100), "Most items of a page.")?;
+        let limit = fields.optional("limit", Count::between(1, 100), "Maximum number of items of a page.")?;
         let order = fields.optional("order", Word(&["desc", "asc"]), "Which end comes first.")?;
         let after = fields.optional("after", response_id(), "The item that the page before ended with.")?;
         Ok(Self { limit: limit.unwrap_or(20), is_ascending: order == Some("asc"), after })
@@ -104,6 +105,6 @@ mod tests {
     fn a_kept_response_is_not_streamed() {
         assert!(read::<RetrieveQuery>(None).is_ok() && read::<RetrieveQuery>(Some("stream=false")).is_ok());
         let refused = read::<RetrieveQuery>(Some("stream=true")).map(|_| ()).map_err(|error| error.to_string());
-        assert_eq!(refused, Err("stream: a kept response is sent whole".into()));
+        assert_eq!(refused, Err("stream: a stored response cannot be streamed".into()));
     }
 }

@@ -18,7 +18,7 @@ pub struct ResponsesRequest {
     pub settings: Settings,
 }
 
-/// What the response repeats of its request.
+/// Fields of the request that the response repeats.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     pub instructions: Option<String>,
@@ -39,16 +39,22 @@ impl Request for ResponsesRequest {
     fn read(fields: &mut Fields, bounds: &Bounds) -> Result<Self, Wrong> {
         let limits = &bounds.limits;
         bounds.check_model(fields)?;
-        let input = fields.required("input", input(limits.messages), "A text, or messages.")?;
-        let stream =
-            fields.optional("stream", Flag, "Whether the response comes as server-sent events.")?.unwrap_or(false);
-        let options = fields.optional("stream_options", Object(stream_options), "Needs stream to be true.")?;
+        let input = fields.required("input", input(limits.messages), "A string, or an array of messages.")?;
+        let stream = fields
+            .optional("stream", Flag, "Whether the response is streamed as server-sent events.")?
+            .unwrap_or(false);
+        let options = fields.optional(
+            "stream_options",
+            Object(stream_options),
+            "Options of a stream; needs stream to be true.",
+        )?;
         if options.is_some() && !stream {
             return Err(Wrong::new("needs stream to be true").below(".stream_options"));
         }
-        let store = fields.optional("store", Flag, "Whether it is kept, for as long as there is room.")?;
+        let store =
+            fields.optional("store", Flag, "Whether the response is stored, until newer ones need its memory.")?;
         let request_id = Opaque { most: limits.request_id_bytes };
-        fields.optional("request_id", request_id, "Not used: ids are the server's own.")?;
+        fields.optional("request_id", request_id, "Accepted and ignored: the server makes its own ids.")?;
         let mut params = sampling::extended(fields, bounds)?;
         let settings = settings(fields, bounds)?;
         params.max_tokens = settings.max_output_tokens;
@@ -63,37 +69,41 @@ fn settings(fields: &mut Fields, bounds: &Bounds) -> Result<Settings, Wrong> {
     let user = Text::between(0, limits.user_chars);
     let top_logprobs = Count::between(0, limits.logprobs as usize);
     Ok(Settings {
-        instructions: fields.optional("instructions", Text::any(), "The system message; of this response alone.")?,
+        instructions: fields.optional("instructions", Text::any(), "System message, for this response only.")?,
         previous_response_id: fields.optional(
             "previous_response_id",
             response_id(),
-            "A kept response, whose conversation goes on.",
+            "Id of a stored response whose conversation to continue.",
         )?,
         max_output_tokens: fields.optional(
             "max_output_tokens",
             Count::between(1, usize::MAX),
-            "Most tokens of the answer.",
+            "Maximum length of the answer in tokens.",
         )?,
         top_logprobs: fields
-            .optional("top_logprobs", top_logprobs, "How many of the likeliest tokens are told with each.")?
+            .optional("top_logprobs", top_logprobs, "Number of most likely tokens to return with each token.")?
             .unwrap_or(0),
         metadata: fields
-            .optional("metadata", Metadata, "Names and texts that the response repeats.")?
+            .optional("metadata", Metadata, "Keys and strings that the response repeats.")?
             .unwrap_or_default(),
         parallel_tool_calls: fields
-            .optional("parallel_tool_calls", Flag, "There are no tools to call.")?
+            .optional("parallel_tool_calls", Flag, "Accepted and ignored: tools are not supported.")?
             .unwrap_or(true),
         tool_choice: fields.optional("tool_choice", Word(&["auto", "none"]), NO_TOOLS)?.unwrap_or("auto"),
-        user: fields.optional("user", user, "Who is asking; only repeated.")?,
-        safety_identifier: fields.optional("safety_identifier", user, "The same under its newer name.")?,
-        prompt_cache_key: fields.optional("prompt_cache_key", user, "Common beginnings are found without it.")?,
+        user: fields.optional("user", user, "An id of the end user, repeated in the response.")?,
+        safety_identifier: fields.optional("safety_identifier", user, "Newer name of user.")?,
+        prompt_cache_key: fields.optional(
+            "prompt_cache_key",
+            user,
+            "Accepted and ignored: prefix caching is automatic.",
+        )?,
     })
 }
 
 fn logprobs(fields: &mut Fields, top_logprobs: usize) -> Result<Option<u32>, Wrong> {
     // Reasoning is never apart from the answer, so all of what is there of it is included.
     let kinds = ListOf::between(Word(&[LOGPROBS, "reasoning.encrypted_content"]), 0, 8);
-    let include = fields.optional("include", kinds, "What the answer tells besides its text.")?.unwrap_or_default();
+    let include = fields.optional("include", kinds, "Additional output to return.")?.unwrap_or_default();
     match include.contains(&LOGPROBS) {
         true => Ok(Some(top_logprobs as u32)),
         false if top_logprobs == 0 => Ok(None),
@@ -102,29 +112,33 @@ fn logprobs(fields: &mut Fields, top_logprobs: usize) -> Result<Option<u32>, Wro
 }
 
 fn stream_options(fields: &mut Fields) -> Result<(), Wrong> {
-    fields.refused("include_obfuscation", &[json!(false)], "events are not padded")
+    fields.refused("include_obfuscation", &[json!(false)], "events cannot be padded")
 }
 
-/// What OpenAI or vLLM know here, and this server does not do.
+/// Fields of OpenAI or vLLM that are not supported here.
 fn refuse(fields: &mut Fields) -> Result<(), Wrong> {
     fields.refused("tools", &[json!([])], NO_TOOLS)?;
     fields.refused("max_tool_calls", &[], NO_TOOLS)?;
-    fields.optional("text", Object(text), "How the answer is written.")?;
+    fields.optional("text", Object(text), "Format of the answer.")?;
     fields.refused(
         "reasoning",
         &[json!({}), json!({"effort": null}), json!({"effort": null, "summary": null}), json!({"effort": "none"})],
-        "this server does not tell thoughts from answers",
+        "reasoning is not separated from answers",
     )?;
-    fields.refused("truncation", &[json!("disabled")], "a conversation that does not fit is refused: disabled")?;
-    fields.refused("background", &[json!(false)], "responses are not made in the background")?;
-    fields.refused("service_tier", &[json!("auto"), json!("default")], "there is one tier of service: auto")?;
+    fields.refused(
+        "truncation",
+        &[json!("disabled")],
+        "a conversation that does not fit the context is refused: disabled",
+    )?;
+    fields.refused("background", &[json!(false)], "background responses are not supported")?;
+    fields.refused("service_tier", &[json!("auto"), json!("default")], "there is only one service tier: auto")?;
     fields.refused("conversation", &[], "use previous_response_id")?;
     fields.refused("previous_input_messages", &[], "use previous_response_id, or input")?;
-    fields.refused("prompt", &[], "there are no stored prompts")?;
-    fields.refused("context_management", &[json!([])], "a conversation is kept as it is")?;
+    fields.refused("prompt", &[], "stored prompts are not supported")?;
+    fields.refused("context_management", &[json!([])], "conversations are not edited")?;
     fields.all_refused(
         &["prompt_cache_options", "prompt_cache_retention"],
-        "the cache finds common beginnings by itself, and keeps them while there is room",
+        "prefix caching is automatic and has no options",
     )?;
     fields.all_refused(&["moderation", "access_programs", "image", "structured_outputs"], "this is not supported")?;
     fields.refused("enable_response_messages", &[json!(false)], "this is not supported")?;
@@ -132,8 +146,8 @@ fn refuse(fields: &mut Fields) -> Result<(), Wrong> {
 }
 
 fn text(fields: &mut Fields) -> Result<(), Wrong> {
-    fields.refused("format", &[json!({"type": "text"})], "constrained output is not supported: text alone")?;
-    fields.refused("verbosity", &[json!("medium")], "this model has no such setting")
+    fields.refused("format", &[json!({"type": "text"})], "constrained output is not supported: only text")?;
+    fields.refused("verbosity", &[json!("medium")], "this setting is not supported")
 }
 
 /// Names and texts of the client's, as OpenAI bounds them.
@@ -160,7 +174,7 @@ impl Kind for Metadata {
         match value {
             Value::Object(map) if map.len() <= Self::MOST && map.iter().all(is_pair) => Ok(map),
             _ => Err(Wrong::new(format!(
-                "must be an object of at most {} texts of up to {} characters, with names of up to {}",
+                "must be an object of at most {} strings of up to {} characters, with keys of up to {}",
                 Self::MOST,
                 Self::VALUE,
                 Self::NAME

@@ -1,5 +1,5 @@
-//! Responses that clients may come back to, each for its own caller alone, bounded in number and in bytes. What was used
-//! longest ago leaves first.
+//! Stored responses, each for its own caller alone, bounded in number and in bytes. The least
+//! recently used one is evicted first.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
@@ -12,7 +12,7 @@ use super::input::Item;
 pub struct ResponseStore {
     most: usize,
     most_bytes: usize,
-    /// A secret of this process, so that nobody can work out an id from another.
+    /// A secret of this process, so that ids cannot be derived from each other.
     secret: RandomState,
     shelf: Mutex<Shelf>,
 }
@@ -24,12 +24,12 @@ struct Shelf {
     by_use: BTreeMap<u64, Arc<str>>,
     /// Counts uses; larger is later.
     clock: u64,
-    /// Of all entries together.
+    /// Bytes of all entries together.
     bytes: usize,
 }
 
 struct Entry {
-    /// Whose it is.
+    /// Tenant of the caller that it belongs to.
     tenant: u64,
     used: u64,
     bytes: usize,
@@ -51,7 +51,7 @@ impl Stored {
         Self { body: Bytes::from(body.into_boxed_str().into_boxed_bytes()), items: items.into_boxed_slice() }
     }
 
-    /// What the response was an answer to.
+    /// The conversation that the response answers.
     pub fn input(&self) -> &[Item] {
         self.items.split_last().map_or(&[], |(_, input)| input)
     }
@@ -155,7 +155,7 @@ mod tests {
         Stored::new("x".repeat(len), Vec::new())
     }
 
-    /// What one with a body of this length and an id of one letter takes.
+    /// Bytes of an entry with a body of this length and an id of one letter.
     fn bytes_of(len: usize) -> usize {
         let store = ResponseStore::new(1, usize::MAX);
         assert!(store.put(0, "a", stored(len)));
@@ -198,7 +198,8 @@ mod tests {
         assert_eq!(store.bytes(), 2 * one + hundred, "full to the last byte");
         assert!(store.put(0, "e", stored(2)));
         assert_eq!(has(&store, "bcde"), [false, false, true, true], "one byte more takes two of the small ones");
-        // What fills it alone is kept, what is a byte larger is not, and costs nobody a place.
+        // An entry that fills the store is stored; one that is a byte larger is not, and evicts no
+        // other.
         let room = 2 * one + hundred - bytes_of(0);
         assert!(!store.put(0, "f", stored(room + 1)));
         assert_eq!(has(&store, "def"), [true, true, false]);
@@ -224,7 +225,7 @@ mod tests {
         assert!(store.put(1, "a", stored(1)) && store.put(2, "b", stored(1)));
         assert!(store.get(1, "a").is_some() && store.get(2, "a").is_none() && store.get(0, "a").is_none());
         assert!(!store.remove(2, "a"));
-        // Nor does a look at somebody else's count as a use.
+        // A look at another caller's entry does not count as a use either.
         assert!(store.get(2, "a").is_none() && store.put(2, "c", stored(1)));
         assert_eq!(has(&store, "abc"), [true, false, true]);
         assert!(store.remove(1, "a"));

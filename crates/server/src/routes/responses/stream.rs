@@ -48,7 +48,7 @@ struct ItemBody<'a> {
     item: OutputMessage<'a>,
 }
 
-/// Where a text is: there is one item with one part.
+/// Place of a text: there is one item with one part.
 #[derive(Clone, Copy, Serialize)]
 struct Place<'a> {
     item_id: &'a str,
@@ -129,7 +129,8 @@ fn place(draft: &Draft) -> Place<'_> {
     Place { item_id: &draft.item_id, output_index: 0, content_index: 0 }
 }
 
-/// Whether there is anything to tell: half a character, or what may be the beginning of a stop text, is held back.
+/// Whether there is anything to tell: half a character, or what may be the beginning of a stop
+/// text, is held back.
 fn delta(events: &mut Events, draft: &Draft, piece: &Piece) -> bool {
     let logprobs = entries(&draft.service.model.tokenizer, &piece.tokens);
     let is_told = !piece.text.is_empty() || !logprobs.is_empty();
@@ -155,7 +156,7 @@ fn end(events: &mut Events, draft: &Draft, answer: &Answer, usage: Usage, keepin
     events.response(kind, object);
 }
 
-/// What failed is not kept.
+/// A failed response is not stored.
 fn fail(events: &mut Events, draft: &Draft, error: &ApiError) {
     events.response("response.failed", draft.object(Stage::Failed(error), false));
 }

@@ -1,4 +1,5 @@
-//! Bodies that are no JSON, no object, or not what they should be; and what their header says of them.
+//! Bodies that are no JSON, no object, or not what they should be; and what their header says of
+//! them.
 
 use super::{Case, Ending, Expect, MARKER, Route, head, head_with_length};
 

@@ -28,8 +28,8 @@ impl Client {
         Self { address, socket: None }
     }
 
-    /// The answer. Cases follow each other on one connection as long as it lasts: whatever one of them left behind would
-    /// spoil the next.
+    /// The answer. Cases follow each other on one connection as long as it lasts: whatever one of
+    /// them left behind would spoil the next.
     pub fn ask(&mut self, case: &Case) -> Answer {
         let kept = if case.ending == Ending::Reusable { self.socket.take() } else { None };
         let mut socket = kept.unwrap_or_else(|| self.connect());
@@ -100,7 +100,7 @@ fn read(socket: &mut TcpStream, sent: Instant) -> Answer {
     }
 }
 
-/// What is wrong with an answer, if anything is.
+/// The first fault of an answer.
 pub fn verdict(case: &Case, answer: &Answer) -> Result<(), String> {
     let is_as_expected = match case.expect {
         Expect::Taken | Expect::Tokens(_) => answer.status == 200,
@@ -191,7 +191,7 @@ fn an_answer_that_tells_too_much_is_found_out() {
         (messages, 400, openai.replace("MESSAGE", right), "an error of the wrong style"),
         (chat, 400, "top_p".into(), "a refusal that is no JSON"),
         (chat, 400, openai.replace("MESSAGE", "invalid type: integer `7`"), "not in the catalogue"),
-        (chat, 400, openai.replace("MESSAGE", "top_k: must be a whole number from -1 to 7"), "top_p is not named"),
+        (chat, 400, openai.replace("MESSAGE", "top_k: must be an integer from -1 to 7"), "top_p is not named"),
         (chat, 400, openai.replace("MESSAGE", &right.replace("top_p", "top_pzqmarkerqz")), "what was sent comes back"),
     ] {
         let found = judge(path, status, &body).expect("found out");

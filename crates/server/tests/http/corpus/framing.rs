@@ -1,4 +1,5 @@
-//! Below the body: lengths that lie, chunks that are none, paths and methods and hosts and keys that are others'.
+//! Below the body: lengths that lie, chunks that are none, paths and methods and hosts and keys
+//! that are others'.
 
 use super::{Case, Ending, Expect, KEY, MARKER, Route, head};
 

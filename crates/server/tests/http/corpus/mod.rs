@@ -1,7 +1,8 @@
-//! Hostile requests for every route, made from tables: each kind of harm, in each field that takes its kind of value.
+//! Hostile requests for every route, made from tables: each kind of harm, in each field that takes
+//! its kind of value.
 //!
-//! A case says what must become of it. The tables have an idea of their own of what is valid, written down beside the
-//! server's, so that a check that goes missing there is missed here.
+//! A case says what must become of it. The tables have an idea of their own of what is valid,
+//! written down beside the server's, so that a check that goes missing there is missed here.
 
 mod bodies;
 pub mod catalogue;
@@ -27,7 +28,7 @@ pub struct Case {
     pub ending: Ending,
 }
 
-/// What may be said on a case's connection after it.
+/// Use of a case's connection after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// The next request, if the answer leaves it open.
@@ -41,15 +42,17 @@ pub enum Ending {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expect {
     Taken,
-    /// Taken, as a prompt of so many tokens: nothing in it did anything.
+    /// Accepted, as a prompt of this many tokens: nothing in it was interpreted.
     Tokens(usize),
-    /// Refused with this status; a 400 names the field, or nothing where the body as a whole is at fault.
+    /// Refused with this status; a 400 names the field, or nothing where the body as a whole is at
+    /// fault.
     Refused(u16, &'static str),
     /// Either: what matters is that the answer is sound.
     TakenOrRefused(u16, &'static str),
-    /// Whatever it means: an answer or a refusal, and a sound one.
+    /// Any sound answer or refusal.
     Sound,
-    /// No request at all: one of these statuses, perhaps without a word, or (0) a connection that ends.
+    /// No request at all: one of these statuses, perhaps without a word, or (0) a connection that
+    /// ends.
     Unsound(&'static [u16]),
 }
 

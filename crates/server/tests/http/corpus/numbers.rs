@@ -2,7 +2,7 @@
 
 use super::{Case, Expect, Route};
 
-/// What a field takes.
+/// The numbers that a field accepts.
 #[derive(Clone, Copy, Debug)]
 pub enum Range {
     Whole(i128, i128),
@@ -15,7 +15,7 @@ pub enum Range {
 
 use Range::{Above, NotZero, Real, Whole};
 
-/// What a text of JSON says.
+/// The meaning of a JSON text.
 enum Sent {
     Number(f64),
     /// Written without a point, and so exact.

@@ -1,4 +1,4 @@
-//! What each route takes, as its clients know it.
+//! The fields of each route, as its clients know it.
 
 use super::numbers::Range::{self, Above, NotZero, Real, Whole};
 use crate::harness::{EMBEDDING, WIDE};
@@ -13,17 +13,18 @@ pub struct Route {
     pub token_lists: &'static [(&'static str, usize)],
     pub takes_many_tokens: bool,
     pub has_bias: bool,
-    /// Where the text goes that becomes the prompt: a field, and JSON around `TEXT`.
+    /// The place of the text that becomes the prompt: a field, and JSON around `TEXT`.
     pub prompt: Option<(&'static str, &'static str)>,
     /// Whether a prompt may be empty.
     pub takes_nothing: bool,
     /// Whether a prompt may take all of the context, with no room for an answer.
     pub needs_no_room: bool,
-    /// Fields of one opaque text, and the most characters it has; `true` where only visible ASCII is taken.
+    /// Fields of one opaque text, and the most characters it has; `true` where only visible ASCII
+    /// is taken.
     pub opaque: &'static [(&'static str, usize, bool)],
     /// Fields that hold one text or several.
     pub stops: &'static [&'static str],
-    /// What cannot be honoured, and has to be refused by name.
+    /// Unsupported values, which have to be refused by name.
     pub unsupported: &'static [(&'static str, &'static str)],
     /// Parts of a message's content that are no text.
     pub media: &'static [&'static str],
@@ -80,7 +81,7 @@ const CHAT_MEDIA: &[&str] = &[
     r#"{"type": "text", "text": "a", "image_url": "http://zqmarkerqz"}"#,
     r#"{"type": "zqmarkerqz"}"#,
 ];
-/// What vLLM and OpenAI know and this server does not do.
+/// Fields of vLLM and OpenAI that are not supported here.
 const GRAMMAR: [(&str, &str); 7] = [
     ("structured_outputs", r#"{"json": {"type": "zqmarkerqz"}}"#),
     ("guided_json", r#"{"$ref": "file:///etc/passwd"}"#),

@@ -1,8 +1,10 @@
-//! Texts: what looks like code, paths, addresses or control must be a text like any other, or be refused.
+//! Texts: what looks like code, paths, addresses or control must be a string like any other, or be
+//! refused.
 
 use super::{Case, Expect, Route};
 
-/// Texts that mean nothing here, as JSON writes them. Each byte of theirs is a token of the model under test.
+/// Texts that mean nothing here, as JSON writes them. Each byte of theirs is a token of the model
+/// under test.
 const INERT: &[&str] = &[
     r"../../etc/passwd",
     r"%2e%2e%2fetc%2fpasswd",
