@@ -57,6 +57,11 @@ impl Route {
         Some(self.with(field, &around.replace("TEXT", text)))
     }
 
+    /// The model's template writes the prompt.
+    pub fn has_template(&self) -> bool {
+        ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"].contains(&self.path)
+    }
+
     pub fn field_of_prompt(&self) -> &'static str {
         self.prompt.map_or("tokens", |(field, _)| field)
     }
