@@ -41,6 +41,9 @@ fn ctrl_c_at_the_prompt_loses_nothing() {
     screen.wait_for(&answer(QUESTION));
     // What was typed before it is gone, what is typed behind it is not.
     screen.type_in(&format!("/new{ENTER}"));
+    screen.wait_for("/new");
+    // Between two prompts Ctrl-C is a signal, which leaves the keys before it.
+    screen.wait_for(MARK_PASTES);
     screen.type_in(&format!("half a line{CTRL_C}{QUESTION}{ENTER}"));
     screen.wait_for(&answer(QUESTION));
     screen.type_in(&format!("{CTRL_C}{CTRL_C}/exit{ENTER}"));
