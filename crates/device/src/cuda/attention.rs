@@ -67,6 +67,8 @@ struct AttentionArgs {
     partial_rows: i32,
 }
 
+const _: () = assert!(size_of::<AttentionArgs>() == 176);
+
 // SAFETY: repr(C), numbers and addresses only, as in attention.cuh.
 unsafe impl KernelArg for AttentionArgs {}
 

@@ -13,7 +13,11 @@ const MOST_ROWS: u32 = 64;
 /// Mirrors `Runs`: from, to and how many, of each.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Runs([u32; 3 * AT_ONCE]);
+struct Runs {
+    words: [u32; 3 * AT_ONCE],
+}
+
+const _: () = assert!(size_of::<Runs>() == 1536);
 
 // SAFETY: repr(C), numbers only, as in copies.cu.
 unsafe impl KernelArg for Runs {}
@@ -49,13 +53,13 @@ pub(super) fn copy_rows(device: &Device, out: &Tensor, x: &Tensor, pairs: &[(u32
         return;
     }
     for some in runs(pairs).chunks(AT_ONCE) {
-        let mut words = Runs([0; 3 * AT_ONCE]);
-        for (words, run) in words.0.chunks_exact_mut(3).zip(some) {
+        let mut runs = Runs { words: [0; 3 * AT_ONCE] };
+        for (words, run) in runs.words.chunks_exact_mut(3).zip(some) {
             words.copy_from_slice(run);
         }
         let longest = some.iter().map(|run| run[2]).max().unwrap_or(1);
         let grid = [columns(width), longest.min(MOST_ROWS), some.len() as u32];
-        launch(device, &name("copy_rows", x, out), grid, 256, args![out.ptr(), x.ptr(), words, width as i32]);
+        launch(device, &name("copy_rows", x, out), grid, 256, args![out.ptr(), x.ptr(), runs, width as i32]);
     }
 }
 

@@ -144,6 +144,8 @@ pub(super) struct RoutingArgs {
     scale: f32,
 }
 
+const _: () = assert!(size_of::<RoutingArgs>() == 104);
+
 // SAFETY: repr(C), numbers and addresses only, as in routing.cu.
 unsafe impl KernelArg for RoutingArgs {}
 

@@ -29,10 +29,10 @@ const THREADS: u32 = 288;
 /// What the second kernel has of shared memory besides the rings and x.
 const FIXED_BYTES: usize = 9600;
 
-/// Mirrors `FewArgs` of experts_few_sm90.cuh.
+/// Mirrors `FewExpertsArgs` of experts_few_sm90.cuh.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct FewArgs {
+struct FewExpertsArgs {
     routing: RoutingArgs,
     x: u64,
     bias: u64,
@@ -45,8 +45,10 @@ struct FewArgs {
     out_f32: i32,
 }
 
+const _: () = assert!(size_of::<FewExpertsArgs>() == 152);
+
 // SAFETY: repr(C), numbers and addresses only, as in experts_few_sm90.cuh.
-unsafe impl KernelArg for FewArgs {}
+unsafe impl KernelArg for FewExpertsArgs {}
 
 /// A layer's experts as these kernels read them.
 pub(super) struct Few {
@@ -114,7 +116,7 @@ impl Cuda {
         }
         let (activation, alpha, limit) = activation_number(op.activation);
         let bias = |buffer: &Option<Buffer>| buffer.as_ref().map_or(0, Buffer::ptr);
-        let gate_up = FewArgs {
+        let gate_up = FewExpertsArgs {
             routing,
             x,
             bias: bias(&experts.gate_up_bias),
@@ -126,7 +128,7 @@ impl Cuda {
             limit,
             out_f32: 0,
         };
-        let down = FewArgs {
+        let down = FewExpertsArgs {
             x: gated,
             bias: bias(&experts.down_bias),
             out: out.ptr(),
@@ -141,7 +143,7 @@ impl Cuda {
         true
     }
 
-    fn launch_few(&self, name: &str, blocks: u32, shared_bytes: usize, map: TensorMap, call: FewArgs) {
+    fn launch_few(&self, name: &str, blocks: u32, shared_bytes: usize, map: TensorMap, call: FewExpertsArgs) {
         let shared_bytes = shared_bytes as u32;
         let launch = Launch { grid: [blocks, 1, 1], threads: THREADS, shared_bytes, overlap: true };
         self.device.launch(&self.device.kernel(name), launch, args![map, call]);

@@ -47,6 +47,8 @@ pub(super) struct PlainArgs {
     pub padding: i32,
 }
 
+const _: () = assert!(size_of::<PlainArgs>() == 64);
+
 // SAFETY: repr(C), numbers and addresses only, as in linear_plain.cu.
 unsafe impl KernelArg for PlainArgs {}
 

@@ -1,4 +1,4 @@
-//! Products of up to eight rows that norm what they read, gate what they give or add it to the residual stream by
+//! Products of one row that norm what they read, gate what they give or add it to the residual stream by
 //! themselves (`kernels/linear_few.cuh`): which weights they take, and with which geometry.
 //!
 //! Their sums are not those of the streaming kernels to the bit, so nothing that must not depend on the number of rows
@@ -41,6 +41,8 @@ struct FewArgs {
     alpha: f32,
     limit: f32,
 }
+
+const _: () = assert!(size_of::<FewArgs>() == 96);
 
 // SAFETY: repr(C), numbers and addresses only, as in linear_few.cuh.
 unsafe impl KernelArg for FewArgs {}

@@ -22,6 +22,16 @@ const WARPS: usize = 24;
 /// Most rows that a streamed product is worth it for; beyond 16 the weight is read twice.
 pub(super) const STREAMED_ROWS: usize = 32;
 
+/// Mirrors `Levels` of linear.cuh.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct Levels {
+    low: [u32; 4],
+    high: [u32; 4],
+}
+
+const _: () = assert!(size_of::<Levels>() == 32);
+
 /// Mirrors `StreamArgs` of linear_stream.cuh.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
@@ -40,13 +50,14 @@ pub(super) struct StreamArgs {
     slices: i32,
     group_quarters: i32,
     offset: u32,
-    levels_low: [u32; 4],
-    levels_high: [u32; 4],
+    levels: Levels,
     scale: f32,
     activation: i32,
     alpha: f32,
     limit: f32,
 }
+
+const _: () = assert!(size_of::<StreamArgs>() == 128);
 
 // SAFETY: repr(C), numbers and addresses only, as in linear_stream.cuh.
 unsafe impl KernelArg for StreamArgs {}
@@ -192,8 +203,8 @@ impl Run {
                 Code::Table(levels) => {
                     for (code, level) in levels.iter().enumerate() {
                         let [low, high] = level.to_le_bytes();
-                        call.levels_low[code / 4] |= u32::from(low) << (8 * (code % 4));
-                        call.levels_high[code / 4] |= u32::from(high) << (8 * (code % 4));
+                        call.levels.low[code / 4] |= u32::from(low) << (8 * (code % 4));
+                        call.levels.high[code / 4] |= u32::from(high) << (8 * (code % 4));
                     }
                 }
             }

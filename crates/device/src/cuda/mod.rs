@@ -21,6 +21,8 @@ mod linear;
 mod linear_coded;
 mod linear_few;
 mod linear_stream;
+#[cfg(test)]
+mod mirrors;
 mod moves;
 mod parcel;
 mod paths;

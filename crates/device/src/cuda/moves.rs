@@ -12,7 +12,11 @@ const AT_ONCE: usize = 64;
 /// Mirrors `Moves`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Moves([u32; 2 * AT_ONCE]);
+struct Moves {
+    pairs: [u32; 2 * AT_ONCE],
+}
+
+const _: () = assert!(size_of::<Moves>() == 512);
 
 // SAFETY: repr(C), numbers only, as in move_tokens.cu.
 unsafe impl KernelArg for Moves {}
@@ -33,8 +37,8 @@ pub(super) fn move_tokens(device: &Device, kv: &Kv, pairs: &[(u32, u32)]) {
     let (block_stride, layer_stride, section) = (kv.block_stride() as i64, layer_stride as i64, kv.section() as i64);
     let (kv_heads, row_bytes, scaled) = (shape.kv_heads as i32, row_bytes as i32, i32::from(scaled));
     for some in pairs.chunks(AT_ONCE) {
-        let mut moves = Moves([0; 2 * AT_ONCE]);
-        for (words, &(from, to)) in moves.0.chunks_exact_mut(2).zip(some) {
+        let mut moves = Moves { pairs: [0; 2 * AT_ONCE] };
+        for (words, &(from, to)) in moves.pairs.chunks_exact_mut(2).zip(some) {
             words.copy_from_slice(&[from, to]);
         }
         let grid = [units.div_ceil(256) as u32, 2 * shape.layers as u32, 1];

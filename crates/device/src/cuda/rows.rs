@@ -163,6 +163,8 @@ struct PrepareQkvArgs {
     padding: i32,
 }
 
+const _: () = assert!(size_of::<PrepareQkvArgs>() == 112);
+
 // SAFETY: repr(C), numbers and addresses only, as in qkv.cu.
 unsafe impl KernelArg for PrepareQkvArgs {}
 

@@ -13,7 +13,7 @@ use crate::{Draw, DrawFailure, Drawn, DrawnLogprobs, Draws, Error, Result};
 
 const NONE: u32 = u32::MAX;
 /// Bytes that the kernels keep of a row between each other.
-const STATE_BYTES: usize = 41_504;
+pub(super) const STATE_BYTES: usize = 40_992;
 /// Tokens whose weights are summed together, and how many such sums a row may have.
 const CHUNK: usize = 4096;
 const MOST_TOKENS: usize = 64 * CHUNK;
@@ -43,6 +43,8 @@ struct SampleRow {
     padding: u32,
 }
 
+const _: () = assert!(size_of::<SampleRow>() == 80);
+
 // SAFETY: repr(C), numbers only, no padding that is not named.
 unsafe impl Plain for SampleRow {}
 
@@ -57,6 +59,8 @@ struct SampleResult {
     rank: u32,
     num_top: u32,
 }
+
+const _: () = assert!(size_of::<SampleResult>() == 24);
 
 // SAFETY: repr(C), numbers only, no padding.
 unsafe impl Plain for SampleResult {}
@@ -79,6 +83,8 @@ struct SampleArgs {
     num_rows: i32,
     padding: i32,
 }
+
+const _: () = assert!(size_of::<SampleArgs>() == 88);
 
 // SAFETY: repr(C), numbers and addresses only, as in sample.cuh.
 unsafe impl KernelArg for SampleArgs {}

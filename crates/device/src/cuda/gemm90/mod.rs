@@ -42,6 +42,8 @@ struct Gemm90Args {
     limit: f32,
 }
 
+const _: () = assert!(size_of::<Gemm90Args>() == 88);
+
 // SAFETY: repr(C), numbers and addresses only, as in gemm_sm90.cuh.
 unsafe impl KernelArg for Gemm90Args {}
 

@@ -39,6 +39,8 @@ struct Wide90Args {
     padding: i32,
 }
 
+const _: () = assert!(size_of::<Wide90Args>() == 40);
+
 // SAFETY: repr(C), numbers and addresses only, as in gemm_wide_sm90.cu.
 unsafe impl KernelArg for Wide90Args {}
 

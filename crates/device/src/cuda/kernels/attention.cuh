@@ -8,7 +8,7 @@
 
 #define SPLIT 256
 
-// By value, mirrored in Rust with repr(C): 160 bytes.
+// By value, mirrored in Rust with repr(C): 176 bytes.
 struct AttentionArgs {
     void* out;               // [rows, heads * head_dim] activations
     const void* qkv;         // q of row r and head h at r * qkv_width + h * head_dim
@@ -34,6 +34,7 @@ struct AttentionArgs {
     i32 window;              // 0: none
     i32 partial_rows;        // most rows of a span in decode form; the stride of `partial`
 };
+static_assert(sizeof(AttentionArgs) == 176, "as the host has it");
 
 // Decode form: the items of a span are consecutive in the work list, ascending, and cover every split that any of its
 // rows sees. The result of item w (its place in the work list) for row i of its span and one head is head_dim sums, the

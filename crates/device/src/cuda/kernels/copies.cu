@@ -11,6 +11,7 @@
 struct Runs {
     u32 words[3 * 128];
 };
+static_assert(sizeof(Runs) == 1536, "as the host has it");
 
 // The 1024 columns of a row that belong to block x.
 template <typename T, typename O> DEVICE void copy_row(O* to, const T* from, int width, bool fours) {

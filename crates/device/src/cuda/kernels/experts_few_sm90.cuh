@@ -33,7 +33,7 @@
 // Experts of which the kernels choose by themselves.
 #define ROUTED_HERE 128
 
-struct FewArgs {
+struct FewExpertsArgs {
     RoutingArgs routing; // of its lists only `experts_of` and `weights`, of more than ROUTED_HERE experts
     const bf16* x;       // [rows, hidden]; for the second kernel what the first one gave
     const float* bias;   // [experts][2 * inter]; [experts][hidden]; or null
@@ -43,7 +43,7 @@ struct FewArgs {
     float alpha, limit;
     i32 out_f32; // of the second
 };
-static_assert(sizeof(FewArgs) == 152, "as the host has it");
+static_assert(sizeof(FewExpertsArgs) == 152, "as the host has it");
 
 // Who chose what.
 struct Hits {
@@ -163,7 +163,7 @@ struct Few {
 
 // A tile: eight values of `inter` of one expert, their gate rows above their up rows, so that both meet in a lane. A warp
 // has the slices w, w + 8, ... of k, at most SLICES, and holds what it needs of x all the time.
-template <int SLICES> DEVICE void few_gate_up(const TensorMap* map, const FewArgs& a, u8* shared) {
+template <int SLICES> DEVICE void few_gate_up(const TensorMap* map, const FewExpertsArgs& a, u8* shared) {
     __shared__ Hits hits;
     __shared__ FewBarriers barriers;
     __shared__ float sums[2][FEW_WARPS][16][10]; // of a tile: row of weights, token, and a gap
@@ -249,7 +249,7 @@ template <int SLICES> DEVICE void few_gate_up(const TensorMap* map, const FewArg
 
 // A tile: sixteen outputs. Of all experts that any row chose a warp has one in eight; what each gives each row waits in
 // shared memory until all can be added. x lies behind the rings, [pair][inter] with a gap of 64 bytes.
-DEVICE void few_down(const TensorMap* map, const FewArgs& a, u8* shared) {
+DEVICE void few_down(const TensorMap* map, const FewExpertsArgs& a, u8* shared) {
     __shared__ Hits hits;
     __shared__ FewBarriers barriers;
     __shared__ float results[2][FEW_PAIRS][16];

@@ -17,6 +17,7 @@ struct Gemm90Args {
     i32 activation;      // gates are the first half of n, ups the second, and out is [rows, n / 2], bf16; or NOT_GATED
     float alpha, limit;  // the activation's
 };
+static_assert(sizeof(Gemm90Args) == 88, "as the host has it");
 
 // One tile of the output: `w_row` of the weights' map and rows of x from `token`.
 struct Tile {

@@ -27,6 +27,7 @@ struct Wide90Args {
     float4* parked;
     i32 rows, n, k, slices, token_group, padding;
 };
+static_assert(sizeof(Wide90Args) == 40, "as the host has it");
 
 // Place in the ring, of loader or multipliers.
 template <int STAGES> struct Place {

@@ -109,6 +109,7 @@ DEVICE void small_nibbles(u32 out[4], u32 word, u32 least) {
 struct Levels {
     u32 low[4], high[4];
 };
+static_assert(sizeof(Levels) == 32, "as the host has it");
 // The eight nibbles of `word`, lowest first, as four pairs.
 DEVICE void look_up(const Levels& levels, u32 word, u32 out[4]) {
     u32 within = word & 0x77777777u, which = ((word >> 1) & 0x44444444u) | 0x32103210u;

@@ -1,4 +1,4 @@
-// Products with up to eight rows: see linear_few.cuh. A kernel a form of weights, and one more that gates.
+// Products with few rows: see linear_few.cuh. A kernel a form of weights, and one more that gates.
 #include "linear_few.cuh"
 
 FEW_KERNEL(few_bf16, PLAIN, false, 4)

@@ -34,6 +34,7 @@ struct FewArgs {
     i32 activation; // of gates, with its constants
     float alpha, limit;
 };
+static_assert(sizeof(FewArgs) == 96, "as the host has it");
 
 #define MEMBER __device__ __forceinline__
 

@@ -24,6 +24,7 @@ struct PlainArgs {
     const u32* offsets;  // [experts + 1], or null: dense
     i32 m, n, k, experts, out_is_f32, padding;
 };
+static_assert(sizeof(PlainArgs) == 64, "as the host has it");
 
 template <typename T> DEVICE void linear_plain(const PlainArgs& args) {
     // Columns of both sides; the gap keeps four neighbours on one line apart from the next.

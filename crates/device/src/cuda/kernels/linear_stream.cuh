@@ -40,6 +40,7 @@ struct StreamArgs {
     i32 activation;     // of gates, with its constants
     float alpha, limit;
 };
+static_assert(sizeof(StreamArgs) == 128, "as the host has it");
 
 #define MEMBER __device__ __forceinline__
 

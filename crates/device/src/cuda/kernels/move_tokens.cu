@@ -13,6 +13,7 @@
 struct Moves {
     u32 pairs[128];
 };
+static_assert(sizeof(Moves) == 512, "as the host has it");
 
 template <typename Piece>
 DEVICE void move_pieces(u8* kv, const Moves& moves, i32 num, i64 block_stride, i64 layer_stride, i64 section, u32 kv_heads,
