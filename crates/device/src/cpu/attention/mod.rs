@@ -1,13 +1,15 @@
 //! Causal attention over paged keys and values, with an online softmax: no score matrix in memory.
 //!
-//! A tile is a few query rows times the heads that share one kv head; it walks the keys in chunks of four blocks, so
-//! that each key and value read serves all of the tile. Keys are summed up in splits of a fixed number of positions,
-//! and splits are merged in ascending order: a function of the row's position alone. Whether one thread walks all
-//! splits of a tile or several threads share them changes where the partial sums wait, never a bit of the result.
-//! Masked keys are left out by selection, never multiplied by zero: what lies in an unused slot cannot matter.
+//! A tile is a few query rows times the heads that share one KV head; it walks the keys in chunks
+//! of four blocks, so that each key and value read serves all of the tile. Keys are summed in
+//! splits of a fixed number of positions, and splits are merged in ascending order: the sum depends
+//! on the row's position alone. If several threads share the splits of a tile, only the place of
+//! the partial sums changes, never a bit of the result. Masked keys are left out by selection,
+//! never multiplied by zero: the contents of an unused slot cannot matter.
 //!
-//! A row of a draft tree is a tile by itself. The blocks that its path is scattered over are put together for it, token
-//! by token, in the order of positions, and then it is a row like any other.
+//! A row of a draft tree is its own tile. The keys and values of its path, which are scattered over
+//! blocks, are first copied token by token in the order of positions; then the row is like any
+//! other.
 
 mod pairs;
 mod path;
@@ -29,12 +31,13 @@ use path::{MAX_PATHS, Path};
 use plan::Geometry;
 use tile::{Merge, Operands, Walk};
 
-/// Keys whose scores are computed before their values are summed: four blocks.
+/// Number of keys with scores computed before their values are summed: four blocks.
 const CHUNK: usize = 4 * BLOCK_TOKENS;
-/// Positions summed up by themselves before they are merged. Fixed and absolute.
+/// Positions that are summed separately before they are merged. Boundaries are fixed and absolute.
 const SPLIT: usize = 1024;
 
-/// `out` is `[rows, heads * head_dim]`; q lies in the first columns of `qkv`, keys and values in `kv`.
+/// `out` is `[rows, heads * head_dim]`; q lies in the first columns of `qkv`, keys and values in
+/// `kv`.
 pub fn attention(
     ctx: Ctx<'_>,
     out: &mut Tensor,
@@ -80,7 +83,7 @@ pub fn attention(
                 dispatch(ctx.isa, Walk { operands, tile: &tiles[item.tile as usize], item, head_tile, path: None });
             }
         });
-        // As many rows of trees at once as there is room for their paths.
+        // As many rows of trees at a time as paths fit into the memory.
         let room = path::room(&operands.layer);
         let num_jobs = trees.len() * head_tiles;
         for first in (0..num_jobs).step_by(MAX_PATHS / room) {
@@ -89,7 +92,7 @@ pub fn attention(
                 for place in jobs {
                     let (item, head_tile) = (&trees[(first + place) / head_tiles], (first + place) % head_tiles);
                     let tile = &tiles[item.tile as usize];
-                    // SAFETY: jobs have different places.
+                    // SAFETY: jobs have different parts of the memory.
                     let memory = unsafe { paths.part(place * room..(place + 1) * room) };
                     let path = Path::gather(operands, tile, item, head_tile, memory);
                     dispatch(ctx.isa, Walk { operands, tile, item, head_tile, path });

@@ -1,9 +1,10 @@
-//! The inner loops where keys and values lie in pairs and the machine multiplies pairs: two products and both sums in one
-//! instruction.
+//! The inner loops for keys and values stored in pairs, on machines that multiply pairs: two
+//! products and both sums in one instruction.
 //!
-//! Queries and weights are rounded to bf16 for it, as they are on GPUs; scores, softmax and sums stay f32. A pair of tokens is
-//! the same two slots of a block for every row. Where a row sees one of them only, which its position decides, that one is
-//! multiplied by itself.
+//! Queries and weights are rounded to bf16 for it, as they are on GPUs; scores, softmax and sums
+//! stay f32. A pair of tokens is the same two slots of a block for every row. If the mask leaves a
+//! row only one token of a pair, which its position decides, that token is multiplied alone with a
+//! scalar FMA.
 
 use std::ops::Range;
 
@@ -15,24 +16,24 @@ use super::CHUNK;
 use super::strip::{Chunk, LINE, State};
 use crate::BLOCK_TOKENS;
 
-/// Whether products are of pairs.
+/// Whether products are computed in pairs.
 #[inline(always)]
 pub const fn paired<S: Simd, T: Storage>() -> bool {
     S::PAIR_DOTS && T::PAIRS
 }
 
-/// Lanes, that is words, that a packed query takes.
+/// Number of 32-bit words, one a lane, that a packed query takes.
 #[inline(always)]
 pub fn query_words(head_dim: usize) -> usize {
     head_dim.div_ceil(2)
 }
 
-/// Rounds a scaled query to pairs, one word in `stride` of `to`; an odd head ends in a zero.
+/// Rounds a scaled query to pairs, one word in every `stride` of `to`; an odd head ends in a zero.
 #[inline(always)]
 pub fn pack_query<S: Simd>(s: S, query: &[f32], scale: f32, to: &mut [f32], stride: usize) {
     for (run, values) in query.chunks(LANES).enumerate() {
         let mut words = [[bf16::ZERO; 2]; LANES / 2];
-        // SAFETY: eight pairs are sixteen numbers.
+        // SAFETY: eight pairs are sixteen values.
         unsafe { s.store_bf16(words.as_mut_ptr().cast(), s.mul(s.read(values), s.splat(scale))) };
         let to = to[run * LANES / 2 * stride..].iter_mut().step_by(stride);
         for (to, [first, second]) in to.zip(words).take(query_words(values.len())) {
@@ -44,7 +45,7 @@ pub fn pack_query<S: Simd>(s: S, query: &[f32], scale: f32, to: &mut [f32], stri
 /// Scores of `M` vectors over `N` blocks, into `scores` `[M][CHUNK]`.
 ///
 /// # Safety
-/// The pointers must be to the shapes named, keys in pairs.
+/// The pointers must have the named shapes, with keys in pairs.
 #[inline(always)]
 pub unsafe fn score<S: Simd, const M: usize, const N: usize>(
     s: S,
@@ -89,10 +90,12 @@ pub unsafe fn score<S: Simd, const M: usize, const N: usize>(
     }
 }
 
-/// `sums = sums * correction + weights * values`, over `N` vectors of the head's values; weights are `[M][CHUNK / 2]` pairs.
+/// `sums = sums * correction + weights * values`, over `N` vectors of the head's values; weights
+/// are `[M][CHUNK / 2]` pairs.
 ///
 /// # Safety
-/// The pointers must be to the shapes named, values in pairs; `all` holds every vector's `seen`, `common` lies in every one.
+/// The pointers must have the named shapes, with values in pairs; `all` holds every vector's
+/// `seen`, and `common` is inside each of them.
 #[inline(always)]
 pub unsafe fn accumulate<S: Simd, const M: usize, const N: usize>(
     s: S,
@@ -114,7 +117,8 @@ pub unsafe fn accumulate<S: Simd, const M: usize, const N: usize>(
         let mut rows = chunk.values[block].wrapping_add(skipped);
         let mut next = chunk.next_values[block].wrapping_add(skipped + offset * 2 * size_of::<bf16>());
         for pair in pairs {
-            // SAFETY: the block is one that the tile sees, the pair lies inside it, and offset is below padded_dim.
+            // SAFETY: the tile sees the block, the pair is inside it, and offset is below
+            // padded_dim.
             let value: [S::F; N] = unsafe { Pairs::values(s, rows, offset) };
             for n in 0..N {
                 s.prefetch(next.wrapping_add(n * LINE));
@@ -138,7 +142,7 @@ pub unsafe fn accumulate<S: Simd, const M: usize, const N: usize>(
                         if is_seen == [true, true] {
                             sums[m][n] = s.dot_pairs(sums[m][n], weight, value[n]);
                         } else if is_seen != [false, false] {
-                            // What lies in the other slot may be anything, and is left out.
+                            // The other slot may hold anything, and is left out.
                             let half = usize::from(is_seen[1]);
                             sums[m][n] = s.fma(s.halves(weight)[half], s.halves(value[n])[half], sums[m][n]);
                         }

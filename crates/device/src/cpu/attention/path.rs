@@ -1,7 +1,7 @@
-//! The path of a tree's row, put together in blocks of its own, in the order of positions.
+//! Gathers the path of a tree's row into contiguous blocks, in the order of positions.
 //!
-//! What is put together begins with the block in which the tree does, so its first tokens may be the prefix's. Keys and
-//! values are copied as they are stored; no number is touched.
+//! The gathered blocks begin with the block in which the tree begins, so their first tokens may be
+//! the prefix's. Keys and values are copied as they are stored, bit for bit.
 
 use super::super::kv::{HeadBlock, Layer, Storage, copy_token};
 use super::super::simd::LANES;
@@ -11,20 +11,20 @@ use super::tile::Operands;
 use crate::BLOCK_TOKENS;
 use crate::tree::{self, TREE_ROWS};
 
-/// Blocks that the positions of a path touch at most.
+/// Most blocks that the positions of a path touch.
 const PATH_BLOCKS: usize = TREE_ROWS / BLOCK_TOKENS + 1;
-/// f32 of all paths that are put together at once; the largest there can be fits.
+/// Size in f32 of all paths that are gathered at a time; the largest possible one fits.
 pub const MAX_PATHS: usize = 2 << 20;
 const _: () = assert!(2 * PATH_BLOCKS * BLOCK_TOKENS * MAX_VALUES + LANES <= MAX_PATHS);
 
-/// f32 that one path takes: keys, values, and what may be read behind them.
+/// Size in f32 of one path: keys, values, and padding that kernels may read behind them.
 pub fn room<T>(layer: &Layer<'_, T>) -> usize {
     (2 * PATH_BLOCKS * layer.head_bytes()).div_ceil(size_of::<f32>()).next_multiple_of(LANES) + LANES
 }
 
 /// One head's keys and values from position `first` on.
 pub struct Path {
-    /// A multiple of a block.
+    /// Position of the first gathered token, a multiple of a block.
     pub first: usize,
     keys: *const u8,
     values: *const u8,
@@ -32,7 +32,8 @@ pub struct Path {
 }
 
 impl Path {
-    /// For the kv head of a head tile. None where the item's splits end before the tree begins.
+    /// The path for the KV head of a head tile. None if the item's splits end before the tree
+    /// begins.
     pub fn gather<T: Storage>(
         operands: &Operands<'_, T>,
         tile: &Tile,
@@ -51,14 +52,14 @@ impl Path {
         let (kv_head, _) = operands.geometry.heads_of(head_tile);
         let head_bytes = operands.layer.head_bytes();
         let keys = memory.as_mut_ptr().cast::<u8>();
-        // SAFETY: there is room for so many blocks of both.
+        // SAFETY: the room of a path has this many blocks of both.
         let values = unsafe { keys.add(PATH_BLOCKS * head_bytes) };
         let places = (first..base).chain(tree::path(word).map(|row| base + row));
         for (position, place) in (first..).zip(places).skip_while(|(position, _)| *position < seen.start) {
             let from = operands.block(tile, place, kv_head);
             let start = (position - first) / BLOCK_TOKENS * head_bytes;
-            // SAFETY: a path of at most 64 tokens from inside its first block on touches no more than the blocks there
-            // are, and the layer's blocks are of heads of this size.
+            // SAFETY: a path of at most 64 tokens, from inside its first block on, touches at most
+            // PATH_BLOCKS blocks, and the layer's blocks have heads of this size.
             unsafe {
                 let from = HeadBlock { keys: from.0, values: from.1 };
                 let to = HeadBlock { keys: keys.add(start), values: values.add(start) };
@@ -74,7 +75,7 @@ impl Path {
     pub fn block(&self, position: usize) -> (*const u8, *const u8) {
         let block = (position - self.first) / BLOCK_TOKENS;
         assert!(block < PATH_BLOCKS, "block {block} of a path");
-        // SAFETY: so many blocks were put together.
+        // SAFETY: the block was gathered.
         unsafe { (self.keys.add(block * self.head_bytes), self.values.add(block * self.head_bytes)) }
     }
 }

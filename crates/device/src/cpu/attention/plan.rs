@@ -1,5 +1,5 @@
-//! Who computes what: a step's spans cut into tiles of rows, and long tiles into splits when threads would idle. Rows of
-//! trees are tiles of their own and come last.
+//! Divides a step's attention into work items: spans are cut into tiles of rows, and long tiles
+//! into splits when threads would idle. Rows of trees are tiles of their own and come last.
 
 use std::ops::Range;
 
@@ -10,23 +10,25 @@ use super::SPLIT;
 use super::path::MAX_PATHS;
 use crate::{InputLimits, Result, Span, tree};
 
-/// Query vectors of a tile, at most.
+/// Most query vectors of a tile.
 pub const MAX_VECTORS: usize = 64;
-/// Values of a tile's queries, and of its sums, at most: what the stack of a thread holds.
+/// Most values of a tile's queries, and of its sums: the size of a thread's stack memory.
 pub const MAX_VALUES: usize = 8192;
-/// Groups of a tile's queries that share scales, at most: a head's last one may be as short as a vector.
+/// Most groups, with one scale each, in a tile's queries: a head's last group may be as short as a
+/// vector.
 pub const MAX_GROUPS: usize = MAX_VALUES / LANES;
-/// Values of all partial sums of one operation, at most; mapped, and untouched until long contexts need them.
+/// Most values of all partial sums of one operation. Mapped, and untouched until long contexts need
+/// it.
 pub const MAX_PARTIALS: usize = 4 << 20;
 
-/// How heads and rows make tiles.
+/// How heads and rows form tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     pub heads: usize,
     pub kv_heads: usize,
     /// `head_dim` rounded up to whole vectors.
     pub padded_dim: usize,
-    /// Query heads that share a kv head.
+    /// Query heads that share a KV head.
     pub group: usize,
     /// Heads of a group in one tile: all, unless the group is very large.
     pub tile_heads: usize,
@@ -43,12 +45,12 @@ impl Geometry {
         Self { heads, kv_heads, padded_dim, group, tile_heads, tile_rows: vectors / tile_heads }
     }
 
-    /// Tiles that lie side by side over the heads.
+    /// Number of tiles side by side over the heads.
     pub fn head_tiles(&self) -> usize {
         self.kv_heads * self.group.div_ceil(self.tile_heads)
     }
 
-    /// The kv head of a head tile, and its query heads.
+    /// The KV head of a head tile, and its query heads.
     pub fn heads_of(&self, head_tile: usize) -> (usize, Range<usize>) {
         let tiles = self.group.div_ceil(self.tile_heads);
         let (kv_head, part) = (head_tile / tiles, head_tile % tiles);
@@ -57,23 +59,24 @@ impl Geometry {
         (kv_head, kv_head * self.group + first..kv_head * self.group + last)
     }
 
-    /// Values one partial sum takes: the sum itself, then the largest score and the denominator.
+    /// Size of one partial sum in values: the sum itself, then the largest score and the
+    /// denominator.
     pub fn partial_values(&self) -> usize {
         self.padded_dim + LANES
     }
 }
 
-/// Consecutive rows of one span, of a tree one alone.
+/// Consecutive rows of one span; a row of a tree is a tile alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tile {
     pub span: u32,
     /// First row, counted from the span's.
     pub first: u32,
     pub rows: u32,
-    /// Splits that any of the rows sees.
+    /// Splits that at least one of the rows sees.
     pub first_split: u32,
     pub num_splits: u32,
-    /// Where its partial sums start, `[split][row][head]`, when they are written at all.
+    /// Start of its partial sums, `[split][row][head]`, when they are written at all.
     pub partials: usize,
 }
 
@@ -83,7 +86,7 @@ pub struct Item {
     pub tile: u32,
     pub first_split: u32,
     pub num_splits: u32,
-    /// Which of the tile's partial sums this is; none where the item is the whole tile.
+    /// Index of this item's partial sum in the tile; none if the item is the whole tile.
     pub partial: Option<u32>,
 }
 
@@ -91,9 +94,9 @@ pub struct Item {
 pub struct Scratch {
     pub tiles: Vec<Tile>,
     pub items: Vec<Item>,
-    /// The first item whose tile is a row of a tree.
+    /// The first item with a row of a tree.
     pub first_tree: usize,
-    /// Partial sums and, in a step with trees, behind them the paths that are read.
+    /// Partial sums and, in a step with trees, the gathered paths behind them.
     pub partials: Buffer<f32>,
 }
 
@@ -119,7 +122,7 @@ impl Scratch {
         self.tiles.clear();
         self.items.clear();
         let mut partials = 0;
-        // `rows` from `first` on, of positions from `position` on.
+        // Adds `rows` rows from `first` on, at positions from `position` on.
         let mut push = |span: usize, first: usize, rows: usize, position: usize| {
             let oldest = window.map_or(0, |window| (position + 1).saturating_sub(window));
             let first_split = oldest / SPLIT;

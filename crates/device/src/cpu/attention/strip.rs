@@ -1,16 +1,19 @@
 //! The inner loops: a strip of `M` query vectors against one chunk of keys and values.
 //!
-//! Scores: lanes are the sixteen tokens of a block, and each widened key vector is used by all of the strip from
-//! registers. Values: lanes are values of the head, and each widened value vector is used by all of the strip.
+//! For scores, lanes are the sixteen tokens of a block, and each widened key vector is used by all
+//! of the strip from registers. For values, lanes are values of the head, and each widened value
+//! vector is used by all of the strip.
 //!
-//! Keys and values are levels of a [`Storage`]. Where it has scales, a block's sums are multiplied by its sixteen tokens'
-//! scales once a group, and the softmax weights by the values' scales before they meet the levels; minima add a score by
-//! the sum of the query, and to the values one sum for all of the group.
+//! Keys and values are levels of a [`Storage`]. If it has scales, a block's sums are multiplied by
+//! its sixteen tokens' scales once a group, and the softmax weights by the values' scales before
+//! they meet the levels. Minimums add to a score their product with the sum of the query, and to
+//! the values one sum for the whole group.
 //!
-//! Scores are logarithms to the base 2, for which queries are scaled: a power of two costs half of one of e.
+//! Scores are logarithms to the base 2, for which queries are scaled: a power of two costs half of
+//! one of e.
 //!
-//! Vectors pass through loops and never through closures: only what is certain to be inlined is compiled for the
-//! instruction set.
+//! Vectors pass through loops and never through closures: only code that is certain to be inlined
+//! is compiled for the instruction set.
 
 use std::ops::Range;
 
@@ -24,25 +27,27 @@ use crate::BLOCK_TOKENS;
 
 const BLOCKS: usize = CHUNK / BLOCK_TOKENS;
 
-/// Where a chunk's keys and values lie, and how scores are finished.
+/// Addresses of a chunk's keys and values, and how scores are finished.
 pub struct Chunk {
-    /// Per block, as [`Storage`] describes them; blocks that nobody in the tile sees are not read.
+    /// One address per block, in the layout of [`Storage`]; blocks that no row of the tile sees are
+    /// not read.
     pub keys: [*const u8; BLOCKS],
     pub values: [*const u8; BLOCKS],
-    /// Keys and values of the chunk that comes next, to be asked for in time: its blocks are short runs somewhere
-    /// else, which the hardware does not foresee. They need not be readable.
+    /// Keys and values of the next chunk, to be prefetched: its blocks are short runs elsewhere in
+    /// memory, which the hardware does not predict. They need not be readable.
     pub next_keys: [*const u8; BLOCKS],
     pub next_values: [*const u8; BLOCKS],
     pub head_dim: usize,
-    /// As scores are, to the base 2.
+    /// In the units of scores, to the base 2.
     pub soft_cap: Option<f32>,
 }
 
 /// The running softmax of a strip. All pointers are to the strip's first vector.
 pub struct State {
-    /// Queries, scaled, `[head_dim][M]`; where products are of pairs, in pairs of bf16, `[head_dim / 2][M]`.
+    /// Queries, scaled, `[head_dim][M]`; for products of pairs, in pairs of bf16, `[head_dim /
+    /// 2][M]`.
     pub queries: *const f32,
-    /// Sums of the queries' groups, `[groups][M]`; read only where the storage has minima.
+    /// Sums of the queries' groups, `[groups][M]`; read only if the storage has minimums.
     pub query_sums: *const f32,
     /// The largest score so far, `[M]`.
     pub largest: *mut f32,
@@ -59,7 +64,7 @@ pub const LINE: usize = 64;
 /// Scores of `M` vectors over `N` blocks, into `scores` `[M][CHUNK]`.
 ///
 /// # Safety
-/// The pointers must be to the shapes named.
+/// The pointers must have the named shapes.
 #[inline(always)]
 unsafe fn score<S: Simd, T: Storage, const M: usize, const N: usize>(
     s: S,
@@ -70,7 +75,7 @@ unsafe fn score<S: Simd, T: Storage, const M: usize, const N: usize>(
     scores: *mut f32,
 ) {
     if paired::<S, T>() {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller's promise.
         return unsafe { pairs::score::<S, M, N>(s, state, keys, next, head_dim, scores) };
     }
     let (mut first, mut group) = (0, 0);
@@ -136,8 +141,8 @@ unsafe fn score<S: Simd, T: Storage, const M: usize, const N: usize>(
     }
 }
 
-/// `x` for the tokens of a block that are seen, `otherwise` for the rest. Left out by selection, since what lies in a
-/// slot that nobody sees may be anything.
+/// `x` for the tokens of a block that are seen, `otherwise` for the rest. Selection leaves them
+/// out, because an unseen slot may hold anything.
 #[inline(always)]
 fn only_seen<S: Simd>(s: S, seen: &Range<usize>, block: usize, x: S::F, otherwise: S::F) -> S::F {
     const TOKENS: [f32; LANES] = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
@@ -151,11 +156,12 @@ fn only_seen<S: Simd>(s: S, seen: &Range<usize>, block: usize, x: S::F, otherwis
     s.select_lt(tokens, s.splat(end), x, otherwise)
 }
 
-/// Weights times the values' scales of one group, into `scaled` `[M][CHUNK]`, and for each vector the sum of weights
-/// times minima. Slots that a vector does not see get any weight, and no part in the sum.
+/// Weights times the values' scales of one group, into `scaled` `[M][CHUNK]`, and for each vector
+/// the sum of weights times minimums. Slots that a vector does not see get any weight, and no part
+/// in the sum.
 ///
 /// # Safety
-/// The pointers must be to the shapes named, and the chunk must have the blocks.
+/// The pointers must have the named shapes, and the chunk must have the blocks.
 #[inline(always)]
 unsafe fn scale_weights<S: Simd, T: Storage, const M: usize>(
     s: S,
@@ -194,7 +200,8 @@ unsafe fn scale_weights<S: Simd, T: Storage, const M: usize>(
 /// `sums = sums * correction + base + weights * values`, over `N` vectors of the head's values.
 ///
 /// # Safety
-/// The pointers must be to the shapes named; `all` holds every vector's `seen`, `common` lies in every one.
+/// The pointers must have the named shapes; `all` holds every vector's `seen`, and `common` is
+/// inside each of them.
 #[inline(always)]
 unsafe fn accumulate<S: Simd, T: Storage, const M: usize, const N: usize>(
     s: S,
@@ -209,7 +216,7 @@ unsafe fn accumulate<S: Simd, T: Storage, const M: usize, const N: usize>(
     state: &State,
 ) {
     if paired::<S, T>() {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller's promise.
         return unsafe {
             pairs::accumulate::<S, M, N>(s, chunk, offset, weights, seen, all, common, correction, state)
         };
@@ -228,7 +235,8 @@ unsafe fn accumulate<S: Simd, T: Storage, const M: usize, const N: usize>(
         let mut rows = chunk.values[block].wrapping_add(skipped);
         let mut next = chunk.next_values[block].wrapping_add(skipped + offset / LANES * T::VECTOR_BYTES);
         for pair in pairs {
-            // SAFETY: the block is one that the tile sees, the pair lies inside it, and offset is below padded_dim.
+            // SAFETY: the tile sees the block, the pair is inside it, and offset is below
+            // padded_dim.
             let values: [[S::F; N]; 2] = unsafe { T::value_pair(s, rows, chunk.head_dim, offset) };
             rows = rows.wrapping_add(2 * row_bytes);
             for half in 0..2 {
@@ -274,10 +282,11 @@ unsafe fn accumulate<S: Simd, T: Storage, const M: usize, const N: usize>(
     }
 }
 
-/// Scores to weights, in place, for blocks `blocks`, or rounded to `pairs` where products are of these; gives back by how much the older sums shrink.
+/// Turns the scores of `blocks` into weights, in place or, for products of pairs, rounded into
+/// `pairs`. Returns the factors by which the older sums shrink.
 ///
 /// # Safety
-/// `scores` and `pairs` must be `[M][CHUNK]`, and `state` as it says.
+/// `scores` and `pairs` must be `[M][CHUNK]`, and `state` must have its documented shapes.
 #[inline(always)]
 unsafe fn soften<S: Simd, T: Storage, const M: usize>(
     s: S,
@@ -309,7 +318,7 @@ unsafe fn soften<S: Simd, T: Storage, const M: usize>(
         // SAFETY: `largest` holds M values.
         let old = unsafe { *state.largest.add(m) };
         let new = old.max(s.largest(largest));
-        // Nothing seen yet: any finite base turns minus infinity into a weight of zero.
+        // No token was seen yet: any finite base turns minus infinity into a weight of zero.
         bases[m] = if new == f32::NEG_INFINITY { 0.0 } else { new };
         shrink[m] = old - bases[m];
         // SAFETY: as above.
@@ -342,11 +351,12 @@ unsafe fn soften<S: Simd, T: Storage, const M: usize>(
     shrink
 }
 
-/// Takes one chunk into the running softmax of `M` vectors, `N` blocks of keys and vectors of values at a time, so that
-/// a weight or a query that is loaded serves `N` products; `seen` are the tokens of the chunk each of them sees.
+/// Adds one chunk to the running softmax of `M` vectors, `N` blocks of keys and vectors of values
+/// at a time, so that a loaded weight or query serves `N` products. `seen` are the tokens of the
+/// chunk that each vector sees.
 ///
 /// # Safety
-/// `chunk` and `state` must be as they say, for every block that `seen` touches.
+/// `chunk` and `state` must be as documented, for every block that `seen` touches.
 #[inline(always)]
 pub unsafe fn attend<S: Simd, T: Storage, const M: usize, const N: usize>(
     s: S,
@@ -366,11 +376,12 @@ pub unsafe fn attend<S: Simd, T: Storage, const M: usize, const N: usize>(
     let blocks = all.start / BLOCK_TOKENS..all.end.div_ceil(BLOCK_TOKENS);
     #[repr(align(64))]
     struct Scores<const M: usize>([[f32; CHUNK]; M]);
-    // Scores become weights; some storages' values want them scaled or rounded, and these are ready for them.
+    // Scores become weights in place. Some storages need weights scaled or rounded for their
+    // values; these go to `ready`.
     let (mut scores, mut ready) = (Scores([[0.0; CHUNK]; M]), Scores([[0.0; CHUNK]; M]));
     let (scores, ready) = (scores.0.as_mut_ptr().cast::<f32>(), ready.0.as_mut_ptr().cast::<f32>());
     let mut block = blocks.start;
-    // SAFETY: the caller vouches for the shapes; all offsets below stay inside one chunk and one head.
+    // SAFETY: the caller promises the shapes; all offsets below stay inside one chunk and one head.
     unsafe {
         while block + N <= blocks.end {
             let keys: [*const u8; N] = std::array::from_fn(|n| chunk.keys[block + n]);

@@ -1,5 +1,6 @@
-//! Attention against plain loops in f64, and against itself: alone or beside others, whole or in chunks, on any
-//! number of threads, the same bits. Every slot that no token was written to holds NaN throughout.
+//! Attention against plain loops in f64, and against itself: alone or beside others, whole or in
+//! chunks, on any number of threads, the bits are the same. Every slot that no token was written to
+//! holds NaN throughout.
 
 use half::bf16;
 
@@ -37,27 +38,27 @@ impl Case {
         self.sinks.then(|| (0..self.heads).map(|head| head as f32 - 1.0).collect())
     }
 
-    /// Rows `[q | k | v]` of a sequence, scores with a standard deviation of some units.
+    /// Rows `[q | k | v]` of a sequence; scores have a standard deviation of a few units.
     fn rows(&self, tokens: usize, seed: u64) -> Vec<f32> {
         filled(tokens * self.width(), seed).iter().map(|value| value * 3.0).collect()
     }
 
-    /// Whether products are of pairs, and queries and weights bf16 for it.
+    /// Whether products are computed in pairs, with queries and weights in bf16.
     fn paired(&self, isa: Isa) -> bool {
         self.format == KvFormat::BF16 && matches!(isa, Isa::Avx512 | Isa::Amx)
     }
 
-    /// One head as the storage gives it back.
+    /// One head, stored and read back.
     fn stored(&self, head: &[f32]) -> Vec<f64> {
         let mut bytes = vec![0; self.format.head_bytes(head.len())];
         codes::encode(self.format, head, &mut bytes);
         codes::decode(self.format, head.len(), &bytes)
     }
 
-    /// Plain loops, two passes; queries are rounded as they are for pairs, weights are not.
+    /// Plain loops in two passes; queries are rounded as they are for pairs, weights are not.
     fn expected(&self, rows: &[f32], paired: bool) -> Vec<f32> {
         let (dim, width) = (self.head_dim, self.width());
-        // Queries are stored too, which nobody reads.
+        // Queries are stored too, but not read.
         let stored: Vec<Vec<f64>> = rows.chunks_exact(dim).map(|head| self.stored(head)).collect();
         let mut out = Vec::new();
         for position in 0..rows.len() / width {
@@ -93,7 +94,7 @@ impl Case {
     }
 }
 
-/// Sequences that go through steps together, each a given number of tokens a step.
+/// Sequences that go through steps together, each with a given number of tokens a step.
 struct Steps<'a> {
     case: Case,
     sequences: &'a [Vec<f32>],
@@ -108,7 +109,7 @@ impl Steps<'_> {
         ((number * self.shuffle) % (blocks / 3) * 3) as u32
     }
 
-    /// Outputs of every sequence when `chunks[i]` tokens of it go into a step.
+    /// Outputs of every sequence when `chunks[i]` of its tokens go into a step.
     fn run(&self, ctx: Ctx<'_>, chunks: &[usize]) -> Vec<Vec<f32>> {
         let (case, width) = (self.case, self.case.width());
         let lengths: Vec<usize> = self.sequences.iter().map(|rows| rows.len() / width).collect();
@@ -195,7 +196,8 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// One sequence, whole, against plain loops, and then in other company, chunks and blocks, against itself.
+/// Compares one sequence, computed whole, with plain loops, and then with itself in other company,
+/// chunks and blocks.
 fn check(case: Case, tokens: usize, chunks: &[usize]) {
     let rows = case.rows(tokens, 1);
     let expected = [false, true].map(|paired| case.expected(&rows, paired));
@@ -204,7 +206,8 @@ fn check(case: Case, tokens: usize, chunks: &[usize]) {
     each_setup(|ctx| {
         let whole = Steps { case, sequences: &alone, shuffle: 1 }.run(ctx, &[tokens]).remove(0);
         let paired = case.paired(ctx.isa);
-        // A weight that is rounded to eight bits is wrong by at most 2^-8 of itself, and values go up to 3.
+        // A weight that is rounded to eight bits is wrong by at most 2^-8 of itself, and values go
+        // up to 3.
         close(&whole, &expected[usize::from(paired)], if paired { 3.0 / 256.0 } else { 2e-5 });
         for &chunk in chunks {
             let parts = Steps { case, sequences: &alone, shuffle: 5 }.run(ctx, &[chunk]).remove(0);
@@ -273,7 +276,8 @@ fn long_contexts_are_split_by_position() {
     }
 }
 
-/// Ends of what a row sees lie inside pairs of tokens, whose other half is not a number until it is written.
+/// The range of tokens that a row sees ends inside a pair; the other half is NaN until it is
+/// written.
 #[test]
 fn pairs_that_are_seen_in_part() {
     let format = KvFormat::BF16;
@@ -286,7 +290,7 @@ fn pairs_that_are_seen_in_part() {
     }
 }
 
-/// A sequence whose keys or values are not numbers harms itself and nobody beside it.
+/// A sequence with keys or values that are not finite harms itself and no other sequence.
 #[test]
 fn what_is_not_a_number_stays_where_it_is() {
     for format in KvFormat::ALL {
@@ -309,7 +313,7 @@ fn what_is_not_a_number_stays_where_it_is() {
     }
 }
 
-/// A tile lives on the stack; threads with less than the usual two MiB must do.
+/// A tile lives on the stack, and threads with less than the usual two MiB must work.
 #[test]
 fn a_small_stack_is_enough() {
     let case = Case { heads: 8, kv_heads: 2, head_dim: 128, ..PLAIN };
@@ -332,7 +336,8 @@ fn a_wrong_table_entry_shows() {
     let sequences = [case.rows(40, 1), case.rows(40, 2)];
     each_setup(|ctx| {
         let right = Steps { case, sequences: &sequences, shuffle: 1 }.run(ctx, &[40, 40]);
-        // A pool so permuted that all blocks of a sequence are one: each step writes over the one before.
+        // The pool is permuted so that all blocks of a sequence are one: each step overwrites the
+        // previous one.
         let wrong = Steps { case, sequences: &sequences, shuffle: 4 }.run(ctx, &[16, 16]);
         assert_ne!(bits(&right[0]), bits(&wrong[0]));
         Vec::new()

@@ -1,4 +1,5 @@
-//! One tile of query rows and heads over the keys it sees, and the merge of what several threads did of it.
+//! One tile of query rows and heads over the keys it sees, and the merge of several threads'
+//! partial sums.
 
 use std::f32::consts::LOG2_E;
 use std::mem::MaybeUninit;
@@ -15,7 +16,7 @@ use super::strip::{Chunk, State, attend};
 use super::{CHUNK, SPLIT};
 use crate::{Attention, BLOCK_TOKENS, GroupTables, Span, tree};
 
-/// What all tiles of one operation share.
+/// Data that all tiles of one operation share.
 pub struct Operands<'a, T> {
     pub op: &'a Attention<'a, Cpu>,
     pub geometry: Geometry,
@@ -23,7 +24,7 @@ pub struct Operands<'a, T> {
     pub q_stride: usize,
     pub layer: Layer<'a, T>,
     pub spans: &'a [Span],
-    /// Of all rows, or none.
+    /// Ancestor words of all rows, or none.
     pub ancestors: &'a [u64],
     pub tables: &'a GroupTables,
     pub out: &'a Disjoint<'a, f32>,
@@ -31,21 +32,21 @@ pub struct Operands<'a, T> {
 }
 
 impl<T> Operands<'_, T> {
-    /// The word of the row that a tile is, where it is one of a tree; else 0.
+    /// The tree word of the tile's row; 0 if the tile is no row of a tree.
     #[inline(always)]
     pub fn word(&self, tile: &Tile) -> u64 {
         let row = self.spans[tile.span as usize].first_row as usize + tile.first as usize;
         self.ancestors.get(row).copied().unwrap_or(0)
     }
 
-    /// The place where the rows of a tile's span begin, or the tree that they are of.
+    /// The position where the rows of a tile's span, or their tree, begin.
     #[inline(always)]
     pub fn base(&self, tile: &Tile) -> usize {
         let span = &self.spans[tile.span as usize];
         tree::base(span, tree::of_span(self.ancestors, span).unwrap_or_default())
     }
 
-    /// Positions a row of a tile sees; `word` is the tile's.
+    /// Positions that a row of a tile sees; `word` is the tile's.
     #[inline(always)]
     pub fn seen(&self, tile: &Tile, word: u64, row: usize) -> Range<usize> {
         let base = self.base(tile);
@@ -53,14 +54,14 @@ impl<T> Operands<'_, T> {
         self.op.window.map_or(0, |window| end.saturating_sub(window))..end
     }
 
-    /// Keys and values of one head where the tile's span has its place `place`.
+    /// Keys and values of one head at position `place` of the tile's span.
     #[inline(always)]
     pub fn block(&self, tile: &Tile, place: usize, kv_head: usize) -> (*const u8, *const u8) {
         let entry = self.tables.first_block[tile.span as usize] as usize + place / BLOCK_TOKENS;
         self.layer.block(self.tables.blocks[entry], kv_head)
     }
 
-    /// Where a partial sum lies: split, row and head counted within the tile.
+    /// Position of a partial sum: split, row and head are counted within the tile.
     #[inline(always)]
     fn partial(&self, tile: &Tile, split: usize, row: usize, head: usize) -> Range<usize> {
         let values = self.geometry.partial_values();
@@ -104,8 +105,8 @@ struct Sum<'a> {
 }
 
 impl Sum<'_> {
-    /// Takes in a later part. Taking in a part that saw nothing changes nothing, and taking one into an empty sum
-    /// copies it.
+    /// Merges a later part. A part that saw no token changes nothing, and a merge into an empty sum
+    /// is a copy.
     #[inline(always)]
     fn merge<S: Simd>(&mut self, s: S, largest: f32, weight: f32, values: &[f32]) {
         let new = self.largest.max(largest);
@@ -120,7 +121,7 @@ impl Sum<'_> {
         self.largest = new;
     }
 
-    /// The sink's logit takes part last; then the quotient.
+    /// The sink's logit is added last; then the sum is divided.
     #[inline(always)]
     fn finish<S: Simd>(self, s: S, sink: Option<f32>, out: &mut [f32]) {
         let (mut factor, mut weight) = (1.0, self.weight);
@@ -133,7 +134,8 @@ impl Sum<'_> {
         }
         let quotient = s.splat(factor / weight);
         for (out, sum) in out.chunks_mut(LANES).zip(self.values.chunks(LANES)) {
-            // A zero may have either sign by the path it came; adding zero makes it one.
+            // A zero may have either sign, depending on the order of the sums; adding zero makes it
+            // positive.
             s.write(out, s.add(s.mul(s.read(sum), quotient), s.splat(0.0)));
         }
     }
@@ -145,7 +147,7 @@ pub struct Walk<'a, T> {
     pub tile: &'a Tile,
     pub item: &'a Item,
     pub head_tile: usize,
-    /// Where a row of a tree finds the last positions that it sees.
+    /// The gathered path of a tree's row, which holds the last positions that it sees.
     pub path: Option<Path>,
 }
 
@@ -215,15 +217,16 @@ fn next_strip<S: Simd>(left: usize) -> usize {
     if left >= most { most } else { 1 << left.ilog2() }
 }
 
-/// Lanes of a packed query.
+/// Number of lanes of a packed query.
 #[inline(always)]
 fn query_len<S: Simd, T: Storage>(head_dim: usize) -> usize {
     if paired::<S, T>() { pairs::query_words(head_dim) } else { head_dim }
 }
 
 impl<T: Storage> Walk<'_, T> {
-    /// Queries, scaled so that scores are to the base 2, strip by strip `[query_len][strip]`, and the sums of their groups
-    /// `[groups][strip]` where these count; vectors run over heads, then rows.
+    /// Queries, scaled so that scores are to the base 2, strip by strip `[query_len][strip]`, and
+    /// the sums of their groups `[groups][strip]` if the storage needs them; vectors run over
+    /// heads, then rows.
     #[inline(always)]
     fn pack_queries<S: Simd>(&self, s: S, packed: &mut [f32], sums: &mut [f32], heads: Range<usize>) {
         let operands = self.operands;
@@ -254,7 +257,7 @@ impl<T: Storage> Walk<'_, T> {
         }
     }
 
-    /// Sums up the positions of one split.
+    /// Sums the positions of one split.
     #[inline(always)]
     fn walk_split<S: Simd>(
         &self,
@@ -281,7 +284,7 @@ impl<T: Storage> Walk<'_, T> {
             let mut start = 0;
             while start < vectors {
                 let strip = next_strip::<S>(vectors - start);
-                // SAFETY: `start` is below `vectors`, and the areas hold so many vectors.
+                // SAFETY: `start` is below `vectors`, and the areas hold `vectors` vectors.
                 let state = unsafe {
                     State {
                         queries: queries.add(start * query_len::<S, T>(dim)),
@@ -297,8 +300,8 @@ impl<T: Storage> Walk<'_, T> {
                     seen.start.clamp(chunk_start, chunk_start + CHUNK) - chunk_start
                         ..seen.end.clamp(chunk_start, chunk_start + CHUNK) - chunk_start
                 };
-                // SAFETY: the strip's vectors lie inside the areas, queries are packed by the same strips, and the
-                // chunk has every block that a row of the tile sees.
+                // SAFETY: the strip's vectors are inside the areas, queries are packed by the same
+                // strips, and the chunk has every block that a row of the tile sees.
                 unsafe {
                     if S::ACCUMULATORS >= 16 {
                         match strip {
@@ -326,7 +329,7 @@ impl<T: Storage> Walk<'_, T> {
         }
     }
 
-    /// The block that holds a position that the tile sees.
+    /// The block of a position that the tile sees.
     #[inline(always)]
     fn block(&self, position: usize, kv_head: usize) -> (*const u8, *const u8) {
         match &self.path {
@@ -350,7 +353,7 @@ impl<T: Storage> Walk<'_, T> {
             if position < needed.end && position + BLOCK_TOKENS > needed.start {
                 (chunk.keys[block], chunk.values[block]) = self.block(position, kv_head);
             }
-            // Where nothing comes next, what is at hand costs nothing to ask for.
+            // At the end there is no next chunk: a prefetch of the current one costs nothing.
             let next = position + CHUNK;
             (chunk.next_keys[block], chunk.next_values[block]) =
                 if next < last { self.block(next, kv_head) } else { (chunk.keys[block], chunk.values[block]) };
@@ -370,7 +373,7 @@ fn finish<S: Simd, T>(s: S, operands: &Operands<'_, T>, tile: &Tile, row: usize,
     sum.finish(s, operands.op.sinks.map(|sinks| sinks[head] * LOG2_E), out);
 }
 
-/// Merges the partial sums of a tile whose splits were shared out.
+/// Merges the partial sums of a tile that several threads computed.
 pub struct Merge<'a, T> {
     pub operands: &'a Operands<'a, T>,
     pub tile: &'a Tile,

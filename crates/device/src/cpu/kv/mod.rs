@@ -1,10 +1,11 @@
 //! Paged keys and values of one layer group.
 //!
-//! Inside a block the sixteen tokens are the lanes of a vector where scores are computed, and the head's values are
-//! the lanes where values are summed: keys lie `[layer][block][kv_head][head_dim][16]`, values
-//! `[layer][block][kv_head][16][head_dim]` (bf16 in pairs of neighbours, `pairs.rs`), and what belongs to a head and block
-//! beside them (its scales) lies right behind, so that a block's bytes are all there is to copy. How a head is stored is
-//! `storage.rs`. Memory is mapped zero and costs nothing until a block is written.
+//! Inside a block the sixteen tokens are the lanes of a vector when scores are computed, and the
+//! head's values are the lanes when values are summed: keys are
+//! `[layer][block][kv_head][head_dim][16]`, values `[layer][block][kv_head][16][head_dim]` (bf16 in
+//! pairs of neighbours, `pairs.rs`). The scales of a head and block follow right behind, so that
+//! copying a block means copying its bytes. `storage.rs` describes how a head is stored. Memory is
+//! mapped zero and costs nothing until a block is written.
 
 mod nibbles;
 mod pairs;
@@ -32,7 +33,8 @@ use crate::{BLOCK_TOKENS, Error, KvFormat, KvShape, Result};
 /// The storage of one layer group.
 pub struct Kv {
     shape: KvShape,
-    /// Bytes of a block of one layer and head, and of all its heads; the same for keys and for values.
+    /// Bytes of a block of one layer and head, and of all its heads; the same for keys and for
+    /// values.
     head_bytes: usize,
     block_bytes: usize,
     keys: Buffer<u8>,
@@ -67,8 +69,9 @@ impl Kv {
         self.shape.format
     }
 
-    /// Where a layer starts in `keys` and `values`, after a check that an operation and the storage speak of the same
-    /// heads. The start lies inside both, and as many bytes as all blocks of a layer take follow it.
+    /// Start of a layer in `keys` and `values`, after a check that an operation and the storage
+    /// have the same heads. The start is inside both, and at least the bytes of all blocks of a
+    /// layer follow it.
     fn layer_start<T: Storage>(&self, layer: usize, kv_heads: usize, head_dim: usize) -> usize {
         let shape = &self.shape;
         assert!(layer < shape.layers, "layer {layer} of a group of {}", shape.layers);
@@ -78,7 +81,7 @@ impl Kv {
         layer * shape.blocks * self.block_bytes
     }
 
-    /// The storage of one layer, to be read.
+    /// The storage of one layer, for reading.
     pub(crate) fn layer<T: Storage>(&self, layer: usize, kv_heads: usize, head_dim: usize) -> Layer<'_, T> {
         let start = self.layer_start::<T>(layer, kv_heads, head_dim);
         // SAFETY: the start lies inside both buffers.
@@ -87,7 +90,7 @@ impl Kv {
         Layer { keys, values, blocks, kv_heads, head_bytes, storage: PhantomData }
     }
 
-    /// As [`Kv::layer`], to be written to.
+    /// Like [`Kv::layer`], for writing.
     pub(crate) fn layer_mut<T: Storage>(&mut self, layer: usize, kv_heads: usize, head_dim: usize) -> LayerMut<'_, T> {
         let start = self.layer_start::<T>(layer, kv_heads, head_dim);
         // SAFETY: as in `layer`.
@@ -97,7 +100,7 @@ impl Kv {
     }
 }
 
-/// One layer of a [`Kv`], to be read.
+/// One layer of a [`Kv`], for reading.
 #[derive(Clone, Copy)]
 pub(crate) struct Layer<'a, T> {
     keys: *const u8,
@@ -117,8 +120,8 @@ impl<T> Layer<'_, T> {
         self.head_bytes
     }
 
-    /// Keys and values of one head in one block, as [`Storage`] describes them; sixteen f32 more are readable behind the
-    /// values.
+    /// Keys and values of one head in one block, in the layout of [`Storage`]; sixteen f32 more are
+    /// readable behind the values.
     #[inline(always)]
     pub fn block(&self, block: u32, kv_head: usize) -> (*const u8, *const u8) {
         let block = block as usize;
@@ -129,7 +132,7 @@ impl<T> Layer<'_, T> {
     }
 }
 
-/// One layer of a [`Kv`], written to by several threads, each its own slots.
+/// One layer of a [`Kv`], for writing by several threads, each to its own slots.
 pub(crate) struct LayerMut<'a, T> {
     keys: *mut u8,
     values: *mut u8,
@@ -140,7 +143,8 @@ pub(crate) struct LayerMut<'a, T> {
     storage: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: the storage is borrowed for writing, and threads write different slots, as `write`'s callers promise.
+// SAFETY: the storage is borrowed for writing, and `write`'s callers promise that threads write
+// different slots.
 unsafe impl<T: Send> Sync for LayerMut<'_, T> {}
 
 impl<T: Storage> LayerMut<'_, T> {
@@ -154,7 +158,8 @@ impl<T: Storage> LayerMut<'_, T> {
         assert!(block < self.blocks && kv_head < self.kv_heads, "slot {slot} of {} blocks", self.blocks);
         assert!(key.len() == self.head_dim && value.len() == self.head_dim, "a head of {} values", self.head_dim);
         let start = (block * self.kv_heads + kv_head) * self.head_bytes;
-        // SAFETY: block, head and token were checked against the size of the layer, and both slices are a head's.
+        // SAFETY: block, head and token were checked against the layer's size, and both slices are
+        // one head's.
         unsafe {
             T::write_key(self.keys.add(start), token, key);
             T::write_value(self.values.add(start), token, value);
@@ -162,7 +167,7 @@ impl<T: Storage> LayerMut<'_, T> {
     }
 }
 
-/// Copies whole blocks, all layers: pairs of (from, to), in order.
+/// Copies whole blocks of all layers: pairs of (from, to), in order.
 pub fn copy_blocks(_ctx: Ctx<'_>, kv: &mut Kv, pairs: &[(u32, u32)]) {
     let (blocks, bytes) = (kv.shape.blocks, kv.block_bytes);
     for &(from, to) in pairs {
@@ -177,7 +182,7 @@ pub fn copy_blocks(_ctx: Ctx<'_>, kv: &mut Kv, pairs: &[(u32, u32)]) {
     }
 }
 
-/// Copies single tokens, all layers: pairs of slots (from, to), in order.
+/// Copies single tokens of all layers: pairs of slots (from, to), in order.
 pub fn move_tokens(_ctx: Ctx<'_>, kv: &mut Kv, pairs: &[(u32, u32)]) {
     let KvShape { layers, blocks, kv_heads, head_dim, format } = kv.shape;
     let slots = blocks * BLOCK_TOKENS;
@@ -189,7 +194,8 @@ pub fn move_tokens(_ctx: Ctx<'_>, kv: &mut Kv, pairs: &[(u32, u32)]) {
             let start = |slot: usize| ((layer * blocks + slot / BLOCK_TOKENS) * kv_heads + head) * kv.head_bytes;
             let (source, target) = (start(from), start(to));
             let (keys, values) = (kv.keys.as_mut_ptr(), kv.values.as_mut_ptr());
-            // SAFETY: layer, slot and head lie inside the storage, which is borrowed for writing and has this format.
+            // SAFETY: layer, slot and head are inside the storage, which is borrowed for writing
+            // and has this format.
             unsafe {
                 let source = HeadBlock { keys: keys.add(source).cast_const(), values: values.add(source).cast_const() };
                 let target = HeadBlock { keys: keys.add(target), values: values.add(target) };
@@ -201,7 +207,7 @@ pub fn move_tokens(_ctx: Ctx<'_>, kv: &mut Kv, pairs: &[(u32, u32)]) {
 }
 
 impl Kv {
-    /// Where one layer's part of a block lies in `keys` and in `values`.
+    /// Range of one layer's part of a block in `keys` and in `values`.
     fn part(&self, layer: usize, block: u32) -> Range<usize> {
         let (block, blocks) = (block as usize, self.shape.blocks);
         assert!(block < blocks, "block {block} of {blocks}");
@@ -210,7 +216,7 @@ impl Kv {
     }
 }
 
-/// One block as bytes: `[keys, values][layer]`, each as it lies in memory.
+/// One block as bytes: `[keys, values][layer]`, each with the bytes that memory has.
 pub fn save_block(kv: &Kv, block: u32, out: &mut [u8]) {
     assert_eq!(out.len() as u64, kv.shape.block_bytes(), "bytes of a block");
     let (keys, values) = out.split_at_mut(kv.shape.layers * kv.block_bytes);
@@ -236,7 +242,7 @@ pub fn load_block(kv: &mut Kv, block: u32, bytes: &[u8]) {
 
 #[cfg(test)]
 impl Kv {
-    /// Fills both halves of a block with a value that is not a number, in every layer.
+    /// Fills the keys and values of a block with NaN, in every layer.
     pub(crate) fn poison(&mut self, block: usize) {
         for layer in 0..self.shape.layers {
             let start = (layer * self.shape.blocks + block) * self.block_bytes;

@@ -1,8 +1,8 @@
 //! Four bits a value; scale and minimum in f16 for every group of 32.
 //!
-//! Keys `2 p` and `2 p + 1` of a token share a byte, the even one in its low bits: `[head_dim / 2][16]`. Values `j` and
-//! `j + 16` of a group share a byte, so that sixteen bytes become two vectors without moving a lane. Behind them lie,
-//! group by group, sixteen scales and sixteen minima.
+//! Keys `2 p` and `2 p + 1` of a token share a byte, the even one in its low bits: `[head_dim /
+//! 2][16]`. Values `j` and `j + 16` of a group share a byte, so that sixteen bytes become two
+//! vectors without moving a lane. Sixteen scales and sixteen minimums follow them, group by group.
 
 use half::f16;
 
@@ -15,7 +15,7 @@ pub(crate) struct Nibbles;
 
 /// Bytes of a whole group's codes.
 const GROUP_BYTES: usize = KV_GROUP / 2;
-/// Bytes of sixteen tokens' scales and minima for one group.
+/// Bytes of sixteen tokens' scales and minimums for one group.
 const SCALES_BYTES: usize = 2 * BLOCK_TOKENS * size_of::<u16>();
 
 /// One group of one token.
@@ -25,7 +25,7 @@ struct Coded {
     codes: [u8; KV_GROUP],
 }
 
-/// An order of integers that is the order of the numbers.
+/// An integer for each f32, in the same order.
 #[inline(always)]
 fn ordered(value: f32) -> i32 {
     let bits = value.to_bits() as i32;
@@ -45,7 +45,7 @@ fn encode(values: &[f32]) -> Coded {
         low = low.min(ordered(value));
         high = high.max(ordered(value));
     }
-    // What is not a number lies beyond an infinity.
+    // NaN comes beyond the infinities in this order.
     let (low, high) = (unordered(low), unordered(high));
     let mut coded = Coded { scale: f16::NAN.to_bits(), min: f16::NAN.to_bits(), codes: [0; KV_GROUP] };
     if !low.is_finite() || !high.is_finite() {
@@ -62,7 +62,7 @@ fn encode(values: &[f32]) -> Coded {
             let level = (value - min) * inverse;
             let level = if level > 0.0 { level } else { 0.0 };
             let level = if level < 15.0 { level } else { 15.0 };
-            // Rounds at the unit, halves to even; the integer's bits are the last.
+            // Rounds to units, halves to even; the integer is in the last bits.
             *code = (level + 12_582_912.0).to_bits() as u8;
         }
     }
@@ -74,7 +74,7 @@ impl Nibbles {
     /// `head` must be a head of `head_dim` values with that group, writable, and `token` below sixteen.
     #[inline(always)]
     unsafe fn write_scales(head: *mut u8, head_dim: usize, group: usize, token: usize, coded: &Coded) {
-        // SAFETY: sixteen scales and sixteen minima lie behind the levels for every group.
+        // SAFETY: sixteen scales and sixteen minimums follow the levels for every group.
         unsafe {
             let scales = head.add(Self::scales_at(head_dim) + group * SCALES_BYTES).cast::<u16>();
             scales.add(token).write(coded.scale);
@@ -97,7 +97,8 @@ impl Storage for Nibbles {
 
     #[inline(always)]
     unsafe fn key_pair<S: Simd>(s: S, keys: *const u8, pair: usize) -> [S::F; 2] {
-        // SAFETY: pairs of keys are [head_dim / 2][16], and the caller vouches for this one.
+        // SAFETY: pairs of keys are [head_dim / 2][16], and the caller promises that this one
+        // exists.
         unsafe { s.load_nibbles(keys.add(pair * LANES)) }
     }
 
@@ -117,7 +118,8 @@ impl Storage for Nibbles {
         let mut vectors = [[s.splat(0.0); N]; 2];
         for half in 0..2 {
             let at = half * Self::row_bytes(head_dim) + offset / KV_GROUP * GROUP_BYTES;
-            // SAFETY: the rows have values at `offset`; behind the last row lie 64 bytes of scales, or more.
+            // SAFETY: the rows have values at `offset`; 64 bytes of scales, or more, follow the
+            // last row.
             let [low, high] = unsafe { s.load_nibbles(rows.add(at)) };
             vectors[half] = [low; N];
             if N == 2 {
@@ -131,7 +133,7 @@ impl Storage for Nibbles {
 
     #[inline(always)]
     unsafe fn scales<S: Simd>(s: S, head: *const u8, head_dim: usize, group: usize) -> S::F {
-        // SAFETY: sixteen scales and sixteen minima lie behind the levels for every group.
+        // SAFETY: sixteen scales and sixteen minimums follow the levels for every group.
         unsafe { s.load_f16(head.add(Self::scales_at(head_dim) + group * SCALES_BYTES).cast()) }
     }
 
@@ -147,7 +149,8 @@ impl Storage for Nibbles {
             let coded = encode(values);
             for pair in 0..values.len().div_ceil(2) {
                 let byte = coded.codes[2 * pair] | coded.codes[2 * pair + 1] << 4;
-                // SAFETY: pairs of keys are [head_dim / 2][16], and the caller vouches for a head of so many values.
+                // SAFETY: pairs of keys are [head_dim / 2][16], and the caller promises a head of
+                // this size.
                 unsafe { head.add((group * GROUP_BYTES + pair) * BLOCK_TOKENS + token).write(byte) };
             }
             // SAFETY: as above.
@@ -158,7 +161,7 @@ impl Storage for Nibbles {
     #[inline(always)]
     unsafe fn write_value(head: *mut u8, token: usize, value: &[f32]) {
         let row_bytes = Self::row_bytes(value.len());
-        // SAFETY: the caller vouches for a head of so many values.
+        // SAFETY: the caller promises a head of this size.
         let row = unsafe { std::slice::from_raw_parts_mut(head.add(token * row_bytes), row_bytes) };
         for ((group, values), row) in value.chunks(KV_GROUP).enumerate().zip(row.chunks_mut(GROUP_BYTES)) {
             let coded = encode(values);

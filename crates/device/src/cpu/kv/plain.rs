@@ -8,12 +8,13 @@ use super::super::simd::{LANES, Simd};
 use super::storage::Storage;
 use crate::{BLOCK_TOKENS, KvFormat};
 
-/// A number as it is stored.
+/// A stored number.
 pub(crate) trait Element: Copy + Send + Sync + 'static {
     const FORMAT: KvFormat;
-    /// Rounded to nearest even.
+    /// Rounds to nearest even.
     fn narrow(value: f32) -> Self;
     /// Sixteen values, widened.
+    ///
     /// # Safety
     /// Sixteen values must be readable at `from`.
     unsafe fn load<S: Simd>(s: S, from: *const Self) -> S::F;
@@ -29,7 +30,7 @@ impl Element for f32 {
 
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, from: *const f32) -> S::F {
-        // SAFETY: the caller vouches for the memory.
+        // SAFETY: the caller promises the memory.
         unsafe { s.load(from) }
     }
 }
@@ -44,7 +45,7 @@ impl Element for f16 {
 
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, from: *const f16) -> S::F {
-        // SAFETY: the caller vouches for the memory; an f16 is its sixteen bits.
+        // SAFETY: the caller promises the memory; an f16 is its sixteen bits.
         unsafe { s.load_f16(from.cast()) }
     }
 }
@@ -66,7 +67,7 @@ impl<E: Element> Storage for Plain<E> {
 
     #[inline(always)]
     unsafe fn key_pair<S: Simd>(s: S, keys: *const u8, pair: usize) -> [S::F; 2] {
-        // SAFETY: keys are [head_dim][16], and the caller vouches for both.
+        // SAFETY: keys are [head_dim][16], and the caller promises both.
         unsafe {
             let first = keys.cast::<E>().add(2 * pair * LANES);
             [E::load(s, first), E::load(s, first.add(LANES))]
@@ -89,7 +90,8 @@ impl<E: Element> Storage for Plain<E> {
         let mut vectors = [[s.splat(0.0); N]; 2];
         for half in 0..2 {
             for n in 0..N {
-                // SAFETY: the rows have values at `offset`, and sixteen more are readable behind every row.
+                // SAFETY: the rows have values at `offset`, and sixteen more are readable behind
+                // every row.
                 vectors[half][n] = unsafe { E::load(s, rows.cast::<E>().add(half * head_dim + offset + n * LANES)) };
             }
         }
@@ -99,7 +101,7 @@ impl<E: Element> Storage for Plain<E> {
     #[inline(always)]
     unsafe fn write_key(head: *mut u8, token: usize, key: &[f32]) {
         for (i, &value) in key.iter().enumerate() {
-            // SAFETY: the caller vouches for a head of so many values.
+            // SAFETY: the caller promises a head of this size.
             unsafe { head.cast::<E>().add(i * BLOCK_TOKENS + token).write(E::narrow(value)) };
         }
     }

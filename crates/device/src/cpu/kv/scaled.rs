@@ -1,7 +1,7 @@
 //! A byte a value and one f32 scale a token and head: int8 and e4m3.
 //!
-//! Rounding is written as plain loops over integers and f32 without branches on values: compiled for vectors, and the
-//! same bits on every instruction set.
+//! Rounding is written as plain loops over integers and f32 without branches on values, so that it
+//! is compiled for vectors and gives the same bits on every instruction set.
 
 use std::marker::PhantomData;
 
@@ -14,11 +14,12 @@ pub(crate) trait Code: Copy + Send + Sync + 'static {
     const FORMAT: KvFormat;
     /// The largest level.
     const LARGEST: f32;
-    /// `load` gives levels divided by this power of two; stored scales are multiplied by it.
+    /// `load` returns levels divided by this power of two; stored scales are multiplied by it.
     const UNIT: f32;
-    /// The nearest code of a level, halves to even; levels lie within `LARGEST`.
+    /// The nearest code of a level, halves to even; magnitudes of levels are at most `LARGEST`.
     fn round(level: f32) -> u8;
-    /// Twice sixteen levels divided by `UNIT`.
+    /// Two vectors of sixteen levels, divided by `UNIT`.
+    ///
     /// # Safety
     /// 32 bytes must be readable at `from`.
     unsafe fn load<S: Simd>(s: S, from: *const u8) -> [S::F; 2];
@@ -35,14 +36,15 @@ impl Code for Signed {
 
     #[inline(always)]
     fn round(level: f32) -> u8 {
-        // Above 2^23 an f32 has no fraction left, so this sum rounds at the unit and ends in the integer's bits.
+        // Above 2^23 an f32 has no fraction left, so this sum rounds to units and ends in the
+        // integer's bits.
         const UNIT: f32 = 12_582_912.0;
         (level + UNIT).to_bits() as u8
     }
 
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, from: *const u8) -> [S::F; 2] {
-        // SAFETY: the caller vouches for the memory.
+        // SAFETY: the caller promises the memory.
         unsafe { [s.load_i8(from.cast()), s.load_i8(from.add(LANES).cast())] }
     }
 }
@@ -61,16 +63,17 @@ impl Code for E4m3 {
         const SMALLEST_NORMAL: u32 = (127 - 6) << 23;
         let sign = (level.to_bits() >> 24) & 0x80;
         let size = level.to_bits() & 0x7fff_ffff;
-        // Half of what is cut off is added, less a bit where the rest is even; then the exponent's bias changes.
+        // Adds half of the lowest kept bit, less one if that bit is even; then changes the
+        // exponent's bias.
         let normal = ((size + 0x7_ffff + ((size >> 20) & 1)) >> 20).wrapping_sub((127 - 7) << 3);
-        // At 2^14 an f32 ends at 2^-9, the distance of the numbers below the normal ones.
+        // At 2^14 an f32 ends at 2^-9, the distance of e4m3's subnormal numbers.
         let below = (f32::from_bits(size) + 16384.0).to_bits().wrapping_sub(16384f32.to_bits());
         (sign | if size < SMALLEST_NORMAL { below } else { normal }) as u8
     }
 
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, from: *const u8) -> [S::F; 2] {
-        // SAFETY: the caller vouches for the memory.
+        // SAFETY: the caller promises the memory.
         unsafe { s.load_e4m3(from) }
     }
 }
@@ -80,10 +83,10 @@ impl Code for E4m3 {
 pub(crate) struct Scaled<C>(PhantomData<C>);
 
 impl<C: Code> Scaled<C> {
-    /// The scale as it is stored, and by what values are multiplied to become levels: zero where all are.
+    /// The stored scale, and the factor from values to levels: zero if all values are zero.
     #[inline(always)]
     fn scale(values: &[f32]) -> (f32, f32) {
-        // Magnitudes are ordered as their bits are; what is not finite comes last.
+        // Magnitudes are ordered like their bits; infinity and NaN come last.
         let largest = values.iter().fold(0, |largest: u32, value| largest.max(value.to_bits() & 0x7fff_ffff));
         let largest = f32::from_bits(largest);
         if !largest.is_finite() {
@@ -99,7 +102,7 @@ impl<C: Code> Scaled<C> {
     /// `head` must be a head of `head_dim` values, writable, and `token` below sixteen.
     #[inline(always)]
     unsafe fn write_scale(head: *mut u8, head_dim: usize, token: usize, scale: f32) {
-        // SAFETY: sixteen scales lie behind the levels.
+        // SAFETY: sixteen scales follow the levels.
         unsafe { head.add(Self::scales_at(head_dim)).cast::<f32>().add(token).write(scale) };
     }
 }
@@ -129,13 +132,13 @@ impl<C: Code> Storage for Scaled<C> {
 
     #[inline(always)]
     unsafe fn key_pair<S: Simd>(s: S, keys: *const u8, pair: usize) -> [S::F; 2] {
-        // SAFETY: keys are [head_dim][16], and the caller vouches for both.
+        // SAFETY: keys are [head_dim][16], and the caller promises both.
         unsafe { C::load(s, keys.add(2 * pair * LANES)) }
     }
 
     #[inline(always)]
     unsafe fn last_key<S: Simd>(s: S, keys: *const u8, pair: usize) -> S::F {
-        // SAFETY: as above; what is read behind the last key is scales.
+        // SAFETY: as above; the bytes behind the last key are scales.
         unsafe { C::load(s, keys.add(2 * pair * LANES))[0] }
     }
 
@@ -149,7 +152,7 @@ impl<C: Code> Storage for Scaled<C> {
         let mut vectors = [[s.splat(0.0); N]; 2];
         for half in 0..2 {
             for n in (0..N).step_by(2) {
-                // SAFETY: the rows have values at `offset`; behind the last row lie 64 bytes of scales.
+                // SAFETY: the rows have values at `offset`; 64 bytes of scales follow the last row.
                 let neighbours = unsafe { C::load(s, rows.add(half * head_dim + offset + n * LANES)) };
                 vectors[half][n] = neighbours[0];
                 if n + 1 < N {
@@ -162,7 +165,7 @@ impl<C: Code> Storage for Scaled<C> {
 
     #[inline(always)]
     unsafe fn scales<S: Simd>(s: S, head: *const u8, head_dim: usize, _: usize) -> S::F {
-        // SAFETY: sixteen scales lie behind the levels.
+        // SAFETY: sixteen scales follow the levels.
         unsafe { s.load(head.add(Self::scales_at(head_dim)).cast()) }
     }
 
@@ -172,7 +175,7 @@ impl<C: Code> Storage for Scaled<C> {
         for (part, values) in key.chunks(32).enumerate() {
             let codes = codes::<C>(values, inverse);
             for i in 0..values.len() {
-                // SAFETY: keys are [head_dim][16], and the caller vouches for a head of so many values.
+                // SAFETY: keys are [head_dim][16], and the caller promises a head of this size.
                 unsafe { head.add((part * 32 + i) * BLOCK_TOKENS + token).write(codes[i]) };
             }
         }
@@ -183,7 +186,7 @@ impl<C: Code> Storage for Scaled<C> {
     #[inline(always)]
     unsafe fn write_value(head: *mut u8, token: usize, value: &[f32]) {
         let (scale, inverse) = Self::scale(value);
-        // SAFETY: the caller vouches for a head of so many values.
+        // SAFETY: the caller promises a head of this size.
         let row = unsafe { std::slice::from_raw_parts_mut(head.add(token * value.len()), value.len()) };
         for (to, values) in row.chunks_mut(32).zip(value.chunks(32)) {
             to.copy_from_slice(&codes::<C>(values, inverse)[..values.len()]);

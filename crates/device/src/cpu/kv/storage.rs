@@ -1,11 +1,13 @@
-//! One head of keys and one of values inside a block, in any storage format: what the kernels need to know of it.
+//! One head of keys and one of values inside a block, in any storage format, as the kernels use
+//! them.
 //!
-//! A stored value is `scale * level + min`. Kernels multiply levels, and take scales and minima into the sums of sixteen
-//! tokens at once: one multiplication a block and group, however long the head is. What a format does not have is
-//! decided at compile time, so plain formats pay nothing for it.
+//! A stored value is `scale * level + min`. Kernels multiply levels, and apply scales and minimums
+//! to the sums of sixteen tokens at once: one multiplication a block and group, however long the
+//! head is. Features that a format lacks are left out at compile time, so plain formats pay nothing
+//! for them.
 //!
-//! Keys lie `[head_dim][16]` and values `[16][head_dim]`, as levels, or in pairs of neighbours; behind them, where the
-//! format is scaled, scales (and minima) of sixteen tokens, group by group.
+//! Keys are `[head_dim][16]` and values `[16][head_dim]`, as levels, or in pairs of neighbours. If
+//! the format has scales, those of sixteen tokens (and their minimums) follow, group by group.
 
 use super::super::simd::Simd;
 use crate::{BLOCK_TOKENS, KvFormat};
@@ -13,13 +15,14 @@ use crate::{BLOCK_TOKENS, KvFormat};
 /// A storage format.
 pub(crate) trait Storage: Copy + Send + Sync + 'static {
     const FORMAT: KvFormat;
-    /// Values of a head that share scales, a multiple of 32; more than any head has where all of them do.
+    /// Values of a head that share scales, a multiple of 32; the default, for one scale a head, is
+    /// more than any head has.
     const GROUP: usize = usize::MAX;
-    /// Whether there are scales at all.
+    /// Whether the format has scales.
     const SCALED: bool;
-    /// Whether there are minima.
+    /// Whether the format has minimums.
     const AFFINE: bool;
-    /// Whether it is [`Pairs`](super::Pairs), of which whole pairs can be multiplied.
+    /// Whether the format is [`Pairs`](super::Pairs), which can be multiplied pair by pair.
     const PAIRS: bool = false;
     /// Bytes of the levels of sixteen values.
     const VECTOR_BYTES: usize;
@@ -27,26 +30,31 @@ pub(crate) trait Storage: Copy + Send + Sync + 'static {
     /// Bytes of the levels of one token's head.
     fn row_bytes(head_dim: usize) -> usize;
 
-    /// Where the first scales lie, counted from the head's start.
+    /// Offset of the first scales from the head's start.
     #[inline(always)]
     fn scales_at(head_dim: usize) -> usize {
         BLOCK_TOKENS * Self::row_bytes(head_dim)
     }
 
     /// Keys `2 * pair` and `2 * pair + 1` of sixteen tokens, as levels.
+    ///
     /// # Safety
     /// `keys` must be a head's, with more than `2 * pair + 1` values.
     unsafe fn key_pair<S: Simd>(s: S, keys: *const u8, pair: usize) -> [S::F; 2];
 
     /// Key `2 * pair`, the last one of an odd head.
+    ///
     /// # Safety
     /// `keys` must be a head's, with more than `2 * pair` values.
     unsafe fn last_key<S: Simd>(s: S, keys: *const u8, pair: usize) -> S::F;
 
-    /// `N` times sixteen values of each of two tokens from `offset`, as levels; what lies behind the head's end is of no
-    /// meaning. `N` is 1, or even and at most a group, with an even number of sixteens before `offset`.
+    /// `N` times sixteen values of each of two tokens from `offset`, as levels; lanes behind the
+    /// head's end have no meaning. `N` is 1, or even and at most a group, with an even number of
+    /// sixteens before `offset`.
+    ///
     /// # Safety
-    /// `rows` must be the values of an even token and the next one, of a head of `head_dim` values, more than `offset`.
+    /// `rows` must be the values of an even token and the next one, of a head of `head_dim` values,
+    /// more than `offset`.
     unsafe fn value_pair<S: Simd, const N: usize>(
         s: S,
         rows: *const u8,
@@ -54,7 +62,8 @@ pub(crate) trait Storage: Copy + Send + Sync + 'static {
         offset: usize,
     ) -> [[S::F; N]; 2];
 
-    /// The scales of sixteen tokens for one group; ones where there are none.
+    /// The scales of sixteen tokens for one group; ones if the format has none.
+    ///
     /// # Safety
     /// `head` must be the keys or values of a head with that group.
     #[inline(always)]
@@ -62,7 +71,8 @@ pub(crate) trait Storage: Copy + Send + Sync + 'static {
         s.splat(1.0)
     }
 
-    /// The minima of sixteen tokens for one group; zeros where there are none.
+    /// The minimums of sixteen tokens for one group; zeros if the format has none.
+    ///
     /// # Safety
     /// As for `scales`.
     #[inline(always)]
@@ -71,11 +81,14 @@ pub(crate) trait Storage: Copy + Send + Sync + 'static {
     }
 
     /// Rounds and stores one token's key.
+    ///
     /// # Safety
-    /// `head` must be the keys of a head of `key.len()` values, writable, and `token` below sixteen.
+    /// `head` must be the keys of a head of `key.len()` values, writable, and `token` below
+    /// sixteen.
     unsafe fn write_key(head: *mut u8, token: usize, key: &[f32]);
 
     /// Rounds and stores one token's value.
+    ///
     /// # Safety
     /// As for `write_key`.
     unsafe fn write_value(head: *mut u8, token: usize, value: &[f32]);

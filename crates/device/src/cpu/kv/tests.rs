@@ -1,4 +1,5 @@
-//! What is stored against the reference's codes, exactly, on every instruction set; and whole blocks moved about.
+//! Stored heads against the reference's codes, exactly, on every instruction set; and copies of
+//! whole blocks.
 
 use super::*;
 use crate::cpu::simd::testing::filled;
@@ -74,7 +75,7 @@ fn stored(format: KvFormat, head: &[f32]) -> Vec<f64> {
     codes::decode(format, head.len(), &bytes)
 }
 
-/// Heads of all kinds, zeros, tiny, huge and not finite ones among them.
+/// Heads of all kinds, with zeros, tiny, huge, infinite and NaN values among them.
 fn heads(dim: usize) -> Vec<Vec<f32>> {
     let scaled = |factor: f32, seed| filled(dim, seed).iter().map(|value| value * factor).collect::<Vec<f32>>();
     let mut heads = vec![vec![0.0; dim], vec![-0.0; dim], vec![0.7; dim], vec![-3.0; dim]];
@@ -123,7 +124,7 @@ fn every_format_stores_the_reference_codes() {
     }
 }
 
-/// The bytes planned are those that are there: a head of the last block ends where the storage does.
+/// The planned bytes equal the stored bytes: a head of the last block ends where the storage does.
 #[test]
 fn sizes_are_exact() {
     for format in KvFormat::ALL {
@@ -171,7 +172,8 @@ fn a_copied_block_is_equal_in_every_layer_and_the_rest_untouched() {
     }
 }
 
-/// A chain of moves within and across blocks leaves what writing there would have left, and touches nothing else.
+/// A chain of moves within and across blocks has the same result as writing to the targets, and
+/// touches nothing else.
 #[test]
 fn a_moved_token_is_as_if_written_there() {
     for format in KvFormat::ALL {
@@ -195,7 +197,8 @@ fn a_moved_token_is_as_if_written_there() {
             let (mut moved, expected) = (storage([20, 22, 40]), storage([3, 21, 40]));
             let pool = Pool::new(1).unwrap();
             let ctx = Ctx { pool: &pool, isa: Isa::Scalar };
-            // The second token through the first one's place; what is left behind is overwritten by what was never used.
+            // The second token moves through the first one's slot; never-used slots overwrite the
+            // old ones.
             move_tokens(ctx, &mut moved, &[(20, 3), (22, 20), (20, 21), (9, 20), (9, 22), (40, 40)]);
             assert!(moved.keys[..] == expected.keys[..], "{format:?} {dim}: keys");
             assert!(moved.values[..] == expected.values[..], "{format:?} {dim}: values");

@@ -1,7 +1,9 @@
-//! Single tokens, copied as they are stored: a lane of a block's keys, a row of its values, and their scales.
+//! Copies single tokens in their stored form: a lane of a block's keys, a row of its values, and
+//! their scales.
 //!
-//! Of the storage only the layout counts: lanes are `[n][16]` elements of one size, be it levels of keys or scales and
-//! minima of either half. In pairs, a lane of keys is two neighbours long, and a row of values every other number.
+//! Only the layout of the storage matters here: lanes are `[n][16]` elements of one size, whether
+//! levels of keys, or scales and minimums of keys or values. In pairs, a lane of keys is two
+//! neighbours long, and a row of values is every other number.
 
 use super::Storage;
 use crate::BLOCK_TOKENS;
@@ -30,10 +32,11 @@ pub(crate) unsafe fn copy_token<T: Storage>(
     let level = (T::VECTOR_BYTES / BLOCK_TOKENS).max(1);
     let scale = if T::AFFINE { size_of::<u16>() } else { size_of::<f32>() };
     if T::PAIRS {
-        // SAFETY: as the caller says; pairs have nothing but levels.
+        // SAFETY: the caller's promise; pairs have nothing but levels.
         return unsafe { copy_paired(head_dim, (from, from_token), (to, to_token)) };
     }
-    // SAFETY: levels are the first `scales` bytes, keys by lanes and values by rows; all behind them is lanes of scales.
+    // SAFETY: levels are the first `scales` bytes, keys by lanes and values by rows; lanes of
+    // scales follow them.
     unsafe {
         copy_lane(from.keys, from_token, to.keys, to_token, scales, level);
         std::ptr::copy(from.values.add(from_token * row), to.values.add(to_token * row), row);
@@ -45,7 +48,7 @@ pub(crate) unsafe fn copy_token<T: Storage>(
 }
 
 /// # Safety
-/// As for [`copy_token`], of pairs of bf16.
+/// As for [`copy_token`], with pairs of bf16.
 unsafe fn copy_paired(
     head_dim: usize,
     (from, from_token): (HeadBlock<*const u8>, usize),
@@ -54,7 +57,8 @@ unsafe fn copy_paired(
     const NUMBER: usize = size_of::<u16>();
     let whole = head_dim / 2 * BLOCK_TOKENS * 2 * NUMBER;
     let start = |token: usize| (token / 2 * 2 * head_dim + token % 2) * NUMBER;
-    // SAFETY: keys are [head_dim / 2][16][2] and the last of an odd head [16], values [8][head_dim][2].
+    // SAFETY: keys are [head_dim / 2][16][2] and the last of an odd head [16], values
+    // [8][head_dim][2].
     unsafe {
         copy_lane(from.keys, from_token, to.keys, to_token, whole, 2 * NUMBER);
         let last = head_dim % 2 * BLOCK_TOKENS * NUMBER;

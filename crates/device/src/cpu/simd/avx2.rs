@@ -11,7 +11,7 @@ pub struct Avx2(());
 pub struct Pair(__m256, __m256);
 
 /// # Safety
-/// The processor must have the features named.
+/// The processor must have the named features.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub unsafe fn enter<K: Kernel>(kernel: K) -> K::Output {
     kernel.run(Avx2(()))
@@ -35,8 +35,8 @@ unsafe fn scale_half(a: __m256, n: __m256) -> __m256 {
     }
 }
 
-/// An f16 has the mantissa of an e4m3 and more exponent: only the bias is another, by 2^8. Of the two copies of the sign
-/// that the shift leaves, the lower one goes.
+/// An f16 has the mantissa of an e4m3 and a larger exponent: only the bias differs, by 2^8. The
+/// shift leaves two copies of the sign, and the lower one is cleared.
 ///
 /// # Safety
 /// The processor must have AVX2 and F16C, and sixteen bytes must be readable at `from`.
@@ -50,8 +50,8 @@ unsafe fn load_e4m3_half(from: *const u8) -> Pair {
     }
 }
 
-// SAFETY of every block below that says "present": a value of `Avx2` exists only inside `enter`, whose caller vouched
-// for the instructions.
+// SAFETY of every block below that says "present": a value of `Avx2` exists only inside `enter`,
+// and its caller vouched for the instructions.
 impl Simd for Avx2 {
     type F = Pair;
     const ACCUMULATORS: usize = 4;

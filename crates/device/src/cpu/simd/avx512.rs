@@ -11,14 +11,14 @@ use super::{Kernel, Simd};
 pub struct Avx512(());
 
 /// # Safety
-/// The processor must have the features named.
+/// The processor must have the named features.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
 pub unsafe fn enter<K: Kernel>(kernel: K) -> K::Output {
     kernel.run(Avx512(()))
 }
 
-// SAFETY of every block below that says "present": a value of `Avx512` exists only inside `enter`, whose caller
-// vouched for the instructions.
+// SAFETY of every block below that says "present": a value of `Avx512` exists only inside `enter`,
+// and its caller vouched for the instructions.
 impl Simd for Avx512 {
     type F = __m512;
     const ACCUMULATORS: usize = 16;
@@ -146,8 +146,8 @@ impl Simd for Avx512 {
         unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
     }
 
-    // An f16 has the same mantissa and more exponent: only the bias is another, by 2^8. Of the two copies of the sign
-    // that the shift leaves, the lower one goes.
+    // An f16 has the same mantissa and a larger exponent: only the bias differs, by 2^8. The shift
+    // leaves two copies of the sign, and the lower one is cleared.
     #[inline(always)]
     unsafe fn load_e4m3(self, from: *const u8) -> [__m512; 2] {
         // SAFETY: present; the caller vouches for the memory.
@@ -159,7 +159,7 @@ impl Simd for Avx512 {
         }
     }
 
-    // A table of the sixteen numbers is indexed by the last four bits alone, so the low ones need no mask.
+    // The permutation reads only the last four bits of an index, so the low nibbles need no mask.
     #[inline(always)]
     unsafe fn load_nibbles(self, from: *const u8) -> [__m512; 2] {
         // SAFETY: present; the caller vouches for the memory.
@@ -173,7 +173,7 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn dot_pairs(self, sum: __m512, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: present; a register is as good as another of its size.
+        // SAFETY: present; both register types have the same size and any bits.
         unsafe { _mm512_dpbf16_ps(sum, transmute::<__m512, __m512bh>(a), transmute::<__m512, __m512bh>(b)) }
     }
 

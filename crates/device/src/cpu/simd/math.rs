@@ -1,11 +1,12 @@
-//! Transcendental functions of a vector: polynomials fitted by least squares reweighted towards the largest error,
-//! good to one or two units in the last place of an f32, and the same code for every row.
+//! Transcendental functions of a vector: polynomials fitted by least squares reweighted towards the
+//! largest error. They are accurate to one or two units in the last place of an f32, and every row
+//! runs the same code.
 
 use std::f32::consts::LN_2;
 
 use super::Simd;
 
-/// Horner's rule, the highest power last.
+/// Horner's rule; coefficients start with the constant term.
 #[inline(always)]
 fn polynomial<S: Simd>(s: S, x: S::F, coefficients: &[f32]) -> S::F {
     let mut sum = s.splat(coefficients[coefficients.len() - 1]);
@@ -15,7 +16,8 @@ fn polynomial<S: Simd>(s: S, x: S::F, coefficients: &[f32]) -> S::F {
     sum
 }
 
-/// `e^x`. Exactly 1 at 0, exactly 0 below the normal numbers (minus infinity included), infinity above the largest.
+/// `e^x`. Exactly 1 at 0, exactly 0 below the normal numbers (minus infinity included), infinity
+/// above the largest.
 #[inline(always)]
 pub fn exp<S: Simd>(s: S, x: S::F) -> S::F {
     const LOWEST: f32 = -87.336_54;
@@ -35,7 +37,7 @@ pub fn exp<S: Simd>(s: S, x: S::F) -> S::F {
 /// `2^x` for `x` up to 127. Exactly 1 at 0, and 0 at minus infinity.
 #[inline(always)]
 pub fn exp2<S: Simd>(s: S, x: S::F) -> S::F {
-    /// Far below all numbers, and a power that `scale` can take.
+    /// Far below all results above zero, and a power that `scale` accepts.
     const LOWEST: f32 = -200.0;
     const FRACTION: [f32; 6] = [1.0, LN_2, 0.240_222_83, 0.055_505_585, 0.009_669_692, 0.001_330_060_8];
     let x = s.max(s.splat(LOWEST), x);
@@ -64,7 +66,7 @@ pub fn tanh<S: Simd>(s: S, x: S::F) -> S::F {
     s.select_lt(size, s.splat(SMALL), near, far)
 }
 
-/// The error function: an odd polynomial up to 1, beyond it `1 - e^P(|x|)`.
+/// The error function: an odd polynomial up to 1, and `1 - e^P(|x|)` beyond it.
 #[inline(always)]
 pub fn erf<S: Simd>(s: S, x: S::F) -> S::F {
     const NEAR: [f32; 7] = [
@@ -89,13 +91,13 @@ pub fn erf<S: Simd>(s: S, x: S::F) -> S::F {
     let (zero, one) = (s.splat(0.0), s.splat(1.0));
     let size = s.max(s.sub(zero, x), x);
     let near = s.mul(x, polynomial(s, s.mul(x, x), &NEAR));
-    // At 4 an f32 is 1 already, and the fit ends.
+    // At 4 the f32 result is 1 already, and the fit ends.
     let far = s.sub(one, exp(s, polynomial(s, s.min(s.splat(4.0), size), &FAR)));
     let far = s.select_lt(x, zero, s.sub(zero, far), far);
     s.select_lt(size, one, near, far)
 }
 
-/// The nearest bf16, as bits of an f32; without the branches of `bf16::from_f32`, which nobody foresees.
+/// The nearest bf16, as bits of an f32; without the unpredictable branches of `bf16::from_f32`.
 #[inline(always)]
 pub fn nearest_bf16(value: f32) -> u32 {
     let bits = value.to_bits();

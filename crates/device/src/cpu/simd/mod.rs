@@ -1,10 +1,11 @@
-//! Sixteen f32 at a time, whatever the machine: one small trait of vector operations, one file for each instruction
-//! set, and one place where the choice is made.
+//! Sixteen f32 at a time, on any machine: one small trait of vector operations, one file for each
+//! instruction set, and one place that chooses.
 //!
-//! An algorithm is a [`Kernel`]: a struct of arguments whose `run` is generic over [`Simd`] and always inlined, so
-//! that [`dispatch`] compiles it once under each set's `#[target_feature]`. The vector is sixteen lanes on every
-//! machine, because a KV block is sixteen tokens; a set with narrower registers uses several. Sums over lanes run in
-//! the same order everywhere. What an instruction set can do better in its own way (matrix products) is not here.
+//! An algorithm is a [`Kernel`]: a struct of arguments with a `run` that is generic over [`Simd`]
+//! and always inlined, so that [`dispatch`] compiles it once under each set's `#[target_feature]`.
+//! The vector has sixteen lanes on every machine, because a KV block is sixteen tokens; a set with
+//! narrower registers uses several. Sums over lanes run in the same order everywhere. Matrix
+//! products are not here, because each instruction set has its own best way.
 
 mod math;
 mod scalar;
@@ -27,12 +28,13 @@ pub const LANES: usize = 16;
 
 /// Proof that an instruction set is present, and its vector operations.
 ///
-/// A value exists only where the instructions do, so plain arithmetic is safe; what takes a pointer is not.
+/// A value exists only where the instructions do, so plain arithmetic is safe; operations on
+/// pointers are not.
 pub trait Simd: Copy {
     /// Sixteen f32.
     type F: Copy;
 
-    /// How many vectors a kernel may keep summing into without running out of registers.
+    /// Number of vectors that a kernel may keep summing into without running out of registers.
     const ACCUMULATORS: usize;
     /// Whether [`Simd::dot_pairs`] is one instruction.
     const PAIR_DOTS: bool = false;
@@ -44,22 +46,22 @@ pub trait Simd: Copy {
     fn div(self, a: Self::F, b: Self::F) -> Self::F;
     /// `a * b + c`, rounded once where the machine can.
     fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
-    /// The larger; `b` where either is not a number.
+    /// The larger; `b` if either is NaN.
     fn max(self, a: Self::F, b: Self::F) -> Self::F;
-    /// The smaller; `b` where either is not a number.
+    /// The smaller; `b` if either is NaN.
     fn min(self, a: Self::F, b: Self::F) -> Self::F;
-    /// To the nearest integer, halves to even; for magnitudes below 2^22.
+    /// Rounds to the nearest integer, halves to even; for magnitudes below 2^22.
     fn round(self, a: Self::F) -> Self::F;
     /// `a * 2^n` for integral `n` within -252 ..= 252.
     fn scale(self, a: Self::F, n: Self::F) -> Self::F;
     /// `x` where `a < b`, else `y`.
     fn select_lt(self, a: Self::F, b: Self::F, x: Self::F, y: Self::F) -> Self::F;
-    /// The first number of sixteen pairs of bf16, and the second; widened exactly. A lane is a pair, the first number in its
-    /// low bits.
+    /// The first number of sixteen pairs of bf16, and the second, widened exactly. A lane is a
+    /// pair, with the first number in its low bits.
     fn halves(self, pairs: Self::F) -> [Self::F; 2];
     /// The sum of all lanes: halves added to each other until one lane is left.
     fn sum(self, a: Self::F) -> f32;
-    /// The largest lane, of lanes that are numbers.
+    /// The largest lane, NaN aside.
     fn largest(self, a: Self::F) -> f32;
 
     /// # Safety
@@ -69,36 +71,41 @@ pub trait Simd: Copy {
     /// Sixteen f32 must be writable at `to`.
     unsafe fn store(self, to: *mut f32, a: Self::F);
     /// Widened exactly.
+    ///
     /// # Safety
     /// Sixteen f16 must be readable at `from`.
     unsafe fn load_f16(self, from: *const u16) -> Self::F;
 
     /// Widened exactly.
+    ///
     /// # Safety
     /// Sixteen bytes must be readable at `from`.
     unsafe fn load_i8(self, from: *const i8) -> Self::F;
-    /// A 256th of each of 32 e4m3 numbers, exactly; codes that are not numbers give any number.
+    /// 32 e4m3 numbers divided by 256, exactly; NaN codes give any number.
+    ///
     /// # Safety
     /// 32 bytes must be readable at `from`.
     unsafe fn load_e4m3(self, from: *const u8) -> [Self::F; 2];
     /// The low four bits of each byte, and the high four.
+    ///
     /// # Safety
     /// Sixteen bytes must be readable at `from`.
     unsafe fn load_nibbles(self, from: *const u8) -> [Self::F; 2];
 
-    /// Asks for the cache line at `at`, which need not be readable, to the second-level cache: the first has no room to
-    /// spare beside the data in use.
+    /// Prefetches the cache line at `at`, which need not be readable, into the second-level cache:
+    /// the first has no room to spare beside the data in use.
     fn prefetch(self, at: *const u8);
 
-    /// `sum` and both products of each pair of bf16; an instruction of its own takes what is below the normal numbers for
-    /// zero.
+    /// `sum` plus both products of each pair of bf16; a hardware instruction treats subnormal
+    /// numbers as zero.
     #[inline(always)]
     fn dot_pairs(self, sum: Self::F, a: Self::F, b: Self::F) -> Self::F {
         let (a, b) = (self.halves(a), self.halves(b));
         self.fma(a[0], b[0], self.fma(a[1], b[1], sum))
     }
 
-    /// Sixteen bf16, rounded to nearest even; what is below the normal numbers may become zero.
+    /// Sixteen bf16, rounded to nearest even; subnormal numbers may become zero.
+    ///
     /// # Safety
     /// Sixteen bf16 must be writable at `to`.
     #[inline(always)]
@@ -111,7 +118,7 @@ pub trait Simd: Copy {
         }
     }
 
-    /// The first sixteen values of a slice, zeros where it is shorter.
+    /// The first sixteen values of a slice, with zeros behind a shorter one.
     #[inline(always)]
     fn read(self, from: &[f32]) -> Self::F {
         if from.len() >= LANES {
@@ -141,8 +148,9 @@ pub trait Simd: Copy {
     }
 }
 
-/// An algorithm over any instruction set. `run` must be `#[inline(always)]`, and so must all it calls with `simd`:
-/// only what is inlined into [`dispatch`]'s entries is compiled for the set.
+/// An algorithm for any instruction set. `run` must be `#[inline(always)]`, and so must everything
+/// it calls with `simd`: only code that is inlined into [`dispatch`]'s entries is compiled for the
+/// set.
 pub trait Kernel {
     type Output;
     fn run<S: Simd>(self, simd: S) -> Self::Output;
@@ -152,7 +160,8 @@ pub trait Kernel {
 #[inline]
 pub fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
     match isa {
-        // SAFETY: `isa` comes from a `Ctx`, which has only what the processor was found to have.
+        // SAFETY: `isa` comes from a `Ctx`, which has only sets that the processor was found to
+        // have.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 | Isa::Amx => unsafe { avx512::enter(kernel) },
         // SAFETY: as above.

@@ -34,8 +34,8 @@ fn widen_f16(narrow: uint16x4_t) -> float32x4_t {
     wide
 }
 
-/// An f16 has the mantissa of an e4m3 and more exponent: only the bias is another, by 2^8. Of the two copies of the sign
-/// that the shift leaves, the lower one goes.
+/// An f16 has the mantissa of an e4m3 and a larger exponent: only the bias differs, by 2^8. The
+/// shift leaves two copies of the sign, and the lower one is cleared.
 ///
 /// # Safety
 /// The processor must have NEON, and sixteen bytes must be readable at `from`.
@@ -54,8 +54,8 @@ unsafe fn load_e4m3_half(from: *const u8) -> F {
     each(|i| widen_f16(quarters[i]))
 }
 
-// SAFETY of every block below that says "present": a value of `Neon` exists only inside `enter`, whose caller vouched
-// for the instructions.
+// SAFETY of every block below that says "present": a value of `Neon` exists only inside `enter`,
+// and its caller vouched for the instructions.
 impl Simd for Neon {
     type F = F;
     const ACCUMULATORS: usize = 4;

@@ -1,4 +1,5 @@
-//! Plain arrays: the twin that every other set is compared with, and what runs where there is no other.
+//! Plain arrays: the twin that tests compare every other set with, and the fallback of machines
+//! without one.
 
 use half::f16;
 
@@ -18,7 +19,7 @@ fn each(f: impl Fn(usize) -> f32) -> F {
     lanes
 }
 
-/// 2^n for integral `n` of a normal number.
+/// 2^n for an integral `n` in the exponent range of normal numbers.
 #[inline(always)]
 fn pow2(n: i32) -> f32 {
     f32::from_bits(((n + 127) as u32) << 23)
@@ -71,7 +72,7 @@ impl Simd for Scalar {
 
     #[inline(always)]
     fn round(self, a: F) -> F {
-        // Above 2^23 an f32 has no fraction left, so this sum rounds at the unit.
+        // Above 2^23 an f32 has no fraction left, so this sum rounds to units.
         const UNIT: f32 = 12_582_912.0;
         each(|i| (a[i] + UNIT) - UNIT)
     }
@@ -119,7 +120,8 @@ impl Simd for Scalar {
 
     #[inline(always)]
     unsafe fn load(self, from: *const f32) -> F {
-        // SAFETY: the caller vouches for sixteen readable values; an array of f32 needs no more alignment than one.
+        // SAFETY: the caller vouches for sixteen readable values; an array of f32 needs no more
+        // alignment than one f32.
         unsafe { from.cast::<F>().read_unaligned() }
     }
 
@@ -143,7 +145,7 @@ impl Simd for Scalar {
         each(|i| f32::from(codes[i]))
     }
 
-    // An f16 has the same mantissa and more exponent: only the bias is another, by 2^8.
+    // An f16 has the same mantissa and a larger exponent: only the bias differs, by 2^8.
     #[inline(always)]
     unsafe fn load_e4m3(self, from: *const u8) -> [F; 2] {
         // SAFETY: the caller vouches for 32 readable bytes.

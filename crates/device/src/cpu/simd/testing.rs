@@ -1,8 +1,10 @@
-//! What the unit tests of the kernels share: every instruction set and thread count of interest, values, comparisons.
+//! Shared by the kernels' unit tests: every instruction set and thread count of interest, values,
+//! comparisons.
 
 use super::super::{Ctx, Isa, Pool, Tensor, Vector};
 
-/// Runs a check under every instruction set with 1, 2 and 3 threads. What it returns must not depend on the threads.
+/// Runs a check under every instruction set with 1, 2 and 3 threads. Its result must not depend on
+/// the threads.
 pub fn each_setup(check: impl Fn(Ctx<'_>) -> Vec<u32>) {
     for isa in Isa::available() {
         let mut alone = None;
@@ -36,7 +38,8 @@ pub fn vector(values: &[f32]) -> Vector {
     Vector::new(values).unwrap()
 }
 
-/// Every value within `tolerance` of the expected one, relative to the larger of 1 and its size.
+/// Asserts that every value is within `tolerance` of the expected one, relative to the larger of 1
+/// and its magnitude.
 #[track_caller]
 pub fn close(found: &[f32], expected: &[f32], tolerance: f32) {
     assert_eq!(found.len(), expected.len());

@@ -130,7 +130,7 @@ impl Kernel for Lanes<'_> {
 fn lanes_are_summed_and_widened_alike() {
     let values: [f32; 16] = std::array::from_fn(|i| ((i * 37 % 16) as f32 - 7.3) * 1.1e3_f32.powi(i as i32 % 3));
     let bf = values.map(|v| [bf16::from_f32(v).to_bits(), bf16::from_f32(v / -3.0).to_bits()]);
-    // One subnormal and one infinity among them.
+    // One is subnormal and one infinite.
     let mut hf = values.map(|v| f16::from_f32(v).to_bits());
     hf[3] = 0x0001;
     hf[4] = 0xfc00;
@@ -165,7 +165,8 @@ impl Kernel for Pairs<'_> {
 
 #[test]
 fn pairs_are_multiplied_and_rounded_alike() {
-    // So few bits that the order of rounding does not matter; the first number is half-way between two bf16.
+    // The values have few bits, so the order of rounding does not matter; the first is half-way
+    // between two bf16.
     let mut values: [f32; 16] = std::array::from_fn(|i| i as f32 * 0.375 - 2.0);
     values[0] = 1.0 + 1.0 / 256.0;
     values[1] = 1.0 + 3.0 / 256.0;
@@ -221,7 +222,7 @@ fn every_code_of_a_byte_is_widened_exactly() {
 
 #[test]
 fn bf16_is_rounded_as_half_does() {
-    // Steps that come to every end, and to what is no number.
+    // The steps reach both ends of the range, infinities and NaN.
     for value in (0..=u32::MAX).step_by(0x7fff).map(f32::from_bits) {
         assert_eq!(nearest_bf16(value), half::bf16::from_f32(value).to_f32().to_bits(), "{value}");
     }
