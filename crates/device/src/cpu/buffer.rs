@@ -1,5 +1,5 @@
-//! Memory the kernels work on: zeroed, 64-byte aligned, and on huge pages when it is big or one of many that are read
-//! through; or a part of a mapped file, to be read as it is.
+//! Memory for kernels: zeroed, 64-byte aligned, and on huge pages if it is big or one of many
+//! buffers that are read in sequence; or a part of a mapped file, read in place.
 
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
@@ -15,7 +15,7 @@ use crate::{Error, Result};
 /// One cache line, and the width of the widest vector.
 const ALIGN: usize = 64;
 
-/// Types for which all-zero bytes are a value and which own nothing.
+/// Types whose all-zero bytes are a value and which own nothing.
 ///
 /// # Safety
 /// The implementor must be valid for every bit pattern and have no drop glue and no padding.
@@ -46,7 +46,7 @@ enum Origin {
     File(#[expect(dead_code, reason = "held, so that it is there")] Arc<Mapped>),
 }
 
-// SAFETY: a Buffer owns its memory as a Vec does, and T is Send + Sync.
+// SAFETY: a Buffer owns its memory like a Vec, and T is Send + Sync.
 unsafe impl<T: Plain> Send for Buffer<T> {}
 // SAFETY: as above; shared access only reads.
 unsafe impl<T: Plain> Sync for Buffer<T> {}
@@ -59,7 +59,7 @@ impl<T: Plain> Buffer<T> {
         if bytes == 0 {
             return Ok(Self { ptr: NonNull::dangling(), len, origin: Origin::Empty, values: PhantomData });
         }
-        // Those of at least a huge page have a mapping of their own.
+        // Buffers of at least a huge page have their own mapping.
         #[cfg(target_os = "linux")]
         if bytes >= HUGE {
             let region = Arc::new(Region::new(bytes).ok_or_else(out_of_memory)?);
@@ -73,7 +73,8 @@ impl<T: Plain> Buffer<T> {
         Ok(Self { ptr, len, origin: Origin::Heap(layout), values: PhantomData })
     }
 
-    /// The same, on huge pages however small it is, beside other such buffers: for what stays until all of them go.
+    /// Like [`Buffer::zeroed`], but on huge pages at any size, beside other such buffers: for
+    /// memory that stays until all of them are dropped.
     pub fn on_huge_pages(what: &'static str, len: usize) -> Result<Self> {
         #[cfg(target_os = "linux")]
         if let Some(bytes) = len.checked_mul(size_of::<T>()).filter(|&bytes| bytes > 0) {
@@ -83,17 +84,17 @@ impl<T: Plain> Buffer<T> {
         Self::zeroed(what, len)
     }
 
-    /// What those bytes of a file hold. It can be read alone: to ask for it in order to write is a bug.
+    /// The contents of these bytes of a file. They are read-only: write access is a bug.
     pub fn in_file(map: &Arc<Mapped>, bytes: Range<usize>) -> Self {
         let bytes = &map.bytes()[bytes];
-        // The file stays mapped where it is for as long as the buffer holds it.
+        // The file stays mapped at this address as long as the buffer holds it.
         let ptr = NonNull::from(bytes).cast::<T>();
         assert!(ptr.is_aligned() && bytes.len().is_multiple_of(size_of::<T>()), "place of a buffer in a file");
         let len = bytes.len() / size_of::<T>();
         Self { ptr, len, origin: Origin::File(Arc::clone(map)), values: PhantomData }
     }
 
-    /// `len` zeros of a region that nobody else has.
+    /// `len` zeros of a region that no other buffer has.
     #[cfg(target_os = "linux")]
     fn mapped(region: Arc<Region>, start: NonNull<u8>, len: usize) -> Self {
         Self { ptr: start.cast(), len, origin: Origin::Mapping(region), values: PhantomData }
@@ -106,7 +107,7 @@ impl<T: Plain> Drop for Buffer<T> {
             Origin::Empty => {}
             // SAFETY: allocated in `zeroed` with this layout, freed once.
             Origin::Heap(layout) => unsafe { std::alloc::dealloc(self.ptr.as_ptr().cast(), layout) },
-            // Goes with the last of those that lie in it.
+            // Unmapped with the last buffer in the mapping.
             #[cfg(target_os = "linux")]
             Origin::Mapping(_) => {}
             Origin::File(_) => {}
@@ -118,8 +119,9 @@ impl<T: Plain> Deref for Buffer<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: ptr is aligned and holds len initialised values (zeros at first, or a file's, which stays mapped as long as
-        // this lives and is not rewritten in place); Plain allows every bit pattern.
+        // SAFETY: ptr is aligned and holds len initialised values (zeros at first, or a file's,
+        // which stays mapped as long as this lives and is not rewritten in place); Plain allows
+        // every bit pattern.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
     }
 }
@@ -127,12 +129,14 @@ impl<T: Plain> Deref for Buffer<T> {
 impl<T: Plain> DerefMut for Buffer<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         assert!(!matches!(self.origin, Origin::File(_)), "what lies in a file is not written to");
-        // SAFETY: as in `deref`, and `&mut self` makes the access exclusive: memory that is not a file's is this one's alone.
+        // SAFETY: as in `deref`, and `&mut self` makes the access exclusive: memory that is not a
+        // file's belongs to this buffer alone.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
     }
 }
 
-/// Scratch that grows to the largest step and is kept, so that later steps allocate nothing.
+/// Scratch memory that grows to the largest step and is reused, so that later steps allocate
+/// nothing.
 pub struct Grown<T: Plain>(Option<Buffer<T>>);
 
 impl<T: Plain> Default for Grown<T> {
@@ -142,11 +146,12 @@ impl<T: Plain> Default for Grown<T> {
 }
 
 impl<T: Plain> Grown<T> {
-    /// `len` values, whatever they held before.
+    /// `len` values with any contents.
     pub fn take(&mut self, len: usize) -> &mut [T] {
         if self.0.as_ref().is_none_or(|values| values.len() < len) {
             self.0 = None;
-            // An operation of a step cannot fail; activations are small beside the weights already loaded.
+            // An operation of a step cannot fail; activations are small beside the weights already
+            // loaded.
             self.0 = Some(Buffer::zeroed("activations", len).expect("memory for activations"));
         }
         self.0.as_mut().map(|values| &mut values[..len]).expect("just made")

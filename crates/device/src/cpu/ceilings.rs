@@ -1,7 +1,8 @@
-//! What this machine could do at best, measured: the yardstick that `folio bench` holds its figures against.
+//! Measured peaks of this machine: `folio bench` compares its figures with them.
 //!
-//! Bandwidth is a plain read by all threads; peaks are multiply-adds between registers. Each call is one short
-//! measurement, to be interleaved with the runs it judges, of which the best counts.
+//! Bandwidth is a plain read by all threads; peaks are multiply-adds between registers. Each call
+//! is one short measurement, to be interleaved with the runs that are compared; the best of the
+//! measurements counts.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,8 +13,8 @@ use super::buffer::Buffer;
 use super::pool::{Disjoint, Pool, even_split};
 use crate::Result;
 
-/// Memory to be read over and over by all threads. Give it at least 2 GiB, so that no cache holds a part worth
-/// mentioning.
+/// Memory that all threads read repeatedly. Use at least 2 GiB, so that no cache holds a
+/// significant part.
 pub struct Reader {
     pool: Pool,
     isa: Isa,
@@ -24,7 +25,8 @@ impl Reader {
     pub fn new(threads: usize, bytes: usize) -> Result<Self> {
         let pool = Pool::new(threads)?;
         let mut data = Buffer::zeroed("the bandwidth test", bytes)?;
-        // Untouched memory would be one shared page of zeros; written by the threads that will read it.
+        // Untouched memory would be one shared page of zeros; the threads that will read a part
+        // write it first.
         let target = Disjoint::new(&mut data);
         pool.run(|thread, threads| {
             // SAFETY: the threads' parts do not overlap.
@@ -33,7 +35,7 @@ impl Reader {
         Ok(Self { pool, isa: Isa::best(), data })
     }
 
-    /// Reads everything once; bytes per second.
+    /// Reads everything once; returns bytes per second.
     pub fn pass(&self) -> f64 {
         let (data, isa) = (&*self.data, self.isa);
         let start = Instant::now();
@@ -44,34 +46,36 @@ impl Reader {
     }
 }
 
-/// Best of `passes` plain reads of `bytes` bytes by all threads; bytes per second.
+/// The best of `passes` plain reads of `bytes` bytes by all threads, in bytes per second.
 pub fn read_bandwidth(threads: usize, bytes: usize, passes: usize) -> Result<f64> {
     let reader = Reader::new(threads, bytes)?;
     Ok((0..passes).map(|_| reader.pass()).fold(0.0, f64::max))
 }
 
-/// Floating-point operations per second of f32 multiply-adds on all threads; 0 if the threads cannot be started.
+/// Floating-point operations per second of f32 multiply-adds on all threads; 0 if the threads
+/// cannot be started.
 pub fn f32_peak(threads: usize) -> f64 {
     peak(threads, Isa::best(), f32_burst)
 }
 
-/// The same for products of bf16 summed in f32: by tile registers or with the dot-product instruction where there are such, else
-/// by f32.
+/// The same for products of bf16 summed in f32: with tile registers or the dot-product instruction
+/// if the machine has them, else with f32.
 pub fn bf16_peak(threads: usize) -> f64 {
     peak(threads, Isa::best(), bf16_burst)
 }
 
-/// Integer operations per second of products of bytes summed in 32 bits: with the dot-product instruction where there is
-/// one, or the three instructions that AVX2 has for it, else by f32.
+/// Integer operations per second of products of bytes summed in 32 bits: with the dot-product
+/// instruction if the machine has it, or AVX2's three instructions for it, else with f32.
 pub fn int8_peak(threads: usize) -> f64 {
     peak(threads, Isa::best(), int8_burst)
 }
 
-/// Runs the burst on every thread for some tens of milliseconds; a burst returns the operations it did.
+/// Runs the burst on every thread for some tens of milliseconds; a burst returns the number of its
+/// operations.
 fn peak(threads: usize, isa: Isa, burst: fn(Isa, usize) -> u64) -> f64 {
     const ROUNDS: usize = 4_000_000;
     let Ok(pool) = Pool::new(threads) else { return 0.0 };
-    // The first fork finds the threads started and the clock up.
+    // After the first fork the threads run and the clock is up.
     pool.run(|_, _| {
         black_box(burst(isa, ROUNDS / 16));
     });
@@ -95,7 +99,8 @@ fn read(isa: Isa, data: &[u8]) -> u64 {
     }
 }
 
-/// Four independent sums over the data's words; the compiler vectorises it for the baseline target.
+/// Four independent sums over the data's words; the compiler vectorizes the loop for the baseline
+/// target.
 fn read_plain(data: &[u8]) -> u64 {
     let (words, _) = data.as_chunks::<8>();
     let (groups, _) = words.as_chunks::<4>();
@@ -220,7 +225,7 @@ mod x86 {
         words.into_iter().fold(0, |all, word| all | word)
     }
 
-    /// Chains enough to hide the latency of any multiply-add, few enough to stay in registers.
+    /// Enough chains to hide the latency of any multiply-add, few enough to stay in registers.
     const CHAINS: usize = 24;
 
     /// # Safety
@@ -233,7 +238,7 @@ mod x86 {
             for sum in &mut sums {
                 *sum = _mm512_fmadd_ps(a, b, *sum);
             }
-            // Without this the sums of equal terms could be told in advance.
+            // Without this the compiler could compute the sums of equal terms in advance.
             keep512(&mut sums);
         }
         black_box(sums);
@@ -302,7 +307,8 @@ mod x86 {
         let mut sums = [_mm256_setzero_si256(); CHAINS];
         for _ in 0..rounds {
             for sum in &mut sums {
-                // SAFETY: nothing but registers. In asm, since the product is always the same and could be kept.
+                // SAFETY: only registers are used. In assembly, because the compiler could hoist
+                // the product, which is always the same.
                 unsafe {
                     std::arch::asm!(
                         "vpmaddubsw {product}, {bytes}, {bytes}",

@@ -1,7 +1,7 @@
-//! Operations that take each value by itself: gated activations, logits, the gather of output rows.
+//! Operations on each value by itself: gated activations, logits, the gather of output rows.
 //!
-//! Long rows are cut into runs of columns, so that one row keeps several threads busy; a value never depends on
-//! where the cut falls.
+//! Long rows are cut into runs of columns, so that one row keeps several threads busy; a value
+//! never depends on the position of the cut.
 
 use std::ops::Range;
 
@@ -63,7 +63,7 @@ impl Kernel for Gate<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        // The match inside is on a value that does not change, so the compiler moves it out of the loop.
+        // The matched value does not change, so the compiler moves the match out of the loop.
         let inputs = self.gate.chunks(LANES).zip(self.up.chunks(LANES));
         for (out, (gate, up)) in self.out.chunks_mut(LANES).zip(inputs) {
             s.write(out, activate(s, self.activation, s.read(gate), s.read(up)));
@@ -71,14 +71,14 @@ impl Kernel for Gate<'_> {
     }
 }
 
-/// One row `[gate | up]` to `act(gate) * up`, half as wide.
+/// Computes one row `[gate | up]` to `act(gate) * up`, half as wide.
 pub fn gate_row(isa: Isa, out: &mut [f32], gate_up: &[f32], activation: Activation) {
     assert_eq!(gate_up.len(), 2 * out.len(), "gate and up are as wide as the result");
     let (gate, up) = gate_up.split_at(out.len());
     dispatch(isa, Gate { out, gate, up, activation });
 }
 
-/// Rows `[gate | up]` to `act(gate) * up`, half as wide.
+/// Computes rows `[gate | up]` to `act(gate) * up`, half as wide.
 pub fn gate(ctx: Ctx<'_>, out: &mut Tensor, gate_up: &Tensor, activation: Activation, rows: usize) {
     let width = out.cols();
     assert_eq!(gate_up.cols(), 2 * width, "gate and up are as wide as the result");
@@ -180,7 +180,8 @@ mod tests {
         let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
         match activation {
             Activation::Silu => gate * sigmoid(gate) * up,
-            // Abramowitz and Stegun's formula is no judge of the last digits; the conformance tests have a better one.
+            // Abramowitz and Stegun's formula is not exact in the last digits; the conformance
+            // tests have a better one.
             Activation::Gelu => {
                 let x = gate.abs() * std::f64::consts::FRAC_1_SQRT_2;
                 let t = 1.0 / (1.0 + 0.3275911 * x);

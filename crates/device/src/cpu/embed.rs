@@ -1,4 +1,4 @@
-//! Embedding rows out of the packed layout: one lane of one panel, all steps.
+//! Embedding rows from the packed layout: one lane of one panel, all steps.
 
 use super::Ctx;
 use super::pool::Disjoint;

@@ -1,8 +1,10 @@
-//! Mixture of experts: rows sorted by expert, then two products over all chosen experts at once.
+//! Mixture of experts: rows are sorted by expert, then two products compute all chosen experts at
+//! once.
 //!
-//! Rows that chose the same expert are computed together, so that an expert's weights are read once a step; all
-//! experts share one fork for each product, so that a single token with two experts costs what one layer does. A
-//! row's outputs are added in ascending order of expert, whatever else is in the batch.
+//! Rows that chose the same expert are computed together, so that an expert's weights are read once
+//! a step. All experts share one fork for each product, so that a single token with two experts
+//! costs as much as one layer. A row's outputs are added in ascending order of expert, whatever
+//! else is in the batch.
 
 use super::buffer::Grown;
 use super::matmul::{self, Kernel, Product, RowTiles, Source};
@@ -14,8 +16,8 @@ use super::weight::Weight;
 use super::{Cpu, Ctx, elementwise};
 use crate::{Error, ExpertsSource, Result, Routing};
 
-/// The experts of one layer; all of one shape and packing. Where their matrices are stored differently, or one is of
-/// several parts, of reordered columns or with outliers, all are brought to BF16.
+/// The experts of one layer, all of one shape and packing. If their formats differ, or a matrix has
+/// several parts, reordered columns or outliers, all are converted to BF16.
 pub struct Experts {
     /// `[2 * inter, hidden]`, gate rows above up rows.
     gate_up: Vec<Weight>,
@@ -61,7 +63,7 @@ fn biases(biases: Option<Vec<Vec<f32>>>, weights: &[Weight]) -> Result<Option<Ve
     Ok(Some(biases.iter().map(|bias| Vector::new(bias)).collect::<Result<_>>()?))
 }
 
-/// Memory of one step: grows to the largest and is kept.
+/// Memory of one step: it grows to the largest step's size and is reused.
 #[derive(Default)]
 pub struct Scratch {
     /// `[rows][top_k]`, in expert order.
@@ -70,7 +72,7 @@ pub struct Scratch {
     scores: Vec<f32>,
     /// Row of `x` for every slot; slots are sorted by expert, then row.
     slot_rows: Vec<u32>,
-    /// Next free slot of every expert while slots are given out.
+    /// Next free slot of every expert while slots are assigned.
     next_slot: Vec<u32>,
     /// Experts with rows, ascending, and their slots in tiles of either product.
     busy: Vec<u32>,
@@ -81,7 +83,7 @@ pub struct Scratch {
     down: Grown<f32>,
 }
 
-/// `out = sum_e w_e * down_e(act(gate_e(x)) * up_e(x))` over the experts each row chooses.
+/// `out = sum_e w_e * down_e(act(gate_e(x)) * up_e(x))` over the experts that each row chooses.
 pub(crate) fn experts_forward(
     ctx: Ctx<'_>,
     (activations, scratch): (&mut matmul::Scratch, &mut Scratch),
@@ -134,7 +136,7 @@ fn product<'a>(
     Product { main: matmul::operand(part, packed, tiles.first_row, tiles.rows), outliers: None, bias, first_column: 0 }
 }
 
-/// Fills `choices`: every row by itself.
+/// Fills `choices`, each row by itself.
 fn choose(ctx: Ctx<'_>, scratch: &mut Scratch, router_logits: &Tensor, op: &Routing<'_, Cpu>, rows: usize) {
     let (experts, top_k) = (router_logits.cols(), op.top_k);
     scratch.choices.resize(rows * top_k, Choice::default());
@@ -152,7 +154,7 @@ fn choose(ctx: Ctx<'_>, scratch: &mut Scratch, router_logits: &Tensor, op: &Rout
     });
 }
 
-/// Gives every (row, choice) its slot: by expert, within an expert by row.
+/// Assigns a slot to every (row, choice): by expert, within an expert by row.
 fn sort_by_expert(scratch: &mut Scratch, kernels: [&Kernel; 2], experts: usize, top_k: usize, rows: usize) {
     let Scratch { choices, slot_rows, next_slot, busy, tiles, .. } = scratch;
     next_slot.clear();
@@ -329,7 +331,8 @@ mod tests {
         }
     }
 
-    /// A tensor of one row with these values; the reference's tensors are its own, so a bias brings them in.
+    /// A one-row tensor with these values. The reference's tensors are opaque, so the values are
+    /// added as a bias.
     fn one_row(reference: &mut Reference, values: &[f32]) -> <Reference as Backend>::Tensor {
         let zero = reference.tensor(1, 1, TensorKind::Scores).unwrap();
         let weight = reference.weight(&matrix(0, values.len(), 1)).unwrap();

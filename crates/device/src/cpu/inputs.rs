@@ -1,5 +1,5 @@
-//! What one step is about, in memory made once: ids, positions, spans, block tables, rope angles, and the scratch of
-//! attention.
+//! The inputs of one step, in memory allocated once: ids, positions, spans, block tables, angles of
+//! the rotary embedding, and attention's scratch memory.
 
 use std::sync::Mutex;
 
@@ -17,15 +17,16 @@ pub struct Inputs {
     groups: Vec<GroupTables>,
     outputs: Vec<u32>,
     ropes: Vec<Rope>,
-    /// Where `upload` looks for a slot given twice.
+    /// Sorted slots, in which `upload` looks for duplicates.
     sorted_slots: Vec<u32>,
-    /// Behind a lock because operations see their inputs shared; it is never contended.
+    /// Behind a lock because operations share their inputs; it is never contended.
     pub(crate) attention: Mutex<attention::Scratch>,
 }
 
-/// Cosines and sines of one rope, `[row][pairs]`.
+/// Cosines and sines of one rotary embedding, `[row][pairs]`.
 pub(crate) struct Rope {
-    /// Rows whose angles these are: none after `upload`, all of the step's after `rope_angles`.
+    /// Number of rows with valid angles: none after `upload`, all of the step's after
+    /// `rope_angles`.
     rows: usize,
     pairs: usize,
     cos: Buffer<f32>,
@@ -47,7 +48,7 @@ impl Rope {
 
 impl Inputs {
     pub fn new(limits: InputLimits) -> Result<Self> {
-        // A product that no usize holds is a buffer that no memory holds.
+        // A product beyond a usize is a buffer beyond any memory.
         let angles = limits.rows.saturating_mul(limits.rope_pairs);
         let tables = |_| {
             Ok(GroupTables {
@@ -90,7 +91,7 @@ impl Inputs {
         &self.spans
     }
 
-    /// Of all rows, or none where there is no tree.
+    /// Ancestor words of all rows, or none if the step has no tree.
     pub fn ancestors(&self) -> &[u64] {
         &self.ancestors
     }
@@ -119,7 +120,7 @@ fn copy<T: Copy>(to: &mut Vec<T>, from: &[T]) {
     to.extend_from_slice(from);
 }
 
-/// Takes over a step. A batch that is larger than the limits or contradicts itself is a bug.
+/// Stores a step's inputs. A batch that exceeds the limits or contradicts itself is a bug.
 pub fn upload(_ctx: Ctx<'_>, inputs: &mut Inputs, batch: &Batch) {
     batch.check(&inputs.limits);
     batch.groups.iter().for_each(|group| check_slots(&group.slots, &mut inputs.sorted_slots));
@@ -136,7 +137,8 @@ pub fn upload(_ctx: Ctx<'_>, inputs: &mut Inputs, batch: &Batch) {
     }
 }
 
-/// Threads write the slots of their own rows, so a slot that two rows share would be written by two threads at once.
+/// Threads write the slots of their own rows, so two threads would write a slot that two rows
+/// share.
 fn check_slots(slots: &[u32], sorted: &mut Vec<u32>) {
     copy(sorted, slots);
     sorted.sort_unstable();
@@ -145,8 +147,8 @@ fn check_slots(slots: &[u32], sorted: &mut Vec<u32>) {
     }
 }
 
-/// Cosines and sines of this step's positions. The angle is the f32 product, as every implementation has it; its
-/// functions are rounded from f64.
+/// Cosines and sines of this step's positions. The angle is the f32 product, as in every
+/// implementation; its cosine and sine are rounded from f64.
 pub fn rope_angles(ctx: Ctx<'_>, inputs: &mut Inputs, rope: usize, inv_freq: &Vector, magnitude: f32) {
     let pairs = inv_freq.len();
     assert!(pairs <= inputs.limits.rope_pairs, "a rope of {pairs} pairs, limit {}", inputs.limits.rope_pairs);

@@ -1,23 +1,23 @@
-//! Which vector instructions the kernels use: found once at start, overridable by config.
+//! The instruction set of the kernels: found once at start, overridable by config.
 
-/// An instruction set with kernels of its own. Results of one `Isa` are bit-equal on every machine that has it; two
-/// `Isa`s agree within rounding.
+/// An instruction set with its own kernels. Results of one `Isa` are bit-equal on every machine
+/// that has it; two `Isa`s agree within rounding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Isa {
-    /// Plain Rust: runs anywhere, and is the twin that tests compare the others with.
+    /// Plain Rust: it runs anywhere, and tests compare the others with it.
     Scalar,
     /// AVX2 with FMA and F16C.
     Avx2,
     /// AVX-512 F, BW, VL and DQ, with BF16, VNNI and VBMI.
     Avx512,
-    /// The same, and products of bf16 by AMX.
+    /// The same, with AMX for products of bf16.
     Amx,
-    /// What every aarch64 has.
+    /// Present on every aarch64.
     Neon,
 }
 
 impl Isa {
-    /// What this machine can run, slowest first.
+    /// The sets that this machine can run, slowest first.
     pub fn available() -> Vec<Isa> {
         let mut found = vec![Isa::Scalar];
         #[cfg(target_arch = "x86_64")]
@@ -74,14 +74,14 @@ fn has_avx512() -> bool {
         && is_x86_feature_detected!("avx512vbmi")
 }
 
-/// Whether there are tile registers, and the system lets this process use them: a process has to ask, and its threads may
-/// then do so as well.
+/// Whether the machine has tile registers, and the system lets this process use them: a process has
+/// to ask, and its threads may then use them as well.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn has_amx() -> bool {
-    /// Ask for the use of a part of a thread's state, and the part that holds tiles.
+    /// Request code for a part of a thread's state, and the part that holds tiles.
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
     const XFEATURE_XTILEDATA: libc::c_long = 18;
-    /// BF16 and tiles in the seventh leaf.
+    /// Bits of BF16 and tiles in CPUID leaf 7.
     const FEATURES: u32 = 1 << 22 | 1 << 24;
     let features = std::arch::x86_64::__cpuid_count(7, 0).edx;
     // SAFETY: a system call that takes two numbers and touches no memory of ours.

@@ -1,8 +1,10 @@
-//! The fast CPU backend: weights packed once into panels, kernels by instruction set, one pool of threads.
+//! The fast CPU backend: weights packed once into panels, kernels by instruction set, one pool of
+//! threads.
 //!
-//! This file only wires: every operation is one function in the module that owns it, called with the pool and the
-//! instruction set in front. Lanes run along outputs and sums along the inner dimension in one fixed order, so a
-//! row's bits depend neither on the rows beside it nor on the number of threads.
+//! This file only wires: every operation is one function in its own module, called with the pool
+//! and the instruction set as first argument. Lanes run along outputs and sums along the inner
+//! dimension in one fixed order, so a row's bits depend neither on the rows beside it nor on the
+//! number of threads.
 #![allow(unsafe_code)]
 
 mod attention;
@@ -46,24 +48,25 @@ use crate::{
     Routing, StepSize, TensorKind,
 };
 
-/// How a [`Cpu`] is opened.
+/// Options of a [`Cpu`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuConfig {
-    /// Threads that compute, the caller's own counted.
+    /// Threads that compute, including the caller's.
     pub threads: usize,
-    /// Kernels to use; `None` for the best this machine has.
+    /// Instruction set of the kernels; `None` for the best of this machine.
     pub isa: Option<Isa>,
 }
 
 impl CpuConfig {
-    /// Whether its threads are spread over several memory nodes, each with the weights that it reads.
+    /// Whether its threads are spread over several memory nodes, each with the weights that it
+    /// reads.
     pub fn has_memory_nodes(&self) -> bool {
         !topology::nodes(self.threads).is_empty()
     }
 }
 
-/// What every operation is given. `isa` is one of [`Isa::available`]: [`Cpu::new`] checks it, and entering a kernel
-/// relies on it.
+/// Context of every operation. `isa` is one of [`Isa::available`]: [`Cpu::new`] checks it, and
+/// entering a kernel relies on it.
 #[derive(Clone, Copy)]
 pub(crate) struct Ctx<'a> {
     pub pool: &'a Pool,
@@ -74,9 +77,9 @@ pub(crate) struct Ctx<'a> {
 pub struct Cpu {
     pool: Pool,
     isa: Isa,
-    /// Of the weights that are being loaded.
+    /// Source of memory for the weights that are being loaded.
     supply: Supply,
-    /// What they are read from, where they are in a file.
+    /// The file of packed weights that the model uses, if there is one.
     packed: Option<Arc<PackedFile>>,
     activations: matmul::Scratch,
     routing: experts::Scratch,
@@ -98,7 +101,7 @@ impl Cpu {
         })
     }
 
-    /// Another one on the same threads, for a model that runs in turn with the one that this is for.
+    /// Another backend on the same threads, for a second model that runs in turn with the first.
     pub fn beside(&self) -> Cpu {
         Cpu {
             pool: self.pool.beside(),
@@ -110,7 +113,7 @@ impl Cpu {
         }
     }
 
-    /// Has the weights of the one model that is loaded next come from there.
+    /// Sets the source of packed weights for the one model that is loaded next.
     pub fn with_packed(mut self, packed: &Packed) -> Cpu {
         self.supply = Supply::new(packed);
         self.packed = match packed {

@@ -1,11 +1,11 @@
-//! Root-mean-square norms and the residual stream. A row's squares are summed in an order that depends on its width
-//! alone: four vectors of partial sums, then their lanes.
+//! Root-mean-square norms and the residual stream. A row's squares are summed in an order that
+//! depends on its width alone: four vectors of partial sums, then their lanes.
 
 use super::pool::Disjoint;
 use super::simd::{Kernel, LANES, Simd, dispatch};
 use super::{Ctx, Tensor, Vector};
 
-/// Values a thread must have to do before a second one pays.
+/// A second thread pays from this number of values per thread on.
 pub(crate) const WORTH_SHARING: usize = 1 << 14;
 
 /// `1 / rms(x)`.
@@ -31,7 +31,7 @@ fn scale_row<S: Simd>(s: S, out: &mut [f32], x: &[f32], inverse: f32, weight: &[
     }
 }
 
-/// Norms a row in place.
+/// Normalizes a row in place.
 #[inline(always)]
 pub(crate) fn norm_in_place<S: Simd>(s: S, x: &mut [f32], weight: &[f32], eps: f32) {
     assert_eq!(x.len(), weight.len(), "norm weight as wide as its row");
@@ -113,7 +113,7 @@ fn check_width(out: &Tensor, x: &Tensor, width: usize) {
     assert!(width > 0 && out.cols() == width && x.cols() == width, "norm of {width} on {} -> {}", x.cols(), out.cols());
 }
 
-/// Rows a thread must have before a second one pays.
+/// A second thread pays from this number of rows per thread on.
 pub(crate) fn rows_worth_sharing(width: usize) -> usize {
     (WORTH_SHARING / width.max(1)).max(1)
 }
@@ -198,7 +198,7 @@ mod tests {
                 add_rms_norm(ctx, &mut out, &mut stream, &x, 0.3, &weight, 1e-5, rows);
                 close(stream.head(rows), &expected_residual, 1e-6);
                 close(out.head(rows), &expected, 1e-5);
-                // The fused form and its two halves are the same, bit for bit.
+                // The fused form and its two halves give the same bits.
                 let mut separate = tensor(rows, width, &residual);
                 add(ctx, &mut separate, &x, 0.3, rows);
                 assert_eq!(separate.head(rows), stream.head(rows));

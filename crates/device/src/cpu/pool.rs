@@ -1,14 +1,16 @@
 //! The threads that share one operation: fork-join over `N - 1` workers and the caller.
 //!
-//! A forward pass forks some hundreds of times a token, so a fork must cost well under a microsecond: workers wait by
-//! spinning for a short while, then yield, then sleep, so that an idle process burns no core. The pool knows nothing
-//! of what it runs; splitting never changes a result, since each output element is computed whole by one thread.
+//! A forward pass forks some hundreds of times a token, so a fork must cost well under a
+//! microsecond: workers wait by spinning for a short while, then yield, then sleep, so that an idle
+//! process burns no core. The pool knows nothing of its tasks; splitting never changes a result,
+//! since each output element is computed whole by one thread.
 //!
-//! Whoever is there takes the parts, the caller all that are left. Then it closes the fork to workers that have not entered,
-//! whose cores another process may hold, and waits for those that have.
+//! Workers that are awake take parts; the caller takes the rest. It then closes the fork, so that a
+//! worker that never got a core is not waited for, and waits only for workers inside.
 //!
-//! Where there are several memory nodes, each worker is pinned to one, so that what it was the first to write is near
-//! when it has the same stretch again. The caller's thread is not ours to pin; it is brought to the first node.
+//! On machines with several memory nodes, each worker is pinned to one, so that memory it wrote
+//! first is near when it has the same stretch again. The caller's thread belongs to the program and
+//! is not pinned; it is moved to the first node.
 
 mod stretches;
 #[cfg(test)]
@@ -28,71 +30,79 @@ use super::topology::{self, Node};
 use crate::{Error, Pulse, Result};
 use stretches::Stretches;
 
-/// How long a worker without work spins, and then how long it yields, before it sleeps.
+/// Time that a worker without work spins, and then yields, before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
 const YIELD: Duration = Duration::from_micros(200);
 
-/// Forks between two looks at whether the caller is still on its memory node.
+/// Forks between two checks whether the caller is still on its memory node.
 const FETCH_FORKS: u64 = 512;
 
-/// What is run with a thread's and a fork's number: a borrowed closure without its lifetime.
+/// The task, called with a thread's and a fork's number: a borrowed closure without its lifetime.
 type Task = *const (dyn Fn(usize, u64) + Sync);
 
-/// Keeps what it holds on cache lines of its own (two, as the prefetcher fetches pairs).
+/// Keeps its content on cache lines of its own (two, as the prefetcher loads pairs).
 #[repr(align(128))]
 struct Padded<T>(T);
 
-/// What callers tell workers.
+/// Messages from callers to workers.
 struct Board {
-    /// The current fork's number, which is odd; one more once it is closed to those who have not entered. It only grows.
+    /// The current fork's number, which is odd; one more once it is closed to workers that have not
+    /// entered. It only grows.
     fork: AtomicU64,
-    /// Written between a join and the next fork, by who has `busy`; read by workers inside a fork.
+    /// Written between a join and the next fork, by the holder of `busy`; read by workers inside a
+    /// fork.
     task: UnsafeCell<Option<Task>>,
 }
 
-/// No fork, but the end of the workers; odd as forks are, and larger than any.
+/// Ends the workers instead of a fork; odd as forks are, and larger than any.
 const STOP: u64 = u64::MAX;
 
-/// One a thread.
+/// State of one thread.
 struct Seat {
-    /// The fork that this thread, a worker, is inside of; one more once it has left. It alone writes it.
+    /// The fork that this worker is inside of; one more once it has left. Only this worker writes
+    /// it.
     inside: AtomicU64,
-    /// The last fork of which somebody took the part that has this thread's number.
+    /// The last fork in which a thread took the part with this thread's number.
     claimed: AtomicU64,
 }
 
-/// A worker *enters* fork `f` by writing `f` to its seat and then still reading `f` on the board. It *leaves* by writing
-/// `f + 1` to its seat, and does not try `f` again. The caller *joins* by reading all seats; if one holds neither, it
-/// *closes* the fork, writing `f + 1` to the board; then it waits until no seat holds `f`.
+/// A worker *enters* fork `f` by writing `f` to its seat and then still reading `f` on the board.
+/// It *leaves* by writing `f + 1` to its seat, and does not try `f` again. The caller *joins* by
+/// reading all seats; if one holds neither, it *closes* the fork, writing `f + 1` to the board;
+/// then it waits until no seat holds `f`.
 ///
-/// After that no worker is inside `f`, or ever will be. If all seats held `f` or `f + 1`, there was nobody else to come.
-/// Otherwise, as entering and joining are sequentially consistent, a worker that read `f` on the board did so before the
-/// close, hence wrote its seat before the caller read it again, which found it inside or gone; one that comes later, even
-/// many forks later, reads another number, and touches nothing. Seats are written with release and read with
-/// acquire, so what a worker did inside happened before the join's end. So no worker reads `task` while it is
-/// written, and none follows it to a closure that is gone.
+/// After that no worker is inside `f`, or ever will be. If all seats held `f` or `f + 1`, no other
+/// worker could come. Otherwise, as entering and joining are sequentially consistent, a worker that
+/// read `f` on the board did so before the close, hence wrote its seat before the caller read it
+/// again, which found it inside or gone. A worker that comes later, even many forks later, reads
+/// another number, and touches nothing. Seats are written with release and read with acquire, so
+/// everything a worker did inside happened before the join's end. So no worker reads `task` while
+/// it is written, and none follows it to a closure that is gone.
 ///
-/// What is written before another's word is read is swapped, not stored: with stores the tests failed where aarch64 is
-/// emulated on x86-64, as if a store and the load behind it had changed places, sequentially consistent or not.
+/// A thread that writes a word and then reads another's uses a swap, not a store: with stores the
+/// tests failed on emulated aarch64 on x86-64, as if a store and the load behind it had changed
+/// places, sequentially consistent or not.
 struct Shared {
     board: Padded<Board>,
     seats: Box<[Padded<Seat>]>,
-    /// Whether some handle is between a fork and its join.
+    /// Whether some pool handle is between a fork and its join.
     busy: AtomicBool,
-    /// Workers gone to sleep on `wake` since it was last notified.
+    /// Number of workers that went to sleep on `wake` since it was last notified.
     sleepers: AtomicUsize,
     lock: Mutex<()>,
     wake: Condvar,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
-    /// Memory nodes; empty where there are not several.
+    /// Memory nodes; empty unless there are several.
     nodes: Vec<Node>,
-    /// Beats with every operation, and with every part that a thread takes of one.
+    /// Beats with every operation, and with every part of one that a thread takes.
     pulse: Pulse,
 }
 
-// SAFETY: `task` is the only field that is not Sync by itself; as said above, its readers keep apart from its writers.
+// SAFETY: `task` is the only field that is not Sync by itself; the protocol above keeps its readers
+// and writers apart.
 unsafe impl Sync for Shared {}
-// SAFETY: the raw pointer in `task` is only followed inside a fork, while the closure it points to is borrowed.
+// SAFETY: the raw pointer in `task` is only followed inside a fork, while the closure it points to
+// is borrowed.
 unsafe impl Send for Shared {}
 
 /// A fixed set of threads. It is not `Sync`, so a task cannot fork again on the pool that runs it.
@@ -101,19 +111,19 @@ pub struct Pool {
     not_sync: PhantomData<Cell<()>>,
 }
 
-/// They end with the last pool that uses them.
+/// The worker threads, which end with the last pool that uses them.
 struct Workers {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Pool {
-    /// A pool of `threads` threads, the caller's own counted; at least one.
+    /// A pool of `threads` threads, including the caller's; at least one.
     pub fn new(threads: usize) -> Result<Self> {
         Self::on(topology::nodes(threads), threads)
     }
 
-    /// One that takes the cpus there are for those of two memory nodes.
+    /// A pool that treats the machine's CPUs as those of two memory nodes.
     #[cfg(test)]
     pub fn on_two_nodes(threads: usize) -> Result<Self> {
         Self::on(topology::testing::two_nodes(threads), threads)
@@ -132,7 +142,7 @@ impl Pool {
             nodes,
             pulse: Pulse::default(),
         });
-        // They have their owner before they start, so that a failed start stops those already running.
+        // They have their owner before they start, so that a failed start stops the running ones.
         let mut workers = Workers { shared, threads: Vec::new() };
         for thread in 1..threads.max(1) {
             let shared = Arc::clone(&workers.shared);
@@ -145,8 +155,8 @@ impl Pool {
         Ok(Self { workers: Arc::new(workers), not_sync: PhantomData })
     }
 
-    /// Another pool of the same threads. Two pools of their own would fight for cores, as workers that wait spin; these
-    /// take turns.
+    /// Another pool on the same threads. With separate threads two pools would compete for cores,
+    /// because waiting workers spin; these take turns.
     pub fn beside(&self) -> Self {
         Self { workers: Arc::clone(&self.workers), not_sync: PhantomData }
     }
@@ -159,9 +169,10 @@ impl Pool {
         &self.workers.shared.pulse
     }
 
-    /// Calls `task(part, num_threads)` once for each of as many parts as threads and returns when all have returned.
-    /// Thread `i` runs part `i`, so that it finds in its cache what it left there in the last fork, unless it comes so late
-    /// that another is done already. A panic in any of them is raised here, after all who have begun are done.
+    /// Calls `task(part, num_threads)` once for each of as many parts as threads and returns when
+    /// all have returned. Thread `i` runs part `i`, so that its cache has the data of its last
+    /// fork, unless it comes so late that another thread has taken the part. A panic in any of them
+    /// is raised here, after all that have begun are done.
     pub fn run(&self, task: impl Fn(usize, usize) + Sync) {
         self.pulse().beat();
         let num_threads = self.num_threads();
@@ -170,7 +181,8 @@ impl Pool {
         }
         let seats = &self.workers.shared.seats;
         self.share(&|thread, fork| {
-            // Relaxed, as only the order of claims to one part matters: entering and leaving bring the data across.
+            // Relaxed, as only the order of claims to one part matters: entering and leaving
+            // transfer the data.
             let claim = |part: usize| {
                 let claimed = &seats[part].0.claimed;
                 claimed.load(Ordering::Relaxed) != fork && claimed.swap(fork, Ordering::Relaxed) != fork
@@ -179,16 +191,16 @@ impl Pool {
                 if claim(part) {
                     task(part, num_threads);
                 } else if thread != 0 {
-                    // To look at all seats is for the caller.
+                    // Only the caller checks all seats.
                     return;
                 }
             }
         });
     }
 
-    /// Splits `0..tasks` into runs of at most `chunk` that threads take as they become free, shorter ones towards the
-    /// end, so that all finish at about the same time. For work whose parts may take different times, or on a machine
-    /// that is busy with other things.
+    /// Splits `0..tasks` into runs of at most `chunk` that threads take as they become free,
+    /// shorter ones towards the end, so that all finish at about the same time. For parts of
+    /// different duration, or for a machine that is busy with other programs.
     pub fn for_each_chunk(&self, tasks: usize, chunk: usize, body: impl Fn(Range<usize>) + Sync) {
         let chunk = chunk.max(1);
         if tasks == 0 {
@@ -212,8 +224,9 @@ impl Pool {
         });
     }
 
-    /// The same for tasks that are faster when a thread does them in order, in runs of whole grains but for the last one: each
-    /// thread has a stretch of its own, and takes from the ends of others' when that is done. `body` is told which thread it is.
+    /// The same for tasks that are faster when a thread does them in order, in runs of whole grains
+    /// except for the last one: each thread has its own stretch, and takes from the ends of others'
+    /// when that is done. `body` receives the thread's number.
     pub fn for_each_run(&self, tasks: usize, chunk: usize, grain: usize, body: impl Fn(usize, Range<usize>) + Sync) {
         self.pulse().beat();
         let num_threads = self.num_threads();
@@ -233,9 +246,10 @@ impl Pool {
         });
     }
 
-    /// Calls `body` once for each of `tasks`, some of those `0..total` that [`Pool::for_each_run`] will be given later.
-    /// Where there are memory nodes, it does so on the one whose threads will have the task in their stretches, since
-    /// memory is near to who writes it first. What falls to a node of which no thread comes is for the caller.
+    /// Calls `body` once for each of `tasks`, a part of the tasks `0..total` of a later
+    /// [`Pool::for_each_run`]. With several memory nodes, the call runs on the node whose threads
+    /// will have the task in their stretches, because memory is near to its first writer. If no
+    /// thread of a node comes, the caller runs its tasks.
     pub fn for_each_on_node(&self, tasks: Range<usize>, total: usize, body: impl Fn(usize) + Sync) {
         let nodes = &self.workers.shared.nodes;
         let Some(first) = nodes.first() else {
@@ -243,7 +257,7 @@ impl Pool {
         };
         first.fetch();
         let num_threads = self.num_threads();
-        // The first node's is 0, so that every task falls to one.
+        // The first node starts at 0, so that every task belongs to one.
         let start = |index: usize| match nodes.get(index) {
             Some(node) => stretches::start_of(node.threads.start, num_threads, total).clamp(tasks.start, tasks.end),
             None => tasks.end,
@@ -264,7 +278,8 @@ impl Pool {
                 }
             }
             if thread == 0 {
-                // Who has begun with a lot is inside the fork, and does not leave it before the lot is empty.
+                // A thread that has begun a lot is inside the fork, and does not leave it before
+                // the lot is empty.
                 for lot in &lots {
                     while !lot.begun.load(Ordering::Relaxed)
                         && let Some(task) = lot.take()
@@ -276,8 +291,9 @@ impl Pool {
         });
     }
 
-    /// Splits `0..tasks` evenly, one run a thread, when there are at least `min` tasks for each of two threads; else
-    /// runs all of them here. For uniform work too short to share out piece by piece.
+    /// Splits `0..tasks` evenly, one run a thread, if there are at least `min` tasks for each of
+    /// two threads; else runs all of them here. For uniform work too short to share out piece by
+    /// piece.
     pub fn for_each_static(&self, tasks: usize, min: usize, body: impl Fn(Range<usize>) + Sync) {
         if tasks == 0 {
             return;
@@ -294,8 +310,8 @@ impl Pool {
         });
     }
 
-    /// Calls `task` here, and on every worker that comes before that has returned; so it must leave nothing undone that
-    /// others have not begun.
+    /// Calls `task` here, and on every worker that comes before this call of it has returned. So
+    /// `task` must complete all work that the others have not begun.
     fn share(&self, task: &(dyn Fn(usize, u64) + Sync)) {
         let shared = &*self.workers.shared;
         let fork = self.fork(task);
@@ -315,23 +331,24 @@ impl Pool {
         }
     }
 
-    /// Lets workers in; the fork's number.
+    /// Opens a fork to the workers; returns its number.
     fn fork(&self, task: &(dyn Fn(usize, u64) + Sync)) -> u64 {
         let shared = &*self.workers.shared;
-        // Another pool of these threads may be at work, on another thread.
+        // Another pool on these threads may be active, in another thread.
         while shared.busy.swap(true, Ordering::Acquire) {
             std::thread::yield_now();
         }
         let board = &shared.board.0;
-        // SAFETY: only the lifetime changes. `share` returns after `join`, when no worker follows the pointer any more.
+        // SAFETY: only the lifetime changes. `share` returns after `join`, when no worker follows
+        // the pointer any more.
         let task = unsafe { std::mem::transmute::<&(dyn Fn(usize, u64) + Sync), Task>(task) };
-        // SAFETY: the last fork has been joined, so no worker reads `task` now, and `busy` is ours, so no other caller
-        // writes it.
+        // SAFETY: the last fork has been joined, so no worker reads `task` now, and `busy` is ours,
+        // so no other caller writes it.
         unsafe { *board.task.get() = Some(task) };
-        // The last one is odd if everybody came to it, else even.
+        // The last number is odd if all workers came to its fork, else even.
         let fork = (board.fork.load(Ordering::Relaxed) + 1) | 1;
-        // Sequentially consistent with a worker's `sleepers` increment and its last look at the board: either it sees
-        // the new fork or we see it asleep.
+        // Sequentially consistent with a worker's `sleepers` increment and its last read of the
+        // board: either the worker sees the new fork, or this thread sees it asleep.
         board.fork.swap(fork, Ordering::SeqCst);
         if shared.sleepers.load(Ordering::SeqCst) > 0 {
             let _guard = shared.lock();
@@ -346,7 +363,8 @@ impl Pool {
     fn join(&self, fork: u64) {
         let shared = &*self.workers.shared;
         let workers = || shared.seats[1..].iter().map(|seat| &seat.0.inside);
-        // Where all have come, the board stays in the caches of those who watch it for the next fork.
+        // If all have come, the board stays in the caches of the workers that watch it for the next
+        // fork.
         if workers().any(|inside| !(fork..=fork + 1).contains(&inside.load(Ordering::SeqCst))) {
             shared.board.0.fork.swap(fork + 1, Ordering::SeqCst);
         }
@@ -354,7 +372,8 @@ impl Pool {
         for inside in workers() {
             while inside.load(Ordering::SeqCst) == fork {
                 spins += 1;
-                // It is computing; yield only when it may have lost its core to another process, or wait for ours.
+                // The worker is computing. Yield only once it may have lost its core to another
+                // process, or may wait for this one.
                 if spins < 20_000 {
                     std::hint::spin_loop();
                 } else {
@@ -396,9 +415,11 @@ impl Shared {
                 return;
             }
             if self.enter(thread, fork) {
-                // SAFETY: inside a fork `task` is not written, and what was written before the fork is visible.
+                // SAFETY: inside a fork `task` is not written, and the writes before the fork are
+                // visible.
                 let task = unsafe { (*self.board.0.task.get()).expect("a fork has a task") };
-                // SAFETY: the caller does not return from `join` while this worker is inside, so the closure is alive.
+                // SAFETY: the caller does not return from `join` while this worker is inside, so
+                // the closure is alive.
                 let task = unsafe { &*task };
                 if let Err(payload) = catch_unwind(AssertUnwindSafe(|| task(thread, fork))) {
                     *self.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(payload);
@@ -415,7 +436,7 @@ impl Shared {
         self.board.0.fork.load(Ordering::SeqCst) == fork
     }
 
-    /// The next fork that is open, after `last`, or `STOP`.
+    /// The next open fork after `last`, or `STOP`.
     fn wait_for_fork(&self, last: u64) -> u64 {
         let look = |order: Ordering| {
             let fork = self.board.0.fork.load(order);
@@ -449,17 +470,17 @@ impl Shared {
     }
 }
 
-/// What is left of the tasks that the threads of one memory node are to do.
+/// The remaining tasks of one memory node's threads.
 struct Lot {
     next: AtomicUsize,
     end: usize,
-    /// Whether one of them is there.
+    /// Whether one of these threads has begun.
     begun: AtomicBool,
 }
 
 impl Lot {
     fn take(&self) -> Option<usize> {
-        // Relaxed, as each task is one thread's, and the fork brings the data across.
+        // Relaxed, as each task belongs to one thread, and the fork transfers the data.
         let task = self.next.fetch_add(1, Ordering::Relaxed);
         (task < self.end).then_some(task)
     }
@@ -478,8 +499,8 @@ pub struct Disjoint<'a, T> {
     slice: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: access goes through `part`, whose callers promise that no two live parts overlap; that is sending disjoint
-// `&mut [T]` to other threads.
+// SAFETY: access goes through `part`, and its callers promise that no two live parts overlap; that
+// is sending disjoint `&mut [T]` to other threads.
 unsafe impl<T: Send> Sync for Disjoint<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Send for Disjoint<'_, T> {}
@@ -494,11 +515,13 @@ impl<'a, T> Disjoint<'a, T> {
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn part(&self, range: Range<usize>) -> &mut [T] {
         assert!(range.start <= range.end && range.end <= self.len, "part {range:?} of {}", self.len);
-        // SAFETY: the range lies inside the slice borrowed by `new`, and the caller keeps parts apart.
+        // SAFETY: the range is inside the slice borrowed by `new`, and the caller keeps parts
+        // apart.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(range.start), range.len()) }
     }
 
-    /// The start of the slice, for kernels that write strided tiles. Writing keeps to the rule of [`Disjoint::part`].
+    /// The start of the slice, for kernels that write strided tiles. Writes follow the rule of
+    /// [`Disjoint::part`].
     pub fn as_ptr(&self) -> *mut T {
         self.ptr
     }

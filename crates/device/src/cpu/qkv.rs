@@ -1,4 +1,5 @@
-//! From projections to stored keys and values: norm of q and k, rotation, and the write to the step's slots.
+//! From projections to stored keys and values: norms of q and k, rotation, and the write to the
+//! step's slots.
 
 use std::ops::Range;
 
@@ -10,7 +11,7 @@ use super::simd::{Kernel, LANES, Simd, dispatch};
 use super::{Cpu, Ctx, Tensor};
 use crate::{BLOCK_TOKENS, NormSpan, PrepareQkv};
 
-/// Norms all heads of one projection: each alone, or the row as a whole.
+/// Normalizes all heads of one projection: each alone, or the row as a whole.
 #[inline(always)]
 fn norm_heads<S: Simd>(s: S, heads: &mut [f32], head_dim: usize, weight: &[f32], span: NormSpan, eps: f32) {
     match span {
@@ -19,7 +20,7 @@ fn norm_heads<S: Simd>(s: S, heads: &mut [f32], head_dim: usize, weight: &[f32],
     }
 }
 
-/// Turns value `i` of a head with value `i + pairs`.
+/// Rotates value `i` of a head with value `i + pairs`.
 #[inline(always)]
 fn rotate<S: Simd>(s: S, head: &mut [f32], cos: &[f32], sin: &[f32]) {
     let pairs = cos.len();
@@ -68,14 +69,15 @@ impl<T: Storage> Kernel for PrepareRows<'_, T> {
             }
             let heads = k.chunks_exact(op.head_dim).zip(v.chunks_exact(op.head_dim));
             for (kv_head, (key, value)) in heads.enumerate() {
-                // SAFETY: threads have different rows, and `upload` checked that rows have different slots.
+                // SAFETY: threads have different rows, and `upload` checked that rows have
+                // different slots.
                 unsafe { self.layer.write(self.slots[row], kv_head, key, value) };
             }
         }
     }
 }
 
-/// On rows `[q heads | k heads | v heads]`: norms, rotates, stores. q stays in `qkv`.
+/// Normalizes, rotates and stores rows `[q heads | k heads | v heads]`. q stays in `qkv`.
 pub fn prepare_qkv(
     ctx: Ctx<'_>,
     qkv: &mut Tensor,
@@ -202,7 +204,7 @@ mod tests {
                     for i in 0..head_dim {
                         let key_at = (i / 2 * 16 + token) * 2 + i % 2;
                         let value_at = (token / 2 * head_dim + i) * 2 + token % 2;
-                        // SAFETY: token and `i` lie inside the block; heads are even.
+                        // SAFETY: token and `i` are inside the block; heads are even.
                         let stored = unsafe { (*keys.add(key_at), *values.add(value_at)) };
                         assert_eq!(stored, (bf16::from_f32(key[i]), bf16::from_f32(value[i])));
                     }
@@ -216,7 +218,7 @@ mod tests {
     fn norm_rotation_and_storage_match_plain_loops() {
         check(64, 32, NormSpan::Head, true);
         check(40, 20, NormSpan::Row, true);
-        // Half of the head turned, and an odd width.
+        // Half of the head is rotated, and the width is odd.
         check(24, 6, NormSpan::Head, false);
     }
 }

@@ -1,36 +1,38 @@
 //! Mappings on huge pages, and many buffers in one of them.
 //!
-//! A kernel that streams through a matrix wants huge pages: of small ones it spends a fifth of its time on address
-//! translation, and what the hardware fetches ahead ends with the page. Most matrices of a small model are smaller than
-//! one, so weights lie side by side in mappings of [`REGION`] bytes. A mapping is given back with its last buffer.
+//! A kernel that streams through a matrix needs huge pages: on small ones it spends a fifth of its
+//! time on address translation, and hardware prefetches end with the page. Most matrices of a small
+//! model are smaller than a huge page, so weights lie side by side in mappings of [`REGION`] bytes.
+//! A mapping is freed with its last buffer.
 
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// A huge page.
 pub const HUGE: usize = 2 << 20;
-/// Bytes that buffers share. What is not touched costs nothing.
+/// Bytes that buffers share. Untouched memory costs nothing.
 const REGION: usize = 16 * HUGE;
 
-/// Zeroed memory of the kernel's, which begins with a huge page.
+/// Zeroed memory from the system that begins with a huge page.
 pub struct Region {
     base: *mut libc::c_void,
     total: usize,
     start: NonNull<u8>,
 }
 
-// SAFETY: the mapping belongs to nobody else, and those who have a part of it keep to that part.
+// SAFETY: the region owns its mapping, and every buffer keeps to its own part.
 unsafe impl Send for Region {}
-// SAFETY: as above; nothing of the region itself changes.
+// SAFETY: as above; the region's own fields never change.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Of at least `bytes` bytes, if there are so many.
+    /// A region of at least `bytes` bytes, if the system has the memory.
     pub fn new(bytes: usize) -> Option<Self> {
-        // One huge page more than asked for, so that the start can be moved to a huge page's; pages never touched
-        // cost nothing.
+        // One huge page more than requested, so that the start can be aligned to a huge page;
+        // untouched pages cost nothing.
         let total = bytes.checked_add(HUGE)?;
-        // SAFETY: an anonymous private mapping at an address of the kernel's choice touches no existing memory.
+        // SAFETY: an anonymous private mapping at an address of the kernel's choice touches no
+        // existing memory.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -45,10 +47,11 @@ impl Region {
             return None;
         }
         let skip = (base as usize).next_multiple_of(HUGE) - base as usize;
-        // SAFETY: skip < HUGE, so start .. start + bytes lies inside the mapping.
+        // SAFETY: skip < HUGE, so start .. start + bytes is inside the mapping.
         let start = unsafe { base.cast::<u8>().add(skip) };
-        // Advice only: a kernel without huge pages says no, and small ones serve.
-        // SAFETY: the range lies inside the mapping made above and advice does not change its contents.
+        // Advice only: a system without huge pages refuses, and small ones work too.
+        // SAFETY: the range is inside the mapping made above, and advice does not change its
+        // contents.
         unsafe { libc::madvise(start.cast(), bytes, libc::MADV_HUGEPAGE) };
         Some(Self { base, total, start: NonNull::new(start)? })
     }
@@ -65,10 +68,11 @@ impl Drop for Region {
     }
 }
 
-/// The region that is being filled, and how far it is.
+/// The region that is being filled, and its used bytes.
 static OPEN: Mutex<(Weak<Region>, usize)> = Mutex::new((Weak::new(), 0));
 
-/// `bytes` zeros that nobody else has, at a multiple of `align`, a power of two that is at most a huge page.
+/// `bytes` zeros that no other buffer has, at a multiple of `align`, a power of two that is at most
+/// a huge page.
 pub fn part(bytes: usize, align: usize) -> Option<(Arc<Region>, NonNull<u8>)> {
     if bytes > REGION / 2 {
         let region = Arc::new(Region::new(bytes)?);
@@ -97,7 +101,7 @@ mod tests {
         let parts: Vec<_> = sizes.iter().map(|&bytes| (part(bytes, 64).unwrap(), bytes)).collect();
         for (index, ((_, start), bytes)) in parts.iter().enumerate() {
             assert_eq!(start.as_ptr() as usize % 64, 0);
-            // SAFETY: the part is this test's alone, and as long as it was asked for.
+            // SAFETY: this test alone has the part, which has the requested length.
             let bytes = unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), *bytes) };
             assert!(bytes.iter().all(|&byte| byte == 0), "part {index} was written to");
             bytes.fill(index as u8 + 1);
@@ -108,7 +112,7 @@ mod tests {
     fn a_part_outlives_its_neighbours() {
         let (first, second) = (part(1000, 64).unwrap(), part(1000, 64).unwrap());
         drop(first);
-        // SAFETY: the region is there as long as one of its parts is.
+        // SAFETY: the region lives as long as one of its parts.
         unsafe { second.1.write(7) };
         // SAFETY: as above.
         assert_eq!(unsafe { second.1.read() }, 7);

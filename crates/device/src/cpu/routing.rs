@@ -1,4 +1,4 @@
-//! Which experts a row takes, and with what weight: from that row's router logits alone.
+//! Chooses a row's experts and their weights, from that row's router logits alone.
 
 use super::Cpu;
 use crate::{RouterScore, Routing};
@@ -8,12 +8,12 @@ use crate::{RouterScore, Routing};
 pub struct Choice {
     pub expert: u32,
     pub weight: f32,
-    /// Where the expert's output for this row lies; given out later.
+    /// Row of the expert's output for this row; assigned later.
     pub slot: u32,
 }
 
-/// Fills `choices` (as many as `top_k`) in ascending order of expert. `scratch` holds twice as many values as there
-/// are experts.
+/// Fills `choices` (`top_k` of them) in ascending order of expert. `scratch` holds twice as many
+/// values as there are experts.
 pub fn route(logits: &[f32], op: &Routing<'_, Cpu>, scratch: &mut [f32], choices: &mut [Choice]) {
     assert!(op.top_k <= logits.len(), "the best {} of {} experts", op.top_k, logits.len());
     let (scores, ranks) = scratch.split_at_mut(logits.len());
@@ -47,7 +47,7 @@ fn finish_weights(op: &Routing<'_, Cpu>, choices: &mut [Choice]) {
         choices.iter_mut().for_each(|choice| choice.weight /= sum);
     }
     if op.normalize {
-        // The small term guards against a sum of zero.
+        // The small term avoids a division by zero.
         let sum = choices.iter().map(|choice| choice.weight).sum::<f32>() + 1e-20;
         choices.iter_mut().for_each(|choice| choice.weight /= sum);
     }
@@ -61,17 +61,17 @@ fn softmax(values: &mut [f32]) {
     values.iter_mut().for_each(|value| *value /= sum);
 }
 
-/// What has been taken, or has dropped out of the race; below every number, minus infinity included.
+/// Marks an expert that was taken or dropped; ranks below every number, minus infinity included.
 const GONE: f32 = f32::NAN;
 
-/// Whether `a` ranks strictly before `b`. Numbers rank before what is gone, so that a row of numbers never takes an
-/// expert twice.
+/// Whether `a` ranks strictly before `b`. Numbers rank before NaN marks, so that a row of numbers
+/// never takes an expert twice.
 fn before(a: f32, b: f32) -> bool {
     a > b || (b.is_nan() && !a.is_nan())
 }
 
-/// The index of the largest value, the lowest of equals, which is then gone. Where everything is gone (logits that
-/// are not numbers) it is the first index.
+/// The index of the largest value, the lowest of equals, which is then marked as gone. If
+/// everything is gone (NaN logits) it is the first index.
 fn take_best(values: &mut [f32]) -> usize {
     let mut best = 0;
     for index in 1..values.len() {
@@ -83,7 +83,8 @@ fn take_best(values: &mut [f32]) -> usize {
     best
 }
 
-/// Takes the experts of all but the best groups, by the sum of their two best, out of the race.
+/// Marks the experts of all but the best groups as gone; groups rank by the sum of their two best
+/// experts.
 fn drop_groups(ranks: &mut [f32], groups: usize, groups_kept: usize) {
     assert!(ranks.len().is_multiple_of(groups), "{} experts in {groups} groups", ranks.len());
     let size = ranks.len() / groups;
@@ -98,9 +99,9 @@ fn drop_groups(ranks: &mut [f32], groups: usize, groups_kept: usize) {
         }
         if size == 1 { first } else { first + second }
     };
-    // A group stays if fewer than `groups_kept` groups beat it: strictly, or as equals with a lower index. Marked by
-    // counting, since there is no room to sort in and groups are few. A group is dropped only after every comparison
-    // that needs its values, hence the bit set.
+    // A group stays if fewer than `groups_kept` groups beat it: strictly, or as equals with a lower
+    // index. Ranks are counted, since there is no room to sort in and groups are few. A group is
+    // dropped only after every comparison that needs its values, hence the bit set.
     assert!(groups <= 64, "{groups} groups of experts");
     let mut kept = 0u64;
     for group in 0..groups {
@@ -173,7 +174,8 @@ mod tests {
         let logits = [4.0, -9.0, 2.0, 2.5, 0.0, 0.0];
         let op = Routing { groups: 3, groups_kept: 1, ..routing(RouterScore::SoftmaxOfBest, 1) };
         check(&logits, &op, &[(3, 1.0)]);
-        // With two groups kept, an expert of the dropped one is never taken, even as the last choice.
+        // With two groups kept, an expert of the dropped one is never taken, even as the last
+        // choice.
         let op = Routing { groups: 3, groups_kept: 2, ..routing(RouterScore::SoftmaxOfBest, 4) };
         let mut choices = vec![Choice::default(); 4];
         route(&logits, &op, &mut [0.0; 12], &mut choices);

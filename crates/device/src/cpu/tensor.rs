@@ -3,7 +3,7 @@
 use super::buffer::Buffer;
 use crate::{Error, Result};
 
-/// `[rows, cols]` of f32, row-major without padding; as many rows as the largest step needs.
+/// `[rows, cols]` of f32, row-major without padding; with the rows of the largest step.
 pub struct Tensor {
     rows: usize,
     cols: usize,

@@ -1,5 +1,5 @@
-//! The tile registers of AMX: eight of up to 16 rows of 64 bytes, their shapes, and the instructions on them. The compiler knows
-//! nothing of these registers, and uses none of them.
+//! The tile registers of AMX: eight of up to 16 rows of 64 bytes, their shapes, and the
+//! instructions on them. The compiler does not know these registers, and uses none of them.
 
 use std::arch::asm;
 
@@ -8,7 +8,8 @@ pub const ROWS: usize = 16;
 /// Bytes of a register's row.
 pub const ROW_BYTES: usize = 64;
 
-/// The shapes of the registers, as `ldtilecfg` reads them. To give them costs as much as a dozen products.
+/// The shapes of the registers, in `ldtilecfg`'s layout. Setting them costs as much as a dozen
+/// products.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub struct Shapes {
@@ -20,7 +21,7 @@ pub struct Shapes {
 }
 
 impl Shapes {
-    /// All of them as large as they can be.
+    /// All registers at their full size.
     pub const WHOLE: Self = {
         let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
         let mut register = 0;
@@ -31,7 +32,7 @@ impl Shapes {
         Self { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows }
     };
 
-    /// Gives the registers these shapes, and zeros.
+    /// Sets these shapes, and all registers to zero.
     ///
     /// # Safety
     /// The machine has AMX.
@@ -41,7 +42,7 @@ impl Shapes {
     }
 }
 
-/// Leaves the registers empty, so that nobody has to save them.
+/// Releases the registers, so that a thread switch need not save them.
 ///
 /// # Safety
 /// The machine has AMX.
@@ -50,7 +51,7 @@ pub unsafe fn leave() {
     unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) }
 }
 
-/// Reads a register: its rows are so many bytes apart.
+/// Loads a register from rows at a distance of `$stride` bytes.
 macro_rules! load {
     ($register:literal, $from:expr, $stride:expr) => {
         asm!(
@@ -61,7 +62,7 @@ macro_rules! load {
 }
 pub(crate) use load;
 
-/// Writes a register.
+/// Stores a register.
 macro_rules! store {
     ($register:literal, $to:expr, $stride:expr) => {
         asm!(
@@ -72,7 +73,7 @@ macro_rules! store {
 }
 pub(crate) use store;
 
-/// Empties a register.
+/// Sets a register to zero.
 macro_rules! zero {
     ($register:literal) => {
         asm!(concat!("tilezero tmm", $register), options(nostack, nomem, preserves_flags))

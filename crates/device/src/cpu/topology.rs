@@ -1,24 +1,25 @@
-//! Memory nodes: which cpus are near which memory, and which of a pool's threads keep to which of them.
+//! Memory nodes: the CPUs near each memory, and the threads of a pool that are pinned to them.
 //!
-//! Linux only, and only where there are several; elsewhere there are none, and nothing is pinned. A thread may run on
-//! all cpus of its node, so that the system can still balance. Nodes are a matter of speed: what the system does not
-//! say or does not do is left at that.
+//! Only on Linux, and only with several nodes; elsewhere there are none, and no thread is pinned. A
+//! thread may run on all CPUs of its node, so that the system can still balance. Nodes only affect
+//! speed: if the system gives no information or refuses a request, nothing fails.
 
 use std::fs::read_to_string;
 use std::ops::Range;
 use std::path::Path;
 
-/// As many cpus as the kernel can be built for.
+/// The most CPUs that the kernel can be built for.
 const MOST_CPUS: usize = 8192;
 
 /// One of at least two memory nodes.
 pub struct Node {
-    /// The threads of the pool that belong to it, at least one. Nodes follow one another without a gap.
+    /// The threads of the pool that belong to it, at least one. Nodes follow one another without a
+    /// gap.
     pub threads: Range<usize>,
     cpus: Vec<usize>,
 }
 
-/// The nodes for a pool of so many threads; none where there are not at least two.
+/// The nodes for a pool of `num_threads` threads; none unless there are at least two.
 pub fn nodes(num_threads: usize) -> Vec<Node> {
     if num_threads < 2 {
         return Vec::new();
@@ -27,14 +28,15 @@ pub fn nodes(num_threads: usize) -> Vec<Node> {
     deal(lists.unwrap_or_default(), num_threads)
 }
 
-/// Threads for nodes of these cpus, in proportion. No nodes where there are more threads than cpus, as those that share
-/// a cpu are better moved about, or where one node would have all threads.
+/// Divides threads among nodes with these CPUs, in proportion. No nodes if there are more threads
+/// than CPUs, because the system should move threads that share a CPU, or if one node would have
+/// all threads.
 fn deal(cpus_of_nodes: Vec<Vec<usize>>, num_threads: usize) -> Vec<Node> {
     let num_cpus: usize = cpus_of_nodes.iter().map(Vec::len).sum();
     if !(2..=num_cpus).contains(&num_threads) {
         return Vec::new();
     }
-    // Rounded. As threads are not more than cpus, neither are those of a node.
+    // Rounded. As there are at most as many threads as CPUs, the same holds for each node.
     let threads_before = |cpu: usize| (2 * num_threads * cpu + num_cpus) / (2 * num_cpus);
     let mut next_cpu = 0;
     let node = |cpus: Vec<usize>| {
@@ -47,8 +49,8 @@ fn deal(cpus_of_nodes: Vec<Vec<usize>>, num_threads: usize) -> Vec<Node> {
     if nodes.len() < 2 { Vec::new() } else { nodes }
 }
 
-/// Of each node the cpus that are allowed, from a folder like `/sys/devices/system/node`. None if it cannot be read or
-/// there are not at least two nodes with such cpus.
+/// The allowed CPUs of each node, from a folder like `/sys/devices/system/node`. None if it cannot
+/// be read or fewer than two nodes have such CPUs.
 fn cpus_of_nodes(folder: &Path, allowed: &[usize]) -> Option<Vec<Vec<usize>>> {
     let list = |name: &str| parse_list(&read_to_string(folder.join(name)).ok()?);
     let nodes = list("has_cpu")?;
@@ -64,7 +66,7 @@ fn cpus_of_nodes(folder: &Path, allowed: &[usize]) -> Option<Vec<Vec<usize>>> {
     (lists.len() >= 2).then_some(lists)
 }
 
-/// Numbers as the kernel lists them, such as `0-3,8,10-11`.
+/// Numbers in the kernel's list format, such as `0-3,8,10-11`.
 fn parse_list(text: &str) -> Option<Vec<usize>> {
     let mut numbers = Vec::new();
     let text = text.trim();
@@ -88,8 +90,9 @@ impl Node {
         system::allow(&self.cpus);
     }
 
-    /// Brings the calling thread to the node, if it may run there, but does not hold it: for a thread that is not the
-    /// pool's, since those that it starts would inherit the pin. Costs next to nothing if it is there already.
+    /// Moves the calling thread to the node, if it may run there, but does not pin it: for a thread
+    /// that is not the pool's, since its child threads would inherit the pin. Costs next to nothing
+    /// if the thread is there already.
     pub fn fetch(&self) {
         if system::current().is_none_or(|cpu| self.cpus.contains(&cpu)) {
             return;
@@ -102,7 +105,7 @@ impl Node {
     }
 }
 
-/// What the calling thread may run on, and runs on.
+/// The CPUs that the calling thread may run on, and the one it runs on.
 #[cfg(target_os = "linux")]
 mod system {
     use std::ffi::c_ulong;
@@ -110,30 +113,30 @@ mod system {
     use super::MOST_CPUS;
 
     const WORD_BITS: usize = c_ulong::BITS as usize;
-    /// One bit a cpu. The C library's own type ends at 1024 of them, where the kernel's need not.
+    /// One bit per CPU. The C library's own type ends at 1024 of them; the kernel may have more.
     const NO_CPUS: [c_ulong; MOST_CPUS / WORD_BITS] = [0; MOST_CPUS / WORD_BITS];
 
-    /// Nothing if the system does not say.
+    /// Empty if the system refuses.
     pub fn allowed() -> Vec<usize> {
         let mut mask = NO_CPUS;
-        // SAFETY: the kernel writes at most as many bytes as the mask has; any bits are a value of it.
+        // SAFETY: the kernel writes at most the size of the mask; any bits are a value of it.
         let failed = unsafe { libc::sched_getaffinity(0, size_of_val(&mask), mask.as_mut_ptr().cast()) } < 0;
         let has = |cpu: &usize| mask[cpu / WORD_BITS] >> (cpu % WORD_BITS) & 1 == 1;
         if failed { Vec::new() } else { (0..MOST_CPUS).filter(has).collect() }
     }
 
-    /// Whether the system did so.
+    /// Whether the system accepted.
     pub fn allow(cpus: &[usize]) -> bool {
         let mut mask = NO_CPUS;
         for &cpu in cpus {
             mask[cpu / WORD_BITS] |= 1 << (cpu % WORD_BITS);
         }
-        // SAFETY: the kernel reads at most as many bytes as the mask has, and writes nothing.
+        // SAFETY: the kernel reads at most the size of the mask, and writes nothing.
         unsafe { libc::sched_setaffinity(0, size_of_val(&mask), mask.as_ptr().cast()) == 0 }
     }
 
     pub fn current() -> Option<usize> {
-        // SAFETY: takes nothing and touches no memory of ours.
+        // SAFETY: takes no argument and touches no memory of ours.
         usize::try_from(unsafe { libc::sched_getcpu() }).ok()
     }
 }
@@ -153,25 +156,25 @@ mod system {
     }
 }
 
-/// For tests on machines that have but one node.
+/// For tests on machines with only one node.
 #[cfg(test)]
 pub mod testing {
     use super::{Node, deal, system};
 
-    /// The cpus that there are, taken for those of two nodes, of which the first has twice as many threads.
+    /// The machine's CPUs, treated as those of two nodes, the first with twice as many threads.
     pub fn two_nodes(num_threads: usize) -> Vec<Node> {
         let mut allowed = system::allowed();
         if allowed.is_empty() {
             allowed.push(0);
         }
         let half = allowed.len() / 2;
-        // Named over and over, so that there are enough for any number of threads.
+        // CPUs are repeated, so that there are enough for any number of threads.
         let cpus = |some: &[usize], count: usize| some.iter().copied().cycle().take(count).collect::<Vec<usize>>();
         let (more, fewer) = (cpus(&allowed[half..], 2 * num_threads), cpus(&allowed[..half.max(1)], num_threads));
         deal(vec![more, fewer], num_threads)
     }
 
-    /// Whether the calling thread keeps to the node; none if the system does not let it.
+    /// Whether the calling thread is pinned to the node; none if the system refuses.
     pub fn is_held(node: &Node) -> Option<bool> {
         let allowed = system::allowed();
         let can_be_held = !allowed.is_empty() && system::allow(&allowed);
@@ -200,7 +203,7 @@ mod tests {
         }
     }
 
-    /// A folder like `/sys/devices/system/node`, gone with the value.
+    /// A folder like `/sys/devices/system/node`, removed with the value.
     struct Folder(PathBuf);
 
     impl Folder {
@@ -231,12 +234,12 @@ mod tests {
 
         let folder = Folder::new("two", "0-1\n", &two);
         assert_eq!(cpus_of_nodes(&folder.0, &all), Some(vec![first.clone(), second.clone()]));
-        // Only cpus that may be used count, and nodes that have any.
+        // Only allowed CPUs count, and nodes that have any.
         assert_eq!(cpus_of_nodes(&folder.0, &[1, 5, 9]), Some(vec![vec![1, 9], vec![5]]));
         assert_eq!(cpus_of_nodes(&folder.0, &[0, 1, 2, 3]), None);
         assert_eq!(cpus_of_nodes(&folder.0, &[]), None);
 
-        // Memory alone makes no node, whether or not it is said beforehand.
+        // Memory without CPUs makes no node, with or without the file that lists nodes with CPUs.
         for (name, has_cpu) in [("memory", "0,2\n"), ("memory-said", "0-2\n")] {
             let folder = Folder::new(name, has_cpu, &[(0, "0-3,8-9\n"), (1, "\n"), (2, "4-5\n")]);
             assert_eq!(cpus_of_nodes(&folder.0, &all), Some(vec![first.clone(), second.clone()]));
@@ -263,7 +266,7 @@ mod tests {
         check(&[8, 4], 6, &[4, 2]);
         check(&[8, 4], 12, &[8, 4]);
         check(&[12, 6], 18, &[12, 6]);
-        // Nodes that get no thread are not there, and one that has all is none.
+        // Nodes that get no thread are left out, and a node that has all threads counts as none.
         check(&[4, 4, 4, 4], 2, &[1, 1]);
         check(&[8, 1], 2, &[]);
         check(&[8, 8], 1, &[]);
@@ -296,11 +299,11 @@ mod tests {
                 node.fetch();
                 assert_eq!(system::allowed(), allowed);
             }
-            // As may be refused, which harms nobody.
+            // The system may refuse this, which is fine.
             if system::allow(&[first]) {
                 Node { threads: 0..1, cpus: vec![last] }.hold();
                 assert_eq!(system::allowed(), [last]);
-                // Not where it must not run.
+                // It does not move to a CPU where it must not run.
                 Node { threads: 0..1, cpus: vec![first] }.fetch();
                 assert_eq!(system::allowed(), [last]);
             }

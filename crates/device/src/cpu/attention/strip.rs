@@ -113,7 +113,8 @@ unsafe fn score<S: Simd, T: Storage, const M: usize, const N: usize>(
             }
         }
         for n in 0..N {
-            // SAFETY: `keys` is a head with this group; scores are [M][CHUNK] with room for N blocks.
+            // SAFETY: `keys` is a head with this group; scores are [M][CHUNK] with room for N
+            // blocks.
             unsafe {
                 if T::SCALED {
                     s.prefetch(next[n].wrapping_add(T::scales_at(head_dim)));

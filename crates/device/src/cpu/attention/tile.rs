@@ -97,7 +97,8 @@ impl<const N: usize> Area<N> {
     }
 }
 
-/// A softmax over some positions: the largest score, the denominator relative to it, and the weighted sum of values.
+/// A softmax over some positions: the largest score, the denominator relative to it, and the
+/// weighted sum of values.
 struct Sum<'a> {
     largest: f32,
     weight: f32,
@@ -186,7 +187,8 @@ impl<T: Storage> Kernel for Walk<'_, T> {
                 let values = &mut sums[vector * dim..(vector + 1) * dim];
                 if let Some(partial) = item.partial {
                     let range = operands.partial(tile, partial as usize, row, head);
-                    // SAFETY: every split, row and head of a tile has its own range, written by one item.
+                    // SAFETY: every split, row and head of a tile has its own range, written by one
+                    // item.
                     let to = unsafe { operands.partials.part(range) };
                     to[..dim].copy_from_slice(values);
                     to[dim..dim + 2].copy_from_slice(&[largest, weight]);
@@ -368,7 +370,8 @@ fn finish<S: Simd, T>(s: S, operands: &Operands<'_, T>, tile: &Tile, row: usize,
     let dim = operands.op.head_dim;
     let first_row = operands.spans[tile.span as usize].first_row as usize + tile.first as usize;
     let start = ((first_row + row) * operands.geometry.heads + head) * dim;
-    // SAFETY: a row is in one span (`Batch::check`), and a row and head of a span are finished by one tile.
+    // SAFETY: a row is in one span (`Batch::check`), and a row and head of a span are finished by
+    // one tile.
     let out = unsafe { operands.out.part(start..start + dim) };
     sum.finish(s, operands.op.sinks.map(|sinks| sinks[head] * LOG2_E), out);
 }

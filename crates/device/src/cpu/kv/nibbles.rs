@@ -71,7 +71,8 @@ fn encode(values: &[f32]) -> Coded {
 
 impl Nibbles {
     /// # Safety
-    /// `head` must be a head of `head_dim` values with that group, writable, and `token` below sixteen.
+    /// `head` must be a head of `head_dim` values with that group, writable, and `token` below
+    /// sixteen.
     #[inline(always)]
     unsafe fn write_scales(head: *mut u8, head_dim: usize, group: usize, token: usize, coded: &Coded) {
         // SAFETY: sixteen scales and sixteen minimums follow the levels for every group.

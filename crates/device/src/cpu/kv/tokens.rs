@@ -18,7 +18,8 @@ pub(crate) struct HeadBlock<P> {
 /// Copies one token's key and value from block to block, which may be the same one.
 ///
 /// # Safety
-/// Both must be a head of `head_dim` values in storage `T`, `to` writable, and both tokens below sixteen.
+/// Both must be a head of `head_dim` values in storage `T`, `to` writable, and both tokens below
+/// sixteen.
 pub(crate) unsafe fn copy_token<T: Storage>(
     head_dim: usize,
     from: (HeadBlock<*const u8>, usize),

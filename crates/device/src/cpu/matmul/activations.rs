@@ -1,10 +1,11 @@
-//! The left side of a product, made ready once a call: rounded to what the kernel multiplies and laid out so that a
-//! tile reads it straight through.
+//! The left side of a product, prepared once a call: rounded to the kernel's type and laid out so
+//! that a tile reads it in memory order.
 //!
-//! Rows are cut into tiles of nearly equal height; a tile is `[steps][words of a step][rows of the tile]`, so that the
-//! values that one step broadcasts lie side by side. Row-major rows would collide in the cache: widths are powers of
-//! two. Pairs of bf16 are `[steps / 16][rows of the tile][16]`: a cache line is written as the rounding instruction
-//! gives it, where to take it apart would cost as much as some products of few rows.
+//! Rows are cut into tiles of nearly equal height; a tile is `[steps][words of a step][rows of the
+//! tile]`, so that the values that one step broadcasts are side by side. Row-major rows would
+//! collide in the cache: widths are powers of two. Pairs of bf16 are `[steps / 16][rows of the
+//! tile][16]`: a cache line is stored as the rounding instruction produces it, because taking it
+//! apart would cost as much as some products of few rows.
 
 use std::ops::Range;
 
@@ -15,25 +16,26 @@ use super::super::simd::nearest_bf16;
 use super::super::{Ctx, Isa};
 use super::rounding::Rounding;
 
-/// Values that are gathered at a time, and columns that threads share out between them: the longest group, and whole steps of
-/// every other form.
+/// Values that are gathered at a time, and columns of a thread's share: the longest group, and
+/// whole steps of every other form.
 pub const BUFFER: usize = 256;
 
-/// Values that a thread must have to pack before a second one pays.
+/// A second thread pays from this number of values per thread on.
 const WORTH_SHARING: usize = 4096;
 
-/// Steps whose pairs of bf16 lie side by side in one row.
+/// Steps with their pairs of bf16 side by side in one row.
 pub const PAIR_RUN: usize = 16;
 
-/// Words behind packed rows that kernels may read: a tile register has sixteen rows of a run, whether or not the tile does.
+/// Words behind packed rows that kernels may read: a tile register has sixteen rows of a run,
+/// whether or not the tile does.
 pub const SLACK_WORDS: usize = 16 * PAIR_RUN;
 
-/// What a kernel multiplies with.
+/// The form of activations that a kernel multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activations {
-    /// As they are.
+    /// Unchanged.
     F32,
-    /// Rounded to bf16, held as f32: for bf16 weights where only f32 can be multiplied.
+    /// Rounded to bf16, held as f32: for bf16 weights on machines that multiply only f32.
     RoundedF32,
     /// Rounded to bf16, two inner values in a word.
     Bf16Pairs,
@@ -67,16 +69,16 @@ impl Activations {
     }
 }
 
-/// Which of a row's values a weight multiplies, and in which order.
+/// The row's values that a weight multiplies, and their order.
 #[derive(Clone, Copy, Default)]
 pub struct Columns<'a> {
-    /// Value `j` is the row's `order[j]`; all of them as they are if there is no order.
+    /// Value `j` is the row's `order[j]`; without an order, values keep theirs.
     pub order: Option<&'a [u32]>,
-    /// Places in that order whose values count as zero, ascending.
+    /// Positions in that order with values that count as zero, ascending.
     pub zeroed: &'a [u32],
 }
 
-/// One row as a weight sees it.
+/// One row in the order that a weight multiplies.
 pub struct Row<'a> {
     values: &'a [f32],
     columns: Columns<'a>,
@@ -88,7 +90,7 @@ impl<'a> Row<'a> {
         Self { values, columns: Columns::default() }
     }
 
-    /// All values, if they lie in memory as the weight sees them.
+    /// All values, if memory has them in the weight's order.
     pub fn plain_values(&self) -> Option<&'a [f32]> {
         (self.columns.order.is_none() && self.columns.zeroed.is_empty()).then_some(self.values)
     }
@@ -97,7 +99,8 @@ impl<'a> Row<'a> {
         self.columns.order.map_or(self.values.len(), <[u32]>::len)
     }
 
-    /// Up to `len` values from `start` on; in `buffer` if they do not lie in memory that way.
+    /// Up to `len` values from `start` on; gathered in `buffer` unless memory has them in this
+    /// order.
     pub fn read<'b>(&'b self, start: usize, len: usize, buffer: &'b mut [f32; BUFFER]) -> &'b [f32] {
         let range = start..(start + len).min(self.cols());
         let zeroed = self.columns.zeroed;
@@ -131,12 +134,12 @@ pub struct RowTiles {
     heights: Heights,
 }
 
-/// How rows are cut into tiles.
+/// Division of rows into tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heights {
-    /// As few as there can be of at most so many rows, nearly equal.
+    /// The smallest number of tiles of at most this height, nearly equal.
     Even(usize),
-    /// Of so many rows, but for the last: what is less costs the same.
+    /// Tiles of this height, except for the last: lower tiles would cost the same.
     Whole(usize),
 }
 
@@ -177,14 +180,14 @@ impl<'a> Source<'a> {
         Row { values: &self.values[at..at + self.cols], columns: self.columns }
     }
 
-    /// Values that a packed row holds.
+    /// Number of values in a packed row.
     pub fn packed_cols(&self) -> usize {
         self.columns.order.map_or(self.cols, <[u32]>::len)
     }
 }
 
-/// Packs the rows of every set. The tile that starts at row `r` starts at word `r * words` of `target`, where `words` is
-/// [`Activations::row_words`].
+/// Packs the rows of every set. The tile that starts at row `r` starts at word `r * words` of
+/// `target`; `words` is [`Activations::row_words`].
 pub fn pack(ctx: Ctx<'_>, activations: Activations, source: Source<'_>, sets: &[RowTiles], target: &mut [u32]) {
     let cols = source.packed_cols();
     let words = activations.row_words(cols);
@@ -202,7 +205,8 @@ pub fn pack(ctx: Ctx<'_>, activations: Activations, source: Source<'_>, sets: &[
             let own = |piece: usize| piece.saturating_sub(index * pieces).min(pieces);
             let (first, end) = (own(range.start), own(range.end));
             let word = |piece: usize| tile.start * words + (piece * piece_words).min(words) * tile.len();
-            // SAFETY: tiles hold different rows and pieces different columns, so their words do not overlap.
+            // SAFETY: tiles hold different rows and pieces different columns, so their words do not
+            // overlap.
             let target = unsafe { target.part(word(first)..word(end)) };
             let (height, columns) = (tile.len(), first * piece..cols.min(end * piece));
             for (place, row) in tile.enumerate() {
@@ -217,7 +221,7 @@ pub fn pack(ctx: Ctx<'_>, activations: Activations, source: Source<'_>, sets: &[
     ctx.pool.for_each_static(num_tiles * pieces, WORTH_SHARING.div_ceil(piece_values.max(1)), body);
 }
 
-/// Writes some columns of a row to every `stride`-th place, or in runs so much apart.
+/// Writes some columns of a row to every `stride`-th word, or in runs at that distance.
 fn pack_row(
     isa: Isa,
     activations: Activations,
@@ -262,7 +266,7 @@ fn pack_values(isa: Isa, activations: Activations, values: &[f32], target: &mut 
 fn pack_pairs(isa: Isa, values: &[f32], target: &mut [u32], stride: usize) {
     assert!(matches!(isa, Isa::Avx512 | Isa::Amx));
     let (blocks, rest) = values.as_chunks::<{ 2 * PAIR_RUN }>();
-    // SAFETY: the instruction set is Avx512, or has it.
+    // SAFETY: the instruction set is Avx512 or includes it.
     unsafe { super::avx512::round_to_pairs(blocks, target, PAIR_RUN * stride) };
     let done = (blocks.len() * PAIR_RUN * stride).min(target.len());
     for (pair, place) in rest.chunks(2).zip(&mut target[done..]) {

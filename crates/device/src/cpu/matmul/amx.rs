@@ -1,10 +1,12 @@
-//! Kernels for AMX: a register holds a tile, up to 16 rows of 64 bytes, and one instruction multiplies two of them.
+//! Kernels for AMX: a register holds a tile, up to 16 rows of 64 bytes, and one instruction
+//! multiplies two of them.
 //!
-//! A run of sixteen steps of a panel, 32 inner values, is two tiles of weights as it lies in memory, one for each half of the
-//! outputs; the same run of up to sixteen rows of activations is a tile as [`super::activations`] lays it out. An instruction
-//! sums a run's even and its odd values apart, each in ascending order, adds the two, and adds that to the sum of the runs
-//! before: for every row and output alike, so a result's bits depend neither on the tile's height nor on the blocking. They are
-//! not those of AVX-512, and one row goes this way too.
+//! In memory, a run of sixteen steps of a panel, 32 inner values, is two tiles of weights, one for
+//! each half of the outputs; the same run of up to sixteen rows of activations is a tile in the
+//! layout of [`super::activations`]. An instruction sums a run's even and its odd values
+//! separately, each in ascending order, adds the two, and adds that to the sum of the earlier runs.
+//! All rows and outputs are summed alike, so a result's bits depend neither on the tile's height
+//! nor on the blocking. They are not the bits of AVX-512, and one row uses AMX too.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -16,7 +18,8 @@ use super::tile::{Prefetch, Tile};
 /// Two registers of activations, two of weights, and four of sums.
 pub const MAX_ROWS: usize = 2 * ROWS;
 
-/// Weight bytes that all tiles pass over before the next block: with a tile's activations they fit the first-level cache.
+/// Weight bytes that all tiles pass over before the next block: with a tile's activations they fit
+/// the first-level cache.
 pub const BLOCK_BYTES: usize = 16 << 10;
 // A block begins with a run of pairs.
 const _: () = assert!((BLOCK_BYTES / STEP_BYTES).is_multiple_of(PAIR_RUN));
@@ -26,7 +29,7 @@ const STEP_BYTES: usize = 128;
 /// Bytes of a run of one row.
 const RUN_BYTES: usize = 4 * PAIR_RUN;
 
-/// Both registers of up to sixteen rows, or zeros.
+/// Loads both registers of up to sixteen rows, or sets them to zero.
 macro_rules! load_sums {
     ($low:literal, $high:literal, $sums:expr, $resume:expr) => {{
         let sums = $sums;
@@ -45,7 +48,7 @@ macro_rules! load_sums {
     }};
 }
 
-/// The same the other way.
+/// Stores both registers.
 macro_rules! store_sums {
     ($low:literal, $high:literal, $sums:expr) => {{
         let sums = $sums;
@@ -61,12 +64,13 @@ macro_rules! store_sums {
     }};
 }
 
-/// The registers of [`bf16_tile`], for all heights: a tile that is lower reads what lies behind its rows, and those sums go nowhere.
+/// The registers of [`bf16_tile`], for all heights: a lower tile reads beyond its rows, and those
+/// sums are not stored.
 pub const BF16_SHAPES: Shapes = Shapes::WHOLE;
 
 /// # Safety
-/// See [`super::tile::tile`], with activations as pairs of bf16, behind which lies as much as sixteen rows have; the machine has
-/// AVX-512 and AMX with BF16, and the registers have [`BF16_SHAPES`].
+/// See [`super::tile::tile`]. Activations are pairs of bf16 and readable for sixteen rows; the
+/// machine has AVX-512 and AMX with BF16, and the registers have [`BF16_SHAPES`].
 pub unsafe fn bf16_tile(tile: &Tile) {
     // SAFETY: the caller's promise.
     unsafe { if tile.rows <= ROWS { bf16_rows::<false>(tile) } else { bf16_rows::<true>(tile) } }
@@ -78,8 +82,9 @@ pub unsafe fn bf16_tile(tile: &Tile) {
 /// As [`bf16_tile`].
 #[target_feature(enable = "avx512f")]
 unsafe fn bf16_rows<const HIGH: bool>(tile: &Tile) {
-    // SAFETY: `panel` holds `steps` steps of 128 bytes, `activations` the rows' pairs in whole runs, `out` the rows with 32
-    // columns; all offsets below stay inside those, and a last run that is not whole is read from a copy.
+    // SAFETY: `panel` holds `steps` steps of 128 bytes, `activations` the rows' pairs in whole
+    // runs, `out` the rows with 32 columns; all offsets below stay inside those, and an incomplete
+    // last run is read from a copy.
     unsafe {
         let out = Sums { at: tile.out, stride: tile.stride, rows: tile.rows };
         let kept = if tile.kept.is_null() { out } else { Sums { at: tile.kept, stride: 2 * ROWS, ..out } };
@@ -117,7 +122,7 @@ unsafe fn bf16_rows<const HIGH: bool>(tile: &Tile) {
     }
 }
 
-/// Where sums lie, 32 columns of some rows.
+/// Address of sums, 32 columns of some rows.
 #[derive(Clone, Copy)]
 struct Sums {
     at: *mut f32,
@@ -126,22 +131,22 @@ struct Sums {
 }
 
 impl Sums {
-    /// What the first two registers hold.
+    /// The rows of the first two registers.
     #[inline(always)]
     fn top(self) -> Self {
         Self { rows: self.rows.min(ROWS), ..self }
     }
 
-    /// What the other two do.
+    /// The rows of the other two registers.
     #[inline(always)]
     fn bottom(self) -> Self {
         Self { at: self.at.wrapping_add(ROWS * self.stride), rows: self.rows - ROWS, ..self }
     }
 
-    /// Copies them to or (`BACK`) from sixteen rows of 32.
+    /// Copies the sums to or (`BACK`) from sixteen rows of 32.
     ///
     /// # Safety
-    /// There are `rows` rows of 32 columns.
+    /// `rows` rows of 32 columns exist.
     #[inline(always)]
     unsafe fn copy<const BACK: bool>(&self, whole: &mut [[f32; 2 * ROWS]; ROWS]) {
         for (row, values) in whole.iter_mut().enumerate().take(self.rows) {
@@ -155,10 +160,10 @@ impl Sums {
     }
 }
 
-/// One run of all rows.
+/// Multiplies one run of all rows.
 ///
 /// # Safety
-/// Inside [`bf16_rows`], with a whole run to read at both places.
+/// Called inside [`bf16_rows`], with a whole run readable at both addresses.
 #[inline(always)]
 unsafe fn run<const HIGH: bool>(activations: *const u8, panel: *const u8) {
     // SAFETY: the caller's promise.
@@ -176,10 +181,11 @@ unsafe fn run<const HIGH: bool>(activations: *const u8, panel: *const u8) {
     }
 }
 
-/// A run of which only `steps` are there: the others count as zeros.
+/// Multiplies a run with only `steps` steps: the others count as zeros.
 ///
 /// # Safety
-/// Inside [`bf16_rows`], with so many steps to read at `panel` and a run of the rows at `activations`.
+/// Called inside [`bf16_rows`], with these steps readable at `panel` and a run of the rows at
+/// `activations`.
 #[inline(never)]
 unsafe fn last_run<const HIGH: bool>(activations: *const u8, panel: *const u8, rows: usize, steps: usize) {
     let mut weights = [0u8; PAIR_RUN * STEP_BYTES];
@@ -195,7 +201,7 @@ unsafe fn last_run<const HIGH: bool>(activations: *const u8, panel: *const u8, r
     }
 }
 
-/// What a run asks for.
+/// Prefetches one run's share.
 #[inline(always)]
 fn fetch(prefetch: &mut Prefetch) {
     for _ in 0..prefetch.lines {

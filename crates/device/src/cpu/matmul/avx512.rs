@@ -1,4 +1,5 @@
-//! Kernels for AVX-512 with BF16: 32 registers of 16 lanes, and a dot-product instruction for pairs of bf16.
+//! Kernels for AVX-512 with BF16: 32 registers of 16 lanes, and a dot-product instruction for pairs
+//! of bf16.
 
 use std::arch::x86_64::*;
 
@@ -21,7 +22,7 @@ unsafe impl Lanes for Sixteen {
 
     #[inline(always)]
     unsafe fn zero() -> Self {
-        // SAFETY: AVX-512 is there, as the trait asks.
+        // SAFETY: the trait requires that AVX-512 is present.
         Sixteen(unsafe { _mm512_setzero_ps() })
     }
 
@@ -116,11 +117,13 @@ unsafe fn f16_rows<const R: usize>(tile: &Tile) {
     unsafe { tile::tile::<Sixteen, F16, R, 2>(tile) }
 }
 
-/// The bf16 kernel: both values of a pair go into one instruction, so activations come as pairs too.
+/// The bf16 kernel: both values of a pair go into one instruction, so activations come as pairs
+/// too.
 #[target_feature(enable = "avx512f,avx512bf16")]
 unsafe fn bf16_rows<const R: usize>(tile: &Tile) {
-    // SAFETY: `panel` holds `steps` steps of 128 bytes, `activations` R pairs a step in whole runs, `out` R rows of `stride` with
-    // 32 columns; all offsets below stay inside those. Prefetching may go anywhere.
+    // SAFETY: `panel` holds `steps` steps of 128 bytes, `activations` R pairs a step in whole runs,
+    // `out` R rows of `stride` with 32 columns; all offsets below stay inside those. Prefetches of
+    // any address are harmless.
     unsafe {
         let mut sums = [[_mm512_setzero_ps(); 2]; R];
         if tile.resume {
@@ -192,7 +195,8 @@ pub unsafe fn bf16_tile(tile: &Tile) {
     by_rows!(tile, bf16_rows, [1 2 3 4 5 6 7 8 9 10 11 12 13 14])
 }
 
-/// Rounds each run of values to pairs of bf16, which go to every `stride`-th place of `target`.
+/// Rounds each run of values to pairs of bf16, and stores them at every `stride`-th word of
+/// `target`.
 ///
 /// # Safety
 /// The machine has AVX-512 with BF16.
@@ -200,7 +204,7 @@ pub unsafe fn bf16_tile(tile: &Tile) {
 pub unsafe fn round_to_pairs(runs: &[[f32; 2 * PAIR_RUN]], target: &mut [u32], stride: usize) {
     for (run, places) in runs.iter().zip(target.chunks_mut(stride)) {
         let places = &mut places[..PAIR_RUN];
-        // SAFETY: 32 readable values, and places for 16 words.
+        // SAFETY: 32 readable values, and room for 16 words.
         unsafe {
             let (low, high) = (_mm512_loadu_ps(run.as_ptr()), _mm512_loadu_ps(run.as_ptr().add(16)));
             let pairs: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));

@@ -1,5 +1,6 @@
-//! The order in which a thread goes through its panels: in blocks of the inner dimension that stay in cache while all row tiles
-//! pass over them, so that a weight byte comes from memory once a call; partial sums wait in between, which is exact.
+//! The order in which a thread computes its panels: in blocks of the inner dimension that stay in
+//! cache while all row tiles pass over them, so that a weight byte is read from memory once a call.
+//! Partial sums are stored between blocks, which is exact.
 
 use std::ops::Range;
 
@@ -10,23 +11,23 @@ use super::kernel::{Kernel, MAX_ROWS};
 use super::tile::{Prefetch, Tile};
 use super::{Operand, Product, integer};
 
-/// Panels of which a tile's rows are multiplied with a block before the next tile's are, at most.
+/// Most panels whose blocks one tile multiplies before the next tile does.
 const MAX_BESIDE: usize = 8;
-/// Where tiles are fewer, all of their activations stay in the second-level cache in any case.
+/// With fewer tiles than this, all of their activations stay in the second-level cache in any case.
 const BESIDE_TILES: usize = 8;
-/// Tiles that fetch the next block between them, at most, where each of them takes a small part with every step.
+/// Most tiles that share the prefetch of the next block, each of them a small part with every step.
 const MAX_SHARES: usize = 4;
 /// Sums of a tile and a panel.
 const REGION: usize = MAX_ROWS * LANES;
-/// How many of these a thread keeps between blocks, and tiles that pass over a block with them: with the tiles' activations to the
-/// block they fit the second-level cache.
+/// Regions of sums that a thread keeps between blocks, and tiles that pass over a block with them:
+/// with the tiles' activations for the block they fit the second-level cache.
 const REGIONS: usize = 128;
 pub const GROUP_TILES: usize = 16;
 /// Sums that a thread keeps.
 const THREAD_SUMS: usize = REGIONS * REGION;
 
 impl Operand<'_> {
-    /// Steps of a panel that all tiles pass over before the next ones.
+    /// Steps of a panel that all tiles pass over before the next steps.
     fn block_steps(&self) -> usize {
         let kernel = self.part.kernel();
         match self.tiles.num_tiles == 1 && !kernel.fetches_in_turn(self.tiles.rows) {
@@ -35,13 +36,13 @@ impl Operand<'_> {
         }
     }
 
-    /// Whether sums are kept apart between blocks.
+    /// Whether sums are stored separately from the output between blocks.
     pub fn keeps_sums(&self) -> bool {
         let blocks = self.part.num_steps().div_ceil(self.block_steps());
         self.part.kernel().keeps_sums() && self.tiles.num_tiles > 1 && blocks > 1
     }
 
-    /// Values that a block's multiples are multiplied out to, where several tiles pass over it.
+    /// Size of a block's expanded multiples, if several tiles pass over it.
     fn block_numbers(&self) -> usize {
         match self.tiles.num_tiles {
             0 | 1 => 0,
@@ -49,7 +50,7 @@ impl Operand<'_> {
         }
     }
 
-    /// Panels of whose blocks a tile takes one after the other, before the next tile does.
+    /// Panels whose blocks one tile multiplies in a row, before the next tile does.
     fn beside(&self) -> usize {
         if self.tiles.num_tiles < BESIDE_TILES {
             return 1;
@@ -58,30 +59,30 @@ impl Operand<'_> {
         (self.part.kernel().beside_bytes() / block_bytes.max(1)).clamp(1, MAX_BESIDE)
     }
 
-    /// Values that a thread wants to have for itself.
+    /// Size of a thread's own scratch memory.
     pub fn scratch_len(&self) -> usize {
         if self.keeps_sums() { THREAD_SUMS } else { self.beside() * self.block_numbers() }
     }
 
-    /// Whether a single tile goes from panel to panel, as they lie in memory.
+    /// Whether a single tile reads panel after panel, in memory order.
     fn runs_through(&self) -> bool {
         self.tiles.num_tiles == 1 && self.block_steps() >= self.part.num_steps()
     }
 }
 
-/// Where products go.
+/// Destination of products.
 pub struct Output<'a> {
     pub values: Disjoint<'a, f32>,
     pub stride: usize,
-    /// `[threads][scratch_len]`: what a block's multiples are multiplied out to, or `[REGIONS][REGION]` sums between blocks, a
-    /// tile's of a panel side by side, if they are many. The rows of `values` may lie a power of two apart, where a cache holds but
-    /// a few of them.
+    /// `[threads][scratch_len]`: a block's expanded multiples or, for many blocks,
+    /// `[REGIONS][REGION]` sums between blocks, with a tile's sums of a panel side by side. Rows of
+    /// `values` may be a power of two apart, and a cache holds only a few such rows.
     pub scratch: Disjoint<'a, f32>,
     pub scratch_len: usize,
 }
 
 /// # Safety
-/// No other thread works on these panels of this product.
+/// No other thread computes these panels of this product.
 pub unsafe fn multiply_panels(thread: usize, product: &Product<'_>, panels: Range<usize>, out: &Output<'_>) {
     let Product { main, outliers, bias, first_column } = product;
     let job = |operand, bias, adds| Job { thread, operand, first_column: *first_column, bias, adds, out };
@@ -94,13 +95,13 @@ pub unsafe fn multiply_panels(thread: usize, product: &Product<'_>, panels: Rang
     }
 }
 
-/// What a thread does of one product.
+/// A thread's work for one product.
 struct Job<'a> {
     thread: usize,
     operand: &'a Operand<'a>,
     first_column: usize,
     bias: Option<&'a [f32]>,
-    /// Whether it is added to what is there.
+    /// Whether results are added to the output.
     adds: bool,
     out: &'a Output<'a>,
 }
@@ -111,11 +112,11 @@ impl Job<'_> {
     unsafe fn run(&self, panels: Range<usize>) {
         let (operand, part) = (self.operand, self.operand.part);
         let num_tiles = operand.tiles.num_tiles;
-        // One even for an inner dimension of zero, which gives zeros or the bias.
+        // One block even for an inner dimension of zero, which gives zeros or the bias.
         let starts = (0..part.num_steps().max(1)).step_by(operand.block_steps());
         part.kernel().within(|| {
             if operand.runs_through() {
-                // Whole panels without a stop, as they lie in memory, and one that is not whole apart.
+                // All whole panels in memory order without a stop; an incomplete panel is separate.
                 let whole = panels.end.min(part.outputs() / LANES).max(panels.start);
                 for panels in [panels.start..whole, whole..panels.end] {
                     if !panels.is_empty() {
@@ -129,7 +130,8 @@ impl Job<'_> {
                     starts.clone().for_each(|start| unsafe { self.run_alone(panel..panel + 1, start) });
                 }
             } else {
-                // A block of many panels before the next block: what the rows have to it stays in cache.
+                // A block of many panels comes before the next block: the rows' activations for it
+                // stay in cache.
                 let keeps = self.keeps_sums();
                 for tiles in in_steps(0..num_tiles, if keeps { GROUP_TILES } else { num_tiles }) {
                     for panels in in_steps(panels.clone(), if keeps { REGIONS / tiles.len() } else { panels.len() }) {
@@ -147,7 +149,7 @@ impl Job<'_> {
         self.operand.keeps_sums() && !self.adds
     }
 
-    /// The only tile over a block, or over several panels.
+    /// Runs the only tile over a block, or over several panels.
     ///
     /// # Safety
     /// As [`multiply_panels`].
@@ -156,7 +158,7 @@ impl Job<'_> {
         unsafe { self.pass(panels, start, Place::default()).run(0, self.operand.tiles.tile(0)) };
     }
 
-    /// Several tiles over the blocks of all panels that begin at step `start`.
+    /// Runs several tiles over the blocks of all panels that begin at step `start`.
     ///
     /// # Safety
     /// As [`multiply_panels`].
@@ -170,7 +172,7 @@ impl Job<'_> {
                 let next = match panel + beside {
                     next if next < panels.end => (next, start),
                     _ if behind < steps => (panels.start + index, behind),
-                    // What the thread is likely to take next.
+                    // The thread's likely next block.
                     next => (next, 0),
                 };
                 let region = (panel - panels.start) * tiles.len();
@@ -210,38 +212,38 @@ impl Job<'_> {
             place,
             panels,
         };
-        // SAFETY: the caller's promise; the block lies inside the panels.
+        // SAFETY: the caller's promise; the block is inside the panels.
         unsafe { Pass::new(self.operand, block, self.out) }
     }
 }
 
-/// The range in pieces of `step`, but for the last.
+/// The range in pieces of `step`; the last may be shorter.
 fn in_steps(range: Range<usize>, step: usize) -> impl Iterator<Item = Range<usize>> {
     range.clone().step_by(step.max(1)).map(move |start| start..range.end.min(start + step))
 }
 
-/// What a block has around it.
+/// Surroundings of a block.
 #[derive(Clone, Copy, Default)]
 struct Place {
-    /// Panel and step of the block behind it, if that is not what follows in memory.
+    /// Panel and step of the next block, unless it follows in memory.
     next: Option<(usize, usize)>,
-    /// Where sums are kept between blocks, if not in the output.
+    /// Offset of the sums between blocks, unless they are in the output.
     sums: Option<usize>,
-    /// Where its multiples may be multiplied out to.
+    /// Offset of the block's expanded multiples.
     numbers: usize,
 }
 
-/// Some steps of a panel, or all steps of several, and what they are to become.
+/// Some steps of a panel, or all steps of several, and what to add to their products.
 struct Block<'a> {
     panels: Range<usize>,
     steps: Range<usize>,
-    /// Of the output.
+    /// Columns of the output.
     columns: Range<usize>,
-    /// Whether there are sums to be added to.
+    /// Whether sums of earlier blocks are added to.
     resume: bool,
     place: Place,
     last: bool,
-    /// Of the last block: 32 of these a panel, and as many of those as there are columns.
+    /// For the last block: 32 factors a panel, and one bias for each column.
     factors: Option<&'a [f32]>,
     bias: Option<&'a [f32]>,
 }
@@ -251,7 +253,7 @@ struct Pass<'a> {
     operand: &'a Operand<'a>,
     block: Block<'a>,
     out: &'a Output<'a>,
-    /// The last one that was run.
+    /// The tile that ran last.
     tile: Tile,
     fetching: Fetching,
     /// Words of a row of activations, and of one of its steps.
@@ -261,7 +263,7 @@ struct Pass<'a> {
 
 impl<'a> Pass<'a> {
     /// # Safety
-    /// As [`multiply_panels`]; the block lies inside the panels' steps.
+    /// As [`multiply_panels`]; the block is inside the panels' steps.
     unsafe fn new(operand: &'a Operand<'_>, block: Block<'a>, out: &'a Output<'_>) -> Self {
         let (part, kernel) = (operand.part, operand.part.kernel());
         let (packing, activations) = (kernel.packing(), kernel.activations());
@@ -298,7 +300,7 @@ impl<'a> Pass<'a> {
         };
         let numbers = operand.block_numbers();
         if numbers > 0 {
-            // SAFETY: each thread has scratch of its own; the panel holds these steps.
+            // SAFETY: each thread has its own scratch; the panel holds these steps.
             unsafe {
                 let scratch = out.scratch.part(block.place.numbers..block.place.numbers + numbers);
                 kernel.expand(&tile, scratch);
@@ -308,7 +310,7 @@ impl<'a> Pass<'a> {
         Self { operand, block, out, tile, fetching, row_words, step_words }
     }
 
-    /// The tile of those rows, `index` of all that pass over the block.
+    /// Runs the tile of these rows, number `index` of all that pass over the block.
     ///
     /// # Safety
     /// As [`Pass::new`].
@@ -316,13 +318,13 @@ impl<'a> Pass<'a> {
         let Self { operand, block, out, tile, .. } = self;
         let (kernel, columns) = (operand.part.kernel(), block.columns.len());
         let first_word = rows.start * self.row_words + block.steps.start * self.step_words * rows.len();
-        // Without an end: a kernel may read some way past the rows.
+        // Open-ended: a kernel may read some way past the rows.
         let words = &operand.packed[first_word..];
         assert!(words.len() >= SLACK_WORDS);
         (tile.rows, tile.activations, tile.prefetch) = (rows.len(), words.as_ptr(), self.fetching.of(index));
         if let Some(sums) = block.place.sums {
             let start = sums + index * REGION;
-            // SAFETY: each thread has regions of its own.
+            // SAFETY: each thread has its own regions.
             tile.kept = unsafe { out.scratch.part(start..start + REGION) }.as_mut_ptr();
         }
         if columns < block.panels.len() * LANES {
@@ -330,14 +332,14 @@ impl<'a> Pass<'a> {
             return unsafe { multiply_edge(kernel, *tile, rows, block, out) };
         }
         let last = (rows.end - 1) * out.stride + block.columns.start;
-        // SAFETY: the slices above hold what the tile reads. It writes whole panels of rows that lie in `out`
-        // (checked by `part`), and no other thread touches these columns.
+        // SAFETY: the slices above hold everything that the tile reads. It writes whole panels of
+        // rows inside `out` (checked by `part`), and no other thread touches these columns.
         unsafe {
             let _ = out.values.part(last..last + columns);
             tile.out = out.values.as_ptr().add(rows.start * out.stride + block.columns.start);
             tile.panels = kernel.panels(tile.rows).min(block.panels.len());
             kernel.run(tile);
-            // More than these only of a stream, whose blocks are whole panels.
+            // Only a stream, whose blocks are whole panels, has more than these.
             let mut left = block.panels.len() - tile.panels;
             while left > 0 {
                 *tile = tile.next();
@@ -349,10 +351,10 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// A tile over a last panel of fewer than 32 outputs, apart from its neighbours.
+/// Runs a tile over a last panel of fewer than 32 outputs, separately from its neighbours.
 ///
 /// # Safety
-/// As [`Pass::run`]; `tile` lacks but the place of its output.
+/// As [`Pass::run`]; `tile` lacks only its output address.
 unsafe fn multiply_edge(kernel: &Kernel, mut tile: Tile, rows: Range<usize>, block: &Block<'_>, out: &Output<'_>) {
     let columns = block.columns.len();
     let mut sums = [[0.0; LANES]; MAX_ROWS];
@@ -377,12 +379,13 @@ unsafe fn multiply_edge(kernel: &Kernel, mut tile: Tile, rows: Range<usize>, blo
     }
 }
 
-/// What the tiles of a pass fetch while they work on `source`, by their number: a single one what lies a little ahead of it; of
-/// several, or of one that does so in turn, some or all the next block between them. AVX2 decides by itself what one row fetches.
+/// Cache lines that each tile of a pass prefetches. A lone tile prefetches a little ahead of
+/// itself; several tiles divide the next block among them, as does a lone tile of several rows with
+/// its passes. For one row the AVX2 kernel decides by itself.
 struct Fetching {
-    /// What the first of them fetches.
+    /// The first tile's prefetches.
     first: Prefetch,
-    /// Bytes from one to the next, and how many there are.
+    /// Bytes from one tile's share to the next, and the number of shares.
     share: usize,
     count: usize,
 }
@@ -393,7 +396,8 @@ impl Fetching {
         let lines = packing.step_bytes() / 64;
         let at = source.as_ptr();
         let (first, share, count) = match (packing, tiles.num_tiles) {
-            // By whole runs, and evenly: the tiles follow one another too fast for the first to ask for all.
+            // In whole runs, and evenly: the tiles follow one another too fast for the first to
+            // prefetch all.
             (_, num_tiles) if kernel.keeps_sums() => {
                 let runs = source.len().div_ceil(packing.step_bytes() * PAIR_RUN).max(1);
                 let count = num_tiles.min(GROUP_TILES);
@@ -405,7 +409,8 @@ impl Fetching {
                 };
                 (first, runs * lines * 64, count)
             }
-            // Half of a share with each of two passes. Two rows pass once, and leave the other half to the hardware.
+            // Half of a share with each of two passes. Two rows make one pass, and leave the other
+            // half to the hardware.
             (_, num_tiles) if kernel.fetches_in_turn(tiles.rows) => {
                 let count = num_tiles.min(MAX_SHARES);
                 let share = source.len() / count;
@@ -413,7 +418,7 @@ impl Fetching {
             }
             (Packing::Coded(_), 1) => (Prefetch::following(ahead), 0, 1),
             (_, 1) => (Prefetch::near(at.wrapping_add(ahead), if ahead > 0 { lines } else { 0 }), 0, 1),
-            // Steps are of several units.
+            // A step has several units.
             (Packing::Coded(_), num_tiles) => {
                 let units = source.len() / packing.step_bytes() * (packing.step_values() / integer::UNIT);
                 let unit_lines = (source.len() / 64).div_ceil((units * num_tiles).max(1));

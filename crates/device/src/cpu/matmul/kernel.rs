@@ -1,4 +1,5 @@
-//! Which code multiplies a packing on an instruction set, and what it wants the activations to be.
+//! The code that multiplies a packing on an instruction set, and the form of activations that it
+//! needs.
 
 use folio_formats::{Coding, Levels, Numbers};
 
@@ -18,20 +19,22 @@ use super::{integer, scalar};
 /// The highest tile of any instruction set.
 pub const MAX_ROWS: usize = 32;
 
-/// Weight bytes that all tiles pass over before the next block: a small part of a second-level cache, and long enough
-/// that loading and storing the sums costs nothing. Measured on Zen 4: 16 KiB 84% of the bf16 peak at 512 rows,
-/// 32 KiB 88%, 128 KiB 93%.
+/// Weight bytes that all tiles pass over before the next block: a small part of a second-level
+/// cache, and long enough that loading and storing the sums costs nothing. Measured on Zen 4 at 512
+/// rows, as shares of the bf16 peak: 16 KiB 84%, 32 KiB 88%, 128 KiB 93%.
 pub const BLOCK_BYTES: usize = 128 << 10;
 
-/// Weight bytes of several panels that a tile passes over before the next tile does, so that its activations stay in the
-/// first-level cache meanwhile. On Zen 4 a prompt's products take 4% less time by it.
+/// Weight bytes of several panels that a tile passes over before the next tile does, so that its
+/// activations stay in the first-level cache meanwhile. On Zen 4 a prompt's products take 4% less
+/// time with it.
 const BESIDE_BYTES: usize = 256 << 10;
 
-/// How far ahead of a single tile its weights are fetched.
+/// Distance of a single tile's prefetches.
 const AHEAD_BYTES: usize = 4 << 10;
-/// The same with AVX2, of bytes: on Zen 3 four rows gain a sixth by it.
+/// The same for codes of bytes with AVX2: on Zen 3 four rows gain a sixth.
 const AVX2_AHEAD_BYTES: usize = 1 << 10;
-/// Tiles up to this height leave that to the hardware elsewhere: they do little but load, and asking costs them 5%.
+/// On other sets tiles up to this height leave prefetching to the hardware: they do little but
+/// load, and prefetches cost them 5%.
 const LOW_ROWS: usize = 4;
 
 /// See [`integer::expand`].
@@ -44,9 +47,9 @@ pub struct Kernel {
     packing: Packing,
     heights: Heights,
     row_panels: usize,
-    /// See [`Kernel::ahead`]: of low tiles and of others.
+    /// See [`Kernel::ahead`]: for low tiles and for others.
     ahead: [usize; 2],
-    /// Whether tiles of several rows fetch the next block instead.
+    /// Whether tiles of several rows prefetch the next block instead.
     in_turn: bool,
     block_bytes: usize,
     /// See [`Kernel::beside_bytes`].
@@ -55,7 +58,7 @@ pub struct Kernel {
     /// See [`Kernel::expand`].
     expand: Expand,
     table: [u8; 16],
-    /// What the tile registers are to be, if the kernel uses them.
+    /// Shapes of the tile registers, if the kernel uses them.
     #[cfg(target_arch = "x86_64")]
     shapes: Option<tiles::Shapes>,
 }
@@ -66,7 +69,7 @@ impl Kernel {
             Packing::Coded(coding) => Self::coded(isa, coding),
             _ => Self::plain(isa, packing),
         };
-        // Tiles of the last panel have room for no more, and the kernels do not look.
+        // Tiles of the last panel have room for no more rows, and the kernels do not check.
         assert!(kernel.heights.most() <= MAX_ROWS, "tiles of {:?}", kernel.heights);
         kernel
     }
@@ -118,7 +121,7 @@ impl Kernel {
     }
 
     fn coded(isa: Isa, coding: Coding) -> Self {
-        // Bytes, nibbles through a table, nibbles that count up by one, five bits, six.
+        // Bytes, nibbles through a table, nibbles that count up by one, five bits, six bits.
         let (max_rows, tiles, expand): (_, [unsafe fn(&Tile); 5], Expand) = match isa {
             Isa::Scalar => {
                 use integer::scalar::*;
@@ -199,17 +202,18 @@ impl Kernel {
         self.block_bytes
     }
 
-    /// Weight bytes of several panels that a tile passes over before the next tile does; 0 where it is one panel.
+    /// Weight bytes of several panels that a tile passes over before the next tile does; 0 for one
+    /// panel.
     pub fn beside_bytes(&self) -> usize {
         self.beside_bytes
     }
 
-    /// Whether sums of several tiles want to lie side by side between blocks.
+    /// Whether sums of several tiles are stored side by side between blocks.
     pub fn keeps_sums(&self) -> bool {
         self.heights == Heights::Whole(MAX_ROWS)
     }
 
-    /// Runs `body`, within which tiles of this kernel alone may be run.
+    /// Runs `body`, which may run tiles of this kernel only.
     pub fn within(&self, body: impl FnOnce()) {
         #[cfg(target_arch = "x86_64")]
         if let Some(shapes) = &self.shapes {
@@ -222,17 +226,19 @@ impl Kernel {
         body();
     }
 
-    /// How many panels a tile of `rows` rows may be of.
+    /// Most panels that a tile of `rows` rows may cover.
     pub fn panels(&self, rows: usize) -> usize {
         if rows == 1 { self.row_panels } else { 1 }
     }
 
-    /// How far ahead a single tile of so many rows fetches its weights; 0 where that is left to the hardware.
+    /// Distance of the prefetches of a single tile with this number of rows; 0 leaves them to the
+    /// hardware.
     pub fn ahead(&self, rows: usize) -> usize {
         self.ahead[usize::from(rows > LOW_ROWS)]
     }
 
-    /// Whether tiles of so many rows fetch the next block [in turn](super::tile::Prefetch::in_turn), with each pass over this one.
+    /// Whether tiles of this height prefetch the next block [in
+    /// turn](super::tile::Prefetch::in_turn), with each pass over this one.
     pub fn fetches_in_turn(&self, rows: usize) -> bool {
         self.in_turn && rows > 1
     }
@@ -246,12 +252,12 @@ impl Kernel {
         matches!(self.packing, Packing::Coded(coding) if coding.affine)
     }
 
-    /// Whether scales and minimums are multiples of what a block shares.
+    /// Whether scales and minimums are multiples of a super-block's units.
     pub fn has_multiples(&self) -> bool {
         matches!(self.packing, Packing::Coded(coding) if coding.numbers == Numbers::Multiples)
     }
 
-    /// What a block's multiples are multiplied out to: so many values for each of its steps, or none.
+    /// Number of values that each step's multiples are expanded to, or none.
     pub fn step_numbers(&self) -> usize {
         match self.packing {
             Packing::Coded(coding) if coding.numbers == Numbers::Multiples => {
@@ -261,7 +267,7 @@ impl Kernel {
         }
     }
 
-    /// Multiplies out the multiples of a tile's steps, for all tiles over them.
+    /// Expands the multiples of a tile's steps, for all tiles that pass over them.
     ///
     /// # Safety
     /// As [`Kernel::run`], with a kernel that has [`Kernel::step_numbers`] and room for them.
@@ -277,16 +283,16 @@ impl Kernel {
     }
 
     /// # Safety
-    /// The tile's pointers are valid for what [`Tile`] says, nobody else writes its columns of `out`, and this is called inside
-    /// [`Kernel::within`].
+    /// The tile's pointers are valid as documented on [`Tile`], no other thread writes its columns
+    /// of `out`, and this is called inside [`Kernel::within`].
     pub unsafe fn run(&self, tile: &Tile) {
         // SAFETY: the caller's promise.
         unsafe { (self.tile)(tile) }
     }
 }
 
-/// Panels of which one row is multiplied at once: AVX2's registers are enough for two, and too few to have as much of one
-/// under way as memory gives.
+/// Panels that one row is multiplied with at a time. AVX2 takes two: its registers cannot keep
+/// enough loads of a single panel in flight to saturate memory.
 fn row_panels(isa: Isa) -> usize {
     if isa == Isa::Avx2 { 2 } else { 1 }
 }
@@ -296,13 +302,13 @@ fn beside_bytes(isa: Isa) -> usize {
     if matches!(isa, Isa::Avx512 | Isa::Amx) { BESIDE_BYTES } else { 0 }
 }
 
-/// Whether a code's level is the code, plus what the first one's is.
+/// Whether the level of each code is the code plus the first code's level.
 fn counts_up(table: &[i8; 16]) -> bool {
     table.is_sorted_by(|a, b| i32::from(*a) + 1 == i32::from(*b))
 }
 
-/// The levels as the kernel wants them, and what they have been raised by: AVX-512's multiplication asks for unsigned
-/// ones, and AVX2's wins by it where they are few and need no table.
+/// The levels in the kernel's form, and the offset that was added to them. AVX-512's multiplication
+/// needs unsigned levels; AVX2's is faster with them if they are few and need no table.
 fn table(isa: Isa, levels: &Levels) -> ([u8; 16], i32) {
     match (levels, isa) {
         (Levels::Bytes, Isa::Avx512 | Isa::Amx) => ([0; 16], 128),
@@ -320,7 +326,8 @@ fn table(isa: Isa, levels: &Levels) -> ([u8; 16], i32) {
     }
 }
 
-/// [`Rounding::signs`]: AVX2's multiplication asks for one unsigned side. Bytes are stored with their top bit flipped.
+/// [`Rounding::signs`]: AVX2's multiplication needs one unsigned side. Bytes are stored with their
+/// top bit flipped.
 fn signs(isa: Isa, levels: &Levels) -> Option<u8> {
     match (isa, levels) {
         (Isa::Avx2, Levels::Bytes) => Some(128),

@@ -1,7 +1,7 @@
 //! Matrix products: rows of activations times packed weights.
 //!
-//! Work is split over threads by panels of 32 outputs, of which each is passed in [`blocks`]. The same kernel serves one row and 512,
-//! see [`tile`].
+//! Work is divided among threads by panels of 32 outputs, and each panel is computed in [`blocks`].
+//! The same kernel serves one row and 512, see [`tile`].
 
 mod activations;
 #[cfg(target_arch = "x86_64")]
@@ -32,12 +32,13 @@ pub use kernel::Kernel;
 use activations::SLACK_WORDS;
 use blocks::Output;
 
-/// Panels that a thread takes at a time at least, where sums are kept, if there are so many.
+/// Fewest panels that a thread takes at a time if sums are stored between blocks, as far as there
+/// are that many.
 const CHUNK_PANELS: usize = 8;
-/// Weight bytes that a thread takes at a time otherwise, at most.
+/// Most weight bytes that a thread takes at a time otherwise.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Memory of one call: grows to the largest and is kept.
+/// Memory of one call: it grows to the largest call's size and is reused.
 #[derive(Default)]
 pub struct Scratch {
     /// Activations, see [`activations`].
@@ -94,20 +95,21 @@ pub struct Operand<'a> {
     tiles: RowTiles,
 }
 
-/// `rows` rows from `first_row` on; row numbers count in the packed activations and in `out` alike.
+/// `rows` rows from `first_row` on; row numbers are the same in the packed activations and in
+/// `out`.
 pub fn operand<'a>(part: &'a Part, packed: &'a [u32], first_row: usize, rows: usize) -> Operand<'a> {
     Operand { part, packed, tiles: part.kernel().tiles(first_row, rows) }
 }
 
-/// One part, what is added to it, and where its outputs go.
+/// One part, its bias and outliers, and its columns of the output.
 #[derive(Clone, Copy)]
 pub struct Product<'a> {
     pub main: Operand<'a>,
     /// Added to the main product, panel by panel.
     pub outliers: Option<Operand<'a>>,
-    /// As long as the part has outputs.
+    /// One value per output of the part.
     pub bias: Option<&'a [f32]>,
-    /// Column of `out` of the part's first output.
+    /// Column in `out` of the part's first output.
     pub first_column: usize,
 }
 
@@ -126,7 +128,8 @@ pub(crate) fn pack<'s>(
     target
 }
 
-/// Several products in one fork: `out` is `[rows of all products, stride]`, and no two products write to one place.
+/// Computes several products in one fork: `out` is `[rows of all products, stride]`, and no two
+/// products write to one element.
 pub(crate) fn multiply<'a>(
     ctx: Ctx<'_>,
     scratch: &mut Grown<f32>,
@@ -147,7 +150,7 @@ pub(crate) fn multiply<'a>(
         scratch_len,
     };
     let bytes = (0..num_products).map(|index| product(index).main.part.panel_bytes()).max().unwrap_or(0);
-    // Enough panels for what the rows have to a block to be read from cache by most.
+    // Enough panels that most of them read the rows' activations for a block from cache.
     let least = if keeps_sums { CHUNK_PANELS } else { 1 };
     let chunk = (CHUNK_BYTES / bytes.max(1)).max(least).min(total / (2 * ctx.pool.num_threads())).max(1);
     let grain = (0..num_products).map(|index| main(index).part.kernel().panels(main(index).tiles.rows)).max();
@@ -158,7 +161,8 @@ pub(crate) fn multiply<'a>(
             let num_panels = product.main.part.num_panels();
             let own = range.start.max(first)..range.end.min(first + num_panels);
             if !own.is_empty() {
-                // SAFETY: rows and panels of the products do not overlap, and each is computed by one thread.
+                // SAFETY: rows and panels of the products do not overlap, and each is computed by
+                // one thread.
                 unsafe { blocks::multiply_panels(thread, &product, own.start - first..own.end - first, &out) };
             }
             first += num_panels;

@@ -1,8 +1,10 @@
-//! Activations as 8-bit integers: rounded to the nearest of 255 steps over a group, or over a whole row.
+//! Activations as 8-bit integers: rounded to the nearest of 255 steps over a group, or over a whole
+//! row.
 //!
-//! A row's words of one step are its scale, the start of its integer sums, for weights with minimums the sum of its
-//! values, and the codes, four to a word, or their sizes and signs in two. A group that holds a NaN or an infinity gets
-//! NaN for its scale, which makes that row's outputs NaN and touches no other row.
+//! A row's words of one step are its scale, the start of its integer sums, for weights with
+//! minimums the sum of its values, and the codes: four to a word, or their magnitudes and signs in
+//! two words. A group that holds a NaN or an infinity gets NaN for its scale, which makes that
+//! row's outputs NaN and touches no other row.
 
 use std::ops::Range;
 
@@ -11,7 +13,7 @@ use folio_formats::ActivationScale;
 use super::super::Isa;
 use super::activations::{BUFFER, Row};
 
-/// Values below this are taken for zero: their inverse may not be a number.
+/// Smaller values count as zero: their inverse may be infinite.
 const LEAST: f32 = 1e-30;
 
 /// How activations are rounded for one kind of weight.
@@ -20,12 +22,13 @@ pub struct Rounding {
     /// Values in a step, at most [`BUFFER`].
     pub group: usize,
     pub scale: ActivationScale,
-    /// What the kernel's levels have been raised by, to be taken back by the start of the sums.
+    /// Offset that was added to the kernel's levels; the start of the sums subtracts its effect.
     pub offset: i32,
-    /// Given, a word of sizes is followed by one of signs: this byte, all bits flipped where a code is negative. Kernels flip
-    /// their levels by it, and a level flipped in all bits is its opposite less one, which the start of the sums makes good.
+    /// If given, a word of magnitudes is followed by one of signs: this byte, with all bits flipped
+    /// if a code is negative. Kernels flip their levels by it. A level with all bits flipped is its
+    /// negative less one, and the start of the sums corrects the difference.
     pub signs: Option<u8>,
-    /// Whether the weights have minimums, which meet the sum of the activations.
+    /// Whether the weights have minimums, which are multiplied with the sum of the activations.
     pub affine: bool,
 }
 
@@ -45,7 +48,8 @@ impl Rounding {
         if self.signs.is_some() { 2 } else { 1 }
     }
 
-    /// Writes some columns of a row, whole groups but for the last, to every `stride`-th place of `target`.
+    /// Writes some columns of a row, in whole groups except for the last, to every `stride`-th word
+    /// of `target`.
     pub fn pack_row(&self, isa: Isa, row: &Row<'_>, columns: Range<usize>, target: &mut [u32], stride: usize) {
         let mut buffer = [0.0; BUFFER];
         let whole_row = match self.scale {
@@ -61,7 +65,8 @@ impl Rounding {
             && matches!(isa, Isa::Avx512 | Isa::Amx)
             && self.signs.is_none()
         {
-            // SAFETY: `isa` comes from a `Ctx`, which has only what the processor was found to have.
+            // SAFETY: `isa` comes from a `Ctx`, which has only sets that the processor was found to
+            // have.
             return unsafe { avx512::pack_groups(self, &values[columns], whole_row, target, stride) };
         }
         let steps = target.chunks_mut(self.step_words() * stride);
@@ -106,7 +111,8 @@ impl Rounding {
         }
     }
 
-    /// Writes what stands before the codes, of which the sum and that of the negative ones are given.
+    /// Writes the header before the codes; `sum` is that of all codes, `below_zero` that of the
+    /// negative ones.
     #[inline(always)]
     fn put_header(&self, scale: Scale, sum: i32, below_zero: i32, target: &mut [u32], stride: usize) {
         target[0] = scale.step.to_bits();
@@ -117,7 +123,7 @@ impl Rounding {
     }
 }
 
-/// The value of one step, and what values are multiplied by to become steps; 0 if all of them are to be zeros.
+/// The value of one step, and the factor from values to steps; 0 if all values become zeros.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Scale {
     step: f32,
@@ -125,7 +131,7 @@ struct Scale {
 }
 
 impl Scale {
-    /// For values whose largest size has these bits.
+    /// The scale for values with a largest magnitude of these bits.
     #[inline(always)]
     fn of(bits: u32) -> Self {
         let largest = f32::from_bits(bits);
@@ -139,7 +145,7 @@ impl Scale {
     }
 }
 
-/// The bits of the largest size; those of a NaN are above all others'.
+/// The bits of the largest magnitude; those of a NaN are above all others.
 fn largest_bits(values: &[f32]) -> u32 {
     values.iter().map(|value| value.to_bits() & i32::MAX as u32).max().unwrap_or(0)
 }
@@ -150,7 +156,7 @@ mod avx512 {
 
     use super::{Rounding, Scale};
 
-    /// [`Rounding::pack_group`] of one group after the other, sixteen values at a time.
+    /// [`Rounding::pack_group`] for consecutive groups, sixteen values at a time.
     ///
     /// # Safety
     /// The machine has AVX-512.
@@ -166,7 +172,7 @@ mod avx512 {
         let num_groups = values.len().div_ceil(rounding.group);
         assert!(rounding.group >= 16 && target.len() + stride > num_groups * step, "too few words");
         for (index, values) in values.chunks(rounding.group).enumerate() {
-            // No closure: it would be compiled without these instructions.
+            // A closure would be compiled without these instructions.
             let scale = match whole_row {
                 Some(scale) => scale,
                 None => Scale::of(largest_bits(values)),
@@ -190,20 +196,21 @@ mod avx512 {
         }
     }
 
-    /// Writes the codes of `N` times sixteen values, and gives their sum.
+    /// Writes the codes of `N` times sixteen values, and returns their sum.
     ///
     /// # Safety
-    /// Room for `4 * N` words, each `stride` behind the one before.
+    /// Room for `4 * N` words, at distances of `stride`.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn put_codes<const N: usize>(values: [__m512; N], scale: Scale, words: *mut u32, stride: usize) -> i32 {
         let inverse = _mm512_set1_ps(scale.inverse);
-        // What is to become zeros may be no numbers.
+        // Values that become zeros may be NaN or infinite.
         let kept = if scale.inverse != 0.0 { u16::MAX } else { 0 };
         let mut sums = _mm_setzero_si128();
         for run in 0..N {
             let codes = _mm512_cvtepi32_epi8(_mm512_maskz_cvtps_epi32(kept, _mm512_mul_ps(values[run], inverse)));
-            // Differences from the lowest code are bytes without a sign, of which eight are added at once.
+            // Differences from the lowest code are unsigned bytes; one instruction adds eight of
+            // them.
             let raised = _mm_xor_si128(codes, _mm_set1_epi8(i8::MIN));
             sums = _mm_add_epi64(sums, _mm_sad_epu8(raised, _mm_setzero_si128()));
             // SAFETY: the caller's promise.
@@ -234,7 +241,7 @@ mod avx512 {
         _mm512_reduce_max_epu32(largest)
     }
 
-    /// Up to sixteen of the values, and zeros.
+    /// Up to sixteen of the values, then zeros.
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn load(values: &[f32]) -> __m512 {
@@ -242,7 +249,7 @@ mod avx512 {
             // SAFETY: sixteen readable values.
             unsafe { _mm512_loadu_ps(values.as_ptr()) }
         } else {
-            // SAFETY: the mask leaves out what is not there.
+            // SAFETY: the mask leaves out the missing values.
             unsafe { _mm512_maskz_loadu_ps(((1u32 << values.len()) - 1) as u16, values.as_ptr()) }
         }
     }
@@ -268,7 +275,7 @@ mod avx2 {
     ) {
         let scale = scale.unwrap_or_else(|| Scale::of(largest_bits(values)));
         let inverse = _mm256_set1_ps(scale.inverse);
-        // What is to become zeros may be no numbers.
+        // Values that become zeros may be NaN or infinite.
         let kept = _mm256_set1_epi32(if scale.inverse != 0.0 { -1 } else { 0 });
         let zero = _mm256_setzero_si256();
         let [mut sums, mut below_zero] = [zero; 2];
@@ -281,7 +288,7 @@ mod avx2 {
                 sums = _mm256_add_epi32(sums, rounded);
                 below_zero = _mm256_add_epi32(below_zero, _mm256_min_epi32(rounded, zero));
             }
-            // The halves of a register are narrowed apart, and put in order again.
+            // The halves of a register are narrowed separately, and put in order again.
             let shorts = _mm256_packs_epi32(rounded[0], rounded[1]);
             let shorts = _mm256_permute4x64_epi64::<0b_11_01_10_00>(shorts);
             let codes = _mm_packs_epi16(_mm256_castsi256_si128(shorts), _mm256_extracti128_si256::<1>(shorts));
@@ -330,7 +337,7 @@ mod avx2 {
         (_mm_extract_epi32::<0>(largest) as u32).max(_mm_extract_epi32::<1>(largest) as u32)
     }
 
-    /// Up to sixteen of the values, and zeros.
+    /// Up to sixteen of the values, then zeros.
     #[inline]
     #[target_feature(enable = "avx2")]
     fn load(values: &[f32]) -> [__m256; 2] {
@@ -359,7 +366,7 @@ mod tests {
         packed_apart(isa, rounding, values, 1)
     }
 
-    /// The words as they lie `stride` apart, others between them.
+    /// Words at distances of `stride`, with others between them.
     fn packed_apart(isa: Isa, rounding: Rounding, values: &[f32], stride: usize) -> Vec<u32> {
         let mut target = vec![0; values.len().div_ceil(rounding.group) * rounding.step_words() * stride];
         rounding.pack_row(isa, &Row::new(values), 0..values.len(), &mut target, stride);

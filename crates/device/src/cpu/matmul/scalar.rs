@@ -1,11 +1,11 @@
-//! Kernels in plain Rust: run anywhere, and are what the others are compared with.
+//! Kernels in plain Rust: they run anywhere, and tests compare the others with them.
 
 use super::tile::{self, Bf16, F16, F32, Lanes, Tile, by_rows};
 
 pub const MAX_ROWS: usize = 4;
 
-/// Eight values; the compiler makes of it what the target has. Multiply and add round separately, since a fused one
-/// without hardware is a library call.
+/// Eight values; the compiler vectorizes them for the target. Multiply and add round separately,
+/// because a fused operation without hardware is a library call.
 #[derive(Clone, Copy)]
 pub struct Eight(pub [f32; 8]);
 

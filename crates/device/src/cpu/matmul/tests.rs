@@ -1,4 +1,5 @@
-//! Every instruction set against plain f64 sums and against itself with other row and thread counts.
+//! Every instruction set against plain f64 sums and against itself with other row and thread
+//! counts.
 
 use std::borrow::Cow;
 
@@ -50,7 +51,8 @@ fn product(isa: Isa, threads: usize, x: &Tensor, matrix: &Matrix<'_>, bias: Opti
     out.head(rows).to_vec()
 }
 
-/// The same product in f64 and the sum of the products' sizes, which bounds the rounding error.
+/// The same product in f64 and the sum of the products' magnitudes, which bounds the rounding
+/// error.
 fn expected(x: &Tensor, matrix: &Matrix<'_>, bias: Option<&Vector>, row: usize, output: usize) -> (f64, f64) {
     let mut weights = vec![0.0; matrix.cols()];
     matrix.read_row(output, &mut weights);
@@ -106,7 +108,7 @@ fn a_row_has_the_same_bits_alone_and_among_others() {
             }
             let mut last = Tensor::new(1, inputs).unwrap();
             last.row_mut(0).copy_from_slice(x.row(44));
-            // By one thread, which has neighbouring panels.
+            // Computed by one thread, which has neighbouring panels.
             assert!(product(isa, 1, &last, &matrix, None, 1) == all[44 * outputs..], "{isa:?} {format:?} alone");
         }
     }

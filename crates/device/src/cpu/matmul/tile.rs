@@ -1,52 +1,58 @@
 //! The inner loop of every matrix product: a tile of a few rows times one panel of 32 outputs.
 //!
-//! [`Lanes`] is the handful of vector operations it needs, [`Source`] reads one stored format into them, [`tile`] is
-//! the algorithm. Files named after instruction sets implement `Lanes` and enter `tile` with those instructions
-//! enabled. Every (row, output) has one accumulator, which adds the products in ascending order of the inner index
-//! and may be stored to `out` and loaded again between blocks: a result's bits do not depend on the tile's height, on
-//! the blocking or on the neighbours.
+//! [`Lanes`] has the few vector operations it needs, [`Source`] reads one stored format into them,
+//! [`tile`] is the algorithm. Files named after instruction sets implement `Lanes` and enter `tile`
+//! with those instructions enabled. Every (row, output) has one accumulator, which adds the
+//! products in ascending order of the inner index and may be stored to `out` and loaded again
+//! between blocks: a result's bits do not depend on the tile's height, on the blocking or on the
+//! neighbours.
 
 use super::super::weight::LANES;
 
-/// One call's worth of work. Pointers, since the last panel is computed apart and the kernels are unsafe in any case.
+/// One call's worth of work. Raw pointers, since the last panel is computed separately and the
+/// kernels are unsafe in any case.
 #[derive(Clone, Copy, Debug)]
 pub struct Tile {
     /// Height, up to the instruction set's `MAX_ROWS`.
     pub rows: usize,
-    /// `[steps][rows]`, 4 bytes each, an f32; for [`super::Activations::Bf16Pairs`] two bf16 in whole runs,
-    /// `[steps / 16][rows][16]`.
+    /// `[steps][rows]`, 4 bytes each, an f32; for [`super::Activations::Bf16Pairs`] two bf16 in
+    /// whole runs, `[steps / 16][rows][16]`.
     pub activations: *const u32,
     /// `[steps][32 lanes]`, see `weight.rs`.
     pub panel: *const u8,
-    /// From one panel to the next.
+    /// Distance from one panel to the next.
     pub panel_bytes: usize,
-    /// How many to compute: one, or two of one row where the kernel [takes them](super::Kernel::panels).
+    /// Panels to compute: one, or two for a single row if the kernel [takes
+    /// them](super::Kernel::panels).
     pub panels: usize,
     pub steps: usize,
-    /// `[rows][stride]`, of which 32 columns a panel are written.
+    /// `[rows][stride]`; 32 columns of each panel are written.
     pub out: *mut f32,
     pub stride: usize,
-    /// Whether there are sums of earlier steps: in `out`, or where they are kept.
+    /// Whether there are sums of earlier steps, in `out` or in `kept`.
     pub resume: bool,
-    /// For [`super::amx`] alone: where sums are kept between blocks, `[rows][32]`, or null where that is `out`.
+    /// For [`super::amx`] alone: sums between blocks, `[rows][32]`, or null if they are in `out`.
     pub kept: *mut f32,
-    /// With this, whether these are the last steps, whose sums go to `out`.
+    /// With `kept`: whether these are the last steps, whose sums go to `out`.
     pub last: bool,
-    /// 32 values a panel added at the end, or null.
+    /// 32 values a panel that are added at the end, or null.
     pub bias: *const f32,
     pub prefetch: Prefetch,
-    /// The rest is for [`super::integer`] alone. 32 values a panel that multiply the sums before the bias, or null.
+    /// The rest is for [`super::integer`] alone. 32 values a panel that multiply the sums before
+    /// the bias, or null.
     pub factors: *const f32,
     /// Inner values in a group, and groups in a step.
     pub group: usize,
     pub groups: usize,
     /// Whether groups have minimums.
     pub affine: bool,
-    /// Whether scales and minimums are multiples, in front of a step's codes; otherwise f16 behind each group's.
+    /// Whether scales and minimums are multiples, in front of a step's codes; otherwise they are
+    /// f16 behind each group's codes.
     pub multiples: bool,
-    /// Multiples of all these steps multiplied out, `[groups][scales, minimums][32]`, or null.
+    /// Expanded multiples of all these steps, `[groups][scales, minimums][32]`, or null.
     pub numbers: *const f32,
-    /// Levels of 16 codes, or first of all the zero of five- and six-bit codes; as the instruction set wants them.
+    /// Levels of 16 codes, or in the first entry the zero of five- and six-bit codes; in the
+    /// instruction set's form.
     pub table: [u8; 16],
 }
 
@@ -67,23 +73,24 @@ impl Tile {
     }
 }
 
-/// What to fetch into cache while computing: two addresses a step, or one of them in turn, advancing. Without effect on
-/// results.
+/// Addresses to prefetch while computing: two a step, or one of them in turn, advancing. They have
+/// no effect on results.
 #[derive(Clone, Copy, Debug)]
 pub struct Prefetch {
     pub at: *const u8,
     /// Distance from the first address of a step to the second.
     pub second: usize,
-    /// Distance to the next step's.
+    /// Distance to the next step's addresses.
     pub advance: usize,
-    /// Distance to those of the next pass over a panel; 0 where the first one fetches all.
+    /// Distance to the addresses of the next pass over a panel; 0 if the first pass prefetches all.
     pub pass: usize,
-    /// For [`super::integer`]: lines to fetch with each unit of a step, one after the other from `at` on. For [`super::amx`] with
-    /// each run of steps.
+    /// For [`super::integer`]: lines to prefetch with each unit of a step, one after the other from
+    /// `at` on. For [`super::amx`]: with each run of steps.
     pub lines: usize,
-    /// For [`super::integer`]: fetches what lies so far ahead of all that is read; 0 for nothing.
+    /// For [`super::integer`]: prefetches at this distance ahead of all reads; 0 for none.
     pub distance: usize,
-    /// Wanted a whole block later: into the second-level cache only, so that it does not push out what this tile uses.
+    /// For data needed a whole block later: prefetches into the second-level cache only, so that it
+    /// does not evict this tile's data.
     pub far: bool,
 }
 
@@ -99,23 +106,23 @@ impl Prefetch {
         }
     }
 
-    /// One cache line a step of what the next block needs.
+    /// One cache line of the next block's data a step.
     pub fn far(at: *const u8) -> Self {
         Self { at, advance: 64, far: true, ..Self::NONE }
     }
 
-    /// What the next block needs, `bytes` of it with each pass of `steps` steps, from both halves in turn: memory gives a
-    /// core more from two places than from one.
+    /// The next block's data, `bytes` of it with each pass of `steps` steps, from both halves in
+    /// turn: a core gets more bandwidth from two addresses than from one.
     pub fn in_turn(at: *const u8, bytes: usize, steps: usize) -> Self {
         Self { at, second: bytes / 2, advance: bytes / 2 / steps.max(1), pass: bytes, far: true, ..Self::NONE }
     }
 
-    /// All that lies `distance` bytes ahead.
+    /// All data that is `distance` bytes ahead of the reads.
     pub fn following(distance: usize) -> Self {
         Self { distance, ..Self::NONE }
     }
 
-    /// What the next pass over a panel fetches.
+    /// The prefetches of the next pass over a panel.
     pub fn of_another_pass(self) -> Self {
         match self.pass {
             0 => Self { at: self.at, far: self.far, ..Self::NONE },
@@ -123,7 +130,7 @@ impl Prefetch {
         }
     }
 
-    /// `lines` cache lines a unit of what the next block needs.
+    /// `lines` cache lines a unit of the next block's data.
     pub fn far_units(at: *const u8, lines: usize) -> Self {
         Self { at, lines, far: true, ..Self::NONE }
     }
@@ -132,11 +139,11 @@ impl Prefetch {
 /// The vector operations of one instruction set.
 ///
 /// # Safety
-/// All functions may be called only where the instruction set is there, and with pointers valid for
-/// [`Lanes::WIDTH`] elements (prefetch: any address).
+/// All functions may be called only on machines with the instruction set, and with pointers valid
+/// for [`Lanes::WIDTH`] elements (prefetch: any address).
 pub unsafe trait Lanes: Copy {
     const WIDTH: usize;
-    /// Whether tiles of several rows fetch [in turn](Prefetch::in_turn).
+    /// Whether tiles of several rows prefetch [in turn](Prefetch::in_turn).
     const IN_TURN: bool = false;
     unsafe fn zero() -> Self;
     unsafe fn splat(value: f32) -> Self;
@@ -150,19 +157,20 @@ pub unsafe trait Lanes: Copy {
     unsafe fn store(self, to: *mut f32);
     unsafe fn add(self, other: Self) -> Self;
     unsafe fn mul(self, other: Self) -> Self;
-    /// `self + a * b`, in one rounding where the instruction set has it.
+    /// `self + a * b`, with one rounding if the instruction set has it.
     unsafe fn add_product(self, a: Self, b: Self) -> Self;
     unsafe fn prefetch(at: *const u8);
-    /// Into the second-level cache.
+    /// Prefetches into the second-level cache.
     unsafe fn prefetch_far(at: *const u8);
 }
 
-/// A stored format as the kernel sees it: inner values a step, bytes a lane and step, and how to read a vector.
+/// A stored format as the kernel reads it: inner values a step, bytes a lane and step, and how to
+/// read a vector.
 pub trait Source {
     const VALUES: usize;
     const LANE_BYTES: usize;
     /// # Safety
-    /// As for [`Lanes`]; `from` is the first lane's place in a step.
+    /// As for [`Lanes`]; `from` is the address of the first lane in a step.
     unsafe fn read<V: Lanes>(from: *const u8, value: usize) -> V;
 }
 
@@ -200,25 +208,28 @@ impl Source for Bf16 {
     }
 }
 
-/// `R` rows by 32 outputs, `N` vectors at a time (the panel is passed `32 / (N * WIDTH)` times, so that `R * N`
-/// accumulators fit the registers). Activations are f32: `[steps][VALUES][R]`.
+/// Multiplies `R` rows by 32 outputs, `N` vectors at a time (the panel is passed `32 / (N * WIDTH)`
+/// times, so that `R * N` accumulators fit the registers). Activations are f32:
+/// `[steps][VALUES][R]`.
 ///
 /// # Safety
-/// The tile's pointers are valid for what [`Tile`] says, nobody else writes its columns of `out`, and the caller runs
-/// with V's instruction set enabled.
+/// The tile's pointers are valid as documented on [`Tile`], no other thread writes its columns of
+/// `out`, and the caller runs with V's instruction set enabled.
 #[inline(always)]
 pub unsafe fn tile<V: Lanes, S: Source, const R: usize, const N: usize>(tile: &Tile) {
     let (mut tile, mut column) = (*tile, 0);
     while column < LANES {
-        // SAFETY: column + N * WIDTH <= 32 (checked below at compile time by divisibility), the rest is the caller's.
+        // SAFETY: column + N * WIDTH <= 32 (checked below at compile time by divisibility); the
+        // caller promises the rest.
         unsafe { part::<V, S, R, N, 1>(&tile, column) };
         column += N * V::WIDTH;
         tile.prefetch = tile.prefetch.of_another_pass();
     }
 }
 
-/// One row by the outputs of `P` panels, in steps of each in turn: of what a core reads from several places, it has more
-/// under way. Fetches what lies `ahead` bytes further on. The sums are those of [`tile`].
+/// Multiplies one row by the outputs of `P` panels, a step of each in turn: with several read
+/// streams a core has more loads in flight. Prefetches at a distance of `ahead` bytes. The sums are
+/// those of [`tile`].
 ///
 /// # Safety
 /// As for [`tile`], with `P` panels.
@@ -231,15 +242,16 @@ pub unsafe fn row<V: Lanes, S: Source, const N: usize, const P: usize>(tile: &Ti
     unsafe { part::<V, S, 1, N, P>(&Tile { prefetch, ..*tile }, 0) }
 }
 
-/// Of `P` panels at once.
+/// Some vectors of `P` panels at a time.
 ///
 /// # Safety
 /// As [`tile`]; `column + N * WIDTH <= 32`.
 #[inline(always)]
 unsafe fn part<V: Lanes, S: Source, const R: usize, const N: usize, const P: usize>(tile: &Tile, column: usize) {
     const { assert!(LANES.is_multiple_of(N * V::WIDTH)) };
-    // SAFETY: each `panel` holds `steps` steps of LANES * LANE_BYTES bytes, `activations` R * VALUES values a step, and
-    // `out` R rows of `stride` with 32 columns a panel; all offsets below stay inside those. Prefetching may go anywhere.
+    // SAFETY: each `panel` holds `steps` steps of LANES * LANE_BYTES bytes, `activations` R *
+    // VALUES values a step, and `out` R rows of `stride` with 32 columns a panel; all offsets below
+    // stay inside those. Prefetches of any address are harmless.
     unsafe {
         let out = tile.out.add(column);
         let mut sums = [[[V::zero(); N]; R]; P];
@@ -299,11 +311,12 @@ unsafe fn part<V: Lanes, S: Source, const R: usize, const N: usize, const P: usi
     }
 }
 
-/// Calls `$kernel::<.., ROWS>` with the tile's height as a constant, for each height listed.
+/// Calls `$kernel::<.., ROWS>` with the tile's height as a constant, for each listed height.
 macro_rules! by_rows {
     ($tile:expr, $kernel:ident, [$($rows:literal)*]) => {
         match $tile.rows {
-            // SAFETY: the caller of the enclosing unsafe function promises what the kernel asks.
+            // SAFETY: the caller of the enclosing unsafe function promises the kernel's
+            // requirements.
             $($rows => unsafe { $kernel::<$rows>($tile) },)*
             rows => unreachable!("a tile of {rows} rows"),
         }

@@ -1,9 +1,10 @@
-//! A file of packed weights, mapped and found to be the one that is wanted.
+//! A mapped file of packed weights, verified to be the expected one.
 //!
-//! Its header and a few pages are looked at when it is opened. All of it is digested by threads of its own meanwhile, and
-//! [`PackedFile::check`] waits for them: as it is asked at the end of each step, the first step reads the weights while they are
-//! being looked at, and nobody hears of its results before they are known to be good. Later it costs a question to the system: whether
-//! somebody has written to the file since, in which case all of it is looked at again.
+//! Its header and a few pages are compared when it is opened. Meanwhile threads compute the digest
+//! of the whole file, and [`PackedFile::check`] waits for them. It is called at the end of each
+//! step: the first step reads the weights while they are verified, and its results are used only
+//! once the weights are known to be good. A later check only asks the system whether the file was
+//! written to since; if it was, the whole file is verified again.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,7 +19,7 @@ use super::PartMemory;
 use super::layout::{Layout, piece_digest, whole_digest};
 use crate::{Error, Result};
 
-/// More would read no faster.
+/// More threads would not read faster.
 const MOST_READERS: usize = 4;
 
 pub struct PackedFile {
@@ -26,11 +27,11 @@ pub struct PackedFile {
     state: Mutex<State>,
 }
 
-/// What threads look at.
+/// The state that the verifying threads share.
 struct Content {
     map: Arc<Mapped>,
     layout: Layout,
-    /// Of all that was written.
+    /// Digest of the whole file when it was written.
     digest: u128,
     is_over: AtomicBool,
     is_damaged: AtomicBool,
@@ -38,14 +39,15 @@ struct Content {
 
 #[derive(Default)]
 struct State {
-    /// Who looks at it for the first time.
+    /// The thread of the first verification.
     reader: Option<JoinHandle<Option<Stamp>>>,
-    /// As it was when all of it was found to be what was written.
+    /// The file's state when its digest was last found to be right.
     verified: Option<Stamp>,
 }
 
 impl PackedFile {
-    /// None where the file is not of this key and these shapes, is cut off, or has other pages than were written.
+    /// None if the file has another key or other shapes, is truncated, or has other pages than were
+    /// written.
     pub fn new(map: Arc<Mapped>, key: u128, shapes: &[PartShape]) -> Option<Self> {
         let layout = Layout::new(key, shapes)?;
         let digest = layout.is_of(map.bytes())?;
@@ -54,16 +56,16 @@ impl PackedFile {
         Some(Self { content, state: Mutex::default() })
     }
 
-    /// Begins to look at all of it.
+    /// Starts to verify the whole file.
     pub fn begin_check(&self) {
         let content = Arc::clone(&self.content);
         let body = move || content.verify();
-        // Without a thread the first who asks looks for himself.
+        // If no thread can be started, the first check verifies in its own thread.
         self.state().reader = std::thread::Builder::new().name("folio-verify".into()).spawn(body).ok();
     }
 
-    /// Whether all that was read of it up to now is what was written. One that was not so once is damaged for good: zeros may have
-    /// been read in its place.
+    /// Whether all bytes read so far are those that were written. A file that failed once is
+    /// damaged for good: zeros may have been read in its place.
     pub fn check(&self) -> Result<()> {
         let content = &*self.content;
         let mut state = self.state();
@@ -87,7 +89,7 @@ impl PackedFile {
         Err(Error::PackedWeights { path: self.path().to_owned(), problem })
     }
 
-    /// Whether a check has found it so.
+    /// Whether a check has found the file damaged.
     pub fn is_damaged(&self) -> bool {
         self.content.is_damaged.load(Ordering::Relaxed)
     }
@@ -101,7 +103,7 @@ impl PackedFile {
         self.content.map.path()
     }
 
-    /// Part `index`, which is of that shape.
+    /// Part `index`, which has this shape.
     pub(super) fn part(&self, index: usize, shape: PartShape) -> PartMemory {
         let Content { map, layout, .. } = &*self.content;
         let place = &layout.parts[index];
@@ -119,13 +121,13 @@ impl PackedFile {
 
 impl Drop for PackedFile {
     fn drop(&mut self) {
-        // Nobody waits for an answer any more.
+        // No check waits for the digest any more.
         self.content.is_over.store(true, Ordering::Relaxed);
     }
 }
 
 impl Content {
-    /// Reads all of it; how it was before, if it is what was written.
+    /// Reads the whole file. Returns its state from before the reading, if the digest is right.
     fn verify(&self) -> Option<Stamp> {
         let stamp = self.map.stamp();
         let (bytes, pieces) = (self.map.bytes(), self.layout.pieces().collect::<Vec<_>>());
@@ -140,7 +142,7 @@ impl Content {
         };
         let readers = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_READERS);
         let mut found: Vec<(usize, u128)> = std::thread::scope(|scope| {
-            // Where there can be no further thread, this one reads all of it.
+            // If no further thread can be started, this one reads all of it.
             let start = |_| std::thread::Builder::new().name("folio-verify".into()).spawn_scoped(scope, read).ok();
             let others: Vec<_> = (1..readers).filter_map(start).collect();
             let own = read();

@@ -1,16 +1,18 @@
-//! How parts lie in a file: a header that follows from key and shapes, then panels and factors of one part after the other.
+//! Layout of a file of packed weights: a header that follows from key and shapes, then panels and
+//! factors of one part after the other.
 //!
-//! | bytes | what |
+//! | bytes | content |
 //! |---|---|
 //! | 16 | `folio packed` and zeros |
 //! | 8, 8, 16 | [`LAYOUT_VERSION`], number of parts, key |
-//! | 16 | digest of [`PAGES`] pages of what follows the header |
-//! | 16 | digest of all that follows the header: of the digests of its pieces of [`PIECE`] bytes |
-//! | 40 each | of a part: digest of its packing, outputs, inputs, bytes of panels, bytes of factors |
+//! | 16 | digest of [`PAGES`] pages behind the header |
+//! | 16 | digest of all bytes behind the header: of the digests of its pieces of [`PIECE`] bytes |
+//! | 40 a part | digest of its packing, outputs, inputs, bytes of panels, bytes of factors |
 //!
-//! All but the digests is known before the file is opened, so that nothing in it is read for a size: a header is
-//! equal to the one that is expected, byte for byte, or the file is another's. Pages are looked at when the file is opened, all of it
-//! before the first step's results are used.
+//! Everything but the digests is known before the file is opened, so no size is ever read from the
+//! file: a header equals the expected one, byte for byte, or the file belongs to another model.
+//! Sampled pages are compared when the file is opened, the whole file before the first step's
+//! results are used.
 
 use std::ops::Range;
 
@@ -18,30 +20,31 @@ use folio_formats::Digest;
 
 use super::super::weight::PartShape;
 
-/// Raised when a part's packed bytes change for the same shape and source, of which a test knows those of this version, and when the
-/// header does.
+/// Raised when the header changes, or when a part's packed bytes change for the same shape and
+/// source; a test has the packed bytes of this version.
 pub const LAYOUT_VERSION: u64 = 3;
 
 const MAGIC: &[u8; 16] = b"folio packed\0\0\0\0";
-/// Where the digests are, of pages and of all.
+/// Position of the two digests: of pages and of the whole file.
 const DIGESTS: Range<usize> = 48..80;
-/// Parts begin with a cache line, and with them their factors.
+/// Parts, and their factors, begin at a cache line.
 const ALIGN: usize = 64;
 const PAGE: usize = 4 << 10;
-/// Pages that are looked at: enough to notice a file that was overwritten or not written, at the cost of a few random reads.
+/// Number of sampled pages: enough to notice a file that was overwritten or not written, at the
+/// cost of a few random reads.
 const PAGES: usize = 32;
-/// Bytes that have a digest of their own, so that several threads can look at a file.
+/// Bytes with a digest of their own, so that several threads can verify a file.
 const PIECE: usize = 4 << 20;
 
 pub struct Layout {
-    /// With zeros in place of the digests.
+    /// The header, with zeros in place of the digests.
     header: Vec<u8>,
     pub parts: Vec<PartPlace>,
     /// Bytes of the file.
     pub total: usize,
 }
 
-/// Where a part lies in the file.
+/// Position of a part in the file.
 #[derive(Clone)]
 pub struct PartPlace {
     pub shape: PartShape,
@@ -50,7 +53,7 @@ pub struct PartPlace {
 }
 
 impl Layout {
-    /// None where no file could be so large.
+    /// None if no file could be this large.
     pub fn new(key: u128, shapes: &[PartShape]) -> Option<Self> {
         let mut header = MAGIC.to_vec();
         header.extend(LAYOUT_VERSION.to_le_bytes());
@@ -79,20 +82,20 @@ impl Layout {
         Some(Self { header, parts, total: end })
     }
 
-    /// The header of a file that has those digests.
+    /// The header of a file with these digests.
     pub fn header(&self, pages: u128, all: u128) -> Vec<u8> {
         let mut header = self.header.clone();
         header[DIGESTS].copy_from_slice(&digests(pages, all));
         header
     }
 
-    /// The digest of all that was written, if those look like the bytes of a file that was written for this.
+    /// The digest of the whole file as written, if header and sampled pages are as expected.
     pub fn is_of(&self, bytes: &[u8]) -> Option<u128> {
         let (before, digests, behind) = match bytes.len() == self.total {
             true => (&bytes[..DIGESTS.start], &bytes[DIGESTS], &bytes[DIGESTS.end..self.header.len()]),
             false => return None,
         };
-        // The header first: of a foreign file nothing else is read.
+        // The header is compared first: nothing else is read from a foreign file.
         if *before != self.header[..DIGESTS.start] || *behind != self.header[DIGESTS.end..] {
             return None;
         }
@@ -103,13 +106,13 @@ impl Layout {
         (*pages == digest.finish().to_le_bytes()).then_some(all.ok()?)
     }
 
-    /// All that follows the header, in order.
+    /// Pieces of the file behind the header, in order.
     pub fn pieces(&self) -> impl ExactSizeIterator<Item = Range<usize>> {
         let (first, end) = (self.header.len(), self.total);
         (0..(end - first).div_ceil(PIECE)).map(move |piece| first + piece * PIECE..end.min(first + (piece + 1) * PIECE))
     }
 
-    /// Pages at equal distances behind the header, the last among them.
+    /// Pages at equal distances behind the header, the last page among them.
     pub fn sampled_pages(&self) -> impl Iterator<Item = Range<usize>> {
         let (first, last) = (self.header.len(), self.total.saturating_sub(PAGE).max(self.header.len()));
         let end = self.total;
@@ -126,19 +129,19 @@ fn digests(pages: u128, all: u128) -> [u8; DIGESTS.end - DIGESTS.start] {
     bytes
 }
 
-/// To take the pages that are looked at.
+/// A digest for the sampled pages.
 pub fn pages_digest() -> Digest {
     Digest::new("pages of packed weights")
 }
 
-/// Of all, from the digests of its pieces.
+/// Digest of the whole file, from the digests of its pieces.
 pub fn whole_digest(pieces: impl IntoIterator<Item = u128>) -> u128 {
     let mut digest = Digest::new("packed weights");
     pieces.into_iter().for_each(|piece| digest.update(&piece.to_le_bytes()));
     digest.finish()
 }
 
-/// Of one piece.
+/// Digest of one piece.
 pub fn piece_digest(bytes: &[u8]) -> u128 {
     let mut digest = Digest::new("piece of packed weights");
     digest.update(bytes);

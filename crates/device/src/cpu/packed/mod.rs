@@ -1,12 +1,13 @@
-//! Packed weights that outlive the process: kept in a file beside the model and mapped at the next start, which then
-//! neither packs nor takes memory for them.
+//! Packed weights that outlive the process: a file beside the model holds them and is mapped at the
+//! next start, which then neither packs nor allocates memory for them.
 //!
-//! A file that turns out to be damaged, at the first look or later, is one that [`PackedFile::check`] refuses: whoever runs the model then
-//! loads it again, from its own weights.
+//! If a file turns out to be damaged, at opening or later, [`PackedFile::check`] fails, and the
+//! owner of the model loads it again from its own weights.
 //!
-//! A decoder's parts are packed in an order that its shapes decide, so a file is the parts one after the other behind a
-//! header that says what they are ([`layout`]). [`Supply`] stands between who packs and memory: it has a part packed, or
-//! takes it from the file. Which file belongs to which model is for the caller to say, by a key.
+//! A decoder's parts are packed in an order that its shapes decide, so a file is one part after the
+//! other behind a header that describes them ([`layout`]). [`Supply`] gives a part its memory: it
+//! has the part packed, or takes it from the file. The caller decides by a key which file belongs
+//! to which model.
 
 mod file;
 mod layout;
@@ -24,16 +25,17 @@ use super::buffer::Buffer;
 use super::weight::PartShape;
 use crate::Result;
 
-/// Where the weights of one model come from, as a [`Cpu`](super::Cpu) is told before it loads them.
+/// Source of one model's packed weights. A [`Cpu`](super::Cpu) gets it before it loads the weights.
 #[derive(Clone)]
 pub enum Packed {
-    /// Out of a file that holds them already.
+    /// A file that holds them already.
     File(Arc<PackedFile>),
-    /// Packed, and shared with whoever will write them.
+    /// They are packed at load, and shared with a later writer.
     Shared(PackedParts),
 }
 
-/// The parts that the last load has packed, in order, until they are taken; then those of later loads are not shared.
+/// The parts that the last load packed, in order, until they are taken; parts of later loads are
+/// not shared then.
 #[derive(Clone)]
 pub struct PackedParts(Arc<Mutex<Option<Parts>>>);
 
@@ -50,7 +52,7 @@ impl PackedParts {
         self.lock().iter().flatten().map(|(shape, _)| *shape).collect()
     }
 
-    /// All of them, once.
+    /// Takes all parts, once.
     fn take(&self) -> Parts {
         self.lock().take().unwrap_or_default()
     }
@@ -60,7 +62,7 @@ impl PackedParts {
     }
 }
 
-/// What a part consists of; nobody writes to it once it is made.
+/// The memory of a part; it is read-only once it is packed.
 #[derive(Clone)]
 pub(crate) struct PartMemory {
     pub data: Arc<Buffer<u8>>,
@@ -81,7 +83,7 @@ impl Supply {
             Packed::Shared(parts) => match &mut *parts.lock() {
                 None => Supply::Fresh,
                 Some(earlier) => {
-                    // Of a load before this, whose model has failed.
+                    // Parts of an earlier load that failed.
                     earlier.clear();
                     Supply::Shared(parts.clone())
                 }
@@ -94,7 +96,7 @@ impl Supply {
         !matches!(self, Supply::File { .. })
     }
 
-    /// The next part, of zeros that `pack` fills in unless it is there already.
+    /// The next part. Unless it exists already, its memory is zeros that `pack` fills in.
     pub fn part(&mut self, shape: PartShape, pack: impl FnOnce(&mut [u8], &mut [f32])) -> Result<PartMemory> {
         if let Supply::File { file, next } = self {
             *next += 1;

@@ -1,4 +1,4 @@
-//! What is kept comes back bit for bit, and what is not whole, not ours or not of today does not come back at all.
+//! Stored weights come back bit for bit; incomplete, foreign and outdated files are refused.
 
 use std::borrow::Cow;
 use std::fs;
@@ -14,7 +14,7 @@ use super::super::{Ctx, Isa, Pool};
 use super::write::check_room;
 use super::*;
 
-/// A folder that goes with the value.
+/// A folder that is removed when the value is dropped.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -42,7 +42,7 @@ impl Drop for Folder {
     }
 }
 
-/// Any bytes of which floats in them are finite.
+/// Random bytes in which all floats are finite.
 fn matrix(format: Format, rows: usize, cols: usize) -> Matrix<'static> {
     let mut state = 7u64;
     let mut byte = || {
@@ -68,7 +68,7 @@ fn shapes_of(matrices: &[Matrix<'_>]) -> Vec<PartShape> {
     matrices.iter().flat_map(|matrix| packed_parts(matrix).unwrap()).collect()
 }
 
-/// Every weight's values, out of memory or out of a file.
+/// Every weight's values, from memory or from a file.
 fn load(packed: &Packed, matrices: &[Matrix<'_>]) -> Vec<Vec<f32>> {
     let pool = Pool::new(2).unwrap();
     let ctx = Ctx { pool: &pool, isa: Isa::Scalar };
@@ -89,7 +89,7 @@ fn packed() -> PackedParts {
     parts
 }
 
-/// Writes, and waits for what comes of it.
+/// Writes, and waits for the result.
 fn write(place: &PackedPlace) -> io::Result<()> {
     write_those(place, &packed())
 }
@@ -136,7 +136,7 @@ fn a_file_that_is_not_as_expected_is_left_alone_and_repaired() {
         fs::write(place.path(), bytes).unwrap();
         assert!(open(&place).is_none_or(|file| file.check().is_err()), "{what}");
     };
-    // All of so small a file is looked at but what lies between the parts.
+    // A file this small is sampled completely, except between the parts.
     let header = 80 + 40 * FORMATS.len();
     for at in (0..header).chain((header.next_multiple_of(64)..good.len()).step_by(977)) {
         let mut bad = good.clone();
@@ -158,7 +158,7 @@ fn a_file_that_is_not_as_expected_is_left_alone_and_repaired() {
         |shapes| shapes.truncate(3),
         |shapes| shapes.push(shapes[0]),
         |shapes| shapes.swap(0, 1),
-        // Of as many bytes.
+        // Same number of bytes.
         |shapes| shapes[0].outputs += 1,
         |shapes| shapes[0].inputs -= 1,
     ];
@@ -186,7 +186,7 @@ fn whatever_hinders_a_file_is_told_once_and_leaves_nothing() {
     check_room(&folder.0, 0).unwrap();
 }
 
-/// So large that most of it lies between the pages that are looked at when it is opened.
+/// Large enough that most of it lies between the pages that are sampled when it is opened.
 fn large() -> [Matrix<'static>; 2] {
     [matrix(Format::BF16, 1500, 1024), matrix(Format::Q8_0, 3000, 1024)]
 }
@@ -209,12 +209,12 @@ fn damage_anywhere_is_found_at_the_first_check_and_by_every_later_one() {
     for at in (120..good.len()).step_by(good.len() / 97) {
         let mut bad = good.clone();
         bad[at] ^= 0x10;
-        // As a disk would have it, or a bad copy: a file of its own.
+        // The damage arrives in a new file, as from a disk or a bad copy.
         fs::remove_file(place.path()).unwrap();
         fs::write(place.path(), &bad).unwrap();
         let Some(file) = open() else { continue };
         unseen += 1;
-        // With a reader in the background, and without.
+        // With a background reader, and without.
         if at % 2 == 0 {
             file.begin_check();
         }
@@ -226,7 +226,7 @@ fn damage_anywhere_is_found_at_the_first_check_and_by_every_later_one() {
     whole.check().expect("who has the old file mapped has what was written");
 }
 
-/// What happens to a file while it is in use.
+/// A file changes while it is in use.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_file_in_use_is_looked_at_again_when_it_was_written_to() {
@@ -239,7 +239,7 @@ fn a_file_in_use_is_looked_at_again_when_it_was_written_to() {
     let check = |what: &str, change: &dyn Fn(&mut fs::File) -> io::Result<()>, stays_good: bool| {
         let _ = fs::remove_file(place.path());
         fs::write(place.path(), &good).unwrap();
-        // So that the change has another time however soon it comes.
+        // The time is set back, so that the change has another time however soon it comes.
         let mut disk = fs::File::options().read(true).write(true).open(place.path()).unwrap();
         disk.set_modified(earlier).unwrap();
         let file = PackedFile::new(place.open().unwrap(), place.key, &shapes).unwrap();
@@ -247,7 +247,7 @@ fn a_file_in_use_is_looked_at_again_when_it_was_written_to() {
         file.check().unwrap();
         change(&mut disk).unwrap();
         assert_eq!(file.check().is_ok(), stays_good, "{what}");
-        // It is as it was again, but somebody may have read it in between.
+        // The bytes are restored, but the wrong ones may have been read in between.
         if !stays_good {
             fs::write(place.path(), &good).unwrap();
             assert!(file.check().is_err(), "{what}, and undone");
@@ -313,7 +313,7 @@ fn two_writers_at_once_leave_one_good_file() {
         })
         .collect();
     drop(sender);
-    // Until both have ended.
+    // Waits until both have ended.
     let failed: Vec<io::Error> = receiver.iter().collect();
     drop(writers);
     // One may find its unfinished file removed, if the other came before it had locked it.
@@ -334,8 +334,8 @@ fn parts_are_shared_once() {
     assert!(parts.shapes().is_empty());
 }
 
-/// What the formats were packed to when [`LAYOUT_VERSION`] was raised the last time. Where this fails on purpose, it is to be
-/// raised again: files of before would give wrong weights.
+/// The packed bytes of all formats when [`LAYOUT_VERSION`] was last raised. If this test fails on
+/// purpose, raise it again: earlier files would give wrong weights.
 #[test]
 fn packed_bytes_are_those_of_this_version() {
     let mut found = String::new();

@@ -1,7 +1,8 @@
-//! Keeping packed weights: written by a thread that gives way to all others, under another name until all is there.
+//! Writes packed weights to a file: in a thread of the lowest priority, under another name until
+//! the file is complete.
 //!
-//! Whatever goes wrong costs the file and nothing else. A file that is being written is locked by who writes it, so that
-//! others know one that was left behind; the system lets go of the lock with the process.
+//! Any fault costs only the file. The writer locks a file while it writes, so that other processes
+//! can tell a partial file that was left behind; the system releases the lock with the process.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
@@ -18,26 +19,26 @@ use super::super::weight::PartShape;
 use super::layout::{Layout, pages_digest, piece_digest, whole_digest};
 use super::{PackedFile, PackedParts, PartMemory};
 
-/// Bytes between two looks at whether to go on, which are on the disk by then.
+/// Bytes between two checks whether to go on; each piece is synced to the disk.
 const PIECE: usize = 32 << 20;
-/// No system's pages are smaller.
+/// The smallest page size of any system.
 const PAGE: usize = 4 << 10;
-/// Of what is free on the disk, one part in so many may be taken.
+/// One part in this number of the disk's free space may be taken.
 const FREE_SHARE: u64 = 4;
 const ENDING: &str = ".packed";
 const PARTIAL: &str = ".partial";
 
-/// Where the packed weights of one model are, and what they are known by.
+/// Folder, name and key of one model's packed weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackedPlace {
     pub folder: PathBuf,
-    /// The model's; files of that name with other keys are out of date.
+    /// The model's name; files of that name with other keys are out of date.
     pub name: String,
-    /// Of all that the packed bytes depend on, but their shapes.
+    /// Key of everything that the packed bytes depend on, except their shapes.
     pub key: u128,
 }
 
-/// A file being written; it is given up when this goes.
+/// A file being written; dropping this stops the writer.
 pub struct PackedWriter {
     is_over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -48,13 +49,13 @@ impl PackedPlace {
         self.folder.join(format!("{}-{:032x}{ENDING}", self.name, self.key))
     }
 
-    /// The file as it is there, if there is one; whether it is worth anything [`PackedFile::new`] says.
+    /// The existing file, if there is one; [`PackedFile::new`] decides whether it is valid.
     pub fn open(&self) -> Option<Arc<Mapped>> {
         Mapped::open_whole(&self.path()).ok()
     }
 
-    /// Removes a file that was found to be damaged, so that the next start packs anew and writes it again. One that has
-    /// been put in its place meanwhile stays.
+    /// Removes a file that was found to be damaged, so that the next start packs anew and writes it
+    /// again. A file that was put in its place meanwhile stays.
     pub fn remove(&self, file: &PackedFile) -> io::Result<()> {
         match file.is_in_place() {
             true => fs::remove_file(self.path()),
@@ -62,8 +63,8 @@ impl PackedPlace {
         }
     }
 
-    /// Begins to write what was packed. `failed` hears why there is no file, if there is none in the end, and is dropped when
-    /// there is one.
+    /// Starts to write packed weights. `failed` receives the reason if no file results, and is
+    /// dropped if one does.
     pub fn write(
         self,
         parts: &PackedParts,
@@ -109,7 +110,8 @@ impl PackedPlace {
         written
     }
 
-    /// Removes files of this model with other keys, and those that were begun and left behind. What cannot be removed stays.
+    /// Removes files of this model with other keys, and partial files that were left behind. Files
+    /// that cannot be removed stay.
     fn clear(&self) {
         let Ok(entries) = fs::read_dir(&self.folder) else { return };
         for entry in entries.flatten() {
@@ -130,12 +132,12 @@ impl PackedPlace {
 impl Drop for PackedWriter {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::Relaxed);
-        // A panic there has been told already.
+        // A panic in the thread was reported already.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
-/// A file of this model, by what its name has behind the model's.
+/// A file of this model, classified by the part of its name behind the model's.
 enum Leftover {
     Whole(u128),
     Partial,
@@ -152,7 +154,7 @@ impl Leftover {
     }
 }
 
-/// The header comes last, so that what has one is whole.
+/// The header is written last, so that a file with a header is complete.
 fn fill(mut file: &File, layout: &Layout, parts: &[PartMemory], is_over: &AtomicBool) -> io::Result<()> {
     let mut unsynced = 0;
     for (place, part) in layout.parts.iter().zip(parts) {
@@ -184,7 +186,7 @@ fn fill(mut file: &File, layout: &Layout, parts: &[PartMemory], is_over: &Atomic
         }
         pieces.push(piece_digest(&read(file, &piece)?));
     }
-    // Nothing but the header is missing, on the disk too, before it is written.
+    // Everything but the header is on the disk before the header is written.
     file.sync_data()?;
     file.rewind()?;
     file.write_all(&layout.header(pages.finish(), whole_digest(pieces)))?;
@@ -198,18 +200,20 @@ fn read(mut file: &File, place: &Range<usize>) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Files that were written lie on small pages in memory, and on huge ones if they are read through a mapping that asks for them: so
-/// the next start is to find what was read.
+/// Written files lie on small pages in memory, files read through a mapping that asks for huge
+/// pages on huge ones: the next start shall find the latter.
 fn fetch_anew(file: &File, path: &Path, is_over: &AtomicBool) {
     #[cfg(target_os = "linux")]
-    // SAFETY: advice about a file that is open; it touches no memory of ours, and a refusal costs speed alone.
+    // SAFETY: advice about a file that is open; it touches no memory of ours, and a refusal costs
+    // speed alone.
     unsafe {
         libc::posix_fadvise(std::os::fd::AsRawFd::as_raw_fd(file), 0, 0, libc::POSIX_FADV_DONTNEED);
     }
     #[cfg(not(target_os = "linux"))]
     let _ = file;
     let Ok(map) = Mapped::open_whole(path) else { return };
-    // What is not fetched ahead is not mapped beside the memory of this process, which holds all of it already.
+    // Pages that are not prefetched are not mapped beside the memory of this process, which holds
+    // all of them already.
     map.rest();
     for start in (0..map.bytes().len()).step_by(PIECE) {
         if is_over.load(Ordering::Relaxed) {
@@ -237,11 +241,12 @@ fn free_bytes(folder: &Path) -> io::Result<u64> {
     use std::os::unix::ffi::OsStrExt;
     let path = std::ffi::CString::new(folder.as_os_str().as_bytes())?;
     let mut about = std::mem::MaybeUninit::<libc::statvfs>::zeroed();
-    // SAFETY: the path ends with a zero, and the kernel writes no more than the structure has.
+    // SAFETY: the path ends with a zero byte, and the kernel writes at most the size of the
+    // structure.
     if unsafe { libc::statvfs(path.as_ptr(), about.as_mut_ptr()) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: zeros are a value of it, and the call filled it in.
+    // SAFETY: zeros are a valid value, and the call filled it in.
     let about = unsafe { about.assume_init() };
     #[allow(clippy::unnecessary_cast, reason = "the types differ between systems")]
     let [free, unit] = [about.f_bavail as u64, about.f_frsize as u64];
@@ -253,10 +258,11 @@ fn free_bytes(_: &Path) -> io::Result<u64> {
     Err(io::Error::new(ErrorKind::Unsupported, "this system does not say how much of the disk is free"))
 }
 
-/// Lets all other threads go first.
+/// Lowers the priority of this thread below all others.
 fn give_way() {
     #[cfg(target_os = "linux")]
-    // SAFETY: takes three numbers and touches no memory of ours; 0 is the calling thread. A refusal costs others time.
+    // SAFETY: takes three numbers and touches no memory of ours; 0 is the calling thread. A refusal
+    // costs other threads time.
     unsafe {
         libc::setpriority(libc::PRIO_PROCESS, 0, 19);
     }

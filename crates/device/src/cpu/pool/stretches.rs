@@ -1,4 +1,4 @@
-//! Work that lies in order, shared out so that each thread goes on where it left off.
+//! Ordered work, divided so that each thread continues where it stopped.
 
 use std::array;
 use std::ops::Range;
@@ -9,7 +9,8 @@ use super::{Padded, even_split};
 /// More threads than this share stretches.
 const MAX_STRETCHES: usize = 16;
 
-/// What is left of each thread's stretch, in one word: where it begins, and in the low half where it ends.
+/// The rest of each thread's stretch, in one word: its start in the high half, its end in the low
+/// half.
 pub struct Stretches {
     left: [Padded<AtomicU64>; MAX_STRETCHES],
     num_stretches: usize,
@@ -18,7 +19,7 @@ pub struct Stretches {
 }
 
 impl Stretches {
-    /// `0..tasks` for so many threads, which take at most `most` at a time.
+    /// `0..tasks` for `num_threads` threads, which take at most `most` tasks at a time.
     pub fn new(tasks: usize, num_threads: usize, most: usize) -> Self {
         assert!(u32::try_from(tasks).is_ok(), "{tasks} tasks");
         let num_stretches = num_threads.min(MAX_STRETCHES);
@@ -31,8 +32,8 @@ impl Stretches {
         }
     }
 
-    /// What a thread is to do next: of its own stretch the half that comes first, of another's the half that comes last.
-    /// None when nothing is left anywhere.
+    /// A thread's next tasks: the first half of its own stretch, or the last half of another's.
+    /// None if no tasks are left.
     pub fn take(&self, thread: usize) -> Option<Range<usize>> {
         let own = stretch_of(thread, self.num_threads);
         let first = |range: Range<usize>, share| (range.start..range.start + share, range.start + share..range.end);
@@ -41,7 +42,7 @@ impl Stretches {
         self.take_from(own, first).or_else(|| others.into_iter().find_map(|other| self.take_from(other, last)))
     }
 
-    /// `cut` gives a share of that length and the rest.
+    /// `cut` returns a share of the given length and the rest.
     fn take_from(
         &self,
         stretch: usize,
@@ -51,19 +52,19 @@ impl Stretches {
             let left = range(left);
             (!left.is_empty()).then(|| cut(left.clone(), left.len().div_ceil(2).min(self.most)))
         };
-        // Relaxed, as nothing but the words themselves is passed on by them.
+        // Relaxed, as the words guard no other data.
         let update = |left| taken(left).map(|(_, rest)| word(rest));
         let left = self.left[stretch].0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, update).ok()?;
         taken(left).map(|(share, _)| share)
     }
 }
 
-/// Threads that share a stretch are neighbours, as those of a memory node are.
+/// Threads that share a stretch are neighbours, like those of a memory node.
 fn stretch_of(thread: usize, num_threads: usize) -> usize {
     thread * num_threads.min(MAX_STRETCHES) / num_threads
 }
 
-/// Where in `0..tasks` a thread's stretch begins.
+/// Start of a thread's stretch in `0..tasks`.
 pub fn start_of(thread: usize, num_threads: usize, tasks: usize) -> usize {
     even_split(tasks, num_threads.min(MAX_STRETCHES), stretch_of(thread, num_threads)).start
 }

@@ -2,7 +2,7 @@ use std::sync::Barrier;
 
 use super::*;
 
-/// Pools without memory nodes, as far as this machine is concerned, and with two.
+/// Pools with this machine's own memory nodes, and with two.
 const MAKE: [fn(usize) -> Result<Pool>; 2] = [Pool::new, Pool::on_two_nodes];
 
 #[test]
@@ -48,7 +48,7 @@ fn every_operation_beats_and_so_does_every_part_of_a_long_one() {
             assert!(pool.pulse().take(), "operation {number} of {threads} threads");
         }
         if threads > 1 {
-            // A thread that is done with a part beats again before it begins with the next.
+            // A thread that is done with a part beats again before it begins the next.
             let beats = [const { AtomicUsize::new(0) }; 2];
             let pulse = pool.pulse().clone();
             let ask = |beats: &AtomicUsize| _ = beats.fetch_add(usize::from(pulse.take()), Ordering::Relaxed);
@@ -77,7 +77,7 @@ fn a_range_of_tasks_runs_exactly_once_on_memory_nodes() {
 fn tasks_run_on_the_node_that_will_have_them_in_a_stretch() {
     let pool = Pool::on_two_nodes(2).unwrap();
     for (tasks, total) in [(0..2, 2), (1..3, 4), (49..51, 100)] {
-        // Neither thread is done with its task before the other has begun, so neither can take both.
+        // Neither thread ends its task before the other has begun, so neither can take both.
         let both = Barrier::new(2);
         pool.for_each_on_node(tasks.clone(), total, |task| {
             both.wait();
@@ -135,7 +135,8 @@ fn threads_prefer_the_part_of_their_number_also_after_sleep() {
     }
 }
 
-/// The pool, its workers asleep and not to be woken by a fork: to its caller the same as workers that get no core.
+/// The pool with its workers asleep and not woken by forks: to its caller the same as workers that
+/// get no core.
 fn stranded(pool: Pool) -> Pool {
     let shared = &pool.workers.shared;
     while shared.sleepers.load(Ordering::Relaxed) < pool.num_threads() - 1 {
@@ -158,7 +159,7 @@ fn workers_that_do_not_come_hold_nobody_up() {
             pool.for_each_on_node(5..15, 20, |task| body(task..task + 1));
         }
         assert_eq!(count.load(Ordering::Relaxed), 600);
-        // They find their way back, many forks later.
+        // They return many forks later.
         pool.workers.shared.sleepers.store(1, Ordering::Relaxed);
         run_on_all(&pool, |_| ());
     }
@@ -168,7 +169,7 @@ fn workers_that_do_not_come_hold_nobody_up() {
 fn a_fork_is_closed_to_the_late_once_it_is_joined() {
     let pool = stranded(Pool::new(2).unwrap());
     let shared = &pool.workers.shared;
-    // Worker 1 sleeps, and its part is played here.
+    // Worker 1 sleeps, and this test plays its part.
     let leave = |fork: u64| shared.seats[1].0.inside.store(fork + 1, Ordering::Release);
     let mut over = Vec::new();
     for comes in [true, false, false, true] {
@@ -177,7 +178,7 @@ fn a_fork_is_closed_to_the_late_once_it_is_joined() {
             assert!(shared.enter(1, fork));
             leave(fork);
         } else {
-            // One that has left knows not to come again; this one does not.
+            // A worker that has left does not come again; this one does.
             over.push(fork);
         }
         pool.join(fork);
@@ -206,7 +207,7 @@ fn a_panic_reaches_the_caller_after_all_who_have_begun_and_the_pool_survives() {
     }
 }
 
-/// Gives way, or sleeps, at places that differ from fork to fork.
+/// Yields or sleeps at points that differ from fork to fork.
 fn dawdle(seed: usize) {
     let mixed = (seed as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     if mixed.is_multiple_of(400) {
@@ -226,7 +227,8 @@ fn pools_of_the_same_threads_take_turns_and_nobody_touches_a_fork_that_is_over()
             for caller in 0..3 {
                 let (pool, inside) = (pool.beside(), &inside);
                 scope.spawn(move || {
-                    // Outlives all forks, so that a late look at it is a failed assertion and nothing worse.
+                    // It outlives all forks, so that a late read of it is a failed assertion and
+                    // nothing worse.
                     let current = AtomicUsize::new(0);
                     let counts = [const { AtomicUsize::new(0) }; PARTS];
                     for number in 1..=150 {

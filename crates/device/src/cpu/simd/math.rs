@@ -21,7 +21,8 @@ fn polynomial<S: Simd>(s: S, x: S::F, coefficients: &[f32]) -> S::F {
 #[inline(always)]
 pub fn exp<S: Simd>(s: S, x: S::F) -> S::F {
     const LOWEST: f32 = -87.336_54;
-    // ln 2 in two parts; the first has bits to spare, so that its product with an exponent is exact.
+    // ln 2 in two parts; the first has bits to spare, so that its product with an exponent is
+    // exact.
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
     const TAIL: [f32; 5] = [0.5, 0.166_665_17, 0.041_666_2, 0.008_369_239, 0.001_395_109_7];

@@ -1,9 +1,11 @@
-//! Panels of codes: each group of the inner dimension has its codes, its scales, and its minimums if there are any, in
-//! the order in which a kernel wants them. Multiples stand in front of their block, behind what they are multiples of.
+//! Panels of codes: each group of the inner dimension has its codes, its scales, and its minimums
+//! if the format has them, in the order in which a kernel reads them. Multiples stand in front of
+//! their super-block, behind the units that they are multiples of.
 //!
-//! Scales and minimums, or their units, are f16. An output's may lie where f16 does not reach, so each has a factor, a power of
-//! two that brings the largest of them just below 2^15; a product's sum is multiplied by it in the end. What was an f16 to begin
-//! with stays exact.
+//! Scales and minimums, or their units, are f16. An output's scales may be outside f16's range, so
+//! each output has a factor, a power of two that brings the largest of them just below 2^15; a
+//! product's sum is multiplied by it at the end. A number that was an f16 in the source stays
+//! exact.
 
 use folio_formats::{Coding, Levels, Numbers, Units};
 use half::f16;
@@ -12,7 +14,8 @@ use half::slice::HalfFloatSliceExt;
 use super::LANES;
 use super::packing::{GroupPlace, Packing, code_bytes, step_groups};
 
-/// One output as it is stored: codes in stored order, a scale (and a minimum) a group, and for multiples their units a block.
+/// One output as it is stored: codes in stored order, a scale (and a minimum) per group, and for
+/// multiples their units per super-block.
 pub struct CodedRow {
     pub codes: Vec<u8>,
     pub scales: Vec<f32>,
@@ -21,7 +24,7 @@ pub struct CodedRow {
 }
 
 impl CodedRow {
-    /// Zeros.
+    /// A row of zeros.
     pub fn new(coding: &Coding, inputs: usize) -> Self {
         let groups = coding.num_groups(inputs);
         let blocks = match coding.numbers {
@@ -37,7 +40,8 @@ impl CodedRow {
     }
 }
 
-/// Packs outputs `first .. first + 32`, as far as there are `shape.0` of them; `read` fills in one.
+/// Packs outputs `first .. first + 32`, as far as they are below `shape.0`; `read` fills in one of
+/// them.
 pub fn pack_panel(
     coding: &Coding,
     (outputs, inputs): (usize, usize),
@@ -57,7 +61,7 @@ pub fn pack_panel(
         *factor = lane.factor;
         lanes.push(lane);
     }
-    // Group by group, so that what is written stays in cache while all lanes come to it.
+    // Group by group, so that the written step stays in cache for all lanes.
     for (index, step) in target.chunks_exact_mut(Packing::Coded(*coding).step_bytes()).enumerate() {
         for (at, lane) in lanes.iter().enumerate() {
             lane.put_units(coding, index, at, step);
@@ -70,14 +74,15 @@ pub fn pack_panel(
     }
 }
 
-/// One output, about to be packed.
+/// One output, ready to be packed.
 struct Lane {
-    /// Whole groups, so that the last one needs no care: what is past the end meets activations of zero.
+    /// Codes of whole groups, so that the last one is no special case: codes past the end meet
+    /// activations of zero.
     codes: Vec<u8>,
-    /// One a group, or of multiples one a block.
+    /// One per group, or with multiples one per super-block.
     scales: Vec<f16>,
     minimums: Vec<f16>,
-    /// One a group: scales, and minimums.
+    /// One per group: scales, and minimums.
     multiples: [Vec<i8>; 2],
     factor: f32,
 }
@@ -106,7 +111,7 @@ impl Lane {
         Self { codes, scales, minimums, multiples, factor }
     }
 
-    /// Writes what multiples are of, in front of a block.
+    /// Writes the units of a super-block's multiples in front of it.
     fn put_units(&self, coding: &Coding, block: usize, lane: usize, step: &mut [u8]) {
         if coding.numbers == Numbers::Multiples {
             put_f16(step, lane, self.scales[block]);
@@ -116,7 +121,7 @@ impl Lane {
         }
     }
 
-    /// Writes a group of a step to its places.
+    /// Writes a group of a step.
     fn put(&self, coding: &Coding, index: usize, group: usize, lane: usize, step: &mut [u8]) {
         let place = GroupPlace::of(coding, group);
         let group = index * step_groups(coding) + group;
@@ -151,14 +156,14 @@ impl Lane {
     }
 }
 
-/// The power of two by which numbers are divided before they become f16: the largest ends up in 2^14 .. 2^15. What is
-/// no finite number has no say, and stays what it is.
+/// The power of two by which numbers are divided before they become f16: the largest ends up in
+/// 2^14 .. 2^15. Infinities and NaN are ignored and stay what they are.
 fn factor<'a>(numbers: impl Iterator<Item = &'a f32>) -> f32 {
     let largest = numbers.filter(|number| number.is_finite()).fold(0.0f32, |largest, number| largest.max(number.abs()));
     if largest == 0.0 {
         return 1.0;
     }
-    // The exponent field; that of subnormal numbers counts as the least of the others.
+    // The exponent field; subnormal numbers count as the smallest normal exponent.
     let exponent = (largest.to_bits() >> 23).max(1) as i32;
     f32::from_bits(((exponent - 14).max(1) as u32) << 23)
 }
@@ -174,7 +179,8 @@ fn put_bytes(codes: &[u8], lane: usize, target: &mut [u8]) {
     }
 }
 
-/// `[group / 8][32][4]`: of eight neighbours the first four in low halves of bytes, the others in high halves.
+/// `[group / 8][32][4]`: of eight neighbours, the first four are in the low halves of bytes, the
+/// others in the high halves.
 fn put_nibbles(codes: &[u8], lane: usize, target: &mut [u8]) {
     for (codes, lanes) in codes.as_chunks::<8>().0.iter().zip(words(target)) {
         let codes = u64::from_le_bytes(*codes) & 0x0f0f_0f0f_0f0f_0f0f;
@@ -194,7 +200,7 @@ const FIVE_UNIT: usize = 10 * LANES;
 fn put_fifth_bits(codes: &[u8], lane: usize, target: &mut [u8]) {
     let (codes, _) = codes.as_chunks::<4>();
     for (index, codes) in codes.iter().enumerate() {
-        // Each byte's bit to the top byte, one place further left than the one before.
+        // Each byte's bit moves to the top byte, one position further left than the previous one.
         let bits = (u32::from_le_bytes(*codes) >> 4 & 0x0101_0101).wrapping_mul(0x0102_0408) >> 24 & 15;
         target[(index * LANES + lane) / 2] |= (bits as u8) << (4 * (lane % 2));
     }
@@ -203,7 +209,8 @@ fn put_fifth_bits(codes: &[u8], lane: usize, target: &mut [u8]) {
 /// Bytes of 16 inner values of six bits.
 const SIX_UNIT: usize = 12 * LANES;
 
-/// `[32][4]` of four times two bits: byte `i` has the upper bits of inner values `i`, `i + 4`, `i + 8`, `i + 12`.
+/// `[32][4]` of four times two bits: byte `i` has the upper bits of inner values `i`, `i + 4`, `i +
+/// 8`, `i + 12`.
 fn put_upper_bits(codes: &[u8], lane: usize, target: &mut [u8]) {
     let quarters = codes.as_chunks::<4>().0.iter().enumerate();
     let upper = quarters.map(|(quarter, codes)| (u32::from_le_bytes(*codes) >> 4 & 0x0303_0303) << (2 * quarter));
@@ -218,7 +225,7 @@ pub fn read_lane(coding: &Coding, panel: &[u8], lane: usize, factor: f32, out: &
         for (group, out) in out.chunks_mut(coding.group).enumerate() {
             let place = GroupPlace::of(coding, group);
             let packed = &step[place.codes..][..code_bytes(coding)];
-            // A scale, or (1) a minimum.
+            // A scale (0) or a minimum (1).
             let number = |which: usize| {
                 let at = [place.scales, place.minimums][which];
                 match coding.numbers {

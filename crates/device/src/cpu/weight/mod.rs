@@ -1,21 +1,27 @@
-//! Weights in the one layout that serves one row and 512: outputs in panels of 32 lanes, the inner dimension running
-//! through a panel in memory order.
+//! Weights in the one layout that serves one row and 512: outputs in panels of 32 lanes, the inner
+//! dimension running through a panel in memory order.
 //!
 //! | stored as | panel layout | a step |
 //! |---|---|---|
 //! | F32 | `[k][32]` f32 | 128 bytes, one inner value |
 //! | F16 | `[k][32]` f16 | 64 bytes, one inner value |
-//! | BF16 | `[k / 2][32][2]` bf16 | 128 bytes, two inner values: one dot-product instruction takes both |
-//! | codes | `[k / group]` of codes, `[32]` f16 scales, `[32]` f16 minimums if there are any | one group |
-//! | ... with multiples | `[k / 256]` of `[32]` f16 that scales (and minimums) are multiples of, then `[32]` bytes of each before the codes | one block |
-//! | ... of 8 bits | `[group / 4][32][4]`, level + 128 | 32 bytes an inner value |
-//! | ... of 4 bits | `[group / 8][32][4]`, four neighbours low, the next four high | 16 bytes an inner value |
-//! | ... of 5 bits | `[group / 16]` of `[2][32][4]` as above and `[4][32]` times four fifth bits | 20 bytes an inner value |
-//! | ... of 6 bits | `[group / 16]` of `[2][32][4]` as above and `[32][4]` times two upper bits of four quarters | 24 bytes an inner value |
+//! | BF16 | `[k / 2][32][2]` bf16 | 128 bytes, two inner values for one dot-product instruction |
+//! | codes | `[k / group]` of codes, `[32]` f16 scales, maybe `[32]` f16 minimums | one group |
+//! | with multiples | `[k / 256]` of `[32]` f16 units, `[32]` byte multiples, codes | a super-block |
 //!
-//! A matrix is packed part by part, so parts of one matrix may differ. Codes may come in an order of columns of their
-//! own, and may have outlier columns beside them, which are a small BF16 weight that is added to the product. A part
-//! that is neither plain values nor has a coding is decoded and held as BF16.
+//! Units and multiples exist for scales and, if the format has them, for minimums. Codes have one
+//! of these layouts:
+//!
+//! | bits | layout | bytes an inner value |
+//! |---|---|---|
+//! | 8 | `[group / 4][32][4]`, level + 128 | 32 |
+//! | 4 | `[group / 8][32][4]`, four neighbours low, the next four high | 16 |
+//! | 5 | `[group / 16]` of `[2][32][4]` like 4 bits, and `[4][32]` times four fifth bits | 20 |
+//! | 6 | `[group / 16]` of `[2][32][4]` like 4 bits, and `[32][4]` times four pairs of upper bits | 24 |
+//!
+//! A matrix is packed part by part, so parts of one matrix may differ. Codes may have their own
+//! order of columns, and outlier columns beside them: a small BF16 weight that is added to the
+//! product. A part that is neither plain values nor has a coding is decoded and held as BF16.
 
 pub(crate) mod codes;
 mod packing;
@@ -45,7 +51,7 @@ use runs::Run;
 /// Outputs in a panel.
 pub const LANES: usize = 32;
 
-/// The parts that a matrix has as a [`Weight`], in the order in which they are packed.
+/// The packed parts of a matrix's [`Weight`], in the order in which they are packed.
 pub fn packed_parts(matrix: &Matrix<'_>) -> Result<Vec<PartShape>> {
     Ok(Run::each(matrix)?.iter().flat_map(Run::shapes).collect())
 }
@@ -67,23 +73,23 @@ pub struct Weight {
     feeds: Vec<Feed>,
 }
 
-/// Neighbouring outputs of a weight, packed alike. The last panel's missing outputs and a missing end of the last step
-/// are zeros.
+/// Neighbouring outputs of a weight, packed alike. Outputs missing from the last panel and values
+/// missing from the last step are zeros.
 pub struct Part {
     first_output: usize,
     outputs: usize,
     inputs: usize,
     kernel: Kernel,
     data: Arc<Buffer<u8>>,
-    /// One for each output of each panel, where codes have scales.
+    /// One for each output of each panel, if codes have scales.
     factors: Arc<Buffer<f32>>,
-    /// Which of the weight's feeds it multiplies.
+    /// Index of the feed that it multiplies.
     feed: usize,
     /// Columns in BF16, to be added.
     outliers: Option<Box<Part>>,
 }
 
-/// Activations as some parts of a weight want them.
+/// Activations in the form that some parts of a weight need.
 #[derive(PartialEq)]
 pub struct Feed {
     pub activations: Activations,
@@ -98,7 +104,7 @@ impl Feed {
         Columns { order: self.order.as_deref(), zeroed: self.zeroed.as_deref().unwrap_or_default() }
     }
 
-    /// Words of packed activations in one row, of which `inputs` go in.
+    /// Words of packed activations in one row of `inputs` values.
     pub fn row_words(&self, inputs: usize) -> usize {
         self.activations.row_words(self.order.as_ref().map_or(inputs, |order| order.len()))
     }
@@ -109,8 +115,8 @@ impl Weight {
         Self::pack_runs(ctx, supply, matrix, &Run::each(matrix)?)
     }
 
-    /// Weights that share one kernel, for products of many in one fork: all are single parts of one packing, without
-    /// order or outliers. Matrices of which that cannot be said are brought to BF16.
+    /// Weights that share one kernel, for many products in one fork: all are single parts of one
+    /// packing, without order or outliers. Other matrices are converted to BF16.
     pub(crate) fn pack_uniform(ctx: Ctx<'_>, supply: &mut Supply, matrices: &[Matrix<'_>]) -> Result<Vec<Self>> {
         let runs = uniform_runs(matrices)?;
         matrices.iter().zip(&runs).map(|(matrix, runs)| Self::pack_runs(ctx, supply, matrix, runs)).collect()
@@ -134,7 +140,7 @@ impl Weight {
         Ok(weight)
     }
 
-    /// A weight of one coding that no file has to have.
+    /// A weight of any coding, even one that no file has.
     #[cfg(test)]
     pub(crate) fn from_codes(
         ctx: Ctx<'_>,
@@ -150,7 +156,7 @@ impl Weight {
         weight
     }
 
-    /// The feed like this, made if there is none yet.
+    /// Index of the feed with these properties, which is added if there is none yet.
     fn feed(&mut self, kernel: &Kernel, order: Option<&Arc<[u32]>>, zeroed: Option<&Arc<[u32]>>) -> usize {
         let feed = Feed {
             activations: kernel.activations(),
@@ -177,7 +183,7 @@ impl Weight {
         &self.parts
     }
 
-    /// What rows of activations are packed to, each once for all parts that want it.
+    /// The packed forms of activations, each computed once for all parts that need it.
     pub(crate) fn feeds(&self) -> &[Feed] {
         &self.feeds
     }
@@ -221,7 +227,7 @@ impl Part {
         Self { first_output: 0, outputs, inputs, kernel, data, factors, feed: 0, outliers: None }
     }
 
-    /// The first of its outputs among the weight's.
+    /// Index of its first output in the weight.
     pub fn first_output(&self) -> usize {
         self.first_output
     }
@@ -265,7 +271,7 @@ impl Part {
         &self.data[panel * bytes..(panel + 1) * bytes]
     }
 
-    /// One factor an output of the panels, if there are any.
+    /// One factor per output of the panels, if codes have scales.
     pub fn factors(&self, panels: Range<usize>) -> Option<&[f32]> {
         self.kernel.packing().has_factors().then(|| &self.factors[panels.start * LANES..panels.end * LANES])
     }
@@ -287,7 +293,7 @@ impl Part {
     }
 }
 
-/// What each matrix is packed as so that one kernel serves all.
+/// Packings of all matrices, such that one kernel serves all.
 fn uniform_runs<'m, 'a>(matrices: &'m [Matrix<'a>]) -> Result<Vec<Vec<Run<'m, 'a>>>> {
     let runs = matrices.iter().map(Run::each).collect::<Result<Vec<_>>>()?;
     let packing = runs.first().and_then(|runs| runs.first()).map(|run| run.packing);
@@ -298,7 +304,7 @@ fn uniform_runs<'m, 'a>(matrices: &'m [Matrix<'a>]) -> Result<Vec<Vec<Run<'m, 'a
     if alike { Ok(runs) } else { matrices.iter().map(Run::decoded).collect() }
 }
 
-/// Where a part's panels are among those of its weight, which are multiplied in one fork.
+/// Position of a part's panels among those of its weight, which are multiplied in one fork.
 #[derive(Clone, Copy)]
 struct Place {
     first_panel: usize,
@@ -328,7 +334,7 @@ fn pack_run(ctx: Ctx<'_>, supply: &mut Supply, place: Place, run: &Run<'_, '_>) 
     Ok(part)
 }
 
-/// `[outputs, inputs]` of codes, which `read` gives output by output.
+/// Packs `[outputs, inputs]` of codes; `read` fills in one output.
 fn pack_coded(
     ctx: Ctx<'_>,
     supply: &mut Supply,
@@ -359,8 +365,8 @@ fn pack_outliers(ctx: Ctx<'_>, supply: &mut Supply, place: Place, run: &Run<'_, 
     Ok(Part::new(ctx, shape, memory))
 }
 
-/// Packs each panel on the memory node whose threads have it in their stretches when they multiply. Experts, of which a
-/// product takes now these, now those, are merely spread over all nodes that way.
+/// Packs each panel on the memory node of the threads that will multiply it. Each product takes
+/// other experts, so for them this merely spreads panels over all nodes.
 fn for_each_panel(
     ctx: Ctx<'_>,
     place: Place,

@@ -1,22 +1,24 @@
-//! How values lie in a panel: what a step of the inner dimension is, and how many bytes it takes.
+//! Arrangement of values in a panel: the content of a step of the inner dimension, and its size in
+//! bytes.
 
 use folio_formats::{Coding, Format, Levels, Numbers, Part};
 
 use super::LANES;
 use crate::{Error, Result};
 
-/// How the values of a panel lie.
+/// The arrangement of a panel's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packing {
     F32,
     F16,
     BF16,
-    /// Codes, with a scale (and a minimum) a group, or multiples and their units, and one factor an output.
+    /// Codes, with a scale (and a minimum) per group, or multiples and their units, and one factor
+    /// per output.
     Coded(Coding),
 }
 
 impl Packing {
-    /// What becomes of a part of a matrix.
+    /// The packing of a part of a matrix.
     pub fn for_part(part: &Part<'_>) -> Result<Self> {
         if let Some(coding) = part.coding() {
             let group = coding.group;
@@ -51,7 +53,7 @@ impl Packing {
         }
     }
 
-    /// Bytes of a panel of so many inner values.
+    /// Bytes of a panel with this number of inner values.
     pub fn panel_bytes(&self, inputs: usize) -> usize {
         inputs.div_ceil(self.step_values()).saturating_mul(self.step_bytes())
     }
@@ -80,7 +82,7 @@ pub fn step_groups(coding: &Coding) -> usize {
     }
 }
 
-/// Where things of a group lie in its step.
+/// Offsets of a group's data in its step.
 #[derive(Clone, Copy)]
 pub struct GroupPlace {
     pub codes: usize,
@@ -90,8 +92,9 @@ pub struct GroupPlace {
 }
 
 impl GroupPlace {
-    /// Numbers of its own stand behind a group's codes. Multiples fill a cache line in front of the codes of one group, or of
-    /// two that have no minimums, so that a step is read from front to back.
+    /// A group's own scale and minimum stand behind its codes. Multiples fill a cache line in front
+    /// of the codes of one group, or of two that have no minimums, so that a step is read from
+    /// front to back.
     pub fn of(coding: &Coding, group: usize) -> Self {
         let codes = code_bytes(coding);
         match coding.numbers {
@@ -110,7 +113,7 @@ impl GroupPlace {
 /// Bytes of multiples that are read at a time.
 pub const LINE_BYTES: usize = 64;
 
-/// Bytes in front of a step: what its scales, and minimums if there are any, are multiples of, as f16.
+/// Bytes in front of a step: the units of its scales, and of its minimums if it has them, as f16.
 pub fn unit_bytes(coding: &Coding) -> usize {
     match coding.numbers {
         Numbers::Own => 0,
@@ -118,7 +121,7 @@ pub fn unit_bytes(coding: &Coding) -> usize {
     }
 }
 
-/// Bytes of all numbers of a step.
+/// Bytes of all scales and minimums of a step.
 fn number_bytes(coding: &Coding) -> usize {
     match coding.numbers {
         Numbers::Own => numbers(coding) * 2 * LANES,
@@ -128,7 +131,7 @@ fn number_bytes(coding: &Coding) -> usize {
     }
 }
 
-/// A scale, or a scale and a minimum.
+/// 1 for a scale, 2 for a scale and a minimum.
 fn numbers(coding: &Coding) -> usize {
     if coding.affine { 2 } else { 1 }
 }

@@ -41,10 +41,11 @@ fn decode_rows(run: &Run<'_, '_>, first: usize, lanes: usize) -> (Vec<u8>, usize
     (decoded, row_bytes)
 }
 
-/// Writes unit `i` of lane `l` (units of `N` bytes) to place `i * 32 + l`. A row that ends inside a unit is padded by
-/// the zeros already there.
+/// Writes unit `i` of lane `l` (units of `N` bytes) to index `i * 32 + l`. A row that ends inside a
+/// unit is padded by the zeros already there.
 pub fn interleave<'a, const N: usize>(lanes: usize, row: impl Fn(usize) -> &'a [u8], target: &mut [u8]) {
-    /// Units taken from a lane before the next lane's turn: a cache line of source, a few KiB of target.
+    /// Units taken from a lane before the next lane's turn: a cache line of source, a few KiB of
+    /// target.
     const RUN: usize = 16;
     let rows: Vec<&[u8]> = (0..lanes).map(row).collect();
     let (steps, _) = target.as_chunks_mut::<N>().0.as_chunks_mut::<LANES>();
@@ -52,7 +53,7 @@ pub fn interleave<'a, const N: usize>(lanes: usize, row: impl Fn(usize) -> &'a [
         for (lane, row) in rows.iter().enumerate() {
             let row = &row[(block * RUN * N).min(row.len())..];
             let (units, rest) = row[..row.len().min(RUN * N)].as_chunks::<N>();
-            // Whole runs are nearly all there is.
+            // Nearly all data comes in whole runs.
             if let (Some(steps), Some(units)) = (steps.as_mut_array::<RUN>(), units.as_array::<RUN>()) {
                 for (step, unit) in steps.iter_mut().zip(units) {
                     step[lane] = *unit;

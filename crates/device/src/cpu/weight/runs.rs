@@ -1,4 +1,4 @@
-//! What a matrix is packed as: one packed part for each of its parts, or a single one of BF16.
+//! Packing of a matrix: one packed part for each of its parts, or a single one in BF16.
 
 use std::sync::Arc;
 
@@ -35,15 +35,15 @@ impl<'m, 'a> Run<'m, 'a> {
         matrix.parts().iter().filter(|part| part.num_rows() > 0).map(run).collect()
     }
 
-    /// The whole matrix as BF16, whatever it is stored as.
+    /// The whole matrix as BF16, whatever its formats.
     pub fn decoded(matrix: &'m Matrix<'a>) -> Result<Vec<Self>> {
-        // Says no to what holds no weights.
+        // Fails if a part holds no weights.
         Self::each(matrix)?;
         let (outputs, inputs) = (matrix.num_rows(), matrix.cols());
         Ok(vec![Self { packing: Packing::BF16, first_output: 0, outputs, inputs, parts: matrix.parts() }])
     }
 
-    /// Which part holds output `output` of the run, and as which row.
+    /// The part that holds output `output` of the run, and the row there.
     pub fn locate(&self, output: usize) -> (&'m Part<'a>, usize) {
         let mut row = output;
         for part in self.parts {
@@ -55,17 +55,18 @@ impl<'m, 'a> Run<'m, 'a> {
         panic!("output {output} of {}", self.outputs);
     }
 
-    /// Stored column `j` is input `order[j]`, unless they lie in order.
+    /// Stored column `j` is input `order[j]`; none if columns are in order.
     pub fn order(&self) -> Option<&'m Arc<[u32]>> {
         self.coded_part().and_then(Part::column_order)
     }
 
-    /// Inputs whose weights stand beside the codes.
+    /// Inputs with separate weights beside the codes.
     pub fn outlier_columns(&self) -> Option<&'m Arc<[u32]>> {
         self.coded_part().and_then(Part::outlier_columns).filter(|columns| !columns.is_empty())
     }
 
-    /// Codes are as they are stored; what is decoded has neither an order nor outliers any more.
+    /// Codes are packed in their stored order; a decoded part has neither an order nor outliers any
+    /// more.
     fn coded_part(&self) -> Option<&'m Part<'a>> {
         match self.packing {
             Packing::Coded(_) => self.parts.first(),
@@ -73,12 +74,12 @@ impl<'m, 'a> Run<'m, 'a> {
         }
     }
 
-    /// What it is packed to, without outliers.
+    /// Shape of the packed run, without outliers.
     pub fn shape(&self) -> PartShape {
         PartShape { packing: self.packing, outputs: self.outputs, inputs: self.inputs }
     }
 
-    /// What its outliers are packed to, if it has any.
+    /// Shape of its packed outliers, if it has any.
     pub fn outlier_shape(&self) -> Option<PartShape> {
         let columns = self.outlier_columns()?;
         Some(PartShape { packing: Packing::BF16, outputs: self.outputs, inputs: columns.len() })

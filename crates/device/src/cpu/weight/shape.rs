@@ -1,4 +1,5 @@
-//! What a packed part will be, before anything is packed: how its values lie, and how many there are.
+//! Shape of a packed part, before anything is packed: the arrangement of its values, and their
+//! number.
 
 use super::LANES;
 use super::packing::Packing;
@@ -25,7 +26,7 @@ impl PartShape {
         if self.packing.has_factors() { self.panels() * LANES } else { 0 }
     }
 
-    /// Bytes of both.
+    /// Bytes of panels and factors.
     pub fn bytes(&self) -> u64 {
         self.data_bytes() as u64 + (self.num_factors() * size_of::<f32>()) as u64
     }

@@ -1,4 +1,4 @@
-//! Every value lies where the layout says, and bytes are what was foretold.
+//! Every value is where the layout says, and sizes are as predicted.
 
 use std::borrow::Cow;
 
@@ -31,7 +31,8 @@ fn plain(format: Format, rows: usize, cols: usize) -> Matrix<'static> {
     Matrix::from_rows(format, cols, rows.collect()).unwrap()
 }
 
-/// Rows of one form with scales all over the place; `outliers` are columns, `order` turns the columns round.
+/// Rows of one format with scales of very different sizes; `outliers` are columns, `order` reverses
+/// the columns.
 fn grouped(
     levels: GroupedLevels,
     (group, affine, order): (usize, bool, bool),
@@ -54,7 +55,7 @@ fn grouped(
     let form = Grouped {
         group,
         levels,
-        // Groups over which activations are rounded too are not left longer than 32.
+        // Groups over which activations are rounded too are at most 32 long.
         activations: if group > 32 { ActivationScale::Row } else { ActivationScale::Group },
         order: order.then(|| (0..cols as u32).rev().collect()),
         outliers: (!outliers.is_empty()).then(|| outliers.into()),
@@ -62,7 +63,8 @@ fn grouped(
     Matrix::from_grouped(cols, form, (0..rows).map(row).collect()).unwrap()
 }
 
-/// Both ways of reading agree, but for the rounding of scales and minimums to f16; bytes are as foretold.
+/// Both ways of reading agree, but for the rounding of scales and minimums to f16; sizes are as
+/// predicted.
 fn check(matrix: &Matrix<'_>, tolerance: f32) {
     let weight = pack(matrix);
     assert_eq!(weight.bytes(), bytes_foretold(matrix));
@@ -111,7 +113,8 @@ fn codes_read_back_as_they_decode() {
     const F16_SCALES: f32 = 1.0 / 1024.0;
     let nf4: [f32; 16] = std::array::from_fn(|code| (code as f32 - 7.5).powi(3) / 421.9);
     let levels = [
-        // Half steps of 127ths of a group's scale, which may be larger than the row's largest value.
+        // Half steps of 127ths of a group's scale, which may be larger than the row's largest
+        // value.
         (GroupedLevels::Nibbles(nf4), 1.0 / 100.0),
         (GroupedLevels::UNSIGNED4, F16_SCALES),
         (GroupedLevels::E2M1, F16_SCALES),
@@ -145,7 +148,7 @@ fn parts_keep_their_packing() {
     check(&matrix, 1.0 / 1024.0);
     let weight = pack(&matrix);
     assert_eq!(weight.parts().len(), 5);
-    // Only whether sums and starts are wanted, and from what offset on, tells codes of one group apart.
+    // Codes of one group differ only in whether they need sums and starts, and from which offset.
     assert_eq!(weight.feeds().len(), 4);
     let alone: u64 = parts().iter().map(|matrix| bytes_foretold(matrix)).sum();
     assert_eq!(weight.bytes(), alone);
@@ -180,7 +183,7 @@ fn memory_nodes_change_no_byte() {
 #[test]
 fn bytes_are_those_of_the_layout() {
     let bytes = |levels, group, affine, shape| pack(&grouped(levels, (group, affine, false), &[], shape)).bytes();
-    // Codes, an f16 a group, an f32 an output.
+    // Codes, an f16 per group, an f32 per output.
     assert_eq!(bytes(GroupedLevels::Signed8, 32, false, (64, 128)), 64 * (128 + 4 * 2 + 4));
     assert_eq!(bytes(GroupedLevels::UNSIGNED4, 128, true, (64, 256)), 64 * (128 + 2 * 4 + 4));
     // The last panel and the last group are whole.

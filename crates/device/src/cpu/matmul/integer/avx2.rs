@@ -1,13 +1,16 @@
-//! Integer dot products by AVX2, whose multiply-add of bytes wants one side unsigned and saturates at 16 bits.
+//! Integer dot products by AVX2, whose multiply-add of bytes needs one unsigned side and saturates
+//! at 16 bits.
 //!
-//! Codes of four and five bits are unsigned as they are, by an offset that the sums' start takes back, and so small that
-//! several of its sums fit in 16 bits before they are widened. Those of six bits are unsigned too, and widened at once.
-//! With other levels the activations are the unsigned side, by their sizes: 2 * 127 * 128 fits, and is widened at once.
-//! Where an activation is negative all bits of the level are flipped, which makes it the opposite less one; of that, too,
-//! the sums' start takes care.
+//! Codes of four and five bits are unsigned by an offset, which the start of the sums takes back.
+//! They are so small that several sums fit in 16 bits before they are widened. Codes of six bits
+//! are unsigned too, and widened at once. With other levels the magnitudes of activations are the
+//! unsigned side: 2 * 127 * 128 fits, and is widened at once. If an activation is negative, all
+//! bits of the level are flipped, which makes it its negative less one; the start of the sums
+//! corrects that, too.
 //!
-//! The sums are asm since the compiler, left to itself, adds products to each other first to shorten the chain of additions,
-//! and runs out of registers. Bytes are read where they are multiplied, again for each row, which leaves more of them to sums.
+//! The sums are in assembly, because the compiler adds products to each other first to shorten the
+//! chain of additions, and runs out of registers. Bytes are read in the multiplication, again for
+//! each row, which leaves more registers to sums.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -17,18 +20,22 @@ use super::super::avx2::Eight;
 use super::super::tile::{Tile, by_rows};
 use super::{Bytes, Dots, Five, Nibbles, Quarters, Six, UNIT};
 
-/// Bytes: three rows by all four registers of a panel leave four for sizes, signs, a product and ones.
+/// Bytes: three rows by all four registers of a panel leave four for magnitudes, signs, a product
+/// and ones.
 pub const MAX_BYTE_ROWS: usize = 3;
-/// Other levels, and codes of six bits: four rows by two registers of sums leave six for codes, sizes, signs, a product.
+/// Other levels, and codes of six bits: four rows by two registers of sums leave six for codes,
+/// magnitudes, signs and a product.
 pub const MAX_ROWS: usize = 4;
-/// Codes of four and five bits: eight rows by one register, so that taking them apart is shared by many.
+/// Codes of four and five bits: eight rows by one register, so that many rows share the unpacking.
 pub const MAX_CODE_ROWS: usize = 8;
 
-/// Units of which a lane's pairs of products fit in 16 bits: 15 * 127 at most for each of 16 products. For five bits it is 1.
+/// Units whose products, two a lane, fit in 16 bits: at most 15 * 127 for each of 16 products. For
+/// five bits it is 1.
 const NIBBLE_UNITS: usize = 2;
 
-/// How far ahead of one row its weights are fetched, by what made most of the memory on Zen 3: two panels at once come as fast
-/// as a plain read; one alone 5% slower, and 15% where nothing is asked for.
+/// Distance of one row's prefetches. These values came closest to the memory's bandwidth on Zen 3:
+/// two panels at a time come as fast as a plain read, one alone 5% slower, and without prefetches
+/// 15% slower.
 const BYTES_AHEAD: usize = 1 << 10;
 const CODES_AHEAD: usize = 2 << 10;
 const PAIR_AHEAD: usize = 768;
@@ -37,10 +44,11 @@ const PAIR_AHEAD: usize = 768;
 #[derive(Clone, Copy)]
 struct Sums(__m256i);
 
-/// Codes, of which so many units (0: those of a whole group) fit in 16 bits; settled sums, and what came to them since.
+/// Sums of codes: 16-bit sums of up to this number of units (0: of a whole group), and the settled
+/// sums before them.
 #[derive(Clone, Copy)]
 struct Narrow<const UNITS: usize> {
-    /// Read in the end: it would take a register all the while.
+    /// Read at the end: it would occupy a register all the time.
     start: *const i32,
     settled: __m256i,
     pairs: __m256i,
@@ -54,12 +62,12 @@ struct Wide(__m256i);
 unsafe impl Dots for Sums {
     type Floats = Eight;
     type Table = __m256i;
-    /// Sizes and signs.
+    /// Magnitudes and signs.
     const WORDS: usize = 2;
 
     #[inline(always)]
     unsafe fn splat(from: *const i32) -> Self {
-        // SAFETY: AVX2 is there, as the trait asks; one readable value.
+        // SAFETY: the trait requires that AVX2 is present; one readable value.
         Sums(unsafe { _mm256_set1_epi32(*from) })
     }
 
@@ -183,7 +191,7 @@ unsafe impl<const UNITS: usize> Quarters for Narrow<UNITS> {
         const { assert!(UNITS == 1) };
         // SAFETY: as above; 32 readable bytes and four of the plane.
         unsafe {
-            // Byte i of the plane to each of eight codes, of which code j looks at bit j.
+            // Byte i of the plane goes to each of eight codes; code j looks at bit j.
             let spread = _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
             let bits = _mm256_set1_epi64x(0x8040_2010_0804_0201u64 as i64);
             let plane = _mm256_shuffle_epi8(_mm256_set1_epi32(plane.cast::<i32>().read_unaligned()), spread);
@@ -262,7 +270,7 @@ unsafe impl Quarters for Wide {
     }
 }
 
-/// `sums` and, four to a lane, the products of levels and activations.
+/// `sums` plus, four to a lane, the products of levels and activations.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn add_levels(mut sums: __m256i, levels: __m256i, sizes: __m256i, signs: __m256i) -> __m256i {
@@ -285,7 +293,7 @@ fn add_levels(mut sums: __m256i, levels: __m256i, sizes: __m256i, signs: __m256i
     sums
 }
 
-/// [`add_levels`] of what lies in memory.
+/// [`add_levels`] with levels in memory.
 macro_rules! add_levels_at {
     ($at:literal, $sums:literal) => {
         concat!(
@@ -324,7 +332,7 @@ unsafe fn add_panel([a, b, c, d]: &mut [Sums; 4], levels: *const u8, sizes: __m2
     }
 }
 
-/// `pairs` and, two to each, products of codes.
+/// `pairs` plus, two to each, products of codes.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn add_codes(mut pairs: __m256i, codes: __m256i, activations: __m256i) -> __m256i {
@@ -343,7 +351,7 @@ fn add_codes(mut pairs: __m256i, codes: __m256i, activations: __m256i) -> __m256
     pairs
 }
 
-/// `sums` and, four to a lane, the products of codes and activations.
+/// `sums` plus, four to a lane, the products of codes and activations.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn add_wide_codes(mut sums: __m256i, codes: __m256i, activations: __m256i) -> __m256i {
@@ -365,7 +373,7 @@ fn add_wide_codes(mut sums: __m256i, codes: __m256i, activations: __m256i) -> __
 }
 
 /// # Safety
-/// AVX2 is there; 32 readable bytes.
+/// AVX2 is present; 32 readable bytes.
 #[inline(always)]
 unsafe fn codes<const HIGH: bool>(at: *const u8) -> __m256i {
     // SAFETY: the caller's promise.
@@ -376,15 +384,16 @@ unsafe fn codes<const HIGH: bool>(at: *const u8) -> __m256i {
     }
 }
 
-/// Aligns the caller's stack, where what waits could otherwise lie across two cache lines.
+/// Aligns the caller's stack, so that spilled registers do not lie across two cache lines.
 #[inline(always)]
 fn align_stack() {
     // SAFETY: an empty instruction sequence that names an address changes nothing.
     unsafe { asm!("/* {} */", in(reg) &MaybeUninit::<__m256i>::uninit(), options(nostack, preserves_flags)) };
 }
 
-/// One row and two, and bytes, take all four registers of a panel in one pass, so that each cache line is read once; more rows
-/// take fewer and pass again over a block that the first pass left in cache.
+/// One row and two, and bytes, take all four registers of a panel in one pass, so that each cache
+/// line is read once; more rows take fewer and pass again over a block that the first pass left in
+/// cache.
 macro_rules! kernel {
     ($rows_name:ident, $name:ident, $sums:ty, $codes:ty, $ahead:expr, $heights:tt by $width:literal) => {
         #[target_feature(enable = "avx2,fma,f16c")]

@@ -1,5 +1,6 @@
-//! Integer dot products by AVX-512 VNNI: one instruction multiplies 64 unsigned bytes with 64 signed ones and adds four
-//! neighbours. Levels are made unsigned by an offset, which the sums' start takes back.
+//! Integer dot products by AVX-512 VNNI: one instruction multiplies 64 unsigned bytes with 64
+//! signed ones and adds four neighbours. Levels are made unsigned by an offset, which the sums'
+//! start takes back.
 
 use std::arch::x86_64::*;
 
@@ -9,7 +10,8 @@ use super::avx512_row as row;
 use super::avx512_units;
 use super::{AddUnits, Bytes, Codes, Dots, Five, Nibbles, Six, Units};
 
-/// Six rows by two registers of outputs, integer and floating-point sums, leave eight registers for the rest.
+/// Six rows by two registers of outputs, integer and floating-point sums, leave eight registers for
+/// the rest.
 pub const MAX_ROWS: usize = 6;
 
 #[derive(Clone, Copy)]
@@ -23,7 +25,7 @@ unsafe impl Dots for Sums {
 
     #[inline(always)]
     unsafe fn splat(from: *const i32) -> Self {
-        // SAFETY: AVX-512 is there, as the trait asks; one readable value.
+        // SAFETY: the trait requires that AVX-512 is present; one readable value.
         Sums(unsafe { _mm512_set1_epi32(*from) })
     }
 
@@ -33,7 +35,8 @@ unsafe impl Dots for Sums {
         Sixteen(unsafe { _mm512_cvtepi32_ps(self.0) })
     }
 
-    /// Four times over: a permutation of bytes looks at six bits of its index, of which the lower four count this way.
+    /// Four copies: a permutation of bytes reads six bits of its index, so only the lower four
+    /// matter.
     #[inline(always)]
     unsafe fn table(table: &[u8; 16]) -> __m512i {
         // SAFETY: as above; 16 readable bytes.
@@ -43,7 +46,7 @@ unsafe impl Dots for Sums {
 
 // SAFETY: as above.
 unsafe impl AddUnits for Sums {
-    /// So that what follows is fetched in small portions.
+    /// Few, so that prefetches for later blocks come in small portions.
     const AT_ONCE: usize = 4;
 
     #[inline(always)]
@@ -55,7 +58,7 @@ unsafe impl AddUnits for Sums {
         activations: *const u32,
     ) {
         const { assert!(N == 2 && P == 1, "a whole panel at a time") };
-        // SAFETY: as above; sums are what is in them.
+        // SAFETY: as above; `Sums` has the layout of its register.
         unsafe { avx512_units::add::<C, R>(&mut *std::ptr::from_mut(dots).cast(), units, table, activations) };
     }
 }

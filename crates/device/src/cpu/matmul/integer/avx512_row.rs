@@ -1,10 +1,12 @@
-//! One row of activations by AVX-512: what decoding is made of, and bound by how many bytes a core has in flight.
+//! One row of activations by AVX-512: the products of decode, bound by the number of bytes that a
+//! core has in flight.
 //!
-//! A core looks ahead as far as its registers for results go, so the fewer results a cache line of weights takes, the
-//! more lines are under way: the units below are written in assembly, with every load and broadcast folded into the
-//! instruction that uses it, which the compiler does not do for values that are used twice. Asking for lines ahead of
-//! time instead keeps the hardware from doing so, and is slower for bytes, which take the fewest results. The sums are
-//! those of [`super::tile`], bit for bit.
+//! A core looks ahead as far as its registers for results go, so the fewer results a cache line of
+//! weights takes, the more lines are in flight. The units below are written in assembly, with every
+//! load and broadcast folded into the instruction that uses it, which the compiler does not do for
+//! values that are used twice. Software prefetches keep the hardware from prefetching, and are
+//! slower for bytes, which take the fewest results. The sums are those of [`super::tile`], bit for
+//! bit.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -13,14 +15,15 @@ use super::super::super::weight::{LANES, LINE_BYTES};
 use super::super::tile::Tile;
 use super::{Bytes, Codes, Five, Nibbles, Six, UNIT};
 
-/// How far ahead codes of fewer bits are fetched, with all that lies between them: what memory gives a core in the time that a line
-/// takes, and some more. On Zen 5, two cores at 87 GB/s: 90, 92 and 89% of it for four, five and six bits with multiples; 2 KiB
-/// ahead, and codes alone, 83, 75 and 67%.
+/// Distance of the prefetches of codes with fewer bits: the bytes that a core gets from memory in
+/// the latency of one line, and some more. On Zen 5, two cores reach these shares of 87 GB/s for
+/// four, five and six bits with multiples: 90, 92 and 89%; at 2 KiB, and prefetching codes alone,
+/// 83, 75 and 67%.
 const AHEAD: usize = 8 << 10;
 
-/// A kernel of one row. `$unit` adds a unit's products to four sums, two for each half of the panel, given the unit, its
-/// activations and two constants; `$join` makes one of two;
-/// `$ahead` is how many bytes ahead the weights are fetched, or 0.
+/// A kernel of one row. `$unit` adds a unit's products to four sums, two for each half of the
+/// panel, given the unit, its activations and two constants; `$join` makes one sum of two; `$ahead`
+/// is the distance of prefetches in bytes, or 0.
 macro_rules! row {
     ($name:ident, $codes:ty, $constants:expr, $unit:ident, $join:expr, $ahead:expr) => {
         /// # Safety
@@ -30,7 +33,8 @@ macro_rules! row {
             let (units, groups) = (tile.group / UNIT, if MULTIPLES { tile.groups } else { 1 });
             let number_bytes = if tile.affine { 4 * LANES } else { 2 * LANES };
             let constants: [__m512i; 2] = $constants(tile);
-            // SAFETY: `panel`, `activations`, `out`, `factors` and `bias` hold what [`super::tile`] reads there.
+            // SAFETY: `panel`, `activations`, `out`, `factors` and `bias` hold what [`super::tile`]
+            // reads there.
             unsafe {
                 let mut sums = [_mm512_setzero_ps(); 2];
                 if tile.resume {
@@ -39,7 +43,7 @@ macro_rules! row {
                 let mut activations = tile.activations;
                 let mut panel = tile.panel;
                 for _ in 0..tile.steps {
-                    // What numbers are multiples of, scales' and minimums'.
+                    // Units of the multiples: of scales and of minimums.
                     let mut base = [[_mm512_setzero_ps(); 2]; 2];
                     if MULTIPLES {
                         fetch(panel, $ahead, number_bytes);
@@ -108,11 +112,11 @@ macro_rules! row {
     };
 }
 
-/// Asks for what lies `ahead` of those bytes, if it is not 0.
+/// Prefetches the bytes at a distance of `ahead` from these, unless it is 0.
 #[inline(always)]
 fn fetch(at: *const u8, ahead: usize, bytes: usize) {
     for line in (0..bytes).step_by(64).filter(|_| ahead > 0) {
-        // SAFETY: prefetching may go anywhere.
+        // SAFETY: a prefetch of any address is harmless.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(ahead + line).cast()) };
     }
 }
@@ -179,7 +183,8 @@ macro_rules! bytes_unit {
     }};
 }
 
-/// Low halves of bytes are levels; high halves are sixteen times a level, which the join takes back.
+/// Low halves of bytes are levels; high halves are sixteen times a level, which the join takes
+/// back.
 macro_rules! even_nibbles_unit {
     ($dots:ident, $panel:ident, $activations:ident, $constants:ident) => {
         asm!(
@@ -214,7 +219,7 @@ macro_rules! even_nibbles_unit {
     };
 }
 
-/// Both halves of bytes pick from a table, which looks at their lower four bits alone.
+/// Both halves of bytes index a table, which reads only their lower four bits.
 macro_rules! nibbles_unit {
     ($dots:ident, $panel:ident, $activations:ident, $constants:ident) => {
         asm!(
@@ -315,8 +320,8 @@ macro_rules! five_unit {
     };
 }
 
-/// Nibbles under two upper bits. The plane is taken by even and by odd quarters, so that what is shifted has zeros in the
-/// top two bits; 0xb8 then puts the nibbles into the lower four.
+/// Nibbles below two upper bits. The plane is taken by even and by odd quarters, so that the
+/// shifted value has zeros in the top two bits; 0xb8 then puts the nibbles into the lower four.
 macro_rules! six_unit {
     ($dots:ident, $panel:ident, $activations:ident, $constants:ident) => {
         asm!(

@@ -1,8 +1,9 @@
-//! Units of several rows by AVX-512: what prompts and batches are made of, and bound by multiplications.
+//! Units of several rows by AVX-512: the products of prompts and batches, bound by multiplications.
 //!
-//! Two vectors of sums a row, of integers and in floating point, fill the registers, and a compiler moves them to and fro where a
-//! group's units are a loop. Here that loop is assembly. Eight products in ten then are all that Zen 4 and 5 can do in groups of
-//! 32, as what takes a group's sums into floating point needs the multipliers too: this comes to seven. The sums are those of
+//! Two vectors of sums a row, of integers and in floating point, fill the registers, and a compiler
+//! moves them to and fro if a group's units are a loop. Here that loop is assembly. In groups of
+//! 32, eight products of ten are the limit of Zen 4 and 5, because the conversion of a group's sums
+//! to floating point needs the multipliers too; this code reaches seven. The sums are those of
 //! [`super::tile`], bit for bit.
 
 use std::arch::asm;
@@ -10,7 +11,8 @@ use std::arch::x86_64::*;
 
 use super::{Codes, Packed, Units};
 
-/// Adds the products of units, one or more, to the sums of `R` rows, two to six: each row's of both halves of a panel.
+/// Adds the products of one or more units to the sums of `R` rows, two to six: each row has sums
+/// for both halves of a panel.
 ///
 /// # Safety
 /// As [`super::AddUnits`]; the machine has AVX-512 with VNNI and VBMI.
@@ -34,8 +36,9 @@ pub unsafe fn add<C: Codes, const R: usize>(
     }
 }
 
-/// Units of one packing, of so many bytes each. `$levels` is the text that puts a quarter's levels into `a` and `b`, given the unit
-/// at `p`, constants `v` and `w`, and `c`, `d`, `k` and `l` to work with.
+/// Units of one packing, `$bytes` bytes each. `$levels` is the text that puts a quarter's levels
+/// into `a` and `b`, given the unit at `p`, constants `v` and `w`, and registers `c`, `d`, `k` and
+/// `l`.
 macro_rules! units {
     ($name:ident, $bytes:literal, $levels:ident) => {
         /// # Safety
@@ -77,7 +80,7 @@ macro_rules! products {
                 "add {x}, 16 * ", $rows, "\n",
                 "dec {n}\n",
                 "jnz 2b\n",
-                // Not every packing needs all of them.
+                // Some packings do not need all of them.
                 "/* {c} {d} {k} {l} {v} {w} */",
             ),
             $(inout(zmm_reg) $dots[$row][0], inout(zmm_reg) $dots[$row][1],)*
@@ -100,7 +103,7 @@ macro_rules! products {
     };
 }
 
-/// A quarter's share of what a unit fetches.
+/// A quarter's share of a unit's prefetches.
 macro_rules! fetch {
     () => {
         "prefetcht1 [{f}]\nadd {f}, {s}\n"
@@ -128,7 +131,7 @@ macro_rules! product {
     };
 }
 
-/// Which operand a row's sums of a half are.
+/// Number of the operand that holds a row's sums of a half.
 #[rustfmt::skip]
 macro_rules! sum {
     (0, 0) => { 0 }; (0, 1) => { 1 };
@@ -145,7 +148,8 @@ macro_rules! byte_levels {
     };
 }
 
-/// The low or, in odd quarters, the high half of each byte picks from a table, which looks at its lower four bits alone.
+/// The low or, in odd quarters, the high half of each byte indexes a table, which reads only its
+/// lower four bits.
 #[rustfmt::skip]
 macro_rules! nibble_levels {
     (0) => { nibble_levels!("vmovdqu64 {a}, [{p}]\n vmovdqu64 {b}, [{p} + 64]\n") };
@@ -172,7 +176,8 @@ macro_rules! five_levels {
     };
 }
 
-/// Two upper bits are shifted to where they belong; 0xf8 puts the nibbles of the third operand below them.
+/// Two upper bits are shifted to their position; 0xf8 puts the nibbles of the third operand below
+/// them.
 #[rustfmt::skip]
 macro_rules! six_levels {
     (0) => { six_levels!(low, 0, "vpsllw {a}, [{p} + 256], 4\n vpsllw {b}, [{p} + 320], 4\n") };

@@ -1,13 +1,16 @@
-//! The inner loop of products with quantized weights: integer dot products within a group, floating point between them.
+//! The inner loop of products with quantized weights: integer dot products within a group, floating
+//! point between them.
 //!
-//! Weights and activations of a group are 8-bit integers, so their dot product is exact, whatever instructions compute
-//! it. At the end of a group it becomes an f32 and is added, times the scales of both sides, to the one sum of this
-//! (row, output); a minimum adds its product with the activations' sum. Groups come in ascending order, so a result's
-//! bits do not depend on the tile's height, on the blocking or on the neighbours. Scales and minimums that are multiples of what
-//! a block shares are multiplied out first.
+//! Weights and activations of a group are 8-bit integers, so their dot product is exact on every
+//! instruction set. At the end of a group it becomes an f32 and is added, times the scales of both
+//! sides, to the one sum of this (row, output); a minimum adds its product with the activations'
+//! sum. Groups come in ascending order, so a result's bits do not depend on the tile's height, on
+//! the blocking or on the neighbours. Scales and minimums that are multiples of a super-block's
+//! units are expanded first.
 //!
-//! As in [`tile`](super::tile), [`Quarters`] is the handful of vector operations, [`Codes`] reads one packing into them,
-//! [`tile`] is the algorithm, and files named after instruction sets enter it with those instructions enabled.
+//! As in [`tile`](super::tile), [`Quarters`] has the few vector operations, [`Codes`] reads one
+//! packing into them, [`tile`] is the algorithm, and files named after instruction sets enter it
+//! with those instructions enabled.
 
 #[cfg(target_arch = "x86_64")]
 pub mod avx2;
@@ -34,23 +37,24 @@ pub const UNIT: usize = 16;
 /// # Safety
 /// As for [`Lanes`]; code pointers are valid for `WIDTH` lanes, activation pointers for one word.
 pub unsafe trait Dots: Copy {
-    /// As wide as this.
+    /// Vectors of the same width in f32.
     type Floats: Lanes;
     /// The tile's table, in registers.
     type Table: Copy;
 
     /// Words that hold four activations.
     const WORDS: usize = 1;
-    /// Units that are added before [`Dots::settle`] is due: a divisor of a group's, or 0 for all of them.
+    /// Units that are added before [`Dots::settle`] is due: a divisor of a group's units, or 0 for
+    /// all of them.
     const RUN_UNITS: usize = 0;
 
     unsafe fn splat(from: *const i32) -> Self;
-    /// Makes room for another run of units, where sums are narrow while they grow.
+    /// Widens sums that are narrow while they grow, so that another run of units fits.
     #[inline(always)]
     unsafe fn settle(self) -> Self {
         self
     }
-    /// Of settled sums.
+    /// Converts settled sums.
     unsafe fn to_floats(self) -> Self::Floats;
     unsafe fn table(table: &[u8; 16]) -> Self::Table;
 }
@@ -60,7 +64,7 @@ pub unsafe trait Dots: Copy {
 /// # Safety
 /// As for [`Dots`].
 pub unsafe trait AddUnits: Dots {
-    /// As many at once, at most.
+    /// Most units in one call.
     const AT_ONCE: usize = 1;
 
     /// Adds the products of [`Units`], from lane `column` on, with their words at `activations`.
@@ -73,7 +77,7 @@ pub unsafe trait AddUnits: Dots {
     );
 }
 
-/// Sums to which products are added by four inner values, and the levels that those are made of.
+/// Sums to which products of four inner values are added, and the levels for them.
 ///
 /// # Safety
 /// As for [`Dots`].
@@ -81,25 +85,28 @@ pub unsafe trait Quarters: Dots {
     /// Four levels a lane.
     type Levels: Copy;
 
-    /// Adds each lane's four levels times the four values at `activations`; a second word of them is `rows` further.
+    /// Adds each lane's four levels times the four values at `activations`; if they have a second
+    /// word, it is `rows` words further.
     unsafe fn add_dot(self, levels: Self::Levels, activations: *const u32, rows: usize) -> Self;
-    /// The same for a whole panel whose levels are bytes; false where that is nothing special.
+    /// The same for a whole panel of byte levels; false if the instruction set has no special way
+    /// for them.
     #[inline(always)]
     unsafe fn add_bytes(_: &mut [Self], _levels: *const u8, _activations: *const u32, _rows: usize) -> bool {
         false
     }
-    /// Bytes are the levels, plus 128.
+    /// Four levels a lane from bytes, which are the levels plus 128.
     unsafe fn bytes(at: *const u8) -> Self::Levels;
     /// The low or (`HIGH`) the high four bits of each byte, looked up in the table.
     unsafe fn nibbles<const HIGH: bool>(at: *const u8, table: Self::Table) -> Self::Levels;
-    /// Four bits of each byte and a fifth from `plane`, four bits a lane; less the table's first entry.
+    /// Four bits of each byte and a fifth from `plane`, four bits a lane; less the table's first
+    /// entry.
     unsafe fn five<const HIGH: bool>(at: *const u8, plane: *const u8, table: Self::Table) -> Self::Levels;
-    /// The low (in odd quarters `Q` the high) four bits of each byte, and above them bits `2 * Q` and `2 * Q + 1` of each
-    /// byte of `plane`; less the table's first entry.
+    /// The low (in odd quarters `Q` the high) four bits of each byte, and above them bits `2 * Q`
+    /// and `2 * Q + 1` of each byte of `plane`; less the table's first entry.
     unsafe fn six<const Q: usize>(at: *const u8, plane: *const u8, table: Self::Table) -> Self::Levels;
 }
 
-// SAFETY: the caller's promise is that of all that it calls.
+// SAFETY: the caller's promise covers everything that is called.
 unsafe impl<V: Quarters> AddUnits for V {
     #[inline(always)]
     unsafe fn add_units<C: Codes, const R: usize, const N: usize, const P: usize>(
@@ -110,7 +117,7 @@ unsafe impl<V: Quarters> AddUnits for V {
         activations: *const u32,
     ) {
         assert!(units.number == Self::AT_ONCE);
-        // SAFETY: the caller's promise; prefetching may go anywhere.
+        // SAFETY: the caller's promise; a prefetch of any address is harmless.
         unsafe {
             for line in 0..units.lines {
                 V::Floats::prefetch_far(units.ahead.wrapping_add(64 * line));
@@ -123,13 +130,14 @@ unsafe impl<V: Quarters> AddUnits for V {
     }
 }
 
-/// Units of each panel, one behind the other, with the panels so much apart.
+/// Units of each panel, one after the other, and the distance between panels.
 #[derive(Clone, Copy)]
 pub struct Units {
     number: usize,
     at: *const u8,
     apart: usize,
-    /// What others need later: with each unit `lines` cache lines more from there on are fetched.
+    /// Data that later blocks need: with each unit, `lines` more cache lines from there on are
+    /// prefetched.
     ahead: *const u8,
     lines: usize,
 }
@@ -143,7 +151,7 @@ pub enum Packed {
     Six,
 }
 
-/// One of them: a unit is 16 inner values of 32 lanes.
+/// One packing: a unit is 16 inner values of 32 lanes.
 pub trait Codes {
     const PACKED: Packed;
     const UNIT_BYTES: usize;
@@ -187,7 +195,7 @@ impl Codes for Five {
     const UNIT_BYTES: usize = UNIT * LANES * 5 / 8;
     #[inline(always)]
     unsafe fn read<V: Quarters, const Q: usize>(unit: *const u8, lane: usize, table: V::Table) -> V::Levels {
-        // SAFETY: as above; behind the nibbles of all quarters lie 16 bytes of fifth bits for each.
+        // SAFETY: as above; 16 bytes of fifth bits for each quarter follow the nibbles of all.
         unsafe {
             let at = unit.add((Q / 2 * LANES + lane) * 4);
             let plane = unit.add(UNIT * LANES / 2 + Q * LANES / 2 + lane / 2);
@@ -201,7 +209,7 @@ impl Codes for Six {
     const UNIT_BYTES: usize = UNIT * LANES * 6 / 8;
     #[inline(always)]
     unsafe fn read<V: Quarters, const Q: usize>(unit: *const u8, lane: usize, table: V::Table) -> V::Levels {
-        // SAFETY: as above; behind the nibbles of all quarters lie the upper bits of all of them, four bytes a lane.
+        // SAFETY: as above; the upper bits follow the nibbles of all quarters, four bytes a lane.
         unsafe {
             let at = unit.add((Q / 2 * LANES + lane) * 4);
             V::six::<Q>(at, unit.add(UNIT * LANES / 2 + lane * 4), table)
@@ -209,13 +217,13 @@ impl Codes for Six {
     }
 }
 
-/// Scales of a group, from a panel's first lane on, and behind them minimums if there are any.
+/// Scales of a group, from a panel's first lane on, followed by minimums if the format has them.
 #[derive(Clone, Copy)]
 enum Numbers {
     Halves(*const u8),
-    /// And what they are multiples of.
+    /// Multiples, and the units that they are multiples of.
     Multiples(*const i8, *const u8),
-    /// Multiplied out before.
+    /// Expanded before.
     Floats(*const f32),
 }
 
@@ -234,7 +242,7 @@ impl Numbers {
         }
     }
 
-    /// Those of a panel so many bytes further.
+    /// The numbers of a panel at a distance of `bytes`.
     #[inline(always)]
     fn further(self, bytes: usize) -> Self {
         match self {
@@ -245,11 +253,11 @@ impl Numbers {
     }
 }
 
-/// Multiplies out the multiples of all steps, as [`Tile::numbers`] wants them; a group's codes take `code_bytes`. Tiles that pass
-/// over a block one after the other need not do so each.
+/// Expands the multiples of all steps into the layout of [`Tile::numbers`]; a group's codes take
+/// `code_bytes`. Several tiles that pass over a block share the result.
 ///
 /// # Safety
-/// As for [`tile`]; room for as many values at `out`.
+/// As for [`tile`]; `out` has room for the values.
 #[inline(always)]
 pub unsafe fn expand<V: Lanes>(tile: &Tile, code_bytes: usize, mut out: *mut f32) {
     let lanes = if tile.affine { 2 * LANES } else { LANES };
@@ -276,8 +284,8 @@ pub unsafe fn expand<V: Lanes>(tile: &Tile, code_bytes: usize, mut out: *mut f32
     }
 }
 
-/// `R` rows by 32 outputs, `N` vectors at a time; a step is a group or a block of groups, with activations as
-/// [`super::activations`] lays them out.
+/// Multiplies `R` rows by 32 outputs, `N` vectors at a time. A step is a group or a super-block;
+/// activations are in the layout of [`super::activations`].
 ///
 /// # Safety
 /// As for [`super::tile::tile`], with `V`'s instruction set.
@@ -285,14 +293,14 @@ pub unsafe fn expand<V: Lanes>(tile: &Tile, code_bytes: usize, mut out: *mut f32
 pub unsafe fn tile<V: AddUnits, C: Codes, const R: usize, const N: usize>(tile: &Tile) {
     let (mut tile, mut column) = (*tile, 0);
     while column < LANES {
-        // SAFETY: column + N * WIDTH <= 32 by divisibility, the rest is the caller's.
+        // SAFETY: column + N * WIDTH <= 32 by divisibility; the caller promises the rest.
         unsafe { part::<V, C, R, N, 1, true>(&tile, column) };
         column += N * V::Floats::WIDTH;
         tile.prefetch = tile.prefetch.of_another_pass();
     }
 }
 
-/// One row by the outputs of `P` panels, as [`super::tile::row`].
+/// Multiplies one row by the outputs of `P` panels, as [`super::tile::row`].
 ///
 /// # Safety
 /// As for [`tile`], with `P` panels.
@@ -310,7 +318,8 @@ pub unsafe fn row<V: AddUnits, C: Codes, const N: usize, const P: usize>(tile: &
     }
 }
 
-/// Of `P` panels at once. Without `MULTIPLES` there are none, and more registers: what does little but load needs them.
+/// Some vectors of `P` panels at a time. Without `MULTIPLES` the code for them is left out and more
+/// registers are free, which products of one row need: they do little but load.
 ///
 /// # Safety
 /// As [`tile`]; `column + N * WIDTH <= 32`.
@@ -325,12 +334,14 @@ unsafe fn part<V: AddUnits, C: Codes, const R: usize, const N: usize, const P: u
     let units = tile.group / UNIT;
     let run_units = if V::RUN_UNITS == 0 { units } else { V::RUN_UNITS };
     let runs = units / run_units;
-    // As f16, of scales and of minimums if there are any: a group's, or what a block's are multiples of. Those take half of that.
+    // Bytes of f16 scales, and minimums if there are any: a group's own, or a super-block's units.
+    // Multiples take half of that.
     let number_bytes = if tile.affine { 4 * LANES } else { 2 * LANES };
-    // SAFETY: each `panel` holds `steps` steps: codes, scales, minimums if there are any; or what multiples are of, multiples and
-    // codes. `activations` holds R words each of scales, starts, sums if affine, then R words a quarter, or twice that. `out` has
-    // R rows of `stride` with 32 columns a panel, `factors` and `bias` 32 values where they are not null. Prefetching may go
-    // anywhere.
+    // SAFETY: each `panel` holds `steps` steps: codes, scales, and minimums if there are any; or
+    // units, multiples and codes. `activations` holds R words each of scales, starts, and sums if
+    // affine, then R words a quarter, or twice that. `out` has R rows of `stride` with 32 columns a
+    // panel; `factors` and `bias` have 32 values unless they are null. Prefetches of any address
+    // are harmless.
     unsafe {
         let out = tile.out.add(column);
         let mut sums = [[[V::Floats::zero(); N]; R]; P];
@@ -345,7 +356,7 @@ unsafe fn part<V: AddUnits, C: Codes, const R: usize, const N: usize, const P: u
         }
         let table = V::table(&tile.table);
         let mut place = Place { panel: tile.panel, activations: tile.activations, ahead: tile.prefetch.at };
-        // Multiples of the next group, and what those of this step are of.
+        // Multiples of the next group, and this step's units.
         let (mut multiples, mut base): (*const u8, _) = (std::ptr::null(), std::ptr::null());
         let (mut groups_left, mut line_left) = (0, 0);
         let mut expanded = if MULTIPLES { tile.numbers } else { std::ptr::null() };
@@ -443,17 +454,17 @@ unsafe fn part<V: AddUnits, C: Codes, const R: usize, const N: usize, const P: u
     }
 }
 
-/// Where a tile is in its panels and activations, and in what it fetches for others.
+/// Position of a tile in its panels and activations, and in its prefetches for later blocks.
 struct Place {
     panel: *const u8,
     activations: *const u32,
     ahead: *const u8,
 }
 
-/// Adds the products of `units` units of each panel, and fetches what is due meanwhile.
+/// Adds the products of `units` units of each panel, and issues the prefetches that are due.
 ///
 /// # Safety
-/// As [`tile`], with the panels' units and their words at `place`, which goes on to what follows them.
+/// As [`tile`], with the panels' units and their words at `place`, which advances behind them.
 #[inline(always)]
 unsafe fn add_run<V: AddUnits, C: Codes, const R: usize, const N: usize, const P: usize>(
     tile: &Tile,
@@ -468,7 +479,7 @@ unsafe fn add_run<V: AddUnits, C: Codes, const R: usize, const N: usize, const P
         let number = units_left.min(V::AT_ONCE);
         let (bytes, lines) = (number * C::UNIT_BYTES, tile.prefetch.lines);
         let units = Units { number, at: place.panel, apart: tile.panel_bytes, ahead: place.ahead, lines };
-        // SAFETY: the caller's promise; prefetching may go anywhere.
+        // SAFETY: the caller's promise; a prefetch of any address is harmless.
         unsafe {
             if tile.prefetch.distance > 0 {
                 for p in 0..P {
@@ -521,7 +532,7 @@ unsafe fn quarter<V: Quarters, C: Codes, const Q: usize, const R: usize, const N
 }
 
 /// # Safety
-/// `V`'s instruction set is there.
+/// `V`'s instruction set is present.
 #[inline(always)]
 unsafe fn fetch<V: Lanes>(prefetch: &Prefetch, at: *const u8) {
     // SAFETY: the caller's promise; a prefetch of any address is harmless.

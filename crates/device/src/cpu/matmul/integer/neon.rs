@@ -1,5 +1,5 @@
-//! Integer dot products for any aarch64: bytes multiply to 16 bits, pairs are added there (2 * 128 * 127 fits) and on
-//! to 32.
+//! Integer dot products for any aarch64: products of bytes have 16 bits, pairs of them are added in
+//! 16 bits (2 * 128 * 127 fits) and then widened to 32.
 
 use std::arch::aarch64::*;
 
@@ -7,7 +7,8 @@ use super::super::neon::Four;
 use super::super::tile::{Tile, by_rows};
 use super::{Bytes, Dots, Five, Nibbles, Quarters, Six};
 
-/// Six rows by two registers of outputs, integer and floating-point sums, leave eight registers for the rest.
+/// Six rows by two registers of outputs, integer and floating-point sums, leave eight registers for
+/// the rest.
 pub const MAX_ROWS: usize = 6;
 
 #[derive(Clone, Copy)]
@@ -54,7 +55,7 @@ unsafe impl Quarters for Sums {
 
     #[inline(always)]
     unsafe fn bytes(at: *const u8) -> int8x16_t {
-        // SAFETY: NEON is there; 16 readable bytes. Flipping the top bit takes 128 away.
+        // SAFETY: NEON is there; 16 readable bytes. Flipping the top bit subtracts 128.
         unsafe { vreinterpretq_s8_u8(veorq_u8(vld1q_u8(at), vdupq_n_u8(128))) }
     }
 

@@ -1,4 +1,4 @@
-//! Integer dot products in plain Rust: run anywhere, and are what the others are compared with.
+//! Integer dot products in plain Rust: they run anywhere, and tests compare the others with them.
 
 use super::super::scalar::Eight;
 use super::super::tile::{Tile, by_rows};

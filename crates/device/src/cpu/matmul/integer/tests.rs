@@ -1,5 +1,5 @@
-//! Every instruction set against a plain loop over the same integers, bit for bit, and against itself with other row
-//! and thread counts.
+//! Every instruction set against a plain loop over the same integers, bit for bit, and against
+//! itself with other row and thread counts.
 
 use folio_formats::{ActivationScale, Coding, Levels, Numbers, Units};
 use half::f16;
@@ -32,7 +32,7 @@ fn levels() -> [Levels; 7] {
     ]
 }
 
-/// One output's codes, scales and minimums; scales of different outputs lie far from each other.
+/// One output's codes, scales and minimums; scales of different outputs are far apart.
 fn fill(coding: &Coding, output: usize, row: &mut CodedRow) {
     let most = match coding.levels {
         Levels::Bytes => 256.0,
@@ -96,7 +96,7 @@ fn power_below(x: f32) -> f32 {
     (-126..128).map(|exponent| 2f32.powi(exponent)).rfind(|power| *power <= x).unwrap()
 }
 
-/// What one output of one row is, computed by the book.
+/// One output of one row, computed step by step as documented.
 fn emulated(x: &[f32], row: &CodedRow, coding: &Coding, fused: bool) -> f32 {
     let add_product = |sum: f32, a: f32, b: f32| if fused { a.mul_add(b, sum) } else { sum + a * b };
     let largest = |values: &[f32]| values.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
@@ -149,7 +149,7 @@ fn every_isa_computes_what_the_book_says() {
     let (rows, outputs) = (13, 37);
     let bias = Vector::new(&(0..outputs).map(|output| noise(5, output)).collect::<Vec<_>>()).unwrap();
     for coding in codings() {
-        // Multiples come in whole blocks.
+        // Multiples come in whole super-blocks.
         let inputs = if coding.numbers == Numbers::Own { 271 } else { 512 };
         let x = tensor(rows, inputs);
         let stored: Vec<CodedRow> = (0..outputs)
@@ -196,7 +196,7 @@ fn a_row_has_the_same_bits_alone_and_among_others() {
             }
             let mut last = Tensor::new(1, inputs).unwrap();
             last.row_mut(0).copy_from_slice(x.row(many - 1));
-            // By one thread, which has neighbouring panels.
+            // Computed by one thread, which has neighbouring panels.
             let alone = product(isa, 1, &last, coding, Some(&bias), (1, outputs));
             assert!(alone == all[(many - 1) * outputs..], "{isa:?} {coding:?} alone");
         }
@@ -210,7 +210,7 @@ fn a_row_has_the_same_bits_when_its_tile_goes_from_panel_to_panel() {
         levels().into_iter().flat_map(|levels| [Numbers::Own, Numbers::Multiples].map(|numbers| (levels, numbers)));
     for (index, (levels, numbers)) in each.enumerate() {
         let coding = Coding { group: 32, levels, affine: index % 2 == 0, numbers, activations: ActivationScale::Group };
-        // Several panels side by side, and of the longer inner dimension blocks of two.
+        // The short inner dimension has several panels side by side, the long one blocks of two.
         for (isa, blocks) in Isa::available().into_iter().flat_map(|isa| [(isa, 2), (isa, 32)]) {
             if blocks > 2 && isa != Isa::Avx512 {
                 continue;
