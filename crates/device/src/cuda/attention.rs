@@ -1,9 +1,10 @@
-//! Which attention kernel runs, and on how much of a step.
+//! Chooses the attention kernels of a step, and the rows that each of them computes.
 //!
-//! Rows alone in their span, and each row of a tree, are decoded, split by split of their keys; the rows of prompt chunks
-//! are done in tiles. On Hopper kernels of its own do the tiles: a fast one, and where bits are not to depend on how a
-//! prompt was cut one that gives a row the bits it gets from splits. Elsewhere the kernel of the splits does both, with the
-//! same bits. What neither takes (f32 activations, formats and head sizes that are rare) goes row by row to a plain one.
+//! Rows alone in their span, and each row of a tree, are decoded, split by split of their keys; the
+//! rows of prompt chunks are computed in tiles. Hopper has its own kernels for tiles: a fast one
+//! and, for bits that must not depend on how a prompt was cut, one that gives a row the bits it
+//! gets from splits. Elsewhere the kernel of the splits computes both, with the same bits. Anything
+//! else (f32 activations, rare formats and head sizes) goes row by row to a plain kernel.
 
 use super::driver::{Device, KernelArg, Launch, TensorMap, args};
 use super::inputs::Inputs;
@@ -14,18 +15,18 @@ use super::work::{self, TILE_ROWS, TileRule, WorkKey};
 use super::{Cuda, launch};
 use crate::{Attention, Error, InputLimits, KvFormat, Result};
 
-/// Largest head of the kernels with matrix instructions, and of which it must be a multiple.
+/// Largest head of the kernels with matrix instructions, and the factor of its size.
 const MMA_HEAD: (usize, usize) = (256, 16);
-/// Most pairs of a span and a kv head whose splits are merged.
+/// Most pairs of a span and a KV head with merged splits.
 const MOST_MERGED: usize = 65_536;
 /// Head sizes that Hopper's kernels were made for, and the shared memory that each takes.
 const HOPPER_HEADS: [(usize, u32); 4] = [(64, 99_488), (96, 197_792), (128, 197_792), (256, 197_792)];
 const HOPPER_INVARIANT_HEADS: [(usize, u32); 3] = [(64, 115_872), (96, 214_176), (128, 230_560)];
 
-/// Of a weight that is read behind attention, so much is fetched into the device's cache meanwhile.
+/// Most bytes of the next weight to prefetch into the device's cache while attention runs.
 const MOST_FETCHED: usize = 32 << 20;
 
-/// Ok where the splits of so many spans can be counted.
+/// Ok if the splits of this number of spans can be counted.
 pub(super) fn check_merges(spans: usize, kv_heads: usize) -> Result<()> {
     if spans.saturating_mul(kv_heads) <= MOST_MERGED {
         return Ok(());
@@ -72,10 +73,10 @@ const _: () = assert!(size_of::<AttentionArgs>() == 176);
 // SAFETY: repr(C), numbers and addresses only, as in attention.cuh.
 unsafe impl KernelArg for AttentionArgs {}
 
-/// Which kernels do a layer.
+/// The kernels that compute a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Road {
-    /// Splits by matrix instructions; tiles by Hopper's kernel where there is one.
+    /// Splits by matrix instructions; tiles by Hopper's kernel if there is one.
     Matrix {
         hopper: Option<Hopper>,
     },
@@ -92,7 +93,7 @@ struct Hopper {
 impl Hopper {
     fn of(head_dim: usize, scale: f32, batch_invariant: bool) -> Option<Hopper> {
         let (kind, heads): (_, &[_]) = match batch_invariant {
-            // A score of the fast one grows with the product that it comes from.
+            // The fast kernel needs scores that grow with their product.
             false if scale > 0.0 => ("chunk", &HOPPER_HEADS),
             false => return None,
             true => ("invariant", &HOPPER_INVARIANT_HEADS),
@@ -117,8 +118,9 @@ fn road(device: &Device, float: Float, kv: &Kv, op: &Attention<'_, Cuda>, batch_
     Road::Matrix { hopper: Hopper::of(head_dim, op.scale, batch_invariant).filter(|_| hopper) }
 }
 
-/// Shared memory of Hopper's kernel of splits, where it does a layer: the map tells that the device is one. It takes no
-/// ancestors, and of more than eight rows at once it would read keys and values more than once.
+/// Shared memory of Hopper's kernel of splits, if it computes this layer; only a Hopper device has
+/// the map. The kernel takes no ancestors, and would read keys and values more than once for more
+/// than eight rows.
 fn hopper_splits(call: &AttentionArgs, kv: &Kv) -> Option<u32> {
     let few = call.heads / call.kv_heads <= 8;
     let rows = kv.buffer.bytes() / (kv.shape.head_dim * if kv.shape.format == KvFormat::BF16 { 2 } else { 1 });
@@ -134,7 +136,8 @@ fn hopper_splits(call: &AttentionArgs, kv: &Kv) -> Option<u32> {
     }
 }
 
-/// Bytes of partial results: of every split of the largest step a row of sums a head, its maximum and its weight.
+/// Bytes of partial results: for every split of the largest step one row of sums per head, its
+/// maximum and its weight.
 pub(super) fn partial_bytes(limits: &InputLimits, heads: usize, head_dim: usize) -> usize {
     let row = heads * (head_dim + 4) * size_of::<f32>();
     work::most_splits(limits).saturating_mul(row)
@@ -170,7 +173,7 @@ impl Cuda {
         let window = op.window.unwrap_or(0);
         let work = inputs.work(WorkKey { window, tiles });
         let ([first_row, num_rows, context], [first_block, blocks]) = (inputs.spans(), inputs.tables(op.group));
-        // Drafts are verified in little time, of which the memory is idle for the most part. Prompts keep it busy.
+        // The memory is mostly idle while drafts are verified, and busy while prompts are computed.
         let ahead = self.ahead.take().filter(|_| inputs.decodes()).unwrap_or_default();
         let mut call = AttentionArgs {
             out: out.ptr(),
@@ -215,11 +218,11 @@ impl Cuda {
                         _ => self.tiles(&call, op.head_dim, kv.shape.format),
                     }
                 }
-                // A recorded step is replayed with other contexts, but with either kind of work if it had it.
+                // A recorded step is replayed with other contexts, but with the same kinds of work.
                 if work.splits_now > 0 {
                     (call.work, call.num_work) = (work.splits, work.num_splits);
                     call.ancestors = inputs.ancestors();
-                    // Room for the partial results of the largest step there can be.
+                    // Room for the partial results of the largest possible step.
                     let bytes = partial_bytes(inputs.limits(), op.heads, op.head_dim);
                     let Some(partial) = self.room(Scratch::PARTIAL, bytes) else { return };
                     call.partial = partial;
@@ -240,8 +243,8 @@ impl Cuda {
         }
         let MmaShape { size, wide, narrow, .. } = MmaShape::of(head_dim);
         let decode = self.device.kernel(&format!("attention_decode_{}_{size}", format.name()));
-        // A block has places for as many tiles as fit where two blocks share a multiprocessor, but more than a few places
-        // only make the copies of one block wait for another's.
+        // A block has as many tile slots as fit with two blocks on a multiprocessor, but more than
+        // a few slots only make the copies of one block wait for another's.
         let pair = 2 * if format == KvFormat::BF16 { wide } else { narrow };
         let most = if pair > 30_000 { 2 } else { 3 };
         let fixed = 5504;
@@ -275,8 +278,8 @@ impl Cuda {
     }
 }
 
-/// What attention_mma.cu makes of a head size: the size its kernels are named after, and of a tile of keys in shared
-/// memory the tokens and the bytes, as bf16 and as codes.
+/// Parameters of attention_mma.cu for a head size: the size in its kernels' names, and for a tile
+/// of keys in shared memory the tokens and the bytes, as bf16 and as codes.
 struct MmaShape {
     size: u32,
     tokens: u32,

@@ -1,8 +1,10 @@
-//! Matrix products of many rows by cuBLASLt, which is loaded when the backend starts and may be missing.
+//! Matrix products of many rows by cuBLASLt, which is loaded when the backend starts and may be
+//! missing.
 //!
-//! `out[m, n] = x[m, k] . w[n, k]^T`: in the library's columns, `n x m = (k x n)^T . (k x m)`. What differs between calls
-//! of one shape (addresses, the number of rows) is put into a description made once; the algorithm is the library's own
-//! first choice for a rounded-up number of rows, so that the same call has the same bits in every process.
+//! `out[m, n] = x[m, k] . w[n, k]^T`: in the library's columns, `n x m = (k x n)^T . (k x m)`.
+//! Calls of one shape share a description, into which the changing values (addresses, the number of
+//! rows) are written. The algorithm is the library's own first choice for a rounded-up number of
+//! rows, so that the same call has the same bits in every process.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -28,13 +30,13 @@ pub(super) enum Operands {
     },
 }
 
-/// One product; addresses are of the device.
+/// One product; addresses are on the device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Product {
     pub out: u64,
     pub x: u64,
     pub w: u64,
-    /// As wide as the output's values.
+    /// In the type of the output's values.
     pub bias: u64,
     pub m: usize,
     pub n: usize,
@@ -43,13 +45,13 @@ pub(super) struct Product {
     pub out_float: Float,
 }
 
-/// What a description is made for.
+/// Key of a description.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Shape {
     rows: usize,
     n: usize,
     k: usize,
-    /// Of the operands, without their addresses.
+    /// Kind of the operands, without their addresses.
     operands: u8,
     out_float: Float,
     bias: bool,
@@ -58,7 +60,7 @@ struct Shape {
 type Handle = *mut c_void;
 type Status = c_int;
 
-/// What a call needs, made once a shape.
+/// Descriptions for a call, made once per shape.
 struct Plan {
     description: Handle,
     w: Handle,
@@ -143,7 +145,7 @@ mod constant {
     pub const TRANSPOSE: c_int = 1;
     pub const LAYOUT_COLS: c_int = 3;
     pub const PREF_MAX_WORKSPACE: c_int = 1;
-    /// Where scales may be vectors.
+    /// The first version with vectors as scales.
     pub const OUTER_VECTORS_SINCE: usize = 120_900;
 }
 use constant as c;
@@ -161,7 +163,7 @@ pub(super) struct Blas {
 unsafe impl Send for Blas {}
 
 impl Blas {
-    /// An error says that the library is not there, or is of no use.
+    /// An error if the library is missing or unusable.
     pub fn open(device: &Arc<Device>) -> Result<Blas> {
         let library = Library::open("cuBLASLt", FILES, ADVICE)?;
         // SAFETY: the types are those of cublasLt.h, the same since CUDA 11.
@@ -193,7 +195,7 @@ impl Blas {
         Ok(Blas { functions, handle, device: Arc::clone(device), workspace, plans: HashMap::new(), version })
     }
 
-    /// As the library counts: 10000 * major + 100 * minor + patch.
+    /// In the library's notation: 10000 * major + 100 * minor + patch.
     pub fn version(&self) -> usize {
         self.version
     }
@@ -202,7 +204,7 @@ impl Blas {
         self.version >= c::OUTER_VECTORS_SINCE && self.device.info().capability >= (9, 0)
     }
 
-    /// Queues the product; false where the library has no algorithm for it, and nothing was queued.
+    /// Queues the product; false if the library has no algorithm for it, and nothing was queued.
     pub fn multiply(&mut self, product: &Product) -> bool {
         let shape = Shape {
             rows: bucket(product.m),
@@ -237,8 +239,8 @@ impl Blas {
             out: ptr::null_mut(),
             algorithm: Algorithm([0; 8]),
         };
-        // SAFETY: each writes one handle; what was made lives as long as the library. A plan is made once a shape, so a
-        // failure leaves a few of them behind and no more.
+        // SAFETY: each call writes one handle, which lives as long as the library. A plan is made
+        // once per shape, so a failure leaks a few handles and no more.
         unsafe {
             f.check(
                 (f.description_create)(&mut plan.description, c::COMPUTE_32F, c::R_32F),
@@ -265,14 +267,15 @@ impl Blas {
         Ok(plan)
     }
 
-    /// The library's first choice.
+    /// The library's first choice of an algorithm.
     fn choose(&self, plan: &Plan) -> Result<Algorithm> {
         let f = &self.functions;
         let mut preference = ptr::null_mut();
         let mut found =
             Heuristic { algorithm: Algorithm([0; 8]), workspace: 0, state: 0, waves: 0.0, reserved: [0; 4] };
         let mut count = 0;
-        // SAFETY: handles of this library; writes one preference, at most one result and their number.
+        // SAFETY: handles of this library; writes one preference, at most one result and their
+        // number.
         let status = unsafe {
             f.check((f.preference_create)(&mut preference), "cublasLtMatmulPreferenceCreate")?;
             let bytes = WORKSPACE;
@@ -300,7 +303,7 @@ impl Blas {
         }
     }
 
-    /// What changes from call to call.
+    /// Writes the values that change from call to call.
     fn address(&self, plan: &Plan, product: &Product) -> Result<()> {
         let f = &self.functions;
         if product.bias != 0 {
@@ -319,8 +322,8 @@ impl Blas {
         let m = product.m as u64;
         let (alpha, beta) = (1.0f32, 0.0f32);
         self.device.bind()?;
-        // SAFETY: handles of this library; the addresses are of tensors and weights with at least the shapes described,
-        // by the callers' checks; the workspace is as large as was told.
+        // SAFETY: handles of this library; by the callers' checks the addresses are of tensors and
+        // weights with at least the described shapes; the workspace has the size in the preference.
         let status = unsafe {
             for layout in [plan.x, plan.out] {
                 f.check(
@@ -353,7 +356,8 @@ impl Blas {
 
 impl Functions {
     fn describe<T: Copy>(&self, plan: &Plan, attribute: c_int, value: &T) -> Result<()> {
-        // SAFETY: a description of this library, and a value of the attribute's size, which is copied.
+        // SAFETY: a description of this library, and a value of the attribute's size, which is
+        // copied.
         let status =
             unsafe { (self.description_set)(plan.description, attribute, (&raw const *value).cast(), size_of::<T>()) };
         self.check(status, "cublasLtMatmulDescSetAttribute")
@@ -373,7 +377,7 @@ fn failed(what: &'static str, message: String) -> crate::Error {
     CudaError::Library { library: "cuBLASLt", what, message }.into()
 }
 
-/// Numbers of rows that share an algorithm.
+/// Rounds up a number of rows; one algorithm serves each result.
 fn bucket(m: usize) -> usize {
     match m {
         0..=256 => m.next_multiple_of(8),

@@ -1,5 +1,5 @@
-//! What a GPU can do at all: bytes read and copied, and operations of its matrix units, a second. What is reached is
-//! compared with it.
+//! Measured peaks of a GPU: bytes read and copied, and operations of its matrix units, per second.
+//! Benches compare their rates with them.
 
 use std::sync::Arc;
 
@@ -11,14 +11,14 @@ use crate::Result;
 
 /// Rows, columns and inner dimension of the product whose rate counts as the peak.
 const SIDE: usize = 8192;
-/// Repetitions that one measurement takes the best of.
+/// The best of this number of repetitions counts.
 const REPEATS: usize = 5;
 
-/// Rates a second; 0 where there is no way to measure one here.
+/// Rates per second; 0 if this build or device cannot measure one.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rates {
     pub read_bytes: f64,
-    /// Read and written together.
+    /// Bytes read and written, added.
     pub copy_bytes: f64,
     pub bf16_flops: f64,
     pub fp8_flops: f64,
@@ -27,7 +27,7 @@ pub struct Rates {
 pub struct Ceilings {
     // Dropped before the device.
     blas: Option<Blas>,
-    /// Two of the same size: from one to the other bytes are copied.
+    /// Two of the same size, for copies from one to the other.
     buffers: [Buffer; 2],
     /// Operands and the result of a product.
     operands: [Buffer; 3],
@@ -36,7 +36,7 @@ pub struct Ceilings {
 }
 
 impl Ceilings {
-    /// `bytes` should be many times what the device's cache holds.
+    /// `bytes` should be many times the size of the device's cache.
     pub fn new(ordinal: usize, bytes: usize) -> Result<Self> {
         let device = Arc::new(Device::open(&driver::CudaConfig { ordinal, cache_folder: None })?);
         let half = bytes / 2;
@@ -92,7 +92,7 @@ impl Ceilings {
     }
 }
 
-/// Seconds that the device takes for what is queued.
+/// Seconds that the device takes for the queued work.
 fn timed(device: &Device, queue: impl FnOnce()) -> Result<f64> {
     let (begin, end) = (device.timing_event()?, device.timing_event()?);
     device.record(&begin, driver::Stream::Compute);

@@ -1,11 +1,11 @@
-//! Rows and columns from one tensor to another, of either type. What the host names travels as arguments of the kernel, so
-//! that nobody waits for a copy.
+//! Copies rows and columns from one tensor to another, of either type. Numbers from the host travel
+//! as arguments of the kernel, so that the host waits for no copy.
 
 use super::driver::{Device, KernelArg, args};
 use super::launch;
 use super::tensor::Tensor;
 
-/// Runs of one launch.
+/// Runs per launch.
 const AT_ONCE: usize = 128;
 /// Rows of a run that are copied side by side.
 const MOST_ROWS: u32 = 64;
@@ -63,7 +63,7 @@ pub(super) fn copy_rows(device: &Device, out: &Tensor, x: &Tensor, pairs: &[(u32
     }
 }
 
-/// Pairs of (from, to) that follow each other on both sides, together: from, to and how many.
+/// Merges pairs of (from, to) that follow each other on both sides: from, to and count.
 fn runs(pairs: &[(u32, u32)]) -> Vec<[u32; 3]> {
     let mut runs: Vec<[u32; 3]> = Vec::new();
     for &(from, to) in pairs {

@@ -1,7 +1,8 @@
-//! Mixture of experts: routing, rows in order of expert, two products over all experts at once, and the weighted sum.
+//! Mixture of experts: routing, rows in order of expert, two products over all experts at once, and
+//! the weighted sum.
 //!
-//! How many rows an expert gets is known on the device alone; grids and memory are for the worst case. Experts are held
-//! in the activations' own type.
+//! Only the device knows how many rows an expert gets; grids and memory are for the worst case.
+//! Experts are held in the activations' own type.
 
 use std::sync::OnceLock;
 
@@ -29,14 +30,14 @@ pub struct Experts {
     pub(super) down: Buffer,
     pub(super) gate_up_bias: Option<Buffer>,
     pub(super) down_bias: Option<Buffer>,
-    /// As Hopper's kernels want them; made when it is known how many experts a row has.
+    /// In the form of Hopper's kernels; made once the number of experts per row is known.
     hopper: OnceLock<Option<(Weight90, Weight90)>>,
-    /// As its kernels for few rows want them.
+    /// In the form of its kernels for few rows.
     pub(super) few: Option<Few>,
 }
 
 impl Experts {
-    /// `random`: the values are invented on the device instead, from this seed.
+    /// `random`: the values are generated on the device instead, from this seed.
     pub(super) fn new(
         loader: &mut Loader,
         source: ExpertsSource<'_>,
@@ -151,15 +152,16 @@ unsafe impl KernelArg for RoutingArgs {}
 
 /// Most rows that one block routes and places by itself.
 const ROUTED_ALONE: usize = 16;
-/// Rows whose pairs a block places where there are more.
+/// For more rows: those with pairs that one block places.
 const PLACED_AT_ONCE: usize = 64;
 
-/// Bytes of the lists of so many pairs of a row and an expert.
+/// Bytes of the lists for this number of pairs of a row and an expert.
 pub(super) fn list_bytes(pairs: usize, experts: usize) -> usize {
     4 * (5 * (pairs + 4) + experts + 8)
 }
 
-/// Bytes of what the kernels keep of one pair: its row in order, what the two products give, and what is between them.
+/// Bytes of one pair's intermediate values: its row in order, the results of both products, and the
+/// gated values between them.
 pub(super) fn row_bytes(hidden: usize, inter: usize, value: usize) -> usize {
     (2 * hidden + 3 * inter) * value
 }
@@ -213,7 +215,7 @@ impl Cuda {
         launch(device, &kernel, grid(hidden, rows), 128, sum);
     }
 
-    /// What routing is told, with room for its lists.
+    /// Arguments of routing, with room for its lists.
     fn routing(
         &mut self,
         logits: &Tensor,
@@ -256,7 +258,7 @@ impl Cuda {
         })
     }
 
-    /// Fills the lists.
+    /// Queues the kernels that fill the lists.
     pub(super) fn route(&self, call: &RoutingArgs) {
         let (rows, call) = (call.rows as usize, *call);
         let size = if call.experts <= 128 { 128 } else { 512 };
@@ -272,7 +274,7 @@ impl Cuda {
         }
     }
 
-    /// One of the two products, of `(out, x)`.
+    /// Queues one of the two products, of `(out, x)`.
     fn grouped(
         &self,
         experts: &Experts,

@@ -1,5 +1,5 @@
-//! Experts of few rows on Hopper: two kernels for the whole block (`kernels/experts_few_sm90.cuh`), which route by
-//! themselves and read the chosen experts' weights at the speed of memory.
+//! Experts of few rows on Hopper: two kernels for the whole block (`kernels/experts_few_sm90.cuh`),
+//! which route by themselves and read the chosen experts' weights at the speed of memory.
 
 use super::Cuda;
 use super::driver::{Buffer, Device, Element, KernelArg, Launch, Matrix2d, Swizzle, TensorMap, args};
@@ -8,25 +8,27 @@ use super::rows::activation_number;
 use super::tensor::{Float, Tensor};
 use crate::{Result, Routing};
 
-/// Most rows that are given to the kernels, which would take eight: where a step waits for its kernels' starts most.
+/// Most rows for these kernels, which could take eight: with so few, a step spends most of its time
+/// on starting kernels.
 const MOST_ROWS: usize = 2;
-/// Most pairs of a row and an expert, and experts of a row, that they take.
+/// Most pairs of a row and an expert, and most experts of a row.
 const MOST_PAIRS: usize = 64;
 const MOST_CHOSEN: usize = 32;
-/// Widest rows: what a warp of the first kernel holds of x, and what of the second can have several warps at work.
+/// Widest rows: a warp of the first kernel holds a row of x, and several warps of the second work
+/// on one.
 const MOST_HIDDEN: usize = 4096;
 const MOST_INTER: usize = 4096;
 
-/// Experts of which the kernels choose by themselves; of more another kernel does it before.
+/// Most experts that the kernels choose from; for more, another kernel chooses before.
 const ROUTED_WITHIN: usize = 128;
 
-/// Values of k in a stage, of 16 rows of weights; eight warps have rings of three.
+/// Values of k in a stage of 16 rows of weights; eight warps have rings of three stages.
 const PIECE: usize = 128;
 const RING_BYTES: usize = 8 * 3 * 16 * PIECE * 2;
 /// Rows of weights in a box: eight of gate and eight of up make a stage, or sixteen of down.
 const BOX_ROWS: [u32; 2] = [8, 16];
 const THREADS: u32 = 288;
-/// What the second kernel has of shared memory besides the rings and x.
+/// Shared memory of the second kernel besides the rings and x.
 const FIXED_BYTES: usize = 9600;
 
 /// Mirrors `FewExpertsArgs` of experts_few_sm90.cuh.
@@ -57,7 +59,7 @@ pub(super) struct Few {
 }
 
 impl Few {
-    /// None where the kernels cannot take these experts, or the device is another.
+    /// None if the kernels cannot compute these experts, or the device is no Hopper.
     pub fn new(device: &Device, experts: &Experts) -> Result<Option<Self>> {
         let (hidden, inter) = (experts.hidden, experts.inter);
         let fits = hidden <= MOST_HIDDEN && inter <= MOST_INTER && (hidden | inter).is_multiple_of(8);
@@ -83,14 +85,15 @@ impl Few {
     }
 }
 
-/// Shared memory of the second kernel, whose x lies behind the rings.
+/// Shared memory of the second kernel, with x behind the rings.
 fn down_bytes(pairs: usize, inter: usize) -> usize {
     RING_BYTES + pairs * (inter.next_multiple_of(PIECE) * 2 + 64)
 }
 
 impl Cuda {
-    /// As the kernels for few rows do it, where they can: false otherwise, and nothing was queued. `gated` is room for
-    /// `inter` values of every pair; the lists of `routing` are used for very many experts alone.
+    /// Computes the experts with the kernels for few rows; false if they cannot, and nothing was
+    /// queued. `gated` is room for `inter` values of every pair; only very many experts need the
+    /// lists of `routing`.
     pub(super) fn few_experts(
         &self,
         out: &Tensor,
@@ -104,7 +107,7 @@ impl Cuda {
         let (hidden, inter, rows) = (experts.hidden, experts.inter, routing.rows as usize);
         let (pairs, info) = (rows * op.top_k, self.device.info());
         let fits = down_bytes(pairs, inter) + FIXED_BYTES <= info.shared_bytes as usize;
-        // Their sums are in another order than those of many rows.
+        // The order of sums differs from that for many rows.
         if self.config.batch_invariant || rows > MOST_ROWS || pairs > MOST_PAIRS || op.top_k > MOST_CHOSEN || !fits {
             return false;
         }
@@ -137,7 +140,8 @@ impl Cuda {
         };
         let first = if hidden <= MOST_HIDDEN / 2 { "few_gate_up_1" } else { "few_gate_up_2" };
         let tiles = (hidden.div_ceil(16) as u32).min(2 * info.multiprocessors);
-        // One block a multiprocessor leaves room for the second kernel, which fetches its weights meanwhile.
+        // One block a multiprocessor leaves room for the second kernel, which loads its weights
+        // meanwhile.
         self.launch_few(first, info.multiprocessors, RING_BYTES, few.gate_up, gate_up);
         self.launch_few("few_down", tiles, down_bytes(pairs, inter), few.down, down);
         true

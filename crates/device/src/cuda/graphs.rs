@@ -1,6 +1,7 @@
-//! Recorded work: steps of tokens that are decoded and drafts that are verified, and the draws behind them. The first piece
-//! of work of a kind runs as it is asked for, the second is recorded, all others are replayed. A recording that fails ends
-//! in an error of its step, and that kind is never recorded again.
+//! Recorded work: steps that decode tokens or verify drafts, and the sampling behind them. The
+//! first piece of work of a kind is launched operation by operation, the second is recorded, all
+//! others are replayed. A failed recording is an error of its step, and that kind is never recorded
+//! again.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -9,10 +10,10 @@ use super::driver::{Device, Graph};
 use super::inputs::{Form, Inputs};
 use crate::{Error, Result};
 
-/// Kinds that are told apart; work of further ones runs as it is asked for.
+/// Most kinds; work of further kinds is launched operation by operation.
 const MOST_KINDS: usize = 2048;
 
-/// What the recording of a step depends on: the inputs' memory, the size of the step, and which kernels attend.
+/// Key of a step's recording: the inputs' memory, the size of the step, and its attention kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct StepKind {
     inputs: u64,
@@ -22,7 +23,8 @@ pub(super) struct StepKind {
 }
 
 impl StepKind {
-    /// None for steps that hardly come twice: prompt chunks have a length of their own. Pooled rows have no logits.
+    /// None for steps that hardly come twice: each prompt chunk has its own length, and pooled rows
+    /// have no logits.
     pub fn of(inputs: &Inputs, num_logits: usize) -> Option<StepKind> {
         let size = inputs.size();
         let kind = StepKind { inputs: inputs.tokens(), rows: size.rows, num_logits, form: inputs.form() };
@@ -35,17 +37,18 @@ enum Entry {
     #[default]
     Unseen,
     SeenOnce,
-    /// In pieces, one behind the other.
+    /// In pieces, one after the other.
     Ready(Vec<Graph>),
     Refused,
 }
 
-/// Recordings of work whose kind is a `K`: work of equal kinds is the same launches with the same arguments.
+/// Recordings of work with a kind of type `K`: work of equal kinds has the same launches with the
+/// same arguments.
 pub(super) struct Recordings<K> {
     entries: HashMap<K, Entry>,
-    /// Under way, with the pieces that are done.
+    /// The current recording, with its finished pieces.
     recording: Option<(K, Vec<Graph>)>,
-    /// Of one that ended before its work did.
+    /// Error of a recording that ended before its work did.
     failure: Option<Error>,
 }
 
@@ -77,8 +80,8 @@ impl<K: Copy + Eq + Hash> Recordings<K> {
         true
     }
 
-    /// The first piece of a recording ends here: the device begins with it while the rest, which takes the driver longer,
-    /// is launched.
+    /// The first piece of a recording ends here: the device begins with it while the driver, which
+    /// takes longer for the rest, launches that.
     pub fn first_piece_ends(&mut self, device: &Device) {
         let Some((kind, pieces)) = self.recording.as_mut().filter(|(_, pieces)| pieces.is_empty()) else { return };
         match device.end_capture().and_then(|piece| device.begin_capture().map(|()| piece)) {
@@ -109,17 +112,17 @@ impl<K: Copy + Eq + Hash> Recordings<K> {
         }
     }
 
-    /// Ends a recording whose work was given up on the way, so that the stream runs again what it is given.
+    /// Ends a recording of work that was given up, so that the stream runs its work again.
     pub fn abandon(&mut self, device: &Device) {
         self.failure = None;
         if let Some((kind, _)) = self.recording.take() {
-            // Nothing of it is wanted, nor what it says.
+            // Neither its graph nor its error is needed.
             let _ = device.end_capture();
             self.entries.insert(kind, Entry::Refused);
         }
     }
 
-    /// Kinds that are replayed by now.
+    /// Number of kinds that are replayed.
     pub fn recorded(&self) -> usize {
         self.entries.values().filter(|entry| matches!(entry, Entry::Ready(_))).count()
     }

@@ -1,9 +1,11 @@
-//! What one step is about, in device memory at addresses that never change, so that a recorded step meets the next one's
-//! numbers: ids, positions, spans, block tables, lists of attention's work, and the angles of ropes.
+//! The inputs of one step, in device memory at addresses that never change, so that a recorded step
+//! can be replayed with the next step's numbers: ids, positions, spans, block tables, lists of
+//! attention's work items, and the angles of rotary embeddings.
 //!
-//! They go there in one [`Parcel`]. A step of tokens that are decoded and drafts that are verified, of which every row has
-//! an output, is padded up to a size of the [`ladder`], so that a recording for that size serves it. Rows added have token
-//! 0, position 0, no slot and are in no span. Trees, and chains of few rows, are taken apart (`paths.rs`).
+//! They are sent in one [`Parcel`]. A step that decodes tokens and verifies drafts, with an output
+//! for every row, is padded up to a bucket of the [`ladder`], so that a recording of that size
+//! serves it. Padding rows have token 0, position 0, no slot and no span. Trees, and chains of few
+//! rows, are split into single rows (`paths.rs`).
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -15,11 +17,11 @@ use super::work::{self, WorkKey};
 use crate::tree::TREE_ROWS;
 use crate::{Batch, DRAWN_TOKEN, InputLimits, Result, Span, StepSize};
 
-/// A row whose key and value are not stored.
+/// Slot of a row with a key and value that are not stored.
 pub(super) const NO_SLOT: u32 = u32::MAX;
-/// Kinds of attention that one model may have: by window, grouping and kernel.
+/// Most kinds of attention of one model: by window, grouping and kernel.
 const WORK_LISTS: usize = 6;
-/// Parts that each list of work has.
+/// Parts of each list of work items.
 const PARTS_OF_A_LIST: usize = 3;
 
 pub struct Inputs {
@@ -30,7 +32,7 @@ pub struct Inputs {
     parcels: [Parcel; 2],
     turn: usize,
     size: StepSize,
-    /// Without padding, and rows of trees apart.
+    /// Spans without padding, with rows of trees split.
     apart: Apart,
     form: Form,
     /// Every row has an output, and no span is longer than a draft may be.
@@ -39,23 +41,23 @@ pub struct Inputs {
     lists: Mutex<Vec<List>>,
 }
 
-/// What kinds of spans a step has, by which kernels are chosen.
+/// Kinds of spans in a step, which decide its kernels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Form {
     trees: bool,
-    /// Of one row, rows of trees among them, and of more.
+    /// Whether there are spans of one row, rows of trees included, and spans of more.
     single: bool,
     long: bool,
 }
 
-/// Cosines and sines of one rope, `[row][pairs]`.
+/// Cosines and sines of one rotary embedding, `[row][pairs]`.
 struct Rope {
     pairs: usize,
     cos: Buffer,
     sin: Buffer,
 }
 
-/// The work of one kind of attention in this step.
+/// The work items of one kind of attention in this step.
 #[derive(Clone, Copy, Debug)]
 struct List {
     key: WorkKey,
@@ -71,7 +73,7 @@ struct Layout {
     first_row: usize,
     num_rows: usize,
     context: usize,
-    /// Of each group.
+    /// One offset per layer group.
     slots: Vec<usize>,
     first_block: Vec<usize>,
     /// Numbers of items, two for each list.
@@ -79,7 +81,7 @@ struct Layout {
     blocks: Vec<usize>,
     splits: [usize; WORK_LISTS],
     tiles: [usize; WORK_LISTS],
-    /// Two words a row.
+    /// Two words per row.
     ancestors: usize,
     words: usize,
 }
@@ -112,22 +114,23 @@ impl Layout {
     }
 }
 
-/// Spans that there may be with chains taken apart.
+/// Most spans, with chains split into rows.
 pub(super) fn most_spans(limits: &InputLimits) -> usize {
     limits.spans.saturating_add(CHAIN_ROWS)
 }
 
-/// Bytes of one rope's cosines, or sines.
+/// Bytes of one rotary embedding's cosines, or sines.
 fn angle_bytes(limits: &InputLimits) -> usize {
     limits.rows.saturating_mul(limits.rope_pairs).saturating_mul(4)
 }
 
-/// Parts that a step may have: rows, outputs, spans, ancestors, tables of each group, lists of work.
+/// Most parts of a step: rows, outputs, spans, ancestors, tables of each group, lists of work
+/// items.
 fn most_parts(limits: &InputLimits) -> usize {
     7 + 3 * limits.groups + PARTS_OF_A_LIST * WORK_LISTS
 }
 
-/// Bytes that the inputs of a step take on the device, with those of two on their way.
+/// Device bytes of a step's inputs, and of two parcels in flight.
 pub(super) fn device_bytes(limits: &InputLimits) -> usize {
     let angles = angle_bytes(limits).saturating_mul(2 * limits.ropes);
     let words = Layout::new(limits).words;
@@ -135,14 +138,14 @@ pub(super) fn device_bytes(limits: &InputLimits) -> usize {
     words.saturating_add(on_the_way).saturating_mul(4).saturating_add(angles)
 }
 
-/// Device addresses of one list of work.
+/// Device addresses of one list of work items.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WorkList {
     pub splits: u64,
     pub num_splits: u64,
     pub tiles: u64,
     pub num_tiles: u64,
-    /// Of this step; a recorded launch does not depend on it.
+    /// Numbers of this step; a recorded launch does not depend on them.
     pub splits_now: usize,
     pub tiles_now: usize,
 }
@@ -175,17 +178,17 @@ impl Inputs {
         &self.limits
     }
 
-    /// Padding included.
+    /// The size with padding.
     pub fn size(&self) -> StepSize {
         self.size
     }
 
-    /// Whether a recording of a step of this size does for this one.
+    /// Whether a recording of a step of this size can serve this one.
     pub fn decodes(&self) -> bool {
         self.decodes
     }
 
-    /// What else a recording depends on.
+    /// The other facts that a recording depends on.
     pub(super) fn form(&self) -> Form {
         self.form
     }
@@ -202,7 +205,7 @@ impl Inputs {
         self.at(self.layout.outputs)
     }
 
-    /// Of spans: first rows, numbers of rows, contexts.
+    /// Addresses of spans: first rows, numbers of rows, contexts.
     pub(super) fn spans(&self) -> [u64; 3] {
         [self.layout.first_row, self.layout.num_rows, self.layout.context].map(|offset| self.at(offset))
     }
@@ -211,17 +214,17 @@ impl Inputs {
         self.at(self.layout.slots[group])
     }
 
-    /// Where spans' tables start, and the tables.
+    /// Addresses of the starts of spans' tables, and of the tables.
     pub(super) fn tables(&self, group: usize) -> [u64; 2] {
         [self.layout.first_block[group], self.layout.blocks[group]].map(|offset| self.at(offset))
     }
 
-    /// A word a row, or null in a step without trees.
+    /// Ancestor words of the rows, or null in a step without trees.
     pub(super) fn ancestors(&self) -> u64 {
         if self.form.trees { self.at(self.layout.ancestors) } else { 0 }
     }
 
-    /// Cosines, sines and their number a row.
+    /// Cosines, sines and their number per row.
     pub(super) fn rope(&self, rope: usize) -> (u64, u64, usize) {
         let rope = &self.ropes[rope];
         (rope.cos.ptr(), rope.sin.ptr(), rope.pairs)
@@ -238,8 +241,9 @@ impl Inputs {
         self.buffer.ptr() + 4 * word as u64
     }
 
-    /// `drawn`: tokens of rows on the device, and the row that each of the latest draws looked at, whose token a batch may
-    /// name by the number of the draw. `awaited`: no step is under way.
+    /// Sends the inputs of a step. `drawn` has the tokens of rows on the device, and the row that
+    /// each of the latest draws used; the batch may refer to a drawn token by the number of its
+    /// draw. `awaited`: no step is in flight.
     pub(super) fn upload(&mut self, batch: &Batch, drawn: (u64, &[u32]), awaited: bool) -> Result<StepSize> {
         let (drawn, rows_drawn) = drawn;
         batch.check(&self.limits);
@@ -254,7 +258,7 @@ impl Inputs {
             long: spans.iter().any(|span| span.num_rows > 1),
         };
         let padded = if self.decodes { ladder(rows).min(self.limits.rows).min(self.limits.outputs) } else { rows };
-        // Where a limit is below the ladder's next size, the step stays as it is.
+        // If the next bucket is above a limit, the step is not padded.
         let padded = padded.max(rows);
         self.size = StepSize { rows: padded, outputs: batch.outputs.len() + padded - rows };
 
@@ -267,7 +271,7 @@ impl Inputs {
             Some(number) => DRAWN_TOKEN | rows_drawn[number as usize],
             None => token,
         };
-        // The first part: of it tokens are looked up.
+        // The first part: drawn tokens are substituted in it.
         writer.put(layout.tokens, batch.tokens.iter().map(|&id| token(id)).chain(std::iter::repeat_n(0, added)));
         writer.put(layout.positions, batch.positions.iter().copied().chain(std::iter::repeat_n(0, added)));
         writer.put(layout.outputs, batch.outputs.iter().copied().chain(rows as u32..padded as u32));
@@ -292,8 +296,8 @@ impl Inputs {
         Ok(self.size)
     }
 
-    /// The step's work of one kind of attention. A kind that was never asked for is listed now; from then on every step
-    /// brings its list along.
+    /// The step's work items of one kind of attention. A new kind is listed now; from then on every
+    /// step brings its list along.
     pub(super) fn work(&self, key: WorkKey) -> WorkList {
         let mut lists = self.lists.lock().unwrap_or_else(PoisonError::into_inner);
         let number = lists.iter().position(|list| list.key == key).unwrap_or_else(|| self.add_list(&mut lists, key));
@@ -316,7 +320,7 @@ impl Inputs {
         let mut writer = Packer::new(&mut words, PARTS_OF_A_LIST);
         write_list(&mut writer, &self.layout, number, &mut list, &self.apart.spans);
         for (to, words) in writer.parts() {
-            // What fails here is remembered by the device.
+            // The device remembers a failure of this upload.
             let _ = self.device.upload(&self.buffer, 4 * to, words);
         }
         lists.push(list);
@@ -330,8 +334,8 @@ fn write_list(writer: &mut Packer<'_>, layout: &Layout, number: usize, list: &mu
     writer.put(layout.counts + 2 * number, [list.splits as u32, list.tiles as u32].into_iter());
 }
 
-/// The sizes that recorded steps are padded to: up to 8 none, since there a row more takes longer; then multiples of 8, of
-/// 16 from 256 and of 64 from 512.
+/// The buckets that recorded steps are padded to. Up to 8 rows there is no padding, because each
+/// row takes time; then buckets are multiples of 8, of 16 from 256 and of 64 from 512.
 pub(super) fn ladder(rows: usize) -> usize {
     match rows {
         0..=8 => rows,

@@ -1,5 +1,5 @@
-//! Paged keys and values of a layer group: `[block][layer][keys | values][kv head][16 tokens][head]`, so that a block of
-//! all layers is one piece of memory.
+//! Paged keys and values of a layer group: `[block][layer][keys | values][kv head][16
+//! tokens][head]`, so that a block of all layers is contiguous memory.
 
 use super::driver::{Buffer, Device, Element, Launch, Matrix2d, Moving, NotBegun, Swizzle, TensorMap, args};
 use crate::{BLOCK_TOKENS, Error, HostMemory, KvFormat, KvShape, Result};
@@ -7,13 +7,13 @@ use crate::{BLOCK_TOKENS, Error, HostMemory, KvFormat, KvShape, Result};
 pub struct Kv {
     pub(super) shape: KvShape,
     pub(super) buffer: Buffer,
-    /// All heads of all tokens as rows of one matrix, where kernels want it so.
+    /// All heads of all tokens as rows of one matrix, for kernels that read them so.
     pub(super) map: Option<TensorMap>,
-    /// Pairs of a copy of blocks, from and to.
+    /// Pairs (from, to) of a block copy.
     pairs: Buffer,
 }
 
-/// A copy of a block beside what the device computes.
+/// A block copy that runs beside the device's computation.
 pub(super) type Begun = std::result::Result<Moving, NotBegun>;
 
 /// Most pairs that one launch copies.
@@ -68,7 +68,7 @@ impl Kv {
         device.upload(&self.buffer, self.at(block), bytes)
     }
 
-    /// A chain, whose later pairs read what earlier ones wrote, is copied pair by pair.
+    /// If later pairs read blocks that earlier ones wrote, the pairs are copied one by one.
     pub(super) fn copy(&self, device: &Device, pairs: &[(u32, u32)]) -> Result<()> {
         let bytes = self.block_stride();
         let writes = |block: u32| pairs.iter().filter(|(_, to)| *to == block).count();
@@ -94,7 +94,7 @@ impl Kv {
 
 /// Rows of one head and token, for the bulk copies of Hopper.
 fn map(device: &Device, shape: &KvShape, buffer: &Buffer) -> Result<Option<TensorMap>> {
-    // Codes are such rows where their scales take up whole rows as well.
+    // Codes form such rows if their scales take up whole rows as well.
     let (row_bytes, box_cols, element, swizzle) = match (shape.format, shape.head_dim) {
         (KvFormat::BF16, head_dim) => (2 * head_dim, 64, Element::Bf16, Swizzle::Bytes128),
         (KvFormat::Fp8 | KvFormat::Int8, 64) => (64, 64, Element::U8, Swizzle::Bytes64),
@@ -119,7 +119,7 @@ fn map(device: &Device, shape: &KvShape, buffer: &Buffer) -> Result<Option<Tenso
     device.tensor_map_2d(&matrix).map(Some)
 }
 
-/// As kernels number formats.
+/// The number of a format in the kernels.
 pub(super) fn format_number(format: KvFormat) -> i32 {
     match format {
         KvFormat::F32 => 0,

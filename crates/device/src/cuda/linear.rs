@@ -1,4 +1,5 @@
-//! Which kernel multiplies: by the weight's form, the number of rows and what was promised about bits.
+//! Chooses the kernel of a product: by the weight's form, the number of rows and the promise about
+//! bits.
 
 use super::blas::{Blas, Operands, Product};
 use super::driver::{Device, KernelArg, args};
@@ -11,22 +12,25 @@ use super::weight::{Form, Run, Weight};
 use super::{Cuda, launch};
 use crate::Activation;
 
-/// Coded weights of more than this when widened are streamed, however many rows there are: so much scratch is taken once,
-/// for all of them.
+/// Quantized weights that are larger than this when widened are streamed for any number of rows:
+/// the scratch memory for widened weights is allocated once, for all of them.
 pub(super) const WIDENED_BYTES: usize = 512 << 20;
 
-/// Up to here coded weights are streamed where Hopper's kernels do not take them: reading them once for every 16 rows costs
-/// less than writing their values.
+/// Up to this number of rows quantized weights are streamed if Hopper's kernels do not take them:
+/// reading them once for every 16 rows costs less than writing their values.
 const CODED_ROWS: usize = 48;
 
-/// Up to here plain weights are streamed where there is a library or a kernel for Hopper as well: measured on an H200, one
-/// row takes 0.85 of the library's time, eight the same, sixteen more.
+/// Up to this number of rows plain weights are streamed even if there is a library or a Hopper
+/// kernel: measured on an H200, one row takes 0.85 of the library's time, eight the same, sixteen
+/// more.
 const FEWEST_ROWS: usize = 8;
-/// Up to here Hopper's kernels of this project are faster than cuBLASLt with bf16: by 13% of a step of 16 sequences of shape
-/// 8b, 9% of one of 64, 5% of one of 80, 1% of one of 96; the library by 1% of one of 128.
+/// Up to this number of rows Folio's Hopper kernels are faster than cuBLASLt with bf16: by 13% of a
+/// step of 16 sequences of shape 8b, 9% of one of 64, 5% of one of 80, 1% of one of 96. The library
+/// is faster by 1% of one of 128.
 const OWN_ROWS: usize = 96;
 
-/// Up to here weights in eight-bit floats are streamed, and meet rows that are not rounded.
+/// Up to this number of rows weights in eight-bit floats are streamed and multiplied with unrounded
+/// rows.
 const ROUNDED_ROWS: usize = 16;
 
 /// Mirrors `PlainArgs`.
@@ -37,7 +41,7 @@ pub(super) struct PlainArgs {
     pub x: u64,
     pub w: u64,
     pub bias: u64,
-    /// 0: dense.
+    /// 0 for dense weights.
     pub offsets: u64,
     pub m: i32,
     pub n: i32,
@@ -52,7 +56,7 @@ const _: () = assert!(size_of::<PlainArgs>() == 64);
 // SAFETY: repr(C), numbers and addresses only, as in linear_plain.cu.
 unsafe impl KernelArg for PlainArgs {}
 
-/// On plain cores: slow, and the same bits for any number of rows.
+/// A product on plain cores: slow, and the same bits for any number of rows.
 pub(super) fn plain_product(device: &Device, float: Float, call: PlainArgs) {
     let tiles = |count: i32| (count as u32).div_ceil(64);
     let extra = if call.offsets == 0 { 0 } else { call.experts as u32 };
@@ -61,7 +65,8 @@ pub(super) fn plain_product(device: &Device, float: Float, call: PlainArgs) {
 }
 
 impl Cuda {
-    /// The rows' address in the type that products read; rows of the residual stream are narrowed first.
+    /// The rows' address in the type that products read; rows of the residual stream are narrowed
+    /// first.
     pub(super) fn as_operand(&mut self, x: &Tensor, rows: usize, float: Float) -> Option<u64> {
         if x.float() == float {
             return Some(x.ptr());
@@ -109,13 +114,14 @@ impl Cuda {
         }
     }
 
-    /// Hopper's kernels, where so many rows are theirs: any number where bits may not depend on it.
+    /// Hopper's kernels, if they multiply this number of rows: any number if bits must not depend
+    /// on it.
     fn hopper_for<'a>(&'a self, weight: &'a Weight, rows: usize) -> Option<(&'a Gemm90, &'a Weight90)> {
         let theirs = rows > FEWEST_ROWS && (rows <= OWN_ROWS || self.blas.is_none());
         self.gemm90.as_ref().zip(weight.hopper.as_ref()).filter(|_| theirs || self.config.batch_invariant)
     }
 
-    /// A product of `[gate | up]`, gated; false where that cannot be done at once, and nothing was queued.
+    /// A gated product of `[gate | up]`; false if no kernel does both, and nothing was queued.
     pub(super) fn multiply_gated(
         &self,
         out: &Tensor,
@@ -144,9 +150,10 @@ impl Cuda {
         }
     }
 
-    /// Eight-bit floats on both sides, x rounded row by row: for many rows, and for any number where bits may not depend
-    /// on it. By the library, or by Hopper's kernels where it is missing, has no such scales or may not be used. False
-    /// where that cannot be, and nothing was queued but the rounding.
+    /// Eight-bit floats on both sides, x rounded row by row: for many rows, and for any number if
+    /// bits must not depend on it. The library multiplies, or Hopper's kernels if it is missing,
+    /// has no such scales or may not be used. False if neither can, and nothing but the rounding
+    /// was queued.
     fn multiply_rounded(&mut self, weight: &Weight, call: &Call, bias: Option<&Vector>, most: usize) -> bool {
         let (n, k, m) = (weight.n, weight.k, call.m);
         let [Run { form: Form::Float8 { blocks }, buffer, .. }] = weight.runs() else { return false };
@@ -175,7 +182,8 @@ impl Cuda {
         true
     }
 
-    /// Coded weights: few rows are streamed; for many the values are written out first, where there is room.
+    /// Quantized weights: few rows are streamed; for many the values are written out first, if
+    /// there is room.
     fn multiply_coded(&mut self, weight: &Weight, call: &Call, bias: Option<&Vector>, most: usize) {
         let (n, k) = (weight.n, weight.k);
         let bytes = n * k * 2;
@@ -201,7 +209,7 @@ impl Cuda {
         }
     }
 
-    /// Many rows with bf16 values, by the library where it may be used.
+    /// Many rows with bf16 values, by the library if it may be used.
     fn multiply_plain(&mut self, w: u64, (n, k): (usize, usize), call: &Call, bias: Option<&Vector>) {
         if let Some(blas) = &mut self.blas
             && !self.config.batch_invariant
@@ -220,7 +228,7 @@ impl Cuda {
     }
 }
 
-/// `(most, k)`: rows that x has room for, and its width.
+/// `(most, k)`: number of rows that x has room for, and its width.
 fn hopper_product(gemm: &Gemm90, device: &Device, weight: &Weight90, call: &Call, (most, k): (usize, usize)) {
     let out = Output90 { ptr: call.out, form: Form90::Whole(call.out_float) };
     let x = Input90 { ptr: call.x, rows: most, cols: k };

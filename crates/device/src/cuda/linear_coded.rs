@@ -1,5 +1,6 @@
-//! Products with coded weights of some dozens to hundreds of rows on Hopper (`kernels/gemm_coded_sm90.cu`): codes become bf16
-//! on their way into the tensor cores, and are written nowhere.
+//! Products with quantized weights of some dozens to hundreds of rows on Hopper
+//! (`kernels/gemm_coded_sm90.cu`): codes become bf16 on their way into the tensor cores, and the
+//! values are never written to memory.
 
 use std::ops::RangeInclusive;
 
@@ -10,13 +11,13 @@ use super::scratch::Scratch;
 use super::weight::{Code, Form, Weight};
 use super::{Cuda, launch};
 
-/// Fewer rows are streamed; for more, what is saved by not writing the values costs more than it gains.
+/// Fewer rows are streamed; with more, these kernels cost more than writing out the values.
 const ROWS: RangeInclusive<usize> = 33..=MOST_ROWS;
 pub(super) const MOST_ROWS: usize = 256;
 /// Weight rows of a block.
 const BLOCK_ROWS: usize = 128;
 
-/// Tokens of a tile, how many blocks a multiprocessor holds, and in how many slices k is cut at most.
+/// Tokens of a tile, blocks of a multiprocessor, and most slices of k.
 struct Tile {
     tokens: usize,
     blocks: usize,
@@ -31,7 +32,7 @@ fn tile_for(rows: usize) -> Tile {
 }
 
 impl Tile {
-    /// As many as leave every block a place at once.
+    /// The most slices with which all blocks run at once.
     fn slices(&self, outputs: usize, inputs: usize, rows: usize, multiprocessors: usize) -> usize {
         let blocks = outputs.div_ceil(BLOCK_ROWS) * rows.div_ceil(self.tokens);
         let fits = |slices: &usize| {
@@ -42,7 +43,7 @@ impl Tile {
         [8, 4, 2].into_iter().find(fits).unwrap_or(1)
     }
 
-    /// As in gemm_coded_sm90.cu: bytes of codes hold fewer stages.
+    /// As in gemm_coded_sm90.cu: bytes of codes leave room for fewer stages.
     fn shared_bytes(&self, form: &Form) -> u32 {
         let bytes = matches!(form, Form::Coded(coded) if coded.code == Code::Byte);
         let stages = if self.tokens == 64 { 4 } else { 5 } - usize::from(bytes);
@@ -51,7 +52,7 @@ impl Tile {
     }
 }
 
-/// What kernels of this form are called after; none where there is none.
+/// First part of the kernels' names for this form; none if there are none.
 fn stem(form: &Form) -> Option<&'static str> {
     match form {
         Form::Coded(coded) if !coded.by_16() => Some(form.stem()),
@@ -60,14 +61,14 @@ fn stem(form: &Form) -> Option<&'static str> {
 }
 
 impl Cuda {
-    /// False where these kernels do not take the product, and nothing was queued.
+    /// False if these kernels cannot compute the product, and nothing was queued.
     pub(super) fn multiply_in_tiles(&mut self, weight: &Weight, call: &Call) -> bool {
         let (k, rows) = (weight.k, call.m);
         let known = weight.runs().iter().all(|run| stem(&run.form).is_some()) && k.is_multiple_of(32);
         if !known || self.gemm90.is_none() || self.config.batch_invariant {
             return false;
         }
-        // Taken by the first step, whatever its rows are.
+        // Allocated by the first step, with any number of rows.
         let Some(turned) = self.room(Scratch::TURNED, MOST_ROWS * k * 2) else { return false };
         if !ROWS.contains(&rows) {
             return false;

@@ -1,8 +1,8 @@
-//! Products of one row that norm what they read, gate what they give or add it to the residual stream by
-//! themselves (`kernels/linear_few.cuh`): which weights they take, and with which geometry.
+//! Products of one row that also normalize their input, gate their output or add it to the residual
+//! stream (`kernels/linear_few.cuh`): the weights they take, and their geometry.
 //!
-//! Their sums are not those of the streaming kernels to the bit, so nothing that must not depend on the number of rows
-//! goes this way.
+//! Their sums differ from those of the streaming kernels in the last bits, so they are not used if
+//! bits must not depend on the number of rows.
 
 use super::Cuda;
 use super::driver::{Device, Kernel, KernelArg, Launch, args};
@@ -12,9 +12,9 @@ use super::tensor::{Float, Tensor, Vector, optional};
 use super::weight::{CHUNK, CHUNK_BYTES, Form, Run, Weight};
 use crate::Activation;
 
-/// Most rows that this is worth it for: measured on an H200, two take longer than with kernels apart.
+/// Most rows: measured on an H200, two take longer than with separate kernels.
 pub(super) const FEW_ROWS: usize = 1;
-/// As linear_few.cuh has them.
+/// Constants of linear_few.cuh.
 const ROWS: usize = 16;
 const MOST_WARPS: usize = 16;
 const FEWEST_WARPS: usize = 8;
@@ -47,43 +47,44 @@ const _: () = assert!(size_of::<FewArgs>() == 96);
 // SAFETY: repr(C), numbers and addresses only, as in linear_few.cuh.
 unsafe impl KernelArg for FewArgs {}
 
-/// What becomes of a product.
+/// Destination of a product's result.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Finish {
     Write(Float),
-    /// To f32 values, times this.
+    /// Added to f32 values, times this.
     Add(f32),
     /// Outputs `[gate | up]` become half as many bf16.
     Gate(Activation),
 }
 
-/// Rows to multiply and where the result goes; addresses are of the device.
+/// Rows to multiply and the destination of the result; addresses are on the device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FewCall {
     pub out: u64,
     pub finish: Finish,
-    /// `[m, k]`, bf16; f32 where it is normed.
+    /// `[m, k]` of bf16; of f32 if it is normalized.
     pub x: u64,
-    /// `[k]` f32, and what is added to the mean of squares.
+    /// Weights `[k]` of f32, and the constant added to the mean of squares.
     pub norm: Option<(u64, f32)>,
     /// `[n]` f32, or 0.
     pub bias: u64,
     pub m: usize,
 }
 
-/// How a run is multiplied.
+/// Kernels and geometry for a run.
 pub(super) struct Few {
     kernel: Kernel,
-    /// Of weights whose halves are gates and what they gate.
+    /// For weights with one half of gates and one of ups.
     gated: Option<Kernel>,
     warps: usize,
     tiles: usize,
-    /// By the number of rows, from one on: shared memory of a block, and blocks that run at a time on the device.
+    /// By the number of rows, from one on: shared memory of a block, and blocks that run at a time
+    /// on the device.
     geometry: Vec<(u32, u32)>,
 }
 
 impl Few {
-    /// None for what these kernels do not take.
+    /// None for weights that these kernels cannot multiply.
     pub fn new(device: &Device, form: &Form, outputs: usize, inputs: usize) -> Option<Self> {
         let shape = Shape::of(form, outputs, inputs)?;
         let kernel = device.kernel(&format!("few_{}", form.stream_stem()));
@@ -104,20 +105,20 @@ impl Few {
     }
 }
 
-/// What of a run decides how it is multiplied; constants as in linear_few.cuh.
+/// Properties of a run that decide its geometry; constants as in linear_few.cuh.
 #[derive(Debug, PartialEq, Eq)]
 struct Shape {
     tiles: usize,
-    /// Inputs of a chunk, and how many of them there are.
+    /// Inputs of a chunk, and the number of chunks.
     chunk: usize,
     chunks: usize,
     slot_bytes: usize,
-    /// Chunks that a warp has under way.
+    /// Chunks that a warp has in flight.
     stages: usize,
     warps: usize,
-    /// Blocks of a multiprocessor.
+    /// Blocks per multiprocessor.
     wanted: u32,
-    /// Halves of the outputs lie so that they can be gated.
+    /// The halves of the outputs are aligned so that they can be gated.
     gated: bool,
 }
 
@@ -134,14 +135,14 @@ impl Shape {
         };
         let gated = *form != Form::Float8 { blocks: true } && outputs.is_multiple_of(2);
         let (tiles, chunks) = (outputs.div_ceil(ROWS), inputs.div_ceil(chunk));
-        // As many warps as leave the fewest of them idle in the last turn.
+        // The number of warps with the fewest idle in the last turn.
         let idle = |warps: &usize| (chunks.next_multiple_of(*warps) * 1000 / chunks, usize::MAX - warps);
         let warps = (FEWEST_WARPS..=MOST_WARPS).min_by_key(idle)?;
         let slot_bytes = CHUNK_BYTES + 32 * lane_bytes;
         Some(Self { tiles, chunk, chunks, slot_bytes, stages, warps, wanted, gated })
     }
 
-    /// Of a block: the ring, rows of x, sums, and sums of squares.
+    /// Shared memory of a block: the ring, rows of x, sums, and sums of squares.
     fn shared_bytes(&self, m: usize) -> usize {
         let (ring, x) = (self.warps * self.stages * self.slot_bytes, self.chunks * m * self.chunk * 2);
         let sums = 2 * self.warps * ROWS * m.next_multiple_of(2) * 4;
@@ -186,12 +187,12 @@ impl Run {
     }
 }
 
-/// The product by the kernels of few rows; false where they do not take it, and nothing was queued.
+/// Computes the product by the kernels of few rows; false if they cannot, and nothing was queued.
 pub(super) fn multiply_few(device: &Device, weight: &Weight, call: &FewCall) -> bool {
     let runs = weight.runs();
     let takes = |run: &Run| run.few.as_ref().is_some_and(|few| (1..=few.geometry.len()).contains(&call.m));
     let gates = match call.finish {
-        // The error function is left to the kernel of gates.
+        // The error function is left to the separate gate kernel.
         Finish::Gate(Activation::Gelu) => false,
         Finish::Gate(_) => matches!(runs, [Run { few: Some(Few { gated: Some(_), .. }), .. }]),
         _ => true,
@@ -206,7 +207,7 @@ pub(super) fn multiply_few(device: &Device, weight: &Weight, call: &FewCall) -> 
 }
 
 impl Cuda {
-    /// Up to how many rows products do what stands before and behind them by themselves.
+    /// Most rows of products that include the operations before and behind them.
     pub(super) fn few_rows(&self) -> usize {
         if self.config.batch_invariant || self.float() == Float::F32 { 0 } else { FEW_ROWS }
     }
@@ -215,7 +216,8 @@ impl Cuda {
         (1..=self.few_rows()).contains(&rows)
     }
 
-    /// A product of normed rows of the residual stream, written or gated; false where that cannot be done at once.
+    /// A product of normalized rows of the residual stream, written or gated; false if no kernel
+    /// does both.
     pub(super) fn multiply_normed(
         &mut self,
         (out, finish): (&Tensor, Finish),
@@ -233,7 +235,7 @@ impl Cuda {
             && multiply_few(&self.device, weight, &FewCall { out, finish, x: x.ptr(), norm, bias, m: rows })
     }
 
-    /// A product that is added to the residual stream; false where that cannot be done at once.
+    /// A product that is added to the residual stream; false if no kernel does both.
     pub(super) fn multiply_added(
         &mut self,
         residual: &Tensor,

@@ -1,9 +1,10 @@
-//! Products with weights in any form by kernels of our own: few rows at the speed of memory (`kernels/linear_stream.cuh`),
-//! many rows without a library (`kernels/linear_tile.cu`), f32 (`kernels/linear_f32.cu`), and coded weights made plain
-//! (`kernels/dequantize.cu`).
+//! Products with weights in any form by Folio's own kernels: few rows at the speed of memory
+//! (`kernels/linear_stream.cuh`), many rows without a library (`kernels/linear_tile.cu`), f32
+//! (`kernels/linear_f32.cu`), and quantized weights made plain (`kernels/dequantize.cu`).
 //!
-//! A streamed product's bits depend on the row and the weight alone: k is cut into slices by the weight's shape, and the
-//! number of rows decides only how many columns of the matrix instruction are used.
+//! A streamed product's bits depend on the row and the weight alone: k is cut into slices by the
+//! weight's shape, and the number of rows decides only how many columns of the matrix instruction
+//! are used.
 
 use half::bf16;
 
@@ -15,11 +16,12 @@ use super::tensor::Float;
 use super::weight::{CHUNK, CHUNK_BYTES, Code, Coded, Form, Run, Weight};
 use crate::Activation;
 
-/// Slices are chosen for this many multiprocessors, whatever the device has: its bits are the same everywhere.
+/// Slices are chosen for this number of multiprocessors on any device: the bits are the same
+/// everywhere.
 const MULTIPROCESSORS: usize = 132;
 /// Warps of the narrowest kernels that a multiprocessor holds.
 const WARPS: usize = 24;
-/// Most rows that a streamed product is worth it for; beyond 16 the weight is read twice.
+/// Most rows that streaming pays for; beyond 16 the weight is read twice.
 pub(super) const STREAMED_ROWS: usize = 32;
 
 /// Mirrors `Levels` of linear.cuh.
@@ -62,26 +64,26 @@ const _: () = assert!(size_of::<StreamArgs>() == 128);
 // SAFETY: repr(C), numbers and addresses only, as in linear_stream.cuh.
 unsafe impl KernelArg for StreamArgs {}
 
-/// Rows to multiply and where the result goes; addresses are of the device.
+/// Rows to multiply and the destination of the result; addresses are on the device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Call {
-    /// `[m, n]` of the whole weight.
+    /// `[m, n]` for the whole weight.
     pub out: u64,
     pub out_float: Float,
-    /// `[m, k]` in what the weight is met in.
+    /// `[m, k]` in the type that the weight is multiplied with.
     pub x: u64,
     /// `[n]` f32, or 0.
     pub bias: u64,
     pub m: usize,
 }
 
-/// How a run is streamed.
+/// Kernels and geometry for a streamed run.
 pub(super) struct Streamed {
     slices: usize,
     tiles: usize,
     /// By ascending number of columns.
     variants: Vec<Variant>,
-    /// That of eight columns which gates, where there is one.
+    /// The gating kernel of eight columns, if there is one.
     gated: Option<Variant>,
 }
 
@@ -97,7 +99,7 @@ struct Variant {
 }
 
 impl Streamed {
-    /// None for what streaming kernels do not take: f32, and rows that 16-byte copies do not fit.
+    /// None for weights that cannot be streamed: f32, and rows that 16-byte copies do not fit.
     pub fn new(device: &Device, form: &Form, outputs: usize, inputs: usize) -> Option<Self> {
         if *form == Form::Plain(Float::F32) || !inputs.is_multiple_of(8) || outputs == 0 || inputs == 0 {
             return None;
@@ -107,7 +109,7 @@ impl Streamed {
             .into_iter()
             .filter_map(|columns| shape.variant(device, &format!("stream_{}_{columns}", form.stream_stem()), columns));
         let variants = variants.collect();
-        // Halves of packed tiles are picked.
+        // The gating kernel selects halves of packed tiles.
         let gates = matches!(form, Form::Coded(Coded { code: Code::Nibble { .. }, .. }))
             && matches!(form.stream_stem(), "int4" | "int4_by128")
             && outputs.is_multiple_of(64);
@@ -122,7 +124,7 @@ impl Streamed {
     }
 }
 
-/// What of a run decides how it is streamed; constants as in linear_stream.cuh.
+/// Properties of a run that decide its geometry; constants as in linear_stream.cuh.
 struct Shape {
     /// Outputs of a tile.
     rows: usize,
@@ -130,7 +132,7 @@ struct Shape {
     slices: usize,
     stage_bytes: usize,
     stages: usize,
-    /// Blocks of a multiprocessor that there is work for.
+    /// Blocks of a multiprocessor, as far as there is work for them.
     wanted: usize,
 }
 
@@ -142,10 +144,10 @@ impl Shape {
             Form::Coded(coded) => (coded.rows(), CHUNK, coded.lane_bytes(), 2),
         };
         let (tiles, chunks) = (outputs.div_ceil(rows), inputs.div_ceil(chunk));
-        // Measured on an H200: more blocks help only where bytes become numbers.
+        // Measured on an H200: more blocks help only for codes of bytes.
         let most = if chunk == CHUNK && rows == 16 { 3 } else { 2 };
         let wanted = tiles.div_ceil(MULTIPROCESSORS).clamp(1, most);
-        // Not more than there are chunks for, but the same few for all short rows.
+        // At most the number of chunks, but the same few for all short rows.
         let slices = (WARPS / wanted).min(if chunks >= 24 {
             24
         } else if chunks >= 12 {
@@ -160,7 +162,7 @@ impl Shape {
         warps * self.stages * self.stage_bytes + 2 * self.slices * self.rows * (8 * columns + 2) * 4
     }
 
-    /// The geometry that has most warps at work; none where no block fits.
+    /// The geometry with the most active warps; none if no block fits.
     fn variant(&self, device: &Device, name: &str, columns: usize) -> Option<Variant> {
         let kernel = device.kernel(name);
         let most = if columns == 1 { WARPS } else { 16 };
@@ -181,7 +183,7 @@ impl Shape {
 }
 
 impl Run {
-    /// What all kernels are told of a run.
+    /// Arguments that all kernels of a run share.
     fn arguments(&self, inputs: usize) -> StreamArgs {
         let mut call = StreamArgs {
             weights: self.buffer.ptr(),
@@ -212,7 +214,7 @@ impl Run {
         call
     }
 
-    /// The same for a product of all of `weight`, of which this run gives its outputs.
+    /// The same for a product of all of `weight`; this run computes its own outputs.
     pub fn product_arguments(&self, weight: &Weight, call: &Call, slices: usize) -> StreamArgs {
         StreamArgs {
             out: call.out + (self.first * call.out_float.bytes()) as u64,
@@ -245,16 +247,16 @@ impl Run {
     }
 }
 
-/// The product by streaming kernels; false where they do not take the weight, and nothing was queued.
+/// Computes the product by streaming kernels; false if they cannot, and nothing was queued.
 pub(super) fn stream(device: &Device, weight: &Weight, call: &Call) -> bool {
     stream_and(device, weight, call, Finish::Write(call.out_float))
 }
 
-/// The same with something behind it; gated products are of eight rows at most.
+/// The same with a finishing operation; gated products have eight rows at most.
 pub(super) fn stream_and(device: &Device, weight: &Weight, call: &Call, finish: Finish) -> bool {
     let runs = weight.runs();
     let gates = match finish {
-        // The error function is left to the kernel of gates.
+        // The error function is left to the separate gate kernel.
         Finish::Gate(Activation::Gelu) => false,
         Finish::Gate(_) => call.m <= 8 && matches!(runs, [Run { streamed: Some(Streamed { gated: Some(_), .. }), .. }]),
         _ => true,

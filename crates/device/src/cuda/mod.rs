@@ -1,8 +1,9 @@
-//! The CUDA backend: the same operations on a GPU, with activations in bf16 (or f32, to compare with the CPU).
+//! The CUDA backend: the same operations on a GPU, with activations in bf16 (or f32, to compare
+//! with the CPU).
 //!
-//! All work goes to one stream, in the order in which it is asked for; kernels of a step start while the one before
-//! drains. Decode steps are recorded and replayed. What fails in the middle of a step is remembered and told by
-//! `check`.
+//! All work goes to one stream in the order of the calls; kernels of a step start while the
+//! previous one drains. Decode steps are recorded and replayed. A failure in the middle of a step
+//! is remembered and reported by `check`.
 #![allow(unsafe_code)]
 
 mod attention;
@@ -45,7 +46,7 @@ pub use working::{ExpertsShape, Widened, WorkingShape, working_bytes};
 
 use driver::{Arg, Device, Launch};
 
-/// Queues a kernel without shared memory of its own choice, which may start while the one before it drains.
+/// Queues a kernel without dynamic shared memory, which may start while the previous one drains.
 fn launch(device: &Device, name: &str, grid: [u32; 3], threads: u32, args: &[Arg<'_>]) {
     device.launch(&device.kernel(name), Launch { grid, threads, shared_bytes: 0, overlap: true }, args);
 }

@@ -1,12 +1,12 @@
-//! Keys and values of single tokens from slot to slot. The pairs travel as arguments of the kernel, so that nobody waits
-//! for a copy.
+//! Copies keys and values of single tokens from slot to slot. The pairs travel as arguments of the
+//! kernel, so that the host waits for no copy.
 
 use super::driver::{Device, KernelArg, args};
 use super::kv::Kv;
 use super::launch;
 use crate::{BLOCK_TOKENS, KvFormat};
 
-/// Pairs of one launch.
+/// Pairs per launch.
 const AT_ONCE: usize = 64;
 
 /// Mirrors `Moves`.

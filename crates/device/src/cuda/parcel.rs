@@ -1,28 +1,29 @@
-//! A step's numbers on their way to the device: packed one part behind the other in pinned memory, copied while the step
-//! before runs, and put where they belong by a kernel between the two. So nothing of it is waited for: the copy is long done
-//! when the kernel runs, and the kernel has the device's own memory to read. Where no step runs the kernel reads the pinned
-//! memory itself, which takes less than the copy and what has to be asked of the driver for it.
+//! A step's inputs on their way to the device: packed one part behind the other in pinned memory,
+//! copied while the previous step runs, and written to their addresses by a kernel between the two
+//! steps. Nothing waits for the copy: it is long done when the kernel runs, and the kernel reads
+//! the device's own memory. If no step is running, the kernel reads the pinned memory directly,
+//! which takes less time than a copy and its driver calls.
 
 use super::driver::{Buffer, Device, Event, Pinned, Stream, args};
 use super::launch;
 use crate::Result;
 
-/// Words that say of a part where it belongs, where it lies, and how long it is.
+/// Words that describe a part: its target, its source offset, and its length.
 const ENTRY: usize = 3;
-/// Blocks that a part is put in place by at most, and threads of each.
+/// Most blocks that write a part, and threads of each.
 const MOST_BLOCKS: usize = 32;
 const THREADS: u32 = 256;
 
-/// Words that parts of so many words together take on the way.
+/// Words of all parts together, their descriptions included.
 pub(super) fn words(most_parts: usize, words: usize) -> usize {
     words.saturating_add(ENTRY * most_parts)
 }
 
-/// One step on its way. Two of them take turns.
+/// One step's inputs in flight. Two of them take turns.
 pub(super) struct Parcel {
     memory: Pinned,
     copy: Buffer,
-    /// Passed when `memory` was read, and when `copy` was.
+    /// Events: `memory` was read, and `copy` was.
     copied: Event,
     taken: Event,
 }
@@ -38,15 +39,16 @@ impl Parcel {
         })
     }
 
-    /// Begins anew, when the last copy is done.
+    /// Starts a new parcel once the last copy is done.
     pub fn packer(&mut self, most_parts: usize) -> Result<Packer<'_>> {
         self.copied.synchronize()?;
         let bytes = self.memory.bytes();
         Ok(Packer::new(self.memory.as_mut_slice(0..bytes), most_parts))
     }
 
-    /// Sends what was packed. Work queued on the compute stream from now on finds it in `to`. Words of the first part that
-    /// name a drawn token become it, from the tokens at `drawn`. `awaited`: the device has nothing else to do.
+    /// Sends the packed parts. Work queued on the compute stream from now on finds them in `to`.
+    /// Words of the first part that refer to a drawn token are replaced by it, from the tokens at
+    /// `drawn`. `awaited`: the device has no other work.
     pub fn send(&self, device: &Device, packed: Packed, to: &Buffer, drawn: u64, awaited: bool) {
         let (from, read) = if awaited {
             (self.memory.ptr(), &self.copied)
@@ -60,12 +62,13 @@ impl Parcel {
         let blocks = packed.longest.div_ceil(THREADS as usize).clamp(1, MOST_BLOCKS);
         let grid = [blocks as u32, packed.parts as u32, 1];
         launch(device, "put_inputs", grid, THREADS, args![to.ptr(), from, drawn]);
-        // An event: the next kernel does not begin early, since it may look at what this one puts.
+        // The event keeps the next kernel from starting early: it may read the words that this one
+        // writes.
         device.record(read, Stream::Compute);
     }
 }
 
-/// What a packer wrote.
+/// Size of a packer's output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Packed {
     pub words: usize,
@@ -73,7 +76,7 @@ pub(super) struct Packed {
     longest: usize,
 }
 
-/// Writes parts: first the list of them, then their words.
+/// Writes parts: first their descriptions, then their words.
 pub(super) struct Packer<'a> {
     words: &'a mut [u32],
     most_parts: usize,
@@ -85,7 +88,8 @@ impl<'a> Packer<'a> {
         Self { words, most_parts, packed: Packed { words: ENTRY * most_parts, parts: 0, longest: 0 } }
     }
 
-    /// Adds words that belong to `to` and behind it; how many there were. Of none only the first part is kept.
+    /// Adds words for the address `to`; returns their number. An empty part is dropped unless it is
+    /// the first.
     pub fn put(&mut self, to: usize, values: impl Iterator<Item = u32>) -> usize {
         let from = self.packed.words;
         let mut end = from;
@@ -108,7 +112,7 @@ impl<'a> Packer<'a> {
         self.packed
     }
 
-    /// Every part: where it belongs, and its words.
+    /// Every part: its target, and its words.
     pub fn parts(&self) -> impl Iterator<Item = (usize, &[u32])> {
         self.words.chunks_exact(ENTRY).take(self.packed.parts).map(|entry| {
             let [to, from, count] = [entry[0], entry[1], entry[2]].map(|word| word as usize);

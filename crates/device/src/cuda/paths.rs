@@ -1,33 +1,35 @@
-//! Drafts as kernels see them: every row of a tree is a span of its own, which finds its last positions elsewhere in the
-//! tree's table. Rows of a chain may be, too.
+//! Drafts in the form that kernels read: every row of a tree is a span of its own, which finds its
+//! last positions elsewhere in the tree's table. So may rows of a chain be.
 //!
-//! Rows so go the way of rows that are decoded, split by split of their keys, and get the same bits: the warp that
-//! copies keys and values looks up where each token of a path lies, and no other notices. The price is that a prefix is
-//! read once a row; rows of one split come one after the other, so all but the first find it in the second-level cache.
+//! These rows are computed like decode rows, split by split of their keys, and get the same bits:
+//! the warp that copies keys and values looks up the slot of each token of a path, and the other
+//! warps do not differ. The price is that a prefix is read once per row; rows of one split come one
+//! after the other, so all but the first find it in the second-level cache.
 //!
-//! A chain could as well be a tile, as the chunks of prompts are, which reads a prefix once, but from end to end by one
-//! multiprocessor a kv head. With 8 kv heads on 132 multiprocessors tiles take `context / 64` us a layer until there are more
-//! than 16 chains, and rows apart about `rows * context / 1300`, so few rows are better apart and many together, at any
-//! length: measured on an H200 at 2,040 tokens, 20 rows of 4 chains apart take 31 us a layer more than at 300, and 25 of 5
-//! together 22.
+//! A chain could as well be a tile, like the chunks of prompts, which reads a prefix once, but from
+//! end to end by one multiprocessor per KV head. With 8 KV heads on 132 multiprocessors tiles take
+//! `context / 64` us a layer until there are more than 16 chains, and separate rows about `rows *
+//! context / 1300`. So few rows are better separate and many together, at any length: measured on
+//! an H200 at 2,040 tokens, 20 separate rows of 4 chains take 31 us a layer more than at 300
+//! tokens, and 25 rows of 5 chains together 22.
 
 use super::work::SPLIT;
 use crate::{Batch, Span, tree};
 
-/// Rows of chains in a step that are taken apart at most.
+/// Most rows of chains in a step that are computed separately.
 pub(super) const CHAIN_ROWS: usize = 16;
-/// Splits that they may have in all.
+/// Most splits of these rows in all.
 pub(super) const CHAIN_SPLITS: usize = 48 * CHAIN_ROWS;
 
-/// Spans of a step with its trees taken apart.
+/// Spans of a step with its trees split into rows.
 #[derive(Default)]
 pub(super) struct Apart {
     pub spans: Vec<Span>,
-    /// Which of the batch's spans each is of.
+    /// For each of them, the index of its span in the batch.
     pub origins: Vec<u32>,
 }
 
-/// Whether so few rows are in chains that they are better apart.
+/// Whether the rows of chains are so few that they are better computed separately.
 pub(super) fn are_few(batch: &Batch) -> bool {
     let is_chain = |span: &&Span| span.num_rows > 1 && tree::of_span(&batch.ancestors, span).is_none();
     let (mut rows, mut splits) = (0, 0);
@@ -43,7 +45,7 @@ impl Apart {
         Self { spans: Vec::with_capacity(spans), origins: Vec::with_capacity(spans) }
     }
 
-    /// Rows of chains are taken apart as well where `chains` says so.
+    /// `chains`: rows of chains are split as well.
     pub fn fill(&mut self, batch: &Batch, chains: bool) {
         self.spans.clear();
         self.origins.clear();

@@ -1,4 +1,5 @@
-//! Operations that take each row by itself: geometry and arguments of the kernels in norm.cu, rows.cu and qkv.cu.
+//! Operations on each row by itself: geometry and arguments of the kernels in norm.cu, rows.cu and
+//! qkv.cu.
 
 use super::driver::{Device, KernelArg, args};
 use super::inputs::Inputs;
@@ -10,14 +11,14 @@ use crate::{Activation, KvFormat, NormSpan, PrepareQkv};
 /// Widest row that a block keeps in registers.
 const NORM_WIDTH: usize = 8192;
 
-/// Rows from which on a block for each is enough.
+/// From this number of rows on, one block per row is enough.
 const MANY_ROWS: usize = 512;
 
 fn blocks(count: usize, each: usize) -> u32 {
     count.div_ceil(each) as u32
 }
 
-/// Threads of a norm over rows of this width, and what its kernel's name ends in.
+/// Threads of a norm over rows of this width, and the ending of its kernel's name.
 fn norm_shape(width: usize) -> (u32, &'static str) {
     let threads = (width.div_ceil(8).next_multiple_of(32)).clamp(32, 1024) as u32;
     (threads, if width.is_multiple_of(4) && width <= NORM_WIDTH { "" } else { "_wide" })
@@ -83,7 +84,7 @@ pub(super) fn gate(device: &Device, out: &Tensor, gate_up: &Tensor, activation: 
     launch(device, &name, grid, 128, args![out.ptr(), gate_up.ptr(), number, alpha, limit, width as i32]);
 }
 
-/// As kernels number activations, with their constants.
+/// The number of an activation in the kernels, with its constants.
 pub(super) fn activation_number(activation: Activation) -> (i32, f32, f32) {
     match activation {
         Activation::Silu => (0, 0.0, 0.0),
@@ -168,7 +169,7 @@ const _: () = assert!(size_of::<PrepareQkvArgs>() == 112);
 // SAFETY: repr(C), numbers and addresses only, as in qkv.cu.
 unsafe impl KernelArg for PrepareQkvArgs {}
 
-/// Which kernel, and how many heads a block of it takes.
+/// The kernel, and the number of heads per block.
 fn prepare_kernel(float: Float, head_dim: usize, pairs: usize, format: KvFormat) -> (&'static str, usize) {
     let multiples =
         |of_head: usize, of_pairs: usize| head_dim.is_multiple_of(of_head) && pairs.is_multiple_of(of_pairs);
@@ -215,7 +216,8 @@ pub(super) fn prepare_qkv(
         padding: 0,
     };
     let (name, each) = prepare_kernel(qkv.float(), op.head_dim, pairs, kv.shape.format);
-    // A norm over whole rows needs a row in one block; many rows fill the device that way as well, and with less to read.
+    // A norm over whole rows needs a row in one block; many rows fill the device that way too, and
+    // read less.
     let one_block = row_span || rows >= MANY_ROWS;
     let grid = [rows as u32, if one_block { 1 } else { blocks(heads, each) }, 1];
     launch(device, name, grid, 256, args![call]);

@@ -1,6 +1,6 @@
-//! Tokens drawn on the device: what rows of logits are to become goes over with one copy, while the step computes them, and
-//! what became of them comes back with another, while the next step already runs on the tokens themselves. Where all tokens
-//! are the likeliest the kernel writes to the host's memory itself.
+//! Sampling on the device. The parameters of rows arrive with one copy while the step computes
+//! their logits, and the results return with another while the next step already runs on the tokens
+//! themselves. If all draws are greedy, the kernel writes to the host's memory directly.
 
 use std::collections::VecDeque;
 
@@ -12,9 +12,9 @@ use super::tensor::{Float, Tensor};
 use crate::{Draw, DrawFailure, Drawn, DrawnLogprobs, Draws, Error, Result};
 
 const NONE: u32 = u32::MAX;
-/// Bytes that the kernels keep of a row between each other.
+/// Bytes of a row's state that the kernels share.
 pub(super) const STATE_BYTES: usize = 40_992;
-/// Tokens whose weights are summed together, and how many such sums a row may have.
+/// Tokens with weights that are summed together, and most such sums of a row.
 const CHUNK: usize = 4096;
 const MOST_TOKENS: usize = 64 * CHUNK;
 
@@ -91,7 +91,7 @@ unsafe impl KernelArg for SampleArgs {}
 
 /// Memory for draws of up to `rows` rows.
 pub(super) struct Sampler {
-    // Dropped before the memory they work on.
+    // Dropped before the memory that they use.
     recordings: Recordings<(SampleArgs, Steps)>,
     rows: usize,
     states: Buffer,
@@ -99,21 +99,23 @@ pub(super) struct Sampler {
     saved: Buffer,
     turns: [Turn; 2],
     next: usize,
-    /// Turns whose results nobody has asked for yet, or why there are none, oldest first.
+    /// Turns with results that have not been collected, or the error of one, oldest first.
     pending: VecDeque<Result<usize>>,
-    /// Row of the logits that each of the latest draws looked at.
+    /// Row of the logits that each of the latest draws used.
     rows_drawn: Vec<u32>,
 }
 
-/// Memory of a draw: one may be asked for while the one before it is not told yet.
+/// Memory of one draw: the next may be queued before this one's results are collected.
 struct Turn {
     wanted: Pinned,
     results: Pinned,
     /// The same on the device: rows, then lists.
     wanted_there: Buffer,
-    /// Results, then best tokens, then their logprobs; all of it comes back, also what no kernel had to write.
+    /// Results, then best tokens, then their logprobs; all of it is copied back, even parts that no
+    /// kernel had to write.
     results_there: Buffer,
-    /// When `wanted` is there, when the results are, and when they are here.
+    /// Events: `wanted` has arrived on the device, the results are computed, and they are on the
+    /// host.
     copied: Event,
     drawn: Event,
     done: Event,
@@ -129,7 +131,7 @@ struct Asked {
     logprobs: bool,
 }
 
-/// What the kernels read besides the logits.
+/// Inputs of the kernels besides the logits.
 #[derive(Default)]
 struct Request {
     rows: Vec<SampleRow>,
@@ -139,7 +141,7 @@ struct Request {
     steps: Steps,
 }
 
-/// Which kernels have something to do.
+/// The kernels that have work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct Steps {
     edits: bool,
@@ -159,7 +161,8 @@ impl Request {
         request
     }
 
-    /// Up to so many rows, with such as nobody asks about.
+    /// Pads to `num_rows` with rows that no draw refers to, so that a recording for that size
+    /// applies.
     fn pad(&mut self, num_rows: usize) {
         self.rows.resize(num_rows.max(self.rows.len()), row_of(&Draw::greedy(0)));
     }
@@ -193,7 +196,7 @@ impl Request {
         self.rows[draw.row as usize] = row;
     }
 
-    /// Where the words went, and how many entries of `width` they are.
+    /// Offset of the words, and their number in entries of `width`.
     fn list(&mut self, words: impl Iterator<Item = u32>, width: usize) -> (u32, u32) {
         let start = self.lists.len();
         self.lists.extend(words);
@@ -225,12 +228,13 @@ fn row_of(draw: &Draw) -> SampleRow {
     }
 }
 
-/// Of a row, at first: what is asked of it, what of its logits is changed, what it gives.
+/// Initial bytes reserved per row for the request, the saved logits and the result; they grow on
+/// demand.
 const WANTED_BYTES: usize = size_of::<SampleRow>() + 1024;
 const SAVED_BYTES: usize = 512;
 const RESULT_BYTES: usize = size_of::<SampleResult>() + 8 * 20;
 
-/// Bytes that a sampler of so many rows takes on the device.
+/// Device bytes of a sampler for this number of rows.
 pub fn device_bytes(rows: usize) -> usize {
     rows * (STATE_BYTES + 4 + SAVED_BYTES + 2 * (WANTED_BYTES + RESULT_BYTES))
 }
@@ -265,13 +269,14 @@ impl Sampler {
         })
     }
 
-    /// Makes room where this draw wants more than any before. Recordings of what lies elsewhere now are not met again.
+    /// Grows the memory if this draw needs more than any before. Recordings with the old addresses
+    /// do not match any more.
     fn make_room(&mut self, device: &Device, wanted: usize, saved: usize, results: usize) -> Result<()> {
         if saved > self.saved.bytes() {
             device.synchronize(Stream::Compute)?;
             self.saved = device.alloc("logits that were changed", saved)?;
         }
-        // Whoever used the turn before was told, so that nothing of it is in use.
+        // The results of this turn's last draw were collected, so its memory is free.
         let turn = &mut self.turns[self.next];
         if wanted > turn.wanted.bytes() {
             turn.wanted = device.pinned("draws", wanted)?;
@@ -284,7 +289,7 @@ impl Sampler {
         Ok(())
     }
 
-    /// What fails is told by the [`Sampler::drawn`] that belongs to this draw.
+    /// A failure is reported by the [`Sampler::drawn`] of this draw.
     pub fn draw(&mut self, device: &Device, logits: &Tensor, draws: &Draws, records: bool) {
         assert!(self.pending.len() < 2, "a third draw before the first was told");
         let turn = self.begin(device, logits, draws, records);
@@ -315,7 +320,7 @@ impl Sampler {
         device.upload_async(Stream::Copy, &turn.wanted_there, 0, &turn.wanted, 0..wanted);
         device.record(&turn.copied, Stream::Copy);
         device.wait(Stream::Compute, &turn.copied);
-        // Results are written once, and no kernel looks at them.
+        // Greedy results are written once, and no kernel reads them.
         let is_direct = !request.steps.draws && !request.steps.logprobs;
         let given = if is_direct { turn.results.ptr() } else { turn.results_there.ptr() };
         let asked = turn.wanted_there.ptr();
@@ -356,7 +361,7 @@ impl Sampler {
         Ok(used)
     }
 
-    /// Whether [`Sampler::drawn`] would not wait.
+    /// Whether [`Sampler::drawn`] would return without waiting.
     pub fn is_drawn(&self) -> bool {
         match self.pending.front() {
             Some(Ok(turn)) => self.turns[*turn].done.is_done(),
@@ -392,12 +397,12 @@ impl Sampler {
         Ok(())
     }
 
-    /// Whether all that was drawn has been told.
+    /// Whether all results have been collected.
     pub fn is_idle(&self) -> bool {
         self.pending.is_empty()
     }
 
-    /// Kinds of draws that are replayed by now.
+    /// Number of kinds of draws that are replayed.
     pub fn recorded(&self) -> usize {
         self.recordings.recorded()
     }
@@ -410,7 +415,8 @@ impl Sampler {
 
 fn run(device: &Device, steps: Steps, call: SampleArgs) {
     let rows = call.num_rows as u32;
-    // As many blocks as run at once, where rows are few: two a multiprocessor of the largest devices, or four.
+    // For few rows, the number of blocks that run at once: two per multiprocessor of the largest
+    // devices, or four.
     let most = (call.vocab as u32).div_ceil(CHUNK as u32);
     let parts = |blocks: u32| (blocks / rows.max(1)).clamp(1, most);
     let kernel = |wanted: bool, name, grid, threads| {

@@ -1,12 +1,13 @@
-//! Memory that operations need between their kernels. Each kind is made for the largest step there can be when it is
-//! first asked for, at the latest by the first step; what a recorded step has met stays where it is for good.
+//! Memory that operations need between their kernels. Each kind is allocated for the largest
+//! possible step when it is first requested, at the latest by the first step; addresses in a
+//! recorded step stay valid.
 
 use super::driver::{Buffer, Device};
 use crate::Result;
 
 #[derive(Default)]
 pub(super) struct Scratch {
-    /// Of each kind all that were made; the last is in use.
+    /// All buffers of each kind; the last is in use.
     buffers: [Vec<Buffer>; Scratch::KINDS],
 }
 
@@ -15,11 +16,11 @@ impl Scratch {
     pub const PARTIAL: usize = 0;
     /// Weights widened for a product of many rows.
     pub const WEIGHTS: usize = 1;
-    /// Rows of f32 narrowed.
+    /// f32 rows, narrowed.
     pub const ROWS: usize = 2;
     /// Scales of rows rounded to eight bits.
     pub const SCALES: usize = 3;
-    /// Of experts: lists of pairs, rows in their order, and what the two products give.
+    /// For experts: lists of pairs, rows in their order, and the results of both products.
     pub const LISTS: usize = 4;
     pub const SORTED: usize = 5;
     pub const GATE_UP: usize = 6;
@@ -27,7 +28,7 @@ impl Scratch {
     pub const DOWN: usize = 8;
     /// Rows of activations rounded to eight bits.
     pub const ROUNDED: usize = 9;
-    /// Rows of activations as products with codes want them.
+    /// Rows of activations in the order that products with codes read.
     pub const TURNED: usize = 10;
     const KINDS: usize = 11;
 

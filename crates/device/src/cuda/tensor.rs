@@ -5,7 +5,7 @@ use half::bf16;
 use super::driver::{Buffer, Device};
 use crate::{Error, Result, TensorKind};
 
-/// What activations are held in.
+/// Type of activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Float {
     Bf16,
@@ -20,7 +20,7 @@ impl Float {
         }
     }
 
-    /// As it is spelled in kernels' names.
+    /// Its spelling in kernels' names.
     pub fn name(self) -> &'static str {
         match self {
             Float::Bf16 => "bf16",
@@ -38,7 +38,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// `activations`: what tensors that may be narrow are held in.
+    /// `activations`: type of tensors that may be narrow.
     pub(super) fn new(device: &Device, rows: usize, cols: usize, kind: TensorKind, activations: Float) -> Result<Self> {
         let float = match kind {
             TensorKind::Activation => activations,
@@ -75,7 +75,7 @@ impl Tensor {
         );
     }
 
-    /// Waits for the device.
+    /// Copies the values to the host, and waits for them.
     pub(super) fn download(&self, device: &Device, rows: usize, out: &mut Vec<f32>) -> Result<()> {
         self.check("downloaded", rows, self.cols);
         let count = rows * self.cols;
@@ -108,7 +108,7 @@ impl Tensor {
     }
 }
 
-/// f32 values that never change, and the same in bf16 for libraries that want them as wide as their results.
+/// Constant f32 values, and the same in bf16 for libraries that need them in their results' type.
 pub struct Vector {
     buffer: Buffer,
     narrow: Buffer,
@@ -122,7 +122,7 @@ impl Vector {
         Ok(Self { buffer, narrow, len: values.len() })
     }
 
-    /// Bytes that one of so many values takes.
+    /// Bytes of a vector of this length.
     pub fn bytes_of(len: usize) -> u64 {
         (len * (Float::F32.bytes() + Float::Bf16.bytes())) as u64
     }
@@ -143,7 +143,7 @@ impl Vector {
     }
 }
 
-/// Its address, or null.
+/// The vector's address, or null.
 pub(super) fn optional(vector: Option<&Vector>) -> u64 {
     vector.map_or(0, Vector::ptr)
 }

@@ -1,17 +1,18 @@
-//! How attention is divided: spans of one row into splits of their keys, prompt chunks into tiles of their rows.
+//! Division of attention into work items: spans of one row into splits of their keys, prompt chunks
+//! into tiles of their rows.
 //!
-//! Splits are counted from position 0 and always of the same size, so that what a row's result is made of depends on its
-//! position alone.
+//! Splits are counted from position 0 and always have the same size, so that the parts of a row's
+//! result depend on its position alone.
 
 use super::paths::CHAIN_SPLITS;
 use crate::{BLOCK_TOKENS, InputLimits, Span};
 
-/// Keys that one work item of a decode step looks at.
+/// Keys of one work item of a decode step.
 pub(super) const SPLIT: usize = 256;
-/// Rows of a tile, a row being one head of one token.
+/// Rows of a tile; a row is one head of one token.
 pub(super) const TILE_ROWS: usize = 128;
 
-/// Which list of work a kernel wants.
+/// Key of a list of work items.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WorkKey {
     /// 0: none.
@@ -19,14 +20,14 @@ pub(super) struct WorkKey {
     pub tiles: TileRule,
 }
 
-/// How the rows of a prompt chunk are divided.
+/// Division of a prompt chunk's rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TileRule {
-    /// Heads of one group lie side by side, and tiles end anywhere: this many heads a group.
+    /// Heads of one group lie side by side, and tiles end anywhere: this many heads per group.
     Packed(usize),
-    /// Whole tokens: this many a tile.
+    /// Whole tokens: this many per tile.
     Tokens(usize),
-    /// A row an item, and rows alone in their span among them.
+    /// One item per row, including rows that are alone in their span.
     EachRow,
 }
 
@@ -39,7 +40,7 @@ impl TileRule {
         }
     }
 
-    /// The last row of a tile, of a span of `rows`.
+    /// The last row of a tile in a span of `rows`.
     fn last_row(self, tile: usize, rows: usize) -> usize {
         let end = match self {
             TileRule::Packed(group) => ((tile + 1) * TILE_ROWS).div_ceil(group),
@@ -50,7 +51,7 @@ impl TileRule {
     }
 }
 
-/// Items that a step may have at most.
+/// Most items of a step.
 pub(super) fn most_splits(limits: &InputLimits) -> usize {
     (limits.table_entries / (SPLIT / BLOCK_TOKENS)).saturating_add(limits.spans).saturating_add(CHAIN_SPLITS)
 }
@@ -74,7 +75,7 @@ pub(super) fn splits(spans: &[Span], key: WorkKey) -> impl Iterator<Item = u32> 
     })
 }
 
-/// Pairs (span, tile) of the other spans (of all, where the rule says so), those that see most keys first.
+/// Pairs (span, tile) of the other spans (of all for `EachRow`), those that see most keys first.
 pub(super) fn tiles(spans: &[Span], key: WorkKey) -> impl Iterator<Item = u32> {
     let mut items: Vec<(usize, u32, u32)> = Vec::new();
     let least = if key.tiles == TileRule::EachRow { 1 } else { 2 };
@@ -105,7 +106,8 @@ mod tests {
         let spans = [span(1, 256), span(3, 300), span(1, 257), span(1, 1), span(1, 0)];
         let found: Vec<u32> = splits(&spans, PACKED).collect();
         assert_eq!(found, [0, 0, 2, 0, 2, 1, 3, 0]);
-        // A row at position 511 with a window of 256 sees 256 to 511; with one of 257 it sees 255 too.
+        // A row at position 511 with a window of 256 sees 256 to 511; with one of 257 it sees 255
+        // too.
         let windowed = |window| splits(&[span(1, 512)], WorkKey { window, ..PACKED }).collect::<Vec<_>>();
         assert_eq!(windowed(256), [0, 1]);
         assert_eq!(windowed(257), [0, 0, 0, 1]);
@@ -113,7 +115,7 @@ mod tests {
 
     #[test]
     fn tiles_cover_all_rows_and_the_longest_come_first() {
-        // 4 heads a group: 32 tokens a tile.
+        // 4 heads per group: 32 tokens per tile.
         let found: Vec<u32> = tiles(&[span(33, 33), span(1, 9), span(2, 1000)], PACKED).collect();
         assert_eq!(found, [2, 0, 0, 1, 0, 0]);
         // Groups of 12: tiles of 128 packed rows are 10 and two thirds of a token.

@@ -1,8 +1,9 @@
-//! Bytes that the backend takes besides weights, tensors, and keys and values, told before any of them is taken.
+//! Bytes that the backend takes besides weights, tensors, and keys and values, computed before any
+//! of them is allocated.
 //!
-//! Each part is counted as it is asked for where it is made, for the largest step there can be. Not counted: the
-//! driver's own context, recorded steps and the rounding of allocations, which the share of memory that a plan leaves
-//! alone is for; and draws with more biases and penalties than usual.
+//! Each part is counted as it is later requested, for the largest possible step. Not counted are
+//! the driver's own context, recorded steps and the rounding of allocations, for which a plan
+//! leaves a share of memory, and draws with more biases and penalties than usual.
 
 use super::attention::partial_bytes;
 use super::experts::{list_bytes, row_bytes};
@@ -13,19 +14,19 @@ use super::linear::WIDENED_BYTES;
 use super::{CudaConfig, Precision, blas, linear_coded, sampling};
 use crate::InputLimits;
 
-/// What a model asks of the memory between its kernels.
+/// Sizes of a model that its working memory depends on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkingShape {
     pub hidden: usize,
-    /// Of the layer in which heads times their width is largest.
+    /// From the layer with the most heads times their width.
     pub heads: usize,
     pub head_dim: usize,
-    /// Of all matrices.
+    /// Largest over all matrices.
     pub widest_input: usize,
-    /// Values of coded matrices that are widened for products of many rows: the largest, and all that were larger than
-    /// the ones before them.
+    /// Memory for widened quantized matrices: the largest one, and each that was larger than all
+    /// before it.
     pub widened: Widened,
-    /// Of the layer with the largest experts.
+    /// From the layer with the largest experts.
     pub experts: Option<ExpertsShape>,
 }
 
@@ -36,7 +37,8 @@ pub struct ExpertsShape {
     pub inter: usize,
 }
 
-/// Room for a matrix's values, which grows while weights are loaded; what it had before stays.
+/// Room for a matrix's widened values, which grows while weights are loaded; earlier buffers stay
+/// allocated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Widened {
     largest: u64,
@@ -44,7 +46,7 @@ pub struct Widened {
 }
 
 impl Widened {
-    /// Coded weights of `values` are loaded.
+    /// Counts quantized weights of `values` values.
     pub fn add(&mut self, values: usize) {
         let bytes = 2 * values as u64;
         if bytes <= WIDENED_BYTES as u64 && bytes > self.largest {
@@ -54,7 +56,7 @@ impl Widened {
     }
 }
 
-/// All of it, for steps of at most `limits`.
+/// Bytes of all working memory, for steps of at most `limits`.
 pub fn working_bytes(shape: &WorkingShape, limits: &InputLimits, config: &CudaConfig) -> u64 {
     let most_rows = limits.rows.max(limits.outputs);
     let narrow = config.activations == Precision::BF16;
@@ -68,9 +70,10 @@ pub fn working_bytes(shape: &WorkingShape, limits: &InputLimits, config: &CudaCo
         parts.push(partial_bytes(limits, shape.heads, shape.head_dim) as u64);
         parts.push((most_rows * shape.hidden * 2) as u64);
         if shape.widened.all > 0 {
-            // Rows rounded to eight bits, of the width of the stream and of the widest, with their scales.
+            // Rows rounded to eight bits, at the width of the stream and of the widest input, with
+            // their scales.
             parts.push((most_rows * (shape.hidden + shape.widest_input + 4)) as u64);
-            // The same turned for products with codes.
+            // The same in the order for products with codes.
             parts.push((2 * linear_coded::MOST_ROWS * (shape.hidden + shape.widest_input)) as u64);
         }
     }

@@ -1,10 +1,11 @@
-//! Compiled kernels in one file: what `cargo xtask kernels` writes for a generation of devices, and what a machine that
-//! compiles for itself keeps.
+//! Compiled kernels in one file: written by `cargo xtask kernels` for a generation of devices, or
+//! as the cache of a machine that compiles for itself.
 //!
-//! `magic | sha256 of the sources | sha256 of the body | form | body`, where the body is (name length u32, name, cubin
-//! length u32, cubin) ..., little-endian, as it is or compressed. A prebuilt cubin's name is `architecture/source`, and those of
-//! one source lie side by side. They repeat each other over long distances: LZMA makes half of what deflate leaves. For
-//! devices later than all that code is prebuilt for, a cubin's place is taken by PTX, which the driver translates.
+//! `magic | sha256 of the sources | sha256 of the body | form | body`. The body is (name length
+//! u32, name, cubin length u32, cubin) ..., little-endian, plain or compressed. A prebuilt cubin's
+//! name is `architecture/source`, and those of one source lie side by side. They repeat each other
+//! over long distances: LZMA needs half the size of deflate. For devices later than all prebuilt
+//! architectures, PTX takes a cubin's place, and the driver translates it.
 
 use std::io::Read;
 
@@ -16,7 +17,7 @@ use super::sources;
 const MAGIC: &[u8; 8] = b"folio-k2";
 const STORED: u8 = 0;
 const LZMA: u8 = 1;
-/// More than any archive unpacks to, and than unpacking needs.
+/// More bytes than any archive unpacks to, and more memory than unpacking needs.
 const MAX_BYTES: u64 = 256 << 20;
 const MAX_KIB: u32 = 64 << 10;
 
@@ -25,18 +26,18 @@ const MAX_KIB: u32 = 64 << 10;
 pub struct Cubin {
     /// Name of its source.
     pub name: String,
-    /// Code, or PTX with a zero at its end.
+    /// Code, or PTX with a zero byte at its end.
     pub image: Vec<u8>,
 }
 
-/// What travels in the binary: the architectures that an archive was made for, and its bytes.
+/// Archives in the binary: the architectures that each was made for, and its bytes.
 const PREBUILT: [(&[&str], &[u8]); 3] = [
     (&["sm_80", "sm_89"], include_bytes!("../kernels/archive/ampere.bin")),
     (&["sm_90a"], include_bytes!("../kernels/archive/hopper.bin")),
     (&["compute_90"], include_bytes!("../kernels/archive/later.bin")),
 ];
 
-/// The prebuilt kernels of an architecture, when they were made from this build's sources.
+/// The prebuilt kernels of an architecture, if they were made from this build's sources.
 pub fn prebuilt(architecture: &str) -> Option<Vec<Cubin>> {
     let (_, bytes) = PREBUILT.iter().find(|(members, _)| members.contains(&architecture))?;
     let own = |Cubin { name, image }| {
@@ -46,7 +47,7 @@ pub fn prebuilt(architecture: &str) -> Option<Vec<Cubin>> {
     Some(unpack(bytes)?.into_iter().filter_map(own).collect())
 }
 
-/// None when it is no archive, is damaged, or was made from other sources.
+/// None if it is no archive, is damaged, or was made from other sources.
 pub fn unpack(bytes: &[u8]) -> Option<Vec<Cubin>> {
     let (hash, rest) = bytes.strip_prefix(MAGIC)?.strip_prefix(&sources::hash())?.split_first_chunk::<32>()?;
     let body = match rest.split_first()? {
@@ -70,7 +71,7 @@ pub fn unpack(bytes: &[u8]) -> Option<Vec<Cubin>> {
     Some(cubins)
 }
 
-/// As they are: for a disk.
+/// Uncompressed, for the cache on disk.
 pub fn pack(cubins: &[Cubin]) -> Vec<u8> {
     let mut body = Vec::new();
     for cubin in cubins {

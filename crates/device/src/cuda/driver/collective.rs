@@ -1,7 +1,8 @@
 //! Sums, gathers and messages between GPUs, by NCCL, on the compute streams.
 //!
-//! Each rank has a device and a [`Collective`]; all ranks call the same operations in the same order. Ranks may be
-//! threads of one process or processes that share a [`UniqueId`]. An operation that fails is remembered by its device.
+//! Each rank has a device and a [`Collective`]; all ranks call the same operations in the same
+//! order. Ranks may be threads of one process or processes that share a [`UniqueId`]. The device
+//! remembers an operation that fails.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::{Arc, OnceLock};
@@ -20,7 +21,7 @@ const ADVICE: &str = "several GPUs talk to each other through NCCL: install libn
 
 type Comm = *mut c_void;
 
-/// What NCCL adds and moves, with its numbers for them.
+/// Types that NCCL adds and sends, with its numbers for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Number {
     U8 = 1,
@@ -42,7 +43,7 @@ impl Number {
 /// NCCL's number for sums.
 const SUM: c_int = 0;
 
-/// What ranks find each other by: made by one of them and passed to the others by any means.
+/// Identifies a group of ranks: made by one of them and passed to the others by any means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct UniqueId(pub [u8; 128]);
@@ -125,11 +126,12 @@ pub struct Collective {
     ranks: usize,
 }
 
-// SAFETY: a handle of NCCL, used by one thread at a time: all methods that queue work take it in order.
+// SAFETY: a handle of NCCL, used by one thread at a time: all methods that queue work take it in
+// order.
 unsafe impl std::marker::Send for Collective {}
 
 impl Collective {
-    /// Joins the group; returns when all ranks have, each in its own thread or process.
+    /// Joins the group; returns when all ranks have joined, each in its own thread or process.
     pub fn join(device: &Device, id: &UniqueId, ranks: usize, rank: usize) -> Result<Collective> {
         assert!(rank < ranks, "rank {rank} of {ranks}");
         let nccl = Nccl::get()?;
@@ -139,7 +141,7 @@ impl Collective {
         // SAFETY: the rank's device is current; writes one handle, destroyed in `drop`.
         let code = unsafe { (nccl.init_rank)(&mut comm, ranks as c_int, *id, rank as c_int) };
         let joined = nccl.check(code, "ncclCommInitRank");
-        // NCCL works through the run-time library, which may have made another context current.
+        // NCCL uses the CUDA runtime, which may have made another context current.
         context.bind_anew()?;
         joined?;
         Ok(Collective { nccl, comm, context, rank, ranks })
@@ -153,7 +155,7 @@ impl Collective {
         self.ranks
     }
 
-    /// Numbers at the offset become their sums over all ranks, in place.
+    /// Replaces the numbers at the offset by their sums over all ranks.
     pub fn all_reduce(&self, buffer: &Buffer, offset: usize, count: usize, number: Number) {
         let at = buffer.at(offset, count * number.bytes());
         // SAFETY: the range is inside the buffer; in place is allowed.
@@ -162,7 +164,7 @@ impl Collective {
         self.note(code, "ncclAllReduce");
     }
 
-    /// Every rank's `count` numbers, one rank behind the other, on all of them.
+    /// Gathers every rank's `count` numbers, one rank behind the other, on all ranks.
     pub fn all_gather(
         &self,
         out: &Buffer,
@@ -180,7 +182,7 @@ impl Collective {
         self.note(code, "ncclAllGather");
     }
 
-    /// Of the sums over all ranks, this rank's `count` numbers; the input has those of all ranks.
+    /// This rank's `count` numbers of the sums over all ranks; the input has those of all ranks.
     pub fn reduce_scatter(
         &self,
         out: &Buffer,
@@ -199,7 +201,7 @@ impl Collective {
         self.note(code, "ncclReduceScatter");
     }
 
-    /// To another rank, which receives as many.
+    /// Sends numbers to another rank, which receives as many.
     pub fn send(&self, buffer: &Buffer, offset: usize, count: usize, number: Number, to_rank: usize) {
         let at = buffer.at(offset, count * number.bytes());
         // SAFETY: the range is inside the buffer.
@@ -217,7 +219,8 @@ impl Collective {
         self.note(code, "ncclRecv");
     }
 
-    /// What the closure queues runs as one: sends and receives that wait for each other belong together.
+    /// Runs the queued operations as one: sends and receives that wait for each other belong
+    /// together.
     pub fn group(&self, queue: impl FnOnce(&Collective)) {
         // SAFETY: no preconditions; ended below.
         self.note(unsafe { (self.nccl.group_start)() }, "ncclGroupStart");
@@ -243,7 +246,7 @@ impl Drop for Collective {
         if self.context.bind().is_err() {
             return;
         }
-        // Of a device with a fault nothing may be waited for.
+        // After a device fault no wait would end.
         let end = if self.context.check().is_ok() { self.nccl.destroy } else { self.nccl.abort };
         // SAFETY: made in `join`, ended once.
         unsafe { end(self.comm) };

@@ -1,7 +1,8 @@
-//! A device's context: made current wherever it is used, with its streams and the first fault that happened.
+//! A device's context: made current wherever it is used, with its streams and the first fault that
+//! happened.
 //!
-//! Operations of a step report nothing: the first one that fails is remembered here, and whoever runs steps asks
-//! [`Context::check`] where it waits for the device anyway.
+//! Operations of a step report nothing: the first one that fails is remembered here, and the caller
+//! that runs steps calls [`Context::check`] where it waits for the device anyway.
 
 use std::cell::Cell;
 use std::ffi::CStr;
@@ -13,11 +14,12 @@ use cudarc::driver::sys::{self, CUdevice, CUdevice_attribute, CUresult, CUstream
 use super::error::{CudaError, check};
 use crate::Result;
 
-/// Launches with attributes and tensor maps came with it.
+/// The first with launch attributes and tensor maps.
 const OLDEST_DRIVER: i32 = 12_000;
 
-/// What work runs on: kernels and their copies on one, traffic that may run beside them on the others: to the device, and back
-/// to the host. What is on its way back waits for kernels, and what comes does not wait for it.
+/// Streams of work: kernels and their copies on one, traffic that may run beside them on the
+/// others, one to the device and one back to the host. Traffic back to the host waits for kernels,
+/// and traffic to the device does not wait for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
     Compute,
@@ -25,7 +27,7 @@ pub enum Stream {
     Back,
 }
 
-/// What a device says of itself.
+/// Properties of a device, as reported by the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
     pub ordinal: usize,
@@ -34,15 +36,15 @@ pub struct DeviceInfo {
     pub capability: (u32, u32),
     pub multiprocessors: u32,
     pub total_bytes: u64,
-    /// Shared memory one block may have at most, when it asks for it.
+    /// The most shared memory that one block may request.
     pub shared_bytes: u32,
     pub l2_bytes: u64,
-    /// The newest CUDA the driver speaks, as 1000 * major + 10 * minor.
+    /// The newest CUDA that the driver supports, as 1000 * major + 10 * minor.
     pub driver_version: u32,
 }
 
 impl DeviceInfo {
-    /// Kernels may start while the one before drains, and tensor maps exist.
+    /// Whether kernels may start while the previous one drains, and tensor maps exist.
     pub fn is_hopper_or_later(&self) -> bool {
         self.capability.0 >= 9
     }
@@ -56,14 +58,16 @@ pub(crate) struct Context {
     compute: CUstream,
     copy: CUstream,
     back: CUstream,
-    /// Set with `fault`: a step looks at this one.
+    /// Set with `fault`, for a fast check in each step.
     faulted: AtomicBool,
-    /// Something other than a kernel was queued on the compute stream since the last kernel.
+    /// Whether something other than a kernel was queued on the compute stream since the last
+    /// kernel.
     must_wait: AtomicBool,
     fault: Mutex<Option<CudaError>>,
 }
 
-// SAFETY: the driver's handles may be used from any thread that made the context current, also at the same time.
+// SAFETY: the driver's handles may be used from any thread that made the context current, also at
+// the same time.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
@@ -108,12 +112,12 @@ impl Context {
         Ok((context, info))
     }
 
-    /// Makes this context the current one of the calling thread. Cheap when it already is.
+    /// Makes this context the current one of the calling thread. Cheap if it already is.
     pub fn bind(&self) -> Result<()> {
         if CURRENT.get() == self.id { Ok(()) } else { self.bind_anew() }
     }
 
-    /// As `bind`, after something else may have made another context current.
+    /// Like `bind`, after other code may have made another context current.
     pub fn bind_anew(&self) -> Result<()> {
         // SAFETY: the handle is valid while `self` lives.
         check(unsafe { sys::cuCtxSetCurrent(self.handle) }, "cuCtxSetCurrent")?;
@@ -121,7 +125,7 @@ impl Context {
         Ok(())
     }
 
-    /// As `bind`, for operations that report nothing.
+    /// Like `bind`, for operations that report nothing.
     pub fn bind_quietly(&self) {
         if CURRENT.get() != self.id
             && let Err(crate::Error::Cuda(error)) = self.bind()
@@ -134,7 +138,8 @@ impl Context {
         self.handle
     }
 
-    /// For anything but kernels: the next kernel waits for it before it starts.
+    /// The stream for operations other than kernels: the next kernel waits for them before it
+    /// starts.
     pub fn stream(&self, stream: Stream) -> CUstream {
         if stream == Stream::Compute {
             self.must_wait.store(true, Ordering::Relaxed);
@@ -142,7 +147,7 @@ impl Context {
         self.kernel_stream(stream)
     }
 
-    /// For kernels.
+    /// The stream for kernels.
     pub fn kernel_stream(&self, stream: Stream) -> CUstream {
         match stream {
             Stream::Compute => self.compute,
@@ -151,13 +156,15 @@ impl Context {
         }
     }
 
-    /// Whether the next kernel may start while the one before it drains: not if a copy, a fill, an event or a graph lies
-    /// between them. A kernel that starts early reads what was uploaded for it before it waits for the kernel before.
+    /// Whether the next kernel may start while the previous one drains: not if a copy, a fill, an
+    /// event or a graph lies between them. A kernel that starts early reads its uploaded inputs
+    /// before it waits for the previous kernel.
     pub fn may_overlap(&self) -> bool {
         !self.must_wait.swap(false, Ordering::Relaxed)
     }
 
-    /// Remembers a failed operation; the first one counts, those after it are its consequences.
+    /// Remembers a failed operation. The first one counts, because later failures are its
+    /// consequences.
     #[inline]
     pub fn note(&self, code: CUresult, what: &str) {
         if code != CUresult::CUDA_SUCCESS {
@@ -168,7 +175,7 @@ impl Context {
     #[cold]
     pub fn remember(&self, error: CudaError) {
         let mut fault = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
-        // A lost device says more than what failed before it.
+        // A lost device explains more than the failures before it.
         if fault.as_ref().is_none_or(|known| error.is_lost() && !known.is_lost()) {
             *fault = Some(error);
         }
@@ -184,7 +191,8 @@ impl Context {
         fault.clone().map_or(Ok(()), |error| Err(error.into()))
     }
 
-    /// Takes a remembered failure back, unless the device is lost: for a failed recording, which ran nothing.
+    /// Clears and returns a remembered failure, unless the device is lost: for a failed recording,
+    /// which ran nothing.
     pub fn forget(&self) -> Option<CudaError> {
         let mut fault = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
         if fault.as_ref().is_some_and(CudaError::is_lost) {
@@ -216,7 +224,8 @@ impl Drop for Context {
         if self.bind().is_ok() {
             for stream in [self.compute, self.copy, self.back] {
                 if !stream.is_null() {
-                    // SAFETY: made in `open`, destroyed once. Of a lost device the call fails, and nothing is owed.
+                    // SAFETY: made in `open`, destroyed once. The call fails if the device is lost,
+                    // which is harmless.
                     unsafe { sys::cuStreamDestroy_v2(stream) };
                 }
             }
@@ -227,14 +236,14 @@ impl Drop for Context {
     }
 }
 
-/// What a device is, and how many of its bytes are free, without loading anything onto it.
+/// Properties and free bytes of a device, without loading anything onto it.
 pub fn probe(ordinal: usize) -> Result<(DeviceInfo, u64)> {
     let (context, info) = Context::open(ordinal)?;
     let free = context.free_bytes()?;
     Ok((info, free))
 }
 
-/// How many devices there are; an error says why the driver cannot be asked.
+/// Number of devices; an error says why the driver cannot be asked.
 pub fn device_count() -> Result<usize> {
     start_driver()?;
     let mut count = 0;
@@ -244,9 +253,9 @@ pub fn device_count() -> Result<usize> {
     Ok(count as usize)
 }
 
-/// Loads and initialises the driver; its version.
+/// Loads and initializes the driver; returns its version.
 fn start_driver() -> Result<i32> {
-    // Bindings panic where the library is missing, so nothing may be called before this was asked.
+    // Bindings panic if the library is missing, so no call may precede this check.
     // SAFETY: loads a library by name, whose initialisers are the driver's own.
     if !unsafe { sys::is_culib_present() } {
         return Err(CudaError::NoDriver { looked_for: "libcuda.so.1".to_owned() }.into());

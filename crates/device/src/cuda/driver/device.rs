@@ -1,4 +1,4 @@
-//! An opened GPU: its context, what it is, and the kernels that were loaded for it.
+//! An opened GPU: its context, its properties, and the kernels that were loaded for it.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -14,15 +14,15 @@ use super::profile::Profiler;
 use super::steps::StepClock;
 use crate::Result;
 
-/// How a GPU is opened.
+/// Options for opening a GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CudaConfig {
     pub ordinal: usize,
-    /// Where kernels compiled on this machine are kept; none are kept without it.
+    /// Folder for kernels compiled on this machine; without it none are stored.
     pub cache_folder: Option<PathBuf>,
 }
 
-/// What opening a GPU is made of.
+/// Times of the stages of opening a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenTimes {
     /// The driver and its context.
@@ -49,14 +49,14 @@ impl Device {
         Device::open_with(config, Kernels::Prebuilt)
     }
 
-    /// As [`Device::open`], but with kernels compiled on this machine (or found in its cache), though prebuilt ones
-    /// may fit: for tests of that road.
+    /// Like [`Device::open`], but with kernels compiled on this machine (or found in its cache)
+    /// even if prebuilt ones fit: for tests of this case.
     pub fn open_compiled(config: &CudaConfig) -> Result<Device> {
         Device::open_with(config, Kernels::CompiledHere)
     }
 
-    /// As [`Device::open`], but with the kernels that the driver of a later generation would translate: for tests of that
-    /// road on devices that have code of their own.
+    /// Like [`Device::open`], but with the kernels that the driver of a later generation would
+    /// translate: for tests of this case on devices that have prebuilt code.
     pub fn open_translated(config: &CudaConfig) -> Result<Device> {
         Device::open_with(config, Kernels::Translated)
     }
@@ -75,12 +75,12 @@ impl Device {
         &self.info
     }
 
-    /// How long opening it took, for the log.
+    /// Times of the stages of opening it, for the log.
     pub fn open_times(&self) -> OpenTimes {
         self.times
     }
 
-    /// Where the kernels came from, for the log.
+    /// Origin of the kernels, for the log.
     pub fn kernel_origin(&self) -> &Origin {
         self.modules.origin()
     }
@@ -89,19 +89,19 @@ impl Device {
         self.context.free_bytes()
     }
 
-    /// Makes the device current on this thread, for libraries that work on the current one. The calls of this module
-    /// do it themselves.
+    /// Makes the device current on this thread, for libraries that use the current one. The calls
+    /// of this module do it themselves.
     pub fn bind(&self) -> Result<()> {
         self.context.bind()
     }
 
-    /// The first operation that failed since the device was opened, if any did. Operations of a step report nothing
-    /// else; what they left in memory is worthless then.
+    /// The first operation that failed since the device was opened, if any did. Operations of a
+    /// step report nothing else; their results in memory are worthless then.
     pub fn check(&self) -> Result<()> {
         self.context.check()
     }
 
-    /// Waits until all work on the stream is done; an error as [`Device::check`] gives it.
+    /// Waits until all work on the stream is done; fails like [`Device::check`].
     pub fn synchronize(&self, stream: Stream) -> Result<()> {
         self.context.synchronize(stream)
     }
@@ -116,12 +116,13 @@ impl Device {
         self.context.raw()
     }
 
-    /// A kernel by its name; looked up at start, since a recording may not load one. Names are constants of this crate: an unknown one is a bug and panics.
+    /// A kernel by its name, looked up at start, since a recording may not load one. Names are
+    /// constants of this crate: an unknown one is a bug and panics.
     pub fn kernel(&self, name: &str) -> Kernel {
         self.find_kernel(name).unwrap_or_else(|| panic!("no module has a kernel named {name}"))
     }
 
-    /// As [`Device::kernel`], for kernels that only some architectures have.
+    /// Like [`Device::kernel`], for kernels that only some architectures have.
     pub fn find_kernel(&self, name: &str) -> Option<Kernel> {
         let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kernel) = kernels.get(name) {

@@ -1,4 +1,4 @@
-//! What can go wrong with a CUDA device, and how the driver's codes become messages.
+//! Errors of a CUDA device, and messages for the driver's codes.
 
 use std::ffi::CStr;
 
@@ -25,9 +25,9 @@ pub enum CudaError {
     #[error("out of memory: {what} needs {bytes} bytes of pinned host memory")]
     OutOfPinnedMemory { what: String, bytes: u64 },
 
-    /// A kernel or the hardware failed. The driver then answers every call of this process with the same code, also
-    /// when all is dropped, its context reset and opened anew (tried in seven ways with driver 580): only a new process
-    /// reaches the GPU again.
+    /// A kernel or the hardware failed. The driver then answers every call of this process with the
+    /// same code, even after everything is dropped and the context is reset and opened anew (tried
+    /// in seven ways with driver 580): only a new process reaches the GPU again.
     #[error("the GPU was lost: {message} ({name}), seen at: {what}; only a new process can use it again")]
     Lost { what: String, name: String, message: String },
 
@@ -48,7 +48,7 @@ pub enum CudaError {
 }
 
 impl CudaError {
-    /// Whether this process can use GPUs no more.
+    /// Whether this process cannot use GPUs any more.
     pub fn is_lost(&self) -> bool {
         matches!(self, CudaError::Lost { .. })
     }
@@ -60,7 +60,7 @@ impl CudaError {
     }
 }
 
-/// Ok when the call succeeded.
+/// Ok if the call succeeded.
 pub(super) fn check(code: CUresult, what: &str) -> Result<()> {
     if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(CudaError::from_code(code, what).into()) }
 }
@@ -73,14 +73,15 @@ fn count_of_devices(count: usize) -> String {
     }
 }
 
-/// Codes after which a context is dead: faults of kernels, of memory and of the machine.
+/// Codes that leave a context unusable: faults of kernels, of memory and of the machine.
 fn is_sticky(code: CUresult) -> bool {
     matches!(code as u32, 46 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=721 | 999)
 }
 
 fn error_name(code: CUresult) -> String {
     let mut text = std::ptr::null();
-    // SAFETY: the driver stores a pointer to a constant string, or null for a code it does not know.
+    // SAFETY: the driver stores a pointer to a constant string, or null for a code it does not
+    // know.
     let known = unsafe { sys::cuGetErrorName(code, &mut text) } == CUresult::CUDA_SUCCESS && !text.is_null();
     // SAFETY: see above; such strings live as long as the driver.
     if known { unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned() } else { format!("code {}", code as u32) }

@@ -20,7 +20,8 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// Waits on the host until the device has passed the point last recorded; an error as [`Device::check`] gives it.
+    /// Waits on the host until the device has passed the point last recorded; fails like
+    /// [`Device::check`].
     pub fn synchronize(&self) -> Result<()> {
         self.context.bind()?;
         // SAFETY: an event of this context.
@@ -28,7 +29,8 @@ impl Event {
         self.context.check()
     }
 
-    /// Whether the device has passed it. True when the device is lost, so that nobody waits for ever.
+    /// Whether the device has passed it. True if the device is lost, so that no caller waits for
+    /// ever.
     pub fn is_done(&self) -> bool {
         self.context.bind_quietly();
         // SAFETY: an event of this context.
@@ -40,7 +42,8 @@ impl Event {
         true
     }
 
-    /// Milliseconds on the device from this event to a later one; both were made for timing, and both have passed.
+    /// Milliseconds on the device from this event to a later one; both were made for timing, and
+    /// both have passed.
     pub fn elapsed_ms(&self, later: &Event) -> Result<f32> {
         self.context.bind()?;
         let mut milliseconds = 0.0;
@@ -60,7 +63,7 @@ impl Drop for Event {
 }
 
 impl Device {
-    /// An event for ordering. It keeps no time, which costs less.
+    /// An event for ordering, without a time stamp, which costs less.
     pub fn event(&self) -> Result<Event> {
         self.event_with(CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
@@ -77,7 +80,7 @@ impl Device {
         Ok(Event { context: self.context.clone(), handle })
     }
 
-    /// Puts the event behind what is on the stream now.
+    /// Queues the event behind the stream's current work.
     pub fn record(&self, event: &Event, stream: Stream) {
         self.context.bind_quietly();
         // SAFETY: an event and a stream of this context.

@@ -1,4 +1,4 @@
-//! Recorded work: what was queued once on the compute stream, launched again as a whole.
+//! Recorded work: a sequence queued once on the compute stream and launched again as a whole.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::device::Device;
 use super::error::{CudaError, check};
 use crate::Result;
 
-/// Recorded work, ready to run. The memory it works on must outlive it; that is its owner's business.
+/// Recorded work, ready to run. Its owner ensures that the memory it uses outlives it.
 pub struct Graph {
     context: Arc<Context>,
     handle: CUgraphExec,
@@ -22,7 +22,7 @@ unsafe impl Send for Graph {}
 unsafe impl Sync for Graph {}
 
 impl Graph {
-    /// Operations in it.
+    /// Number of operations in it.
     pub fn nodes(&self) -> usize {
         self.nodes
     }
@@ -38,8 +38,9 @@ impl Drop for Graph {
 }
 
 impl Device {
-    /// From here to [`Device::end_capture`] what this thread queues on the compute stream is recorded, not run. Only
-    /// launches, copies on the device and from pinned memory, and fills can be.
+    /// Starts a recording: until [`Device::end_capture`] this thread's work on the compute stream
+    /// is recorded, not run. Only launches, copies on the device and from pinned memory, and fills
+    /// can be recorded.
     pub fn begin_capture(&self) -> Result<()> {
         self.context.bind()?;
         self.check()?;
@@ -49,14 +50,14 @@ impl Device {
         self.checked(code, "starting to record a graph")
     }
 
-    /// Ends a recording. When it fails nothing has run, and the stream is as before.
+    /// Ends a recording. If it fails, nothing has run, and the stream is as before.
     pub fn end_capture(&self) -> Result<Graph> {
         self.context.bind()?;
         let mut graph = std::ptr::null_mut();
         // SAFETY: a stream of this context; writes one handle, or null.
         let code = unsafe { sys::cuStreamEndCapture(self.context.stream(Stream::Compute), &mut graph) };
         let recorded = Recorded(graph);
-        // What failed inside is told rather than the end that failed because of it.
+        // The failure inside is reported rather than the failed end that it caused.
         if let Some(error) = self.context.forget() {
             return Err(error.into());
         }
@@ -70,7 +71,7 @@ impl Device {
         self.instantiate(&recorded)
     }
 
-    /// Records what the closure queues. A panic inside ends the recording.
+    /// Records the closure's work. A panic inside ends the recording.
     pub fn capture(&self, record: impl FnOnce()) -> Result<Graph> {
         struct EndOnPanic<'a>(&'a Device);
         impl Drop for EndOnPanic<'_> {
@@ -101,14 +102,14 @@ impl Device {
         }
         self.checked(code, "preparing a graph")?;
         let graph = Graph { context: self.context.clone(), handle, nodes };
-        // Sent to the device now, so that the first launch costs what all others do.
+        // Uploaded to the device now, so that the first launch costs no more than others.
         // SAFETY: a graph and a stream of this context.
         let code = unsafe { sys::cuGraphUpload(graph.handle, self.context.stream(Stream::Compute)) };
         self.checked(code, "sending a graph to the GPU")?;
         Ok(graph)
     }
 
-    /// Queues everything the graph recorded, on the compute stream.
+    /// Queues all recorded work of the graph on the compute stream.
     pub fn launch_graph(&self, graph: &Graph) {
         self.context.bind_quietly();
         // SAFETY: a graph and a stream of this context.
@@ -117,7 +118,7 @@ impl Device {
     }
 }
 
-/// A recording, destroyed once it has been made ready.
+/// A recording, destroyed once it has been instantiated.
 struct Recorded(CUgraph);
 
 impl Drop for Recorded {

@@ -1,7 +1,8 @@
-//! Ordinary memory of the host that the copy engines reach directly for as long as the device lives.
+//! Ordinary memory of the host that the copy engines reach directly for as long as the device
+//! lives.
 //!
-//! Unlike [`Pinned`](super::Pinned) it outlives the device that locked it: after a device was lost it is what it was,
-//! only slower to copy. So it keeps no device open.
+//! Unlike [`Pinned`](super::Pinned) it outlives the device that locked it: after a device was lost
+//! its contents are intact, and copies are slower. So it keeps no device open.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Weak};
@@ -21,17 +22,18 @@ struct Page([u8; PAGE]);
 pub struct HostBlock {
     pages: Box<[Page]>,
     bytes: usize,
-    /// Who locked it; nobody, where that was not possible.
+    /// The context that locked it; dangling if locking was not possible.
     context: Weak<Context>,
 }
 
 impl HostBlock {
-    /// So many zeros. Where they cannot be locked, for a system that allows no more of it, they are ordinary memory.
+    /// `bytes` zeros. If the system does not allow more locked memory, they are ordinary memory.
     pub fn new(device: &Device, bytes: usize) -> HostBlock {
         let mut block = HostBlock::unlocked(bytes);
         let all = block.pages.len() * PAGE;
         if device.bind().is_ok() && all > 0 {
-            // SAFETY: this memory is owned by the block, which unlocks it before it is freed; whole pages of its own.
+            // SAFETY: this memory is owned by the block, which unlocks it before it is freed; whole
+            // pages of its own.
             let code = unsafe {
                 let flags = sys::CU_MEMHOSTREGISTER_PORTABLE;
                 sys::cuMemHostRegister_v2(block.pages.as_mut_ptr().cast(), all, flags)
@@ -43,7 +45,7 @@ impl HostBlock {
         block
     }
 
-    /// The same without a device.
+    /// The same memory without a device.
     pub fn unlocked(bytes: usize) -> HostBlock {
         let pages = vec![Page([0; PAGE]); bytes.div_ceil(PAGE)].into_boxed_slice();
         HostBlock { pages, bytes, context: Weak::new() }
@@ -72,11 +74,12 @@ impl DerefMut for HostBlock {
 
 impl Drop for HostBlock {
     fn drop(&mut self) {
-        // A context that is gone has unlocked it.
+        // A dropped context has unlocked it.
         if let Some(context) = self.context.upgrade()
             && context.bind().is_ok()
         {
-            // SAFETY: locked in `new`, unlocked once; copies from and to it are waited for by whoever asks for them.
+            // SAFETY: locked in `new`, unlocked once; the code that starts a copy from or to it
+            // waits for the copy.
             unsafe { sys::cuMemHostUnregister(self.pages.as_mut_ptr().cast()) };
         }
     }

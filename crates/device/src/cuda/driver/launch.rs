@@ -1,7 +1,7 @@
-//! Kernels and how they are launched: geometry by name, arguments by value, nothing allocated.
+//! Kernels and their launches: geometry by name, arguments by value, no allocation.
 //!
-//! The driver knows every parameter's size: a launch whose arguments do not fit the kernel is a bug and asserts. A
-//! launch that the device refuses is remembered by the device, see [`Device::check`].
+//! The driver knows every parameter's size: a launch with arguments that do not fit the kernel is a
+//! bug and asserts. The device remembers a launch that it refused, see [`Device::check`].
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
@@ -13,7 +13,7 @@ use cudarc::driver::sys::{self, CUfunction, CUresult};
 use super::context::{DeviceInfo, Stream};
 use super::device::Device;
 
-/// What a block has without asking.
+/// Shared memory that every block may use without a request.
 const PLAIN_SHARED_BYTES: u32 = 48 << 10;
 
 /// A kernel of a loaded module; valid while its device lives.
@@ -23,9 +23,9 @@ pub struct Kernel(Arc<Inner>);
 struct Inner {
     name: Box<str>,
     function: CUfunction,
-    /// Bytes of each parameter; none where the driver is too old to tell.
+    /// Bytes of each parameter; none if the driver is too old to report them.
     parameters: Option<Box<[usize]>>,
-    /// Dynamic shared memory that was asked for so far.
+    /// Dynamic shared memory requested so far.
     shared_bytes: AtomicU32,
 }
 
@@ -34,23 +34,25 @@ unsafe impl Send for Inner {}
 // SAFETY: as above.
 unsafe impl Sync for Inner {}
 
-/// How many blocks run, and what each has.
+/// Number of blocks, and resources of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Launch {
     pub grid: [u32; 3],
     pub threads: u32,
     /// Dynamic shared memory of a block.
     pub shared_bytes: u32,
-    /// The kernel may start while the one before it drains: it must wait for it itself. Ignored where a device cannot.
+    /// Whether the kernel may start while the previous one drains; it must then wait for that one
+    /// itself. Ignored on devices without this feature.
     pub overlap: bool,
 }
 
 impl Launch {
-    /// With so much shared memory that a multiprocessor has no more than so many blocks. Where a kernel starts while the
-    /// one before drains, its blocks go where there is room just then, two to one multiprocessor and none to another; and
-    /// blocks that stay until all work is done stay so.
+    /// Requests so much shared memory that a multiprocessor holds at most `blocks` blocks. If a
+    /// kernel starts while the previous one drains, its blocks are placed where there is room just
+    /// then, two on one multiprocessor and none on another; and blocks that run until all work is
+    /// done stay there.
     pub fn at_most(self, blocks: u32, info: &DeviceInfo) -> Launch {
-        // A block takes 1 KiB of the multiprocessor's besides its own.
+        // A block takes 1 KiB of the multiprocessor's memory besides its own.
         let more_than = (info.shared_bytes + 1024) / (blocks + 1);
         Launch { shared_bytes: self.shared_bytes.max(more_than), ..self }
     }
@@ -59,7 +61,8 @@ impl Launch {
 /// A value that kernels take.
 ///
 /// # Safety
-/// Its bytes must mean the same in Rust and in the kernels: a number, or a `repr(C)` struct of such.
+/// Its bytes must mean the same in Rust and in the kernels: a number, or a `repr(C)` struct of
+/// numbers.
 pub unsafe trait KernelArg: Copy {}
 macro_rules! kernel_arg {
     ($($kind:ty),*) => {
@@ -69,7 +72,7 @@ macro_rules! kernel_arg {
         )*
     };
 }
-// Pointers are u64, as [`super::Buffer::ptr`] gives them.
+// Pointers are u64, as returned by [`super::Buffer::ptr`].
 kernel_arg!(u32, i32, u64, i64, f32);
 
 /// One argument of a launch, borrowed; made by [`args!`](crate::cuda::driver::args).
@@ -93,7 +96,7 @@ macro_rules! cuda_args {
 }
 pub use crate::cuda_args as args;
 
-/// More than any kernel takes.
+/// More arguments than any kernel takes.
 const MAX_ARGS: usize = 48;
 
 impl Kernel {
@@ -113,7 +116,7 @@ impl Kernel {
         &self.0.name
     }
 
-    /// Blocks that fit on one multiprocessor at a time.
+    /// Number of blocks that fit on one multiprocessor at a time.
     pub fn blocks_per_multiprocessor(&self, device: &Device, threads: u32, shared_bytes: u32) -> u32 {
         device.context.bind_quietly();
         self.allow_shared(device, shared_bytes);
@@ -131,7 +134,8 @@ impl Kernel {
         blocks as u32
     }
 
-    /// Lets blocks have this much dynamic shared memory. A launch does it too; before a recording it is better done.
+    /// Permits blocks this much dynamic shared memory. A launch does it too, but it should happen
+    /// before a recording.
     pub fn allow_shared(&self, device: &Device, shared_bytes: u32) {
         if shared_bytes <= self.0.shared_bytes.load(Ordering::Relaxed) {
             return;
@@ -171,12 +175,13 @@ fn parameters_of(function: CUfunction) -> Box<[usize]> {
 }
 
 impl Device {
-    /// Queues a kernel on the compute stream. Nothing runs when a side of the grid is zero.
+    /// Queues a kernel on the compute stream. No kernel runs if a side of the grid is zero.
     pub fn launch(&self, kernel: &Kernel, launch: Launch, args: &[Arg<'_>]) {
         self.launch_in_clusters(kernel, launch, 1, args);
     }
 
-    /// As [`Device::launch`], in clusters of so many blocks along x (Hopper and later; 1: none).
+    /// Like [`Device::launch`], in clusters of `cluster` blocks along x (Hopper and later; 1:
+    /// none).
     pub fn launch_in_clusters(&self, kernel: &Kernel, launch: Launch, cluster: u32, args: &[Arg<'_>]) {
         kernel.check_args(args);
         if launch.grid.contains(&0) {
@@ -225,8 +230,9 @@ impl Device {
             attrs: attributes.as_mut_ptr(),
             numAttrs: count as u32,
         };
-        // SAFETY: a loaded function and its arguments by number and size (`check_args`), all alive until the call
-        // returns, which has copied them. What their pointers point to is the caller's contract with the kernel.
+        // SAFETY: a loaded function and its arguments by number and size (`check_args`), all alive
+        // until the call returns, which has copied them. Memory behind their pointers is the
+        // caller's contract with the kernel.
         let code =
             unsafe { sys::cuLaunchKernelEx(&config, kernel.0.function, values.as_mut_ptr(), std::ptr::null_mut()) };
         self.context.note(code, kernel.name());

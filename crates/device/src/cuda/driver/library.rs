@@ -1,11 +1,11 @@
-//! Libraries that may or may not be on a machine, loaded when they are needed.
+//! Optional libraries of a machine, loaded when they are needed.
 
 use std::ffi::{CStr, CString, c_void};
 
 use super::error::CudaError;
 use crate::Result;
 
-/// Where toolkits put their libraries when the loader does not know them.
+/// Toolkits' folders, for a loader that does not know them.
 const FOLDERS: &[&str] = &[
     "",
     "/usr/local/cuda/lib64/",
@@ -14,7 +14,7 @@ const FOLDERS: &[&str] = &[
     "/opt/cuda/lib64/",
 ];
 
-/// A loaded library. It stays loaded: what it started may not outlive it.
+/// A loaded library. It stays loaded, because its background work may not outlive it.
 #[derive(Clone, Copy)]
 pub(crate) struct Library {
     name: &'static str,
@@ -27,13 +27,14 @@ unsafe impl Send for Library {}
 unsafe impl Sync for Library {}
 
 impl Library {
-    /// The first of these file names that can be loaded, by the loader's own search or from a toolkit's folder.
+    /// The first of these files that can be loaded, by the loader's own search or from a toolkit's
+    /// folder.
     pub fn open(name: &'static str, files: &[&str], advice: &'static str) -> Result<Library> {
         for folder in FOLDERS {
             for file in files {
                 let Ok(path) = CString::new(format!("{folder}{file}")) else { continue };
-                // SAFETY: a valid string; the library's initialisers are its makers' business. Global, since
-                // libraries of a toolkit look for each other's symbols.
+                // SAFETY: a valid string; the library's makers answer for its initialisers. Global,
+                // since libraries of a toolkit look for each other's symbols.
                 let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
                 if !handle.is_null() {
                     return Ok(Library { name, handle });
@@ -55,7 +56,7 @@ impl Library {
         if address.is_null() {
             return Err(CudaError::NoSymbol { library: self.name.to_owned(), symbol }.into());
         }
-        // SAFETY: not null, as large as a pointer, and of this type by the caller's word.
+        // SAFETY: not null, as large as a pointer, and the caller promises the type.
         Ok(unsafe { std::mem::transmute_copy(&address) })
     }
 

@@ -1,7 +1,7 @@
 //! Memory of the device and pinned memory of the host, and copies between them.
 //!
-//! Everything is allocated at start. Copies named `_async` are ordered by their stream alone; the others are done when
-//! they return. An offset and a length outside a buffer are a bug and assert.
+//! Everything is allocated at start. Copies named `_async` are ordered by their stream alone; the
+//! others are done when they return. An offset and a length outside a buffer are a bug and assert.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use super::device::Device;
 use super::error::{CudaError, check};
 use crate::Result;
 
-/// Values that are nothing but their bytes, any of which are valid.
+/// Values that consist only of their bytes.
 ///
 /// # Safety
 /// No padding, no pointers, every bit pattern valid.
@@ -46,7 +46,7 @@ impl Buffer {
         self.bytes
     }
 
-    /// The address `offset` bytes in; `bytes` from there on lie inside.
+    /// The address `offset` bytes from the start; asserts that `bytes` from there on are inside.
     pub(super) fn at(&self, offset: usize, bytes: usize) -> u64 {
         assert!(
             offset.checked_add(bytes).is_some_and(|end| end <= self.bytes),
@@ -60,7 +60,8 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         if self.context.bind().is_ok() {
-            // SAFETY: allocated in `Device::alloc`, freed once; the driver waits for work that uses it.
+            // SAFETY: allocated in `Device::alloc`, freed once; the driver waits for work that uses
+            // it.
             unsafe { sys::cuMemFree_v2(self.ptr) };
         }
     }
@@ -73,7 +74,8 @@ pub struct Pinned {
     bytes: usize,
 }
 
-// SAFETY: plain memory with one owner; reading it through `&self` from several threads is as safe as for a Vec.
+// SAFETY: plain memory with one owner; reading it through `&self` from several threads is as safe
+// as for a Vec.
 unsafe impl Send for Pinned {}
 // SAFETY: as above.
 unsafe impl Sync for Pinned {}
@@ -83,15 +85,17 @@ impl Pinned {
         self.bytes
     }
 
-    /// Where kernels find it: the address is the same on both sides. Over the bus, so that only few words should be.
+    /// Its address for kernels, the same as on the host. Access goes over the bus, so use it for a
+    /// few words only.
     pub fn ptr(&self) -> u64 {
         self.ptr as u64
     }
 
-    /// The bytes; what an asynchronous copy still writes to is read only after its event.
+    /// The bytes; those that an asynchronous copy writes may be read only after its event.
     pub fn as_slice<T: Plain>(&self, bytes: Range<usize>) -> &[T] {
         let (offset, count) = self.span::<T>(&bytes);
-        // SAFETY: inside the allocation by `span`, which also checked the alignment; any bytes are a valid T.
+        // SAFETY: inside the allocation by `span`, which also checked the alignment; any bytes are
+        // a valid T.
         unsafe { std::slice::from_raw_parts(self.ptr.add(offset).cast(), count) }
     }
 
@@ -122,7 +126,7 @@ impl Device {
     pub fn alloc(&self, what: &str, bytes: usize) -> Result<Buffer> {
         self.context.bind()?;
         let mut ptr = 0;
-        // SAFETY: writes one address. Nothing is allocated for no bytes, so one is asked for.
+        // SAFETY: writes one address. A request for no bytes would fail, so one is requested.
         let code = unsafe { sys::cuMemAlloc_v2(&mut ptr, bytes.max(1)) };
         if code == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
             let free = self.context.free_bytes().unwrap_or(0);
@@ -161,7 +165,7 @@ impl Device {
         Ok(Pinned { context: self.context.clone(), ptr: ptr.cast(), bytes })
     }
 
-    /// Copies values to the device, after what runs on the compute stream; done when it returns.
+    /// Copies values to the device, after the compute stream's current work; done when it returns.
     pub fn upload<T: Plain>(&self, to: &Buffer, offset: usize, values: &[T]) -> Result<()> {
         self.context.bind()?;
         let (bytes, stream) = (size_of_val(values), self.context.stream(Stream::Compute));
@@ -169,13 +173,15 @@ impl Device {
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: both ranges are inside their memory, and the source is borrowed until the stream was waited for.
+        // SAFETY: both ranges are inside their memory, and the source is borrowed until the wait
+        // for the stream ends.
         let code = unsafe { sys::cuMemcpyHtoDAsync_v2(address, values.as_ptr().cast(), bytes, stream) };
         self.context.note(code, "copying to the GPU");
         self.synchronize(Stream::Compute)
     }
 
-    /// Copies values from the device, after what runs on the compute stream; done when it returns.
+    /// Copies values from the device, after the compute stream's current work; done when it
+    /// returns.
     pub fn download<T: Plain>(&self, from: &Buffer, offset: usize, out: &mut [T]) -> Result<()> {
         self.context.bind()?;
         let (bytes, stream) = (size_of_val(out), self.context.stream(Stream::Compute));
@@ -183,14 +189,15 @@ impl Device {
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: both ranges are inside their memory; `out` takes any bytes and is borrowed until the stream was
-        // waited for.
+        // SAFETY: both ranges are inside their memory; `out` takes any bytes and is borrowed until
+        // the wait for the stream ends.
         let code = unsafe { sys::cuMemcpyDtoHAsync_v2(out.as_mut_ptr().cast(), address, bytes, stream) };
         self.context.note(code, "copying from the GPU");
         self.synchronize(Stream::Compute)
     }
 
-    /// Queues a copy from pinned memory. Its bytes may not change until the stream has passed this point.
+    /// Queues a copy from pinned memory. Its bytes may not change until the stream has passed this
+    /// point.
     pub fn upload_async(&self, stream: Stream, to: &Buffer, offset: usize, from: &Pinned, bytes: Range<usize>) {
         self.context.bind_quietly();
         let (source, count) = from.span::<u8>(&bytes);
@@ -198,14 +205,16 @@ impl Device {
         if count == 0 {
             return;
         }
-        // SAFETY: both ranges are inside their memory. Pinned memory is freed by a call that waits for the device.
+        // SAFETY: both ranges are inside their memory. Pinned memory is freed by a call that waits
+        // for the device.
         let code = unsafe {
             sys::cuMemcpyHtoDAsync_v2(address, from.ptr.add(source).cast(), count, self.context.stream(stream))
         };
         self.context.note(code, "copying to the GPU");
     }
 
-    /// Queues a copy to pinned memory. Its bytes may not be read until the stream has passed this point.
+    /// Queues a copy to pinned memory. Its bytes may not be read until the stream has passed this
+    /// point.
     pub fn download_async(&self, stream: Stream, from: &Buffer, offset: usize, to: &mut Pinned, bytes: Range<usize>) {
         self.context.bind_quietly();
         let (target, count) = to.span::<u8>(&bytes);
@@ -220,10 +229,11 @@ impl Device {
         self.context.note(code, "copying from the GPU");
     }
 
-    /// Queues a copy to any memory of the host. Where that is not page-locked it may be done when this returns.
+    /// Queues a copy to any memory of the host. If that is not page-locked, the copy may be done
+    /// when this returns.
     ///
     /// # Safety
-    /// Nobody looks at the memory, and it is not freed, until the stream has passed this point.
+    /// The memory is neither read, written nor freed until the stream has passed this point.
     pub(super) unsafe fn download_to(&self, stream: Stream, from: &Buffer, offset: usize, to: &mut [u8]) {
         self.context.bind_quietly();
         let address = from.at(offset, to.len());
@@ -276,7 +286,7 @@ impl Device {
         self.context.note(code, "filling memory of the GPU");
     }
 
-    /// An error of a call that reports; a lost device is remembered as well.
+    /// Turns a code into an error for a call that reports; a lost device is remembered as well.
     pub(super) fn checked(&self, code: CUresult, what: &str) -> Result<()> {
         if code == CUresult::CUDA_SUCCESS {
             return Ok(());

@@ -1,8 +1,9 @@
 //! The CUDA driver as this backend uses it: a device, its memory, kernels, events and graphs.
 //!
-//! The driver is found at run time; nothing of a toolkit is needed to build this or, on the architectures that kernels
-//! are prebuilt for, to run it. What happens at start returns errors; what happens in a step is only remembered, and
-//! [`Device::check`] tells. Handles may move between threads: every call makes the device current first.
+//! The driver is found at run time; no toolkit is needed to build this or, on architectures with
+//! prebuilt kernels, to run it. Operations at start return errors; failures in a step are
+//! remembered, and [`Device::check`] reports them. Handles may move between threads: every call
+//! makes the device current first.
 #![allow(unsafe_code)]
 
 mod archive;
@@ -42,7 +43,7 @@ pub use staging::Staging;
 pub use steps::StepTime;
 pub use tensor_map::{Element, Matrix2d, Swizzle, TensorMap};
 
-/// What tells the kernels of this build from those of others, for names of numerics.
+/// Distinguishes the kernels of this build from those of others, in names of numerics.
 pub fn kernels_hash() -> String {
     sources::hash()[..6].iter().map(|byte| format!("{byte:02x}")).collect()
 }

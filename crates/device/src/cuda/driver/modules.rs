@@ -1,4 +1,5 @@
-//! The kernels of a device: prebuilt ones where they fit, otherwise from this machine's cache, otherwise compiled now.
+//! The kernels of a device: prebuilt ones if they fit, otherwise from this machine's cache,
+//! otherwise compiled now.
 
 use std::ffi::CString;
 use std::fmt;
@@ -14,10 +15,10 @@ use super::nvrtc::Nvrtc;
 use super::sources;
 use crate::Result;
 
-/// Prebuilt kernels are of this CUDA; a driver that speaks an older one does not take them.
+/// CUDA version of the prebuilt kernels; a driver of an older version cannot load them.
 const PREBUILT_VERSION: u32 = 13_000;
 
-/// Where a device's kernels came from.
+/// Origin of a device's kernels.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Origin {
     Prebuilt { architecture: String },
@@ -37,12 +38,12 @@ impl fmt::Display for Origin {
     }
 }
 
-/// Which kernels are wanted.
+/// The requested kind of kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kernels {
-    /// Prebuilt ones where they fit.
+    /// Prebuilt ones if they fit.
     Prebuilt,
-    /// Those prebuilt as PTX, as devices of later generations get them.
+    /// PTX, as used on devices of later generations.
     Translated,
     CompiledHere,
 }
@@ -66,8 +67,8 @@ impl Modules {
         context.bind()?;
         for cubin in &cubins {
             let mut handle = std::ptr::null_mut();
-            // SAFETY: a whole cubin of this architecture, or PTX with a zero at its end, which the driver copies;
-            // unloaded in `drop`.
+            // SAFETY: a whole cubin of this architecture, or PTX with a zero byte at its end, which
+            // the driver copies; unloaded in `drop`.
             let code = unsafe { sys::cuModuleLoadData(&mut handle, cubin.image.as_ptr().cast()) };
             check(code, &format!("loading the kernels of {}", cubin.name))?;
             modules.handles.push(handle);
@@ -79,7 +80,7 @@ impl Modules {
         &self.origin
     }
 
-    /// The function of this name, in whichever module has it.
+    /// The function of this name, from whichever module has it.
     pub fn function(&self, name: &str) -> Option<CUfunction> {
         let text = CString::new(name).ok()?;
         self.handles.iter().find_map(|module| {
@@ -95,7 +96,8 @@ impl Drop for Modules {
     fn drop(&mut self) {
         if self.context.bind().is_ok() {
             for module in &self.handles {
-                // SAFETY: loaded in `load`, unloaded once; kernels are used through the device that owns this.
+                // SAFETY: loaded in `load`, unloaded once; kernels are used through the device that
+                // owns this.
                 unsafe { sys::cuModuleUnload(*module) };
             }
         }
@@ -117,7 +119,7 @@ fn find(info: &DeviceInfo, cache: Option<&Path>, kernels: Kernels) -> Result<(Ve
     compiled_here(&own_architecture(info.capability), info.driver_version, cache)
 }
 
-/// From the cache, or compiled and put there.
+/// Kernels from the cache, or compiled and stored there.
 pub(super) fn compiled_here(
     architecture: &str,
     driver_version: u32,
@@ -140,13 +142,13 @@ pub(super) fn compiled_here(
     Ok((cubins, Origin::Compiled { architecture: architecture.to_owned(), seconds }))
 }
 
-/// Its name holds all that the content depends on; the sources' hash covers the options.
+/// The name has everything that the content depends on; the sources' hash covers the options.
 fn cache_file(folder: &Path, architecture: &str) -> PathBuf {
     let hash: String = sources::hash()[..16].iter().map(|byte| format!("{byte:02x}")).collect();
     folder.join("kernels").join(format!("{architecture}-{hash}.bin"))
 }
 
-/// Written beside and renamed: another process sees the whole file or none.
+/// Written beside it and renamed: another process sees the whole file or none.
 fn write_whole(file: &Path, bytes: &[u8]) -> std::io::Result<()> {
     if let Some(folder) = file.parent() {
         std::fs::create_dir_all(folder)?;
@@ -156,10 +158,12 @@ fn write_whole(file: &Path, bytes: &[u8]) -> std::io::Result<()> {
     std::fs::rename(&draft, file).inspect_err(|_| _ = std::fs::remove_file(&draft))
 }
 
-/// The driver of any device from 9.0 on translates this when it loads it, and keeps what came out in a cache of its own.
+/// The driver of any device from 9.0 on translates this when it loads it, and stores the result in
+/// its own cache.
 const PTX: &str = "compute_90";
 
-/// Code for 8.0 runs on all later 8.x, of which those from 8.9 on have eight-bit floats; code for 9.0a runs there alone.
+/// Code for 8.0 runs on all later 8.x, and those from 8.9 on have eight-bit floats; code for 9.0a
+/// runs there alone.
 fn prebuilt_architecture(capability: (u32, u32)) -> Option<&'static str> {
     Some(match capability {
         (8, 0..=8) => "sm_80",
@@ -170,7 +174,7 @@ fn prebuilt_architecture(capability: (u32, u32)) -> Option<&'static str> {
     })
 }
 
-/// What NVRTC is asked for.
+/// The architecture that NVRTC compiles for.
 fn own_architecture(capability: (u32, u32)) -> String {
     let (major, minor) = capability;
     let own_instructions = if matches!(major, 9..=11) { "a" } else { "" };

@@ -1,7 +1,7 @@
-//! Memory of the host on its way to the device or filled from there, beside what the device computes.
+//! Copies between memory of the host and the device, beside the device's computation.
 //!
-//! A copy comes after what the compute stream was asked for before it, and before what it is asked for afterwards, but
-//! runs on a stream of its own, and the host waits for nothing. It owns its memory until it is done.
+//! A copy runs after the compute stream's earlier work and before its later work, but on a stream
+//! of its own, and the host waits for nothing. It owns its memory until it is done.
 
 use super::context::Stream;
 use super::device::Device;
@@ -9,7 +9,7 @@ use super::event::Event;
 use super::memory::Buffer;
 use crate::{Error, HostMemory};
 
-/// A copy that was begun.
+/// A copy in flight.
 pub struct Moving {
     /// None once it was taken back.
     memory: Option<Box<dyn HostMemory>>,
@@ -17,7 +17,7 @@ pub struct Moving {
 }
 
 impl Moving {
-    /// Waits until the copy is done. What went wrong is remembered by the device; its copies have ended then too.
+    /// Waits until the copy is done. The device remembers a failure; the copy has ended then too.
     pub fn wait(mut self) -> Box<dyn HostMemory> {
         let _ = self.done.synchronize();
         self.memory.take().expect("taken back once")
@@ -32,11 +32,11 @@ impl Drop for Moving {
     }
 }
 
-/// Nothing was begun: the memory, and why.
+/// The memory of a copy that could not begin, and the error.
 pub type NotBegun = (Box<dyn HostMemory>, Error);
 
 impl Device {
-    /// Begins to fill the memory from a buffer.
+    /// Starts to fill the memory from a buffer.
     pub fn start_download(
         &self,
         from: &Buffer,
@@ -56,7 +56,7 @@ impl Device {
         Ok(Moving { memory: Some(memory), done })
     }
 
-    /// Begins to fill a part of a buffer from the memory.
+    /// Starts to fill a part of a buffer from the memory.
     pub fn start_upload(&self, to: &Buffer, offset: usize, memory: Box<dyn HostMemory>) -> Result<Moving, NotBegun> {
         let (begin, done) = match self.two_events() {
             Ok(events) => events,

@@ -1,4 +1,4 @@
-//! The run-time compiler, for architectures without prebuilt kernels and for changed sources.
+//! The runtime compiler, for architectures without prebuilt kernels and for changed sources.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
@@ -36,7 +36,7 @@ const ADVICE: &str = "there are no prebuilt kernels for this GPU and driver, so 
                       loader's path";
 
 impl Nvrtc {
-    /// `newest`: the CUDA version the driver speaks; code of a later compiler may not load.
+    /// `newest`: the CUDA version of the driver; code of a later compiler may not load.
     pub fn open(newest: u32) -> Result<Nvrtc> {
         let files: &[&str] = if newest >= 13_000 {
             &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"]
@@ -112,7 +112,7 @@ impl Nvrtc {
         // SAFETY: a compiled program; writes one size.
         self.check(unsafe { (self.cubin_size)(program.program, &mut bytes) }, "nvrtcGetCUBINSize")?;
         let mut image = vec![0; bytes];
-        // SAFETY: as many bytes as were just asked for.
+        // SAFETY: the buffer has the size that was just requested.
         self.check(unsafe { (self.cubin)(program.program, image.as_mut_ptr().cast()) }, "nvrtcGetCUBIN")?;
         Ok(Cubin { name: source.name.to_owned(), image })
     }
@@ -130,7 +130,8 @@ impl Nvrtc {
     }
 }
 
-/// NVRTC looks for a second library by its bare name, which fails where the loader does not know the folder.
+/// NVRTC looks for a second library by its bare name, which fails if the loader does not know the
+/// folder.
 fn load_builtins(library: &Library) -> Result<()> {
     // SAFETY: the type is that of nvrtc.h.
     let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int = unsafe { library.function("nvrtcVersion")? };
@@ -141,7 +142,7 @@ fn load_builtins(library: &Library) -> Result<()> {
         && let Some(folder) = Path::new(&file).parent()
     {
         let path = folder.join(format!("libnvrtc-builtins.so.{major}.{minor}"));
-        // Where it is not beside it, NVRTC finds it itself or says so when it compiles.
+        // If it is elsewhere, NVRTC finds it itself or reports that when it compiles.
         let _ = Library::open("NVRTC's builtins", &[&path.to_string_lossy()], ADVICE);
     }
     Ok(())
@@ -161,7 +162,7 @@ impl Compilation<'_> {
             return String::new();
         }
         let mut text = vec![0_u8; bytes];
-        // SAFETY: as many bytes as were just asked for, the last of them zero.
+        // SAFETY: the buffer has the size that was just requested; the last byte is zero.
         unsafe { (self.nvrtc.log)(self.program, text.as_mut_ptr().cast()) };
         text.pop();
         String::from_utf8_lossy(&text).into_owned()

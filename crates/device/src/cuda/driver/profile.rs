@@ -1,7 +1,8 @@
-//! How long each kernel runs, measured by the device itself.
+//! Run times of each kernel, measured by the device itself.
 //!
-//! While a profile is taken every launch stands between two events and none overlaps, so a step takes longer than it
-//! would; the times of the kernels themselves are right. Recorded graphs are not looked into: steps run eagerly then.
+//! During a profile every launch stands between two events and none overlaps, so a step takes
+//! longer than otherwise; the times of the kernels themselves are right. Recorded graphs cannot be
+//! profiled: steps run eagerly then.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -49,7 +50,7 @@ impl Device {
         self.profiler.is_running()
     }
 
-    /// Ends the profile: what took longest comes first.
+    /// Ends the profile; the longest total time comes first.
     pub fn end_profile(&self) -> Result<Vec<KernelTime>> {
         self.profiler.running.store(false, Ordering::Relaxed);
         self.synchronize(Stream::Compute)?;
@@ -66,8 +67,8 @@ impl Device {
         Ok(all)
     }
 
-    /// Queues the work, timed under this name while a profile is taken: for libraries' calls. Kernels are timed by
-    /// [`Device::launch`].
+    /// Queues the work, timed under this name during a profile: for libraries' calls.
+    /// [`Device::launch`] times kernels.
     pub fn profiled(&self, name: &str, queue: impl FnOnce()) {
         if !self.profiler.is_running() {
             return queue();

@@ -1,6 +1,7 @@
-//! The kernels' sources, all of them, as they were when this was built.
+//! All sources of the kernels, as they were at build time.
 //!
-//! A file `name_sm90.cu` is for compute capability 9.0 alone; all others compile for every architecture.
+//! A file `name_sm90.cu` is for compute capability 9.0 alone; all others compile for every
+//! architecture.
 
 use sha2::{Digest, Sha256};
 
@@ -13,7 +14,7 @@ pub struct Source {
 // `SOURCES`, every file of the folder sorted by name: the build script lists them.
 include!(concat!(env!("OUT_DIR"), "/kernel_sources.rs"));
 
-/// What NVRTC is told besides the architecture, one option a line.
+/// NVRTC's options besides the architecture, one per line.
 const OPTIONS: &str = include_str!("../kernels/options.txt");
 
 pub fn options() -> impl Iterator<Item = &'static str> {
@@ -31,7 +32,7 @@ impl Source {
     }
 }
 
-/// Of all sources and options. What was compiled from other sources has another.
+/// Hash of all sources and options, to recognize kernels compiled from others.
 pub fn hash() -> [u8; 32] {
     let mut hasher = Sha256::new();
     for (name, text) in SOURCES.iter().map(|source| (source.name, source.text)).chain([("options.txt", OPTIONS)]) {

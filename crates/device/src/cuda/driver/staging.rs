@@ -1,4 +1,5 @@
-//! Large uploads at the bus's speed: through two pinned halves, one filled while the other is on its way.
+//! Large uploads at the bus's speed: through two pinned halves, one filled while the other is being
+//! copied.
 
 use super::context::Stream;
 use super::device::Device;
@@ -6,12 +7,12 @@ use super::event::Event;
 use super::memory::{Buffer, Pinned};
 use crate::Result;
 
-/// Past this, a copy on the host is worth several threads.
+/// Above this size, a copy on the host is worth several threads.
 const BYTES_PER_THREAD: usize = 4 << 20;
 const MAX_THREADS: usize = 8;
 
-/// Pinned memory that weights pass through. Copies run on the copy stream; work queued on the compute stream after
-/// [`Staging::finish`] sees them.
+/// Pinned memory that weights pass through. Copies run on the copy stream; work queued on the
+/// compute stream after [`Staging::finish`] sees them.
 pub struct Staging {
     halves: [Half; 2],
     next: usize,
@@ -32,7 +33,8 @@ impl Staging {
         Ok(Staging { halves: [half()?, half()?], next: 0, threads })
     }
 
-    /// Copies bytes to the device. They may be freed when it returns, though the copy may still be under way.
+    /// Copies bytes to the device. They may be freed when it returns, though the copy may still be
+    /// in flight.
     pub fn upload(&mut self, device: &Device, to: &Buffer, offset: usize, bytes: &[u8]) -> Result<()> {
         let threads = self.threads;
         self.upload_with(device, to, offset, bytes.len(), |start, part| {
@@ -40,8 +42,8 @@ impl Staging {
         })
     }
 
-    /// As `upload`, with bytes that are made on the way: the closure gets where in them a part begins, and the part to
-    /// fill. Parts are as large as a half, the last one smaller.
+    /// Like `upload`, with bytes that are generated on the way: the closure gets a part's offset,
+    /// and the part to fill. Parts are as large as a half, the last one smaller.
     pub fn upload_with(
         &mut self,
         device: &Device,
@@ -64,7 +66,7 @@ impl Staging {
         device.check()
     }
 
-    /// Orders everything uploaded before what the compute stream does next.
+    /// Orders all uploads before the compute stream's later work.
     pub fn finish(&self, device: &Device) {
         for half in &self.halves {
             device.wait(Stream::Compute, &half.read);

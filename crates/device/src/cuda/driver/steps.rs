@@ -1,7 +1,8 @@
-//! How long each step runs on the device, and how long the device is without work between two of them.
+//! Run times of each step on the device, and its idle times between two of them.
 //!
-//! A step begins where its inputs have arrived and ends behind its last kernel, so that copies to and from the host count
-//! as time between steps. Two events a step are all that it costs: steps overlap and are replayed as ever.
+//! A step begins when its inputs have arrived and ends behind its last kernel, so that copies to
+//! and from the host count as time between steps. The only cost is two events per step: steps
+//! overlap and are replayed as usual.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -11,15 +12,16 @@ use super::device::Device;
 use super::event::Event;
 use crate::Result;
 
-/// Steps that are remembered; later ones are not timed.
+/// Most steps that are timed.
 const MOST_STEPS: usize = 1 << 14;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepTime {
     pub rows: usize,
-    /// Every sequence has one row.
+    /// Whether every sequence has one row.
     pub decodes: bool,
-    /// From the last kernel of the step before to this one's first; none for the first that was timed.
+    /// From the last kernel of the previous step to this one's first; none for the first timed
+    /// step.
     pub gap_ms: Option<f32>,
     pub busy_ms: f32,
 }
@@ -39,20 +41,20 @@ struct Step {
 }
 
 impl Device {
-    /// From now on steps are timed.
+    /// Starts to time steps.
     pub fn start_steps(&self) {
         self.steps.steps.lock().unwrap_or_else(PoisonError::into_inner).clear();
         self.steps.running.store(true, Ordering::Relaxed);
     }
 
-    /// The steps since then, oldest first. Comes when nothing is under way.
+    /// The steps since then, oldest first. Called when no step is in flight.
     pub fn end_steps(&self) -> Result<Vec<StepTime>> {
         self.steps.running.store(false, Ordering::Relaxed);
         self.synchronize(Stream::Compute)?;
         let steps = std::mem::take(&mut *self.steps.steps.lock().unwrap_or_else(PoisonError::into_inner));
         let mut before: Option<&Step> = None;
         let mut times = Vec::with_capacity(steps.len());
-        // A step that failed has no end, and what came next waited for other reasons.
+        // A failed step has no end, and the next one waited for other reasons.
         for step in &steps {
             if step.has_ended {
                 let gap_ms = before.map(|before| before.end.elapsed_ms(&step.begin)).transpose()?;
@@ -64,7 +66,7 @@ impl Device {
         Ok(times)
     }
 
-    /// A step's inputs are there.
+    /// Marks that a step's inputs have arrived.
     pub(in super::super) fn step_begins(&self, rows: usize, decodes: bool) {
         if !self.steps.running.load(Ordering::Relaxed) {
             return;
@@ -77,7 +79,7 @@ impl Device {
         }
     }
 
-    /// Behind a step's last kernel.
+    /// Marks the end of a step's last kernel.
     pub(in super::super) fn step_ends(&self) {
         if !self.steps.running.load(Ordering::Relaxed) {
             return;

@@ -1,4 +1,5 @@
-//! Descriptions of matrices in memory for the bulk copies of Hopper and later, passed to kernels by value.
+//! Descriptions of matrices in memory for the bulk copies of Hopper and later, passed to kernels by
+//! value.
 
 use cudarc::driver::sys::{
     self, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion,
@@ -26,7 +27,7 @@ pub enum Element {
     F32,
 }
 
-/// How rows of a box are permuted in shared memory, by the bytes of a row that take part.
+/// Permutation of a box's rows in shared memory, by the bytes of a row that take part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Swizzle {
     None,
@@ -35,14 +36,15 @@ pub enum Swizzle {
     Bytes128,
 }
 
-/// A row-major matrix in device memory and the box of it that one copy moves. Elements outside the matrix read as zero.
+/// A row-major matrix in device memory and the box of it that one copy moves. Elements outside the
+/// matrix read as zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Matrix2d {
     /// Address of the first element, a multiple of 16.
     pub ptr: u64,
     pub rows: u64,
     pub cols: u64,
-    /// From one row to the next, a multiple of 16.
+    /// Distance from one row to the next, a multiple of 16.
     pub stride_bytes: u64,
     pub box_rows: u32,
     pub box_cols: u32,
@@ -51,13 +53,14 @@ pub struct Matrix2d {
 }
 
 impl Device {
-    /// An error names the matrix when the hardware cannot describe it.
+    /// If the hardware cannot describe the matrix, the error names it.
     pub fn tensor_map_2d(&self, matrix: &Matrix2d) -> Result<TensorMap> {
         self.context.bind()?;
         let mut map = sys::CUtensorMap { opaque: [0; 16] };
         let (dims, strides) = ([matrix.cols, matrix.rows], [matrix.stride_bytes]);
         let (box_dims, steps) = ([matrix.box_cols, matrix.box_rows], [1, 1]);
-        // SAFETY: two dimensions, one stride, all arrays alive during the call; the address is only written down.
+        // SAFETY: two dimensions, one stride, all arrays alive during the call; the address is only
+        // written down.
         let code = unsafe {
             sys::cuTensorMapEncodeTiled(
                 &mut map,

@@ -1,7 +1,9 @@
-//! Products with bf16 weights on Hopper, by kernels of our own (`kernels/gemm_sm90.cu`): dense and by expert.
+//! Products with bf16 weights on Hopper, by Folio's own kernels (`kernels/gemm_sm90.cu`): dense and
+//! by expert.
 //!
-//! A row's bits depend on that row and the weight alone. k is cut into slices by the weight's shape, every slice is
-//! summed by itself and slices are added in ascending order; how many rows there are decides only which kernel runs.
+//! A row's bits depend on that row and the weight alone. k is cut into slices by the weight's
+//! shape, every slice is summed separately and slices are added in ascending order; the number of
+//! rows decides only which kernel runs.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -62,11 +64,12 @@ pub struct Weight90 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scales90 {
     pub ptr: u64,
-    /// One for 128 outputs and 128 inputs; otherwise one an output.
+    /// Whether there is one for 128 outputs and 128 inputs; otherwise one per output.
     pub blocks: bool,
 }
 
-/// Rows on the device, of the weight's type: `rows` as many as the tensor has, of which a product may use fewer.
+/// Rows on the device, in the weight's type. `rows` is the tensor's number; a product may use
+/// fewer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Input90 {
     pub ptr: u64,
@@ -74,7 +77,7 @@ pub struct Input90 {
     pub cols: usize,
 }
 
-/// Where a product goes, and as what.
+/// Address and form of a product's result.
 #[derive(Clone, Copy, Debug)]
 pub struct Output90 {
     pub ptr: u64,
@@ -85,7 +88,8 @@ pub struct Output90 {
 pub enum Form90 {
     /// `[rows, n]`.
     Whole(Float),
-    /// `[rows, n / 2]` of bf16: the first half of n are gates, the second ups; where [`Gemm90::gates`] says so.
+    /// `[rows, n / 2]` of bf16: the first half of n are gates, the second ups; only if
+    /// [`Gemm90::gates`] allows it.
     Gated(Activation),
 }
 
@@ -95,24 +99,24 @@ impl Form90 {
     }
 }
 
-/// As [`activation_number`] has them, of what is not gated.
+/// [`activation_number`]'s values for a product without a gate.
 const NOT_GATED: (i32, f32, f32) = (-1, 0.0, 0.0);
 
-/// The kernels, and the maps of what they read.
+/// The kernels, and the tensor maps of their inputs.
 pub struct Gemm90 {
     kernels: Vec<Kernel>,
     float8_kernels: Vec<Kernel>,
-    /// Where these kernels serve prompts.
+    /// The kernel for prompts, if these kernels compute them.
     wide: Option<Wide90>,
     multiprocessors: u32,
     inputs: Mutex<HashMap<(Input90, Element, u32), TensorMap>>,
 }
 
 impl Gemm90 {
-    /// What it takes of the device's memory where it serves prompts.
+    /// Device memory that it takes if it computes prompts.
     pub const PROMPT_BYTES: usize = Wide90::BYTES;
 
-    /// None on other architectures. `prompts`: products of thousands of rows are its too.
+    /// None on other architectures. `prompts`: it also computes products of thousands of rows.
     pub fn open(device: &Device, prompts: bool) -> Result<Option<Gemm90>> {
         if device.info().capability != (9, 0) {
             return Ok(None);
@@ -136,19 +140,19 @@ impl Gemm90 {
         k >= 8 && k.is_multiple_of(8) && experts <= MAX_EXPERTS as usize
     }
 
-    /// A weight of `n` rows whose bf16 values lie at `ptr`, row-major.
+    /// A weight of `n` rows with row-major bf16 values at `ptr`.
     pub fn weight(&self, device: &Device, ptr: u64, n: usize, k: usize) -> Result<Weight90> {
         let (map, slices) = (map(device, ptr, (n, k), Element::Bf16, GROUP_ROWS)?, slices(n as u32, k as u32, STEP));
         Ok(Weight90 { map, n: n as u32, k: k as u32, slices, experts: 1, float8: None })
     }
 
-    /// As [`Gemm90::weight`], of e4m3 codes; k is a multiple of 16.
+    /// Like [`Gemm90::weight`], with e4m3 codes; k is a multiple of 16.
     pub fn float8_weight(&self, device: &Device, ptr: u64, n: usize, k: usize, scales: Scales90) -> Result<Weight90> {
         let (map, slices) = (map(device, ptr, (n, k), Element::U8, GROUP_ROWS)?, slices(n as u32, k as u32, 2 * STEP));
         Ok(Weight90 { map, n: n as u32, k: k as u32, slices, experts: 1, float8: Some(scales) })
     }
 
-    /// `experts` matrices `[n, k]`, one after the other at `ptr`, of which a row uses `chosen`.
+    /// `experts` matrices `[n, k]`, one after the other at `ptr`; a row uses `chosen` of them.
     pub fn experts(
         &self,
         device: &Device,
@@ -159,7 +163,8 @@ impl Gemm90 {
         chosen: usize,
     ) -> Result<Weight90> {
         assert!(experts <= MAX_EXPERTS as usize, "{experts} experts; the kernels take {MAX_EXPERTS}");
-        // Even one row's experts have tiles for most multiprocessors; few experts of few rows do not.
+        // Even one row's experts have tiles for most multiprocessors; a single expert per row does
+        // not.
         let slices = if chosen > 1 { 1 } else { slices(n as u32, k as u32, STEP) };
         let map = map(device, ptr, (experts * n, k), Element::Bf16, GROUP_ROWS)?;
         Ok(Weight90 { map, n: n as u32, k: k as u32, slices, experts: experts as u32, float8: None })
@@ -184,14 +189,15 @@ impl Gemm90 {
         self.launch(device, plan, out, (x, 0), weight, bias, 0, rows);
     }
 
-    /// Whether a product can be gated as it is stored: a gate and its up are of one block, each in one slice.
+    /// Whether the gate can be applied when a product is stored: a block has a gate and its up,
+    /// each in one slice.
     pub fn gates(&self, weight: &Weight90, rows: usize, activation: Activation) -> bool {
-        // The error function is left to the kernel of gates.
+        // The error function is left to the separate gate kernel.
         let plain = weight.float8.is_none() && !matches!(activation, Activation::Gelu);
         plain && weight.slices == 1 && dense_plan(weight.n, 1, rows as u32, self.multiprocessors).pairs(weight.n)
     }
 
-    /// As [`Gemm90::linear`], with e4m3 on both sides; `x_scales`: one f32 a row of x.
+    /// Like [`Gemm90::linear`], with e4m3 on both sides; `x_scales`: one f32 per row of x.
     #[expect(clippy::too_many_arguments)]
     pub fn float8_linear(
         &self,
@@ -208,8 +214,8 @@ impl Gemm90 {
         self.launch(device, plan, out, (x, x_scales), weight, bias, 0, rows);
     }
 
-    /// `out[r] = x[r] * weight[e]^T (+ bias[e])` for the rows `offsets[e]..offsets[e + 1]` of every expert e; `offsets`
-    /// are u32 on the device. `rows`: all of them.
+    /// `out[r] = x[r] * weight[e]^T (+ bias[e])` for the rows `offsets[e]..offsets[e + 1]` of every
+    /// expert e; `offsets` are u32 on the device. `rows`: the sum over all experts.
     #[expect(clippy::too_many_arguments)]
     pub fn grouped(
         &self,
@@ -288,7 +294,7 @@ impl Gemm90 {
         self.input(device, x, Element::Bf16, box_rows)
     }
 
-    /// Tensors keep their addresses, so that a map is made once.
+    /// Tensors keep their addresses, so each map is made once.
     fn input(&self, device: &Device, x: Input90, element: Element, box_rows: u32) -> TensorMap {
         let mut inputs = self.inputs.lock().unwrap_or_else(PoisonError::into_inner);
         *inputs.entry((x, element, box_rows)).or_insert_with(|| {
@@ -297,7 +303,7 @@ impl Gemm90 {
     }
 }
 
-/// Boxes are 128 bytes wide, as wide as the swizzle.
+/// Boxes are 128 bytes wide, the width of the swizzle.
 fn map(device: &Device, ptr: u64, (rows, cols): (usize, usize), element: Element, box_rows: u32) -> Result<TensorMap> {
     let bytes = if element == Element::U8 { 1 } else { 2 };
     device.tensor_map_2d(&Matrix2d {

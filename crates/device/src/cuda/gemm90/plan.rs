@@ -1,21 +1,23 @@
-//! Which of the kernels of `gemm_sm90.cu` multiplies, and how its work is dealt out.
+//! Chooses a kernel of `gemm_sm90.cu`, and divides its work among blocks.
 
-/// bf16 in one step of a kernel's ring; of e4m3 twice as many.
+/// bf16 values in one step of a kernel's ring; a step of e4m3 has twice as many.
 pub const STEP: u32 = 64;
-/// Rows of a box of weights: what one warpgroup multiplies.
+/// Rows of a box of weights, for one warpgroup.
 pub const GROUP_ROWS: u32 = 64;
-/// Slices are chosen for this many multiprocessors, whatever the device has: the bits are the same everywhere.
+/// Slices are chosen for this number of multiprocessors on any device: the bits are the same
+/// everywhere.
 const MULTIPROCESSORS: u32 = 132;
-/// Blocks of a cluster, at most.
+/// Most blocks of a cluster.
 const MAX_SLICES: u32 = 8;
-/// Boxes of weights a block may have in a strip.
+/// Most boxes of weights of a block in a strip.
 const MAX_BOXES: u32 = 8;
-/// Experts a kernel can find its tile among.
+/// Most experts that a kernel can search for its tile.
 pub const MAX_EXPERTS: u32 = 512;
-/// Token tiles whose weights are used together before the next weights are read.
+/// Token tiles that use the same weights before the next weights are read.
 pub const TOKEN_GROUP: i32 = 8;
 
-/// Who computes the slices of a tile: the blocks of a cluster, one each, or one block after the other.
+/// The slices of a tile are computed by the blocks of a cluster, one each, or one after the other
+/// by one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Slices,
@@ -31,9 +33,9 @@ pub struct Variant {
     /// Tokens of a tile.
     pub tokens: u32,
     stages: u32,
-    /// Tiles of a strip, at most.
+    /// Most tiles of a strip.
     tiles: u32,
-    /// Threads that load.
+    /// Number of threads that load.
     loaders: u32,
 }
 
@@ -78,15 +80,15 @@ impl Variant {
         let ring = self.stages * (self.rows() + self.tokens) * 128;
         let rest = match self.kind {
             Kind::Slices => 0,
-            // Where results are turned around, and the experts' first tiles.
+            // Memory for transposed results, and for the experts' first tiles.
             Kind::Tiles => self.groups * 4 * 640 + (MAX_EXPERTS + 4) * 4,
         };
         1024 + ring + rest + 2 * 8 * self.stages
     }
 }
 
-/// In how many slices k is cut, of four steps or more each: the fewest that deal the boxes of weights out to most
-/// multiprocessors, one block each. By the shape alone.
+/// Number of slices of k, of four steps or more each: the fewest that give most multiprocessors one
+/// block of boxes. It depends on the shape alone.
 pub fn slices(n: u32, k: u32, step: u32) -> u32 {
     let (boxes, steps) = (n.div_ceil(GROUP_ROWS), k.div_ceil(step));
     let (mut best, mut best_even) = (1, 0.0);
@@ -108,7 +110,7 @@ pub fn slices(n: u32, k: u32, step: u32) -> u32 {
     best
 }
 
-/// Which kernel, and what its blocks do.
+/// The chosen kernel, and the division of its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
     pub which: usize,
@@ -118,7 +120,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Whether strips of a weight of `n` rows can be boxes of its first half and of its second in turn.
+    /// Whether strips of a weight of `n` rows can be boxes of its first half and of its second in
+    /// turn.
     pub fn pairs(&self, n: u32) -> bool {
         let variant = &VARIANTS[self.which];
         let even = |rows: u32| rows.is_multiple_of(2 * GROUP_ROWS);
@@ -127,13 +130,14 @@ impl Plan {
     }
 }
 
-/// Few rows: strips, so that every multiprocessor has the same to read. Many rows, or weights that fill the device many
-/// times over: tiles.
+/// Few rows use strips, so that every multiprocessor reads the same amount. Many rows, or weights
+/// that fill the device many times over, use tiles.
 pub fn dense_plan(n: u32, slices: u32, rows: u32, multiprocessors: u32) -> Plan {
     let boxes = (n.div_ceil(GROUP_ROWS) * slices).div_ceil(multiprocessors);
     let groups = match rows {
         0..=32 if boxes <= MAX_BOXES => Some(boxes.min(2)),
-        // Drafts of four that sixteen sequences verify: a step that comes often, and a second wave of blocks would cost most.
+        // Sixteen sequences that verify drafts of four: a frequent step, for which a second wave of
+        // blocks would cost most.
         65..=80 if boxes > 2 => Some(4),
         33..=96 => Some(boxes.min(2)),
         97..=128 if slices > 1 || boxes == 1 => Some(boxes.min(2)),
@@ -150,7 +154,7 @@ pub fn dense_plan(n: u32, slices: u32, rows: u32, multiprocessors: u32) -> Plan 
     Plan { which, height, grid: [n.div_ceil(height) * slices, rows.div_ceil(VARIANTS[which].tokens)] }
 }
 
-/// The smallest of a kind that holds so many tokens, or the largest.
+/// The smallest of a kind that holds this number of tokens, or the largest.
 fn variant(kind: Kind, groups: u32, tokens: u32) -> usize {
     let of_kind = |variant: &Variant| variant.kind == kind && variant.groups == groups;
     let holds = |variant: &Variant| of_kind(variant) && variant.tokens >= tokens;
@@ -158,7 +162,7 @@ fn variant(kind: Kind, groups: u32, tokens: u32) -> usize {
     VARIANTS.iter().position(holds).or_else(largest).expect("kernels of all kinds")
 }
 
-/// By the rows an expert has on average, with room for those that have more.
+/// Chosen by the rows that an expert has on average, with room for experts that have more.
 pub fn grouped_variant(rows: u32, experts: u32) -> usize {
     variant(Kind::Tiles, 2, rows / experts * 3 / 2)
 }
@@ -187,9 +191,11 @@ mod tests {
     #[test]
     fn blocks_fit_on_a_multiprocessor() {
         for variant in &VARIANTS {
-            // Few tokens: two, where there are more blocks than multiprocessors; of one group there are not.
+            // For few tokens two blocks share a multiprocessor, if there are more blocks than
+            // multiprocessors; with one warpgroup there are not.
             let alone = variant.tokens > 64 || (variant.tokens == 64 && variant.groups == 1);
-            // Beside one the kernels between products have room, so that its weights are on their way while those run.
+            // The small kernels between products fit beside a single block, so that its weights are
+            // loaded while they run.
             let most = if alone { 208 << 10 } else { 113 << 10 };
             assert!(variant.shared_bytes() <= most, "{}: {}", variant.name, variant.shared_bytes());
         }

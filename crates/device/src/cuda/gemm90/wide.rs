@@ -1,4 +1,5 @@
-//! Products of rows by the thousand (`kernels/gemm_wide_sm90.cu`): larger tiles, loaded by two blocks together.
+//! Products of thousands of rows (`kernels/gemm_wide_sm90.cu`): larger tiles, loaded by two blocks
+//! together.
 
 use super::{Form90, Input90, Output90, Weight90};
 use crate::Result;
@@ -11,18 +12,18 @@ const PAIR_ROWS: u32 = 256;
 const TOKENS: u32 = 256;
 /// Rows of x that one block loads for both.
 pub(super) const LOADED_ROWS: u32 = 128;
-/// Token tiles that go through all weights together.
+/// Token tiles that pass over all weights together.
 const TOKEN_GROUP: i32 = 8;
 const STAGES: u32 = 4;
-/// Tokens that leave at a time.
+/// Tokens that are stored at a time.
 const STORED_TOKENS: u32 = 128;
 const SHARED_BYTES: u32 = 1024 + STAGES * (49_152 + 16) + 2 * STORED_TOKENS * 128;
 // A block has a multiprocessor to itself.
 const _: () = assert!(SHARED_BYTES <= 227 << 10);
-/// Clusters at work, at most; each block keeps the sums of one tile.
+/// Most clusters; each block stores the sums of one tile.
 const MOST_CLUSTERS: u32 = 66;
 const PARKED_BYTES: usize = 2 * MOST_CLUSTERS as usize * 131_072;
-/// What a tile of the other kernels costs, in tiles of theirs by this kernel.
+/// Cost of a tile of the other kernels, in units of the same area's cost with this kernel.
 const TILE_COST: f64 = 1.14;
 
 /// Mirrors `Wide90Args`.
@@ -51,7 +52,7 @@ pub(super) struct Wide90 {
 }
 
 impl Wide90 {
-    /// What it takes of the device's memory.
+    /// Device memory that it takes.
     pub const BYTES: usize = PARKED_BYTES;
 
     pub fn open(device: &Device) -> Result<Self> {
@@ -61,7 +62,7 @@ impl Wide90 {
         Ok(Self { kernel, parked, clusters: MOST_CLUSTERS.min(device.info().multiprocessors / 2) })
     }
 
-    /// Whether it takes this product, and in less time than tiles of 128 by 128.
+    /// Whether it can compute this product, and faster than tiles of 128 by 128.
     pub fn serves(&self, weight: &Weight90, rows: usize, form: Form90) -> bool {
         let plain = weight.float8.is_none() && weight.experts == 1;
         plain
@@ -83,7 +84,7 @@ impl Wide90 {
         assert_eq!(x.cols, weight.k as usize, "columns of x and of the weight");
         assert!(rows <= x.rows, "{rows} rows of {}", x.rows);
         let (n, k) = (weight.n, weight.k);
-        // Exactly so many rows: what lies outside is not written.
+        // Exactly this number of rows: elements outside are not written.
         let out_map = device.tensor_map_2d(&Matrix2d {
             ptr: out.ptr,
             rows: rows as u64,
@@ -115,7 +116,7 @@ fn tiles(n: u32, rows: u32) -> u32 {
     n.div_ceil(PAIR_ROWS) * rows.div_ceil(TOKENS)
 }
 
-/// By how often all multiprocessors have a tile: few tiles leave some idle.
+/// Compares how well tiles fill the multiprocessors: few tiles leave some idle.
 fn is_faster(n: u32, rows: u32, clusters: u32) -> bool {
     let small = (n.div_ceil(128) * rows.div_ceil(128)).div_ceil(2 * clusters);
     let wide = 2 * tiles(n, rows).div_ceil(clusters);

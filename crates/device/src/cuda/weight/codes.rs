@@ -1,27 +1,29 @@
-//! The packed layout of codes, as the streaming kernels read it: a lane's 16 bytes are its own fragments of the next
-//! matrix instructions.
+//! The packed layout of codes, as the streaming kernels read it: a lane's 16 bytes are its own
+//! fragments of the next matrix instructions.
 //!
-//! A tile has 16 outputs (32 of nibbles), a chunk 128 inputs; a tile's chunk is 2,048 bytes. Lane `4 g + t` of a warp
-//! has the outputs `g` and `g + 8` (of each 16), and of each quarter of 32 inputs those at `8 t` and seven more, four
-//! for each of two instructions `s`; for groups of 16 those at `4 t` and `16 + 4 t`, so that an instruction stays inside
-//! a group.
+//! A tile has 16 outputs (32 for nibbles), a chunk 128 inputs; a tile's chunk is 2,048 bytes. Lane
+//! `4 g + t` of a warp has the outputs `g` and `g + 8` (of each 16). From each quarter of 32 inputs
+//! it has those at `8 t` and the next seven, four for each of two instructions `s`. For groups of
+//! 16 it has those at `4 t` and `16 + 4 t`, so that an instruction stays inside a group.
 //!
 //! | codes | layout |
 //! |---|---|
 //! | bytes | `[quarter][lane][s][g, g + 8]` words of four: 0, 2, 1, 3 |
 //! | nibbles | `[16 outputs][half][lane][quarter of two][s]` words: four of `g`, four of `g + 8` |
 //!
-//! In a word of nibbles the pairs are (g: 0, 1), (g + 8: 0, 1), (g: 2, 3), (g + 8: 2, 3). Levels counted up lie with the
-//! firsts of the pairs in the low half and the seconds in the high half; those from a table pair by pair.
+//! In a word of nibbles the pairs are (g: 0, 1), (g + 8: 0, 1), (g: 2, 3), (g + 8: 2, 3). Levels
+//! that count up have the first of each pair in the low half and the second in the high half;
+//! levels from a table are stored pair by pair.
 //!
-//! Scales are f16, divided by a factor an output which multiplies the product in the end, `[group][g][outputs]` in a
-//! chunk, each followed by its minimum if there are any; for groups of 16 `[quarter][g][s][outputs]`.
+//! Scales are f16, divided by a factor per output that multiplies the product at the end:
+//! `[group][g][outputs]` in a chunk, each followed by its minimum if there are any; for groups of
+//! 16 `[quarter][g][s][outputs]`.
 
 use half::f16;
 
 use super::form::{CHUNK, CHUNK_BYTES, Code, Coded};
 
-/// One output: a code an input (bytes as two's complement), and a scale (and a minimum) a group.
+/// One output: a code per input (bytes as two's complement), and a scale (and a minimum) per group.
 #[derive(Default)]
 pub struct Row {
     pub codes: Vec<u8>,
@@ -29,16 +31,17 @@ pub struct Row {
     pub minimums: Vec<f32>,
 }
 
-/// Where one tile goes; all zeros before.
+/// Target memory of one tile; all zeros before.
 pub struct Tile<'o> {
     pub codes: &'o mut [u8],
     pub scales: &'o mut [u8],
-    /// One f32 an output.
+    /// One f32 per output.
     pub factors: &'o mut [u8],
 }
 
 impl Tile<'_> {
-    /// Puts output `index` of the tile in its place. Codes past the row's end are zeros and meet no input.
+    /// Stores output `index` of the tile. Codes past the row's end are zeros, and no input
+    /// multiplies them.
     pub fn put(&mut self, coded: &Coded, index: usize, row: &mut Row) {
         let chunks = row.codes.len().div_ceil(CHUNK);
         row.codes.resize(chunks * CHUNK, 0);
@@ -90,7 +93,7 @@ fn place_of(coded: &Coded, at: usize) -> (usize, usize, usize) {
     if coded.by_16() { (quarter, within % 4, within / 4) } else { (quarter, within / 2, within % 2) }
 }
 
-/// Four codes in their places of a word.
+/// Four codes in their positions of a word.
 fn nibbles(coded: &Coded, four: [u8; 4], upper: usize) -> u32 {
     let places = match coded.code {
         Code::Table(_) => [0, 1, 4, 5].map(|place| place + 2 * upper),
@@ -99,8 +102,9 @@ fn nibbles(coded: &Coded, four: [u8; 4], upper: usize) -> u32 {
     four.iter().zip(places).fold(0, |word, (code, place)| word | u32::from(code & 15) << (4 * place))
 }
 
-/// What an output's scales and minimums are divided by before they become f16. Where all scales are one, it is that:
-/// nothing is rounded. Otherwise the power of two that brings the largest into 2^14 .. 2^15.
+/// The divisor of an output's scales and minimums before they become f16. If all scales are equal
+/// and there are no minimums, it is that scale, and nothing is rounded. Otherwise it is the power
+/// of two that brings the largest into 2^14 .. 2^15.
 fn factor(row: &Row) -> f32 {
     let first = row.scales.first().copied().unwrap_or(1.0);
     if row.minimums.is_empty() && first != 0.0 && row.scales.iter().all(|scale| *scale == first) {
@@ -110,7 +114,7 @@ fn factor(row: &Row) -> f32 {
     if largest == 0.0 {
         return 1.0;
     }
-    // The exponent field; that of subnormal numbers counts as the least of the others.
+    // The exponent field; subnormal numbers count as the smallest normal exponent.
     let exponent = (largest.to_bits() >> 23).max(1) as i32;
     f32::from_bits(((exponent - 14).max(1) as u32) << 23)
 }

@@ -1,4 +1,4 @@
-//! How a part of a matrix lies in device memory: which kernels read it, and in which layout.
+//! The form of a matrix part in device memory: its layout, and the kernels that read it.
 
 use folio_formats::{Format, GroupedLevels, Levels, Part};
 use half::bf16;
@@ -9,7 +9,8 @@ use super::super::tensor::Float;
 pub enum Form {
     /// `[outputs, inputs]`.
     Plain(Float),
-    /// e4m3 codes `[outputs, inputs]`; one f32 scale an output, or one for 128 outputs and 128 inputs.
+    /// e4m3 codes `[outputs, inputs]`; one f32 scale per output, or one for 128 outputs and 128
+    /// inputs.
     Float8 {
         blocks: bool,
     },
@@ -20,7 +21,7 @@ pub enum Form {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Coded {
     pub code: Code,
-    /// Groups have a minimum.
+    /// Whether groups have a minimum.
     pub affine: bool,
     /// Values that share a scale: 16, 32, 64 or 128.
     pub group: usize,
@@ -30,9 +31,9 @@ pub struct Coded {
 pub enum Code {
     /// The code as two's complement.
     Byte,
-    /// Codes 0 to 15, counted up from a least level.
+    /// Codes 0 to 15, counted up from a lowest level.
     Nibble { least: i8 },
-    /// Codes 0 to 15 that pick from a table.
+    /// Codes 0 to 15 that index a table.
     Table([bf16; 16]),
 }
 
@@ -42,12 +43,12 @@ pub const CHUNK_BYTES: usize = 2048;
 pub const CHUNK: usize = 128;
 /// Outputs that share the scales of eight-bit floats.
 pub const FLOAT8_ROWS: usize = 128;
-/// What a code of [`GroupedLevels::Of127`] is worth, after it has been scaled.
+/// Value of a code 1 of [`GroupedLevels::Of127`] at scale 1.
 pub const ONE_127TH: f32 = 1.0 / 127.0;
 
 impl Form {
-    /// What suits the part. Codes in an order of columns of their own, codes with outlier columns beside them and groups
-    /// that no kernel knows are decoded.
+    /// The form for a part. Codes with their own order of columns or with outlier columns, and
+    /// groups that no kernel supports, are decoded.
     pub fn of(part: &Part<'_>, values: Float) -> Form {
         let coded = match values {
             Float::F32 => None,
@@ -56,7 +57,7 @@ impl Form {
         coded.unwrap_or(Form::Plain(values))
     }
 
-    /// What kernels of this form are called after.
+    /// First part of the kernels' names for this form.
     pub fn stem(&self) -> &'static str {
         match self {
             Form::Plain(Float::Bf16) => "bf16",
@@ -75,7 +76,7 @@ impl Form {
         }
     }
 
-    /// The same of streaming kernels, of which long groups of nibbles have their own.
+    /// The same for streaming kernels, which have separate ones for long groups of nibbles.
     pub fn stream_stem(&self) -> &'static str {
         let is_long = matches!(self, Form::Coded(Coded { group: CHUNK, .. }));
         match self.stem() {
@@ -101,12 +102,13 @@ impl Coded {
         self.affine || (self.by_16() && matches!(self.code, Code::Nibble { .. }))
     }
 
-    /// Quarters of a chunk, 32 inputs each, that share a place of scales.
+    /// Quarters of a chunk, 32 inputs each, that share a set of scales.
     pub fn quarters(&self) -> usize {
         (self.group / 32).max(1)
     }
 
-    /// Bytes of scales and minimums of one place: a tile's eighth of outputs, one group (two of 16).
+    /// Bytes of scales and minimums of one set: an eighth of a tile's outputs, one group (two of
+    /// 16).
     pub fn lane_bytes(&self) -> usize {
         self.rows() / 8 * 2 * (1 + usize::from(self.has_minimums())) * (1 + usize::from(self.by_16()))
     }
@@ -125,7 +127,8 @@ impl Coded {
     }
 }
 
-/// e4m3 codes stay what they are where all of a row, or blocks of 128 outputs and 128 inputs, share a scale.
+/// e4m3 codes stay unchanged if a whole row, or blocks of 128 outputs and 128 inputs, share a
+/// scale.
 fn float8(part: &Part<'_>) -> Option<Form> {
     let (grouped, rows) = part.grouped_rows()?;
     if grouped.levels != GroupedLevels::Float8 || is_rearranged(part) || !part.cols().is_multiple_of(16) {
@@ -171,7 +174,7 @@ fn is_rearranged(part: &Part<'_>) -> bool {
     part.column_order().is_some() || part.outlier_columns().is_some_and(|columns| !columns.is_empty())
 }
 
-/// The longest group that kernels know and that divides both the stored one and the row.
+/// The longest group that kernels support and that divides both the stored one and the row.
 fn group_for(group: usize, cols: usize) -> Option<usize> {
     let stored = group.min(cols);
     [CHUNK, 64, 32, 16].into_iter().find(|known| stored.is_multiple_of(*known) && cols.is_multiple_of(*known))
@@ -183,7 +186,7 @@ fn code_of(table: [f32; 16]) -> Code {
     if even && least.fract() == 0.0 && (-128.0..=112.0).contains(&least) {
         Code::Nibble { least: least as i8 }
     } else {
-        // Whole and half numbers are exact; other tables lose what any weight held in bf16 loses.
+        // Whole and half numbers are exact; other tables lose what any bf16 weight loses.
         Code::Table(table.map(bf16::from_f32))
     }
 }

@@ -1,7 +1,9 @@
-//! From files to device memory: threads fill a pinned buffer while the copy engine empties the other one.
+//! From files to device memory: threads fill a pinned buffer while the copy engine empties the
+//! other one.
 //!
-//! What is loaded is a number of equal units (a row, a tile of packed codes), each filled by itself; a unit may have its
-//! bytes in several places of the device. Nothing is waited for in the end: the compute stream waits for the copies.
+//! A load consists of equal units (a row, a tile of packed codes), each filled by itself; a unit
+//! may have its bytes at several device addresses. The host waits for nothing at the end: the
+//! compute stream waits for the copies.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,13 +11,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::super::driver::{Buffer, Device, Event, Pinned, Stream};
 use crate::Result;
 
-/// Of each of the two buffers, unless one unit is larger.
+/// Bytes of each of the two buffers, unless one unit is larger.
 const STAGING_BYTES: usize = 64 << 20;
 
-/// Fewer are not worth a thread.
+/// Fewer bytes are not worth a thread.
 const BYTES_A_THREAD: usize = 256 << 10;
 
-/// Where one kind of a unit's bytes goes: unit `i` to `offset + i * unit_bytes`.
+/// Target of one kind of a unit's bytes: unit `i` goes to `offset + i * unit_bytes`.
 pub struct Target<'b> {
     pub buffer: &'b Buffer,
     pub offset: usize,
@@ -31,7 +33,7 @@ pub struct Loader {
 
 struct Slot {
     pinned: Pinned,
-    /// After its last copy.
+    /// Passed after its last copy.
     copied: Event,
 }
 
@@ -45,8 +47,8 @@ impl Loader {
         &self.device
     }
 
-    /// Loads `units` units. `fill` gets a unit's number and its bytes for each target, zeros, and fills them in; units
-    /// are filled on many threads.
+    /// Loads `units` units. `fill` gets a unit's number and its zeroed bytes for each target, and
+    /// fills them in; many threads fill units.
     pub fn load<const N: usize>(
         &mut self,
         units: usize,
@@ -77,7 +79,7 @@ impl Loader {
         Ok(())
     }
 
-    /// The next buffer, of at least so many bytes, when its last copy is done.
+    /// The next buffer, of at least `bytes` bytes, once its last copy is done.
     fn slot(&mut self, bytes: usize) -> Result<&mut Slot> {
         let place = &mut self.slots[self.next];
         if let Some(slot) = place {
@@ -91,7 +93,7 @@ impl Loader {
         Ok(place.as_mut().expect("just made"))
     }
 
-    /// Queues the copies of the buffer that was filled, and turns to the other.
+    /// Queues the copies of the filled buffer, and switches to the other.
     fn copy(&mut self, first: usize, count: usize, targets: &[Target<'_>]) {
         let slot = self.slots[self.next].as_ref().expect("was filled");
         let mut start = 0;
@@ -107,7 +109,8 @@ impl Loader {
     }
 }
 
-/// Zeroes and fills `count` units on `threads` threads, some at a time to whoever is free.
+/// Zeroes and fills `count` units on `threads` threads, which take a few at a time as they become
+/// free.
 fn fill_all<const N: usize>(
     threads: usize,
     count: usize,
@@ -117,7 +120,7 @@ fn fill_all<const N: usize>(
 ) {
     let pieces = count.min(threads * 8);
     let a_piece = count.div_ceil(pieces.max(1));
-    // A piece: its first unit, and its bytes of each kind. Taken out by whoever works on it.
+    // A piece: its first unit, and its bytes of each kind. The thread that fills it takes it out.
     let mut work: Vec<std::sync::Mutex<Option<[&mut [u8]; N]>>> = Vec::new();
     let mut kinds: [&mut [u8]; N] = kinds.try_into().unwrap_or_else(|_| unreachable!("one a target"));
     for first in (0..count).step_by(a_piece) {

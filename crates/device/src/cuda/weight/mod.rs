@@ -1,7 +1,9 @@
-//! Weights on the device: plain values as they are stored, codes packed for the kernels that stream them.
+//! Weights on the device: plain values in their stored order, codes packed for the kernels that
+//! stream them.
 //!
-//! A matrix becomes one run of outputs for each of its parts, so that a stack of unlike parts keeps what each is stored
-//! as; neighbours that are stored alike become one. What no kernel takes as codes is decoded (see [`form::Form::of`]).
+//! A matrix becomes one run of outputs for each of its parts, so that a stack of parts keeps each
+//! one's format; neighbours of the same form are joined. Codes that no kernel can read are decoded
+//! (see [`form::Form::of`]).
 
 mod codes;
 mod form;
@@ -32,33 +34,33 @@ use load::Target;
 pub struct Weight {
     pub(super) n: usize,
     pub(super) k: usize,
-    /// What activations meet it in.
+    /// Type of the activations that multiply it.
     pub(super) float: Float,
     runs: Vec<Run>,
-    /// As Hopper's kernels want it, where it is one run of bf16 or of eight-bit floats.
+    /// In the form of Hopper's kernels, if it is one run of bf16 or of eight-bit floats.
     pub(super) hopper: Option<Weight90>,
 }
 
-/// Neighbouring outputs that are held alike.
+/// Neighbouring outputs of the same form.
 pub(super) struct Run {
     pub first: usize,
     pub outputs: usize,
     pub form: Form,
     pub buffer: Buffer,
     pub layout: Layout,
-    /// How streaming kernels take it; none where they do not.
+    /// Geometry for streaming kernels; none if they cannot take it.
     pub streamed: Option<Streamed>,
-    /// How the kernels of few rows take it.
+    /// Geometry for the kernels of few rows.
     pub few: Option<Few>,
 }
 
-/// Where in a run's buffer what begins: codes or values at 0.
+/// Offsets in a run's buffer; codes or values begin at 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     pub data_bytes: usize,
     /// Scales of groups or blocks.
     pub scales: Option<(usize, usize)>,
-    /// One f32 an output, which multiplies the whole sum.
+    /// One f32 per output, which multiplies the whole sum.
     pub factors: Option<(usize, usize)>,
     pub bytes: usize,
 }
@@ -95,7 +97,8 @@ impl Weight {
         Self::of_runs(&device, gemm, (matrix.num_rows(), matrix.cols()), float, runs)
     }
 
-    /// Of random values made on the device from a seed, in the forms that this matrix would have, or in this one.
+    /// Random values generated on the device from a seed, in the forms that this matrix would have,
+    /// or in the given one.
     pub(super) fn random(
         device: &Device,
         gemm: Option<&Gemm90>,
@@ -132,7 +135,7 @@ impl Weight {
         Ok(weight)
     }
 
-    /// The address of its values where they are plain.
+    /// The address of its values if they are plain.
     pub(super) fn plain(&self) -> Option<u64> {
         self.plain_float().map(|_| self.runs[0].buffer.ptr())
     }
@@ -163,7 +166,7 @@ impl Run {
     }
 }
 
-/// Taller matrices are taken for a vocabulary's.
+/// Taller matrices are considered a vocabulary's.
 const MOST_LAYER_OUTPUTS: usize = 65_536;
 
 fn random_form(form: RandomForm) -> Option<Form> {
@@ -176,7 +179,7 @@ fn random_form(form: RandomForm) -> Option<Form> {
     }
 }
 
-/// What becomes one run.
+/// Parts that become one run.
 struct Plan<'m, 'a> {
     first: usize,
     outputs: usize,
@@ -192,7 +195,7 @@ impl<'m, 'a> Plan<'m, 'a> {
         let mut plans: Vec<Self> = Vec::new();
         let (mut start, mut first) = (0, 0);
         while start < parts.len() {
-            // Scales of blocks begin anew with every part: only after a part of whole blocks do they go on.
+            // Scales of blocks restart with every part, unless the previous part has whole blocks.
             let joins = |place: usize| {
                 forms[start] != Form::Float8 { blocks: true } || parts[place - 1].num_rows().is_multiple_of(FLOAT8_ROWS)
             };
@@ -211,7 +214,7 @@ impl<'m, 'a> Plan<'m, 'a> {
         plans
     }
 
-    /// The same of a matrix whose values are invented, in that form.
+    /// The same for a matrix with generated values, in the given form.
     fn of_random(matrix: &'m Matrix<'a>, float: Float, form: RandomForm) -> Vec<Self> {
         let mut plans = Self::of(matrix, float);
         let is_layer = matrix.num_rows() <= MOST_LAYER_OUTPUTS && matrix.cols().is_multiple_of(CHUNK);
@@ -233,7 +236,7 @@ impl<'m, 'a> Plan<'m, 'a> {
         Ok(Run { first: self.first, outputs: self.outputs, form: self.form, buffer, layout, streamed, few })
     }
 
-    /// Which part holds output `output`, and as which row.
+    /// The part that holds output `output`, and the row there.
     fn locate(&self, output: usize) -> (&'m Part<'a>, usize) {
         let mut row = output;
         for part in self.parts {
@@ -305,7 +308,7 @@ impl<'m, 'a> Plan<'m, 'a> {
         let (grid, data) = ([16 * device.info().multiprocessors, 1, 1], run.layout.data_bytes);
         let (count, size) = ((self.outputs * self.inputs) as i64, (1.0 / self.inputs as f32).sqrt());
         let (ptr, factors) = (run.buffer.ptr(), run.factors());
-        // About what a code's value is before it is scaled.
+        // About the value of a code before scaling.
         let spread = match self.form {
             Form::Plain(Float::F32) => {
                 launch(device, "random_f32", grid, 256, args![ptr, count, seed, size, 0.0f32]);
@@ -326,7 +329,7 @@ impl<'m, 'a> Plan<'m, 'a> {
         };
         for (at, bytes) in run.layout.scales.into_iter() {
             if let Form::Coded(_) = self.form {
-                // In f16 nearly one.
+                // Nearly one in f16.
                 device.fill(&run.buffer, at, bytes, 0x3c);
             } else {
                 let (to, count) = (ptr + at as u64, (bytes / 4) as i64);
@@ -341,7 +344,7 @@ impl<'m, 'a> Plan<'m, 'a> {
     }
 }
 
-/// One f32 an output, or one for every 128 outputs and 128 inputs.
+/// One f32 per output, or one for every 128 outputs and 128 inputs.
 fn put_float8_scales(part: &Part<'_>, place: &mut [u8]) {
     let (grouped, rows) = part.grouped_rows().expect("eight-bit floats have scales beside them");
     let (places, _) = place.as_chunks_mut::<4>();
@@ -359,7 +362,7 @@ fn put_float8_scales(part: &Part<'_>, place: &mut [u8]) {
     }
 }
 
-/// One row as the layout wants it: bytes as levels, scales for the layout's groups.
+/// One row in the layout's form: bytes as levels, scales for the layout's groups.
 fn read_coded(part: &Part<'_>, index: usize, coded: &Coded, row: &mut Row) {
     let (cols, groups) = (part.cols(), part.cols().div_ceil(coded.group));
     row.codes.clear();
@@ -389,7 +392,7 @@ fn read_coded(part: &Part<'_>, index: usize, coded: &Coded, row: &mut Row) {
     }
 }
 
-/// All matrices one after the other, as plain values; they are of one width.
+/// All matrices one after the other, as plain values; they have one width.
 pub(super) fn load_plain(loader: &mut Loader, matrices: &[Matrix<'_>], float: Float) -> Result<Buffer> {
     let cols = matrices.first().map_or(0, Matrix::cols);
     // Every part with the number of its first row among all.
@@ -416,12 +419,12 @@ fn float_of(precision: Precision) -> Float {
     }
 }
 
-/// Bytes that a matrix will take. `form`: what it is held in where its values are invented.
+/// Bytes that a matrix will take. `form`: its form if its values are generated.
 pub fn packed_bytes(matrix: &Matrix<'_>, precision: Precision, form: RandomForm) -> u64 {
     Plan::of_random(matrix, float_of(precision), form).iter().map(|plan| plan.layout().bytes as u64).sum()
 }
 
-/// Whether all of a matrix's values will be plain, one run of them.
+/// Whether all of a matrix's values will be plain, in one run.
 pub fn is_plain(matrix: &Matrix<'_>, precision: Precision, form: RandomForm) -> bool {
     matches!(Plan::of_random(matrix, float_of(precision), form)[..], [Plan { form: Form::Plain(_), .. }])
 }

@@ -5,7 +5,7 @@ use half::bf16;
 
 use super::super::tensor::Float;
 
-/// One row of a part as bf16 or f32, in the device's order of bytes.
+/// One row of a part as bf16 or f32, in the device's byte order.
 pub fn read_row(part: &Part<'_>, row: usize, values: Float, out: &mut [u8]) {
     match (part.format(), values) {
         (Some(Format::BF16), Float::Bf16) | (Some(Format::F32), Float::F32) => out.copy_from_slice(part.row(row)),

@@ -10,7 +10,7 @@ use super::form::{CHUNK, CHUNK_BYTES, Code, Coded, Form};
 use super::{Layout, Plan, Precision, RandomForm, packed_bytes, put_float8_scales};
 use crate::cuda::tensor::Float;
 
-/// Numbers that look random and are the same every time.
+/// A deterministic sequence of random-looking numbers.
 struct Noise(u64);
 
 impl Noise {
@@ -52,7 +52,7 @@ fn blocks(format: Format, rows: usize, cols: usize) -> Matrix<'static> {
     Matrix::from_rows(format, cols, (0..rows).map(|_| row()).collect()).unwrap()
 }
 
-/// What kernels read of a packed run: value by value, from the layout's words.
+/// A packed run, read value by value from the layout's words as kernels do.
 struct Packed {
     coded: Coded,
     codes: Vec<u8>,
@@ -82,7 +82,7 @@ impl Packed {
         packed
     }
 
-    /// As a lane of the kernel finds it.
+    /// A value, located as a lane of the kernel does.
     fn value(&self, output: usize, input: usize) -> f32 {
         let (rows, by_16) = (self.coded.rows(), self.coded.by_16());
         let (tile, row) = (output / rows, output % rows);
@@ -121,7 +121,8 @@ impl Packed {
     }
 }
 
-/// Packs and compares; the share of the largest value by which any may differ, for scales are rounded to f16.
+/// Packs and compares. `tolerance` is the largest difference as a share of the largest value,
+/// because scales are rounded to f16.
 fn check(matrix: &Matrix<'_>, stem: &str, tolerance: f32) {
     let plans = Plan::of(matrix, Float::Bf16);
     assert_eq!(plans.len(), 1);
@@ -177,7 +178,8 @@ fn blocks_are_packed_as_their_codes() {
         (Format::Q5_K, "int8_affine"),
         (Format::Q6_K, "int8_by16"),
     ] {
-        // Scale and minimum are rounded to eleven bits each, and may be twice what they add up to.
+        // Scale and minimum are rounded to eleven bits each, and may be twice as large as their
+        // sum.
         check(&blocks(format, 35, 768), stem, 2e-3);
     }
 }
@@ -222,7 +224,7 @@ fn eight_bit_floats_keep_their_codes() {
     assert_eq!(plans[0].form, Form::Float8 { blocks: false });
     let layout = plans[0].layout();
     assert_eq!((layout.data_bytes, layout.scales, layout.factors), (3200, None, Some((3328, 80))));
-    // Rows of a block have one scale each 128 inputs; here every row has its own.
+    // Rows of a block have one scale per 128 inputs; here every row has its own.
     let own = grouped(GroupedLevels::Float8, (20, 256), 128, false);
     assert_eq!(Plan::of(&own, Float::Bf16)[0].form, Form::Plain(Float::Bf16));
 
