@@ -3,6 +3,8 @@
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
+use folio_measure::stats::percentile;
+
 use crate::server::Process;
 use crate::tally::Tally;
 
@@ -55,9 +57,8 @@ impl Samples {
     fn around(&self, at: Duration) -> f64 {
         let reach = (self.end() / 20).clamp(Duration::from_secs(3), Duration::from_secs(15));
         let near = self.by_second.iter().filter(|sample| sample.at.abs_diff(at) <= reach);
-        let mut near: Vec<u64> = near.map(|sample| sample.anonymous_kib).collect();
-        near.sort_unstable();
-        near.get(near.len() / 2).map_or(0.0, |kib| *kib as f64 / 1024.0)
+        let near: Vec<u64> = near.map(|sample| sample.anonymous_kib).collect();
+        percentile(&near, 50.0).map_or(0.0, |kib| kib as f64 / 1024.0)
     }
 
     /// MiB from this share of the run to its end.

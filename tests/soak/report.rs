@@ -4,9 +4,11 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use folio_measure::stats::percentile;
+
 use crate::memory::{Bound, Samples};
 use crate::server::Metrics;
-use crate::tally::{Tally, percentile};
+use crate::tally::Tally;
 
 pub struct Report {
     counts: Vec<(String, u64)>,
@@ -105,13 +107,13 @@ impl fmt::Display for Report {
         writeln!(f, "tokens{:>44}{:>7.0}/s", self.tokens, self.tokens as f64 / seconds)?;
         writeln!(f, "prompt tokens found in the cache{:>19.1}%", 100.0 * self.cached)?;
         for (name, times) in [("answer, plain clients", &self.latencies), ("/health", &self.health)] {
-            let ms = |share| percentile(times, share).as_secs_f64() * 1e3;
+            let ms = |percent| percentile(times, percent).unwrap_or_default().as_secs_f64() * 1e3;
             writeln!(
                 f,
                 "{name:<24}p50 {:.1} ms, p99 {:.1} ms, most {:.1} ms ({})",
-                ms(0.5),
-                ms(0.99),
-                ms(1.0),
+                ms(50.0),
+                ms(99.0),
+                ms(100.0),
                 times.len()
             )?;
         }

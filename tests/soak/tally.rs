@@ -67,11 +67,3 @@ impl Tally {
         self.is_over.load(Ordering::Relaxed)
     }
 }
-
-/// The value below which `share` of them lie.
-pub fn percentile(times: &[Duration], share: f64) -> Duration {
-    let mut sorted = times.to_vec();
-    sorted.sort_unstable();
-    let at = ((sorted.len() as f64 * share) as usize).min(sorted.len().saturating_sub(1));
-    sorted.get(at).copied().unwrap_or_default()
-}

@@ -4,18 +4,15 @@
 //! or throttled slows both. The median of the pairs' ratios counts, with its 95% interval: a loss is more than noise only
 //! where all of that lies under 0.97.
 
-#[path = "../../crates/folio/src/bench/median.rs"]
-pub mod median;
-
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
+use folio_measure::stats::{Median, median};
 use serde_json::Value;
 
 use crate::peers::load::Watch;
 use crate::peers::{percent, turns};
 use crate::{prepare, process};
-use median::{Median, median};
 
 const HELP: &str = "\
 cargo xtask bench --against COMMIT [--rounds 15] [--only decode|prompt|streams]

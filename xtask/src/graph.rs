@@ -17,10 +17,12 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("folio-quantize", &["folio-model", "folio-device", "folio-formats"]),
     ("folio-engine", &["folio-scheduler", "folio-model", "folio-device", "folio-formats"]),
     ("folio-server", &["folio-text", "folio-engine"]),
+    ("folio-measure", &[]),
     (
         "folio",
         &[
             "folio-formats",
+            "folio-measure",
             "folio-scheduler",
             "folio-text",
             "folio-device",
@@ -30,7 +32,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "folio-server",
         ],
     ),
-    ("xtask", &["folio-formats", "folio-testing"]),
+    ("xtask", &["folio-formats", "folio-measure", "folio-testing"]),
 ];
 
 pub fn check() -> Result<()> {

@@ -8,7 +8,6 @@ mod fairness;
 mod http;
 mod interference;
 mod measure;
-mod median;
 mod prefix;
 mod profile;
 mod report;

@@ -24,6 +24,7 @@ mod naming;
 mod packed;
 mod phases;
 mod plan;
+mod progress;
 mod pull;
 mod quantize;
 mod random_model;

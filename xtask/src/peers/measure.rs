@@ -165,7 +165,7 @@ impl Engines {
                 Ok(vec![start()?, cold])
             }
             Question::Memory => Ok(vec![number(&run(1)?, "peak_bytes")? / f64::from(1 << 20)]),
-            Question::Http | Question::Load => serve::figures(question, &run(1)?["results"][0]),
+            Question::Http | Question::Load => serve::printed_figures(question, &run(1)?["results"][0]),
             _ => {
                 let report = run(self.repeats)?;
                 let key = if question == Question::Prefill { "prefill_tokens_per_s" } else { "decode_tokens_per_s" };

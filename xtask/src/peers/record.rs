@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use folio_measure::stats::median;
 use serde_json::{Value, json};
 
 use super::model::{self, Model};
 use super::plot;
 use super::question::{Engine, Question};
 use super::scale;
-use crate::bench::median::median;
 use crate::process;
 
 /// What stands between them in docs/benchmarks.md is written here.

@@ -1,4 +1,4 @@
-//! Servers: started, asked for a first token, put under load by `folio bench serve`, and ended.
+//! Servers: started, asked for a first token, put under load by `folio-measure`, and ended.
 //!
 //! Both get the same token ids, and have room for as many requests and tokens at once.
 
@@ -7,9 +7,12 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use folio_measure::Unwatched;
+use folio_measure::load::{self, Contents, Dataset, Metrics, Options, Prompts, Target, Trace, Traffic};
 use serde_json::{Value, json};
 
 use super::measure::Engines;
@@ -24,7 +27,10 @@ pub const SLOTS: usize = 16;
 const SLOT_TOKENS: usize = 1024;
 pub const PROMPT_TOKENS: usize = 128;
 pub const ANSWER_TOKENS: usize = 64;
-const VOCABULARY: usize = 16_000;
+const VOCABULARY: u32 = 16_000;
+
+/// Percentiles of latencies.
+const PERCENTILES: [f64; 2] = [50.0, 99.0];
 
 const PATIENCE: Duration = Duration::from_secs(300);
 
@@ -48,12 +54,22 @@ pub fn ask(
     let server = Server::start(engines, engine, model)?;
     // To fill all slots once is enough for the most memory.
     let requests = if question == Question::Memory { SLOTS } else { engines.requests };
-    let report = server.load(engines, requests, rate.filter(|_| question == Question::Load))?;
-    if question == Question::Memory { Ok(vec![server.peak_mib()?]) } else { figures(question, &report) }
+    let metrics = server.load(engines, requests, rate.filter(|_| question == Question::Load))?;
+    if question == Question::Memory { Ok(vec![server.peak_mib()?]) } else { figures(question, &metrics) }
 }
 
-/// What counts in the report of a load; of an open loop latencies alone.
-pub fn figures(question: Question, report: &Value) -> Result<Vec<f64>> {
+/// The figures of a load that count: throughput, and percentiles of the times to the first token and
+/// between tokens; of an open loop the percentiles alone.
+fn figures(question: Question, metrics: &Metrics) -> Result<Vec<f64>> {
+    let spreads = [&metrics.ttft, &metrics.itl].into_iter();
+    let latencies = spreads.flat_map(|spread| PERCENTILES.map(|percent| spread.percentile(percent)));
+    let latencies = latencies.map(|latency| latency.context("a percentile was not asked for"));
+    let throughput = (question != Question::Load).then(|| Ok(metrics.per_second(metrics.total_output)));
+    throughput.into_iter().chain(latencies).collect()
+}
+
+/// The same figures of a load that our script for OpenVINO reports.
+pub fn printed_figures(question: Question, report: &Value) -> Result<Vec<f64>> {
     let keys = ["output_throughput", "p50_ttft_ms", "p99_ttft_ms", "p50_itl_ms", "p99_itl_ms"];
     let keys = if question == Question::Load { &keys[1..] } else { &keys };
     keys.iter().map(|key| number(report, key)).collect()
@@ -177,25 +193,31 @@ impl Server {
         }
     }
 
-    /// What `folio bench serve` has to say of so many requests: 16 at a time, or as they come at that rate.
-    fn load(&self, engines: &Engines, requests: usize, rate: Option<f64>) -> Result<Value> {
-        let (trace, result) = (engines.folder.join("trace.jsonl"), "load.json");
+    /// Answers that many requests: 16 at a time, or as they come at that rate.
+    fn load(&self, engines: &Engines, requests: usize, rate: Option<f64>) -> Result<Metrics> {
+        let trace = engines.folder.join("trace.jsonl");
         let row = json!({"timestamp": 0, "input_length": PROMPT_TOKENS, "output_length": ANSWER_TOKENS});
         std::fs::write(&trace, format!("{row}\n").repeat(requests))?;
-        let mut bench = process::command(&engines.folio, &["bench", "serve", "--disable-tqdm", "--save-result"]);
-        bench.args(["--port", &self.port.to_string(), "--dataset-name", "trace", "--dataset-path"]).arg(&trace);
-        bench.args(["--num-prompts", &requests.to_string(), "--vocab-size", &VOCABULARY.to_string()]);
-        bench.args(["--num-warmups", "2", "--percentile-metrics", "ttft,itl", "--metric-percentiles", "50,99"]);
-        bench.arg("--result-dir").arg(&engines.folder).args(["--result-filename", result]);
-        match rate {
-            Some(rate) => bench.args(["--request-rate", &rate.to_string()]),
-            None => bench.args(["--max-concurrency", &SLOTS.to_string(), "--request-rate", "inf"]),
+        let options = Options {
+            target: Target { base_url: format!("http://127.0.0.1:{}", self.port), ..Target::default() },
+            prompts: Prompts {
+                dataset: Dataset::Trace(Trace::new(trace)),
+                count: requests,
+                vocab_size: Some(VOCABULARY),
+                ..Prompts::default()
+            },
+            traffic: Traffic {
+                request_rate: Some(rate.unwrap_or(f64::INFINITY)),
+                max_concurrency: if rate.is_none() { Some(SLOTS) } else { None },
+                num_warmups: 2,
+                ..Traffic::default()
+            },
+            contents: Contents { percentiles: PERCENTILES.to_vec(), ..Contents::default() },
         };
-        process::output(&mut bench)?;
-        let report: Value = serde_json::from_str(&std::fs::read_to_string(engines.folder.join(result))?)?;
-        let answered = (&report["failed"], &report["total_output_tokens"]);
-        ensure!(answered == (&json!(0), &json!(requests * ANSWER_TOKENS)), "failures and tokens: {answered:?}");
-        Ok(report)
+        let report = load::run(&options, Arc::new(Unwatched))?;
+        let answered = (report.metrics.failed, report.metrics.total_output);
+        ensure!(answered == (0, requests * ANSWER_TOKENS), "failures and tokens: {answered:?}, {:?}", report.errors());
+        Ok(report.metrics)
     }
 
     /// The most that was ever resident, pages of the mapped file included.
@@ -221,6 +243,20 @@ fn peak_kib(status: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_load_and_the_script_give_the_same_figures() {
+        let outcome = load::Outcome { output_len: 4, ttft: 0.5, itls: vec![0.1; 3], ..Default::default() };
+        let metrics = Metrics::new(&[outcome], 2.0, &PERCENTILES, &[]);
+        let printed = json!({
+            "output_throughput": 2.0, "p50_ttft_ms": 500.0, "p99_ttft_ms": 500.0, "p50_itl_ms": 100.0, "p99_itl_ms": 100.0,
+        });
+        for (question, count) in [(Question::Http, 5), (Question::Load, 4)] {
+            let figures = figures(question, &metrics).unwrap();
+            assert_eq!((figures.len(), &figures), (count, &printed_figures(question, &printed).unwrap()));
+        }
+        assert!(super::figures(Question::Http, &Metrics::new(&[], 2.0, &[99.0], &[])).is_err());
+    }
 
     #[test]
     fn memory_is_read_off_the_high_water_mark() {

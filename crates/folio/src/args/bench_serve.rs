@@ -1,9 +1,12 @@
-//! Flags of `folio bench serve`, named as `vllm bench serve` names them.
+//! Flags of `folio bench serve`, named as `vllm bench serve` names them, and the options of the
+//! load generator that they stand for.
 
 use std::path::PathBuf;
-use std::str::FromStr;
+use std::time::Duration;
 
+use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
+use folio_measure::load::{self, Goal};
 
 #[derive(Args, Clone)]
 #[command(after_help = "An API key is read from FOLIO_API_KEY, else from OPENAI_API_KEY.")]
@@ -175,17 +178,13 @@ pub enum Backend {
     Vllm,
 }
 
-impl Backend {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Openai => "openai",
-            Self::OpenaiChat => "openai-chat",
-            Self::Vllm => "vllm",
+impl From<Backend> for load::Backend {
+    fn from(backend: Backend) -> Self {
+        match backend {
+            Backend::Openai => Self::Openai,
+            Backend::OpenaiChat => Self::OpenaiChat,
+            Backend::Vllm => Self::Vllm,
         }
-    }
-
-    pub fn is_chat(self) -> bool {
-        self == Self::OpenaiChat
     }
 }
 
@@ -215,27 +214,106 @@ pub enum Metric {
     E2el,
 }
 
-/// A limit that a request must keep to be counted as good.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Goal {
-    pub metric: Metric,
-    pub milliseconds: f64,
+impl From<Metric> for load::Metric {
+    fn from(metric: Metric) -> Self {
+        match metric {
+            Metric::Ttft => Self::Ttft,
+            Metric::Tpot => Self::Tpot,
+            Metric::Itl => Self::Itl,
+            Metric::E2el => Self::E2el,
+        }
+    }
 }
 
-impl FromStr for Goal {
-    type Err = String;
+impl ServeBench {
+    pub fn options(&self, api_key: Option<String>) -> Result<load::Options> {
+        Ok(load::Options {
+            target: self.target.options(api_key),
+            prompts: self.dataset.options()?,
+            traffic: self.traffic.options(),
+            contents: self.result.options(),
+        })
+    }
+}
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("expected ttft, tpot or e2el, a colon and milliseconds, found `{text}`");
-        let (name, limit) = text.split_once(':').ok_or_else(wrong)?;
-        let metric = match name {
-            "ttft" => Metric::Ttft,
-            "tpot" => Metric::Tpot,
-            "e2el" => Metric::E2el,
-            _ => return Err(wrong()),
+impl TargetArgs {
+    fn options(&self, api_key: Option<String>) -> load::Target {
+        let base_url = match &self.base_url {
+            Some(url) => url.clone(),
+            None if self.host.contains(':') => format!("http://[{}]:{}", self.host, self.port),
+            None => format!("http://{}:{}", self.host, self.port),
         };
-        let milliseconds = limit.parse().ok().filter(|limit: &f64| *limit >= 0.0).ok_or_else(wrong)?;
-        Ok(Self { metric, milliseconds })
+        load::Target {
+            base_url,
+            api_key,
+            backend: self.backend.into(),
+            endpoint: self.endpoint.clone(),
+            model: self.model.clone(),
+            ignore_eos: self.ignore_eos,
+            temperature: self.temperature,
+            request_timeout: Duration::try_from_secs_f64(self.request_timeout).unwrap_or(Duration::MAX),
+        }
+    }
+}
+
+impl DatasetArgs {
+    fn options(&self) -> Result<load::Prompts> {
+        let dataset = match self.dataset_name {
+            Dataset::Random => load::Dataset::Random(load::Random {
+                input_len: self.random_input_len,
+                output_len: self.random_output_len,
+                range_ratio: self.random_range_ratio,
+                prefix_len: self.random_prefix_len,
+            }),
+            Dataset::PrefixRepetition => load::Dataset::PrefixRepetition(load::PrefixRepetition {
+                prefix_len: self.prefix_repetition_prefix_len,
+                suffix_len: self.prefix_repetition_suffix_len,
+                num_prefixes: self.prefix_repetition_num_prefixes,
+                output_len: self.prefix_repetition_output_len,
+            }),
+            Dataset::Sharegpt => {
+                load::Dataset::ShareGpt(load::ShareGpt { path: self.file()?, output_len: self.sharegpt_output_len })
+            }
+            Dataset::Trace => load::Dataset::Trace(load::Trace {
+                path: self.file()?,
+                hash_tokens: self.timed_trace_chunk_hash_size,
+                unit_seconds: self.timed_trace_sec_multiplier,
+            }),
+        };
+        let is_drawn = matches!(self.dataset_name, Dataset::Random | Dataset::PrefixRepetition);
+        if let Some(path) = self.dataset_path.as_ref().filter(|_| is_drawn) {
+            bail!("--dataset-path {}: prompts of this dataset are drawn, not read", path.display());
+        }
+        Ok(load::Prompts { dataset, count: self.num_prompts, seed: self.seed, vocab_size: self.vocab_size })
+    }
+
+    fn file(&self) -> Result<PathBuf> {
+        let Some(path) = &self.dataset_path else { bail!("this dataset is read from a file: give --dataset-path") };
+        Ok(path.clone())
+    }
+}
+
+impl TrafficArgs {
+    fn options(&self) -> load::Traffic {
+        load::Traffic {
+            request_rate: self.request_rate,
+            burstiness: self.burstiness,
+            max_concurrency: self.max_concurrency,
+            num_warmups: self.num_warmups,
+        }
+    }
+}
+
+impl ResultArgs {
+    fn options(&self) -> load::Contents {
+        load::Contents {
+            metrics: self.percentile_metrics.iter().copied().map(Into::into).collect(),
+            percentiles: self.metric_percentiles.clone(),
+            goals: self.goodput.clone(),
+            detailed: self.save_result && self.save_detailed,
+            label: self.label.clone(),
+            metadata: self.metadata.clone(),
+        }
     }
 }
 
@@ -276,13 +354,31 @@ mod tests {
         let flags = "--backend openai-chat --dataset-name prefix_repetition --request-rate inf --goodput ttft:200 \
                      tpot:50 --metadata version=1 tp=2 --percentile-metrics ttft,e2el --metric-percentiles 50,99.9";
         let bench = parse(flags).expect("valid flags");
-        assert_eq!(bench.target.backend, Backend::OpenaiChat);
-        assert_eq!(bench.dataset.dataset_name, Dataset::PrefixRepetition);
-        assert_eq!(bench.traffic.request_rate, Some(f64::INFINITY));
-        assert_eq!(bench.result.goodput[1], Goal { metric: Metric::Tpot, milliseconds: 50.0 });
-        assert_eq!(bench.result.metadata[1], ("tp".into(), "2".into()));
-        assert_eq!(bench.result.percentile_metrics, [Metric::Ttft, Metric::E2el]);
-        assert_eq!(bench.result.metric_percentiles, [50.0, 99.9]);
+        let load::Options { target, prompts, traffic, contents } = bench.options(None).expect("valid options");
+        assert_eq!(target.backend, load::Backend::OpenaiChat);
+        assert_eq!(prompts.dataset, load::Dataset::PrefixRepetition(load::PrefixRepetition::default()));
+        assert_eq!(traffic.request_rate, Some(f64::INFINITY));
+        assert_eq!(contents.goals[1], Goal { metric: load::Metric::Tpot, milliseconds: 50.0 });
+        assert_eq!(contents.metadata[1], ("tp".into(), "2".into()));
+        assert_eq!(contents.metrics, [load::Metric::Ttft, load::Metric::E2el]);
+        assert_eq!(contents.percentiles, [50.0, 99.9]);
+    }
+
+    #[test]
+    fn flags_and_the_library_have_the_same_defaults() {
+        let options = |flags: &str| parse(flags).expect("valid flags").options(None).expect("valid options");
+        assert_eq!(options(""), load::Options::default());
+        let trace = options("--dataset-name trace --dataset-path x").prompts.dataset;
+        assert_eq!(trace, load::Dataset::Trace(load::Trace::new("x")));
+        assert_eq!(options("--host ::1 --port 9").target.base_url, "http://[::1]:9");
+    }
+
+    #[test]
+    fn a_dataset_has_a_file_or_none() {
+        for flags in ["--dataset-name sharegpt", "--dataset-name trace", "--dataset-path x"] {
+            let error = parse(flags).expect("valid flags").options(None).expect_err(flags);
+            assert!(error.to_string().contains("--dataset-path"), "{flags}: {error}");
+        }
     }
 
     #[test]

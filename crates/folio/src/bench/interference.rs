@@ -6,12 +6,12 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use folio_measure::stats::{median, percentile};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::median::median;
-use super::streams::{self, Ask, Note, ms, note, percentile};
+use super::streams::{self, Ask, Note, ms, note};
 use super::{at_least, start};
 use crate::args::{InterTokenTarget, InterferenceBench};
 use crate::session::Session;
@@ -36,7 +36,7 @@ pub fn main(args: &InterferenceBench) -> Result<()> {
     // The first touches pages for the first time.
     round(&free, args, 0)?;
     let quiet: Vec<f64> = (1..=PROBES)
-        .map(|number| Ok(percentile(&round(&free, args, number)?.quiet, 50.0).as_secs_f64()))
+        .map(|number| Ok(percentile(&round(&free, args, number)?.quiet, 50.0).unwrap_or_default().as_secs_f64()))
         .collect::<Result<_>>()?;
     let quiet = Duration::from_secs_f64(median(&quiet).middle);
     let target = quiet.mul_f64(args.target_ratio);
@@ -178,13 +178,13 @@ impl Figures {
     }
 
     fn percentile(&self, percent: f64) -> Spread {
-        self.spread(|round| percentile(&round.during, percent))
+        self.spread(|round| percentile(&round.during, percent).unwrap_or_default())
     }
 
     /// Over the gaps of all rounds together.
     fn pooled(&self, percent: f64) -> f64 {
         let all: Vec<Duration> = self.rounds.iter().flat_map(|round| round.during.iter().copied()).collect();
-        ms(percentile(&all, percent))
+        ms(percentile(&all, percent).unwrap_or_default())
     }
 
     fn name(&self) -> String {
@@ -200,8 +200,8 @@ impl Figures {
         let both = |s: Spread| json!({"median": s.median, "best": s.best});
         json!({
             "target_ms": self.target.map(ms),
-            "quiet_ms_p50": both(self.spread(|round| percentile(&round.quiet, 50.0))),
-            "quiet_ms_p99": both(self.spread(|round| percentile(&round.quiet, 99.0))),
+            "quiet_ms_p50": both(self.spread(|round| percentile(&round.quiet, 50.0).unwrap_or_default())),
+            "quiet_ms_p99": both(self.spread(|round| percentile(&round.quiet, 99.0).unwrap_or_default())),
             "during_ms_p50": both(self.percentile(50.0)), "during_ms_p99": both(self.percentile(99.0)),
             "during_ms_max": both(self.percentile(100.0)), "during_ms_p99_all_rounds": self.pooled(99.0),
             "first_token_ms": both(self.spread(|round| round.first_token)),
@@ -214,7 +214,7 @@ impl Figures {
         let both = |s: Spread| format!("{:.2} ({:.2})", s.median, s.best);
         vec![
             self.name(),
-            both(self.spread(|round| percentile(&round.quiet, 50.0))),
+            both(self.spread(|round| percentile(&round.quiet, 50.0).unwrap_or_default())),
             both(self.percentile(50.0)),
             both(self.percentile(99.0)),
             format!("{:.2}", self.pooled(99.0)),

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use folio_engine::tiers::DiskStore;
+use folio_measure::stats::{Median, median};
 use serde_json::json;
 
-use super::median::{Median, median};
 use super::streams::{self, Ask, ms};
 use super::{at_least, start};
 use crate::args::PrefixBench;

@@ -13,6 +13,7 @@ use anyhow::{Context, Result, bail};
 use folio_device::cuda::Cuda;
 use folio_device::cuda::driver::{KernelTime, StepTime, Stream};
 use folio_device::{BLOCK_TOKENS, Batch, Draw, Draws, GroupTables, Span};
+use folio_measure::stats::percentile;
 use folio_model::Decoder;
 
 use super::measure::Measured;
@@ -184,11 +185,14 @@ impl Between {
     fn of(streams: usize, steps: &[StepTime]) -> Option<Self> {
         let full = steps.iter().filter(|step| step.decodes && step.rows >= streams);
         let timed: Vec<(f64, f64)> = full.filter_map(|step| Some((step.gap_ms?.into(), step.busy_ms.into()))).collect();
-        let mut gaps: Vec<f64> = timed.iter().map(|step| step.0 * 1e3).collect();
-        gaps.sort_by(f64::total_cmp);
-        let at = |share: f64| gaps.get((share * gaps.len() as f64) as usize).copied();
+        let gaps: Vec<f64> = timed.iter().map(|step| step.0 * 1e3).collect();
         let (gap, busy) = timed.iter().fold((0.0, 0.0), |sum, step| (sum.0 + step.0, sum.1 + step.1));
-        Some(Self { steps: gaps.len(), median: at(0.5)?, percentile_99: at(0.99)?, busy: busy / (gap + busy) })
+        Some(Self {
+            steps: gaps.len(),
+            median: percentile(&gaps, 50.0)?,
+            percentile_99: percentile(&gaps, 99.0)?,
+            busy: busy / (gap + busy),
+        })
     }
 
     fn describe(&self) -> String {

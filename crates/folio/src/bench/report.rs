@@ -1,13 +1,12 @@
 //! The figures, as a table or as JSON.
 
 use anyhow::Result;
+use folio_measure::stats::{Median, median, percentile};
 use serde_json::{Value, json};
 
 use super::ceilings::Best;
 use super::cost::Cost;
 use super::measure::Measured;
-use super::median::{Median, median};
-use super::streams::percentile;
 use super::waste::Waste;
 use crate::args::BenchRun;
 use crate::session::Session;
@@ -126,7 +125,8 @@ impl Figures {
             first_token_ms: first * 1e3,
             prefill,
             decode,
-            itl_ms: [50.0, 95.0, 99.0].map(|percent| percentile(&result.gaps, percent).as_secs_f64() * 1e3),
+            itl_ms: [50.0, 95.0, 99.0]
+                .map(|percent| percentile(&result.gaps, percent).unwrap_or_default().as_secs_f64() * 1e3),
             input_tokens_per_s: result.input_tokens_per_s,
             total_tokens_per_s: result.total_tokens_per_s,
             waste: result.waste,

@@ -1,4 +1,4 @@
-//! Streams as a client sees them: prompts, when each token arrived, and what percentiles are.
+//! Streams as a client sees them: prompts, and when each token arrived.
 //!
 //! All streams are read on one thread, as the server reads them, so that readers do not crowd out the threads that
 //! compute.
@@ -113,14 +113,6 @@ pub fn prompt(vocab: usize, len: usize, number: usize) -> Vec<u32> {
     (0..len).map(|_| next()).collect()
 }
 
-/// What this share of all values stays under.
-pub fn percentile(values: &[Duration], percent: f64) -> Duration {
-    let mut sorted = values.to_vec();
-    sorted.sort_unstable();
-    let rank = ((percent / 100.0) * sorted.len() as f64).ceil() as usize;
-    sorted.get(rank.saturating_sub(1)).copied().unwrap_or_default()
-}
-
 pub fn ms(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }
@@ -134,14 +126,5 @@ mod tests {
         assert_ne!(prompt(100, 32, 0), prompt(100, 32, 1));
         assert_eq!(prompt(100, 32, 3), prompt(100, 32, 3));
         assert!(prompt(7, 1000, 0).iter().all(|&token| token < 7));
-    }
-
-    #[test]
-    fn percentiles() {
-        let values: Vec<Duration> = (1..=100).rev().map(Duration::from_millis).collect();
-        assert_eq!(percentile(&values, 50.0), Duration::from_millis(50));
-        assert_eq!(percentile(&values, 99.0), Duration::from_millis(99));
-        assert_eq!(percentile(&values, 100.0), Duration::from_millis(100));
-        assert_eq!(percentile(&[], 50.0), Duration::ZERO);
     }
 }

@@ -5,6 +5,7 @@
 //! how many threads measured.
 
 use anyhow::{Result, bail};
+use folio_measure::stats::percentile;
 
 /// One model's prediction of one token.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -103,13 +104,12 @@ impl Comparison {
         let model = Score::of(pairs.iter().map(|pair| pair.model));
         let change = model.nats - base.nats;
         let squares = pairs.iter().map(|pair| (pair.model.nats - pair.base.nats - change).powi(2)).sum::<f64>();
-        let mut divergences: Vec<f64> = pairs.iter().map(|pair| pair.divergence).collect();
-        divergences.sort_unstable_by(f64::total_cmp);
+        let divergences: Vec<f64> = pairs.iter().map(|pair| pair.divergence).collect();
         Self {
             base,
             model,
             divergence_mean: divergences.iter().sum::<f64>() / count,
-            divergence_p99: divergences[(divergences.len() * 99).div_ceil(100) - 1],
+            divergence_p99: percentile(&divergences, 99.0).unwrap_or_default(),
             agreement: pairs.iter().filter(|pair| pair.base.top == pair.model.top).count() as f64 / count,
             nats_error: (squares / (count - 1.0).max(1.0) / count).sqrt(),
             ties: Ties::of(pairs),

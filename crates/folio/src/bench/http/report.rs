@@ -1,13 +1,13 @@
 //! The figures, as tables or as JSON.
 
 use anyhow::Result;
+use folio_measure::stats::{Median, median, percentile};
 use serde_json::{Value, json};
 
 use super::cpu::{CpuTime, Part};
 use super::{FirstTokens, Pair, Run};
 use crate::args::HttpBench;
-use crate::bench::median::{Median, median};
-use crate::bench::streams::{ms, percentile};
+use crate::bench::streams::ms;
 use crate::session::Session;
 use crate::{machine, table};
 
@@ -145,7 +145,7 @@ struct First {
 
 impl First {
     fn of(firsts: &FirstTokens) -> Self {
-        let both = |times: &[_]| [50.0, 99.0].map(|percent| ms(percentile(times, percent)));
+        let both = |times: &[_]| [50.0, 99.0].map(|percent| ms(percentile(times, percent).unwrap_or_default()));
         let differences: Vec<f64> =
             firsts.direct.iter().zip(&firsts.http).map(|(direct, http)| ms(*http) - ms(*direct)).collect();
         Self { direct: both(&firsts.direct), http: both(&firsts.http), difference: median(&differences) }

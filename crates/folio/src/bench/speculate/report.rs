@@ -1,9 +1,9 @@
 //! The table: what each method gained, and what its own terms said it should.
 
 use anyhow::Result;
+use folio_measure::stats::{Median, median};
 use serde_json::{Value, json};
 
-use super::super::median::{Median, median};
 use super::super::streams::ms;
 use super::{Lane, Totals, repeat};
 use crate::args::SpeculateBench;

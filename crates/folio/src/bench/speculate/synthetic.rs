@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use folio_device::cuda::driver::StepTime;
 use folio_engine::speculate::Synthetic;
+use folio_measure::stats::percentile;
 use serde_json::json;
 
 use super::super::{
@@ -136,9 +137,8 @@ impl Totals {
     }
 
     fn median(&self, rows: usize, of: impl Fn(&StepTime) -> Option<f32>) -> Option<f32> {
-        let mut times: Vec<f32> = self.steps.iter().filter(|step| step.rows == rows).filter_map(of).collect();
-        times.sort_by(f32::total_cmp);
-        times.get(times.len() / 2).copied()
+        let times: Vec<f32> = self.steps.iter().filter(|step| step.rows == rows).filter_map(of).collect();
+        percentile(&times, 50.0)
     }
 
     /// Adds what came between the last of the first tokens and the first of the last ones: behind that the batch shrinks,

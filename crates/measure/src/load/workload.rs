@@ -11,15 +11,14 @@ mod tokenizer;
 mod trace;
 
 use std::borrow::Cow;
-use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use indicatif::ProgressBar;
 
 use super::client::Client;
+use super::options::{Dataset, Prompts};
 use super::rng::Rng;
-use crate::args::{Dataset, DatasetArgs};
+use crate::progress::Progress;
 use tokenizer::ServerTokenizer;
 
 /// Ids that every vocabulary has, for servers that say nothing about theirs.
@@ -113,58 +112,49 @@ impl Alphabet {
 
 /// Makes the requests of a run, asking the server for its tokenizer where it has one.
 pub async fn prepare(
-    args: &DatasetArgs,
+    prompts: &Prompts,
     client: &Arc<Client>,
     model: &str,
     is_chat: bool,
-    bar: &ProgressBar,
+    progress: &dyn Progress,
 ) -> Result<Workload> {
-    check(args)?;
+    check(prompts)?;
     let tokenizer = ServerTokenizer::find(client, model).await?.map(Arc::new);
-    let ids = match (args.vocab_size, &tokenizer) {
+    let ids = match (prompts.vocab_size, &tokenizer) {
         (Some(size), _) => Alphabet::Below(size),
         (None, Some(tokenizer)) => Alphabet::Tokens(tokenizer.words.clone()),
         (None, None) => Alphabet::Below(ASSUMED_VOCABULARY),
     };
     let mut timestamps = None;
-    let mut asks = match args.dataset_name {
-        Dataset::Random => synthetic::random(args)?,
-        Dataset::PrefixRepetition => synthetic::prefix_repetition(args)?,
-        Dataset::Sharegpt => sharegpt::sample(file(args)?, args, tokenizer.as_ref(), bar).await?,
-        Dataset::Trace => {
-            let (asks, times) = trace::read(file(args)?, args)?;
+    let Prompts { count, seed, .. } = *prompts;
+    let mut asks = match &prompts.dataset {
+        Dataset::Random(lengths) => synthetic::random(lengths, count, seed)?,
+        Dataset::PrefixRepetition(lengths) => synthetic::prefix_repetition(lengths, count, seed)?,
+        Dataset::ShareGpt(file) => sharegpt::sample(file, count, seed, tokenizer.as_ref(), progress).await?,
+        Dataset::Trace(file) => {
+            let (asks, times) = trace::read(file, count, seed)?;
             timestamps = Some(times);
             asks
         }
     };
     // A trace may be too long to be written out at once.
-    if let (Dataset::Random | Dataset::PrefixRepetition, Some(tokenizer)) = (args.dataset_name, &tokenizer)
+    if let (Dataset::Random(_) | Dataset::PrefixRepetition(_), Some(tokenizer)) = (&prompts.dataset, &tokenizer)
         && tokenizer.decodes
     {
-        fit::all(&mut asks, tokenizer, &ids, is_chat, bar).await?;
+        fit::all(&mut asks, tokenizer, &ids, is_chat, progress).await?;
     }
     let alphabet = if is_chat { Alphabet::Words } else { ids };
     Ok(Workload { asks, timestamps, alphabet })
 }
 
-fn check(args: &DatasetArgs) -> Result<()> {
-    if args.num_prompts == 0 {
+fn check(prompts: &Prompts) -> Result<()> {
+    if prompts.count == 0 {
         bail!("--num-prompts is 0, but must be at least 1");
     }
-    if args.vocab_size == Some(0) {
+    if prompts.vocab_size == Some(0) {
         bail!("--vocab-size is 0, but must be at least 1");
     }
-    match (args.dataset_name, &args.dataset_path) {
-        (Dataset::Random | Dataset::PrefixRepetition, Some(path)) => {
-            bail!("--dataset-path {}: prompts of this dataset are drawn, not read", path.display())
-        }
-        _ => Ok(()),
-    }
-}
-
-fn file(args: &DatasetArgs) -> Result<&Path> {
-    let Some(path) = &args.dataset_path else { bail!("this dataset is read from a file: give --dataset-path") };
-    Ok(path)
+    Ok(())
 }
 
 #[cfg(test)]

@@ -6,12 +6,12 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use indicatif::ProgressBar;
 use tokio::task::JoinSet;
 
 use super::tokenizer::ServerTokenizer;
 use super::{Alphabet, Ask, Prompt};
-use crate::bench::serve::rng::Rng;
+use crate::load::rng::Rng;
+use crate::progress::Progress;
 
 /// Prompts worked on at once: few, since servers limit what one client may have under way.
 const BATCH: usize = 4;
@@ -23,11 +23,11 @@ pub async fn all(
     tokenizer: &Arc<ServerTokenizer>,
     alphabet: &Alphabet,
     is_chat: bool,
-    bar: &ProgressBar,
+    progress: &dyn Progress,
 ) -> Result<()> {
     // What a chat template adds is on top of the prompt's own.
     let num_special = if is_chat { 0 } else { tokenizer.num_special };
-    bar.set_length(asks.len() as u64);
+    progress.begin("preparing", asks.len());
     for batch in asks.chunks_mut(BATCH) {
         let mut tasks = JoinSet::new();
         for (number, ask) in batch.iter().enumerate() {
@@ -43,7 +43,7 @@ pub async fn all(
             batch[number].prompt = Prompt::Text(text);
             batch[number].prompt_len = own_len + num_special;
         }
-        bar.inc(batch.len() as u64);
+        progress.advance(batch.len());
     }
     Ok(())
 }

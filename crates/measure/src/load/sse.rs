@@ -90,7 +90,7 @@ impl SseParser {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::serve::rng::Rng;
+    use crate::load::rng::Rng;
 
     fn events<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<String> {
         let mut found = Vec::new();

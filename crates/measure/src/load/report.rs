@@ -1,17 +1,18 @@
-//! The result as `vllm bench serve` prints it and saves it: same lines, same keys.
+//! The result as `vllm bench serve` prints and saves it: same lines, same keys.
 
 use std::fmt::Write;
-use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
 
 use super::answer::Outcome;
 use super::metrics::Metrics;
-use crate::args::{Metric, ServeBench};
+use super::options::{Metric, Options};
 
 const WIDTH: usize = 50;
+
+/// Different errors that are worth listing.
+const MAX_ERRORS: usize = 10;
 
 /// In the order of the report: metric, key, name, heading.
 const SECTIONS: [(Metric, &str, &str, &str); 4] = [
@@ -21,28 +22,30 @@ const SECTIONS: [(Metric, &str, &str, &str); 4] = [
     (Metric::E2el, "e2el", "E2EL", "End-to-end Latency"),
 ];
 
-/// A run that is over.
-pub struct Report<'a> {
-    pub args: &'a ServeBench,
-    pub model: &'a str,
-    /// When it ended, since 1970.
+/// A finished run.
+#[derive(Clone, Debug)]
+pub struct Report {
+    pub options: Options,
+    pub model: String,
+    /// The end of the run, since 1970.
     pub date: Duration,
-    pub metrics: &'a Metrics,
-    pub outcomes: &'a [Outcome],
+    pub metrics: Metrics,
+    /// The result of each request, in the order of their times.
+    pub outcomes: Vec<Outcome>,
 }
 
-impl Report<'_> {
+impl Report {
     fn rate(&self) -> f64 {
-        self.args.traffic.request_rate.unwrap_or(f64::INFINITY)
+        self.options.traffic.request_rate.unwrap_or(f64::INFINITY)
     }
 
     fn sections(&self) -> impl Iterator<Item = &'static (Metric, &'static str, &'static str, &'static str)> {
-        SECTIONS.iter().filter(|(metric, ..)| self.args.result.percentile_metrics.contains(metric))
+        SECTIONS.iter().filter(|(metric, ..)| self.options.contents.metrics.contains(metric))
     }
 
     /// The block for people.
     pub fn text(&self) -> String {
-        let metrics = self.metrics;
+        let metrics = &self.metrics;
         let mut text = format!("{:=^WIDTH$}\n", " Serving Benchmark Result ");
         let mut line = |label: &str, value: String| {
             writeln!(text, "{label:<40} {value:<10}").expect("a string takes all");
@@ -50,7 +53,7 @@ impl Report<'_> {
         let float = |value: f64| format!("{value:.2}");
         line("Successful requests:", metrics.completed.to_string());
         line("Failed requests:", metrics.failed.to_string());
-        if let Some(most) = self.args.traffic.max_concurrency {
+        if let Some(most) = self.options.traffic.max_concurrency {
             line("Maximum request concurrency:", most.to_string());
         }
         if self.rate().is_finite() {
@@ -87,23 +90,23 @@ impl Report<'_> {
 
     /// The object for programs.
     pub fn json(&self) -> Value {
-        let (metrics, target) = (self.metrics, &self.args.target);
+        let (metrics, target, contents) = (&self.metrics, &self.options.target, &self.options.contents);
         let number = |value: f64| if value.is_finite() { json!(value) } else { json!("inf") };
         let mut result = Map::new();
         let mut set = |key: &str, value: Value| result.insert(key.into(), value);
         set("date", json!(timestamp(self.date)));
         set("endpoint_type", json!(target.backend.name()));
         set("backend", json!(target.backend.name()));
-        set("label", json!(self.args.result.label));
+        set("label", json!(contents.label));
         set("model_id", json!(self.model));
         set("tokenizer_id", Value::Null);
         set("num_prompts", json!(self.outcomes.len()));
-        for (key, value) in &self.args.result.metadata {
+        for (key, value) in &contents.metadata {
             set(key, json!(value));
         }
         set("request_rate", number(self.rate()));
-        set("burstiness", number(self.args.traffic.burstiness));
-        set("max_concurrency", json!(self.args.traffic.max_concurrency));
+        set("burstiness", number(self.options.traffic.burstiness));
+        set("max_concurrency", json!(self.options.traffic.max_concurrency));
         set("duration", json!(metrics.duration));
         set("completed", json!(metrics.completed));
         set("failed", json!(metrics.failed));
@@ -113,7 +116,7 @@ impl Report<'_> {
         set("request_goodput", json!(metrics.good.map(|good| metrics.per_second(good))));
         set("output_throughput", json!(metrics.per_second(metrics.total_output)));
         set("total_token_throughput", json!(metrics.per_second(metrics.total_input + metrics.total_output)));
-        if self.args.result.save_detailed {
+        if contents.detailed {
             let each = |of: fn(&Outcome) -> Value| self.outcomes.iter().map(of).collect::<Value>();
             set("input_lens", each(|outcome| json!(outcome.prompt_len)));
             set("output_lens", each(|outcome| json!(outcome.output_len)));
@@ -139,22 +142,24 @@ impl Report<'_> {
         Value::Object(result)
     }
 
-    /// Writes the object where the flags say, and says where that was.
-    pub fn save(&self) -> Result<PathBuf> {
-        let args = &self.args.result;
-        let folder = args.result_dir.clone().unwrap_or_default();
-        if args.result_dir.is_some() {
-            std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    /// The errors of requests, each with its number; of many different ones the first few.
+    pub fn errors(&self) -> Vec<(&str, usize)> {
+        let mut found: Vec<(&str, usize)> = Vec::new();
+        for error in self.outcomes.iter().filter_map(|outcome| outcome.error.as_deref()) {
+            match found.iter().position(|(known, _)| *known == error) {
+                Some(known) => found[known].1 += 1,
+                None if found.len() < MAX_ERRORS => found.push((error, 1)),
+                None => {}
+            }
         }
-        let path = folder.join(args.result_filename.clone().unwrap_or_else(|| self.file_name()));
-        std::fs::write(&path, self.json().to_string()).with_context(|| path.display().to_string())?;
-        Ok(path)
+        found
     }
 
-    fn file_name(&self) -> String {
-        let label = self.args.result.label.as_deref().unwrap_or(self.args.target.backend.name());
+    /// A name for the file of the object: label, rate, model and time.
+    pub fn file_name(&self) -> String {
+        let label = self.options.contents.label.as_deref().unwrap_or(self.options.target.backend.name());
         let model = self.model.rsplit('/').next().unwrap_or_default();
-        let concurrency = self.args.traffic.max_concurrency.map(|most| format!("-concurrency{most}"));
+        let concurrency = self.options.traffic.max_concurrency.map(|most| format!("-concurrency{most}"));
         let concurrency = concurrency.unwrap_or_default();
         format!("{label}-{:?}qps{concurrency}-{model}-{}.json", self.rate(), timestamp(self.date))
     }
@@ -183,7 +188,7 @@ fn timestamp(since_epoch: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::serve::tests::parse;
+    use crate::load::options::{Contents, Goal, Traffic};
 
     fn outcomes() -> Vec<Outcome> {
         let answered = Outcome {
@@ -199,16 +204,21 @@ mod tests {
         vec![answered, Outcome { prompt_len: 7, error: Some("refused".into()), ..Outcome::default() }]
     }
 
-    fn with<T>(flags: &str, look: impl FnOnce(&Report<'_>) -> T) -> T {
-        let (args, outcomes) = (parse(flags), outcomes());
-        let metrics = Metrics::new(&outcomes, 2.0, &args.result.metric_percentiles, &args.result.goodput);
+    fn report(traffic: Traffic, contents: Contents) -> Report {
+        let outcomes = outcomes();
+        let metrics = Metrics::new(&outcomes, 2.0, &contents.percentiles, &contents.goals);
+        let options = Options { traffic, contents, ..Options::default() };
         let date = Duration::from_secs(1_794_739_530);
-        look(&Report { args: &args, model: "org/name", date, metrics: &metrics, outcomes: &outcomes })
+        Report { options, model: "org/name".into(), date, metrics, outcomes }
+    }
+
+    fn goals(text: &str) -> Vec<Goal> {
+        vec![text.parse().expect("a goal")]
     }
 
     #[test]
     fn the_block_of_lines() {
-        let text = with("", |report| report.text());
+        let text = report(Traffic::default(), Contents::default()).text();
         let expect = "\
 ============ Serving Benchmark Result ============
 Successful requests:                     1
@@ -238,9 +248,9 @@ P99 ITL (ms):                            5.98
         let trimmed: Vec<&str> = text.lines().map(str::trim_end).collect();
         assert_eq!(trimmed, expect.lines().collect::<Vec<_>>());
         assert!(text.ends_with("=\n") && text.lines().all(|line| line.len() >= 50), "padded as Python pads");
-        let flags = "--request-rate 2 --max-concurrency 8 --goodput e2el:20 --percentile-metrics e2el \
-                     --metric-percentiles 50,99.9";
-        let text = with(flags, |report| report.text());
+        let traffic = Traffic { request_rate: Some(2.0), max_concurrency: Some(8), ..Traffic::default() };
+        let (metrics, percentiles, goals) = (vec![Metric::E2el], vec![50.0, 99.9], goals("e2el:20"));
+        let text = report(traffic, Contents { metrics, percentiles, goals, ..Contents::default() }).text();
         for line in [
             "Maximum request concurrency:             8",
             "Request rate configured (RPS):           2.00",
@@ -256,7 +266,9 @@ P99 ITL (ms):                            5.98
 
     #[test]
     fn the_keys_of_the_object() {
-        let object = with("--metadata tp=1 --goodput ttft:100", |report| report.json());
+        let metadata = vec![("tp".into(), "1".into())];
+        let contents = Contents { metadata, goals: goals("ttft:100"), ..Contents::default() };
+        let object = report(Traffic::default(), contents).json();
         let keys: Vec<&str> = object.as_object().expect("an object").keys().map(String::as_str).collect();
         let expect = "date endpoint_type backend label model_id tokenizer_id num_prompts tp request_rate burstiness \
                       max_concurrency duration completed failed total_input_tokens total_output_tokens \
@@ -268,7 +280,7 @@ P99 ITL (ms):                            5.98
         assert_eq!((&object["request_rate"], &object["request_goodput"]), (&json!("inf"), &json!(0.5)));
         assert_eq!((&object["model_id"], &object["num_prompts"]), (&json!("org/name"), &json!(2)));
         assert_eq!(object["date"], "20261115-104530");
-        let detailed = with("--save-detailed", |report| report.json());
+        let detailed = report(Traffic::default(), Contents { detailed: true, ..Contents::default() }).json();
         assert_eq!(detailed["errors"], json!(["", "refused"]));
         assert_eq!(detailed["itls"], json!([[0.004, 0.006], []]));
         assert_eq!((&detailed["input_lens"], &detailed["output_lens"]), (&json!([1024, 7]), &json!([3, 0])));
@@ -278,9 +290,11 @@ P99 ITL (ms):                            5.98
 
     #[test]
     fn the_name_of_the_file() {
-        assert_eq!(with("", |report| report.file_name()), "openai-infqps-name-20261115-104530.json");
-        let flags = "--label mine --request-rate 2.5 --max-concurrency 4";
-        assert_eq!(with(flags, |report| report.file_name()), "mine-2.5qps-concurrency4-name-20261115-104530.json");
+        let name = report(Traffic::default(), Contents::default()).file_name();
+        assert_eq!(name, "openai-infqps-name-20261115-104530.json");
+        let traffic = Traffic { request_rate: Some(2.5), max_concurrency: Some(4), ..Traffic::default() };
+        let name = report(traffic, Contents { label: Some("mine".into()), ..Contents::default() }).file_name();
+        assert_eq!(name, "mine-2.5qps-concurrency4-name-20261115-104530.json");
     }
 
     #[test]

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use anyhow::{Result, bail};
 use serde_json::{Value, json};
 
-use crate::bench::serve::client::Client;
-use crate::bench::serve::rng::Rng;
+use crate::load::client::Client;
+use crate::load::rng::Rng;
 
 /// Short words that most vocabularies know as one token.
 const WORDS: &str = "the of and to in is that for it with as was on be at by this have from or one had not but what \

@@ -2,49 +2,53 @@
 
 mod fake;
 
-use clap::Parser;
+use std::path::PathBuf;
+
 use serde_json::json;
 
 use super::*;
-use crate::args::DatasetArgs;
+use crate::progress::Unwatched;
 use fake::{Behaviour, FakeServer};
 
-#[derive(Parser)]
-struct Command {
-    #[command(flatten)]
-    bench: ServeBench,
+/// 24 requests of 9 tokens in and 5 out to `server`.
+fn options(server: &FakeServer) -> Options {
+    let dataset = Dataset::Random(Random { input_len: 9, output_len: 5, ..Random::default() });
+    Options {
+        target: Target {
+            base_url: format!("http://{}", server.address),
+            api_key: Some("secret".into()),
+            ..Target::default()
+        },
+        prompts: Prompts { dataset, count: 24, ..Prompts::default() },
+        ..Options::default()
+    }
 }
 
-pub fn parse(flags: &str) -> ServeBench {
-    Command::try_parse_from(std::iter::once("bench").chain(flags.split_whitespace())).expect("valid flags").bench
+fn at_most(max_concurrency: usize) -> Traffic {
+    Traffic { max_concurrency: Some(max_concurrency), ..Traffic::default() }
 }
 
-pub fn dataset(flags: &str) -> DatasetArgs {
-    parse(flags).dataset
-}
-
-fn run(server: &FakeServer, flags: &str) -> Result<(String, Vec<Outcome>, f64)> {
-    let args = parse(&format!("--base-url http://{} {flags}", server.address));
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(bench(&args, Some("secret")))
+fn run(options: &Options) -> Result<Report> {
+    super::run(options, Arc::new(Unwatched))
 }
 
 fn errors(outcomes: &[Outcome]) -> Vec<&str> {
     outcomes.iter().filter_map(|outcome| outcome.error.as_deref()).collect()
 }
 
-const SHORT: &str = "--num-prompts 24 --random-input-len 9 --random-output-len 5";
-
 #[test]
 fn token_ids_where_the_server_cannot_tokenize() {
     let server = FakeServer::start(Behaviour::default());
-    let flags = format!("{SHORT} --max-concurrency 4 --vocab-size 30 --save-result --save-detailed");
-    let (model, outcomes, duration) = run(&server, &flags).expect("a run");
+    let mut options = options(&server);
+    options.prompts.vocab_size = Some(30);
+    options.traffic = at_most(4);
+    options.contents.detailed = true;
+    let Report { model, outcomes, metrics, .. } = run(&options).expect("a run");
     assert_eq!(model, "org/fake");
     assert_eq!(errors(&outcomes), [""; 0]);
     assert!(outcomes.iter().all(|outcome| (outcome.prompt_len, outcome.output_len) == (9, 5)));
     assert!(outcomes.iter().all(|outcome| outcome.itls.len() == 4 && outcome.text == "é0 é1 é2 é3 é4 "));
-    assert!(outcomes.iter().all(|outcome| outcome.start + outcome.latency <= duration));
+    assert!(outcomes.iter().all(|outcome| outcome.start + outcome.latency <= metrics.duration));
     let seen = server.seen();
     assert_eq!(seen.len(), 24);
     for body in &seen {
@@ -59,9 +63,9 @@ fn token_ids_where_the_server_cannot_tokenize() {
 #[test]
 fn text_of_exact_length_where_it_can() {
     let server = FakeServer::start(Behaviour { tokenizes: true, ..Behaviour::default() });
-    let flags = "--num-prompts 12 --dataset-name prefix_repetition --prefix-repetition-num-prefixes 2 \
-                 --prefix-repetition-prefix-len 20 --prefix-repetition-suffix-len 30 --prefix-repetition-output-len 2";
-    let (_, outcomes, _) = run(&server, flags).expect("a run");
+    let lengths = PrefixRepetition { prefix_len: 20, suffix_len: 30, num_prefixes: 2, output_len: 2 };
+    let prompts = Prompts { dataset: Dataset::PrefixRepetition(lengths), count: 12, ..Prompts::default() };
+    let Report { outcomes, .. } = run(&Options { prompts, ..options(&server) }).expect("a run");
     assert_eq!(errors(&outcomes), [""; 0]);
     let lens: Vec<usize> = outcomes.iter().map(|outcome| outcome.prompt_len).collect();
     assert_eq!(lens, [50; 12], "as the server counts them, special tokens included");
@@ -79,7 +83,10 @@ fn text_of_exact_length_where_it_can() {
 #[test]
 fn chats_are_words() {
     let server = FakeServer::start(Behaviour::default());
-    let (_, outcomes, _) = run(&server, &format!("{SHORT} --backend openai-chat --num-warmups 2")).expect("a run");
+    let mut options = options(&server);
+    options.target.backend = Backend::OpenaiChat;
+    options.traffic.num_warmups = 2;
+    let Report { outcomes, .. } = run(&options).expect("a run");
     assert_eq!(errors(&outcomes), [""; 0]);
     assert!(outcomes.iter().all(|outcome| (outcome.output_len, outcome.itls.len()) == (5, 4)));
     let seen = server.seen();
@@ -92,9 +99,9 @@ fn chats_are_words() {
 #[test]
 fn what_fails_is_counted() {
     let server = FakeServer::start(Behaviour { refuses_every: Some(3), ..Behaviour::default() });
-    let (_, outcomes, duration) = run(&server, &format!("{SHORT} --max-concurrency 3")).expect("a run");
-    assert_eq!(errors(&outcomes), ["429 Too Many Requests: not now"; 8]);
-    let metrics = Metrics::new(&outcomes, duration, &[99.0], &[]);
+    let report = run(&Options { traffic: at_most(3), ..options(&server) }).expect("a run");
+    assert_eq!(report.errors(), [("429 Too Many Requests: not now", 8)]);
+    let metrics = report.metrics;
     assert_eq!((metrics.completed, metrics.failed), (16, 8));
     assert_eq!((metrics.total_input, metrics.total_output), (16 * 9, 16 * 5));
 }
@@ -102,7 +109,7 @@ fn what_fails_is_counted() {
 #[test]
 fn a_server_that_dies_fails_requests_and_not_the_run() {
     let server = FakeServer::start(Behaviour { dies_after: Some(10), ..Behaviour::default() });
-    let (_, outcomes, _) = run(&server, &format!("{SHORT} --max-concurrency 2")).expect("a run");
+    let Report { outcomes, .. } = run(&Options { traffic: at_most(2), ..options(&server) }).expect("a run");
     let errors = errors(&outcomes);
     assert!((14..=15).contains(&errors.len()), "{errors:?}");
     assert!(errors.iter().any(|error| error.contains("in the middle of an answer")), "{errors:?}");
@@ -111,17 +118,18 @@ fn a_server_that_dies_fails_requests_and_not_the_run() {
 #[test]
 fn errors_within_a_stream_and_silence_are_failures() {
     let server = FakeServer::start(Behaviour { breaks_off: true, ..Behaviour::default() });
-    let (_, outcomes, _) = run(&server, SHORT).expect("a run");
-    assert_eq!(errors(&outcomes), ["the answer broke off: out of blocks"; 24]);
+    let report = run(&options(&server)).expect("a run");
+    assert_eq!(report.errors(), [("the answer broke off: out of blocks", 24)]);
     let server = FakeServer::start(Behaviour { hangs: true, ..Behaviour::default() });
-    let (_, outcomes, _) = run(&server, &format!("{SHORT} --request-timeout 0.05")).expect("a run");
-    assert_eq!(errors(&outcomes), ["no end of the answer within 0.05 s"; 24]);
+    let mut options = options(&server);
+    options.target.request_timeout = Duration::from_millis(50);
+    assert_eq!(run(&options).expect("a run").errors(), [("no end of the answer within 0.05 s", 24)]);
 }
 
 #[test]
 fn a_connection_that_was_closed_meanwhile_is_made_anew() {
     let server = FakeServer::start(Behaviour { closes: true, ..Behaviour::default() });
-    let (_, outcomes, _) = run(&server, &format!("{SHORT} --max-concurrency 2")).expect("a run");
+    let Report { outcomes, .. } = run(&Options { traffic: at_most(2), ..options(&server) }).expect("a run");
     assert_eq!(errors(&outcomes), [""; 0]);
     assert!(server.connections() > 24);
 }
@@ -129,27 +137,33 @@ fn a_connection_that_was_closed_meanwhile_is_made_anew() {
 #[test]
 fn keys_are_sent_and_their_absence_is_told() {
     let server = FakeServer::start(Behaviour { key: Some("other"), ..Behaviour::default() });
-    let error = run(&server, SHORT).expect_err("a wrong key").to_string();
+    let error = run(&options(&server)).expect_err("a wrong key").to_string();
     assert!(error.contains("401"), "{error}");
     let server = FakeServer::start(Behaviour { key: Some("secret"), ..Behaviour::default() });
-    assert_eq!(errors(&run(&server, SHORT).expect("a run").1), [""; 0]);
+    assert_eq!(errors(&run(&options(&server)).expect("a run").outcomes), [""; 0]);
 }
 
 #[test]
-fn flags_and_servers_that_cannot_be_used() {
-    let check = |flags: &str, expect: &str| {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        let error = runtime.block_on(bench(&parse(flags), None)).expect_err(flags);
-        assert!(format!("{error:#}").contains(expect), "{flags}: {error:#}");
-    };
-    check("--base-url https://a.example", "https is not supported");
-    check("--base-url http://127.0.0.1:1 --model m", "could not connect");
-    check("--max-concurrency 0", "--max-concurrency");
+fn options_and_servers_that_cannot_be_used() {
     let server = FakeServer::start(Behaviour::default());
-    let at = format!("--base-url http://{}", server.address);
-    check(&format!("{at} --endpoint v1"), "--endpoint");
-    check(&format!("{at} --num-prompts 0"), "--num-prompts");
-    check(&format!("{at} --dataset-name sharegpt"), "--dataset-path");
-    check(&format!("{at} --dataset-path x"), "--dataset-path");
-    check(&format!("{at} --dataset-name trace --dataset-path /no/such/file"), "/no/such/file");
+    let check = |change: &dyn Fn(&mut Options), expect: &str| {
+        let mut options = options(&server);
+        change(&mut options);
+        let error = run(&options).expect_err(expect);
+        assert!(format!("{error:#}").contains(expect), "{expect}: {error:#}");
+    };
+    check(&|options| options.target.base_url = "https://a.example".into(), "https is not supported");
+    check(
+        &|options| {
+            options.target.base_url = "http://127.0.0.1:1".into();
+            options.target.model = Some("m".into());
+        },
+        "could not connect",
+    );
+    check(&|options| options.traffic.max_concurrency = Some(0), "--max-concurrency");
+    check(&|options| options.target.endpoint = Some("v1".into()), "--endpoint");
+    check(&|options| options.prompts.count = 0, "--num-prompts");
+    check(&|options| options.prompts.vocab_size = Some(0), "--vocab-size");
+    let missing = PathBuf::from("/no/such/file");
+    check(&|options| options.prompts.dataset = Dataset::Trace(Trace::new(&missing)), "/no/such/file");
 }

@@ -3,19 +3,18 @@
 use std::fmt;
 use std::fs::File;
 use std::io::{BufReader, Read};
-use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use indicatif::ProgressBar;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, SeqAccess, Visitor};
 use tokio::task::JoinSet;
 
 use super::tokenizer::ServerTokenizer;
 use super::{Ask, MAX_TOKENS, Prompt};
-use crate::args::DatasetArgs;
-use crate::bench::serve::rng::Rng;
+use crate::load::options::ShareGpt;
+use crate::load::rng::Rng;
+use crate::progress::Progress;
 
 /// What vLLM leaves out, so that the same file gives the same kind of traffic.
 const LEAST_TOKENS: usize = 4;
@@ -75,29 +74,32 @@ type Exchange = (String, String);
 
 /// As many conversations as asked for, in random order; if there are fewer, some come again.
 pub async fn sample(
-    path: &Path,
-    args: &DatasetArgs,
+    file: &ShareGpt,
+    count: usize,
+    seed: u64,
     tokenizer: Option<&Arc<ServerTokenizer>>,
-    bar: &ProgressBar,
+    progress: &dyn Progress,
 ) -> Result<Vec<Ask>> {
-    if args.sharegpt_output_len.is_some_and(|len| !(1..=MAX_TOKENS).contains(&len)) {
+    let ShareGpt { path, output_len } = file;
+    if output_len.is_some_and(|len| !(1..=MAX_TOKENS).contains(&len)) {
         bail!("--sharegpt-output-len must be at least 1 and at most {MAX_TOKENS}");
     }
     let file = File::open(path).with_context(|| path.display().to_string())?;
     let mut exchanges = read(BufReader::new(file)).with_context(|| path.display().to_string())?;
-    let mut rng = Rng::new(args.seed);
+    let mut rng = Rng::new(seed);
     rng.shuffle(&mut exchanges);
-    bar.set_length(args.num_prompts as u64);
+    progress.begin("preparing", count);
     let mut asks = Vec::new();
     let mut rest = exchanges.into_iter();
-    while asks.len() < args.num_prompts && rest.len() > 0 {
+    while asks.len() < count && rest.len() > 0 {
+        let before = asks.len();
         for measured in measure(rest.by_ref().take(BATCH).collect(), tokenizer).await? {
-            asks.extend(measured.ask(args.sharegpt_output_len));
+            asks.extend(measured.ask(*output_len));
         }
-        asks.truncate(args.num_prompts);
-        bar.set_position(asks.len() as u64);
+        asks.truncate(count);
+        progress.advance(asks.len() - before);
     }
-    repeat(&mut asks, args.num_prompts, &mut rng).with_context(|| path.display().to_string())?;
+    repeat(&mut asks, count, &mut rng).with_context(|| path.display().to_string())?;
     Ok(asks)
 }
 
@@ -170,7 +172,7 @@ fn repeat(asks: &mut Vec<Ask>, count: usize, rng: &mut Rng) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::serve::tests::dataset;
+    use crate::progress::Unwatched;
 
     const FILE: &str = r#"[
         {"id": "a", "conversations": [
@@ -211,7 +213,7 @@ mod tests {
     async fn too_few_come_again() {
         let path = std::env::temp_dir().join(format!("folio-sharegpt-{}.json", std::process::id()));
         std::fs::write(&path, FILE).expect("a temporary file");
-        let asked = sample(&path, &dataset("--num-prompts 7"), None, &ProgressBar::hidden()).await;
+        let asked = sample(&ShareGpt { path: path.clone(), output_len: None }, 7, 0, None, &Unwatched).await;
         std::fs::remove_file(&path).expect("the same file");
         let asks = asked.expect("two conversations");
         assert_eq!(asks.len(), 7);

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use indicatif::ProgressBar;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use super::answer::Outcome;
 use super::ask::Asker;
 use super::workload::Ask;
+use crate::progress::Progress;
 
 /// A request to send, and when, from the start of the run.
 pub type Timed = (Duration, Arc<Ask>);
@@ -20,7 +20,7 @@ pub async fn run(
     asker: &Arc<Asker>,
     requests: Vec<Timed>,
     max_concurrency: Option<usize>,
-    bar: &ProgressBar,
+    progress: &Arc<dyn Progress>,
 ) -> (Vec<Outcome>, f64) {
     let places = Arc::new(Semaphore::new(max_concurrency.unwrap_or(Semaphore::MAX_PERMITS)));
     let mut outcomes = vec![Outcome::default(); requests.len()];
@@ -30,11 +30,11 @@ pub async fn run(
         if !time.is_zero() {
             tokio::time::sleep_until((began + time).into()).await;
         }
-        let (asker, places, bar) = (asker.clone(), places.clone(), bar.clone());
+        let (asker, places, progress) = (asker.clone(), places.clone(), progress.clone());
         tasks.spawn(async move {
             let _place = places.acquire().await.expect("the semaphore is never closed");
             let outcome = asker.ask(&ask, began).await;
-            bar.inc(1);
+            progress.advance(1);
             (number, outcome)
         });
     }

@@ -1,7 +1,8 @@
 //! What the outcomes of a run amount to. Definitions are those of `vllm bench serve`, so that figures compare.
 
 use super::answer::Outcome;
-use crate::args::{Goal, Metric};
+use super::options::{Goal, Metric};
+use crate::stats::interpolated;
 
 /// Mean, spread and percentiles of one metric, in milliseconds.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -70,6 +71,11 @@ impl Metrics {
 }
 
 impl Spread {
+    /// The value of a percentile that was asked for.
+    pub fn percentile(&self, percent: f64) -> Option<f64> {
+        self.percentiles.iter().find(|(asked, _)| *asked == percent).map(|(_, value)| *value)
+    }
+
     /// Of times in seconds; all zero where there is none.
     fn new(mut values: Vec<f64>, percentiles: &[f64]) -> Self {
         if values.is_empty() {
@@ -81,19 +87,11 @@ impl Spread {
         let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / values.len() as f64;
         Self {
             mean,
-            median: percentile(&values, 50.0),
+            median: interpolated(&values, 50.0),
             std: variance.sqrt(),
-            percentiles: percentiles.iter().map(|&p| (p, percentile(&values, p))).collect(),
+            percentiles: percentiles.iter().map(|&p| (p, interpolated(&values, p))).collect(),
         }
     }
-}
-
-/// As numpy has it: between the two values that surround the rank `p / 100 * (n - 1)`, linearly.
-fn percentile(sorted: &[f64], p: f64) -> f64 {
-    let rank = p / 100.0 * (sorted.len() - 1) as f64;
-    let below = sorted[rank.floor() as usize];
-    let above = sorted[rank.ceil() as usize];
-    below + (above - below) * rank.fract()
 }
 
 /// An answer of one token has no time per further token, and so keeps every goal for it.
@@ -144,22 +142,6 @@ mod tests {
     fn outcome(start: f64, ttft: f64, itls: &[f64], output_len: usize) -> Outcome {
         let latency = ttft + itls.iter().sum::<f64>();
         Outcome { start, prompt_len: 10, output_len, ttft, itls: itls.to_vec(), latency, ..Outcome::default() }
-    }
-
-    /// Values from numpy 2.4.6.
-    #[test]
-    fn percentiles_are_numpys() {
-        let check = |values: &[f64], p: f64, expect: f64| {
-            let found = percentile(values, p);
-            assert!((found - expect).abs() < 1e-12, "{p}: {found}");
-        };
-        check(&[1.0, 2.0, 3.0, 4.0], 50.0, 2.5);
-        check(&[1.0, 2.0, 3.0, 4.0], 99.0, 3.97);
-        check(&[1.0, 2.0, 3.0, 4.0], 0.0, 1.0);
-        check(&[1.0, 2.0, 3.0, 4.0], 100.0, 4.0);
-        check(&[1.0, 10.0, 100.0], 25.0, 5.5);
-        check(&[1.0, 10.0, 100.0], 99.9, 99.82);
-        check(&[5.0], 99.0, 5.0);
     }
 
     #[test]

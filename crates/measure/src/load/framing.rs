@@ -127,7 +127,7 @@ impl Chunked {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::serve::rng::Rng;
+    use crate::load::rng::Rng;
 
     fn decode<'a>(mut framing: Framing, pieces: impl IntoIterator<Item = &'a [u8]>) -> Result<(Vec<u8>, usize, bool)> {
         let (mut body, mut used) = (Vec::new(), 0);

@@ -5,14 +5,13 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
 use super::{Ask, MAX_TOKENS, Prompt, Segment};
-use crate::args::DatasetArgs;
-use crate::bench::serve::rng::Rng;
+use crate::load::options::Trace;
+use crate::load::rng::Rng;
 
 #[derive(Deserialize)]
 struct Row {
@@ -24,13 +23,14 @@ struct Row {
 }
 
 /// The first rows in order of time, and their times in seconds.
-pub fn read(path: &Path, args: &DatasetArgs) -> Result<(Vec<Ask>, Vec<f64>)> {
-    let file = File::open(path).with_context(|| path.display().to_string())?;
-    rows(BufReader::new(file), args).with_context(|| path.display().to_string())
+pub fn read(trace: &Trace, count: usize, seed: u64) -> Result<(Vec<Ask>, Vec<f64>)> {
+    let shown = || trace.path.display().to_string();
+    let file = File::open(&trace.path).with_context(shown)?;
+    rows(BufReader::new(file), trace, count, seed).with_context(shown)
 }
 
-fn rows(lines: impl BufRead, args: &DatasetArgs) -> Result<(Vec<Ask>, Vec<f64>)> {
-    if args.timed_trace_chunk_hash_size == 0 {
+fn rows(lines: impl BufRead, trace: &Trace, count: usize, seed: u64) -> Result<(Vec<Ask>, Vec<f64>)> {
+    if trace.hash_tokens == 0 {
         bail!("--timed-trace-chunk-hash-size is 0, but must be at least 1");
     }
     let mut found: Vec<(f64, Ask)> = Vec::new();
@@ -39,10 +39,10 @@ fn rows(lines: impl BufRead, args: &DatasetArgs) -> Result<(Vec<Ask>, Vec<f64>)>
         if line.trim().is_empty() {
             continue;
         }
-        if found.len() == args.num_prompts {
+        if found.len() == count {
             break;
         }
-        let ask = ask(&line, found.len(), args).with_context(|| format!("line {}", number + 1))?;
+        let ask = ask(&line, found.len(), trace, seed).with_context(|| format!("line {}", number + 1))?;
         found.push(ask);
     }
     if found.is_empty() {
@@ -53,7 +53,7 @@ fn rows(lines: impl BufRead, args: &DatasetArgs) -> Result<(Vec<Ask>, Vec<f64>)>
     Ok((asks, times))
 }
 
-fn ask(line: &str, number: usize, args: &DatasetArgs) -> Result<(f64, Ask)> {
+fn ask(line: &str, number: usize, trace: &Trace, seed: u64) -> Result<(f64, Ask)> {
     let row: Row = serde_json::from_str(line)?;
     if !row.timestamp.is_finite() {
         bail!("timestamp: expected a number, found {}", row.timestamp);
@@ -63,25 +63,25 @@ fn ask(line: &str, number: usize, args: &DatasetArgs) -> Result<(f64, Ask)> {
             bail!("{name}: expected 1 to {MAX_TOKENS}, found {tokens}");
         }
     }
-    let segments = segments(&row, number, args);
+    let segments = segments(&row, number, trace, seed);
     let ask = Ask { prompt: Prompt::Drawn(segments), prompt_len: row.input_length, output_len: row.output_length };
-    Ok((row.timestamp * args.timed_trace_sec_multiplier, ask))
+    Ok((row.timestamp * trace.unit_seconds, ask))
 }
 
 /// A block for each hash as far as the length goes; what no hash covers is the request's own.
-fn segments(row: &Row, number: usize, args: &DatasetArgs) -> Vec<Segment> {
+fn segments(row: &Row, number: usize, trace: &Trace, seed: u64) -> Vec<Segment> {
     let mut left = row.input_length;
     let mut segments = Vec::with_capacity(row.hash_ids.len() + 1);
     for &hash in &row.hash_ids {
-        let len = left.min(args.timed_trace_chunk_hash_size);
+        let len = left.min(trace.hash_tokens);
         if len == 0 {
             break;
         }
-        segments.push(Segment { seed: Rng::stream(args.seed, hash).next_u64(), len });
+        segments.push(Segment { seed: Rng::stream(seed, hash).next_u64(), len });
         left -= len;
     }
     if left > 0 {
-        segments.push(Segment { seed: Rng::stream(!args.seed, number as u64).next_u64(), len: left });
+        segments.push(Segment { seed: Rng::stream(!seed, number as u64).next_u64(), len: left });
     }
     segments
 }
@@ -89,10 +89,9 @@ fn segments(row: &Row, number: usize, args: &DatasetArgs) -> Vec<Segment> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::serve::tests::dataset;
 
-    fn trace(text: &str, flags: &str) -> Result<(Vec<Ask>, Vec<f64>)> {
-        rows(text.as_bytes(), &dataset(flags))
+    fn trace(text: &str, hash_tokens: usize, count: usize) -> Result<(Vec<Ask>, Vec<f64>)> {
+        rows(text.as_bytes(), &Trace { hash_tokens, ..Trace::new("") }, count, 0)
     }
 
     fn segments(ask: &Ask) -> &[Segment] {
@@ -110,7 +109,7 @@ mod tests {
 
     #[test]
     fn blocks_are_shared_as_recorded() {
-        let (asks, times) = trace(TRACE, "").expect("a trace");
+        let (asks, times) = trace(TRACE, 512, 1000).expect("a trace");
         assert_eq!(times, [27.0005, 27.482, 30.535, 40.0]);
         let lens = |ask: &Ask| segments(ask).iter().map(|segment| segment.len).collect::<Vec<_>>();
         assert_eq!(
@@ -125,7 +124,7 @@ mod tests {
 
     #[test]
     fn hashes_that_do_not_reach_are_made_up_for() {
-        let (asks, _) = trace(TRACE, "--timed-trace-chunk-hash-size 16 --num-prompts 1").expect("a trace");
+        let (asks, _) = trace(TRACE, 16, 1).expect("a trace");
         assert_eq!(asks.len(), 1);
         assert_eq!(segments(&asks[0]).iter().map(|segment| segment.len).collect::<Vec<_>>(), [16, 16, 16, 1052]);
     }
@@ -141,10 +140,10 @@ mod tests {
             row("\"input_length\": 0, \"output_length\": 1"),
             row("\"input_length\": 1, \"output_length\": 99999999999"),
         ] {
-            let error = trace(&format!("{good}\n{bad}"), "").expect_err(&bad);
+            let error = trace(&format!("{good}\n{bad}"), 512, 1000).expect_err(&bad);
             assert!(format!("{error:#}").contains("line 2"), "{error:#}");
         }
-        assert!(trace("\n\n", "").is_err());
-        assert!(trace(&good, "--timed-trace-chunk-hash-size 0").is_err());
+        assert!(trace("\n\n", 512, 1000).is_err());
+        assert!(trace(&good, 0, 1000).is_err());
     }
 }
