@@ -8,8 +8,8 @@ use crate::process;
 const ALLOWED: &[(&str, &[&str])] = &[
     ("folio-formats", &[]),
     ("folio-scheduler", &[]),
-    // For tests and chores only.
-    ("folio-testing", &[]),
+    // For tests and chores only. Weights in memory are a feature of it.
+    ("folio-testing", &["folio-formats"]),
     ("folio-simulator", &["folio-scheduler"]),
     ("folio-text", &[]),
     ("folio-device", &["folio-formats"]),

@@ -221,13 +221,15 @@ fn page_size() -> usize {
 
 #[cfg(test)]
 mod tests {
+    use folio_testing::Folder;
+
     use super::*;
 
     #[test]
     fn released_pages_read_the_same_again() {
-        let path = std::env::temp_dir().join(format!("folio-map-{}", std::process::id()));
+        let folder = Folder::new("map");
         let content: Vec<u8> = (0..100_000u32).map(|i| (i % 251) as u8).collect();
-        std::fs::write(&path, &content).unwrap();
+        let path = folder.write("file", &content);
         let map = Mapped::open(&path).unwrap();
         assert_eq!(map.bytes(), content);
         assert_eq!(Mapped::open_whole(&path).unwrap().bytes(), content);
@@ -235,7 +237,6 @@ mod tests {
         map.release(90_000..100_000);
         map.release(5..5);
         assert_eq!(map.bytes(), content);
-        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]
@@ -253,12 +254,12 @@ mod tests {
 
     #[test]
     fn empty_missing_and_folder() {
-        let path = std::env::temp_dir().join(format!("folio-map-empty-{}", std::process::id()));
-        std::fs::write(&path, b"").unwrap();
+        let folder = Folder::new("map-empty");
+        let path = folder.write("file", "");
         assert!(Mapped::open(&path).unwrap().bytes().is_empty());
         std::fs::remove_file(&path).unwrap();
         assert!(matches!(Mapped::open(&path), Err(Error::Io { .. })));
-        let folder = Mapped::open(&std::env::temp_dir()).unwrap_err().to_string();
-        assert!(folder.contains("expected a file"), "{folder}");
+        let refusal = Mapped::open(&folder).unwrap_err().to_string();
+        assert!(refusal.contains("expected a file"), "{refusal}");
     }
 }

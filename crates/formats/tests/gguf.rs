@@ -5,6 +5,7 @@ mod common;
 use common::*;
 use folio_formats::gguf::{Array, Entry, FileWriter, Value, Writer};
 use folio_formats::{Error, Format, Gguf, WeightSource};
+use folio_testing::Folder;
 
 #[test]
 fn a_written_file_reads_back() {
@@ -203,8 +204,7 @@ fn a_file_cut_anywhere_is_an_error() {
 
 #[test]
 fn parts_open_as_one_model() {
-    let folder = std::env::temp_dir().join(format!("folio-gguf-parts-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
+    let folder = Folder::new("gguf-parts");
     let part = |number: u16, name: &str| {
         let mut writer = folio_formats::gguf::Writer::new();
         writer.set("split.count", 2u16).set("split.no", number).tensor(name, Format::F32, &[1], vec![0; 4]);
@@ -224,12 +224,12 @@ fn parts_open_as_one_model() {
     std::fs::write(&alone, part(0, "a")).unwrap();
     let named = Gguf::open(&alone).unwrap_err().to_string();
     assert!(named.contains("split.count: 2 parts, but the file is not named"), "{named}");
-    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 #[test]
 fn tensor_by_tensor_gives_the_same_file() {
-    let path = std::env::temp_dir().join(format!("folio-gguf-stream-{}.gguf", std::process::id()));
+    let folder = Folder::new("gguf-stream");
+    let path = folder.join("model.gguf");
     let (a, b) = (vec![7u8; 34 * 3], vec![9u8; 12]);
     let mut whole = Writer::new();
     whole.set("general.architecture", "llama");
@@ -242,5 +242,4 @@ fn tensor_by_tensor_gives_the_same_file() {
     parts.tensor("b", &b).unwrap();
     parts.finish().unwrap();
     assert_eq!(std::fs::read(&path).unwrap(), whole.to_vec());
-    std::fs::remove_file(&path).unwrap();
 }

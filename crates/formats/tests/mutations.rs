@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use common::*;
 use folio_formats::{Result, WeightSource};
+use folio_testing::Rng;
 
 struct Counting;
 
@@ -33,16 +34,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// The generator of the golden tests.
-fn random(seed: u64, index: u64) -> u64 {
-    let mut z = seed.wrapping_mul(0xD134_2543_DE82_EF95).wrapping_add(index.wrapping_mul(0x9E37_79B9_7F4A_7C15));
-    z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ z >> 31
-}
-
 fn mutate(good: &[u8], header: usize, seed: u64) -> Vec<u8> {
-    let pick = |index: u64, below: usize| (random(seed, index) % below as u64) as usize;
+    let pick = |index: u64, below: usize| (Rng::at(seed, index) % below as u64) as usize;
     let mut bytes = good.to_vec();
     match seed % 6 {
         0 => bytes[pick(0, header)] ^= 1 << pick(1, 8),
@@ -50,7 +43,7 @@ fn mutate(good: &[u8], header: usize, seed: u64) -> Vec<u8> {
         // A length or a count becomes huge.
         2 => {
             let at = pick(0, header - 8);
-            bytes[at..at + 8].copy_from_slice(&(random(seed, 1) >> pick(2, 60)).to_le_bytes());
+            bytes[at..at + 8].copy_from_slice(&(Rng::at(seed, 1) >> pick(2, 60)).to_le_bytes());
         }
         3 => bytes.truncate(pick(0, good.len())),
         // A few bytes more or fewer move everything behind them.

@@ -2,10 +2,9 @@
 
 mod common;
 
-use std::path::PathBuf;
-
 use common::*;
 use folio_formats::{Format, Mapped, Safetensors, WeightSource};
+use folio_testing::Folder;
 
 #[test]
 fn a_good_file_reads() {
@@ -123,46 +122,27 @@ fn a_file_cut_anywhere_is_an_error() {
     }
 }
 
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("folio-safetensors-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    fn write(&self, name: &str, bytes: impl AsRef<[u8]>) {
-        std::fs::write(self.0.join(name), bytes).unwrap();
-    }
-
-    fn index(&self, map: &str) -> String {
-        self.write("model.safetensors.index.json", format!(r#"{{"metadata":{{}},"weight_map":{map}}}"#));
-        Safetensors::open(&self.0).map_or_else(|problem| problem.to_string(), |model| model.names().join(" "))
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+/// The tensors of the folder with this index, or why it is refused.
+fn indexed(folder: &Folder, map: &str) -> String {
+    folder.write("model.safetensors.index.json", format!(r#"{{"metadata":{{}},"weight_map":{map}}}"#));
+    Safetensors::open(folder).map_or_else(|problem| problem.to_string(), |model| model.names().join(" "))
 }
 
 #[test]
 fn folders_and_shards() {
     let folder = Folder::new("shards");
-    assert!(Safetensors::open(&folder.0).unwrap_err().to_string().contains("model.safetensors: No such file"));
+    assert!(Safetensors::open(&folder).unwrap_err().to_string().contains("model.safetensors: No such file"));
     folder.write("model.safetensors", good_safetensors());
-    assert_eq!(Safetensors::open(&folder.0).unwrap().names().len(), 4);
+    assert_eq!(Safetensors::open(&folder).unwrap().names().len(), 4);
 
     folder.write("s1", two("[0,4]", "[4,8]", (1, 1), 8));
     folder.write("s2", one("\"U8\"", "[1]", "[0,1]", 1));
     let check = |map: &str, expect: &str| {
-        let found = folder.index(map);
+        let found = indexed(&folder, map);
         assert!(found.contains(expect), "{map}: expected {expect:?}, found {found:?}");
     };
-    assert_eq!(folder.index(r#"{"t":"s2","b":"s1","a":"s1"}"#), "a b t");
-    assert_eq!(folder.index(r#"{"t":"s2","b":"s1"}"#), "b t", "the index decides what is shown");
+    assert_eq!(indexed(&folder, r#"{"t":"s2","b":"s1","a":"s1"}"#), "a b t");
+    assert_eq!(indexed(&folder, r#"{"t":"s2","b":"s1"}"#), "b t", "the index decides what is shown");
     check(r#"{"t":"s3"}"#, "index.json: weight_map: lists shard s3, which is not in the folder");
     check(r#"{"t":"s1"}"#, "index.json: tensor t: the index says it is in s1, but it is not there");
     check(r#"{"t":"../s2"}"#, "weight_map: \"../s2\" is listed for tensor t: not a file of this folder");

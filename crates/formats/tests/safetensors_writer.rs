@@ -1,35 +1,10 @@
 //! The safetensors writer: what it writes reads back, in one file or many, and half a job looks like none.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use folio_formats::safetensors::Writer;
 use folio_formats::{Safetensors, WeightSource};
-
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("folio-st-writer-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&path);
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    fn files(&self) -> Vec<String> {
-        let mut names: Vec<String> = std::fs::read_dir(&self.0)
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .collect();
-        names.sort();
-        names
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
+use folio_testing::Folder;
 
 fn bytes(seed: u8, count: usize) -> Vec<u8> {
     (0..count).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed)).collect()
@@ -70,23 +45,23 @@ fn check(folder: &Path, tensors: &[Row]) {
 #[test]
 fn one_file_reads_back() {
     let folder = Folder::new("one");
-    let written = write(&folder.0, 1 << 20, &tensors());
+    let written = write(&folder, 1 << 20, &tensors());
     assert_eq!((written.bytes, written.num_tensors), (280, 6));
-    assert_eq!(folder.files(), ["model.safetensors"]);
-    check(&folder.0, &tensors());
+    assert_eq!(folder.names(), ["model.safetensors"]);
+    check(&folder, &tensors());
 }
 
 #[test]
 fn shards_are_small_enough_and_listed() {
     let folder = Folder::new("many");
-    let written = write(&folder.0, 100, &tensors());
+    let written = write(&folder, 100, &tensors());
     // 64 + 8, 64 + 16, a tensor that is larger than a shard may be, and the empty one, for which that left no room.
     assert_eq!(written.files.len(), 4);
     let names: Vec<String> = (1..=3).map(|n| format!("model-{n:05}-of-00004.safetensors")).collect();
     assert_eq!(written.files[..3], names);
-    assert_eq!(folder.files().len(), 5);
-    check(&folder.0, &tensors());
-    let index = std::fs::read_to_string(folder.0.join("model.safetensors.index.json")).unwrap();
+    assert_eq!(folder.names().len(), 5);
+    check(&folder, &tensors());
+    let index = std::fs::read_to_string(folder.join("model.safetensors.index.json")).unwrap();
     let index: serde_json::Value = serde_json::from_str(&index).unwrap();
     assert_eq!(index["metadata"]["total_size"], 280);
     assert_eq!(index["weight_map"]["model.b.weight_shape"], written.files[1]);
@@ -101,32 +76,32 @@ fn odd_lengths_do_not_push_others_off_their_alignment() {
         ("c", "BF16", vec![1], bytes(3, 2)),
         ("d", "I64", vec![1], bytes(4, 8)),
     ];
-    write(&folder.0, 1 << 20, &odd);
-    check(&folder.0, &odd);
-    let read = Safetensors::open(&folder.0).unwrap();
+    write(&folder, 1 << 20, &odd);
+    check(&folder, &odd);
+    let read = Safetensors::open(&folder).unwrap();
     assert_eq!(read.names(), ["d", "b", "c", "a"]);
 }
 
 #[test]
 fn half_a_job_is_no_model() {
     let folder = Folder::new("half");
-    let mut writer = Writer::create(&folder.0, 100).unwrap();
+    let mut writer = Writer::create(&folder, 100).unwrap();
     for (name, dtype, shape, bytes) in &tensors()[..5] {
         writer.tensor(name, dtype, shape, bytes).unwrap();
     }
     drop(writer);
-    assert!(Safetensors::open(&folder.0).is_err());
-    assert!(folder.files().iter().all(|name| name.ends_with(".part")), "{:?}", folder.files());
+    assert!(Safetensors::open(&folder).is_err());
+    assert!(folder.names().iter().all(|name| name.ends_with(".part")), "{:?}", folder.names());
     // The same folder can be used again.
-    write(&folder.0, 1 << 20, &tensors());
-    check(&folder.0, &tensors());
+    write(&folder, 1 << 20, &tensors());
+    check(&folder, &tensors());
 }
 
 #[test]
 #[should_panic(expected = "added twice")]
 fn names_are_given_once_even_across_shards() {
     let folder = Folder::new("twice");
-    let mut writer = Writer::create(&folder.0, 1).unwrap();
+    let mut writer = Writer::create(&folder, 1).unwrap();
     for _ in 0..2 {
         writer.tensor("t", "U8", &[1], &[0]).unwrap();
     }

@@ -113,15 +113,15 @@ fn bf16_rows(values: &[f32], cols: usize) -> Result<Matrix<'static>> {
 #[cfg(test)]
 mod tests {
     use folio_device::reference::Reference;
+    use folio_testing::Rng;
 
     use super::*;
-    use crate::testing::Random;
 
     #[test]
     fn sums_are_those_of_the_book() {
-        let mut random = Random::new(5);
+        let mut rng = Rng::new(5);
         for (size, tokens) in [(3, 5), (300, 40), (256, 260)] {
-            let rows: Vec<f32> = (0..tokens * size).map(|_| bf16::from_f32(random.normal()).to_f32()).collect();
+            let rows: Vec<f32> = (0..tokens * size).map(|_| bf16::from_f32(rng.normal()).to_f32()).collect();
             let expected = Hessian::of_rows(&rows, size);
             let mut found = Hessian::new(size);
             let mut gram = Gram::default();

@@ -233,8 +233,9 @@ fn power_of_two(reach: f32) -> f32 {
 
 #[cfg(test)]
 mod tests {
+    use folio_testing::Rng;
+
     use super::*;
-    use crate::testing::Random;
 
     const TARGETS: [&str; 10] =
         ["int8", "int8-channel", "int4-g128", "int4-g32", "fp8", "fp8-block", "mxfp4", "nvfp4", "nf4", "llm-int8"];
@@ -247,8 +248,8 @@ mod tests {
 
     #[test]
     fn every_target_comes_close() {
-        let mut random = Random::new(3);
-        let weights: Vec<f32> = (0..200 * 256).map(|_| 0.02 * random.normal()).collect();
+        let mut rng = Rng::new(3);
+        let weights: Vec<f32> = (0..200 * 256).map(|_| 0.02 * rng.normal()).collect();
         let all = TARGETS.map(|name| name.parse().unwrap());
         let more = [4, 8].map(|bits| Target::Int { bits, group: Some(32), zero_points: true });
         for target in all.into_iter().chain(more) {

@@ -134,8 +134,8 @@ mod tests {
 
     /// `X^T X` of pseudo-random rows.
     pub(crate) fn gram(n: usize, tokens: usize) -> Vec<f32> {
-        let mut random = crate::testing::Random::new(7);
-        let x: Vec<f32> = (0..tokens * n).map(|_| random.normal()).collect();
+        let mut rng = folio_testing::Rng::new(7);
+        let x: Vec<f32> = (0..tokens * n).map(|_| rng.normal()).collect();
         let mut h = vec![0.0; n * n];
         for row in x.chunks_exact(n) {
             for i in 0..n {

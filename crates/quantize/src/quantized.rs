@@ -165,15 +165,16 @@ pub trait Sink {
 
 #[cfg(test)]
 mod tests {
+    use folio_testing::Rng;
+
     use super::*;
     use crate::rtn;
-    use crate::testing::Random;
 
     /// The matrix that a backend packs says what the codes say.
     #[test]
     fn the_matrix_means_the_same() {
-        let mut random = Random::new(11);
-        let weights: Vec<f32> = (0..130 * 256).map(|_| 0.1 * random.normal()).collect();
+        let mut rng = Rng::new(11);
+        let weights: Vec<f32> = (0..130 * 256).map(|_| 0.1 * rng.normal()).collect();
         let names = ["int8", "int8-channel", "int4-g128", "int4-g32", "fp8", "fp8-block", "mxfp4", "nvfp4", "nf4"];
         let affine = [4, 8].map(|bits| Target::Int { bits, group: Some(32), zero_points: true });
         let plain = names.map(|name| name.parse().unwrap()).into_iter().chain(affine);

@@ -1,73 +1,38 @@
-//! Numbers and models for tests: the same on every machine.
+//! Models for tests: the same on every machine.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use folio_device::reference::Reference;
 use folio_device::{Batch, GroupTables, KvFormat, Span};
-use folio_formats::{Format, TensorView, WeightSource, quant};
+use folio_formats::WeightSource;
 use folio_model::{Decoder, DecoderLimits, OpenModel};
+use folio_testing::{Rng, Weights};
 
 use crate::overlay::{Overlay, Stored};
-
-pub(crate) struct Random(u64);
-
-impl Random {
-    pub fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    /// Between 0 and 1.
-    pub fn uniform(&mut self) -> f32 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 40) as f32 / (1u64 << 24) as f32
-    }
-
-    /// About normal: the sum of twelve uniform numbers.
-    pub fn normal(&mut self) -> f32 {
-        (0..12).map(|_| self.uniform()).sum::<f32>() - 6.0
-    }
-}
-
-/// Random weights for a configuration, made as they are asked for.
-struct Invented(BTreeMap<String, Stored>);
-
-impl WeightSource for Invented {
-    fn names(&self) -> Vec<&str> {
-        self.0.keys().map(String::as_str).collect()
-    }
-
-    fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
-        let (name, Stored { format, shape, bytes }) = self.0.get_key_value(name)?;
-        Some(TensorView { name, format: *format, shape: shape.clone(), bytes })
-    }
-
-    fn release(&self, _: &str) {}
-}
 
 fn limits(model: &OpenModel) -> DecoderLimits {
     let groups = model.spec.kv_groups().len();
     DecoderLimits { rows: 8, spans: 1, outputs: 8, table_entries: 2, blocks: vec![2; groups], kv_format: KvFormat::F32 }
 }
 
-/// What is missing is made until nothing is: norms near one, the rest small.
+/// Random weights for a configuration: norms near one, the rest small.
 pub(crate) fn invent(config: &str) -> Arc<dyn WeightSource> {
-    let mut random = Random::new(1);
-    let mut weights = BTreeMap::new();
-    loop {
-        let model = OpenModel::from_config(config, Box::new(Invented(weights.clone()))).unwrap();
+    let mut rng = Rng::new(1);
+    let missing = |weights: &Weights| {
+        let model = OpenModel::from_config(config, Box::new(weights.clone())).unwrap();
         match Decoder::load(Reference::new(), &model, limits(&model), &mut |_| {}) {
-            Ok(_) => return Arc::new(Invented(weights)),
-            Err(folio_model::Error::MissingTensor { name, expected, .. }) => {
-                let about = if name.contains("norm") { 1.0 } else { 0.0 };
-                let count = expected.iter().product();
-                let values: Vec<f32> = (0..count).map(|_| about + 0.2 * random.normal()).collect();
-                let bytes = quant::encode(Format::F32, &values).unwrap();
-                weights.insert(name, Stored { format: Format::F32, shape: expected, bytes });
-            }
+            Ok(_) => None,
+            Err(folio_model::Error::MissingTensor { name, expected, .. }) => Some((name, expected)),
             Err(error) => panic!("{error}"),
         }
-    }
+    };
+    let make = |weights: &mut Weights, name: &str, shape: &[usize]| {
+        let about = if name.contains("norm") { 1.0 } else { 0.0 };
+        let values: Vec<f32> = (0..shape.iter().product()).map(|_| about + 0.2 * rng.normal()).collect();
+        weights.put_f32(name, shape, values);
+    };
+    Arc::new(Weights::default().complete(missing, make))
 }
 
 pub(crate) fn model(config: &str, base: &Arc<dyn WeightSource>, replaced: HashMap<String, Stored>) -> OpenModel {

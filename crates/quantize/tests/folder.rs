@@ -9,6 +9,7 @@ use common::*;
 use folio_formats::{Safetensors, WeightSource};
 use folio_quantize::write::FolderWriter;
 use folio_quantize::{Finished, Method, Options, Plain, Quantized, Result, Sink, Target, rtn};
+use folio_testing::Folder;
 
 const TARGETS: [&str; 10] =
     ["int8", "int8-channel", "int4-g128", "int4-g32", "fp8", "fp8-block", "mxfp4", "nvfp4", "nf4", "llm-int8"];
@@ -46,7 +47,7 @@ fn write(source: &Path, out: &Path, target: Target) -> Result<Vec<(String, Quant
 
 #[test]
 fn folio_reads_what_was_written() {
-    let scratch = Scratch::new("folder");
+    let scratch = Folder::new("quantize-folder");
     let mut targets: Vec<Target> = TARGETS.iter().map(|name| name.parse().unwrap()).collect();
     targets.push(Target::Int { bits: 4, group: Some(128), zero_points: true });
     for moe in [false, true] {
@@ -54,7 +55,7 @@ fn folio_reads_what_was_written() {
         model_folder(&source, moe);
         let plain = Safetensors::open(&source).unwrap();
         for target in &targets {
-            let out = scratch.join(&format!("{target}-{moe}"));
+            let out = scratch.join(format!("{target}-{moe}"));
             let linears = write(&source, &out, *target).unwrap();
             let model = folio_model::open(&out).unwrap_or_else(|error| panic!("{target}: {error}"));
             let packing = model.packing.as_deref().expect("a quantized model");
@@ -83,7 +84,7 @@ fn folio_reads_what_was_written() {
 
 #[test]
 fn nothing_is_left_of_a_run_that_failed() {
-    let scratch = Scratch::new("folder-failed");
+    let scratch = Folder::new("quantize-folder-failed");
     model_folder(&scratch.join("model"), false);
     let options = Options::new("fp8".parse().unwrap(), Method::Rtn);
     let out = scratch.join("out");

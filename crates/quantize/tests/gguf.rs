@@ -8,6 +8,7 @@ use common::*;
 use folio_formats::gguf::Gguf;
 use folio_formats::{Format, WeightSource};
 use folio_quantize::write::{GgufJob, Mix, write_gguf};
+use folio_testing::Folder;
 
 fn write(source: &Path, out: &Path, mix: Mix, keep: &[&str]) -> folio_quantize::Result<Gguf> {
     let keep: Vec<String> = keep.iter().map(|name| (*name).to_owned()).collect();
@@ -32,7 +33,7 @@ fn error(a: &[f32], b: &[f32]) -> f64 {
 
 #[test]
 fn a_llama_folder_becomes_the_same_model() {
-    let scratch = Scratch::new("gguf-llama");
+    let scratch = Folder::new("quantize-gguf-llama");
     model_folder(&scratch.join("model"), false);
     let gguf = write(&scratch.join("model"), &scratch.join("out.gguf"), Mix::Q8, &[]).unwrap();
     assert_eq!(gguf.str("general.architecture").unwrap(), "llama");
@@ -57,7 +58,7 @@ fn a_llama_folder_becomes_the_same_model() {
 
 #[test]
 fn experts_are_stacked_in_order() {
-    let scratch = Scratch::new("gguf-moe");
+    let scratch = Folder::new("quantize-gguf-moe");
     model_folder(&scratch.join("model"), true);
     let gguf = write(&scratch.join("model"), &scratch.join("out.gguf"), Mix::Q4KM, &[]).unwrap();
     assert_eq!(gguf.str("general.architecture").unwrap(), "qwen3moe");
@@ -79,7 +80,7 @@ fn experts_are_stacked_in_order() {
 
 #[test]
 fn a_file_is_written_again_and_kept_tensors_stay() {
-    let scratch = Scratch::new("gguf-again");
+    let scratch = Folder::new("quantize-gguf-again");
     model_folder(&scratch.join("model"), false);
     let kept = ["mlp", "attn", "embed"];
     let plain = write(&scratch.join("model"), &scratch.join("plain.gguf"), Mix::Q8, &kept).unwrap();
@@ -97,7 +98,7 @@ fn a_file_is_written_again_and_kept_tensors_stay() {
 
 #[test]
 fn what_gguf_cannot_say_is_refused() {
-    let scratch = Scratch::new("gguf-refused");
+    let scratch = Folder::new("quantize-gguf-refused");
     let check = |file: &str, change: fn(&mut serde_json::Value), expect: &str| {
         let folder = scratch.join("model");
         model_folder(&folder, false);

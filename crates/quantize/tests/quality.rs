@@ -1,46 +1,31 @@
 //! What calibration buys, on a trained model where one is at hand and on text that it never saw: these sources.
 
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use folio_device::cpu::{Cpu, CpuConfig};
 use folio_device::{BLOCK_TOKENS, Batch, GroupTables, KvFormat, Span};
-use folio_formats::{Format, TensorView, WeightSource};
 use folio_model::{Decoder, DecoderLimits, OpenModel};
 use folio_quantize::{Finished, Method, Options, Plain, Result, Sink, Target, run};
+use folio_testing::{Tensor, Weights};
 use folio_text::Tokenizer;
 
 const WINDOW: usize = 512;
 
 /// A model in memory, codes decoded.
 #[derive(Default)]
-struct Memory(HashMap<String, (Format, Vec<usize>, Vec<u8>)>);
+struct Memory(Weights);
 
 impl Sink for Memory {
     fn tensor(&mut self, name: &str, tensor: Finished<'_>) -> Result<()> {
-        let stored = match tensor {
-            Finished::Quantized(coded) => {
-                let bytes = coded.to_f32().iter().flat_map(|value| value.to_le_bytes()).collect();
-                (Format::F32, vec![coded.rows, coded.cols], bytes)
-            }
-            Finished::Plain(Plain { format, shape, bytes }) => (format, shape, bytes.into_owned()),
-        };
-        self.0.insert(name.to_owned(), stored);
+        self.0.put(
+            name,
+            match tensor {
+                Finished::Quantized(coded) => Tensor::f32(&[coded.rows, coded.cols], coded.to_f32()),
+                Finished::Plain(Plain { format, shape, bytes }) => Tensor { format, shape, bytes: bytes.into_owned() },
+            },
+        );
         Ok(())
     }
-}
-
-impl WeightSource for Memory {
-    fn names(&self) -> Vec<&str> {
-        self.0.keys().map(String::as_str).collect()
-    }
-
-    fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
-        let (name, (format, shape, bytes)) = self.0.get_key_value(name)?;
-        Some(TensorView { name, format: *format, shape: shape.clone(), bytes })
-    }
-
-    fn release(&self, _: &str) {}
 }
 
 /// Rust files under `folder`, in order of their names.
@@ -119,7 +104,7 @@ fn calibrated_codes_predict_better_than_rounded_ones() {
         let options = Options { calibration: calibration.clone(), threads: 2, ..Options::new(target, method) };
         let mut coded = Memory::default();
         run(model(), &options, &mut coded, &mut |_| {}).unwrap();
-        loss(&model().with_weights(Box::new(coded)), &judged)
+        loss(&model().with_weights(Box::new(coded.0)), &judged)
     };
     let plain = loss(&model(), &judged);
     let [rounded, gptq, awq] = [Method::Rtn, Method::Gptq, Method::Awq].map(|method| lost(method) - plain);

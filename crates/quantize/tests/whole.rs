@@ -10,6 +10,7 @@ use folio_device::cpu::{Cpu, CpuConfig};
 use folio_model::{Decoder, DecoderLimits};
 use folio_quantize::write::FolderWriter;
 use folio_quantize::{Method, Options, Target};
+use folio_testing::Folder;
 
 fn quantize(source: &Path, out: &Path, target: Target, method: Method) {
     let mut options = Options::new(target, method);
@@ -41,7 +42,7 @@ fn loaded(folder: &Path) -> u64 {
 
 #[test]
 fn every_format_becomes_a_model_that_loads() {
-    let scratch = Scratch::new("whole");
+    let scratch = Folder::new("quantize-whole");
     for moe in [false, true] {
         let source = scratch.join(if moe { "moe" } else { "dense" });
         model_folder(&source, moe);
@@ -53,7 +54,7 @@ fn every_format_becomes_a_model_that_loads() {
         jobs.push(("int4-g128".parse().unwrap(), Method::Gptq));
         jobs.push((Target::Int { bits: 4, group: Some(128), zero_points: true }, Method::Awq));
         for (target, method) in jobs {
-            let out = scratch.join(&format!("{target}-{method}-{moe}"));
+            let out = scratch.join(format!("{target}-{method}-{moe}"));
             quantize(&source, &out, target, method);
             let bytes = loaded(&out);
             assert!(bytes < plain, "{target} by {method}: {bytes} bytes for {plain}");

@@ -3,6 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use folio_testing::Rng;
 use folio_text::{ChatRender, ChatTemplate, Detokenizer, Error, GgufVocab, SpecialTokens, Tokenizer};
 use serde_json::{Value, json};
 
@@ -92,13 +93,12 @@ fn cut_and_flipped_bytes_do_not_panic() {
         let cut = bytes.len() * step / 60;
         assert!(exercise(&bytes[..cut]).is_err(), "cut at {cut}");
     }
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut rng = Rng::new(1);
     for _ in 0..150 {
         let mut damaged = bytes.to_vec();
         for _ in 0..3 {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let at = (state >> 33) as usize % damaged.len();
-            damaged[at] ^= 1 << ((state >> 20) & 7);
+            let at = rng.below(damaged.len());
+            damaged[at] ^= 1 << rng.below(8);
         }
         let result = catch_unwind(AssertUnwindSafe(|| exercise(&damaged)));
         assert!(result.is_ok(), "a panic came out");

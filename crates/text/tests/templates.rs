@@ -6,6 +6,7 @@
 
 use std::path::Path;
 
+use folio_testing::fnv1a;
 use folio_text::{ChatRender, ChatTemplate, Error, SpecialTokens, WallTime};
 use lzma_rust2::LzmaReader;
 use serde_json::Value;
@@ -84,8 +85,5 @@ fn special(tokens: &Value) -> SpecialTokens {
 
 /// FNV-1a 64 and the length in bytes.
 fn digest(text: &str) -> String {
-    let hash = text
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
-    format!("{hash:016x}:{}", text.len())
+    format!("{:016x}:{}", fnv1a(text.bytes()), text.len())
 }

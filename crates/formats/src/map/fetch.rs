@@ -160,6 +160,8 @@ fn is_cached(_: &File, _: usize) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use folio_testing::Folder;
+
     use super::*;
 
     #[test]
@@ -182,8 +184,8 @@ mod tests {
 
     #[test]
     fn what_was_read_is_in_memory_and_a_fetcher_ends() {
-        let path = std::env::temp_dir().join(format!("folio-fetch-{}", std::process::id()));
-        std::fs::write(&path, vec![1; 3 * PIECE]).unwrap();
+        let folder = Folder::new("fetch");
+        let path = folder.write("file", vec![1; 3 * PIECE]);
         let file = Arc::new(File::open(&path).unwrap());
         // The thread's own shares go when it has ended, as it does before the fetcher goes.
         fn wait_for_end<T>(shared: &Arc<T>) {
@@ -203,6 +205,5 @@ mod tests {
         drop(fetcher);
         wait_for_end(&map);
         assert!(!is_cached(&file, 3 * PIECE), "nothing lies behind the end");
-        std::fs::remove_file(&path).unwrap();
     }
 }

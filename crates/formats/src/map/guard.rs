@@ -170,13 +170,15 @@ mod handler {
 mod tests {
     use std::fs::File;
 
+    use folio_testing::Folder;
+
     use super::super::Mapped;
 
     /// Unless somebody takes care of it, the first read behind the new end kills this process.
     #[test]
     fn a_file_truncated_under_its_mapping_reads_as_zeros_and_says_so() {
-        let path = std::env::temp_dir().join(format!("folio-guard-{}", std::process::id()));
-        let other = path.with_extension("other");
+        let folder = Folder::new("guard");
+        let (path, other) = (folder.join("file"), folder.join("other"));
         let check = |keep: u64, open: fn(&std::path::Path) -> crate::Result<std::sync::Arc<Mapped>>| {
             std::fs::write(&path, vec![7; 1 << 20]).unwrap();
             std::fs::write(&other, vec![8; 1 << 20]).unwrap();
@@ -205,7 +207,5 @@ mod tests {
             check(keep, Mapped::open);
             check(keep, Mapped::open_whole);
         }
-        std::fs::remove_file(&path).unwrap();
-        std::fs::remove_file(&other).unwrap();
     }
 }

@@ -235,8 +235,10 @@ fn weighed_error(x: &[f32; LEN], weights: &[f32; LEN], block: &Block, offset: f3
 
 #[cfg(test)]
 mod tests {
+    use folio_testing::Rng;
+
     use super::*;
-    use crate::quant::tests::{gaussian, random};
+    use crate::quant::tests::gaussian;
 
     const BLOCKS: [Format; 6] = [Format::Q4_0, Format::Q4_1, Format::Q5_0, Format::Q5_1, Format::Q8_0, Format::IQ4_NL];
 
@@ -250,7 +252,7 @@ mod tests {
     fn fitted_scales_beat_nearest() {
         let values = gaussian(32 * 200);
         let even = vec![1.0; values.len()];
-        let uneven: Vec<f32> = (0..values.len() as u64).map(|i| (random(9, i) % 100) as f32).collect();
+        let uneven: Vec<f32> = (0..values.len() as u64).map(|i| (Rng::at(9, i) % 100) as f32).collect();
         let fitted = |format, weights: &[f32], judged: &[f32]| {
             error_of(format, &encode_fitted(format, &values, weights).unwrap(), &values, judged)
         };

@@ -1,32 +1,22 @@
 //! Decoders and encoders against the `gguf` package: hashes and samples from `tests/golden/make.py`.
 
+use folio_testing::{Rng, fnv1a};
 use serde_json::Value;
 
 use super::encode;
 use crate::Format;
 
-/// The generator that `make.py` has too: number `index` of stream `seed`.
-pub(crate) fn random(seed: u64, index: u64) -> u64 {
-    let mut z = seed.wrapping_mul(0xD134_2543_DE82_EF95).wrapping_add(index.wrapping_mul(0x9E37_79B9_7F4A_7C15));
-    z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ z >> 31
-}
-
 /// Sums of small integers: bell-shaped, and the same bits on every machine.
 pub(crate) fn gaussian(count: usize) -> Vec<f32> {
     let value = |i: u64| {
-        let bits = random(7, i);
+        let bits = Rng::at(7, i);
         (0..4).map(|part| (bits >> (16 * part) & 0xffff) as i32 - 0x8000).sum::<i32>() as f32 / 65536.0
     };
     (0..count as u64).map(value).collect()
 }
 
 fn fnv(bytes: impl IntoIterator<Item = u8>) -> String {
-    let hash = bytes
-        .into_iter()
-        .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
-    format!("{hash:016x}")
+    format!("{:016x}", fnv1a(bytes))
 }
 
 fn golden() -> Value {
@@ -37,7 +27,7 @@ fn golden() -> Value {
 fn random_blocks(format: Format, row: &Value) -> Vec<u8> {
     let (seed, blocks) = (row["seed"].as_u64().unwrap(), row["blocks"].as_u64().unwrap() as usize);
     let size = format.block_bytes();
-    let mut bytes: Vec<u8> = (0..(blocks * size) as u64).map(|i| random(seed, i) as u8).collect();
+    let mut bytes: Vec<u8> = (0..(blocks * size) as u64).map(|i| Rng::at(seed, i) as u8).collect();
     for block in bytes.chunks_exact_mut(size) {
         for at in row["halves"].as_array().unwrap() {
             block[at.as_u64().unwrap() as usize + 1] &= 0xbf;

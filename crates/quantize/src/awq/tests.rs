@@ -2,10 +2,11 @@ use std::collections::HashMap;
 
 use folio_device::reference::Reference;
 use folio_formats::{Format, quant};
+use folio_testing::Rng;
 
 use super::*;
 use crate::overlay::Stored;
-use crate::testing::{MIXTURE, Random, config, invent, logits, model};
+use crate::testing::{MIXTURE, config, invent, logits, model};
 use crate::{Method, rtn};
 
 /// Scales folded into matrices and norms leave what the network computes as it was, in every family's arrangement.
@@ -22,12 +23,12 @@ fn folding_changes_nothing() {
         let sites = plain.sites(0).unwrap();
         let options = Options::new(Target::Nf4, Method::Awq);
         let mut weights = Weights::read(&plain, &sites, &options).unwrap();
-        let mut random = Random::new(9);
+        let mut rng = Rng::new(9);
         let inputs = inputs(&plain, 0, &sites);
         assert!(inputs.len() >= 4, "{family}: a norm, values, a norm, and what goes down");
         for input in &inputs {
             let width = sites.sites[input.sites[0]].linears[0].cols;
-            let mut scales: Vec<f32> = (0..width).map(|_| (0.7 * random.normal()).exp()).collect();
+            let mut scales: Vec<f32> = (0..width).map(|_| (0.7 * rng.normal()).exp()).collect();
             if !input.ties.is_empty() {
                 let own = scales.clone();
                 scales = input.ties.iter().map(|tie| own[*tie as usize]).collect();
@@ -84,12 +85,12 @@ fn large_columns_lose_less() {
     let base = invent(&config);
     let plain = model(&config, &base, HashMap::new());
     let sites = plain.sites(0).unwrap();
-    let mut random = Random::new(4);
+    let mut rng = Rng::new(4);
     let mut hessians = Vec::new();
     for site in &sites.sites {
         let width = site.linears[0].cols;
         let size = |column: usize| if column.is_multiple_of(13) { 20.0 } else { 1.0 };
-        let rows: Vec<f32> = (0..200 * width).map(|at| size(at % width) * random.normal()).collect();
+        let rows: Vec<f32> = (0..200 * width).map(|at| size(at % width) * rng.normal()).collect();
         hessians.push(Hessian::of_rows(&rows, width));
     }
     let target = Target::Int { bits: 4, group: Some(32), zero_points: false };

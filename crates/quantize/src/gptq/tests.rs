@@ -1,5 +1,6 @@
+use folio_testing::Rng;
+
 use super::*;
-use crate::testing::Random;
 use crate::{Target, rtn};
 
 const INT4: Target = Target::Int { bits: 4, group: Some(32), zero_points: false };
@@ -7,14 +8,14 @@ const OPTIONS: GptqOptions = GptqOptions { damping: 0.01, act_order: true, fitte
 
 /// Rows of correlated columns of very different sizes, and weights.
 fn problem(size: usize, rows: usize) -> (Hessian, Vec<f32>) {
-    let mut random = Random::new(size as u64);
-    let sizes: Vec<f32> = (0..size).map(|_| (1.5 * random.normal()).exp()).collect();
+    let mut rng = Rng::new(size as u64);
+    let sizes: Vec<f32> = (0..size).map(|_| (1.5 * rng.normal()).exp()).collect();
     let mut inputs = Vec::new();
     for _ in 0..2 * size {
-        let common = random.normal();
-        inputs.extend(sizes.iter().map(|size| size * (0.6 * common + random.normal())));
+        let common = rng.normal();
+        inputs.extend(sizes.iter().map(|size| size * (0.6 * common + rng.normal())));
     }
-    let weights = (0..rows * size).map(|_| 0.05 * random.normal()).collect();
+    let weights = (0..rows * size).map(|_| 0.05 * rng.normal()).collect();
     (Hessian::of_rows(&inputs, size), weights)
 }
 

@@ -1,7 +1,9 @@
 use std::collections::HashMap;
 
+use folio_testing::Rng;
+
 use super::*;
-use crate::testing::{MIXTURE, Random, config, invent, logits, model};
+use crate::testing::{MIXTURE, config, invent, logits, model};
 
 /// What came out, in order: decoded weights, and which of them were codes.
 #[derive(Default)]
@@ -28,8 +30,8 @@ impl Sink for Kept {
 }
 
 fn sequences() -> Vec<Vec<u32>> {
-    let mut random = Random::new(2);
-    (0..40).map(|at| (0..20 + at).map(|_| (50.0 * random.uniform()) as u32).collect()).collect()
+    let mut rng = Rng::new(2);
+    (0..40).map(|at| (0..20 + at).map(|_| rng.below(50) as u32).collect()).collect()
 }
 
 fn small(target: Target, method: Method) -> Options {

@@ -1,41 +1,17 @@
 //! Small model folders with random weights, made on the spot.
 #![allow(dead_code)]
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use folio_formats::Format;
 use folio_formats::quant::encode;
 use folio_formats::safetensors::{SHARD_BYTES, Writer};
+use folio_testing::Rng;
 use serde_json::{Value, json};
-
-/// A folder that goes away with its owner.
-pub struct Scratch(pub PathBuf);
-
-impl Scratch {
-    pub fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("folio-quantize-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&path);
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    pub fn join(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 /// Number `index` of stream `seed`, between -1 and 1, heavier in the middle.
 pub fn random(seed: u64, index: u64) -> f32 {
-    let mut z = seed.wrapping_mul(0xD134_2543_DE82_EF95).wrapping_add(index.wrapping_mul(0x9E37_79B9_7F4A_7C15));
-    z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^= z >> 31;
+    let z = Rng::at(seed, index);
     (0..4).map(|part| (z >> (16 * part) & 0xffff) as i32 - 0x8000).sum::<i32>() as f32 / 131_072.0
 }
 

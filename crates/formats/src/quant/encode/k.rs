@@ -303,8 +303,10 @@ pub(super) fn sum<const N: usize>(term: impl Fn(usize) -> f32) -> f32 {
 
 #[cfg(test)]
 mod tests {
+    use folio_testing::Rng;
+
     use super::*;
-    use crate::quant::tests::{gaussian, random};
+    use crate::quant::tests::gaussian;
     use crate::quant::{encode, encode_fitted};
 
     const K: [Format; 5] = [Format::Q2_K, Format::Q3_K, Format::Q4_K, Format::Q5_K, Format::Q6_K];
@@ -332,7 +334,7 @@ mod tests {
     fn weights_move_the_error_to_where_it_matters_less() {
         let values = gaussian(LEN * 16);
         let even = vec![1.0; values.len()];
-        let uneven: Vec<f32> = (0..values.len() as u64).map(|i| (random(9, i) % 100) as f32).collect();
+        let uneven: Vec<f32> = (0..values.len() as u64).map(|i| (Rng::at(9, i) % 100) as f32).collect();
         for format in K {
             let judged =
                 |weights: &[f32]| error_of(format, &encode_fitted(format, &values, weights).unwrap(), &values, &uneven);

@@ -1,36 +1,12 @@
 //! Damaged GPTQ, AWQ and bitsandbytes layers are refused with an error that names the tensor and what is wrong.
 
-#[path = "common/gptq_awq_bitsandbytes.rs"]
-mod made;
-
 use std::collections::BTreeMap;
 
-use folio_formats::{Format, TensorView, WeightSource, packing};
+use folio_formats::{Format, WeightSource, packing};
+use folio_testing::{Rng, Tensor, Weights};
 use serde_json::{Value, json};
 
-/// Tensors by name, to be damaged.
-#[derive(Clone, Default)]
-struct Memory(BTreeMap<String, Tensor>);
-
-#[derive(Clone)]
-struct Tensor {
-    format: Format,
-    shape: Vec<usize>,
-    bytes: Vec<u8>,
-}
-
-impl WeightSource for Memory {
-    fn names(&self) -> Vec<&str> {
-        self.0.keys().map(String::as_str).collect()
-    }
-
-    fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
-        let (name, tensor) = self.0.get_key_value(name)?;
-        Some(TensorView { name, format: tensor.format, shape: tensor.shape.clone(), bytes: &tensor.bytes })
-    }
-
-    fn release(&self, _: &str) {}
-}
+use crate::made;
 
 /// One golden case: a layer as the tool wrote it.
 #[derive(Clone)]
@@ -39,7 +15,7 @@ struct Layer {
     config: Value,
     rows: usize,
     cols: usize,
-    tensors: Memory,
+    tensors: Weights,
 }
 
 impl Layer {
@@ -60,7 +36,7 @@ impl Layer {
     }
 
     fn part(&mut self, part: &str) -> &mut Tensor {
-        self.tensors.0.get_mut(&format!("{}.{part}", self.name)).unwrap()
+        self.tensors.get_mut(&format!("{}.{part}", self.name))
     }
 
     fn reshape(&mut self, part: &str, shape: &[usize]) {
@@ -80,11 +56,8 @@ fn layers() -> BTreeMap<String, Layer> {
     let layer = |case: &Value| {
         let name = case["name"].as_str().unwrap().to_owned();
         let own = |tensor: &&str| tensor.strip_prefix(&name).is_some_and(|rest| rest.starts_with('.'));
-        let copy = |tensor: &str| {
-            let TensorView { format, shape, bytes, .. } = source.require(tensor).unwrap();
-            (tensor.to_owned(), Tensor { format, shape, bytes: bytes.to_vec() })
-        };
-        let tensors = Memory(source.names().into_iter().filter(own).map(copy).collect());
+        let copy = |tensor: &str| (tensor.to_owned(), Tensor::from(source.require(tensor).unwrap()));
+        let tensors = Weights(source.names().into_iter().filter(own).map(copy).collect());
         let [rows, cols] = ["rows", "cols"].map(|key| case[key].as_u64().unwrap() as usize);
         (name.clone(), Layer { name, config: case["config"].clone(), rows, cols, tensors })
     };
@@ -296,7 +269,7 @@ fn nothing_may_be_missing_or_off_by_one() {
             without.tensors.0.remove(&part);
             assert!(optional || without.load().is_err(), "{name} without {part}");
             let short = part.strip_prefix(&format!("{name}.")).unwrap();
-            let shape = layer.tensors.0[&part].shape.clone();
+            let shape = layer.tensors.get(&part).shape.clone();
             for dim in 0..shape.len() {
                 for size in [shape[dim] - 1, shape[dim] + 1, 0] {
                     let mut damaged = layer.clone();
@@ -322,7 +295,7 @@ fn every_tensor_counts() {
         let values = layer.values().unwrap();
         for part in layer.tensors.0.keys().filter(|part| !part.ends_with("quant_map")) {
             let mut damaged = layer.clone();
-            let tensor = damaged.tensors.0.get_mut(part).unwrap();
+            let tensor = damaged.tensors.get_mut(part);
             tensor.bytes[tensor.format.block_bytes() - 1] ^= 1;
             assert!(damaged.values().as_ref() != Ok(&values), "{name}: {part}");
         }
@@ -332,20 +305,16 @@ fn every_tensor_counts() {
 /// Bytes changed at random never end in a panic, whatever they lead to.
 #[test]
 fn changed_bytes_are_read_or_refused() {
-    let mut state = 1u64;
-    let mut random = move |below: usize| {
-        state = state.wrapping_mul(0xd134_2543_de82_ef95).wrapping_add(0x9e37_79b9_7f4a_7c15);
-        ((state >> 33) as usize) % below
-    };
+    let mut rng = Rng::new(1);
     let mut refused = 0;
     for layer in layers().into_values() {
         let parts: Vec<String> = layer.tensors.0.keys().cloned().collect();
         for _ in 0..60 {
             let mut damaged = layer.clone();
-            for _ in 0..1 + random(3) {
-                let bytes = &mut damaged.tensors.0.get_mut(&parts[random(parts.len())]).unwrap().bytes;
-                let at = random(bytes.len());
-                bytes[at] = random(256) as u8;
+            for _ in 0..1 + rng.below(3) {
+                let bytes = &mut damaged.tensors.get_mut(&parts[rng.below(parts.len())]).bytes;
+                let at = rng.below(bytes.len());
+                bytes[at] = rng.below(256) as u8;
             }
             refused += usize::from(damaged.load().is_err());
         }

@@ -1,40 +1,18 @@
 //! Packed layers and configurations that are broken or contradict each other: a clear refusal each, no panic.
 
-use std::collections::BTreeMap;
-
 use folio_formats::packing;
-use folio_formats::{Format, TensorView, WeightSource};
+use folio_formats::{Format, WeightSource};
+use folio_testing::{Tensor, Weights};
 use serde_json::{Value, json};
 
-#[path = "common/packings.rs"]
-mod made;
-
-#[derive(Clone)]
-struct Tensor {
-    format: Format,
-    shape: Vec<usize>,
-    bytes: Vec<u8>,
-}
+use crate::made;
 
 /// A good layer of the golden file, to be spoiled.
 struct Layer {
     name: String,
     shape: (usize, usize),
     config: Value,
-    tensors: BTreeMap<String, Tensor>,
-}
-
-impl WeightSource for Layer {
-    fn names(&self) -> Vec<&str> {
-        self.tensors.keys().map(String::as_str).collect()
-    }
-
-    fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
-        let (name, tensor) = self.tensors.get_key_value(name)?;
-        Some(TensorView { name, format: tensor.format, shape: tensor.shape.clone(), bytes: &tensor.bytes })
-    }
-
-    fn release(&self, _: &str) {}
+    tensors: Weights,
 }
 
 impl Layer {
@@ -42,12 +20,10 @@ impl Layer {
         let about =
             made::golden()["cases"].as_array().unwrap().iter().find(|case| case["name"] == name).expect(name).clone();
         let file = made::source(made::tensors());
-        let mut tensors = BTreeMap::new();
+        let mut tensors = Weights::default();
         for full in file.names() {
             if full.strip_prefix(name).is_some_and(|rest| rest.starts_with('.')) {
-                let view = file.tensor(full).unwrap();
-                let tensor = Tensor { format: view.format, shape: view.shape.clone(), bytes: view.bytes.to_vec() };
-                tensors.insert(full.to_owned(), tensor);
+                tensors.put(full, file.tensor(full).unwrap().into());
             }
         }
         let side = |field: &str| about[field].as_u64().unwrap() as usize;
@@ -55,15 +31,15 @@ impl Layer {
     }
 
     fn tensor_mut(&mut self, suffix: &str) -> &mut Tensor {
-        self.tensors.get_mut(&format!("{}.{suffix}", self.name)).expect("a tensor of the golden file")
+        self.tensors.get_mut(&format!("{}.{suffix}", self.name))
     }
 
     fn remove(&mut self, suffix: &str) {
-        self.tensors.remove(&format!("{}.{suffix}", self.name)).expect("a tensor of the golden file");
+        self.tensors.0.remove(&format!("{}.{suffix}", self.name)).expect("a tensor of the golden file");
     }
 
     fn add(&mut self, suffix: &str, format: Format, shape: &[usize], bytes: Vec<u8>) {
-        self.tensors.insert(format!("{}.{suffix}", self.name), Tensor { format, shape: shape.to_vec(), bytes });
+        self.tensors.put(&format!("{}.{suffix}", self.name), Tensor { format, shape: shape.to_vec(), bytes });
     }
 
     /// The same tensor in another shape, its bytes cut or filled to fit.
@@ -81,8 +57,8 @@ impl Layer {
     fn refusal(&self) -> Option<String> {
         let read = || -> folio_formats::Result<()> {
             let packing = packing::open(&self.config)?.expect("a packing");
-            assert!(packing.holds(self, &self.name), "{} is not held", self.name);
-            packing.matrix(self, &self.name, self.shape.0, self.shape.1).map(|_| ())
+            assert!(packing.holds(&self.tensors, &self.name), "{} is not held", self.name);
+            packing.matrix(&self.tensors, &self.name, self.shape.0, self.shape.1).map(|_| ())
         };
         read().err().map(|error| error.to_string())
     }
@@ -367,10 +343,10 @@ fn plain_layers_are_left_to_others() {
     {
         let mut layer = Layer::good(name);
         let packing = packing::open(&layer.config).unwrap().unwrap();
-        layer.tensors.clear();
+        layer.tensors.0.clear();
         layer.add("weight", Format::BF16, &[2, 2], vec![0; 8]);
-        assert!(!packing.holds(&layer, name), "{name}");
-        assert!(!packing.holds(&layer, "absent"), "{name}");
+        assert!(!packing.holds(&layer.tensors, name), "{name}");
+        assert!(!packing.holds(&layer.tensors, "absent"), "{name}");
     }
 }
 

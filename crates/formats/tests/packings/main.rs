@@ -1,20 +1,17 @@
 //! Packed layers against the tools that packed them: `tests/golden/quantized`, made by packings.py there.
 
-use folio_formats::packing::{self, Packed};
-use folio_formats::{ActivationScale, Error, Format, WeightSource};
-use half::{bf16, f16};
-use serde_json::Value;
-
-#[path = "common/packings.rs"]
+mod faults;
 mod made;
 
+use folio_formats::packing::{self, Packed};
+use folio_formats::{ActivationScale, Error, Format, WeightSource};
+use folio_testing::fnv1a;
+use half::{bf16, f16};
 use made::source;
+use serde_json::Value;
 
 fn fnv(values: &[f32]) -> String {
-    let bytes = values.iter().flat_map(|value| value.to_le_bytes());
-    let hash =
-        bytes.fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
-    format!("{hash:016x}")
+    format!("{:016x}", fnv1a(values.iter().flat_map(|value| value.to_le_bytes())))
 }
 
 /// The values as the tool ends with them; minus zero, which tools treat differently, as zero.

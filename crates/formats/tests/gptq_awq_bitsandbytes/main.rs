@@ -3,16 +3,16 @@
 //! Where a tool rounds the result to f16 or bf16, as most do, ours is exact: it is compared as it is with the tool's own
 //! code run in f32, and once rounded with what the tool gives as it is used.
 
-#[path = "common/gptq_awq_bitsandbytes.rs"]
+mod faults;
 mod made;
 
 use folio_formats::{WeightSource, packing};
+use folio_testing::fnv1a;
 use half::{bf16, f16};
 use made::golden;
 
 fn fnv(bytes: impl IntoIterator<Item = u8>) -> String {
-    let step = |state: u64, byte| (state ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    format!("{:016x}", bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, step))
+    format!("{:016x}", fnv1a(bytes))
 }
 
 /// A value's bytes in the dtype of that name.
