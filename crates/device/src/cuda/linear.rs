@@ -1,37 +1,16 @@
-//! Chooses the kernel of a product: by the weight's form, the number of rows and the promise about
-//! bits.
+//! Matrix products on the device, each by the first path of `products.rs` that takes it.
 
 use super::blas::{Blas, Operands, Product};
 use super::driver::{Device, KernelArg, args};
 use super::gemm90::{Form90, Gemm90, Input90, Output90, Weight90};
 use super::linear_few::{FewCall, Finish, multiply_few};
-use super::linear_stream::{Call, STREAMED_ROWS, dequantize, stream, stream_and, tile, wide};
+use super::linear_stream::{Call, dequantize, stream, stream_and, tile, wide};
+use super::products::{Case, Fusion, Kind, Path, fused_rows};
 use super::scratch::Scratch;
 use super::tensor::{Float, Tensor, Vector, optional};
 use super::weight::{Form, Run, Weight};
-use super::{Cuda, launch};
+use super::{Cuda, launch, linear_coded};
 use crate::Activation;
-
-/// Quantized weights that are larger than this when widened are streamed for any number of rows:
-/// the scratch memory for widened weights is allocated once, for all of them.
-pub(super) const WIDENED_BYTES: usize = 512 << 20;
-
-/// Up to this number of rows quantized weights are streamed if Hopper's kernels do not take them:
-/// reading them once for every 16 rows costs less than writing their values.
-const CODED_ROWS: usize = 48;
-
-/// Up to this number of rows plain weights are streamed even if there is a library or a Hopper
-/// kernel: measured on an H200, one row takes 0.85 of the library's time, eight the same, sixteen
-/// more.
-const FEWEST_ROWS: usize = 8;
-/// Up to this number of rows Folio's Hopper kernels are faster than cuBLASLt with bf16: by 13% of a
-/// step of 16 sequences of shape 8b, 9% of one of 64, 5% of one of 80, 1% of one of 96. The library
-/// is faster by 1% of one of 128.
-const OWN_ROWS: usize = 96;
-
-/// Up to this number of rows weights in eight-bit floats are streamed and multiplied with unrounded
-/// rows.
-const ROUNDED_ROWS: usize = 16;
 
 /// Mirrors `PlainArgs`.
 #[derive(Clone, Copy)]
@@ -80,45 +59,94 @@ impl Cuda {
     }
 }
 
+/// A product that a path is tried for.
+struct Attempt<'a> {
+    weight: &'a Weight,
+    bias: Option<&'a Vector>,
+    call: Call,
+    /// Rows that x has room for.
+    most: usize,
+}
+
+/// The bf16 values of a weight, `[n, k]`, as they are stored or after widening.
+#[derive(Clone, Copy)]
+struct Values<'a> {
+    ptr: u64,
+    hopper: Option<&'a Weight90>,
+}
+
 impl Cuda {
+    /// What the table of paths asks about a product.
+    pub(super) fn case(&self, weight: &Weight, fusion: Fusion, rows: usize, out: Float) -> Case {
+        let kind = match (weight.plain(), weight.runs()) {
+            (Some(_), _) if weight.float == Float::Bf16 => Kind::Bf16,
+            (Some(_), _) => Kind::Float32,
+            (None, [Run { form: Form::Float8 { blocks }, .. }]) => Kind::Float8 { blocks: *blocks },
+            (None, _) => Kind::Coded { in_tiles: linear_coded::has_kernels(weight) },
+        };
+        Case {
+            kind,
+            fusion,
+            rows,
+            outputs: weight.n,
+            inputs: weight.k,
+            out_is_f32: out == Float::F32,
+            batch_invariant: self.config.batch_invariant,
+            float32: self.float() == Float::F32,
+            library: self.blas.is_some(),
+            library_scales: self.blas.as_ref().is_some_and(Blas::has_scale_vectors),
+            hopper: self.gemm90.is_some() && weight.hopper.is_some(),
+            on_hopper: self.gemm90.is_some(),
+        }
+    }
+
+    /// Most rows of a step whose products are fused with their surroundings.
+    pub(super) fn few_rows(&self) -> usize {
+        fused_rows(self.config.batch_invariant, self.float() == Float::F32)
+    }
+
     pub(super) fn multiply(&mut self, out: &Tensor, x: &Tensor, weight: &Weight, bias: Option<&Vector>, rows: usize) {
         let (n, k) = (weight.n, weight.k);
         x.check("a product's input", rows, k);
         out.check("a product's output", rows, n);
         let Some(from) = self.as_operand(x, rows, weight.float) else { return };
         let call = Call { out: out.ptr(), out_float: out.float(), x: from, bias: optional(bias), m: rows };
-        if self.takes_few(rows) {
-            let Call { out, out_float, x, bias, m } = call;
-            let few = FewCall { out, finish: Finish::Write(out_float), x, norm: None, bias, m };
-            if multiply_few(&self.device, weight, &few) {
-                return;
-            }
-        }
         let most = if from == x.ptr() { x.rows() } else { self.most_rows.max(rows) };
-        match weight.plain() {
-            Some(values) if weight.float == Float::Bf16 => {
-                let others = self.blas.is_some() || weight.hopper.is_some();
-                let few = if others { FEWEST_ROWS } else { STREAMED_ROWS };
-                let streamed = rows <= few || self.config.batch_invariant;
-                match self.hopper_for(weight, rows) {
-                    Some((gemm, hopper)) => hopper_product(gemm, &self.device, hopper, &call, (most, k)),
-                    None if streamed && stream(&self.device, weight, &call) => {}
-                    None => self.multiply_plain(values, (n, k), &call, bias),
-                }
-            }
-            Some(values) if k.is_multiple_of(4) && call.out_float == Float::F32 => {
-                wide(&self.device, values, (n, k), &call);
-            }
-            Some(values) => plain_product(&self.device, weight.float, plain_args(values, (n, k), &call)),
-            None => self.multiply_coded(weight, &call, bias, most),
+        let case = self.case(weight, Fusion::None, rows, out.float());
+        if case.has_coded_tiles() && self.room_for_coded_tiles(k).is_none() {
+            return;
         }
+        let attempt = Attempt { weight, bias, call, most };
+        let values = weight.plain().map(|ptr| Values { ptr, hopper: weight.hopper.as_ref() });
+        // A product fails on all paths only where there is no memory, which `check` reports.
+        let _ = case.paths().any(|path| self.multiply_by(path, &attempt, values));
     }
 
-    /// Hopper's kernels, if they multiply this number of rows: any number if bits must not depend
-    /// on it.
-    fn hopper_for<'a>(&'a self, weight: &'a Weight, rows: usize) -> Option<(&'a Gemm90, &'a Weight90)> {
-        let theirs = rows > FEWEST_ROWS && (rows <= OWN_ROWS || self.blas.is_none());
-        self.gemm90.as_ref().zip(weight.hopper.as_ref()).filter(|_| theirs || self.config.batch_invariant)
+    /// The product by these kernels. False where they do not take it, and nothing was written.
+    fn multiply_by(&mut self, path: Path, attempt: &Attempt<'_>, values: Option<Values<'_>>) -> bool {
+        let Attempt { weight, call, most, .. } = attempt;
+        let shape = (weight.n, weight.k);
+        let values = || values.expect("a weight of plain values");
+        match path {
+            Path::Fused => {
+                let &Call { out, out_float, x, bias, m } = call;
+                let finish = Finish::Write(out_float);
+                return multiply_few(&self.device, weight, &FewCall { out, finish, x, norm: None, bias, m });
+            }
+            Path::Streamed => return stream(&self.device, weight, call),
+            Path::CodedTiles => return self.multiply_in_tiles(weight, call),
+            Path::RoundedByLibrary | Path::RoundedByHopper => return self.multiply_rounded(path, attempt),
+            Path::Widened => return self.multiply_widened(attempt),
+            Path::Library => return self.multiply_by_library(attempt, values().ptr),
+            Path::Hopper => {
+                let (Some(gemm), Some(hopper)) = (&self.gemm90, values().hopper) else { return false };
+                hopper_product(gemm, &self.device, hopper, call, (*most, weight.k));
+            }
+            Path::Tiled => tile(&self.device, values().ptr, shape, call),
+            Path::Float32 => wide(&self.device, values().ptr, shape, call),
+            Path::Plain => plain_product(&self.device, weight.float, plain_args(values().ptr, shape, call)),
+        }
+        true
     }
 
     /// A gated product of `[gate | up]`; false if no kernel does both, and nothing was queued.
@@ -136,95 +164,63 @@ impl Cuda {
             return false;
         }
         let call = Call { out: out.ptr(), out_float: Float::Bf16, x: x.ptr(), bias: optional(bias), m: rows };
-        if self.takes_few(rows) {
-            return stream_and(&self.device, weight, &call, Finish::Gate(activation));
-        }
-        match self.hopper_for(weight, rows) {
-            Some((gemm, hopper)) if weight.plain().is_some() && gemm.gates(hopper, rows, activation) => {
+        self.case(weight, Fusion::Gate, rows, Float::Bf16).paths().any(|path| match path {
+            Path::Streamed => stream_and(&self.device, weight, &call, Finish::Gate(activation)),
+            Path::Hopper => {
+                let (Some(gemm), Some(hopper)) = (&self.gemm90, &weight.hopper) else { return false };
+                if !gemm.gates(hopper, rows, activation) {
+                    return false;
+                }
                 let out = Output90 { ptr: call.out, form: Form90::Gated(activation) };
                 let x = Input90 { ptr: call.x, rows: x.rows(), cols: weight.k };
                 gemm.linear(&self.device, out, x, hopper, (call.bias != 0).then_some(call.bias), rows);
                 true
             }
-            _ => false,
-        }
+            other => unreachable!("{other:?} gates nothing"),
+        })
     }
 
-    /// Eight-bit floats on both sides, x rounded row by row: for many rows, and for any number if
-    /// bits must not depend on it. The library multiplies, or Hopper's kernels if it is missing,
-    /// has no such scales or may not be used. False if neither can, and nothing but the rounding
-    /// was queued.
-    fn multiply_rounded(&mut self, weight: &Weight, call: &Call, bias: Option<&Vector>, most: usize) -> bool {
+    /// Eight-bit floats on both sides, x rounded row by row.
+    fn multiply_rounded(&mut self, path: Path, attempt: &Attempt<'_>) -> bool {
+        let &Attempt { weight, bias, ref call, most } = attempt;
         let (n, k, m) = (weight.n, weight.k, call.m);
-        let [Run { form: Form::Float8 { blocks }, buffer, .. }] = weight.runs() else { return false };
-        let (invariant, hopper) = (self.config.batch_invariant, self.gemm90.is_some() && weight.hopper.is_some());
-        let library = !invariant && !blocks && n.is_multiple_of(16);
-        let library = library && self.blas.as_ref().is_some_and(Blas::has_scale_vectors);
-        let wanted = m > ROUNDED_ROWS || (invariant && hopper);
-        if !wanted || !(library || hopper) || call.out_float != Float::Bf16 {
-            return false;
-        }
         let Some(x) = self.room(Scratch::ROUNDED, most * k) else { return false };
         let Some(x_scales) = self.room(Scratch::SCALES, most * 4) else { return false };
         launch(&self.device, "round_rows_e4m3", [m as u32, 1, 1], 256, args![x, x_scales, call.x, k as i32]);
-        let Call { out, out_float, .. } = *call;
-        if let (true, Some(blas)) = (library, &mut self.blas) {
-            let bias = bias.map_or(0, |bias| bias.ptr_as(call.out_float));
-            let operands = Operands::Float8 { x_scales, w_scales: weight.runs()[0].factors() };
-            if blas.multiply(&Product { out, x, w: buffer.ptr(), bias, m, n, k, operands, out_float }) {
-                return true;
-            }
+        let &Call { out, out_float, .. } = call;
+        if path == Path::RoundedByLibrary {
+            let (Some(blas), [run]) = (&mut self.blas, weight.runs()) else { return false };
+            let bias = bias.map_or(0, |bias| bias.ptr_as(out_float));
+            let operands = Operands::Float8 { x_scales, w_scales: run.factors() };
+            return blas.multiply(&Product { out, x, w: run.buffer.ptr(), bias, m, n, k, operands, out_float });
         }
         let (Some(gemm), Some(hopper)) = (&self.gemm90, &weight.hopper) else { return false };
-        let (to, from) =
-            (Output90 { ptr: out, form: Form90::Whole(Float::Bf16) }, Input90 { ptr: x, rows: most, cols: k });
+        let to = Output90 { ptr: out, form: Form90::Whole(Float::Bf16) };
+        let from = Input90 { ptr: x, rows: most, cols: k };
         gemm.float8_linear(&self.device, to, from, x_scales, hopper, (call.bias != 0).then_some(call.bias), m);
         true
     }
 
-    /// Quantized weights: few rows are streamed; for many the values are written out first, if
-    /// there is room.
-    fn multiply_coded(&mut self, weight: &Weight, call: &Call, bias: Option<&Vector>, most: usize) {
+    /// The weight's values are written as bf16, then multiplied.
+    fn multiply_widened(&mut self, attempt: &Attempt<'_>) -> bool {
+        let weight = attempt.weight;
         let (n, k) = (weight.n, weight.k);
-        let bytes = n * k * 2;
-        if self.multiply_rounded(weight, call, bias, most) {
-            return;
-        }
-        if self.multiply_in_tiles(weight, call) {
-            return;
-        }
-        let streamed = call.m <= CODED_ROWS || self.config.batch_invariant || bytes > WIDENED_BYTES;
-        if streamed && stream(&self.device, weight, call) {
-            return;
-        }
-        let Some(values) = self.room(Scratch::WEIGHTS, bytes) else { return };
-        dequantize(&self.device, weight, values);
-        let hopper = match &self.gemm90 {
-            Some(gemm) if self.blas.is_none() && Gemm90::fits(k, 1) => gemm.weight(&self.device, values, n, k).ok(),
-            _ => None,
-        };
-        match (&self.gemm90, hopper) {
-            (Some(gemm), Some(hopper)) => hopper_product(gemm, &self.device, &hopper, call, (most, k)),
-            _ => self.multiply_plain(values, (n, k), call, bias),
-        }
+        let Some(ptr) = self.room(Scratch::WEIGHTS, n * k * 2) else { return false };
+        dequantize(&self.device, weight, ptr);
+        let gemm = self.gemm90.as_ref().filter(|_| self.blas.is_none() && Gemm90::fits(k, 1));
+        let hopper = gemm.and_then(|gemm| gemm.weight(&self.device, ptr, n, k).ok());
+        let case = self.case(weight, Fusion::None, attempt.call.m, attempt.call.out_float);
+        let case = Case { kind: Kind::Widened, hopper: hopper.is_some(), ..case };
+        let values = Some(Values { ptr, hopper: hopper.as_ref() });
+        case.paths().any(|path| self.multiply_by(path, attempt, values))
     }
 
-    /// Many rows with bf16 values, by the library if it may be used.
-    fn multiply_plain(&mut self, w: u64, (n, k): (usize, usize), call: &Call, bias: Option<&Vector>) {
-        if let Some(blas) = &mut self.blas
-            && !self.config.batch_invariant
-        {
-            let bias = bias.map_or(0, |bias| bias.ptr_as(call.out_float));
-            let Call { out, out_float, x, m, .. } = *call;
-            if blas.multiply(&Product { out, x, w, bias, m, n, k, operands: Operands::Bf16, out_float }) {
-                return;
-            }
-        }
-        if k.is_multiple_of(8) {
-            tile(&self.device, w, (n, k), call);
-        } else {
-            plain_product(&self.device, Float::Bf16, plain_args(w, (n, k), call));
-        }
+    fn multiply_by_library(&mut self, attempt: &Attempt<'_>, w: u64) -> bool {
+        let (weight, Some(blas)) = (attempt.weight, &mut self.blas) else { return false };
+        let Call { out, out_float, x, m, .. } = attempt.call;
+        let bias = attempt.bias.map_or(0, |bias| bias.ptr_as(out_float));
+        let (n, k) = (weight.n, weight.k);
+        blas.multiply(&Product { out, x, w, bias, m, n, k, operands: Operands::Bf16, out_float })
     }
 }
 

@@ -12,7 +12,7 @@ use super::weight::{Code, Form, Weight};
 use super::{Cuda, launch};
 
 /// Fewer rows are streamed; with more, these kernels cost more than writing out the values.
-const ROWS: RangeInclusive<usize> = 33..=MOST_ROWS;
+pub(super) const ROWS: RangeInclusive<usize> = 33..=MOST_ROWS;
 pub(super) const MOST_ROWS: usize = 256;
 /// Weight rows of a block.
 const BLOCK_ROWS: usize = 128;
@@ -60,19 +60,22 @@ fn stem(form: &Form) -> Option<&'static str> {
     }
 }
 
+/// Whether there are kernels for all runs of this weight.
+pub(super) fn has_kernels(weight: &Weight) -> bool {
+    weight.runs().iter().all(|run| stem(&run.form).is_some()) && weight.k.is_multiple_of(32)
+}
+
 impl Cuda {
-    /// False if these kernels cannot compute the product, and nothing was queued.
+    /// Scratch memory for the rows of such a product, allocated by the first step with any number of
+    /// rows.
+    pub(super) fn room_for_coded_tiles(&mut self, inputs: usize) -> Option<u64> {
+        self.room(Scratch::TURNED, MOST_ROWS * inputs * 2)
+    }
+
+    /// The product of a weight that [`has_kernels`], with [`ROWS`] rows. False if there is no memory.
     pub(super) fn multiply_in_tiles(&mut self, weight: &Weight, call: &Call) -> bool {
         let (k, rows) = (weight.k, call.m);
-        let known = weight.runs().iter().all(|run| stem(&run.form).is_some()) && k.is_multiple_of(32);
-        if !known || self.gemm90.is_none() || self.config.batch_invariant {
-            return false;
-        }
-        // Allocated by the first step, with any number of rows.
-        let Some(turned) = self.room(Scratch::TURNED, MOST_ROWS * k * 2) else { return false };
-        if !ROWS.contains(&rows) {
-            return false;
-        }
+        let Some(turned) = self.room_for_coded_tiles(k) else { return false };
         let Some(gemm) = &self.gemm90 else { return false };
         let (count, device) = (rows * k / 32, &self.device);
         launch(device, "turn_rows", [count.div_ceil(256) as u32, 1, 1], 256, args![turned, call.x, count as i64]);

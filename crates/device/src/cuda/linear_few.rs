@@ -7,13 +7,12 @@
 use super::Cuda;
 use super::driver::{Device, Kernel, KernelArg, Launch, args};
 use super::linear_stream::{Call, stream_and};
+use super::products::{FUSED_ROWS, Fusion, Path};
 use super::rows::activation_number;
 use super::tensor::{Float, Tensor, Vector, optional};
 use super::weight::{CHUNK, CHUNK_BYTES, Form, Run, Weight};
 use crate::Activation;
 
-/// Most rows: measured on an H200, two take longer than with separate kernels.
-pub(super) const FEW_ROWS: usize = 1;
 /// Constants of linear_few.cuh.
 const ROWS: usize = 16;
 const MOST_WARPS: usize = 16;
@@ -89,7 +88,7 @@ impl Few {
         let shape = Shape::of(form, outputs, inputs)?;
         let kernel = device.kernel(&format!("few_{}", form.stream_stem()));
         let gated = shape.gated.then(|| device.kernel(&format!("few_{}_gated", form.stream_stem())));
-        let geometry = (1..=FEW_ROWS).map_while(|rows| {
+        let geometry = (1..=FUSED_ROWS).map_while(|rows| {
             let shared_bytes = u32::try_from(shape.shared_bytes(rows)).ok()?;
             if shared_bytes > device.info().shared_bytes {
                 return None;
@@ -207,15 +206,6 @@ pub(super) fn multiply_few(device: &Device, weight: &Weight, call: &FewCall) -> 
 }
 
 impl Cuda {
-    /// Most rows of products that include the operations before and behind them.
-    pub(super) fn few_rows(&self) -> usize {
-        if self.config.batch_invariant || self.float() == Float::F32 { 0 } else { FEW_ROWS }
-    }
-
-    pub(super) fn takes_few(&self, rows: usize) -> bool {
-        (1..=self.few_rows()).contains(&rows)
-    }
-
     /// A product of normalized rows of the residual stream, written or gated; false if no kernel
     /// does both.
     pub(super) fn multiply_normed(
@@ -229,10 +219,16 @@ impl Cuda {
         assert_eq!(norm.len(), weight.k, "a norm's weights, and what is read");
         x.check("a product's input", rows, weight.k);
         out.check("a product's output", rows, if matches!(finish, Finish::Gate(_)) { weight.n / 2 } else { weight.n });
+        if x.float() != Float::F32 {
+            return false;
+        }
+        let case = self.case(weight, Fusion::Norm, rows, out.float());
         let (out, bias, norm) = (out.ptr(), optional(bias), Some((norm.ptr(), eps)));
-        self.takes_few(rows)
-            && x.float() == Float::F32
-            && multiply_few(&self.device, weight, &FewCall { out, finish, x: x.ptr(), norm, bias, m: rows })
+        let call = FewCall { out, finish, x: x.ptr(), norm, bias, m: rows };
+        case.paths().any(|path| match path {
+            Path::Fused => multiply_few(&self.device, weight, &call),
+            other => unreachable!("{other:?} norms nothing"),
+        })
     }
 
     /// A product that is added to the residual stream; false if no kernel does both.
@@ -246,13 +242,19 @@ impl Cuda {
     ) -> bool {
         x.check("a product's input", rows, weight.k);
         residual.check("the residual", rows, weight.n);
-        if !self.takes_few(rows) || x.float() != Float::Bf16 || residual.float() != Float::F32 {
+        if x.float() != Float::Bf16 || residual.float() != Float::F32 {
             return false;
         }
+        let case = self.case(weight, Fusion::Add, rows, Float::F32);
         let (out, bias, finish) = (residual.ptr(), optional(bias), Finish::Add(scale));
         let call = Call { out, out_float: Float::F32, x: x.ptr(), bias, m: rows };
-        multiply_few(&self.device, weight, &FewCall { out, finish, x: x.ptr(), norm: None, bias, m: rows })
-            || stream_and(&self.device, weight, &call, finish)
+        case.paths().any(|path| match path {
+            Path::Fused => {
+                multiply_few(&self.device, weight, &FewCall { out, finish, x: x.ptr(), norm: None, bias, m: rows })
+            }
+            Path::Streamed => stream_and(&self.device, weight, &call, finish),
+            other => unreachable!("{other:?} adds nothing"),
+        })
     }
 }
 

@@ -27,6 +27,7 @@ mod mirrors;
 mod moves;
 mod parcel;
 mod paths;
+mod products;
 mod rows;
 mod sampling;
 mod scratch;

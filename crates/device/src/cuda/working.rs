@@ -10,7 +10,7 @@ use super::experts::{list_bytes, row_bytes};
 use super::gemm90::Gemm90;
 use super::inputs::device_bytes;
 use super::kv::PAIR_BYTES;
-use super::linear::WIDENED_BYTES;
+use super::products::WIDENED_BYTES;
 use super::{CudaConfig, Precision, blas, linear_coded, sampling};
 use crate::InputLimits;
 
