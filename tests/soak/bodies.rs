@@ -15,8 +15,10 @@ use crate::table::{Malformed, head};
 const LEAST: usize = 1 << 20;
 const MOST: usize = 4 << 20;
 
-/// What the server says when bodies take all the memory that they may: the client is to come back.
-const FULL: u16 = 429;
+/// The server's status when bodies take all the memory that they may: the client is to come back.
+pub const FULL: u16 = 429;
+/// Most bytes of a body that never queues behind large ones.
+pub const SMALL: usize = 64 << 10;
 
 /// Refused once they have been read: each shape, short and long.
 pub fn refused() -> Vec<Malformed> {

@@ -3,6 +3,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
+use crate::bodies::{FULL, SMALL};
 use crate::http::{Connection, Pace, is_break};
 use crate::record::{Outcome, Record, Records, exchange, outcome, short};
 use crate::rng::Rng;
@@ -165,6 +166,10 @@ impl Load {
         };
         match reply {
             Ok(reply) if reply.status == request.status && reply.is_whole => self.tally.count("malformed, refused"),
+            // A long one queues for memory with the large bodies, which may have all of it.
+            Ok(reply) if reply.status == FULL && reply.is_whole && request.bytes.len() > SMALL => {
+                self.tally.count("malformed, to come back");
+            }
             other => {
                 let text = String::from_utf8_lossy(&request.bytes);
                 let found = match &other {

@@ -31,6 +31,14 @@ def ropes(config):
     return found
 
 
+def context(config):
+    """Yarn lengthens the context that it starts from, as vLLM has it; the field states that one or the longer one."""
+    rope = config.rope_parameters or {}
+    if rope.get("rope_type") != "yarn":
+        return config.max_position_embeddings
+    return max(config.max_position_embeddings, round(rope["original_max_position_embeddings"] * rope["factor"]))
+
+
 def facts(settings):
     settings = {key: value for key, value in settings.items() if key != "quantization_config"}
     whole = CONFIG_MAPPING[settings["model_type"]].from_dict(settings)
@@ -42,7 +50,7 @@ def facts(settings):
         "heads": config.num_attention_heads,
         "kv_heads": config.num_key_value_heads,
         "head_dim": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        "context": config.max_position_embeddings,
+        "context": context(config),
         "vocab": config.vocab_size,
         "eps": config.rms_norm_eps,
         "tied": whole.tie_word_embeddings,

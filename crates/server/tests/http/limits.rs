@@ -152,7 +152,7 @@ fn prompts_and_answers() {
         &few,
         COMPLETIONS,
         &completion(json!({"prompt": ["a", "b"], "n": 4})),
-        "n: 8 answers in all, but at most 6",
+        "n: 8 answers requested, but at most 6 can run at once",
     );
     // Inputs wait for each other.
     passes(&few, "/v1/embeddings", &json!({"input": vec!["a"; 2048]}));

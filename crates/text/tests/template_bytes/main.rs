@@ -67,7 +67,7 @@ fn templates_that_grow_end_before_they_hold_much() {
     const HOLDS: &str = "bytes at once";
     const WORKS: &str = "has handled more than";
     const DEEP: &str = "deep";
-    const WRITES: &str = "prompt of more than";
+    const WRITES: &str = "chat template wrote more than";
     const RUNS: &str = "instructions";
     // The repeated operation, and parts of its possible errors.
     let steps: [(&str, &[&str]); 48] = [
@@ -111,7 +111,7 @@ fn templates_that_grow_end_before_they_hold_much() {
         ("{% set ns.s = (ns.s ~ '\\n\\n')|indent(1000, true, true) %}", &[HOLDS]),
         ("{% set ns.s = ns.s|indent(ns.s, true) %}", &[HOLDS]),
         ("{% set ns.s = ns.s|tojson|tojson %}", &[HOLDS]),
-        ("{% set ns.s = '<' * 9 ~ ns.s|escape|replace('&', '<') %}", &[HOLDS]),
+        ("{% set ns.s = '<' * 9 ~ ns.s|escape|replace('&', '<') %}", &[WORKS]),
         ("{% set ns.s = '%s%s'|format(ns.s, ns.s) %}", &[HOLDS]),
         ("{% set ns.s = '%99999999s'|format('') %}", &[HOLDS]),
         ("{% set ns.s = '%*d'|format(99999999, 1) %}", &[HOLDS]),
@@ -129,8 +129,8 @@ fn templates_that_grow_end_before_they_hold_much() {
         ("{% set ns.l = ns.l + [cycler(*ns.l)] %}", &[HOLDS]),
     ];
     let texts = [
-        (NESTED.to_owned() + "{{ ns.n }}", DEEP),
-        (NESTED.to_owned() + "{{ ns.n|tojson }}", DEEP),
+        (NESTED.to_owned() + "{{ ns.n }}", HOLDS),
+        (NESTED.to_owned() + "{{ ns.n|tojson }}", HOLDS),
         (NESTED.to_owned() + "{% set x = ns.n|string %}", HOLDS),
         (NESTED.to_owned() + "{% set x = ns.n ~ '' %}", HOLDS),
         (NESTED.to_owned() + "{% set x = ns.n|pprint %}", HOLDS),
