@@ -278,6 +278,9 @@ fn attribute(value: Value) -> Result<Value, Error> {
     }
 }
 
+/// Work of comparing one value, in bytes of a string that take as long.
+const VALUE_WORK: usize = 32;
+
 /// Counts everything in a value, as often as it occurs: a comparison may take as long.
 fn weigh(value: &Value) -> Result<(), Error> {
     if let Some(text) = value.as_str() {
@@ -286,13 +289,13 @@ fn weigh(value: &Value) -> Result<(), Error> {
     match value.kind() {
         ValueKind::Seq | ValueKind::Iterable => {
             for item in value.try_iter()? {
-                ledger::spend(1)?;
+                ledger::spend(VALUE_WORK)?;
                 weigh(&item)?;
             }
         }
         ValueKind::Map => {
             for key in value.try_iter()? {
-                ledger::spend(2)?;
+                ledger::spend(2 * VALUE_WORK)?;
                 weigh(&key)?;
                 weigh(&value.get_item(&key)?)?;
             }
