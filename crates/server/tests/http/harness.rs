@@ -153,6 +153,7 @@ pub struct Setup {
     /// The text of a key file; none: no key is needed.
     pub keys: &'static str,
     pub max_seqs: usize,
+    pub max_model_len: usize,
     /// Every byte has a token, and some bring about faults.
     pub all_bytes: bool,
     pub template: &'static str,
@@ -168,6 +169,7 @@ impl Default for Setup {
             timeouts: Timeouts::default(),
             keys: "",
             max_seqs: 4,
+            max_model_len: 4096,
             all_bytes: false,
             template: "{% for message in messages %}{{ message.content }}{% endfor %}",
             extra: axum::Router::new,
@@ -193,7 +195,7 @@ pub fn start_with(setup: Setup) -> Server {
     let config = EngineConfig {
         max_seqs: setup.max_seqs,
         max_waiting: setup.max_seqs,
-        max_model_len: 4096,
+        max_model_len: setup.max_model_len,
         groups: vec![GroupConfig::new(1024)],
         logits_width: width,
         embedding_width: if setup.all_bytes { EMBEDDING } else { 0 },
@@ -202,8 +204,12 @@ pub fn start_with(setup: Setup) -> Server {
     let executor = Background::start(Alphabet { states: HashMap::new(), pace: setup.pace, width }).expect("a thread");
     let engine = Engine::start(Box::new(executor), config).expect("a sound configuration");
     let lifecycle = Lifecycle::new();
-    let app =
-        App::new(setup.limits.clone(), setup.timeouts.clone(), lifecycle.clone(), Observer::quiet("alphabet", 4096));
+    let app = App::new(
+        setup.limits.clone(),
+        setup.timeouts.clone(),
+        lifecycle.clone(),
+        Observer::quiet("alphabet", setup.max_model_len),
+    );
     app.set_model(Model {
         engine: engine.clone(),
         tokenizer: Arc::new(tokenizer(setup.all_bytes)),

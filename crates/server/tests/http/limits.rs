@@ -156,7 +156,12 @@ fn prompts_and_answers() {
     );
     // Inputs wait for each other.
     passes(&few, "/v1/embeddings", &json!({"input": vec!["a"; 2048]}));
-    refused(&few, "/v1/embeddings", &json!({"input": vec!["a"; 2049]}), "input: must be at most 2048 texts");
+    refused(
+        &few,
+        "/v1/embeddings",
+        &json!({"input": vec!["a"; 2049]}),
+        "input: must be at most 2048 strings or arrays of token ids",
+    );
 }
 
 #[test]
