@@ -76,7 +76,7 @@ struct Values<'a> {
 }
 
 impl Cuda {
-    /// What the table of paths asks about a product.
+    /// The facts that the table of paths asks about a product.
     pub(super) fn case(&self, weight: &Weight, fusion: Fusion, rows: usize, out: Float) -> Case {
         let kind = match (weight.plain(), weight.runs()) {
             (Some(_), _) if weight.float == Float::Bf16 => Kind::Bf16,

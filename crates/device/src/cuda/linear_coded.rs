@@ -66,13 +66,14 @@ pub(super) fn has_kernels(weight: &Weight) -> bool {
 }
 
 impl Cuda {
-    /// Scratch memory for the rows of such a product, allocated by the first step with any number of
-    /// rows.
+    /// Scratch memory for the rows of such a product. The first step allocates it, with any number
+    /// of rows.
     pub(super) fn room_for_coded_tiles(&mut self, inputs: usize) -> Option<u64> {
         self.room(Scratch::TURNED, MOST_ROWS * inputs * 2)
     }
 
-    /// The product of a weight that [`has_kernels`], with [`ROWS`] rows. False if there is no memory.
+    /// The product of a weight that [`has_kernels`], with [`ROWS`] rows. False if there is no
+    /// memory.
     pub(super) fn multiply_in_tiles(&mut self, weight: &Weight, call: &Call) -> bool {
         let (k, rows) = (weight.k, call.m);
         let Some(turned) = self.room_for_coded_tiles(k) else { return false };
