@@ -1,4 +1,4 @@
-//! Lists the kernels' sources, so that a new file needs no line anywhere.
+//! Lists the kernels' sources, so that a new file needs no registration.
 
 use std::fmt::Write;
 use std::path::Path;

@@ -1,6 +1,7 @@
-//! How fast attention runs, against what this machine could do at best in the same minute: `cargo run --release -p
-//! folio-device --example attention [threads]`. Prefill is held against the peak of f32 multiply-adds, decode against
-//! a plain read of memory, and the formats of keys and values against each other at one long context.
+//! Measures the speed of attention against this machine's peaks in the same minute:
+//! `cargo run --release -p folio-device --example attention [threads]`. Prefill is compared with
+//! the peak of f32 multiply-adds, decode with a plain read of memory, and the formats of keys and
+//! values with each other at one long context.
 
 use std::time::Instant;
 
@@ -10,7 +11,7 @@ use folio_device::{
     Span, TensorKind,
 };
 
-/// Heads, and those of keys and values.
+/// Query heads, and KV heads.
 type Heads = (usize, usize);
 
 const HEADS: Heads = (32, 8);
@@ -24,12 +25,12 @@ struct Setup {
     out: <Cpu as Backend>::Tensor,
     heads: Heads,
     head_dim: usize,
-    /// The shortest time of each layer so far: a layer is short enough to be left alone by what else runs here.
+    /// The shortest time of each layer so far: a layer is short enough to run without interference.
     best: Vec<f64>,
 }
 
 impl Setup {
-    /// Sequences of `context` tokens whose last `rows` are in the step, with every block written.
+    /// Sequences of `context` tokens with their last `rows` in the step, and every block written.
     fn new(
         threads: usize,
         heads: Heads,
@@ -76,7 +77,7 @@ impl Setup {
         start.elapsed().as_secs_f64()
     }
 
-    /// Seconds that all layers take at best, after one pass more.
+    /// Runs one more pass; returns the sum of all layers' best times in seconds.
     fn pass(&mut self) -> f64 {
         let op = Attention {
             heads: self.heads.0,
@@ -111,7 +112,7 @@ fn prepare(heads: Heads, head_dim: usize) -> PrepareQkv<'static, Cpu> {
     }
 }
 
-/// The last `rows` of one sequence; its blocks lie in the pool in an order that skips about.
+/// The last `rows` of one sequence; its blocks are scattered over the pool.
 fn batch(context: usize, rows: usize, blocks: usize) -> Batch {
     let stride = (3..).step_by(2).find(|stride| !blocks.is_multiple_of(*stride)).unwrap_or(1);
     let stride = if blocks.is_power_of_two() { stride } else { 1 };
@@ -185,7 +186,8 @@ fn decode(threads: usize) -> Result<()> {
     Ok(())
 }
 
-/// Decode at one long context in every format, turn by turn, so that what else the machine does hits all alike.
+/// Decode at one long context in every format, in turns, so that other load on the machine affects
+/// all alike.
 fn formats(threads: usize) -> Result<()> {
     const CONTEXT: usize = 3500;
     const FORMATS: [KvFormat; 4] = [KvFormat::BF16, KvFormat::Fp8, KvFormat::Int8, KvFormat::Int4];
@@ -195,7 +197,7 @@ fn formats(threads: usize) -> Result<()> {
             "decode of one row at {CONTEXT} tokens, {} heads on {} of {head_dim}, {threads} threads",
             heads.0, heads.1
         );
-        // As many layers as make the smallest storage several times the cache.
+        // Enough layers to make the smallest storage several times the cache.
         let layers = (256 << 20) / (2 * heads.1 * KvFormat::BF16.head_bytes(head_dim) * CONTEXT);
         let setup = |format| Setup::new(threads, heads, head_dim, format, layers, CONTEXT, 1);
         let mut setups = FORMATS.into_iter().map(setup).collect::<Result<Vec<_>>>()?;
@@ -225,7 +227,7 @@ fn formats(threads: usize) -> Result<()> {
     Ok(())
 }
 
-/// `attention [threads] [prefill | decode | formats]`, all of them where none is named.
+/// `attention [threads] [prefill | decode | formats]`; without a name, all of them.
 fn main() -> Result<()> {
     let threads = std::env::args().nth(1).and_then(|text| text.parse().ok()).unwrap_or(2);
     let only = std::env::args().nth(2);

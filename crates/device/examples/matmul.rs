@@ -1,9 +1,10 @@
-//! Matrix products against this machine's ceilings, measured in turn so that both see the same conditions:
-//! `cargo run --release -p folio-device --example matmul [threads] [rounds] [names...]`.
+//! Matrix products against this machine's peaks, measured in turn so that both see the same
+//! conditions: `cargo run --release -p folio-device --example matmul [threads] [rounds]
+//! [names...]`.
 //!
-//! One row is judged by the bytes of weights it reads a second, over a set of weights much larger than any cache;
-//! more rows by their operations a second against the peak of the instructions they use. The best of all rounds counts
-//! on both sides.
+//! One row is compared by the bytes of weights it reads per second, over a set of weights much
+//! larger than any cache; more rows by their operations per second against the peak of the
+//! instructions they use. The best of all rounds counts on both sides.
 
 use std::borrow::Cow;
 use std::time::Instant;
@@ -16,11 +17,11 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 /// Matrices of a 1B-parameter decoder: output, down, and gate and up of two sizes.
 const SHAPES: [(usize, usize); 4] = [(2048, 2048), (8192, 2048), (2048, 8192), (16384, 2048)];
-/// Bytes of weights that are read in turn by a small batch; a large one passes over one layer only.
+/// Bytes of weights that a small batch reads in turn; a large one passes over one layer only.
 const SET_BYTES: u64 = 400 << 20;
 const ROWS: [usize; 5] = [1, 4, 16, 64, 512];
 
-/// A storage form to be measured.
+/// A storage format to be measured.
 #[derive(Clone, Copy)]
 struct Form {
     name: &'static str,
@@ -42,7 +43,7 @@ const FORMS: [Form; 12] = [
     Form { name: "6-bit K", matrix: |rows, cols| blocks(Format::Q6_K, rows, cols) },
 ];
 
-/// One row's bytes stand for all.
+/// All rows have the bytes of one.
 fn blocks(format: Format, rows: usize, cols: usize) -> Result<Matrix<'static>> {
     let values: Vec<f32> = (0..cols).map(|i| ((i * 37) % 255) as f32 / 100.0 - 1.27).collect();
     let row: &'static [u8] = match format {
@@ -71,7 +72,7 @@ fn grouped(levels: GroupedLevels, group: usize, affine: bool, rows: usize, cols:
     Ok(Matrix::from_grouped(cols, form, vec![row; rows])?)
 }
 
-/// A form's weights and the best times so far.
+/// A format's weights and the best times so far.
 struct Subject {
     form: Form,
     layers: Vec<Vec<Weight>>,
@@ -160,7 +161,7 @@ fn measure(cpu: &mut Cpu, subject: &mut Subject, index: usize, rows: usize) -> R
         let kind = TensorKind::Activation;
         let (mut out, mut x) = (cpu.tensor(rows, outputs, kind)?, cpu.tensor(rows, inputs, kind)?);
         x.head_mut(rows).iter_mut().enumerate().for_each(|(i, value)| *value = (i * 31 % 201) as f32 / 100.0 - 1.0);
-        // Tensors are touched before the clock starts.
+        // Touches the tensors before the clock starts.
         cpu.linear(&mut out, &x, weight, None, rows);
         tensors.push((out, x));
     }

@@ -1,4 +1,4 @@
-//! One step's work as the device hears of it: rows, spans and block tables, and no word of requests.
+//! One step's work as a device sees it: rows, spans and block tables. Requests are unknown here.
 
 use crate::{InputLimits, tree};
 
@@ -10,19 +10,21 @@ pub const BLOCK_TOKENS: usize = 16;
 pub struct Span {
     pub first_row: u32,
     pub num_rows: u32,
-    /// Tokens of the sequence whose keys are readable in this step, this span's rows included: the span's last row is
-    /// at position `context - 1`, or at that place if it is a [`tree`]'s.
+    /// Tokens of the sequence with keys readable in this step, this span's rows included: the
+    /// span's last row is at position `context - 1`, or stored there if it belongs to a [`tree`].
     pub context: u32,
 }
 
-/// Where one layer group keeps the step's sequences.
+/// Slots and block tables of the step's sequences in one layer group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupTables {
-    /// For every row the slot its key and value go to: `block * BLOCK_TOKENS + offset`. No two rows have the same.
+    /// For every row the slot of its key and value: `block * BLOCK_TOKENS + offset`. No two rows
+    /// have the same.
     pub slots: Vec<u32>,
-    /// Block tables of all spans, one after the other; entry `i` of a table holds positions `16 i .. 16 i + 16`.
+    /// Block tables of all spans, one after the other; entry `i` of a table holds positions
+    /// `16 i .. 16 i + 16`.
     pub blocks: Vec<u32>,
-    /// Where each span's table starts in `blocks`.
+    /// Start of each span's table in `blocks`.
     pub first_block: Vec<u32>,
 }
 
@@ -33,12 +35,12 @@ pub struct Batch {
     pub positions: Vec<u32>,
     /// In the order of their rows; every row belongs to exactly one.
     pub spans: Vec<Span>,
-    /// Empty, or a word a row: which rows of its span come before it on the way from the root where the span is a
-    /// [`tree`], and 0 where it is not.
+    /// Empty, or one word per row. If the row's span is a [`tree`], the word marks the rows of the
+    /// span on the path from the root to this row; otherwise it is 0.
     pub ancestors: Vec<u64>,
-    /// One entry a layer group.
+    /// One entry per layer group.
     pub groups: Vec<GroupTables>,
-    /// Rows whose logits are wanted, ascending.
+    /// Rows with requested logits, ascending.
     pub outputs: Vec<u32>,
 }
 
@@ -47,8 +49,9 @@ impl Batch {
         self.tokens.len()
     }
 
-    /// Asserts that the batch is within the limits and does not contradict itself: backends divide their threads by
-    /// rows, spans and slots and rely on it. That slots differ is left to those that need it, as it takes memory.
+    /// Asserts that the batch is within the limits and does not contradict itself: backends divide
+    /// their threads by rows, spans and slots and rely on it. Only backends that need it check that
+    /// slots differ, because the check takes memory.
     pub(crate) fn check(&self, limits: &InputLimits) {
         let rows = self.num_rows();
         assert!(rows <= limits.rows, "{rows} rows, limit {}", limits.rows);
@@ -80,8 +83,8 @@ impl Batch {
         }
     }
 
-    /// Asserts that trees are trees. By how many spans and table entries their rows, as spans of their own, are more than
-    /// those given.
+    /// Asserts that trees are trees. Returns how many more spans and table entries there are if
+    /// each of their rows is a span of its own.
     fn check_trees(&self) -> (usize, usize) {
         if self.ancestors.is_empty() {
             return (0, 0);

@@ -1,13 +1,16 @@
-//! Sampling where the logits are: what each row of a step's logits is to become, and what became of it.
+//! Sampling on the device that has the logits: the parameters for each row of a step's logits, and
+//! the results.
 //!
-//! A device that draws tokens ([`Backend::draws_tokens`](crate::Backend::draws_tokens)) does for each [`Draw`] what the
-//! engine's sampler does on the host, in the same order: logprobs of the raw logits; masks; biases; penalties; then the
-//! best token for a temperature of 0 (the lowest id wins a tie), or temperature, min-p, top-k, top-p and one draw, which
-//! falls on the token where `uniform` of all weight, laid out in order of token, lies.
+//! A device that samples ([`Backend::draws_tokens`](crate::Backend::draws_tokens)) does for each
+//! [`Draw`] what the engine's sampler does on the host, in the same order: logprobs of the raw
+//! logits; masks; biases; penalties; then the best token for a temperature of 0 (the lowest id wins
+//! a tie), or temperature, min-p, top-k, top-p and one random choice: the token at which the
+//! cumulated weights, in order of token, reach the share `uniform`.
 
 use std::ops::Range;
 
-/// What a step's rows of logits are to become. Lists of all draws lie one after the other; each draw has ranges of them.
+/// Sampling of a step's rows of logits. Lists of all draws are stored one after the other; each
+/// draw has ranges of them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Draws {
     pub draws: Vec<Draw>,
@@ -15,12 +18,12 @@ pub struct Draws {
     pub tokens: Vec<u32>,
     /// Added to a token's logit.
     pub biases: Vec<(u32, f32)>,
-    /// Tokens that penalties look at, each at most once a draw.
+    /// Tokens that penalties apply to, each at most once per draw.
     pub seen: Vec<SeenToken>,
 }
 
 impl Draws {
-    /// Forgets all draws; memory stays for the next step's.
+    /// Removes all draws; memory stays for the next step's.
     pub fn clear(&mut self) {
         self.draws.clear();
         self.tokens.clear();
@@ -29,12 +32,12 @@ impl Draws {
     }
 }
 
-/// How one row of logits becomes a token, or its logprobs.
+/// Parameters of one row of logits, for a token or its logprobs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Draw {
     /// Row of the logits.
     pub row: u32,
-    /// A prompt token whose logprobs are wanted; nothing is drawn then.
+    /// A prompt token with requested logprobs; nothing is sampled then.
     pub target: Option<u32>,
     /// 0: the best token.
     pub temperature: f32,
@@ -44,21 +47,22 @@ pub struct Draw {
     pub top_p: f32,
     /// 0: all.
     pub min_p: f32,
-    /// Of [0, 1).
+    /// In the range 0 to below 1.
     pub uniform: f64,
     /// 1: none.
     pub repetition_penalty: f32,
     pub frequency_penalty: f32,
     pub presence_penalty: f32,
-    /// In [`Draws::tokens`]: no other token may be chosen. None: all may.
+    /// Range in [`Draws::tokens`]: no other token may be chosen. None: all may.
     pub allowed: Option<Range<u32>>,
-    /// In [`Draws::tokens`]: these may not.
+    /// Range in [`Draws::tokens`]: these may not be chosen.
     pub banned: Range<u32>,
-    /// In [`Draws::biases`]; a token comes at most once.
+    /// Range in [`Draws::biases`]; each token occurs at most once.
     pub biases: Range<u32>,
-    /// In [`Draws::seen`].
+    /// Range in [`Draws::seen`].
     pub seen: Range<u32>,
-    /// How many best tokens' logprobs are wanted beside the token's own; none: no logprobs at all.
+    /// Number of best tokens with requested logprobs, beside the token's own; none: no logprobs at
+    /// all.
     pub logprobs: Option<u32>,
 }
 
@@ -89,21 +93,21 @@ impl Draw {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeenToken {
     pub token: u32,
-    /// How often it was put out.
+    /// How often it was generated.
     pub outputs: u32,
 }
 
-/// What one [`Draw`] gave, in their order.
+/// Result of one [`Draw`], in the draws' order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Drawn {
-    /// The token drawn, or the target; of no meaning where there is a failure.
+    /// The sampled token, or the target; meaningless after a failure.
     pub token: u32,
     pub failure: Option<DrawFailure>,
-    /// Where they were asked for.
+    /// Present if they were requested.
     pub logprobs: Option<DrawnLogprobs>,
 }
 
-/// Why a row of logits gives no token.
+/// The reason why a row of logits gives no token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum DrawFailure {
     /// A logit is NaN or infinity.
@@ -118,10 +122,11 @@ pub struct DrawnLogprobs {
     pub logprob: f32,
     /// 1 for the most likely token.
     pub rank: u32,
-    /// The most likely tokens, best first; the lower id first where two are equal.
+    /// The most likely tokens, best first; of equals, the lower id first.
     pub top: Vec<(u32, f32)>,
 }
 
-/// Marks a token id of a batch that is not known yet: the rest of it is the number of a draw of the step before, whose
-/// token takes its place on the device. Only for devices that draw tokens.
+/// Marks a token id of a batch that is not known yet: its other bits are the number of a draw of
+/// the previous step, and the device replaces it by the sampled token. Only for devices that
+/// sample.
 pub const DRAWN_TOKEN: u32 = 1 << 31;

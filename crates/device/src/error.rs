@@ -1,5 +1,5 @@
-//! What can go wrong while a device is opened or filled. The operations of a step cannot fail: a wrong shape there is
-//! a bug and asserts.
+//! Errors of opening or filling a device. The operations of a step cannot fail: a wrong shape there
+//! is a bug and asserts.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ pub enum Error {
     #[error("out of memory: {what} needs {bytes} bytes")]
     OutOfMemory { what: &'static str, bytes: u64 },
 
-    /// Two sizes that must agree do not; `what` names both the thing and the dimension.
+    /// Two sizes must agree and do not; `what` names both the thing and the dimension.
     #[error("{what} is {found}, but must be {expected}")]
     Shape { what: &'static str, expected: usize, found: usize },
 
@@ -25,11 +25,11 @@ pub enum Error {
     #[error("cannot start {what}: {source}")]
     Host { what: &'static str, source: std::io::Error },
 
-    /// A device, its driver or one of its libraries said no.
+    /// A device, its driver or one of its libraries reported a failure.
     #[error("{device}: {message}")]
     Device { device: String, message: String },
 
-    /// A file that packed weights are read from is not what was written any more.
+    /// A file of packed weights does not have its written contents any more.
     #[error("{} is damaged: {problem}; the weights have to be packed anew", path.display())]
     PackedWeights { path: PathBuf, problem: &'static str },
 
@@ -41,7 +41,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Ok when the two sizes agree.
+    /// Ok if the two sizes agree.
     pub fn check(what: &'static str, expected: usize, found: usize) -> Result<()> {
         if expected == found { Ok(()) } else { Err(Error::Shape { what, expected, found }) }
     }

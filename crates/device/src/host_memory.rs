@@ -1,8 +1,8 @@
-//! Memory of the host that blocks of keys and values are kept in.
+//! Memory of the host that holds blocks of keys and values.
 
 use std::ops::DerefMut;
 
-/// Bytes that stay where they are for as long as they live, on whatever thread.
+/// Bytes at an address that never changes while they live, usable from any thread.
 pub trait HostMemory: DerefMut<Target = [u8]> + Send {}
 
 impl<T: DerefMut<Target = [u8]> + Send> HostMemory for T {}

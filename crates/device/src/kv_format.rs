@@ -1,25 +1,28 @@
-//! How keys and values are stored, and how many bytes that takes.
+//! Formats of stored keys and values, and their sizes in bytes.
 //!
-//! A stored value is `scale * level + min`. Plain formats have no scales; [`KvFormat::Fp8`] and [`KvFormat::Int8`] have
-//! one scale a token and head; [`KvFormat::Int4`] has a scale and a minimum for every [`KV_GROUP`] values of a token's
-//! head, the last group shorter where the head's size asks for it. Every backend rounds to the same codes:
+//! A stored value is `scale * level + min`. Plain formats have no scales; [`KvFormat::Fp8`] and
+//! [`KvFormat::Int8`] have one scale per token and head; [`KvFormat::Int4`] has a scale and a
+//! minimum for every [`KV_GROUP`] values of a token's head, with a shorter last group if the head's
+//! size requires it. Every backend rounds to the same codes:
 //!
-//! - int8: the scale is the head's largest magnitude over 127, in f32; codes are nearest, halves to even.
-//! - fp8 (e4m3): the same over 448. f32 scales, since an f16 could neither hold every magnitude nor keep the next head
-//!   on a cache line of its own; they cost 4 bytes beside a head's 64 or more.
-//! - int4: minimum and a fifteenth of the range, both rounded to f16 before codes 0 to 15 are chosen by them; magnitudes
-//!   beyond an f16 are taken as its largest.
+//! - int8: the scale is the head's largest magnitude over 127, in f32; codes are nearest, halves to
+//!   even.
+//! - fp8 (e4m3): the same over 448. f32 scales, since an f16 could neither hold every magnitude nor
+//!   keep the next head on a cache line of its own; they cost 4 bytes beside a head's 64 or more.
+//! - int4: the scale is a fifteenth of the range; minimum and scale are rounded to f16 before they
+//!   determine the codes 0 to 15; magnitudes beyond f16 become its largest.
 //!
-//! A head (int4: a group) with a value that is not finite reads back as not a number in every value, so that it is
-//! noticed. Heads of fp8 and int8 whose largest magnitude is below [`KV_TINY`] read back as zeros.
+//! If a value is not finite, every value of its head (int4: of its group) reads back as NaN, so
+//! that it is noticed. Heads of fp8 and int8 with a largest magnitude below [`KV_TINY`] read back
+//! as zeros.
 
 use crate::BLOCK_TOKENS;
 
 /// Values that share a scale and a minimum in [`KvFormat::Int4`].
 pub const KV_GROUP: usize = 32;
 
-/// 2^-110. Smaller heads are zeros in [`KvFormat::Fp8`] and [`KvFormat::Int8`]: scales and their inverses stay normal
-/// numbers.
+/// 2^-110. Smaller heads are stored as zeros in [`KvFormat::Fp8`] and [`KvFormat::Int8`]: scales
+/// and their inverses stay normal numbers.
 pub const KV_TINY: f32 = f32::from_bits((127 - 110) << 23);
 
 /// Storage of keys and values.
@@ -28,11 +31,11 @@ pub enum KvFormat {
     F32,
     F16,
     BF16,
-    /// e4m3 and a scale a token and head.
+    /// e4m3, with a scale per token and head.
     Fp8,
-    /// Signed bytes and a scale a token and head.
+    /// Signed bytes, with a scale per token and head.
     Int8,
-    /// Four bits a value, scale and minimum a group.
+    /// Four bits per value, with a scale and a minimum per group.
     Int4,
 }
 
@@ -51,13 +54,14 @@ impl KvFormat {
         }
     }
 
-    /// Bytes of the key, or of the value, of one token and head, its scales included.
+    /// Bytes of one token's key, or value, in one head, including its scales.
     pub fn head_bytes(self, head_dim: usize) -> usize {
         match self {
             KvFormat::F32 => head_dim.saturating_mul(4),
             KvFormat::F16 | KvFormat::BF16 => head_dim.saturating_mul(2),
             KvFormat::Fp8 | KvFormat::Int8 => head_dim.saturating_add(size_of::<f32>()),
-            // Codes j and j + 16 of a group share a byte, so a last group of up to 16 has a byte a value.
+            // Codes j and j + 16 of a group share a byte, so a last group of up to 16 has a byte
+            // per value.
             KvFormat::Int4 => {
                 let codes = head_dim / KV_GROUP * (KV_GROUP / 2) + (head_dim % KV_GROUP).min(KV_GROUP / 2);
                 codes + head_dim.div_ceil(KV_GROUP) * 2 * size_of::<u16>()
@@ -66,7 +70,8 @@ impl KvFormat {
     }
 }
 
-/// Size of one layer group's paged storage. A block holds [`BLOCK_TOKENS`] tokens of every layer of the group.
+/// Size of one layer group's paged storage. A block holds [`BLOCK_TOKENS`] tokens of every layer of
+/// the group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvShape {
     pub layers: usize,
@@ -83,7 +88,7 @@ impl KvShape {
         sizes.iter().fold(2, |product: u64, &size| product.saturating_mul(size as u64))
     }
 
-    /// Bytes of one block over all layers of the group, exactly as they are allocated.
+    /// Bytes of one block over all layers of the group, exactly as allocated.
     pub fn block_bytes(&self) -> u64 {
         self.token_bytes().saturating_mul(BLOCK_TOKENS as u64)
     }

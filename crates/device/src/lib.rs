@@ -1,7 +1,8 @@
-//! Where a forward pass computes: the trait [`Backend`] and its implementations.
+//! Computes forward passes: the trait [`Backend`] and its implementations.
 //!
-//! `reference` is plain loops and the judge of all others; `cpu` is fast; `cuda` is for NVIDIA's GPUs. Nothing here
-//! hears of requests, families or text. Nearly all unsafe code of the project lives in this crate.
+//! `reference` is plain loops, and all others are compared with it; `cpu` is fast; `cuda` is for
+//! NVIDIA's GPUs. Requests, model families and text are unknown here. Nearly all unsafe code of the
+//! project is in this crate.
 
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 

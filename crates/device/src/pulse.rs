@@ -1,16 +1,17 @@
-//! A sign of life out of the middle of an operation.
+//! A sign of life from the middle of an operation.
 
 use std::sync::{
     Arc,
     atomic::{AtomicBool, Ordering},
 };
 
-/// Says whether anything has been done since that was last asked. It may be given by all threads at every part of an operation:
-/// as long as nobody asks, they only read a cache line that all of them have.
+/// Reports whether anything was computed since the last question. All threads may beat at every
+/// part of an operation: until the next question, a beat only reads a cache line that all of them
+/// share.
 #[derive(Clone, Debug, Default)]
 pub struct Pulse(Arc<Line>);
 
-/// On cache lines of its own: what lies beside it might be written all the time.
+/// On cache lines of its own: neighbouring data might be written all the time.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Line(AtomicBool);

@@ -1,39 +1,45 @@
-//! Draft trees: several continuations of one sequence in one span, and where each row finds its own.
+//! Draft trees: several continuations of one sequence in one span, each row with a path of its own.
 //!
-//! The rows of a span of at most 64 may be a tree instead of a chain. Keys and values of row `i` are stored at the place
-//! `base + i` of the sequence (`base` is where the span begins), whatever its depth, so that no two rows collide; its
-//! position, for ropes and windows, is `base + depth`. A word a row names its ancestors: bit `j` is set where row `j`
-//! lies on the way from the root to this row, the row itself included. A row sees everything before the span, as far as
-//! its window reaches back from its position, and of the span its own path.
+//! The rows of a span of at most 64 may be a tree instead of a chain. Keys and values of row `i`
+//! are stored for index `base + i` of the sequence (`base` is the start of the span), whatever its
+//! depth, so that no two rows collide. Its position, for the rotary embedding and windows, is
+//! `base + depth`. Each row has a word that marks its ancestors: bit `j` is set if row `j` is on
+//! the path from the root to this row, the row itself included. A row sees everything before the
+//! span, as far as its window reaches back from its position, and only its own path inside the
+//! span.
 //!
-//! **A row reads its path in the order of positions**, as if it lay at `base, base + 1, ...`: at position `base + d` it
-//! finds the row that the `d`-th set bit of its word names. Parents come before children, so that is ascending in
-//! storage, but not without gaps. One could mask the gaps instead, and rows would share all keys that they read. But
-//! sums are made in tiles, lanes and splits by position: a masked neighbour adds nothing and still moves what comes
-//! behind it into another lane, and the result differs from the chain's in its last bits. Read in order it is the
-//! chain's bit for bit, by whatever order a backend adds, and nothing that computes must know of trees: all it takes is
-//! another place to read from. Two other ways were weighed. Copies of each path in blocks of its own would leave kernels
-//! as they are, but need blocks that the pool does not have and a copy a layer, token and row. Masks in the tiles before
-//! `base` and gathered rows behind would read a long prefix once for all rows; that is a matter of speed alone and can
-//! be done behind this interface.
+//! **A row reads its path in the order of positions**, as if it were stored at
+//! `base, base + 1, ...`: at position `base + d` it reads the row of the `d`-th set bit of its
+//! word. Parents come before children, so the reads ascend in storage, but with gaps. One could
+//! mask the gaps instead, and rows would share all keys that they read. But sums are computed in
+//! tiles, lanes and splits by position: a masked neighbour adds nothing and still shifts the
+//! following tokens into other lanes, and the result differs from the chain's in its last bits.
+//! Read in order it is the chain's bit for bit, for any order in which a backend adds, and no
+//! computation must know of trees: they only change the addresses of reads. Two other ways were
+//! considered. Copies of each path in separate blocks would leave kernels unchanged, but need
+//! blocks that the pool does not have and a copy per layer, token and row. Masks in the tiles
+//! before `base` and gathered rows behind it would read a long prefix once for all rows; that only
+//! affects speed and can be done behind this interface.
 //!
-//! **A tree may grow from step to step**, as that of a head does which drafts level by level: a span then has the rows that
-//! are new, the words of which go on counting where those before stopped, and finds the keys and values of the others
-//! where earlier steps left them. The highest bit of a span's first word says how many there were ([`rows_before`]).
+//! **A tree may grow from step to step**: a drafting head adds one level a step. The span then
+//! holds only the new rows; their bit numbers continue from the earlier rows', and they read the
+//! earlier rows' keys and values where earlier steps stored them. The highest bit of a span's first
+//! word gives the number of earlier rows ([`rows_before`]).
 //!
-//! So backends take a tree apart: every row is computed as a span of its own, which sees `base + depth + 1` positions.
-//! It counts as one against [`InputLimits::spans`](crate::InputLimits::spans), and the tree's table as often as it has
-//! rows against [`InputLimits::table_entries`](crate::InputLimits::table_entries).
+//! So backends split a tree: every row is computed as a span of its own, which sees
+//! `base + depth + 1` positions. Each row counts as one span against
+//! [`InputLimits::spans`](crate::InputLimits::spans), and the tree's table counts once per row
+//! against [`InputLimits::table_entries`](crate::InputLimits::table_entries).
 //!
-//! When some path was accepted, [`Backend::move_tokens`](crate::Backend::move_tokens) takes its keys and values to where
-//! the chain would have put them ([`moves`]).
+//! When a path was accepted, [`Backend::move_tokens`](crate::Backend::move_tokens) copies its keys
+//! and values to the slots where the chain would have stored them ([`moves`]).
 
 use crate::Span;
 
-/// Rows that a tree has at most: the bits of a word.
+/// Most rows of a tree: the bits of a word.
 pub const TREE_ROWS: usize = 64;
 
-/// The words of a tree from each row's parent, which comes before it; a root has none.
+/// Computes the words of a tree from each row's parent, which comes before it; a root has none.
 pub fn ancestors(parents: &[Option<usize>]) -> Vec<u64> {
     assert!(parents.len() <= TREE_ROWS, "a tree of {} rows, at most {TREE_ROWS}", parents.len());
     let mut words: Vec<u64> = Vec::with_capacity(parents.len());
@@ -47,35 +53,35 @@ pub fn ancestors(parents: &[Option<usize>]) -> Vec<u64> {
     words
 }
 
-/// Rows on the way to a row, itself included, as their tree counts them.
+/// Rows on the path to a row, itself included, as the tree numbers them.
 pub fn path(word: u64) -> impl Iterator<Item = usize> + Clone {
     let rest = std::iter::successors(Some(word), |word| Some(word & word.wrapping_sub(1)));
     rest.take(word.count_ones() as usize).map(|word| word.trailing_zeros() as usize)
 }
 
-/// Which places are read anew once the path of `word` is the sequence: pairs (from, to) of places in the sequence, in an
-/// order in which they may be moved one after the other.
+/// The copies after which the path of `word` is the sequence: pairs (from, to) of indices in the
+/// sequence, in an order in which they may be copied one after the other.
 pub fn moves(base: usize, word: u64) -> impl Iterator<Item = (usize, usize)> {
     path(word).enumerate().filter(|(depth, row)| depth != row).map(move |(depth, row)| (base + row, base + depth))
 }
 
-/// Rows of the tree that earlier steps computed.
+/// Number of the tree's rows that earlier steps computed.
 pub fn rows_before(words: &[u64]) -> usize {
     words.first().and_then(|word| word.checked_ilog2()).unwrap_or(0) as usize
 }
 
-/// The words of a span that is a tree. `words` are those of all rows of a step, or none at all.
+/// The words of a span that is a tree. `words` are those of all rows of a step, or empty.
 pub(crate) fn of_span<'a>(words: &'a [u64], span: &Span) -> Option<&'a [u64]> {
     let rows = words.get(span.first_row as usize..(span.first_row + span.num_rows) as usize)?;
     rows.first().is_some_and(|&word| word != 0).then_some(rows)
 }
 
-/// Where a tree begins: the place of its first row, in this step or an earlier one.
+/// Start of a tree: the index of its first row, in this step or an earlier one.
 pub(crate) fn base(span: &Span, words: &[u64]) -> usize {
     (span.context - span.num_rows) as usize - rows_before(words)
 }
 
-/// Asserts that words are those of a tree and positions follow from them.
+/// Asserts that the words are a tree's and that positions follow from them.
 pub(crate) fn check(words: &[u64], span: &Span, positions: &[u32]) {
     let before = rows_before(words);
     assert!(before + words.len() <= TREE_ROWS, "{span:?} is a tree of more than {TREE_ROWS} rows");
@@ -83,7 +89,7 @@ pub(crate) fn check(words: &[u64], span: &Span, positions: &[u32]) {
     for (row, (&word, &position)) in (before..).zip(words.iter().zip(positions)) {
         let above = word & !(1 << row);
         assert!(word >> row == 1, "row {row} of a tree has the word {word:#x}");
-        // Parents in earlier steps are not there to be looked at.
+        // Parents from earlier steps have no word in this one.
         if let Some(parent) = above.checked_ilog2().filter(|&parent| parent as usize >= before) {
             let parents = words[parent as usize - before];
             assert_eq!(above, parents, "the way to row {row} of a tree, and to its parent {parent}");

@@ -30,7 +30,7 @@ fn a_device_that_is_not_there_is_told() {
     }
 }
 
-/// Set where the test runs itself again, after its process has lost the device.
+/// Set if the test runs itself again, after its process has lost the device.
 const IN_NEW_PROCESS: &str = "FOLIO_TEST_IN_NEW_PROCESS";
 
 #[test]
@@ -116,7 +116,7 @@ fn scale(device: &Device, count: usize, overlap: bool) -> Vec<f32> {
     let input = device.alloc_from("input", &values).unwrap();
     let output = device.alloc_zeroed("output", input.bytes()).unwrap();
     let kernel = device.kernel("probe_scale");
-    // A chain: each launch reads what the one before it wrote.
+    // A chain: each launch reads the previous one's output.
     for round in 0..10 {
         let (to, from) = if round % 2 == 0 { (&output, &input) } else { (&input, &output) };
         device.launch(&kernel, launch_1d(count, overlap), args![to.ptr(), from.ptr(), 1.0_f32, 1.0_f32, count as i32]);
@@ -142,7 +142,7 @@ fn launches(device: &Device) {
     }));
     println!("an argument of a wrong size panics: {}", wrong.is_err());
     assert!(wrong.is_err() || device.info().driver_version < 12_040);
-    // How long the host needs for a launch.
+    // Measures the host's time for a launch.
     let buffer = device.alloc_zeroed("a number", 4).unwrap();
     let kernel = device.kernel("probe_scale");
     for overlap in [false, true] {
@@ -223,7 +223,7 @@ fn broken_recordings(device: &Device) {
     let too_many = Launch { grid: [1, 1, 1], threads: 4096, shared_bytes: 0, overlap: false };
     let error = device.capture(|| device.launch(&kernel, too_many, args![0_u64, 0_u64, 1.0_f32, 0.0_f32, 0_i32]));
     println!("a launch that cannot be, recorded: {}", error.map(|_| ()).unwrap_err());
-    // Waiting is not allowed while recording; it spoils the recording, not the stream.
+    // Waiting is not allowed during a recording; it spoils the recording, not the stream.
     let error = device.capture(|| _ = device.synchronize(Stream::Compute));
     println!("waiting while recording: {}", error.map(|_| ()).unwrap_err());
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| device.capture(|| panic!("on purpose"))));
@@ -277,7 +277,7 @@ fn profiles(device: &Device) {
     assert_eq!(device.end_profile().unwrap(), []);
 }
 
-/// More than the halves hold, so that each is used several times.
+/// More bytes than the halves hold, so that each is used several times.
 fn staging(device: &Device) {
     let bytes = (512 << 20) + 12_345;
     let values: Vec<u8> = (0..bytes).map(|i| (i % 253) as u8).collect();
@@ -330,7 +330,7 @@ fn tensor_maps(device: &Device) {
     println!("tensor maps: made; {error}");
 }
 
-/// The same kernels from PTX, as a device of a later generation gets them.
+/// The same kernels from PTX, as on a device of a later generation.
 fn translated(device: &Device) {
     if device.info().capability < (9, 0) {
         return folio_testing::skip!(Gpu, "the PTX is for Hopper or later");
@@ -341,7 +341,7 @@ fn translated(device: &Device) {
     assert_eq!(scale(&translated, 1000, true), scale(device, 1000, true));
 }
 
-/// The same kernels, compiled on this machine where it has a compiler; the second time from the cache.
+/// The same kernels, compiled on this machine if it has a compiler; the second time from the cache.
 fn compiled_here(device: &Device) {
     let folder = std::env::temp_dir().join(format!("folio-cuda-driver-{}", std::process::id()));
     let config = CudaConfig { ordinal: 0, cache_folder: Some(folder.clone()) };
@@ -392,7 +392,8 @@ fn one_rank(device: &Device) {
     println!("NCCL with one rank: right, also in a graph");
 }
 
-/// A kernel that writes where nothing is: an error, no panic, and no more for this process. A new one finds the GPU well.
+/// A kernel that writes to an unmapped address: an error, no panic, and this process cannot use the
+/// device any more. A new process can.
 fn a_device_is_lost() {
     let device = Device::open(&CudaConfig::default()).unwrap();
     let buffer = device.alloc_zeroed("some memory", 1 << 20).unwrap();
@@ -402,7 +403,7 @@ fn a_device_is_lost() {
     println!("{error}");
     let lost = |error: &Error| matches!(error, Error::Cuda(error) if error.is_lost());
     assert!(lost(&error), "{error:?}");
-    // A step that goes on does nothing, and the first error stays.
+    // A step that continues does nothing, and the first error stays.
     device.launch(&device.kernel("probe_fault"), once, args![buffer.ptr()]);
     device.fill(&buffer, 0, 1 << 20, 1);
     assert!(device.capture(|| ()).is_err());

@@ -1,5 +1,6 @@
-//! Paged keys and values of a layer group: `[block][layer][keys | values][kv head][16
-//! tokens][head]`, so that a block of all layers is contiguous memory.
+//! Paged keys and values of a layer group:
+//! `[block][layer][keys | values][kv head][16 tokens][head]`, so that a block of all layers is
+//! contiguous memory.
 
 use super::driver::{Buffer, Device, Element, Launch, Matrix2d, Moving, NotBegun, Swizzle, TensorMap, args};
 use crate::{BLOCK_TOKENS, Error, HostMemory, KvFormat, KvShape, Result};

@@ -8,10 +8,10 @@
 //!
 //! A chain could as well be a tile, like the chunks of prompts, which reads a prefix once, but from
 //! end to end by one multiprocessor per KV head. With 8 KV heads on 132 multiprocessors tiles take
-//! `context / 64` us a layer until there are more than 16 chains, and separate rows about `rows *
-//! context / 1300`. So few rows are better separate and many together, at any length: measured on
-//! an H200 at 2,040 tokens, 20 separate rows of 4 chains take 31 us a layer more than at 300
-//! tokens, and 25 rows of 5 chains together 22.
+//! `context / 64` us a layer until there are more than 16 chains, and separate rows about
+//! `rows * context / 1300`. So few rows are better separate and many together, at any length:
+//! measured on an H200 at 2,040 tokens, 20 separate rows of 4 chains take 31 us a layer more than
+//! at 300 tokens, and 25 rows of 5 chains together 22.
 
 use super::work::SPLIT;
 use crate::{Batch, Span, tree};

@@ -1,6 +1,6 @@
-//! Products and embeddings of weights that are codes with scales beside them, as checkpoints of other tools hold them:
-//! every kind of level, with and without minimums, with columns in an order of their own, with outlier columns, and
-//! parts of different kinds in one matrix.
+//! Products and embeddings of weights that are codes with scales beside them, as checkpoints of
+//! other tools hold them: every kind of level, with and without minimums, with reordered columns,
+//! with outlier columns, and parts of different kinds in one matrix.
 
 use std::sync::Arc;
 
@@ -26,13 +26,13 @@ pub struct Coded {
 enum Kind {
     Unsigned4,
     Float4,
-    /// Levels that no small integers hit exactly.
+    /// Levels that small integers do not represent exactly.
     Uneven4,
     Signed8,
     Float8,
 }
 
-/// What else the weight has.
+/// Additional properties of the weight.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Extra {
     Nothing,
@@ -51,7 +51,7 @@ pub fn coded_cases() -> Vec<Coded> {
     for (at, levels) in kinds.into_iter().enumerate() {
         for (index, group) in [16, 32, 64, 128, 256, 48, 1000].into_iter().enumerate() {
             for (place, extra) in extras.into_iter().enumerate() {
-                // Half of all there are; the kernels' own tests go through every kind and group.
+                // Half of all cases; the kernels' own tests go through every kind and group.
                 if (at + index + place) % 2 == 1 {
                     continue;
                 }
@@ -99,7 +99,7 @@ impl Coded {
         };
         let groups = self.inputs.div_ceil(self.group);
         let outliers: &[u32] = if self.extra == Extra::Outliers { &OUTLIERS } else { &[] };
-        // What brings levels to values of about one.
+        // The factor from levels to values of about one.
         let unit = match self.levels {
             Kind::Unsigned4 => 0.13,
             Kind::Float4 => 0.33,
@@ -112,7 +112,7 @@ impl Coded {
                 .map(|_| match self.levels {
                     Kind::Unsigned4 | Kind::Float4 | Kind::Uneven4 => random.below(16) as u8,
                     Kind::Signed8 => random.below(256) as u8,
-                    // Any but the two that are no numbers.
+                    // Any code but the two NaNs.
                     Kind::Float8 => (random.below(127) | random.below(2) << 7) as u8,
                 })
                 .collect(),
@@ -137,12 +137,12 @@ impl Coded {
         order.into()
     }
 
-    /// The product of rows of values; of a first weight's rows, what an embedding gives back is looked at too.
+    /// The product of rows of values; for a first weight's rows, the embedding is checked too.
     pub fn run<B: Backend>(&self, backend: &mut B, values: &[f32]) -> Vec<f32> {
         let mut values = values.to_vec();
         if self.extra == Extra::Outliers {
             for row in values.chunks_exact_mut(self.inputs) {
-                // Rounded, as a product in bf16 would: these weigh the most.
+                // Rounded like in a bf16 product: these have the largest weight.
                 OUTLIERS.iter().for_each(|&col| row[col as usize] = bf16::from_f32(row[col as usize] * 50.0).to_f32());
             }
         }
@@ -158,8 +158,8 @@ impl Coded {
         download(backend, &out, rows)
     }
 
-    /// Rows come back as they decode, but for scales rounded to 16 bits, levels to 127ths and eight-bit floats to
-    /// eight-bit integers.
+    /// Rows come back as they decode, except that scales are rounded to 16 bits, levels to 127ths
+    /// and eight-bit floats to eight-bit integers.
     fn check_embedding<B: Backend>(&self, backend: &mut B, matrix: &Matrix<'_>, weight: &B::Weight) {
         let ids: Vec<u32> = (0..matrix.num_rows() as u32).step_by(17).collect();
         let inputs = inputs(backend, &batch(&ids, Vec::new()));

@@ -1,6 +1,7 @@
 //! The whole table on a CUDA device, in f32 and in bf16. Without a device these tests are skipped.
 //!
-//! A case that fails does not stop the others: runs on a device are few, and all that is wrong is wanted at once.
+//! A case that fails does not stop the others: runs on a device are rare, so one run should show
+//! all faults.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,11 +12,11 @@ use folio_device::cuda::{Cuda, CudaConfig, Precision, driver};
 use crate::paged::Schedule;
 use crate::{Expected, close, data, empty, expected_paged, expected_rows, expected_trees, paged, rows, same, trees};
 
-/// What one way of opening the device promises.
+/// A way of opening the device, and its promises.
 struct Mode {
     name: &'static str,
     config: CudaConfig,
-    /// Products, and attention, whose rows do not see how many others there are.
+    /// Whether bits of products, and of attention, do not depend on the number of rows.
     invariant: bool,
 }
 
@@ -48,7 +49,7 @@ pub fn open(config: CudaConfig) -> Option<Cuda> {
     None
 }
 
-/// Runs one case; what went wrong is noted. False: the device is lost, and nothing further can be learned.
+/// Runs one case and notes a failure. False: the device is lost, and no further case can run.
 fn attempt(failures: &mut Vec<String>, backend: &mut Cuda, name: String, case: impl FnOnce(&mut Cuda)) -> bool {
     if every().is_some() {
         println!("{name}");
@@ -113,14 +114,16 @@ fn check_paged(backend: &mut Cuda, mode: &Mode, expected: &Expected<paged::Case>
     }
 }
 
-/// One of every so many cases, from a first one: `FOLIO_EVERY=8,3`. Tools that watch each access to memory are slow.
+/// Selects every 8th case from number 3 on with `FOLIO_EVERY=8,3`. Tools that watch each access to
+/// memory are slow.
 fn every() -> Option<(usize, usize)> {
     let text = std::env::var("FOLIO_EVERY").ok()?;
     let (step, first) = text.split_once(',').unwrap_or((&text, "0"));
     Some((step.parse().expect("FOLIO_EVERY"), first.parse().expect("FOLIO_EVERY")))
 }
 
-/// In every mode a tree's rows are those of a chain that is decoded, bit for bit; the case sees to that itself.
+/// In every mode a tree's rows equal those of a decoded chain, bit for bit; the case checks that
+/// itself.
 fn check_tree(backend: &mut Cuda, mode: &Mode, expected: &Expected<trees::Case>) {
     let Expected { case, values, floor } = expected;
     let tolerance = match mode.config.activations {
@@ -157,7 +160,7 @@ fn conformance(mode: &Mode) {
     report(mode, &failures, rows.len() + paged.len());
 }
 
-/// What failed, a few of each kind: what is wrong with one is likely wrong with all.
+/// Failures, a few of each kind: the others of a kind likely have the same cause.
 fn report(mode: &Mode, failures: &[String], cases: usize) {
     let count = failures.len();
     println!("{}: {cases} cases", mode.name);

@@ -1,5 +1,6 @@
-//! Tokens drawn on a CUDA device: each kind of draw against plain arithmetic, and tokens that a next step takes from the
-//! device unseen. How kernels sample at length is tested beside them; here it is that they are asked rightly.
+//! Sampling on a CUDA device: each kind of draw against plain arithmetic, and sampled tokens that a
+//! next step uses unseen by the host. Tests beside the kernels cover sampling at length; these
+//! cover the calls.
 
 use folio_device::cuda::{Cuda, CudaConfig};
 use folio_device::{
@@ -10,7 +11,7 @@ use crate::cuda::open;
 use crate::data::{Random, download, f32_matrix};
 
 const VOCAB: usize = 5000;
-/// Rows that are drawn from, and that a recording of so many has.
+/// Rows that are sampled, and the padded number of a recording.
 const ROWS: usize = 9;
 const PADDED: usize = 16;
 
@@ -21,7 +22,7 @@ fn order(row: &[f32]) -> Vec<u32> {
     tokens
 }
 
-/// Where `uniform` falls when weights are laid out in order of token.
+/// The token at which the weights, cumulated in order of token, reach the share `uniform`.
 fn drawn_at(row: &[f32], temperature: f32, uniform: f64) -> u32 {
     let best = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let weights: Vec<f64> = row.iter().map(|&logit| f64::from(((logit - best) / temperature).exp())).collect();
@@ -73,10 +74,10 @@ fn cuda_draws_what_is_asked_for() {
         *[30u32, 90, 4999].iter().max_by(|a, b| rows[5][**a as usize].total_cmp(&rows[5][**b as usize])).unwrap();
     let mut expected = [best(0, 0), best(1, 1), best(2, 0), 5, 17, among, 0, best(7, 1), 77];
     let mut logits = backend.tensor(PADDED, VOCAB, TensorKind::Scores).unwrap();
-    // Rows that only a padded draw looks at.
+    // Rows that only a padded draw uses.
     values.resize(PADDED * VOCAB, f32::NAN);
-    // As asked for, recorded and replayed, in memory of two turns each: what kernels keep between calls must be left as they
-    // found it, and a replay has to read what this round asks for.
+    // Launched, recorded and replayed, each in the memory of two turns: kernels must restore their
+    // state between calls, and a replay must read this round's parameters.
     for round in 0..8 {
         draws.draws[6].uniform = 0.1 + 0.1 * f64::from(round);
         expected[6] = drawn_at(&rows[6], 0.8, draws.draws[6].uniform);
@@ -106,7 +107,7 @@ fn cuda_draws_what_is_asked_for() {
     backend.check().unwrap();
 }
 
-/// A step whose tokens the host does not know: draws 6 and 0, around one that it does.
+/// A step with tokens that the host does not know: draws 6 and 0, around one that it does.
 fn check_awaited(backend: &mut Cuda, inputs: &mut <Cuda as Backend>::Inputs, expected: &[u32]) {
     let table: Vec<f32> = (0..VOCAB).flat_map(|token| [token as f32, 1.0]).collect();
     let table = backend.weight(&f32_matrix(2, &table)).unwrap();
@@ -124,7 +125,7 @@ fn check_awaited(backend: &mut Cuda, inputs: &mut <Cuda as Backend>::Inputs, exp
     let mut out = backend.tensor(3, 2, TensorKind::Stream).unwrap();
     backend.embed(&mut out, &table, inputs, 1.0);
     let found: Vec<f32> = download(backend, &out, 3).iter().copied().step_by(2).collect();
-    // A table of bf16 holds eight bits of a number.
+    // A bf16 table holds eight bits of a number.
     for (found, token) in found.iter().zip([expected[6], 4, expected[0]]) {
         assert!((found - token as f32).abs() <= token as f32 / 256.0, "{found} for token {token}");
     }

@@ -1,5 +1,5 @@
-//! Products of one row to a thousand on a CUDA device, with every form that weights have there: which kernel runs depends
-//! on both. Without a device this says so and passes.
+//! Products of one row to a thousand on a CUDA device, with every form of weights there: both
+//! decide which kernel runs. Without a device these tests are skipped.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ use crate::{close, same};
 
 const COUNTS: [usize; 12] = [1, 5, 8, 17, 40, 64, 100, 130, 256, 300, 700, 1024];
 
-/// One weight, and how far off its products may be.
+/// One weight, and the largest error of its products.
 struct Case {
     name: &'static str,
     matrix: Matrix<'static>,
@@ -25,7 +25,7 @@ fn cases() -> Vec<Case> {
     let plain = |rows, cols| matrix(Format::BF16, rows, cols, 21);
     let coded = |levels, group, affine| grouped(levels, group, affine, 1, 456, 640);
     let float8 = |group, shared, rows| grouped(GroupedLevels::Float8, group, false, shared, rows, 640);
-    // Eight-bit floats: x is rounded to them too.
+    // For eight-bit floats x is rounded to them too.
     let rounded = 1.0 / 12.0;
     let case = |name, matrix, bias, tolerance| Case { name, matrix, bias, tolerance };
     let blocks = || Matrix::stack(vec![float8(128, 128, 256), float8(128, 128, 128), float8(128, 128, 72)]).unwrap();
@@ -46,7 +46,7 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// Codes whose scales `shared` neighbouring rows have in common.
+/// Codes; `shared` neighbouring rows have the same scales.
 fn grouped(
     levels: GroupedLevels,
     group: usize,
@@ -87,7 +87,7 @@ fn row(number: usize, cols: usize) -> Vec<f32> {
     values
 }
 
-/// The product of the rows named.
+/// The product of the given rows.
 fn multiply(
     backend: &mut Cuda,
     weight: &<Cuda as Backend>::Weight,
@@ -99,7 +99,7 @@ fn multiply(
     let x = tensor(backend, cols, &values, TensorKind::Activation);
     let (rows, outputs) = (numbers.len(), bias.len());
     let vector = backend.vector(bias).unwrap();
-    // One row more than is asked for: it must stay as it is.
+    // One row more than requested: it must not change.
     let mut out = tensor(backend, outputs, &vec![5.0; (rows + 1) * outputs], TensorKind::Activation);
     let bias = bias.iter().any(|&value| value != 0.0).then_some(&vector);
     backend.linear(&mut out, &x, weight, bias, rows);
@@ -168,7 +168,8 @@ fn cuda_products_do_not_see_how_many_rows_there_are() {
     products("bf16 batch-invariant", CudaConfig { batch_invariant: true, ..CudaConfig::default() });
 }
 
-/// Gated as they are stored or not, products are those of a product and then a gate, bit by bit.
+/// Gated products equal a product followed by a gate, bit for bit, whether or not the product
+/// kernel gates.
 #[test]
 fn cuda_gated_products_are_the_product_and_then_the_gate() {
     let config = CudaConfig { batch_invariant: true, ..CudaConfig::default() };
@@ -180,7 +181,8 @@ fn cuda_gated_products_are_the_product_and_then_the_gate() {
         Activation::SwigluClamped { alpha: 1.702, limit: 0.5 },
         Activation::Gelu,
     ];
-    // Two boxes of weight rows a block, four, three, which are no pairs where they are taken together; half a pair, slices.
+    // Two boxes of weight rows per block, four, three, which are no pairs if they are taken
+    // together; half a pair, slices.
     let shapes = [(16896, 200), (28672, 136), (25344, 72), (16832, 72), (512, 1088)];
     for (number, (outputs, cols)) in shapes.into_iter().enumerate() {
         let weight = matrix(Format::BF16, outputs, cols, 21);

@@ -1,4 +1,5 @@
-//! Inputs that repeat: numbers from a seed, matrices in every format, and tensors filled from the host.
+//! Reproducible inputs: numbers from a seed, matrices in every format, and tensors filled from the
+//! host.
 
 use std::{borrow::Cow, cell::Cell, sync::OnceLock};
 
@@ -25,7 +26,7 @@ impl Random {
         (self.bits() % limit as u64) as usize
     }
 
-    /// Mean 0, deviation 1, near enough to normal.
+    /// Mean 0, deviation 1, close enough to normal.
     pub fn value(&mut self) -> f32 {
         let uniform = |random: &mut Self| (random.bits() >> 40) as f32 / (1u64 << 24) as f32 - 0.5;
         (0..4).map(|_| uniform(self)).sum::<f32>() * 3f32.sqrt()
@@ -52,8 +53,8 @@ pub fn f32_matrix(cols: usize, values: &[f32]) -> Matrix<'static> {
     Matrix::from_rows(Format::F32, cols, values.chunks_exact(cols).map(bytes).collect()).unwrap()
 }
 
-/// A random matrix in any format. Quantized rows are put together from random blocks of a sensible size, found by
-/// trying: no block layout is known here.
+/// A random matrix in any format. Quantized rows are assembled from random blocks of a sensible
+/// size, found by trial: this file knows no block layout.
 pub fn matrix(format: Format, rows: usize, cols: usize, seed: u64) -> Matrix<'static> {
     let mut random = Random::new(seed);
     let row: Box<dyn FnMut() -> Vec<u8>> = match format {
@@ -97,7 +98,7 @@ fn block(format: Format, random: &mut Random) -> Vec<u8> {
     }
 }
 
-/// Root mean square of the row with the largest.
+/// Root mean square of the row with the largest one.
 pub fn deviation(matrix: &Matrix<'_>) -> f32 {
     let mut row = vec![0.0; matrix.cols()];
     let mut largest = 0.0f64;
@@ -108,7 +109,7 @@ pub fn deviation(matrix: &Matrix<'_>) -> f32 {
     (largest / matrix.cols() as f64).sqrt() as f32
 }
 
-/// A step of one span whose rows take the ids given.
+/// A step of one span with these token ids.
 pub fn batch(tokens: &[u32], outputs: Vec<u32>) -> Batch {
     let rows = tokens.len() as u32;
     Batch {
@@ -142,8 +143,8 @@ pub fn inputs<B: Backend>(backend: &mut B, batch: &Batch) -> B::Inputs {
 }
 
 thread_local! {
-    /// Activations are rounded to bf16 before any backend of this thread sees them: one that holds them so then starts
-    /// from the same numbers as the reference.
+    /// Whether activations are rounded to bf16 before any backend of this thread sees them: a
+    /// backend that holds them so then starts from the same numbers as the reference.
     static ROUNDED: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -166,7 +167,8 @@ pub fn tensor<B: Backend>(backend: &mut B, cols: usize, values: &[f32], kind: Te
     tensor
 }
 
-/// The same by another way: the values become an embedding table whose rows are looked up in order.
+/// The same in another way: the values become an embedding table with rows that are looked up in
+/// order.
 pub fn embedded<B: Backend>(backend: &mut B, cols: usize, values: &[f32]) -> B::Tensor {
     let rows = values.len() / cols;
     let table = backend.weight(&f32_matrix(cols, values)).unwrap();
@@ -178,7 +180,7 @@ pub fn embedded<B: Backend>(backend: &mut B, cols: usize, values: &[f32]) -> B::
 }
 
 pub fn download<B: Backend>(backend: &mut B, tensor: &B::Tensor, rows: usize) -> Vec<f32> {
-    // What was in the vector before must not matter.
+    // Earlier contents of the vector must not matter.
     let mut out = vec![7.0; 3];
     backend.download(tensor, rows, &mut out);
     out

@@ -1,4 +1,4 @@
-//! A step of no rows: every operation leaves everything as it was.
+//! A step of no rows: every operation leaves everything unchanged.
 
 use folio_device::{
     Activation, Attention, Backend, Batch, ExpertsSource, GroupTables, InputLimits, KvFormat, KvShape, Norm, NormSpan,

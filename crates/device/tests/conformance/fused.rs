@@ -1,5 +1,5 @@
-//! Products that norm what they read, gate what they give or add it to the residual stream: against the parts, which is
-//! what the reference does.
+//! Products that normalize their input, gate their output or add it to the residual stream,
+//! compared with the separate operations, which the reference uses.
 
 use folio_device::TensorKind::{Activation, Stream};
 use folio_device::{self as device, Backend, Norm, Product};
@@ -11,7 +11,7 @@ use crate::data::{Random, deviation, download, matrix, tensor};
 pub struct Fused {
     kind: Kind,
     inputs: usize,
-    /// Of a gate; there are twice as many.
+    /// Outputs of a gate; there are twice as many in all.
     outputs: usize,
     activation: device::Activation,
     bias: bool,
@@ -20,11 +20,11 @@ pub struct Fused {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Blocks(Format),
-    /// Nibbles from -8 on, so many a scale.
+    /// Nibbles from -8 on, in groups of this size.
     Nibbles(usize),
-    /// A scale a row.
+    /// One scale per row.
     Float8,
-    /// Gates and what they gate are not of one kind.
+    /// Gates and ups have different forms.
     Unlike,
 }
 
@@ -78,11 +78,12 @@ impl Fused {
         }
     }
 
-    /// Each row of the result: a product of the normed stream, the same gated, and the stream with a product added.
+    /// Each row of the result: a product of the normalized stream, the same gated, and the stream
+    /// with a product added.
     pub fn run<B: Backend>(&self, backend: &mut B, values: impl Fn(usize, u64) -> Vec<f32>, rows: usize) -> Vec<f32> {
         let (inputs, outputs) = (self.inputs, 2 * self.outputs);
         let matrix = self.matrix();
-        // Results of about one.
+        // Scales results to about one.
         let unit = 1.0 / ((inputs as f32).sqrt() * deviation(&matrix));
         let scaled = |values: Vec<f32>| values.into_iter().map(|value| value * unit).collect::<Vec<_>>();
         let weight = backend.weight(&matrix).unwrap();
@@ -114,7 +115,7 @@ fn grouped(levels: GroupedLevels, group: usize, case: &Fused) -> Matrix<'static>
     let mut row = || GroupedRow {
         codes: (0..case.inputs)
             .map(|_| match levels {
-                // Any but the two that are no numbers; the smallest often.
+                // Any code but the two NaNs; small values are frequent.
                 GroupedLevels::Float8 => (random.below(127) >> random.below(4) | random.below(2) << 7) as u8,
                 _ => random.below(16) as u8,
             })

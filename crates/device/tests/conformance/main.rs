@@ -1,9 +1,9 @@
-//! Every operation, on every backend, against the reference; and every row bit for bit the same whatever runs beside
-//! it.
+//! Every operation, on every backend, against the reference; and every row bit for bit the same
+//! whatever runs beside it.
 //!
-//! A backend passes if each row lies within the case's tolerance of the reference's, and if rows computed together,
-//! alone, in another order, in other chunks and in other blocks are bit-equal. A new backend adds one test at the end
-//! of this file.
+//! A backend passes if each row is within the case's tolerance of the reference's, and if rows
+//! computed together, alone, in another order, in other chunks and in other blocks are bit-equal. A
+//! new backend adds one test at the end of this file.
 
 mod coded;
 mod cuda;
@@ -29,14 +29,15 @@ use folio_device::{
 };
 use paged::Schedule;
 
-/// What the reference makes of a case.
+/// A case with the reference's result.
 struct Expected<C> {
     case: C,
     values: Vec<f32>,
     floor: f32,
 }
 
-/// Each row within `tolerance` of what is expected, relative to that row's largest value (or `floor`, if larger).
+/// Checks that each row is within `tolerance` of the expected one, relative to that row's largest
+/// value (or `floor`, if larger).
 fn close(found: &[f32], expected: &[f32], width: usize, tolerance: f32, floor: f32) -> Result<(), String> {
     assert_eq!(found.len(), expected.len());
     for (row, (found, expected)) in found.chunks_exact(width).zip(expected.chunks_exact(width)).enumerate() {
@@ -52,7 +53,7 @@ fn close(found: &[f32], expected: &[f32], width: usize, tolerance: f32, floor: f
     Ok(())
 }
 
-/// Bit for bit.
+/// Checks that values are equal bit for bit.
 fn same(found: &[f32], expected: &[f32], width: usize) -> Result<(), String> {
     assert_eq!(found.len(), expected.len());
     match found.iter().zip(expected).position(|(found, expected)| found.to_bits() != expected.to_bits()) {
@@ -74,7 +75,7 @@ fn expected_trees(cases: Vec<trees::Case>) -> Vec<Expected<trees::Case>> {
     expected(cases, |case| (case.run(&mut Reference::new()), 0.1))
 }
 
-/// What the reference makes of each case, and the floor of its tolerance; on all cores.
+/// The reference's result for each case, and the floor of its tolerance; on all cores.
 fn expected<C: Send + Sync>(cases: Vec<C>, run: impl Fn(&C) -> (Vec<f32>, f32) + Sync) -> Vec<Expected<C>> {
     let (next, found) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let rounded = data::rounds_activations();
@@ -97,7 +98,8 @@ fn expected<C: Send + Sync>(cases: Vec<C>, run: impl Fn(&C) -> (Vec<f32>, f32) +
     cases.into_iter().zip(found).map(expect).collect()
 }
 
-/// Runs a row case on `backend`: all rows within tolerance, and every selection bit-equal to all of them.
+/// Runs a row case on `backend`: all rows must be within tolerance, and every selection bit-equal
+/// to them.
 fn check_rows<B: Backend>(name: &str, backend: &mut B, expected: &Expected<rows::Case>) {
     let Expected { case, values, floor } = expected;
     let width = case.width();
@@ -134,7 +136,7 @@ fn check_paged<B: Backend>(name: &str, backend: &mut B, expected: &Expected<page
     }
 }
 
-/// A tree's rows are a chain's, bit for bit; the case sees to that itself.
+/// A tree's rows equal a chain's, bit for bit; the case checks that itself.
 fn check_trees<B: Backend>(
     name: &str,
     backend: &mut B,
@@ -148,7 +150,7 @@ fn check_trees<B: Backend>(
     }
 }
 
-/// The whole table on one backend.
+/// Runs the whole table on one backend.
 fn conformance<B: Backend>(
     name: &str,
     open: impl Fn() -> B,
@@ -167,7 +169,7 @@ fn conformance<B: Backend>(
     }
 }
 
-/// Two backends of one instruction set must agree to the bit, whatever their threads.
+/// Two backends of one instruction set must agree to the bit with any number of threads.
 fn check_threads(isa: Isa, rows: &[Expected<rows::Case>], paged: &[Expected<paged::Case>]) {
     let open = |threads| Cpu::new(CpuConfig { threads, isa: Some(isa) }).unwrap();
     let (mut one, mut others) = (open(1), [open(2), open(3)]);
@@ -218,7 +220,8 @@ fn rows_of_trees_are_rows_of_chains() {
     }
 }
 
-/// The checks can fail: one wrong entry in a block table, one value off by a little, one flipped bit.
+/// The checks can fail: one wrong entry in a block table, one value off by a little, one flipped
+/// bit.
 #[test]
 fn a_wrong_answer_is_seen() {
     let case = &paged::cases()[0];

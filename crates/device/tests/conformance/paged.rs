@@ -1,7 +1,8 @@
-//! Attention over paged storage: the same sequences in several schedules, chunk sizes and block tables.
+//! Attention over paged storage: the same sequences in several schedules, chunk sizes and block
+//! tables.
 //!
-//! Storage starts as NaN in every slot, and block-table entries that lie wholly outside a window point at a block that
-//! stays so: an operation that reads what it may not see cannot pass.
+//! Storage starts as NaN in every slot, and block-table entries that are completely outside a
+//! window point at a NaN block: an operation that reads a forbidden slot cannot pass.
 
 use folio_device::{
     Attention, BLOCK_TOKENS, Backend, Batch, GroupTables, HostMemory, InputLimits, KvFormat, KvShape, NormSpan,
@@ -25,18 +26,20 @@ pub struct Case {
     pub lengths: Vec<usize>,
 }
 
-/// In which steps the sequences are computed.
+/// The division of the sequences into steps.
 #[derive(Clone, Copy, Debug)]
 pub enum Schedule {
     /// All sequences whole, in one step.
     Whole,
-    /// All together, a few tokens of each a step, in reverse order; the first one moves to other blocks each step.
+    /// All together, a few tokens of each per step, in reverse order; the first one moves to other
+    /// blocks each step.
     Chunked(usize),
     /// One sequence after the other.
     Alone(usize),
-    /// As `Chunked`, moving by way of the host: each block is saved, poisoned, and loaded into another.
+    /// Like `Chunked`, moving through the host: each block is saved, poisoned, and loaded into
+    /// another.
     Saved(usize),
-    /// As `Whole`, with one entry of a block table wrong.
+    /// Like `Whole`, with one entry of a block table wrong.
     WrongBlock,
 }
 
@@ -79,7 +82,7 @@ pub fn cases() -> Vec<Case> {
         cases.push(Case { format, rope: Some(32), norm: Some(NormSpan::Head), ..base.clone() });
         cases.push(Case { format, window: Some(21), soft_cap: Some(4.0), sinks: true, ..base.clone() });
     }
-    // Heads that end in a short group of scales, and an odd one.
+    // Heads with a short last group of scales, and an odd one.
     for (format, head_dim) in [(KvFormat::Int4, 40), (KvFormat::Int4, 80), (KvFormat::Int4, 51), (KvFormat::Int8, 51)] {
         cases.push(Case { format, head_dim, ..base.clone() });
     }
@@ -103,8 +106,9 @@ impl Case {
         }
     }
 
-    /// The same for a device that holds activations in bf16 and multiplies weights of attention in it. Keys that were
-    /// rotated or normed are rounded a second time, to the format's own steps.
+    /// The same for a device that holds activations in bf16 and multiplies attention's weights in
+    /// it. Keys that were rotated or normalized are rounded a second time, to the format's own
+    /// steps.
     pub fn bf16_tolerance(&self) -> f32 {
         let key_rounds_twice = self.rope.is_some() || self.norm.is_some();
         match self.format {
@@ -113,13 +117,14 @@ impl Case {
         }
     }
 
-    /// A CPU with dot products of pairs rounds queries and weights to bf16 where keys and values are.
+    /// A CPU with dot products of pairs rounds queries and weights to bf16 if keys and values are
+    /// bf16.
     pub fn cpu_tolerance(&self, isa: Isa) -> f32 {
         let has_pairs = self.format == KvFormat::BF16 && matches!(isa, Isa::Avx512 | Isa::Amx);
         if has_pairs { self.bf16_tolerance() } else { self.tolerance() }
     }
 
-    /// Attention's output, then q as it was prepared.
+    /// Attention's output, then the prepared q.
     pub fn width(&self) -> usize {
         2 * self.heads * self.head_dim
     }
@@ -146,7 +151,7 @@ impl Case {
         }
     }
 
-    /// One row a token, sequence by sequence, whatever the schedule.
+    /// One row per token, sequence by sequence, for any schedule.
     pub fn run<B: Backend>(&self, backend: &mut B, schedule: Schedule) -> Vec<f32> {
         let mut run = Run::new(self, backend, schedule);
         let order: Vec<Vec<usize>> = match schedule {
@@ -173,7 +178,7 @@ impl Case {
 }
 
 const LAYERS: usize = 2;
-/// The layer worked on, so that the other one's storage would show.
+/// The layer under test is the second, so that accesses to the first would show.
 const LAYER: usize = 1;
 
 struct Run<'a, B: Backend> {
@@ -186,7 +191,7 @@ struct Run<'a, B: Backend> {
     k_norm: B::Vector,
     sinks: B::Vector,
     tables: Vec<Vec<u32>>,
-    /// Blocks of nobody, as many as the first sequence has.
+    /// Unused blocks, as many as the first sequence has.
     spare: Vec<u32>,
     /// A block that is never written.
     poison: u32,
@@ -313,7 +318,7 @@ impl<'a, B: Backend> Run<'a, B> {
 
         backend.upload(&mut self.inputs, &batch);
         backend.rope_angles(&mut self.inputs, 0, &self.inv_freq, 1.1);
-        // The storage is borrowed apart from the vectors that the operation names.
+        // Borrows the storage separately from the vectors of the operation.
         let Self { kv, inputs, q_norm, k_norm, sinks, .. } = self;
         backend.prepare_qkv(&mut qkv, kv, LAYER, &case.prepare::<B>(q_norm, k_norm), inputs);
         let attention = Attention {
@@ -348,8 +353,8 @@ impl<'a, B: Backend> Run<'a, B> {
         std::mem::swap(&mut self.tables[sequence], &mut self.spare);
     }
 
-    /// The same by way of the host. The old blocks are poisoned before the new ones are filled, and every other block
-    /// must stay as it is.
+    /// The same through the host. The old blocks are poisoned before the new ones are filled, and
+    /// every other block must stay unchanged.
     fn relocate_through_host(&mut self, backend: &mut B, sequence: usize) {
         let shape = self.shape;
         let save = |kv: &B::Kv, backend: &mut B, block: u32| {
@@ -362,7 +367,7 @@ impl<'a, B: Backend> Run<'a, B> {
         let others: Vec<u32> =
             (0..shape.blocks as u32).filter(|b| !old.contains(b) && !self.spare.contains(b)).collect();
         let before: Vec<Vec<u8>> = others.iter().map(|&block| save(&self.kv, backend, block)).collect();
-        // Saving and loading go on by themselves, in order, where the device can do that.
+        // Saves and loads run in the background, in order, if the device supports that.
         let room = || Box::new(vec![0xa5; shape.block_bytes() as usize]);
         let saving: Vec<_> = old.iter().map(|&block| backend.start_save(&self.kv, block, room())).collect();
         let poisoning = old.iter().map(|&block| backend.start_load(&mut self.kv, block, Box::new(poison.clone())));

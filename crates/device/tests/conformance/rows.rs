@@ -1,4 +1,4 @@
-//! Operations whose rows stand alone: each case can compute any selection of its rows in any order.
+//! Operations on independent rows: each case can compute any selection of its rows in any order.
 
 use folio_device::TensorKind::{Activation, Scores, Stream};
 use folio_device::{self as device, Backend, ExpertsSource, RouterScore, Routing, TensorKind};
@@ -28,13 +28,16 @@ pub const FORMATS: [Format; 16] = [
     Format::MXFP4,
 ];
 
-/// F32 sums in another order, and transcendental functions good to a few units in the last place.
+/// F32 sums in another order, and transcendental functions accurate to a few units in the last
+/// place.
 const TIGHT: f32 = 1e-5;
-/// Activations rounded to bf16 (2^-9 of each) on their way into a product, or weights decoded to bf16. The error of a
-/// sum of `n` such products is 2^-9 / sqrt(3) of its deviation; four deviations of that are 2^-8, doubled for margin.
+/// Activations rounded to bf16 (2^-9 of each) on their way into a product, or weights decoded to
+/// bf16. The error of a sum of `n` such products is 2^-9 / sqrt(3) of its deviation; four
+/// deviations of that are 2^-8, doubled for margin.
 const BF16_ROUNDED: f32 = 1.0 / 128.0;
-/// A quantized weight's product rounds activations to 127ths of the largest of a group, or of a row: of three deviations
-/// or so, which makes an error of 3 / 127 / sqrt(12) of a value's deviation; four of that, and some margin.
+/// A quantized weight's product rounds activations to 127ths of the largest in a group, or in a
+/// row. The largest is about three deviations, so the error is 3 / 127 / sqrt(12) of a value's
+/// deviation; the bound is four times that, and some margin.
 const QUANTIZED: f32 = 1.0 / 32.0;
 
 #[derive(Clone, Copy, Debug)]
@@ -53,7 +56,8 @@ pub enum Case {
     AddNorm {
         width: usize,
     },
-    /// `rounded`: the activations are bf16 values already, so that a product that rounds them loses nothing.
+    /// `rounded`: the activations are bf16 values already, so that a product that rounds them loses
+    /// nothing.
     Linear {
         format: Format,
         inputs: usize,
@@ -61,9 +65,9 @@ pub enum Case {
         bias: bool,
         rounded: bool,
     },
-    /// A product with a weight of codes that is no GGUF format.
+    /// A product with a weight of codes in a format outside GGUF.
     Coded(Coded),
-    /// A product with what stands before and behind it.
+    /// A product with the operations before and behind it.
     Fused(Fused),
     Gate {
         activation: device::Activation,
@@ -122,7 +126,8 @@ pub fn cases() -> Vec<Case> {
     }
     for format in [Format::F32, Format::F16, Format::BF16, Format::Q8_0, Format::MXFP4] {
         let block = format.block_len();
-        // Widths that fill nothing; plain values also in some that kernels copy sixteen bytes of at a time.
+        // Widths that fill no vector or tile; plain values also in some that kernels copy in pieces
+        // of sixteen bytes.
         let widths = if block == 1 { vec![[37, 45], [200, 136], [64, 1088]] } else { vec![[block, 2 * block]] };
         for [hidden, inter] in widths {
             let case = |score, grouped, bias, activation| Case::Experts {
@@ -157,19 +162,20 @@ impl Case {
         };
         match *self {
             Case::Linear { format, rounded, .. } => product(format, rounded),
-            // What lies between the two products of an expert is never a bf16 value to begin with.
+            // The values between the two products of an expert are not bf16 values.
             Case::Experts { format, .. } => 2.0 * product(format, false),
             Case::Coded(_) => QUANTIZED,
-            // Gates and what they gate are both off, and multiplied.
+            // Gates and ups both have errors, and are multiplied.
             Case::Fused(fused) => 3.0 * if fused.is_plain() { BF16_ROUNDED } else { QUANTIZED },
             Case::Embed { format, .. } if format.is_quantized() => BF16_ROUNDED,
             _ => TIGHT,
         }
     }
 
-    /// The same for a device that holds activations and plain weights in bf16, given inputs that are bf16 values: what it
-    /// puts out is rounded by 2^-9 of each value, and so is what lies between the two products of an expert; weights of
-    /// 32 and of other 16 bits, and scales of codes, are rounded once more.
+    /// The same for a device that holds activations and plain weights in bf16, given inputs that
+    /// are bf16 values. Its outputs are rounded by 2^-9 of each value, and so are the values
+    /// between the two products of an expert; weights of 32 and of other 16 bits, and scales of
+    /// codes, are rounded once more.
     pub fn bf16_tolerance(&self) -> f32 {
         match *self {
             Case::Add { .. } | Case::Copy { .. } | Case::Gather { .. } | Case::Finish { .. } => TIGHT,
@@ -177,10 +183,10 @@ impl Case {
             Case::Embed { .. } | Case::Norm { .. } | Case::AddNorm { .. } | Case::Gate { .. } => 1.0 / 256.0,
             Case::AddGated { .. } => 1.0 / 200.0,
             Case::Linear { format: Format::BF16, bias: false, .. } => 1.0 / 256.0,
-            // Libraries want biases as wide as what they put out.
+            // Libraries need biases in the type of their outputs.
             Case::Linear { format: Format::BF16, .. } => 1.0 / 128.0,
-            // Activations are rounded to eight bits too where rows are many: by a sixteenth of each, and weights with
-            // all exponents leave few terms to average over.
+            // For many rows activations are rounded to eight bits too, by a sixteenth of each, and
+            // weights with all exponents leave few terms to average over.
             Case::Coded(coded) if coded.is_float8() => 1.0 / 12.0,
             Case::Fused(fused) => {
                 if fused.is_float8() {
@@ -194,13 +200,15 @@ impl Case {
         }
     }
 
-    /// Whether it is a matrix product, whose bits may depend on the number of rows where nothing else was promised.
+    /// Whether it is a matrix product. Its bits may depend on the number of rows unless the backend
+    /// promises otherwise.
     pub fn is_product(&self) -> bool {
         matches!(self, Case::Linear { .. } | Case::Coded(_) | Case::Fused(_) | Case::Experts { .. })
     }
 
-    /// The least that a row's values are measured against: what a product of random rows is expected to reach, so that
-    /// a single output near zero is not asked for more digits than its terms have.
+    /// Smallest magnitude for the relative error of a row: the expected one of a product of random
+    /// rows, so that a single output near zero is not compared with more digits than its terms
+    /// have.
     pub fn floor(&self) -> f32 {
         match *self {
             Case::Linear { format, inputs, outputs, .. } => {
@@ -229,7 +237,7 @@ impl Case {
         }
     }
 
-    /// The outputs of the rows named, in that order.
+    /// The outputs of the given rows, in that order.
     pub fn run<B: Backend>(&self, backend: &mut B, rows: &[usize]) -> Vec<f32> {
         match *self {
             Case::Embed { format, width, scale } => embed(backend, rows, format, width, scale),
@@ -314,7 +322,7 @@ fn linear<B: Backend>(backend: &mut B, rows: &[usize], case: &Case) -> Vec<f32> 
     let weight = backend.weight(&matrix(format, outputs, inputs, WEIGHTS)).unwrap();
     assert!(backend.weight_bytes(&weight) > 0);
     let bias = bias.then(|| backend.vector(&Random::new(3).values(outputs)).unwrap());
-    // One row more than is asked for: it must stay as it is.
+    // One row more than requested: it must not change.
     let kind = if bias.is_some() { Activation } else { Scores };
     let mut out = tensor(backend, outputs, &vec![5.0; (rows.len() + 1) * outputs], kind);
     backend.linear(&mut out, &x, &weight, bias.as_ref(), rows.len());
@@ -369,8 +377,8 @@ fn add_gated<B: Backend>(backend: &mut B, rows: &[usize], width: usize) -> Vec<f
     download(backend, &out, rows.len())
 }
 
-/// Columns behind others, in rows that are turned round and back, over what was there before; from and to tensors of either
-/// kind. Values of activations are rounded already.
+/// Copies columns to the right of others, in reversed rows and back, over earlier contents; from
+/// and to tensors of either kind. Values of activations are rounded already.
 fn copy<B: Backend>(backend: &mut B, rows: &[usize], width: usize) -> Vec<f32> {
     let twice = 2 * width + width % 2;
     let x = filled(backend, rows, width, 1, Activation);
@@ -389,7 +397,7 @@ fn copy<B: Backend>(backend: &mut B, rows: &[usize], width: usize) -> Vec<f32> {
     download(backend, &out, rows.len())
 }
 
-/// Every row has a neighbour above it that nobody asked for.
+/// Every row has a neighbour above it that is not requested.
 fn gather<B: Backend>(backend: &mut B, rows: &[usize], width: usize) -> Vec<f32> {
     let doubled: Vec<usize> = rows.iter().flat_map(|&row| [row + 100, row]).collect();
     let x = filled(backend, &doubled, width, 1, Stream);
@@ -407,7 +415,7 @@ fn finish<B: Backend>(backend: &mut B, rows: &[usize], cap: Option<f32>, width: 
     download(backend, &logits, rows.len())
 }
 
-/// The helpers themselves: what goes in from the host or through `embed` comes out of `download` unchanged.
+/// Checks the helpers: values from the host or through `embed` come out of `download` unchanged.
 pub fn round_trip<B: Backend>(backend: &mut B) {
     let mut values = Random::new(1).values(5 * 13);
     round_to_bf16(&mut values);

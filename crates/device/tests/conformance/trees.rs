@@ -1,7 +1,7 @@
-//! Draft trees: every row against a chain that holds its path and nothing else, bit for bit; and a path that was accepted,
-//! moved to where the chain has it, against that chain.
+//! Draft trees: every row against a chain that holds its path and nothing else, bit for bit; and an
+//! accepted path, copied to the chain's slots, against that chain.
 //!
-//! Storage starts as NaN in every slot, and each step has other sequences beside the one looked at.
+//! Storage starts as NaN in every slot, and each step has other sequences beside the tested one.
 
 use folio_device::{
     Attention, BLOCK_TOKENS, Backend, Batch, GroupTables, InputLimits, KvFormat, KvShape, NormSpan, Span, TensorKind,
@@ -23,10 +23,10 @@ pub struct Case {
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Random,
-    /// Several roots, and children of whoever came last or long before.
+    /// Several roots, and parents that are the latest row or a much earlier one.
     Forest,
     Chain,
-    /// All rows behind the first.
+    /// All rows are children of the first.
     Star,
 }
 
@@ -57,13 +57,14 @@ pub fn cases() -> Vec<Case> {
         };
         cases.push(with(bounded, prefix, 40, Kind::Forest));
     }
-    // Of formats that matrix instructions take, the other sizes; and groups larger than a tile of theirs.
+    // Formats for matrix instructions in the other head sizes; and groups larger than one of their
+    // tiles.
     for (format, head_dim) in [(KvFormat::BF16, 64), (KvFormat::BF16, 256), (KvFormat::Fp8, 64), (KvFormat::Int8, 192)]
     {
         let grouped = paged::Case { format, head_dim, heads: 20, kv_heads: 1, ..base.clone() };
         cases.push(with(grouped, 240, 18, Kind::Random));
     }
-    // Over the border of two splits, of the CPU's too.
+    // Across the border of two splits, the CPU's included.
     let long = paged::Case { heads: 3, kv_heads: 1, head_dim: 32, ..base.clone() };
     cases.push(with(long.clone(), 1000, 64, Kind::Chain));
     cases.push(with(paged::Case { format: KvFormat::BF16, ..long.clone() }, 1020, 30, Kind::Random));
@@ -85,7 +86,7 @@ impl Case {
         (0..self.rows).map(&mut parent).collect()
     }
 
-    /// What is to be equal, and the tree's rows.
+    /// The values that must be equal, and the tree's rows.
     pub fn run<B: Backend>(&self, backend: &mut B) -> Vec<f32> {
         let words = tree::ancestors(&self.parents());
         let mut rig = Rig::new(self, backend);
@@ -102,7 +103,7 @@ impl Case {
             grown.extend(rig.step(backend, &rows[range.clone()], &words[range]));
         }
         same(&grown, &found, rig.width()).unwrap_or_else(|why| panic!("a tree that grows and one at once: {why}"));
-        // One leaf is accepted, and the sequence goes on behind it.
+        // One leaf is accepted, and the sequence continues behind it.
         let leaf = words.iter().copied().max_by_key(|word| (word.count_ones(), *word)).unwrap();
         let pairs: Vec<(u32, u32)> =
             tree::moves(self.prefix, leaf).map(|(from, to)| (rig.slot(from), rig.slot(to))).collect();
@@ -128,17 +129,17 @@ impl Case {
         found
     }
 
-    /// Values of a row of the result.
+    /// Number of values in a row of the result.
     pub fn width(&self) -> usize {
         2 * LAYERS * self.shape.heads * self.shape.head_dim
     }
 }
 
 const LAYERS: usize = 2;
-/// Of the sequences beside: a chunk, and one token.
+/// Lengths of the other sequences and their rows in the step: a chunk, and one token.
 const BESIDE: [(usize, usize); 2] = [(17, 3), (270, 1)];
 
-/// Which values a row has, where it is stored, and its position.
+/// A row: a key that determines its values, its index in storage, and its position.
 #[derive(Clone, Copy)]
 struct Row {
     values: (usize, usize),
@@ -154,7 +155,7 @@ struct Rig<'a, B: Backend> {
     q_norm: B::Vector,
     k_norm: B::Vector,
     sinks: B::Vector,
-    /// Of the sequence, and of those beside it.
+    /// Tables of the sequence, and of the other sequences.
     tables: Vec<Vec<u32>>,
     poison: u32,
 }
@@ -210,7 +211,7 @@ impl<'a, B: Backend> Rig<'a, B> {
         self.tables[0][place / BLOCK_TOKENS] * BLOCK_TOKENS as u32 + (place % BLOCK_TOKENS) as u32
     }
 
-    /// NaN everywhere, but numbers where sequences beside have theirs.
+    /// Fills the storage with NaN, except for the other sequences' slots.
     fn fill(&mut self, backend: &mut B, blocks: usize) {
         let rows = (blocks * BLOCK_TOKENS) as u32;
         let batch = Batch {
@@ -241,7 +242,7 @@ impl<'a, B: Backend> Rig<'a, B> {
         }
     }
 
-    /// Rows of the sequence, a tree where there are words, between rows of the sequences beside it.
+    /// Rows of the sequence, a tree if there are words, between rows of the other sequences.
     fn batch(&self, rows: &[Row], words: &[u64]) -> Batch {
         let mut batch = Batch { groups: vec![GroupTables::default()], ..Batch::default() };
         let mut push = |sequence: usize, places: &[(usize, usize)]| {

@@ -44,8 +44,8 @@ pub struct Chunk {
 
 /// The running softmax of a strip. All pointers are to the strip's first vector.
 pub struct State {
-    /// Queries, scaled, `[head_dim][M]`; for products of pairs, in pairs of bf16, `[head_dim /
-    /// 2][M]`.
+    /// Queries, scaled, `[head_dim][M]`; for products of pairs, in pairs of bf16,
+    /// `[head_dim / 2][M]`.
     pub queries: *const f32,
     /// Sums of the queries' groups, `[groups][M]`; read only if the storage has minimums.
     pub query_sums: *const f32,

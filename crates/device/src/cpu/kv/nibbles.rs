@@ -1,8 +1,9 @@
 //! Four bits a value; scale and minimum in f16 for every group of 32.
 //!
-//! Keys `2 p` and `2 p + 1` of a token share a byte, the even one in its low bits: `[head_dim /
-//! 2][16]`. Values `j` and `j + 16` of a group share a byte, so that sixteen bytes become two
-//! vectors without moving a lane. Sixteen scales and sixteen minimums follow them, group by group.
+//! Keys `2 p` and `2 p + 1` of a token share a byte, the even one in its low bits:
+//! `[head_dim / 2][16]`. Values `j` and `j + 16` of a group share a byte, so that sixteen bytes
+//! become two vectors without moving a lane. Sixteen scales and sixteen minimums follow them, group
+//! by group.
 
 use half::f16;
 

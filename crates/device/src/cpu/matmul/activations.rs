@@ -1,11 +1,11 @@
 //! The left side of a product, prepared once a call: rounded to the kernel's type and laid out so
 //! that a tile reads it in memory order.
 //!
-//! Rows are cut into tiles of nearly equal height; a tile is `[steps][words of a step][rows of the
-//! tile]`, so that the values that one step broadcasts are side by side. Row-major rows would
-//! collide in the cache: widths are powers of two. Pairs of bf16 are `[steps / 16][rows of the
-//! tile][16]`: a cache line is stored as the rounding instruction produces it, because taking it
-//! apart would cost as much as some products of few rows.
+//! Rows are cut into tiles of nearly equal height; a tile is
+//! `[steps][words of a step][rows of the tile]`, so that the values that one step broadcasts are
+//! side by side. Row-major rows would collide in the cache: widths are powers of two. Pairs of bf16
+//! are `[steps / 16][rows of the tile][16]`: a cache line is stored as the rounding instruction
+//! produces it, because taking it apart would cost as much as some products of few rows.
 
 use std::ops::Range;
 
@@ -165,7 +165,7 @@ impl RowTiles {
     }
 }
 
-/// Rows to be packed: row `r` is row `picked[r]` (or `r`) of `values`, which is `[.., cols]`.
+/// Rows to be packed: row `r` is row `picked[r]` (or `r`) of the `[.., cols]` array `values`.
 #[derive(Clone, Copy)]
 pub struct Source<'a> {
     pub values: &'a [f32],

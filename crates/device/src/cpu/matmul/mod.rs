@@ -113,7 +113,7 @@ pub struct Product<'a> {
     pub first_column: usize,
 }
 
-/// Packs `num_rows` rows, cut into the tiles of `sets`, which follow one another.
+/// Packs `num_rows` rows, cut into the tiles of `sets`; the sets follow one another.
 pub(crate) fn pack<'s>(
     ctx: Ctx<'_>,
     activations: Activations,

@@ -209,8 +209,8 @@ fn put_fifth_bits(codes: &[u8], lane: usize, target: &mut [u8]) {
 /// Bytes of 16 inner values of six bits.
 const SIX_UNIT: usize = 12 * LANES;
 
-/// `[32][4]` of four times two bits: byte `i` has the upper bits of inner values `i`, `i + 4`, `i +
-/// 8`, `i + 12`.
+/// `[32][4]` of four times two bits: byte `i` has the upper bits of inner values `i`, `i + 4`,
+/// `i + 8`, `i + 12`.
 fn put_upper_bits(codes: &[u8], lane: usize, target: &mut [u8]) {
     let quarters = codes.as_chunks::<4>().0.iter().enumerate();
     let upper = quarters.map(|(quarter, codes)| (u32::from_le_bytes(*codes) >> 4 & 0x0303_0303) << (2 * quarter));

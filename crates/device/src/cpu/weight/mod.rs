@@ -7,7 +7,7 @@
 //! | F16 | `[k][32]` f16 | 64 bytes, one inner value |
 //! | BF16 | `[k / 2][32][2]` bf16 | 128 bytes, two inner values for one dot-product instruction |
 //! | codes | `[k / group]` of codes, `[32]` f16 scales, maybe `[32]` f16 minimums | one group |
-//! | with multiples | `[k / 256]` of `[32]` f16 units, `[32]` byte multiples, codes | a super-block |
+//! | with multiples | `[k / 256]` of f16 units, byte multiples, codes | a super-block |
 //!
 //! Units and multiples exist for scales and, if the format has them, for minimums. Codes have one
 //! of these layouts:
@@ -17,7 +17,7 @@
 //! | 8 | `[group / 4][32][4]`, level + 128 | 32 |
 //! | 4 | `[group / 8][32][4]`, four neighbours low, the next four high | 16 |
 //! | 5 | `[group / 16]` of `[2][32][4]` like 4 bits, and `[4][32]` times four fifth bits | 20 |
-//! | 6 | `[group / 16]` of `[2][32][4]` like 4 bits, and `[32][4]` times four pairs of upper bits | 24 |
+//! | 6 | `[group / 16]` of `[2][32][4]` like 4 bits, and `[32][4]` times 4 upper pairs of bits | 24 |
 //!
 //! A matrix is packed part by part, so parts of one matrix may differ. Codes may have their own
 //! order of columns, and outlier columns beside them: a small BF16 weight that is added to the
