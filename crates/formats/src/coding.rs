@@ -1,7 +1,8 @@
-//! How a quantized row reads as small integers: `value = scale * level + minimum`.
+//! Quantized rows as small integers: `value = scale * level + minimum`.
 //!
-//! Every quantized format is this, whatever its packing: a code a value, a level a code, and a scale (in some formats a
-//! minimum too) for each group of neighbours along the row. Kernels that multiply integers are written against it.
+//! Every quantized format has this form, with any packing: a code per value, a level per code, and
+//! a scale (in some formats a minimum too) for each group of neighbours along the row. Kernels that
+//! multiply integers are written against it.
 
 /// The shape of a row's codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -15,10 +16,10 @@ pub struct Coding {
     pub activations: ActivationScale,
 }
 
-/// What a code stands for.
+/// The levels that codes stand for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Levels {
-    /// Codes 0 to 15 pick from a table.
+    /// Codes 0 to 15 index a table.
     Nibbles([i8; 16]),
     /// Codes 0 to 31, less `zero`.
     Five { zero: u8 },
@@ -28,28 +29,29 @@ pub enum Levels {
     Bytes,
 }
 
-/// What a group's scale is, and its minimum.
+/// Form of a group's scale and minimum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Numbers {
     /// Numbers of their own.
     Own,
-    /// Whole numbers from -128 to 127, times [`Units`] that [`Coding::BLOCK`] values share.
+    /// Integers from -128 to 127, times [`Units`] that [`Coding::BLOCK`] values share.
     Multiples,
 }
 
-/// What a block's scales are multiples of, and its minimums.
+/// Units of a super-block's scales, and of its minimums.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Units {
     pub scale: f32,
     pub minimum: f32,
 }
 
-/// Over how many values the activations that meet these weights share a scale, where they are rounded to integers.
+/// How many values share a scale in the activations that multiply these weights, if they are
+/// rounded to integers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ActivationScale {
-    /// As many as the weights do.
+    /// As many as in the weights.
     Group,
-    /// A whole row: what "W8A8 per token" means.
+    /// A whole row, known as "W8A8 per token".
     Row,
 }
 
@@ -57,7 +59,7 @@ impl Coding {
     /// Values that share a scale in some coding.
     pub const GROUPS: [usize; 5] = [16, 32, 64, 128, 256];
 
-    /// Values that share units. A row is whole blocks.
+    /// Values that share units. A row is a whole number of super-blocks.
     pub const BLOCK: usize = 256;
 
     pub fn num_groups(&self, cols: usize) -> usize {

@@ -1,10 +1,11 @@
-//! A 128-bit digest of bytes that may be damaged but not forged: it tells whether weights or a file changed, at the
-//! speed of memory, and keeps no secret.
+//! A 128-bit digest of bytes that may be damaged but not forged: it shows whether weights or a file
+//! changed, at the speed of memory. It is not a cryptographic hash.
 //!
-//! Words go to eight lanes in turn. A lane takes a word by steps that can be undone, and so do the final rounds take the
-//! lanes: a change inside one aligned 8-byte word, hence every single flipped bit, always gives another digest. Two
-//! changed words that go to one lane cancel with a chance of about 2^-64, anything wider of about 2^-128. Whoever may
-//! choose the bytes can find two with one digest.
+//! Words go to eight lanes in turn. A lane takes a word by steps that can be undone, and so do the
+//! final rounds take the lanes: a change inside one aligned 8-byte word, hence every single flipped
+//! bit, always gives another digest. Two changed words that go to one lane cancel with a chance of
+//! about 2^-64, any wider change with about 2^-128. An attacker who chooses the bytes can find two
+//! contents with one digest.
 
 const LANES: usize = 8;
 const STRIPE: usize = LANES * 8;
@@ -21,7 +22,7 @@ pub struct Digest {
 }
 
 impl Digest {
-    /// Digests of different purposes have nothing in common.
+    /// Starts a digest. Digests of different purposes have nothing in common.
     pub fn new(purpose: &str) -> Self {
         let mut digest = Self { lanes: [0; LANES], partial: [0; STRIPE], len: 0 };
         for (lane, state) in digest.lanes.iter_mut().enumerate() {
@@ -65,7 +66,7 @@ impl Digest {
             take(&mut self.lanes, &self.partial);
         }
         let (mut low, mut high) = (SPREAD, MIX);
-        // The last rounds mix what came in before.
+        // The last rounds mix the lanes.
         for word in self.lanes.into_iter().chain([self.len, 0, 0]) {
             low = absorb(low, word);
             high = absorb(high.wrapping_add(low), word.rotate_left(32));

@@ -1,4 +1,4 @@
-//! What can be wrong with a weight file, said with the file and the field at fault.
+//! Errors of weight files, with the file and the field at fault.
 
 use std::path::PathBuf;
 
@@ -11,11 +11,12 @@ pub enum Error {
     #[error("{}: {source}", path.display())]
     Io { path: PathBuf, source: std::io::Error },
 
-    /// What was read of it cannot be relied on.
+    /// The file changed, so the bytes read from it cannot be relied on.
     #[error("{} was changed while it was read: {problem}; start again when it is whole", path.display())]
     Changed { path: PathBuf, problem: String },
 
-    /// A part of the file that is neither a metadata value nor a tensor: magic, counts, header length, index.
+    /// A part of the file that is neither a metadata value nor a tensor: magic, counts, header
+    /// length, index.
     #[error("{}: {field}: {problem}", path.display())]
     Header { path: PathBuf, field: &'static str, problem: String },
 
@@ -59,7 +60,7 @@ pub enum Error {
     NoEncoder { format: Format },
 }
 
-/// A name taken from a file, fit for one line of an error message however long or odd it is.
+/// A name from a file, shortened and escaped for one line of an error message.
 pub(crate) fn shown(name: &str) -> String {
     const LONGEST: usize = 80;
     let mut text: String = name.chars().take(LONGEST).flat_map(char::escape_debug).collect();

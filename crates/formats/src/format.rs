@@ -1,11 +1,12 @@
-//! Every storage format, as one table row: block length, block bytes, how it is read.
+//! Every storage format, as one table row: block length, block bytes, decoder.
 
 use std::fmt;
 
 use crate::quant::{float8, iq4, k, mxfp4, plain, simple};
 use crate::{ActivationScale, Coding, Error, Levels, Numbers, Result, Units};
 
-/// How values lie in a file. `decode` is the reference: plain loops, bit-equal to the `gguf` package's.
+/// Storage formats of a file. `decode` is the reference: plain loops, bit-equal to the `gguf`
+/// package's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(non_camel_case_types)]
 pub enum Format {
@@ -44,12 +45,12 @@ struct Row {
     name: &'static str,
     block_len: usize,
     block_bytes: usize,
-    /// The type number in a GGUF file, where GGUF has the format.
+    /// The type number in a GGUF file, if GGUF has the format.
     gguf: Option<u32>,
     read: Read,
 }
 
-/// How the bytes of whole blocks become numbers; the lengths have been checked.
+/// Decoder of whole blocks; the lengths have been checked.
 #[derive(Clone, Copy)]
 enum Read {
     /// Each value by itself.
@@ -72,7 +73,7 @@ const fn affine(group: usize, levels: Levels) -> Coding {
     Coding { affine: true, ..scaled(group, levels) }
 }
 
-/// Whose scales and minimums are multiples.
+/// The same coding with scales and minimums as multiples.
 const fn by_units(coding: Coding) -> Coding {
     Coding { numbers: Numbers::Multiples, ..coding }
 }
@@ -134,7 +135,7 @@ impl Format {
         row
     }
 
-    /// The name as GGUF tools print it: `F32`, `Q5_0`, `Q4_K`.
+    /// The name that GGUF tools print: `F32`, `Q5_0`, `Q4_K`.
     pub fn name(self) -> &'static str {
         self.row().name
     }
@@ -154,7 +155,7 @@ impl Format {
         self.block_len() > 1
     }
 
-    /// The bytes that `values` values take; an error if they are not whole blocks.
+    /// The number of bytes of `values` values; an error if they are not whole blocks.
     pub fn bytes_for(self, values: u64) -> Result<u64> {
         let block = self.block_len() as u64;
         if !values.is_multiple_of(block) {
@@ -165,7 +166,7 @@ impl Format {
 
     /// Decodes `bytes` into exactly `out.len()` values.
     ///
-    /// Panics if the lengths do not belong together: a view's bytes were checked when its file was opened.
+    /// Panics if the lengths do not match: a view's bytes were checked when its file was opened.
     pub fn decode(&self, bytes: &[u8], out: &mut [f32]) {
         self.check(bytes, out.len());
         match self.row().read {
@@ -183,7 +184,7 @@ impl Format {
         }
     }
 
-    /// How a row reads as integers; `None` for formats of one number a value.
+    /// The integer form of a row; `None` for formats with one number per value.
     pub fn coding(self) -> Option<Coding> {
         match self.row().read {
             Codes(coding, _) | Multiples(coding, _) => Some(coding),
@@ -191,9 +192,10 @@ impl Format {
         }
     }
 
-    /// One code a value, and the groups' scales and minimums (left alone where the format has none).
+    /// Reads one code per value, and the groups' scales and minimums (unchanged if the format has
+    /// none).
     ///
-    /// Panics for formats without a [`Format::coding`] and where the lengths do not belong together.
+    /// Panics for formats without a [`Format::coding`] and if the lengths do not match.
     pub fn read_codes(self, bytes: &[u8], codes: &mut [u8], scales: &mut [f32], minimums: &mut [f32]) {
         match self.row().read {
             Codes(_, unpack) => self.read_blocks(bytes, codes, scales, minimums, unpack),
@@ -208,9 +210,10 @@ impl Format {
         }
     }
 
-    /// The same of formats with [`Numbers::Multiples`], which scales and minimums are, and one of `units` a block.
+    /// The same for formats with [`Numbers::Multiples`]: scales and minimums are multiples, and
+    /// `units` has one entry per super-block.
     ///
-    /// Panics for other formats and where the lengths do not belong together.
+    /// Panics for other formats and if the lengths do not match.
     pub fn read_multiples(
         self,
         bytes: &[u8],
@@ -258,7 +261,7 @@ impl Format {
         ROWS.iter().find(|row| row.gguf == Some(id)).map(|row| row.format)
     }
 
-    /// The GGUF tensor type number, where GGUF has the format.
+    /// The GGUF tensor type number, if GGUF has the format.
     pub fn gguf_id(self) -> Option<u32> {
         self.row().gguf
     }
@@ -282,7 +285,7 @@ impl Format {
         })
     }
 
-    /// The format of that name, in any case.
+    /// The format with this name, in upper or lower case.
     pub fn from_name(name: &str) -> Option<Self> {
         ROWS.iter().find(|row| row.name.eq_ignore_ascii_case(name)).map(|row| row.format)
     }
@@ -312,7 +315,7 @@ impl Unpacked {
             let (scale, minimum) = (self.scales[group], self.minimums[group]);
             for (value, code) in out.iter_mut().zip(codes) {
                 *value = scale * f32::from(coding.levels.level(*code));
-                // Not added where there is none: adding zero would lose the sign of minus zero.
+                // A missing minimum is not added: adding zero would lose the sign of minus zero.
                 if coding.affine {
                     *value += minimum;
                 }
@@ -350,7 +353,7 @@ mod tests {
         for &format in Format::ALL {
             let Some(coding) = format.coding().filter(|coding| coding.numbers == Numbers::Multiples) else { continue };
             assert_eq!(format.block_len(), Coding::BLOCK, "{format}");
-            // The halves among them are finite.
+            // The f16 values among them are finite.
             let bytes: Vec<u8> = (0..2 * format.block_bytes()).map(|i| (i * 89 + 7) as u8 & 0xbf).collect();
             let (values, groups) = (2 * Coding::BLOCK, 2 * Coding::BLOCK / coding.group);
             let row = || (vec![0; values], vec![0.0; groups], vec![0.0; groups]);

@@ -1,7 +1,8 @@
-//! Bytes at rest: safetensors and GGUF files, the block layouts of quantized weights, and their reference decoders.
+//! Stored weights: safetensors and GGUF files, the block layouts of quantized weights, and their
+//! reference decoders.
 //!
-//! Everything a file says is checked here, in `u64`, against the file's real size; what leaves this crate is a slice
-//! that exists. Nothing here knows a model family or a device.
+//! All sizes and offsets in a file are checked here, in `u64`, against the file's real size; this
+//! crate hands out only slices that exist. Model families and devices are unknown here.
 
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
@@ -27,5 +28,6 @@ pub use matrix::{Grouped, GroupedLevels, GroupedRow, Matrix, Part};
 pub use safetensors::Safetensors;
 pub use source::{TensorView, WeightSource};
 
-/// The most tensors a file may hold: far above any real model, low enough that a hostile count costs little.
+/// The most tensors a file may hold: far above any real model, low enough that a hostile count
+/// costs little.
 const MAX_TENSORS: u64 = 200_000;

@@ -18,10 +18,10 @@ use crate::{Error, Result};
 use fetch::{Fetcher, Way};
 use guard::Watch;
 
-/// Bytes that stay put for as long as the last clone of the `Arc` lives.
+/// Bytes at an address that stays valid as long as the last clone of the `Arc` lives.
 #[derive(Debug)]
 pub struct Mapped {
-    /// What errors call it.
+    /// Its name in errors.
     path: PathBuf,
     bytes: Bytes,
 }
@@ -35,7 +35,7 @@ enum Bytes {
 
 #[derive(Debug)]
 struct OnDisk {
-    /// The first to go.
+    /// Dropped first.
     watch: Watch,
     map: Arc<Mmap>,
     file: Arc<File>,
@@ -43,7 +43,7 @@ struct OnDisk {
     fetcher: Option<Fetcher>,
 }
 
-/// What changes when somebody writes to a file: its size and the time of the last write.
+/// State that changes when a file is written to: its size and the time of the last write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     len: u64,
@@ -57,16 +57,16 @@ impl Stamp {
 }
 
 impl Mapped {
-    /// Maps a file, whose beginning is fetched meanwhile.
+    /// Maps a file; a thread prefetches its beginning meanwhile.
     pub fn open(path: &Path) -> Result<Arc<Self>> {
         Self::map(path, |file, map| Fetcher::start(Way::Read(file), map.len()))
     }
 
-    /// Maps a file of which all will be read many times, on huge pages where the system has them for files. Nothing is fetched
-    /// before [`Mapped::fetch_all`].
+    /// Maps a file that will be read whole and many times, on huge pages if the system has them for
+    /// files. Nothing is prefetched before [`Mapped::fetch_all`].
     pub fn open_whole(path: &Path) -> Result<Arc<Self>> {
         Self::map(path, |file, map| {
-            // A refusal costs time alone.
+            // A refusal only costs time.
             #[cfg(target_os = "linux")]
             let _ = map.advise(memmap2::Advice::HugePage);
             Fetcher::start(Way::Map(Arc::clone(map), file), map.len())
@@ -75,7 +75,7 @@ impl Mapped {
 
     fn map(path: &Path, fetch: impl FnOnce(Arc<File>, &Arc<Mmap>) -> Option<Fetcher>) -> Result<Arc<Self>> {
         let wrong = |source| Error::Io { path: path.to_owned(), source };
-        // Asked before it is opened: opening a pipe waits for a writer.
+        // Checked before opening, because opening a pipe waits for a writer.
         if !std::fs::metadata(path).map_err(wrong)?.is_file() {
             let problem = "expected a file, found a folder, a pipe or a device".to_owned();
             return Err(Error::Header { path: path.to_owned(), field: "file", problem });
@@ -86,9 +86,10 @@ impl Mapped {
             // An empty range cannot be mapped.
             0 => Bytes::Static(&[]),
             _ => {
-                // SAFETY: the mapping is read-only and private to this value. As with every mapped file, another process
-                // that rewrites or truncates the file while it is open breaks the promise. Weight files are replaced by
-                // renaming; where one is not, nobody who reads it faults, and `check` tells.
+                // SAFETY: the mapping is read-only and private to this value. As with every mapped
+                // file, another process that rewrites or truncates the file while it is open breaks
+                // the promise. Weight files are replaced by renaming; if one is not, reads do not
+                // fault, and `check` reports it.
                 let map = Arc::new(unsafe { Mmap::map(&file) }.map_err(wrong)?);
                 let (watch, file) = (Watch::new(&map), Arc::new(file));
                 let fetcher = fetch(Arc::clone(&file), &map);
@@ -120,8 +121,9 @@ impl Mapped {
         }
     }
 
-    /// Whether all that was read so far is what the file held when it was opened: an error if somebody has written to it or
-    /// truncated it since, or if a page of it could not be read. Files that were replaced by renaming are as they were.
+    /// Whether all bytes read so far are those that the file had when it was opened: an error if it
+    /// was written to or truncated since, or if a page of it could not be read. Files that were
+    /// replaced by renaming are unchanged.
     pub fn check(&self) -> Result<()> {
         let Bytes::File(OnDisk { opened, .. }) = &self.bytes else { return Ok(()) };
         let problem = match self.stamp() {
@@ -136,32 +138,34 @@ impl Mapped {
         Err(Error::Changed { path: self.path.clone(), problem })
     }
 
-    /// Whether some of it could not be read, and so was taken for zeros.
+    /// Whether some of it could not be read, and was replaced by zeros.
     pub fn has_failed(&self) -> bool {
         matches!(&self.bytes, Bytes::File(file) if file.watch.has_failed())
     }
 
-    /// Whether its path still leads to it, and not to nothing or to a file that was put in its place.
+    /// Whether its path still leads to it, and not to nothing or to a replacement.
     pub fn is_in_place(&self) -> bool {
         let Bytes::File(OnDisk { file, .. }) = &self.bytes else { return false };
         let (own, there) = (file.metadata(), std::fs::metadata(&self.path));
         own.and_then(|own| Ok(is_same(&own, &there?))).unwrap_or(false)
     }
 
-    /// Of the file as it is now, wherever it was moved to; none for bytes in memory, and where the system does not tell.
+    /// The stamp of the file at present, even if it was moved; none for bytes in memory, and if the
+    /// system does not report it.
     pub fn stamp(&self) -> Option<Stamp> {
         let Bytes::File(OnDisk { file, .. }) = &self.bytes else { return None };
         file.metadata().ok().map(|about| Stamp::of(&about))
     }
 
-    /// Has all of it fetched, from front to back, for somebody who tells nobody how far he is.
+    /// Prefetches the whole file from front to back, for a reader that does not report its
+    /// position.
     pub fn fetch_all(&self) {
         if let Some(fetcher) = self.fetcher() {
             fetcher.fetch_all();
         }
     }
 
-    /// Has no more of it fetched.
+    /// Ends the prefetching.
     pub fn rest(&self) {
         if let Some(fetcher) = self.fetcher() {
             fetcher.end();
@@ -175,8 +179,8 @@ impl Mapped {
         }
     }
 
-    /// Gives back the memory of the whole pages inside `range`, as something further on is next. They may still be read: the
-    /// file is then read again.
+    /// Frees the memory of the whole pages inside `range`, which the reader has passed. They may
+    /// still be read: the file is then read again.
     pub fn release(&self, range: Range<usize>) {
         let Bytes::File(OnDisk { map, fetcher, .. }) = &self.bytes else { return };
         if let Some(fetcher) = fetcher {
@@ -186,8 +190,9 @@ impl Mapped {
         if pages.is_empty() {
             return;
         }
-        // SAFETY: the range lies inside the mapping, which is a file mapped read-only: a dropped page holds nothing
-        // that the file does not, so that every `&[u8]` into it reads the same bytes afterwards.
+        // SAFETY: the range is inside the mapping, which is a file mapped read-only: a dropped page
+        // holds nothing that the file does not, so that every `&[u8]` into it reads the same bytes
+        // afterwards.
         let advised =
             unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, pages.start, pages.len()) };
         // A refusal only costs memory.
@@ -208,7 +213,7 @@ fn is_same(one: &std::fs::Metadata, other: &std::fs::Metadata) -> bool {
 
 fn whole_pages(range: Range<usize>, len: usize, page: usize) -> Range<usize> {
     let start = range.start.next_multiple_of(page);
-    // The mapping's last page is whole even where the file ends inside it.
+    // The mapping's last page is whole even if the file ends inside it.
     let end = if range.end >= len { len } else { range.end / page * page };
     start..end.max(start)
 }

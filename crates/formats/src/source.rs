@@ -3,8 +3,8 @@
 use crate::error::shown;
 use crate::{Error, Format, Matrix, Result};
 
-/// A named tensor inside a weight file: its storage format, its shape (outermost first, as PyTorch prints it) and
-/// exactly the bytes that shape and format need.
+/// A named tensor inside a weight file: its storage format, its shape (outermost first, as PyTorch
+/// prints it) and exactly the bytes of that shape and format.
 #[derive(Clone, Debug)]
 pub struct TensorView<'a> {
     pub name: &'a str,
@@ -13,7 +13,8 @@ pub struct TensorView<'a> {
     pub bytes: &'a [u8],
 }
 
-/// Weights by name, wherever they lie. Implemented by safetensors folders, by GGUF files and by test generators.
+/// Weights by name, from any place. Implemented by safetensors folders, by GGUF files and by test
+/// generators.
 pub trait WeightSource: Send + Sync {
     /// Every tensor name, in file order.
     fn names(&self) -> Vec<&str>;
@@ -21,32 +22,37 @@ pub trait WeightSource: Send + Sync {
     /// The tensor of that name, or `None`.
     fn tensor(&self, name: &str) -> Option<TensorView<'_>>;
 
-    /// The tensor of that name, or an error that says why there is none: missing, or stored in a way Folio does not read.
+    /// The tensor of that name, or an error with the reason: missing, or in a format that Folio
+    /// does not read.
     fn require(&self, name: &str) -> Result<TensorView<'_>> {
         let place = "weights".to_owned();
         self.tensor(name).ok_or_else(|| Error::MissingTensor { place, name: shown(name) })
     }
 
-    /// Whether there is a tensor of that name, in whatever type it is stored: one that Folio does not read is not missing.
+    /// Whether there is a tensor of that name, of any type: one that Folio does not read is not
+    /// missing.
     fn contains(&self, name: &str) -> bool {
         !matches!(self.require(name), Err(Error::MissingTensor { .. }))
     }
 
-    /// Says that the tensor has been copied and will not be read again, so that its pages may be given back.
+    /// Reports that the tensor has been copied and will not be read again, so that its pages may be
+    /// freed.
     fn release(&self, name: &str);
 
-    /// Whether all that was read is what the files held when they were opened: asked once everything has been copied, as nobody hears
-    /// of a file that is truncated or written to meanwhile.
+    /// Whether all bytes read are those that the files had when they were opened. To be called once
+    /// everything has been copied, because reads do not notice that a file is truncated or written
+    /// to.
     fn check(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Says that little of it will be read from now on, so that nothing is read ahead any more.
+    /// Reports that little of it will be read from now on, which ends the prefetching.
     fn rest(&self) {}
 }
 
 impl<'a> TensorView<'a> {
-    /// The tensor as rows: all leading dimensions flattened, the last one is the row. A vector is one row.
+    /// The tensor as rows: all leading dimensions flattened, the last one is the row. A vector is
+    /// one row.
     pub fn matrix(&self) -> Result<Matrix<'a>> {
         Matrix::from_view(self)
     }

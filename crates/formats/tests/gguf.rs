@@ -1,4 +1,5 @@
-//! GGUF files: what the Python package writes is read, what is broken is refused with the file and the field named.
+//! GGUF files: files of the Python package are read, and broken ones are refused with the file and
+//! the field named.
 
 mod common;
 

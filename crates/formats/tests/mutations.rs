@@ -1,4 +1,5 @@
-//! Damaged files: each opens or gives an error naming the file, without a panic and without a large allocation.
+//! Damaged files: each opens or gives an error naming the file, without a panic and without a large
+//! allocation.
 #![allow(unsafe_code)] // a global allocator that counts
 
 mod common;
@@ -20,13 +21,13 @@ unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let held = HELD.fetch_add(layout.size(), Relaxed) + layout.size();
         PEAK.fetch_max(held, Relaxed);
-        // SAFETY: the caller's promises are passed on as they are.
+        // SAFETY: the caller's promises are passed on unchanged.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         HELD.fetch_sub(layout.size(), Relaxed);
-        // SAFETY: the caller's promises are passed on as they are.
+        // SAFETY: the caller's promises are passed on unchanged.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -56,7 +57,7 @@ fn mutate(good: &[u8], header: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// Opens a damaged file and reads whatever it claims to hold.
+/// Opens a damaged file and reads all tensors that it claims to hold.
 fn try_all<S: WeightSource>(good: &[u8], header: usize, count: u64, open: fn(Vec<u8>) -> Result<S>) -> u64 {
     let mut refused = 0;
     for seed in 0..count {

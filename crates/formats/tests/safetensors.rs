@@ -1,4 +1,5 @@
-//! Safetensors files and folders: what the Python package writes is read, what is broken is refused by name.
+//! Safetensors files and folders: files of the Python package are read, and broken ones are refused
+//! by name.
 
 mod common;
 

@@ -1,4 +1,5 @@
-//! The safetensors writer: what it writes reads back, in one file or many, and half a job looks like none.
+//! The safetensors writer: its output reads back, in one file or many, and an interrupted run looks
+//! like no model.
 
 use std::path::Path;
 

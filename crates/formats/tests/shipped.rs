@@ -1,4 +1,4 @@
-//! The models and heads that the repository ships, as files: whole, finite and small enough.
+//! The models and heads that the repository ships, as files: complete, finite and small enough.
 
 use std::path::PathBuf;
 

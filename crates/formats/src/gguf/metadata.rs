@@ -15,7 +15,7 @@ pub struct Metadata {
     by_key: HashMap<String, usize>,
 }
 
-/// A Rust type that a metadata value can be read as. Integers convert where the number fits.
+/// A Rust type that a metadata value can be read as. Integers convert if the number fits.
 pub trait FromValue<'a>: Sized {
     const EXPECTED: &'static str;
     fn from_value(value: &'a Value) -> Option<Self>;
@@ -26,7 +26,7 @@ impl Metadata {
         Self { path: path.to_owned(), ..Self::default() }
     }
 
-    /// Adds a key; `false` if it is there already.
+    /// Adds a key; `false` if it exists already.
     pub(super) fn add(&mut self, key: String, value: Value) -> bool {
         if self.by_key.contains_key(&key) {
             return false;
@@ -64,7 +64,7 @@ impl Metadata {
         }
     }
 
-    /// The value of a key that must be there.
+    /// The value of a required key.
     pub fn get<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<T> {
         self.find(key)?.ok_or_else(|| self.error(key, format!("missing, expected {}", T::EXPECTED)))
     }

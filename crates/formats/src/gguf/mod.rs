@@ -1,7 +1,8 @@
-//! GGUF, versions 2 and 3, little endian: typed metadata and tensors in one file, or in numbered parts of one.
+//! GGUF, versions 2 and 3, little endian: typed metadata and tensors in one file, or in numbered
+//! parts of one.
 //!
-//! Shapes are turned to outermost first on the way in and back on the way out; GGUF itself stores the innermost
-//! dimension first.
+//! Shapes here have the outermost dimension first; GGUF itself stores the innermost first, and
+//! reading and writing reverse them.
 
 mod metadata;
 mod reader;
@@ -25,7 +26,7 @@ const MAGIC: [u8; 4] = *b"GGUF";
 const DEFAULT_ALIGNMENT: u64 = 32;
 const MAX_PARTS: u64 = 1024;
 
-/// A model in GGUF form. The metadata is the first part's.
+/// A model in GGUF form, with the metadata of the first part.
 #[derive(Debug)]
 pub struct Gguf {
     metadata: Metadata,
@@ -40,7 +41,7 @@ struct Part {
     tensors: Vec<Tensor>,
 }
 
-/// `bytes` lies inside the part's map and is exactly what `kind` and `shape` need.
+/// `bytes` is inside the part's map and has exactly the length for `kind` and `shape`.
 #[derive(Debug)]
 struct Tensor {
     name: String,
@@ -50,7 +51,8 @@ struct Tensor {
 }
 
 impl Gguf {
-    /// Opens a `.gguf` file. Of a model in parts (`name-00001-of-00003.gguf`), any part opens them all.
+    /// Opens a `.gguf` file. If the model has parts (`name-00001-of-00003.gguf`), any part opens
+    /// them all.
     pub fn open(path: &Path) -> Result<Self> {
         let gguf = Self::from_map(Mapped::open(path)?)?;
         let parts = gguf.metadata.find::<u64>("split.count")?.unwrap_or(1);
@@ -62,7 +64,7 @@ impl Gguf {
         Self::from_map(Mapped::from_static(name, bytes))
     }
 
-    /// One file's metadata and tensors, from a map that exists already.
+    /// One file's metadata and tensors, from an existing map.
     pub fn from_map(map: Arc<Mapped>) -> Result<Self> {
         let (metadata, tensors) = reader::parse(map.path(), map.bytes())?;
         let by_name = tensors.iter().enumerate().map(|(at, tensor)| (tensor.name.clone(), (0, at))).collect();
@@ -137,7 +139,7 @@ impl Gguf {
     }
 }
 
-/// `name` of `name-00002-of-00003.gguf`, if the path is so named and the count agrees.
+/// `name` of `name-00002-of-00003.gguf`, if the path has this form and the count agrees.
 fn part_stem(path: &Path, count: u64) -> Option<String> {
     let rest = path.file_name()?.to_str()?.strip_suffix(&format!("-of-{count:05}.gguf"))?;
     let (stem, number) = rest.rsplit_once('-')?;

@@ -1,7 +1,8 @@
-//! Reads a GGUF file: header, metadata, tensor table, and where each tensor's bytes lie.
+//! Reads a GGUF file: header, metadata, tensor table, and the position of each tensor's bytes.
 //!
-//! Every length is checked against what is left of the file before anything is allocated for it. Memory is bounded by
-//! the file's size too: what takes more room in memory than in the file (strings, nested arrays) is counted.
+//! Every length is checked against the rest of the file before anything is allocated for it. Memory
+//! is bounded by the file's size too: items that take more room in memory than in the file
+//! (strings, nested arrays) are counted.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -16,10 +17,11 @@ const MAX_TENSOR_NAME_BYTES: u64 = 512;
 const MAX_DIMS: u32 = 4;
 const MAX_ALIGNMENT: u64 = 4096;
 const MAX_NESTING: usize = 8;
-/// Strings in arrays and arrays in arrays, over the whole file. Ten times the largest vocabulary.
+/// Most strings in arrays and arrays in arrays, over the whole file: ten times the largest
+/// vocabulary.
 const MAX_ITEMS: u64 = 1 << 22;
 
-/// What is wrong, before the file and the field are named.
+/// An error's text, before the file and the field are named.
 type Parsed<T> = std::result::Result<T, String>;
 
 pub(super) fn parse(path: &Path, file: &[u8]) -> Result<(Metadata, Vec<Tensor>)> {
@@ -80,7 +82,7 @@ fn alignment(metadata: &Metadata) -> Result<u64> {
     Ok(alignment)
 }
 
-/// A line of the tensor table, before its place in the file is checked.
+/// A row of the tensor table, before its position in the file is checked.
 struct Entry {
     name: String,
     kind: TensorType,
@@ -105,7 +107,7 @@ fn read_tensors(path: &Path, cursor: &mut Cursor, count: u64) -> Result<Vec<Entr
     Ok(tensors)
 }
 
-/// Offsets become ranges of the file: aligned, inside it, and none over another.
+/// Turns offsets into ranges of the file: aligned, inside it, and without overlaps.
 fn place(path: &Path, entries: Vec<Entry>, data_start: u64, alignment: u64, file_bytes: u64) -> Result<Vec<Tensor>> {
     let wrong = |name: &str, problem| Error::Tensor { path: path.to_owned(), name: shown(name), problem };
     let data_bytes = file_bytes.saturating_sub(data_start);
@@ -261,7 +263,7 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    /// The rest of a line of the tensor table, after the name.
+    /// The rest of a row of the tensor table, after the name.
     fn tensor(&mut self, name: &str) -> Parsed<Entry> {
         let num_dims = self.u32()?;
         if num_dims > MAX_DIMS {
@@ -284,7 +286,7 @@ impl<'a> Cursor<'a> {
         if bytes == 0 {
             return Err(format!("shape {dims:?} holds no values"));
         }
-        // No dimension is above the byte count, which is about to be checked against the file.
+        // No dimension is above the byte count, which is checked against the file next.
         let shape = dims.iter().map(|dim| usize::try_from(*dim).map_err(|_| format!("shape {dims:?} is too large")));
         Ok(Entry { name: name.to_owned(), kind, shape: shape.collect::<Parsed<_>>()?, bytes, offset })
     }

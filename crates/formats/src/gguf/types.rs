@@ -1,6 +1,7 @@
-//! The tensor types GGUF numbers, with the size of their blocks.
+//! The tensor types that GGUF numbers, with the size of their blocks.
 //!
-//! Those Folio does not decode are listed too, so that a file holding one can be laid out and the error can name it.
+//! Types that Folio does not decode are listed too, so that the layout of a file with one is known
+//! and the error can name it.
 
 use crate::Format;
 
@@ -39,7 +40,7 @@ impl TensorType {
         Some(Self { id, name, block_len, block_bytes })
     }
 
-    /// `None` where Folio has no decoder.
+    /// `None` if Folio has no decoder.
     pub(super) fn format(self) -> Option<Format> {
         Format::from_gguf(self.id)
     }

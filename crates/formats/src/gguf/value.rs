@@ -1,4 +1,4 @@
-//! Metadata values: the thirteen types a GGUF file can give a key.
+//! Metadata values: the thirteen types that a GGUF file can give a key.
 
 /// One metadata value.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,7 +36,8 @@ pub enum Array {
     F64(Vec<f64>),
 }
 
-/// Does the same for every variant of [`Array`]: `each_array!(array, items => expression)`.
+/// Evaluates the same expression for every variant of [`Array`]:
+/// `each_array!(array, items => expression)`.
 macro_rules! each_array {
     ($array:expr, $items:ident => $do:expr) => {
         match $array {
@@ -77,7 +78,7 @@ impl Value {
         }
     }
 
-    /// What an error calls the type.
+    /// The type's name in errors.
     pub fn type_name(&self) -> &'static str {
         match self {
             Self::Array(array) => array.type_name(),
@@ -85,7 +86,7 @@ impl Value {
         }
     }
 
-    /// Any integer type, as one that holds them all.
+    /// Any integer type, widened to one that holds them all.
     pub fn as_integer(&self) -> Option<i128> {
         Some(match *self {
             Self::U8(value) => value.into(),

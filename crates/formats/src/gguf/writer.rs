@@ -1,7 +1,7 @@
 //! Writes GGUF version 3: metadata, then tensors, each aligned to 32 bytes.
 //!
-//! [`Writer`] holds a whole file's content; [`FileWriter`] is told the tensors' names, formats and shapes first and
-//! takes their bytes one after the other.
+//! [`Writer`] holds a whole file's content; [`FileWriter`] gets the tensors' names, formats and
+//! shapes first and then their bytes, one tensor after the other.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -24,7 +24,7 @@ struct Tensor<'a> {
     bytes: Cow<'a, [u8]>,
 }
 
-/// A line of the tensor table; `shape` is outermost first.
+/// A row of the tensor table; `shape` is outermost first.
 #[derive(Clone, Debug)]
 pub struct Entry {
     name: String,
@@ -62,7 +62,8 @@ impl<'a> Writer<'a> {
         self
     }
 
-    /// Adds a tensor; `shape` is outermost first. Panics if the bytes do not belong to the shape, or the name is taken.
+    /// Adds a tensor; `shape` is outermost first. Panics if the bytes do not match the shape, or
+    /// the name exists.
     pub fn tensor(
         &mut self,
         name: &str,
@@ -94,7 +95,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// A file whose tensors come one by one. It bears a temporary name until [`FileWriter::finish`].
+/// A file that gets its tensors one by one. It has a temporary name until [`FileWriter::finish`].
 #[derive(Debug)]
 pub struct FileWriter {
     path: PathBuf,
@@ -111,7 +112,8 @@ impl FileWriter {
         Ok(Self { path: path.to_owned(), out, entries: entries.into_iter() })
     }
 
-    /// The next tensor of the table. Panics if it is not that one's turn or its bytes are not as declared.
+    /// Writes the next tensor of the table. Panics if another tensor is next or the bytes are not
+    /// as declared.
     pub fn tensor(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
         let entry = self.entries.next().unwrap_or_else(|| panic!("{name} is one tensor too many"));
         assert_eq!((entry.name.as_str(), entry.bytes), (name, bytes.len() as u64), "the next tensor");

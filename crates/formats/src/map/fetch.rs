@@ -1,6 +1,7 @@
-//! A file's pages brought into memory ahead of who reads them through a mapping, by a thread: one that reads the file itself, as the
-//! system fetches far ahead of such a reader, with few large requests, and little ahead of somebody who touches pages; or, for a
-//! mapping that is to lie on huge pages, one that has them mapped, as files that are read come in smaller ones.
+//! A thread that prefetches a file's pages ahead of their reader. It reads the file itself, because
+//! the system reads far ahead for such a reader, with few large requests, and only little ahead for
+//! a reader that touches mapped pages. For a mapping on huge pages the thread maps the pages
+//! instead, because reading a file brings it in on smaller ones.
 
 use std::fs::File;
 use std::ops::Range;
@@ -10,22 +11,22 @@ use std::thread::Thread;
 
 use memmap2::Mmap;
 
-/// How far ahead of its reader a file is fetched: so far that a disk has something to do while others compute. Before anybody
-/// has read of it, less: a model may have many files.
+/// Distance of the prefetch: far enough that a disk has work while other threads compute. It is
+/// shorter before the first read, because a model may have many files.
 const AHEAD: usize = 256 << 20;
 const BEGINNING: usize = 128 << 20;
 
-/// Bytes that are fetched at a time.
+/// Bytes per read.
 const PIECE: usize = 1 << 20;
 
-/// How pages are fetched.
+/// The way in which pages are prefetched.
 pub(super) enum Way {
     Read(Arc<File>),
-    /// Through the mapping, or where that is not to be had by reading the file.
+    /// Through the mapping or, if that is not possible, by reading the file.
     Map(Arc<Mmap>, Arc<File>),
 }
 
-/// The thread, as the reader sees it. It ends with this.
+/// The thread's handle in the reader. The thread ends when it is dropped.
 #[derive(Debug)]
 pub(super) struct Fetcher {
     shared: Arc<Shared>,
@@ -34,14 +35,14 @@ pub(super) struct Fetcher {
 
 #[derive(Debug)]
 struct Shared {
-    /// Where the reader is.
+    /// Position of the reader.
     at: AtomicUsize,
     ahead: AtomicUsize,
     is_over: AtomicBool,
 }
 
 impl Fetcher {
-    /// Begins to fetch `len` bytes; none where there can be no thread, which costs time and nothing else.
+    /// Starts to prefetch `len` bytes; none if no thread can be started, which only costs time.
     pub fn start(way: Way, len: usize) -> Option<Self> {
         let shared = Arc::new(Shared {
             at: AtomicUsize::new(0),
@@ -54,21 +55,21 @@ impl Fetcher {
         Some(Self { shared, thread: handle.thread().clone() })
     }
 
-    /// All of it is wanted, however little was read so far.
+    /// Requests the whole file, however little was read so far.
     pub fn fetch_all(&self) {
         self.shared.ahead.store(usize::MAX, Ordering::Relaxed);
         self.thread.unpark();
     }
 
-    /// Nothing more is wanted.
+    /// Ends the prefetching.
     pub fn end(&self) {
         self.shared.is_over.store(true, Ordering::Relaxed);
         self.thread.unpark();
     }
 
-    /// What lies at `at` is read next.
+    /// Reports that the reader is at `at`.
     pub fn follow(&self, at: usize) {
-        // Relaxed: the thread may learn of it late, and reads nothing but these.
+        // Relaxed: the thread may see it late, and reads only these values.
         self.shared.at.store(at, Ordering::Relaxed);
         self.shared.ahead.store(AHEAD, Ordering::Relaxed);
         self.thread.unpark();
@@ -91,7 +92,7 @@ impl Shared {
             if piece.is_empty() {
                 std::thread::park();
             } else if way.fetch(piece, &mut buffer).is_err() {
-                // Whoever reads it for its content will meet the same error.
+                // The reader of the content will meet the same error.
                 return;
             }
         }
@@ -112,7 +113,7 @@ impl Way {
     }
 }
 
-/// Has the pages mapped, which fetches them first; false where the system does not do so for us.
+/// Maps the pages, which prefetches them first; false if the system does not support it.
 #[cfg(target_os = "linux")]
 fn populate(map: &Mmap, piece: &Range<usize>) -> bool {
     map.advise_range(memmap2::Advice::PopulateRead, piece.start, piece.len()).is_ok()
@@ -123,8 +124,9 @@ fn populate(_: &Mmap, _: &Range<usize>) -> bool {
     false
 }
 
-/// What to fetch of a file of `len` bytes when its reader is at `at`, and what lies before `fetched` was fetched. Files are mostly
-/// gone through from front to back; far from there it starts anew.
+/// The next range to prefetch from a file of `len` bytes with its reader at `at`, if everything
+/// before `fetched` was prefetched. Files are mostly read from front to back; a reader far away
+/// from there starts anew.
 fn next_piece(at: usize, ahead: usize, fetched: usize, len: usize) -> Range<usize> {
     let end = len.min(at.saturating_add(ahead));
     let start = if (at..=end.saturating_add(ahead)).contains(&fetched) { fetched } else { at.min(end) };
@@ -141,7 +143,7 @@ fn read_at(file: &File, buffer: &mut [u8], at: usize) -> std::io::Result<usize> 
     std::os::windows::fs::FileExt::seek_read(file, buffer, at as u64)
 }
 
-/// Whether the system has the byte at `at` in memory, as far as it tells.
+/// Whether the system has the byte at `at` in memory, as far as it reports.
 #[cfg(target_os = "linux")]
 fn is_cached(file: &File, at: usize) -> bool {
     let mut byte = 0u8;
@@ -171,7 +173,7 @@ mod tests {
         };
         check(0, 0, 0..PIECE);
         check(5, 4 * PIECE, 4 * PIECE..4 * PIECE + 5);
-        // A little back, and far.
+        // Slightly backwards, and far backwards.
         check(5, 4 * PIECE + 9, 4 * PIECE + 9..4 * PIECE + 9);
         check(5, 9 * PIECE, 5..PIECE + 5);
         check(8 * PIECE, 4 * PIECE, 8 * PIECE..9 * PIECE);
@@ -187,7 +189,8 @@ mod tests {
         let folder = Folder::new("fetch");
         let path = folder.write("file", vec![1; 3 * PIECE]);
         let file = Arc::new(File::open(&path).unwrap());
-        // The thread's own shares go when it has ended, as it does before the fetcher goes.
+        // The thread's own references are dropped when it ends, which is before the fetcher is
+        // dropped.
         fn wait_for_end<T>(shared: &Arc<T>) {
             while Arc::strong_count(shared) > 1 {
                 std::thread::yield_now();
@@ -198,7 +201,7 @@ mod tests {
         fetcher.end();
         wait_for_end(&fetcher.shared);
         fetcher.follow(2 * PIECE);
-        // SAFETY: nobody writes to the file.
+        // SAFETY: no process writes to the file.
         let map = Arc::new(unsafe { Mmap::map(&*file) }.unwrap());
         let fetcher = Fetcher::start(Way::Map(Arc::clone(&map), Arc::clone(&file)), map.len()).unwrap();
         fetcher.fetch_all();

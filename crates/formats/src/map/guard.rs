@@ -1,13 +1,15 @@
-//! Pages of a mapped file that cannot be had any more: the file was truncated by another process, or its disk failed. The system
-//! tells whoever reads such a page by SIGBUS, which would end the process. Here the mapping becomes zeros as a whole, and it is
-//! known from then on that its bytes are not the file's: [`Watch::has_failed`].
+//! Handles pages of a mapped file that cannot be read any more, because another process truncated
+//! the file or its disk failed. The system sends SIGBUS to a thread that reads such a page, which
+//! would end the process. Here the whole mapping becomes zeros, and is marked as different from the
+//! file from then on: [`Watch::has_failed`].
 //!
-//! The handler runs in the middle of anything, so it takes no lock and no memory: it walks a list whose places are never freed, calls
-//! `mmap`, and returns to the read, which then gives zeros. A fault anywhere else goes to the handler that was there before.
+//! The handler may interrupt any code, so it takes no lock and no memory: it walks a list with
+//! entries that are never freed, calls `mmap`, and returns to the read, which then gives zeros. A
+//! fault at any other address goes to the previous handler.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
-/// A mapping that is watched for as long as this lives. It must go before the mapping does.
+/// Watches a mapping as long as it lives. It must be dropped before the mapping.
 #[derive(Debug)]
 pub(super) struct Watch(&'static Place);
 
@@ -24,18 +26,18 @@ struct Place {
 static PLACES: AtomicPtr<Place> = AtomicPtr::new(std::ptr::null_mut());
 
 impl Watch {
-    /// Watches the mapping that has those bytes.
+    /// Watches the mapping with these bytes.
     pub fn new(bytes: &[u8]) -> Self {
         handler::install();
         let place = places().find(|place| !place.is_taken.swap(true, Ordering::AcqRel)).unwrap_or_else(add_place);
         place.has_failed.store(false, Ordering::Relaxed);
         place.len.store(bytes.len(), Ordering::Relaxed);
-        // Last: the handler looks at a place once it has a start.
+        // Stored last: the handler uses an entry once it has a start.
         place.start.store(bytes.as_ptr() as usize, Ordering::Release);
         Self(place)
     }
 
-    /// Whether there was a page that could not be had. All bytes may be zeros then.
+    /// Whether a page could not be read. All bytes may be zeros then.
     pub fn has_failed(&self) -> bool {
         self.0.has_failed.load(Ordering::Acquire)
     }
@@ -56,7 +58,8 @@ fn places() -> impl Iterator<Item = &'static Place> {
     std::iter::successors(at(&PLACES), move |place| at(&place.next))
 }
 
-/// A place of its own, which is taken. There are as many as there were mappings at once.
+/// A new entry, already in use. The list has as many entries as there were mappings at the same
+/// time.
 fn add_place() -> &'static Place {
     let place: &'static mut Place = Box::leak(Box::new(Place {
         start: AtomicUsize::new(0),
@@ -85,33 +88,33 @@ mod handler {
 
     use super::places;
 
-    /// What was done about the signal before.
+    /// The previous handling of the signal.
     static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
     pub fn install() {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
             let mut before = MaybeUninit::<libc::sigaction>::zeroed();
-            // SAFETY: asks alone, and zeros are a value of what is filled in.
+            // SAFETY: only reads the current action, and zeros are a valid value of the result.
             let before = unsafe {
                 libc::sigaction(libc::SIGBUS, std::ptr::null(), before.as_mut_ptr());
                 before.assume_init()
             };
             let _ = BEFORE.set(before);
-            // SAFETY: zeros are a value of it: no signal is blocked meanwhile.
+            // SAFETY: zeros are a valid value: no signal is blocked in the handler.
             let mut action = unsafe { MaybeUninit::<libc::sigaction>::zeroed().assume_init() };
             action.sa_sigaction = on_fault as extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) as usize;
             action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
-            // SAFETY: the handler is of the kind that the flags say, and does only what is allowed in one. If it is refused,
-            // such a fault ends the process, as it would have.
+            // SAFETY: the handler has the signature that the flags declare, and does only what is
+            // allowed in one. If the system refuses it, such a fault ends the process, as before.
             unsafe { libc::sigaction(libc::SIGBUS, &raw const action, null_mut()) };
         });
     }
 
     extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-        // SAFETY: the system hands over what it has filled in, with an address for faults.
+        // SAFETY: the system passes a filled-in structure, which has an address for faults.
         let (code, at) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
-        // One that a process sent has no address.
+        // A signal sent by a process has no address.
         if code > 0 && become_zeros(at) {
             return;
         }
@@ -135,19 +138,20 @@ mod handler {
         }
     }
 
-    /// Replaces the mapping that has this address by zeros; false if there is none.
+    /// Replaces the mapping with this address by zeros; false if there is none.
     fn become_zeros(at: usize) -> bool {
         for place in places() {
             let (start, len) = (place.start.load(Ordering::Acquire), place.len.load(Ordering::Relaxed));
-            // The last page is the mapping's to its end.
+            // The mapping covers its last page to the end.
             let page = super::super::page_size();
             if start == 0 || !(start..start + len.next_multiple_of(page)).contains(&at) {
                 continue;
             }
-            // First: whoever reads a zero finds it set.
+            // Set first: a thread that reads a zero finds it set.
             place.has_failed.store(true, Ordering::Release);
-            // SAFETY: the range is one mapping, there for as long as it has a place, of which only `&[u8]`s are handed out; bytes
-            // change under them, as they do for whoever truncates the file. What is called here may be called in a handler.
+            // SAFETY: the range is one mapping, which exists as long as it has an entry, and it is
+            // only handed out as `&[u8]`. Its bytes change under these slices, as they do under a
+            // truncation. The functions called here are allowed in a handler.
             unsafe {
                 let errno = *libc::__errno_location();
                 let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
@@ -160,7 +164,7 @@ mod handler {
     }
 }
 
-/// Elsewhere such a fault ends the process.
+/// On other systems such a fault ends the process.
 #[cfg(not(target_os = "linux"))]
 mod handler {
     pub fn install() {}
@@ -174,7 +178,7 @@ mod tests {
 
     use super::super::Mapped;
 
-    /// Unless somebody takes care of it, the first read behind the new end kills this process.
+    /// Without the handler, the first read behind the new end kills this process.
     #[test]
     fn a_file_truncated_under_its_mapping_reads_as_zeros_and_says_so() {
         let folder = Folder::new("guard");
@@ -185,7 +189,7 @@ mod tests {
             let (map, whole) = (open(&path).unwrap(), open(&other).unwrap());
             assert!(map.check().is_ok() && map.bytes()[(1 << 20) - 1] == 7);
             File::options().write(true).open(&path).unwrap().set_len(keep).unwrap();
-            // Told before anybody meets it, too.
+            // `check` reports it before any read, too.
             let told = map.check().unwrap_err().to_string();
             assert!(told.contains(path.to_str().unwrap()) && told.contains("1048576"), "{told}");
             assert!(!map.has_failed());
@@ -199,7 +203,7 @@ mod tests {
             let told = map.check().unwrap_err().to_string();
             assert!(told.contains(path.to_str().unwrap()), "{told}");
             assert!(whole.check().is_ok() && whole.bytes().iter().all(|&byte| byte == 8), "a neighbour is as it was");
-            // What comes to lie in the same place is a file of its own.
+            // A later mapping at the same address is a file of its own.
             drop(map);
             assert!(open(&other).unwrap().check().is_ok());
         };

@@ -1,4 +1,5 @@
-//! Rows of codes with scales beside them: what every checkpoint packing that is not a GGUF block is brought to.
+//! Rows of codes with scales beside them: the common form of every checkpoint layout other than
+//! GGUF blocks.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -8,23 +9,23 @@ use half::bf16;
 use crate::quant::e4m3;
 use crate::{ActivationScale, Coding, Error, Levels, Numbers, Result};
 
-/// What all rows of a grouped part have in common.
+/// Properties that all rows of a grouped part share.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Grouped {
-    /// Neighbouring codes that share a scale; the width of a row, or more, for one scale a row.
+    /// Neighbouring codes that share a scale; the width of a row, or more, for one scale per row.
     pub group: usize,
     pub levels: GroupedLevels,
     pub activations: ActivationScale,
-    /// Stored column `j` is input `order[j]`; `None` where they lie in order.
+    /// Stored column `j` is input `order[j]`; `None` if columns are in order.
     pub order: Option<Arc<[u32]>>,
-    /// Inputs, ascending, whose weights are kept in bf16 beside the codes.
+    /// Inputs, ascending, with weights in bf16 beside the codes.
     pub outliers: Option<Arc<[u32]>>,
 }
 
-/// What a code stands for before it is scaled.
+/// The level of a code, before it is scaled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum GroupedLevels {
-    /// Codes 0 to 15 pick from a table.
+    /// Codes 0 to 15 index a table.
     Nibbles([f32; 16]),
     /// The code as two's complement.
     Signed8,
@@ -37,23 +38,24 @@ pub enum GroupedLevels {
 /// One row: `value[j] = scales[j / group] * level(codes[j]) + minimums[j / group]`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GroupedRow<'a> {
-    /// One a byte.
+    /// One per byte.
     pub codes: Cow<'a, [u8]>,
     pub scales: Vec<f32>,
-    /// Empty where groups have none.
+    /// Empty if groups have no minimum.
     pub minimums: Vec<f32>,
-    /// One for each outlier column; they replace what the codes say there.
+    /// One for each outlier column; they replace the codes there.
     pub outliers: Vec<bf16>,
 }
 
-/// What a code is worth of [`GroupedLevels::Of127`], after it has been scaled.
+/// Value of a code 1 of [`GroupedLevels::Of127`] at scale 1.
 const ONE_127TH: f32 = 1.0 / 127.0;
 
-/// Values that share a scale where something is rounded to eight-bit integers: activations, and eight-bit floats.
+/// Values that share a scale in the rounding to eight-bit integers: of activations, and of
+/// eight-bit floats.
 const ROUNDED_GROUP: usize = 32;
 
 impl GroupedLevels {
-    /// Whole numbers from 0 to 15: codes with a zero point, which goes into the minimum.
+    /// Integers from 0 to 15: codes with a zero point, which becomes part of the minimum.
     pub const UNSIGNED4: Self =
         GroupedLevels::Nibbles([0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.]);
     /// Four-bit floats with two exponent bits and one of mantissa.
@@ -69,7 +71,7 @@ impl GroupedLevels {
         }
     }
 
-    /// The same as integers, and what one integer step is worth.
+    /// The same as integers, and the value of one integer step.
     fn as_integers(&self) -> (Levels, f32) {
         let table = match self {
             GroupedLevels::Nibbles(table) => table,
@@ -77,7 +79,7 @@ impl GroupedLevels {
             GroupedLevels::Signed8 | GroupedLevels::Float8 => return (Levels::Bytes, 1.0),
         };
         let largest = table.iter().fold(0.0f32, |most, level| most.max(level.abs()));
-        // Whole and half numbers stay what they are; other tables are rounded to 127ths of the largest.
+        // Whole and half numbers stay exact; other tables are rounded to 127ths of the largest.
         let exact =
             [1.0, 2.0].into_iter().find(|by| largest * by <= 127.0 && table.iter().all(|t| (t * by).fract() == 0.0));
         let step = exact.map_or(largest / 127.0, |by| 1.0 / by);
@@ -170,10 +172,10 @@ impl Grouped {
         }
     }
 
-    /// How kernels see the rows; `None` where the groups are of no size that they know.
+    /// The rows as kernels read them; `None` if no kernel supports the group size.
     ///
-    /// Activations are rounded group by group too, so a long group is seen as several with the same scale: over 128 values
-    /// rounding costs twice the divergence that it costs over 32.
+    /// Activations are rounded group by group too, so a long group is treated as several with the
+    /// same scale: rounding over 128 values costs twice the divergence that it costs over 32.
     pub(super) fn coding(&self, cols: usize, affine: bool) -> Option<Coding> {
         let longest = match self.activations {
             ActivationScale::Group => ROUNDED_GROUP,
@@ -195,7 +197,7 @@ impl Grouped {
         })
     }
 
-    /// Codes, scales and minimums as [`Grouped::coding`] says.
+    /// Codes, scales and minimums in the form of [`Grouped::coding`].
     pub(super) fn read_codes(&self, row: &GroupedRow<'_>, coding: &Coding, into: Codes<'_>) {
         if self.levels == GroupedLevels::Float8 {
             return self.round_codes(row, into);
@@ -212,7 +214,7 @@ impl Grouped {
         }
     }
 
-    /// The nearest eight-bit integers: the finest that kernels without eight-bit floats can do.
+    /// The nearest eight-bit integers: the finest form for kernels without eight-bit floats.
     fn round_codes(&self, row: &GroupedRow<'_>, into: Codes<'_>) {
         let mut values = vec![0.0; row.codes.len()];
         self.read_stored(row, &mut values);
@@ -228,7 +230,7 @@ impl Grouped {
     }
 }
 
-/// Where a row's codes, scales and minimums go.
+/// Destination of a row's codes, scales and minimums.
 pub(super) struct Codes<'o> {
     pub codes: &'o mut [u8],
     pub scales: &'o mut [f32],
@@ -254,7 +256,7 @@ mod tests {
         GroupedRow { codes: codes.into(), scales: scales.to_vec(), ..GroupedRow::default() }
     }
 
-    /// Values as the codes say them, in stored order.
+    /// Values computed from the codes, in stored order.
     fn through_codes(matrix: &Matrix<'_>) -> Vec<f32> {
         let part = &matrix.parts()[0];
         let coding = part.coding().unwrap();

@@ -1,4 +1,4 @@
-//! A matrix as a list of row slices: stacking, picking and permuting rows never touch the bytes.
+//! A matrix as a list of row slices: stacking, selecting and permuting rows never touch the bytes.
 
 mod grouped;
 mod part;
@@ -14,8 +14,8 @@ use crate::{Error, Format, Result, TensorView};
 
 /// `[rows, cols]`, as parts of one storage form each, one below the other.
 ///
-/// Fused projections, expert slices and row permutations are all rearrangements of row slices, so they cost a vector
-/// of slices and no copy, and hold for quantized formats as they do for plain ones.
+/// Fused projections, expert slices and row permutations are all rearrangements of row slices, so
+/// they cost a vector of slices and no copy, for quantized formats as well as for plain ones.
 #[derive(Clone, Debug)]
 pub struct Matrix<'a> {
     cols: usize,
@@ -32,7 +32,8 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// Rows of codes with their scales. All that `form` and the rows say of each other is checked.
+    /// Rows of codes with their scales. Everything that `form` and the rows require of each other
+    /// is checked.
     pub fn from_grouped(cols: usize, form: Grouped, rows: Vec<GroupedRow<'a>>) -> Result<Self> {
         form.check(cols, &rows)?;
         Ok(Self { cols, parts: vec![Part::grouped(Arc::new(form), cols, rows)] })
@@ -62,7 +63,8 @@ impl<'a> Matrix<'a> {
         &self.parts
     }
 
-    /// The one storage format of all rows; `None` where they differ or are codes with scales beside them.
+    /// The one storage format of all rows; `None` if they differ or are codes with scales beside
+    /// them.
     pub fn format(&self) -> Option<Format> {
         match &self.parts[..] {
             [only] => only.format(),
@@ -88,7 +90,7 @@ impl<'a> Matrix<'a> {
         self.parts[part].read_row(row, out);
     }
 
-    /// Rows `range` alone.
+    /// Only the rows of `range`.
     pub fn slice_rows(&self, range: Range<usize>) -> Self {
         let mut first = 0;
         let mut parts = Vec::new();
@@ -113,7 +115,7 @@ impl<'a> Matrix<'a> {
         Self { cols: self.cols, parts: joined(picked) }
     }
 
-    /// The rows of `parts`, one below the other, each in the form it has.
+    /// The rows of `parts`, one below the other, each in its own form.
     pub fn stack(parts: Vec<Matrix<'a>>) -> Result<Self> {
         let Some(first) = parts.first() else { return Err(Error::EmptyStack) };
         let cols = first.cols;
@@ -123,7 +125,7 @@ impl<'a> Matrix<'a> {
         Ok(Self { cols, parts: joined(parts.into_iter().flat_map(|matrix| matrix.parts)) })
     }
 
-    /// Columns become rows; decoded to F32, since a block runs along a row.
+    /// Turns columns into rows; decoded to F32, since a block runs along a row.
     pub fn transpose(&self) -> Matrix<'a> {
         let (rows, cols) = (self.num_rows(), self.cols);
         let mut turned = vec![vec![0u8; rows * 4]; cols];
@@ -139,7 +141,7 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// Neighbours that are stored alike become one part.
+/// Joins neighbours of the same form into one part.
 fn joined<'a>(parts: impl Iterator<Item = Part<'a>>) -> Vec<Part<'a>> {
     let mut all: Vec<Part<'a>> = Vec::new();
     for part in parts {

@@ -9,7 +9,7 @@ use half::bf16;
 use super::grouped::{Codes, Grouped, GroupedRow};
 use crate::{Coding, Format, Units};
 
-/// Some rows of a matrix, all stored alike.
+/// Some rows of a matrix, all in one form.
 #[derive(Clone, Debug)]
 pub struct Part<'a> {
     cols: usize,
@@ -51,7 +51,8 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// The storage format of plain values and GGUF blocks; `None` for codes with scales beside them.
+    /// The storage format of plain values and GGUF blocks; `None` for codes with scales beside
+    /// them.
     pub fn format(&self) -> Option<Format> {
         match &self.rows {
             Rows::Blocks { format, .. } => Some(*format),
@@ -75,7 +76,8 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// How the rows read as integers; `None` for plain values, and for groups of a size that no kernel knows.
+    /// The integer form of the rows; `None` for plain values, and for group sizes that no kernel
+    /// supports.
     pub fn coding(&self) -> Option<Coding> {
         match &self.rows {
             Rows::Blocks { format, .. } => format.coding(),
@@ -85,10 +87,11 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// One row as [`Part::coding`] says: one code a value, in stored order, and one scale a group; minimums are written
-    /// where the coding has them. Where values are not exactly codes (eight-bit floats) they are rounded.
+    /// Reads one row in the form of [`Part::coding`]: one code per value, in stored order, and one
+    /// scale per group; minimums are written if the coding has them. Values that are not exactly
+    /// codes (eight-bit floats) are rounded.
     ///
-    /// Panics where there is no coding.
+    /// Panics if there is no coding.
     pub fn read_codes(&self, index: usize, codes: &mut [u8], scales: &mut [f32], minimums: &mut [f32]) {
         match &self.rows {
             Rows::Blocks { format, rows } => format.read_codes(&rows[index], codes, scales, minimums),
@@ -99,7 +102,8 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// The same of a coding with [`Numbers::Multiples`](crate::Numbers::Multiples), as [`Format::read_multiples`] gives it.
+    /// The same for a coding with [`Numbers::Multiples`](crate::Numbers::Multiples), like
+    /// [`Format::read_multiples`].
     pub fn read_multiples(
         &self,
         index: usize,
@@ -114,7 +118,8 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// Codes with scales beside them, as they are stored; `None` for plain values and GGUF blocks.
+    /// Codes with scales beside them, in their stored form; `None` for plain values and GGUF
+    /// blocks.
     pub fn grouped_rows(&self) -> Option<(&Grouped, &[GroupedRow<'a>])> {
         match &self.rows {
             Rows::Blocks { .. } => None,
@@ -122,7 +127,7 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// Stored column `j` is input `order[j]`; `None` where they lie in order.
+    /// Stored column `j` is input `order[j]`; `None` if columns are in order.
     pub fn column_order(&self) -> Option<&Arc<[u32]>> {
         match &self.rows {
             Rows::Blocks { .. } => None,
@@ -130,7 +135,7 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// Inputs, ascending, whose weights are [`Part::outliers`] and not what the codes say.
+    /// Inputs, ascending, with weights in [`Part::outliers`] instead of the codes.
     pub fn outlier_columns(&self) -> Option<&Arc<[u32]>> {
         match &self.rows {
             Rows::Blocks { .. } => None,
@@ -154,7 +159,7 @@ impl<'a> Part<'a> {
         Self { cols: self.cols, rows }
     }
 
-    /// Takes in the rows of a part that is stored alike; gives it back otherwise.
+    /// Adds the rows of a part of the same form; returns any other part.
     pub(super) fn join(&mut self, other: Part<'a>) -> Option<Part<'a>> {
         match (&mut self.rows, other.rows) {
             (Rows::Blocks { format, rows }, Rows::Blocks { format: same, rows: more }) if *format == same => {

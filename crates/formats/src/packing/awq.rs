@@ -1,8 +1,10 @@
-//! AWQ in the packing that its GEMM kernels read: codes and zero points packed along the outputs, eight a word.
+//! AWQ in the checkpoint layout of its GEMM kernels: codes and zero points packed along the
+//! outputs, eight per word.
 //!
-//! `qweight [inputs, outputs / 8]` and `qzeros [groups, outputs / 8]` hold 32-bit words of four-bit codes, whose nibbles
-//! are outputs 0 2 4 6 1 3 5 7 from the lowest up; `scales` is `[groups, outputs]`. A layer that was not converted has a
-//! plain weight. The packings of the GEMV kernels are refused: they say so in `version`.
+//! `qweight [inputs, outputs / 8]` and `qzeros [groups, outputs / 8]` hold 32-bit words of four-bit
+//! codes: the nibbles are outputs 0 2 4 6 1 3 5 7 from the lowest up; `scales` is
+//! `[groups, outputs]`. A layer that was not converted has a plain weight. The layouts of the GEMV
+//! kernels, recognized by `version`, are refused.
 
 use serde_json::Value;
 
@@ -14,7 +16,7 @@ use crate::{ActivationScale, Format, Grouped, GroupedLevels, GroupedRow, Matrix,
 const BITS: u32 = 4;
 /// Outputs in a word.
 const WIDTH: usize = 8;
-/// Which nibble of a word is output 0, 1, 2 ...
+/// The nibble of a word that holds output 0, 1, 2 ...
 const NIBBLES: [u32; WIDTH] = [0, 4, 1, 5, 2, 6, 3, 7];
 
 #[derive(Debug)]

@@ -1,12 +1,15 @@
-//! bitsandbytes: eight-bit rows with the largest magnitude of each, and four-bit blocks of normal or small floats.
+//! bitsandbytes: eight-bit rows with the largest magnitude of each, and four-bit blocks of normal
+//! or small floats.
 //!
-//! Eight bits: `weight [outputs, inputs]` of signed bytes and `SCB [outputs]`; a value is `byte * SCB / 127`. Which inputs
-//! are outliers is decided there while it runs, so nothing of it is in the file, but for those that Folio writes:
-//! `outlier_columns [n]` and `outlier_values [outputs, n]` say which columns are kept in bf16, and the codes count for
-//! nothing there. Four bits: `weight` is the tensor
-//! flattened, two codes a byte with the first one high, in blocks of `blocksize` that do not care for rows. `weight.absmax`
-//! has a block's scale, or, quantized twice, a code for it, which `weight.nested_*` turns into one. What is not a tensor
-//! lies as JSON in `weight.quant_state.bitsandbytes__nf4` (or `fp4`).
+//! Eight bits: `weight [outputs, inputs]` of signed bytes and `SCB [outputs]`; a value is
+//! `byte * SCB / 127`. bitsandbytes decides at run time which inputs are outliers, so its files do
+//! not name them. Folio's files do: `outlier_columns [n]` and `outlier_values [outputs, n]` are the
+//! columns in bf16, and the codes there are ignored.
+//!
+//! Four bits: `weight` is the flattened tensor, two codes per byte with the first one high, in
+//! blocks of `blocksize` that ignore row boundaries. `weight.absmax` has a block's scale or,
+//! quantized twice, a code for it, which `weight.nested_*` decodes. Facts that are not tensors are
+//! JSON in `weight.quant_state.bitsandbytes__nf4` (or `fp4`).
 
 use half::bf16;
 use serde::Deserialize;
@@ -16,7 +19,7 @@ use super::{Packed, Packing, packed, scheme, tensor};
 use crate::error::shown;
 use crate::{ActivationScale, Format, Grouped, GroupedLevels, GroupedRow, Matrix, Result, WeightSource};
 
-/// The package's table of codes, as f32: quantiles of a normal distribution, brought to -1 to 1.
+/// The package's table of codes, as f32: quantiles of a normal distribution, scaled to -1 to 1.
 #[allow(clippy::excessive_precision)]
 const NF4: [f32; 16] = [
     -1.0,
@@ -59,7 +62,7 @@ struct BitsAndBytes {
     bits: u32,
 }
 
-/// What the JSON says.
+/// Contents of the JSON.
 #[derive(Deserialize)]
 struct State {
     quant_type: String,
@@ -132,7 +135,7 @@ fn eight_bit<'a>(source: &'a dyn WeightSource, stem: &str, rows: usize, cols: us
     Ok(Packed { matrix, tensors })
 }
 
-/// The columns that are kept beside the codes, where the file says so.
+/// The columns with values beside the codes, if the file has them.
 fn outlier_columns(source: &dyn WeightSource, stem: &str, cols: usize) -> Result<Option<Vec<u32>>> {
     let name = format!("{stem}.outlier_columns");
     if !source.contains(&name) {
@@ -150,7 +153,7 @@ fn form(group: usize, levels: GroupedLevels) -> Grouped {
     Grouped { group: group.max(1), levels, activations: ActivationScale::Group, order: None, outliers: None }
 }
 
-/// The values of a tensor of f32, none of them infinite or no number.
+/// The values of a f32 tensor, all of them finite.
 fn finite(source: &dyn WeightSource, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
     let values = tensor(source, name, shape, &[Format::F32])?.to_f32()?;
     match values.iter().position(|value| !value.is_finite()) {
@@ -168,14 +171,15 @@ fn four_bit<'a>(source: &'a dyn WeightSource, stem: &str, rows: usize, cols: usi
     }
     let levels = state.levels(source, &name, &mut tensors)?;
     let codes = source.require(&name)?;
-    // Some write the bytes under another dtype, for the sake of sharded training.
+    // Some tools write the bytes under another dtype, for sharded training.
     let values = rows.saturating_mul(cols);
     if codes.bytes.len() != values.div_ceil(2) {
         let (needed, found) = (values.div_ceil(2), codes.bytes.len());
         return Err(packed(&name, format!("has {found} bytes, but [{rows}, {cols}] of four bits needs {needed}")));
     }
     let absmax = state.absmax(source, &name, values.div_ceil(state.blocksize), &mut tensors)?;
-    // Blocks go on from row to row; a group is what lies in one row and one block wherever a row begins.
+    // Blocks run across rows; a group is the longest run that is inside one row and one block
+    // wherever a row begins.
     let group = common_divisor(cols, state.blocksize);
     let code = |at: usize| match codes.bytes[at / 2] {
         byte if at.is_multiple_of(2) => byte >> 4,
@@ -225,7 +229,7 @@ impl State {
         Ok(state)
     }
 
-    /// The table of codes, once the one in the file has been seen to be it.
+    /// The table of codes, after a check that the file's table equals it.
     fn levels(&self, source: &dyn WeightSource, weight: &str, tensors: &mut Vec<String>) -> Result<GroupedLevels> {
         let name = format!("{weight}.quant_map");
         let table = if self.quant_type == "nf4" { NF4 } else { FP4 };

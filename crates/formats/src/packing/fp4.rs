@@ -1,8 +1,8 @@
-//! Weights in four-bit floats, two a byte: NVFP4 (groups of 16 under eight-bit scales, and one more scale for the tensor)
-//! and MXFP4 (groups of 32 under powers of two).
+//! Weights in four-bit floats, two per byte: NVFP4 (groups of 16 under eight-bit scales, and one
+//! more scale for the tensor) and MXFP4 (groups of 32 under powers of two).
 //!
-//! compressed-tensors stores NVFP4's tensor scale as its reciprocal, ModelOpt as it is; both are kept to the order in which
-//! their tools compute, so that the bits agree.
+//! compressed-tensors stores NVFP4's tensor scale as its reciprocal, ModelOpt stores it directly;
+//! both are applied in the order in which their tools compute, so that the bits agree.
 
 use std::borrow::Cow;
 
@@ -10,7 +10,7 @@ use super::layer::Layer;
 use super::scales::{Scales, Sharing};
 use crate::{ActivationScale, Format, Grouped, GroupedLevels, GroupedRow, Matrix, Result};
 
-/// What multiplies the eight-bit scales of NVFP4.
+/// Factor of NVFP4's eight-bit scales.
 pub(super) enum TensorScale<'s> {
     /// They are divided by it.
     Reciprocal(&'s str),
@@ -37,7 +37,8 @@ pub(super) fn nvfp4<'a>(
     if scales.values().iter().any(|scale| !scale.is_finite()) {
         return Err(layer.wrong(suffix, format!("is {by}, which makes scales infinite")));
     }
-    // Scales too small for eight bits were written as zero by some versions, so zeros are no fault here.
+    // Scales too small for eight bits were written as zero by some versions, so zeros are no fault
+    // here.
     matrix(layer, codes, &scales, group)
 }
 

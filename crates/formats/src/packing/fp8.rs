@@ -1,8 +1,9 @@
-//! Weights in eight-bit floats, with scales for the tensor, a row, a group or a block: what compressed-tensors calls
-//! `float-quantized`, ModelOpt `FP8`, and DeepSeek and Qwen checkpoints `fp8` with `weight_scale_inv`.
+//! Weights in eight-bit floats, with scales for the tensor, a row, a group or a block:
+//! compressed-tensors' `float-quantized`, ModelOpt's `FP8`, and the `fp8` of DeepSeek and Qwen
+//! checkpoints with `weight_scale_inv`.
 //!
-//! The weights are read exactly. Scales of activations, static or dynamic, are not used: activations keep more bits here
-//! than eight-bit floats have.
+//! The weights are read exactly. Scales of activations, static or dynamic, are not used:
+//! activations keep more bits here than eight-bit floats have.
 
 use std::borrow::Cow;
 
@@ -14,7 +15,7 @@ use super::scales::{Scales, Sharing};
 use super::{Packed, Packing, scheme, short};
 use crate::{ActivationScale, Format, Grouped, GroupedLevels, GroupedRow, Matrix, Result, WeightSource};
 
-/// How wide a scale's block may be: far more than any published one.
+/// Widest block of a scale: far wider than any published one.
 const MAX_BLOCK: u64 = 1 << 20;
 
 /// The layer's `weight` under these scales, read from `suffix`.
@@ -41,7 +42,7 @@ pub(super) fn matrix<'a>(layer: &Layer<'a, '_>, scales: &Scales, suffix: &str, s
 /// `quant_method: fp8` and `fbgemm_fp8`.
 #[derive(Debug)]
 pub(super) struct Fp8 {
-    /// Rows and columns of a block, where scales are by block.
+    /// Rows and columns of a block, if scales are by block.
     block: Option<(usize, usize)>,
     left_out: Vec<String>,
 }
@@ -82,7 +83,7 @@ impl Packing for Fp8 {
         if let Some(name) = self.left_out.iter().find(|name| Names::Ends.matches(name, stem)) {
             return Err(layer.wrong("weight", format!("is F8_E4M3, but the configuration leaves out {name:?}")));
         }
-        // Some writers call the same thing by its older name.
+        // Some writers use the older name of the same tensor.
         let suffix = match layer.find("weight_scale_inv") {
             None if layer.find("weight_scale").is_some() => "weight_scale",
             _ => "weight_scale_inv",

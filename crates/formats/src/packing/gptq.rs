@@ -1,9 +1,11 @@
-//! GPTQ, as AutoGPTQ and gptqmodel write it: codes packed along the inputs, zero points along the outputs.
+//! GPTQ, as AutoGPTQ and gptqmodel write it: codes packed along the inputs, zero points along the
+//! outputs.
 //!
-//! `qweight [inputs * bits / 32, outputs]` and `qzeros [groups, outputs * bits / 32]` hold 32-bit words, `scales` is
-//! `[groups, outputs]`, and `g_idx [inputs]` says which group an input belongs to: in order, or by the order in which
-//! act-order quantized them. The first version of the format stores each zero point less one. Which layers a `dynamic`
-//! rule names is seen from their tensors: one that was skipped has a plain weight, one with other bits has other shapes.
+//! `qweight [inputs * bits / 32, outputs]` and `qzeros [groups, outputs * bits / 32]` hold 32-bit
+//! words, `scales` is `[groups, outputs]`, and `g_idx [inputs]` is the group of each input: in
+//! order, or in the order of quantization with act-order. The first version of the format stores
+//! each zero point less one. A layer's tensors show which `dynamic` rule applies to it: a skipped
+//! layer has a plain weight, and one with other bits has other shapes.
 
 use std::sync::Arc;
 
@@ -20,7 +22,7 @@ const ROWS_AT_ONCE: usize = 16;
 #[derive(Debug)]
 struct Gptq {
     zero_points: ZeroPoints,
-    /// Whether inputs were quantized in an order of their own, so that `g_idx` cannot be left out.
+    /// Whether inputs were quantized in an order of their own, so that `g_idx` is required.
     act_order: bool,
     /// The rule for every layer, then those of `dynamic`.
     rules: Vec<Rule>,
@@ -41,7 +43,7 @@ struct Rule {
     group: Option<usize>,
 }
 
-/// One layer's sizes, which its tensors have been found to have.
+/// One layer's sizes, checked against its tensors.
 struct Layer<'s> {
     source: &'s dyn WeightSource,
     stem: &'s str,
@@ -73,13 +75,14 @@ fn zero_points(config: &Value, rules: &[Rule]) -> Result<ZeroPoints> {
     match config.get(field).and_then(Value::as_str) {
         None | Some("gptq") => Ok(ZeroPoints::LessOne),
         Some("gptq_v2") => Ok(ZeroPoints::AsTheyAre),
-        // Split into planes of bits, which changes nothing where a word holds whole codes.
+        // Split into planes of bits, which changes nothing if a word holds whole codes.
         Some("gptq_p") if rules.iter().all(|rule| rule.bits != 3) => Ok(ZeroPoints::AsTheyAre),
         Some(other) => Err(scheme(field, format!("is \"{}\", but only gptq and gptq_v2 are read", shown(other)))),
     }
 }
 
-/// What `dynamic` says of layers that differ. Layers to skip have no rule: they have no packed tensors.
+/// Rules of `dynamic` for layers that differ. Skipped layers have no rule: they have no packed
+/// tensors.
 fn dynamic_rules<'c>(config: &'c Value, first: Rule) -> impl Iterator<Item = Result<Rule>> + use<'c> {
     let entries = config.get("dynamic").and_then(Value::as_object).into_iter().flatten();
     entries.filter(|(pattern, _)| !pattern.starts_with("-:")).map(move |(pattern, entry)| {
@@ -118,7 +121,8 @@ impl Packing for Gptq {
         let in_order = !self.act_order && !source.contains(&layer.name("g_idx"));
         let order = if in_order { None } else { layer.order()? };
         let mut codes = layer.codes(order.as_deref())?;
-        // Zero points that are all the same are part of the levels, which saves the kernels the minimums.
+        // A zero point that all groups share becomes part of the levels, which saves the kernels
+        // the minimums.
         let same = zeros.first().copied().filter(|first| zeros.iter().all(|zero| zero == first));
         let (levels, affine) = match (layer.bits, same) {
             (8, Some(128)) => (GroupedLevels::Signed8, false),
@@ -175,7 +179,7 @@ impl Gptq {
             let problem = format!("has 3 bits a code, which takes multiples of 32, but is [{rows}, {cols}]");
             return Err(packed(&name("qweight"), problem));
         }
-        // Where none fits, what the first one needs is told, here or as the scales are read.
+        // If no rule fits, the error names the first one's shape, here or when the scales are read.
         tensor(source, &name("qweight"), &chosen.codes_shape(), &[Format::I32])?;
         Ok(chosen)
     }
@@ -194,7 +198,7 @@ impl Layer<'_> {
         [self.num_words(self.cols), self.rows]
     }
 
-    /// Columns in the order of their groups; `None` where they lie so already.
+    /// Columns in the order of their groups; `None` if they are in this order already.
     fn order(&self) -> Result<Option<Arc<[u32]>>> {
         let name = self.name("g_idx");
         let wrong = |problem: String| Err(packed(&name, problem));
@@ -216,7 +220,7 @@ impl Layer<'_> {
         Ok(if order.is_sorted() { None } else { Some(order.into()) })
     }
 
-    /// Zero points `[groups, rows]`, as they are meant.
+    /// Zero points `[groups, rows]`, with the stored offset undone.
     fn zeros(&self, stored: ZeroPoints) -> Result<Vec<u8>> {
         let name = self.name("qzeros");
         let row_words = self.num_words(self.rows);
@@ -230,8 +234,8 @@ impl Layer<'_> {
                     zeros.push(zero);
                 }
             };
-            // One is added as it was taken off: from whole words, where a zero point of 0 borrowed from the next one,
-            // but from each code alone where codes lie across words.
+            // One is added in the way it was subtracted: from whole words, in which a zero point of
+            // 0 borrowed from the next one, or from each code alone if codes lie across words.
             match (stored, self.bits) {
                 (ZeroPoints::AsTheyAre, bits) => unpack(packed.iter().copied(), bits, keep),
                 (ZeroPoints::LessOne, 3) => unpack(packed.iter().copied(), 3, |zero| keep((zero + 1) & 7)),
@@ -244,7 +248,7 @@ impl Layer<'_> {
         Ok(zeros)
     }
 
-    /// Codes of every output, one a byte, in the order of the columns given.
+    /// Codes of every output, one per byte, in the given order of columns.
     fn codes(&self, order: Option<&[u32]>) -> Result<Vec<Vec<u8>>> {
         let view = tensor(self.source, &self.name("qweight"), &self.codes_shape(), &[Format::I32])?;
         let (words, _) = view.bytes.as_chunks::<4>();

@@ -1,4 +1,5 @@
-//! The tensors of one packed layer: found by suffix, checked before use, noted so that their pages can be given back.
+//! The tensors of one packed layer: found by suffix, checked before use, and noted so that their
+//! pages can be freed.
 
 use std::cell::RefCell;
 
@@ -61,7 +62,7 @@ impl<'a, 's> Layer<'a, 's> {
         }
     }
 
-    /// Rows of codes as a matrix; what is wrong with them is said of the tensor that holds the codes.
+    /// Rows of codes as a matrix; an error names the tensor that holds the codes.
     pub fn matrix(&self, suffix: &str, form: Grouped, rows: Vec<GroupedRow<'a>>) -> Result<Matrix<'a>> {
         Matrix::from_grouped(self.cols, form, rows).map_err(|error| match error {
             Error::Grouped { problem } => self.wrong(suffix, format!("does not fit its scales: {problem}")),
@@ -69,9 +70,9 @@ impl<'a, 's> Layer<'a, 's> {
         })
     }
 
-    /// The matrix with the names of all tensors that were looked at.
+    /// The matrix with the names of all tensors that were used.
     pub fn done(self, matrix: Matrix<'a>) -> Packed<'a> {
-        // Scales of activations and stored shapes are read by nobody, but their pages are mapped too.
+        // Scales of activations and stored shapes are not read, but their pages are mapped too.
         for unused in ["input_scale", "input_global_scale", "input_zero_point", "weight_shape"] {
             self.find(unused);
         }

@@ -1,5 +1,6 @@
-//! How other tools pack quantized weights into safetensors: each packing reads the tensors that make up one linear layer
-//! and gives a [`Matrix`]. One row in a table and one file each; nothing behind [`Matrix`] knows which it was.
+//! Checkpoint layouts: how other tools pack quantized weights into safetensors. Each reads the
+//! tensors that make up one linear layer and returns a [`Matrix`]. Each has one row in a table and
+//! one file; code that uses the [`Matrix`] does not know which it was.
 
 mod awq;
 mod bitsandbytes;
@@ -20,17 +21,18 @@ use serde_json::Value;
 use crate::error::shown;
 use crate::{Error, Format, Matrix, Result, TensorView, WeightSource};
 
-/// One way of packing a linear layer's weight, with what the checkpoint's configuration says of it.
+/// One checkpoint layout of a linear layer's weight, with its parameters from the checkpoint's
+/// configuration.
 pub trait Packing: Send + Sync + fmt::Debug {
-    /// Whether the layer `stem` (`model.layers.0.mlp.up_proj`, without a suffix) is packed this way. A layer that was left
-    /// out of quantization is not: it has a plain `.weight`.
+    /// Whether the layer `stem` (`model.layers.0.mlp.up_proj`, without a suffix) is packed this
+    /// way. A layer that was excluded from quantization is not: it has a plain `.weight`.
     fn holds(&self, source: &dyn WeightSource, stem: &str) -> bool;
 
     /// The matrix of a layer that [`Packing::holds`]: `rows` outputs, `cols` inputs.
     fn matrix<'a>(&self, source: &'a dyn WeightSource, stem: &str, rows: usize, cols: usize) -> Result<Packed<'a>>;
 }
 
-/// A layer's matrix and the tensors it came from, whose pages may be given back once it has been copied.
+/// A layer's matrix and the tensors it came from; their pages may be freed once it has been copied.
 #[derive(Debug)]
 pub struct Packed<'a> {
     pub matrix: Matrix<'a>,
@@ -52,7 +54,8 @@ const METHODS: &[(&str, Open)] = &[
     ("modelopt_fp4", modelopt::ModelOpt::open),
 ];
 
-/// The packing that a `quantization_config` describes; `None` for `mxfp4`, whose expert tensors speak for themselves.
+/// The layout that a `quantization_config` describes; `None` for `mxfp4`, in which the expert
+/// tensors are recognized by themselves.
 pub fn open(config: &Value) -> Result<Option<Box<dyn Packing>>> {
     let Some(method) = config.get("quant_method").and_then(Value::as_str) else {
         return Err(scheme("quant_method", "is missing"));
@@ -74,7 +77,7 @@ pub(crate) fn scheme(field: &str, problem: impl Into<String>) -> Error {
     Error::Scheme { field: field.to_owned(), problem: problem.into() }
 }
 
-/// A value of a configuration for an error message, cut to a length that a line can bear.
+/// A value of a configuration for an error message, shortened for one line.
 pub(crate) fn short(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(80) {

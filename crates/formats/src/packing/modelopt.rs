@@ -1,7 +1,8 @@
-//! `quant_method: modelopt`: eight-bit and four-bit floats as NVIDIA's Model Optimizer exports them.
+//! `quant_method: modelopt`: eight-bit and four-bit floats as NVIDIA's Model Optimizer exports
+//! them.
 //!
-//! A layer's own tensors say which of the two it is, so mixed checkpoints need no list of layers. `input_scale` and the
-//! scales of a quantized KV cache are skipped: neither changes what the weights are.
+//! A layer's own tensors show which of the two it has, so mixed checkpoints need no list of layers.
+//! `input_scale` and the scales of a quantized KV cache are skipped: neither changes the weights.
 
 use serde_json::Value;
 
@@ -18,7 +19,7 @@ const FP4_GROUP: usize = 16;
 /// Rows and columns of a block in `FP8_PB_WO`.
 const FP8_BLOCK: usize = 128;
 
-/// Algorithms, and which of the two kinds of number each may store.
+/// Algorithms, and the kinds of numbers that each may store.
 const ALGORITHMS: &[(&str, Kinds)] = &[
     ("FP8", Kinds::Eight),
     ("FP8_PER_CHANNEL_PER_TOKEN", Kinds::Eight),
@@ -40,13 +41,14 @@ enum Kinds {
 pub(super) struct ModelOpt {
     kinds: Kinds,
     algorithm: &'static str,
-    /// As the configuration says it; by algorithm where it does not.
+    /// As in the configuration; by algorithm if it has none.
     group: Option<usize>,
     left_out: Vec<String>,
 }
 
 impl ModelOpt {
-    /// From `quantization_config`, or from hf_quant_config.json, which has the same under `quantization`.
+    /// From `quantization_config`, or from hf_quant_config.json, which has the same under
+    /// `quantization`.
     pub fn open(config: &Value) -> Result<Box<dyn Packing>> {
         let config = config.get("quantization").filter(|inner| inner.is_object()).unwrap_or(config);
         let Some(text) = config.get("quant_algo").and_then(Value::as_str) else {
@@ -105,7 +107,7 @@ impl Packing for ModelOpt {
 }
 
 impl ModelOpt {
-    /// By how many scales there are: one, a row, or a block.
+    /// Derived from the number of scales: one, one per row, or one per block.
     fn sharing(&self, layer: &Layer<'_, '_>) -> Sharing {
         let count = layer.find("weight_scale").map_or(1, |view| view.shape.iter().product::<usize>());
         if count == 1 {

@@ -1,4 +1,5 @@
-//! Lists of layers in a configuration: exact names, `re:` patterns, wildcards, and classes of layers.
+//! Lists of layers in a configuration: exact names, `re:` patterns, wildcards, and classes of
+//! layers.
 
 use regex::{Regex, RegexBuilder};
 use serde_json::Value;
@@ -6,7 +7,7 @@ use serde_json::Value;
 use super::{scheme, short};
 use crate::Result;
 
-/// The most entries a list may have, and bytes a compiled pattern: a hostile configuration costs little.
+/// Most entries of a list, and bytes of a compiled pattern: a hostile configuration costs little.
 const MAX_NAMES: usize = 200_000;
 const MAX_PATTERN_BYTES: usize = 1 << 20;
 
@@ -43,7 +44,7 @@ impl Target {
         })
     }
 
-    /// How narrowly it names the layer, 0 being the narrowest; `None` if it does not.
+    /// How narrowly it names the layer, 0 being the narrowest; `None` if it does not name it.
     pub fn rank(&self, stem: &str) -> Option<u8> {
         let class = if stem.ends_with("embed_tokens") { Class::Embedding } else { Class::Linear };
         match self {
@@ -54,12 +55,13 @@ impl Target {
     }
 }
 
-/// How plain names in a list are meant.
+/// Meaning of plain names in a list.
 #[derive(Clone, Copy)]
 pub(super) enum Names {
-    /// A layer, what is inside it, or any layer whose name ends so: transformers' `modules_to_not_convert`.
+    /// A layer, its inner layers, or any layer with a name that ends so: transformers'
+    /// `modules_to_not_convert`.
     Ends,
-    /// With `*` for anything: ModelOpt's `exclude_modules`.
+    /// With `*` for any text: ModelOpt's `exclude_modules`.
     Wildcards,
 }
 
@@ -76,7 +78,8 @@ impl Names {
     }
 }
 
-/// Whether `*` and `?` in `pattern` can be filled so that it reads `text`. Linear in both but for the last `*`.
+/// Whether `*` and `?` in `pattern` can be filled so that it equals `text`. Linear in both but for
+/// the last `*`.
 fn wildcard(pattern: &[u8], text: &[u8]) -> bool {
     let (mut at, mut from) = (0, 0);
     let mut retry: Option<(usize, usize)> = None;
@@ -99,7 +102,7 @@ fn wildcard(pattern: &[u8], text: &[u8]) -> bool {
     pattern[at..].iter().all(|byte| *byte == b'*')
 }
 
-/// A list of strings, empty where there is none.
+/// A list of strings, empty if there is none.
 pub(super) fn names(config: &Value, field: &str) -> Result<Vec<String>> {
     let list = match config.get(field) {
         None | Some(Value::Null) => return Ok(Vec::new()),

@@ -1,17 +1,18 @@
-//! Scales beside a weight: one for all of it, a row, a group along a row, or a block of rows and columns.
+//! Scales beside a weight: one for all of it, a row, a group along a row, or a block of rows and
+//! columns.
 
 use super::layer::Layer;
 use crate::quant::float8::e8m0;
 use crate::{Format, Result};
 
-/// Which values share a scale.
+/// The values that share a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sharing {
     Tensor,
     Row,
     /// This many neighbours along a row.
     Group(usize),
-    /// So many rows and columns; the last ones may be short.
+    /// A block of this many rows and columns; the last ones may be short.
     Block {
         rows: usize,
         cols: usize,
@@ -64,7 +65,7 @@ impl Scales {
         Self::read(layer, suffix, sharing, POWERS)
     }
 
-    /// As plain numbers or exponents, whichever they are.
+    /// As plain numbers or exponents, by the tensor's format.
     pub fn any(layer: &Layer<'_, '_>, suffix: &str, sharing: Sharing) -> Result<Self> {
         let exponents = layer.find(suffix).is_some_and(|view| POWERS.contains(&view.format));
         Self::read(layer, suffix, sharing, if exponents { POWERS } else { FLOATS })
@@ -75,7 +76,8 @@ impl Scales {
         let rows_a_line = sharing.rows(layer.rows).max(1);
         let groups = layer.cols.div_ceil(sharing.group(layer.cols).max(1));
         let expected = [layer.rows.div_ceil(rows_a_line), groups];
-        // Writers differ in dimensions of one: `[rows]` and `[rows, 1]`, `[]` and `[1]` are the same table.
+        // Writers differ in dimensions of one: `[rows]` and `[rows, 1]`, `[]` and `[1]` are the
+        // same table.
         let beside_one = |shape: &[usize]| -> Vec<usize> { shape.iter().copied().filter(|dim| *dim != 1).collect() };
         if beside_one(&view.shape) != beside_one(&expected) {
             return Err(layer.wrong(suffix, format!("has shape {:?}, but {expected:?} is needed", view.shape)));
@@ -106,7 +108,7 @@ impl Scales {
         self
     }
 
-    /// Refuses a scale of zero over codes that say otherwise: whoever wrote it meant another one.
+    /// Refuses a scale of zero over nonzero codes: the file's writer meant another scale.
     pub fn refuse_zeros(
         &self,
         layer: &Layer<'_, '_>,

@@ -1,4 +1,4 @@
-//! What GPTQ and AWQ share: codes packed into 32-bit words, and scales one a group and output.
+//! Shared by GPTQ and AWQ: codes packed into 32-bit words, and scales per group and output.
 
 use serde_json::Value;
 
@@ -11,7 +11,8 @@ pub(super) fn words<'a>(view: &TensorView<'a>) -> impl Iterator<Item = u32> + us
     words.iter().map(|word| u32::from_le_bytes(*word))
 }
 
-/// Codes of `bits` bits, one after the other from the lowest bit of the first word on; a code may lie across two words.
+/// Codes of `bits` bits, one after the other from the lowest bit of the first word on; a code may
+/// lie across two words.
 pub(super) fn unpack(words: impl Iterator<Item = u32>, bits: u32, mut each: impl FnMut(u8)) {
     let (mut held, mut num_held) = (0u64, 0);
     for word in words {
@@ -25,7 +26,7 @@ pub(super) fn unpack(words: impl Iterator<Item = u32>, bits: u32, mut each: impl
     }
 }
 
-/// Scales `[groups, rows]` as f32; none of them may be zero, infinite or no number at all.
+/// Scales `[groups, rows]` as f32; none of them may be zero, infinite or NaN.
 pub(super) fn scales(source: &dyn WeightSource, name: &str, groups: usize, rows: usize) -> Result<Vec<f32>> {
     let view = tensor(source, name, &[groups, rows], &[Format::F16, Format::BF16, Format::F32])?;
     let scales = view.to_f32()?;
@@ -38,7 +39,7 @@ pub(super) fn scales(source: &dyn WeightSource, name: &str, groups: usize, rows:
     }
 }
 
-/// A whole number of the configuration.
+/// An integer of the configuration.
 pub(super) fn integer(config: &Value, field: &str) -> Result<i64> {
     match config.get(field) {
         None | Some(Value::Null) => Err(scheme(field, "is missing")),
@@ -46,7 +47,7 @@ pub(super) fn integer(config: &Value, field: &str) -> Result<i64> {
     }
 }
 
-/// A group size: `None` for -1, one group a row.
+/// A group size: `None` for -1, one group per row.
 pub(super) fn group_size(field: &str, size: i64) -> Result<Option<usize>> {
     match usize::try_from(size) {
         Ok(size) if size > 0 => Ok(Some(size)),

@@ -1,9 +1,11 @@
-//! Encoders for the formats Folio writes itself: the plain floats, the blocks of 32, and the "K" blocks of 256.
+//! Encoders for the formats Folio writes itself: the plain floats, the blocks of 32, and the "K"
+//! blocks of 256.
 //!
-//! [`encode`] is the usual round-to-nearest and gives the bytes the `gguf` package gives; of K blocks and IQ4_NL, whose
-//! nearest nobody defines, it is the fit in which every value counts alike. [`encode_fitted`] tries a handful of scales per
-//! block, refits each by least squares and keeps the one with the smallest squared error as it will be decoded,
-//! half-precision rounding included; errors can be weighed by how much each value matters.
+//! [`encode`] is the usual round-to-nearest and gives the bytes that the `gguf` package gives; for
+//! K blocks and IQ4_NL, which have no defined nearest, it is the fit in which every value counts
+//! alike. [`encode_fitted`] tries a handful of scales per block, refits each by least squares and
+//! takes the one with the smallest squared error after decoding, half-precision rounding included;
+//! errors can be weighted by the importance of each value.
 
 mod iq4;
 mod k;
@@ -40,9 +42,11 @@ pub fn encode(format: Format, values: &[f32]) -> Result<Vec<u8>> {
     Ok(out)
 }
 
-/// The bytes of `values` in `format`, with scales chosen to keep the sum of `weight * error^2` small in each block.
+/// The bytes of `values` in `format`, with scales chosen to minimize the sum of `weight * error^2`
+/// in each block.
 ///
-/// `weights` has one number a value, none negative. Formats without a scale to choose are rounded to nearest.
+/// `weights` has one number per value, none negative. Formats without a scale to choose are rounded
+/// to nearest.
 pub fn encode_fitted(format: Format, values: &[f32], weights: &[f32]) -> Result<Vec<u8>> {
     assert_eq!(values.len(), weights.len(), "one weight a value");
     let mut out = Vec::with_capacity(format.bytes_for(values.len() as u64)? as usize);
@@ -55,7 +59,7 @@ pub fn encode_fitted(format: Format, values: &[f32], weights: &[f32]) -> Result<
         return Ok(out);
     }
     let (levels, affine) = match levels_of(format) {
-        // Eight bits leave nothing to search for.
+        // With eight bits a search gains nothing.
         Some(found) if format != Format::Q8_0 => found,
         _ => return encode(format, values),
     };
@@ -73,7 +77,8 @@ fn is_k(format: Format) -> bool {
     matches!(format, Format::Q2_K | Format::Q3_K | Format::Q4_K | Format::Q5_K | Format::Q6_K)
 }
 
-/// For the blocks of 32: the levels either side of zero or, with a minimum, the highest level; and which of the two.
+/// For the blocks of 32: the number of levels on either side of zero or, with a minimum, the
+/// highest level; and whether there is a minimum.
 fn levels_of(format: Format) -> Option<(f32, bool)> {
     Some(match format {
         Format::Q4_0 => (8.0, false),
@@ -185,7 +190,7 @@ fn fit_affine(x: &[f32; LEN], weights: &[f32; LEN], top: f32) -> Block {
     let mut best_error = weighed_error(x, weights, &best, 0.0);
     let (low, high) = range(x);
     for step in TRIED {
-        // A range cut short by `step` levels is cut at both ends.
+        // A range shortened by `step` levels is shortened at both ends.
         let mut scale = f16::from_f32((high - low) / (top + step));
         let mut minimum = f16::from_f32(0.5 * (high + low - scale.to_f32() * top));
         for _ in 0..=REFITS {
@@ -218,7 +223,7 @@ fn line_through(x: &[f32; LEN], weights: &[f32; LEN], levels: &[f32; LEN]) -> (f
     (scale, f16::from_f32(mean_x - scale.to_f32() * mean_level))
 }
 
-/// Rounds half up; cheaper than `round` and as good here.
+/// Rounds half up; cheaper than `round` and sufficient here.
 fn round_small(value: f32) -> f32 {
     (value + 0.5).floor()
 }
@@ -266,7 +271,7 @@ mod tests {
         let of = |format| fitted(format, &even, &even);
         assert!(of(Format::Q8_0) < of(Format::Q5_1) && of(Format::Q5_1) < of(Format::Q5_0));
         assert!(of(Format::Q5_0) < of(Format::Q4_1) && of(Format::Q4_1) < of(Format::Q4_0));
-        // Levels that lie where bell-shaped values do, and errors weighed.
+        // Levels placed for bell-shaped values, and weighted errors.
         assert!(of(Format::IQ4_NL) < of(Format::Q4_0) * 0.93);
         let (weighed, plain) = (&uneven[..], &even[..]);
         assert!(fitted(Format::IQ4_NL, weighed, weighed) < fitted(Format::IQ4_NL, plain, weighed) * 0.99);

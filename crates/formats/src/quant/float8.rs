@@ -1,7 +1,7 @@
 //! Eight-bit floats, with the values that torch gives them.
 
-/// The value of an e4m3 number: a sign, four exponent bits with a bias of 7, three mantissa bits; no infinities, and one
-/// bit pattern for what is not a number.
+/// The value of an e4m3 number: a sign, four exponent bits with a bias of 7, three mantissa bits;
+/// no infinities, and one bit pattern for NaN.
 pub fn e4m3(code: u8) -> f32 {
     E4M3[usize::from(code)]
 }
@@ -27,7 +27,7 @@ pub(crate) fn f8_e8m0(bytes: &[u8], out: &mut [f32]) {
     }
 }
 
-/// `2^(code - 127)`; the smallest is subnormal, the largest code is not a number.
+/// `2^(code - 127)`; the smallest is subnormal, the largest code is NaN.
 pub(crate) fn e8m0(code: u8) -> f32 {
     match code {
         0 => f32::from_bits(0x0040_0000),
@@ -58,7 +58,8 @@ const fn e4m3_value(code: u8) -> f32 {
     if code < 128 { magnitude } else { -magnitude }
 }
 
-/// The nearest e4m3 number, of two equally near the even one; what lies beyond the largest, 448, becomes the largest.
+/// The nearest e4m3 number, of two equally near the even one; magnitudes above the largest, 448,
+/// become the largest.
 pub fn to_e4m3(value: f32) -> u8 {
     let sign = if value.is_sign_negative() { 0x80 } else { 0 };
     let size = value.abs();
@@ -68,9 +69,11 @@ pub fn to_e4m3(value: f32) -> u8 {
     // Numbers below the smallest normal one are as far apart as those just above it.
     let exponent = ((size.to_bits() >> 23) as i32 - 127).clamp(-6, 8);
     let steps = size.min(448.0) * f32::from_bits(((130 - exponent) as u32) << 23);
-    // Whole numbers are neighbours from 2^23 on, so that this sum is rounded to one, ties to even, without a call.
+    // From 2^23 on neighbouring floats are integers, so this sum rounds to one, ties to even,
+    // without a call.
     let steps = (steps + 8_388_608.0).to_bits() - 8_388_608.0f32.to_bits();
-    // Eight steps are the first normal number, sixteen the next exponent: the sum carries by itself.
+    // Eight steps are the first normal number, sixteen the next exponent: the sum carries by
+    // itself.
     sign | (steps as i32 + 8 * (exponent + 6)) as u8
 }
 

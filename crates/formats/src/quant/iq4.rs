@@ -1,5 +1,5 @@
-//! Four bits that index a fixed, unevenly spaced table: IQ4_NL (32 values, one scale) and IQ4_XS (256 values, eight
-//! 6-bit scales under a half-precision one).
+//! Four bits that index a fixed, unevenly spaced table: IQ4_NL (32 values, one scale) and IQ4_XS
+//! (256 values, eight 6-bit scales under a half-precision one).
 
 use super::half_at;
 use super::simple::split_nibbles;

@@ -1,5 +1,6 @@
-//! "K" blocks: 256 values in groups of 16 or 32, whose own scales are small integers under one or two half-precision
-//! scales. Q2_K, Q4_K and Q5_K have a minimum per group as well; Q3_K and Q6_K are symmetric.
+//! "K" blocks: 256 values in groups of 16 or 32, with scales that are small integers under one or
+//! two half-precision scales. Q2_K, Q4_K and Q5_K have a minimum per group as well; Q3_K and Q6_K
+//! are symmetric.
 
 use super::half_at;
 use crate::Units;
@@ -26,7 +27,8 @@ fn bytes(packed: &[u8], index: usize) -> [u8; RUN] {
     packed.as_chunks::<RUN>().0[index]
 }
 
-/// Two bits of a run: each half of the block takes 32 bytes, each quarter of a half two bits of every byte.
+/// Two bits of a run: each half of the block takes 32 bytes, each quarter of a half two bits of
+/// every byte.
 fn two_bits(packed: &[u8], run: usize) -> [u8; RUN] {
     bytes(packed, run / 4).map(|byte| byte >> (2 * (run % 4)) & 3)
 }
@@ -41,7 +43,7 @@ fn one_bit(packed: &[u8], run: usize) -> [u8; RUN] {
     bytes(packed, 0).map(|byte| byte >> run & 1)
 }
 
-/// `low` has so many bits.
+/// Puts `high` above `low`, which has `bits` bits.
 fn under(low: [u8; RUN], bits: u32, high: [u8; RUN]) -> [u8; RUN] {
     std::array::from_fn(|at| low[at] | high[at] << bits)
 }
@@ -105,7 +107,7 @@ fn fill(codes: &mut [u8], run: impl Fn(usize) -> [u8; RUN]) {
     }
 }
 
-/// Scales and minimums of the formats whose block begins with a half-precision scale for each.
+/// Scales and minimums of the formats with a half-precision scale for each at the start of a block.
 fn eight_groups(block: &[u8], packed: &[u8], group_scales: &mut [f32], minimums: &mut [f32]) -> Units {
     for (group, (group_scale, group_minimum)) in group_scales.iter_mut().zip(minimums).enumerate() {
         (*group_scale, *group_minimum) = scale_and_minimum(packed, group);

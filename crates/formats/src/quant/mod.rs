@@ -1,8 +1,10 @@
-//! The block layouts of quantized weights: one file per kind of block, each with its reference unpacking.
+//! The block layouts of quantized weights: one file per kind of block, each with its reference
+//! decoder.
 //!
-//! A block is a run of values along a row, in one or more groups that share a scale. Unpacking one gives a code a value and
-//! the groups' scales and minimums in `f32`; [`crate::Format::decode`] makes values of them in the order of operations of
-//! the `gguf` package, and so gives its bits. Encoders exist for the formats Folio writes itself.
+//! A block is a run of values along a row, in one or more groups that share a scale. Unpacking one
+//! gives a code per value and the groups' scales and minimums in `f32`; [`crate::Format::decode`]
+//! computes values from them in the order of operations of the `gguf` package, and so gives its
+//! bits. Encoders exist for the formats Folio writes itself.
 
 mod encode;
 pub(crate) mod float8;

@@ -1,6 +1,8 @@
-//! MXFP4: 32 four-bit floats (one sign, two exponent, one mantissa bit) under a shared power of two.
+//! MXFP4: 32 four-bit floats (one sign, two exponent, one mantissa bit) under a shared power of
+//! two.
 //!
-//! The table holds twice each value, so the power is halved to match: that keeps the table whole numbers.
+//! The table holds twice each value, so the power is halved to match: that keeps the table
+//! integral.
 
 use super::simple::split_nibbles;
 use crate::Levels;

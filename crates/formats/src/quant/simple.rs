@@ -1,8 +1,8 @@
 //! Blocks of 32 values with one scale, and an optional minimum: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
 //!
-//! Byte `i` of the nibbles holds value `i` in its low half and value `i + 16` in its high half. The 5-bit formats keep
-//! the fifth bits of all 32 values in one little-endian word. `_0` is `scale * (q - offset)`, `_1` is
-//! `scale * q + minimum`.
+//! Byte `i` of the nibbles holds value `i` in its low half and value `i + 16` in its high half. The
+//! 5-bit formats keep the fifth bits of all 32 values in one little-endian word. `_0` is
+//! `scale * (q - offset)`, `_1` is `scale * q + minimum`.
 
 use super::half_at;
 

@@ -1,4 +1,5 @@
-//! Decoders and encoders against the `gguf` package: hashes and samples from `tests/golden/make.py`.
+//! Decoders and encoders against the `gguf` package: hashes and samples from
+//! `tests/golden/make.py`.
 
 use folio_testing::{Rng, fnv1a};
 use serde_json::Value;
@@ -23,7 +24,7 @@ fn golden() -> Value {
     serde_json::from_str(include_str!("../../tests/golden/quant.json")).unwrap()
 }
 
-/// Random blocks whose half-precision fields are finite: their top exponent bit is cleared.
+/// Random blocks with finite half-precision fields: their top exponent bit is cleared.
 fn random_blocks(format: Format, row: &Value) -> Vec<u8> {
     let (seed, blocks) = (row["seed"].as_u64().unwrap(), row["blocks"].as_u64().unwrap() as usize);
     let size = format.block_bytes();

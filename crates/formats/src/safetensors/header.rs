@@ -1,6 +1,7 @@
 //! The JSON header of one safetensors file, checked whole before any tensor is handed out.
 //!
-//! Eight bytes of header length, the header, then the tensors' bytes: back to back, with no holes, to the file's end.
+//! The file is eight bytes of header length, the header, then the tensors' bytes: back to back,
+//! with no holes, to the file's end.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -15,7 +16,7 @@ use crate::{Error, Format, MAX_TENSORS, Result};
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 const MAX_DIMS: usize = 16;
 
-/// A dtype the format defines; `format` is `None` where Folio does not read it.
+/// A dtype of the specification; `format` is `None` if Folio does not read it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Dtype {
     pub name: &'static str,
@@ -100,7 +101,7 @@ impl Header {
     }
 }
 
-/// Begin, end and dtype of a tensor, if all three agree with its shape and lie inside `data_bytes`.
+/// Begin, end and dtype of a tensor, if all three agree with its shape and are inside `data_bytes`.
 fn place(raw: &RawTensor, data_bytes: u64) -> std::result::Result<(u64, u64, Dtype), String> {
     let dtype = Dtype::find(&raw.dtype).ok_or_else(|| format!("unknown dtype {:?}", shown(&raw.dtype)))?;
     let RawOffsets(begin, end) = raw.data_offsets;

@@ -1,4 +1,4 @@
-//! `model.safetensors.index.json`: which shard holds which tensor.
+//! `model.safetensors.index.json`: the shard of each tensor.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -13,7 +13,8 @@ const MAX_INDEX_BYTES: u64 = 100_000_000;
 
 pub(super) struct Index {
     pub path: PathBuf,
-    /// Shard file name -> the tensors listed for it. Sorted, so that shards open in their numbered order.
+    /// Shard file name -> the tensors listed for it. Sorted, so that shards open in their numbered
+    /// order.
     pub files: BTreeMap<String, Vec<String>>,
 }
 
@@ -47,7 +48,7 @@ pub(super) fn read(path: &Path) -> Result<Index> {
     Ok(Index { path: path.to_owned(), files })
 }
 
-/// True for the bare name of a file: no folder, no way out of this one.
+/// True for the bare name of a file: without a folder, and not leading out of this one.
 fn is_plain_name(file: &str) -> bool {
     let mut parts = Path::new(file).components();
     matches!((parts.next(), parts.next()), (Some(Component::Normal(name)), None) if name == file)

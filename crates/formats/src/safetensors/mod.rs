@@ -1,7 +1,8 @@
-//! Safetensors: one file, or a folder with `model.safetensors` or the shards that `model.safetensors.index.json` names.
+//! Safetensors: one file, or a folder with `model.safetensors` or the shards that
+//! `model.safetensors.index.json` names.
 //!
-//! Tensors stay in the mapped files. One whose dtype Folio does not read (complex numbers, for one) does not spoil the
-//! others: it is an error only when it is asked for.
+//! Tensors stay in the mapped files. A tensor of a dtype that Folio does not read (complex numbers,
+//! for example) does not affect the others: it is an error only when it is requested.
 
 mod header;
 mod index;
@@ -22,7 +23,7 @@ pub use writer::{SHARD_BYTES, Stored, Writer, Written};
 pub struct Safetensors {
     place: PathBuf,
     shards: Vec<Shard>,
-    /// Name -> (shard, tensor). A sharded model shows exactly what its index lists.
+    /// Name -> (shard, tensor). A sharded model has exactly the tensors that its index lists.
     by_name: HashMap<String, (usize, usize)>,
 }
 
@@ -33,7 +34,7 @@ struct Shard {
     metadata: Vec<(String, String)>,
 }
 
-/// `bytes` lies inside the shard's map and is exactly what `dtype` and `shape` need.
+/// `bytes` is inside the shard's map and has exactly the length for `dtype` and `shape`.
 #[derive(Debug)]
 struct Tensor {
     name: String,
@@ -55,7 +56,7 @@ impl Safetensors {
         }
     }
 
-    /// One file's tensors, from a map that exists already.
+    /// One file's tensors, from an existing map.
     pub fn from_map(map: Arc<Mapped>) -> Result<Self> {
         let place = map.path().to_owned();
         let shard = Shard::read(map)?;
@@ -93,7 +94,7 @@ impl Safetensors {
         self.shards.first().map_or(&[], |shard| &shard.metadata)
     }
 
-    /// The tensor as it lies in the file, of whatever dtype: for one that is copied and not read.
+    /// The stored tensor of any dtype, for copying without reading its values.
     pub fn stored(&self, name: &str) -> Option<Stored<'_>> {
         let (shard, tensor) = self.find(name)?;
         let bytes = &shard.map.bytes()[tensor.bytes.clone()];

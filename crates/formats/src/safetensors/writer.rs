@@ -1,8 +1,9 @@
 //! Writes a model's tensors into a folder, one after the other, in shards of at most a given size.
 //!
-//! A shard's header stands before its tensors and is known only after them, so tensors gather in a spool file that
-//! becomes the shard when it is full. Shards bear temporary names until [`Writer::finish`], which knows how many there
-//! are: a folder that was left in the middle holds nothing that reads as a model.
+//! A shard's header stands before its tensors and is known only after them, so tensors are
+//! collected in a spool file that becomes the shard when it is full. Shards have temporary names
+//! until [`Writer::finish`], when their number is known: an interrupted run leaves nothing that
+//! reads as a model.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -14,13 +15,14 @@ use serde_json::{Map, Value, json};
 use super::header::Dtype;
 use crate::{Error, Result};
 
-/// A shard of more is started anew, unless a single tensor is larger. What transformers uses, too.
+/// A shard of this size is closed, unless it holds a single larger tensor. transformers uses the
+/// same size.
 pub const SHARD_BYTES: u64 = 5_000_000_000;
 
-/// A tensor as a safetensors file holds it, whatever its type.
+/// A tensor as a safetensors file holds it, of any type.
 #[derive(Clone, Debug)]
 pub struct Stored<'a> {
-    /// As the file spells it: `BF16`, `I32`, `F8_E4M3`.
+    /// The file's spelling: `BF16`, `I32`, `F8_E4M3`.
     pub dtype: &'static str,
     pub shape: Vec<usize>,
     pub bytes: &'a [u8],
@@ -31,13 +33,13 @@ pub struct Writer {
     folder: PathBuf,
     shard_bytes: u64,
     spool: Spool,
-    /// Tensor names of the shards that are done, in the files' order.
+    /// Tensor names of the finished shards, in the files' order.
     shards: Vec<Vec<String>>,
     names: HashSet<String>,
     bytes_total: u64,
 }
 
-/// What [`Writer::finish`] has written.
+/// Result of [`Writer::finish`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
     pub files: Vec<String>,
@@ -64,15 +66,15 @@ struct Spooled {
 }
 
 impl Writer {
-    /// Writes into a folder that exists and has no model in it.
+    /// Writes into an existing folder without a model.
     pub fn create(folder: &Path, shard_bytes: u64) -> Result<Self> {
         let spool = Spool::create(folder, 0)?;
         let (folder, shards, names) = (folder.to_owned(), Vec::new(), HashSet::new());
         Ok(Self { folder, shard_bytes, spool, shards, names, bytes_total: 0 })
     }
 
-    /// Adds a tensor; `dtype` as safetensors spells it. Panics if the bytes do not belong to the shape, or the name is
-    /// taken.
+    /// Adds a tensor; `dtype` is safetensors' spelling. Panics if the bytes do not match the shape,
+    /// or the name exists.
     pub fn tensor(&mut self, name: &str, dtype: &str, shape: &[usize], bytes: &[u8]) -> Result<()> {
         let dtype = Dtype::find(dtype).unwrap_or_else(|| panic!("{name}: safetensors has no dtype {dtype}"));
         let bits = shape.iter().map(|dim| *dim as u64).product::<u64>() * dtype.bits();
@@ -107,7 +109,8 @@ impl Writer {
             weight_map.extend(names.iter().map(|name| (name.clone(), Value::from(file.clone()))));
             files.push(file);
         }
-        // The index goes first: a folder with shards and no index would read as none, with an index as a broken one.
+        // The index is renamed first: a folder with shards and no index would read as no model,
+        // with an index as a broken one.
         let num_tensors = weight_map.len();
         if count > 1 {
             let index = json!({ "metadata": { "total_size": self.bytes_total }, "weight_map": weight_map });
@@ -158,7 +161,8 @@ impl Spool {
         let io = |source| Error::Io { path: path.to_owned(), source };
         let mut tensors = std::mem::take(&mut self.tensors);
         if !aligned(&tensors) {
-            // Readers want a tensor to start at a multiple of its value's size: the widest first.
+            // Readers need a tensor to start at a multiple of its value's size: the widest come
+            // first.
             tensors.sort_by_key(|tensor| std::cmp::Reverse(tensor.dtype.bits()));
         }
         self.file.flush().map_err(io)?;
@@ -170,7 +174,7 @@ impl Spool {
             io::copy(&mut data.take(tensor.bytes), &mut out).map_err(io)?;
         }
         let file = out.into_inner().map_err(|error| io(error.into_error()))?;
-        // Before the name says that it is whole.
+        // Before the final name says that it is complete.
         file.sync_all().map_err(io)?;
         self.remove()?;
         Ok(tensors.into_iter().map(|tensor| tensor.name).collect())
@@ -181,9 +185,9 @@ fn aligned(tensors: &[Spooled]) -> bool {
     tensors.iter().all(|tensor| (8 * tensor.start).is_multiple_of(tensor.dtype.bits()))
 }
 
-/// Length and JSON, filled with spaces so that the data starts at a multiple of 8.
+/// Length and JSON, padded with spaces so that the data starts at a multiple of 8.
 fn header(tensors: &[Spooled]) -> Vec<u8> {
-    // transformers wants to be told that the tensors are PyTorch's.
+    // transformers requires a mark that the tensors are PyTorch's.
     let mut entries = Map::from_iter([("__metadata__".to_owned(), json!({ "format": "pt" }))]);
     let mut at = 0;
     for tensor in tensors {

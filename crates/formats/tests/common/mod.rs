@@ -61,7 +61,7 @@ pub fn array(kind: u32, count: u64) -> Vec<u8> {
     [kind.to_le_bytes().as_slice(), &count.to_le_bytes()].concat()
 }
 
-/// A line of the tensor table; `dims` innermost first.
+/// A row of the tensor table; `dims` innermost first.
 pub fn tensor(name: &str, dims: &[u64], kind: u32, offset: u64) -> Vec<u8> {
     let mut out = string(name.as_bytes());
     out.extend((dims.len() as u32).to_le_bytes());

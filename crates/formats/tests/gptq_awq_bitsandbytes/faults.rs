@@ -1,4 +1,5 @@
-//! Damaged GPTQ, AWQ and bitsandbytes layers are refused with an error that names the tensor and what is wrong.
+//! Damaged GPTQ, AWQ and bitsandbytes layers are refused with an error that names the tensor and
+//! the fault.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::made;
 
-/// One golden case: a layer as the tool wrote it.
+/// One golden case: a layer in the tool's form.
 #[derive(Clone)]
 struct Layer {
     name: String,
@@ -19,7 +20,7 @@ struct Layer {
 }
 
 impl Layer {
-    /// All values, read, or the refusal.
+    /// All values, or the refusal.
     fn values(&self) -> Result<Vec<f32>, String> {
         let packing = packing::open(&self.config).map_err(|error| error.to_string())?.unwrap();
         let packed = packing.matrix(&self.tensors, &self.name, self.rows, self.cols).map_err(|e| e.to_string())?;
@@ -182,7 +183,7 @@ fn each_fault_is_named() {
 
 const NF4_STATE: &str = "weight.quant_state.bitsandbytes__nf4";
 
-/// Changes what is not a tensor of a four-bit layer.
+/// Changes the JSON state of a four-bit layer.
 fn state(layer: &mut Layer, change: fn(&mut Value)) {
     let tensor = layer.part(NF4_STATE);
     let mut json = serde_json::from_slice(&tensor.bytes).unwrap();
@@ -231,7 +232,7 @@ fn what_the_configuration_says_is_checked() {
     }
 }
 
-/// A model whose rules differ from layer to layer: each layer's tensors say which rule it was.
+/// A model with different rules for its layers: each layer's tensors show which rule applies.
 #[test]
 fn dynamic_rules_are_seen_from_the_tensors() {
     let layers = layers();
@@ -287,8 +288,8 @@ fn nothing_may_be_missing_or_off_by_one() {
     }
 }
 
-/// One bit of any tensor changes the values, or is refused. Not of the tables: one is the same in all files, and of the
-/// other, for scales quantized twice, few entries are used.
+/// A flipped bit of any tensor changes the values, or is refused. Tables are left out: one is the
+/// same in all files, and few entries are used of the other, for scales quantized twice.
 #[test]
 fn every_tensor_counts() {
     for (name, layer) in layers() {
@@ -302,7 +303,7 @@ fn every_tensor_counts() {
     }
 }
 
-/// Bytes changed at random never end in a panic, whatever they lead to.
+/// Bytes changed at random never end in a panic.
 #[test]
 fn changed_bytes_are_read_or_refused() {
     let mut rng = Rng::new(1);

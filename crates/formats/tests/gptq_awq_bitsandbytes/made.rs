@@ -1,4 +1,4 @@
-//! What `tests/golden/quantized/gptq_awq_bitsandbytes.py` wrote down.
+//! Reads the golden files of `tests/golden/quantized/gptq_awq_bitsandbytes.py`.
 
 use std::io::Read;
 use std::path::Path;
@@ -7,7 +7,7 @@ use folio_formats::{Mapped, Safetensors};
 use lzma_rust2::LzmaReader;
 use serde_json::Value;
 
-/// The cases, and the tensors that they are about.
+/// The cases, and their tensors.
 pub fn golden() -> (Value, Safetensors) {
     let json = serde_json::from_slice(&unpacked("json")).expect("cases");
     let tensors = Mapped::from_vec("gptq_awq_bitsandbytes.safetensors", unpacked("safetensors"));

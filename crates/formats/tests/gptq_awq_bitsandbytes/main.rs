@@ -1,7 +1,8 @@
-//! Tensors as gptqmodel and bitsandbytes packed them give, bit for bit, what those tools dequantize them to.
+//! Tensors packed by gptqmodel and bitsandbytes are read, bit for bit, as those tools dequantize
+//! them.
 //!
-//! Where a tool rounds the result to f16 or bf16, as most do, ours is exact: it is compared as it is with the tool's own
-//! code run in f32, and once rounded with what the tool gives as it is used.
+//! Most tools round the result to f16 or bf16, while Folio's is exact. It is compared unrounded
+//! with the tool's own code run in f32, and rounded with the tool's usual result.
 
 mod faults;
 mod made;

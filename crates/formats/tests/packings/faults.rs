@@ -1,4 +1,5 @@
-//! Packed layers and configurations that are broken or contradict each other: a clear refusal each, no panic.
+//! Packed layers and configurations that are broken or contradict each other: a clear refusal each,
+//! no panic.
 
 use folio_formats::packing;
 use folio_formats::{Format, WeightSource};
@@ -7,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::made;
 
-/// A good layer of the golden file, to be spoiled.
+/// A good layer of the golden file, to be damaged.
 struct Layer {
     name: String,
     shape: (usize, usize),
@@ -335,7 +336,7 @@ fn configurations() {
     ]);
 }
 
-/// Layers that were left out of quantization have a plain weight: no packing claims them.
+/// Layers that were excluded from quantization have a plain weight: no layout claims them.
 #[test]
 fn plain_layers_are_left_to_others() {
     for name in
@@ -350,7 +351,7 @@ fn plain_layers_are_left_to_others() {
     }
 }
 
-/// Each layer is read as the group says that names it most narrowly.
+/// Each layer is read by the group that names it most narrowly.
 #[test]
 fn groups_are_found_by_name_then_pattern_then_class() {
     let mut layer = Layer::good("pack4-group");

@@ -1,4 +1,4 @@
-//! What `tests/golden/quantized/packings.py` wrote down.
+//! Reads the golden files of `tests/golden/quantized/packings.py`.
 
 use std::io::Read;
 
@@ -18,7 +18,7 @@ pub fn tensors() -> Vec<u8> {
     unpacked(TENSORS)
 }
 
-/// It, or what has become of it.
+/// The tensors' file, or a changed copy of it.
 pub fn source(bytes: Vec<u8>) -> Safetensors {
     Safetensors::from_map(Mapped::from_vec("packings.safetensors", bytes)).expect("packings.safetensors")
 }

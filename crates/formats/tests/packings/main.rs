@@ -1,4 +1,5 @@
-//! Packed layers against the tools that packed them: `tests/golden/quantized`, made by packings.py there.
+//! Packed layers against the tools that packed them: `tests/golden/quantized`, made by packings.py
+//! there.
 
 mod faults;
 mod made;
@@ -14,7 +15,7 @@ fn fnv(values: &[f32]) -> String {
     format!("{:016x}", fnv1a(values.iter().flat_map(|value| value.to_le_bytes())))
 }
 
-/// The values as the tool ends with them; minus zero, which tools treat differently, as zero.
+/// The tool's final values; minus zero, which tools treat differently, counts as zero.
 fn values(packed: &Packed<'_>, dtype: &str) -> Vec<f32> {
     let (rows, cols) = (packed.matrix.num_rows(), packed.matrix.cols());
     let mut values = vec![0.0; rows * cols];
@@ -81,7 +82,7 @@ fn values_have_the_bits_of_the_tools() {
     assert!(cases.len() >= 39, "{} cases", cases.len());
 }
 
-/// The check can fail: a bit of any layer's codes shows.
+/// The check can fail: a flipped bit of any layer's codes shows.
 #[test]
 fn a_flipped_bit_shows() {
     for case in cases() {
@@ -118,7 +119,7 @@ fn eight_bit_floats_are_torch_s() {
     }
 }
 
-/// Layers of one checkpoint in different formats, the plain ones left to the loader.
+/// Layers of one checkpoint in different formats; the plain ones are left to the loader.
 #[test]
 fn activations_by_row_are_asked_for_where_both_sides_are_bytes() {
     let source = source(made::tensors());

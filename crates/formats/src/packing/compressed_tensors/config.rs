@@ -1,4 +1,5 @@
-//! What compressed-tensors' `quantization_config` says: groups of layers, and for each how its weights are stored.
+//! compressed-tensors' `quantization_config`: groups of layers, and the storage of each group's
+//! weights.
 
 use serde_json::Value;
 
@@ -9,7 +10,7 @@ use super::super::{scheme, short};
 use crate::Result;
 use crate::error::shown;
 
-/// The most groups of layers, and values that may share a scale: far above any real configuration.
+/// Most groups of layers, and most values that may share a scale: far above any real configuration.
 const MAX_GROUPS: usize = 10_000;
 const MAX_GROUP_SIZE: i64 = 1 << 20;
 
@@ -19,9 +20,9 @@ pub(super) struct Group {
     pub name: String,
     pub targets: Vec<Target>,
     pub storage: Storage,
-    /// `None` where only activations are quantized.
+    /// `None` if only activations are quantized.
     pub weights: Option<Weights>,
-    /// Activations are meant to be eight-bit integers with one scale a token.
+    /// Whether activations shall be eight-bit integers with one scale per token.
     pub row_activations: bool,
 }
 
@@ -30,7 +31,7 @@ pub(super) struct Group {
 pub(super) enum Storage {
     /// Integers in 32-bit words.
     Words,
-    /// One number a byte, integer or float.
+    /// One number per byte, integer or float.
     Bytes,
     Nvfp4,
     Mxfp4,
@@ -70,7 +71,8 @@ pub(super) fn groups(config: &Value) -> Result<Vec<Group>> {
     groups.iter().map(|(name, group)| read_group(config, &shown(name), group)).collect()
 }
 
-/// Sparse storage and rotations of activations are no matter of packing: a layer read without them would be wrong.
+/// Sparse storage and rotations of activations are not supported: a layer read without them would
+/// be wrong.
 fn refuse_what_changes_the_sums(config: &Value) -> Result<()> {
     let sparse = config.pointer("/sparsity_config/format").and_then(Value::as_str);
     if let Some(format) = sparse.filter(|format| *format != "dense") {
@@ -109,7 +111,7 @@ fn read_group(config: &Value, name: &str, group: &Value) -> Result<Group> {
 }
 
 fn read_storage(config: &Value, field: &str, group: &Value) -> Result<Storage> {
-    // `mixed-precision` for the whole means that each group says its own.
+    // `mixed-precision` for the whole means that each group has its own format.
     let own = group.get("format").filter(|format| !format.is_null());
     let (field, format) = match own {
         Some(format) => (field, Some(format)),
@@ -154,7 +156,7 @@ fn read_weights(weights: &Value, storage: Storage, field: &str) -> Result<Weight
     Ok(weights)
 }
 
-/// The strategy, or what the group size says where there is none.
+/// The strategy; without one it follows from the group size.
 fn read_sharing(weights: &Value, field: &str) -> Result<Sharing> {
     let at = |inner: &str| format!("{field}.{inner}");
     let of = |inner: &str| weights.get(inner).filter(|value| !value.is_null());
@@ -190,7 +192,7 @@ fn read_sharing(weights: &Value, field: &str) -> Result<Sharing> {
     }
 }
 
-/// Storage and numbers must belong together.
+/// Checks that storage and numbers match.
 fn check_storage(weights: &Weights, storage: Storage, field: &str) -> Result<()> {
     let fits = match storage {
         Storage::Words => !weights.float,

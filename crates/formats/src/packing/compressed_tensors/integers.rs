@@ -1,4 +1,5 @@
-//! Integers of 1 to 8 bits, in 32-bit words or one a byte, with or without zero points, in stored or calibrated order.
+//! Integers of 1 to 8 bits, in 32-bit words or one per byte, with or without zero points, in stored
+//! or calibrated order.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use super::super::scales::{Scales, Sharing};
 use super::Weights;
 use crate::{ActivationScale, Format, Grouped, GroupedLevels, GroupedRow, Matrix, Result};
 
-/// `weight_packed`: words of integers, each more than what it stands for by half the range.
+/// `weight_packed`: words of integers, each larger than its level by half the range.
 pub(super) fn words<'a>(layer: &Layer<'a, '_>, weights: &Weights) -> Result<Matrix<'a>> {
     let (rows, cols, bits) = (layer.rows, layer.cols, weights.bits);
     check_stored_shape(layer)?;
@@ -27,7 +28,7 @@ pub(super) fn words<'a>(layer: &Layer<'a, '_>, weights: &Weights) -> Result<Matr
     assemble(layer, weights, "weight_packed", ActivationScale::Group, integers)
 }
 
-/// `weight`: one integer a byte.
+/// `weight`: one integer per byte.
 pub(super) fn bytes<'a>(layer: &Layer<'a, '_>, weights: &Weights, row_activations: bool) -> Result<Matrix<'a>> {
     let (rows, cols) = (layer.rows, layer.cols);
     let view = layer.shaped("weight", &[Format::I8], &[rows, cols])?;
@@ -36,14 +37,15 @@ pub(super) fn bytes<'a>(layer: &Layer<'a, '_>, weights: &Weights, row_activation
         let (value, row, col, bits) = (view.bytes[at] as i8, at / cols, at % cols, weights.bits);
         return Err(layer.wrong("weight", format!("is {value} at [{row}, {col}], which has more than {bits} bits")));
     }
-    // One scale a row on both sides is what integer kernels do exactly; finer weights get finer activations.
+    // Integer kernels compute one scale per row on both sides exactly; finer weights get finer
+    // activations.
     let whole_rows = matches!(weights.sharing, Sharing::Row | Sharing::Tensor) && weights.bits == 8;
     let activations = if row_activations && whole_rows { ActivationScale::Row } else { ActivationScale::Group };
     let integers = |row: usize| Cow::Borrowed(&view.bytes[row * cols..(row + 1) * cols]);
     assemble(layer, weights, "weight", activations, integers)
 }
 
-/// `weight_shape`, where it was written, is the shape before packing.
+/// Checks `weight_shape`, the shape before packing, if it was written.
 fn check_stored_shape(layer: &Layer<'_, '_>) -> Result<()> {
     let Some(view) = layer.find("weight_shape") else { return Ok(()) };
     let found: Vec<i64> = match view.format {
@@ -108,9 +110,9 @@ fn assemble<'a>(
     layer.matrix(suffix, Grouped { group, levels, activations, order, outliers: None }, rows)
 }
 
-/// How integers and zero points become codes.
+/// Form of integers and zero points as codes.
 struct Form {
-    /// Codes of four bits, from the least integer up; else bytes.
+    /// Whether codes have four bits, counted from the lowest integer; otherwise they are bytes.
     nibbles: bool,
     zeros: ZeroForm,
 }
@@ -119,14 +121,15 @@ struct Form {
 enum ZeroForm {
     None,
     Minimums,
-    /// Taken off the integers.
+    /// Subtracted from the integers.
     Folded,
 }
 
 impl Form {
     fn choose(weights: &Weights, zeros: &Option<Zeros>, scales: &Scales) -> Self {
-        // A minimum is `-scale * zero`: with eight bits of the scale's mantissa to spare, it and what it is added to are
-        // exact, and so is the value. Scales that came from 16 bits have them to spare.
+        // A minimum is `-scale * zero`. If the scale's mantissa has eight bits to spare, the
+        // minimum and its sum with the product are exact, and so is the value. Scales that came
+        // from 16 bits have them to spare.
         let exact = || scales.values().iter().all(|scale| scale.to_bits() & 0xff == 0);
         let (nibbles, zeros) = match (zeros, weights.bits) {
             (None, bits) => (bits <= 4, ZeroForm::None),
@@ -210,7 +213,8 @@ impl Zeros {
     }
 }
 
-/// `weight_g_idx` names each column's group; columns are brought together by group, in their own order inside it.
+/// `weight_g_idx` names each column's group; columns are sorted by group, in their own order inside
+/// it.
 fn column_order(layer: &Layer<'_, '_>, sharing: Sharing) -> Result<Option<Arc<[u32]>>> {
     const NAME: &str = "weight_g_idx";
     if layer.find(NAME).is_none() {
@@ -218,7 +222,7 @@ fn column_order(layer: &Layer<'_, '_>, sharing: Sharing) -> Result<Option<Arc<[u
     }
     let view = layer.shaped(NAME, &[Format::I32], &[layer.cols])?;
     let of: Vec<i32> = view.bytes.as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect();
-    // A list that was never filled in.
+    // The list was never filled in.
     if of.iter().all(|group| *group == -1) {
         return Ok(None);
     }
@@ -247,19 +251,20 @@ fn column_order(layer: &Layer<'_, '_>, sharing: Sharing) -> Result<Option<Arc<[u
 struct Stream {
     bits: usize,
     words: usize,
-    /// Integers may lie across two words; older versions left the rest of a word unused instead.
+    /// Whether integers may lie across two words; older versions left the rest of a word unused
+    /// instead.
     dense: bool,
 }
 
 impl Stream {
-    /// The way in which `count` integers take a number of words that `fits`.
+    /// The form in which `count` integers take a number of words that `fits`.
     fn find(bits: usize, count: usize, fits: impl Fn(usize) -> bool) -> Option<Self> {
         let dense = Self { bits, words: count.checked_mul(bits)?.div_ceil(32), dense: true };
         let apart = Self { bits, words: count.div_ceil(32 / bits), dense: false };
         [dense, apart].into_iter().find(|stream| fits(stream.words))
     }
 
-    /// The words of one run, as bytes, to one code a byte.
+    /// Unpacks the words of one run into one code per byte.
     fn read(&self, bytes: &[u8], count: usize) -> Vec<u8> {
         let (bits, a_word) = (self.bits, 32 / self.bits);
         let mask = (1u16 << bits) - 1;
@@ -279,7 +284,7 @@ mod tests {
 
     #[test]
     fn integers_of_any_width_are_found() {
-        // Two words, from the lowest bit: integers of 3 bits, across the border and not.
+        // Two words, from the lowest bit: integers of 3 bits, some of them across the border.
         let value = 0b101_110_111_000_001_010_011_100_101_110_111u64;
         let dense = Stream { bits: 3, words: 2, dense: true };
         assert_eq!(dense.read(&value.to_le_bytes(), 11), [7, 6, 5, 4, 3, 2, 1, 0, 7, 6, 5]);

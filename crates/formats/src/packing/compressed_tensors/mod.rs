@@ -1,9 +1,10 @@
-//! `quant_method: compressed-tensors`, as llm-compressor writes it: integers in words or bytes, eight-bit and four-bit floats,
-//! any of them for any group of layers.
+//! `quant_method: compressed-tensors`, as llm-compressor writes it: integers in words or bytes,
+//! eight-bit and four-bit floats, any of them for any group of layers.
 //!
-//! The tensors decide whether a layer is packed, the configuration how to read it; where the two contradict each other, that
-//! is an error. Quantized activations are a matter of the kernels: integers by token are passed on as a wish, scales for
-//! eight-bit or four-bit floats are skipped, since activations keep more bits here.
+//! The tensors decide whether a layer is packed, the configuration how to read it; a contradiction
+//! between the two is an error. Quantized activations concern the kernels: integers by token are
+//! passed on as a request, scales for eight-bit or four-bit floats are skipped, since activations
+//! keep more bits here.
 
 mod config;
 mod integers;
@@ -25,12 +26,12 @@ pub(super) struct CompressedTensors {
 
 impl CompressedTensors {
     pub fn open(config: &Value) -> Result<Box<dyn Packing>> {
-        // A pattern that cannot be read leaves nothing out; the tensors tell what was.
+        // A pattern that cannot be read excludes nothing; the tensors show what was excluded.
         let ignore = names(config, "ignore")?.iter().filter_map(|text| Target::read(text)).collect();
         Ok(Box::new(Self { groups: config::groups(config)?, ignore }))
     }
 
-    /// The group whose target names the layer most narrowly; of equals, the first.
+    /// The group with the target that names the layer most narrowly; of equals, the first.
     fn group(&self, stem: &str) -> Option<&Group> {
         let ranked = self.groups.iter().filter_map(|group| {
             let best = group.targets.iter().filter_map(|target| target.rank(stem)).min()?;

@@ -1,7 +1,8 @@
 //! The encoder for IQ4_NL: 32 values, each one of sixteen uneven levels times the block's scale.
 //!
-//! Scales are tried that put the value furthest from zero on or near the outermost level of either side; each is refitted by least
-//! squares to the levels it gave, and the one of the smallest error is kept, half-precision rounding included.
+//! The scales tried put the value furthest from zero on or near the outermost level of either side;
+//! each is refitted by least squares to the levels it gave, and the one with the smallest error is
+//! taken, half-precision rounding included.
 
 use half::f16;
 
@@ -9,14 +10,14 @@ use super::{Block, LEN, extreme, inverse, push as push_block, slope_through};
 use crate::Format;
 use crate::quant::iq4::TABLE;
 
-/// The scales tried: the block's reach over each of these. The first is what a block gets where nothing tells them apart.
+/// The scales tried: the block's reach over each of these. The first one wins ties.
 const TRIED: [f32; 18] = [
     -127.0, -140.0, -120.0, -113.0, -107.0, -100.0, -92.0, -84.0, -76.0, 125.0, 113.0, 106.0, 100.0, 94.0, 88.0, 81.0,
     74.0, 68.0,
 ];
 const REFITS: usize = 2;
 
-/// Appends whole blocks of `values`; lengths have been checked. `weights` has one number a value.
+/// Appends whole blocks of `values`; lengths have been checked. `weights` has one number per value.
 pub(super) fn push(values: &[f32], weights: &[f32], out: &mut Vec<u8>) {
     for (x, weights) in values.as_chunks::<LEN>().0.iter().zip(weights.as_chunks::<LEN>().0) {
         push_block(Format::IQ4_NL, &fit(x, weights), out);

@@ -1,9 +1,10 @@
-//! Encoders for the "K" blocks: 256 values in groups whose own scales are small integers.
+//! Encoders for the "K" blocks: 256 values in groups with scales that are small integers.
 //!
-//! Every group is fitted alone, as if its scale (and minimum) could be any number; the block's scale is what makes the
-//! largest of them fit its integers. Then rounds of two steps: each group takes the integers near its own fit that
-//! lose least, and the block's scales are refitted to those integers by least squares. The best round is kept, judged
-//! as it will be decoded, half-precision rounding included.
+//! Every group is first fitted alone, as if its scale (and minimum) could be any number; the
+//! block's scale is the one with which the largest of them fits its integers. Then rounds of two
+//! steps follow: each group takes the integers near its own fit that lose least, and the block's
+//! scales are refitted to those integers by least squares. The best round is taken, compared after
+//! decoding, half-precision rounding included.
 
 use half::f16;
 
@@ -17,10 +18,10 @@ const ROUNDS: usize = 3;
 /// The group scales tried: its reach over the number of levels plus each of these.
 const TRIED: [f32; 7] = [-2.0, -1.25, -0.75, -0.4, 0.0, 0.4, 0.9];
 const REFITS: usize = 2;
-/// Integers around the nearest; the nearest first, so that it wins where nothing tells them apart.
+/// Integers around the nearest; the nearest first, so that it wins ties.
 const NEAR: [f32; 3] = [0.0, -1.0, 1.0];
 
-/// Appends whole blocks of `values`; lengths have been checked. `weights` has one number a value.
+/// Appends whole blocks of `values`; lengths have been checked. `weights` has one number per value.
 pub(super) fn push(format: Format, values: &[f32], weights: &[f32], out: &mut Vec<u8>) {
     for (x, weights) in values.as_chunks::<LEN>().0.iter().zip(weights.as_chunks::<LEN>().0) {
         let block = match format {
@@ -81,7 +82,7 @@ fn affine<const N: usize>(x: &[f32; LEN], weights: &[f32; LEN], kind: Affine) ->
     best
 }
 
-/// The line that fits a group best when slope and drop may be any numbers that are not negative.
+/// The line that fits a group best if slope and drop may be any numbers that are not negative.
 fn best_line<const N: usize>(x: &[f32; N], weights: &[f32; N], top: f32) -> Line {
     let low = x.iter().fold(0.0f32, |low, value| low.min(*value));
     let high = x.iter().fold(low, |high, value| high.max(*value));
@@ -89,7 +90,7 @@ fn best_line<const N: usize>(x: &[f32; N], weights: &[f32; N], top: f32) -> Line
     let mut least = error_of(x, weights, best, top);
     for step in TRIED {
         let slope = (high - low) / (top + step);
-        // A range cut short is cut at both ends.
+        // A shortened range is shortened at both ends.
         let mut line = Line { slope, drop: (0.5 * (slope * top - high - low)).max(0.0) };
         for _ in 0..=REFITS {
             let error = error_of(x, weights, line, top);
@@ -102,7 +103,7 @@ fn best_line<const N: usize>(x: &[f32; N], weights: &[f32; N], top: f32) -> Line
     best
 }
 
-/// The weighted least-squares line; where its drop would be negative, the one through zero.
+/// The weighted least-squares line; if its drop would be negative, the one through zero.
 fn line_through<const N: usize>(x: &[f32; N], weights: &[f32; N], levels: &[f32; N]) -> Line {
     let total = sum::<N>(|i| weights[i]);
     let mean_x = sum::<N>(|i| weights[i] * x[i]) * inverse(total);
@@ -149,7 +150,7 @@ fn best_integers<const N: usize>(
     best
 }
 
-/// What the least-squares fit of a block's two scales needs, its integers given.
+/// Sums for the least-squares fit of a block's two scales, given its integers.
 #[derive(Default)]
 struct BlockSums {
     steps_steps: f32,
@@ -168,7 +169,7 @@ impl BlockSums {
         self.drops_x += drop * sum::<N>(|i| weights[i] * x[i]);
     }
 
-    /// Scale and minimum of the best fit, or what they were where there is none.
+    /// Scale and minimum of the best fit, or the old ones if there is none.
     fn solve(&self, scale: f16, minimum: f16) -> (f16, f16) {
         let (a, b, c) = (f64::from(self.steps_steps), -f64::from(self.steps_drops), f64::from(self.drops_drops));
         let (p, q) = (f64::from(self.steps_x), -f64::from(self.drops_x));
@@ -230,7 +231,7 @@ fn symmetric(x: &[f32; LEN], weights: &[f32; LEN], kind: Symmetric) -> Packed {
     best
 }
 
-/// The slope that fits a group best when it may be any number.
+/// The slope that fits a group best if it may be any number.
 fn best_slope(x: &[f32; GROUP], weights: &[f32; GROUP], half: f32) -> f32 {
     let reach = x.iter().fold(0.0f32, |best, value| if value.abs() > best.abs() { *value } else { best });
     let mut best = -reach / half;
@@ -279,7 +280,7 @@ pub(super) fn error_through<const N: usize>(x: &[f32; N], weights: &[f32; N], sl
     })
 }
 
-/// Adding and taking away this number rounds a small one to nearest, without a call.
+/// Adding and subtracting this number rounds a small one to nearest, without a call.
 const WHOLE: f32 = 12_582_912.0;
 
 fn round(value: f32, top: f32) -> f32 {
@@ -290,7 +291,7 @@ fn round_signed(value: f32, half: f32) -> f32 {
     (value.clamp(-half, half - 1.0) + WHOLE) - WHOLE
 }
 
-/// In eight running sums, so that it can be done eight at a time.
+/// Summed in eight running sums, so that eight terms can be added at a time.
 pub(super) fn sum<const N: usize>(term: impl Fn(usize) -> f32) -> f32 {
     let mut sums = [0.0f32; 8];
     for start in (0..N).step_by(8) {
@@ -317,8 +318,9 @@ mod tests {
         (0..values.len()).map(|i| f64::from(weights[i]) * f64::from(values[i] - back[i]).powi(2)).sum()
     }
 
-    /// The other encoder is `quantize_q4_K` and its like of ggml (llama.cpp in llama-cpp-python 0.3.36), on these very
-    /// values; with even importances, which suits it best here.
+    /// The other encoder is `quantize_q4_K` and its relatives of ggml (llama.cpp in
+    /// llama-cpp-python 0.3.36), on the same values; with even importances, which suit it best
+    /// here.
     #[test]
     fn bell_shaped_values_lose_less_than_with_ggml() {
         let values = gaussian(LEN * 64);

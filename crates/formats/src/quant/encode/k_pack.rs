@@ -1,4 +1,4 @@
-//! Where the bits of a "K" block go: the inverse of the decoders in `quant/k.rs`.
+//! Bit positions of a "K" block: the inverse of the decoders in `quant/k.rs`.
 
 use half::f16;
 
@@ -85,7 +85,8 @@ fn four_bits(levels: &[u8; LEN], run: usize) -> [u8; 128] {
     out
 }
 
-/// Eight scales and eight minimums of six bits: four of each as they are, the others' upper bits above those.
+/// Eight scales and eight minimums of six bits: four of each unchanged, the others' upper bits
+/// above those.
 fn six_bits(scales: &[u8; 16], minimums: &[u8; 16]) -> [u8; 12] {
     let mut out = [0; 12];
     for group in 0..4 {
@@ -97,7 +98,8 @@ fn six_bits(scales: &[u8; 16], minimums: &[u8; 16]) -> [u8; 12] {
     out
 }
 
-/// Sixteen signed numbers of six bits, 32 added: nibbles first, then the upper two bits of four at a time.
+/// Sixteen signed numbers of six bits, 32 added: nibbles first, then the upper two bits of four at
+/// a time.
 fn six_bits_signed(scales: &[u8; 16]) -> [u8; 12] {
     let mut out = [0; 12];
     for (group, scale) in scales.iter().enumerate() {

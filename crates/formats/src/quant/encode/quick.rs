@@ -1,4 +1,5 @@
-//! Encoders for weights that are encoded while a model loads: nearly as good as the fitted ones at a tenth of the time.
+//! Encoders for weights that are encoded while a model loads: nearly as good as the fitted ones at
+//! a tenth of the time.
 
 use half::f16;
 
@@ -7,10 +8,12 @@ use super::{Block, encode, extreme, push};
 use crate::quant::simple::LEN;
 use crate::{Format, Result};
 
-/// Where the search for a scale starts: the block's reach over so many levels. One refit by least squares follows.
+/// Start of the search for a scale: the block's reach over this number of levels. One refit by
+/// least squares follows.
 const TRIED: [f32; 5] = [-8.6, -7.9, -7.2, 7.6, 6.9];
 
-/// The bytes of `values` in Q4_0 with scales that were searched for a little; other formats are rounded to nearest.
+/// The bytes of `values` in Q4_0 with a short search for scales; other formats are rounded to
+/// nearest.
 pub fn encode_quick(format: Format, values: &[f32]) -> Result<Vec<u8>> {
     if format != Format::Q4_0 {
         return encode(format, values);
