@@ -1,9 +1,10 @@
-//! AWQ: before rounding, columns that meet large activations are scaled up, so that they lose less; what came before is
-//! scaled down to match, so that the network as a whole computes the same.
+//! AWQ: before rounding, columns that meet large activations are scaled up, so that they lose less;
+//! their producer is scaled down to match, so that the network as a whole computes the same.
 //!
-//! For every input the scale is `mean |x|` to some power, or that over the size of the weights to the rest of it; the
-//! power is searched, and the loss of each try is exact: `tr(E H E^T)` is what the error `E` adds to the outputs over
-//! all of calibration. Afterwards each group's range is narrowed where that loses less than it gains.
+//! For every input the scale is `mean |x|` to some power, or that over the size of the weights to
+//! the complement of the power; the power is searched, and the loss of each try is exact:
+//! `tr(E H E^T)` is the error that `E` adds to the outputs over all of calibration. Afterwards each
+//! group's range is narrowed if clipping costs less than the finer steps gain.
 
 mod fold;
 mod search;
@@ -16,7 +17,7 @@ use crate::layer::Coded;
 use crate::{Hessian, Options, Quantized, Result, Target};
 use fold::{Producer, Weights};
 
-/// Codes one layer. `hessians` has one a site.
+/// Quantizes one layer. `hessians` has one per site.
 pub(crate) fn code<B: Backend>(
     model: &OpenModel,
     number: usize,
@@ -48,15 +49,16 @@ pub(crate) fn code<B: Backend>(
     Ok(coded)
 }
 
-/// A vector that some sites read, and what makes it.
+/// A vector that some sites read, and its producer.
 pub(crate) struct Input {
     pub sites: Vec<usize>,
     pub producer: Producer,
-    /// Values that must be scaled alike: value `i` belongs to scale `ties[i]`. Each by itself where empty.
+    /// Values that must be scaled alike: value `i` belongs to scale `ties[i]`. If empty, each value
+    /// has its own scale.
     pub ties: Vec<u32>,
 }
 
-/// The inputs of a layer whose scale can be folded into what makes them.
+/// The inputs of a layer with scales that can be folded into their producers.
 pub(crate) fn inputs(model: &OpenModel, number: usize, sites: &LayerSites) -> Vec<Input> {
     let spec = &model.spec.layers[number];
     let find = |kind| sites.sites.iter().position(|site| site.kind == kind);
@@ -121,10 +123,11 @@ fn round(weights: &[f32], hessian: &Hessian, options: &Options) -> Quantized {
     grid.nearest(weights, threads)
 }
 
-/// Groups up to this have their ranges judged by all of their part of the Hessian, longer ones by its diagonal.
+/// The ranges of groups up to this size are compared with their whole part of the Hessian, those of
+/// longer groups with its diagonal.
 const MAX_CLIP_GROUP: usize = 256;
 
-/// Exact losses cost more than sums of squares, so that fewer ranges are tried.
+/// Exact losses cost more than sums of squares, so fewer ranges are tried.
 const CLIP_STRIDE: usize = 2;
 
 fn clipped(target: Target, weights: &[f32], hessian: &Hessian, threads: usize) -> Grid {
@@ -136,7 +139,7 @@ fn clipped(target: Target, weights: &[f32], hessian: &Hessian, threads: usize) -
             let mut errors = [0.0f32; MAX_CLIP_GROUP];
             let errors = &mut errors[..values.len()];
             errors.iter_mut().zip(values).for_each(|(error, value)| *error = value - grid.rounded(step, *value));
-            // The matrix is symmetric: what lies below the diagonal counts twice.
+            // The matrix is symmetric: elements below the diagonal count twice.
             let below = |row: usize| 2.0 * search::dot(&errors[..row], &part(row)[..row]);
             (0..values.len()).map(|row| errors[row] * (below(row) + errors[row] * part(row)[row])).sum()
         })

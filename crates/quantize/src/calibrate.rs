@@ -1,4 +1,5 @@
-//! Calibration text on its way through the model: the hidden states of all sequences, kept on the host between layers.
+//! Calibration text on its way through the model: the hidden states of all sequences, held on the
+//! host between layers.
 
 use folio_device::{BLOCK_TOKENS, Backend, Batch, GroupTables, KvFormat, Span};
 use folio_model::{Decoder, DecoderLimits, OpenModel};
@@ -10,7 +11,7 @@ const BATCH_TOKENS: usize = 2048;
 
 pub(crate) struct Calibration {
     hidden: usize,
-    /// `[tokens, hidden]`, sequence after sequence: what the next layer reads.
+    /// `[tokens, hidden]`, sequence after sequence: the next layer's input.
     stream: Vec<f32>,
     batches: Vec<Batch>,
     limits: DecoderLimits,
@@ -43,12 +44,12 @@ impl Calibration {
         Ok(Self { hidden, stream, batches, limits })
     }
 
-    /// For a decoder of one layer.
+    /// Limits for a decoder of one layer.
     pub fn limits(&self) -> DecoderLimits {
         self.limits.clone()
     }
 
-    /// Runs everything through `decoder`. What it gives becomes the stream, where `advance` says so.
+    /// Runs all sequences through `decoder`. Its results become the stream if `advance` is set.
     pub fn run<B: Backend>(
         &mut self,
         decoder: &mut Decoder<B>,
@@ -71,7 +72,7 @@ impl Calibration {
         Ok(())
     }
 
-    /// The states behind a norm, a batch at a time.
+    /// The normalized states, a batch at a time.
     pub fn normed(&self, weight: &[f32], eps: f32) -> impl Iterator<Item = Vec<f32>> + '_ {
         let weight = weight.to_vec();
         self.stream.chunks(BATCH_TOKENS * self.hidden).map(move |rows| {
@@ -119,7 +120,7 @@ fn batches(sequences: &[Vec<u32>]) -> Vec<Batch> {
         group.slots.extend((0..len).map(|position| first_block * BLOCK_TOKENS as u32 + position));
         batch.spans.push(Span { first_row, num_rows: len, context: len });
         batch.positions.extend(0..len);
-        // Only counted: the stream says what the tokens are.
+        // Only their number counts: the stream has the embeddings.
         batch.tokens.extend(sequence.iter().map(|_| 0));
     }
     all

@@ -1,8 +1,9 @@
-//! A backend that listens: it passes every operation on to another and adds up what each linear of a layer reads.
+//! A backend that passes every operation on to another and sums the inputs of each linear of a
+//! layer.
 //!
-//! Linears are known by their turn: one layer is loaded, so every step asks for the same ones in the same order, which
-//! is that of [`LayerSites`]. Experts are run one by one instead of all at once, since what their second matrices
-//! read never leaves the backend otherwise.
+//! Linears are identified by the order of calls: one layer is loaded, so every step calls the same
+//! ones in the same order, which is that of [`LayerSites`]. Experts are run one by one instead of
+//! all at once, since otherwise the inputs of their second matrices never leave the backend.
 
 use folio_device::reference::{self, Reference};
 use folio_device::{
@@ -20,10 +21,10 @@ pub(crate) struct Collect<B: Backend> {
     gram: Gram<B>,
     /// Kind and sums of every site, in the order of [`LayerSites`].
     sums: Vec<(SiteKind, Hessian)>,
-    /// Sites that are seen as linears, in their turn, and whose turn it is.
+    /// Sites that are linears, in the order of calls, and the index of the next one.
     linears: Vec<usize>,
     turn: usize,
-    /// The first thing that went wrong: operations of a step cannot say so.
+    /// The first failure: operations of a step cannot return one.
     failure: Option<crate::Error>,
     x: Vec<f32>,
     scratch: Option<ExpertScratch<B>>,
@@ -66,7 +67,7 @@ impl<B: Backend> Collect<B> {
         Self { inner, gram: Gram::default(), sums, linears, turn: 0, failure: None, x: Vec::new(), scratch: None }
     }
 
-    /// The sums, one a site.
+    /// The sums, one per site.
     pub fn finish(&mut self) -> crate::Result<Vec<Hessian>> {
         if let Some(failure) = self.failure.take() {
             return Err(failure);
@@ -88,7 +89,7 @@ impl<B: Backend> Collect<B> {
     }
 }
 
-/// The rows that an expert is given, and the weight of its answer for each.
+/// The rows of each expert, with the weight of its result for each.
 fn rows_of_experts<B: Backend>(logits: &[f32], experts: usize, op: &Routing<'_, Collect<B>>) -> Vec<Vec<(usize, f32)>> {
     let bias = op.choice_bias.map(|bias| Reference::new().vector(&bias.values).expect("a few values"));
     let op = Routing::<Reference> {
@@ -205,7 +206,8 @@ impl<B: Backend> Backend for Collect<B> {
 
     fn upload(&mut self, inputs: &mut Self::Inputs, batch: &Batch) -> StepSize {
         self.turn = 0;
-        // Rows that a device adds would be counted, so its operations are asked for the batch's own alone.
+        // Rows that a device adds would be counted, so its operations are asked for the batch's own
+        // alone.
         self.inner.upload(inputs, batch);
         StepSize::of(batch)
     }

@@ -1,4 +1,4 @@
-//! What can go wrong while a model is quantized.
+//! Errors of quantizing a model.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! E4M3 without infinities: a sign, four bits of exponent (bias 7), three of mantissa; 0x7f is not a number.
+//! E4M3 without infinities: a sign, four bits of exponent (bias 7), three of mantissa; 0x7f is NaN.
 
 /// The value of a code.
 pub fn decode(code: u8) -> f32 {
@@ -12,7 +12,7 @@ pub fn decode(code: u8) -> f32 {
     if code & 0x80 != 0 { -size } else { size }
 }
 
-/// The nearest code, ties to even; beyond the largest number, 448, the largest.
+/// The nearest code, ties to even; magnitudes above the largest number, 448, become it.
 pub fn encode(x: f32) -> u8 {
     let sign = if x.is_sign_negative() { 0x80 } else { 0 };
     let size = x.abs();
@@ -25,12 +25,13 @@ pub fn encode(x: f32) -> u8 {
     // Numbers below the smallest normal share its spacing.
     let exponent = (((size.to_bits() >> 23) as i32) - 127).max(-6);
     let steps = (size * 2f32.powi(3 - exponent)).round_ties_even() as i32;
-    // Eight steps from zero are the first normal, sixteen the next exponent: the sum carries by itself.
+    // Eight steps from zero are the first normal, sixteen the next exponent: the sum carries by
+    // itself.
     let code = steps + 8 * (exponent + 6);
     sign | code as u8
 }
 
-/// The nearest number that E4M3 has.
+/// The nearest E4M3 number.
 pub fn round(x: f32) -> f32 {
     decode(encode(x))
 }

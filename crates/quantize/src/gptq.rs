@@ -1,30 +1,30 @@
-//! GPTQ: columns are rounded one by one, and the error of each is made up for by the columns still to come, as far as
-//! calibration says that they can.
+//! GPTQ: columns are rounded one by one, and later columns compensate for the error of each, as far
+//! as calibration shows that they can.
 //!
-//! With `U^T U = H^-1`, rounding column `i` of a row by `e` moves the columns `j > i` by `-e / U[i][i] * U[i][j]`. Rows
-//! know nothing of each other, so threads divide them. Updates beyond a block of columns wait until it is done.
-//! Columns go in order of falling importance; groups stay where they are, their scales fixed beforehand, so that a
-//! file needs no column order.
+//! With `U^T U = H^-1`, rounding column `i` of a row by `e` moves the columns `j > i` by
+//! `-e / U[i][i] * U[i][j]`. Rows are independent, so threads divide them. Updates beyond a block
+//! of columns wait until it is done. Columns go in order of falling importance; groups keep their
+//! columns and have fixed scales, so a file needs no column order.
 
 use crate::grid::Grid;
 use crate::hessian::Hessian;
 use crate::{GptqOptions, Quantized, Target, linalg, parallel};
 
-/// Columns between two updates of all that is to come.
+/// Columns between two updates of all later columns.
 const BLOCK: usize = 128;
-/// Rows that go through a block together, so that `U` comes from memory once for all of them.
+/// Rows that go through a block together, so that `U` is read from memory once for all of them.
 const TILE: usize = 16;
-/// Tries with ten times the damping each, before columns are taken as independent.
+/// Tries with ten times the damping each, before columns are treated as independent.
 const DAMPINGS: usize = 4;
 
-/// What the linears of one input share: the order of columns and the factor that spreads errors.
+/// Shared by the linears of one input: the order of columns and the factor that distributes errors.
 pub struct Factor {
     size: usize,
-    /// Column at each place.
+    /// Column at each position of the order.
     order: Vec<u32>,
     /// Upper triangle `U`, in that order.
     upper: Vec<f32>,
-    /// What an error costs, by column.
+    /// Cost of an error, by column.
     importance: Vec<f32>,
 }
 
@@ -54,14 +54,14 @@ impl Factor {
             }
             damping *= 10.0;
         }
-        // Nothing to be learned from this: each column by itself, which is rounding to nearest.
+        // The Hessian cannot be factored: columns become independent, which is rounding to nearest.
         let mut upper = vec![0.0; size * size];
         upper.iter_mut().step_by(size + 1).for_each(|value| *value = 1.0);
         Self { size, order, upper, importance }
     }
 }
 
-/// The Hessian in the order of columns, damped. A column that was never read stands by itself.
+/// The Hessian in the order of columns, damped. A column that was never read is independent.
 fn ordered(hessian: &Hessian, order: &[u32], damping: f32, mean: f32) -> Vec<f32> {
     let size = hessian.size;
     let mut out = Vec::with_capacity(size * size);
@@ -74,7 +74,7 @@ fn ordered(hessian: &Hessian, order: &[u32], damping: f32, mean: f32) -> Vec<f32
     out
 }
 
-/// Codes `weights`, whose rows are as wide as the factor.
+/// Quantizes `weights`, with rows as wide as the factor.
 pub fn quantize(target: Target, weights: &[f32], factor: &Factor, options: &GptqOptions, threads: usize) -> Quantized {
     let grid = match options.fitted_scales {
         true => Grid::fitted(target, weights, factor.size, &factor.importance, threads),
@@ -133,7 +133,7 @@ impl Tile {
     }
 }
 
-/// Moves what lies behind the block by all of its errors, four at a time.
+/// Updates the columns behind the block by all of its errors, four at a time.
 fn spread_errors(rest: &mut [f32], errors: &[f32], factor: &Factor, block: &std::ops::Range<usize>) {
     let row = |place: usize| &factor.upper[place * factor.size + block.end..(place + 1) * factor.size];
     let (fours, remaining) = errors.as_chunks::<4>();

@@ -1,8 +1,8 @@
 //! Adds rows to a Hessian: `H += X^T X`, as matrix products on the backend that runs the model.
 //!
-//! `X^T` is both the activations and, some of its rows at a time, the weight of a linear; of each strip only what lies
-//! on and above the diagonal is computed. Values are rounded to bf16 on the way in, as the linears that read them do,
-//! and summed in f32.
+//! `X^T` is both the activations and, a strip of its rows at a time, the weight of a linear; of
+//! each strip only the elements on and above the diagonal are computed. Values are rounded to bf16
+//! first, as in the linears that read them, and summed in f32.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -19,7 +19,7 @@ const STRIP: usize = 256;
 /// Tokens are padded to a multiple of this, so that few sizes of tensors are made.
 const TOKENS: usize = 256;
 
-/// Adds to Hessians, keeping the tensors that it needs for each size.
+/// Adds to Hessians, and reuses its tensors for each size.
 pub(crate) struct Gram<B: Backend> {
     /// `X^T` and a strip of the product, by (size, tokens).
     tensors: HashMap<(usize, usize), (B::Tensor, B::Tensor)>,
@@ -34,7 +34,7 @@ impl<B: Backend> Default for Gram<B> {
 }
 
 impl<B: Backend> Gram<B> {
-    /// Adds `rows`, each as wide as the Hessian. Only the upper triangle is right until [`finish`].
+    /// Adds `rows`, each as wide as the Hessian. Only the upper triangle is valid until [`finish`].
     pub fn add(&mut self, backend: &mut B, hessian: &mut Hessian, rows: &[f32]) -> Result<()> {
         let size = hessian.size;
         if rows.is_empty() {
@@ -89,7 +89,7 @@ impl<B: Backend> Gram<B> {
     }
 }
 
-/// The lower triangle becomes the mirror of the upper.
+/// Mirrors the upper triangle into the lower.
 pub(crate) fn finish(hessian: &mut Hessian) {
     let size = hessian.size;
     for row in 0..size {

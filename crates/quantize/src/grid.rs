@@ -1,4 +1,5 @@
-//! The scales and zero points of a matrix: where its levels lie. Codes are chosen afterwards, by nearness or by GPTQ.
+//! The scales and zero points of a matrix, which determine its levels. Codes are chosen afterwards,
+//! by nearness or by GPTQ.
 
 use half::bf16;
 
@@ -27,7 +28,7 @@ pub(crate) struct Step {
     pub zero: u8,
 }
 
-/// A scale that means nothing, where all values are zero; other loaders refuse a zero.
+/// An arbitrary scale for groups of zeros, because other loaders refuse a zero.
 const NO_SCALE: f32 = 1.0 / 128.0;
 
 /// Ranges tried by [`Grid::fitted`], as shares of the full one.
@@ -38,7 +39,7 @@ fn shrink(step: usize) -> f32 {
 }
 
 impl Grid {
-    /// Each group's levels reach as far as its values do.
+    /// Chooses each group's levels to reach as far as its values.
     pub fn of_range(target: Target, weights: &[f32], cols: usize) -> Self {
         let mut grid = Self::empty(target, weights, cols);
         if target.rows_per_scale() > 1 {
@@ -49,7 +50,8 @@ impl Grid {
         grid
     }
 
-    /// Of several ranges for each group the one that loses least, when an error in column `j` costs `importance[j]`.
+    /// Chooses for each group the range that loses least, if an error in column `j` costs
+    /// `importance[j]`.
     pub fn fitted(target: Target, weights: &[f32], cols: usize, importance: &[f32], threads: usize) -> Self {
         assert_eq!(importance.len(), cols, "one importance a column");
         if target.rows_per_scale() > 1 {
@@ -83,7 +85,7 @@ impl Grid {
     fn empty(target: Target, weights: &[f32], cols: usize) -> Self {
         let group = target.group(cols);
         let divisor = match target.scale_kind() {
-            // The largest scale becomes the largest number that E4M3 has.
+            // The largest scale becomes the largest E4M3 number.
             ScaleKind::E4m3 => {
                 let reach = largest(weights);
                 if reach > 0.0 { 448.0 * 6.0 / reach } else { 1.0 }
@@ -124,7 +126,7 @@ impl Grid {
         }
     }
 
-    /// The step whose levels cover `share` of the values' range.
+    /// The step with levels that cover `share` of the values' range.
     pub fn step(&self, values: &[f32], share: f32) -> Step {
         let middle = self.levels.middle();
         if self.target.zero_points() {
@@ -137,7 +139,8 @@ impl Grid {
         Step { scale: self.stored_scale(largest(values) * share / self.reach()), zero: middle }
     }
 
-    /// The best by `loss` of the steps that cover different shares of the range: every `stride`-th of them.
+    /// The best by `loss` of the steps that cover different shares of the range: every `stride`-th
+    /// of them.
     pub fn best_step(&self, values: &[f32], stride: usize, loss: impl Fn(&Self, Step) -> f32) -> Step {
         let mut best = self.step(values, 1.0);
         let mut best_loss = loss(self, best);
@@ -161,19 +164,19 @@ impl Grid {
         if self.target == Target::LlmInt8 { 127.0 } else { self.levels.reach() }
     }
 
-    /// The scale as it will be stored.
+    /// The scale in its stored precision.
     fn stored_scale(&self, scale: f32) -> f32 {
         let stored = match self.target.scale_kind() {
             ScaleKind::Bf16 => bf16::from_f32(scale).to_f32(),
             ScaleKind::F32 => scale,
             ScaleKind::E8m0 => power_of_two(scale * self.reach()),
-            // Zero would lose the group; the smallest number there is comes nearest.
+            // Zero would lose the group; the smallest number comes nearest.
             ScaleKind::E4m3 => float8::round(scale * self.divisor).max(float8::decode(1)),
         };
         if stored > 0.0 { stored } else { NO_SCALE }
     }
 
-    /// Where `value` ends up with that step.
+    /// `value` rounded with this step.
     pub fn rounded(&self, step: Step, value: f32) -> f32 {
         let scale = step.scale / self.divisor;
         scale * self.levels.level(self.levels.nearest(value / scale, step.zero), step.zero)
@@ -184,7 +187,7 @@ impl Grid {
         Step { scale: self.scales[at], zero: self.zeros.get(at).copied().unwrap_or(self.levels.middle()) }
     }
 
-    /// The nearest code of `value` at (row, col), and what it stands for.
+    /// The nearest code of `value` at (row, col), and its decoded value.
     pub fn encode(&self, row: usize, col: usize, value: f32) -> (u8, f32) {
         let step = self.step_of(row, col);
         let scale = step.scale / self.divisor;
@@ -192,7 +195,7 @@ impl Grid {
         (code, scale * self.levels.level(code, step.zero))
     }
 
-    /// Every value to its nearest level.
+    /// Rounds every value to its nearest level.
     pub fn nearest(self, weights: &[f32], threads: usize) -> Quantized {
         let mut codes = vec![0u8; weights.len()];
         parallel::rows(threads, &mut codes, self.cols, |first, codes| {
@@ -222,8 +225,8 @@ fn largest(values: &[f32]) -> f32 {
     values.iter().fold(0.0f32, |most, value| most.max(value.abs()))
 }
 
-/// The scale of a group of E2M1 whose largest value is `reach`: a power of two that brings it between 3.5 and 7, where
-/// what is just above 6 still rounds to 6.
+/// The scale of an E2M1 group with largest value `reach`: a power of two that brings it between 3.5
+/// and 7, because values slightly above 6 still round to 6.
 fn power_of_two(reach: f32) -> f32 {
     let bumped = (reach.to_bits() + (1 << 21)) & 0x7f80_0000;
     // Four, the largest power of two below the largest level, is 2^2.

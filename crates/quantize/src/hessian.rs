@@ -1,4 +1,4 @@
-//! What a linear reads, summed up over calibration: `H = X^T X`, and how large each column is.
+//! The inputs of a linear, summed over calibration: `H = X^T X`, and the size of each column.
 
 /// Sums over the rows that a linear has read.
 #[derive(Clone, Debug, PartialEq)]
@@ -7,7 +7,7 @@ pub struct Hessian {
     /// `[size, size]`, symmetric.
     pub values: Vec<f32>,
     pub rows: u64,
-    /// Sums of `|x|`, a column each.
+    /// Sums of `|x|`, one per column.
     pub sum_abs: Vec<f64>,
     /// The largest `|x|` of each column.
     pub max_abs: Vec<f32>,
@@ -28,7 +28,7 @@ impl Hessian {
         self.sum_abs.iter().map(|sum| (sum / self.rows.max(1) as f64) as f32).collect()
     }
 
-    /// Notes the columns' sizes over some rows.
+    /// Adds the columns' sizes over some rows.
     pub fn note_sizes(&mut self, rows: &[f32]) {
         for row in rows.chunks_exact(self.size) {
             for ((sum, max), x) in self.sum_abs.iter_mut().zip(&mut self.max_abs).zip(row) {
@@ -39,7 +39,7 @@ impl Hessian {
         }
     }
 
-    /// What it would be, had the inputs come divided by `scales`, a column each.
+    /// The sums as if the inputs had been divided by `scales`, one per column.
     pub fn divide(&mut self, scales: &[f32]) {
         for (row, scale) in self.values.chunks_exact_mut(self.size).zip(scales) {
             row.iter_mut().zip(scales).for_each(|(value, other)| *value /= scale * other);
@@ -56,7 +56,8 @@ impl Hessian {
         self.rows += other.rows;
     }
 
-    /// What an error of `errors`, rows as wide as this, costs in the linear's output: the trace of `E H E^T`.
+    /// Cost of the weight errors `errors` (rows as wide as this) in the linear's output: the trace
+    /// of `E H E^T`.
     #[cfg(test)]
     pub fn loss(&self, errors: &[f32]) -> f64 {
         let mut sum = 0.0;
@@ -73,7 +74,7 @@ impl Hessian {
 
 #[cfg(test)]
 impl Hessian {
-    /// Of given rows, by the book.
+    /// The sums over the given rows, by plain loops.
     pub(crate) fn of_rows(rows: &[f32], size: usize) -> Self {
         let mut out = Self::new(size);
         out.note_sizes(rows);

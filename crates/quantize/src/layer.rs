@@ -1,4 +1,4 @@
-//! One layer on its way to codes: its matrices as numbers, what they read, and what became of each.
+//! One layer on its way to codes: its matrices as numbers, their inputs, and the results.
 
 use std::collections::HashMap;
 
@@ -8,18 +8,18 @@ use folio_model::{LayerSites, OpenModel, Site, SiteKind, StoredLinear};
 use crate::overlay::Stored;
 use crate::{Error, GptqOptions, Hessian, Method, Options, Quantized, Result, Target, gptq, rtn};
 
-/// What a layer's tensors became.
+/// A layer's tensors after quantization.
 #[derive(Default)]
 pub(crate) struct Coded {
     /// By full name.
     pub quantized: HashMap<String, Quantized>,
-    /// Tensors that stay plain and are not what they were.
+    /// Plain tensors that differ from the source's.
     pub changed: HashMap<String, Stored>,
 }
 
 impl Coded {
-    /// Everything that differs from the source, as a decoder can read it: codes become the bf16 nearest to what they
-    /// mean, which is finer than the step between them.
+    /// All tensors that differ from the source, in a form that a decoder can read: codes become the
+    /// nearest bf16 of their values, which is finer than the step between them.
     pub fn decoded(&self) -> Result<HashMap<String, Stored>> {
         let mut all = self.changed.clone();
         for (name, coded) in &self.quantized {
@@ -66,7 +66,7 @@ pub(crate) fn read_view(view: &TensorView<'_>) -> Result<Vec<f32>> {
     }
 }
 
-/// Numbers in the format that the source had, or in bf16 where that was quantized.
+/// Values in the source's format, or in bf16 if that was quantized.
 pub(crate) fn store(view: &TensorView<'_>, values: &[f32]) -> Result<Stored> {
     let format = match view.format {
         format @ (Format::F32 | Format::F16 | Format::BF16) => format,
@@ -80,7 +80,8 @@ pub(crate) fn is_coded(options: &Options, site: &Site, linear: &StoredLinear) ->
     !matches!(site.kind, SiteKind::Router | SiteKind::SharedSwitch) && !options.keeps(&linear.stem)
 }
 
-/// Rounding and GPTQ: every matrix by itself. `hessians` has one a site, or none where nothing was collected.
+/// Rounding and GPTQ: every matrix by itself. `hessians` has one per site, or none if no inputs
+/// were collected.
 pub(crate) fn code(
     model: &OpenModel,
     sites: &LayerSites,
@@ -105,7 +106,7 @@ pub(crate) fn code(
     Ok(coded)
 }
 
-/// Codes the matrices that read one input.
+/// Quantizes the matrices that read one input.
 pub(crate) struct Coder<'a> {
     options: &'a Options,
     factor: Option<gptq::Factor>,
@@ -139,7 +140,8 @@ impl<'a> Coder<'a> {
     }
 }
 
-/// Columns that reach the threshold, largest first until an eighth of all is taken; in ascending order.
+/// Columns that reach the threshold, largest first until an eighth of all is taken; returned in
+/// ascending order.
 fn outliers(hessian: &Hessian, threshold: f32) -> Vec<u32> {
     let mut columns: Vec<u32> =
         (0..hessian.size as u32).filter(|column| hessian.max_abs[*column as usize] >= threshold).collect();
@@ -149,10 +151,10 @@ fn outliers(hessian: &Hessian, threshold: f32) -> Vec<u32> {
     columns
 }
 
-/// Rows that an expert must have been given for its own sums to be trusted.
+/// Rows that an expert must have received for its own sums to be trusted.
 const FEW_ROWS: u64 = 128;
 
-/// Experts that were hardly asked take over what all experts of the layer were given.
+/// Experts with few rows take the sums over all rows of the layer.
 pub(crate) fn fill_in_experts(sites: &LayerSites, hessians: &mut [Hessian]) {
     let kinds: [fn(SiteKind) -> bool; 2] =
         [|kind| matches!(kind, SiteKind::ExpertGateUp(_)), |kind| matches!(kind, SiteKind::ExpertDown(_))];

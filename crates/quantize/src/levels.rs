@@ -1,4 +1,4 @@
-//! The numbers that codes stand for, before scaling.
+//! The levels of codes, before scaling.
 
 use crate::Target;
 use crate::float8;
@@ -6,7 +6,7 @@ use crate::float8;
 /// E2M1, by code: the high bit is the sign.
 pub const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
-/// Quantiles of a normal distribution, as bitsandbytes has them.
+/// Quantiles of a normal distribution, with bitsandbytes' values.
 pub const NF4: [f32; 16] = [
     -1.0,
     -0.696_192_8,
@@ -48,7 +48,8 @@ impl Levels {
         }
     }
 
-    /// The largest level there is; integers have half a step on top, as their lowest level has no twin.
+    /// The largest level; integers have half a step on top, because their lowest level has no
+    /// positive twin.
     pub fn reach(self) -> f32 {
         match self {
             Levels::Int { top } => top / 2.0,
@@ -58,7 +59,7 @@ impl Levels {
         }
     }
 
-    /// The code of zero where no zero point says otherwise.
+    /// The code of zero if there is no zero point.
     pub fn middle(self) -> u8 {
         match self {
             Levels::Int { top } => ((top + 1.0) / 2.0) as u8,
@@ -76,7 +77,7 @@ impl Levels {
         }
     }
 
-    /// The code whose level is nearest to `x`.
+    /// The code with the level nearest to `x`.
     pub fn nearest(self, x: f32, zero: u8) -> u8 {
         match self {
             Levels::Int { top } => (round_ties_even(x) + f32::from(zero)).clamp(0.0, top) as u8,
@@ -87,15 +88,15 @@ impl Levels {
     }
 }
 
-/// Past this number there is no room for fractions, so that adding it rounds: machines without an instruction for it
-/// would call a function for every value.
+/// From this number on floats have no fraction, so that adding it rounds: on machines without a
+/// rounding instruction a function would be called for every value.
 const NO_FRACTIONS: f32 = 12_582_912.0;
 
 fn round_ties_even(x: f32) -> f32 {
     (x.clamp(-1e6, 1e6) + NO_FRACTIONS) - NO_FRACTIONS
 }
 
-/// Of two equally near the one with an even code, as hardware rounds.
+/// The nearest code; of two equally near levels the even one, like hardware.
 fn nearest_e2m1(x: f32) -> u8 {
     let size = x.abs();
     let code = u8::from(size > 0.25)

@@ -1,9 +1,10 @@
-//! Makes quantized models: what each weight becomes, and how that is chosen.
+//! Makes quantized models: chooses the codes and scales of each weight.
 //!
-//! [`run`] walks a model layer by layer, so that one larger than memory can be done: a layer is loaded, calibration
-//! text runs through it to see what its linears read, its weights are coded and handed to a [`Sink`], and the coded
-//! layer gives the next one's input. A method is one file (`rtn`, `gptq`, `awq`); a target is a row of
-//! [`Target`] and its levels. Nothing here knows how files are laid out but the writers.
+//! [`run`] walks a model layer by layer, so that the model may be larger than memory: a layer is
+//! loaded, calibration text runs through it to collect the inputs of its linears, its weights are
+//! quantized and passed to a [`Sink`], and the quantized layer computes the next one's input. A
+//! method is one file (`rtn`, `gptq`, `awq`); a target is a row of [`Target`] and its levels. Only
+//! the writers know the layout of files.
 
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 

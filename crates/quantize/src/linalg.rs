@@ -1,20 +1,21 @@
-//! The little linear algebra that GPTQ needs, in f64: a Cholesky factor and the inverse of a triangle.
+//! The linear algebra that GPTQ needs, in f64: a Cholesky factor and the inverse of a triangle.
 //!
-//! GPTQ wants an upper triangle `U` with `U^T U = H^-1`. With the rows and columns of `H` in reverse, `H' = L L^T`;
-//! turned back, `L` is upper and `H = R R^T`, so `U = R^-1`: the inverse of `H` itself is never formed.
+//! GPTQ needs an upper triangle `U` with `U^T U = H^-1`. With the rows and columns of `H` in
+//! reverse, `H' = L L^T`; reversed again, `L` is upper and `H = R R^T`, so `U = R^-1`: the inverse
+//! of `H` itself is never formed.
 
 use crate::parallel;
 
 /// Columns that are factored together, so that most of the work is long dot products.
 const BLOCK: usize = 64;
 
-/// The lower `L` with `L L^T = a`, in place; what lies above the diagonal is left as it was. False where `a` is not
-/// positive definite (or not a number).
+/// The lower `L` with `L L^T = a`, in place; elements above the diagonal are unchanged. False if
+/// `a` is not positive definite (or contains NaN).
 pub(crate) fn cholesky(a: &mut [f64], n: usize, threads: usize) -> bool {
     assert_eq!(a.len(), n * n, "a square matrix");
     for first in (0..n).step_by(BLOCK) {
         let width = BLOCK.min(n - first);
-        // What the block's own rows hold so far, for the rows below to read.
+        // The block's finished columns, copied for the rows below to read.
         let panel: Vec<f64> = (first..first + width).flat_map(|row| a[row * n..row * n + first].to_vec()).collect();
         let below = &mut a[first * n..];
         parallel::rows(if first == 0 { 1 } else { threads }, below, n, |_, rows| {
@@ -50,7 +51,7 @@ fn factor_block(rows: &mut [f64], n: usize, first: usize, width: usize) -> bool 
             let sum = dot(&rows[a..a + j], &rows[b..b + j]);
             let value = rows[a + j] - sum;
             if i == j {
-                // Not `<=`: what is not a number must fail too.
+                // Not `<=`: NaN must fail too.
                 if !(value > 0.0 && value.is_finite()) {
                     return false;
                 }
@@ -63,7 +64,7 @@ fn factor_block(rows: &mut [f64], n: usize, first: usize, width: usize) -> bool 
     true
 }
 
-/// Several sums side by side, which is what vector units want; always in the same order.
+/// Several sums side by side, for vector units; always in the same order.
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     let mut sums = [0.0f64; 8];
     let (a, a_rest) = a.as_chunks::<8>();
@@ -80,7 +81,7 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 /// Columns of the inverse that are solved for together.
 const STRIP: usize = 32;
 
-/// The upper `U` with `U^T U = h^-1`, or none where `h` is not positive definite.
+/// The upper `U` with `U^T U = h^-1`, or none if `h` is not positive definite.
 pub(crate) fn inverse_factor(h: &[f32], n: usize, threads: usize) -> Option<Vec<f32>> {
     let mut lower: Vec<f64> = h.iter().rev().map(|value| f64::from(*value)).collect();
     if !cholesky(&mut lower, n, threads) {
@@ -100,7 +101,8 @@ pub(crate) fn inverse_factor(h: &[f32], n: usize, threads: usize) -> Option<Vec<
     Some(upper)
 }
 
-/// Columns `first .. first + STRIP` of the lower triangle's inverse, from row `first` down: `[n - first, STRIP]`.
+/// Columns `first .. first + STRIP` of the lower triangle's inverse, from row `first` down:
+/// `[n - first, STRIP]`.
 fn invert_strip(lower: &[f64], n: usize, first: usize) -> Vec<f64> {
     let mut out = vec![0.0f64; (n - first) * STRIP];
     for row in first..n {

@@ -1,18 +1,19 @@
-//! What is asked for: target, method, what stays as it is, and the text to calibrate on.
+//! Options of a run: target, method, exceptions, and the calibration text.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::{Error, Result, Target};
 
-/// How codes are chosen.
+/// The method that chooses codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
     /// Each weight to the nearest level.
     Rtn,
-    /// Column by column; the error of each is made up for by the columns after it.
+    /// Column by column; later columns compensate for the error of each.
     Gptq,
-    /// Columns that meet large activations are scaled up first, and the scale folded into the layer before.
+    /// Columns that meet large activations are scaled up first, and the scale folded into the layer
+    /// before.
     Awq,
 }
 
@@ -43,14 +44,16 @@ impl fmt::Display for Method {
 pub struct Options {
     pub target: Target,
     pub method: Method,
-    /// A linear whose name contains one of these stays as it is: `lm_head`, `layers.0.`, `down_proj`. Embeddings,
-    /// norms, biases and routers always do.
+    /// A linear stays unquantized if its name contains one of these: `lm_head`, `layers.0.`,
+    /// `down_proj`. Embeddings, norms, biases and routers always do.
     pub keep: Vec<String>,
-    /// Token ids, one sequence each. [`Method::Rtn`] needs none, unless the target is [`Target::LlmInt8`].
+    /// Token ids, one sequence each. [`Method::Rtn`] needs none, unless the target is
+    /// [`Target::LlmInt8`].
     pub calibration: Vec<Vec<u32>>,
     pub gptq: GptqOptions,
     pub awq: AwqOptions,
-    /// An activation that reaches this in calibration makes its column an outlier of [`Target::LlmInt8`].
+    /// An activation that reaches this in calibration makes its column an outlier of
+    /// [`Target::LlmInt8`].
     pub outlier_threshold: f32,
     /// Threads that compute.
     pub threads: usize,
@@ -60,9 +63,10 @@ pub struct Options {
 pub struct GptqOptions {
     /// Added to the Hessian's diagonal, as a share of its mean.
     pub damping: f32,
-    /// Columns in order of falling importance. Groups stay where they are, so files need no column order.
+    /// Columns in order of falling importance. Groups keep their columns, so files need no column
+    /// order.
     pub act_order: bool,
-    /// Search scales that lose little where it matters, instead of taking each group's range.
+    /// Search for scales that minimize the weighted error, instead of taking each group's range.
     pub fitted_scales: bool,
 }
 
@@ -98,10 +102,10 @@ impl Options {
     }
 }
 
-/// How far a run has come.
+/// Progress of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Progress {
-    /// The layer at work, counted from 0; equal to `layers` for what lies outside them.
+    /// The current layer, counted from 0; equal to `layers` for tensors outside them.
     pub layer: usize,
     pub layers: usize,
     pub what: &'static str,

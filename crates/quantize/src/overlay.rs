@@ -1,4 +1,5 @@
-//! Weights with some of them replaced: how a layer that has been coded is run, without a second copy of the rest.
+//! Weights with some of them replaced: a quantized layer can be run without a second copy of the
+//! rest.
 
 use std::collections::HashMap;
 use std::sync::Arc;

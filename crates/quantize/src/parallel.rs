@@ -1,5 +1,5 @@
-//! Rows of a matrix divided over threads. Every row's result depends on that row alone, so the number of threads never
-//! shows in a result.
+//! Rows of a matrix divided over threads. Every row's result depends on that row alone, so the
+//! number of threads never affects a result.
 
 /// Calls `work(first_row, rows)` on contiguous runs of whole rows, one run a thread.
 pub(crate) fn rows<T: Send>(threads: usize, data: &mut [T], width: usize, work: impl Fn(usize, &mut [T]) + Sync) {
@@ -16,7 +16,7 @@ pub(crate) fn rows<T: Send>(threads: usize, data: &mut [T], width: usize, work: 
     });
 }
 
-/// The results of `work(index)`, in order; indices are dealt out one by one.
+/// The results of `work(index)`, in order; threads take indices one by one.
 pub(crate) fn map<T: Send>(threads: usize, count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let mut out: Vec<Option<T>> = (0..count).map(|_| None).collect();
     let threads = threads.clamp(1, count.max(1));

@@ -1,7 +1,7 @@
-//! A quantized matrix in memory: codes and scales as they will be stored, one code a byte.
+//! A quantized matrix in memory: codes and scales in their stored precision, one code per byte.
 //!
-//! From this both a matrix that a backend can pack and the tensors of a checkpoint are made; [`Quantized::read_row`]
-//! says what the codes mean.
+//! Both a matrix that a backend can pack and the tensors of a checkpoint are made from it;
+//! [`Quantized::read_row`] decodes the codes.
 
 use std::borrow::Cow;
 
@@ -16,19 +16,20 @@ pub struct Quantized {
     pub target: Target,
     pub rows: usize,
     pub cols: usize,
-    /// `[rows, cols]`, one code a byte. Integers are stored as `level + 2^(bits - 1)` (unsigned), or as the unsigned
-    /// code that the zero point is taken from; floats as their bits; nf4 as the index of its level.
+    /// `[rows, cols]`, one code per byte. Integers are `level + 2^(bits - 1)` (unsigned), or the
+    /// unsigned code from which the zero point is subtracted; floats are their bits; nf4 codes are
+    /// the index of the level.
     pub codes: Vec<u8>,
     /// `[ceil(rows / rows_per_scale), groups]`, each a number that [`Target::scale_kind`] can hold.
     pub scales: Vec<f32>,
-    /// `[rows, groups]`, or empty without zero points: the code that means zero.
+    /// `[rows, groups]`, or empty without zero points: the code of zero.
     pub zeros: Vec<u8>,
-    /// What all scales are divided by: nvfp4's global scale as compressed-tensors stores it. Otherwise 1.
+    /// Divisor of all scales: nvfp4's global scale as compressed-tensors stores it. Otherwise 1.
     pub divisor: f32,
     pub outliers: Option<Outliers>,
 }
 
-/// Columns kept beside the codes; their codes mean zero.
+/// Columns stored beside the codes; their codes stand for zero.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outliers {
     /// Ascending.
@@ -60,7 +61,7 @@ impl Quantized {
         self.scales[first..first + groups].iter().map(|scale| scale / self.divisor)
     }
 
-    /// The zero points of one row; empty without.
+    /// The zero points of one row; empty if there are none.
     pub fn row_zeros(&self, row: usize) -> &[u8] {
         let groups = self.num_groups();
         if self.zeros.is_empty() { &[] } else { &self.zeros[row * groups..(row + 1) * groups] }
@@ -140,12 +141,12 @@ impl Quantized {
     }
 }
 
-/// What a sink is given under a tensor's name.
+/// Content of a finished tensor, as a sink receives it.
 #[derive(Clone, Debug)]
 pub enum Finished<'a> {
     /// A linear's weight, coded.
     Quantized(&'a Quantized),
-    /// Anything else, as it is to be stored.
+    /// Any other tensor, in its stored form.
     Plain(Plain<'a>),
 }
 
@@ -157,8 +158,8 @@ pub struct Plain<'a> {
     pub bytes: Cow<'a, [u8]>,
 }
 
-/// Takes finished tensors, in order: those outside the layers first, then layer by layer. Names are those of the source,
-/// with `.weight`.
+/// Receives finished tensors, in order: those outside the layers first, then layer by layer. Names
+/// are those of the source, with `.weight`.
 pub trait Sink {
     fn tensor(&mut self, name: &str, tensor: Finished<'_>) -> Result<()>;
 }
@@ -170,7 +171,7 @@ mod tests {
     use super::*;
     use crate::rtn;
 
-    /// The matrix that a backend packs says what the codes say.
+    /// The matrix for a backend decodes to the same values.
     #[test]
     fn the_matrix_means_the_same() {
         let mut rng = Rng::new(11);
@@ -186,7 +187,7 @@ mod tests {
             for (row, expected) in coded.to_f32().chunks_exact(256).enumerate() {
                 matrix.read_row(row, &mut found);
                 for (found, expected) in found.iter().zip(expected) {
-                    // `scale * code + minimum` and `scale * (code - zero)` round apart.
+                    // `scale * code + minimum` and `scale * (code - zero)` round differently.
                     let limit = if coded.zeros.is_empty() { 0.0 } else { 1e-6 };
                     assert!((found - expected).abs() <= limit, "{}: {found} for {expected}", coded.target);
                 }

@@ -1,17 +1,18 @@
-//! Round to nearest: each group's range becomes its scale, each value its nearest level. What the reference tools do
-//! without calibration, and the yardstick for the methods that need it.
+//! Round to nearest: each group's range becomes its scale, each value its nearest level. The
+//! reference tools do this without calibration, and methods with calibration are compared with it.
 
 use half::bf16;
 
 use crate::grid::Grid;
 use crate::{Outliers, Quantized, Target};
 
-/// Codes `weights`, rows of `cols` values.
+/// Quantizes `weights` with rows of `cols` values.
 pub fn quantize(target: Target, weights: &[f32], cols: usize, threads: usize) -> Quantized {
     Grid::of_range(target, weights, cols).nearest(weights, threads)
 }
 
-/// The same, with some columns (ascending) kept beside the codes, where they no longer widen anybody's range.
+/// The same, with some columns (ascending) stored beside the codes, where they no longer widen a
+/// group's range.
 pub fn quantize_around(
     target: Target,
     mut weights: Vec<f32>,

@@ -1,7 +1,8 @@
-//! The whole way, layer by layer: collect, code, hand over, and run the coded layer for the next one's input.
+//! The whole run, layer by layer: collect inputs, quantize, pass on, and run the quantized layer
+//! for the next one's input.
 //!
-//! At any time there is one layer in memory, as it was or as it became, the sums of its inputs, and the hidden states
-//! of the calibration text.
+//! At any time memory holds one layer, original or quantized, the sums of its inputs, and the
+//! hidden states of the calibration text.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -68,7 +69,8 @@ struct Run<'a> {
     progress: &'a mut dyn FnMut(Progress),
 }
 
-/// Shares of a layer's time, about: collecting, coding, and running the coded layer.
+/// Approximate shares of a layer's time: after collecting, and after quantizing; the rest is
+/// running the quantized layer.
 const COLLECTED: f32 = 0.45;
 const CODED: f32 = 0.85;
 
@@ -79,7 +81,8 @@ impl Run<'_> {
         (self.progress)(Progress { layer, layers, what, done });
     }
 
-    /// Everything that belongs to no layer, as it is; the output matrix comes last if it is coded.
+    /// Passes on all tensors outside the layers unchanged; the output matrix comes last if it is
+    /// quantized.
     fn outside(&mut self) -> Result<()> {
         self.report(0, "embeddings", 0.0);
         let head = self.coded_head().map(|head| layer::weight_name(&head));
@@ -99,7 +102,7 @@ impl Run<'_> {
         self.model.head().filter(|head| !self.options.keeps(&head.stem))
     }
 
-    /// Hands over a tensor as the source has it.
+    /// Passes on a tensor of the source unchanged.
     fn pass_on(&mut self, name: &str) -> Result<()> {
         let view = self.source.require(name)?;
         let plain = Plain { format: view.format, shape: view.shape.clone(), bytes: view.bytes.into() };
@@ -116,7 +119,7 @@ impl Run<'_> {
         self.hand_over(layer, coded)
     }
 
-    /// Runs the layer as it is and sums up what its linears read.
+    /// Runs the original layer and sums the inputs of its linears.
     fn collect(&mut self, layer: usize, sites: &LayerSites) -> Result<Vec<Hessian>> {
         if self.calibration.is_none() {
             return Ok(Vec::new());
@@ -153,7 +156,7 @@ impl Run<'_> {
         }
     }
 
-    /// Runs the layer as it became: the next one is calibrated on what it will really read.
+    /// Runs the quantized layer: the next one is calibrated on its real inputs.
     fn advance(&mut self, layer: usize, coded: &Coded) -> Result<()> {
         let last = layer + 1 == self.model.spec.layers.len();
         if self.calibration.is_none() || (last && self.coded_head().is_none()) {
@@ -170,7 +173,7 @@ impl Run<'_> {
         calibration.run(&mut decoder, true, &mut |_| {})
     }
 
-    /// The layer's tensors, in the order of the source.
+    /// Passes on the layer's tensors, in the order of the source.
     fn hand_over(&mut self, layer: usize, coded: Coded) -> Result<()> {
         let prefix = self.model.names.layer_prefix(layer);
         let source = self.source.clone();
@@ -187,7 +190,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The output matrix, where it is coded too.
+    /// Quantizes the output matrix, if that is requested.
     fn head(&mut self) -> Result<()> {
         let layers = self.model.spec.layers.len();
         if let Some(head) = self.coded_head() {

@@ -1,31 +1,33 @@
-//! What a linear's weights become: the kinds of codes, how many values share a scale, and how scales are stored.
+//! The targets of a linear's weights: the kinds of codes, the number of values that share a scale,
+//! and the storage of scales.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::{Error, Result};
 
-/// The coding of one matrix. In all of them `value = scale * level(code)`, less a zero point where there is one.
+/// The coding of one matrix. In all of them `value = scale * level(code)`, less a zero point if
+/// there is one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// Codes of 4 or 8 bits; `group` neighbours along a row share a scale, or the whole row does.
     Int { bits: u8, group: Option<usize>, zero_points: bool },
-    /// E4M3: one scale a row, or one a block of 128 x 128.
+    /// E4M3: one scale per row, or one per block of 128 x 128.
     Fp8 { block: bool },
     /// E2M1 in groups of 32 with a power of two as scale.
     Mxfp4,
-    /// E2M1 in groups of 16 with an E4M3 scale, and one f32 scale a matrix.
+    /// E2M1 in groups of 16 with an E4M3 scale, and one f32 scale per matrix.
     Nvfp4,
     /// The 16 levels of a normal distribution, in groups of 64.
     Nf4,
-    /// 8 bits a row, with the columns that meet large activations kept in bf16.
+    /// 8 bits per row; columns that meet large activations are stored in bf16.
     LlmInt8,
 }
 
 /// Both sides of a block of fp8 weights.
 pub const FP8_BLOCK: usize = 128;
 
-/// How scales are stored, and so what they are rounded to before codes are chosen.
+/// Storage of scales, to which they are rounded before codes are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScaleKind {
     Bf16,
@@ -50,7 +52,8 @@ const NAMED: [(&str, Target); 10] = [
 ];
 
 impl Target {
-    /// Values along a row that share a scale, given the row's length. The last group of a row may be short.
+    /// Values along a row that share a scale, given the row's length. The last group of a row may
+    /// be short.
     pub fn group(self, cols: usize) -> usize {
         let group = match self {
             Target::Int { group, .. } => group.unwrap_or(cols),
@@ -90,7 +93,7 @@ impl Target {
         }
     }
 
-    /// Whether a row of that length can be coded: writers and other loaders want whole groups.
+    /// Whether a row of this length can be quantized: writers and other loaders need whole groups.
     pub(crate) fn check(self, name: &str, cols: usize) -> Result<()> {
         let group = self.group(usize::MAX);
         if group == usize::MAX || self == (Target::Fp8 { block: true }) || cols.is_multiple_of(group) {

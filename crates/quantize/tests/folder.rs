@@ -1,4 +1,5 @@
-//! Folders as they are written, read back by Folio: every linear is what its codes say, everything else is untouched.
+//! Written folders, read back by Folio: every linear equals its decoded codes, and all other
+//! tensors are unchanged.
 
 mod common;
 
@@ -21,7 +22,7 @@ fn coded(target: Target, values: Vec<f32>, cols: usize) -> Quantized {
     }
 }
 
-/// Hands every tensor over, linears coded; gives what they were coded to.
+/// Passes every tensor on, linears quantized; returns their codes.
 fn write(source: &Path, out: &Path, target: Target) -> Result<Vec<(String, Quantized)>> {
     let options = Options::new(target, Method::Rtn);
     let mut writer = FolderWriter::create(source, out, &options, false)?;
@@ -34,7 +35,7 @@ fn write(source: &Path, out: &Path, target: Target) -> Result<Vec<(String, Quant
             writer.tensor(name, Finished::Quantized(&q))?;
             all.push((name.to_owned(), q));
         } else if name != "model.norm.weight" {
-            // The last norm is left to the writer, as a tensor that no run asks for.
+            // The last norm is left to the writer, like a tensor that no run uses.
             let plain = Plain { format: view.format, shape: view.shape.clone(), bytes: Cow::Borrowed(view.bytes) };
             writer.tensor(name, Finished::Plain(plain))?;
         }

@@ -1,4 +1,5 @@
-//! Folders and GGUF files written as GGUF: what Folio reads back is the same model, within what the format rounds.
+//! Folders and GGUF files written as GGUF: Folio reads back the same model, up to the format's
+//! rounding.
 
 mod common;
 
@@ -43,7 +44,7 @@ fn a_llama_folder_becomes_the_same_model() {
     let here = folio_model::open(&scratch.join("model")).unwrap();
     let there = folio_model::open(&scratch.join("out.gguf")).unwrap();
     assert_eq!(here.spec, there.spec);
-    // Rows of the first head take turns between its halves.
+    // Rows of the first head alternate between its halves.
     let source = here.weights.require("model.layers.1.self_attn.q_proj.weight").unwrap().to_f32().unwrap();
     let turned = gguf.require("blk.1.attn_q.weight").unwrap().to_f32().unwrap();
     let row = |of: &[f32], at: usize| of[at * HIDDEN..(at + 1) * HIDDEN].to_vec();

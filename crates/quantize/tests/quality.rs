@@ -1,4 +1,5 @@
-//! What calibration buys, on a trained model where one is at hand and on text that it never saw: these sources.
+//! The gain from calibration, on a trained model if there is one and on text that it never saw:
+//! these sources.
 
 use std::path::{Path, PathBuf};
 
@@ -41,7 +42,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// One window of tokens from each file that has so many.
+/// One window of tokens from each file that is long enough.
 fn windows(tokenizer: &Tokenizer, crates: &[&str], count: usize) -> Vec<Vec<u32>> {
     let mut files = Vec::new();
     for name in crates {
@@ -52,7 +53,7 @@ fn windows(tokenizer: &Tokenizer, crates: &[&str], count: usize) -> Vec<Vec<u32>
     long.map(|tokens| tokens[..WINDOW].to_vec()).take(count).collect()
 }
 
-/// Nats a token.
+/// Loss in nats per token.
 fn loss(model: &OpenModel, windows: &[Vec<u32>]) -> f64 {
     let (groups, blocks, len) = (model.spec.kv_groups().len(), WINDOW.div_ceil(BLOCK_TOKENS), WINDOW as u32);
     let limits = DecoderLimits {

@@ -1,4 +1,5 @@
-//! From a folder to a quantized folder that loads: every format, every method, dense and with experts.
+//! From a folder to a quantized folder that loads: every format, every method, dense and with
+//! experts.
 
 mod common;
 

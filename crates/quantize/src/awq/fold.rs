@@ -1,5 +1,5 @@
-//! A layer's matrices as numbers, and scales folded into them: the readers' columns take a scale, the maker's rows or
-//! norm give it back.
+//! A layer's matrices as numbers, and scales folded into them: the readers' columns are multiplied
+//! by a scale, the producer's rows or norm are divided by it.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use crate::layer::{self, read_view, store};
 use crate::overlay::Stored;
 use crate::{Options, Result};
 
-/// What makes a vector.
+/// Producer of a vector.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Producer {
     /// The norm of that name.
@@ -62,8 +62,8 @@ impl Weights {
         self.matrices.iter().filter(move |matrix| matrix.site == site)
     }
 
-    /// Folds `scales` (one a value of the input) and returns them as they came out: a stored norm rounds, and the readers
-    /// take exactly what it gave.
+    /// Folds `scales` (one per value of the input) and returns the applied scales: a stored norm
+    /// rounds, and the readers get exactly the rounded scales.
     pub fn fold(&mut self, model: &OpenModel, input: &Input, mut scales: Vec<f32>) -> Result<Vec<f32>> {
         if scales.iter().all(|scale| *scale == 1.0) {
             return Ok(scales);
@@ -110,7 +110,7 @@ impl Weights {
         first_row: usize,
         scales: &[f32],
     ) -> Result<()> {
-        // One scale a row: where values are tied, the first stands for all.
+        // One scale per row: of tied values, the first stands for all.
         let by_row: Vec<f32> = match input.ties.is_empty() {
             true => scales.to_vec(),
             false => {
@@ -139,7 +139,7 @@ impl Weights {
         Ok(())
     }
 
-    /// Tensors that stay plain and are no longer what the source has.
+    /// Plain tensors that differ from the source's.
     pub fn changed(&self, model: &OpenModel) -> Result<HashMap<String, Stored>> {
         let plain = self.matrices.iter().filter(|matrix| matrix.touched && !matrix.coded);
         let plain = plain.map(|matrix| (&matrix.name, &matrix.values));
@@ -151,7 +151,7 @@ impl Weights {
     }
 }
 
-/// The bias of a matrix, read when first asked for; none where there is none.
+/// The bias of a matrix, read when first requested; none if there is none.
 fn bias_of<'a>(model: &OpenModel, stem: &str, bias: &'a mut Option<Vec<f32>>) -> Result<Option<&'a mut Vec<f32>>> {
     if bias.is_none()
         && let Some(view) = model.weights.tensor(&format!("{stem}.bias"))

@@ -12,7 +12,7 @@ use crate::{Hessian, Options, Result, rtn};
 /// Rows of errors that are multiplied at a time.
 const ROWS: usize = 512;
 
-/// One scale a value of the input; ones where nothing is better.
+/// One scale per value of the input; ones if no other scales are better.
 pub(super) fn scales<B: Backend>(
     backend: &mut B,
     weights: &Weights,
@@ -53,7 +53,7 @@ pub(super) fn scales<B: Backend>(
     Ok(best)
 }
 
-/// The matrices of one site and what their errors cost.
+/// The matrices of one site and the cost of their errors.
 struct Reader<'a, B: Backend> {
     matrices: Vec<&'a FoldedMatrix>,
     loss: Loss<B>,
@@ -124,7 +124,7 @@ impl<B: Backend> Loss<B> {
     }
 }
 
-/// Mean `|x|` over all that the input's readers were given.
+/// Mean `|x|` over all rows of the input's readers.
 fn mean_abs(hessians: &[Hessian], input: &Input) -> Vec<f32> {
     let rows: u64 = input.sites.iter().map(|site| hessians[*site].rows).sum();
     let mut sums = vec![0.0f64; hessians[input.sites[0]].size];
@@ -134,7 +134,7 @@ fn mean_abs(hessians: &[Hessian], input: &Input) -> Vec<f32> {
     sums.iter().map(|sum| (sum / rows.max(1) as f64) as f32).collect()
 }
 
-/// How large the weights of each column are beside others of their row.
+/// The size of each column's weights relative to others of their row.
 fn column_sizes<B: Backend>(readers: &[Reader<'_, B>], width: usize) -> Vec<f32> {
     let mut sums = vec![0.0f64; width];
     for matrix in readers.iter().flat_map(|reader| &reader.matrices) {
@@ -149,7 +149,8 @@ fn column_sizes<B: Backend>(readers: &[Reader<'_, B>], width: usize) -> Vec<f32>
     sums.iter().map(|sum| (sum / rows.max(1) as f64) as f32).collect()
 }
 
-/// The mean over values that must be scaled alike, and never so small that a power of it means nothing.
+/// The mean over values that must be scaled alike, bounded from below so that its powers are
+/// meaningful.
 fn tied(values: &[f32], input: &Input) -> Vec<f32> {
     let least = |value: f32| value.max(1e-6);
     if input.ties.is_empty() {
@@ -164,7 +165,7 @@ fn tied(values: &[f32], input: &Input) -> Vec<f32> {
     input.ties.iter().map(|tie| sums[*tie as usize]).map(|(sum, members)| least(sum / members)).collect()
 }
 
-/// Scales around one, within reason.
+/// Scales centred around one, within bounds.
 fn centred(mut scales: Vec<f32>) -> Vec<f32> {
     let least = scales.iter().copied().fold(f32::INFINITY, f32::min);
     let most = scales.iter().copied().fold(0.0, f32::max);

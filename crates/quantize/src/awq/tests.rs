@@ -9,7 +9,8 @@ use crate::overlay::Stored;
 use crate::testing::{MIXTURE, config, invent, logits, model};
 use crate::{Method, rtn};
 
-/// Scales folded into matrices and norms leave what the network computes as it was, in every family's arrangement.
+/// Scales folded into matrices and norms do not change the network's results, in every family's
+/// arrangement.
 #[test]
 fn folding_changes_nothing() {
     let biases = r#", "attention_bias": true"#;
@@ -49,7 +50,8 @@ fn folding_changes_nothing() {
     }
 }
 
-/// A norm stored in bf16 rounds what is folded into it; the matrices behind it take exactly what it gave.
+/// A norm stored in bf16 rounds the scales folded into it; its readers get exactly the rounded
+/// scales.
 #[test]
 fn a_stored_norm_may_round() {
     let config = config("llama", "");
@@ -78,7 +80,8 @@ fn a_stored_norm_may_round() {
     }
 }
 
-/// On inputs with a few large columns the search beats rounding to nearest, and clipping does not undo it.
+/// On inputs with a few large columns the search beats rounding to nearest, and clipping does not
+/// undo it.
 #[test]
 fn large_columns_lose_less() {
     let config = config("llama", "");

@@ -19,7 +19,8 @@ fn problem(size: usize, rows: usize) -> (Hessian, Vec<f32>) {
     (Hessian::of_rows(&inputs, size), weights)
 }
 
-/// The algorithm as its paper has it: the whole inverse by elimination, one column after the other, in f64.
+/// The algorithm as in its paper: the whole inverse by elimination, one column after the other, in
+/// f64.
 fn by_the_book(target: Target, hessian: &Hessian, weights: &[f32], options: &GptqOptions) -> Vec<u8> {
     let n = hessian.size;
     let diagonal = hessian.diagonal();
@@ -49,7 +50,7 @@ fn by_the_book(target: Target, hessian: &Hessian, weights: &[f32], options: &Gpt
                 row[j] -= error * inverse[i][j];
             }
         }
-        // Column i leaves: one step of elimination on the inverse.
+        // One step of elimination removes column i from the inverse.
         for j in i + 1..n {
             for k in i + 1..n {
                 inverse[j][k] -= inverse[j][i] * inverse[i][k] / inverse[i][i];
@@ -113,7 +114,7 @@ fn outputs_are_nearer_than_by_rounding() {
     }
 }
 
-/// Independent columns have nothing to make up for: any order gives rounding to nearest.
+/// Independent columns have no errors to compensate: any order gives rounding to nearest.
 #[test]
 fn independent_columns_round_to_nearest() {
     let (mut hessian, weights) = problem(64, 9);
@@ -129,7 +130,8 @@ fn independent_columns_round_to_nearest() {
     }
 }
 
-/// With columns in order of importance, it does not matter how they were ordered before, as long as groups move along.
+/// With columns in order of importance, their earlier order does not matter, as long as groups move
+/// along.
 #[test]
 fn a_column_order_is_undone() {
     let (hessian, weights) = problem(64, 9);
@@ -160,7 +162,7 @@ fn damaged_hessians_are_survived() {
     assert_eq!(run(&broken), plain);
     broken.values[7] = -1e30;
     assert_eq!(run(&broken).codes.len(), plain.codes.len(), "not positive definite");
-    // Columns that were never read are rounded to nearest and disturb nobody.
+    // Columns that were never read are rounded to nearest and affect no other.
     let mut dead = hessian;
     for other in 0..64 {
         for column in [3, 40] {

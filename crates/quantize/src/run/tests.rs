@@ -5,7 +5,7 @@ use folio_testing::Rng;
 use super::*;
 use crate::testing::{MIXTURE, config, invent, logits, model};
 
-/// What came out, in order: decoded weights, and which of them were codes.
+/// The results, in order: decoded weights, and which of them were codes.
 #[derive(Default)]
 struct Kept {
     names: Vec<String>,
@@ -39,7 +39,7 @@ fn small(target: Target, method: Method) -> Options {
     Options { calibration, threads: 2, ..Options::new(target, method) }
 }
 
-/// How far the logits moved, beside their own size.
+/// Distance between logits, relative to their size.
 fn distance(found: &[f32], expected: &[f32]) -> f64 {
     let square = |x: f32| f64::from(x) * f64::from(x);
     let wrong: f64 = found.iter().zip(expected).map(|(a, b)| square(a - b)).sum();

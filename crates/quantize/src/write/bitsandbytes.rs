@@ -1,16 +1,16 @@
-//! Matrices as bitsandbytes keeps them: nf4, and eight bits a row.
+//! Matrices in bitsandbytes' layouts: nf4, and eight bits per row.
 //!
-//! Eight bits come with one addition of Folio's own: `outlier_columns` and `outlier_values` beside a linear's weight hold
-//! the columns that meet large activations, in bf16. Folio reads them instead of the codes. The codes are there for
-//! every column, so a reader that knows nothing of the addition (transformers, which says that it skips the tensors)
-//! has the whole matrix.
+//! Eight bits have one addition of Folio's own: `outlier_columns` and `outlier_values` beside a
+//! linear's weight hold the columns that meet large activations, in bf16. Folio reads them instead
+//! of the codes. The codes are valid for every column, so a reader without the addition
+//! (transformers, which warns that it skips the tensors) has the whole matrix.
 
 use serde_json::{Value, json};
 
 use super::Stored;
 use crate::{NF4, Quantized, Target};
 
-/// The tensors that a linear's weight becomes; `dtype` is what it was, as PyTorch calls it.
+/// The tensors of a linear's weight; `dtype` is its original type, in PyTorch's spelling.
 pub fn tensors(q: &Quantized, dtype: &str) -> Vec<Stored> {
     match q.target {
         Target::Nf4 => nf4(q, dtype),
@@ -37,7 +37,7 @@ fn eight(q: &Quantized) -> Vec<Stored> {
     let reaches = q.scales.iter().flat_map(|scale| (scale * 127.0).to_le_bytes()).collect();
     let mut stored = vec![
         Stored::new(".SCB", "F32", &[q.rows], reaches),
-        // Rows as they are.
+        // 0 stands for row-major storage.
         Stored::new(".weight_format", "U8", &[], vec![0]),
     ];
     if let Some(outliers) = q.outliers.as_ref().filter(|outliers| !outliers.columns.is_empty()) {
@@ -58,7 +58,7 @@ fn eight(q: &Quantized) -> Vec<Stored> {
     stored
 }
 
-/// The `quantization_config`; `ignored` names the linears that were left as they are.
+/// The `quantization_config`; `ignored` names the linears that were not quantized.
 pub fn config(target: Target, ignored: &[String], dtype: &str, threshold: f32) -> Value {
     let four = target == Target::Nf4;
     json!({

@@ -1,4 +1,4 @@
-//! Matrices as the compressed-tensors package lays them out, and what config.json says of them.
+//! Matrices in the layout of the compressed-tensors package, and their description in config.json.
 
 use half::bf16;
 use serde_json::{Value, json};
@@ -9,7 +9,8 @@ use crate::{Quantized, Target, float8};
 /// The package's name for the layout; `None` for targets that it does not have.
 pub fn format(target: Target) -> Option<&'static str> {
     Some(match target {
-        // Eight bits in one scale a row are for kernels that multiply integers: activations are rounded too.
+        // Eight bits with one scale per row are for kernels that multiply integers: activations are
+        // rounded too.
         Target::Int { bits: 8, group: None, .. } => "int-quantized",
         Target::Int { .. } => "pack-quantized",
         Target::Fp8 { .. } => "float-quantized",
@@ -19,7 +20,7 @@ pub fn format(target: Target) -> Option<&'static str> {
     })
 }
 
-/// The tensors that a linear's weight becomes; suffixes follow the linear's name.
+/// The tensors of a linear's weight; suffixes follow the linear's name.
 pub fn tensors(q: &Quantized) -> Vec<Stored> {
     let (rows, cols, groups) = (q.rows, q.cols, q.num_groups());
     let scale_rows = rows.div_ceil(q.target.rows_per_scale());
@@ -63,7 +64,7 @@ pub fn tensors(q: &Quantized) -> Vec<Stored> {
     }
 }
 
-/// Two codes a byte, the first in the low half.
+/// Two codes per byte, the first in the low half.
 fn nibbles(q: &Quantized) -> Stored {
     let width = q.cols.div_ceil(2);
     let pair = |pair: &[u8]| pair[0] | pair.get(1).copied().unwrap_or(0) << 4;
@@ -101,7 +102,7 @@ fn bf16_bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()).collect()
 }
 
-/// The `quantization_config`; `ignored` names the linears that were left as they are.
+/// The `quantization_config`; `ignored` names the linears that were not quantized.
 pub fn config(target: Target, ignored: &[String]) -> Value {
     let weights = |bits: u8, kind: &str, strategy: &str| {
         json!({

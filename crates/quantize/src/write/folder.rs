@@ -1,4 +1,5 @@
-//! A quantized model as a folder that transformers and vLLM load: tensors, config.json, and everything else of the source.
+//! A quantized model as a folder that transformers and vLLM load: tensors, config.json, and all
+//! other files of the source.
 
 use std::collections::HashSet;
 use std::fs;
@@ -13,9 +14,9 @@ use super::staging::Staging;
 use super::{bitsandbytes, compressed};
 use crate::{Error, Finished, Options, Result, Sink, Target};
 
-/// Files that hold weights or speak of them; all others of a folder are copied.
+/// Files with weights, or about them; all others of a folder are copied.
 const WEIGHT_ENDINGS: [&str; 8] = [".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".msgpack", ".index.json"];
-/// Far more than any tokenizer; what is larger is no side file.
+/// Far more than any tokenizer; a larger file is no side file.
 const SIDE_FILE_BYTES: u64 = 256 << 20;
 
 /// Takes the finished tensors of [`crate::run`].
@@ -26,27 +27,28 @@ pub struct FolderWriter {
     writer: Writer,
     target: Target,
     threshold: f32,
-    /// What the model computes in, as PyTorch calls it.
+    /// The model's own type, in PyTorch's spelling.
     dtype: String,
     config: Value,
     written: HashSet<String>,
-    /// Linears left as they are, without `.weight`.
+    /// Linears that were not quantized, without `.weight`.
     kept: Vec<String>,
     num_quantized: usize,
 }
 
-/// What was written.
+/// Size of the written folder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FolderWritten {
     pub num_tensors: usize,
-    /// Linears that were coded.
+    /// Linears that were quantized.
     pub num_quantized: usize,
     /// Bytes of all tensors.
     pub bytes: u64,
 }
 
 impl FolderWriter {
-    /// `source` is a model folder; `replaces` lets a folder that is at `out` give way when this one is whole.
+    /// `source` is a model folder; with `replaces`, the finished folder replaces an existing one at
+    /// `out`.
     pub fn create(source: &Path, out: &Path, options: &Options, replaces: bool) -> Result<Self> {
         let config = super::read_json(&source.join("config.json"))?;
         if config.get("quantization_config").is_some_and(|config| !config.is_null()) {
@@ -69,11 +71,12 @@ impl FolderWriter {
         })
     }
 
-    /// Adds what the run had no use for, the configuration and the side files, and gives the folder its name.
+    /// Adds the tensors that the run did not use, the configuration and the side files, and gives
+    /// the folder its name.
     pub fn finish(mut self) -> Result<FolderWritten> {
         self.copy_rest()?;
         let mut ignored = std::mem::take(&mut self.kept);
-        // Loaders make a module of it even where it has no tensor of its own.
+        // Loaders create a module for it even if it has no tensor of its own.
         if !self.written.contains("lm_head.weight") {
             ignored.push("lm_head".to_owned());
         }
@@ -101,7 +104,7 @@ impl FolderWriter {
         Ok(self.writer.tensor(name, dtype, shape, bytes)?)
     }
 
-    /// Tensors of the source that the model does not use go over as they are.
+    /// Copies tensors of the source that the model does not use.
     fn copy_rest(&mut self) -> Result<()> {
         let source = Safetensors::open(&self.source)?;
         for name in source.names() {

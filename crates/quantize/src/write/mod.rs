@@ -1,7 +1,7 @@
-//! Where quantized models are written: folders that transformers and vLLM load, and GGUF files.
+//! Writers of quantized models: folders that transformers and vLLM load, and GGUF files.
 //!
-//! Each layout is a file that turns a [`crate::Quantized`] into tensors; both kinds of output are made one tensor at a
-//! time and bear a temporary name until they are whole.
+//! Each layout is a file that turns a [`crate::Quantized`] into tensors; both kinds of output are
+//! written one tensor at a time and have a temporary name until they are complete.
 
 mod bitsandbytes;
 mod compressed;
@@ -20,9 +20,9 @@ pub use gguf::{GgufJob, GgufWritten, Mix, write_gguf};
 /// One of the tensors that a linear becomes.
 #[derive(Clone, Debug, PartialEq)]
 struct Stored {
-    /// What follows the linear's name.
+    /// Suffix after the linear's name.
     suffix: &'static str,
-    /// As safetensors spells it.
+    /// In safetensors' spelling.
     dtype: &'static str,
     shape: Vec<usize>,
     bytes: Vec<u8>,

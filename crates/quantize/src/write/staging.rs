@@ -1,11 +1,11 @@
-//! A folder that takes its name only when it is whole.
+//! A folder that gets its name only when it is complete.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::{Error, Result};
 
-/// `OUT.part` until [`Staging::finish`]; removed if that never comes, as far as the process lives to do it.
+/// `OUT.part` until [`Staging::finish`]; removed on drop otherwise.
 #[derive(Debug)]
 pub struct Staging {
     out: PathBuf,
@@ -15,13 +15,13 @@ pub struct Staging {
 }
 
 impl Staging {
-    /// `replaces`: a folder that is there already gives way at the end.
+    /// `replaces`: an existing folder is replaced at the end.
     pub fn create(out: &Path, replaces: bool) -> Result<Self> {
         if out.exists() && !replaces {
             return Err(Error::File { path: out.to_owned(), problem: "is there already".to_owned() });
         }
         let part = beside(out, ".part");
-        // What a run before this one left.
+        // Remains of an earlier run.
         if part.exists() {
             fs::remove_dir_all(&part).map_err(|source| Error::Io { path: part.clone(), source })?;
         }

@@ -1,4 +1,4 @@
-//! Small model folders with random weights, made on the spot.
+//! Small model folders with random weights, generated.
 #![allow(dead_code)]
 
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! What GGUF says of a model, from config.json: sizes, norms, positions.
+//! GGUF's description of a model, from config.json: sizes, norms, positions.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use super::names::Rules;
 use super::{Mix, Pairs};
 use crate::{Error, Result};
 
-/// A family that llama.cpp reads, and how its converters treat it.
+/// A family that llama.cpp reads, and its treatment in llama.cpp's converters.
 struct Family {
     model_type: &'static str,
     architecture: &'static str,
@@ -58,7 +58,7 @@ const NUMBERS: [(&str, &str); 5] = [
 pub struct Described {
     pub pairs: Pairs,
     pub rules: Rules,
-    /// `rope_freqs.weight`: what Llama 3's scaling divides each frequency by.
+    /// `rope_freqs.weight`: the divisors of each frequency in Llama 3's scaling.
     pub rope_factors: Option<Vec<f32>>,
 }
 
@@ -118,7 +118,7 @@ struct Keys {
 }
 
 impl Keys {
-    /// The first to set a key wins.
+    /// Sets a key unless it is set already.
     fn set(&mut self, key: &str, value: impl Into<Value>) {
         let key = format!("{}.{key}", self.architecture);
         if self.pairs.iter().all(|(known, _)| *known != key) {
@@ -127,7 +127,8 @@ impl Keys {
     }
 }
 
-/// Base and scaling; the factors of Llama 3's, which GGUF keeps as a tensor.
+/// Base and scaling of positions; returns the factors of Llama 3's scaling, which GGUF stores as a
+/// tensor.
 fn positions(config: &Json, spec: &ModelSpec, keys: &mut Keys) -> std::result::Result<Option<Vec<f32>>, String> {
     let scaling = ["rope_scaling", "rope_parameters"].map(|field| &config[field]).into_iter().find(|it| it.is_object());
     let field = |name: &str| scaling.map(|scaling| &scaling[name]).filter(|value| !value.is_null());

@@ -1,4 +1,4 @@
-//! Which tensor gets which format: the mixtures that llama.cpp calls Q4_K_M and Q8_0.
+//! Formats of all tensors: the mixtures that llama.cpp calls Q4_K_M and Q8_0.
 
 use folio_formats::Format;
 
@@ -6,7 +6,8 @@ use crate::{Error, Result};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mix {
-    /// Q4_K, and Q6_K where it matters most: the output matrix, and the value and down matrices of half the layers.
+    /// Q4_K, and Q6_K for the most important matrices: the output matrix, and the value and down
+    /// matrices of half the layers.
     Q4KM,
     Q8,
 }
@@ -23,17 +24,17 @@ impl std::str::FromStr for Mix {
     }
 }
 
-/// What of a model decides about its tensors.
+/// The properties of a model that decide its tensors' formats.
 #[derive(Clone, Copy, Debug)]
 pub struct Whole {
     pub layers: usize,
     pub experts: usize,
-    /// There is no `output.weight`: the embedding table is the output matrix too.
+    /// Whether there is no `output.weight`: the embedding table is the output matrix too.
     pub tied: bool,
 }
 
 impl Mix {
-    /// The number that `general.file_type` has for it.
+    /// Its number in `general.file_type`.
     pub fn file_type(self) -> u32 {
         match self {
             Mix::Q4KM => 15,
@@ -41,7 +42,7 @@ impl Mix {
         }
     }
 
-    /// The format of a tensor by its GGUF name; `None` where it is no matrix to quantize.
+    /// The format of a tensor by its GGUF name; `None` if it is not quantized.
     pub fn format(self, name: &str, shape: &[usize], whole: Whole) -> Option<Format> {
         let stem = name.strip_suffix(".weight")?;
         if shape.len() < 2 || stem.ends_with("_norm") || stem.ends_with("ffn_gate_inp") {
@@ -79,7 +80,7 @@ fn gets_more(layer: usize, layers: usize) -> bool {
     layer < eighth || layer >= 7 * layers / 8 || (layer - eighth) % 3 == 2
 }
 
-/// The format, or for rows that are not whole blocks of it the next with blocks that are.
+/// The format or, for rows that are not whole blocks of it, the next larger one that fits.
 fn fitting(format: Format, cols: usize) -> Format {
     let smaller = match format {
         _ if cols.is_multiple_of(format.block_len()) => return format,
@@ -100,7 +101,7 @@ mod tests {
         }
     }
 
-    /// What llama-quantize prints for such models.
+    /// The table that llama-quantize prints for such models.
     #[test]
     fn the_mixture_is_llama_cpp_s() {
         let whole = Whole { layers: 12, experts: 0, tied: true };

@@ -1,7 +1,8 @@
-//! Models as GGUF files, for llama.cpp and all that is built on it: from a Hugging Face folder or from another GGUF file.
+//! Models as GGUF files, for llama.cpp and everything built on it: from a Hugging Face folder or
+//! from another GGUF file.
 //!
-//! Tensors are read, encoded and written one after the other; metadata and vocabulary come first, since the file begins
-//! with them.
+//! Tensors are read, encoded and written one after the other; metadata and vocabulary come first,
+//! since the file begins with them.
 
 mod describe;
 mod mix;
@@ -23,7 +24,7 @@ use names::{Planned, interleaved_row};
 
 type Pairs = Vec<(String, Value)>;
 
-/// Keys that a file made anew says otherwise.
+/// Keys that a new file sets itself.
 const REWRITTEN: [&str; 4] = ["general.file_type", "general.quantization_version", "general.alignment", "split.count"];
 
 pub struct GgufJob<'a> {
@@ -31,12 +32,12 @@ pub struct GgufJob<'a> {
     pub source: &'a Path,
     pub out: &'a Path,
     pub mix: Mix,
-    /// A tensor whose name, in the source or in GGUF, contains one of these stays as it is.
+    /// A tensor stays unchanged if its name, in the source or in GGUF, contains one of these.
     pub keep: &'a [String],
     pub threads: usize,
 }
 
-/// What was written.
+/// Size of the written file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GgufWritten {
     pub num_tensors: usize,
@@ -44,7 +45,7 @@ pub struct GgufWritten {
     pub bytes: u64,
 }
 
-/// Writes the whole file; it has its name only once it is whole.
+/// Writes the whole file, which gets its name once it is complete.
 pub fn write_gguf(job: &GgufJob<'_>, report: &mut dyn FnMut(Progress)) -> Result<GgufWritten> {
     let is_gguf = job.source.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"));
     let plan = if is_gguf { from_gguf(job)? } else { from_folder(job)? };
@@ -79,7 +80,7 @@ struct Tensor {
     planned: Planned,
     format: Format,
     shape: Vec<usize>,
-    /// Given here instead of by the source.
+    /// Values computed here instead of read from the source.
     values: Option<Vec<f32>>,
 }
 

@@ -1,8 +1,8 @@
-//! Tensors of a Hugging Face checkpoint under the names, in the shapes and in the row order that llama.cpp reads.
+//! Tensors of a Hugging Face checkpoint in the names, shapes and row order that llama.cpp reads.
 
 use std::collections::BTreeMap;
 
-/// One tensor of the new file and what it is made of.
+/// One tensor of the new file and its sources.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Planned {
     pub name: String,
@@ -12,13 +12,14 @@ pub struct Planned {
     pub interleaved_heads: Option<usize>,
 }
 
-/// What of the family decides about names.
+/// The properties of a family that decide its names.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
     pub permuted: bool,
     pub heads: usize,
     pub kv_heads: usize,
-    /// `post_attention_layernorm` norms what attention gives, and not what the feed-forward network takes.
+    /// Whether `post_attention_layernorm` normalizes attention's output instead of the feed-forward
+    /// network's input.
     pub norm_after_attention: bool,
 }
 
@@ -53,17 +54,18 @@ const IN_EXPERT: [(&str, &str); 6] = [
 const OUTSIDE: [(&str, &str); 3] =
     [("model.embed_tokens", "token_embd"), ("model.norm", "output_norm"), ("lm_head", "output")];
 
-/// Sorts as the file shall be: the embedding, the layers, the last norm, the head.
+/// Sort key in the file: the embedding, the layers, the last norm, the head.
 type Place = (usize, usize, String);
 
-/// The whole file's tensors, in order; or the first name that has no counterpart. `lm_head` is left out if `tied`.
+/// The whole file's tensors, in order; or the first name that has no counterpart. `lm_head` is left
+/// out if `tied`.
 pub fn plan<'a>(
     names: impl IntoIterator<Item = &'a str>,
     rules: Rules,
     tied: bool,
 ) -> std::result::Result<Vec<Planned>, String> {
     let mut planned: BTreeMap<Place, Planned> = BTreeMap::new();
-    // Experts by (place, number): their order in the source says nothing.
+    // Experts by (place, number): their order in the source has no meaning.
     let mut experts: BTreeMap<Place, BTreeMap<usize, String>> = BTreeMap::new();
     for name in names {
         let unknown = || name.to_owned();
@@ -120,7 +122,8 @@ fn find(table: &[(&str, &'static str)], name: &str) -> Option<&'static str> {
     table.iter().find(|(here, _)| *here == name).map(|(_, there)| *there)
 }
 
-/// From a head's halves, which rotate together, to rows taking turns: row `i` of the result is this row of the source.
+/// Converts from halves of a head that rotate together to alternating rows: row `i` of the result
+/// is this row of the source.
 pub fn interleaved_row(row: usize, rows: usize, heads: usize) -> usize {
     let head_dim = rows / heads;
     let (head, within) = (row / head_dim, row % head_dim);

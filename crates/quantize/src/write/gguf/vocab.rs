@@ -1,7 +1,8 @@
-//! The vocabulary as GGUF keeps it (`tokenizer.ggml.*`), from the files beside a Hugging Face checkpoint.
+//! The vocabulary in GGUF's form (`tokenizer.ggml.*`), from the files beside a Hugging Face
+//! checkpoint.
 //!
-//! Byte-level BPE only. Splitting rules go by a name in GGUF; one whose patterns are not those of a name that
-//! llama.cpp has is refused, since a wrong rule gives wrong tokens and no error.
+//! Only byte-level BPE is supported. GGUF has names for splitting rules; a rule with other patterns
+//! than those of a llama.cpp name is refused, since a wrong rule gives wrong tokens and no error.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -67,7 +68,7 @@ fn tokens(tokenizer: &Json, vocab_size: usize) -> std::result::Result<(Vec<Strin
     Ok((tokens, types))
 }
 
-/// `"a b"`, whether the file keeps pairs as texts or as lists.
+/// `"a b"`, from either of the two forms of pairs in such files.
 fn merges(model: &Json) -> Option<Vec<String>> {
     let pair = |merge: &Json| match merge {
         Json::String(text) => Some(text.clone()),
@@ -99,7 +100,8 @@ fn splitting_rule(tokenizer: &Json) -> std::result::Result<&'static str, String>
             other => return Err(format!("pre_tokenizer: llama.cpp has no name for a step of type {other:?}")),
         }
     }
-    // The rule whose words are taken whole where they are tokens goes by another name than the same rule without.
+    // The rule that takes words whole if they are tokens has another name than the same rule
+    // without.
     let whole_words = tokenizer["model"]["ignore_merges"] == true;
     Ok(match patterns[..] {
         [LLAMA3] if whole_words => "llama-bpe",
@@ -154,7 +156,8 @@ fn special(folder: &Path, tokenizer: &Json, pairs: &mut Pairs) -> Result<()> {
     Ok(())
 }
 
-/// Every id that ends an answer: of the model's files, and of the tokenizer's own end, which its files give by text.
+/// Every id that ends an answer: from the model's files, and from the tokenizer's end token, which
+/// is given as text.
 fn ends(files: [&Json; 4], tokenizer: &Json) -> Vec<u32> {
     let of_model = files.iter().flat_map(|file| match &file["eos_token_id"] {
         Json::Array(ids) => ids.as_slice(),
