@@ -1,8 +1,9 @@
-//! What a step of one sequence costs by its rows, on this machine's CPU: what verifying a draft costs against decoding.
-//! `cargo run --release -p folio-model --example rows MODEL [threads] [context] [rounds] [rows,rows,...]`.
+//! Measures a step of one sequence by its number of rows, on this machine's CPU: the cost of
+//! verifying a draft against that of decode. `cargo run --release -p folio-model --example rows
+//! MODEL [threads] [context] [rounds] [rows,rows,...]`.
 //!
-//! Numbers of rows take turns, so that all see the same conditions, and the best time of each counts. Chains are drafts of
-//! one branch; of a tree every row but the first follows the first.
+//! Numbers of rows take turns, so that all see the same conditions, and the best time of each
+//! counts. A chain is a draft of one branch; in a tree every row but the first follows the first.
 
 use std::path::Path;
 use std::time::Instant;
@@ -28,7 +29,7 @@ fn main() -> Result<()> {
     for first in (0..context).step_by(PROMPT_CHUNK) {
         decoder.forward_with(&batch(&model, first, PROMPT_CHUNK.min(context - first), false), 0)?;
     }
-    // Seconds of the step, and of fetching its logits.
+    // Seconds of the step, and of copying its logits.
     let mut best = [vec![(f64::MAX, f64::MAX); rows.len()], vec![(f64::MAX, f64::MAX); rows.len()]];
     let mut logits = Vec::new();
     for round in 0..rounds {
@@ -73,7 +74,7 @@ fn load(model: &OpenModel, threads: usize, context: usize) -> Result<Decoder<Cpu
     Ok(Decoder::load(cpu, model, limits, &mut |_| {})?)
 }
 
-/// `rows` rows behind `first` tokens of one sequence, all of whose logits are wanted.
+/// `rows` rows behind `first` tokens of one sequence, all with logits.
 fn batch(model: &OpenModel, first: usize, rows: usize, is_tree: bool) -> Batch {
     let vocab = model.spec.vocab_size;
     let context = first + rows;

@@ -1,17 +1,18 @@
-//! All memory a step works in, made once at load: a step allocates nothing and always meets the same addresses.
+//! All memory of a step, allocated once at load: a step allocates nothing and always uses the same
+//! addresses.
 
 use folio_device::{Backend, TensorKind};
 
 use crate::{DecoderLimits, FfnSpec, ModelSpec, Result};
 
 pub(crate) struct Activations<B: Backend> {
-    /// The stream that sub-layers add to. [rows, hidden]
+    /// The residual stream. [rows, hidden]
     pub residual: B::Tensor,
-    /// What a sub-layer reads, where a norm stands before it. [rows, hidden]
+    /// Normalized input of a sub-layer. [rows, hidden]
     pub normed: B::Tensor,
-    /// What a sub-layer gives. [rows, hidden]
+    /// Output of a sub-layer. [rows, hidden]
     pub branch: B::Tensor,
-    /// The branch after its own norm; only for models that norm there. [rows, hidden]
+    /// The branch after its own norm; only for models with such a norm. [rows, hidden]
     pub post: Option<B::Tensor>,
     pub qkv: ByWidth<B>,
     pub attended: ByWidth<B>,
@@ -21,7 +22,7 @@ pub(crate) struct Activations<B: Backend> {
     /// A shared expert's result, [rows, hidden], and its switch, [rows, 1].
     pub shared: Option<B::Tensor>,
     pub shared_switch: Option<B::Tensor>,
-    /// The rows whose logits are asked for, before and after the last norm. [outputs, hidden]
+    /// The rows with requested logits, before and after the last norm. [outputs, hidden]
     pub picked: B::Tensor,
     pub picked_normed: B::Tensor,
     /// [outputs, vocab]
@@ -83,11 +84,13 @@ impl Widths {
         widths
     }
 
-    /// Bytes a row takes in all tensors that have one row a token, where a value of each kind takes `value` bytes.
+    /// Bytes per row of all tensors with one row per token, if a value of each kind takes `value`
+    /// bytes.
     pub fn row_bytes(&self, hidden: usize, value: impl Fn(TensorKind) -> usize) -> usize {
         let sum = |list: &Vec<usize>| list.iter().sum::<usize>();
         let listed = sum(&self.qkv) + sum(&self.attended) + sum(&self.gate_up) + sum(&self.gated);
-        // Normed rows and branches; perhaps the branch normed, and a shared expert's result.
+        // Normalized rows and branches; in some models the normalized branch, and a shared expert's
+        // result.
         let hidden_rows = 2 + usize::from(self.after_norm) + usize::from(self.shared);
         let scores = sum(&self.router) + usize::from(self.shared);
         value(TensorKind::Stream) * hidden

@@ -1,7 +1,8 @@
-//! Plain weights encoded row by row while they are loaded, for whoever wants a smaller model without making one.
+//! Plain weights encoded row by row while they are loaded: a smaller model without writing a new
+//! one.
 //!
-//! Only matrices of the layers: embeddings, the head, routers and norms stay as they are, and so does what is quantized
-//! already.
+//! This applies to the matrices of layers: embeddings, the head, routers and norms stay unchanged,
+//! and so do weights that are quantized already.
 
 use std::borrow::Cow;
 use std::str::FromStr;
@@ -14,19 +15,19 @@ use half::f16;
 
 use crate::Result;
 
-/// Neighbours that share a scale where the name says so.
+/// Neighbours that share a scale in the formats with this number in their name.
 const GROUP: usize = 128;
 
-/// What plain weights become at load.
+/// Format of plain weights after loading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtLoad {
-    /// Eight bits, a scale for 32 neighbours.
+    /// Eight bits, with a scale per 32 neighbours.
     Int8,
-    /// Four bits, a scale for 32 neighbours.
+    /// Four bits, with a scale per 32 neighbours.
     Int4,
     /// The same for 128.
     Int4G128,
-    /// E4M3, a scale for each row.
+    /// E4M3, with a scale per row.
     Fp8,
 }
 
@@ -53,16 +54,16 @@ impl FromStr for AtLoad {
     }
 }
 
-/// Encodes matrices as they are asked for.
+/// Encodes matrices when they are requested.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Encoder {
     pub kind: AtLoad,
-    /// Only sizes matter: codes are left empty.
+    /// Whether only sizes matter: codes are left empty.
     pub sizes_only: bool,
 }
 
 impl Encoder {
-    /// The matrix encoded, or as it is where it is quantized already or its rows are not whole groups.
+    /// The encoded matrix; unchanged if it is quantized already or its rows are not whole groups.
     pub fn encode<'a>(&self, matrix: Matrix<'a>) -> Result<Matrix<'a>> {
         let plain = |format| matches!(format, Some(Format::F32 | Format::F16 | Format::BF16));
         let whole = match self.kind {
@@ -100,7 +101,7 @@ impl Encoder {
         Ok(rows.into_iter().collect::<folio_formats::Result<_>>()?)
     }
 
-    /// The value of largest magnitude of a group becomes -8.
+    /// The value of largest magnitude in a group becomes -8.
     fn nibbles(&self, matrix: &Matrix<'_>) -> Vec<GroupedRow<'static>> {
         let groups = matrix.cols() / GROUP;
         if self.sizes_only {
@@ -138,14 +139,15 @@ impl Encoder {
     }
 }
 
-/// Bytes that nobody reads: the same ones for all rows, so that whoever only counts does not fill memory with them.
+/// Placeholder bytes that are never read: all rows share them, so that counting sizes does not fill
+/// memory.
 fn zeros(bytes: usize) -> Cow<'static, [u8]> {
     const MOST: usize = 1 << 20;
     static ZEROS: OnceLock<Vec<u8>> = OnceLock::new();
     ZEROS.get_or_init(|| vec![0; MOST]).get(..bytes).map_or_else(|| Cow::Owned(vec![0; bytes]), Cow::Borrowed)
 }
 
-/// Every row's values, turned by `one` on all cores; the result does not depend on how many there are.
+/// Applies `one` to every row's values on all cores; the result does not depend on their number.
 fn in_parallel<T: Send>(matrix: &Matrix<'_>, one: impl Fn(&[f32]) -> T + Sync) -> Vec<T> {
     let rows = matrix.num_rows();
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(rows);

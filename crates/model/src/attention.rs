@@ -1,4 +1,5 @@
-//! One layer's attention: fused query, key and value rows, norms and rotation, paged attention, output.
+//! One layer's attention: fused query, key and value rows, norms and rotation, paged attention,
+//! output.
 
 use folio_device::{Attention, Backend, PrepareQkv};
 use folio_formats::Matrix;
@@ -14,7 +15,7 @@ use crate::{
 pub(crate) struct AttentionLayer<B: Backend> {
     spec: AttentionSpec,
     eps: f32,
-    /// Layer group, and this layer's number in it.
+    /// Layer group, and this layer's index in it.
     group: usize,
     slot: usize,
     qkv: Linear<B>,
@@ -24,7 +25,7 @@ pub(crate) struct AttentionLayer<B: Backend> {
     sinks: Option<B::Vector>,
 }
 
-/// Which paged storage a layer writes to.
+/// The paged storage that a layer writes to.
 #[derive(Clone, Copy)]
 pub(crate) struct KvPlace {
     pub group: usize,
@@ -87,7 +88,7 @@ impl<B: Backend> AttentionLayer<B> {
         })
     }
 
-    /// To `branch`, or added to the residual stream by this scale.
+    /// Writes to `branch`, or adds to the residual stream with this scale.
     #[expect(clippy::too_many_arguments)]
     pub fn forward(
         &self,
@@ -147,7 +148,7 @@ impl<B: Backend> AttentionLayer<B> {
     }
 }
 
-/// Query rows above key rows above value rows, however the checkpoint splits them.
+/// Query rows above key rows above value rows, for any split in the checkpoint.
 fn fused_qkv<'a>(
     loader: &Loader<'a>,
     place: Place,
@@ -178,7 +179,8 @@ fn fused_qkv<'a>(
     Ok((Matrix::stack(matrices)?, spec.qkv_bias.then_some(biases)))
 }
 
-/// From rows in adjacent rotation pairs back to halves: value `i` of a head pairs with value `i + head_dim / 2`.
+/// Reorders rows from adjacent rotation pairs to halves: value `i` of a head pairs with value
+/// `i + head_dim / 2`.
 fn halves_order(heads: usize, head_dim: usize) -> impl Iterator<Item = usize> {
     let half = head_dim / 2;
     (0..heads * head_dim).map(move |row| {

@@ -1,6 +1,7 @@
 //! A model's settings as typed fields: config.json, or GGUF metadata under the same names.
 //!
-//! Absent and `null` are the same. Every refusal names the file and the field as the user wrote it.
+//! Absent and `null` are the same. Every refusal names the file and the field in the user's
+//! spelling.
 
 use std::collections::HashMap;
 
@@ -12,18 +13,19 @@ use crate::{Error, Overrides, Result};
 pub struct Config {
     file: String,
     fields: Map<String, Value>,
-    /// Field -> the key it was read from, where the two differ (GGUF).
+    /// Field -> the key it was read from, if the two differ (GGUF).
     aliases: HashMap<String, String>,
-    /// Where in the file this object lies: `text_config.`, `rope_scaling.`.
+    /// Path of this object in the file: `text_config.`, `rope_scaling.`.
     path: String,
-    /// The context length asked for, where it differs from the model's own; it decides length-dependent scalings.
+    /// The requested context length, if it differs from the model's own; it decides
+    /// length-dependent scalings.
     max_context: Option<usize>,
-    /// Whether the file's own context length counts what a scaling of positions adds (GGUF).
+    /// Whether the file's context length already includes the scaling of positions (GGUF).
     states_context: bool,
 }
 
 impl Config {
-    /// Reads a JSON object; `file` is how errors call it.
+    /// Reads a JSON object; `file` is its name in errors.
     pub fn from_json(file: &str, text: &str) -> Result<Self> {
         let reason = |reason: String| Error::Json { file: file.to_owned(), reason };
         match serde_json::from_str(text).map_err(|e| reason(e.to_string()))? {
@@ -36,7 +38,7 @@ impl Config {
         Self { file: file.to_owned(), fields, aliases, path: String::new(), max_context: None, states_context: false }
     }
 
-    /// Takes the context length as the file states it, whatever its scaling would reach.
+    /// Takes the context length as the file states it, without applying its scaling.
     pub(crate) fn with_stated_context(mut self) -> Self {
         self.states_context = true;
         self
@@ -46,7 +48,7 @@ impl Config {
         self.states_context
     }
 
-    /// Asks for a context other than the model's own.
+    /// Requests a context other than the model's own.
     pub fn with_max_context(mut self, max_context: Option<usize>) -> Self {
         self.max_context = max_context;
         self
@@ -74,7 +76,7 @@ impl Config {
         self.fields.get(field).filter(|value| !value.is_null())
     }
 
-    /// Written in the file, even as `null`: a class default does not apply then.
+    /// Whether the file has the field, even as `null`: a class default does not apply then.
     pub(crate) fn mentions(&self, field: &str) -> bool {
         self.fields.contains_key(field)
     }
@@ -83,7 +85,7 @@ impl Config {
         self.value(field).is_some()
     }
 
-    /// Fills a field that the file leaves out with the family's own default.
+    /// Sets a field that the file leaves out to the family's own default.
     pub(crate) fn set_default(&mut self, field: &str, value: Value) {
         self.fields.entry(field).or_insert(value);
     }
@@ -96,7 +98,7 @@ impl Config {
         self.fields.remove(field);
     }
 
-    /// Lays settings that were asked for over those of the file.
+    /// Replaces settings of the file by requested ones.
     pub(crate) fn overridden(mut self, overrides: &Overrides) -> Self {
         overrides.apply(&mut self.fields);
         self.states_context &= !overrides.scale_positions();
@@ -112,7 +114,7 @@ impl Config {
     }
 
     pub(crate) fn usize(&self, field: &str) -> Result<Option<usize>> {
-        // Some writers put whole numbers as 4096.0.
+        // Some writers put integers as 4096.0.
         let whole = |v: &Value| v.as_u64().or_else(|| v.as_f64().and_then(whole_number));
         self.typed(field, "a whole number", |v| whole(v).and_then(|n| usize::try_from(n).ok()))
     }
@@ -143,7 +145,7 @@ impl Config {
         self.typed(field, "a list of numbers", |v| v.as_array()?.iter().map(number).collect())
     }
 
-    /// A nested object, as a config of its own.
+    /// A nested object, as a separate config.
     pub(crate) fn object(&self, field: &str) -> Result<Option<Config>> {
         let fields = self.typed(field, "an object", Value::as_object)?;
         Ok(fields.map(|fields| Config {
@@ -180,7 +182,7 @@ impl Config {
         }
     }
 
-    /// Refuses a switch that changes the computation in a way that is not built.
+    /// Refuses a switch that changes the computation in an unsupported way.
     pub(crate) fn must_be_off(&self, field: &str) -> Result<()> {
         match self.value(field) {
             None | Some(Value::Bool(false)) => Ok(()),
@@ -193,7 +195,7 @@ fn whole_number(value: f64) -> Option<u64> {
     (value.fract() == 0.0 && (0.0..9.0e15).contains(&value)).then_some(value as u64)
 }
 
-/// A value for an error message, cut to a length that a terminal can bear.
+/// A value for an error message, shortened for a terminal.
 pub(crate) fn short(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(60) {

@@ -1,7 +1,9 @@
-//! One decoder for every family: it runs a [`ModelSpec`] on a backend and asks neither which family nor which device.
+//! One decoder for every family: it runs a [`ModelSpec`] on a backend, and does not depend on the
+//! family or the device.
 //!
-//! The residual stream is the spine. Each sub-layer reads it (through a norm, where one stands before it), gives a
-//! branch, and the branch joins the stream; the join and the next norm are one operation wherever both exist.
+//! The residual stream is the spine. Each sub-layer reads it (through a norm, if one stands before
+//! it) and computes a branch, which is added to the stream; this addition and the next norm are one
+//! operation if both exist.
 
 pub(crate) mod check;
 mod stage;
@@ -25,14 +27,14 @@ pub(crate) use taps::Lent;
 pub use taps::Tap;
 use taps::Taps;
 
-/// The largest step a decoder is sized for, and how much KV it holds.
+/// The largest step a decoder is sized for, and its KV blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DecoderLimits {
     /// Most tokens in a step.
     pub rows: usize,
     /// Most sequences in a step.
     pub spans: usize,
-    /// Most rows of logits a step.
+    /// Most rows of logits per step.
     pub outputs: usize,
     /// Most block-table entries of all sequences together, per layer group.
     pub table_entries: usize,
@@ -43,24 +45,24 @@ pub struct DecoderLimits {
 
 pub struct Decoder<B: Backend> {
     backend: B,
-    /// Of this stage: its layers alone.
+    /// Spec of this stage, with only its layers.
     spec: ModelSpec,
     limits: DecoderLimits,
-    /// None in a stage that neither begins with it nor ends in it.
+    /// None in a stage that neither begins with the embedding table nor ends in it.
     embedding: Option<B::Weight>,
     layers: Vec<Layer<B>>,
-    /// None in a stage that another follows.
+    /// None in a stage that is not the last.
     final_norm: Option<B::Vector>,
-    /// None where the embedding table is the output matrix.
+    /// None if the embedding table is the output matrix.
     head: Option<Linear<B>>,
     ropes: Vec<B::Vector>,
     kv: Vec<B::Kv>,
     inputs: B::Inputs,
     acts: Activations<B>,
-    /// Output rows of the last step, and how many of them have logits.
+    /// Output rows of the last step, and the number of them with logits.
     num_outputs: usize,
     num_logits: usize,
-    /// States that a drafting head reads, where one was asked for.
+    /// States for a drafting head, if they were requested.
     taps: Option<Taps<B>>,
     memory: MemoryUse,
 }
@@ -80,7 +82,8 @@ struct Norms<B: Backend> {
 }
 
 impl<B: Backend> Decoder<B> {
-    /// Packs the weights tensor by tensor, giving the source's pages back as it goes, and makes all memory of a step.
+    /// Packs the weights tensor by tensor, freeing the source's pages on the way, and allocates all
+    /// memory of a step.
     pub fn load(
         backend: B,
         model: &OpenModel,
@@ -90,7 +93,8 @@ impl<B: Backend> Decoder<B> {
         Self::load_stage(backend, model, &Stage::whole(&model.spec), limits, progress)
     }
 
-    /// The same for a part of the model; `limits.blocks` are those of the layer groups of [`Stage::spec`].
+    /// The same for a part of the model; `limits.blocks` are those of the layer groups of
+    /// [`Stage::spec`].
     pub fn load_stage(
         mut backend: B,
         model: &OpenModel,
@@ -186,14 +190,14 @@ impl<B: Backend> Decoder<B> {
         self.forward_with(batch, batch.outputs.len())
     }
 
-    /// The same, with logits of the first `num_logits` of `batch.outputs` alone: of the others [`Decoder::hidden`] is all
-    /// that is wanted.
+    /// The same, with logits only for the first `num_logits` of `batch.outputs`; only
+    /// [`Decoder::hidden`] is needed for the others.
     pub fn forward_with(&mut self, batch: &Batch, num_logits: usize) -> Result<()> {
         self.step(batch, None, num_logits)
     }
 
-    /// The same for a stage in the middle: what the one before it left in [`Decoder::stream`], a row a token, goes on from
-    /// here. Token ids are not looked at.
+    /// The same for a stage in the middle: it continues from the previous stage's
+    /// [`Decoder::stream`], one row per token. Token ids are ignored.
     pub fn forward_from(&mut self, batch: &Batch, stream: &[f32]) -> Result<()> {
         check::same("a stream of hidden states", stream.len(), batch.num_rows() * self.spec.hidden)?;
         self.step(batch, Some(stream), batch.outputs.len())
@@ -208,7 +212,7 @@ impl<B: Backend> Decoder<B> {
         check::batch(&self.spec, &self.limits, batch, self.backend.draws_tokens())?;
         let outputs = batch.outputs.len();
         let size = self.backend.upload(&mut self.inputs, batch);
-        // Where the device has padded the step, rows that mean nothing get logits too.
+        // If the device has padded the step, padding rows get logits too.
         let logits = if num_logits >= outputs { size.outputs } else { num_logits };
         match stream {
             Some(stream) => {
@@ -216,7 +220,7 @@ impl<B: Backend> Decoder<B> {
                 self.run(size, logits, false);
             }
             None => {
-                // Copies of states may go by way of the host, which no recording can.
+                // Copies of states may go through the host, which cannot be recorded.
                 let records = self.backend.records_copies() || !self.taps.as_ref().is_some_and(Taps::copies);
                 if !records || self.backend.begin(&self.inputs, logits) {
                     self.run(size, logits, true);
@@ -231,7 +235,8 @@ impl<B: Backend> Decoder<B> {
         Ok(self.backend.check()?)
     }
 
-    /// The operations of an uploaded step, from token ids or from what is in the residual stream.
+    /// The operations of an uploaded step, from token ids or from the contents of the residual
+    /// stream.
     fn run(&mut self, size: StepSize, num_logits: usize, embed: bool) {
         let Self { backend, spec, embedding, layers, ropes, kv, inputs, acts, taps, .. } = self;
         let rows = size.rows;
@@ -242,7 +247,7 @@ impl<B: Backend> Decoder<B> {
             let table = embedding.as_ref().expect("a stage without the embedding table is given hidden states");
             backend.embed(&mut acts.residual, table, inputs, spec.embed_scale);
         }
-        // Products of few rows norm what they read and add what they give by themselves.
+        // Products of few rows normalize their input and add their output themselves.
         let (fused, eps) = (rows <= backend.fused_rows(), spec.norm_eps);
         if let Some(norm) = layers.first().and_then(|layer| layer.norms.before_attention.as_ref())
             && !fused
@@ -277,7 +282,7 @@ impl<B: Backend> Decoder<B> {
         }
     }
 
-    /// Only the rows asked for pay for the last norm and the output matrix.
+    /// Only output rows pay for the last norm and the output matrix.
     fn compute_outputs(&mut self, outputs: usize, num_logits: usize) {
         let Self { backend, spec, acts, inputs, .. } = self;
         backend.gather_outputs(&mut acts.picked, &acts.residual, inputs);
@@ -302,32 +307,35 @@ impl<B: Backend> Decoder<B> {
         self.backend.download(&self.acts.logits, self.num_logits, out);
     }
 
-    /// Whether [`Decoder::draw`] may be asked.
+    /// Whether [`Decoder::draw`] is supported.
     pub fn draws_tokens(&self) -> bool {
         self.backend.draws_tokens()
     }
 
-    /// Begins to turn the last step's logits into tokens on the device; they are used up. Does not wait.
+    /// Starts to sample tokens from the last step's logits on the device, which overwrites them.
+    /// Does not wait.
     pub fn draw(&mut self, draws: &Draws) {
         self.backend.draw(&mut self.acts.logits, draws);
     }
 
-    /// Whether [`Decoder::drawn`] would not wait.
+    /// Whether [`Decoder::drawn`] would return without waiting.
     pub fn is_drawn(&mut self) -> bool {
         self.backend.is_drawn()
     }
 
-    /// Waits for the oldest [`Decoder::draw`] that was not told of yet, and tells what it gave.
+    /// Waits for the oldest [`Decoder::draw`] that was not collected yet, and returns its results.
     pub fn drawn(&mut self, out: &mut Vec<Drawn>) -> Result<()> {
         Ok(self.backend.drawn(out)?)
     }
 
-    /// What the output matrix reads, the states behind the last norm, of all output rows: `[outputs, hidden]`.
+    /// The inputs of the output matrix, the states behind the last norm, of all output rows:
+    /// `[outputs, hidden]`.
     pub fn hidden(&mut self, out: &mut Vec<f32>) {
         self.backend.download(&self.acts.picked_normed, self.num_outputs, out);
     }
 
-    /// The residual stream behind this stage's last layer, of the last step's first `rows` rows: `[rows, hidden]`.
+    /// The residual stream behind this stage's last layer, of the last step's first `rows` rows:
+    /// `[rows, hidden]`.
     pub fn stream(&mut self, rows: usize, out: &mut Vec<f32>) {
         self.backend.download(&self.acts.residual, rows, out);
     }
@@ -337,7 +345,8 @@ impl<B: Backend> Decoder<B> {
         self.backend.copy_blocks(&mut self.kv[group], pairs);
     }
 
-    /// Copies keys and values of single tokens of a layer group, in order: pairs of slots (from, to).
+    /// Copies keys and values of single tokens of a layer group, in order: pairs of slots (from,
+    /// to).
     pub fn move_tokens(&mut self, group: usize, pairs: &[(u32, u32)]) {
         self.backend.move_tokens(&mut self.kv[group], pairs);
     }
@@ -348,34 +357,36 @@ impl<B: Backend> Decoder<B> {
         shape.block_bytes() as usize
     }
 
-    /// One KV block of a layer group, as [`Decoder::block_bytes`] opaque bytes that [`Decoder::load_block`] takes back.
+    /// One KV block of a layer group, as [`Decoder::block_bytes`] opaque bytes that
+    /// [`Decoder::load_block`] takes back.
     pub fn save_block(&mut self, group: usize, block: u32, out: &mut [u8]) {
         self.backend.save_block(&self.kv[group], block, out);
     }
 
-    /// Fills a KV block with what [`Decoder::save_block`] gave, for this block or another, in this process or in one of
-    /// the same [`Decoder::fingerprint`].
+    /// Fills a KV block with bytes from [`Decoder::save_block`], of this block or another, from
+    /// this process or one with the same [`Decoder::fingerprint`].
     pub fn load_block(&mut self, group: usize, block: u32, bytes: &[u8]) {
         self.backend.load_block(&mut self.kv[group], block, bytes);
     }
 
-    /// As [`Decoder::save_block`]; where it is not done yet the memory comes back with [`Decoder::moved`].
+    /// Like [`Decoder::save_block`]; an unfinished save returns its memory through
+    /// [`Decoder::moved`].
     pub fn start_save(&mut self, group: usize, block: u32, memory: Box<dyn HostMemory>) -> Option<Box<dyn HostMemory>> {
         self.backend.start_save(&self.kv[group], block, memory)
     }
 
-    /// As [`Decoder::load_block`], in the same way.
+    /// Like [`Decoder::load_block`], in the same way.
     pub fn start_load(&mut self, group: usize, block: u32, memory: Box<dyn HostMemory>) -> Option<Box<dyn HostMemory>> {
         self.backend.start_load(&mut self.kv[group], block, memory)
     }
 
-    /// Waits for the oldest save or load that is not done yet.
+    /// Waits for the oldest unfinished save or load.
     pub fn moved(&mut self) -> Box<dyn HostMemory> {
         self.backend.moved()
     }
 }
 
-/// What a sub-layer reads behind this norm; `fused`: it norms by itself.
+/// Input of a sub-layer behind this norm; `fused`: its product normalizes.
 fn source<B: Backend>(norm: Option<&B::Vector>, eps: f32, fused: bool) -> Source<'_, B> {
     match norm {
         None => Source::Stream,
@@ -384,7 +395,7 @@ fn source<B: Backend>(norm: Option<&B::Vector>, eps: f32, fused: bool) -> Source
     }
 }
 
-/// How a branch joins the residual stream.
+/// Addition of a branch to the residual stream.
 struct Join {
     scale: f32,
     eps: f32,
@@ -392,7 +403,7 @@ struct Join {
 }
 
 impl Join {
-    /// `added`: the branch has joined already.
+    /// `added`: the branch was added already.
     fn run<B: Backend>(
         &self,
         backend: &mut B,

@@ -1,8 +1,8 @@
-//! Weights that nobody has: of every tensor that a spec asks for the shape alone, for a device that makes its own random
-//! values.
+//! Weights without a file: the shape of every tensor that a spec needs, for a device that generates
+//! random values.
 //!
-//! Matrices all lie in the same zeros, since their values are not read. Vectors are ones: norms then keep the size of
-//! what they are given.
+//! All matrices share the same zeros, since their values are not read. Vectors are ones: norms then
+//! preserve the size of their input.
 
 use std::collections::HashMap;
 use std::io;
@@ -52,7 +52,7 @@ impl WeightSource for DummyWeights {
     fn release(&self, _: &str) {}
 }
 
-/// Names and shapes as Hugging Face lays them out, experts one by one.
+/// Names and shapes in Hugging Face's layout, experts one by one.
 struct List {
     names: Names,
     tensors: Vec<(String, Vec<usize>)>,

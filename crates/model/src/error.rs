@@ -1,5 +1,5 @@
-//! What can go wrong between a model folder and a loaded decoder. Every message names the file and the field or the
-//! tensor, what was expected and what was found.
+//! Errors between a model folder and a loaded decoder. Every message names the file and the field
+//! or the tensor, and the expected and the found value.
 
 use std::path::PathBuf;
 
@@ -31,7 +31,7 @@ pub enum Error {
     #[error("tensor {name} is stored as {found}, but {family} needs {expected}")]
     TensorFormat { name: String, family: &'static str, expected: &'static str, found: String },
 
-    /// A step that the decoder was not sized for, or that contradicts itself.
+    /// A step that exceeds the decoder's limits, or contradicts itself.
     #[error("{what} is {found}, but at most {limit} fit")]
     BatchLimit { what: &'static str, found: usize, limit: usize },
 

@@ -1,4 +1,4 @@
-//! The experts of one layer, from whichever of five layouts a checkpoint stores them in.
+//! The experts of one layer, from any of five checkpoint layouts.
 
 use std::borrow::Cow;
 
@@ -10,7 +10,7 @@ use crate::{
     load::{Loader, Place},
 };
 
-/// What all layouts are read against.
+/// Sizes for reading all layouts.
 struct Shape {
     experts: usize,
     inter: usize,
@@ -32,7 +32,7 @@ pub(crate) fn source<'a>(
     Ok(source)
 }
 
-/// The experts as they lie.
+/// The experts in their stored form.
 fn stored<'a>(loader: &Loader<'a>, place: Place, shape: &Shape) -> Result<ExpertsSource<'a>> {
     let prefix = loader.names().layer_prefix(place.layer);
     match loader.names() {
@@ -80,7 +80,7 @@ pub(crate) struct ExpertStems {
     pub down: String,
 }
 
-/// What each expert's matrices are called; `None` where all experts lie in one tensor.
+/// Names of each expert's matrices; `None` if all experts are in one tensor.
 pub(crate) fn stems(loader: &Loader<'_>, place: Place, experts: usize) -> Option<Vec<ExpertStems>> {
     let prefix = loader.names().layer_prefix(place.layer);
     let found = [&SINGLE, &MIXTRAL_SINGLE, &GGUF_SINGLE]
@@ -133,7 +133,7 @@ fn fused_rows<'a>(loader: &Loader<'a>, prefix: &str, shape: &Shape) -> Result<Ex
     })
 }
 
-/// `[experts, hidden, 2 * inter]`: transposed, gate and up columns taking turns.
+/// `[experts, hidden, 2 * inter]`: transposed, with alternating gate and up columns.
 fn interleaved<'a>(loader: &Loader<'a>, prefix: &str, shape: &Shape) -> Result<ExpertsSource<'a>> {
     let Shape { experts, inter, hidden, .. } = *shape;
     let gate_up = loader.named(&format!("{prefix}mlp.experts.gate_up_proj"), &[experts, hidden, 2 * inter])?;
@@ -149,7 +149,8 @@ fn interleaved<'a>(loader: &Loader<'a>, prefix: &str, shape: &Shape) -> Result<E
     })
 }
 
-/// `[experts, rows, blocks, 16]` nibble pairs and `[experts, rows, blocks]` scales, gate and up rows taking turns.
+/// `[experts, rows, blocks, 16]` nibble pairs and `[experts, rows, blocks]` scales, with
+/// alternating gate and up rows.
 fn mxfp4<'a>(loader: &Loader<'a>, prefix: &str, shape: &Shape) -> Result<ExpertsSource<'a>> {
     let Shape { experts, inter, hidden, .. } = *shape;
     let (gate_up_bias, down_bias) = biases(loader, prefix, shape, true)?;
@@ -187,8 +188,8 @@ fn check_bytes(loader: &Loader<'_>, view: &TensorView<'_>) -> Result<()> {
     Err(Error::TensorFormat { name, family: loader.family(), expected: "bytes", found })
 }
 
-/// From neighbours sharing a byte to halves sharing one: byte `i` holds values `i` (low) and `i + 16` (high), after
-/// the scale.
+/// Converts nibbles from neighbours per byte to halves per byte: byte `i` holds values `i` (low)
+/// and `i + 16` (high), after the scale.
 fn mxfp4_block(scale: u8, neighbours: &[u8]) -> [u8; 17] {
     let value = |index: usize| neighbours[index / 2] >> (4 * (index % 2)) & 0x0f;
     std::array::from_fn(|at| match at {
@@ -222,7 +223,7 @@ fn gguf_fused<'a>(loader: &Loader<'a>, prefix: &str, shape: &Shape) -> Result<Ex
     Ok(ExpertsSource { gate_up, down: read("ffn_down_exps", hidden, inter)?, gate_up_bias, down_bias })
 }
 
-/// One bias vector an expert.
+/// One bias vector per expert.
 type ExpertBiases = Option<Vec<Vec<f32>>>;
 
 fn biases(loader: &Loader<'_>, prefix: &str, shape: &Shape, turns: bool) -> Result<(ExpertBiases, ExpertBiases)> {

@@ -1,4 +1,5 @@
-//! One layer's feed-forward half: a gated dense block, or routed experts with perhaps a shared one beside them.
+//! One layer's feed-forward half: a gated dense block, or routed experts, in some models with a
+//! shared one beside them.
 
 use folio_device::{Activation, Backend, Routing};
 use folio_formats::Matrix;
@@ -37,12 +38,12 @@ struct Shared<B: Backend> {
     switch: Option<Linear<B>>,
 }
 
-/// Where a dense block's matrices are found.
+/// Names of a dense block's matrices.
 #[derive(Clone, Copy)]
 struct DenseParts {
     gate: Part,
     up: Part,
-    /// Both in one; shared experts have no such form.
+    /// Both in one matrix; shared experts have no such form.
     gate_up: Option<Part>,
     down: Part,
 }
@@ -64,12 +65,12 @@ impl<B: Backend> FfnLayer<B> {
         }
     }
 
-    /// Whether its products may norm what they read and add what they give.
+    /// Whether its products may normalize their input and add their output.
     pub fn is_dense(&self) -> bool {
         matches!(self, FfnLayer::Dense(_))
     }
 
-    /// To `branch`, or added to the residual stream by this scale.
+    /// Writes to `branch`, or adds to the residual stream with this scale.
     pub fn forward(
         &self,
         backend: &mut B,

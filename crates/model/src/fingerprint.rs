@@ -1,12 +1,14 @@
-//! A name for everything that the bits of keys and values depend on, so that what one process stored is found only by
-//! one that would have computed the same.
+//! A name for everything that the bits of keys and values depend on, so that stored blocks are
+//! found only by a process that would have computed the same.
 //!
-//! It covers the spec, every tensor's name, shape, format and contents, the storage format and layout of blocks, the
-//! device's kernels, and a probe: the bits of one block as this very process computes them. Weights are hashed whole up
-//! to [`WHOLE_BYTES`]; of larger ones, tensors of up to [`SMALL_BYTES`] whole, of others some pages each, and with them
-//! what the caller knows of the files ([`file_stamp`]: names, sizes and times). What it cannot see: a large file edited
-//! in place to the same size with its time set back, in pages that were not looked at, in a way that does not move the
-//! probe, such as the embedding of a token or an expert that the probe does not use.
+//! It covers the spec, every tensor's name, shape, format and contents, the storage format and
+//! layout of blocks, the device's kernels, and a probe: the bits of one block as this very process
+//! computes them. Weights are hashed whole up to [`WHOLE_BYTES`]. In larger ones, tensors of up to
+//! [`SMALL_BYTES`] are hashed whole and others by some pages each, together with the caller's
+//! [`file_stamp`] of the files (names, sizes and times). One case is not covered: a large file
+//! edited in place to the same size with its time set back, in pages that are not sampled, in a way
+//! that does not change the probe, such as the embedding of a token or an expert that the probe
+//! does not use.
 
 use std::fmt;
 use std::path::Path;
@@ -17,15 +19,16 @@ use folio_formats::TensorView;
 
 use crate::{Decoder, Digest, ModelSpec, OpenModel, Result};
 
-/// Raised when the meaning of a fingerprint or the layout of a block's bytes changes in a way the probe may not show.
+/// Raised when the meaning of a fingerprint or the layout of a block's bytes changes in a way the
+/// probe may not show.
 const VERSION: u64 = 2;
-/// Weights that are hashed whole: some 20 ms' worth on two cores.
+/// Most bytes of weights that are hashed whole: about 20 ms on two cores.
 pub const WHOLE_BYTES: usize = 256 << 20;
-/// Of larger weights, tensors that are hashed whole.
+/// Largest tensor that is hashed whole in larger weights.
 pub const SMALL_BYTES: usize = 64 << 10;
 const PAGE: usize = 4 << 10;
 const MOST_THREADS: usize = 8;
-/// Pages read of large weights, shared among their tensors.
+/// Pages read from large weights, shared among their tensors.
 const PAGES: usize = 8192;
 
 /// Equal for two processes only if they compute the same keys and values for the same tokens.
@@ -40,8 +43,9 @@ impl fmt::Display for Fingerprint {
 }
 
 impl<B: Backend> Decoder<B> {
-    /// Computes one block of the device's storage in every layer group, so it comes before the first step that counts.
-    /// `model` is what this decoder was loaded from; `stamp` its [`file_stamp`], or empty where there is no file.
+    /// Computes one block of the device's storage in every layer group, so it must run before the
+    /// first real step. `model` is the source of this decoder; `stamp` is its [`file_stamp`], or
+    /// empty without a file.
     pub fn fingerprint(&mut self, model: &OpenModel, stamp: &str) -> Result<Fingerprint> {
         let mut digest = Digest::new("folio kv");
         digest.update(&VERSION.to_le_bytes());
@@ -56,7 +60,7 @@ impl<B: Backend> Decoder<B> {
 
     /// The bits of one block of tokens from all over the vocabulary.
     fn hash_probe(&mut self, digest: &mut Digest) -> Result<()> {
-        // A shorter context has no full block that could be kept.
+        // A shorter context has no full block that could be cached.
         if self.spec().max_context < BLOCK_TOKENS {
             return Ok(());
         }
@@ -90,8 +94,8 @@ fn probe_step(tokens: &[u32], first: usize, groups: usize) -> Batch {
     }
 }
 
-/// All of the spec but what keys and values do not depend on: how logits are made, and how long a sequence may be (what
-/// follows from it is in the ropes).
+/// The spec without the parts that keys and values do not depend on: the computation of logits, and
+/// the longest sequence (its consequences are in the rotary embeddings).
 fn spec_text(spec: &ModelSpec) -> String {
     let counted =
         ModelSpec { max_context: 0, tied_head: false, logit_scale: 1.0, logit_soft_cap: None, ..spec.clone() };
@@ -124,7 +128,8 @@ pub(crate) fn hash_weights(digest: &mut Digest, model: &OpenModel, stamp: &str, 
     }
 }
 
-/// One result an item, in order. Most of the time goes into the system's mapping of pages, which threads share well.
+/// One result per item, in order. Most of the time goes into the system's mapping of pages, which
+/// threads share well.
 fn in_parallel<T: Sync>(items: &[T], run: impl Fn(&T) -> u128 + Sync) -> Vec<u128> {
     let next = AtomicUsize::new(0);
     let work = || -> Vec<(usize, u128)> {
@@ -133,7 +138,7 @@ fn in_parallel<T: Sync>(items: &[T], run: impl Fn(&T) -> u128 + Sync) -> Vec<u12
     };
     let helpers = std::thread::available_parallelism().map_or(1, usize::from).clamp(1, MOST_THREADS) - 1;
     let mut found = std::thread::scope(|scope| {
-        // A thread that the system refuses leaves its share to the others.
+        // If the system refuses a thread, the others take its share.
         let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, work).ok();
         let threads: Vec<_> = (0..helpers).filter_map(spawn).collect();
         let mut found = work();
@@ -156,8 +161,8 @@ fn hash_pages(digest: &mut Digest, bytes: &[u8], pages: usize) {
     }
 }
 
-/// Names, sizes and times of the weight files at `path`: one file, or those in a model folder. A path that cannot be
-/// read has an empty stamp.
+/// Names, sizes and times of the weight files at `path`: one file, or those in a model folder. A
+/// path that cannot be read has an empty stamp.
 pub fn file_stamp(path: &Path) -> String {
     let mut files = match std::fs::read_dir(path) {
         Ok(entries) => entries.flatten().map(|entry| entry.path()).collect(),
@@ -166,7 +171,7 @@ pub fn file_stamp(path: &Path) -> String {
     files.retain(|file| file.extension().is_some_and(|ending| ending == "safetensors" || ending == "gguf"));
     files.sort_unstable();
     let stamp = |file: &Path| {
-        // Followed, not listed: folders of downloaded models are made of links.
+        // Followed through links: folders of downloaded models consist of links.
         let about = std::fs::metadata(file).ok()?;
         let modified = about.modified().ok()?.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         Some(format!("{} {} {}\n", file.file_name()?.to_string_lossy(), about.len(), modified.as_nanos()))

@@ -1,7 +1,8 @@
-//! GGUF metadata under the names that config.json gives the same settings, so that one family file serves both.
+//! GGUF metadata under the names that config.json has for the same settings, so that one family
+//! file serves both.
 //!
-//! What GGUF bakes into its tensors is told here too: norm offsets already added, factors of the position encoding,
-//! query and key rows reordered.
+//! Facts that GGUF builds into its tensors are handled here too: norm offsets already added,
+//! factors of the position encoding, reordered query and key rows.
 
 use std::collections::HashMap;
 
@@ -12,7 +13,7 @@ use serde_json::{Map, Value as Json, json};
 use crate::families::{FAMILIES, Family};
 use crate::{Config, Error, ModelSpec, Names, Result, Wanted};
 
-/// Field of config.json, and where GGUF keeps it (after `<architecture>.`).
+/// Field of config.json, and its key in GGUF (after `<architecture>.`).
 const FIELDS: &[(&str, &str)] = &[
     ("hidden_size", "embedding_length"),
     ("num_hidden_layers", "block_count"),
@@ -36,7 +37,7 @@ const FIELDS: &[(&str, &str)] = &[
     ("logits_scaling", "logit_scale"),
 ];
 
-/// Fields of the scaling object, and where GGUF keeps them (after `<architecture>.rope.scaling.`).
+/// Fields of the scaling object, and their keys in GGUF (after `<architecture>.rope.scaling.`).
 const SCALING_FIELDS: &[(&str, &str)] = &[
     ("rope_type", "type"),
     ("factor", "factor"),
@@ -47,20 +48,21 @@ const SCALING_FIELDS: &[(&str, &str)] = &[
     ("beta_slow", "yarn_beta_slow"),
 ];
 
-/// Lists of the scaling object that GGUF keeps as tensors.
+/// Lists of the scaling object that GGUF stores as tensors.
 const FACTOR_TENSORS: &[(&str, &str)] =
     &[("long_factor", "rope_factors_long.weight"), ("short_factor", "rope_factors_short.weight")];
 
 /// No head has more rotated pairs.
 const MAX_FACTORS: usize = 1024;
 
-/// The spec of a GGUF file and how its tensors are called.
+/// The spec of a GGUF file and the names of its tensors.
 pub(crate) fn describe(gguf: &Gguf, wanted: &Wanted) -> Result<(ModelSpec, Names)> {
     let reader = Reader::new(gguf)?;
     let family = reader.family()?;
     let config = reader.config(family)?.with_max_context(wanted.max_context).overridden(&wanted.overrides);
     let mut spec = family.spec(&config)?;
-    // The file's norm weights are what is multiplied, whatever the checkpoint it was made from stored.
+    // The file's norm weights are the final factors, even if the checkpoint stored them with an
+    // offset.
     spec.norm_offset = 0.0;
     reader.turn_by_factors(&config, &mut spec)?;
     let output_bias = reader.has_tensor("blk.0.attn_output.bias");
@@ -100,7 +102,7 @@ impl<'a> Reader<'a> {
         self.value(suffix).and_then(Value::as_integer)
     }
 
-    /// The architecture names the family, but for those that share one.
+    /// The architecture names the family, except for families that share one.
     fn family(&self) -> Result<&'static Family> {
         let windowed = self.integer("attention.sliding_window").is_some_and(|window| window > 0);
         let routed = self.integer("expert_count").is_some_and(|experts| experts > 0);
@@ -149,7 +151,7 @@ impl<'a> Reader<'a> {
         Ok(Config::from_fields(&self.file, fields, aliases).with_stated_context())
     }
 
-    /// A number; a list of equal numbers, one a layer, counts as that number.
+    /// A number; a list of equal numbers, one per layer, counts as that number.
     fn scalar(&self, suffix: &str, value: &Value) -> Result<Json> {
         let Value::Array(array) = value else {
             return match to_json(value) {
@@ -164,7 +166,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Position encoding: the scaling object, the share of each head that turns.
+    /// Position encoding: the scaling object, and the rotated share of each head.
     fn scaling(&self, fields: &mut Map<String, Json>) -> Result<()> {
         let mut scaling = Map::new();
         for (field, suffix) in SCALING_FIELDS {
@@ -181,7 +183,7 @@ impl<'a> Reader<'a> {
                 scaling.insert((*field).to_owned(), json!(factors));
             }
         }
-        // The type may be left out where the rest tells it.
+        // The type may be left out if the rest implies it.
         let implied = match scaling.get("rope_type").and_then(Json::as_str) {
             Some(_) => None,
             None if scaling.contains_key("long_factor") => Some("longrope"),
@@ -199,7 +201,8 @@ impl<'a> Reader<'a> {
             let even_split = || Some(number("embedding_length")? / number("attention.head_count")?);
             let head_dim = number("attention.key_length").or_else(even_split);
             if let Some(head_dim) = head_dim.filter(|head_dim| *head_dim > 0 && *head_dim != dims) {
-                // The share is rounded down when it is taken of a head: a little more keeps 30 of 44 from being 29.
+                // The family rounds down when it multiplies the share: a little more keeps 30 of 44
+                // from becoming 29.
                 let share = (dims as f64 + 0.25) / head_dim as f64;
                 fields.insert("partial_rotary_factor".to_owned(), json!(share));
             }
@@ -216,7 +219,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A tensor with one factor a rotated pair. One of another size is never decoded.
+    /// A tensor with one factor per rotated pair. A tensor of another size is never decoded.
     fn factors(&self, tensor: &str) -> Result<Option<Vec<f32>>> {
         if !self.has_tensor(tensor) {
             return Ok(None);
@@ -229,7 +232,8 @@ impl<'a> Reader<'a> {
         Ok(Some(view.to_f32()?))
     }
 
-    /// Windows: 0 means none; the pattern is one flag a layer, or every how many layers one sees all.
+    /// Windows: 0 means none; the pattern is one flag per layer, or the number n if every n-th
+    /// layer has no window.
     fn windows(&self, fields: &mut Map<String, Json>) {
         if self.integer("attention.sliding_window") == Some(0) {
             fields.insert("sliding_window".to_owned(), Json::Null);
@@ -250,7 +254,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// What GGUF takes for granted of an architecture and does not write down.
+    /// Settings that GGUF implies by the architecture and does not write down.
     fn family_fields(&self, family: &Family, fields: &mut Map<String, Json>) -> Result<()> {
         let mut set = |field: &str, value: Json| fields.insert(field.to_owned(), value);
         match family.model_type {
@@ -258,7 +262,8 @@ impl<'a> Reader<'a> {
                 let number = |suffix: &str| self.integer(suffix).filter(|value| *value > 0);
                 let layers = number("block_count");
                 let per_head = number("embedding_length").zip(number("attention.head_count")).map(|(e, h)| e / h);
-                // The largest of each generation scales scores by the width a head would have had.
+                // The largest model of each generation scales scores by hidden / heads instead of
+                // the head's width.
                 let largest = layers == Some(if family.model_type == "gemma2" { 46 } else { 62 });
                 let scalar = if largest { per_head } else { number("attention.key_length").or(per_head) };
                 if let Some(scalar) = scalar {
@@ -281,7 +286,7 @@ impl<'a> Reader<'a> {
                 }
             }
             "phi3" => {
-                // Kept beside the scaling object, as the family's configuration does.
+                // Stored beside the scaling object, as in the family's configuration.
                 if let Some(original) = self.value("rope.scaling.original_context_length") {
                     set("original_max_position_embeddings", to_json(original));
                 }
@@ -291,7 +296,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// `rope_freqs.weight` divides the frequencies: how GGUF stores Llama 3's scaling.
+    /// Divides the frequencies by `rope_freqs.weight`: GGUF's form of Llama 3's scaling.
     fn turn_by_factors(&self, config: &Config, spec: &mut ModelSpec) -> Result<()> {
         let Some(factors) = self.factors("rope_freqs.weight")? else { return Ok(()) };
         let Some(rope) = spec.ropes.first_mut() else { return Ok(()) };
@@ -306,7 +311,7 @@ impl<'a> Reader<'a> {
 
 fn to_json(value: &Value) -> Json {
     match value {
-        // Through its shortest decimal, so that 0.1 stays 0.1.
+        // Converted through its shortest decimal, so that 0.1 stays 0.1.
         Value::F32(number) => json!(number.to_string().parse::<f64>().ok()),
         Value::F64(number) => json!(number),
         Value::Bool(flag) => json!(flag),

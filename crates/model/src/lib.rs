@@ -1,6 +1,8 @@
-//! What a forward pass computes: one decoder for every family, and one short file a family that describes it.
+//! Describes and runs forward passes: one decoder for every family, and one short file per family
+//! that describes it.
 //!
-//! The decoder knows no request, no storage format and no device; families hold no forward code.
+//! The decoder does not depend on requests, storage formats or devices; families hold no forward
+//! code.
 
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 

@@ -1,4 +1,5 @@
-//! Every matmul of the decoder: a packed weight and perhaps a bias. Which format the weight has is the backend's affair.
+//! Every matmul of the decoder: a packed weight and sometimes a bias. Only the backend knows the
+//! weight's format.
 
 use folio_device::{Backend, Norm, Product};
 use folio_formats::Matrix;
@@ -47,13 +48,13 @@ impl<B: Backend> Linear<B> {
     }
 }
 
-/// What the first product of a sub-layer reads.
+/// Input of a sub-layer's first product.
 pub(crate) enum Source<'a, B: Backend> {
-    /// The residual stream as it is.
+    /// The residual stream without a norm.
     Stream,
-    /// What was normed already.
+    /// Normalized already.
     Normed,
-    /// The residual stream, which the product norms.
+    /// The residual stream, normalized by the product.
     Norm(Norm<'a, B>),
 }
 

@@ -1,5 +1,5 @@
-//! Finds tensors, checks their shapes and hands them out as row lists. What has been packed is given back at once,
-//! tensor by tensor, so that loading never holds two copies of more than one matrix.
+//! Finds tensors, checks their shapes and hands them out as row lists. Packed tensors are released
+//! at once, so that loading never holds two copies of more than one matrix.
 
 use std::cell::RefCell;
 
@@ -9,7 +9,7 @@ use folio_formats::{Format, Matrix, TensorView, WeightSource};
 use crate::at_load::Encoder;
 use crate::{Error, LayerSpec, Names, NormPlacement, OpenModel, Result, names::Part};
 
-/// How far loading has come.
+/// Progress of loading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadProgress {
     pub bytes_done: u64,
@@ -28,7 +28,8 @@ pub(crate) struct Loader<'a> {
     progress: LoadProgress,
 }
 
-/// Where a tensor belongs: its layer and how that layer is normed. `Place::OUTSIDE` for embedding, head and the last norm.
+/// Role of a tensor: its layer and that layer's norms. `Place::OUTSIDE` for embedding, head and the
+/// last norm.
 #[derive(Clone, Copy)]
 pub(crate) struct Place {
     pub layer: usize,
@@ -44,7 +45,7 @@ impl Place {
 }
 
 impl<'a> Loader<'a> {
-    /// `sizes_only`: nobody will read the values of matrices.
+    /// `sizes_only`: the values of matrices will not be read.
     pub fn new(model: &'a OpenModel, sizes_only: bool) -> Self {
         let source: &dyn WeightSource = &*model.weights;
         let sizes = source.names().into_iter().filter_map(|name| source.tensor(name)).map(|t| t.bytes.len() as u64);
@@ -68,7 +69,7 @@ impl<'a> Loader<'a> {
         self.family
     }
 
-    /// All that was read so far has been copied: its pages may go.
+    /// All tensors read so far have been copied: frees their pages.
     pub fn settle(&mut self, report: &mut dyn FnMut(LoadProgress)) {
         for (name, bytes) in self.pending.get_mut().drain(..) {
             self.source.release(&name);
@@ -91,7 +92,7 @@ impl<'a> Loader<'a> {
     /// The tensor of that name, of that shape.
     pub fn named(&self, name: &str, shape: &[usize]) -> Result<TensorView<'a>> {
         let Some(view) = self.raw(name) else {
-            // A tensor of a type that is not read is there, and its own error says more.
+            // A tensor of an unsupported type exists, and its own error says more.
             return match self.source.require(name) {
                 Err(error @ folio_formats::Error::Unsupported { .. }) => Err(error.into()),
                 _ => Err(self.missing(name, shape)),
@@ -118,7 +119,8 @@ impl<'a> Loader<'a> {
         Ok(view.to_f32()?)
     }
 
-    /// Index and packed formats hold no numbers that a layer could use, eight-bit floats none without their scales.
+    /// Refuses formats without usable numbers: index and packed formats, and eight-bit floats
+    /// without their scales.
     pub fn check_float(&self, view: &TensorView<'_>) -> Result<()> {
         let expected = match view.format {
             Format::I8 | Format::U8 | Format::I16 | Format::I32 | Format::I64 => "a floating-point or quantized format",
@@ -169,7 +171,7 @@ impl<'a> Loader<'a> {
         if part.is_encoded_at_load() { self.at_load(matrix) } else { Ok(matrix) }
     }
 
-    /// A layer's matrix in the form that was asked for.
+    /// A layer's matrix in the requested form.
     pub fn at_load(&self, matrix: Matrix<'a>) -> Result<Matrix<'a>> {
         match &self.encoder {
             Some(encoder) => encoder.encode(matrix),
@@ -177,7 +179,7 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// The weight of the layer of that name, without a suffix: unpacked, or as it lies.
+    /// The weight of the layer of that name, without a suffix: unpacked, or in its stored form.
     pub fn matrix_named(&self, stem: &str, rows: usize, cols: usize) -> Result<Matrix<'a>> {
         match self.packing.filter(|packing| packing.holds(self.source, stem)) {
             Some(packing) => {

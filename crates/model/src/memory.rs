@@ -1,4 +1,4 @@
-//! How many bytes a model takes, computed from its spec and never probed.
+//! Memory of a model in bytes, computed from its spec and never measured.
 
 use folio_device::TensorKind;
 use folio_formats::Format;
@@ -19,14 +19,14 @@ impl MemoryUse {
     }
 }
 
-/// How many numbers a model has learned.
+/// Numbers of a model's learned parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parameters {
     /// A tied output matrix is counted once.
     pub total: u64,
-    /// Those that take part in one token: of the experts, only the chosen.
+    /// Parameters that take part in one token: only the chosen experts count.
     pub active: u64,
-    /// Those in matrices, which is all that a storage format touches.
+    /// Parameters in matrices, the only ones that a storage format affects.
     pub in_matrices: u64,
 }
 
@@ -47,7 +47,7 @@ pub fn parameters(spec: &ModelSpec) -> Parameters {
 
 impl Parameters {
     fn add(&mut self, matrices: u64, active: u64) {
-        // A configuration may name sizes whose product no file could hold.
+        // The product of sizes in a configuration may be beyond any file.
         self.total = self.total.saturating_add(matrices);
         self.in_matrices = self.in_matrices.saturating_add(matrices);
         self.active = self.active.saturating_add(active);
@@ -102,7 +102,8 @@ fn add_ffn(sum: &mut Parameters, spec: &ModelSpec, layer: &LayerSpec) {
     }
 }
 
-/// Bytes of all weights with every matrix in one format, vectors in f32. Rows are taken to be whole blocks.
+/// Bytes of all weights with every matrix in one format, vectors in f32. Assumes that rows are
+/// whole blocks.
 pub fn weight_bytes(spec: &ModelSpec, format: Format) -> Result<u64> {
     // Every format's block divides 256, so this is its exact rate.
     let per_256 = format.bytes_for(256)?;
@@ -111,7 +112,7 @@ pub fn weight_bytes(spec: &ModelSpec, format: Format) -> Result<u64> {
     Ok(u64::try_from(matrices).unwrap_or(u64::MAX).saturating_add((total - in_matrices) * 4))
 }
 
-/// Bytes of the tensors a step works in, where a value of each kind takes `value` bytes.
+/// Bytes of a step's tensors, if a value of each kind takes `value` bytes.
 pub fn activation_bytes(spec: &ModelSpec, limits: &DecoderLimits, value: impl Fn(TensorKind) -> usize) -> u64 {
     let per_output = (value(TensorKind::Stream) + value(TensorKind::Activation)) * spec.hidden
         + value(TensorKind::Scores) * spec.vocab_size;

@@ -1,4 +1,4 @@
-//! How a checkpoint calls its tensors: the Hugging Face way or the GGUF way, as one table.
+//! Names of a checkpoint's tensors, in Hugging Face's or GGUF's scheme, as one table.
 
 use folio_formats::WeightSource;
 
@@ -29,7 +29,7 @@ pub(crate) enum Part {
     GateUp,
     Down,
     Router,
-    /// Moves the choice of experts only.
+    /// Affects the choice of experts only.
     RouterChoice,
     SharedGate,
     SharedUp,
@@ -39,7 +39,8 @@ pub(crate) enum Part {
 }
 
 impl Part {
-    /// The matrices that make up most of a layer; the few others decide too much for what they weigh.
+    /// Whether it is one of the matrices that make up most of a layer; the small ones matter too
+    /// much for their size.
     pub fn is_encoded_at_load(self) -> bool {
         use Part::{Down, Gate, GateUp, Key, Output, Qkv, Query, SharedDown, SharedGate, SharedUp, Up, Value};
         matches!(
@@ -54,12 +55,12 @@ pub enum Names {
     /// `model.layers.3.self_attn.q_proj.weight`; the prefix is all before `layers.`.
     HuggingFace {
         prefix: String,
-        /// Fused experts lie transposed, gate and up columns interleaved (gpt-oss).
+        /// Whether fused experts are transposed, with alternating gate and up columns (gpt-oss).
         interleaved_experts: bool,
     },
     /// `blk.3.attn_q.weight`.
     Gguf {
-        /// Query and key rows of each head were reordered for rotation in adjacent pairs.
+        /// Whether query and key rows of each head were reordered for rotation in adjacent pairs.
         permuted: bool,
     },
 }
@@ -99,7 +100,7 @@ fn hugging_face(prefix: &str, part: Part, layer: usize, norms: NormPlacement) ->
         }
         Part::NormBeforeAttention => &["input_layernorm"],
         Part::NormAfterAttention => &["post_attention_layernorm"],
-        // Where nothing is normed after attention, the norm before the ffn bears the older name.
+        // Without a norm after attention, the norm before the ffn has the older name.
         Part::NormBeforeFfn if norms.after_attention => &["pre_feedforward_layernorm"],
         Part::NormBeforeFfn => &["post_attention_layernorm"],
         Part::NormAfterFfn => &["post_feedforward_layernorm"],

@@ -1,4 +1,5 @@
-//! From a path to a described model: a Hugging Face folder (config.json beside safetensors) or a GGUF file.
+//! From a path to a described model: a Hugging Face folder (config.json beside safetensors) or a
+//! GGUF file.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,13 +21,13 @@ const MAX_CONFIG_BYTES: u64 = 4 << 20;
 pub struct OpenModel {
     pub spec: ModelSpec,
     pub weights: Box<dyn WeightSource>,
-    /// How the weights' tensors are called.
+    /// Names of the weights' tensors.
     pub names: Names,
-    /// How its linear layers are packed, where another tool quantized them.
+    /// Checkpoint layout of its linear layers, if another tool quantized them.
     pub packing: Option<Box<dyn Packing>>,
-    /// What plain weights of its layers become while they are loaded; `None` leaves them as they are.
+    /// Format of its layers' plain weights after loading; `None` leaves them unchanged.
     pub at_load: Option<AtLoad>,
-    /// The GGUF file it came from, whose metadata holds the tokenizer too.
+    /// The GGUF file it came from, which has the tokenizer in its metadata too.
     pub gguf: Option<Arc<Gguf>>,
 }
 
@@ -35,7 +36,7 @@ pub fn open(path: &Path) -> Result<OpenModel> {
     open_with(path, &Wanted::default())
 }
 
-/// The same, with what is asked for beside what the files say.
+/// The same, with requests that go beyond the files.
 pub fn open_with(path: &Path, wanted: &Wanted) -> Result<OpenModel> {
     if path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf")) {
         return OpenModel::from_gguf_with(Gguf::open(path)?, wanted);
@@ -45,8 +46,8 @@ pub fn open_with(path: &Path, wanted: &Wanted) -> Result<OpenModel> {
     Ok(described.with(Box::new(Safetensors::open(path)?)))
 }
 
-/// The same of a folder from which nothing but config.json is read: its weights have shapes and no values, for a device
-/// that makes its own.
+/// The same for a folder from which only config.json is read: its weights have shapes and no
+/// values, for a device that generates them.
 pub fn open_without_weights(folder: &Path, wanted: &Wanted) -> Result<OpenModel> {
     let mut config = config_of(folder, wanted)?;
     config.remove("quantization_config");
@@ -67,7 +68,8 @@ fn config_of(folder: &Path, wanted: &Wanted) -> Result<Config> {
     Ok(config.overridden(&wanted.overrides))
 }
 
-/// ModelOpt describes its quantization in a file of its own; newer versions repeat it in config.json, which then counts.
+/// ModelOpt describes its quantization in a separate file; newer versions repeat it in config.json,
+/// which then counts.
 fn read_quantization_beside(folder: &Path, config: &mut Config) -> Result<()> {
     let path = folder.join("hf_quant_config.json");
     if config.has("quantization_config") || !path.is_file() {
@@ -75,7 +77,7 @@ fn read_quantization_beside(folder: &Path, config: &mut Config) -> Result<()> {
     }
     let described = Config::from_json(&path.display().to_string(), &read_config(&path)?)?;
     let Some(mut quantization) = described.value("quantization").cloned() else { return Ok(()) };
-    // Without an algorithm only the KV cache is quantized, which is for whoever serves it to decide.
+    // Without an algorithm only the KV cache is quantized, which is the server's decision.
     if quantization.get("quant_algo").is_some_and(|algorithm| !algorithm.is_null()) {
         quantization["quant_method"] = "modelopt".into();
         config.set("quantization_config", quantization);
@@ -94,12 +96,12 @@ fn read_config(path: &Path) -> Result<String> {
 }
 
 impl OpenModel {
-    /// From the text of a config.json and weights from anywhere.
+    /// From the text of a config.json and weights from any source.
     pub fn from_config(config_json: &str, weights: Box<dyn WeightSource>) -> Result<Self> {
         Self::from_parsed(&Config::from_json("config.json", config_json)?, weights)
     }
 
-    /// From a configuration that may ask for another context.
+    /// From a configuration that may request another context.
     pub fn from_parsed(config: &Config, weights: Box<dyn WeightSource>) -> Result<Self> {
         Ok(Described::of(config)?.with(weights))
     }
@@ -129,7 +131,7 @@ impl OpenModel {
     }
 }
 
-/// All that a configuration says.
+/// Contents of a configuration.
 struct Described {
     spec: ModelSpec,
     packing: Option<Box<dyn Packing>>,
@@ -160,8 +162,9 @@ impl Described {
     }
 }
 
-/// Whether the checkpoint has an output matrix that differs from the embedding table. It is then used, whatever the
-/// configuration says, as transformers does: some fine-tunes were saved untied under a configuration that says tied.
+/// Whether the checkpoint has an output matrix that differs from the embedding table. It is then
+/// used in spite of the configuration, as in transformers: some fine-tunes were saved untied under
+/// a configuration that says tied.
 fn has_own_head(names: &Names, weights: &dyn WeightSource, packing: Option<&dyn Packing>) -> bool {
     let stems = names.candidates(Part::Head, 0, NormPlacement::PRE);
     if packing.is_some_and(|packing| stems.iter().any(|stem| packing.holds(weights, stem))) {
@@ -172,7 +175,7 @@ fn has_own_head(names: &Names, weights: &dyn WeightSource, packing: Option<&dyn 
         stems.iter().map(|stem| format!("{stem}.weight")).find(|name| weights.contains(name))
     };
     let (Some(head), Some(embedding)) = (find(Part::Head), find(Part::Embedding)) else { return false };
-    // One in a type that is not read counts as different: loading it says so.
+    // A matrix of an unsupported type counts as different: loading it gives the error.
     let (Some(head), Some(embedding)) = (weights.tensor(&head), weights.tensor(&embedding)) else { return true };
     let differs = (head.format, &head.shape, head.bytes) != (embedding.format, &embedding.shape, embedding.bytes);
     weights.release(head.name);
@@ -213,7 +216,7 @@ impl WeightSource for Shared {
 mod tests {
     use super::*;
 
-    /// An embedding, and an output matrix in a type that is not read.
+    /// An embedding, and an output matrix of an unsupported type.
     struct UnreadHead;
 
     impl WeightSource for UnreadHead {

@@ -1,8 +1,9 @@
-//! What is asked of a model beside what its files say: another context, and settings in place of the configuration's.
+//! Requests that go beyond a model's files: another context, and settings in place of the
+//! configuration's.
 
 use serde_json::{Map, Value};
 
-/// How a model is to be opened; by default as its files have it.
+/// Options for opening a model; by default as its files describe it.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
     /// A context other than the model's own; encodings whose formula depends on length follow it.
@@ -16,20 +17,22 @@ impl From<Option<usize>> for Wanted {
     }
 }
 
-/// Fields of config.json that replace those of the file; a GGUF file's settings go by the same names.
+/// Fields of config.json that replace those of the file; a GGUF file's settings have the same
+/// names.
 ///
-/// Objects inside are merged, as vLLM merges its `--hf-overrides`, but for those that describe one thing as a whole: a
-/// scaling of positions and a quantization are replaced. A scaling that does not name the base keeps the file's.
+/// Inner objects are merged, as in vLLM's `--hf-overrides`, except for those that describe one
+/// thing as a whole: a scaling of positions and a quantization are replaced. A scaling that does
+/// not name the base keeps the file's.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Overrides {
     fields: Map<String, Value>,
-    /// For the model that generates text, wherever its configuration has it.
+    /// For the model that generates text, wherever its configuration is.
     rope_scaling: Option<Map<String, Value>>,
 }
 
 const SCALINGS: [&str; 2] = ["rope_scaling", "rope_parameters"];
 const LAYER_TYPES: [&str; 2] = ["full_attention", "sliding_attention"];
-/// What describes positions before any scaling, and so outlives another one.
+/// Fields that describe positions before any scaling, and so stay with another one.
 const BASE: [&str; 2] = ["rope_theta", "partial_rotary_factor"];
 const ORIGINAL: &str = "original_max_position_embeddings";
 
@@ -42,12 +45,12 @@ impl Overrides {
         self.fields.is_empty() && self.rope_scaling.is_none()
     }
 
-    /// Whether positions are scaled otherwise than the file says.
+    /// Whether the scaling of positions differs from the file's.
     pub(crate) fn scale_positions(&self) -> bool {
         self.rope_scaling.is_some() || SCALINGS.iter().any(|name| self.fields.contains_key(*name))
     }
 
-    /// Those that may change how weights are read, as text; positions do not.
+    /// The overrides that may change how weights are read, as text; those of positions do not.
     pub fn about_weights(&self) -> String {
         let of_positions = |name: &str| {
             SCALINGS.contains(&name) || BASE.contains(&name) || [ORIGINAL, "max_position_embeddings"].contains(&name)
@@ -85,7 +88,7 @@ fn set(fields: &mut Map<String, Value>, name: &str, value: &Value) {
     }
 }
 
-/// The base also where transformers 5 keeps it, in the object that describes positions.
+/// Sets the base, also in transformers 5's place, the object that describes positions.
 fn set_base(fields: &mut Map<String, Value>, name: &str, value: &Value) {
     for scaling in SCALINGS {
         let Some(Value::Object(held)) = fields.get_mut(scaling) else { continue };
@@ -98,7 +101,7 @@ fn set_base(fields: &mut Map<String, Value>, name: &str, value: &Value) {
     }
 }
 
-/// Another scaling in place of the one that is there, be it transformers 4's or 5's.
+/// Replaces the scaling, in transformers 4's or 5's form.
 fn set_scaling(fields: &mut Map<String, Value>, given: Map<String, Value>) {
     let held: Vec<Map<String, Value>> =
         SCALINGS.iter().filter_map(|name| fields.remove(*name)).filter_map(object).collect();
@@ -111,7 +114,7 @@ fn set_scaling(fields: &mut Map<String, Value>, given: Map<String, Value>) {
         fields.insert("rope_parameters".to_owned(), Value::Object(given));
         return;
     }
-    // One for each layer type: what scales is the layers that see all.
+    // One object per layer type: the scaling applies to the layers without a window.
     if let Some(mut nested) = held.iter().find(|held| held.contains_key(LAYER_TYPES[0])).cloned() {
         let full = nested.remove(LAYER_TYPES[0]).and_then(object).unwrap_or_default();
         nested.insert(LAYER_TYPES[0].to_owned(), Value::Object(on_base(&[full], given)));
@@ -171,7 +174,7 @@ mod tests {
             overrides(json!({"quantization_config": {"bits": 8}}), json!(null)),
             json!({"quantization_config": {"bits": 8}}),
         );
-        // A scaling is replaced whole, whichever of the two spells it; the base stays.
+        // A scaling is replaced whole, in either spelling; the base stays.
         for spelled in ["rope_scaling", "rope_parameters"] {
             for (file, expect) in [
                 (json!({}), json!({"rope_scaling": yarn})),

@@ -1,41 +1,43 @@
-//! Position encodings: every scaling kind ends as a finished table of inverse frequencies and a magnitude.
+//! Position encodings: every kind of scaling becomes a table of inverse frequencies and a
+//! magnitude.
 //!
-//! Two kinds depend on length (`dynamic` and `longrope`). The table is chosen once, by the longest context the model
-//! is loaded for, never by a sequence's current length: a prompt computed in chunks then equals one computed whole.
+//! Two kinds depend on length (`dynamic` and `longrope`). The table is chosen once, by the longest
+//! context the model is loaded for, never by a sequence's current length: a prompt computed in
+//! chunks then equals one computed whole.
 
 use serde_json::json;
 
 use crate::{Config, Result, RopeSpec};
 
-/// What a position encoding needs to know of the model.
+/// Facts about the model that a position encoding needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RopeShape {
     pub head_dim: usize,
-    /// `max_position_embeddings`: what the checkpoint was made for.
+    /// `max_position_embeddings`: the length that the checkpoint was made for.
     pub positions: usize,
     /// The longest context that positions and their scaling reach.
     pub longest: usize,
-    /// The context it is loaded for.
+    /// The context that the model is loaded for.
     pub max_context: usize,
 }
 
-/// How far position encodings reach.
+/// Reach of position encodings.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reach {
-    /// The context of a model that is asked for no other.
+    /// The context of a model without a request for another.
     pub own: usize,
     pub longest: usize,
 }
 
 impl Reach {
-    /// Of a model whose `positions` already count what a scaling adds.
+    /// For a model whose `positions` already include the scaling.
     pub fn stated(positions: usize) -> Self {
         Self { own: positions, longest: positions }
     }
 
-    /// As vLLM has it: `linear` lengthens `max_position_embeddings` by its factor, `yarn` the length before scaling by
-    /// its own. A checkpoint that states a longer context than that keeps it. `llama3` and `longrope` are described by
-    /// the length after scaling, and `dynamic` reaches whatever it is loaded for.
+    /// As in vLLM: `linear` lengthens `max_position_embeddings` by its factor, `yarn` the length
+    /// before scaling by its own. A checkpoint that states a longer context keeps it. `llama3` and
+    /// `longrope` state the length after scaling, and `dynamic` reaches any requested length.
     pub fn of(config: &Config, positions: usize, most: usize) -> Result<Self> {
         let outer = parameters(config)?;
         let params = match outer.object("full_attention")? {
@@ -49,7 +51,8 @@ impl Reach {
             _ => positions as f64,
         };
         let longest = (reached.min(most as f64) as usize).max(positions);
-        // What a file of weights states as its context counts everything; a longer one is there for who asks.
+        // The context in a file of weights includes everything; a longer one is available on
+        // request.
         Ok(Self { own: if config.states_context() { positions } else { longest }, longest })
     }
 }
@@ -65,8 +68,9 @@ pub(crate) fn shared(config: &Config, default_theta: f64, shape: RopeShape) -> R
     build(config, with_theta(config, params, "rope_theta", default_theta)?, shape)
 }
 
-/// The position encoding of one layer type, for families that have two. `base_field` is where transformers 4 kept
-/// its base; `scaled` says whether transformers 4's `rope_scaling` was meant for it.
+/// The position encoding of one layer type, for families that have two. `base_field` is
+/// transformers 4's field for its base; `scaled` says whether transformers 4's `rope_scaling`
+/// applies to it.
 pub(crate) fn per_layer_type(
     config: &Config,
     layer_type: &str,
@@ -85,7 +89,8 @@ pub(crate) fn per_layer_type(
     build(config, with_theta(config, params, base_field, default_theta)?, shape)
 }
 
-/// `rope_scaling` as transformers 4 writes it, or `rope_parameters` as 5 does; empty where neither is given.
+/// `rope_scaling` as transformers 4 writes it, or `rope_parameters` as 5 does; empty if neither is
+/// given.
 fn parameters(config: &Config) -> Result<Config> {
     for field in ["rope_scaling", "rope_parameters"] {
         if let Some(params) = config.object(field)? {
@@ -118,7 +123,7 @@ fn kind(params: &Config) -> Result<&str> {
     }
 }
 
-/// The context length before scaling: outside the rope's own object where a family keeps it there.
+/// The context length before scaling: outside the scaling object if the family has it there.
 fn original(config: &Config, params: &Config, positions: usize) -> Result<f64> {
     let field = "original_max_position_embeddings";
     let holder = if config.has(field) { config } else { params };
@@ -186,7 +191,7 @@ struct Scaling<'a> {
     params: &'a Config,
     shape: RopeShape,
     theta: f64,
-    /// Values of a head that turn.
+    /// Number of rotated values of a head.
     dim: usize,
 }
 
@@ -195,7 +200,7 @@ impl Scaling<'_> {
         original(self.config, self.params, self.shape.positions)
     }
 
-    /// Stretches the base when more context is asked for than the checkpoint was made for.
+    /// Stretches the base if more context is requested than the checkpoint was made for.
     fn dynamic(&self) -> Result<Vec<f64>> {
         let factor = positive(self.params, "factor")?;
         if self.dim < 4 {
@@ -236,7 +241,7 @@ impl Scaling<'_> {
             true => positive(self.params, "factor")?,
             false => self.shape.positions as f64 / original,
         };
-        // 0 stands for the default, as an absent value does.
+        // 0 stands for the default, like an absent value.
         let beta = |field, default| match self.params.f64_or(field, default) {
             Ok(0.0) => Ok(default),
             given => given,

@@ -1,5 +1,5 @@
-//! The linears of one layer by the input that they share, in the order in which the decoder runs them: what calibration
-//! and quantization go by.
+//! The linears of one layer by the input that they share, in the order in which the decoder runs
+//! them, for calibration and quantization.
 
 use crate::{
     Error, ExpertsSpec, FfnSpec, OpenModel, Result, experts,
@@ -7,7 +7,7 @@ use crate::{
     names::Part,
 };
 
-/// Where in a layer an input is read.
+/// Position of an input in a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SiteKind {
     Qkv,
@@ -88,7 +88,7 @@ impl OpenModel {
         })
     }
 
-    /// The stem of the output matrix, where the model has its own.
+    /// The stem of the output matrix, if the model has its own.
     pub fn head(&self) -> Option<StoredLinear> {
         let stem = || Loader::new(self, true).stem_of(Part::Head, Place::OUTSIDE);
         (!self.spec.tied_head).then(|| StoredLinear {

@@ -1,11 +1,11 @@
-//! What a decoder computes, in numbers and switches. Families turn their configuration into a [`ModelSpec`]; the
-//! decoder runs any of them and never asks which family it came from.
+//! A decoder's computation, as numbers and switches. Families turn their configuration into a
+//! [`ModelSpec`]; the decoder runs any of them and does not depend on the family.
 
 use folio_device::{Activation, KvFormat, KvShape, NormSpan, RouterScore};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelSpec {
-    /// For people: `llama`, `qwen3_moe`, ...
+    /// For display: `llama`, `qwen3_moe`, ...
     pub family: &'static str,
     pub vocab_size: usize,
     pub hidden: usize,
@@ -19,7 +19,7 @@ pub struct ModelSpec {
     pub norm_eps: f32,
     /// Added to every stored norm weight (Gemma stores `w - 1`).
     pub norm_offset: f32,
-    /// The output matrix is the embedding table.
+    /// Whether the output matrix is the embedding table.
     pub tied_head: bool,
     pub logit_scale: f32,
     pub logit_soft_cap: Option<f32>,
@@ -30,7 +30,7 @@ pub struct LayerSpec {
     pub attention: AttentionSpec,
     pub ffn: FfnSpec,
     pub norms: NormPlacement,
-    /// What a sub-layer's output is multiplied by before it joins the residual stream.
+    /// Factor of a sub-layer's output before it is added to the residual stream.
     pub residual_scale: f32,
 }
 
@@ -58,10 +58,10 @@ pub struct AttentionSpec {
     pub scale: f32,
     /// Index into [`ModelSpec::ropes`], or none.
     pub rope: Option<usize>,
-    /// Positions a token sees, itself included.
+    /// Number of positions that a token sees, itself included.
     pub window: Option<usize>,
     pub soft_cap: Option<f32>,
-    /// One learned logit a head that takes part in the softmax.
+    /// Whether each head has one learned logit that takes part in the softmax.
     pub sinks: bool,
     pub qk_norm: Option<NormSpan>,
     pub qkv_bias: bool,
@@ -86,10 +86,10 @@ pub struct ExpertsSpec {
     pub groups: usize,
     pub groups_kept: usize,
     pub router_bias: bool,
-    /// A stored bias that moves the choice of experts and not their weights.
+    /// Whether a stored bias affects the choice of experts, but not their weights.
     pub choice_bias: bool,
     pub expert_bias: bool,
-    /// A dense expert that every token takes, perhaps behind a sigmoid gate.
+    /// A dense expert that every token takes, in some models behind a sigmoid gate.
     pub shared: Option<SharedExpertSpec>,
 }
 
@@ -99,10 +99,10 @@ pub struct SharedExpertSpec {
     pub gated: bool,
 }
 
-/// A finished table of inverse frequencies: every scaling kind ends here, at load.
+/// A table of inverse frequencies: every kind of scaling becomes one at load.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeSpec {
-    /// One a rotated pair: `2 * inv_freq.len()` values of each head turn.
+    /// One per rotated pair: `2 * inv_freq.len()` values of each head are rotated.
     pub inv_freq: Vec<f32>,
     /// Cosines and sines are multiplied by this.
     pub magnitude: f32,
@@ -146,7 +146,8 @@ impl ModelSpec {
         groups
     }
 
-    /// Bytes of keys and values a token adds: 2 x layers x kv_heads x bytes of a head, scales included.
+    /// Bytes of keys and values a token adds: 2 x layers x kv_heads x bytes of a head, scales
+    /// included.
     pub fn kv_bytes_per_token(&self, format: KvFormat) -> u64 {
         self.kv_groups().iter().map(|group| group.shape(1, format).token_bytes()).fold(0, u64::saturating_add)
     }

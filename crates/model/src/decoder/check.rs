@@ -1,5 +1,5 @@
-//! A step must fit what was allocated, and name only tokens, rows and blocks that exist: what passes here cannot make
-//! a backend read outside its memory.
+//! A step must fit the allocated sizes, and name only existing tokens, rows and blocks: a step that
+//! passes here cannot make a backend read outside its memory.
 
 use folio_device::{BLOCK_TOKENS, Batch, DRAWN_TOKEN, GroupTables};
 
@@ -14,7 +14,7 @@ pub(super) fn limits(spec: &ModelSpec, limits: &DecoderLimits) -> Result<()> {
     Ok(())
 }
 
-/// `draws`: tokens may be ones that the device drew and the host has not seen.
+/// `draws`: tokens may be ones that the device sampled and the host has not seen.
 pub(crate) fn batch(spec: &ModelSpec, limits: &DecoderLimits, batch: &Batch, draws: bool) -> Result<()> {
     let rows = batch.num_rows();
     most("the number of rows", rows, limits.rows)?;

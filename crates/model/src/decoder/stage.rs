@@ -1,7 +1,8 @@
-//! A part of a model: some layers in a row, with or without what lies before and behind them.
+//! A part of a model: some consecutive layers, with or without the embedding before and the head
+//! behind them.
 //!
-//! Stages pass hidden states on to each other, so that a model can be run layer by layer in little memory, or divided
-//! among devices.
+//! Stages pass hidden states on to each other, so that a model can be run layer by layer in little
+//! memory, or divided among devices.
 
 use std::ops::Range;
 
@@ -10,9 +11,9 @@ use crate::ModelSpec;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stage {
     pub layers: Range<usize>,
-    /// Begins with token ids; otherwise with hidden states.
+    /// Whether it begins with token ids; otherwise with hidden states.
     pub embeds: bool,
-    /// Ends in logits; otherwise in hidden states.
+    /// Whether it ends in logits; otherwise in hidden states.
     pub ends: bool,
 }
 
@@ -21,12 +22,12 @@ impl Stage {
         Self { layers: 0..spec.layers.len(), embeds: true, ends: true }
     }
 
-    /// Layers alone, from hidden states to hidden states.
+    /// Only layers, from hidden states to hidden states.
     pub fn layers(layers: Range<usize>) -> Self {
         Self { layers, embeds: false, ends: false }
     }
 
-    /// The spec of the part alone.
+    /// The spec of this part.
     pub fn spec(&self, whole: &ModelSpec) -> ModelSpec {
         ModelSpec { layers: whole.layers[self.layers.clone()].to_vec(), ..whole.clone() }
     }

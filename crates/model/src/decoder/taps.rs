@@ -1,18 +1,20 @@
-//! What heads that draft tokens take from a decoder: states of every row of the last step, and its two big matrices.
+//! Inputs of heads that draft tokens: states of every row of the last step, and the decoder's two
+//! big matrices.
 //!
-//! Nothing is kept unless it was asked for, and then it is one copy of the stream a tapped layer.
+//! Nothing is copied unless it was requested, and then it is one copy of the stream per tapped
+//! layer.
 
 use folio_device::{Backend, Product, TensorKind};
 
 use super::{Decoder, check};
 use crate::{ModelSpec, Result, linear::Linear};
 
-/// Which states of a step are kept.
+/// The states of a step that are copied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Tap {
     /// The residual stream before each of these layers, side by side in a row.
     Before(Vec<usize>),
-    /// What the output matrix reads, whether or not a row's logits were asked for.
+    /// The input of the output matrix, for all rows, with or without logits.
     Final,
 }
 
@@ -45,7 +47,7 @@ impl<B: Backend> Taps<B> {
     }
 }
 
-/// A decoder's parts for the use of a head.
+/// A decoder's parts, borrowed by a head.
 pub(crate) struct Lent<'a, B: Backend> {
     pub backend: &'a mut B,
     pub spec: &'a ModelSpec,
@@ -53,12 +55,13 @@ pub(crate) struct Lent<'a, B: Backend> {
     pub output: Product<'a, B>,
     /// States behind the last norm of the output rows.
     pub hidden: &'a B::Tensor,
-    /// What [`Decoder::tap`] asked for, of all rows.
+    /// States requested by [`Decoder::tap`], of all rows.
     pub tapped: Option<&'a B::Tensor>,
 }
 
 impl<B: Backend> Decoder<B> {
-    /// From the next step on keeps these states of all rows. Only for a decoder of the whole model.
+    /// Copies these states of all rows from the next step on. Only for a decoder of the whole
+    /// model.
     pub fn tap(&mut self, tap: Tap) -> Result<()> {
         let hidden = self.spec.hidden;
         let width = match &tap {
@@ -77,7 +80,7 @@ impl<B: Backend> Decoder<B> {
         Ok(())
     }
 
-    /// The tapped states of all rows of the last step; empty where nothing is tapped.
+    /// The tapped states of all rows of the last step; empty if nothing is tapped.
     pub fn tapped(&mut self, out: &mut Vec<f32>) {
         out.clear();
         if let Some(taps) = &self.taps {
@@ -91,17 +94,18 @@ impl<B: Backend> Decoder<B> {
         }
     }
 
-    /// Rows of the last step whose states were kept.
+    /// Number of rows with tapped states in the last step.
     pub(crate) fn num_tapped(&self) -> usize {
         self.taps.as_ref().map_or(0, |taps| taps.num_rows)
     }
 
-    /// Rows of the last step that have states behind the last norm.
+    /// Number of rows of the last step with states behind the last norm.
     pub(crate) fn num_outputs(&self) -> usize {
         self.num_outputs
     }
 
-    /// Asserts that the decoder is one of a whole model: a stage in the middle has neither table nor head to lend.
+    /// Asserts that the decoder is one of a whole model: a stage in the middle has neither table
+    /// nor head to lend.
     pub(crate) fn lend(&mut self) -> Lent<'_, B> {
         let embedding = self.embedding.as_ref().expect("a whole model has an embedding table");
         let tied = Product { weight: embedding, bias: None };

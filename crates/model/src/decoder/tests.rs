@@ -1,4 +1,5 @@
-//! The decoder on small random models: replayable steps, refusals that name tensors, layouts that mean the same.
+//! The decoder on small random models: replayable steps, refusals that name tensors, equivalent
+//! layouts.
 
 mod changed;
 mod fingerprint;
@@ -82,7 +83,7 @@ fn invent(config: &str) -> Memory {
     invent_for(|weights| OpenModel::from_config(config, Box::new(weights)).unwrap())
 }
 
-/// Random weights for any model: what is missing is made, until nothing is.
+/// Random weights for any model: missing tensors are generated until none is missing.
 fn invent_for(model: impl Fn(Memory) -> OpenModel) -> Memory {
     let mut weights = Memory::default();
     let mut state = 1u64;
@@ -146,7 +147,7 @@ fn chunked_equals_whole() {
     }
 }
 
-/// A sequence whose first block went to the host and into another block goes on as if nothing had happened.
+/// A sequence is not affected if its first block goes to the host and into another block.
 #[test]
 fn a_block_that_was_saved_and_loaded_elsewhere_reads_the_same() {
     for model_type in ["llama", "gemma2"] {
@@ -269,7 +270,7 @@ fn experts_mean_the_same_one_by_one_and_fused() {
     assert!(run(&single) == run(&fused));
 }
 
-/// transformers ties the head only where the checkpoint does not contradict the configuration.
+/// transformers ties the head only if the checkpoint does not contradict the configuration.
 #[test]
 fn a_head_of_its_own_is_used_whatever_the_configuration_says() {
     let (tied, untied) = (config("qwen3", r#", "tie_word_embeddings": true"#), config("qwen3", ""));
@@ -291,7 +292,8 @@ fn a_head_of_its_own_is_used_whatever_the_configuration_says() {
     assert!(error.contains("lm_head.weight is missing"), "{error}");
 }
 
-/// `model.layers.N.mlp.experts.<kind>_blocks` and `_scales` against the same values, transposed and plain.
+/// `model.layers.N.mlp.experts.<kind>_blocks` and `_scales` against the same values, transposed and
+/// plain.
 #[test]
 fn mxfp4_experts_mean_what_their_values_mean() {
     let config = config("gpt_oss", r#", "num_local_experts": 2, "num_experts_per_tok": 2"#);
@@ -324,8 +326,8 @@ fn mxfp4_experts_mean_what_their_values_mean() {
     assert!(packed != run(&plain_names), "the experts took part");
 }
 
-/// Greedy tokens of transformers 5.22.2 in float32 (torch 2.15.0) after `use std::collections::HashMap;`, an empty
-/// line and `fn count_words(text: &str) ->`.
+/// Greedy tokens of transformers 5.22.2 in float32 (torch 2.15.0) after
+/// `use std::collections::HashMap;`, an empty line and `fn count_words(text: &str) ->`.
 #[test]
 fn trained_models_continue_as_transformers_does() {
     let prompt = [352, 583, 278, 2275, 278, 2454, 429, 540, 2201, 15206, 90, 8377, 33, 360, 874, 16, 398];

@@ -1,4 +1,4 @@
-//! What nearly every family's configuration has in common, read and bounded once.
+//! Shared parts of nearly every family's configuration, read and checked in one place.
 
 use folio_device::{Activation, NormSpan};
 
@@ -9,14 +9,14 @@ use crate::{AttentionSpec, Config, FfnSpec, LayerSpec, ModelSpec, NormPlacement,
 const MAX_LAYERS: usize = 1024;
 const MAX_HEADS: usize = 4096;
 const MAX_HEAD_DIM: usize = 512;
-/// Positions turn values in pairs.
+/// The rotary embedding rotates values in pairs.
 const HEAD_DIM_STEP: usize = 2;
 const MAX_WIDTH: usize = 1 << 20;
 const MAX_VOCAB: usize = 1 << 24;
 const MAX_CONTEXT: usize = 1 << 30;
 pub(super) const MAX_EXPERTS: usize = 1 << 14;
 
-/// What a family's configuration class fills in where the file is silent.
+/// Defaults of a family's configuration class.
 pub(super) struct Defaults {
     /// None: as many as heads.
     pub kv_heads: Option<usize>,
@@ -103,7 +103,7 @@ impl Base {
         })
     }
 
-    /// Plain attention with the shared rope, no window.
+    /// Plain attention with the shared rotary embedding, without a window.
     pub fn attention(&self) -> AttentionSpec {
         AttentionSpec {
             heads: self.heads,
@@ -120,7 +120,8 @@ impl Base {
         }
     }
 
-    /// A pre-normed model of equal layers around this attention and the dense ffn; families change what differs.
+    /// A pre-norm model of equal layers with this attention and the dense ffn; families change the
+    /// parts that differ.
     pub fn spec(&self, ropes: Vec<RopeSpec>, attention: AttentionSpec) -> ModelSpec {
         let layer = LayerSpec {
             attention,
@@ -145,7 +146,7 @@ impl Base {
     }
 }
 
-/// Settings that would change the computation and that no family here honours.
+/// Settings that would change the computation and that no family here supports.
 pub(super) fn refuse_foreign(config: &Config) -> Result<()> {
     for field in ["is_encoder_decoder", "add_cross_attention", "use_bidirectional_attention", "clip_qkv"] {
         config.must_be_off(field)?;
@@ -180,7 +181,7 @@ pub(super) fn activation(config: &Config, field: &str, default: &str) -> Result<
     }
 }
 
-/// `sliding_window`; where the file does not mention it, the family's default.
+/// `sliding_window`; the family's default if the file does not mention it.
 pub(super) fn window(config: &Config, default: Option<usize>) -> Result<Option<usize>> {
     if !config.mentions("sliding_window") {
         return Ok(default);
@@ -191,7 +192,7 @@ pub(super) fn window(config: &Config, default: Option<usize>) -> Result<Option<u
     }
 }
 
-/// Whether each layer slides: `layer_types` where given, else the family's own rule.
+/// Whether each layer has a window: from `layer_types`, else by the family's own rule.
 pub(super) fn sliding_layers(config: &Config, layers: usize, rule: impl Fn(usize) -> bool) -> Result<Vec<bool>> {
     let Some(types) = config.list("layer_types")? else { return Ok((0..layers).map(rule).collect()) };
     if types.len() < layers {
@@ -208,7 +209,8 @@ pub(super) fn sliding_layers(config: &Config, layers: usize, rule: impl Fn(usize
     types.iter().take(layers).map(kind).collect()
 }
 
-/// Gives the sliding layers their window. Sliding layers without a window are a contradiction in the file.
+/// Sets the window of sliding layers. Sliding layers without a window are a contradiction in the
+/// file.
 pub(super) fn apply_windows(
     config: &Config,
     spec: &mut ModelSpec,

@@ -1,5 +1,6 @@
-//! Gemma 2 and 3 text: four norms that store `w - 1`, scaled embeddings, windows in turns; Gemma 2 caps scores and
-//! logits, Gemma 3 norms queries and keys and turns its sliding layers by another base.
+//! Gemma 2 and 3 text: four norms that store `w - 1`, scaled embeddings, alternating windows; Gemma
+//! 2 caps scores and logits, Gemma 3 normalizes queries and keys and has another rotary base in its
+//! sliding layers.
 
 use super::common::{
     Base, Defaults, HEAD_NORM, apply_windows, multiplier, refuse_foreign, sliding_layers, soft_cap, window,
@@ -67,8 +68,8 @@ pub(super) fn gemma3(config: &Config) -> Result<ModelSpec> {
     Ok(spec)
 }
 
-/// The language half of a multimodal configuration, or the whole of a plain one. Quantization and tied embeddings are
-/// told of the whole.
+/// The language half of a multimodal configuration, or the whole of a plain one. Settings of
+/// quantization and tied embeddings come from the whole.
 fn text_config(config: &Config) -> Result<Config> {
     let Some(mut text) = config.object("text_config")? else { return Ok(config.clone()) };
     refuse_foreign(config)?;

@@ -1,4 +1,4 @@
-//! gpt-oss: sinks in every head, windows in turns, and experts with biases and a clamped gate.
+//! gpt-oss: sinks in every head, alternating windows, and experts with biases and a clamped gate.
 
 use folio_device::{Activation, RouterScore};
 use serde_json::json;

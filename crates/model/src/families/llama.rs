@@ -1,4 +1,4 @@
-//! Llama 2, 3 and 3.x, and the many models that keep its configuration.
+//! Llama 2, 3 and 3.x, and the many models with the same configuration.
 
 use super::common::{Base, Defaults};
 use crate::{Config, FfnSpec, ModelSpec, Result, rope};

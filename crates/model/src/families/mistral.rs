@@ -1,4 +1,5 @@
-//! Mistral and Mixtral: Llama with a window over all layers; Mixtral routes each token to two experts.
+//! Mistral and Mixtral: Llama with a window over all layers; Mixtral routes each token to two
+//! experts.
 
 use folio_device::RouterScore;
 

@@ -1,4 +1,5 @@
-//! Model families: each turns its configuration into a [`ModelSpec`]. One row here, one short file beside it.
+//! Model families: each turns its configuration into a [`ModelSpec`]. One row here, one short file
+//! beside it.
 
 mod common;
 mod gemma;
@@ -17,12 +18,12 @@ use crate::{Config, ModelSpec, Result};
 pub struct Family {
     /// `model_type` in config.json.
     pub model_type: &'static str,
-    /// `general.architecture` in GGUF, where it has one of its own.
+    /// `general.architecture` in GGUF, if it has its own.
     pub gguf: Option<&'static str>,
     spec: fn(&Config) -> Result<ModelSpec>,
-    /// GGUF stores query and key rows reordered for rotation in adjacent pairs.
+    /// Whether GGUF stores query and key rows reordered for rotation in adjacent pairs.
     pub(crate) gguf_permuted: bool,
-    /// Fused experts lie transposed, gate and up columns in turns.
+    /// Whether fused experts are transposed, with alternating gate and up columns.
     pub(crate) interleaved_experts: bool,
 }
 
@@ -34,7 +35,7 @@ const fn family(
     Family { model_type, gguf, spec, gguf_permuted: false, interleaved_experts: false }
 }
 
-/// Every family, by the name its configuration gives it.
+/// Every family, by its name in configurations.
 pub const FAMILIES: &[Family] = &[
     Family { gguf_permuted: true, ..family("llama", Some("llama"), llama::spec) },
     Family { gguf_permuted: true, ..family("mistral", None, mistral::mistral) },
@@ -77,7 +78,7 @@ impl Family {
     }
 }
 
-/// A classifier or a reward model has the same body and another head.
+/// Refuses a classifier or a reward model, which has the same body and another head.
 fn check_head(config: &Config) -> Result<()> {
     let Some(first) = config.list("architectures")?.and_then(|list| list.first()).and_then(|name| name.as_str()) else {
         return Ok(());

@@ -1,5 +1,5 @@
-//! OLMo 2 and 3: norms after the sub-layers only, queries and keys normed over the whole row; OLMo 3 slides in three
-//! layers of four and scales positions in the fourth.
+//! OLMo 2 and 3: norms after the sub-layers only, queries and keys normalized over the whole row;
+//! OLMo 3 has windows in three layers of four and scales positions in the fourth.
 
 use super::common::{Base, Defaults, ROW_NORM, apply_windows, sliding_layers, window};
 use crate::{AttentionSpec, Config, ModelSpec, NormPlacement, Result, rope};

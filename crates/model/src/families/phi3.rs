@@ -1,4 +1,5 @@
-//! Phi-3 and Phi-4: fused projections (found by name at load), part of each head turned, short and long factors.
+//! Phi-3 and Phi-4: fused projections (found by name at load), partially rotated heads, short and
+//! long factors.
 
 use super::common::{Base, Defaults, window};
 use crate::{Config, ModelSpec, Result, rope};
@@ -8,7 +9,7 @@ const PHI3: Defaults = Defaults { positions: 4096, eps: 1e-5, ..Defaults::LLAMA 
 pub(super) fn spec(config: &Config) -> Result<ModelSpec> {
     let mut config = config.clone();
     config.set_default("original_max_position_embeddings", 4096.into());
-    // Early checkpoints called the same scaling by other names.
+    // Early checkpoints have other names for the same scaling.
     for field in ["rope_scaling", "rope_parameters"] {
         let Some(mut params) = config.value(field).cloned() else { continue };
         for key in ["type", "rope_type"] {

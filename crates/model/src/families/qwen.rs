@@ -1,4 +1,5 @@
-//! Qwen2 and 2.5 (query, key and value biases), Qwen3 (normed queries and keys) and Qwen3-MoE (routed experts).
+//! Qwen2 and 2.5 (query, key and value biases), Qwen3 (normalized queries and keys) and Qwen3-MoE
+//! (routed experts).
 
 use folio_device::RouterScore;
 
@@ -67,19 +68,20 @@ fn normed(config: &Config, family: &'static str, defaults: &Defaults) -> Result<
     Ok((base, spec))
 }
 
-/// With `use_sliding_window`, the layers from `max_window_layers` on slide, unless `layer_types` says otherwise.
+/// With `use_sliding_window`, the layers from `max_window_layers` on have a window, unless
+/// `layer_types` says otherwise.
 fn upper_windows(config: &Config, spec: &mut ModelSpec) -> Result<()> {
     let window = switched_window(config)?;
     let first = config.usize("max_window_layers")?.unwrap_or(28);
     let mut sliding = sliding_layers(config, spec.layers.len(), |layer| window.is_some() && layer >= first)?;
-    // transformers 5 saves layer types even where windows are switched off; then none slides.
+    // transformers 5 saves layer types even if windows are switched off; then no layer has one.
     if window.is_none() {
         sliding.fill(false);
     }
     apply_windows(config, spec, &sliding, window)
 }
 
-/// The window, which counts only where `use_sliding_window` is on.
+/// The window, which counts only if `use_sliding_window` is on.
 fn switched_window(config: &Config) -> Result<Option<usize>> {
     if config.bool_or("use_sliding_window", false)? { window(config, Some(4096)) } else { Ok(None) }
 }

@@ -1,4 +1,4 @@
-//! SmolLM3: Llama whose every fourth layer knows no positions.
+//! SmolLM3: Llama without positions in every fourth layer.
 
 use super::common::{Defaults, apply_windows, sliding_layers, window};
 use super::llama;

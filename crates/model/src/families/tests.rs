@@ -1,5 +1,5 @@
-//! Configurations as transformers 4 and 5 write them, by the features each must show; and broken ones, which must be
-//! refused by file and field and never panic.
+//! Configurations as transformers 4 and 5 write them, with the features that must follow from each;
+//! and broken ones, which must be refused by file and field and never panic.
 
 use folio_device::{Activation, NormSpan};
 use serde_json::{Value, json};
@@ -119,14 +119,14 @@ fn gemma() {
         windows(s) == [16, 16, 16, 16, 16, 0] && ropes(s)[4..] == [Some(1), Some(0)] && two_bases(s)
     });
     check("gemma3_text", json!({"sliding_window": 16, "sliding_window_pattern": 2}), |s| windows(s) == alternating);
-    // transformers 4: the scaling is for the full layers alone.
+    // transformers 4: the scaling is for the full layers only.
     let scaled =
         json!({"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}});
     check("gemma3_text", scaled, |s| s.ropes[0].inv_freq[0] == 0.125 && s.ropes[1].inv_freq[0] == 1.0);
     let nested = json!({"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}});
     check("gemma3_text", nested, |s| s.ropes[0].inv_freq[0] == 0.125 && s.ropes[1].inv_freq[0] == 1.0);
-    // A multimodal folder: only the language half counts, and it leaves much to its class.
+    // A multimodal folder: only the language half counts, and leaves many fields to its class.
     let multimodal = json!({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "hidden_size": 2560,
         "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}});
     let spec = spec_of(&multimodal).unwrap();
@@ -190,7 +190,7 @@ fn what_is_not_honoured_is_refused_by_name() {
     assert_eq!(error, "config.json: field model_type is missing");
 }
 
-/// The largest sizes that are let through cannot be counted in 64 bits; counting them must not panic.
+/// The largest accepted sizes overflow 64 bits in products; counting them must not panic.
 #[test]
 fn absurd_sizes_are_counted_without_overflow() {
     let config = with(
@@ -203,8 +203,8 @@ fn absurd_sizes_are_counted_without_overflow() {
     assert!(windows(&spec).iter().all(|window| *window <= 1 << 30));
 }
 
-/// Every field of every family, replaced by every kind of nonsense or removed: an error that names file and field, or
-/// a model of bounded size.
+/// Every field of every family, replaced by every kind of nonsense or removed: an error that names
+/// file and field, or a model of bounded size.
 #[test]
 fn mutated_configurations_never_panic() {
     let rope = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64});

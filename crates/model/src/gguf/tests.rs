@@ -1,4 +1,4 @@
-//! Metadata as converters write it, by what must follow from it; and files that lack or bend a key.
+//! Metadata as converters write it, with its consequences; and files with missing or changed keys.
 
 use folio_formats::gguf::Writer;
 use folio_formats::{Format, Mapped};
@@ -8,7 +8,7 @@ use crate::FfnSpec;
 
 type Spoil = fn(&mut Writer<'_>);
 
-/// The least a file must say, and its embedding.
+/// A minimal file with the required keys and its embedding.
 fn file(architecture: &str, fill: impl FnOnce(&mut Writer<'_>)) -> Gguf {
     let mut writer = Writer::new();
     writer.set("general.architecture", architecture);
@@ -214,7 +214,8 @@ fn a_bad_key_is_named_as_the_file_has_it() {
     }
 }
 
-/// A file with a tensor whose stored type is changed to Q8_1, which is not read and takes no more bytes than f32.
+/// A file with a tensor of the stored type Q8_1, which is not read and takes no more bytes than
+/// f32.
 fn with_unread(name: &str, shape: &[usize]) -> Gguf {
     let mut writer = Writer::new();
     let written = file("llama", |_| {});
@@ -228,7 +229,7 @@ fn with_unread(name: &str, shape: &[usize]) -> Gguf {
     writer.tensor(name, Format::F32, shape, zeros(shape));
     let mut bytes = writer.to_vec();
     let at = bytes.windows(name.len()).position(|window| window == name.as_bytes()).expect("its name");
-    // Behind the name: how many dimensions, the dimensions, the type.
+    // The name is followed by the number of dimensions, the dimensions, and the type.
     let kind = at + name.len() + 4 + 8 * shape.len();
     assert_eq!(bytes[kind..kind + 4], [0; 4], "f32");
     bytes[kind] = 9;
@@ -242,7 +243,7 @@ fn a_tensor_of_a_type_that_is_not_read_is_not_missing() {
         assert!(error.contains(&format!("tensor {name} is stored as Q8_1")), "{error}");
     }
     let spec = |name, shape| describe(&with_unread(name, shape), &Wanted::default()).unwrap().0;
-    // The model has it; whoever loads it says what is wrong.
+    // The model has it; the error comes when it is loaded.
     assert!(!spec("output.weight", &[10, 64]).tied_head);
     assert!(spec("blk.0.attn_q.bias", &[64]).layers[0].attention.qkv_bias);
 }

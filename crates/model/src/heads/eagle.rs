@@ -1,20 +1,23 @@
-//! EAGLE: one decoder layer that reads the decoder's states beside the token that followed each, and guesses the one
-//! behind it. Two layouts are read, told apart by their tensors:
+//! EAGLE: one decoder layer that reads the decoder's states beside the token that followed each,
+//! and predicts the next token. Two layouts are read, distinguished by their tensors:
 //!
-//! - **EAGLE-3**: three states of a row, taken before layers 2, L/2 and L-3, are fused into one (`fc`); the layer attends
-//!   over `[norm(embedding); norm(state)]`, and a small output matrix of its own speaks of a draft vocabulary (`d2t`); where
-//!   the file has no such matrix, it is the decoder's rows of those tokens.
-//! - **EAGLE-1** and 2: `fc` over `[embedding; state]`, where the state is the decoder's behind its last norm; a plain
-//!   layer, whose result the decoder's output matrix reads.
+//! - **EAGLE-3**: three states of a row, taken before layers 2, L/2 and L-3, are fused into one
+//!   (`fc`); the layer attends over `[norm(embedding); norm(state)]`, and a small output matrix of
+//!   its own has a draft vocabulary (`d2t`). If the file has no such matrix, it is the decoder's
+//!   rows of those tokens.
+//! - **EAGLE-1** and 2: `fc` over `[embedding; state]`; the state is the decoder's behind its last
+//!   norm. A plain layer follows, and the decoder's output matrix reads its result.
 //!
-//! Row `p` of a sequence holds the state at position `p` and the token at `p + 1`, and its keys and values lie where the
-//! decoder's of position `p` lie: the head's storage has at least as many blocks, and a batch for it names the same slots.
-//! Behind the last token the head goes on from its own states ([`Feature::After`]), a step a level of a
-//! [`tree`](folio_device::tree), which grows from step to step: no row is computed twice. All of them are written anew,
-//! from the decoder's states, once their tokens were accepted.
+//! Row `p` of a sequence holds the state at position `p` and the token at `p + 1`, and its keys and
+//! values have the slot of the decoder's position `p`: the head's storage has at least as many
+//! blocks, and a batch for it names the same slots. Behind the last token the head continues from
+//! its own states ([`Feature::After`]), one step per level of a [`tree`](folio_device::tree) that
+//! grows from step to step: no row is computed twice. Accepted tokens are computed again, from the
+//! decoder's states.
 //!
-//! A model's own layers for multi-token prediction are such a head too: `norm(embedding)` and `norm(state)` side by side
-//! through `fc` (`eh_proj`), a layer with keys and values of its own, a norm, and the decoder's output matrix.
+//! A model's own layers for multi-token prediction are such a head too: `norm(embedding)` and
+//! `norm(state)` side by side through `fc` (`eh_proj`), a layer with keys and values of its own, a
+//! norm, and the decoder's output matrix.
 
 mod borrowed;
 mod sizes;
@@ -36,21 +39,21 @@ use sources::Sources;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EagleLayout {
-    /// EAGLE-1 and EAGLE-2, which differ in how trees are grown and not in the head.
+    /// EAGLE-1 and EAGLE-2, which grow trees differently and have the same head.
     One,
     Three,
 }
 
-/// Where a row's state comes from.
+/// Source of a row's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Feature {
     /// This row of the decoder's last step.
     Decoder(u32),
-    /// What the head gave for this row of its own last step.
+    /// The head's result for this row of its own last step.
     After(u32),
 }
 
-/// How large a head's own steps and its storage are, where that is more than the decoder's.
+/// Sizes of a head's own steps and storage that exceed the decoder's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EagleRoom {
     /// Blocks of keys and values, at least those of the decoder's group.
@@ -68,11 +71,11 @@ pub struct Eagle<B: Backend> {
     fc: Linear<B>,
     layer: DraftLayer<B>,
     norms: Norms<B>,
-    /// None where the decoder's output matrix is the head's.
+    /// None if the decoder's output matrix is the head's.
     output: Option<Linear<B>>,
-    /// Whether its logits are yet to be scaled as the decoder's are.
+    /// Whether its logits need the decoder's scaling.
     scales_logits: bool,
-    /// Token of each draft id; empty where they are the same.
+    /// Token of each draft id; empty if they are the same.
     tokens: Vec<u32>,
     rope: Option<(RopeSpec, B::Vector)>,
     inputs: B::Inputs,
@@ -83,18 +86,20 @@ pub struct Eagle<B: Backend> {
 }
 
 struct Norms<B: Backend> {
-    /// Of the embedding in EAGLE-3; before attention, where a layer of the other layout has it.
+    /// Norm of the embedding in EAGLE-3; norm before attention in the other layout, if the layer
+    /// has it.
     input: Option<B::Vector>,
-    /// Of the state.
+    /// Norm of the state.
     hidden: Option<B::Vector>,
-    /// Before the output matrix.
+    /// Norm before the output matrix.
     last: Option<B::Vector>,
 }
 
 struct Acts<B: Backend> {
     /// The decoder's three states of a row, in EAGLE-3. [rows, 3 hidden]
     fused: Option<B::Tensor>,
-    /// The head's stream, first the states as they are given; and that of the step before. [rows, hidden]
+    /// The head's stream, which starts as the given states; and that of the previous step. [rows,
+    /// hidden]
     state: B::Tensor,
     state_before: B::Tensor,
     embedded: B::Tensor,
@@ -109,7 +114,7 @@ struct Acts<B: Backend> {
 }
 
 impl<B: Backend> Eagle<B> {
-    /// A head for this decoder, sized as it is, whose states it taps from now on.
+    /// A head for this decoder, with its sizes; from now on the decoder's states are tapped.
     pub fn load(decoder: &mut Decoder<B>, source: &dyn WeightSource) -> Result<Self> {
         Self::load_with(decoder, source, EagleRoom { blocks: 0, drafts: 0 })
     }
@@ -195,12 +200,13 @@ impl<B: Backend> Eagle<B> {
         self.layout
     }
 
-    /// The decoder's layer group whose blocks and slots a batch for the head names, as its only group.
+    /// The decoder's layer group with the blocks and slots that a batch for the head names, as its
+    /// only group.
     pub fn group(&self) -> usize {
         self.group
     }
 
-    /// Of the head's own steps.
+    /// Limits of the head's own steps.
     pub fn limits(&self) -> &DecoderLimits {
         &self.limits
     }
@@ -214,12 +220,13 @@ impl<B: Backend> Eagle<B> {
         if self.tokens.is_empty() { self.spec.vocab_size } else { self.tokens.len() }
     }
 
-    /// The token that a column of the logits speaks of.
+    /// The token of a column of the logits.
     pub fn token(&self, column: usize) -> u32 {
         if self.tokens.is_empty() { column as u32 } else { self.tokens[column] }
     }
 
-    /// Runs one step of the head: `batch` has the token behind each row's state, and the row's own place.
+    /// Runs one step of the head: `batch` has the token behind each row's state, and the row's own
+    /// slot.
     pub fn forward(&mut self, decoder: &mut Decoder<B>, batch: &Batch, features: &[Feature]) -> Result<()> {
         self.num_outputs = 0;
         let rows_before = std::mem::take(&mut self.num_rows);
@@ -249,14 +256,15 @@ impl<B: Backend> Eagle<B> {
         Ok(backend.check()?)
     }
 
-    /// Every row's state to the stream.
+    /// Copies every row's state to the stream.
     fn gather_states(&mut self, backend: &mut B, sources: &Sources, tapped: &B::Tensor, rows: usize) {
         let acts = &mut self.acts;
         std::mem::swap(&mut acts.state, &mut acts.state_before);
         match &mut acts.fused {
             Some(fused) if !sources.decoder.is_empty() => {
                 backend.copy_rows(fused, tapped, &sources.decoder);
-                // Of rows that come from elsewhere this gives nothing of use, and they are filled in below.
+                // This computes nothing useful for rows from other sources, which are overwritten
+                // below.
                 self.fc.forward(backend, &mut acts.state, fused, rows);
             }
             Some(_) => {}
@@ -276,7 +284,7 @@ impl<B: Backend> Eagle<B> {
         self.layer.forward(backend, &mut acts.state, Some(&acts.both), &self.inputs, rows);
     }
 
-    /// EAGLE-1: the stream is made of embedding and state.
+    /// EAGLE-1: the stream is computed from embedding and state.
     fn run_one(&mut self, backend: &mut B, rows: usize) {
         let Self { acts, norms, spec, .. } = self;
         backend.copy_columns(&mut acts.both, 0, &acts.embedded, rows);
@@ -308,18 +316,19 @@ impl<B: Backend> Eagle<B> {
         }
     }
 
-    /// The last step's logits, `[outputs, vocab_size]`, into `out`; [`Eagle::token`] says what they speak of.
+    /// The last step's logits, `[outputs, vocab_size]`, into `out`; [`Eagle::token`] gives the
+    /// token of each column.
     pub fn logits(&mut self, decoder: &mut Decoder<B>, out: &mut Vec<f32>) {
         decoder.backend_mut().download(&self.acts.logits, self.num_outputs, out);
     }
 
-    /// As the decoder's, for blocks of the head's [`Eagle::group`].
+    /// Like the decoder's, for blocks of the head's [`Eagle::group`].
     pub fn copy_blocks(&mut self, decoder: &mut Decoder<B>, pairs: &[(u32, u32)]) {
         decoder.backend_mut().copy_blocks(self.layer.kv(), pairs);
     }
 }
 
-/// A head has one group of blocks. A row of a tree that grows is a span with a table by itself.
+/// A head has one group of blocks. A row of a growing tree is a span with its own table.
 fn limits(decoders: &DecoderLimits, group: usize, room: EagleRoom) -> DecoderLimits {
     let per_span = decoders.table_entries.div_ceil(decoders.spans.max(1));
     DecoderLimits {

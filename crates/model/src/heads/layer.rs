@@ -1,5 +1,5 @@
-//! The one decoder layer of an EAGLE head, with its own keys and values. Its sizes are those of its tensors; how heads
-//! are scaled and turned is the decoder's.
+//! The one decoder layer of an EAGLE head, with its own keys and values. Its sizes are those of its
+//! tensors; the scaling and rotation of heads are the decoder's.
 
 use folio_device::{Activation, Attention, Backend, KvShape, NormSpan, PrepareQkv, TensorKind};
 
@@ -28,15 +28,15 @@ struct Acts<B: Backend> {
     gated: B::Tensor,
 }
 
-/// What a layer's sizes follow from, besides its tensors.
+/// Facts that a layer's sizes follow from, besides its tensors.
 pub(super) struct LayerShape<'a> {
     /// Everything in front of the layer's own names.
     pub prefix: &'a str,
     pub hidden: usize,
-    /// Width of what queries, keys and values are made of.
+    /// Width of the input of queries, keys and values.
     pub inputs: usize,
     pub eps: f32,
-    /// Of the decoder's layers that keep what this one keeps.
+    /// Attention of the decoder's layers in the same group.
     pub like: &'a AttentionSpec,
 }
 
@@ -88,7 +88,8 @@ impl<B: Backend> DraftLayer<B> {
         Ok(Self { spec, eps, qkv, output, norm_before_ffn, gate_up, down, kv, acts })
     }
 
-    /// `x` is what queries, keys and values are made of, if it is not `state`, which both branches join.
+    /// `x` is the input of queries, keys and values, if it is not `state`, to which both branches
+    /// are added.
     pub fn forward(
         &mut self,
         backend: &mut B,

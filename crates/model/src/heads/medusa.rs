@@ -1,8 +1,9 @@
-//! Medusa: head `i` guesses the token `i + 2` places behind a row, from that row's state behind the last norm.
+//! Medusa: head `i` predicts the token `i + 2` positions behind a row, from that row's state behind
+//! the last norm.
 //!
-//! A head is one or more residual blocks, `x + silu(W x + b)`, and an output matrix: its own, or the decoder's where the
-//! file has none; then one product reads that large matrix once for all heads. Backends know silu as half of a gated block,
-//! so the other half is ones, written once.
+//! A head is one or more residual blocks, `x + silu(W x + b)`, and an output matrix: its own, or
+//! the decoder's if the file has none; then one product reads that large matrix once for all heads.
+//! Backends have silu only as half of a gated block, so the other half is ones, written once.
 
 use folio_device::{Activation, Backend, Product, TensorKind};
 use folio_formats::WeightSource;
@@ -20,13 +21,14 @@ pub struct Medusa<B: Backend> {
     heads: Vec<Head<B>>,
     /// States that the heads start from. [rows, hidden]
     base: B::Tensor,
-    /// A head's own. [rows, hidden]
+    /// State of one head. [rows, hidden]
     state: B::Tensor,
     branch: B::Tensor,
     /// The branch, and ones beside it. [rows, 2 hidden]
     gate_up: B::Tensor,
     gated: B::Tensor,
-    /// Those of all heads that share the decoder's output matrix, head by head. [heads * rows, hidden]
+    /// States of all heads that share the decoder's output matrix, head by head. [heads * rows,
+    /// hidden]
     states: B::Tensor,
     /// [heads * rows, vocab]
     logits: B::Tensor,
@@ -37,12 +39,12 @@ pub struct Medusa<B: Backend> {
 
 struct Head<B: Backend> {
     blocks: Vec<Linear<B>>,
-    /// None where the decoder's output matrix is the head's.
+    /// None if the decoder's output matrix is the head's.
     output: Option<Linear<B>>,
 }
 
 impl<B: Backend> Medusa<B> {
-    /// Heads for this decoder, sized for guesses behind `most_rows` rows at once.
+    /// Heads for this decoder, sized for drafts behind `most_rows` rows at once.
     pub fn load(decoder: &mut Decoder<B>, source: &dyn WeightSource, most_rows: usize) -> Result<Self> {
         let Lent { backend, spec, .. } = decoder.lend();
         let (hidden, vocab) = (spec.hidden, spec.vocab_size);
@@ -78,7 +80,7 @@ impl<B: Backend> Medusa<B> {
         Ok(medusa)
     }
 
-    /// Rows that may be guessed behind at once.
+    /// Most rows that may be drafted behind at once.
     pub fn most_rows(&self) -> usize {
         self.most_rows
     }
@@ -91,8 +93,8 @@ impl<B: Backend> Medusa<B> {
         self.memory
     }
 
-    /// The states that the next guesses start from: these of the output rows of the decoder's last step, counted as
-    /// `batch.outputs` lists them.
+    /// Sets the states that the next drafts start from: those of output rows of the decoder's last
+    /// step, numbered as in `batch.outputs`.
     pub fn start(&mut self, decoder: &mut Decoder<B>, outputs: &[u32]) -> Result<()> {
         self.num_rows = 0;
         check::most("the number of rows to guess behind", outputs.len(), self.most_rows)?;
@@ -143,7 +145,7 @@ impl<B: Backend> Medusa<B> {
             }
             backend.download(&self.logits, rows, out);
         }
-        // Few files have heads of both kinds, and then each goes where its number says.
+        // Few files have heads of both kinds; then the number of each decides its position.
         for (number, values) in own {
             let at = number * values.len();
             out.splice(at..at, values);

@@ -9,7 +9,7 @@ use crate::{Error, Result, linear::Linear};
 #[derive(Clone, Copy)]
 pub(super) struct Stored<'a> {
     source: &'a dyn WeightSource,
-    /// For errors: what kind of head needs the tensor.
+    /// For errors: the kind of head that needs the tensor.
     family: &'static str,
 }
 
@@ -22,7 +22,8 @@ impl<'a> Stored<'a> {
         self.source.contains(name)
     }
 
-    /// The first number of the tensor's shape: outputs of a matrix whose size nothing else tells.
+    /// The first number of the tensor's shape: outputs of a matrix whose size follows from nothing
+    /// else.
     pub fn outputs(&self, name: &str) -> Result<usize> {
         let view = self.find(name, &[])?;
         Ok(view.shape.first().copied().unwrap_or(0))
@@ -57,7 +58,7 @@ impl<'a> Stored<'a> {
         Error::TensorFormat { name: name.to_owned(), family: self.family, expected, found }
     }
 
-    /// In floats, or in the blocks of a GGUF file.
+    /// A matrix in floats, or in the blocks of a GGUF file.
     pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<Matrix<'a>> {
         use folio_formats::Format::{BF16, F16, F32};
         let view = self.view(name, &[rows, cols])?;
@@ -72,7 +73,7 @@ impl<'a> Stored<'a> {
         Ok(self.view(name, &[len])?.to_f32()?)
     }
 
-    /// Whole numbers.
+    /// Integers.
     pub fn integers(&self, name: &str, len: usize) -> Result<Vec<i64>> {
         use folio_formats::Format::{I16, I32, I64};
         let view = self.view(name, &[len])?;
@@ -85,12 +86,13 @@ impl<'a> Stored<'a> {
         })
     }
 
-    /// `{stem}.weight`, and `{stem}.bias` where there is one.
+    /// `{stem}.weight`, and `{stem}.bias` if there is one.
     pub fn linear<B: Backend>(&self, backend: &mut B, stem: &str, rows: usize, cols: usize) -> Result<Linear<B>> {
         self.stacked(backend, &[(stem.to_owned(), rows)], cols)
     }
 
-    /// Several matrices of one input, the rows of the first above those of the next; all have a bias or none.
+    /// Several matrices of one input, the rows of the first above those of the next; all have a
+    /// bias or none.
     pub fn stacked<B: Backend>(&self, backend: &mut B, stems: &[(String, usize)], cols: usize) -> Result<Linear<B>> {
         let (mut matrices, mut biases) = (Vec::with_capacity(stems.len()), Vec::new());
         let with_bias = stems.iter().any(|(stem, _)| self.has(&format!("{stem}.bias")));

@@ -1,5 +1,5 @@
-//! Expected values: transformers 5.22.2, `ROPE_INIT_FUNCTIONS` on a Llama configuration with 16 values a head and
-//! `max_position_embeddings` 256.
+//! Expected values: transformers 5.22.2, `ROPE_INIT_FUNCTIONS` on a Llama configuration with 16
+//! values per head and `max_position_embeddings` 256.
 
 use super::*;
 
@@ -61,7 +61,7 @@ fn every_scaling_matches_transformers() {
         &[1.0, 0.237170815, 0.049999997, 0.00790569466, 0.00249999994, 0.000790569466, 0.000250000012, 7.90569466e-05],
         1.138629436111989,
     );
-    // The length before scaling is the configuration's own where none is given.
+    // Without a length before scaling, it is the configuration's own.
     for original in ["", r#", "original_max_position_embeddings": 256"#] {
         check(
             &format!(r#"{{"rope_type": "yarn", "factor": 4.0{original}}}"#),
@@ -149,7 +149,7 @@ fn a_scaling_reaches_further_than_the_configuration_says() {
         (r#"{"type": "linear", "factor": 2.5}"#, 640),
         (r#"{"rope_type": "yarn", "factor": 4.0}"#, 1024),
         (r#"{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}"#, 2048),
-        // What the configuration states is long already.
+        // The configuration states a long context already.
         (r#"{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}"#, 256),
         (r#"{"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}"#, 256),
         (r#"{"rope_type": "yarn", "original_max_position_embeddings": 64}"#, 256),
@@ -161,7 +161,8 @@ fn a_scaling_reaches_further_than_the_configuration_says() {
     ] {
         for config in rope(params) {
             check(&config, false, reach, reach);
-            // A file that counts everything lends itself to more, and does not take it.
+            // A file whose context includes everything permits more, and does not take it by
+            // default.
             check(&config, true, 256, reach);
         }
     }

@@ -1,6 +1,6 @@
-//! Steps on the CPU take no memory: all that they work in is there once a step of their size has run.
+//! Steps on the CPU allocate no memory once a step of their size has run.
 //!
-//! One test in a program of its own, since whoever else runs beside it would be counted too.
+//! This is one test in a program of its own, since other tests beside it would be counted too.
 #![allow(unsafe_code)] // a global allocator that counts
 
 #[allow(dead_code)]
@@ -22,16 +22,16 @@ struct Counting;
 
 static TAKEN: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call goes to the system's allocator unchanged; only their number is noted beside it.
+// SAFETY: every call goes to the system's allocator unchanged; only the number of calls is counted.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         TAKEN.fetch_add(1, SeqCst);
-        // SAFETY: the caller's promises are passed on as they are.
+        // SAFETY: the caller's promises are passed on unchanged.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises are passed on as they are.
+        // SAFETY: the caller's promises are passed on unchanged.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -39,10 +39,10 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Sequences of a step, and for how many tokens each has room.
+/// Sequences of a step, and the most tokens of each.
 const SEQUENCES: usize = 3;
 const TOKENS: usize = 2 * BLOCK_TOKENS;
-/// How often a step is run, of which one is to take nothing.
+/// Number of tries for a step; one of them must allocate nothing.
 const TRIES: usize = 5;
 
 /// Every sequence has `rows` rows behind `first` tokens.
@@ -71,7 +71,7 @@ fn batch(golden: &Golden, groups: usize, first: usize, rows: usize) -> Batch {
     }
 }
 
-/// How often memory was taken by the first steps, which may; or which later one did.
+/// Number of allocations of the first steps, which are permitted; or the later step that allocated.
 fn check(golden: &Golden, kv_format: KvFormat) -> Result<usize, String> {
     let config = Config::from_json("config.json", &golden.config.to_string()).map_err(|e| e.to_string())?;
     let model = OpenModel::from_parsed(&config, Box::new(golden.weights())).map_err(|e| e.to_string())?;
@@ -99,7 +99,7 @@ fn check(golden: &Golden, kv_format: KvFormat) -> Result<usize, String> {
     };
     let at_first = step(0, prompt)? + step(prompt, 1)?;
     for (first, rows) in [(0, prompt), (prompt, 1), (prompt + 1, 1), (prompt + 2, 2)] {
-        // A thread of the pool that comes late, on a busy machine, takes memory for itself when it begins.
+        // On a busy machine a thread of the pool may start late, and allocates then.
         let mut taken = usize::MAX;
         for _ in 0..TRIES {
             taken = taken.min(step(first, rows)?);

@@ -1,5 +1,6 @@
-//! Long answers beside those of the reference: how many are the same token for token, and, forced along the reference's
-//! tokens, how often the likeliest token is the same and how near a tie it was where it is not.
+//! Long answers compared with the reference's: the number of identical answers and, forced along
+//! the reference's tokens, how often the likeliest token is the same and, if not, how near a tie it
+//! was.
 
 use std::{
     sync::{
@@ -17,14 +18,15 @@ use crate::{
     file, run,
 };
 
-/// Tokens of a step of prompts.
+/// Tokens per step of prompts.
 const STEP_ROWS: usize = 2048;
-/// A disagreement is a near tie where the reference prefers its token by less than so many times what logits differ by: the
-/// root of the mean square of all differences, or that of the position, whichever is more. Where a router was near a tie,
-/// another expert has a say, and all logits of that position differ by more than elsewhere.
+/// A disagreement is a near tie if the reference prefers its token by less than this multiple of
+/// the logits' difference: the root of the mean square of all differences or of the position's,
+/// whichever is larger. If a router was near a tie, another expert may be chosen, and all logits of
+/// that position differ by more than elsewhere.
 const NEAR: f64 = 4.0;
 
-/// What is asked, and how long answers are.
+/// Prompts, and the length of answers.
 pub struct Questions {
     pub prompts: Vec<Vec<u32>>,
     pub answer: usize,
@@ -47,7 +49,8 @@ impl Questions {
         self.prompts.iter().map(|prompt| prompt.len() + self.answer).collect()
     }
 
-    /// All prompts, as many a step as fit: rows of logits of each one's last token, in order.
+    /// Computes all prompts, as many per step as fit; returns rows of logits of each one's last
+    /// token, in order.
     fn ask<B: Backend>(&self, crowd: &mut Crowd<B>) -> Result<Vec<f32>, String> {
         let (mut all, mut logits, mut first) = (Vec::new(), Vec::new(), 0);
         while first < self.prompts.len() {
@@ -70,7 +73,7 @@ impl Questions {
         Crowd::new(backend, model, &self.lengths(), (STEP_ROWS, self.prompts.len()), kv)
     }
 
-    /// Everybody's likeliest tokens, a token of each a step.
+    /// The likeliest tokens of all sequences, one token of each per step.
     pub fn greedy<B: Backend>(&self, backend: B, model: &OpenModel, kv: KvFormat) -> Result<Vec<Vec<u32>>, String> {
         let start = Instant::now();
         let mut crowd = self.crowd(backend, model, kv)?;
@@ -88,8 +91,8 @@ impl Questions {
         Ok(answers)
     }
 
-    /// What the reference answers. An answer that is guessed right costs one step, since its rows do not depend on how they
-    /// are cut into steps.
+    /// The reference's answers. A correct guess costs one step, since its rows do not depend on the
+    /// division into steps.
     pub fn judge(&self, model: &OpenModel, guesses: &[Vec<u32>]) -> Vec<Verdict> {
         let start = Instant::now();
         let longest = self.lengths().into_iter().max().unwrap_or(0);
@@ -108,7 +111,8 @@ impl Questions {
         verdicts
     }
 
-    /// How a backend that is forced along the reference's answers compares with it, token by token as answers are made.
+    /// Compares a backend that is forced along the reference's answers with it, token by token as
+    /// answers are generated.
     pub fn forced<B: Backend>(
         &self,
         backend: B,
@@ -132,7 +136,7 @@ impl Questions {
     }
 }
 
-/// Of the prompt with that number.
+/// Length of the prompt with this number.
 pub fn length(number: usize) -> usize {
     8 + number * 13 % 48
 }
@@ -166,15 +170,15 @@ fn in_parallel<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T
 /// The reference's answer to one prompt.
 pub struct Verdict {
     pub tokens: Vec<u32>,
-    /// Of each of its tokens.
+    /// Logit of each of its tokens.
     logits: Vec<f32>,
-    /// By how much it prefers each to the next best.
+    /// Lead of each over the second best.
     gaps: Vec<f64>,
-    /// Where the guess went another way.
+    /// Index of the first token that differs from the guess.
     pub parted: Option<usize>,
 }
 
-/// How a backend's row compares with the reference's.
+/// Comparison of a backend's row with the reference's.
 #[derive(Clone, Copy)]
 struct Mark {
     agrees: bool,
@@ -214,7 +218,7 @@ impl Verdict {
     }
 }
 
-/// The largest above the next.
+/// Lead of the largest over the second.
 fn gap(row: &[f32]) -> f64 {
     let (mut first, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
     for &logit in row {
@@ -227,20 +231,20 @@ fn gap(row: &[f32]) -> f64 {
     f64::from(first) - f64::from(second)
 }
 
-/// What is said of a backend.
+/// Results for a backend.
 #[derive(Debug)]
 pub struct Figures {
     pub positions: usize,
-    /// Share of positions where the likeliest token is the reference's.
+    /// Share of positions with the reference's likeliest token.
     pub agreement: f64,
-    /// Answers whose every position agrees.
+    /// Answers that agree at every position.
     pub whole_answers: usize,
     /// Root of the mean square of all logits' differences.
     pub difference: f64,
-    /// Where they disagree: by how much the reference prefers its own, in `difference`s, and by how much logits differ
-    /// there, likewise. Clearest first.
+    /// Disagreements: the reference's preference for its own token, in units of `difference`, and
+    /// the difference of the logits there, in the same units. Clearest first.
     pub gaps: Vec<(f64, f64)>,
-    /// Of the reference, at all positions.
+    /// The reference's median lead, over all positions.
     pub median_gap: f64,
 }
 
@@ -264,12 +268,12 @@ impl Figures {
         }
     }
 
-    /// Disagreements that are no near ties.
+    /// Number of disagreements that are no near ties.
     pub fn clear(&self) -> usize {
         self.gaps.iter().filter(|(gap, there)| *gap > NEAR * there.max(1.0)).count()
     }
 
-    /// The same by what all logits differ by alone.
+    /// The same, compared with the overall difference of logits alone.
     fn clear_overall(&self) -> usize {
         self.gaps.iter().filter(|(gap, _)| *gap > NEAR).count()
     }

@@ -1,26 +1,27 @@
-//! Several sequences in one decoder: any of them may go on by any number of tokens in a step.
+//! Several sequences in one decoder: each may continue by any number of tokens in a step.
 
 use folio_device::{BLOCK_TOKENS, Backend, Batch, GroupTables, KvFormat, Span};
 use folio_model::{Decoder, DecoderLimits, OpenModel, Tap};
 
 use crate::generator;
 
-/// What one sequence is given: a prompt, and the tokens that follow it.
+/// Tokens of one sequence: a prompt, and the tokens that follow it.
 #[derive(Clone)]
 pub struct Story {
     pub prompt: Vec<u32>,
     pub rest: Vec<u32>,
 }
 
-/// By how much one sequence goes on in a step.
+/// Part of one sequence in a step.
 pub struct Turn<'a> {
     pub who: usize,
     pub tokens: &'a [u32],
-    /// Logits are wanted of so many of its last tokens.
+    /// Number of its last tokens with requested logits.
     pub outputs: usize,
 }
 
-/// Tokens behind one sequence, of all of which logits are wanted: a chain where there are no words, or the tree of them.
+/// Tokens behind one sequence, all with logits: a chain if there are no words, or the tree of the
+/// words.
 #[derive(Clone)]
 pub struct Drafted {
     pub who: usize,
@@ -28,7 +29,7 @@ pub struct Drafted {
     pub words: Vec<u64>,
 }
 
-/// Sequences whose blocks lie among each other's in no order.
+/// Sequences with blocks that are mixed in random order.
 pub struct Crowd<B: Backend> {
     decoder: Decoder<B>,
     tables: Vec<Vec<u32>>,
@@ -36,7 +37,7 @@ pub struct Crowd<B: Backend> {
 }
 
 impl<B: Backend> Crowd<B> {
-    /// Room for sequences of these lengths; steps of at most so many tokens and outputs.
+    /// Room for sequences of these lengths; steps of at most this number of tokens and outputs.
     pub fn new(
         backend: B,
         model: &OpenModel,
@@ -60,25 +61,25 @@ impl<B: Backend> Crowd<B> {
         Ok(Self { decoder, tables: lengths.iter().map(table).collect(), computed: vec![0; lengths.len()] })
     }
 
-    /// Keeps states of the steps to come.
+    /// Copies states of the steps to come.
     pub fn tap(&mut self, tap: Tap) -> Result<(), String> {
         self.decoder.tap(tap).map_err(|e| e.to_string())
     }
 
-    /// Those of all rows of the last step.
+    /// The states of all rows of the last step.
     pub fn tapped(&mut self) -> Vec<f32> {
         let mut states = Vec::new();
         self.decoder.tapped(&mut states);
         states
     }
 
-    /// Goes back to where a sequence had so many tokens.
+    /// Resets a sequence to its first `tokens` tokens.
     pub fn rewind(&mut self, who: usize, tokens: usize) {
         assert!(tokens <= self.computed[who], "a sequence of {} tokens has no {tokens}", self.computed[who]);
         self.computed[who] = tokens;
     }
 
-    /// One step: rows of logits, turn by turn, into `logits`.
+    /// Runs one step: rows of logits, turn by turn, into `logits`.
     pub fn step(&mut self, turns: &[Turn<'_>], logits: &mut Vec<f32>) -> Result<(), String> {
         let batch = self.batch(turns);
         self.run(&batch, logits)
@@ -137,8 +138,8 @@ fn append(batch: &mut Batch, first: usize, turn: &Turn<'_>, table: &[u32]) {
     }
 }
 
-/// All prompts in one step, then a token of each a step. Logits of each sequence: of its prompt's last token, then of every
-/// other.
+/// All prompts in one step, then one token of each per step. Returns logits of each sequence: of
+/// its prompt's last token, then of every further token.
 pub fn run<B: Backend>(
     backend: B,
     model: &OpenModel,

@@ -1,5 +1,6 @@
-//! Every golden file on a CUDA device: in f32 as on the CPU, in bf16 within what bf16 costs a small network of random
-//! weights, and recorded steps bit for bit as unrecorded ones. Without a device these tests are skipped.
+//! Every golden file on a CUDA device: in f32 like on the CPU, in bf16 within its rounding error
+//! for a small network of random weights, and recorded steps bit for bit like unrecorded ones.
+//! Without a device these tests are skipped.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::available_parallelism;
@@ -17,12 +18,12 @@ use crate::habits;
 use crate::run::{self, Sequence};
 use crate::switch_off;
 
-/// How far logits in bf16 may lie from those in f32, in tolerances of the golden file: attention's scores have deviations
-/// of two and more there, and eight bits of mantissa.
+/// Largest difference of logits in bf16 from those in f32, in tolerances of the golden file:
+/// attention's scores there have deviations of two and more, and bf16 has eight bits of mantissa.
 const BF16_COSTS: f64 = 900.0;
 
-/// A turn on the device, if there is one: all tests share it and its stream, and what one queues while another's step is
-/// recorded would be part of the recording.
+/// A turn on the device, if there is one. All tests share it and its stream, and work that one
+/// queues while another's step is recorded would become part of the recording.
 pub fn turn() -> Option<MutexGuard<'static, ()>> {
     static TURN: Mutex<()> = Mutex::new(());
     match driver::device_count() {
@@ -33,7 +34,7 @@ pub fn turn() -> Option<MutexGuard<'static, ()>> {
     None
 }
 
-/// All on one device; kernels that must be compiled are kept.
+/// All tests share one device; compiled kernels are reused.
 pub fn open(config: &CudaConfig) -> Cuda {
     static DEVICE: OnceLock<Arc<driver::Device>> = OnceLock::new();
     let device = DEVICE.get_or_init(|| {
@@ -85,8 +86,8 @@ fn cuda_in_bf16_agrees_with_transformers() {
     }
 }
 
-/// One file of every few, and mixtures of experts: each of these takes many decoders. Or the file that `FOLIO_GOLDEN`
-/// names alone, for tools that are slow.
+/// Every `step`-th file, and mixtures of experts, because each of these takes many decoders. Or
+/// only the file that `FOLIO_GOLDEN` names, for slow tools.
 pub fn every(step: usize) -> Vec<Golden> {
     if let Ok(name) = std::env::var("FOLIO_GOLDEN") {
         return vec![file::read(&name)];
@@ -96,7 +97,7 @@ pub fn every(step: usize) -> Vec<Golden> {
     some.map(|(_, golden)| golden).collect()
 }
 
-/// Nothing may hang on whether a step was recorded.
+/// Results must not depend on whether a step was recorded.
 #[test]
 fn recorded_steps_equal_unrecorded_ones() {
     if let Some(_turn) = turn() {
@@ -116,7 +117,8 @@ fn recorded_steps_equal_unrecorded_ones() {
     }
 }
 
-/// A prompt in one step, in steps of seven and token by token: the same bits, where that was promised.
+/// A prompt in one step, in steps of seven and token by token: the same bits, in modes that promise
+/// them.
 #[test]
 fn batch_invariant_prompts_may_be_cut_anywhere() {
     if let Some(_turn) = turn() {
@@ -139,8 +141,9 @@ fn batch_invariant_prompts_may_be_cut_anywhere() {
     }
 }
 
-/// Sequences of different lengths, together and alone: the same bits, where that was promised. Steps of five sequences
-/// are padded to eight rows and replayed; those that end early leave steps of other sizes.
+/// Sequences of different lengths, together and alone: the same bits, in modes that promise them.
+/// Steps of five sequences are padded to eight rows and replayed; those that end early leave steps
+/// of other sizes.
 #[test]
 fn sequences_together_equal_sequences_alone() {
     if let Some(_turn) = turn() {
@@ -167,8 +170,8 @@ fn sequences_together_equal_sequences_alone() {
     }
 }
 
-/// In f32 the tokens are the reference's; in bf16 its likeliest token is, but for near ties. What the CPU's own rounding
-/// costs stands beside it.
+/// In f32 the tokens are the reference's; in bf16 its likeliest token is the same, except for near
+/// ties. The rounding of the CPU is printed for comparison.
 fn answers_as_the_reference(name: &str, model: &OpenModel, questions: &Questions) {
     let check = || -> Result<(), String> {
         let guesses = questions.greedy(open(&f32()), model, KvFormat::F32)?;

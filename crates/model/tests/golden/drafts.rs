@@ -1,5 +1,6 @@
-//! Steps that verify drafts: where bits do not depend on the batch each row as if its tokens had come one by one, and on a
-//! CUDA device replayed bit for bit as unrecorded. Tests that want such a device say so where there is none, and pass.
+//! Steps that verify drafts: if bits do not depend on the batch, each row is as if its tokens had
+//! come one by one; on a CUDA device replayed steps equal unrecorded ones bit for bit. Tests that
+//! need such a device are skipped without one.
 
 use folio_device::cpu::{Cpu, CpuConfig};
 use folio_device::cuda::{CudaConfig, Precision};
@@ -12,22 +13,23 @@ use crate::families::for_all;
 use crate::file::Golden;
 use crate::switch_off;
 
-/// How a step's tokens come.
+/// Division of tokens into steps.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pace {
     AtOnce,
     OneByOne,
 }
 
-/// Steps of one kind: the lengths of chains of the first sequences, and how many of those are trees instead.
+/// Kinds of steps: the lengths of the first sequences' chains, and how many of them are trees
+/// instead.
 const KINDS: [(&[usize], usize); 4] = [
     (&[5], 0),
-    // More rows than are taken apart.
+    // More rows than are computed separately.
     (&[5, 5, 5, 5, 5, 5], 0),
     (&[3, 3, 3, 1, 1, 1], 0),
     (&[4, 4, 2, 1], 2),
 ];
-/// Steps of each kind: the first is run, the second recorded, the others replayed.
+/// Steps of each kind: the first is launched, the second recorded, the others replayed.
 const REPEATS: usize = 4;
 const SEQUENCES: usize = 6;
 const PROMPT: usize = 11;
@@ -40,7 +42,7 @@ fn kv_of(config: &CudaConfig) -> KvFormat {
     if config.activations == Precision::F32 { KvFormat::F32 } else { KvFormat::BF16 }
 }
 
-/// Of every row of every step the logits, and behind them states that a head would read.
+/// Logits of every row of every step, followed by states that a head would read.
 fn run<B: Backend>(
     golden: &Golden,
     model: &OpenModel,
@@ -83,7 +85,7 @@ fn run<B: Backend>(
                 }
             }
         }
-        // Of a draft one token is taken, and of some chains another.
+        // One token of a draft is accepted, and two of some chains.
         for (who, &rows) in chains.iter().enumerate() {
             let taken = if who >= trees && rows > 1 { 1 + step % 2 } else { 1 };
             lengths[who] += taken;

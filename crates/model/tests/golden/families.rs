@@ -63,7 +63,7 @@ fn reference_agrees_with_transformers() {
     for_all(&file::all(), |golden| run::check(golden, &switch_off::open(golden)?, Reference::new));
 }
 
-/// Positions beyond those that the configuration states are its own where a scaling reaches them.
+/// A scaling extends a model's own positions beyond those that the configuration states.
 #[test]
 fn a_scaling_lengthens_a_model_without_being_asked() {
     let golden = file::read("llama-yarn-longer-5");
@@ -72,7 +72,7 @@ fn a_scaling_lengthens_a_model_without_being_asked() {
     assert_eq!(golden.config["max_position_embeddings"], 32);
 }
 
-/// The check can fail: a wrong entry in any group's table, planted half way, goes red.
+/// The check can fail: a wrong entry in any group's table, planted half way, is noticed.
 #[test]
 fn a_wrong_block_is_noticed() {
     for name in ["llama-mha", "gemma3_text-5", "gpt_oss-floats"] {

@@ -18,14 +18,14 @@ pub struct Golden {
     pub name: String,
     pub seed: u64,
     pub config: serde_json::Value,
-    /// The context the model is loaded for; it settles the scalings that depend on length.
+    /// The context the model is loaded for; it decides the scalings that depend on length.
     pub max_context: usize,
     pub tensors: Vec<TensorGroup>,
     pub prompt: Vec<u32>,
     pub greedy: Vec<u32>,
     pub largest_logit: f64,
     pub scores_std: Vec<f64>,
-    /// One a prompt position.
+    /// One per prompt position.
     pub log_sum_exp: Vec<f64>,
     pub top: Vec<Top>,
 }
@@ -34,16 +34,16 @@ pub struct Golden {
 #[derive(Deserialize)]
 pub struct TensorGroup {
     kind: Kind,
-    /// As safetensors names it; F32 numbers and plain bytes where nothing is said.
+    /// In safetensors' spelling; F32 numbers and plain bytes by default.
     dtype: Option<String>,
     pub shape: Vec<usize>,
     #[serde(default)]
     scale: f64,
     #[serde(default)]
     mean: f64,
-    /// Bits that drawn bytes keep.
+    /// Mask of the random bytes.
     mask: Option<u8>,
-    /// Written out, where there is no rule.
+    /// Written out, if no rule generates them.
     #[serde(default)]
     values: Vec<i64>,
     pub names: Vec<String>,
@@ -65,8 +65,8 @@ pub struct Top {
     pub logits: Vec<f64>,
 }
 
-/// The project's folder: where this was built, or, on a machine that only runs it, what `FOLIO_TREE` names or the current
-/// folder.
+/// The project's folder: the build's or, on a machine that only runs the tests, the one in
+/// `FOLIO_TREE` or the current folder.
 pub fn tree() -> PathBuf {
     let built = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
     if built.is_dir() {
@@ -109,7 +109,7 @@ fn read_in(folder: &Path, name: &str) -> Golden {
 }
 
 impl Golden {
-    /// Logits may differ by this much.
+    /// Largest difference of logits.
     pub fn tolerance(&self) -> f64 {
         1e-4 * self.largest_logit.max(1.0)
     }
@@ -118,7 +118,7 @@ impl Golden {
         self.config["model_type"].as_str().expect("a model type")
     }
 
-    /// Some weights lie in four-bit blocks.
+    /// Whether some weights are in four-bit blocks.
     pub fn packed(&self) -> bool {
         self.tensors.iter().any(|group| group.kind == Kind::Bytes)
     }
@@ -137,7 +137,7 @@ impl TensorGroup {
             Kind::Normal => {
                 let numbers = generator::normal(seed, name, count, self.scale as f32, self.mean as f32);
                 match format {
-                    // Cut off, not rounded.
+                    // Truncated, not rounded.
                     Format::BF16 => numbers.chunks_exact(4).flat_map(|number| [number[2], number[3]]).collect(),
                     _ => numbers,
                 }

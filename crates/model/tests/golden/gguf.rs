@@ -14,8 +14,8 @@ use crate::{
     gguf_names, run,
 };
 
-/// Golden files that GGUF can express. Not among them: windows of Mistral and Qwen2, scalings and limits that GGUF has
-/// no key for, layer patterns other than an architecture's own.
+/// Golden files that GGUF can express. It cannot express windows of Mistral and Qwen2, scalings and
+/// limits without a key, and layer patterns other than an architecture's own.
 const EXPRESSIBLE: &[&str] = &[
     "llama-mha",
     "llama-mqa-tied-biases",
@@ -134,7 +134,7 @@ fn to_gguf(golden: &Golden) -> Vec<u8> {
     keys.writer.to_vec()
 }
 
-/// Base, scaling, and the tensors that some scalings are stored as.
+/// Base, scaling, and the tensors that hold some scalings.
 fn set_positions(keys: &mut Keys<'_>, golden: &Golden, head_dim: u64) {
     let config = &golden.config;
     let rope = config.get("rope_scaling").filter(|rope| !rope.is_null()).or(config.get("rope_parameters"));
@@ -162,7 +162,7 @@ fn set_positions(keys: &mut Keys<'_>, golden: &Golden, head_dim: u64) {
     }
 }
 
-/// Phi-3 names no scaling type: the two tensors say it, and the magnitude is written out.
+/// Phi-3 names no scaling type: the two tensors imply it, and the magnitude is written out.
 fn set_phi3_positions(keys: &mut Keys<'_>, config: &Value, rope: &Value, head_dim: u64) {
     let partial = rope["partial_rotary_factor"].as_f64().or(config["partial_rotary_factor"].as_f64()).unwrap_or(1.0);
     keys.size("rope.dimension_count", &((head_dim as f64 * partial) as u64).into());
@@ -188,7 +188,7 @@ fn set_factors(keys: &mut Keys<'_>, name: &str, factors: &[f32]) {
     keys.writer.tensor(name, Format::F32, &[factors.len()], bytes);
 }
 
-/// What each frequency is divided by.
+/// The divisor of each frequency.
 fn llama3_factors(rope: &Value, base: f64, head_dim: u64) -> Vec<f32> {
     let number = |field: &str| rope[field].as_f64().expect("a number");
     let (factor, low, high) = (number("factor"), number("low_freq_factor"), number("high_freq_factor"));

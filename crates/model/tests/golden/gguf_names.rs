@@ -1,5 +1,6 @@
-//! Checkpoint tensors as llama.cpp's converters write them: other names, query and key rows reordered for rotation in
-//! adjacent pairs, norm offsets added, experts stacked, four-bit blocks repacked.
+//! Checkpoint tensors as llama.cpp's converters write them: other names, query and key rows
+//! reordered for rotation in adjacent pairs, norm offsets added, experts stacked, four-bit blocks
+//! repacked.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +8,7 @@ use folio_formats::Format;
 
 use crate::file::{Golden, Tensor};
 
-/// Suffix in the checkpoint, suffix in GGUF; what differs by family stands in [`norm_name`].
+/// Suffix in the checkpoint, suffix in GGUF; names that differ by family are in [`norm_name`].
 const NAMES: &[(&str, &str)] = &[
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
@@ -29,7 +30,7 @@ const NAMES: &[(&str, &str)] = &[
     ("post_feedforward_layernorm", "post_ffw_norm"),
 ];
 
-/// One matrix of one expert, in a checkpoint that keeps them apart.
+/// One matrix of one expert, in a checkpoint with separate experts.
 const EXPERT_NAMES: &[(&str, &str)] = &[
     ("gate_proj", "ffn_gate_exps"),
     ("up_proj", "ffn_up_exps"),
@@ -89,7 +90,7 @@ fn find(table: &[(&str, &'static str)], name: &str) -> &'static str {
     table.iter().find(|(known, _)| *known == name).unwrap_or_else(|| panic!("no GGUF name for {name}")).1
 }
 
-/// The name that means one thing in most families and another in some.
+/// The name with different meanings in different families.
 fn norm_name(family: &str, part: &str) -> Option<&'static str> {
     let after_attention = ["gemma2", "gemma3_text", "olmo2", "gpt_oss"].contains(&family);
     (part == "post_attention_layernorm").then_some(if after_attention { "post_attention_norm" } else { "ffn_norm" })
@@ -116,7 +117,7 @@ fn rows(tensor: &Tensor, num_rows: usize, shape: Vec<usize>, order: impl Iterato
     Tensor { format: tensor.format, shape, bytes }
 }
 
-/// A head's first and second half of rows in turns: rotation pairs become neighbours.
+/// Alternates the rows of a head's first and second half: rotation pairs become neighbours.
 fn permute(tensor: &Tensor, heads: usize) -> Tensor {
     let num_rows = tensor.shape[0];
     let half = num_rows / heads / 2;
@@ -133,7 +134,8 @@ fn stack(experts: Vec<Tensor>) -> Tensor {
     Tensor { format: first.format, shape, bytes: experts.iter().flat_map(|expert| expert.bytes.clone()).collect() }
 }
 
-/// gpt-oss keeps gate and up rows in turns, as blocks beside scales; GGUF keeps them apart, scales before blocks.
+/// gpt-oss has alternating gate and up rows, as blocks beside scales; GGUF separates them, with
+/// scales before blocks.
 fn gpt_oss_experts(
     name: &str,
     tensor: &Tensor,
@@ -164,7 +166,8 @@ fn gpt_oss_experts(
     }
 }
 
-/// Value 2i in the low half of byte i and 2i + 1 in the high one becomes value j low and j + 16 high.
+/// Converts nibbles: value 2i in the low half of byte i and 2i + 1 in the high one become value j
+/// low and j + 16 high.
 fn repack(blocks: &Tensor, scales: &Tensor) -> Tensor {
     let mut bytes = Vec::new();
     for (block, scale) in blocks.bytes.chunks_exact(16).zip(&scales.bytes) {

@@ -1,9 +1,9 @@
-//! A mixture of experts that is made in place and answers as decidedly as a trained network does.
+//! A generated mixture of experts with preferences as clear as a trained network's.
 //!
-//! Logits of a network of random weights are nearly uniform: its first and second token lie so close together that any
-//! rounding swaps them, and nothing can be learned from how often that happens. Here every token has two habitual
-//! successors, by one of which the output matrix mostly goes on; how much likelier the one is than the other differs from
-//! token to token, and what the layers add decides the close ones.
+//! Logits of a network of random weights are nearly uniform: its first and second token are so
+//! close together that any rounding swaps them, and the number of swaps shows nothing. Here every
+//! token has two habitual successors, and the output matrix mostly prefers one of them; its lead
+//! over the other differs from token to token, and the layers' additions decide the close ones.
 
 use folio_device::{
     KvFormat,
@@ -28,7 +28,7 @@ const KV_HEADS: usize = 2;
 const HEAD_DIM: usize = 64;
 const EXPERTS: usize = 32;
 const INTER: usize = 128;
-/// Median lead of the first token: about what the trained models of this project have.
+/// Median lead of the first token: similar to this project's trained models.
 const DECIDEDNESS: f32 = 0.55;
 
 pub fn experts() -> OpenModel {
@@ -43,7 +43,7 @@ pub fn experts() -> OpenModel {
     OpenModel::from_config(&config, Box::new(weights())).expect("the model opens")
 }
 
-/// Prompts of any tokens.
+/// Prompts of random tokens.
 pub fn questions(count: usize, answer: usize) -> Questions {
     let prompt = |number: usize| {
         let tokens = generator::stream(SEED, &format!("prompt {number}"));
@@ -61,7 +61,7 @@ fn weights() -> Weights {
         let values = normal(&name, shape.iter().product(), deviation, mean);
         insert(&mut weights, &name, shape, &values);
     };
-    // A product of so many inputs of about one has outputs of about `gain`.
+    // A product of this number of inputs of about one has outputs of about `gain`.
     let plain = |inputs: usize, gain: f32| gain / (inputs as f32).sqrt();
     add("model.norm.weight".to_owned(), &[HIDDEN], 0.1, 1.0);
     for layer in 0..LAYERS {
@@ -87,7 +87,7 @@ fn weights() -> Weights {
     weights
 }
 
-/// Row `t` looks for the tokens that `t` follows.
+/// Row `t` recognizes the tokens that `t` follows.
 fn head(embedding: &[f32]) -> Vec<f32> {
     let first = generator::shuffled(SEED, "first successors", VOCAB as u32);
     let second = generator::shuffled(SEED, "second successors", VOCAB as u32);
@@ -105,19 +105,19 @@ fn head(embedding: &[f32]) -> Vec<f32> {
 }
 
 fn normal(name: &str, count: usize, deviation: f32, mean: f32) -> Vec<f32> {
-    // The deviation of what `generator::normal` draws at scale one.
+    // The deviation of `generator::normal` at scale one.
     let unit = 65536.0 * (4.0f32 / 3.0).sqrt();
     let bytes = generator::normal(SEED, name, count, deviation / unit, mean);
     bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
 }
 
-/// As bf16, cut off.
+/// As bf16, truncated.
 fn insert(weights: &mut Weights, name: &str, shape: &[usize], values: &[f32]) {
     let bytes = values.iter().flat_map(|value| ((value.to_bits() >> 16) as u16).to_le_bytes()).collect();
     weights.insert(name, Tensor { format: Format::BF16, shape: shape.to_vec(), bytes });
 }
 
-/// The comparison itself, where there is no GPU: the CPU's fast kernels round activations and nothing else.
+/// The same comparison without a GPU: the CPU's fast kernels round only activations.
 #[test]
 fn the_fast_cpu_answers_nearly_as_the_reference() {
     let (model, questions) = (experts(), questions(12, 24));

@@ -1,4 +1,5 @@
-//! Heads that draft tokens, against plain PyTorch over transformers' hidden states: `tests/golden/heads/generate.py`.
+//! Heads that draft tokens, against plain PyTorch over transformers' hidden states:
+//! `tests/golden/heads/generate.py`.
 
 mod eagle;
 mod medusa;
@@ -26,9 +27,9 @@ struct Golden {
     head_seed: u64,
     config: serde_json::Value,
     tensors: Vec<TensorGroup>,
-    /// The model sees all but the last, which is the first that a head is given beyond it.
+    /// The model sees all but the last token, which is the first that only a head gets.
     tokens: Vec<u32>,
-    /// Of this row: what EAGLE-3 fuses, and the state behind the last norm.
+    /// States of this row: the inputs of EAGLE-3's fusion, and the state behind the last norm.
     row: usize,
     fused: Vec<f64>,
     #[serde(rename = "final")]
@@ -56,7 +57,7 @@ impl Golden {
     }
 }
 
-/// Tokens of one sequence from place `base` on, in blocks that lie in no order; all rows are outputs.
+/// Tokens of one sequence from position `base` on, in blocks of random order; all rows are outputs.
 fn batch(tokens: &[u32], base: usize, ancestors: &[u64]) -> Batch {
     let table = generator::shuffled(7, "blocks", 7);
     let context = base + tokens.len();
@@ -84,11 +85,11 @@ fn batch(tokens: &[u32], base: usize, ancestors: &[u64]) -> Batch {
     }
 }
 
-/// The largest difference, as a part of the largest value.
+/// The largest difference, as a share of the largest value.
 fn distance(found: &[f32], expected: &[f64]) -> f64 {
     assert_eq!(found.len(), expected.len());
     let largest = expected.iter().map(|value| value.abs()).fold(0.0, f64::max);
-    // A NaN is as far as can be.
+    // A NaN counts as infinitely far.
     let far = |(found, expected): (&f32, &f64)| Some((f64::from(*found) - expected).abs()).filter(|far| !far.is_nan());
     found.iter().zip(expected).map(|pair| far(pair).unwrap_or(f64::INFINITY)).fold(0.0, f64::max) / largest
 }
@@ -108,7 +109,7 @@ fn cpu() -> Cpu {
     Cpu::new(CpuConfig { threads: 2, isa: None }).expect("a CPU")
 }
 
-/// Whose rows do not see each other.
+/// A device whose rows do not affect each other.
 fn cuda_in_f32() -> Cuda {
     cuda::open(&cuda::f32())
 }
@@ -121,7 +122,7 @@ fn check_taps<B: Backend>(backend: impl Fn() -> B) {
         let plain = decoder.memory().activations;
         decoder.tap(tap.clone()).expect("a tap");
         assert!(decoder.memory().activations > plain);
-        // Rows whose logits nobody asks for are kept too.
+        // States of rows without requested logits are copied too.
         let step = Batch { outputs: vec![2], ..batch(golden.prompt(), 0, &[]) };
         decoder.forward(&step).expect("a step");
         let mut states = Vec::new();

@@ -1,4 +1,4 @@
-//! Pooled hidden states of one model a family, on every backend: what embeddings are made of.
+//! Pooled hidden states of one model per family, on every backend: the source of embeddings.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ struct HiddenStates {
     models: BTreeMap<String, Pooled>,
 }
 
-/// Of the states behind the last norm, over the prompt of the model's golden file.
+/// Means of the states behind the last norm, over the prompt of the model's golden file.
 #[derive(Deserialize)]
 struct Pooled {
     mean: Vec<f64>,
@@ -29,11 +29,11 @@ fn read() -> BTreeMap<String, Pooled> {
     file::unpack::<HiddenStates>(&file::folder().join("../hidden-states.json.lzma")).models
 }
 
-/// The largest difference, as a part of the largest value.
+/// The largest difference, as a share of the largest value.
 fn distance(found: &[f64], expected: &[f64]) -> f64 {
     assert_eq!(found.len(), expected.len());
     let largest = expected.iter().map(|value| value.abs()).fold(0.0, f64::max);
-    // A NaN is as far as can be.
+    // A NaN counts as infinitely far.
     let far = |(found, expected): (&f64, &f64)| Some((found - expected).abs()).filter(|far| !far.is_nan());
     found.iter().zip(expected).map(|pair| far(pair).unwrap_or(f64::INFINITY)).fold(0.0, f64::max) / largest
 }
@@ -55,7 +55,7 @@ fn check<B: Backend>(backend: impl Fn() -> B) {
             let found_last: Vec<f64> = rows[rows.len() - 1].iter().copied().map(f64::from).collect();
             let (of_mean, of_last) = (distance(&found, &mean), distance(&found_last, &last));
             assert!(of_mean < TOLERANCE && of_last < TOLERANCE, "{name}: mean {of_mean:.1e}, last {of_last:.1e}");
-            // The comparison can tell one from the other.
+            // The comparison distinguishes the two.
             assert!(distance(&found, &last) > 0.05, "{name}: the mean is nearly the last");
         }
     }

@@ -1,7 +1,8 @@
-//! Every family against Hugging Face transformers, by small random models whose weights both sides make from nothing.
+//! Every family against Hugging Face transformers, by small random models with weights that both
+//! sides generate.
 //!
-//! The expected values lie in `tests/golden/models`, written by `generate.py` there; nothing in them comes from this
-//! project's own arithmetic.
+//! The expected values are in `tests/golden/models`, written by `generate.py` there; nothing in
+//! them comes from this project's own arithmetic.
 
 mod agreement;
 mod crowd;

@@ -1,4 +1,5 @@
-//! Models that other tools quantized, as those tools saved them, against transformers on the dequantized weights.
+//! Models that other tools quantized, in those tools' files, against transformers on the
+//! dequantized weights.
 
 use std::{fs, path::PathBuf};
 
@@ -8,7 +9,7 @@ use folio_model::OpenModel;
 
 use crate::{families::for_all, file, run};
 
-/// Logits may differ by this much, whatever their size.
+/// Largest difference of logits, whatever their size.
 const TOLERANCE: f64 = 1e-4;
 
 fn folder() -> PathBuf {

@@ -5,7 +5,8 @@ use folio_model::{Decoder, DecoderLimits, OpenModel};
 
 use crate::{file::Golden, generator};
 
-/// A sequence whose blocks lie in shuffled order, so that nothing can pass by reading the cache straight through.
+/// A sequence with blocks in shuffled order, so that nothing can pass by reading the cache straight
+/// through.
 pub struct Sequence<B: Backend> {
     decoder: Decoder<B>,
     /// Block table of each layer group.
@@ -15,7 +16,7 @@ pub struct Sequence<B: Backend> {
 }
 
 impl<B: Backend> Sequence<B> {
-    /// Room for `tokens` in all, at most `rows` a step.
+    /// Room for `tokens` in all, at most `rows` per step.
     pub fn new(backend: B, model: &OpenModel, tokens: usize, rows: usize) -> Result<Self, String> {
         Self::with_kv(backend, model, tokens, rows, KvFormat::F32)
     }
@@ -50,7 +51,7 @@ impl<B: Backend> Sequence<B> {
         Ok(Self { decoder, tables: (0..groups).map(table).collect(), computed: 0, vocab_size })
     }
 
-    /// Appends tokens; logits of each, one row a token.
+    /// Appends tokens; returns logits of each, one row per token.
     pub fn feed(&mut self, tokens: &[u32]) -> Result<Vec<Vec<f32>>, String> {
         let batch = self.append(tokens);
         self.decoder.forward(&batch).map_err(|e| e.to_string())?;
@@ -59,7 +60,7 @@ impl<B: Backend> Sequence<B> {
         Ok(logits.chunks_exact(self.vocab_size).map(<[f32]>::to_vec).collect())
     }
 
-    /// Appends tokens; the states behind the last norm, and no logits.
+    /// Appends tokens; returns the states behind the last norm, and computes no logits.
     pub fn feed_for_states(&mut self, tokens: &[u32]) -> Result<Vec<Vec<f32>>, String> {
         let batch = self.append(tokens);
         self.decoder.forward_with(&batch, 0).map_err(|e| e.to_string())?;
@@ -109,7 +110,7 @@ impl<B: Backend> Sequence<B> {
     }
 }
 
-/// Prompt logits against the recorded ones: the largest difference, or what is wrong.
+/// Compares prompt logits with the recorded ones: returns the largest difference, or an error.
 pub fn compare(golden: &Golden, logits: &[Vec<f32>]) -> Result<f64, String> {
     compare_within(golden, logits, golden.tolerance())
 }
@@ -156,8 +157,9 @@ pub fn argmax(row: &[f32]) -> u32 {
     best as u32
 }
 
-/// For a backend that rounds activations to eight bits before it multiplies them with packed weights: logits alone, within
-/// what that rounding costs a small network of random weights, which is much: a few hundredths of their spread.
+/// For a backend that rounds activations to eight bits before it multiplies them with packed
+/// weights. Compares only logits, within the rounding error for a small network of random weights,
+/// which is large: a few hundredths of their spread.
 pub fn check_rounded<B: Backend>(golden: &Golden, model: &OpenModel, backend: impl Fn() -> B) -> Result<f64, String> {
     let rows = golden.prompt.len();
     let logits = Sequence::new(backend(), model, rows, rows)?.prompt(&golden.prompt, rows)?;
@@ -168,7 +170,8 @@ pub fn check_rounded<B: Backend>(golden: &Golden, model: &OpenModel, backend: im
     }
 }
 
-/// The whole check: prompt in one step, greedy continuation, prompt in small steps. Gives the largest difference.
+/// The whole check: prompt in one step, greedy continuation, prompt in small steps. Returns the
+/// largest difference.
 pub fn check<B: Backend>(golden: &Golden, model: &OpenModel, backend: impl Fn() -> B) -> Result<f64, String> {
     let tokens = golden.prompt.len() + golden.greedy.len();
     let mut whole = Sequence::new(backend(), model, tokens, golden.prompt.len())?;

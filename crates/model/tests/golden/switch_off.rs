@@ -1,5 +1,5 @@
-//! Every feature of a spec, switched off one at a time, must turn its golden file red: a feature that can be dropped
-//! unnoticed is a feature that is not tested.
+//! Every feature of a spec, switched off one at a time, must make its golden test fail: a feature
+//! that can be dropped unnoticed is not tested.
 
 use std::{collections::HashSet, sync::Mutex, thread};
 
@@ -12,7 +12,7 @@ use crate::{
     run,
 };
 
-/// Changes one thing; false where the spec does not have it.
+/// Changes one thing; false if the spec does not have it.
 type Switch = fn(&mut ModelSpec, &Golden) -> bool;
 
 const FEATURES: &[(&str, Switch)] = &[
@@ -137,7 +137,7 @@ fn rotate_whole_heads(spec: &mut ModelSpec, _: &Golden) -> bool {
     }))
 }
 
-/// The same ropes from the same config with its scaling taken out, magnitudes kept.
+/// The same rotary embeddings from the same config without its scaling; magnitudes stay.
 fn unscale(spec: &mut ModelSpec, golden: &Golden) -> bool {
     let mut config = golden.config.clone();
     config["rope_scaling"] = Value::Null;
@@ -169,7 +169,8 @@ pub fn open(golden: &Golden) -> Result<OpenModel, String> {
     OpenModel::from_parsed(&config, Box::new(golden.weights())).map_err(|e| e.to_string())
 }
 
-/// Prompt logits with this spec: an error is a deviation too, for some features cannot be dropped without one.
+/// Compares prompt logits of this spec: an error counts as a deviation too, because some features
+/// cannot be dropped without one.
 fn prompt_agrees(golden: &Golden, model: &OpenModel) -> bool {
     let rows = golden.prompt.len();
     let logits =
@@ -177,7 +178,7 @@ fn prompt_agrees(golden: &Golden, model: &OpenModel) -> bool {
     logits.is_ok_and(|logits| run::compare(golden, &logits).is_ok())
 }
 
-/// Features that a golden has, and those among them that can be switched off unnoticed.
+/// Features of a golden file, and those among them that can be switched off unnoticed.
 fn examine(golden: &Golden) -> (Vec<&'static str>, Vec<&'static str>) {
     let mut model = open(golden).unwrap_or_else(|problem| panic!("{}: {problem}", golden.name));
     assert!(prompt_agrees(golden, &model), "{}: differs with all features on", golden.name);

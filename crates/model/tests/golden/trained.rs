@@ -1,4 +1,4 @@
-//! The trained models against transformers in bf16: perplexity on a text of this project's own.
+//! The trained models against transformers in bf16: perplexity on a text from this project.
 
 use std::path::PathBuf;
 
@@ -20,7 +20,7 @@ struct Expected {
     nats_per_token: f64,
 }
 
-/// Rows a step: enough to be fast, few enough that logits of all of them stay small.
+/// Rows per step: enough to be fast, few enough that logits of all of them stay small.
 const CHUNK: usize = 512;
 
 #[test]

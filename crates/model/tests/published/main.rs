@@ -1,5 +1,5 @@
-//! The configurations of published models, as their config.json files have them (nulls, unknown fields and left-out
-//! ones included): each must give the numbers that transformers gives. `facts.py` made the expectations.
+//! The configurations of published models, unchanged (nulls, unknown fields and missing ones
+//! included): each must give the numbers that transformers gives. `facts.py` made the expectations.
 
 use folio_model::families::Family;
 use folio_model::{Config, FfnSpec, ModelSpec, NormPlacement};
@@ -52,7 +52,7 @@ fn check_ropes(name: &str, spec: &ModelSpec, expected: &[Value]) {
     }
 }
 
-/// What a configuration does not say in numbers that `facts.py` could ask for.
+/// Features of a configuration that are not numbers in `facts.py`.
 #[test]
 fn features_are_those_of_the_family() {
     let first = |name: &str| spec(name).layers[0].clone();
@@ -83,7 +83,7 @@ fn features_are_those_of_the_family() {
     }
 }
 
-/// The sizes these models are called by.
+/// The sizes in these models' names.
 #[test]
 fn parameters_are_those_of_the_name() {
     for (name, billions, active) in [

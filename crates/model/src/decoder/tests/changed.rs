@@ -1,4 +1,5 @@
-//! Files that are truncated or written to between the look at their headers and the end of a load.
+//! Files that are truncated or written to between the reading of their headers and the end of a
+//! load.
 
 use std::fs::File;
 use std::io::Write;
@@ -6,7 +7,7 @@ use std::path::PathBuf;
 
 use super::*;
 
-/// A model's file of its own, which goes with the value.
+/// A copy of a model's file, removed with the value.
 struct Copy(PathBuf);
 
 impl Copy {
@@ -24,7 +25,7 @@ impl Drop for Copy {
     }
 }
 
-/// Where nobody takes care of it, the first of these ends the process by a signal.
+/// Without the signal handler the first of these ends the process.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_file_that_changes_while_it_is_loaded_is_an_error_with_its_name() {

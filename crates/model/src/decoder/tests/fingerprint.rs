@@ -1,4 +1,4 @@
-//! What a fingerprint sees, and what it must not.
+//! Differences that a fingerprint must show, and others that it must not.
 
 use folio_device::cpu::{Cpu, CpuConfig, Isa};
 
@@ -67,7 +67,8 @@ fn weights_configuration_format_and_kernels_count() {
     }
 }
 
-/// Weights too large to be read whole: small tensors, first and last pages and the files' stamp still count.
+/// Weights too large to be hashed whole: small tensors, first and last pages and the files' stamp
+/// still count.
 #[test]
 fn large_weights_are_sampled_and_stamped() {
     let config = config("llama", "");

@@ -1,4 +1,4 @@
-//! A decoder whose weights come out of a file of packed ones computes what the one did that packed them.
+//! A decoder with weights from a file of packed ones computes the same as the one that packed them.
 
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -71,7 +71,7 @@ fn mapped_weights_compute_what_packed_ones_do() {
 
         let file = PackedFile::new(place.open().unwrap(), place.key, &shapes).unwrap();
         let packed = Packed::File(Arc::new(file));
-        // Nothing but vectors is read of the source.
+        // Only vectors are read from the source.
         let mut decoder = load(config, &emptied(weights.clone()), at_load, Some(&packed));
         let found = logits(&mut decoder, &step);
         assert!(found == expected, "{what}: parts of a file");

@@ -1,5 +1,5 @@
-//! Routing that no family of today asks for (sigmoid scores, groups, a bias on the choice, shared experts), against
-//! plain loops. Attention gives nothing here: its output matrix is zero.
+//! Routing that no present family uses (sigmoid scores, groups, a bias on the choice, shared
+//! experts), against plain loops. Attention adds nothing here: its output matrix is zero.
 
 use folio_device::RouterScore;
 
@@ -11,7 +11,7 @@ type Change = fn(&mut ExpertsSpec);
 const HIDDEN: usize = 64;
 const EXPERTS: usize = 8;
 
-/// A two-layer model with these experts, whatever its family would say.
+/// A two-layer model with these experts instead of its family's.
 fn model(change: Change, weights: Memory) -> OpenModel {
     let config = config("qwen3_moe", r#", "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24"#);
     let mut model = OpenModel::from_config(&config, Box::new(weights)).unwrap();
@@ -100,7 +100,7 @@ fn plain_experts(spec: &ExpertsSpec, weights: &Memory, prefix: &str, x: &[f32]) 
     out
 }
 
-/// The experts a row goes to, each with its weight.
+/// The experts of a row, each with its weight.
 fn chosen(spec: &ExpertsSpec, weights: &Memory, prefix: &str, x: &[f32]) -> Vec<(usize, f32)> {
     let logits = times(weights, &format!("{prefix}.gate"), x);
     let total: f32 = logits.iter().map(|logit| logit.exp()).sum();

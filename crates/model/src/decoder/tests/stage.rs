@@ -5,7 +5,8 @@ fn stage<B: Backend>(backend: B, model: &OpenModel, stage: &Stage) -> Decoder<B>
     Decoder::load_stage(backend, model, stage, limits, &mut |_| {}).unwrap()
 }
 
-/// Stages one after the other compute what the whole does, bit for bit, tied or not, with one layer group or two.
+/// Stages one after the other compute the same as the whole model, bit for bit, tied or not, with
+/// one layer group or two.
 #[test]
 fn stages_add_up_to_the_whole() {
     for config in [config("llama", ""), config("llama", r#", "tie_word_embeddings": true"#), config("gemma2", "")] {

@@ -1,5 +1,5 @@
-//! Draft trees through a whole model: logits of every row are those of a chain that holds its path, bit for bit, and so is
-//! what comes behind a path that was accepted.
+//! Draft trees through a whole model: logits of every row equal those of a chain that holds its
+//! path, bit for bit, and so do the logits behind an accepted path.
 
 use folio_device::cpu::{Cpu, CpuConfig};
 use folio_device::tree;
@@ -41,7 +41,7 @@ fn check<B: Backend>(backend: B, model_type: &str, extra: &str) {
         for (row, expected) in tree::path(word).zip(chain.chunks_exact(vocab)) {
             assert!(&found[row * vocab..(row + 1) * vocab] == expected, "{model_type}: row {row} of the tree");
         }
-        // A beginning of the accepted path leaves the rest of it where it is.
+        // After accepting a beginning of the path, the rest of it is still in place.
         let is_kept = leaf & word == word;
         let after = logits(&mut decoder, &next);
         assert_eq!(after == behind, is_kept, "{model_type}: behind the path {word:#b}");

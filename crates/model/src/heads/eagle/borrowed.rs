@@ -1,12 +1,13 @@
-//! The decoder's output rows of a draft vocabulary, as a small matrix: for a head that was trained with them and whose
-//! file need not repeat them. They are read back through the embedding, which is the same table where it is tied.
+//! The decoder's output rows of a draft vocabulary, as a small matrix: for a head that was trained
+//! with them and does not repeat them in its file. They are read back through the embedding, which
+//! is the same table if it is tied.
 
 use folio_device::{BLOCK_TOKENS, Backend, Batch, GroupTables, Span};
 use folio_formats::{Format, Matrix, quant};
 
 use crate::Result;
 
-/// How rows are read: no more than `most_rows` at once, through `embedded`, which has `hidden` columns.
+/// Reads at most `most_rows` rows at a time through `embedded`, which has `hidden` columns.
 pub(super) struct Reader<'a, B: Backend> {
     pub inputs: &'a mut B::Inputs,
     pub embedded: &'a mut B::Tensor,
@@ -15,12 +16,12 @@ pub(super) struct Reader<'a, B: Backend> {
 }
 
 impl<B: Backend> Reader<'_, B> {
-    /// `[tokens, hidden]`. A guess needs no more than eight bits, and reads half of what sixteen are.
+    /// `[tokens, hidden]`. Eight bits suffice for drafts, and take half the reads of sixteen.
     pub fn rows(self, backend: &mut B, embedding: &B::Weight, tokens: &[u32]) -> Result<Matrix<'static>> {
         let Self { inputs, embedded, hidden, most_rows } = self;
         let format = if hidden.is_multiple_of(Format::Q8_0.block_len()) { Format::Q8_0 } else { Format::BF16 };
         let (mut values, mut rows) = (Vec::new(), Vec::with_capacity(tokens.len()));
-        // As many as one block of a table covers, which is room that every head has; nothing is written there.
+        // One block's worth at a time, for which every head has room; nothing is written there.
         for tokens in tokens.chunks(most_rows.min(BLOCK_TOKENS)) {
             backend.upload(inputs, &one_span(tokens));
             backend.embed(embedded, embedding, inputs, 1.0);

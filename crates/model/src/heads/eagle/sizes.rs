@@ -1,4 +1,4 @@
-//! What an EAGLE head's tensors say of it: its layout, its sizes, its vocabulary.
+//! Layout, sizes and vocabulary of an EAGLE head, derived from its tensors.
 
 use super::EagleLayout;
 use crate::heads::layer::LayerShape;
@@ -15,13 +15,14 @@ pub(super) struct Sizes {
     pub layer: String,
     /// Columns of `fc`.
     pub fused: usize,
-    /// Rows of logits are this wide.
+    /// Width of a row of logits.
     pub vocab: usize,
     pub output: Output,
-    /// Token of each draft id; empty where they are the same.
+    /// Token of each draft id; empty if they are the same.
     pub tokens: Vec<u32>,
     pub tap: Tap,
-    /// The decoder's layer group whose blocks are never given back while a sequence runs, and how its layers attend.
+    /// The decoder's layer group without a window, which frees no blocks while a sequence runs, and
+    /// its kind of attention.
     pub group: usize,
     pub like: AttentionSpec,
 }
@@ -62,7 +63,8 @@ impl Sizes {
             Output::Decoders => spec.vocab_size,
         };
         if output == Output::Borrowed && !spec.tied_head {
-            // Rows are read back through the embedding, which such a decoder's output matrix is not.
+            // Rows are read back through the embedding, but this decoder's output matrix is another
+            // table.
             return Err(stored.missing("lm_head.weight", &[vocab, spec.hidden]));
         }
         let is_narrow = output != Output::Decoders;
@@ -91,7 +93,7 @@ impl Sizes {
     }
 }
 
-/// Before which layers EAGLE-3 takes its three states.
+/// The layers before which EAGLE-3 takes its three states.
 fn fused_layers(layers: usize) -> Result<[usize; 3]> {
     match layers >= 7 {
         true => Ok([2, layers / 2, layers - 3]),
@@ -99,7 +101,7 @@ fn fused_layers(layers: usize) -> Result<[usize; 3]> {
     }
 }
 
-/// The first group that sees everything, and one of its layers.
+/// The first group without a window, and one of its layers.
 fn group_of(spec: &ModelSpec) -> Result<(usize, AttentionSpec)> {
     let groups = spec.kv_groups();
     let found = groups.iter().position(|group| group.window.is_none());
@@ -107,7 +109,7 @@ fn group_of(spec: &ModelSpec) -> Result<(usize, AttentionSpec)> {
     Ok((number, spec.layers[groups[number].layers[0]].attention.clone()))
 }
 
-/// `d2t` holds what to add to a draft id.
+/// `d2t` holds the difference between a token and its draft id.
 fn vocabulary(stored: &Stored<'_>, tokens: usize, drafts: usize) -> Result<Vec<u32>> {
     if !stored.has("d2t") {
         return match drafts == tokens {

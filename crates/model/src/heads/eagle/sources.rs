@@ -1,4 +1,4 @@
-//! Rows' states sorted by where they come from, as copies to make.
+//! Rows' states sorted by their source, as copies to make.
 
 use super::Feature;
 use crate::{Result, decoder::check};

@@ -11,11 +11,12 @@ use super::{Golden, TOLERANCE, TensorGroup, Weights, batch, check_within, cpu, c
 pub(super) struct Expected {
     name: String,
     tensors: Vec<TensorGroup>,
-    /// Token of each column of logits; empty where they are the same.
+    /// Token of each column of logits; empty if they are the same.
     vocabulary: Vec<u32>,
     prompt_rows: Vec<usize>,
     prompt_logits: Vec<Vec<f64>>,
-    /// A tree behind the last token, parents before children; nodes of one level do not all lie together.
+    /// A tree behind the last token, parents before children; nodes of one level are not all
+    /// neighbours.
     parents: Vec<Option<usize>>,
     drafts: Vec<u32>,
     draft_logits: Vec<Vec<f64>>,
@@ -43,7 +44,8 @@ impl<'a, B: Backend> Running<'a, B> {
         out.chunks_exact(self.head.vocab_size()).map(<[f32]>::to_vec).collect()
     }
 
-    /// The prompt through the model and the head in steps of `chunk`; the head's logits of every row.
+    /// The prompt through the model and the head in steps of `chunk`; returns the head's logits of
+    /// every row.
     fn prompt(&mut self, chunk: usize) -> Vec<Vec<f32>> {
         let (golden, mut rows) = (self.golden, Vec::new());
         for (number, tokens) in golden.prompt().chunks(chunk).enumerate() {
@@ -61,7 +63,8 @@ impl<'a, B: Backend> Running<'a, B> {
         rows
     }
 
-    /// The tree level by level, behind a prompt whose last chunk had `last` rows; logits of each node.
+    /// The tree level by level, behind a prompt with `last` rows in its last chunk; returns logits
+    /// of each node.
     fn tree(&mut self, last: usize) -> Vec<Vec<f32>> {
         let Expected { parents, drafts, .. } = self.expected;
         let depth = |node: usize| std::iter::successors(Some(node), |&node| parents[node]).count();
@@ -89,7 +92,7 @@ impl<'a, B: Backend> Running<'a, B> {
         (0..parents.len()).map(|node| found[rows.iter().position(|&row| row == node).expect("a row")].clone()).collect()
     }
 
-    /// The nodes of one path as a chain, a step each.
+    /// The nodes of one path as a chain, one per step.
     fn chain(&mut self, path: &[usize], last: usize) -> Vec<Vec<f32>> {
         let base = self.golden.prompt().len();
         let mut found = Vec::new();
@@ -116,7 +119,7 @@ fn agrees<B: Backend>(backend: impl Fn() -> B, tolerance: f64) {
         }
         assert!(distance(&nodes[2], &expected.draft_logits[4]) > 0.05, "{}: siblings are alike", expected.name);
 
-        // In chunks, and as a chain that goes over what the tree left: the same bits.
+        // In chunks, and as a chain that overwrites the tree's slots: the same bits.
         assert!(running.prompt(7) == whole, "{}: in chunks", expected.name);
         let chain = running.chain(&[1, 3, 5, 6], rows % 7);
         for (found, node) in chain.iter().zip([1, 3, 5, 6]) {
@@ -135,7 +138,7 @@ fn cpu_agrees() {
     agrees(cpu, TOLERANCE);
 }
 
-/// Sums are in another order there, and a chain of drafts goes on from what it gave.
+/// Sums are in another order there, and a chain of drafts continues from their results.
 #[test]
 fn cuda_agrees() {
     if let Some(_turn) = cuda::turn() {

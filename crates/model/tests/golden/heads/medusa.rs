@@ -11,7 +11,7 @@ pub(super) struct Expected {
     name: String,
     tensors: Vec<TensorGroup>,
     rows: Vec<u32>,
-    /// Of each head, row by row.
+    /// Logits of each head, row by row.
     logits: Vec<Vec<Vec<f64>>>,
 }
 
@@ -25,7 +25,7 @@ fn agrees<B: Backend>(backend: impl Fn() -> B) {
         assert_eq!(medusa.num_heads(), expected.logits.len());
         decoder.forward(&batch(golden.prompt(), 0, &[])).expect("a step");
         let all = read_all(&golden, expected, &mut medusa, &mut decoder, &expected.rows);
-        // One by one, and in another order, the same bits.
+        // One by one, and in another order: the same bits.
         for (i, &row) in expected.rows.iter().enumerate().rev() {
             let alone = read_all(&golden, expected, &mut medusa, &mut decoder, &[row]);
             for (alone, all) in alone.iter().zip(&all) {
@@ -37,7 +37,7 @@ fn agrees<B: Backend>(backend: impl Fn() -> B) {
     }
 }
 
-/// Logits of all heads, checked against those expected of these rows.
+/// Logits of all heads, checked against the expected ones of these rows.
 fn read_all<B: Backend>(
     golden: &Golden,
     expected: &Expected,

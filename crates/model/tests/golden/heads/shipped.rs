@@ -1,5 +1,5 @@
-//! The heads in `models/` beside the built-in model: `tests/golden/heads/shipped.py`. Four-bit matrices, a draft vocabulary of 16-bit
-//! offsets, and output rows that are the model's.
+//! The heads in `models/` beside the built-in model: `tests/golden/heads/shipped.py`. They have
+//! four-bit matrices, a draft vocabulary of 16-bit offsets, and output rows that are the model's.
 
 use std::{fs, path::PathBuf};
 
@@ -14,10 +14,10 @@ use crate::file;
 
 #[derive(Deserialize)]
 struct Golden {
-    /// The model sees all but the last, as everywhere here.
+    /// The model sees all but the last token, as in all these tests.
     tokens: Vec<u32>,
     rows: Vec<usize>,
-    /// Of each head, row by row.
+    /// Logits of each head, row by row.
     medusa: Vec<Vec<Row>>,
     eagle: Expected,
 }
@@ -25,12 +25,13 @@ struct Golden {
 #[derive(Deserialize)]
 struct Expected {
     rows: Vec<Row>,
-    /// Behind the last token and behind each draft but the last, which are the best of them.
+    /// Logits behind the last token and behind each draft but the last; the drafts are their best
+    /// tokens.
     chain: Vec<Row>,
     drafts: Vec<u32>,
 }
 
-/// Some columns of a row of logits, the best of all first.
+/// Some columns of a row of logits, the overall best first.
 #[derive(Deserialize)]
 struct Row {
     columns: Vec<usize>,
@@ -66,12 +67,12 @@ fn decoder<B: Backend>(backend: B, kv_format: KvFormat) -> Decoder<B> {
     Decoder::load(backend, &model, limits, &mut |_| ()).expect("a decoder")
 }
 
-/// The prompt as one step, with these rows for outputs.
+/// The prompt as one step, with these rows as outputs.
 fn prompt(tokens: &[u32], outputs: &[usize]) -> Batch {
     Batch { outputs: outputs.iter().map(|&row| row as u32).collect(), ..batch(tokens, 0, &[]) }
 }
 
-/// Both kinds in one decoder, as no server has them; `tolerance` is a part of the largest logit.
+/// Both kinds in one decoder, unlike in a server; `tolerance` is a share of the largest logit.
 fn agrees<B: Backend>(backend: B, kv_format: KvFormat, tolerance: f64) {
     let golden = read();
     let (seen, next) = (&golden.tokens[..golden.tokens.len() - 1], &golden.tokens[1..]);
@@ -118,13 +119,13 @@ fn reference_agrees() {
     agrees(Reference::new(), KvFormat::F32, 1e-4);
 }
 
-/// Matrices of four and five bits meet activations of eight there.
+/// Matrices of four and five bits are multiplied with activations of eight bits there.
 #[test]
 fn cpu_agrees() {
     agrees(cpu(), KvFormat::F32, 0.02);
 }
 
-/// The same on a GPU, where they are bf16.
+/// The same on a GPU, with bf16 matrices and activations.
 #[test]
 fn cuda_agrees() {
     if let Some(_turn) = cuda::turn() {
