@@ -1,4 +1,5 @@
-//! One request as its client and the engine see it: what it wants, what it has heard, what is under way for it.
+//! One request as its client and the engine see it: its parameters, its answer so far, and its rows
+//! in flight.
 
 use folio_scheduler::{Draft, NewRequest, RequestId};
 
@@ -7,13 +8,14 @@ use crate::{
     truth::{Sampling, Truth},
 };
 
-/// How a client draws tokens and when it has enough.
+/// A client's sampling, and when it has enough.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wants {
     pub sampling: Sampling,
     /// A token divisible by this is the last; 0: the length alone decides.
     pub stop: u32,
-    /// It reads no more after so many tokens, and is cut off when its buffer is full.
+    /// The client reads no more after this number of tokens, and its request is aborted when its
+    /// buffer is full.
     pub stalls_after: Option<usize>,
 }
 
@@ -26,7 +28,7 @@ pub enum End {
     Expired,
     StepFailed,
     RowFailed,
-    /// The process went down.
+    /// The process crashed.
     Crashed,
 }
 
@@ -37,31 +39,31 @@ pub struct Client {
     pub prompt_len: usize,
     pub max_len: usize,
     pub salt: u64,
-    /// Place in line: when it came, moved by its priority.
+    /// Order in its tenant's queue: arrival, moved by its priority.
     pub place: i64,
     pub tenant: u64,
     pub deadline: Option<u64>,
     pub wants_prompt_logits: bool,
     pub fork_of: Option<RequestId>,
-    /// The tokens so far, and what their rows must read.
+    /// The tokens so far, and the expected reads of their rows.
     pub truth: Truth,
-    /// A row of it failed, so that nobody knows what those behind it should read.
+    /// Whether a row of it failed, so that the expected reads of later rows are unknown.
     pub broken: bool,
-    /// Rows of it are in so many steps under way, and so many of those sample.
+    /// Steps in flight with rows of it, and the number of those that sample.
     pub in_flight: usize,
     pub pending: usize,
     pub targets_planned: usize,
     /// Most tokens ever computed of it.
     pub ceiling: usize,
     pub started: bool,
-    /// It has no blocks: never had, or lost them.
+    /// Whether it has no blocks: it never had any, or lost them.
     pub waits: bool,
     pub preemptions: u32,
-    /// The step that was the newest when it last lost its blocks.
+    /// The newest step when it last lost its blocks.
     pub preempted_at: Option<u64>,
     /// Proposed, and in no plan yet.
     pub drafts: Draft,
-    /// Nothing is planned behind a token of it that is under way.
+    /// Whether nothing may be planned behind a token of it that is in flight.
     pub expects_drafts: bool,
     pub fold: u64,
 }
@@ -116,7 +118,7 @@ impl Client {
         self.wants.stalls_after.is_some_and(|after| answer.len() > after + buffer).then_some(End::Stalled)
     }
 
-    /// The next tokens as they will be, or spoiled from place `wrong_from` on.
+    /// The real next tokens, wrong from index `wrong_from` on.
     pub fn drafted(&mut self, num: usize, wrong_from: usize) -> Vec<u32> {
         let len = self.truth.len();
         for i in 0..num {
@@ -129,12 +131,13 @@ impl Client {
         drafts
     }
 
-    /// A tree of at most `num` guesses with the next `right` tokens among them, others before, between and behind.
+    /// A tree of at most `num` nodes with the next `right` tokens among them, others before,
+    /// between and behind.
     pub fn drafted_tree(&mut self, num: usize, right: usize, rng: &mut Rng) -> Draft {
         let follows = self.drafted(right + 1, right + 1);
         let vocab = self.wants.sampling.vocab.max(2);
         let mut draft = Draft::default();
-        // For each node, how many tokens are right up to it, if all are.
+        // For each node, the number of right tokens up to it, if all are right.
         let mut right_to: Vec<Option<usize>> = Vec::new();
         let (mut depth, mut tip) = (0, None);
         for guess in 0..num {
@@ -146,11 +149,11 @@ impl Client {
             }
             let parent = rng.below(draft.len() + 1).checked_sub(1);
             let other = rng.below(vocab as usize - 1) as u32;
-            // Wrong where its parent is right; where its parent is wrong, anything is.
+            // Wrong if its parent is right; if its parent is wrong, any token is.
             let wrong = |depth: usize| (follows[depth] + 1 + other) % vocab;
             let token = parent.map_or(Some(0), |parent| right_to[parent]).map_or(other, wrong);
             draft.push(token, parent.map(|parent| parent as u16));
-            // What was guessed there before is there once.
+            // A node that was proposed there before is not added twice.
             right_to.resize(draft.len(), None);
         }
         draft

@@ -1,4 +1,4 @@
-//! What a run exercised, counted, so that a tame run is seen as one.
+//! Counters of everything that a run exercised, so that a run with too little variety shows.
 
 /// Declares the counters once, with their sum, their names and their values.
 macro_rules! counters {

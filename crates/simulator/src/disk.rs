@@ -18,21 +18,21 @@ struct File {
 #[derive(Debug)]
 struct Running {
     task: DiskTask,
-    /// The tick at which it ends; none while its step is under way.
+    /// The tick at which it ends; none while its step is in flight.
     due: Option<u64>,
-    /// The step whose transfers come before it.
+    /// The step with the transfers that come before it.
     step: Option<u64>,
     ends_well: bool,
-    /// What it has read, if it read at its start; else it reads at its end.
+    /// The blocks it has read, if it read at its start; else it reads at its end.
     read: Option<Blocks>,
 }
 
-/// How tasks end.
+/// Latency and failures of tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskManners {
     /// Most ticks a task takes.
     pub latency: u64,
-    /// One in so many fails; 0: none.
+    /// One in this number fails; 0: none.
     pub failures: usize,
 }
 
@@ -44,7 +44,7 @@ pub struct Disk {
     rng: Rng,
 }
 
-/// A task that has ended, to be told to the scheduler.
+/// An ended task, to be reported to the scheduler.
 #[derive(Clone, Copy, Debug)]
 pub struct Ended {
     pub ticket: u64,
@@ -76,7 +76,7 @@ impl Disk {
         !self.running.is_empty()
     }
 
-    /// A task of a plan: it begins when `step` is done, at once if none is under way.
+    /// Accepts a task of a plan: it begins when `step` is done, at once if none is in flight.
     pub fn accept(&mut self, task: &DiskTask, step: Option<u64>, tick: u64, model: &Model) {
         let ends_well = self.manners.failures == 0 || !self.rng.chance(self.manners.failures);
         self.running.push(Running { task: task.clone(), due: None, step, ends_well, read: None });
@@ -85,7 +85,7 @@ impl Disk {
         }
     }
 
-    /// Reads now what it will need, or at its end: both must do.
+    /// Reads its inputs now, or at its end: both must work.
     fn begin(&mut self, index: usize, tick: u64, model: &Model) {
         self.running[index].due = Some(self.due(tick));
         if self.rng.chance(2) {
@@ -101,7 +101,8 @@ impl Disk {
         tick + 1 + self.rng.word() % self.manners.latency.max(1)
     }
 
-    /// A file counts only if it says the same as the task: another chunk may have the same key.
+    /// A file counts only if it has the same chunk as the task: another chunk may have the same
+    /// key.
     fn find(&self, chunk: &DiskChunk) -> Option<Blocks> {
         self.files.get(&chunk.key).filter(|file| file.chunk == *chunk).map(|file| file.blocks.clone())
     }
@@ -114,7 +115,7 @@ impl Disk {
         }
     }
 
-    /// Steps under way failed: what would have begun behind them never does.
+    /// The steps in flight failed: their tasks never begin.
     pub fn steps_failed(&mut self, tick: u64) {
         for i in 0..self.running.len() {
             if self.running[i].due.is_none() {
@@ -124,19 +125,19 @@ impl Disk {
         }
     }
 
-    /// A file goes away, whoever may be reading it.
+    /// Removes a file, even while a task reads it.
     pub fn lose(&mut self, nth: usize) -> Option<u128> {
         let key = self.files.keys().nth(nth % self.files.len().max(1)).copied()?;
         self.files.remove(&key);
         Some(key)
     }
 
-    /// The process died: what was under way is not heard of again, files stay.
+    /// The process crashed: running tasks are dropped, files stay.
     pub fn restart(&mut self) {
         self.running.clear();
     }
 
-    /// Ends what is due, in no particular order.
+    /// Ends the tasks that are due, in no particular order.
     pub fn poll(&mut self, tick: u64, model: &mut Model) -> Vec<Ended> {
         let mut ended = Vec::new();
         while let Some(index) = self.pick(tick) {
@@ -171,7 +172,7 @@ impl Disk {
             for (i, &slot) in slots.iter().enumerate() {
                 match &found {
                     Some(blocks) => model.set_host_block(group, slot, &blocks[group][i]),
-                    // A failed read may have got half of it.
+                    // A failed read may have written half of it.
                     None => {
                         let garbage: Vec<u64> = model.host_block(group, slot).iter().map(|v| v ^ 0x5a5a).collect();
                         model.set_host_block(group, slot, &garbage);

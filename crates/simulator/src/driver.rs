@@ -1,7 +1,9 @@
-//! Drives the real scheduler as an engine does, with one or more steps under way, and checks what it sees.
+//! Drives the real scheduler like an engine, with one or more steps in flight, and checks every
+//! result.
 //!
-//! The order is the engine's: schedule, submit, collect the oldest step, commit, end requests. Steps run in order,
-//! either when they are submitted or when they are collected, which must make no difference.
+//! The order is the engine's: schedule, submit, collect the oldest step, commit, end requests.
+//! Steps run in order, either when they are submitted or when they are collected, which must make
+//! no difference.
 
 mod collect;
 mod ends;
@@ -29,15 +31,15 @@ use crate::{
     truth::Sampling,
 };
 
-/// How the engine around the scheduler behaves.
+/// Behaviour of the engine around the scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Manners {
-    /// Steps under way at most.
+    /// Most steps in flight.
     pub depth: usize,
     pub disk: DiskManners,
-    /// Tokens a client may leave unread before it is cut off.
+    /// Tokens that a client may leave unread before its request is aborted.
     pub buffer: usize,
-    /// Decides which steps run when submitted, which when collected, and how long they take.
+    /// Decides which steps run when submitted, which when collected, and their duration.
     pub seed: u64,
 }
 
@@ -47,12 +49,12 @@ impl Default for Manners {
     }
 }
 
-/// How a request ended.
+/// The end of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Departure {
     pub id: RequestId,
     pub end: End,
-    /// None where the scheduler does not say: with a failed step or the process.
+    /// None if the scheduler does not report it: with a failed step or the process.
     pub departed: Option<Departed>,
     pub tick: u64,
 }
@@ -81,20 +83,20 @@ pub struct Driver {
     pub departures: Vec<Departure>,
     manners: Manners,
     clients: BTreeMap<RequestId, Client>,
-    /// Those that have ended while a step up to the given one still has rows of theirs.
+    /// Ended requests that still have rows in a step up to the given one.
     ghosts: Vec<(u64, Client)>,
     in_flight: VecDeque<Step>,
     router: Router,
     next_step: u64,
     progress: Progress,
-    /// The next step collected has a row without a number, that of the request so far down the plan.
+    /// The row to fail in the next collected step: that of the request at this index of the plan.
     spoil_row: Option<usize>,
-    /// Whether the bounds of fairness hold from here on.
+    /// Whether the bounds of fairness are suspended from here on.
     lenient: bool,
     draining: bool,
-    /// Whether this turn's plan had something in it.
+    /// Whether this turn's plan was not empty.
     planned: bool,
-    /// What the scheduler must have counted.
+    /// The expected counts of the scheduler.
     drafts: DraftStats,
 }
 
@@ -130,7 +132,7 @@ impl Driver {
         &self.clients
     }
 
-    /// The step submitted last, while it is under way.
+    /// The last submitted step, while it is in flight.
     pub fn newest_plan(&self) -> Option<&StepPlan> {
         self.in_flight.back().map(|step| &step.plan)
     }
@@ -143,7 +145,7 @@ impl Driver {
         self.draining
     }
 
-    /// Nobody is there, nothing is under way and the disk is quiet.
+    /// Whether no request is alive, nothing is in flight and the disk is quiet.
     pub fn is_idle(&self) -> bool {
         self.clients.is_empty() && self.in_flight.is_empty() && !self.disk.busy() && !self.scheduler.has_work()
     }
@@ -173,7 +175,7 @@ impl Driver {
         }
     }
 
-    /// Not wanted any more, in whatever state. I9 and I13 are checked on the way.
+    /// Aborts a request in any state. I9 and I13 are checked on the way.
     pub fn abort(&mut self, id: RequestId) -> Result<(), Violation> {
         self.end(id, End::Aborted)
     }
@@ -191,7 +193,7 @@ impl Driver {
         self.scheduler.clear_cache();
     }
 
-    /// The nth allocation from now fails.
+    /// Lets the nth allocation from now fail.
     pub fn inject_shortage(&mut self, nth: usize) {
         self.trace.say(|| format!("allocation {nth} from now fails"));
         self.coverage.shortages += 1;
@@ -216,14 +218,14 @@ impl Driver {
         self.progress.fault(self.tick);
     }
 
-    /// The next tokens of a request, guessed: `num` of them, wrong from place `wrong_from` on.
+    /// Drafts the next `num` tokens of a request, wrong from index `wrong_from` on.
     pub fn draft(&mut self, id: RequestId, num: usize, wrong_from: usize) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let drafts = Draft::chain(client.drafted(num, wrong_from));
         self.propose(id, drafts);
     }
 
-    /// The same as a tree of `num` nodes, `right` of which are the next tokens.
+    /// The same as a tree of `num` nodes; `right` of them are the next tokens.
     pub fn draft_tree(&mut self, id: RequestId, num: usize, right: usize, rng: &mut Rng) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let drafts = client.drafted_tree(num, right, rng);
@@ -256,7 +258,7 @@ impl Driver {
         }
     }
 
-    /// Figures that the scheduler counts itself.
+    /// Adds figures that the scheduler counts itself.
     pub fn fold_stats(&mut self) {
         let stats = self.scheduler.stats();
         self.coverage.hit_tokens += stats.hit_tokens;
@@ -273,13 +275,13 @@ impl Driver {
         self.end_turn()
     }
 
-    /// Up to the moment where a step is under way.
+    /// The first part of a turn, until a step is in flight.
     pub fn begin_turn(&mut self) -> Result<(), Violation> {
         self.tick += 1;
         self.now = self.now.saturating_add(1_000);
         self.poll_disk();
         self.planned = self.schedule()?;
-        // A figure for whoever is turned away: it must be there at any moment.
+        // A figure for refused requests: it must be available at any moment.
         let _ = self.scheduler.expected_wait();
         Ok(())
     }

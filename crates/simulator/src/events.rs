@@ -1,4 +1,5 @@
-//! A router's view: what the cache holds by its events alone, compared with what the scheduler says it holds.
+//! A router's view: the cache's contents by its events alone, compared with those that the
+//! scheduler reports.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,5 @@
-//! I11: who comes first runs first, and who was preempted is not preempted for ever. I17: a priority moves a request
-//! before others of its tenant, and takes nothing from other tenants.
+//! I11: the first request in a queue starts first, and preemption ends. I17: a priority moves a
+//! request before others of its tenant, and takes nothing from other tenants.
 
 use std::collections::BTreeMap;
 
@@ -14,13 +14,13 @@ use crate::{
 /// Most times that a request loses its blocks when nothing forces it.
 pub const MOST_PREEMPTIONS: u32 = 3;
 
-/// Where in its tenant's line a request stands: a level of priority is worth a fixed time of waiting.
+/// Position of a request in its tenant's queue: a level of priority is worth a fixed waiting time.
 pub fn place(now: u64, priority: i32, aging: u64) -> i64 {
     let signed = |nanos: u64| i64::try_from(nanos).unwrap_or(i64::MAX);
     signed(now).saturating_add(signed(aging).saturating_mul(i64::from(priority)))
 }
 
-/// A request that starts leaves nobody behind that stands before it in its tenant's line and could have started.
+/// When a request starts, no request before it in its tenant's queue could have started.
 pub fn check_order(
     plan: &StepPlan,
     clients: &BTreeMap<RequestId, Client>,
@@ -41,7 +41,8 @@ pub fn check_order(
     Ok(())
 }
 
-/// Whether somebody else may be computing what this one needs, or something beside tokens is in short supply.
+/// Whether another request may be computing this one's blocks, or something other than tokens is in
+/// short supply.
 fn is_excused(old: &Client, plan: &StepPlan, clients: &BTreeMap<RequestId, Client>, config: &SchedulerConfig) -> bool {
     if old.deadline.is_some() || old.fork_of.is_some() || old.wants_prompt_logits || old.in_flight > 0 {
         return true;
@@ -49,7 +50,7 @@ fn is_excused(old: &Client, plan: &StepPlan, clients: &BTreeMap<RequestId, Clien
     if !config.prefix_caching {
         return false;
     }
-    // Few bits find a likeness everywhere, and the disk may be asked for anything.
+    // With few hash bits false prefix hits are everywhere, and the disk may be asked for anything.
     if config.hash_bits < 128 || config.disk_chunk_blocks.is_some() {
         return true;
     }
@@ -58,7 +59,7 @@ fn is_excused(old: &Client, plan: &StepPlan, clients: &BTreeMap<RequestId, Clien
     clients.values().any(|c| c.salt == old.salt && runs(c) && c.truth.tokens().starts_with(block))
 }
 
-/// No request loses its blocks time and again at an ordinary load.
+/// No request loses its blocks again and again at an ordinary load.
 pub fn check_preemptions(client: &Client) -> Result<(), Found> {
     if client.preemptions > MOST_PREEMPTIONS {
         let what = format!("request {} is preempted for the {}th time", client.id.0, client.preemptions);
@@ -67,10 +68,10 @@ pub fn check_preemptions(client: &Client) -> Result<(), Found> {
     Ok(())
 }
 
-/// What is added to the priorities of one tenant: the plans must be the same ones.
+/// Changes to the priorities of one tenant: the plans must stay the same.
 pub const FAVOURS: [i32; 2] = [0, -1_000];
 
-/// One scenario in four, if it has requests of the tenant that is favoured, and others.
+/// One scenario in four, if it has requests of the favoured tenant, and others.
 pub fn is_told_of_tenants(scenario: &Scenario) -> bool {
     let has = |favoured: bool| {
         let of = |action: &Action| matches!(action, Action::Add(traffic) if (traffic.tenant == 0) == favoured);
@@ -79,8 +80,8 @@ pub fn is_told_of_tenants(scenario: &Scenario) -> bool {
     scenario.setup.manners.seed.is_multiple_of(4) && has(true) && has(false)
 }
 
-/// The scenario with the first tenant's priorities moved, and without what else decides who comes first in a tenant's own
-/// line: deadlines, and priorities so extreme that they cannot be moved.
+/// The scenario with the first tenant's priorities moved, and without other facts that decide the
+/// order in a tenant's own queue: deadlines, and priorities so extreme that they cannot be moved.
 pub fn favouring(scenario: &Scenario, favour: i32) -> Scenario {
     let mut scenario = scenario.clone();
     scenario.setup.favour = favour;

@@ -1,5 +1,5 @@
-//! What must hold, step by step. I1 to I6 and I8 are the scheduler's own `check_integrity`; the rest is checked here
-//! from outside, with nothing but the plans and what the clients know.
+//! Invariants of every step. I1 to I6 and I8 are the scheduler's own `check_integrity`; the rest is
+//! checked here from outside, with nothing but the plans and the clients' records.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +9,10 @@ use folio_scheduler::{
 
 use crate::{client::Client, disk::Disk};
 
-/// The seventeen, as `docs/simulator.md` lists them.
+/// The seventeen invariants of `docs/simulator.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Invariant {
-    /// I1 to I6 and I8: the scheduler's own books.
+    /// I1 to I6 and I8: the scheduler's own state.
     Integrity,
     /// An assertion inside the scheduler.
     Panic,
@@ -41,7 +41,7 @@ pub struct Violation {
 }
 
 impl Violation {
-    /// The same fault, wherever and to whomever it happens.
+    /// Whether it is the same fault, at any place and of any request.
     pub fn is_like(&self, other: &Violation) -> bool {
         let words = |v: &Violation| -> String { v.what.chars().filter(|c| !c.is_ascii_digit()).take(48).collect() };
         let told_apart = matches!(self.invariant, Invariant::Integrity | Invariant::Panic);
@@ -51,7 +51,7 @@ impl Violation {
 
 pub type Found = (Invariant, String);
 
-/// What a plan must be, whatever led to it.
+/// Requirements on a plan in any state.
 pub struct PlanCheck<'a> {
     pub config: &'a SchedulerConfig,
     pub clients: &'a BTreeMap<RequestId, Client>,
@@ -142,7 +142,7 @@ impl PlanCheck<'_> {
                 return Err((Invariant::I4, format!("{transfer:?}, but a disk task owns the slot")));
             }
         }
-        // Two stores may read one slot; what a fetch writes is its own.
+        // Two stores may read one slot; a fetch owns the slots that it writes.
         for (i, task) in plan.disk_tasks.iter().enumerate() {
             let writes = task.kind == DiskTaskKind::Fetch;
             let slots = || task.slots.iter().enumerate().flat_map(|(g, slots)| slots.iter().map(move |&s| (g, s)));
@@ -156,7 +156,7 @@ impl PlanCheck<'_> {
     }
 }
 
-/// I4 for drafts: the blocks they are written to are in nobody else's table.
+/// I4 for drafts: the blocks they are written to are in no other request's table.
 fn check_draft_slots(plan: &StepPlan, block_tokens: usize) -> Result<(), Found> {
     for a in plan.assignments.iter().filter(|a| a.num_drafts > 0) {
         let others = || plan.assignments.iter().filter(|other| other.id != a.id);
@@ -172,7 +172,7 @@ fn check_draft_slots(plan: &StepPlan, block_tokens: usize) -> Result<(), Found> 
     Ok(())
 }
 
-/// Every row of the prompt is asked once, in order, and is among the assignment's rows.
+/// Every row of the prompt is requested once, in order, and is among the assignment's rows.
 fn check_targets(a: &Assignment, client: &Client) -> Result<(), Found> {
     let targets = &a.prompt_targets;
     let num = targets.tokens.len();
@@ -192,7 +192,7 @@ fn check_targets(a: &Assignment, client: &Client) -> Result<(), Found> {
     Ok(())
 }
 
-/// I5, seen from outside: no row reads a block that a step under way writes for somebody else.
+/// I5, checked from outside: no row reads a block that a step in flight writes for another request.
 pub fn check_published<'a>(
     new: &StepPlan,
     under_way: impl Iterator<Item = (u64, &'a Assignment)> + Clone,
@@ -202,7 +202,7 @@ pub fn check_published<'a>(
     for a in &new.assignments {
         let own = a.first / block_tokens;
         for (step, other) in under_way.clone() {
-            // One that left or lost its blocks since writes to blocks that may be somebody else's by now.
+            // A request that left or lost its blocks since may write to blocks of another request.
             let holds = |c: &Client| c.preempted_at.is_none_or(|at| at < step);
             if other.id == a.id || !clients.get(&other.id).is_some_and(holds) {
                 continue;
@@ -221,7 +221,7 @@ pub fn check_published<'a>(
     Ok(())
 }
 
-/// I13: no more blocks are held than those who are left can need.
+/// I13: no more blocks are held than the remaining requests can need.
 pub fn check_held(
     stats: &SchedulerStats,
     clients: &BTreeMap<RequestId, Client>,
@@ -237,7 +237,7 @@ pub fn check_held(
     Ok(())
 }
 
-/// I14: when nobody is there, nothing is held and every gauge is at zero.
+/// I14: without requests, nothing is held and every gauge is at zero.
 pub fn check_idle(stats: &SchedulerStats, kept: usize) -> Result<(), Found> {
     let held = stats.groups.iter().any(|g| g.blocks_used + g.slots_held + g.tokens_stored > 0);
     if stats.running + stats.waiting + stats.waiting_tokens > 0 || held {

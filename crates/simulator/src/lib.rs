@@ -1,7 +1,9 @@
-//! Simulates the scheduler: the real one, under traffic, clock and faults that all follow from one seed.
+//! Simulates the scheduler: the real one, under traffic, clock and faults that all follow from one
+//! seed.
 //!
-//! A mock model whose answer is a hash of everything read through the block tables tells every wrong block, and the
-//! invariants are checked at every step. A run is a list of events, so that one that fails shrinks to a short one.
+//! A mock model answers with a hash of everything read through the block tables, which shows every
+//! wrong block, and the invariants are checked at every step. A run is a list of events, so that a
+//! failing run can be shrunk to a short one.
 
 pub mod client;
 pub mod coverage;

@@ -1,4 +1,4 @@
-//! `folio-simulate`: many seeds with figures, or one seed with its story.
+//! `folio-simulate`: many seeds with figures, or one seed with its trace.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -21,7 +21,7 @@ folio-simulate [options]
   --seconds N      begins no new run after so long
   --json           figures as JSON";
 
-/// One table entry in so many is flipped by --perturb.
+/// One table entry in this number is flipped by --perturb.
 const PERTURB_ONE_IN: usize = 10_000;
 
 struct Args {
@@ -132,7 +132,7 @@ fn tell(scenario: &Scenario, violation: &Violation, mode: &Mode) {
     }
 }
 
-/// Names and numbers only, but for the messages, whose quotes are dropped.
+/// JSON of names and numbers, and of messages with their quotes removed.
 fn json(report: &Report) -> String {
     let counts: Vec<String> = report.coverage.rows().iter().map(|(name, n)| format!("\"{name}\":{n}")).collect();
     let failure = |(seed, v): &(u64, Violation)| {

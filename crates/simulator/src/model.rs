@@ -1,11 +1,12 @@
 //! A model whose answer shows every wrong block.
 //!
-//! What a row leaves in the cache is a hash of its token, its position and all that it saw, written through the block
-//! table; its digest is a hash of all that it reads back through it, only the window in groups that have one. A stale,
-//! freed, foreign or unwritten block changes the digest exactly, and with it the next token. Rows of one step do not
-//! see each other unless they are of one request: a block counts when its forward pass is done, not before. A draft sees
-//! of its step only the way from the request's last token to itself; what of the drafts holds is moved to where a chain
-//! would have left it when the step ends.
+//! A row writes a hash of its token, its position and all that it read to the cache, through the
+//! block table; its digest is a hash of all that it reads back through it, only the window in
+//! groups that have one. A stale, freed, foreign or unwritten block changes the digest exactly, and
+//! with it the next token. Rows of one step do not see each other unless they belong to one
+//! request: a block is readable when its forward pass is done, not before. A draft sees from its
+//! own step only the path from the request's last token to itself; accepted drafts are moved to a
+//! chain's slots when the step ends.
 
 use std::collections::BTreeMap;
 
@@ -13,30 +14,30 @@ use folio_scheduler::{Assignment, BlockId, HostSlot, RequestId, RowResult, Sched
 
 use crate::{hash, truth::Sampling};
 
-/// Memory that nothing has been written to.
+/// Memory that was never written.
 pub const UNWRITTEN: u64 = 0xdead_beef_dead_beef;
 
-/// What the executor keeps for a request between steps.
+/// The executor's state of a request between steps.
 #[derive(Clone, Copy, Debug)]
 struct Kept {
     sampling: Sampling,
     /// For rows that await it.
     last: Option<u32>,
-    /// Over every token sampled, in order.
+    /// Over every sampled token, in order.
     fold: u64,
 }
 
-/// What came of a step's rows.
+/// Results of a step's rows.
 #[derive(Clone, Debug, Default)]
 pub struct Output {
     pub results: Vec<RowResult>,
-    /// What every row read, in the plan's order.
+    /// The read digest of every row, in the plan's order.
     pub digests: Vec<u64>,
-    /// The fold of each assignment's request behind it.
+    /// The fold of each assignment's request after it.
     pub folds: Vec<u64>,
     /// Rows of accepted drafts that had to be moved.
     pub moved: u64,
-    /// Something no executor could do.
+    /// A plan that no executor could run.
     pub fault: Option<String>,
 }
 
@@ -57,11 +58,11 @@ struct Scratch {
     seen: Vec<Vec<u64>>,
     starts: Vec<usize>,
     sums: Vec<u64>,
-    /// (group, slot, value), done when every row of the step has read.
+    /// (group, slot, value), written when every row of the step has read.
     writes: Vec<(usize, usize, u64)>,
-    /// (group, from, to), done in order behind the writes.
+    /// (group, from, to), done in order after the writes.
     moves: Vec<(usize, usize, usize)>,
-    /// What each draft of the assignment adds for those behind it, `[draft][group]`.
+    /// Contribution of each draft of the assignment to the rows behind it, `[draft][group]`.
     drafts: Vec<Vec<u64>>,
 }
 
@@ -103,7 +104,7 @@ impl Model {
         self.requests.len()
     }
 
-    /// A plan's first half. Wrong addresses are told.
+    /// Runs a plan's first half. Reports wrong addresses.
     pub fn run_transfers(&mut self, transfers: &[Transfer]) -> Option<String> {
         let len = self.block_tokens;
         for transfer in transfers {
@@ -132,7 +133,8 @@ impl Model {
         None
     }
 
-    /// A plan's second half: every row reads what lay there before the step, then all of them write.
+    /// Runs a plan's second half: every row reads the values from before the step, then all of them
+    /// write.
     pub fn run_rows(&mut self, plan: &StepPlan) -> Output {
         let mut output = Output::default();
         self.scratch.writes.clear();
@@ -190,7 +192,8 @@ impl Model {
         Ok(())
     }
 
-    /// Writes down how the keys of accepted drafts come to lie behind one another; how many of them do not yet.
+    /// Plans the moves that put the keys of accepted drafts behind one another; returns how many
+    /// must move.
     fn plan_moves(&mut self, a: &Assignment, path: &[usize]) -> Result<u64, String> {
         let first = a.first + a.num_rows() - a.num_drafts;
         let mut moved = 0;
@@ -204,7 +207,7 @@ impl Model {
         Ok(moved)
     }
 
-    /// Sums up what the first row sees behind itself, through the tables.
+    /// Sums the values that the first row sees before itself, through the tables.
     fn read_context(&mut self, a: &Assignment) -> Result<(), String> {
         for group in 0..self.device.len() {
             let start = self.windows[group].map_or(0, |w| (a.first + 1).saturating_sub(w));
@@ -229,7 +232,7 @@ impl Model {
         let Scratch { seen, starts, sums, writes, .. } = &mut self.scratch;
         for group in 0..sums.len() {
             if let Some(window) = self.windows[group] {
-                // The row before saw one position that this one does not.
+                // The previous row saw one position that this one does not.
                 if position > a.first && position >= window {
                     let left = position - window;
                     sums[group] = sums[group].wrapping_sub(seen[group][left - starts[group]]);
@@ -251,11 +254,12 @@ impl Model {
         Ok(digest)
     }
 
-    /// The row of a draft, behind all rows that are none. The sums stay those of the row that the tree stands on.
+    /// Runs the row of a draft, after all other rows. The sums stay those of the row at the tree's
+    /// root.
     fn run_draft(&mut self, a: &Assignment, draft: usize, salt: u64) -> Result<u64, String> {
         let last = a.first + a.num_rows() - a.num_drafts - 1;
         let parent = |node: &usize| a.parents[*node].map(usize::from);
-        // Nearest first; the one `i` tokens behind the last one stands at `last + i`.
+        // Nearest first; the draft at depth `i` behind the last token has position `last + i`.
         let path: Vec<usize> = std::iter::successors(parent(&draft), parent).collect();
         let position = last + path.len() + 1;
         let Scratch { seen, starts, sums, writes, drafts, .. } = &mut self.scratch;
@@ -285,7 +289,7 @@ impl Model {
         Ok(digest)
     }
 
-    /// Whether the two blocks differ in what stands in the slots `from..to`.
+    /// Whether the two blocks differ in the slots `from..to`.
     pub fn differ(&self, group: usize, blocks: [BlockId; 2], from: usize, to: usize) -> bool {
         let [a, b] = blocks.map(|b| b.0 as usize * self.block_tokens);
         self.device[group][a + from..a + to] != self.device[group][b + from..b + to]
@@ -301,7 +305,8 @@ impl Model {
         self.host[group][from..from + self.block_tokens].copy_from_slice(values);
     }
 
-    /// A failed step may have written anything anywhere, but for host slots that somebody else works on.
+    /// Overwrites memory with garbage after a failed step, except for host slots that a disk task
+    /// works on.
     pub fn scribble(&mut self, garbage: u64, spared: impl Fn(usize, HostSlot) -> bool) {
         for (i, value) in self.device.iter_mut().flatten().enumerate() {
             *value = hash::mix(garbage, i as u64);
@@ -316,7 +321,8 @@ impl Model {
     }
 }
 
-/// Draws behind the last token, and on behind every draft that was drawn; those drafts, from the root.
+/// Samples behind the last token, and behind every accepted draft; returns those drafts, from the
+/// root.
 fn verify(a: &Assignment, digests: &[u64], kept: &mut Kept, result: &mut RowResult) -> Vec<usize> {
     let own = a.num_rows() - a.num_drafts;
     let mut path: Vec<usize> = Vec::new();
@@ -335,7 +341,7 @@ fn verify(a: &Assignment, digests: &[u64], kept: &mut Kept, result: &mut RowResu
     }
 }
 
-/// Where a position lies, if it lies anywhere.
+/// The slot of a position, if it has one.
 fn slot(table: &[BlockId], position: usize, block_tokens: usize, len: usize, group: usize) -> Result<usize, String> {
     let Some(&block) = table.get(position / block_tokens) else {
         return Err(format!("position {position} is behind a table of {} blocks, group {group}", table.len()));

@@ -1,4 +1,4 @@
-//! Flips table entries on the way to the model, to show that the simulator sees it.
+//! Flips table entries on the way to the model, to show that the simulator detects it.
 
 use folio_scheduler::{BlockId, RequestId, SchedulerConfig, StepPlan};
 
@@ -7,29 +7,30 @@ use crate::{hash::Rng, model::Model};
 #[derive(Clone, Debug)]
 pub struct Perturb {
     rng: Rng,
-    /// One entry in so many is flipped.
+    /// One entry in this number is flipped.
     one_in: usize,
-    /// Flips still to come; without a bound in the ordinary mode.
+    /// Remaining flips; unlimited in the ordinary mode.
     left: usize,
     /// Whether only flips that must show are made.
     only_effective: bool,
     pub flips: u64,
-    /// Flips of an entry through which a row reads something else than what it should, in steps that were collected.
+    /// Flips of an entry through which a row reads a wrong value, in steps that were collected.
     pub effective: u64,
 }
 
 impl Perturb {
-    /// Every entry of every plan with probability 1 / `one_in`.
+    /// Flips every entry of every plan with probability 1 / `one_in`.
     pub fn chance(seed: u64, one_in: usize) -> Self {
         Self { rng: Rng(seed), one_in, left: usize::MAX, only_effective: false, flips: 0, effective: 0 }
     }
 
-    /// The next entry whose change must show, once.
+    /// Flips the next entry whose change must show, once.
     pub fn once(seed: u64) -> Self {
         Self { rng: Rng(seed), one_in: 2, left: 1, only_effective: true, flips: 0, effective: 0 }
     }
 
-    /// Flips entries of a plan that is about to run; the requests whose rows must show it.
+    /// Flips entries of a plan that is about to run; returns the requests with rows that must show
+    /// it.
     pub fn flip(&mut self, plan: &mut StepPlan, model: &Model, config: &SchedulerConfig) -> Vec<RequestId> {
         let mut shown = Vec::new();
         let len = config.block_tokens;
@@ -42,7 +43,8 @@ impl Perturb {
                         continue;
                     }
                     let wrong = BlockId((right.0 + 1 + self.rng.below(blocks - 1) as u32) % blocks as u32);
-                    // What the first row reads behind itself in this block; the others see no more of it.
+                    // The part of this block that the first row reads; later rows see no more of
+                    // it.
                     let seen = config.groups[group].window.map_or(0, |w| (a.first + 1).saturating_sub(w));
                     let from = seen.max(index * len);
                     let to = a.first.min((index + 1) * len);

@@ -1,4 +1,4 @@
-//! I10: while there is work and nothing was broken lately, something is computed that never was before.
+//! I10: while there is work and no recent fault, something new is computed.
 
 use folio_scheduler::SchedulerConfig;
 
@@ -9,10 +9,11 @@ use crate::{
 
 #[derive(Debug, Default)]
 pub struct Progress {
-    /// The last tick at which a request's most computed tokens rose, one ended, or nobody was there.
+    /// The last tick at which a request's most computed tokens rose, one ended, or no request was
+    /// alive.
     risen: u64,
     fault: u64,
-    /// Turns without a plan, a step under way or a disk task, in a row.
+    /// Consecutive turns without a plan, a step in flight or a disk task.
     stuck: u64,
 }
 
@@ -25,8 +26,9 @@ impl Progress {
         self.fault = tick;
     }
 
-    /// Ticks within which something must rise: the longest sequence may have to be computed again behind every other,
-    /// with the disk asked on the way, and forced preemption may undo some of it.
+    /// Ticks within which something must rise: the longest sequence may have to be computed again
+    /// after every other, with reads from disk on the way, and forced preemption may undo some of
+    /// it.
     pub fn bound<'a>(config: &SchedulerConfig, clients: impl Iterator<Item = &'a Client>, latency: u64) -> u64 {
         let chunk = config.budget_tokens.min(config.max_chunk.unwrap_or(usize::MAX)).max(1);
         let longest = clients.map(|c| c.truth.len()).max().unwrap_or(0);
@@ -42,7 +44,7 @@ impl Progress {
             return Ok(());
         }
         self.stuck = if stuck { self.stuck + 1 } else { 0 };
-        // An injected shortage may cost one plan; the next finds the blocks that were there all along.
+        // An injected shortage may cost one plan; the next one finds the blocks.
         if self.stuck > 3 {
             return Err((Invariant::I10, format!("{num_clients} wait, and nothing is under way that could help them")));
         }

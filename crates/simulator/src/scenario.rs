@@ -1,7 +1,7 @@
-//! A run before it runs: a configuration and a list of events, both drawn from one seed.
+//! A run before it runs: a configuration and a list of events, both generated from one seed.
 //!
-//! Events name requests by their place among those alive, and everything else that varies follows from the tick. So a
-//! list with some events taken out still means something, which is what shrinking needs.
+//! Events name requests by their index among those alive, and everything else that varies follows
+//! from the tick. So a list without some of its events is still valid, as shrinking needs.
 
 use folio_scheduler::{GroupConfig, SchedulerConfig};
 
@@ -19,10 +19,10 @@ pub struct Scenario {
 pub struct Setup {
     pub scheduler: SchedulerConfig,
     pub manners: Manners,
-    /// Requests beyond this are turned away before they reach the scheduler.
+    /// Further requests are refused before they reach the scheduler.
     pub most_alive: usize,
     pub drafter: Drafter,
-    /// Different tokens that the model may say.
+    /// Number of different tokens that the model may generate.
     pub vocab: u32,
     /// Added to all priorities of tenant 0.
     pub favour: i32,
@@ -31,7 +31,7 @@ pub struct Setup {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drafter {
     None,
-    /// Chains and trees, by chance. Drafts hold as far as they can, never, or now this, now that.
+    /// Chains and trees, by chance. Drafts are always right, never, or sometimes.
     Right,
     Wrong,
     Mixed,
@@ -46,13 +46,13 @@ pub struct Event {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     Add(Traffic),
-    /// A request that goes on where the nth alive stands now.
+    /// A request that continues the nth alive at its present state.
     Continue {
         nth: usize,
         extra: usize,
         answer: usize,
     },
-    /// In flight: between the plan and its result.
+    /// Between the plan and its result.
     Abort {
         nth: usize,
         in_flight: bool,
@@ -87,9 +87,9 @@ pub enum Action {
 pub struct Traffic {
     pub prompt: Prompt,
     pub answer: usize,
-    /// Equal requests in the same step.
+    /// Number of equal requests in the same step.
     pub copies: usize,
-    /// Samples of the prompt: the second and later ones are forks of the first.
+    /// Number of samples of the prompt: the second and later ones are forks of the first.
     pub samples: usize,
     pub priority: i32,
     pub tenant: u64,
@@ -101,7 +101,8 @@ pub struct Traffic {
     pub stalls_after: Option<usize>,
 }
 
-/// Prompts with few beginnings over few tokens, so that they share; `family` 0 begins like no other.
+/// Prompts with few beginnings over few tokens, so that they share prefixes; `family` 0 shares with
+/// no other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prompt {
     pub family: u32,
@@ -175,7 +176,8 @@ impl Setup {
                 group.host_slots = rng.within(2 * chunk, 32);
             }
         } else if rng.chance(4) {
-            // A file cannot say what came before it but by its parent's hash, so that a disk needs all its bits.
+            // A file identifies its predecessors only by its parent's hash, so a disk needs all
+            // hash bits.
             config.hash_bits = rng.pick(&[1, 4, 4]);
         }
         let manners = Manners {
@@ -195,7 +197,7 @@ impl Setup {
         }
     }
 
-    /// The longest sequence that the pools can hold, within reason.
+    /// The longest sequence that the pools can hold, up to a bound.
     pub fn room(&self) -> usize {
         let fits = |len: usize| (0..self.scheduler.groups.len()).all(|g| self.fits(g, len));
         (1..=120).rev().find(|&len| fits(len)).unwrap_or(0)
@@ -206,7 +208,7 @@ impl Setup {
     }
 }
 
-/// How often what happens in one run.
+/// Frequencies of all kinds of events in one run.
 struct Weather {
     arrivals: usize,
     burst: usize,
@@ -281,7 +283,7 @@ impl Weather {
         let block = setup.scheduler.block_tokens;
         let most = room - 1;
         let len = match rng.below(3) {
-            // Around the end of a block, where it is easy to be wrong by one.
+            // Around the end of a block, where off-by-one errors are likely.
             0 => (block * rng.within(1, 6) + rng.below(3)).saturating_sub(1),
             1 => rng.within(1, 12),
             _ => rng.within(1, 60),

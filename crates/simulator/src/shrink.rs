@@ -1,4 +1,5 @@
-//! Makes a failing scenario small: fewer events, shorter requests, a plainer configuration, the same fault.
+//! Makes a failing scenario small: fewer events, shorter requests, a simpler configuration, the
+//! same fault.
 
 use crate::{
     invariants::Violation,
@@ -6,7 +7,7 @@ use crate::{
     world::{Mode, Outcome, play},
 };
 
-/// Runs that shrinking may take; small scenarios are quick.
+/// Most runs of a shrink; small scenarios are quick.
 const MOST_RUNS: usize = 4000;
 
 struct Shrinker {
@@ -16,7 +17,7 @@ struct Shrinker {
     runs: usize,
 }
 
-/// The smallest scenario found that fails in the same way, and how it fails.
+/// The smallest scenario found that fails in the same way, and its outcome.
 pub fn shrink(scenario: &Scenario, fault: &Violation, mode: &Mode) -> (Scenario, Outcome) {
     let mut shrinker = Shrinker { best: scenario.clone(), fault: fault.clone(), mode: mode.clone(), runs: 0 };
     shrinker.cut_end();
@@ -35,7 +36,7 @@ pub fn shrink(scenario: &Scenario, fault: &Violation, mode: &Mode) -> (Scenario,
 }
 
 impl Shrinker {
-    /// Keeps the scenario if it fails as the first one did.
+    /// Takes the scenario if it fails like the first one.
     fn try_one(&mut self, scenario: Scenario) -> bool {
         if self.runs >= MOST_RUNS {
             return false;
@@ -49,7 +50,7 @@ impl Shrinker {
         same
     }
 
-    /// What comes after the fault had no part in it.
+    /// Removes events after the fault, which had no part in it.
     fn cut_end(&mut self) {
         let ticks = self.fault.tick.min(self.best.ticks);
         for ticks in [ticks, ticks + 1] {
@@ -87,7 +88,7 @@ impl Shrinker {
         }
     }
 
-    /// Moves events together, so that no ticks pass in which nothing matters.
+    /// Moves events together, so that no ticks pass without an event that matters.
     fn close_gaps(&mut self) {
         for index in 0..self.best.events.len() {
             loop {
@@ -113,7 +114,7 @@ impl Shrinker {
     }
 }
 
-/// Each makes one thing plain.
+/// Each makes one setting simpler.
 const SIMPLER_SETUPS: &[fn(&mut Scenario)] = &[
     |s| s.setup.manners.depth = 1,
     |s| s.setup.manners.depth = 2,

@@ -1,4 +1,4 @@
-//! Many seeds on some threads, with what they exercised and which of them failed.
+//! Many seeds on some threads, with counts of what they exercised and the failed seeds.
 
 use std::{
     sync::{
@@ -24,10 +24,10 @@ pub struct Sweep {
     /// Ticks of each run; most of them are steps.
     pub steps: u64,
     pub threads: usize,
-    /// Flip one table entry in so many.
+    /// Flip one table entry in this number.
     pub perturb: Option<usize>,
     pub stop_at_first: bool,
-    /// No new seed is begun after this time.
+    /// No new seed begins after this time.
     pub at_most: Option<Duration>,
 }
 
@@ -43,7 +43,7 @@ pub struct Report {
     pub perturbed: Perturbed,
 }
 
-/// Runs by what the flips in them could do, and whether the run failed.
+/// Runs by the effect of their flips, and whether the run failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Perturbed {
     pub flips: u64,
@@ -51,7 +51,7 @@ pub struct Perturbed {
     /// Runs in which a row read through a wrong entry, and those of them that were caught.
     pub effective_runs: u64,
     pub caught: u64,
-    /// Seeds of runs with such a read that were not.
+    /// Runs with such a read that were not caught.
     pub missed: u64,
 }
 
@@ -93,7 +93,7 @@ impl Sweep {
         let outcome = play(&Scenario::random(seed, self.steps), self.mode(seed));
         part.seeds += 1;
         part.coverage.add(&outcome.coverage);
-        // A sum, so that the order in which threads finish does not count.
+        // A sum, so that the order in which threads finish does not matter.
         part.trace = part.trace.wrapping_add(hash::mix(seed, outcome.trace));
         let failed = outcome.violation.is_some();
         if outcome.effective_flips > 0 {
@@ -126,7 +126,7 @@ impl Report {
         self.coverage.steps as f64 / self.elapsed.as_secs_f64()
     }
 
-    /// The figures, for people.
+    /// The figures as text.
     pub fn table(&self) -> String {
         let rate = self.steps_per_second();
         let seconds = self.elapsed.as_secs_f64();

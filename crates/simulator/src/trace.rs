@@ -1,4 +1,4 @@
-//! The hash of everything that happened (I16), and the same in words when somebody wants to read it.
+//! The hash of all events (I16), and the same events in words on request.
 
 use folio_scheduler::{RowResult, StepPlan, Transfer};
 
@@ -7,7 +7,7 @@ use crate::hash::mix;
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
     pub hash: u64,
-    /// None unless asked for.
+    /// None unless requested.
     pub lines: Option<Vec<String>>,
 }
 

@@ -1,16 +1,17 @@
-//! What a request would hear if it had the model for itself.
+//! The answer that a request would get if it had the model for itself.
 //!
-//! The sums that a row reads are kept as running totals, so that a token costs the same however long the sequence is.
+//! The sums that a row reads are running totals, so that a token costs the same in a sequence of
+//! any length.
 
 use crate::hash;
 
-/// What a request's answer depends on beside its tokens.
+/// Facts that a request's answer depends on, beside its tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sampling {
-    /// How tokens are drawn from what rows read.
+    /// Seed of sampling.
     pub seed: u64,
     pub vocab: u32,
-    /// Counts in everything that rows leave in the cache, as an adapter would: what is shared across salts shows.
+    /// Affects every value in the cache, like an adapter would: sharing across salts shows.
     pub salt: u64,
 }
 
@@ -20,14 +21,14 @@ impl Default for Sampling {
     }
 }
 
-/// One sequence with the digest that each of its rows must find.
+/// One sequence with the digest that each of its rows must read.
 #[derive(Clone, Debug)]
 pub struct Truth {
     windows: Vec<Option<usize>>,
     salt: u64,
     tokens: Vec<u32>,
     digests: Vec<u64>,
-    /// `totals[position * groups + group]`: the weighted values before that position.
+    /// `totals[position * groups + group]`: the sum of weighted values before that position.
     totals: Vec<u64>,
 }
 
@@ -58,7 +59,7 @@ impl Truth {
         &self.tokens
     }
 
-    /// What the row at each position reads.
+    /// The digests that the rows at all positions read.
     pub fn digests(&self) -> &[u64] {
         &self.digests
     }
@@ -90,7 +91,7 @@ impl Truth {
         self.totals.truncate((len + 1) * self.windows.len());
     }
 
-    /// The token that follows.
+    /// The next token.
     pub fn next(&self, sampling: Sampling) -> u32 {
         let digest = *self.digests.last().expect("a sequence has a token");
         hash::sampled(digest, sampling.seed, sampling.vocab)

@@ -17,19 +17,19 @@ use crate::{
     truth::Sampling,
 };
 
-/// What came of a scenario.
+/// Outcome of a scenario.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     pub violation: Option<Violation>,
     pub coverage: Coverage,
-    /// Of all plans and results; the same for the same scenario.
+    /// Over all plans and results; the same for the same scenario.
     pub trace: u64,
     pub lines: Vec<String>,
     pub flips: u64,
     pub effective_flips: u64,
 }
 
-/// What to do beside playing the scenario.
+/// Options beside the scenario.
 #[derive(Clone, Debug, Default)]
 pub struct Mode {
     pub spoken: bool,
@@ -42,8 +42,8 @@ struct World<'a> {
     next_id: u64,
 }
 
-/// Plays a scenario to its end and beyond, until nobody is left. A panic in the scheduler is a violation. Some are played
-/// again to see that tenants do not feel each other's priorities.
+/// Plays a scenario until no request is left. A panic in the scheduler is a violation. Some
+/// scenarios are played again to check that tenants are not affected by each other's priorities.
 pub fn play(scenario: &Scenario, mode: Mode) -> Outcome {
     let again = (mode.perturb.is_none() && fairness::is_told_of_tenants(scenario)).then(|| mode.clone());
     let mut outcome = play_once(scenario, mode);
@@ -60,7 +60,7 @@ fn play_once(scenario: &Scenario, mode: Mode) -> Outcome {
     install_hook();
     let setup = &scenario.setup;
     let driver = Driver::new(setup.scheduler.clone(), setup.manners).expect("drawn to be sound");
-    // What a panic leaves behind is not worth a second one while it is dropped.
+    // After a panic the world is not dropped, because that could panic again.
     let mut world = ManuallyDrop::new(World { driver, scenario, next_id: 0 });
     if mode.spoken {
         world.driver.trace = Trace::spoken();
@@ -138,7 +138,7 @@ impl World<'_> {
             self.turn(&[])?;
         }
         self.driver.fold_stats();
-        // What was given back late shows only now.
+        // Blocks that are freed late show only now.
         self.driver.turn()
     }
 
@@ -212,7 +212,7 @@ impl World<'_> {
         clients.keys().nth(nth % clients.len().max(1)).copied()
     }
 
-    /// Aborts one that is alive, and now and then one that is not any more.
+    /// Aborts a live request, and now and then one that has ended.
     fn abort(&mut self, nth: usize) -> Result<(), Violation> {
         let id = if nth.is_multiple_of(16) { Some(RequestId(self.next_id / 2)) } else { self.nth(nth) };
         id.map_or(Ok(()), |id| self.driver.abort(id))
@@ -228,7 +228,7 @@ impl World<'_> {
     }
 
     fn sampling(&self, id: RequestId) -> Sampling {
-        // Some answer alike, so that their answers can be shared too.
+        // Some requests sample alike, so that their answers can be shared too.
         Sampling { seed: id.0 % 3, vocab: self.scenario.setup.vocab, salt: 0 }
     }
 
@@ -257,7 +257,7 @@ impl World<'_> {
                 tenant: traffic.tenant,
                 weight: traffic.weight,
                 deadline: traffic.deadline_in.map(|d| self.driver.now.saturating_add(d)),
-                // A fork of somebody quite different has nothing to share, and must not mind.
+                // A fork of an unrelated request has nothing to share, and must work.
                 fork_of: if traffic.samples > 1 { first } else { stranger },
             };
             let wants = Wants { sampling: self.sampling(id), stop: traffic.stop, stalls_after: traffic.stalls_after };
@@ -265,7 +265,7 @@ impl World<'_> {
             self.driver.coverage.duplicates += u64::from(i > 0 && traffic.samples == 1);
             let expected = if self.driver.is_draining() { Err(SchedulerError::Draining) } else { Ok(()) };
             self.expect(request, wants, expected)?;
-            // Others are drafted for when nothing of theirs happens to be under way.
+            // The others get drafts when none of their rows happens to be in flight.
             let drafts = self.scenario.setup.drafter != Drafter::None && id.0.is_multiple_of(2);
             self.driver.expect_drafts(id, drafts);
         }
@@ -282,7 +282,7 @@ impl World<'_> {
         prompt.truncate(room - 1);
         let max_len = (prompt.len() + answer).min(room);
         let mut request = NewRequest::new(id, prompt, max_len);
-        // Now and then one that may not share what it continues.
+        // Now and then one that may not share the request that it continues.
         request.cache_salt = if extra == 3 { client.salt ^ 1 } else { client.salt };
         request.tenant = client.tenant;
         request.priority = self.priority(client.tenant, 0);
@@ -313,7 +313,7 @@ impl World<'_> {
         self.expect(request, Wants::default(), Err(expected))
     }
 
-    /// I9 begins with who is let in.
+    /// I9 begins with admission.
     fn expect(
         &mut self,
         request: NewRequest,

@@ -1,4 +1,4 @@
-//! The mock model tells every wrong table, one by one.
+//! The mock model detects every wrong table, one by one.
 
 use folio_scheduler::{
     Assignment, BlockId, GroupConfig, HostSlot, PromptTargets, RequestId, SchedulerConfig, StepPlan, Transfer,
@@ -129,7 +129,8 @@ fn drafts_hold_as_far_as_they_are_the_models_own() {
     }
 }
 
-/// The right path lies at nodes 1, 3 and 4 of a tree that is longer than the window: what follows must read it as a chain.
+/// The right path is nodes 1, 3 and 4 of a tree that is longer than the window: later rows must
+/// read it as a chain.
 #[test]
 fn a_path_of_a_tree_is_read_as_a_chain_in_its_step_and_behind_it() {
     let prompt: Vec<u32> = (10..17).collect();

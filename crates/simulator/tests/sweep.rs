@@ -1,4 +1,4 @@
-//! Many seeds, every invariant, every step; and proof that the simulator can fail.
+//! Many seeds, every invariant, every step; and a proof that the simulator can fail.
 
 use folio_simulator::{
     Mode, Perturb, Scenario, play,
@@ -12,7 +12,8 @@ fn sweep(seeds: u64, steps: u64) -> Sweep {
     Sweep { first_seed: 0, seeds, steps, threads, perturb: None, stop_at_first: false, at_most: None }
 }
 
-/// Every counter, as a share of all steps: traffic that leaves something out proves nothing about it.
+/// Checks every counter as a share of all steps: a feature that the traffic leaves out is not
+/// tested.
 fn check_coverage(report: &Report) {
     for (name, count) in report.coverage.rows() {
         let least = report.coverage.steps / 20_000;
@@ -51,7 +52,7 @@ fn a_flipped_table_entry_that_is_read_is_always_caught() {
     assert_eq!(perturbed.caught, perturbed.effective_runs);
 }
 
-/// The least that can be wrong: one entry of one plan of a run.
+/// The smallest possible fault: one entry of one plan of a run.
 #[test]
 fn a_single_wrong_entry_is_caught() {
     let mut caught = 0;

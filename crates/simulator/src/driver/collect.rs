@@ -1,4 +1,5 @@
-//! The second half of a turn: the oldest step runs, what its rows read is checked, and its results are settled.
+//! The second half of a turn: the oldest step runs, the reads of its rows are checked, and its
+//! results are applied.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +27,8 @@ impl Driver {
         step.output = Some(output);
     }
 
-    /// Collects the oldest step: runs it if need be, checks what every row read, commits, and ends who has ended.
+    /// Collects the oldest step: runs it if necessary, checks every row's reads, commits, and ends
+    /// finished requests.
     pub fn collect(&mut self) -> Result<(), Violation> {
         if self.in_flight.is_empty() {
             return Ok(());
@@ -59,7 +61,7 @@ impl Driver {
         self.integrity()
     }
 
-    /// What is lost with a failed step or behind a failed row, nobody looks at.
+    /// Flips in a failed step or behind a failed row are not checked.
     fn count_flips(&mut self, flipped: &[RequestId]) {
         for &id in flipped {
             let client = alive_or_not(&mut self.clients, &mut self.ghosts, id);
@@ -70,7 +72,7 @@ impl Driver {
         }
     }
 
-    /// I12 row by row, also for those that have ended since.
+    /// Checks I12 row by row, also for requests that have ended since.
     pub(super) fn check_digests(&mut self, plan: &StepPlan, digests: &[u64]) -> Result<(), Found> {
         let mut digests = digests.iter();
         for a in &plan.assignments {
@@ -107,7 +109,7 @@ impl Driver {
         }
     }
 
-    /// What a step's result means for its client.
+    /// Applies a step's result to its client.
     pub(super) fn settle(&mut self, a: &Assignment, result: &RowResult, fold: u64) -> Result<Option<End>, Found> {
         let live = self.clients.contains_key(&a.id);
         let client = alive_or_not(&mut self.clients, &mut self.ghosts, a.id).expect("checked before");
@@ -150,7 +152,7 @@ impl Driver {
     }
 }
 
-/// The drafts on the way to one of them, itself included.
+/// The drafts on the path to one of them, itself included.
 fn path_to(draft: usize, a: &Assignment) -> Vec<usize> {
     let mut path: Vec<usize> = std::iter::successors(Some(draft), |&node| a.parents[node].map(usize::from)).collect();
     path.reverse();

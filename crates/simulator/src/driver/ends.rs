@@ -1,4 +1,4 @@
-//! How requests leave: done, not wanted, failed with their step, or gone with the process.
+//! Ends of requests: finished, aborted, failed with their step, or gone with the process.
 
 use folio_scheduler::{Departed, DraftStats, RequestId, Scheduler};
 
@@ -12,7 +12,7 @@ use crate::{
 };
 
 impl Driver {
-    /// Takes a live request out of the scheduler, and checks that it was there once.
+    /// Takes a live request out of the scheduler, and checks that the scheduler had it once.
     pub(super) fn end(&mut self, id: RequestId, end: End) -> Result<(), Violation> {
         let known = self.clients.contains_key(&id);
         let departed = match end {
@@ -37,7 +37,7 @@ impl Driver {
         Ok(())
     }
 
-    /// The books of one that has left the scheduler.
+    /// Updates the records of a request that has left the scheduler.
     pub(super) fn leave(&mut self, id: RequestId, end: End, departed: Option<Departed>) {
         let Some(client) = self.clients.remove(&id) else { return };
         self.trace.say(|| format!("request {} ends: {end:?}", id.0));
@@ -64,7 +64,7 @@ impl Driver {
         }
     }
 
-    /// Whether a step under way verifies drafts of the request.
+    /// Whether a step in flight verifies drafts of the request.
     pub(super) fn has_drafts_in_flight(&self, id: RequestId) -> bool {
         self.in_flight.iter().flat_map(|step| &step.plan.assignments).any(|a| a.id == id && a.num_drafts > 0)
     }
@@ -79,7 +79,7 @@ impl Driver {
         });
     }
 
-    /// The steps under way are lost.
+    /// Drops the steps in flight.
     pub fn fail_steps(&mut self) -> Result<(), Violation> {
         if self.in_flight.is_empty() {
             return Ok(());
@@ -105,7 +105,7 @@ impl Driver {
         self.integrity()
     }
 
-    /// The process goes down and comes up again; only the disk is as it was.
+    /// The process crashes and restarts; only the disk is unchanged.
     pub fn restart(&mut self) -> Result<(), Violation> {
         self.trace.say(|| "restart".into());
         self.fold_stats();

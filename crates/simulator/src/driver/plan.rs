@@ -96,7 +96,7 @@ impl Driver {
         }
         self.in_flight.push_back(Step { number, plan, output: None, flipped: Vec::new() });
         if hash::mix(self.manners.seed, number) & 1 == 0 {
-            // All before it must have run by then.
+            // All earlier steps must have run by then.
             for index in 0..self.in_flight.len() {
                 self.execute(index);
             }
