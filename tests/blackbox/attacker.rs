@@ -1,5 +1,6 @@
-//! A key that wants to know what another was answered: it asks many questions, reads how many guesses at each answer held,
-//! and says which of them the other had asked. It may do no better than a coin.
+//! A client with one key tries to learn which questions a client with another key asked: it asks
+//! many questions, reads how many drafted tokens of each answer were accepted, and guesses. It may
+//! do no better than a coin.
 
 mod judge;
 
@@ -18,16 +19,17 @@ use judge::{Counts, chance, guess};
 const OTHER: &str = "the-key-of-somebody-else";
 const OWN: &str = "the-key-of-the-attacker";
 
-/// When the other key asks.
+/// Time of the other key's questions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum When {
-    /// Its questions before all of the attacker's.
+    /// Before all of the attacker's.
     Before,
-    /// In turns: the attacker's next question, or another one, so that what the server has to do is the same.
+    /// In turns with the attacker's: its next question, or another one, so that the server's work
+    /// is the same.
     Between,
 }
 
-/// A server that guesses, and a model that answers.
+/// A server that drafts, and its model.
 #[derive(Clone, Copy)]
 struct Setup {
     method: &'static str,
@@ -35,7 +37,7 @@ struct Setup {
     fixed: bool,
 }
 
-/// Methods without heads run on the small model, whose steps are quicker.
+/// Methods without heads run on the small model, which has quicker steps.
 const METHODS: [(&str, bool); 7] = [
     ("suffix", true),
     ("ngram", true),
@@ -103,7 +105,7 @@ fn questions(count: usize) -> Vec<String> {
     (0..count).map(question).collect()
 }
 
-/// What an answer tells of itself.
+/// The counts in an answer's `usage`.
 fn ask(server: &Server, key: &str, question: &str, tokens: usize) -> Counts {
     let body = json!({"prompt": question, "max_tokens": tokens, "temperature": 0, "ignore_eos": true});
     let fields = format!("authorization: Bearer {key}\r\n");
@@ -120,7 +122,8 @@ fn ask(server: &Server, key: &str, question: &str, tokens: usize) -> Counts {
     }
 }
 
-/// What the attacker reads, where the other asks the questions of its coins; none: it asks nothing of them.
+/// Counts that the attacker reads if the other client asks the questions chosen by its coins; none:
+/// it asks none of them.
 fn read(setup: Setup, questions: &[String], coins: Option<&[bool]>, when: When, tokens: usize) -> Vec<Counts> {
     let server = setup.start();
     let asked = |n: usize| coins.is_some_and(|coins| coins[n]);
@@ -140,7 +143,8 @@ fn read(setup: Setup, questions: &[String], coins: Option<&[bool]>, when: When, 
     read.collect()
 }
 
-/// How an attacker fares: hits of so many guesses, and how often a coin is as far from the half.
+/// Result of an attack: hits among this number of guesses, and the chance that a coin is as far
+/// from one half.
 fn attack(setup: Setup, when: When, num_questions: usize, seed: u64, tokens: usize) -> (usize, f64, Vec<Counts>) {
     let questions = questions(num_questions + num_questions / 2);
     let coins = Random::coins(seed, questions.len());
@@ -166,10 +170,10 @@ fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().map_or(default, |value| value.parse().expect("a number"))
 }
 
-/// An attacker who may be this lucky, once in so many attacks.
+/// Chance that an attacker is this lucky.
 const ALPHA: f64 = 0.001;
 
-/// `cargo xtask attacker` has this go on for 200 questions, on every method.
+/// `cargo xtask attacker` runs this with 200 questions, on every method.
 #[test]
 fn nobody_learns_what_another_key_asked() {
     let seed = number("FOLIO_ATTACKER_SEED", 7);
@@ -197,7 +201,7 @@ fn nobody_learns_what_another_key_asked() {
     assert!(failed.is_empty(), "the attacker wins: {failed:#?}");
 }
 
-/// What a key was answered before still helps it.
+/// A key's own earlier answers still help it.
 #[test]
 fn a_key_still_learns_from_its_own_answers() {
     let server = Setup { method: "suffix", small: true, fixed: true }.start();

@@ -1,4 +1,4 @@
-//! Bad input gets an error that names what is wrong, exit code 1, and no panic.
+//! Bad input gets an error that names the fault, exit code 1, and no panic.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! `folio batch`: every line gets its answer, once, however often the program is stopped.
+//! `folio batch`: every line gets its answer exactly once, however often the program is stopped.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -59,7 +59,7 @@ fn every_line_is_answered_or_says_why_not() {
     let mut codes: Vec<_> = found.iter().filter_map(|answer| answer["error"]["code"].as_str()).collect();
     codes.sort_unstable();
     assert_eq!(codes, ["duplicate_custom_id", "invalid_line", "invalid_line"]);
-    // Once more: answers are there, and what failed is asked again and fails again.
+    // A second run: answers are there, and failed lines are asked again and fail again.
     let again = batch(&input, &output).output().expect("the binary starts");
     let said = String::from_utf8_lossy(&again.stderr).into_owned();
     assert_eq!(again.status.code(), Some(1), "{said}");
@@ -84,7 +84,7 @@ fn killed_in_the_middle_it_goes_on_where_it_was() {
     }
     child.kill().expect("it was running");
     child.wait().expect("it ends");
-    // The worst that a kill can leave.
+    // The worst state that a kill can leave.
     let mut left = std::fs::read_to_string(&output).expect("readable");
     left += "{\"id\":\"batch_req_";
     std::fs::write(&output, left).expect("writable");
@@ -105,7 +105,7 @@ fn what_failed_is_asked_again_and_has_one_line() {
         let lines = [line("a", "/v1/completions", body("folio-rust-42m")), line("b", "/v1/completions", body(second))];
         std::fs::write(&input, lines.concat()).expect("writable");
     };
-    // One name is wrong, and an earlier run was refused for want of room.
+    // One name is wrong, and an earlier run was refused for lack of room.
     write("nobody");
     let busy = json!({
         "id": "batch_req_1", "custom_id": "a", "error": null,
@@ -119,7 +119,7 @@ fn what_failed_is_asked_again_and_has_one_line() {
     let found = answers(&output);
     let statuses = ["a", "b"].map(|id| of(&found, id)["response"]["status_code"].as_u64());
     assert_eq!((found.len(), statuses), (2, [Some(200), Some(404)]), "{found:?}");
-    // Corrected, the same command ends well.
+    // Corrected, the same command succeeds.
     write("folio-rust-42m");
     let run = batch(&input, &output).output().expect("the binary starts");
     let said = String::from_utf8_lossy(&run.stderr).into_owned();

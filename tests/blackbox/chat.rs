@@ -6,7 +6,8 @@ use crate::screen::Screen;
 use crate::{refusal, stdout};
 
 const QUESTION: &str = "What is `Vec`?";
-/// Every prompt begins with this, and so does every answer, so that what is pasted can be told from what is typed.
+/// Every prompt begins with this, and so does every answer, so that pasted text differs from typed
+/// text.
 const MARK_PASTES: &str = "\x1b[?2004h";
 const PLAIN_PASTES: &str = "\x1b[?2004l";
 const ENTER: &str = "\r";
@@ -20,7 +21,7 @@ fn pasted(text: &str) -> String {
     format!("\x1b[200~{}\x1b[201~", text.replace('\n', "\r"))
 }
 
-/// What one question is answered, as a terminal shows it.
+/// The answer to one question, as a terminal shows it.
 fn answer(question: &str) -> String {
     stdout(&["run", "-n", "12", "--temperature", "0", "-p", question]).trim_end().replace('\n', "\r\n")
 }
@@ -39,7 +40,7 @@ fn ctrl_c_at_the_prompt_loses_nothing() {
     screen.wait_for("/exit leaves");
     screen.type_in(&format!("{QUESTION}{ENTER}"));
     screen.wait_for(&answer(QUESTION));
-    // What was typed before it is gone, what is typed behind it is not.
+    // Text typed before it is gone, text typed behind it is not.
     screen.type_in(&format!("/new{ENTER}"));
     screen.wait_for("/new");
     // Between two prompts Ctrl-C is a signal, which leaves the keys before it.
@@ -64,7 +65,8 @@ fn long_lines_arrive_whole() {
         screen.type_in(&format!("{typed}{ENTER}"));
         screen.wait_for(expect);
     }
-    // While an answer comes, too: it waits for the prompt, and is not shown in the answer.
+    // The same while an answer is generated: the text waits for the prompt, and is not shown in the
+    // answer.
     screen.wait_for(MARK_PASTES);
     screen.type_in(&format!("{QUESTION}{ENTER}"));
     screen.wait_for(MARK_PASTES);

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::{folio, scratch, stdout};
 
-/// What transformers answers on the same weights: the built-in model's, decoded from its own format.
+/// transformers' answers on the same weights: the built-in model's, decoded from its own format.
 fn golden() -> Value {
     serde_json::from_str(include_str!("../golden/default-model.json")).expect("the golden is JSON")
 }
@@ -130,7 +130,7 @@ fn eval_finds_no_difference_between_a_model_and_itself() {
     let flags = [&["--against-backend", "reference"], &flags[..]].concat();
     let fast: Value = serde_json::from_str(&stdout(&[&command[..], &flags[..]].concat())).expect("JSON");
     let divergence = fast["kl_mean"].as_f64().expect("a number");
-    // The smaller a model, the more of its choices hang on a hair: twice what the 42M model is held to.
+    // A smaller model has more near ties among its choices: the bound is twice the 42M model's.
     assert!(divergence > 0.0 && divergence < 2e-3, "rounding shows, and does not matter: {fast}");
 }
 

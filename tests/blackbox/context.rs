@@ -1,4 +1,4 @@
-//! How long a context is: what a scaling of positions adds, in the files or on the command line.
+//! The length of a context, with scalings of positions in the files or on the command line.
 
 use serde_json::{Value, json};
 

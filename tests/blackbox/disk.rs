@@ -1,4 +1,4 @@
-//! `--kv-disk`: prefixes that outlive the process, and files that do not deserve trust.
+//! `--kv-disk`: prefixes that outlive the process, and files that cannot be trusted.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -51,7 +51,7 @@ fn files(folder: &Path) -> Vec<(std::path::PathBuf, u64)> {
     found
 }
 
-/// Chunks are written beside the answers: waits until there are so many.
+/// Chunks are written beside the answers: waits for at least `least` of them.
 fn wait_for_chunks(folder: &Path, least: usize) {
     let chunks = || files(folder).iter().filter(|(_, bytes)| *bytes > 100_000).count();
     let begin = Instant::now();
@@ -78,7 +78,7 @@ fn a_long_system_prompt_survives_a_restart() {
     assert!(ask(&second, "What is `Rc`?").cached >= 3 * 128, "another question shares the beginning");
     second.kill();
 
-    // A damaged file and a foreign one are passed over, with a word.
+    // A damaged file and a foreign one are skipped, with a message.
     let chunks: Vec<_> = files(&folder).into_iter().filter(|(_, bytes)| *bytes > 100_000).collect();
     for (path, bytes) in &chunks {
         let mut content = std::fs::read(path).expect("readable");
@@ -107,7 +107,7 @@ fn killed_in_the_middle_of_traffic_it_comes_back_right() {
         for (number, right) in right.iter().enumerate() {
             assert_eq!(&ask(&server, &question(number)).text, right, "round {round}, question {number}");
         }
-        // Requests under way and chunks half written when it dies.
+        // There are running requests and partly written chunks when it dies.
         let port = server.port;
         let traffic: Vec<_> = (0..6)
             .map(|number| {

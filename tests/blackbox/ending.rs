@@ -1,4 +1,4 @@
-//! How a server ends: what is under way finishes, or is told that it does not.
+//! The end of a server: running answers finish, or the client learns that they do not.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use crate::http::request;
 use crate::server::Server;
 
-/// A stream under way: its first event has come.
+/// A running stream: its first event has arrived.
 fn stream(port: u16, max_tokens: usize) -> BufReader<TcpStream> {
     let body = serde_json::json!({
         "prompt": "fn main() {", "max_tokens": max_tokens, "stream": true, "ignore_eos": true, "temperature": 0,
@@ -36,7 +36,7 @@ fn told_to_end_it_finishes_what_is_under_way() {
     let mut server = Server::start(&["--max-num-seqs", "4", "--drain-timeout", "600"]);
     let under_way = stream(server.port, 100);
     server.signal("-TERM");
-    // Seen by the answer of a probe, which says so until the last stream has ended.
+    // Visible in the answer of a probe until the last stream has ended.
     let health = loop {
         let health = request(server.port, "GET", "/health", "");
         if health.status != 200 {

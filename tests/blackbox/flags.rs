@@ -1,4 +1,4 @@
-//! `folio serve`'s flags: who is let in, what a file says, what vLLM's mean here.
+//! `folio serve`'s flags: access, values from a file, and the meaning of vLLM's flags here.
 
 use serde_json::{Value, json};
 
@@ -60,7 +60,7 @@ fn keys_a_configuration_and_flags_of_vllm() {
     assert_eq!((status, &answer["model"]), (200, &json!("first")), "{answer}");
     let (status, answer) = ask(json!({"prompt": "fn main", "max_tokens": 2, "n": 3}));
     assert_eq!(status, 400, "max_n of the file counts: {answer}");
-    // The metrics have an address of their own, and nothing else has.
+    // The metrics have an address of their own, and no other route is there.
     let metrics = greeting.lines().find_map(|line| line.trim().strip_prefix("metrics  http://127.0.0.1:"));
     let port = metrics.and_then(|rest| rest.split('/').next()?.parse().ok()).expect("an address");
     let text = request(port, "GET", "/metrics", "");

@@ -1,4 +1,4 @@
-//! How tokens are drawn where nobody says: as the model's own files have it, in every command and on every route.
+//! Default sampling: from the model's own files, in every command and on every route.
 
 use serde_json::{Value, json};
 
@@ -68,7 +68,7 @@ fn every_route_has_the_same_defaults() {
     }
     let completion = ask("/v1/completions", Value::Null);
     assert_eq!(completion.0, 7);
-    // What the request says goes first, but for the bound.
+    // The request's values have precedence, within bounds.
     let spelled = json!({"temperature": 0, "repetition_penalty": 5, "max_tokens": 50});
     assert_eq!(ask("/v1/chat/completions", spelled.clone()), chat);
     assert_eq!(ask("/v1/completions", spelled), completion);

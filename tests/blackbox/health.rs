@@ -5,8 +5,8 @@ use std::process::Output;
 use crate::output;
 use crate::server::Server;
 
-/// Signed by itself and marked as an authority, as `openssl req -x509` makes them, for another name than the address asked;
-/// the key is in the same file.
+/// Self-signed and marked as an authority, as `openssl req -x509` makes certificates, for another
+/// name than the requested address; the key is in the same file.
 const OWN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/blackbox/test-only-authority.pem");
 /// Another server's, for localhost.
 const OTHER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../server/tests/net/test-only-certificate.pem");
@@ -26,13 +26,13 @@ fn a_server_with_tls_is_asked_by_tls() {
         let said = String::from_utf8_lossy(&said).into_owned();
         assert!(output.status.code() == Some(code) && said.contains(part), "{url} {flags:?}: {code}, {part:?}: {said}");
     };
-    // As a container's check asks, knowing no more than the port; nothing is secret on loopback.
+    // Like a container's check, which knows only the port; loopback needs no secret.
     check(&place, &[], 0, "200");
     check(&https, &[], 0, "200");
     check(&https, &["--ca", OWN], 0, "200");
     check(&place, &["--ca", OWN], 0, "200");
     check(&https, &["--insecure"], 0, "200");
-    // A certificate that is named must be the one.
+    // A named certificate must be the server's.
     check(&https, &["--ca", OTHER], 1, "--ca FILE");
     check(&place, &["--ca", OTHER], 1, "--ca FILE");
     check(&https, &["--ca", "/no/such/file"], 1, "/no/such/file");

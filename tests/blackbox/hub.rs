@@ -1,4 +1,5 @@
-//! A stand-in for the hub's HTTP endpoints: one repository, range requests, and connections that break when told to.
+//! A stand-in for the hub's HTTP endpoints: one repository, range requests, and connections that
+//! break on demand.
 
 use std::collections::BTreeMap;
 use std::io::{BufReader, Write};
@@ -18,10 +19,10 @@ pub struct Hub {
 struct Shared {
     repo: String,
     files: BTreeMap<String, Vec<u8>>,
-    /// Downloads longer than this break off after so many bytes, this many times.
+    /// Longer downloads break off after this number of bytes, this many times.
     break_after: usize,
     breaks_left: AtomicUsize,
-    /// Needed as a bearer token, if any.
+    /// Required as a bearer token, if any.
     token: Option<String>,
     seen: Mutex<Vec<String>>,
 }
@@ -52,7 +53,7 @@ impl Hub {
         format!("http://127.0.0.1:{}", self.port)
     }
 
-    /// Every request so far: path, and range where it had one.
+    /// Every request so far: path, and range if it had one.
     pub fn seen(&self) -> Vec<String> {
         self.shared.seen.lock().expect("no panic in the stand-in").clone()
     }
@@ -71,7 +72,7 @@ impl Shared {
         }
     }
 
-    /// None when the connection is to be closed.
+    /// None if the connection is to be closed.
     fn answer(&self, seen: &Seen, writer: &mut TcpStream) -> Option<()> {
         let wanted = self.token.as_ref().map(|token| format!("Bearer {token}"));
         if wanted.is_some() && seen.header("authorization") != wanted.as_deref() {

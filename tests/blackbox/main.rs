@@ -1,5 +1,5 @@
-//! Black box: starts the binary and looks at what it does. Everything here uses the built-in model and this machine
-//! only.
+//! Black-box tests: start the binary and check its behaviour. All tests use only the built-in model
+//! and this machine.
 
 mod attacker;
 mod bad_input;
@@ -32,7 +32,7 @@ mod speculate;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-/// The binary under test, with an environment that cannot leak into it.
+/// The binary under test, isolated from the environment.
 fn folio(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_folio"));
     command.args(args).env("HF_HOME", scratch("hf-empty"));
@@ -46,14 +46,14 @@ fn output(args: &[&str]) -> Output {
     folio(args).output().expect("the binary starts")
 }
 
-/// What a successful run printed.
+/// Output of a successful run.
 fn stdout(args: &[&str]) -> String {
     let output = output(args);
     assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("output is UTF-8")
 }
 
-/// What a failing run said.
+/// Message of a failing run.
 fn refusal(args: &[&str]) -> String {
     let output = output(args);
     assert!(!output.status.success(), "{args:?} succeeded: {}", String::from_utf8_lossy(&output.stdout));

@@ -1,4 +1,4 @@
-//! `folio plan`, and that a server takes what the plan says.
+//! `folio plan`, and a check that a server takes no more memory than planned.
 
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,7 @@ fn the_table_adds_up() {
 fn a_context_that_does_not_fit_is_refused_or_shortened() {
     let budget = ["--kv-cache-mib", "12"];
     let text = refusal(&[&["plan"], &budget[..]].concat());
-    // 12 MiB are 128 blocks, one of which is kept to spare.
+    // 12 MiB are 128 blocks; one of them stays spare.
     for part in ["4096 tokens", "24.1 MiB", "--kv-cache-mib", "12.0 MiB", "--max-model-len 2032", "--fit"] {
         assert!(text.contains(part), "{part} is missing: {text}");
     }
@@ -66,7 +66,8 @@ fn a_fitted_server_says_so_and_keeps_to_it() {
     assert_eq!(status, 400, "{answer}");
 }
 
-/// Commands that a page shows, each with what it prints there, in words: the page breaks lines of its own.
+/// Commands that a page shows, each with its output, word by word: the page breaks lines
+/// differently.
 fn examples(page: &str) -> Vec<(Vec<&str>, Vec<&str>)> {
     let mut found: Vec<(Vec<&str>, Vec<&str>)> = Vec::new();
     let mut inside = false;
@@ -83,7 +84,7 @@ fn examples(page: &str) -> Vec<(Vec<&str>, Vec<&str>)> {
     found
 }
 
-/// Where this fails after a change to the plan, the page is what is to be changed too.
+/// If this fails after a change to the plan, change the page too.
 #[test]
 fn the_examples_of_its_page_are_true() {
     let examples = examples(include_str!("../../docs/memory.md"));
@@ -122,10 +123,10 @@ fn a_named_size_that_is_not_there_is_refused_and_can_be_planned() {
 
 /// Connections at a time.
 const CLIENTS: usize = 250;
-/// What may be left of all that they sent, in KiB.
+/// Most of the sent bytes that may still be held, in KiB.
 const LEFT_KIB: u64 = 8 << 10;
 
-/// Three bodies of nearly 4 MiB that are refused once they have been read.
+/// Three bodies of nearly 4 MiB that are refused after they have been read.
 fn refused_bodies() -> [(&'static str, String); 3] {
     let part = r#"{"type":"text","text":"x"}"#;
     let message = format!(r#"{{"role":"user","content":[{}]}}"#, vec![part; 60].join(","));
@@ -153,7 +154,7 @@ fn many_large_bodies_stay_within_the_plan_and_their_memory_goes_back() {
     std::thread::scope(|scope| {
         let ask = |client: usize| {
             let (path, body) = &bodies[client % bodies.len()];
-            // Who is refused while it still sends may find the connection closed.
+            // A client that is refused while it still sends may find the connection closed.
             let answer = try_request(server.port, "POST", path, body).unwrap_or_default();
             answer.split(' ').nth(1).map(str::to_owned)
         };

@@ -1,4 +1,4 @@
-//! What a model is called, and what it answers to.
+//! Names of a model, and the names that it answers to.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ fn tree(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models").join(file)
 }
 
-/// The small built-in model as a file of that name, and what it needs beside it.
+/// The small built-in model as a file of that name, with the files that it needs.
 fn model_file(folder: &str, name: &str) -> PathBuf {
     let folder = scratch(folder);
     std::fs::copy(tree("tokenizer.json.lzma"), folder.join("tokenizer.json.lzma")).expect("it can be copied");
@@ -41,7 +41,7 @@ fn a_model_answers_to_its_name_and_to_its_path() {
     for name in ["Qwen2", "Qwen2.5-7M-Instruct-00001-of-00001", "Qwen2.5-7M-Instruct-00001-of-00001.gguf"] {
         assert_eq!(ask(name).0, 404, "{name}");
     }
-    // Nobody is told where it lies.
+    // No route reveals its path.
     for route in ["/v1/models", "/server_info", "/get_model_info", "/openapi.json", "/metrics"] {
         let told = get(route);
         assert!(told.contains("Qwen2.5-7M-Instruct") && !told.contains(path), "{route}: {told}");

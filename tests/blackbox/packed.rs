@@ -1,4 +1,5 @@
-//! `--packed-cache`: a file of packed weights that is damaged before a start, or under a running server. Answers stay what they are.
+//! `--packed-cache`: a file of packed weights that is damaged before a start, or under a running
+//! server. Answers stay the same.
 
 use std::fs::File;
 use std::io::Read;
@@ -51,7 +52,7 @@ fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// A page of rubbish between any two of the pages that are looked at when the file is opened.
+/// A page of garbage between any two of the sampled pages.
 fn damage(path: &Path) {
     let file = File::options().write(true).open(path).expect("it is there");
     let len = file.metadata().expect("a file").len();
@@ -78,14 +79,15 @@ fn damage_costs_time_and_no_answer() {
     server.kill();
     let path = packed_file(&model).expect("it was there");
 
-    // Whole: it is used and stays.
+    // Intact: it is used and stays.
     let server = start(&model);
     assert_eq!(ask(&server), expected);
     assert!(path.exists());
     let said = server.kill();
     assert!(said.iter().all(|line| !line.contains("damaged")), "{said:#?}");
 
-    // Damaged before the start, for a server, for one that computes before it is ready, and for a command.
+    // Damaged before the start: for a server, for one that computes before it is ready, and for a
+    // command.
     let good = std::fs::read(&path).expect("it is there");
     let rewrite = || {
         let _ = std::fs::remove_file(&path);
@@ -150,7 +152,7 @@ fn damage_costs_time_and_no_answer() {
         assert_told(&server.kill(), &path);
     }
 
-    // And written anew by the next.
+    // Written anew by the next start.
     let server = start(&model);
     assert_eq!(ask(&server), expected);
     wait_for("a new packed file", || path.exists());

@@ -1,4 +1,4 @@
-//! Output that nobody reads, and output that cannot be written.
+//! Output without a reader, and output that cannot be written.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::{folio, scratch};
 
-/// The writing end of a pipe whose reader has left.
+/// The writing end of a pipe with a closed reading end.
 fn left() -> Stdio {
     let (reader, writer) = std::io::pipe().expect("a pipe");
     drop(reader);
@@ -43,7 +43,7 @@ fn run(args: &[String], stdout: Stdio) -> Output {
     let mut command = folio(&args);
     let mut child =
         command.stdin(Stdio::piped()).stdout(stdout).stderr(Stdio::piped()).spawn().expect("the binary starts");
-    // It may have ended before it reads.
+    // The process may have ended before it reads.
     let _ = child.stdin.take().expect("stdin").write_all(b"fn\nfn\n");
     child.wait_with_output().expect("it ends")
 }

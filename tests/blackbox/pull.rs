@@ -6,7 +6,7 @@ use std::process::Output;
 use crate::hub::{COMMIT, Hub};
 use crate::{folio, scratch};
 
-/// A repository as a small model has it, with files that nobody needs among them.
+/// The files of a small model's repository, with unneeded ones among them.
 fn files() -> Vec<(&'static str, Vec<u8>)> {
     let weights = (0..1_000_000u32).map(|i| (i % 251) as u8).collect();
     vec![
@@ -51,7 +51,7 @@ fn fetches_what_it_needs_into_the_hub_cache() {
     let before = hub.seen().len();
     assert!(pull(&hub, &home, &[]).status.success());
     assert!(hub.seen()[before..].iter().all(|request| !request.contains("/resolve/")), "{:?}", hub.seen());
-    // And the name now resolves: the error is about the toy weights, no longer about a missing model.
+    // The name now resolves: the error is about the toy weights, no longer about a missing model.
     let inspect = folio(&["inspect", "org/model"]).env("HF_HOME", &home).output().expect("the binary starts");
     assert!(text(&inspect).contains("config.json") || text(&inspect).contains("safetensors"), "{}", text(&inspect));
 }
@@ -96,7 +96,7 @@ fn offline_mode_makes_no_request() {
     assert!(hub.seen().is_empty());
 }
 
-/// What was fetched of a repository, by name.
+/// Downloaded files of a repository, by name.
 fn fetched(home: &Path, repo: &str) -> Vec<String> {
     let snapshot = home.join("hub").join(format!("models--{}", repo.replace('/', "--"))).join("snapshots").join(COMMIT);
     let mut files = Vec::new();
@@ -151,7 +151,7 @@ fn one_quantization_of_a_gguf_repository_is_fetched_and_found() {
         let (works, said) = inspect(&name);
         assert!(works && said.starts_with(&title(&name)), "{name}: {said}");
     }
-    // Another one is named, not guessed.
+    // Another quantization must be named explicitly.
     let (works, said) = inspect(&format!("{repo}:Q8_0"));
     assert!(
         !works && said.contains(&format!("folio pull {repo}:Q8_0")) && said.contains(&format!("{repo}:Q4_K_M")),

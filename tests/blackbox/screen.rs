@@ -1,4 +1,4 @@
-//! A pseudo-terminal with the program under test in front of it.
+//! A pseudo-terminal that runs the program under test.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -17,17 +17,17 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct Screen {
     pub child: Child,
     keyboard: File,
-    /// The program's side, by which its settings are looked at.
+    /// The program's side, for reading its settings.
     line: OwnedFd,
     shown: Receiver<Vec<u8>>,
-    /// All that was shown.
+    /// All output so far.
     pub text: String,
-    /// Behind what was waited for last.
+    /// End of the text that was last waited for.
     mark: usize,
 }
 
 impl Screen {
-    /// Starts the program with a terminal as its own.
+    /// Starts the program with this terminal as its own.
     pub fn start(term: &str, args: &[&str]) -> Self {
         let size = Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
         let pair = openpty(Some(&size), None).expect("a pseudo-terminal");
@@ -56,7 +56,7 @@ impl Screen {
         Self { child, keyboard: pair.master.into(), line: pair.slave, shown, text: String::new(), mark: 0 }
     }
 
-    /// Types on a thread of its own, since a terminal whose buffer is full takes no more until it is read.
+    /// Types in a separate thread, because a terminal with a full buffer blocks until it is read.
     pub fn type_in(&self, keys: &str) {
         let mut keyboard = self.keyboard.try_clone().expect("another handle");
         let keys = keys.to_string();
@@ -67,7 +67,7 @@ impl Screen {
         tcgetattr(&self.line).expect("a terminal")
     }
 
-    /// Until this is shown, behind what was waited for before.
+    /// Waits until this text is shown, behind the last text that was waited for.
     pub fn wait_for(&mut self, part: &str) {
         let begin = Instant::now();
         loop {
@@ -83,7 +83,7 @@ impl Screen {
         }
     }
 
-    /// How it ended by itself, with all shown.
+    /// Exit status when it ends by itself, after all output is read.
     pub fn end(&mut self) -> ExitStatus {
         let begin = Instant::now();
         let status = loop {

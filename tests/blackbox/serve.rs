@@ -29,7 +29,8 @@ fn answers_streams_and_refuses() {
     assert_eq!(whole["choices"][0]["finish_reason"], "length");
     assert_eq!(whole["usage"]["completion_tokens"], 16);
 
-    // A stream's pieces make the whole answer; the prompt comes from the prefix cache and changes nothing.
+    // A stream's pieces add up to the whole answer; the prompt comes from the prefix cache and
+    // changes nothing.
     let body = chat(serde_json::json!({"stream": true, "stream_options": {"include_usage": true}}));
     let events = request(server.port, "POST", "/v1/chat/completions", &body.to_string()).body;
     let data: Vec<&str> = events.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
@@ -39,7 +40,7 @@ fn answers_streams_and_refuses() {
     assert_eq!(joined, text);
     assert_eq!(chunks.last().expect("chunks")["usage"]["completion_tokens"], 16);
 
-    // Stop strings are cut; logprobs and several answers come as asked.
+    // Stop strings are cut; logprobs and several answers are as requested.
     let stop: String = text.chars().skip(5).take(3).collect();
     let (_, stopped) = server.post("/v1/chat/completions", chat(serde_json::json!({"stop": stop})));
     assert_eq!(stopped["choices"][0]["message"]["content"].as_str(), text.split(&stop).next());

@@ -13,7 +13,7 @@ use crate::http::request;
 pub struct Server {
     pub child: Child,
     pub port: u16,
-    /// What it said before it was ready, line by line.
+    /// Its output before it was ready, line by line.
     pub greeting: Vec<String>,
     rest: mpsc::Receiver<String>,
 }
@@ -23,7 +23,7 @@ impl Server {
         Self::start_as(folio(&[&["serve", "--port", "0"], flags].concat()))
     }
 
-    /// The same, with an environment of its own.
+    /// The same with a prepared command, for example with other environment variables.
     pub fn start_as(mut command: Command) -> Self {
         let mut child = command.stderr(Stdio::piped()).spawn().expect("the binary starts");
         let mut lines = BufReader::new(child.stderr.take().expect("stderr")).lines().map_while(Result::ok);
@@ -35,7 +35,7 @@ impl Server {
             port
         });
         let Some(port) = ready else { panic!("the server does not say where it listens: {greeting:#?}") };
-        // Whatever else it says must not block it.
+        // Further output must not block it.
         let (said, rest) = mpsc::channel();
         std::thread::spawn(move || lines.for_each(|line| drop(said.send(line))));
         Self { child, port, greeting, rest }
@@ -60,7 +60,7 @@ impl Server {
         assert!(status.expect("kill runs").success());
     }
 
-    /// How it ended by itself.
+    /// Exit status when it ends by itself.
     pub fn wait(&mut self) -> ExitStatus {
         let begin = Instant::now();
         loop {
@@ -72,7 +72,7 @@ impl Server {
         }
     }
 
-    /// Ends it at once, without a chance to tidy up; what it said since it was ready.
+    /// Kills it, without a chance to tidy up; returns its output since it was ready.
     pub fn kill(mut self) -> Vec<String> {
         self.child.kill().expect("it was running");
         self.child.wait().expect("it ends");

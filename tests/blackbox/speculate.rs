@@ -1,4 +1,5 @@
-//! What the binary guesses ahead with by itself: heads and a smaller model for the built-in one. Answers are those without.
+//! Drafting with the binary's own heads and smaller model for the built-in one. Answers are the
+//! same as without.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -17,7 +18,7 @@ const SNIPPETS: [&str; 3] = [
 ];
 const TOKENS: usize = 48;
 
-/// Answers to all snippets, greedy and drawn.
+/// Answers to all snippets, greedy and sampled.
 fn answers(server: &Server) -> Vec<Value> {
     let ask = |prompt: &str, temperature: f64| {
         let body =
@@ -40,7 +41,7 @@ fn the_built_in_model_has_heads_and_a_sibling() {
     let flags = ["--max-num-seqs", "2", "--max-model-len", "512", "--no-enable-prefix-caching"];
     let plain = answers(&Server::start(&flags));
     assert!(plain.iter().any(|choices| *choices != plain[0]), "answers are alike");
-    // A fixed number of guesses, so that how many hold is the same everywhere.
+    // A fixed size of drafts, so that the number of accepted tokens is the same everywhere.
     let fixed = [&flags[..], &["--speculate-fixed", "--speculate-tokens", "6", "--speculate"]].concat();
     for (method, said, least) in [
         ("eagle", "an EAGLE head, built in", 2.0),
@@ -60,7 +61,8 @@ fn the_built_in_model_has_heads_and_a_sibling() {
     }
 }
 
-/// The small model behind another tokenizer than its own: it joins fewer letters, and two of its tokens have changed places.
+/// The small model with a changed tokenizer: it joins fewer letters, and two of its tokens have
+/// changed places.
 fn in_other_words(name: &str, change: impl FnOnce(&mut Value)) -> PathBuf {
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models");
     let folder = scratch(name);

@@ -1,4 +1,4 @@
-//! What a route answered, whole or in events, in one form that can be compared.
+//! A route's answer, whole or in events, in one comparable form.
 
 use serde_json::{Value, json};
 
@@ -21,7 +21,7 @@ impl Route {
     }
 }
 
-/// Everything of an answer that must not depend on who else is being served.
+/// All parts of an answer that must not depend on other requests.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Answer {
     pub choices: Vec<Choice>,
@@ -33,20 +33,20 @@ pub struct Answer {
 pub struct Choice {
     pub text: String,
     pub token_ids: Vec<Value>,
-    /// One entry a token. Numbers are as printed: two that print alike are the same 32 bits.
+    /// One entry per token. Numbers are in printed form: two that print alike are the same 32 bits.
     pub logprobs: Vec<Value>,
     pub prompt_logprobs: Vec<Value>,
     pub finish: String,
 }
 
-/// Why something is no answer.
+/// The reason why a reply is no answer.
 #[derive(Debug, PartialEq)]
 pub enum NoAnswer {
-    /// The server said in its stream that it failed.
+    /// The server reported in its stream that it failed.
     ErrorEvent(String),
     /// It ended without its last event.
     Truncated(String),
-    /// It is not what the route promises.
+    /// It is not what the route documents.
     Garbled(String),
 }
 
@@ -179,7 +179,7 @@ impl Answer {
         Ok(())
     }
 
-    /// What came from the cache is told apart, and depends on who was served before.
+    /// Cached tokens are reported separately, and depend on earlier requests.
     fn anthropic_usage(&mut self, usage: &Value) {
         self.prompt_tokens = number(&usage["input_tokens"]) + number(&usage["cache_read_input_tokens"]);
         self.completion_tokens = number(&usage["output_tokens"]);

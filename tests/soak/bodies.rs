@@ -1,4 +1,5 @@
-//! Bodies of one to four megabytes: sound ones with little in them, and those of the shapes that cost a reader most.
+//! Bodies of one to four megabytes: valid ones with little content, and those of the shapes that
+//! cost a parser most.
 
 use std::io;
 
@@ -11,7 +12,7 @@ use crate::record::{Outcome, outcome, short};
 use crate::rng::Rng;
 use crate::table::{Malformed, head};
 
-/// How long a body is.
+/// Length of a body.
 const LEAST: usize = 1 << 20;
 const MOST: usize = 4 << 20;
 
@@ -20,7 +21,7 @@ pub const FULL: u16 = 429;
 /// Most bytes of a body that never queues behind large ones.
 pub const SMALL: usize = 64 << 10;
 
-/// Refused once they have been read: each shape, short and long.
+/// Bodies that are refused after they have been read: each shape, short and long.
 pub fn refused() -> Vec<Malformed> {
     let mut all = Vec::new();
     for length in [LEAST + 1000, 2 * LEAST, MOST - 1000] {
@@ -31,7 +32,7 @@ pub fn refused() -> Vec<Malformed> {
             let bytes = [head(route.path(), body.len()), body.into_bytes()].concat();
             all.push(Malformed { name, bytes, status: 400 });
         };
-        // Values of a body are bounded, too.
+        // The number of values in a body is bounded, too.
         let (values, objects) = (500_000, 120_000);
         post("one text", Route::Completions, json!({"prompt": "fn x ".repeat(short_of / 5)}).to_string());
         post("escapes", Route::Completions, format!(r#"{{"prompt":"{}"}}"#, r"\u00e9".repeat(short_of / 6)));
@@ -55,7 +56,7 @@ fn json_list(item: &str, count: usize) -> String {
 }
 
 impl Load {
-    /// A sound request among a megabyte or more of blanks, or one of the refused ones.
+    /// A valid request in a megabyte or more of blanks, or one of the refused ones.
     pub fn large(&self, rng: &mut Rng) {
         if rng.below(2) == 0 { self.padded(rng) } else { self.refused(rng) }
     }
@@ -96,7 +97,7 @@ impl Load {
     }
 }
 
-/// The answer may come before all was sent; then no more is wanted.
+/// The answer may come before all bytes were sent; then the rest is not needed.
 fn sent(connection: &mut Connection, bytes: &[u8]) -> io::Result<()> {
     connection.send(bytes).or_else(|error| if is_break(&error) { Ok(()) } else { Err(error) })
 }

@@ -1,4 +1,5 @@
-//! One of the clients: asks, leaves, nags, dawdles, and compares every answer it got whole with the record.
+//! A client of the soak: asks, disconnects, sends garbage, reads slowly, and compares every
+//! complete answer with the record.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -10,31 +11,31 @@ use crate::rng::Rng;
 use crate::table::{Kind, Malformed};
 use crate::tally::Tally;
 
-/// The server under load gives up a reader that takes nothing for so long.
+/// The server under load gives up a reader that takes nothing for this time.
 pub const WRITE_STALL: Duration = Duration::from_secs(2);
-/// A client that stalls does so for long enough to be noticed.
+/// A stall is long enough to be noticed.
 const STALL: Duration = Duration::from_secs(7);
 
-/// Shares of what a client does.
+/// Shares of a client's actions.
 const MALFORMED: f64 = 0.05;
 const LEAVES: f64 = 0.20;
 const SLOW: f64 = 0.05;
 /// Bodies of megabytes.
 const LARGE: f64 = 0.10;
-/// Of the slow readers.
+/// Share of the slow readers.
 const STALLS: f64 = 0.1;
 
 pub struct Load {
     pub port: u16,
     pub records: Records,
     pub malformed: Vec<Malformed>,
-    /// Refused as well, and of megabytes.
+    /// Refused bodies of megabytes.
     pub large: Vec<Malformed>,
     pub tally: Tally,
     pub until: Instant,
 }
 
-/// When a client leaves.
+/// Moments at which a client disconnects.
 #[derive(Clone, Copy, Debug)]
 enum Stage {
     Connected,
@@ -68,7 +69,7 @@ impl Load {
         }
     }
 
-    /// One request, without any mischief.
+    /// One request without any mischief.
     pub fn once(&self, record: &Record) {
         if let Some(mut connection) = self.opened(Connection::open(self.port, Pace::FULL)) {
             let outcome = exchange(&mut connection, &record.ask);
@@ -76,7 +77,7 @@ impl Load {
         }
     }
 
-    /// Asks and reads like anybody; on the connection of the last time, every other time.
+    /// Asks and reads normally; on the previous connection every other time.
     fn ask(&self, rng: &mut Rng, kept: Option<Connection>) -> Option<Connection> {
         let record = rng.pick(&self.records.light);
         let reuses = rng.below(2) == 0;
@@ -105,7 +106,8 @@ impl Load {
         }
     }
 
-    /// Stops reading for good. The server must end the connection, and must not let the answer look whole.
+    /// Stops reading for good. The server must end the connection, and must not let the answer look
+    /// whole.
     fn stall(&self, rng: &mut Rng) {
         let record = rng.pick(&self.records.heavy);
         let pace = Pace::slow(2048, Duration::ZERO);
@@ -159,7 +161,7 @@ impl Load {
         let request = rng.pick(&self.malformed);
         let Some(mut connection) = self.opened(Connection::open(self.port, Pace::FULL)) else { return };
         let reply = match connection.send(&request.bytes) {
-            // The answer to what is too large may come before all of it was sent.
+            // The answer to a body that is too large may come before all of it was sent.
             Ok(()) => connection.reply(),
             Err(error) if is_break(&error) => connection.reply(),
             Err(error) => Err(error),
@@ -192,7 +194,7 @@ impl Load {
             Ok(connection) => Some(connection),
             Err(error) => {
                 self.tally.fail(format!("could not connect: {error}"));
-                // Whatever is wrong is not made better by asking a million times.
+                // Avoids asking a million times when something is wrong.
                 std::thread::sleep(Duration::from_millis(200));
                 None
             }

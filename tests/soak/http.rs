@@ -1,14 +1,14 @@
-//! HTTP/1.1 by hand, because the soak's clients do what no decent client does: leave in the middle, read a few bytes at
-//! a time, stop reading.
+//! HTTP/1.1 by hand, because the soak's clients do what no decent client does: disconnect in the
+//! middle, read a few bytes at a time, stop reading.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// Nothing takes longer than this unless the server has forgotten its client.
+/// No reply takes longer than this unless the server has forgotten its client.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// How a client reads.
+/// A client's way of reading.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pace {
     bytes: usize,
@@ -28,24 +28,24 @@ impl Pace {
 pub struct Connection {
     stream: TcpStream,
     pace: Pace,
-    /// Come, but not used.
+    /// Received, but not used.
     ahead: Vec<u8>,
-    /// Bytes that came, all together.
+    /// Total of received bytes.
     pub received: usize,
     /// Whether another request may follow the last answer.
     pub keeps: bool,
 }
 
-/// An answer, as far as it came.
+/// An answer, as far as it was received.
 #[derive(Debug)]
 pub struct Reply {
     pub status: u16,
     pub body: Vec<u8>,
-    /// Whether all came that its header promised.
+    /// Whether the length promised by its header was received.
     pub is_whole: bool,
 }
 
-/// How long the body is.
+/// Length of the body.
 enum Framing {
     Length(usize),
     Chunked,
@@ -66,7 +66,7 @@ impl Connection {
         self.stream.write_all(bytes)
     }
 
-    /// One answer to its end, or to where the connection ended.
+    /// Reads one answer to its end, or to the connection's end.
     pub fn reply(&mut self) -> io::Result<Reply> {
         let head = self.head()?;
         let mut lines = head.split("\r\n");
@@ -89,7 +89,7 @@ impl Connection {
             Framing::Chunked => self.chunks(&mut body),
             Framing::UntilClosed => self.rest(&mut body),
         };
-        // A connection that breaks leaves what came before.
+        // When a connection breaks, the bytes before count.
         let is_whole = match is_whole {
             Ok(()) => true,
             Err(error) if is_break(&error) => false,
@@ -100,7 +100,7 @@ impl Connection {
         Ok(Reply { status, body, is_whole })
     }
 
-    /// Takes this many bytes of whatever comes, or fewer if there are no more.
+    /// Reads this number of bytes, or fewer if there are no more.
     pub fn receive(&mut self, bytes: usize) -> io::Result<()> {
         while self.received < bytes {
             self.fill()?;
@@ -177,13 +177,14 @@ impl Connection {
     }
 }
 
-/// Whether the other side has ended the connection, with or without manners.
+/// Whether the other side has ended the connection, orderly or not.
 pub fn is_break(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
     matches!(error.kind(), UnexpectedEof | ConnectionReset | ConnectionAborted | BrokenPipe)
 }
 
-/// A connection whose kernel takes a few kilobytes only. The standard library cannot ask for that; tokio can.
+/// A connection with a receive buffer of a few kilobytes. The standard library cannot request that;
+/// tokio can.
 fn small_window(port: u16) -> io::Result<TcpStream> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     let stream = runtime.block_on(async {

@@ -1,4 +1,4 @@
-//! The soak itself: 64 clients, and a quarter of the memory that their requests want.
+//! The soak itself: 64 clients, and a quarter of the memory that their requests need.
 
 use std::time::{Duration, Instant};
 
@@ -15,14 +15,14 @@ use crate::tally::Tally;
 use crate::{alone, setting};
 
 const NUM_CLIENTS: u64 = 64;
-/// Of what all clients' requests would hold together.
+/// Share of the memory that all clients' requests together would hold.
 const POOL_SHARE: f64 = 0.25;
 const BLOCK_TOKENS: f64 = 16.0;
-/// Few enough that the store is full, and stays so, long before memory is measured.
+/// Small enough that the store is full, and stays so, long before memory is measured.
 const STORED: &str = "32";
-/// Room for one body of the largest size and some small ones, so that the rest has to wait.
+/// Room for one body of the largest size and some small ones, so that the others have to wait.
 const BODY_MEMORY: &str = "24MiB";
-/// A client that has gone is noticed, and what it held given back, within this time.
+/// The server notices a disconnected client, and frees its memory, within this time.
 const SOON: Duration = Duration::from_secs(15);
 
 #[test]
@@ -66,7 +66,8 @@ fn answers_under_load_are_those_of_an_idle_server() {
     assert!(differing.is_empty(), "{} streams are not what the whole is: {}", differing.len(), differing[0]);
 }
 
-/// With a pool that holds a quarter of what the clients want at once; and what it plans to take in all.
+/// Starts a server with a pool for a quarter of the clients' requests; returns its planned memory
+/// too.
 fn start(records: &Records) -> (Server, u64) {
     let len = MAX_MODEL_LEN.to_string();
     let wanted = NUM_CLIENTS as f64 * records.mean_tokens();
@@ -77,7 +78,7 @@ fn start(records: &Records) -> (Server, u64) {
     eprintln!("soak: {NUM_CLIENTS} clients want {wanted:.0} tokens, the pool has {} ({blocks} blocks)", blocks * 16);
     let flags = [&flags[..], &["--kv-cache-memory-bytes", &bytes]].concat();
     let more = ["--write-stall-timeout", &stall, "--max-stored-responses", STORED];
-    // On a machine that is busy with other things the line is long, and a long line is no fault.
+    // On a machine with other load the queue is long, which is no fault.
     let patient = ["--queue-timeout", "600"];
     (Server::start(&[&flags[..], &more, &patient].concat()), planned(&flags, "/bytes/total"))
 }
@@ -113,14 +114,14 @@ fn watch_health(load: &Load, server: &Server) {
     }
 }
 
-/// What an idle server holds.
+/// Resources of an idle server.
 pub struct Baseline {
     files: usize,
     threads: u64,
 }
 
 impl Baseline {
-    /// After a few requests: some things are made when they are first needed.
+    /// Measured after a few requests: some resources are created when they are first needed.
     fn take(server: &Server, records: &Records) -> Self {
         let warm_up = Load {
             port: server.port,
@@ -145,7 +146,7 @@ impl Baseline {
         Self { files: process.files(), threads: process.threads() }
     }
 
-    /// How long it took until nothing was left of the load.
+    /// Time until nothing was left of the load.
     pub fn wait_for(&self, server: &Server) -> Duration {
         let (mut left, process) = (Vec::new(), server.process());
         let idle = until(SOON, || {
@@ -156,7 +157,7 @@ impl Baseline {
             left.is_empty()
         });
         let idle = idle.unwrap_or_else(|| panic!("{SOON:?} after the last request there is still: {left:#?}"));
-        // A pool of threads shrinks some time after it has nothing to do, perhaps to fewer than there were before.
+        // A pool of threads shrinks some time after its last work, perhaps to fewer than before.
         let is_small = || process.threads() <= self.threads;
         let threads = until(SOON, is_small);
         assert!(threads.is_some(), "{} threads, {} before", process.threads(), self.threads);
@@ -166,7 +167,7 @@ impl Baseline {
 
 /// Everything that an idle server should not have.
 fn held(metrics: &Metrics) -> Vec<String> {
-    // The connection that asks is open, and under way.
+    // The connection that asks is open, and in flight.
     let most = [
         ("vllm:num_requests_running", 0.0),
         ("vllm:num_requests_waiting", 0.0),

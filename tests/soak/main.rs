@@ -1,6 +1,6 @@
-//! The server under hours of bad company: many clients at once, too little memory, clients that leave, send nonsense,
-//! read slowly or not at all, and orders to end at the worst moment. Every answer that comes whole is compared with what
-//! the same request was answered on a server that had nothing else to do.
+//! The server under hours of bad clients: many at once, too little memory, clients that disconnect,
+//! send garbage, read slowly or not at all, and orders to end at the worst moment. Every complete
+//! answer is compared with the answer to the same request on a server without other load.
 //!
 //! `cargo xtask soak` and `cargo xtask sigterm` run the same for longer.
 
@@ -21,7 +21,7 @@ mod tally;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Each of these tests wants the machine for itself.
+/// Each of these tests needs the machine for itself.
 fn alone() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)

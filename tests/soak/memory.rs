@@ -1,4 +1,4 @@
-//! The server's memory over time: whether it stays where it was.
+//! The server's memory over time: whether it stays constant.
 
 use std::fmt::Write;
 use std::time::{Duration, Instant};
@@ -18,11 +18,11 @@ pub struct Sample {
 #[derive(Default)]
 pub struct Samples {
     by_second: Vec<Sample>,
-    /// Between them, too.
+    /// Includes the time between samples.
     peak_kib: u64,
 }
 
-/// What is asked of a run of this length.
+/// A bound for a run of this length.
 #[derive(Clone)]
 pub struct Bound {
     pub what: &'static str,
@@ -31,7 +31,7 @@ pub struct Bound {
 }
 
 impl Samples {
-    /// Once a second, until the tally is over.
+    /// Samples once a second, until the tally is over.
     pub fn watch(process: Process, tally: &Tally) -> Self {
         let start = Instant::now();
         let (mut samples, mut peak_kib) = (Vec::new(), 0);
@@ -53,7 +53,7 @@ impl Samples {
         self.by_second.last().map_or(Duration::ZERO, |sample| sample.at)
     }
 
-    /// Half of the samples of a few seconds around this moment lie below it: steps come and go, a leak stays.
+    /// Median of the samples of a few seconds around this moment: steps come and go, a leak stays.
     fn around(&self, at: Duration) -> f64 {
         let reach = (self.end() / 20).clamp(Duration::from_secs(3), Duration::from_secs(15));
         let near = self.by_second.iter().filter(|sample| sample.at.abs_diff(at) <= reach);
@@ -79,7 +79,7 @@ impl Samples {
         if spread > 0.0 { common / spread } else { 0.0 }
     }
 
-    /// A short run catches gross leaks only; the longer it is, the less may be left over.
+    /// A short run catches gross leaks only; the longer the run, the tighter the bound.
     pub fn bounds(&self) -> Vec<Bound> {
         let seconds = self.end().as_secs_f64();
         if seconds < 590.0 {
@@ -95,7 +95,7 @@ impl Samples {
         bounds
     }
 
-    /// Whatever comes, what was planned and a twentieth more is all that is taken.
+    /// The planned memory and a twentieth more is the most that may be taken.
     pub fn peak_bound(&self, planned: u64) -> Bound {
         let [found_mib, planned_mib] = [self.peak_kib as f64 / 1024.0, planned as f64 / f64::from(1 << 20)];
         Bound { what: "most at any moment, of what was planned", found_mib, most_mib: planned_mib * 1.05 }
@@ -110,7 +110,7 @@ impl Samples {
         self.by_second.iter().map(|sample| sample.files).max().unwrap_or(0)
     }
 
-    /// One line a sample, for a plot.
+    /// One line per sample, for a plot.
     pub fn to_tsv(&self) -> String {
         let mut text = String::from("seconds\tanonymous_kib\tfiles\tthreads\n");
         for Sample { at, anonymous_kib, files, threads } in &self.by_second {
@@ -127,7 +127,7 @@ fn a_leak_is_seen_and_noise_is_not() {
         Samples { by_second: (0..seconds).map(sample).collect(), peak_kib: 0 }
     };
     let within = |samples: &Samples| samples.bounds().iter().all(|bound| bound.found_mib < bound.most_mib);
-    // Four megabytes that come and go, but are never kept.
+    // Four megabytes that come and go, but are never held.
     let noise = |at: u64| 100_000 + (at * 7919) % 4096;
     // Ten kilobytes a second.
     let leak = |at: u64| noise(at) + at * 10;

@@ -1,4 +1,4 @@
-//! What each request is answered when nobody else asks: the yardstick of everything that comes later.
+//! The answer to each request without other load: later answers are compared with it.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::table::{Ask, Kind, MAX_MODEL_LEN, bases, heavy};
 pub struct Record {
     pub ask: Ask,
     pub answer: Answer,
-    /// Of the answer, header and all.
+    /// Size of the answer, header included.
     pub wire_bytes: usize,
 }
 
@@ -21,11 +21,11 @@ pub struct Record {
 pub struct Records {
     pub light: Vec<Record>,
     pub heavy: Vec<Record>,
-    /// Requests whose answer as a stream is not their answer as a whole.
+    /// Requests with different answers as a stream and as a whole.
     pub differing: Vec<String>,
 }
 
-/// A fresh server for the records: nothing is shared, nothing is cached, nothing runs beside.
+/// A fresh server for the records: nothing is shared or cached, and no other request runs.
 pub fn unloaded() -> Server {
     let len = MAX_MODEL_LEN.to_string();
     Server::start(&["--max-model-len", &len, "--max-num-seqs", "8", "--no-enable-prefix-caching"])
@@ -63,7 +63,7 @@ impl Records {
     }
 }
 
-/// Asks until the text's middle is known, and makes that what ends it.
+/// Asks until the middle of the text is known, and makes it the stop string.
 fn set_stop(server: &Server, ask: &mut Ask) {
     let text = record(server, ask).answer.choices[0].text.clone();
     let length = text.chars().count();
@@ -84,14 +84,14 @@ fn record(server: &Server, ask: &Ask) -> Record {
     }
 }
 
-/// How a request ended.
+/// The end of a request.
 pub enum Outcome {
     Answer(Answer),
     /// Another status than 200.
     Refused(u16, String),
-    /// A 200 that is no whole answer.
+    /// A 200 without a complete answer.
     No(NoAnswer),
-    /// Ended in the middle of the answer's bytes.
+    /// The connection ended in the middle of the answer.
     Broken {
         events: String,
     },
@@ -99,7 +99,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// In words, the end rather than the beginning of what is long.
+    /// In words; of a long text the end rather than the beginning.
     pub fn describe(&self) -> String {
         match self {
             Self::Answer(answer) => short(&format!("{answer:?}")),
@@ -111,7 +111,7 @@ impl Outcome {
     }
 }
 
-/// Enough of a text to see what it is about.
+/// Enough of a text to recognize it.
 pub fn short(text: &str) -> String {
     const MOST: usize = 3000;
     match text.char_indices().rev().nth(MOST) {
@@ -145,7 +145,7 @@ pub fn outcome(connection: &mut Connection, ask: &Ask) -> Outcome {
     }
 }
 
-/// Waits until `done` says so; how long it took.
+/// Waits for `done`; returns the time it took.
 pub fn until(within: Duration, mut done: impl FnMut() -> bool) -> Option<Duration> {
     let start = Instant::now();
     loop {

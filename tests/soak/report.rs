@@ -1,4 +1,4 @@
-//! The table at the end of a soak, and what is asked of it.
+//! The table at the end of a soak, and its bounds.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -61,7 +61,7 @@ impl Report {
         self.counts.iter().filter(|(name, _)| name.starts_with(start)).map(|(_, count)| count).sum()
     }
 
-    /// Leaves the memory samples where they can be plotted.
+    /// Stores the memory samples in a file for plotting.
     pub fn keep(&self) {
         let name = format!("soak-{}s-{}.tsv", self.took.as_secs(), std::process::id());
         let file = std::env::var_os("FOLIO_SOAK_SAMPLES")

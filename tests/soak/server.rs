@@ -1,4 +1,4 @@
-//! The server under test: a process of its own, looked at from outside only.
+//! The server under test: a separate process, seen from outside only.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::OsString;
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::http::{Connection, Pace};
 
-/// Lines of its log that are kept for whoever asks what went wrong.
+/// Lines of its log that are stored for diagnosis.
 const LINES_KEPT: usize = 60;
 
 pub struct Server {
@@ -29,8 +29,8 @@ pub fn folio(args: &[&str]) -> Command {
     command
 }
 
-/// `FOLIO_SOAK_MODEL`, where `built-in` is the binary's own; otherwise the smallest there is, for most is not about the
-/// model, and ten times as many requests come and go.
+/// `FOLIO_SOAK_MODEL`; `built-in` is the binary's own. By default the smallest model, because most
+/// checks do not depend on the model, and ten times as many requests fit.
 fn model() -> Option<OsString> {
     let small = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/folio-rust-7m.gguf").into_os_string();
     let model = std::env::var_os("FOLIO_SOAK_MODEL").unwrap_or_else(small);
@@ -54,7 +54,7 @@ impl Server {
             port
         });
         let Some(port) = port else { panic!("the server does not say where it listens: {log:#?}") };
-        // Whatever else it says must not block it.
+        // Further output must not block it.
         let kept = Arc::clone(&log);
         std::thread::spawn(move || {
             for line in lines {
@@ -99,7 +99,7 @@ impl Server {
         assert!(status.success(), "the server has ended before it was told to: {:#?}", self.log());
     }
 
-    /// How it ended; none if it still runs.
+    /// Exit status; none if it still runs.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("it is our child")
     }
@@ -136,7 +136,7 @@ fn port_in(line: &str) -> Option<u16> {
     after.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }
 
-/// Samples of `/metrics`, labels and all.
+/// Samples of `/metrics`, with their labels.
 pub struct Metrics(HashMap<String, f64>);
 
 impl Metrics {
@@ -148,7 +148,7 @@ impl Metrics {
         Self(text.lines().filter(|line| !line.starts_with('#')).filter_map(sample).collect())
     }
 
-    /// Of all series of this name; none if there are none.
+    /// Sum of all series of this name; none if there are none.
     pub fn sum(&self, name: &str) -> Option<f64> {
         let of_name =
             |series: &str| series.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('{'));
@@ -161,7 +161,7 @@ impl Metrics {
     }
 }
 
-/// What the system says of a process.
+/// A process as the system describes it.
 #[derive(Clone, Copy)]
 pub struct Process(u32);
 

@@ -1,5 +1,5 @@
-//! SIGTERM at a moment that nobody chose: answers end whole or say that they do not, newcomers are turned away, and the
-//! process is gone in time.
+//! SIGTERM at a random moment: answers end complete or report that they do not, new requests are
+//! refused, and the process ends in time.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,9 +16,9 @@ use crate::server::{Server, get};
 use crate::table::{Ask, Kind, bases};
 use crate::{alone, setting};
 
-/// The server may take this much longer than it was given to finish.
+/// The server may take this much longer than its given time.
 const GRACE: Duration = Duration::from_secs(2);
-/// A request sent so long before the signal has been accepted, whatever the machine is busy with.
+/// A request sent this long before the signal has been accepted, at any load of the machine.
 const ACCEPTED: Duration = Duration::from_millis(500);
 /// The signal comes within this time of the first connection.
 const SPAN: f64 = 1.5;
@@ -61,16 +61,16 @@ impl Plan {
     }
 }
 
-/// How requests ended.
+/// Ends of the requests.
 #[derive(Debug, Default)]
 struct Totals {
     complete: usize,
     error_events: usize,
     refused: usize,
-    /// Came too late to be accepted.
+    /// Too late to be accepted.
     unanswered: usize,
     newcomers: usize,
-    /// Longest from the signal to the end of the process, beyond what requests were given.
+    /// Longest time from the signal to the end of the process, beyond the requests' given time.
     slowest_exit: Duration,
     wrong: Vec<String>,
 }
@@ -127,7 +127,7 @@ fn run(plan: &Plan, rng: Rng) -> Totals {
             Some(_) => {}
         }
         if status.is_none() {
-            // Nobody waits for it any more.
+            // No thread waits for it any more.
             drop(server);
         }
         clients.into_iter().for_each(|client| client.join().expect("a client does not panic"));
@@ -139,7 +139,7 @@ fn run(plan: &Plan, rng: Rng) -> Totals {
     Arc::into_inner(seen).expect("all threads have ended").into_inner().expect("no panic")
 }
 
-/// Asks for something that takes a second or so, a little after the others.
+/// Sends a request that takes a second or so, a little after the others.
 fn client(port: u16, plan: &Plan, mut rng: Rng, signalled: &Mutex<Option<Instant>>, seen: &Mutex<Totals>) {
     let ask = long_ask(&mut rng);
     std::thread::sleep(Duration::from_secs_f64(rng.share() * SPAN / 2.0));
@@ -158,7 +158,7 @@ fn client(port: u16, plan: &Plan, mut rng: Rng, signalled: &Mutex<Option<Instant
         Outcome::No(NoAnswer::ErrorEvent(_)) => seen.error_events += 1,
         Outcome::Refused(503, _) if signal.is_some() => seen.refused += 1,
         Outcome::Error(error) if !came_early && is_refusal(&error) => seen.unanswered += 1,
-        // After a second signal nothing more is promised.
+        // After a second signal nothing more is guaranteed.
         Outcome::Error(_) | Outcome::Broken { .. } if was_cut_short => seen.unanswered += 1,
         other => {
             let when = signal.map(|signal| opened_at.saturating_duration_since(signal));
@@ -172,7 +172,7 @@ fn client(port: u16, plan: &Plan, mut rng: Rng, signalled: &Mutex<Option<Instant
     }
 }
 
-/// Greedy and never stopped by the model itself, so that it takes as long as it is told to.
+/// Greedy and never stopped by the model itself, so that its duration is controlled.
 fn long_ask(rng: &mut Rng) -> Ask {
     let plain: Vec<Ask> = bases().into_iter().filter(|ask| matches!(ask.kind, Kind::Plain | Kind::Many)).collect();
     let mut ask = rng.pick(&plain).clone();
@@ -190,7 +190,7 @@ fn long_ask(rng: &mut Rng) -> Ask {
     if rng.below(4) > 0 { ask.streamed() } else { ask }
 }
 
-/// From the signal on, nobody new is served.
+/// No new request is served from the signal on.
 fn newcomers(port: u16, sent: Instant, ended: &AtomicBool, seen: &Mutex<Totals>) {
     let mut ask = bases().swap_remove(3);
     ask.body["max_tokens"] = json!(1);
@@ -207,7 +207,7 @@ fn newcomers(port: u16, sent: Instant, ended: &AtomicBool, seen: &Mutex<Totals>)
         match found {
             Outcome::Refused(503, _) => seen.newcomers += 1,
             Outcome::Error(error) if is_refusal(&error) => seen.newcomers += 1,
-            // The signal may not have been heard yet.
+            // The signal may not have been handled yet.
             Outcome::Answer(_) if began < ACCEPTED => {}
             other => {
                 seen.wrong.push(format!("a newcomer {began:?} after the signal was answered {}", other.describe()))

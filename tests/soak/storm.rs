@@ -1,4 +1,4 @@
-//! Thousands who connect, ask, and are gone.
+//! Thousands of clients that connect, ask, and disconnect.
 
 use std::time::{Duration, Instant};
 
@@ -30,7 +30,7 @@ fn nothing_is_left_of_a_storm_of_cancelled_requests() {
                 for _ in 0..NUM_CONNECTIONS / NUM_THREADS {
                     let mut connection = Connection::open(port, Pace::FULL).expect("the server listens");
                     let (head, body) = rng.pick(asks).streamed().bytes();
-                    // Half of them get as far as a request.
+                    // Half of them send a complete request.
                     let bytes = [head, body].concat();
                     let sent = if rng.below(2) == 0 { bytes.len() } else { rng.below(bytes.len()) };
                     connection.send(&bytes[..sent]).expect("the server reads");

@@ -1,7 +1,9 @@
-//! The requests that clients choose from: a few dozen, different in everything that a server may treat differently.
+//! The requests that clients choose from: a few dozen that differ in everything that a server may
+//! treat differently.
 //!
-//! Ten kinds come in equal numbers, so that a choice at random gives 10% of several answers, of logprobs and of stops;
-//! beginnings that others share fall on 30%. Each is asked whole and as a stream.
+//! Ten kinds occur in equal numbers, so that a random choice gives 10% of several answers, of
+//! logprobs and of stops; 30% share their beginning with others. Each is sent whole and as a
+//! stream.
 
 use serde_json::{Value, json};
 
@@ -16,7 +18,7 @@ pub enum Kind {
     /// `n` above 1.
     Many,
     Logprobs,
-    /// Ends at a text that is taken from its own unstopped answer.
+    /// Ends at a stop string taken from its own unstopped answer.
     Stop,
     /// An answer of hundreds of kilobytes, for clients that read slowly or not at all.
     Heavy,
@@ -99,7 +101,8 @@ fn base(index: usize) -> Ask {
         _ => (Kind::Plain, Route::Messages),
     };
     let has_shared_prefix = (index * 7 + round * 3) % 10 < 3;
-    // A few answers are long and outgrow their prompts by far. All start while there is room; then there is none.
+    // A few answers are long and outgrow their prompts by far. All start while there is room; later
+    // there is none.
     let is_long = index % 4 == 3;
     let max_tokens = if is_long { 240 + index * 29 % 120 } else { 16 + index * 29 % 48 };
     let mut body = prompt(index, route, has_shared_prefix);
@@ -158,7 +161,7 @@ fn token_ids(from: usize, count: usize) -> Vec<usize> {
     (0..count).map(|at| 300 + (from + at * 37) % 3000).collect()
 }
 
-/// Greedy, or drawn from a seed in one of several ways.
+/// Greedy, or sampled from a seed in one of several ways.
 fn sample(body: &mut Value, index: usize) {
     if (index + index / 10).is_multiple_of(2) {
         body["temperature"] = json!(0);
@@ -185,7 +188,7 @@ pub fn heavy() -> Ask {
     Ask { route: Route::Completions, kind: Kind::Heavy, has_shared_prefix: false, is_stream: false, body }
 }
 
-/// What must be refused, and how.
+/// Requests that must be refused, and the expected status.
 pub struct Malformed {
     pub name: &'static str,
     pub bytes: Vec<u8>,

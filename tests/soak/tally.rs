@@ -1,11 +1,11 @@
-//! What the clients saw, all together.
+//! Results of all clients together.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// After so many failures the rest would tell nothing new.
+/// After this number of failures the rest would show nothing new.
 const MOST_FAILURES: usize = 10;
 
 #[derive(Default)]
@@ -21,7 +21,7 @@ pub struct Seen {
     /// Compared answers to prompts that begin like others.
     pub shared_prefixes: u64,
     pub failures: Vec<String>,
-    /// Of requests asked and read at full speed.
+    /// Latencies of requests sent and read at full speed.
     pub latencies: Vec<Duration>,
     pub health: Vec<Duration>,
 }
@@ -47,7 +47,7 @@ impl Tally {
         self.seen().health.push(time);
     }
 
-    /// Said at once: a long run should not keep it to itself.
+    /// Printed at once: a long run should not hide it.
     pub fn fail(&self, what: String) {
         eprintln!("FAILED: {what}");
         self.failures.fetch_add(1, Ordering::Relaxed);
@@ -58,7 +58,7 @@ impl Tally {
         self.failures.load(Ordering::Relaxed) >= MOST_FAILURES
     }
 
-    /// The clients are done; those who watch may stop.
+    /// The clients are done; the watching threads may stop.
     pub fn end(&self) {
         self.is_over.store(true, Ordering::Relaxed);
     }

@@ -19,7 +19,7 @@ pub fn run() -> Result<Skips> {
     if let Err(error) = process::run(&mut process::command("rustup", &["--quiet", "target", "add", TARGET])) {
         return Skips::stage(STAGE, &format!("no standard library for {TARGET}: {error:#}"));
     }
-    // The kernels and their references are optimised as ever; the little that is left need not be.
+    // The kernels and their references are optimized as usual; the small rest need not be.
     let mut tests = process::cargo(&["test", "--quiet", "--target", TARGET, "-p", "folio-device", "--lib"]);
     tests.args(["--config", "profile.dev.opt-level=0"]);
     tests.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", LINKER);

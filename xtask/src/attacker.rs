@@ -1,4 +1,5 @@
-//! `cargo xtask attacker`: one key guesses what another asked, on every method; see tests/blackbox/attacker.rs.
+//! `cargo xtask attacker`: one key guesses another's questions, on every method; see
+//! tests/blackbox/attacker.rs.
 
 use anyhow::Result;
 

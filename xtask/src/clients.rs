@@ -1,7 +1,8 @@
-//! `cargo xtask clients`: the server as real clients use it, and as Schemathesis reads its description.
+//! `cargo xtask clients`: the server as real clients use it, and as Schemathesis reads its
+//! description.
 //!
-//! The tests are Python, in `tests/clients`; they start the binary themselves, since many need flags
-//! of their own. This module builds it and installs the packages, each at the version that
+//! The tests are Python, in `tests/clients`; they start the binary themselves, since many need
+//! flags of their own. This module builds it and installs the packages, each at the version that
 //! `requirements.txt` names.
 
 use std::path::{Path, PathBuf};
@@ -43,8 +44,8 @@ pub fn python() -> Result<PathBuf> {
     prepare::venv("clients", &lines.collect::<Vec<_>>())
 }
 
-/// The binary that tests run, built as a dependency of one of them: after the other tests nothing is
-/// left to compile.
+/// The binary that tests run, built as a dependency of one of them: after the other tests nothing
+/// is left to compile.
 fn binary() -> Result<PathBuf> {
     let mut build = process::cargo(&["test", "--quiet", "--workspace", "--no-run", "--test", "blackbox"]);
     process::programs(&mut build)?.remove("folio").context("cargo named no folio binary")

@@ -1,4 +1,5 @@
-//! `cargo xtask goldens`: the committed expectations, made anew by an independent implementation.
+//! `cargo xtask goldens`: the committed expectations, generated again by an independent
+//! implementation.
 
 use anyhow::Result;
 
@@ -7,7 +8,8 @@ use crate::{prepare, process};
 /// Versions are pinned so that a regenerated file differs only where the tests' cases did.
 const PACKAGES: &[&str] = &["torch==2.15.0", "transformers==5.22.2", "gguf==0.19.0", "safetensors", "numpy"];
 
-/// Tools that quantize. What they say of the versions above is older than those, so their own needs are listed here.
+/// Quantizing tools. They require older versions of the packages above than those, so their other
+/// requirements are listed here.
 const QUANTIZERS: &[&str] = &[
     "accelerate==1.15.0",
     "auto-round==0.16.1",
@@ -56,7 +58,7 @@ pub fn run() -> Result<()> {
     quantized()
 }
 
-/// What packed and quantized checkpoints hold, in an environment of its own.
+/// Packed and quantized checkpoints, in a separate environment.
 fn quantized() -> Result<()> {
     let python = prepare::venv("quantizers", &[PACKAGES, QUANTIZERS_NEED].concat())?;
     let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"];

@@ -1,4 +1,4 @@
-//! Who may import whom: the layers of ARCHITECTURE.md, checked against the manifests.
+//! Permitted dependencies: the layers of ARCHITECTURE.md, checked against the manifests.
 
 use anyhow::{Result, bail};
 
@@ -48,7 +48,7 @@ pub fn check() -> Result<()> {
         for dependency in package["dependencies"].as_array().into_iter().flatten() {
             let target = dependency["name"].as_str().unwrap_or_default();
             let ours = ALLOWED.iter().any(|(known, _)| *known == target);
-            // Tests may look at any layer below.
+            // Tests may use any lower layer.
             if ours && dependency["kind"].as_str() != Some("dev") && !allowed.contains(&target) {
                 wrong.push(format!("{name} may not depend on {target}"));
             }

@@ -12,7 +12,8 @@ use crate::{prepare, process};
 const PACKAGES: &[&str] = &["nvidia-cuda-nvrtc==13.0.88"];
 const SCRIPT: &str = "crates/device/src/cuda/kernels/compile.py";
 
-/// Writes the archives. With `--check`, or names of files, it writes nothing and fails on a warning.
+/// Writes the archives. With `--check`, or names of files, it writes nothing and fails on a
+/// warning.
 pub fn run(args: &[String]) -> Result<()> {
     compile(&python()?, args)
 }

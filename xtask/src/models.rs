@@ -1,7 +1,8 @@
 //! `cargo xtask models FOLDER`: makes `models/` anew from the trained models in FOLDER.
 //!
-//! Reads Hugging Face folders of the Llama architecture and writes GGUF files that llama.cpp's tools read as well: its
-//! tensor names, its order of query and key rows, norms in F32. The tokenizer stays beside them, one copy for all.
+//! Reads Hugging Face folders of the Llama architecture and writes GGUF files that llama.cpp's
+//! tools read as well: its tensor names, its order of query and key rows, norms in F32. The
+//! tokenizer stays beside them, one copy for all.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -14,7 +15,8 @@ use folio_formats::{Format, Mapped, Matrix, Safetensors, WeightSource};
 use lzma_rust2::{LzmaOptions, LzmaReader, LzmaWriter};
 use serde_json::Value;
 
-/// Each with its shipped form, by the tables in models/README.md. The first rule whose word is in a tensor's name holds.
+/// Each model with its shipped format, chosen by the tables in models/README.md. The first rule
+/// whose word is in a tensor's name applies.
 const MODELS: [(&str, &str); 2] = [("folio-rust-42m", "=Q5_0"), ("folio-rust-7m", "=IQ4_NL")];
 
 const USAGE: &str =
@@ -54,7 +56,7 @@ fn unpacked(path: &Path) -> Result<Safetensors> {
     Ok(Safetensors::from_map(Mapped::from_vec(&name, bytes))?)
 }
 
-/// The same tokenizer in a third of the bytes: without white space, and each merge as one text.
+/// The same tokenizer in a third of the bytes: without white space, and each merge as one string.
 fn compact(json: &[u8]) -> Result<String> {
     let mut tokenizer: Value = serde_json::from_slice(json)?;
     let merges = tokenizer["model"]["merges"].as_array_mut().context("model.merges is missing")?;
@@ -67,20 +69,21 @@ fn compact(json: &[u8]) -> Result<String> {
     Ok(tokenizer.to_string())
 }
 
-/// How scales are chosen.
+/// The way in which scales are chosen.
 #[derive(Clone, Debug, PartialEq)]
 enum Fit {
     Nearest,
-    /// The least squared error, every value counting alike.
+    /// The least squared error, with every value counting alike.
     Even,
-    /// The least squared error, weighed by what `models/calibrate.py` measured: `NAME.importance.safetensors.lzma` in here.
+    /// The least squared error, weighted by the measurements of `models/calibrate.py`:
+    /// `NAME.importance.safetensors.lzma` in this folder.
     Weighed(PathBuf),
 }
 
 struct Options {
     folder: PathBuf,
     out: PathBuf,
-    /// In place of each model's own.
+    /// Replaces each model's own plan.
     plan: Option<Plan>,
     fit: Fit,
 }
@@ -107,13 +110,14 @@ impl Options {
     }
 }
 
-/// The format that a plan has for a tensor.
+/// The plan's format for a tensor.
 fn format_of(plan: &Plan, tensor: &str) -> Result<Format> {
     let rule = plan.iter().find(|(word, _)| tensor.contains(word.as_str()));
     Ok(rule.with_context(|| format!("no rule of the plan fits {tensor}"))?.1)
 }
 
-/// `attn=Q5_0,=Q4_0`: a word of tensor names and the format of those that contain it; the empty word fits all.
+/// `attn=Q5_0,=Q4_0`: a word of tensor names and the format of those that contain it; the empty
+/// word matches all.
 fn plan(text: &str) -> Result<Plan> {
     let rule = |rule: &str| {
         let (word, format) = rule.split_once('=').with_context(|| format!("{rule}: expected WORD=FORMAT"))?;
@@ -179,7 +183,7 @@ fn convert(folder: &Path, name: &str, plan: &Plan, options: &Options) -> Result<
     Ok(writer.to_vec())
 }
 
-/// The matrix that stands for all of the same input in a file of importance.
+/// The matrix that represents all of the same input in a file of importance.
 fn driven_like(tensor: &str) -> String {
     tensor.replace("attn_k", "attn_q").replace("attn_v", "attn_q").replace("ffn_up", "ffn_gate")
 }
@@ -209,7 +213,7 @@ fn describe(writer: &mut Writer, name: &str, config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// What the tokenizer file does not say: the chat template, special ids, and how to sample.
+/// Facts outside the tokenizer file: the chat template, special ids, and sampling defaults.
 fn describe_text(writer: &mut Writer, folder: &Path) -> Result<()> {
     let tokenizer = Config::read(&folder.join("tokenizer_config.json"))?;
     let template = tokenizer.0["chat_template"].as_str().context("tokenizer_config.json: chat_template is missing")?;
@@ -253,7 +257,8 @@ fn tensor_names(layers: u32) -> Vec<(String, String)> {
     names
 }
 
-/// The row order llama.cpp wants for this architecture: the two halves of each head, which rotate together, row by row.
+/// llama.cpp's row order for this architecture: the two halves of each head, which rotate together,
+/// row by row.
 fn interleave<'a>(matrix: &Matrix<'a>, heads: usize) -> Matrix<'a> {
     let head_dim = matrix.num_rows() / heads;
     let half = head_dim / 2;
@@ -263,7 +268,7 @@ fn interleave<'a>(matrix: &Matrix<'a>, heads: usize) -> Matrix<'a> {
     }))
 }
 
-/// `importance` has one number a column; without it values are rounded to nearest.
+/// `importance` has one number per column; without it values are rounded to nearest.
 fn encode_rows(matrix: &Matrix, format: Format, importance: Option<&[f32]>) -> Result<Vec<u8>> {
     let mut values = vec![0.0; matrix.cols()];
     let mut bytes = Vec::new();

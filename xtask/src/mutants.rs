@@ -1,5 +1,6 @@
-//! `cargo xtask mutants`: bugs that other engines had, planted one at a time in a copy of the scheduler, and the
-//! simulator must catch each of them. Every mutant is a small text file in crates/simulator/mutants.
+//! `cargo xtask mutants`: bugs of other engines, planted one at a time in a copy of the scheduler;
+//! the simulator must catch each of them. Every mutant is a small text file in
+//! crates/simulator/mutants.
 
 use std::{
     collections::VecDeque,
@@ -14,11 +15,12 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::process;
 
-/// Runs tried for a mutant, their length, and how long to go on trying: one needs 1,219, which take a busy machine a minute.
+/// Runs per mutant, their length, and the time limit: one mutant needs 1,219 runs, which take a
+/// busy machine a minute.
 const SEEDS: &str = "2000";
 const STEPS: &str = "400";
 const SECONDS: u64 = 180;
-/// A mutant that plans for ever is caught as well.
+/// A mutant that plans for ever counts as caught.
 const HANGS_AFTER: Duration = Duration::from_secs(SECONDS + 60);
 /// Copies that are built and run side by side.
 const WORKERS: usize = 2;
@@ -33,11 +35,11 @@ lto = 'off'
 /// A bug as a change of text.
 struct Mutant {
     name: String,
-    /// Whose bug it was, and what it did.
+    /// The engine that had the bug, and its effect.
     peer: String,
     /// In crates/scheduler.
     file: String,
-    /// What is there, exactly once, and what stands in its place.
+    /// The original text, which occurs exactly once, and its replacement.
     changes: Vec<(String, String)>,
 }
 
@@ -64,7 +66,7 @@ pub fn run(filter: &[String]) -> Result<()> {
     let mut mutants = read_all()?;
     mutants.retain(|m| filter.is_empty() || filter.contains(&m.name));
     ensure!(!mutants.is_empty(), "no mutant of that name");
-    // Neighbours are bugs of one file, so that little is compiled anew between them.
+    // Mutants of one file are neighbours, so that little is compiled anew between them.
     mutants.sort_by(|a, b| a.file.cmp(&b.file));
     let num = mutants.len();
     let queue = Mutex::new(VecDeque::from(mutants));
@@ -128,7 +130,8 @@ fn read_all() -> Result<Vec<Mutant>> {
     Ok(mutants)
 }
 
-/// `peer:` and `file:`, then one or more changes: `<<<<`, the text found, `====`, the text in its place, `>>>>`.
+/// `peer:` and `file:`, then one or more changes: `<<<<`, the original text, `====`, the
+/// replacement, `>>>>`.
 fn parse(path: &Path, text: &str) -> Result<Mutant> {
     let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
     let field = |key: &str| {
@@ -164,14 +167,14 @@ impl Copy {
             .map(|line| if line.starts_with("members") { "members = [\"crates/*\"]" } else { line })
             .collect();
         write(&folder.join("Cargo.toml"), &(manifest.join("\n") + PROFILE))?;
-        // With the compiler that it names, wherever targets lie.
+        // With the pinned compiler, in any target folder.
         for name in ["Cargo.lock", "rust-toolchain.toml"] {
             write(&folder.join(name), &fs::read_to_string(root.join(name))?)?;
         }
         for name in ["scheduler", "simulator"] {
             let (from, to) = (root.join("crates").join(name), folder.join("crates").join(name));
             let manifest = fs::read_to_string(from.join("Cargo.toml"))?;
-            // Tests and benches stay behind, and so does what only they need.
+            // Tests and benches are left out, and so are their dependencies.
             let manifest = manifest.split("\n[dev-dependencies]").next().unwrap_or_default();
             write(&to.join("Cargo.toml"), &format!("{}\n", manifest.trim_end()))?;
             remove_extra(&from.join("src"), &to.join("src"))?;
@@ -183,7 +186,8 @@ impl Copy {
     fn cargo(&self, args: &[&str]) -> Command {
         let mut cargo = process::cargo(args);
         cargo.current_dir(&self.folder).env("CARGO_TARGET_DIR", self.folder.join("target"));
-        // Even where the environment says otherwise: from one mutant to the next nearly everything stays as it was.
+        // Even if the environment says otherwise: from one mutant to the next nearly everything
+        // stays unchanged.
         cargo.env("CARGO_INCREMENTAL", "1");
         cargo
     }
@@ -201,7 +205,7 @@ impl Copy {
         outcome
     }
 
-    /// What the simulator found, if anything.
+    /// The simulator's violation, if any.
     fn simulate(&self, seeds: &str) -> Result<Option<Caught>> {
         let output = self.folder.join("output.json");
         let mut command = Command::new(self.folder.join("target/debug/folio-simulate"));
@@ -234,7 +238,7 @@ impl Copy {
     }
 }
 
-/// Writes only what is different, so that nothing is built for nothing.
+/// Writes only changed files, so that nothing is rebuilt in vain.
 fn write(path: &Path, text: &str) -> Result<()> {
     if fs::read_to_string(path).is_ok_and(|old| old == text) {
         return Ok(());
@@ -258,7 +262,7 @@ fn copy_folder(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Files that an earlier copy had and the crate has no more.
+/// Removes files of an earlier copy that the crate no longer has.
 fn remove_extra(from: &Path, to: &Path) -> Result<()> {
     if !to.is_dir() {
         return Ok(());
@@ -280,7 +284,7 @@ fn remove_extra(from: &Path, to: &Path) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// Quicker to hear from than a survivor.
+    /// Faster than a failing run of the mutants.
     #[test]
     fn every_mutant_fits_the_scheduler_as_it_is() {
         let mutants = read_all().expect("sound files");

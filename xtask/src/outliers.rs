@@ -1,9 +1,11 @@
-//! `cargo xtask outliers MODEL OUT`: a copy of a model that computes the same and is harder to quantize.
+//! `cargo xtask outliers MODEL OUT`: a copy of a model that computes the same and is harder to
+//! quantize.
 //!
-//! Large models grow channels whose activations are tens of times the others'; small ones do not. Here some channels of
-//! every norm before attention and feed-forward are multiplied by a factor, and the columns that read them divided by
-//! it: nothing changes but the activations between. What rounds activations with one scale a row then loses, and what
-//! keeps outlier columns apart does not.
+//! Large models have channels with activations tens of times larger than the others'; small ones do
+//! not. Here some channels of every norm before attention and feed-forward are multiplied by a
+//! factor, and the columns that read them divided by it: only the activations between them change.
+//! Formats that round activations with one scale per row then lose, and formats with separate
+//! outlier columns do not.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +15,7 @@ use folio_formats::{Format, Safetensors, TensorView, WeightSource};
 
 const USAGE: &str = "usage: cargo xtask outliers MODEL OUT [--channels N] [--factor X]";
 
-/// Norms, by the end of their names, and what of the same layer reads each. A router is a `mlp.gate`.
+/// Norms, by the end of their names, and their readers in the same layer. A router is a `mlp.gate`.
 const READERS: [(&str, &[&str]); 2] = [
     ("input_layernorm", &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
     ("post_attention_layernorm", &["gate_proj", "up_proj", "mlp.gate"]),
@@ -71,7 +73,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The tensor's new bytes, where it has some.
+    /// The tensor's new bytes, if it changes.
     fn change(&self, view: &TensorView<'_>) -> Result<Option<Vec<u8>>> {
         let Some(stem) = view.name.strip_suffix(".weight") else { return Ok(None) };
         let is = |end: &&str| stem.ends_with(&format!(".{end}"));

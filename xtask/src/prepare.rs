@@ -1,5 +1,5 @@
-//! What the tests use and the repository does not hold: third-party files, fetched once into `target/xtask`, and the
-//! system's packages.
+//! Third-party files that tests use and the repository does not hold, downloaded once into
+//! `target/xtask`, and the system's packages.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,7 +13,7 @@ use crate::skips::{self, Skips};
 /// The source package whose chat templates and vocabulary files the text tests read.
 const LLAMA_CPP_PYTHON: &str = "llama-cpp-python==0.3.36";
 
-/// Who asks for what is just being fetched waits for it.
+/// Makes other threads wait while a package is being downloaded.
 fn take_turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)

@@ -1,4 +1,4 @@
-//! Running other programs, with their failures told in one line.
+//! Runs other programs, and reports their failures in one line.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// The repository's root, wherever xtask is started from.
+/// The repository's root, independent of the current folder.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace").to_path_buf()
 }
@@ -18,7 +18,8 @@ pub fn command(program: impl AsRef<std::ffi::OsStr>, args: &[&str]) -> Command {
     command
 }
 
-/// Cargo as from a shell: build scripts would run anew for what `cargo run` says of this package.
+/// Cargo as from a shell: with the variables that `cargo run` sets for this package, build scripts
+/// would run again.
 pub fn cargo(args: &[&str]) -> Command {
     let mut cargo = command(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()), args);
     let is_ours = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
@@ -52,7 +53,8 @@ pub fn output(command: &mut Command) -> Result<String> {
     String::from_utf8(output.stdout).with_context(|| format!("output is not UTF-8: {line}"))
 }
 
-/// Runs a `cargo build` and returns the programs it made, or found made, by the names of their targets.
+/// Runs a `cargo build` and returns the programs it made, or found made, by the names of their
+/// targets.
 pub fn programs(build: &mut Command) -> Result<BTreeMap<String, PathBuf>> {
     let printed = output(build.arg("--message-format=json-render-diagnostics").stderr(Stdio::inherit()))?;
     let messages = printed.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
@@ -62,7 +64,8 @@ pub fn programs(build: &mut Command) -> Result<BTreeMap<String, PathBuf>> {
     Ok(messages.filter_map(program).collect())
 }
 
-/// Folio's release binary of a working tree, built now: compiled into `target`, or where cargo usually does.
+/// Folio's release binary of a working tree, built now: compiled into `target`, or cargo's usual
+/// place.
 pub fn folio(tree: &Path, target: Option<&Path>) -> Result<PathBuf> {
     let mut build = cargo(&["build", "--release", "--package", "folio"]);
     if let Some(target) = target {

@@ -1,4 +1,5 @@
-//! `cargo xtask sigterm`: tells servers under load to end, at many random moments; see tests/soak/sigterm.rs.
+//! `cargo xtask sigterm`: tells servers under load to end, at many random moments; see
+//! tests/soak/sigterm.rs.
 
 use anyhow::Result;
 

@@ -4,7 +4,8 @@ use anyhow::Result;
 
 use crate::process;
 
-/// The development profile keeps assertions and optimises these two crates, so that it is both strict and quick.
+/// The development profile has assertions and optimizes these two crates, so that it is both strict
+/// and quick.
 pub fn run(args: &[String]) -> Result<()> {
     process::run(
         process::cargo(&["run", "--quiet", "-p", "folio-simulator", "--bin", "folio-simulate", "--"]).args(args),

@@ -1,5 +1,5 @@
-//! `cargo xtask slowhttp`: a thousand connections of slowhttptest in each of its four modes, and whether the server
-//! still says that it is well.
+//! `cargo xtask slowhttp`: a thousand connections of slowhttptest in each of its four modes; the
+//! server's health checks must still succeed.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -19,7 +19,7 @@ cargo xtask slowhttp [--connections 1000] [--seconds 25]
 
 Needs slowhttptest: apt-get install slowhttptest. FOLIO_BIN names another binary to test.";
 
-/// No health check may take longer.
+/// Longest time of a health check.
 const MOST: Duration = Duration::from_secs(1);
 const EVERY: Duration = Duration::from_millis(100);
 
@@ -57,14 +57,14 @@ pub fn run(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// What one mode did, and how the server was meanwhile.
+/// Results of one mode, and the server's health meanwhile.
 struct Mode {
     checks: Vec<Duration>,
     failures: Vec<String>,
     counts: Counts,
 }
 
-/// Of the tool's own table, by the second.
+/// Counts from the tool's own table, by the second.
 #[derive(Default)]
 struct Counts {
     most_connected: u64,
@@ -164,7 +164,7 @@ fn health(port: u16) -> Result<()> {
     Ok(())
 }
 
-/// Debian's package, where this may be installed.
+/// Installs Debian's package if permitted.
 fn install() -> Result<()> {
     let is_there =
         || Command::new("slowhttptest").arg("-h").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
@@ -210,7 +210,7 @@ impl Server {
             let (_, after) = line.split_once("http://127.0.0.1:")?;
             after.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
         });
-        // Whatever else it says must not block it.
+        // Further output must not block it.
         std::thread::spawn(move || lines.for_each(drop));
         let server = Self { child, port: port.context("the server does not say where it listens")? };
         let deadline = Instant::now() + Duration::from_secs(60);

@@ -1,4 +1,5 @@
-//! `cargo xtask soak`: the soak of tests/soak for longer than a test may take, on the release build.
+//! `cargo xtask soak`: the soak of tests/soak for longer than a test may take, on the release
+//! build.
 
 use anyhow::{Result, bail};
 

@@ -1,6 +1,7 @@
-//! How well counts tell coins: a rule found with hindsight on some of them, tried on the others, and how lucky that was.
+//! Measures how well counts predict coins: a rule found on some of them is tried on the others,
+//! with the chance of that result.
 
-/// What a client is told of an answer besides its text.
+/// Counts of an answer that a client sees besides its text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counts {
     pub accepted: usize,
@@ -9,7 +10,8 @@ pub struct Counts {
     pub tokens: usize,
 }
 
-/// What a rule may look at: the counts, and how they differ from those of a server that nobody else has used.
+/// Features of a rule: the counts, and their difference from those of a server that no other client
+/// has used.
 const FEATURES: [fn(&Counts, &Counts) -> f64; 6] = [
     |found, _| found.accepted as f64,
     |found, _| found.rejected as f64,
@@ -19,7 +21,7 @@ const FEATURES: [fn(&Counts, &Counts) -> f64; 6] = [
     |found, fresh| found.rejected as f64 - fresh.rejected as f64,
 ];
 
-/// One says yes where a feature lies above a threshold, or below it.
+/// A rule says yes if a feature is above a threshold, or below it.
 #[derive(Clone, Copy)]
 struct Rule {
     feature: usize,
@@ -33,7 +35,7 @@ impl Rule {
     }
 }
 
-/// Guesses at all coins behind the known ones, by the rule that is right most often on these.
+/// Guesses all coins after the known ones, by the rule that is right most often on these.
 pub fn guess(found: &[Counts], fresh: &[Counts], known: &[bool]) -> Vec<bool> {
     let pairs = || found.iter().zip(fresh);
     let right = |rule: &Rule| pairs().zip(known).filter(|((f, b), coin)| rule.says(f, b) == **coin).count();
@@ -45,7 +47,8 @@ pub fn guess(found: &[Counts], fresh: &[Counts], known: &[bool]) -> Vec<bool> {
     pairs().skip(known.len()).map(|(found, fresh)| best.says(found, fresh)).collect()
 }
 
-/// How often fair coins give so many hits of `count`, or a number as far from the half on either side.
+/// Chance that fair coins give this number of hits of `count`, or a number as far from the half on
+/// either side.
 pub fn chance(hits: usize, count: usize) -> f64 {
     let far = hits.max(count - hits);
     let (mut log, mut tail) = (-(count as f64) * std::f64::consts::LN_2, 0.0);

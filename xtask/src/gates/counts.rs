@@ -1,8 +1,9 @@
-//! The gate of the code around the model: instructions that fixed work of the scheduler, the sampler, the detokenizer and the
-//! server takes, counted by callgrind.
+//! The gate of the code around the model: instructions for fixed work of the scheduler, the
+//! sampler, the detokenizer and the server, counted by callgrind.
 //!
-//! Compiled as for the tests, of which nearly all is there already: what is caught is work that need not be done, like one
-//! copy more a step. Valgrind knows no AVX-512 and says so to whoever asks the processor.
+//! Compiled as for the tests, whose artifacts are nearly all there already: the gate catches
+//! unneeded work, such as one copy more a step. Valgrind has no AVX-512 and reports that to code
+//! that asks the processor.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,7 +14,7 @@ use super::table::{Count, Table};
 use crate::process;
 
 pub const EXAMPLE: &str = "instructions";
-/// What the example knows, parts of the code and kinds of work.
+/// The example's parts of the code and kinds of work.
 const WORK: [[&str; 2]; 7] = [
     ["scheduler", "decode"],
     ["scheduler", "arrivals"],
@@ -24,8 +25,8 @@ const WORK: [[&str; 2]; 7] = [
     ["server", "chat"],
 ];
 
-/// As for the tests of continuous integration, whatever the environment says: it cuts the code otherwise, and what is in
-/// one piece decides what is inlined.
+/// As for the tests of continuous integration, in any environment: incremental compilation divides
+/// the code differently, and the division decides what is inlined.
 pub fn as_tested(build: &mut Command) {
     build.env("CARGO_INCREMENTAL", "0");
 }
@@ -40,7 +41,7 @@ pub fn measure(program: &Path, table: &mut Table) -> Result<()> {
     Ok(())
 }
 
-/// What callgrind says it collected, over what the example says it did.
+/// Callgrind's collected count, divided by the example's number of operations.
 fn count(printed: &str) -> Option<Count> {
     let collected = printed.lines().find_map(|line| line.split_once("Collected :"))?.1;
     let operations = printed.lines().find_map(|line| line.trim().parse().ok())?;

@@ -1,7 +1,9 @@
-//! The gate of the CPU kernels: instructions in the inner loop for each byte of weights, read from the disassembly.
+//! The gate of the CPU kernels: instructions in the inner loop for each byte of weights, read from
+//! the disassembly.
 //!
-//! What is looked at are two examples, compiled as for the tests, but without the standard library's checks of what unsafe
-//! code promises: those are in no release, and a kernel with them has nothing of its loops.
+//! It disassembles two examples, compiled as for the tests, but without the standard library's
+//! checks of unsafe code's promises: releases do not have them, and they would dominate a kernel's
+//! loops.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,25 +15,29 @@ use super::loops::{self, Loop};
 use super::table::{Count, Table};
 use crate::process;
 
-/// Between them they hold all products and all attention, for every instruction set of this architecture.
+/// Together they have all products and all attention, for every instruction set of this
+/// architecture.
 pub const EXAMPLES: [&str; 2] = ["matmul", "attention"];
 /// The mangled path of the backend.
 const CPU: &str = "12folio_device3cpu";
-/// Functions that are inner loops and are inlined into their callers; their parameters say what they work on.
+/// Functions that are inner loops and are inlined into their callers; their parameters name their
+/// types.
 const INLINED: [&str; 3] = ["part", "score", "accumulate"];
-/// Functions of these modules are kernels by themselves.
+/// Functions of these modules are kernels themselves.
 const KERNELS: &str = "folio_device::cpu::matmul::";
 
-/// Such that the loops are those of a release, instruction by instruction.
+/// Makes the loops those of a release, instruction by instruction.
 pub fn as_released(build: &mut Command) {
     let profile = "profile.dev.package.folio-device";
     build.args(["--config", &format!("{profile}.debug-assertions=false")]);
     build.args(["--config", &format!("{profile}.overflow-checks=true")]);
-    // A release is optimised across the pieces that a crate is cut into, the tests are not.
+    // A release is optimized across the pieces that a crate is divided into, the tests are not.
     build.args(["--config", "profile.dev.lto=false"]);
-    // That compiles what the kernels need once more as well, of which nothing is looked at.
+    // That compiles the kernels' dependencies once more as well, but none of their code is
+    // examined.
     build.args(["--config", "profile.dev.opt-level=0"]);
-    // It cuts the code otherwise, and what is in one piece decides what is inlined.
+    // Incremental compilation divides the code differently, and the division decides what is
+    // inlined.
     build.env("CARGO_INCREMENTAL", "0");
 }
 
@@ -54,7 +60,8 @@ pub fn measure(program: &Path, table: &mut Table) -> Result<()> {
         let Some(name) = most_frequent(found.products.iter().filter_map(|address| names.get(address))) else {
             continue;
         };
-        // Of several the one that does most at once; the others are its tails. Where paths differ, the longer one.
+        // Takes the loop that does most at a time; the others are its tails. If paths differ, takes
+        // the longer one.
         let size = |found: &Loop| (found.products.len(), found.instructions);
         let kept = longest.entry(name).or_insert(found);
         if size(found) > size(kept) {
@@ -62,21 +69,23 @@ pub fn measure(program: &Path, table: &mut Table) -> Result<()> {
         }
     }
     for ((kernel, variant), found) in longest {
-        // Where everything read is a broadcast or a constant there are no bytes to divide by.
+        // If all reads are broadcasts or constants, there are no bytes to divide by.
         let per = if found.bytes > 0 { found.bytes } else { found.products.len() };
         table.insert(kernel, variant, Count { instructions: found.instructions as u64, per: per as u64 });
     }
     Ok(())
 }
 
-/// The compiler may have put equal ends of two kernels together, so one product alone may be another's.
+/// The compiler may have merged equal ends of two kernels, so a single product may belong to the
+/// other one.
 fn most_frequent<'a>(names: impl Iterator<Item = &'a Name>) -> Option<&'a Name> {
     let mut counts: BTreeMap<&Name, usize> = BTreeMap::new();
     names.for_each(|name| *counts.entry(name).or_default() += 1);
     counts.into_iter().max_by_key(|(_, count)| *count).map(|(name, _)| name)
 }
 
-/// What addr2line prints: an address, then a function and a place in turns, from the innermost outwards.
+/// Parses addr2line's output: an address, then functions and places in turns, from the innermost
+/// outwards.
 fn frames(printed: &str) -> Result<BTreeMap<u64, Vec<&str>>> {
     let mut all = BTreeMap::new();
     let mut lines = printed.lines().peekable();
@@ -92,8 +101,9 @@ fn frames(printed: &str) -> Result<BTreeMap<u64, Vec<&str>>> {
     Ok(all)
 }
 
-/// Kernel and variant: types name the first, numbers (the tile's height and width) the second. The outermost function has
-/// its parameters, the innermost is called by the outermost's path instead of its own.
+/// Kernel and variant: types name the first, numbers (the tile's height and width) the second. The
+/// outermost function has its parameters; the innermost gets the outermost's path instead of its
+/// own.
 fn name(frames: &[&str]) -> Option<Name> {
     let base = |function: &str| function.split('<').next().unwrap_or_default().to_owned();
     let inlined = frames.iter().find(|function| INLINED.contains(&base(function).as_str()));
@@ -106,8 +116,8 @@ fn name(frames: &[&str]) -> Option<Name> {
     Some((kernel, numbers.join("x")))
 }
 
-/// `folio_device::cpu::kv::scaled::Scaled<folio_device::cpu::kv::scaled::Int8>` to `Scaled<Int8>`, with the module in
-/// front where that is the instruction set.
+/// Shortens `folio_device::cpu::kv::scaled::Scaled<folio_device::cpu::kv::scaled::Int8>` to
+/// `Scaled<Int8>`, with the module in front if it is the instruction set.
 fn short(path: &str) -> String {
     let last = |path: &str| path.rsplit("::").next().unwrap_or_default().to_owned();
     let name = path.split('<').map(last).collect::<Vec<_>>().join("<");

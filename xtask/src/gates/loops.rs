@@ -1,8 +1,9 @@
 //! Inner loops in a disassembly, as `objdump -d -M intel --no-show-raw-insn` prints it.
 //!
-//! A loop is a set of instructions each of which can be reached from each other. Taking away the one where it is entered
-//! leaves the loops inside it. Of nested ones the innermost that multiply vectors count: that is where a kernel spends
-//! its time, and how many instructions it takes for a byte of weights is the same on every machine.
+//! A loop is a set of instructions in which each can be reached from every other. Removing its
+//! entry leaves the inner loops. The innermost loops that multiply vectors count: a
+//! kernel spends its time there, and their instructions per byte of weights are the same on every
+//! machine.
 
 use std::collections::HashSet;
 
@@ -11,15 +12,16 @@ const PRODUCTS: [&str; 7] = ["vfmadd", "vfnmadd", "vdpbf16ps", "vpdpbusd", "vpma
 /// Bytes of a tile register.
 const TILE_BYTES: usize = 1024;
 
-/// What one turn of a loop does.
+/// One iteration of a loop.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loop {
-    /// Where its products are: whom to ask whose code it is.
+    /// Addresses of its products, which identify its function.
     pub products: Vec<u64>,
     /// Without those that only fill space.
     pub instructions: usize,
-    /// Read from memory into vectors as they lie there, each place once: weights, or keys and values. What is repeated in
-    /// all lanes is an activation, what lies on the stack had no room in registers.
+    /// Bytes read from memory into vectors unchanged, each address once: weights, or keys and
+    /// values. Values that are broadcast to all lanes are activations, and values on the stack had
+    /// no room in registers.
     pub bytes: usize,
 }
 
@@ -27,11 +29,11 @@ struct Instruction<'a> {
     address: u64,
     name: &'a str,
     operands: Vec<&'a str>,
-    /// What follows is not reached from here.
+    /// Whether the next instruction cannot be reached from here.
     ends: bool,
 }
 
-/// All such loops of the functions whose mangled name holds `part`.
+/// All inner loops of the functions whose mangled name contains `part`.
 pub fn find(disassembly: &str, part: &str) -> Vec<Loop> {
     let mut found = Vec::new();
     let mut function = Vec::new();
@@ -95,7 +97,7 @@ fn jump(function: &[Instruction<'_>], instruction: &Instruction<'_>) -> Option<u
     function.binary_search_by_key(&target.ok()?, |instruction| instruction.address).ok()
 }
 
-/// Which instructions come after and before which.
+/// Successors and predecessors of instructions.
 struct Graph {
     next: Vec<Vec<usize>>,
     before: Vec<Vec<usize>>,
@@ -117,14 +119,15 @@ impl Graph {
             .collect()
     }
 
-    /// Where a loop is entered; of one that nobody enters, its first instruction.
+    /// Entry of a loop; if it has none, its first instruction.
     fn entry(&self, body: &[usize]) -> usize {
         let is_entered = |index: &&usize| self.before[**index].iter().any(|from| body.binary_search(from).is_err());
         *body.iter().find(is_entered).unwrap_or(&body[0])
     }
 }
 
-/// All of `left` that can be reached from `start`, taken out of it, in the order in which a depth-first walk leaves them.
+/// All of `left` that can be reached from `start`, removed from it, in the order in which a
+/// depth-first walk leaves them.
 fn reach(edges: &[Vec<usize>], start: usize, left: &mut HashSet<usize>) -> Vec<usize> {
     let mut order = Vec::new();
     let mut path: Vec<(usize, usize)> = left.remove(&start).then_some((start, 0)).into_iter().collect();
@@ -161,7 +164,7 @@ fn measure(body: &[&Instruction<'_>]) -> Loop {
         {
             bytes += width;
         }
-        // A register that moves on makes another place of the same words.
+        // When a register advances, the same operand is another address.
         if let Some(target) = instruction.operands.first().filter(|operand| !operand.contains('[')) {
             places.retain(|place| !place.split(['[', ']', '+', '-', '*']).any(|part| part == *target));
         }
@@ -174,7 +177,7 @@ fn is_filler(instruction: &Instruction<'_>) -> bool {
     ["nop", "data16", "cs", "xchg"].contains(&instruction.name)
 }
 
-/// The place that an instruction reads weights from, and how many bytes.
+/// The address operand that an instruction reads weights from, and the number of bytes.
 fn place_read<'a>(instruction: &Instruction<'a>) -> Option<(&'a str, usize)> {
     if instruction.name.contains("broadcast") {
         return None;
@@ -183,7 +186,7 @@ fn place_read<'a>(instruction: &Instruction<'a>) -> Option<(&'a str, usize)> {
     if operand.contains("BCST") || operand.contains("{1to") || operand.contains("rsp") || operand.contains("rip") {
         return None;
     }
-    // Of weights or activations: both are tiles.
+    // Weights or activations: both are tiles.
     if instruction.name.starts_with("tileload") {
         return Some((operand, TILE_BYTES));
     }
@@ -236,7 +239,8 @@ mod tests {
 
     #[test]
     fn the_innermost_loop_that_multiplies() {
-        // The place that is read twice counts once, and once more after its register moved on; stack and broadcasts do not.
+        // An address that is read twice counts once, and once more after its register advanced;
+        // stack and broadcasts do not.
         let expected = Loop { products: vec![0x1026, 0x102c, 0x103c], instructions: 12, bytes: 64 + 64 + 8 + 64 };
         assert_eq!(find(TEXT, "12folio_device3cpu"), [expected]);
         assert_eq!(find(TEXT, "5other").len(), 1);
@@ -253,10 +257,10 @@ mod tests {
 
     #[test]
     fn only_what_comes_round_again_is_a_loop() {
-        // A loop inside that does not multiply is part of the one that does.
+        // An inner loop without products is part of the one that has them.
         let inner = TEXT.replace("    1038:", "    1034:\tdec    rbx\n    1036:\tjne    1034 <x>\n    1038:");
         assert_eq!(find(&inner, "folio_device")[0].instructions, 14);
-        // A way out, backwards over code that leads back in, is not; nor is a check that fails.
+        // An exit that jumps backwards over code that leads back in is not; nor is a failing check.
         let exit = TEXT.replace("    1038:", "    1034:\tje     1000 <x>\n    1036:\tjo     1056 <x>\n    1038:");
         let exit = exit.replace("    105a:", "    1056:\tcall   9000 <_ZN4core9panicking5panicE>\n    105a:");
         assert_eq!(find(&exit, "folio_device")[0].instructions, 14);

@@ -1,4 +1,4 @@
-//! The committed tables: what was counted when they were written, by which compiler.
+//! The committed tables: counts when they were written, and the compiler.
 //!
 //!     # rustc 1.95.0 (59807616e 2026-04-14)
 //!     part avx512::Sixteen F32: 1x2=11/128 2x2=13/128
@@ -8,7 +8,7 @@ use std::fmt::Write;
 
 use anyhow::{Context, Result};
 
-/// Instructions, and what they are divided by.
+/// Instructions, and their divisor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Count {
     pub instructions: u64,
@@ -28,12 +28,12 @@ pub struct Table {
     rows: BTreeMap<String, BTreeMap<String, Count>>,
 }
 
-/// What two tables differ in.
+/// Differences between two tables.
 #[derive(Debug, Default, PartialEq)]
 pub struct Differences {
-    /// More instructions than the margin allows, and what is no longer there.
+    /// More instructions than the margin allows, and missing rows.
     pub losses: Vec<String>,
-    /// Fewer, and what is new: the table wants to be renewed.
+    /// Fewer instructions, and new rows: the table should be renewed.
     pub news: Vec<String>,
 }
 
@@ -51,7 +51,7 @@ impl Table {
         let mut table = Self::new(first.strip_prefix("# ").context("a table begins with its compiler")?);
         for line in rest.lines() {
             let wrong = || format!("expected `name: variant=instructions/divisor ...`, found {line}");
-            // Names may hold colons, but none with a space behind.
+            // Names may contain colons, but none followed by a space.
             let (name, entries) = line.rsplit_once(": ").with_context(wrong)?;
             for entry in entries.split(' ') {
                 let (variant, count) = entry.split_once('=').with_context(wrong)?;
@@ -90,7 +90,7 @@ impl Table {
         })
     }
 
-    /// What was found, against this table; a rate may move by the share `margin`.
+    /// Compares new counts with this table; a rate may change by the share `margin`.
     pub fn compare(&self, found: &Self, margin: f64) -> Differences {
         let mut differences = Differences::default();
         for (name, variant, known) in self.entries() {
@@ -140,7 +140,7 @@ mod tests {
         let known = Table::parse(TEXT).unwrap();
         let compare = |text: &str| known.compare(&Table::parse(text).unwrap(), 0.02);
         assert_eq!(compare(TEXT), Differences::default());
-        // Twice unrolled is the same rate, and one instruction of fifty is within the margin.
+        // An unrolled loop has the same rate, and one instruction of fifty is within the margin.
         let fine = TEXT.replace("50/128", "100/256").replace("52/128", "53/128");
         assert_eq!(compare(&fine), Differences::default());
         let slower = compare(&TEXT.replace("50/128", "52/128"));
