@@ -1,8 +1,9 @@
-//! `cargo xtask bench --against COMMIT`: this tree and another commit of it, built alike and measured in turns.
+//! `cargo xtask bench --against COMMIT`: this tree and another commit of it, built alike and
+//! measured in turns.
 //!
-//! Every pair runs both within seconds, the one that begins changing from pair to pair, so that a machine which is shared
-//! or throttled slows both. The median of the pairs' ratios counts, with its 95% interval: a loss is more than noise only
-//! where all of that lies under 0.97.
+//! Every pair runs both within seconds, with alternating order, so that a shared or throttled
+//! machine slows both. The median of the pairs' ratios counts, with its 95% interval: a loss is
+//! more than noise only if the whole interval is below 0.97.
 
 use std::path::{Path, PathBuf};
 
@@ -21,17 +22,17 @@ Builds the release binary of this tree and that of COMMIT (its tree and what was
 and measures both in turns on the built-in model: decode of one stream, a prompt of 512 tokens, decode of 16 streams.
 Fails where the 95% interval of the ratio lies under 0.97 altogether; where it reaches to both sides, more rounds tell.";
 
-/// What a ratio must reach.
+/// The least acceptable ratio.
 const BOUND: f64 = 0.97;
-/// With fewer pairs no interval of 95% is narrower than all of them.
+/// With fewer pairs the 95% interval is as wide as all of them.
 const LEAST_ROUNDS: usize = 6;
-/// Runs inside one process, of which `folio bench` counts the best.
+/// Runs inside one process; `folio bench` counts the best of them.
 const REPEATS: &str = "3";
 
 struct Workload {
     name: &'static str,
     bench: &'static [&'static str],
-    /// What of the report counts: tokens per second.
+    /// Field of the report that counts: tokens per second.
     rate: &'static str,
 }
 
@@ -157,7 +158,7 @@ fn measure(program: &Path, workload: &Workload) -> Result<f64> {
     report["results"][0][workload.rate].as_f64().with_context(|| format!("folio bench printed no {}", workload.rate))
 }
 
-/// The release binary of a commit, from a working tree of its own.
+/// The release binary of a commit, from a separate working tree.
 fn build_commit(commit: &str) -> Result<PathBuf> {
     let home = prepare::cache().join("against");
     let tree = home.join("tree");
@@ -201,7 +202,7 @@ mod tests {
             Verdict::of(&median(&(0..15).map(|i| if i < slow { 1.0 - by } else { 1.0 }).collect::<Vec<_>>()))
         };
         assert_eq!(verdict(12, 0.05), Verdict::Loss);
-        // Four to eleven of fifteen pairs may be that slow by chance.
+        // Four to eleven of fifteen pairs may be this slow by chance.
         assert_eq!([11, 4].map(|slow| verdict(slow, 0.05)), [Verdict::Unclear, Verdict::Unclear]);
         assert_eq!(verdict(3, 0.05), Verdict::Holds);
         // Three in a hundred are allowed.

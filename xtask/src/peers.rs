@@ -1,8 +1,10 @@
-//! `cargo xtask peers`: Folio, llama.cpp and OpenVINO side by side on this machine, on the same files.
+//! `cargo xtask peers`: Folio, llama.cpp and OpenVINO side by side on this machine, on the same
+//! files.
 //!
-//! They take turns, so that a machine which is shared or throttled slows all; the best of all rounds counts. What the
-//! machine could do at best is measured by Folio's benches within the same minutes. Bandwidth may change within seconds:
-//! of one stream's decode, Folio's share of it is the median of the rounds, each beside the reads around it.
+//! They take turns, so that a shared or throttled machine slows all; the best of all rounds counts.
+//! Folio's benches measure the machine's peaks within the same minutes. Bandwidth may change within
+//! seconds: for one stream's decode, Folio's share of it is the median of the rounds, each beside
+//! the reads around it.
 
 mod cost;
 pub mod load;
@@ -105,7 +107,7 @@ impl Options {
                 "--models" => options.models = several(flag, value, &model::NAMES, |name| name)?,
                 "--formats" => {
                     options.formats = value.split(',').map(str::to_lowercase).collect();
-                    // They become part of file names.
+                    // The names become part of file names.
                     let is_word = value.chars().all(|c| c.is_ascii_alphanumeric() || "_,".contains(c));
                     ensure!(is_word, "{flag} is {value}, but must be names separated by commas");
                 }
@@ -127,7 +129,7 @@ impl Options {
     }
 }
 
-/// Those of `all` whose names stand between the commas.
+/// The members of `all` that a comma-separated list names.
 fn several<T: Copy>(flag: &str, value: &str, all: &[T], name: impl Fn(T) -> &'static str) -> Result<Vec<T>> {
     let find = |part: &str| {
         let known: Vec<&str> = all.iter().map(|one| name(*one)).collect();
@@ -149,7 +151,7 @@ pub fn run(args: &[String]) -> Result<()> {
     let mut records = Records::open(folder.join("results.json"))?;
     if !options.questions.is_empty() {
         let llama_cpp = LlamaCpp::under(&home);
-        // It makes all files but those in bf16, whoever runs them.
+        // llama.cpp makes all files but those in bf16, even if it is not measured.
         if options.engines != [Engine::Folio] || options.formats.iter().any(|format| format != "bf16") {
             llama_cpp.prepare(&home)?;
         }
@@ -168,7 +170,7 @@ pub fn run(args: &[String]) -> Result<()> {
     if options.writes { records.write(&process::root().join("docs")) } else { Ok(()) }
 }
 
-/// Where, when and how something was measured.
+/// Place, time and conditions of a measurement.
 fn about(options: &Options, found: &Ceilings, watch: &Watch) -> Result<String> {
     let mut text = record::place_and_time()?;
     text += &format!(", {} threads, best of {}", options.threads, options.rounds);
@@ -187,7 +189,7 @@ struct Case<'a> {
     model: &'a Model,
     /// Requests a second of an open loop.
     rate: Option<f64>,
-    /// Those that have not failed yet.
+    /// Engines that have not failed yet.
     engines: Vec<Engine>,
     record: Record,
 }
@@ -199,7 +201,8 @@ impl Case<'_> {
         self.record.described(about, self.rate, &bounds, self.model.cost.parameters())
     }
 
-    /// Asks all, the one that begins changing from round to round. Where a peer cannot, it is left out from then on.
+    /// Measures all engines, with another first one each round. An engine that fails is left out
+    /// from then on.
     fn round(&mut self, round: usize, engines: &mut Engines) -> Result<()> {
         let what = format!("round {} {} {}", round + 1, self.question.name(), self.record.label());
         for engine in turns(&self.engines, round) {
@@ -253,7 +256,7 @@ fn side_by_side(options: &Options, engines: &mut Engines, models: &[Model], reco
             records.keep(&[case.so_far(&about(options, &engines.ceilings, &watch)?, &engines.ceilings)])?;
         }
     }
-    // All are told with the ceilings and the minutes of the whole run.
+    // All records get the peaks and the minutes of the whole run.
     let about = about(options, &engines.ceilings, &watch)?;
     let new: Vec<Record> = cases.iter().map(|case| case.so_far(&about, &engines.ceilings)).collect();
     records.keep(&new)?;

@@ -1,4 +1,4 @@
-//! What a model asks of the machine at least, read off its tensors, and the rate at which the machine could give it.
+//! The least work of a model, computed from its tensors, and the machine's best rate for it.
 
 use anyhow::Result;
 use folio_formats::WeightSource;
@@ -7,16 +7,16 @@ use serde_json::Value;
 
 use super::question::{DECODE_TOKENS, Question, STREAM_PROMPT, STREAM_TOKENS};
 
-/// Of one model; the head counts once, whether or not its table is the embeddings' too.
+/// Costs of one model; the head counts once, even if its table is the embeddings' too.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cost {
     dense_bytes: f64,
-    /// Of all experts.
+    /// Bytes of all experts.
     expert_bytes: f64,
-    /// Multiply-adds of a token in the layers; of experts, in those it is sent to.
+    /// Multiply-adds of a token in the layers; of the experts, only those it is sent to count.
     layer_macs: f64,
     head_macs: f64,
-    /// Multiply-adds of a token for each position it looks at.
+    /// Multiply-adds of a token for each position it attends to.
     attention_macs: f64,
     /// Keys and values of a position, two bytes each.
     kv_bytes: f64,
@@ -62,18 +62,19 @@ impl Cost {
         Ok(cost)
     }
 
-    /// Those that a token is multiplied with.
+    /// Parameters that a token is multiplied with.
     pub fn parameters(&self) -> f64 {
         self.layer_macs + self.head_macs
     }
 
-    /// Read by a step of so many streams, each behind `context` tokens, that choose their experts evenly.
+    /// Bytes read by a step of `streams` streams, each behind `context` tokens, that choose their
+    /// experts evenly.
     fn step_bytes(&self, streams: usize, context: usize) -> f64 {
         let experts = 1.0 - (1.0 - self.experts_used).powi(streams as i32);
         self.dense_bytes + self.expert_bytes * experts + self.kv_bytes * (streams * context) as f64
     }
 
-    /// Of one decoded token; two a multiply-add.
+    /// Operations of one decoded token, two per multiply-add.
     fn decode_operations(&self, context: usize) -> f64 {
         2.0 * (self.layer_macs + self.head_macs + self.attention_macs * context as f64)
     }
@@ -84,7 +85,7 @@ impl Cost {
         2.0 * (self.layer_macs * tokens as f64 + self.head_macs + self.attention_macs * positions)
     }
 
-    /// The most tokens a second that the machine allows, and what binds: reading or computing.
+    /// The most tokens a second that the machine allows, and its limit: reading or computing.
     pub fn bound(&self, question: Question, size: usize, ceilings: &Ceilings) -> (f64, &'static str) {
         let (peak, of_peak) = match self.is_quantized {
             true => (ceilings.int8_ops, "int8 peak"),
@@ -99,7 +100,8 @@ impl Cost {
         if read < computed { (read, "read") } else { (computed, of_peak) }
     }
 
-    /// For each size, the shares of the read bandwidth that so many tokens a byte are; empty unless one stream decodes.
+    /// For each size, the shares of the read bandwidth for these tokens per byte; empty unless one
+    /// stream decodes.
     pub fn of_read(&self, question: Question, tokens_per_byte: &[Vec<f64>]) -> Vec<Vec<f64>> {
         let shares = |(size, pairs): (&usize, &Vec<f64>)| {
             let (streams, context) = halfway(question, *size);
@@ -113,7 +115,7 @@ impl Cost {
     }
 }
 
-/// How many streams decode, and how many tokens each has before it in the middle of its answer.
+/// Number of decoding streams, and tokens before each in the middle of its answer.
 fn halfway(question: Question, size: usize) -> (usize, usize) {
     match question {
         Question::Streams => (size, STREAM_PROMPT + STREAM_TOKENS / 2),
@@ -121,13 +123,14 @@ fn halfway(question: Question, size: usize) -> (usize, usize) {
     }
 }
 
-/// The machine's best so far, as Folio's benches measure it before, between and after their rounds.
+/// The machine's peaks so far, as Folio's benches measure them before, between and after their
+/// rounds.
 #[derive(Clone, Copy, Debug)]
 pub struct Ceilings {
     pub read_bytes_per_s: f64,
     pub bf16_flops: f64,
     pub int8_ops: f64,
-    /// The lowest of the processes' best reads: how far the bandwidth moved.
+    /// The lowest of the processes' best reads: it shows how far the bandwidth moved.
     pub read_lowest: f64,
 }
 
@@ -175,7 +178,7 @@ mod tests {
 
     #[test]
     fn tokens_a_byte_are_shares_by_what_a_step_reads() {
-        // Behind 0 and 1,024 tokens, and half of 64 more.
+        // After 0 and 1,024 tokens, and half of 64 more.
         let cost = Cost { dense_bytes: 1000.0, kv_bytes: 1.0, ..Cost::default() };
         let shares = cost.of_read(Question::Decode, &[vec![0.5, 0.25], vec![0.5]]);
         assert_eq!(shares, [vec![516.0, 258.0], vec![1028.0]]);

@@ -1,16 +1,16 @@
-//! Who else uses the machine while something is measured: a figure taken on a busy machine says so.
+//! Other load on the machine during a measurement: a figure from a busy machine is marked.
 
 /// CPU time in clock ticks, all cores together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Ticks {
-    /// Spent by anyone; time stolen by the host counts.
+    /// Spent by any process; time stolen by the host counts.
     busy: u64,
     total: u64,
     /// Spent by this process and by those it started and waited for.
     own: u64,
 }
 
-/// A stretch of time under watch.
+/// A watched period of time.
 pub struct Watch {
     begin: Option<Ticks>,
 }
@@ -20,7 +20,8 @@ impl Watch {
         Self { begin: now() }
     }
 
-    /// The share of all cores that others had since, 0 to 1; none where the system does not tell.
+    /// The share of all cores that other processes used since, 0 to 1; none if the system does not
+    /// report it.
     pub fn others(&self) -> Option<f64> {
         Some(share(self.begin?, now()?))
     }
@@ -40,11 +41,13 @@ fn now() -> Option<Ticks> {
 
 fn ticks(system: &str, own: &str) -> Option<Ticks> {
     let first = system.lines().next()?.strip_prefix("cpu ")?;
-    // user nice system idle iowait irq softirq steal; what follows is counted in user and nice already.
+    // user nice system idle iowait irq softirq steal; the later fields are counted in user and nice
+    // already.
     let fields: Vec<u64> = first.split_whitespace().take(8).filter_map(|field| field.parse().ok()).collect();
     let total: u64 = fields.iter().sum();
     let idle = fields.get(3)? + fields.get(4)?;
-    // Behind the program's name, which may hold anything: state is field 3; 14 to 17 are own and children's times.
+    // The program's name may contain anything, so fields are counted behind it: state is field 3;
+    // 14 to 17 are own and children's times.
     let fields: Vec<&str> = own.rsplit_once(')')?.1.split_whitespace().collect();
     let own = fields.get(11..15)?.iter().filter_map(|field| field.parse::<u64>().ok()).sum();
     Some(Ticks { busy: total - idle, total, own })
@@ -61,7 +64,7 @@ mod tests {
         let begin = ticks(&stat(100, 100), &own(50)).unwrap();
         assert_eq!(begin, Ticks { busy: 100, total: 210, own: 50 });
         let end = ticks(&stat(180, 120), &own(110)).unwrap();
-        // Of 100 ticks 80 were busy, 60 of them ours.
+        // 80 of 100 ticks were busy, 60 of them ours.
         assert_eq!(share(begin, end), 0.2);
         assert_eq!(ticks("", ""), None);
     }

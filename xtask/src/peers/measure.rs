@@ -1,5 +1,5 @@
-//! One process, one answer: `folio bench`, a tool of llama.cpp or our script for OpenVINO on the same file, and what it
-//! printed.
+//! One process, one answer: runs `folio bench`, a tool of llama.cpp or our script for OpenVINO on
+//! the same file, and reads its output.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -22,17 +22,19 @@ const KV_CONTEXT: usize = 3500;
 pub struct Engines {
     pub folio: PathBuf,
     pub llama_cpp: LlamaCpp,
-    /// A Python that has it.
+    /// A Python with OpenVINO.
     pub openvino: Option<PathBuf>,
     pub threads: usize,
-    /// Repetitions inside one process; the best counts. llama-bench runs once more before, to warm up.
+    /// Repetitions inside one process; the best counts. llama-bench runs once more before, to warm
+    /// up.
     pub repeats: usize,
-    /// Of a load.
+    /// Requests of a load.
     pub requests: usize,
     pub ceilings: Ceilings,
-    /// Of the last answer, if it was Folio's: for each case, tokens decoded for each byte of the reads beside a round.
+    /// Pairs of the last answer, if it was Folio's: for each case, tokens decoded per byte of the
+    /// reads beside a round.
     pub pairs: Vec<Vec<f64>>,
-    /// Where servers' logs and loads are written.
+    /// Folder of servers' logs and loads.
     pub folder: PathBuf,
 }
 
@@ -57,7 +59,7 @@ impl Engines {
     fn folio(&mut self, question: Question, model: &Model) -> Result<Vec<f64>> {
         let (sizes, decode) = (question.sizes(), "decode_tokens_per_s");
         if question == Question::Streams {
-            // The first token is that of the prompt; rates are of those after it.
+            // The first token belongs to the prompt; rates are of those after it.
             let mut bench = self.folio_bench("throughput", &model.path, (STREAM_PROMPT, STREAM_TOKENS + 1));
             bench.args(["--inter-token-target", "off", "--concurrency", &list(sizes)]);
             let report = self.report(&mut bench)?;
@@ -75,12 +77,12 @@ impl Engines {
             self.pairs.push(pairs(&report["results"][0]));
             number(&report["results"][0], rate)
         };
-        // Contexts for which the model was not made are left out.
+        // Contexts beyond the model's are left out.
         let most = model.positions - DECODE_TOKENS;
         sizes.iter().filter(|size| **size < most).map(rate).collect()
     }
 
-    /// Tokens per second of one stream, keys and values kept in each format.
+    /// Tokens per second of one stream, with keys and values in each format.
     fn folio_kv(&mut self, model: &Model) -> Result<Vec<f64>> {
         let rate = |format: &&str| {
             let mut bench = self.folio_bench("latency", &model.path, (KV_CONTEXT, DECODE_TOKENS + 1));
@@ -126,13 +128,13 @@ impl Engines {
         bench.arg(&model.path).args(["--threads", &threads, "--threads-batch", &threads, "-c", "4096"]);
         bench.args(["-npp", &STREAM_PROMPT.to_string(), "-ntg", &STREAM_TOKENS.to_string()]);
         bench.args(["-npl", &list(&question.sizes().repeat(self.repeats))]);
-        // An object a line for every run, among other lines.
+        // One object per line for every run, among other lines.
         let printed = process::output(&mut bench)?;
         let runs: Vec<Value> = printed.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
         best_of(runs.iter(), "pl", "speed_tg", question.sizes())
     }
 
-    /// It comes without a server: loads are those of its pipeline.
+    /// OpenVINO has no server: loads are those of its pipeline.
     fn openvino(&self, question: Question, model: &Model, rate: Option<f64>) -> Result<Vec<f64>> {
         let python = self.openvino.as_ref().context("OpenVINO is not set up")?;
         let load = format!("{SLOTS}:{PROMPT_TOKENS}:{ANSWER_TOKENS}");
@@ -175,7 +177,7 @@ impl Engines {
     }
 }
 
-/// What a result of `folio bench` says of each round; nothing if it is a binary from before.
+/// The pairs of each round in a result of `folio bench`; none from an older binary.
 fn pairs(result: &Value) -> Vec<f64> {
     let pairs = result["decode_tokens_per_byte_read"]["pairs"].as_array();
     pairs.into_iter().flatten().filter_map(Value::as_f64).collect()
@@ -185,7 +187,8 @@ fn list(sizes: &[usize]) -> String {
     sizes.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// For each size the best of the runs whose `key` says that size: their `rate`, a number or a list of repetitions.
+/// For each size the best of the runs with that size under `key`: their `rate`, a number or a list
+/// of repetitions.
 fn best_of<'a>(
     runs: impl Iterator<Item = &'a Value> + Clone,
     key: &str,

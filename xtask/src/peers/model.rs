@@ -1,7 +1,9 @@
-//! The models that all engines run, as GGUF files: two trained ones, and random ones of known shapes.
+//! The models that all engines run, as GGUF files: two trained ones, and random ones of known
+//! shapes.
 //!
-//! The bf16 file is Folio's conversion of a folder; the quantized ones are what llama.cpp's own tool makes of it, so that
-//! they are mixed the way files in the wild are (the tied table of Q4_0 is Q6_K, and Q4_K_M has Q6_K layers).
+//! The bf16 file is Folio's conversion of a folder. llama.cpp's own tool makes the quantized ones
+//! from it, so that they are mixed like published files (the tied table of Q4_0 is Q6_K, and Q4_K_M
+//! has Q6_K layers).
 
 use std::fs::File;
 use std::io::BufReader;
@@ -20,20 +22,20 @@ pub const NAMES: [&str; 4] = ["42m", "moe", "1b", "3b"];
 /// A model in one format.
 pub struct Model {
     pub name: String,
-    /// As llama.cpp names it: `bf16`, `q8_0`, `q4_0`, `q4_k_m`.
+    /// llama.cpp's name: `bf16`, `q8_0`, `q4_0`, `q4_k_m`.
     pub format: String,
     pub path: PathBuf,
-    /// The same, but for bf16, which it does not read: those weights as f16.
+    /// The same, except for bf16, which OpenVINO does not read: those weights as f16.
     pub path_for_openvino: PathBuf,
     pub cost: Cost,
-    /// The longest context it was made for.
+    /// The longest context of the model.
     pub positions: usize,
 }
 
-/// Where models come from and go to.
+/// Folders of models, and the tools that make them.
 pub struct Workshop<'a> {
     pub folder: &'a Path,
-    /// Where the trained models lie.
+    /// Folder of the trained models.
     pub trained: Option<&'a Path>,
     pub folio: &'a Path,
     pub quantize: &'a Path,
@@ -41,7 +43,7 @@ pub struct Workshop<'a> {
 }
 
 impl Workshop<'_> {
-    /// The file of that model in that format; made on first use.
+    /// The file of this model in this format; made on first use.
     pub fn prepare(&self, name: &str, format: &str) -> Result<Model> {
         let path = self.file(name, format)?;
         let path_for_openvino = match format {
@@ -87,8 +89,8 @@ impl Workshop<'_> {
         Ok(self.trained.with_context(|| format!("{folder} is looked for in --models-folder"))?.join(folder))
     }
 
-    /// As `folio bench --shape` makes it, with the trained models' tokens and as many more as it has, so that servers
-    /// have something to say.
+    /// As `folio bench --shape` makes it, with the trained models' tokens and as many more as the
+    /// shape has, so that servers can generate text.
     fn random(&self, shape: &str) -> Result<PathBuf> {
         let lengths = ["--rounds", "1", "--input-len", "1", "--output-len", "2"];
         let mut bench = process::command(self.folio, &["bench", "latency", "--shape", shape]);
@@ -106,7 +108,7 @@ impl Workshop<'_> {
     }
 }
 
-/// Writes the file under another name first, so that one with its own is whole.
+/// Writes the file under another name first, so that a file with the final name is complete.
 fn made(path: &Path, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     if path.exists() {
         return Ok(());

@@ -1,5 +1,6 @@
-//! Plots as SVG files of one or two KB: bars for engines side by side, lines for what grows. Axes are logarithmic, since
-//! engines and models differ by factors; the page is light or dark as the reader's is.
+//! Plots as SVG files of one or two KB: bars for engines side by side, lines for quantities that
+//! grow. Axes are logarithmic, since engines and models differ by factors; colours follow the
+//! reader's light or dark theme.
 
 use super::question::{Engine, Question};
 use super::record::Record;
@@ -14,7 +15,7 @@ const STYLE: &str = "text{font:12px sans-serif;fill:#222}.p{fill:#fff}path{fill:
     stroke-width:1}.b{stroke-width:4;stroke-linecap:round}.e0{stroke:#27d}.e1{stroke:#d60}.e2{stroke:#95d}\
     .e3{stroke:#294}.d{stroke-dasharray:2 4}@media(prefers-color-scheme:dark){text{fill:#eee}.p{fill:#111}}";
 
-/// A series: what it costs, and what it must.
+/// A series: its costs, and their lower bounds.
 pub struct Line {
     pub name: String,
     pub points: Vec<Point>,
@@ -26,8 +27,8 @@ pub struct Point {
     pub least: Option<f64>,
 }
 
-/// The answers to a question: a bar for each engine in each model's row, from one case to another. None where nothing was
-/// measured, or the table says it all.
+/// The answers to a question: a bar for each engine in each model's row, from one case to another.
+/// None if there are no measurements, or the table suffices.
 pub fn of(question: Question, records: &[&Record]) -> Option<String> {
     let (bars, ends): (&[(&str, usize, usize)], &str) = match question {
         Question::Decode => (&[("", 0, 1)], ": context 0 to 1,024"),
@@ -55,7 +56,7 @@ pub fn of(question: Question, records: &[&Record]) -> Option<String> {
     drawing.texts("start", rows.iter().enumerate().map(|(at, (label, _))| (8.0, y(at) + 4.0, label.clone())));
     let has_answered = |number: usize| rows.iter().any(|(_, figures)| figures[number].is_some());
     for (number, engine) in Engine::ALL.into_iter().enumerate().filter(|(number, _)| has_answered(*number)) {
-        // One below the other, in the order of the legend: there are readers who see no colours.
+        // One below the other, in the order of the legend: some readers see no colours.
         let bar = |at: usize| {
             let [from, to] = rows[at].1[number]?.map(|figure| axis.at(figure).round());
             Some(format!("M{from} {:.0}h{}", y(at) - 5.0 + 5.0 * number as f64, to - from))
@@ -67,12 +68,12 @@ pub fn of(question: Question, records: &[&Record]) -> Option<String> {
     Some(drawing.finish(bottom + 24.0))
 }
 
-/// A line for each series, and a dotted one for the least it could be: the same distance is the same factor.
+/// A line for each series, and a dotted one for its lower bound: equal distances are equal factors.
 pub fn lines(title: &str, axis_title: &str, lines: &[Line]) -> Option<String> {
     const BOTTOM: f64 = 250.0;
     let points = || lines.iter().flat_map(|line| &line.points);
     let least_x = points().map(|point| point.x).filter(|x| *x > 0.0).reduce(f64::min)?;
-    // Nothing has no logarithm: it stands where half of the least would.
+    // Zero has no logarithm: it is drawn at half of the least.
     let logarithmic = |x: f64| x.max(least_x / 2.0);
     let x_axis = Axis::over(points().map(|point| logarithmic(point.x)), 50.0, RIGHT)?;
     let y_axis = Axis::over(points().flat_map(|point| [Some(point.y), point.least]).flatten(), BOTTOM, TOP)?;
@@ -108,7 +109,7 @@ fn count(number: f64) -> String {
     }
 }
 
-/// From figures to places on the page.
+/// Maps figures to positions on the page.
 struct Axis {
     low: f64,
     high: f64,
@@ -128,7 +129,8 @@ impl Axis {
         self.from + (self.to - self.from) * share
     }
 
-    /// Of 1, 2 and 5 with zeros those within; only the ones where these are too many.
+    /// The multiples of powers of ten by 1, 2 and 5 in the range; only the powers if these are too
+    /// many.
     fn ticks(&self) -> Vec<f64> {
         let steps = (-4..9).flat_map(|power| [1.0, 2.0, 5.0].map(|digit| (digit, format!("{digit}e{power}"))));
         let steps = steps.map(|(digit, text)| (digit, text.parse::<f64>().expect("digits and a power")));
@@ -140,7 +142,7 @@ impl Axis {
 
 struct Drawing {
     body: String,
-    /// Where the next name of the legend goes.
+    /// Position of the next name in the legend.
     legend_x: f64,
 }
 
@@ -158,7 +160,7 @@ impl Drawing {
         self.body += &format!("<g text-anchor='{anchor}'>\n{texts}</g>\n");
     }
 
-    /// Where the mark of that name goes.
+    /// Position of the mark for this name.
     fn legend(&mut self, name: &str) -> (f64, f64) {
         let x = self.legend_x;
         self.legend_x += 36.0 + 7.0 * name.chars().count() as f64;

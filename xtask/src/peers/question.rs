@@ -1,6 +1,6 @@
-//! What is asked of every engine, and how an answer is read.
+//! The questions to every engine, and how an answer is read.
 
-/// Tokens for which a single stream decodes.
+/// Tokens that a single stream decodes.
 pub const DECODE_TOKENS: usize = 64;
 /// Tokens of the prompts and answers of streams that decode together.
 pub const STREAM_PROMPT: usize = 16;
@@ -27,11 +27,11 @@ pub enum Question {
     Prefill,
     Streams,
     Http,
-    /// Requests as they come, whether those before have ended or not.
+    /// Requests at a fixed rate, whether earlier ones have ended or not.
     Load,
     Start,
     Memory,
-    /// This and the next of Folio alone.
+    /// This and the next question are for Folio alone.
     Context,
     Kv,
 }
@@ -67,7 +67,7 @@ impl Question {
         }
     }
 
-    /// The sizes that tell the cases apart: tokens or streams.
+    /// The sizes that distinguish the cases: tokens or streams.
     pub fn sizes(self) -> &'static [usize] {
         match self {
             Self::Decode => &[0, 1024],
@@ -78,7 +78,7 @@ impl Question {
         }
     }
 
-    /// What each figure of an answer is, in order.
+    /// Meaning of each figure of an answer, in order.
     pub fn cases(self) -> &'static [&'static str] {
         match self {
             Self::Decode => &["context 0", "context 1024"],

@@ -1,4 +1,5 @@
-//! What was measured, kept between runs so that a comparison may be made in pieces, and shown as tables.
+//! Measurements, stored between runs so that a comparison may be made in several runs, and shown as
+//! tables.
 
 use std::path::{Path, PathBuf};
 
@@ -12,15 +13,16 @@ use super::question::{Engine, Question};
 use super::scale;
 use crate::process;
 
-/// What stands between them in docs/benchmarks.md is written here.
+/// The text between these marks in docs/benchmarks.md is generated here.
 const BEGIN: &str = "<!-- cargo xtask peers --write: begin -->\n";
 const END: &str = "<!-- end -->";
-/// With fewer pairs no interval of 95% is narrower than all of them.
+/// With fewer pairs the 95% interval is as wide as all of them.
 const LEAST_PAIRS: usize = 6;
 
-/// One question about one model in one format. `rounds` holds an object of every engine's figures for each round, and
-/// under `of_read` the shares of the read bandwidth that Folio's decode had, a list for each case; `bounds` what the
-/// machine allows for each case, `about` where and when it was.
+/// One question about one model in one format. `rounds` holds an object of every engine's figures
+/// for each round, and under `of_read` the shares of the read bandwidth that Folio's decode
+/// reached, a list for each case; `bounds` has the machine's limits for each case, `about` the
+/// place and time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record(Value);
 
@@ -67,12 +69,12 @@ impl Record {
         self.text("format")
     }
 
-    /// Those that a token is multiplied with.
+    /// Parameters that a token is multiplied with.
     pub fn parameters(&self) -> Option<f64> {
         self.0["parameters"].as_f64()
     }
 
-    /// The most that the machine allows, and what binds.
+    /// The most that the machine allows, and the limiting resource.
     pub fn bound(&self, case: usize) -> Option<(f64, &str)> {
         let bound = &self.0["bounds"][case];
         Some((bound[0].as_f64().filter(|most| *most > 0.0)?, bound[1].as_str()?))
@@ -87,14 +89,14 @@ impl Record {
         format!("{} {}", self.model(), self.format())
     }
 
-    /// Of all rounds.
+    /// The best of all rounds.
     pub fn best(&self, engine: Engine, question: Question, case: usize) -> Option<f64> {
         let rounds = self.0["rounds"].as_array()?.iter();
         rounds.filter_map(|round| round[engine.name()][case].as_f64()).reduce(better(question, case))
     }
 
-    /// `91% of read (89 to 93)`: the median of all processes' rounds and its 95% interval; none where the reads beside
-    /// them are not known.
+    /// `91% of read (89 to 93)`: the median of all processes' rounds and its 95% interval; none if
+    /// the reads beside them are unknown.
     fn of_read(&self, case: usize) -> Option<String> {
         let rounds = self.0["rounds"].as_array()?.iter();
         let shares = rounds.filter_map(|round| round["of_read"][case].as_array()).flatten();
@@ -107,8 +109,8 @@ impl Record {
         }
     }
 
-    /// `50.4 / 27.5 / - (1.83x), 83% of read`: how many times better Folio is than the best of the others (below 1 it is
-    /// worse), and its share of what the machine allows.
+    /// `50.4 / 27.5 / - (1.83x), 83% of read`: the factor by which Folio is better than the best of
+    /// the others (below 1 it is worse), and its share of the machine's limit.
     fn cell(&self, question: Question, case: usize) -> String {
         let best = Engine::ALL.map(|engine| self.best(engine, question, case));
         let mut text = best.map(|figure| figure.map_or("-".into(), short)).join(" / ");
@@ -130,7 +132,7 @@ fn better(question: Question, case: usize) -> fn(f64, f64) -> f64 {
     if question.is_rate(case) { f64::max } else { f64::min }
 }
 
-/// Three digits or so.
+/// About three digits.
 fn short(figure: f64) -> String {
     let decimals = if figure >= 100.0 { 0 } else { 1 + usize::from(figure < 10.0) };
     format!("{figure:.decimals$}")
@@ -148,7 +150,7 @@ impl Records {
         Ok(Self { path, all: all.into_iter().map(Record).collect() })
     }
 
-    /// Puts these in the place of what was known to the same questions.
+    /// Stores these records in place of earlier ones to the same questions.
     pub fn keep(&mut self, new: &[Record]) -> Result<()> {
         let key = |record: &Record| [record.text("question").to_owned(), record.label()];
         self.all.retain(|old| new.iter().all(|new| key(new) != key(old)));
@@ -163,7 +165,7 @@ impl Records {
         self.all.iter().find(|record| record.is_of(question) && record.label() == label)
     }
 
-    /// The tables into the folder's benchmarks.md, the plots beside it.
+    /// Writes the tables into the folder's benchmarks.md, and the plots beside it.
     pub fn write(&self, folder: &Path) -> Result<()> {
         let plots = folder.join("benchmarks");
         std::fs::create_dir_all(&plots)?;
@@ -194,7 +196,8 @@ fn replaced(page: &str, text: &str) -> Result<String> {
     Ok(format!("{head}{BEGIN}\n{text}{END}{tail}"))
 }
 
-/// A row for each model and format, a column for each case, and where it was measured; nothing of nothing.
+/// A row for each model and format, a column for each case, and the place of measurement; empty
+/// without records.
 pub fn table(question: Question, records: &[&Record]) -> String {
     let cases = question.cases();
     let mut text = format!("### {}\n\n| model | weights | {} |\n", question.title(), cases.join(" | "));
@@ -262,7 +265,7 @@ pub mod tests {
         assert_eq!(decode.cell(Question::Decode, 0), "51.0 / - / -, 91% of read (89 to 95)");
         // Too few for an interval.
         assert_eq!(decode.cell(Question::Decode, 1), "41.0 / - / -, 75% of read");
-        // Measured before there were pairs, or bound by something else.
+        // Measured before there were pairs, or with another limit.
         assert_eq!(bounded("read").cell(Question::Decode, 0), "51.0 / - / -, 50% of read");
         let mut decode = bounded("int8 peak");
         decode.put_of_read(0, &[vec![0.9]]);

@@ -1,11 +1,11 @@
-//! What a token costs Folio as there is more to do: more streams, longer contexts, larger models. Beside every cost stands
-//! the least it could be, so that a term which grows faster than it must shows as a factor that rises.
+//! Folio's cost per token under growing work: more streams, longer contexts, larger models. Each
+//! cost is shown with its lower bound, so that a term that grows too fast shows as a rising factor.
 
 use super::plot::{self, Line, Point};
 use super::question::{Engine, Question};
 use super::record::Record;
 
-/// One for all, so that models differ by their size alone.
+/// One format for all, so that models differ by their size alone.
 const FORMAT: &str = "q8_0";
 
 pub struct Growth {
@@ -59,7 +59,7 @@ pub fn all(records: &[Record]) -> [Growth; 3] {
     ]
 }
 
-/// None where it was not measured.
+/// None if it was not measured.
 fn point(record: &Record, question: Question, case: usize, x: f64) -> Option<Point> {
     let milliseconds = |rate: f64| 1e3 / rate;
     let y = milliseconds(record.best(Engine::Folio, question, case)?);
@@ -67,20 +67,21 @@ fn point(record: &Record, question: Question, case: usize, x: f64) -> Option<Poi
 }
 
 impl Growth {
-    /// None of nothing.
+    /// None without lines.
     pub fn svg(&self) -> Option<String> {
         let title = format!("{} ({FORMAT}; dotted: the least this machine allows)", self.title);
         plot::lines(&title, self.axis, &self.lines)
     }
 
-    /// How many times the least each cost is, from left to right; nothing of nothing.
+    /// The factors of each cost over its lower bound, from left to right; empty without lines.
     pub fn caption(&self) -> String {
         let lines: Vec<String> = self.lines.iter().filter_map(factors).collect();
         if lines.is_empty() { String::new() } else { format!("Times the least: {}.\n\n", lines.join("; ")) }
     }
 }
 
-/// `42m 1.8, 3.3, 1.9`: how many times the least each point of the line is; none where no least is known.
+/// `42m 1.8, 3.3, 1.9`: the factor of each point of the line over its lower bound; none if no bound
+/// is known.
 fn factors(line: &Line) -> Option<String> {
     let factors = line.points.iter().filter_map(|point| Some(format!("{:.1}", point.y / point.least?)));
     let factors = factors.collect::<Vec<_>>().join(", ");

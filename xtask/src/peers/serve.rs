@@ -23,7 +23,7 @@ use crate::process;
 
 /// Requests that a server runs at once.
 pub const SLOTS: usize = 16;
-/// Tokens for which each of them has room.
+/// Tokens that each of them has room for.
 const SLOT_TOKENS: usize = 1024;
 pub const PROMPT_TOKENS: usize = 128;
 pub const ANSWER_TOKENS: usize = 64;
@@ -52,14 +52,14 @@ pub fn ask(
         return Ok(vec![warm.as_secs_f64(), cold.as_secs_f64()]);
     }
     let server = Server::start(engines, engine, model)?;
-    // To fill all slots once is enough for the most memory.
+    // Filling all slots once is enough for the peak memory.
     let requests = if question == Question::Memory { SLOTS } else { engines.requests };
     let metrics = server.load(engines, requests, rate.filter(|_| question == Question::Load))?;
     if question == Question::Memory { Ok(vec![server.peak_mib()?]) } else { figures(question, &metrics) }
 }
 
-/// The figures of a load that count: throughput, and percentiles of the times to the first token and
-/// between tokens; of an open loop the percentiles alone.
+/// The figures of a load that count: throughput, and percentiles of the times to the first token
+/// and between tokens; of an open loop the percentiles alone.
 fn figures(question: Question, metrics: &Metrics) -> Result<Vec<f64>> {
     let spreads = [&metrics.ttft, &metrics.itl].into_iter();
     let latencies = spreads.flat_map(|spread| PERCENTILES.map(|percent| spread.percentile(percent)));
@@ -75,12 +75,13 @@ pub fn printed_figures(question: Question, report: &Value) -> Result<Vec<f64>> {
     keys.iter().map(|key| number(report, key)).collect()
 }
 
-/// Requests a second at which the slowest of these rates (tokens a second, 16 at once) is used to 60%.
+/// Requests a second at which the slowest engine (by tokens a second, 16 at once) is used to 60%.
 pub fn open_loop_rate(tokens_per_s: impl Iterator<Item = f64>) -> Option<f64> {
     tokens_per_s.reduce(f64::min).map(|slowest| 0.6 * slowest / ANSWER_TOKENS as f64)
 }
 
-/// Starts Folio once and waits until it has kept its packed weights, if it does: what is asked is how long every later start takes.
+/// Starts Folio once and waits until it has written its packed weights, if it does: the question is
+/// the duration of every later start.
 fn keep_packed(engines: &Engines, model: &Model) -> Result<()> {
     let server = Server::start(engines, Engine::Folio, model)?;
     let began = Instant::now();
@@ -104,7 +105,7 @@ fn packed_files(model: &Path, ending: &str) -> Vec<PathBuf> {
     entries.flatten().map(|entry| entry.path()).filter(belongs).collect()
 }
 
-/// Gives back the pages of memory that hold the file, so that it is read from the disk again.
+/// Frees the memory pages of the file, so that it is read from the disk again.
 pub fn forget(path: &Path) -> Result<()> {
     let mut of = std::ffi::OsString::from("of=");
     of.push(path);
@@ -116,7 +117,7 @@ pub fn forget(path: &Path) -> Result<()> {
 struct Server {
     process: Child,
     port: u16,
-    /// From the start of the process.
+    /// Time from the start of the process.
     first_token: Duration,
 }
 
@@ -126,12 +127,12 @@ impl Server {
         let [threads, port_text, slots] = [engines.threads, port.into(), SLOTS].map(|number| number.to_string());
         let [slot_tokens, all_tokens] = [SLOT_TOKENS, SLOTS * SLOT_TOKENS].map(|number| number.to_string());
         let mut command = match engine {
-            // Without the copies of old prompts, which cost time and memory here and can never be of use.
+            // Without copies of old prompts, which cost time and memory here and are never used.
             Engine::LlamaCpp => process::command(
                 &engines.llama_cpp.server,
                 &["--cache-ram", "0", "--threads-batch", &threads, "-np", &slots, "-c", &all_tokens, "--model"],
             ),
-            // Nobody is turned away, however long the queue: the other knows no such limit.
+            // No request is refused, however long the queue: the other engine has no such limit.
             _ => process::command(
                 &engines.folio,
                 &[
@@ -174,7 +175,7 @@ impl Server {
         Ok(())
     }
 
-    /// Whether the answer holds `sign`; what comes after it is not read.
+    /// Whether the answer contains `sign`; the rest after it is not read.
     fn exchange(&self, request: &str, body: &str, sign: &str) -> Result<bool> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -220,7 +221,7 @@ impl Server {
         Ok(report.metrics)
     }
 
-    /// The most that was ever resident, pages of the mapped file included.
+    /// The peak of resident memory, pages of the mapped file included.
     fn peak_mib(&self) -> Result<f64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id()))?;
         peak_kib(&status).map(|kib| kib / 1024.0).context("the system tells no VmHWM")

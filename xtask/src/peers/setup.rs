@@ -1,5 +1,5 @@
-//! What Folio is measured beside, built for this machine: llama.cpp's tools from its published sources, and OpenVINO GenAI
-//! from its wheel.
+//! The engines that Folio is compared with, built for this machine: llama.cpp's tools from its
+//! published sources, and OpenVINO GenAI from its wheel.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,12 +8,12 @@ use anyhow::{Context, Result};
 
 use crate::{prepare, process};
 
-/// Where CMake comes from if the machine has none.
+/// Source of CMake if the machine has none.
 const CMAKE: &str = "cmake>=3.28,<5";
 const OPENVINO: &str = "openvino-genai==2026.4.1.0";
 
-/// As fast as llama.cpp's authors make it for this machine, and nothing beyond the tools that are run: the server
-/// comes without its web page, which would be fetched or built by npm.
+/// The fastest build for this machine by llama.cpp's own options, without unused tools: the server
+/// comes without its web page, which npm would fetch or build.
 const FLAGS: [&str; 9] = [
     "-DCMAKE_BUILD_TYPE=Release",
     "-DGGML_NATIVE=ON",
@@ -26,8 +26,8 @@ const FLAGS: [&str; 9] = [
     "-DLLAMA_USE_PREBUILT_UI=OFF",
 ];
 
-/// GCC 12 takes the intrinsic for one that reads eight bytes and writes the other 56 behind it, and a machine with AMX then ends
-/// llama.cpp at an illegal instruction.
+/// GCC 12 assumes that the intrinsic reads eight bytes and writes the other 56 behind it, and a
+/// machine with AMX then ends llama.cpp at an illegal instruction.
 const TILES: &str = "\
 #pragma once
 #ifdef __AMX_TILE__
@@ -48,7 +48,7 @@ pub struct LlamaCpp {
 }
 
 impl LlamaCpp {
-    /// Where they are, or will be once they are built.
+    /// Their paths, before or after they are built.
     pub fn under(home: &Path) -> Self {
         let [bench, batched_bench, quantize, server] =
             PROGRAMS.map(|name| home.join("llama-build").join("bin").join(name));
@@ -75,8 +75,8 @@ impl LlamaCpp {
     }
 }
 
-/// As many compilers at once as there are cores: without a number CMake leaves it to make, which starts as many as there are
-/// files.
+/// As many compilers at a time as there are cores: without a number CMake leaves it to make, which
+/// starts as many as there are files.
 fn build(cmake: &Path, folder: &Path) -> Command {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let mut build = process::command(cmake, &["--build"]);
@@ -84,7 +84,7 @@ fn build(cmake: &Path, folder: &Path) -> Command {
     build
 }
 
-/// The machine's, else one from a Python wheel.
+/// The machine's CMake, else one from a Python wheel.
 fn cmake(home: &Path) -> Result<PathBuf> {
     let own = PathBuf::from("cmake");
     if process::output(&mut process::command(&own, &["--version"])).is_ok() {
@@ -94,8 +94,8 @@ fn cmake(home: &Path) -> Result<PathBuf> {
     Ok(python.context("there is no cmake, and it could not be installed by pip")?.with_file_name("cmake"))
 }
 
-/// What OpenVINO is to be told about this machine. Where the processor has AMX but a hypervisor does not say which shapes tiles may
-/// have, it would end at an illegal instruction.
+/// OpenVINO's settings for this machine. If the processor has AMX but a hypervisor hides the
+/// permitted tile shapes, it would otherwise end at an illegal instruction.
 pub fn openvino_settings() -> Option<(&'static str, &'static str)> {
     #[cfg(target_arch = "x86_64")]
     {
