@@ -56,7 +56,8 @@ fn one_file_reads_back() {
 fn shards_are_small_enough_and_listed() {
     let folder = Folder::new("many");
     let written = write(&folder, 100, &tensors());
-    // 64 + 8, 64 + 16, a tensor that is larger than a shard may be, and the empty one, for which that left no room.
+    // 64 + 8, 64 + 16, a tensor that is larger than the shard limit, and the empty one, for which
+    // no room was left.
     assert_eq!(written.files.len(), 4);
     let names: Vec<String> = (1..=3).map(|n| format!("model-{n:05}-of-00004.safetensors")).collect();
     assert_eq!(written.files[..3], names);
