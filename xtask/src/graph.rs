@@ -19,6 +19,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("folio-server", &["folio-text", "folio-engine"]),
     ("folio-measure", &[]),
     (
+        "folio-session",
+        &["folio-engine", "folio-text", "folio-model", "folio-device", "folio-formats", "folio-scheduler"],
+    ),
+    (
         "folio",
         &[
             "folio-formats",
@@ -30,6 +34,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "folio-quantize",
             "folio-engine",
             "folio-server",
+            "folio-session",
         ],
     ),
     ("xtask", &["folio-formats", "folio-measure", "folio-testing"]),

@@ -60,7 +60,7 @@ pub use pooling::Pooling;
 use progress::Progress;
 pub use request::{EngineRequest, RequestOptions};
 pub use runner::Runner;
-pub use sampling::{InvalidParam, SamplingParams, SamplingState};
+pub use sampling::{InvalidParam, SamplingDefaults, SamplingParams, SamplingState};
 pub use stats::{EngineStats, ITERATION_BOUNDS, IterationTokens, Occupancy, SpeculationStats};
 pub use stream::{Event, FinishReason, RequestStream, Timing, Usage};
 use tiers::{DiskIo, DiskStore};

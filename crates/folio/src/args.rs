@@ -15,6 +15,7 @@ mod engine;
 mod eval;
 mod generation;
 mod limits;
+mod options;
 mod quantize;
 mod serve;
 mod size;

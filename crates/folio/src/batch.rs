@@ -18,6 +18,7 @@ use folio_engine::TimeLimit;
 use folio_server::guard::{Lifecycle, RequestIds};
 use folio_server::observe::Observer;
 use folio_server::{App, Limits, Timeouts};
+use folio_session::Session;
 use http::{HeaderMap, Request, header};
 use http_body_util::{BodyExt, Full};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -26,8 +27,7 @@ use tokio::task::JoinSet;
 use tower::ServiceExt;
 
 use crate::args::BatchArgs;
-use crate::serve;
-use crate::session::Session;
+use crate::{hooks, serve};
 use input::{Line, Lines};
 use output::{Answer, Output};
 
@@ -43,17 +43,17 @@ pub fn main(args: BatchArgs) -> Result<ExitCode> {
     let limits = Limits { body_memory: usize::MAX, ..args.limits.limits() };
     let (lines, total) = Lines::open(&args.input, limits.body_bytes)?;
     let mut output = Output::open(&path)?;
-    let mut engine = args.model.engine.clone();
+    let mut options = args.model.engine.options()?;
     if args.concurrency.is_some_and(|concurrency| !(1..=1 << 16).contains(&concurrency)) {
         bail!("--concurrency must be from 1 to 65536");
     }
-    engine.queue.max_waiting = engine.queue.max_waiting.or(Some(MAX_WAITING));
-    let assets = serve::open(&args.model, &args.naming)?;
+    options.queue.max_waiting = options.queue.max_waiting.or(Some(MAX_WAITING));
+    let assets = serve::open(&args.model, &options, &args.naming)?;
     if let Some(note) = &assets.note {
         say!("note: {note}");
     }
     let names = serve::names(&args.naming, &assets);
-    let session = Session::start(assets, &engine)?;
+    let session = Session::start(assets, &options, hooks::hooks())?;
     let concurrency = args.concurrency.unwrap_or(session.plan.max_seqs);
     // The file is rewritten only after everything else has been checked.
     output.keep_answers()?;

@@ -17,13 +17,10 @@ mod streams;
 mod waste;
 
 use anyhow::{Result, bail};
+use folio_session::{Assets, LoadFormat, Options, Session, WeightBytes, machine, random_model};
 
-use crate::args::{BenchArgs, BenchKind, BenchModel, BenchRun, EngineArgs, LoadFormat};
-use crate::assets::Assets;
-use crate::machine;
-use crate::plan::WeightBytes;
-use crate::random_model;
-use crate::session::Session;
+use crate::args::{BenchArgs, BenchKind, BenchModel, BenchRun};
+use crate::{environment, hooks};
 use measure::Measured;
 
 pub fn main(args: BenchArgs) -> Result<()> {
@@ -47,9 +44,9 @@ fn rates(args: &BenchRun, concurrency: &[usize]) -> Result<()> {
     at_least("--output-len", args.output_len, 1)?;
     concurrency.iter().try_for_each(|&streams| at_least("--concurrency", streams, 1))?;
     let most = concurrency.iter().copied().max().unwrap_or(1);
-    let session = start(&args.common, most, Some(args.input_len + args.output_len), |engine| {
+    let session = start(&args.common, most, Some(args.input_len + args.output_len), |options| {
         // Every prompt is new, so that what is measured is computing it.
-        engine.no_enable_prefix_caching = true;
+        options.prefix_caching = false;
     })?;
     profile::check(args, &session)?;
     // Before the ceilings take a buffer of their own.
@@ -81,20 +78,24 @@ fn start(
     common: &BenchModel,
     max_seqs: usize,
     max_len: Option<usize>,
-    change: impl FnOnce(&mut EngineArgs),
+    change: impl FnOnce(&mut Options),
 ) -> Result<Session> {
     let model = match common.shape {
-        Some(shape) => Some(random_model::folder(shape)?.to_string_lossy().into_owned()),
+        Some(shape) => {
+            let folder = random_model::folder(shape.into(), &environment::cache_folder())?;
+            Some(folder.to_string_lossy().into_owned())
+        }
         None => common.model.model.clone(),
     };
-    let mut engine = common.model.engine.clone();
-    if common.shape.is_some_and(random_model::is_made_on_device) && !engine.device.load_format.is_dummy() {
-        engine.device.load_format = LoadFormat::Dummy;
+    let mut options = common.model.engine.options()?;
+    let on_device = common.shape.is_some_and(|shape| random_model::is_made_on_device(shape.into()));
+    if on_device && !options.device.load_format.is_dummy() {
+        options.device.load_format = LoadFormat::Dummy;
     }
-    engine.max_num_seqs = Some(max_seqs);
-    engine.max_model_len = engine.max_model_len.or(max_len);
-    change(&mut engine);
-    Session::start(Assets::open_as(model.as_deref(), &engine)?, &engine)
+    options.max_num_seqs = Some(max_seqs);
+    options.max_model_len = options.max_model_len.or(max_len);
+    change(&mut options);
+    Session::start(Assets::open(model.as_deref(), &options)?, &options, hooks::hooks())
 }
 
 fn at_least(flag: &str, value: usize, least: usize) -> Result<()> {

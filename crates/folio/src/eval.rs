@@ -15,13 +15,12 @@ pub mod text;
 
 use anyhow::{Result, bail};
 use folio_device::cpu::CpuConfig;
+use folio_session::{Assets, Options, Target, machine};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
 
 use crate::args::{BackendArg, EvalArgs};
-use crate::assets::Assets;
-use crate::target::Target;
-use crate::{machine, plan, table};
+use crate::{environment, table};
 use measure::{Comparison, Score, Ties};
 use reader::{Device, Setup};
 use run::Course;
@@ -47,7 +46,7 @@ fn check(args: &EvalArgs) -> Result<()> {
 }
 
 fn score(args: &EvalArgs) -> Result<()> {
-    let mut assets = Assets::open(args.model.as_deref(), None)?;
+    let mut assets = Assets::open(args.model.as_deref(), &environment::options())?;
     assets.quantize(args.quantize)?;
     let windows = windows(args, &assets)?;
     let mut model = reader::load(&assets.model, &model_setup(args, &assets)?)?;
@@ -64,9 +63,9 @@ fn score(args: &EvalArgs) -> Result<()> {
 }
 
 fn compare(args: &EvalArgs, base: &str) -> Result<()> {
-    let mut assets = Assets::open(args.model.as_deref(), None)?;
+    let mut assets = Assets::open(args.model.as_deref(), &environment::options())?;
     assets.quantize(args.quantize)?;
-    let base_assets = Assets::open(Some(base), None)?;
+    let base_assets = Assets::open(Some(base), &environment::options())?;
     let windows = windows_of_both(args, &base_assets, &assets)?;
     let mut base = reader::load(&base_assets.model, &setup(args, args.against.against_backend, &base_assets)?)?;
     let mut model = reader::load(&assets.model, &model_setup(args, &assets)?)?;
@@ -93,11 +92,13 @@ fn setup(args: &EvalArgs, backend: BackendArg, assets: &Assets) -> Result<Setup>
     let device = match backend {
         BackendArg::Cpu => Device::Cpu(cpu),
         BackendArg::Reference => Device::Reference,
-        BackendArg::Cuda => Device::Cuda(Target::gpu(&args.device)?),
+        BackendArg::Cuda => {
+            Device::Cuda(Target::gpu(&Options { device: args.device.options(), ..environment::options() })?)
+        }
     };
     let kv_format = match &device {
         Device::Cuda(gpu) => gpu.kv_format(),
-        _ => plan::as_precise_as_weights(assets),
+        _ => folio_session::as_precise_as_weights(assets),
     };
     Ok(Setup { device, threads: cpu.threads, kv_format, window: args.window })
 }

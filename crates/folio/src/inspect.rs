@@ -7,16 +7,16 @@ use anyhow::Result;
 use folio_device::KvFormat;
 use folio_formats::Format;
 use folio_model::{AttentionSpec, FfnSpec, LayerSpec, ModelSpec, weight_bytes};
+use folio_session::{Assets, machine};
 
 use crate::args::InspectArgs;
-use crate::assets::Assets;
-use crate::{machine, plan, table};
+use crate::{environment, table};
 
 /// Formats to print the size of the weights in.
 const FORMATS: &[Format] = &[Format::F32, Format::BF16, Format::Q8_0, Format::Q6_K, Format::Q5_0, Format::Q4_0];
 
 pub fn main(args: &InspectArgs) -> Result<()> {
-    let mut assets = Assets::open(args.model.as_deref(), None)?;
+    let mut assets = Assets::open(args.model.as_deref(), &environment::options())?;
     assets.quantize(args.quantize)?;
     let spec = &assets.model.spec;
     let stored = Stored::of(&assets);
@@ -31,7 +31,7 @@ pub fn main(args: &InspectArgs) -> Result<()> {
         rows.push(vec![format.to_string(), bytes]);
     }
     out!("{}", table::render(&rows))?;
-    let loaded = plan::weight_bytes(&assets.model)?;
+    let loaded = folio_session::weight_bytes(&assets.model)?;
     outln!("\nweights in memory: {} (`folio plan` prints all memory)", table::bytes(loaded))?;
     out!("\n{}", kv(spec, loaded))
 }

@@ -7,34 +7,22 @@ mod print;
 
 mod allocator;
 mod args;
-mod assets;
 mod batch;
 mod bench;
 mod chat;
-mod drafting;
-mod embedded;
+mod environment;
 mod eval;
-mod generation;
-mod gguf_choice;
 mod health;
+mod hooks;
 mod inspect;
-mod machine;
-mod model_ref;
-mod naming;
-mod packed;
-mod phases;
 mod plan;
 mod progress;
 mod pull;
 mod quantize;
-mod random_model;
 mod run;
 mod serve;
-mod session;
 mod signals;
 mod table;
-mod target;
-mod vocab;
 
 use std::process::ExitCode;
 

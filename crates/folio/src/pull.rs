@@ -4,13 +4,14 @@
 use std::collections::HashMap;
 
 use anyhow::{Context, Result, bail};
-use hf_hub::Cache;
+use folio_session::HubName;
+use folio_session::gguf_choice::{self, Pick, choose, is_gguf};
 use hf_hub::api::sync::{Api, ApiBuilder};
+use hf_hub::{Cache, Repo, RepoType};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::args::PullArgs;
-use crate::gguf_choice::{self, Pick, choose, is_gguf};
-use crate::model_ref::HubName;
+use crate::environment;
 
 /// Files that Folio reads in a model repository, besides weights.
 const WANTED_NAMES: &[&str] = &[
@@ -32,10 +33,12 @@ pub fn main(args: &PullArgs) -> Result<()> {
             args.model
         );
     };
-    if offline() {
+    if environment::is_offline() {
         bail!("offline mode is on (HF_HUB_OFFLINE): nothing is downloaded; unset it and try again");
     }
-    let repo = api()?.repo(name.repo());
+    let cache = Cache::new(environment::hub_cache().context("neither HF_HOME nor a home folder is set")?);
+    let hub_repo = || Repo::with_revision(name.repo.clone(), RepoType::Model, name.revision.clone());
+    let repo = api(cache.clone())?.repo(hub_repo());
     let info = repo.info().with_context(|| {
         format!("could not read {}@{} from the hub (a private or gated model needs HF_TOKEN)", name.repo, name.revision)
     })?;
@@ -55,7 +58,7 @@ pub fn main(args: &PullArgs) -> Result<()> {
         if !is_safe(file) {
             bail!("the hub lists a file outside the model's folder: {file:?}");
         }
-        let path = match Cache::from_env().repo(name.repo()).get(file) {
+        let path = match cache.repo(hub_repo()).get(file) {
             Some(path) if path.exists() => path,
             _ => repo.download_with_progress(file, bar()).with_context(|| {
                 format!("the download of {file} was interrupted; run the same command again to resume it")
@@ -132,19 +135,13 @@ fn is_safe(file: &str) -> bool {
         && file.split('/').all(|part| !part.is_empty() && part != "." && part != "..")
 }
 
-fn api() -> Result<Api> {
-    let builder = ApiBuilder::from_env().with_progress(false).with_retries(3);
-    let builder = match std::env::var("HF_TOKEN") {
-        Ok(token) if !token.is_empty() => builder.with_token(Some(token)),
-        _ => builder,
+fn api(cache: Cache) -> Result<Api> {
+    let builder = ApiBuilder::from_env().with_cache_dir(cache.path().clone()).with_progress(false).with_retries(3);
+    let builder = match environment::hub_token() {
+        Some(token) => builder.with_token(Some(token)),
+        None => builder,
     };
     builder.build().context("could not set up the hub client")
-}
-
-fn offline() -> bool {
-    ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"]
-        .iter()
-        .any(|name| std::env::var(name).is_ok_and(|value| !matches!(value.as_str(), "" | "0" | "false" | "no")))
 }
 
 /// Draws hf-hub's `Progress` with indicatif.

@@ -7,13 +7,12 @@ use anyhow::{Result, bail};
 use folio_model::parameters;
 use folio_quantize::write::{FolderWriter, GgufJob, Mix, write_gguf};
 use folio_quantize::{Method, Options, Progress, Target};
+use folio_session::{Assets, ModelRef, machine};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::args::{QuantizeArgs, QuantizeFormat};
-use crate::assets::Assets;
 use crate::eval::text::{Amount, Windows};
-use crate::model_ref::ModelRef;
-use crate::{machine, table};
+use crate::{environment, table};
 
 /// The default calibration text.
 const OWN_TEXT: [&str; 6] = [
@@ -55,7 +54,7 @@ impl Source {
 }
 
 fn source(args: &QuantizeArgs) -> Result<Source> {
-    Ok(match ModelRef::resolve(Some(&args.model))? {
+    Ok(match ModelRef::resolve(Some(&args.model), environment::hub_cache().as_deref())? {
         ModelRef::Folder(path) => Source::Folder(path),
         ModelRef::Gguf(path) => Source::Gguf(path),
         ModelRef::Embedded => bail!("the built-in model is quantized already"),
@@ -163,7 +162,7 @@ fn to_folder(
     threads: usize,
     report: &mut dyn FnMut(Progress),
 ) -> Result<Summary> {
-    let assets = Assets::open(Some(&args.model), None)?;
+    let assets = Assets::open(Some(&args.model), &environment::options())?;
     let (before, parameters) = size_of(&assets.model);
     let mut options = Options::new(aimed(target, args.method), args.method);
     options.keep.clone_from(&args.keep);

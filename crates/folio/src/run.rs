@@ -8,14 +8,13 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use folio_engine::SamplingParams;
 use folio_server::{Finish, SamplingDefaults, TextOptions, TextStream};
+use folio_session::{Assets, Session};
 use folio_text::{ChatRender, ChatTemplate, Tokenizer};
 use serde_json::{Value, json};
 
 use crate::args::{RunArgs, SamplingArgs};
-use crate::assets::Assets;
-use crate::chat;
-use crate::session::Session;
 use crate::signals::{Signal, Signals};
+use crate::{chat, hooks};
 
 /// Maximum number of sequences. A chat runs one request at a time, so it plans memory for few.
 const CHAT_SEQS: usize = 4;
@@ -26,8 +25,9 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
 }
 
 async fn run(args: RunArgs) -> Result<ExitCode> {
-    let mut assets = Assets::open_as(args.model.model.as_deref(), &args.model.engine)?;
-    assets.set_generation(&args.sampling.generation)?;
+    let mut options = args.model.engine.options()?;
+    let mut assets = Assets::open(args.model.model.as_deref(), &options)?;
+    assets.set_generation(&args.sampling.generation.options())?;
     if let Some(note) = &assets.note {
         say!("note: {note}");
     }
@@ -35,9 +35,8 @@ async fn run(args: RunArgs) -> Result<ExitCode> {
         bail!("{} has no tokenizer; `folio run` needs one: put tokenizer.json beside the weights", assets.name);
     };
     let template = if args.raw { None } else { assets.template.clone() };
-    let mut engine_args = args.model.engine.clone();
-    engine_args.max_num_seqs = Some(engine_args.max_num_seqs.unwrap_or(CHAT_SEQS).min(CHAT_SEQS));
-    let session = Session::start(assets, &engine_args)?;
+    options.max_num_seqs = Some(options.max_num_seqs.unwrap_or(CHAT_SEQS).min(CHAT_SEQS));
+    let session = Session::start(assets, &options, hooks::hooks())?;
     let prompt = match args.prompt.as_deref() {
         Some("-") => Some(standard_input()?),
         prompt => prompt.map(str::to_string),

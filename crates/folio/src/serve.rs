@@ -20,16 +20,13 @@ use folio_server::kv_events::{KvEventPublisher, KvEventsConfig};
 use folio_server::net::{self, Listener, NetConfig, Shutdown};
 use folio_server::observe::{Level, Log, Observer, ObserverConfig, Traces};
 use folio_server::{App, Model, ModelNames, Surroundings};
+use folio_session::{Assets, BodyMemory, Hooks, HubName, KvEventSender, Opened, Options, Plan, Session, Target};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::args::{KvEventsArgs, ModelArgs, NamingArgs, ServeArgs, TextList};
-use crate::assets::Assets;
-use crate::model_ref::HubName;
-use crate::plan::Plan;
-use crate::session::{KvEventSender, Serving, Session};
+use crate::hooks;
 use crate::signals::{Signal, Signals};
-use crate::target::Target;
 use access::Access;
 use ending::Ending;
 use greeting::Greeting;
@@ -41,9 +38,8 @@ const KV_EVENT_BATCHES: usize = 4096;
 /// Maximum number of connections to the metrics address.
 const METRICS_CONNECTIONS: usize = 64;
 
-pub fn main(mut args: ServeArgs) -> Result<ExitCode> {
+pub fn main(args: ServeArgs) -> Result<ExitCode> {
     let started = Instant::now();
-    args.model.engine.memory.body_bytes = Some(args.limits.max_body_bytes);
     let access = Access::of(&args.access)?;
     access.check_all(&args)?;
     let endpoint =
@@ -52,10 +48,17 @@ pub fn main(mut args: ServeArgs) -> Result<ExitCode> {
     let timeouts = args.timeouts.timeouts();
     // The address is bound before the model is opened, so that a port in use is reported at once.
     let bound = Bound::new(&args.listen)?;
-    let assets = open(&args.model, &args.naming)?;
+    let mut options = args.model.engine.options()?;
+    let body_memory = args.model.engine.memory.max_body_memory;
+    options.memory.bodies = Some(bodies(args.limits.max_body_bytes, body_memory.map(|size| size.0)));
+    let assets = open(&args.model, &options, &args.naming)?;
     let names = names(&args.naming, &assets);
-    let (target, note) = Target::choose(&args.model.engine)?;
-    let (assets, plan) = Session::plan(assets, &args.model.engine, &target)?;
+    let (target, note) = Target::choose(&options)?;
+    let opened = Opened::new(assets, &options, target)?;
+    if let Some(warning) = &opened.warning {
+        hooks::plan_warning(format_args!("{warning}"));
+    }
+    let plan = &opened.plan;
     limits.body_memory = usize::try_from(plan.bytes.bodies).unwrap_or(usize::MAX);
 
     // The compute threads take all cores; HTTP needs little of one.
@@ -81,9 +84,9 @@ pub fn main(mut args: ServeArgs) -> Result<ExitCode> {
     let router = guard::protect(folio_server::router(app.clone()), Arc::clone(&guard));
 
     let greeting = Greeting { args: &args, access: &access, bound: &bound, log: &log, name: &names.listed[0], started };
-    greeting.begin(&assets, &plan, &note);
+    greeting.begin(&opened, &note);
     // The publisher lives until the server has ended.
-    let (_publisher, kv_events) = publisher(&args.kv_events, &plan)?;
+    let (_publisher, kv_events) = publisher(&args.kv_events, plan)?;
     drop(entered);
     let (shutdown, ordered) = Shutdown::new();
     let served = runtime.block_on(async {
@@ -96,7 +99,7 @@ pub fn main(mut args: ServeArgs) -> Result<ExitCode> {
         }
         serving.push(tokio::spawn(net::serve(bound.listener()?, router, net, ordered)));
         let ending = Ending { log: log.clone(), lifecycle, guard, observer, shutdown, timeouts, serving };
-        let loaded = load(assets, plan, target, &args, kv_events)?;
+        let loaded = load(opened, options, &args, kv_events)?;
         let mut session = tokio::select! {
             session = loaded => session.context("the loading thread has ended")??,
             signal = signals.next() => return Ok(ending.while_loading(signal).await),
@@ -113,8 +116,8 @@ pub fn main(mut args: ServeArgs) -> Result<ExitCode> {
 }
 
 /// Opens the model with the tokenizer, chat template and sampling defaults that the flags ask for.
-pub fn open(model: &ModelArgs, naming: &NamingArgs) -> Result<Assets> {
-    let mut assets = Assets::open_as(model.model.as_deref(), &model.engine)?;
+pub fn open(model: &ModelArgs, options: &Options, naming: &NamingArgs) -> Result<Assets> {
+    let mut assets = Assets::open(model.model.as_deref(), options)?;
     if assets.tokenizer.is_none() {
         bail!("{} has no tokenizer; a server needs one: put tokenizer.json beside the weights", assets.name);
     }
@@ -122,8 +125,14 @@ pub fn open(model: &ModelArgs, naming: &NamingArgs) -> Result<Assets> {
         let source = std::fs::read_to_string(path).with_context(|| format!("--chat-template {}", path.display()))?;
         assets.set_template(&source).with_context(|| format!("--chat-template {}", path.display()))?;
     }
-    assets.set_generation(&naming.generation)?;
+    assets.set_generation(&naming.generation.options())?;
     Ok(assets)
+}
+
+/// Memory for bodies of at most `body_bytes` bytes, `total` in all.
+pub fn bodies(body_bytes: usize, total: Option<u64>) -> BodyMemory {
+    let least = folio_server::least_body_memory(body_bytes) as u64;
+    BodyMemory { body_bytes: body_bytes as u64, least, total }
 }
 
 /// Names that clients may call the model by: those of the flags, or else its own. In that case it
@@ -185,26 +194,29 @@ fn serve_metrics(
 
 /// Loads the model on a thread of its own, which sends the result.
 fn load(
-    assets: Assets,
-    plan: Plan,
-    target: Target,
+    opened: Opened,
+    options: Options,
     args: &ServeArgs,
     kv_events: Option<KvEventSender>,
 ) -> Result<oneshot::Receiver<Result<Session>>> {
     let (sender, receiver) = oneshot::channel();
-    let (engine_args, timeouts) = (args.model.engine.clone(), args.timeouts.timeouts());
-    let serving = Serving {
+    let timeouts = args.timeouts.timeouts();
+    let warner = greeting::warner(args.log.log_format);
+    let hooks = Hooks {
+        plan_warning: None,
+        progress: Some(Box::new(hooks::loading_bar())),
+        load_warning: Some(warner),
+        warn: Some(warner),
         kv_events,
         queue_timeout: Some(timeouts.queue),
         stall_timeout: match timeouts.request {
             TimeLimit::InAll(_) => None,
             TimeLimit::WithoutProgress(limit) => Some(limit),
         },
-        warn: Some(greeting::warner(args.log.log_format)),
     };
     std::thread::Builder::new().name("folio-load".into()).spawn(move || {
         // The receiver is gone if a signal ended the server meanwhile.
-        let _ = sender.send(Session::load(assets, plan, &engine_args, target, serving));
+        let _ = sender.send(Session::load(opened, &options, hooks));
     })?;
     Ok(receiver)
 }

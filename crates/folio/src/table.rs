@@ -21,11 +21,7 @@ pub fn render(rows: &[Vec<String>]) -> String {
     out
 }
 
-/// Bytes for people: MiB below 10 GiB, GiB above.
-pub fn bytes(count: u64) -> String {
-    let mib = count as f64 / (1u64 << 20) as f64;
-    if mib < 10.0 * 1024.0 { format!("{mib:.1} MiB") } else { format!("{:.1} GiB", mib / 1024.0) }
-}
+pub use folio_session::units::bytes;
 
 /// Large counts for people: 42.2 M, 1.01 B.
 pub fn count(value: u64) -> String {
@@ -49,8 +45,6 @@ mod tests {
 
     #[test]
     fn amounts() {
-        assert_eq!(bytes(28 << 20), "28.0 MiB");
-        assert_eq!(bytes(16 << 30), "16.0 GiB");
         assert_eq!(count(42_216_960), "42.2 M");
         assert_eq!(count(1_007_000_000), "1.01 B");
         assert_eq!(count(512), "512");

@@ -6,6 +6,7 @@
 //! row and never a panic.
 
 mod bad_words;
+mod defaults;
 mod filters;
 mod lanes;
 mod logprobs;
@@ -19,6 +20,7 @@ mod tests;
 use std::sync::Arc;
 
 use bad_words::Recent;
+pub use defaults::SamplingDefaults;
 pub(crate) use on_device::sampled;
 pub use params::{InvalidParam, SamplingParams};
 use penalties::Seen;

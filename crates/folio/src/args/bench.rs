@@ -4,7 +4,10 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::{Method, ModelArgs, ServeBench};
+use folio_session::Method;
+use folio_session::random_model::Shape;
+
+use super::{ModelArgs, ServeBench};
 
 #[derive(Args)]
 pub struct BenchArgs {
@@ -38,7 +41,7 @@ pub enum BenchKind {
 pub struct BenchModel {
     /// Random bf16 weights of this shape instead of MODEL, written to the cache folder on first use
     #[arg(long, value_enum, conflicts_with = "model")]
-    pub shape: Option<Shape>,
+    pub shape: Option<ShapeArg>,
     /// Print a JSON object
     #[arg(long)]
     pub json: bool,
@@ -210,7 +213,7 @@ pub struct HttpBench {
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-pub enum Shape {
+pub enum ShapeArg {
     /// 16 layers, hidden 2048, ffn 8192, 32 heads, 8 KV heads of 64, vocabulary 16384, tied: 1.007 B parameters
     #[value(name = "1b")]
     OneB,
@@ -226,4 +229,16 @@ pub enum Shape {
     /// 48 layers, hidden 2048, 32 heads, 4 KV heads of 128, 128 experts of 768, 8 a token, vocabulary 151936, on a GPU
     #[value(name = "moe-30b")]
     Moe30B,
+}
+
+impl From<ShapeArg> for Shape {
+    fn from(arg: ShapeArg) -> Self {
+        match arg {
+            ShapeArg::OneB => Self::OneB,
+            ShapeArg::ThreeB => Self::ThreeB,
+            ShapeArg::Tiny => Self::Tiny,
+            ShapeArg::EightB => Self::EightB,
+            ShapeArg::Moe30B => Self::Moe30B,
+        }
+    }
 }

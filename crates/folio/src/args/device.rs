@@ -1,8 +1,7 @@
 //! Flags of the device and of its numerics.
 
-use std::str::FromStr;
-
 use clap::{Args, ValueEnum};
+use folio_session::{DeviceChoice, Dtype, LoadFormat};
 
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Device")]
@@ -12,7 +11,7 @@ pub struct DeviceArgs {
     pub device: DeviceChoice,
     /// Data type of activations and unquantized weights on a GPU; auto is bfloat16
     #[arg(long, value_enum, default_value_t)]
-    pub dtype: Dtype,
+    pub dtype: DtypeArg,
     /// On a GPU: make the bits of a result independent of the rest of the batch, as they are on the
     /// CPU
     #[arg(long)]
@@ -26,35 +25,11 @@ pub struct DeviceArgs {
     /// Weights to load: those of the files, or random ones made on the GPU, which need only
     /// config.json
     #[arg(long, value_enum, default_value_t)]
-    pub load_format: LoadFormat,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum DeviceChoice {
-    #[default]
-    Auto,
-    Cpu,
-    /// The GPU with this index.
-    Cuda(usize),
-}
-
-impl FromStr for DeviceChoice {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let number = |text: &str| text.parse().map_err(|_| format!("cuda:{text}: expected the number of a device"));
-        match text.split_once(':') {
-            None if text == "auto" => Ok(Self::Auto),
-            None if text == "cpu" => Ok(Self::Cpu),
-            None if text == "cuda" => Ok(Self::Cuda(0)),
-            Some(("cuda", text)) => Ok(Self::Cuda(number(text)?)),
-            _ => Err("expected auto, cpu, cuda or cuda:N".into()),
-        }
-    }
+    pub load_format: LoadFormatArg,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Dtype {
+pub enum DtypeArg {
     #[default]
     Auto,
     #[value(name = "bfloat16", alias = "bf16")]
@@ -64,7 +39,7 @@ pub enum Dtype {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum LoadFormat {
+pub enum LoadFormatArg {
     /// Weights of the model's files
     #[default]
     #[value(alias = "safetensors", alias = "gguf")]
@@ -80,28 +55,24 @@ pub enum LoadFormat {
     DummyInt4,
 }
 
-impl LoadFormat {
-    pub fn is_dummy(self) -> bool {
-        self != LoadFormat::Auto
+impl From<DtypeArg> for Dtype {
+    fn from(arg: DtypeArg) -> Self {
+        match arg {
+            DtypeArg::Auto => Self::Auto,
+            DtypeArg::BFloat16 => Self::BFloat16,
+            DtypeArg::Float32 => Self::Float32,
+        }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn devices() {
-        for (text, choice) in [
-            ("auto", DeviceChoice::Auto),
-            ("cpu", DeviceChoice::Cpu),
-            ("cuda", DeviceChoice::Cuda(0)),
-            ("cuda:3", DeviceChoice::Cuda(3)),
-        ] {
-            assert_eq!(text.parse(), Ok(choice), "{text}");
-        }
-        for bad in ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "cpu:0", "rocm:0"] {
-            assert!(bad.parse::<DeviceChoice>().is_err(), "{bad}");
+impl From<LoadFormatArg> for LoadFormat {
+    fn from(arg: LoadFormatArg) -> Self {
+        match arg {
+            LoadFormatArg::Auto => Self::Auto,
+            LoadFormatArg::Dummy => Self::Dummy,
+            LoadFormatArg::DummyFp8 => Self::DummyFp8,
+            LoadFormatArg::DummyInt8 => Self::DummyInt8,
+            LoadFormatArg::DummyInt4 => Self::DummyInt4,
         }
     }
 }

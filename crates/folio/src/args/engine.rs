@@ -7,7 +7,8 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use folio_device::KvFormat;
 use folio_device::cpu::Isa;
-use folio_model::{AtLoad, Overrides, Wanted};
+use folio_model::AtLoad;
+use folio_session::PackedCacheMode;
 use serde_json::{Map, Value};
 
 use super::device::DeviceArgs;
@@ -71,15 +72,6 @@ pub struct EngineArgs {
     pub speculate: SpeculateArgs,
 }
 
-impl EngineArgs {
-    /// Options that override the model's files.
-    pub fn wanted(&self) -> Wanted {
-        let fields = self.hf_overrides.clone().map(|given| given.0).unwrap_or_default();
-        let scaling = self.rope_scaling.clone().map(|given| given.0);
-        Wanted { max_context: self.max_model_len, overrides: Overrides::new(fields, scaling) }
-    }
-}
-
 /// A JSON object.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JsonObject(pub Map<String, Value>);
@@ -139,9 +131,6 @@ pub struct MemoryArgs {
     /// 1/16 of --memory or of free memory, from 20 MiB to 128 MiB]
     #[arg(long, value_name = "SIZE")]
     pub max_body_memory: Option<ByteSize>,
-    /// Maximum bytes of a body; a flag of the commands that take requests over HTTP.
-    #[arg(skip)]
-    pub body_bytes: Option<usize>,
     /// Format of the KV cache: auto (as precise as the weights), float32, float16, bfloat16, fp8
     /// (e4m3), int8 or int4
     #[arg(long, value_name = "FORMAT", default_value = "auto")]
@@ -237,6 +226,16 @@ pub enum PackedCacheArg {
     Auto,
     On,
     Off,
+}
+
+impl From<PackedCacheArg> for PackedCacheMode {
+    fn from(arg: PackedCacheArg) -> Self {
+        match arg {
+            PackedCacheArg::Auto => Self::Auto,
+            PackedCacheArg::On => Self::On,
+            PackedCacheArg::Off => Self::Off,
+        }
+    }
 }
 
 #[derive(Clone, Copy, ValueEnum)]

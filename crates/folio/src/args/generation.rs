@@ -1,12 +1,10 @@
 //! Flags of sampling defaults.
 
-use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::Args;
-use folio_server::SamplingDefaults;
-
-use crate::generation;
+use folio_engine::SamplingDefaults;
+use folio_session::{GenerationSource, generation_overrides};
 
 #[derive(Args, Clone, Debug, Default)]
 pub struct GenerationArgs {
@@ -21,27 +19,6 @@ pub struct GenerationArgs {
     pub override_generation_config: Option<GenerationOverride>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum GenerationSource {
-    #[default]
-    Auto,
-    Vllm,
-    Folder(PathBuf),
-}
-
-impl FromStr for GenerationSource {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "vllm" => Ok(Self::Vllm),
-            _ if std::path::Path::new(text).is_dir() => Ok(Self::Folder(text.into())),
-            _ => Err("expected auto, vllm or a folder with a generation_config.json".into()),
-        }
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GenerationOverride(pub SamplingDefaults);
 
@@ -49,6 +26,6 @@ impl FromStr for GenerationOverride {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        generation::overrides(text).map(Self).map_err(|error| format!("{error:#}"))
+        generation_overrides(text).map(Self).map_err(|error| format!("{error:#}"))
     }
 }

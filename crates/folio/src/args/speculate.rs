@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use clap::Args;
 use folio_engine::speculate::NgramOptions;
+use folio_session::Method;
 use serde_json::Value;
 
 /// The maximum number of nodes in a draft.
@@ -31,24 +32,6 @@ pub struct SpeculateArgs {
     pub speculative_config: Option<SpeculativeConfig>,
 }
 
-/// A drafting method.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Method {
-    #[default]
-    Off,
-    /// The best that is found beside the model, or else [`Method::Suffix`].
-    Auto,
-    Ngram(NgramOptions),
-    Suffix,
-    Lookahead,
-    /// A draft model.
-    Draft(Option<String>),
-    Medusa(Option<PathBuf>),
-    Eagle(Option<PathBuf>),
-    /// For benchmarks: drafts that are accepted this often, in thousandths.
-    Synthetic(u32),
-}
-
 impl SpeculateArgs {
     /// Method and number of tokens, from either flag.
     pub fn wanted(&self) -> (Method, Option<usize>) {
@@ -58,54 +41,6 @@ impl SpeculateArgs {
         }
     }
 }
-
-impl std::fmt::Display for Method {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let named = |f: &mut std::fmt::Formatter<'_>, name: &str, file: Option<&str>| match file {
-            Some(file) => write!(f, "{name}:{file}"),
-            None => f.write_str(name),
-        };
-        match self {
-            Self::Off => f.write_str("off"),
-            Self::Auto => f.write_str("auto"),
-            Self::Ngram(_) => f.write_str("ngram"),
-            Self::Suffix => f.write_str("suffix"),
-            Self::Lookahead => f.write_str("lookahead"),
-            Self::Draft(model) => named(f, "draft", model.as_deref()),
-            Self::Medusa(file) => named(f, "medusa", file.as_ref().map(|file| file.to_string_lossy()).as_deref()),
-            Self::Eagle(file) => named(f, "eagle", file.as_ref().map(|file| file.to_string_lossy()).as_deref()),
-            Self::Synthetic(thousandths) => write!(f, "synthetic, {} accepted", f64::from(*thousandths) / 1e3),
-        }
-    }
-}
-
-impl FromStr for Method {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (name, file) = match text.split_once(':') {
-            Some((name, "")) => return Err(format!("expected a file after {name}:")),
-            Some((name, file)) => (name, Some(file)),
-            None => (text, None),
-        };
-        match (name, file) {
-            ("off" | "none", None) => Ok(Self::Off),
-            ("auto", None) => Ok(Self::Auto),
-            ("ngram", None) => Ok(Self::Ngram(NgramOptions::default())),
-            ("suffix", None) => Ok(Self::Suffix),
-            ("lookahead", None) => Ok(Self::Lookahead),
-            ("draft", file) => Ok(Self::Draft(file.map(str::to_owned))),
-            ("medusa", file) => Ok(Self::Medusa(file.map(PathBuf::from))),
-            ("eagle" | "eagle3", file) => Ok(Self::Eagle(file.map(PathBuf::from))),
-            (name @ ("off" | "none" | "auto" | "ngram" | "suffix" | "lookahead"), Some(file)) => {
-                Err(format!("{name} takes no file, but {file} was given"))
-            }
-            _ => Err(EXPECTED.into()),
-        }
-    }
-}
-
-const EXPECTED: &str = "expected off, auto, ngram, suffix, lookahead, draft[:MODEL], medusa[:FILE] or eagle[:FILE]";
 
 fn tokens(text: &str) -> Result<usize, String> {
     let number = text.parse().ok().filter(|number| (1..=MOST_TOKENS).contains(number));
@@ -184,21 +119,6 @@ mod tests {
     fn parse(flags: &[&str]) -> Result<(Method, Option<usize>), String> {
         let line = Line::try_parse_from([&["folio"], flags].concat()).map_err(|error| error.to_string())?;
         Ok(line.speculate.wanted())
-    }
-
-    #[test]
-    fn methods() {
-        let check = |text: &str, expect: Method| assert_eq!(text.parse(), Ok(expect), "{text}");
-        check("off", Method::Off);
-        check("auto", Method::Auto);
-        check("ngram", Method::Ngram(NgramOptions::default()));
-        check("draft", Method::Draft(None));
-        check("draft:org/name", Method::Draft(Some("org/name".into())));
-        check("draft:C:/x.gguf", Method::Draft(Some("C:/x.gguf".into())));
-        check("eagle3:a/b", Method::Eagle(Some("a/b".into())));
-        for bad in ["", "Ngram", "medusa:", "ngram:x", "mtp"] {
-            bad.parse::<Method>().expect_err(bad);
-        }
     }
 
     #[test]

@@ -4,8 +4,7 @@
 
 use anyhow::Result;
 use folio_device::{cpu, cuda};
-
-use crate::target::Target;
+use folio_session::Target;
 
 /// A buffer that no cache holds.
 const READ_BYTES: usize = 2 << 30;

@@ -1,8 +1,7 @@
 //! What a token costs at the least: bytes to read and operations to do. The floor that rates are compared with.
 
 use folio_model::{FfnSpec, LayerSpec, ModelSpec, parameters};
-
-use crate::plan::WeightBytes;
+use folio_session::WeightBytes;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cost {

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use folio_engine::RequestOptions;
+use folio_session::Session;
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -12,7 +13,6 @@ use tokio::task::JoinSet;
 use super::streams::{self, Ask, note};
 use super::{at_least, start};
 use crate::args::FairnessBench;
-use crate::session::Session;
 use crate::table;
 
 /// The flooding tenant, and the other.
@@ -29,9 +29,9 @@ pub fn main(args: &FairnessBench) -> Result<()> {
     at_least("--input-len", args.input_len, 1)?;
     at_least("--output-len", args.output_len, 1)?;
     let counts = [args.requests.saturating_mul(args.flood), args.requests];
-    let session = start(&args.common, args.streams, Some(args.input_len + args.output_len), |engine| {
-        engine.no_enable_prefix_caching = true;
-        engine.queue.max_waiting = Some(counts[0].saturating_add(counts[1]));
+    let session = start(&args.common, args.streams, Some(args.input_len + args.output_len), |options| {
+        options.prefix_caching = false;
+        options.queue.max_waiting = Some(counts[0].saturating_add(counts[1]));
     })?;
     let vocab = session.assets.model.spec.vocab_size;
     // As they would come: so many of the one for each of the other.

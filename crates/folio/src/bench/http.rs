@@ -12,11 +12,11 @@ mod server;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use folio_session::Session;
 
 use super::streams::{self, Ask};
 use super::{at_least, start};
 use crate::args::HttpBench;
-use crate::session::Session;
 use client::{Client, Message};
 use cpu::{CpuTime, Snapshot};
 use server::Server;
@@ -36,9 +36,9 @@ pub fn main(args: &HttpBench) -> Result<()> {
         at_least(flag, value, 1)?;
     }
     at_least("--tokens", args.tokens, 2)?;
-    let session = start(&args.common, args.concurrency, Some(args.prompt_tokens + args.tokens), |engine| {
+    let session = start(&args.common, args.concurrency, Some(args.prompt_tokens + args.tokens), |options| {
         // Every prompt is asked twice, and must be computed both times.
-        engine.no_enable_prefix_caching = true;
+        options.prefix_caching = false;
     })?;
     let server = Server::start(&session, args.concurrency)?;
     let client = Client::connect(server.address, args.concurrency)?;

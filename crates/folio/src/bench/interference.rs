@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use folio_measure::stats::{median, percentile};
+use folio_session::{InterTokenTarget, Session};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::streams::{self, Ask, Note, ms, note};
 use super::{at_least, start};
-use crate::args::{InterTokenTarget, InterferenceBench};
-use crate::session::Session;
+use crate::args::InterferenceBench;
 use crate::table;
 
 /// Tokens of a stream's own prompt.
@@ -54,10 +54,10 @@ pub fn main(args: &InterferenceBench) -> Result<()> {
 
 fn start_engine(args: &InterferenceBench, target: Option<Duration>) -> Result<Session> {
     // All of the model's context, because streams must outlast the prompt, however slowly it is taken.
-    start(&args.common, args.streams + 1, None, |engine| {
-        engine.no_enable_prefix_caching = true;
-        engine.queue.inter_token_target = Some(InterTokenTarget(target));
-        engine.memory.fit = true;
+    start(&args.common, args.streams + 1, None, |options| {
+        options.prefix_caching = false;
+        options.queue.inter_token_target = target.map_or(InterTokenTarget::Off, InterTokenTarget::Within);
+        options.memory.fit = true;
     })
 }
 

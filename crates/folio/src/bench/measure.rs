@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use folio_device::cuda::driver::StepTime;
+use folio_session::Session;
 
 use super::streams::{self, Answer, Ask};
 use super::waste::Waste;
 use crate::args::BenchRun;
-use crate::session::Session;
 
 /// One concurrency, over all rounds.
 pub struct Measured {

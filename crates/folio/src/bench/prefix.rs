@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use folio_engine::tiers::DiskStore;
 use folio_measure::stats::{Median, median};
+use folio_session::Session;
 use serde_json::json;
 
 use super::streams::{self, Ask, ms};
 use super::{at_least, start};
 use crate::args::PrefixBench;
-use crate::session::Session;
 use crate::table;
 
 pub fn main(args: &PrefixBench) -> Result<()> {
@@ -35,10 +35,10 @@ pub fn main(args: &PrefixBench) -> Result<()> {
 
 fn start_engine(args: &PrefixBench, caches: bool) -> Result<Session> {
     let max_len = (args.input_len + args.output_len).max(args.prompt_len + 2);
-    start(&args.common, args.streams, Some(max_len), |engine| {
-        engine.no_enable_prefix_caching = !caches;
+    start(&args.common, args.streams, Some(max_len), |options| {
+        options.prefix_caching = caches;
         if !caches {
-            (engine.memory.kv_disk, engine.memory.kv_host_mib) = (None, None);
+            (options.memory.disk_tier, options.memory.host_tier_bytes) = (None, None);
         }
     })
 }

@@ -15,13 +15,12 @@ use folio_device::cuda::driver::{KernelTime, StepTime, Stream};
 use folio_device::{BLOCK_TOKENS, Batch, Draw, Draws, GroupTables, Span};
 use folio_measure::stats::percentile;
 use folio_model::Decoder;
+use folio_session::{Gpu, Session, Target};
 
 use super::measure::Measured;
 use super::streams;
 use crate::args::BenchRun;
-use crate::session::Session;
 use crate::table;
-use crate::target::{Gpu, Target};
 
 /// Of a long prefill the first steps do.
 const MOST_PREFILL_STEPS: usize = 4;

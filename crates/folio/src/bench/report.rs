@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use folio_measure::stats::{Median, median, percentile};
+use folio_session::Session;
 use serde_json::{Value, json};
 
 use super::ceilings::Best;
@@ -9,7 +10,6 @@ use super::cost::Cost;
 use super::measure::Measured;
 use super::waste::Waste;
 use crate::args::BenchRun;
-use crate::session::Session;
 use crate::table;
 
 pub fn print(

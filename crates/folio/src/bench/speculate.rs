@@ -15,11 +15,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use folio_engine::SpeculationStats;
+use folio_session::{Method, Session};
 
 use super::streams::{self, Answer, Ask};
 use super::{at_least, start};
-use crate::args::{Method, SpeculateBench};
-use crate::session::Session;
+use crate::args::SpeculateBench;
 use prompts::Prompt;
 
 /// Of an answer's runs of four tokens, those that are unlike all others before them must be this share.
@@ -129,9 +129,9 @@ impl Lane {
     fn start(args: &SpeculateBench, method: Method, streams: usize) -> Result<Self> {
         let prompt = if args.repeat.is_some() { repeat::longest(args) } else { args.input_len };
         let max_len = prompt + args.output_len;
-        let session = start(&args.common, streams, Some(max_len), |engine| {
-            engine.no_enable_prefix_caching = true;
-            engine.speculate.speculate = method.clone();
+        let session = start(&args.common, streams, Some(max_len), |options| {
+            options.prefix_caching = false;
+            options.speculate.method = method.clone();
         })?;
         let (totals, repeating) = (Totals::default(), Totals::default());
         Ok(Self { method, session, totals, repeating, different: 0, dropped: 0 })

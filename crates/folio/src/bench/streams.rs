@@ -7,10 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use folio_engine::{Event, FinishReason, RequestOptions, RequestStream, SamplingParams, Usage};
+use folio_session::Session;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-
-use crate::session::Session;
 
 /// One request to measure.
 pub struct Ask {

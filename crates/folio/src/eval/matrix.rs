@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use folio_device::KvFormat;
 use folio_quantize::write::{FolderWriter, GgufJob, write_gguf};
 use folio_quantize::{Options, Progress};
+use folio_session::{Assets, ModelRef};
 use folio_text::Tokenizer;
 
 use super::measure::Comparison;
@@ -20,8 +21,7 @@ use super::run::Course;
 use super::text::{Amount, Windows};
 use super::{plot, saved, size};
 use crate::args::{EvalArgs, MatrixArgs};
-use crate::assets::Assets;
-use crate::model_ref::ModelRef;
+use crate::environment;
 
 /// The row that all others are compared with.
 const AS_IT_IS: &str = "as it is";
@@ -38,11 +38,11 @@ pub fn main(args: &EvalArgs) -> Result<()> {
         let method = recipe.method().unwrap_or("");
         bail!("{} {method} needs text to calibrate on: give --calibration FILE", recipe.format);
     }
-    let source = match ModelRef::resolve(args.model.as_deref())? {
+    let source = match ModelRef::resolve(args.model.as_deref(), environment::hub_cache().as_deref())? {
         ModelRef::Folder(path) | ModelRef::Gguf(path) => path,
         ModelRef::Embedded => bail!("--matrix needs a model to quantize: name a folder or a .gguf file"),
     };
-    let assets = Assets::open(args.model.as_deref(), None)?;
+    let assets = Assets::open(args.model.as_deref(), &environment::options())?;
     let windows = super::windows(args, &assets)?;
     let tokenizer = assets.tokenizer.as_deref().context("the model has no tokenizer")?;
     let setup = super::setup(args, args.backend, &assets)?;
@@ -186,7 +186,7 @@ impl Bench<'_> {
         let made = self.make(recipe, scratch.path())?;
         let seconds = started.elapsed().as_secs_f64();
         let path = made.to_str().context("the scratch folder's path is not UTF-8")?;
-        let assets = Assets::open(Some(path), None)?;
+        let assets = Assets::open(Some(path), &environment::options())?;
         let mut model = reader::load(&assets.model, &self.setup)?;
         self.course.bar.set_message(format!("{}: measuring", recipe.format));
         let compared = self.course.compare(&mut *self.base, &mut *model)?;

@@ -10,8 +10,7 @@ use folio_device::cpu::{Cpu, CpuConfig};
 use folio_device::reference::Reference;
 use folio_device::{BLOCK_TOKENS, Backend, Batch, GroupTables, KvFormat, Span};
 use folio_model::{Decoder, DecoderLimits, OpenModel};
-
-use crate::target::Gpu;
+use folio_session::Gpu;
 
 /// Most logits of one step, in values: 32 MiB as f32.
 const STEP_LOGITS: usize = 1 << 23;

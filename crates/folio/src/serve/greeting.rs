@@ -4,16 +4,12 @@
 use std::time::Instant;
 
 use folio_server::observe::{Log, LogFormat};
+use folio_session::{Assets, Drafting, Opened, Phases, Session};
 use serde_json::{Value, json};
 
 use super::access::Access;
 use super::listen::Bound;
 use crate::args::ServeArgs;
-use crate::assets::Assets;
-use crate::drafting::Drafting;
-use crate::phases::Phases;
-use crate::plan::{self, Plan};
-use crate::session::Session;
 
 pub struct Greeting<'a> {
     pub args: &'a ServeArgs,
@@ -26,14 +22,15 @@ pub struct Greeting<'a> {
 
 impl Greeting<'_> {
     /// Prints the greeting before the model is loaded.
-    pub fn begin(&self, assets: &Assets, plan: &Plan, device: &str) {
+    pub fn begin(&self, opened: &Opened, device: &str) {
+        let Opened { assets, drafting, plan, .. } = opened;
         let notes = self.args.vllm.notes.iter().chain(&assets.note);
         let warnings = self.access.warnings.iter().cloned().chain(self.access.event_warning(self.args));
         if self.is_json() {
             notes.for_each(|note| self.log.info(note, &[]));
             warnings.for_each(|warning| self.log.warn(&warning, &[]));
             let url = self.bound.url();
-            let speculation = assets.drafting.as_ref().map_or("off".to_owned(), Drafting::describe);
+            let speculation = drafting.as_ref().map_or("off".to_owned(), Drafting::describe);
             let fields = [
                 ("model", self.name.into()),
                 ("url", (&url).into()),
@@ -52,10 +49,10 @@ impl Greeting<'_> {
         notes.for_each(|note| say!("note: {note}"));
         warnings.for_each(|warning| say!("warning: {warning}"));
         say!("folio {}: {}, {device}", env!("CARGO_PKG_VERSION"), describe(assets, self.name));
-        if let Some(drafting) = &assets.drafting {
+        if let Some(drafting) = drafting {
             say!("speculative decoding: {}", drafting.describe());
         }
-        say!("{}", plan::print(plan, self.name).trim_end());
+        say!("{}", plan.to_text(self.name).trim_end());
         for (what, state) in
             [("keys", self.keys()), ("TLS", self.tls()), ("metrics", self.metrics()), ("traces", self.traces())]
         {

@@ -7,8 +7,9 @@ mod openai;
 mod prompt;
 pub mod sampling;
 
-pub use bounds::{Bounds, ModelNames, SamplingDefaults};
+pub use bounds::{Bounds, ModelNames};
 pub use chat::{Conversation, Message};
+pub use folio_engine::SamplingDefaults;
 pub use generate::{Generate, RawParams, TextOptions, invalid};
 pub use openai::{ChatRequest, CompletionRequest, StreamOptions};
 pub use prompt::{Prompt, Prompts};

@@ -2,14 +2,14 @@
 
 use anyhow::Result;
 use folio_measure::stats::{Median, median, percentile};
+use folio_session::{Session, machine};
 use serde_json::{Value, json};
 
 use super::cpu::{CpuTime, Part};
 use super::{FirstTokens, Pair, Run};
 use crate::args::HttpBench;
 use crate::bench::streams::ms;
-use crate::session::Session;
-use crate::{machine, table};
+use crate::table;
 
 pub fn print(args: &HttpBench, session: &Session, pairs: &[Pair], firsts: &FirstTokens) -> Result<()> {
     let figures = Figures::of(pairs, machine::cores());

@@ -10,10 +10,10 @@ use folio_server::guard::{self, Guard, GuardConfig, Hosts, Lifecycle};
 use folio_server::net::{self, Listener, NetConfig, Shutdown, ShutdownHandle};
 use folio_server::observe::{Level, Log, LogFormat, Observer, ObserverConfig};
 use folio_server::{App, Limits, Surroundings, Timeouts};
+use folio_session::Session;
 use tokio::runtime::Runtime;
 
 use crate::serve;
-use crate::session::Session;
 
 /// What its threads are called: the one that serves, and those that prepare prompts.
 pub const THREAD: &str = "http-server";

@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use folio_session::Session;
 
 use super::super::streams;
 use crate::args::SpeculateBench;
-use crate::session::Session;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prompt {

@@ -2,11 +2,11 @@
 //! name near the beginning is another in the second version, as it is wherever else it occurs.
 
 use anyhow::{Context, Result, ensure};
+use folio_session::Session;
 
 use super::super::streams::{self, Ask};
 use super::{prompts, prompts::Prompt, runs_in_circles};
 use crate::args::{Repeat, SpeculateBench};
-use crate::session::Session;
 
 /// Of a file, what the prompt shows of its second version.
 const BEGUN: f64 = 0.25;

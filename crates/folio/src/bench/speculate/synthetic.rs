@@ -8,14 +8,14 @@ use anyhow::{Result, ensure};
 use folio_device::cuda::driver::StepTime;
 use folio_engine::speculate::Synthetic;
 use folio_measure::stats::percentile;
+use folio_session::{Method, Session};
 use serde_json::json;
 
 use super::super::{
     at_least, start,
     streams::{self, Ask, ms},
 };
-use crate::args::{Method, SpeculateBench};
-use crate::session::Session;
+use crate::args::SpeculateBench;
 use crate::table;
 
 /// Of the request's token; more than any logit.
@@ -161,11 +161,11 @@ impl Totals {
 impl Lane {
     fn start(args: &SpeculateBench, method: Method, most: usize) -> Result<Self> {
         let seqs = args.concurrency.iter().copied().max().unwrap_or(1);
-        let session = start(&args.common, seqs, Some(args.input_len + args.output_len), |engine| {
-            engine.no_enable_prefix_caching = true;
-            engine.speculate.speculate = method;
-            engine.speculate.speculate_tokens = Some(most);
-            engine.speculate.speculate_fixed = true;
+        let session = start(&args.common, seqs, Some(args.input_len + args.output_len), |options| {
+            options.prefix_caching = false;
+            options.speculate.method = method;
+            options.speculate.tokens = Some(most);
+            options.speculate.fixed = true;
         })?;
         Ok(Self { session, totals: Totals::default() })
     }

@@ -1,0 +1,91 @@
+//! Whether what is planned is there to be taken. A size that is given may be that of another
+//! machine; on this one it would be found out only once the cache has filled, by the system's
+//! ending the process.
+
+use anyhow::{Result, bail};
+
+use super::{Budget, Bytes, Plan};
+use crate::machine;
+use crate::options::{MemoryBudget, MemoryOptions};
+use crate::target::Target;
+use crate::units;
+
+/// More was planned than there is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Excess {
+    pub planned: u64,
+    pub available: u64,
+    /// The owner of that memory.
+    pub place: &'static str,
+    /// The flag that asked for so much.
+    flag: String,
+}
+
+impl Excess {
+    /// The excess over the memory of the device, or of the host if the device has its own. Default
+    /// sizes were made to fit.
+    pub fn of(bytes: &Bytes, budget: &Budget, options: &MemoryOptions, target: &Target) -> Option<Self> {
+        let is_named = matches!(options.budget, MemoryBudget::Total(_) | MemoryBudget::KvCache { .. })
+            || options.bodies.is_some_and(|bodies| bodies.total.is_some())
+            || options.host_tier_bytes.is_some();
+        if !is_named {
+            return None;
+        }
+        let host = machine::memory_available();
+        match target {
+            Target::Cpu(_) => Self::over(bytes.total(), host, "this machine", budget.describe()),
+            Target::Cuda(_) => Self::over(bytes.total(), target.free_bytes(), "the GPU", budget.describe())
+                .or_else(|| Self::over(bytes.on_host(), host, "this machine", "--kv-host-mib".into())),
+        }
+    }
+
+    fn over(planned: u64, available: Option<u64>, place: &'static str, flag: String) -> Option<Self> {
+        let available = available.filter(|&available| planned > available)?;
+        Some(Self { planned, available, place, flag })
+    }
+
+    /// In words, without saying what to do.
+    pub fn describe(&self) -> String {
+        format!(
+            "the plan takes {} ({}), but {} has {} left, limits of its control groups included",
+            units::bytes(self.planned),
+            self.flag,
+            self.place,
+            units::bytes(self.available)
+        )
+    }
+}
+
+impl Plan {
+    /// Whether it may be carried out here; with a warning where it is carried out all the same.
+    pub(crate) fn check(&self, unchecked: bool) -> Result<Option<String>> {
+        match &self.excess {
+            None => Ok(None),
+            Some(excess) if unchecked => Ok(Some(format!(
+                "{}; it goes on because of --memory-unchecked, and the system may end it at any moment",
+                excess.describe()
+            ))),
+            Some(excess) => bail!(
+                "{}; name a smaller size, or let --memory-fraction 0.9 find one; --memory-unchecked takes it all the same",
+                excess.describe()
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_than_there_is_has_both_figures() {
+        const GIB: u64 = 1 << 30;
+        let over = |planned, available| Excess::over(planned, available, "this machine", "--memory".into());
+        assert_eq!(over(GIB, Some(GIB)), None);
+        assert_eq!(over(GIB, None), None, "where the system does not say");
+        let text = over(40 * GIB, Some(22 * GIB)).expect("too much").describe();
+        for part in ["40.0 GiB", "--memory", "22.0 GiB", "this machine", "control groups"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+}
