@@ -33,12 +33,12 @@ pub struct GroupTables {
 pub struct Batch {
     pub tokens: Vec<u32>,
     pub positions: Vec<u32>,
-    /// In the order of their rows; every row belongs to exactly one.
+    /// Spans in the order of their rows; every row belongs to exactly one.
     pub spans: Vec<Span>,
     /// Empty, or one word per row. If the row's span is a [`tree`], the word marks the rows of the
     /// span on the path from the root to this row; otherwise it is 0.
     pub ancestors: Vec<u64>,
-    /// One entry per layer group.
+    /// Slots and block tables, one entry per layer group.
     pub groups: Vec<GroupTables>,
     /// Rows with requested logits, ascending.
     pub outputs: Vec<u32>,

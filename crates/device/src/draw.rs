@@ -39,7 +39,7 @@ pub struct Draw {
     pub row: u32,
     /// A prompt token with requested logprobs; nothing is sampled then.
     pub target: Option<u32>,
-    /// 0: the best token.
+    /// Temperature; 0 takes the best token.
     pub temperature: f32,
     /// 0: all.
     pub top_k: u32,
@@ -47,7 +47,7 @@ pub struct Draw {
     pub top_p: f32,
     /// 0: all.
     pub min_p: f32,
-    /// In the range 0 to below 1.
+    /// The random number of this draw, from 0 to below 1.
     pub uniform: f64,
     /// 1: none.
     pub repetition_penalty: f32,
@@ -120,7 +120,7 @@ pub enum DrawFailure {
 #[derive(Clone, Debug, PartialEq)]
 pub struct DrawnLogprobs {
     pub logprob: f32,
-    /// 1 for the most likely token.
+    /// Rank of the token's probability, 1 for the most likely one.
     pub rank: u32,
     /// The most likely tokens, best first; of equals, the lower id first.
     pub top: Vec<(u32, f32)>,

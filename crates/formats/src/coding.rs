@@ -49,7 +49,7 @@ pub struct Units {
 /// rounded to integers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ActivationScale {
-    /// As many as in the weights.
+    /// Activations share a scale over as many values as the weights.
     Group,
     /// A whole row, known as "W8A8 per token".
     Row,

@@ -35,7 +35,7 @@ enum Bytes {
 
 #[derive(Debug)]
 struct OnDisk {
-    /// Dropped first.
+    /// The watch on the mapping, which must be dropped before it.
     watch: Watch,
     map: Arc<Mmap>,
     file: Arc<File>,

@@ -63,7 +63,7 @@ fn the_draft_model_is_whole() {
 #[test]
 fn the_medusa_heads_are_whole() {
     let gguf = heads("medusa");
-    // Two of them, without an output matrix of their own.
+    // Two heads, without an output matrix of their own.
     assert_eq!(gguf.names().len(), 4);
     for head in 0..2 {
         let stem = format!("medusa_head.{head}.0.linear");

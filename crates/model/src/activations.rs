@@ -25,7 +25,7 @@ pub(crate) struct Activations<B: Backend> {
     /// The rows with requested logits, before and after the last norm. [outputs, hidden]
     pub picked: B::Tensor,
     pub picked_normed: B::Tensor,
-    /// [outputs, vocab]
+    /// Logits of the output rows. [outputs, vocab]
     pub logits: B::Tensor,
 }
 

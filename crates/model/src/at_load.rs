@@ -25,7 +25,7 @@ pub enum AtLoad {
     Int8,
     /// Four bits, with a scale per 32 neighbours.
     Int4,
-    /// The same for 128.
+    /// Four bits, with a scale per 128 neighbours.
     Int4G128,
     /// E4M3, with a scale per row.
     Fp8,

@@ -375,7 +375,7 @@ impl<B: Backend> Decoder<B> {
         self.backend.start_save(&self.kv[group], block, memory)
     }
 
-    /// Like [`Decoder::load_block`], in the same way.
+    /// Like [`Decoder::load_block`]; an unfinished load ends in [`Decoder::moved`].
     pub fn start_load(&mut self, group: usize, block: u32, memory: Box<dyn HostMemory>) -> Option<Box<dyn HostMemory>> {
         self.backend.start_load(&mut self.kv[group], block, memory)
     }

@@ -52,7 +52,7 @@ impl<B: Backend> Linear<B> {
 pub(crate) enum Source<'a, B: Backend> {
     /// The residual stream without a norm.
     Stream,
-    /// Normalized already.
+    /// Rows that were normalized already.
     Normed,
     /// The residual stream, normalized by the product.
     Norm(Norm<'a, B>),

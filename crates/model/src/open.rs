@@ -131,7 +131,7 @@ impl OpenModel {
     }
 }
 
-/// Contents of a configuration.
+/// Everything that is read from a configuration.
 struct Described {
     spec: ModelSpec,
     packing: Option<Box<dyn Packing>>,

@@ -26,7 +26,7 @@ pub enum SiteKind {
 /// One matrix of the checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredLinear {
-    /// Without `.weight` or `.bias`.
+    /// Name of the matrix without `.weight` or `.bias`.
     pub stem: String,
     pub rows: usize,
     pub cols: usize,

@@ -54,7 +54,7 @@ pub struct AttentionSpec {
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
-    /// Scores are multiplied by this.
+    /// Attention scores are multiplied by this.
     pub scale: f32,
     /// Index into [`ModelSpec::ropes`], or none.
     pub rope: Option<usize>,

@@ -14,7 +14,7 @@ pub(crate) struct Grid {
     levels: Levels,
     group: usize,
     groups: usize,
-    /// As in [`Quantized`].
+    /// Scales in the layout of [`Quantized`].
     scales: Vec<f32>,
     zeros: Vec<u8>,
     divisor: f32,
@@ -23,7 +23,7 @@ pub(crate) struct Grid {
 /// Scale and zero point of one group.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Step {
-    /// As stored.
+    /// The scale in its stored precision.
     pub scale: f32,
     pub zero: u8,
 }

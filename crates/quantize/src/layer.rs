@@ -11,7 +11,7 @@ use crate::{Error, GptqOptions, Hessian, Method, Options, Quantized, Result, Tar
 /// A layer's tensors after quantization.
 #[derive(Default)]
 pub(crate) struct Coded {
-    /// By full name.
+    /// Quantized matrices by their full names.
     pub quantized: HashMap<String, Quantized>,
     /// Plain tensors that differ from the source's.
     pub changed: HashMap<String, Stored>,

@@ -32,7 +32,7 @@ pub struct Quantized {
 /// Columns stored beside the codes; their codes stand for zero.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outliers {
-    /// Ascending.
+    /// The columns' indices, ascending.
     pub columns: Vec<u32>,
     /// `[rows, columns.len()]`.
     pub values: Vec<bf16>,

@@ -24,7 +24,7 @@ pub enum Target {
     LlmInt8,
 }
 
-/// Both sides of a block of fp8 weights.
+/// Edge length of a square block of fp8 weights with one scale.
 pub const FP8_BLOCK: usize = 128;
 
 /// Storage of scales, to which they are rounded before codes are chosen.
@@ -32,7 +32,7 @@ pub const FP8_BLOCK: usize = 128;
 pub enum ScaleKind {
     Bf16,
     F32,
-    /// Powers of two.
+    /// Scales are powers of two.
     E8m0,
     /// E4M3 beside an f32 divisor of the whole matrix.
     E4m3,

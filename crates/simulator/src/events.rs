@@ -9,7 +9,7 @@ use crate::invariants::{Found, Invariant};
 
 #[derive(Debug, Default)]
 pub struct Router {
-    /// (tier, group, hash).
+    /// Blocks in the cache by events alone: (tier, group, hash).
     found: BTreeSet<(u8, usize, u64)>,
 }
 

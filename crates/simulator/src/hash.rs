@@ -51,7 +51,7 @@ impl Rng {
         (self.word() % n.max(1) as u64) as usize
     }
 
-    /// Between the two, both included.
+    /// A random number from `low` to `high`, both included.
     pub fn within(&mut self, low: usize, high: usize) -> usize {
         low + self.below(high - low + 1)
     }

@@ -21,9 +21,9 @@ pub const UNWRITTEN: u64 = 0xdead_beef_dead_beef;
 #[derive(Clone, Copy, Debug)]
 struct Kept {
     sampling: Sampling,
-    /// For rows that await it.
+    /// The last sampled token, for rows that await it.
     last: Option<u32>,
-    /// Over every sampled token, in order.
+    /// Hash over every sampled token, in order.
     fold: u64,
 }
 

@@ -11,7 +11,7 @@ use crate::{disk::DiskManners, driver::Manners, hash::Rng};
 pub struct Scenario {
     pub setup: Setup,
     pub ticks: u64,
-    /// In order of ticks.
+    /// Events in order of ticks.
     pub events: Vec<Event>,
 }
 

@@ -35,7 +35,7 @@ pub struct Sweep {
 pub struct Report {
     pub seeds: u64,
     pub coverage: Coverage,
-    /// In order of seeds.
+    /// Failed seeds with their violations, in order of seeds.
     pub failures: Vec<(u64, Violation)>,
     /// Hash of all runs' traces.
     pub trace: u64,
@@ -51,7 +51,7 @@ pub struct Perturbed {
     /// Runs in which a row read through a wrong entry, and those of them that were caught.
     pub effective_runs: u64,
     pub caught: u64,
-    /// Runs with such a read that were not caught.
+    /// Number of runs with such a read that were not caught.
     pub missed: u64,
 }
 

@@ -7,7 +7,7 @@ use crate::hash::mix;
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
     pub hash: u64,
-    /// None unless requested.
+    /// The events in words; none unless requested.
     pub lines: Option<Vec<String>>,
 }
 

@@ -32,7 +32,7 @@ fn two_thousand_seeds_hold_every_invariant() {
     check_coverage(&report);
 }
 
-/// I16.
+/// I16: the same seed gives the same trace.
 #[test]
 fn the_same_seed_gives_the_same_run() {
     let one = Sweep { threads: 1, ..sweep(60, 300) }.run();

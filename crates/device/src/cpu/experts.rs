@@ -19,9 +19,9 @@ use crate::{Error, ExpertsSource, Result, Routing};
 /// The experts of one layer, all of one shape and packing. If their formats differ, or a matrix has
 /// several parts, reordered columns or outliers, all are converted to BF16.
 pub struct Experts {
-    /// `[2 * inter, hidden]`, gate rows above up rows.
+    /// Each expert's `[2 * inter, hidden]` weight, gate rows above up rows.
     gate_up: Vec<Weight>,
-    /// `[hidden, inter]`.
+    /// Each expert's `[hidden, inter]` weight.
     down: Vec<Weight>,
     gate_up_bias: Option<Vec<Vector>>,
     down_bias: Option<Vec<Vector>>,
@@ -66,7 +66,7 @@ fn biases(biases: Option<Vec<Vec<f32>>>, weights: &[Weight]) -> Result<Option<Ve
 /// Memory of one step: it grows to the largest step's size and is reused.
 #[derive(Default)]
 pub struct Scratch {
-    /// `[rows][top_k]`, in expert order.
+    /// The experts of each row, `[rows][top_k]`, in expert order.
     choices: Vec<Choice>,
     /// Scores while a row is routed: `[rows][2 * experts]`.
     scores: Vec<f32>,
@@ -77,7 +77,7 @@ pub struct Scratch {
     /// Experts with rows, ascending, and their slots in tiles of either product.
     busy: Vec<u32>,
     tiles: [Vec<RowTiles>; 2],
-    /// `[slots][2 * inter]`, `[slots][inter]` and `[slots][hidden]`.
+    /// Results of the two products, and the gated values between them, a row per slot.
     gate_up: Grown<f32>,
     inner: Grown<f32>,
     down: Grown<f32>,

@@ -10,9 +10,9 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, VL and DQ, with BF16, VNNI and VBMI.
     Avx512,
-    /// The same, with AMX for products of bf16.
+    /// The AVX-512 set, with AMX for products of bf16.
     Amx,
-    /// Present on every aarch64.
+    /// NEON, which every aarch64 has.
     Neon,
 }
 

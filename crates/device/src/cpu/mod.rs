@@ -73,7 +73,7 @@ pub(crate) struct Ctx<'a> {
     pub isa: Isa,
 }
 
-/// The backend.
+/// The CPU backend.
 pub struct Cpu {
     pool: Pool,
     isa: Isa,

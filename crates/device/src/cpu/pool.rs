@@ -57,7 +57,7 @@ struct Board {
 /// Ends the workers instead of a fork; odd as forks are, and larger than any.
 const STOP: u64 = u64::MAX;
 
-/// State of one thread.
+/// State of one thread of the pool.
 struct Seat {
     /// The fork that this worker is inside of; one more once it has left. Only this worker writes
     /// it.

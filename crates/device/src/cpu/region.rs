@@ -8,7 +8,7 @@
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// A huge page.
+/// Bytes of a huge page.
 pub const HUGE: usize = 2 << 20;
 /// Bytes that buffers share. Untouched memory costs nothing.
 const REGION: usize = 16 * HUGE;

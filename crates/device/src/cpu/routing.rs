@@ -3,7 +3,7 @@
 use super::Cpu;
 use crate::{RouterScore, Routing};
 
-/// One expert of one row.
+/// One of the experts chosen for a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Choice {
     pub expert: u32,

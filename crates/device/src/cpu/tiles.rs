@@ -3,9 +3,9 @@
 
 use std::arch::asm;
 
-/// Rows of a register.
+/// Rows of a tile register.
 pub const ROWS: usize = 16;
-/// Bytes of a register's row.
+/// Bytes of a tile register's row.
 pub const ROW_BYTES: usize = 64;
 
 /// The shapes of the registers, in `ldtilecfg`'s layout. Setting them costs as much as a dozen
@@ -62,7 +62,7 @@ macro_rules! load {
 }
 pub(crate) use load;
 
-/// Stores a register.
+/// Stores a tile register.
 macro_rules! store {
     ($register:literal, $to:expr, $stride:expr) => {
         asm!(
@@ -73,7 +73,7 @@ macro_rules! store {
 }
 pub(crate) use store;
 
-/// Sets a register to zero.
+/// Sets a tile register to zero.
 macro_rules! zero {
     ($register:literal) => {
         asm!(concat!("tilezero tmm", $register), options(nostack, nomem, preserves_flags))

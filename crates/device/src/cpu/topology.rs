@@ -116,7 +116,7 @@ mod system {
     /// One bit per CPU. The C library's own type ends at 1024 of them; the kernel may have more.
     const NO_CPUS: [c_ulong; MOST_CPUS / WORD_BITS] = [0; MOST_CPUS / WORD_BITS];
 
-    /// Empty if the system refuses.
+    /// CPUs that this thread may run on; empty if the system refuses.
     pub fn allowed() -> Vec<usize> {
         let mut mask = NO_CPUS;
         // SAFETY: the kernel writes at most the size of the mask; any bits are a value of it.
@@ -125,7 +125,7 @@ mod system {
         if failed { Vec::new() } else { (0..MOST_CPUS).filter(has).collect() }
     }
 
-    /// Whether the system accepted.
+    /// Restricts this thread to these CPUs; returns whether the system accepted.
     pub fn allow(cpus: &[usize]) -> bool {
         let mut mask = NO_CPUS;
         for &cpu in cpus {

@@ -19,7 +19,7 @@ pub(super) const WORKSPACE: usize = 32 << 20;
 const ADVICE: &str = "prompts take longer without it";
 const FILES: &[&str] = &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
 
-/// Element types of both sides.
+/// Element types of a product's two inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Operands {
     Bf16,
@@ -36,7 +36,7 @@ pub(super) struct Product {
     pub out: u64,
     pub x: u64,
     pub w: u64,
-    /// In the type of the output's values.
+    /// Address of the bias, in the type of the output's values.
     pub bias: u64,
     pub m: usize,
     pub n: usize,
@@ -45,7 +45,7 @@ pub(super) struct Product {
     pub out_float: Float,
 }
 
-/// Key of a description.
+/// Properties of a product that share one description.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Shape {
     rows: usize,

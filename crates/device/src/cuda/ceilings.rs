@@ -18,16 +18,16 @@ const REPEATS: usize = 5;
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rates {
     pub read_bytes: f64,
-    /// Bytes read and written, added.
+    /// Bytes copied, counted once as read and once as written.
     pub copy_bytes: f64,
     pub bf16_flops: f64,
     pub fp8_flops: f64,
 }
 
 pub struct Ceilings {
-    // Dropped before the device.
+    // This field is first, because it must be dropped before the device.
     blas: Option<Blas>,
-    /// Two of the same size, for copies from one to the other.
+    /// Two buffers of the same size, for copies from one to the other.
     buffers: [Buffer; 2],
     /// Operands and the result of a product.
     operands: [Buffer; 3],

@@ -5,7 +5,7 @@ use super::driver::{Device, KernelArg, args};
 use super::launch;
 use super::tensor::Tensor;
 
-/// Runs per launch.
+/// Most runs that one launch copies.
 const AT_ONCE: usize = 128;
 /// Rows of a run that are copied side by side.
 const MOST_ROWS: u32 = 64;

@@ -24,15 +24,15 @@ pub struct Experts {
     pub(super) count: usize,
     pub(super) hidden: usize,
     pub(super) inter: usize,
-    /// `[experts][2 * inter][hidden]`, gate rows above up rows.
+    /// Weights `[experts][2 * inter][hidden]`, gate rows above up rows.
     pub(super) gate_up: Buffer,
-    /// `[experts][hidden][inter]`.
+    /// Weights `[experts][hidden][inter]`.
     pub(super) down: Buffer,
     pub(super) gate_up_bias: Option<Buffer>,
     pub(super) down_bias: Option<Buffer>,
     /// In the form of Hopper's kernels; made once the number of experts per row is known.
     hopper: OnceLock<Option<(Weight90, Weight90)>>,
-    /// In the form of its kernels for few rows.
+    /// The experts in the form of Hopper's kernels for few rows.
     pub(super) few: Option<Few>,
 }
 

@@ -37,7 +37,7 @@ enum Entry {
     #[default]
     Unseen,
     SeenOnce,
-    /// In pieces, one after the other.
+    /// A recording in pieces, launched one after the other.
     Ready(Vec<Graph>),
     Refused,
 }
@@ -59,7 +59,7 @@ impl<K> Default for Recordings<K> {
 }
 
 impl<K: Copy + Eq + Hash> Recordings<K> {
-    /// False: the work was replayed.
+    /// Begins work of a kind; false if a recording was replayed instead.
     pub fn begin(&mut self, device: &Device, kind: K) -> bool {
         if self.entries.len() >= MOST_KINDS && !self.entries.contains_key(&kind) {
             return true;

@@ -81,7 +81,7 @@ struct Layout {
     blocks: Vec<usize>,
     splits: [usize; WORK_LISTS],
     tiles: [usize; WORK_LISTS],
-    /// Two words per row.
+    /// Offset of the ancestors of rows, two words per row.
     ancestors: usize,
     words: usize,
 }

@@ -20,7 +20,7 @@ pub(super) struct PlainArgs {
     pub x: u64,
     pub w: u64,
     pub bias: u64,
-    /// 0 for dense weights.
+    /// Address of the experts' row offsets; 0 for dense weights.
     pub offsets: u64,
     pub m: i32,
     pub n: i32,

@@ -61,11 +61,11 @@ pub(super) enum Finish {
 pub(super) struct FewCall {
     pub out: u64,
     pub finish: Finish,
-    /// `[m, k]` of bf16; of f32 if it is normalized.
+    /// Address of the input, `[m, k]` of bf16; of f32 if it is normalized.
     pub x: u64,
     /// Weights `[k]` of f32, and the constant added to the mean of squares.
     pub norm: Option<(u64, f32)>,
-    /// `[n]` f32, or 0.
+    /// Address of the bias, `[n]` f32, or 0.
     pub bias: u64,
     pub m: usize,
 }
@@ -115,7 +115,7 @@ struct Shape {
     /// Chunks that a warp has in flight.
     stages: usize,
     warps: usize,
-    /// Blocks per multiprocessor.
+    /// Wanted number of blocks per multiprocessor.
     wanted: u32,
     /// The halves of the outputs are aligned so that they can be gated.
     gated: bool,

@@ -67,12 +67,12 @@ unsafe impl KernelArg for StreamArgs {}
 /// Rows to multiply and the destination of the result; addresses are on the device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Call {
-    /// `[m, n]` for the whole weight.
+    /// Address of the output, `[m, n]` for the whole weight.
     pub out: u64,
     pub out_float: Float,
-    /// `[m, k]` in the type that the weight is multiplied with.
+    /// Address of the input, `[m, k]` in the type that the weight is multiplied with.
     pub x: u64,
-    /// `[n]` f32, or 0.
+    /// Address of the bias, `[n]` f32, or 0.
     pub bias: u64,
     pub m: usize,
 }
@@ -81,7 +81,7 @@ pub(super) struct Call {
 pub(super) struct Streamed {
     slices: usize,
     tiles: usize,
-    /// By ascending number of columns.
+    /// Kernels by ascending number of columns.
     variants: Vec<Variant>,
     /// The gating kernel of eight columns, if there is one.
     gated: Option<Variant>,

@@ -6,7 +6,7 @@ use super::kv::Kv;
 use super::launch;
 use crate::{BLOCK_TOKENS, KvFormat};
 
-/// Pairs per launch.
+/// Most pairs that one launch copies.
 const AT_ONCE: usize = 64;
 
 /// Mirrors `Moves`.

@@ -109,7 +109,7 @@ pub(super) struct Sampler {
 struct Turn {
     wanted: Pinned,
     results: Pinned,
-    /// The same on the device: rows, then lists.
+    /// Copy of `wanted` on the device: rows, then lists.
     wanted_there: Buffer,
     /// Results, then best tokens, then their logprobs; all of it is copied back, even parts that no
     /// kernel had to write.

@@ -16,7 +16,7 @@ impl Scratch {
     pub const PARTIAL: usize = 0;
     /// Weights widened for a product of many rows.
     pub const WEIGHTS: usize = 1;
-    /// f32 rows, narrowed.
+    /// Rows of f32 narrowed to bf16.
     pub const ROWS: usize = 2;
     /// Scales of rows rounded to eight bits.
     pub const SCALES: usize = 3;

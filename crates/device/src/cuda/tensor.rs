@@ -29,7 +29,7 @@ impl Float {
     }
 }
 
-/// `[rows, cols]`, row by row without gaps.
+/// A matrix `[rows, cols]` on the device, row by row without gaps.
 pub struct Tensor {
     buffer: Buffer,
     rows: usize,

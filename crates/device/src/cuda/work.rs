@@ -15,7 +15,7 @@ pub(super) const TILE_ROWS: usize = 128;
 /// Key of a list of work items.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WorkKey {
-    /// 0: none.
+    /// Positions that a row sees; 0 for no window.
     pub window: usize,
     pub tiles: TileRule,
 }

@@ -16,7 +16,7 @@ use memmap2::Mmap;
 const AHEAD: usize = 256 << 20;
 const BEGINNING: usize = 128 << 20;
 
-/// Bytes per read.
+/// Bytes that the thread reads at a time.
 const PIECE: usize = 1 << 20;
 
 /// The way in which pages are prefetched.

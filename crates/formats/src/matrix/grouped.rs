@@ -29,7 +29,7 @@ pub enum GroupedLevels {
     Nibbles([f32; 16]),
     /// The code as two's complement.
     Signed8,
-    /// The same, in 127ths: the scale is a row's largest magnitude.
+    /// Two's complement in 127ths: the scale is a row's largest magnitude.
     Of127,
     /// The code as an e4m3 number.
     Float8,
@@ -38,7 +38,7 @@ pub enum GroupedLevels {
 /// One row: `value[j] = scales[j / group] * level(codes[j]) + minimums[j / group]`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GroupedRow<'a> {
-    /// One per byte.
+    /// The row's codes, one per byte.
     pub codes: Cow<'a, [u8]>,
     pub scales: Vec<f32>,
     /// Empty if groups have no minimum.

@@ -12,7 +12,7 @@ use crate::{ActivationScale, Format, Grouped, GroupedLevels, GroupedRow, Matrix,
 
 /// Factor of NVFP4's eight-bit scales.
 pub(super) enum TensorScale<'s> {
-    /// They are divided by it.
+    /// The eight-bit scales are divided by this tensor.
     Reciprocal(&'s str),
     Factor(&'s str),
 }

@@ -30,9 +30,9 @@ struct Gptq {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum ZeroPoints {
-    /// Version 1.
+    /// Version 1 of the format stores zero points less one.
     LessOne,
-    /// Version 2.
+    /// Version 2 of the format stores zero points unchanged.
     AsTheyAre,
 }
 

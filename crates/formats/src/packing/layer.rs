@@ -47,7 +47,7 @@ impl<'a, 's> Layer<'a, 's> {
         Err(self.wrong(suffix, format!("is stored as {}, but {} is needed", view.format, names.join(" or "))))
     }
 
-    /// The same, of that shape.
+    /// The tensor of that suffix, with this shape and one of these formats.
     pub fn shaped(&self, suffix: &str, formats: &[Format], shape: &[usize]) -> Result<TensorView<'a>> {
         self.find(suffix);
         tensor(self.source, &self.name(suffix), shape, formats)

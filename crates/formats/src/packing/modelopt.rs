@@ -41,7 +41,7 @@ enum Kinds {
 pub(super) struct ModelOpt {
     kinds: Kinds,
     algorithm: &'static str,
-    /// As in the configuration; by algorithm if it has none.
+    /// The configuration's group size; the algorithm's own if it has none.
     group: Option<usize>,
     left_out: Vec<String>,
 }

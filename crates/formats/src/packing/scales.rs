@@ -55,17 +55,17 @@ impl Scales {
         Self::read(layer, suffix, sharing, FLOATS)
     }
 
-    /// As eight-bit floats.
+    /// Reads `suffix` as eight-bit floats.
     pub fn float8(layer: &Layer<'_, '_>, suffix: &str, sharing: Sharing) -> Result<Self> {
         Self::read(layer, suffix, sharing, &[Format::F8_E4M3])
     }
 
-    /// As exponents of two, 127 standing for 1.
+    /// Reads `suffix` as exponents of two, 127 standing for 1.
     pub fn powers(layer: &Layer<'_, '_>, suffix: &str, sharing: Sharing) -> Result<Self> {
         Self::read(layer, suffix, sharing, POWERS)
     }
 
-    /// As plain numbers or exponents, by the tensor's format.
+    /// Reads `suffix` as plain numbers or exponents, by the tensor's format.
     pub fn any(layer: &Layer<'_, '_>, suffix: &str, sharing: Sharing) -> Result<Self> {
         let exponents = layer.find(suffix).is_some_and(|view| POWERS.contains(&view.format));
         Self::read(layer, suffix, sharing, if exponents { POWERS } else { FLOATS })

@@ -267,7 +267,7 @@ mod tests {
             assert!(search < nearest * 0.93, "{format}: {search} against {nearest}");
             assert!(fitted(format, &uneven, &uneven) < fitted(format, &even, &uneven) * 0.99, "{format}");
         }
-        // More bits, less error.
+        // Formats with more bits have smaller errors.
         let of = |format| fitted(format, &even, &even);
         assert!(of(Format::Q8_0) < of(Format::Q5_1) && of(Format::Q5_1) < of(Format::Q5_0));
         assert!(of(Format::Q5_0) < of(Format::Q4_1) && of(Format::Q4_1) < of(Format::Q4_0));

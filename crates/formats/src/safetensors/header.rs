@@ -63,7 +63,7 @@ impl Dtype {
 }
 
 pub(super) struct Header {
-    /// In the order of the file's bytes.
+    /// Tensors in the order of the file's bytes.
     pub tensors: Vec<Tensor>,
     pub metadata: Vec<(String, String)>,
 }

@@ -20,7 +20,7 @@ struct Layer {
 }
 
 impl Layer {
-    /// All values, or the refusal.
+    /// Reads all values of the layer, or returns the refusal.
     fn values(&self) -> Result<Vec<f32>, String> {
         let packing = packing::open(&self.config).map_err(|error| error.to_string())?.unwrap();
         let packed = packing.matrix(&self.tensors, &self.name, self.rows, self.cols).map_err(|e| e.to_string())?;

@@ -21,9 +21,9 @@ pub enum Tap {
 pub(super) struct Taps<B: Backend> {
     tap: Tap,
     hidden: usize,
-    /// [rows, widths of all tapped states]
+    /// The copied states, side by side. [rows, widths of all tapped states]
     states: B::Tensor,
-    /// Rows of the last step.
+    /// Number of rows in the last step.
     num_rows: usize,
 }
 

@@ -18,9 +18,9 @@ pub(super) const MAX_EXPERTS: usize = 1 << 14;
 
 /// Defaults of a family's configuration class.
 pub(super) struct Defaults {
-    /// None: as many as heads.
+    /// Number of KV heads by default; none: as many as heads.
     pub kv_heads: Option<usize>,
-    /// None: hidden divided by heads.
+    /// Width of a head by default; none: hidden divided by heads.
     pub head_dim: Option<usize>,
     pub positions: usize,
     /// `max_position_embeddings` is the length after any scaling.

@@ -14,7 +14,7 @@ mod smollm3;
 
 use crate::{Config, ModelSpec, Result};
 
-/// One family.
+/// A model family and its peculiarities.
 pub struct Family {
     /// `model_type` in config.json.
     pub model_type: &'static str,

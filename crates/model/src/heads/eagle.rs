@@ -58,7 +58,7 @@ pub enum Feature {
 pub struct EagleRoom {
     /// Blocks of keys and values, at least those of the decoder's group.
     pub blocks: usize,
-    /// Drafted rows of a step.
+    /// Most drafted rows of a step.
     pub drafts: usize,
 }
 
@@ -119,7 +119,7 @@ impl<B: Backend> Eagle<B> {
         Self::load_with(decoder, source, EagleRoom { blocks: 0, drafts: 0 })
     }
 
-    /// The same with more room.
+    /// Like [`Eagle::load`], with more room than the decoder's.
     pub fn load_with(decoder: &mut Decoder<B>, source: &dyn WeightSource, room: EagleRoom) -> Result<Self> {
         let stored = Stored::new(source, sizes::FAMILY);
         let sizes = Sizes::of(&stored, decoder.spec())?;

@@ -18,7 +18,7 @@ pub(super) struct DraftLayer<B: Backend> {
     acts: Acts<B>,
 }
 
-/// All of them [rows, ...].
+/// Tensors of a step, all of them `[rows, ...]`.
 struct Acts<B: Backend> {
     qkv: B::Tensor,
     attended: B::Tensor,

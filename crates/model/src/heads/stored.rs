@@ -73,7 +73,7 @@ impl<'a> Stored<'a> {
         Ok(self.view(name, &[len])?.to_f32()?)
     }
 
-    /// Integers.
+    /// A tensor of integers.
     pub fn integers(&self, name: &str, len: usize) -> Result<Vec<i64>> {
         use folio_formats::Format::{I16, I32, I64};
         let view = self.view(name, &[len])?;

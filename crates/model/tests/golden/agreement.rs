@@ -231,7 +231,7 @@ fn gap(row: &[f32]) -> f64 {
     f64::from(first) - f64::from(second)
 }
 
-/// Results for a backend.
+/// Comparison of a backend's answers with the reference's.
 #[derive(Debug)]
 pub struct Figures {
     pub positions: usize,

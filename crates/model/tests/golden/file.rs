@@ -25,7 +25,7 @@ pub struct Golden {
     pub greedy: Vec<u32>,
     pub largest_logit: f64,
     pub scores_std: Vec<f64>,
-    /// One per prompt position.
+    /// Logarithm of the sum of exponentials, one per prompt position.
     pub log_sum_exp: Vec<f64>,
     pub top: Vec<Top>,
 }

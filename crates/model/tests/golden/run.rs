@@ -120,7 +120,7 @@ pub fn compare_within(golden: &Golden, logits: &[Vec<f32>], tolerance: f64) -> R
     for top in &golden.top {
         for (id, expected) in top.ids.iter().zip(&top.logits) {
             let found = f64::from(logits[top.position][*id]);
-            // A NaN is not near.
+            // Written so that a NaN fails.
             let near = (found - expected).abs() <= tolerance;
             if !near {
                 let position = top.position;
@@ -146,7 +146,7 @@ pub fn log_sum_exp(row: &[f32]) -> f64 {
     f64::from(largest) + sum.ln()
 }
 
-/// The first of the largest.
+/// Index of the largest value, the first of equals.
 pub fn argmax(row: &[f32]) -> u32 {
     let mut best = 0;
     for (id, logit) in row.iter().enumerate() {

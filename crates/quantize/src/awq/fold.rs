@@ -10,7 +10,7 @@ use crate::layer::{self, read_view, store};
 use crate::overlay::Stored;
 use crate::{Options, Result};
 
-/// Producer of a vector.
+/// The tensors that compute a vector, which can absorb its scales.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Producer {
     /// The norm of that name.
@@ -21,7 +21,7 @@ pub(crate) enum Producer {
 
 pub(crate) struct FoldedMatrix {
     pub site: usize,
-    /// With `.weight`.
+    /// Full name of the tensor, with `.weight`.
     pub name: String,
     stem: String,
     pub rows: usize,

@@ -22,7 +22,7 @@ pub use gguf::{GgufJob, GgufWritten, Mix, write_gguf};
 struct Stored {
     /// Suffix after the linear's name.
     suffix: &'static str,
-    /// In safetensors' spelling.
+    /// The tensor's type in safetensors' spelling.
     dtype: &'static str,
     shape: Vec<usize>,
     bytes: Vec<u8>,

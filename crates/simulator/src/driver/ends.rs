@@ -79,7 +79,7 @@ impl Driver {
         });
     }
 
-    /// Drops the steps in flight.
+    /// Drops the steps in flight, as after a fault of the executor.
     pub fn fail_steps(&mut self) -> Result<(), Violation> {
         if self.in_flight.is_empty() {
             return Ok(());

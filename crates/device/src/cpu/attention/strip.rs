@@ -38,7 +38,7 @@ pub struct Chunk {
     pub next_keys: [*const u8; BLOCKS],
     pub next_values: [*const u8; BLOCKS],
     pub head_dim: usize,
-    /// In the units of scores, to the base 2.
+    /// Cap of scores in their own units, to the base 2; none for no cap.
     pub soft_cap: Option<f32>,
 }
 
@@ -58,7 +58,7 @@ pub struct State {
     pub padded_dim: usize,
 }
 
-/// A cache line.
+/// Bytes of a cache line.
 pub const LINE: usize = 64;
 
 /// Scores of `M` vectors over `N` blocks, into `scores` `[M][CHUNK]`.

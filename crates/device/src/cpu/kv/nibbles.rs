@@ -19,7 +19,7 @@ const GROUP_BYTES: usize = KV_GROUP / 2;
 /// Bytes of sixteen tokens' scales and minimums for one group.
 const SCALES_BYTES: usize = 2 * BLOCK_TOKENS * size_of::<u16>();
 
-/// One group of one token.
+/// Codes, scale and minimum of one group of one token's head.
 struct Coded {
     scale: u16,
     min: u16,

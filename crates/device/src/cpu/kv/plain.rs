@@ -8,7 +8,7 @@ use super::super::simd::{LANES, Simd};
 use super::storage::Storage;
 use crate::{BLOCK_TOKENS, KvFormat};
 
-/// A stored number.
+/// A number type that keys and values are stored in.
 pub(crate) trait Element: Copy + Send + Sync + 'static {
     const FORMAT: KvFormat;
     /// Rounds to nearest even.

@@ -9,10 +9,10 @@ use super::super::simd::{LANES, Simd};
 use super::storage::Storage;
 use crate::{BLOCK_TOKENS, KV_TINY, KvFormat};
 
-/// A number in a byte.
+/// A one-byte number type that keys and values are stored in.
 pub(crate) trait Code: Copy + Send + Sync + 'static {
     const FORMAT: KvFormat;
-    /// The largest level.
+    /// The largest magnitude of a level.
     const LARGEST: f32;
     /// `load` returns levels divided by this power of two; stored scales are multiplied by it.
     const UNIT: f32;
@@ -25,7 +25,7 @@ pub(crate) trait Code: Copy + Send + Sync + 'static {
     unsafe fn load<S: Simd>(s: S, from: *const u8) -> [S::F; 2];
 }
 
-/// -127 to 127.
+/// Signed bytes, levels from -127 to 127.
 #[derive(Clone, Copy)]
 pub(crate) struct Signed;
 
@@ -78,7 +78,7 @@ impl Code for E4m3 {
     }
 }
 
-/// Bytes and a scale.
+/// Storage of one byte per value and one scale per token and head.
 #[derive(Clone, Copy)]
 pub(crate) struct Scaled<C>(PhantomData<C>);
 

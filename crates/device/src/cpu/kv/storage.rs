@@ -12,7 +12,7 @@
 use super::super::simd::Simd;
 use crate::{BLOCK_TOKENS, KvFormat};
 
-/// A storage format.
+/// A storage format of keys and values, as kernels read it.
 pub(crate) trait Storage: Copy + Send + Sync + 'static {
     const FORMAT: KvFormat;
     /// Values of a head that share scales, a multiple of 32; the default, for one scale a head, is

@@ -29,7 +29,7 @@ pub(crate) unsafe fn copy_token<T: Storage>(
     debug_assert!(from_token < BLOCK_TOKENS && to_token < BLOCK_TOKENS, "token {from_token} to {to_token}");
     let (row, scales) = (T::row_bytes(head_dim), T::scales_at(head_dim));
     let lanes = BLOCK_TOKENS * T::FORMAT.head_bytes(head_dim) - scales;
-    // Two nibbles of a key share a byte.
+    // Two keys of four bits share a byte, so a lane is at least one byte.
     let level = (T::VECTOR_BYTES / BLOCK_TOKENS).max(1);
     let scale = if T::AFFINE { size_of::<u16>() } else { size_of::<f32>() };
     if T::PAIRS {

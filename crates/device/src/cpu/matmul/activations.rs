@@ -33,7 +33,7 @@ pub const SLACK_WORDS: usize = 16 * PAIR_RUN;
 /// The form of activations that a kernel multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activations {
-    /// Unchanged.
+    /// f32 activations, not rounded.
     F32,
     /// Rounded to bf16, held as f32: for bf16 weights on machines that multiply only f32.
     RoundedF32,
@@ -195,7 +195,7 @@ pub fn pack(ctx: Ctx<'_>, activations: Activations, source: Source<'_>, sets: &[
         return;
     }
     let (isa, target) = (ctx.isa, Disjoint::new(target));
-    // Pieces of whole steps.
+    // Rows are packed in pieces of whole steps.
     let piece = if BUFFER.is_multiple_of(activations.step_values()) { BUFFER } else { cols };
     let (pieces, piece_words) = (cols.div_ceil(piece), activations.row_words(piece));
     let body = |range: Range<usize>| {

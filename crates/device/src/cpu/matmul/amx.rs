@@ -48,7 +48,7 @@ macro_rules! load_sums {
     }};
 }
 
-/// Stores both registers.
+/// Stores both registers of sums for up to sixteen rows.
 macro_rules! store_sums {
     ($low:literal, $high:literal, $sums:expr) => {{
         let sums = $sums;
@@ -201,7 +201,7 @@ unsafe fn last_run<const HIGH: bool>(activations: *const u8, panel: *const u8, r
     }
 }
 
-/// Prefetches one run's share.
+/// Prefetches the cache lines that are due with one run of steps.
 #[inline(always)]
 fn fetch(prefetch: &mut Prefetch) {
     for _ in 0..prefetch.lines {

@@ -23,7 +23,7 @@ const REGION: usize = MAX_ROWS * LANES;
 /// with the tiles' activations for the block they fit the second-level cache.
 const REGIONS: usize = 128;
 pub const GROUP_TILES: usize = 16;
-/// Sums that a thread keeps.
+/// Number of sums that a thread keeps between blocks.
 const THREAD_SUMS: usize = REGIONS * REGION;
 
 impl Operand<'_> {
@@ -70,7 +70,7 @@ impl Operand<'_> {
     }
 }
 
-/// Destination of products.
+/// The memory of products, and scratch memory of the threads.
 pub struct Output<'a> {
     pub values: Disjoint<'a, f32>,
     pub stride: usize,
@@ -172,7 +172,7 @@ impl Job<'_> {
                 let next = match panel + beside {
                     next if next < panels.end => (next, start),
                     _ if behind < steps => (panels.start + index, behind),
-                    // The thread's likely next block.
+                    // The block that this thread will probably compute next.
                     next => (next, 0),
                 };
                 let region = (panel - panels.start) * tiles.len();
@@ -222,7 +222,7 @@ fn in_steps(range: Range<usize>, step: usize) -> impl Iterator<Item = Range<usiz
     range.clone().step_by(step.max(1)).map(move |start| start..range.end.min(start + step))
 }
 
-/// Surroundings of a block.
+/// The block after a block, and the memory for its sums and its expanded multiples.
 #[derive(Clone, Copy, Default)]
 struct Place {
     /// Panel and step of the next block, unless it follows in memory.
@@ -237,13 +237,13 @@ struct Place {
 struct Block<'a> {
     panels: Range<usize>,
     steps: Range<usize>,
-    /// Columns of the output.
+    /// Columns of the output that the block adds to.
     columns: Range<usize>,
     /// Whether sums of earlier blocks are added to.
     resume: bool,
     place: Place,
     last: bool,
-    /// For the last block: 32 factors a panel, and one bias for each column.
+    /// Only for the last block: 32 factors a panel, and one bias per column.
     factors: Option<&'a [f32]>,
     bias: Option<&'a [f32]>,
 }

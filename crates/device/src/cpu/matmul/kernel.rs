@@ -37,7 +37,7 @@ const AVX2_AHEAD_BYTES: usize = 1 << 10;
 /// load, and prefetches cost them 5%.
 const LOW_ROWS: usize = 4;
 
-/// See [`integer::expand`].
+/// A function like [`integer::expand`].
 type Expand = unsafe fn(&Tile, usize, *mut f32);
 
 /// The kernel for one instruction set and packing.
@@ -243,7 +243,7 @@ impl Kernel {
         self.in_turn && rows > 1
     }
 
-    /// Levels for [`Tile::table`].
+    /// The levels of 16 codes, for [`Tile::table`].
     pub fn table(&self) -> [u8; 16] {
         self.table
     }

@@ -41,9 +41,9 @@ const CHUNK_BYTES: usize = 1 << 20;
 /// Memory of one call: it grows to the largest call's size and is reused.
 #[derive(Default)]
 pub struct Scratch {
-    /// Activations, see [`activations`].
+    /// Packed activations, see [`activations`].
     pub packed: Grown<u32>,
-    /// See [`blocks`].
+    /// Scratch memory of all threads, see [`blocks`].
     pub per_thread: Grown<f32>,
 }
 

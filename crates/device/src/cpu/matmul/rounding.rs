@@ -38,12 +38,12 @@ impl Rounding {
         self.header_words() + self.group / 4 * self.quarter_words()
     }
 
-    /// Words before the codes.
+    /// Words of a step before its codes.
     fn header_words(&self) -> usize {
         if self.affine { 3 } else { 2 }
     }
 
-    /// Words of four codes.
+    /// Words that hold four codes.
     fn quarter_words(&self) -> usize {
         if self.signs.is_some() { 2 } else { 1 }
     }

@@ -118,7 +118,7 @@ fn a_row_has_the_same_bits_alone_and_among_others() {
 fn a_row_has_the_same_bits_among_more_than_pass_a_block_together() {
     let (outputs, inputs, rows) = (3 * LANES + 5, 1030, (GROUP_TILES + 1) * MAX_ROWS + 5);
     let (matrix, x) = (matrix(Format::BF16, outputs, inputs), tensor(6, rows, inputs));
-    // One thread has all panels.
+    // With one thread, a tile runs through all panels.
     for (isa, threads) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 2)]) {
         let all = product(isa, threads, &x, &matrix, None, rows);
         for row in [0, 31, 32, GROUP_TILES * MAX_ROWS - 1, GROUP_TILES * MAX_ROWS, rows - 1] {

@@ -18,7 +18,7 @@ pub struct Tile {
     /// `[steps][rows]`, 4 bytes each, an f32; for [`super::Activations::Bf16Pairs`] two bf16 in
     /// whole runs, `[steps / 16][rows][16]`.
     pub activations: *const u32,
-    /// `[steps][32 lanes]`, see `weight.rs`.
+    /// The panel's weights `[steps][32 lanes]`, in the layout of `weight`.
     pub panel: *const u8,
     /// Distance from one panel to the next.
     pub panel_bytes: usize,
@@ -26,7 +26,7 @@ pub struct Tile {
     /// them](super::Kernel::panels).
     pub panels: usize,
     pub steps: usize,
-    /// `[rows][stride]`; 32 columns of each panel are written.
+    /// The output, `[rows][stride]`; 32 columns of each panel are written.
     pub out: *mut f32,
     pub stride: usize,
     /// Whether there are sums of earlier steps, in `out` or in `kept`.
@@ -35,7 +35,7 @@ pub struct Tile {
     pub kept: *mut f32,
     /// With `kept`: whether these are the last steps, whose sums go to `out`.
     pub last: bool,
-    /// 32 values a panel that are added at the end, or null.
+    /// Biases, 32 values a panel that are added at the end, or null.
     pub bias: *const f32,
     pub prefetch: Prefetch,
     /// The rest is for [`super::integer`] alone. 32 values a panel that multiply the sums before

@@ -40,7 +40,7 @@ pub struct Layout {
     /// The header, with zeros in place of the digests.
     header: Vec<u8>,
     pub parts: Vec<PartPlace>,
-    /// Bytes of the file.
+    /// Length of the file in bytes.
     pub total: usize,
 }
 

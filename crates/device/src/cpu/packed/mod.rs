@@ -52,7 +52,7 @@ impl PackedParts {
         self.lock().iter().flatten().map(|(shape, _)| *shape).collect()
     }
 
-    /// Takes all parts, once.
+    /// Takes all parts; later calls find none.
     fn take(&self) -> Parts {
         self.lock().take().unwrap_or_default()
     }

@@ -158,7 +158,7 @@ fn a_file_that_is_not_as_expected_is_left_alone_and_repaired() {
         |shapes| shapes.truncate(3),
         |shapes| shapes.push(shapes[0]),
         |shapes| shapes.swap(0, 1),
-        // Same number of bytes.
+        // Other shapes with the same number of bytes.
         |shapes| shapes[0].outputs += 1,
         |shapes| shapes[0].inputs -= 1,
     ];
@@ -313,7 +313,7 @@ fn two_writers_at_once_leave_one_good_file() {
         })
         .collect();
     drop(sender);
-    // Waits until both have ended.
+    // Waits until both writers have ended.
     let failed: Vec<io::Error> = receiver.iter().collect();
     drop(writers);
     // One may find its unfinished file removed, if the other came before it had locked it.

@@ -159,7 +159,7 @@ fn workers_that_do_not_come_hold_nobody_up() {
             pool.for_each_on_node(5..15, 20, |task| body(task..task + 1));
         }
         assert_eq!(count.load(Ordering::Relaxed), 600);
-        // They return many forks later.
+        // The workers return many forks later.
         pool.workers.shared.sleepers.store(1, Ordering::Relaxed);
         run_on_all(&pool, |_| ());
     }

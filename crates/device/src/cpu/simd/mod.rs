@@ -31,7 +31,7 @@ pub const LANES: usize = 16;
 /// A value exists only where the instructions do, so plain arithmetic is safe; operations on
 /// pointers are not.
 pub trait Simd: Copy {
-    /// Sixteen f32.
+    /// A vector of sixteen f32.
     type F: Copy;
 
     /// Number of vectors that a kernel may keep summing into without running out of registers.

@@ -22,7 +22,7 @@ fn each(f: impl Fn(usize) -> float32x4_t) -> F {
     [f(0), f(1), f(2), f(3)]
 }
 
-/// Four f16, exactly.
+/// Widens four f16 exactly.
 #[inline(always)]
 fn widen_f16(narrow: uint16x4_t) -> float32x4_t {
     let wide: float32x4_t;

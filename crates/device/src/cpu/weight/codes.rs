@@ -24,7 +24,7 @@ pub struct CodedRow {
 }
 
 impl CodedRow {
-    /// A row of zeros.
+    /// A row with room for `inputs` codes, all zero.
     pub fn new(coding: &Coding, inputs: usize) -> Self {
         let groups = coding.num_groups(inputs);
         let blocks = match coding.numbers {
@@ -79,16 +79,16 @@ struct Lane {
     /// Codes of whole groups, so that the last one is no special case: codes past the end meet
     /// activations of zero.
     codes: Vec<u8>,
-    /// One per group, or with multiples one per super-block.
+    /// Scales, one per group, or with multiples one unit per super-block.
     scales: Vec<f16>,
     minimums: Vec<f16>,
-    /// One per group: scales, and minimums.
+    /// Multiples of scales and of minimums, one of each per group.
     multiples: [Vec<i8>; 2],
     factor: f32,
 }
 
 impl Lane {
-    /// Takes the row's codes.
+    /// Prepares a row for packing, and takes its codes.
     fn new(coding: &Coding, row: &mut CodedRow, groups: usize) -> Self {
         let CodedRow { scales, minimums, units, .. } = row;
         let (numbers, multiples) = match coding.numbers {
@@ -172,7 +172,7 @@ fn put_f16(target: &mut [u8], lane: usize, value: f16) {
     target[2 * lane..2 * lane + 2].copy_from_slice(&value.to_le_bytes());
 }
 
-/// `[group / 4][32][4]`, level + 128.
+/// Writes bytes in the layout `[group / 4][32][4]`, level + 128.
 fn put_bytes(codes: &[u8], lane: usize, target: &mut [u8]) {
     for (codes, lanes) in codes.as_chunks::<4>().0.iter().zip(words(target)) {
         lanes[lane] = (u32::from_le_bytes(*codes) ^ 0x8080_8080).to_le_bytes();
@@ -188,7 +188,7 @@ fn put_nibbles(codes: &[u8], lane: usize, target: &mut [u8]) {
     }
 }
 
-/// Four bytes a lane.
+/// The target as four bytes a lane.
 fn words(target: &mut [u8]) -> &mut [[[u8; 4]; LANES]] {
     target.as_chunks_mut::<4>().0.as_chunks_mut::<LANES>().0
 }
@@ -196,7 +196,7 @@ fn words(target: &mut [u8]) -> &mut [[[u8; 4]; LANES]] {
 /// Bytes of 16 inner values of five bits.
 const FIVE_UNIT: usize = 10 * LANES;
 
-/// `[4][32]` of four bits: the fifth bits of four neighbours.
+/// Writes `[4][32]` times four bits, the fifth bits of four neighbours.
 fn put_fifth_bits(codes: &[u8], lane: usize, target: &mut [u8]) {
     let (codes, _) = codes.as_chunks::<4>();
     for (index, codes) in codes.iter().enumerate() {

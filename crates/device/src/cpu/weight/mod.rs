@@ -17,7 +17,7 @@
 //! | 8 | `[group / 4][32][4]`, level + 128 | 32 |
 //! | 4 | `[group / 8][32][4]`, four neighbours low, the next four high | 16 |
 //! | 5 | `[group / 16]` of `[2][32][4]` like 4 bits, and `[4][32]` times four fifth bits | 20 |
-//! | 6 | `[group / 16]` of `[2][32][4]` like 4 bits, and `[32][4]` times 4 upper pairs of bits | 24 |
+//! | 6 | `[group / 16]` of `[2][32][4]` like 4 bits, and `[32][4]` of 4 upper pairs of bits | 24 |
 //!
 //! A matrix is packed part by part, so parts of one matrix may differ. Codes may have their own
 //! order of columns, and outlier columns beside them: a small BF16 weight that is added to the
@@ -65,7 +65,7 @@ pub fn packed_experts_parts(source: &ExpertsSource<'_>) -> Result<Vec<PartShape>
     Ok(shapes)
 }
 
-/// `[outputs, inputs]`, packed.
+/// A packed matrix `[outputs, inputs]`.
 pub struct Weight {
     outputs: usize,
     inputs: usize,
@@ -94,7 +94,7 @@ pub struct Part {
 pub struct Feed {
     pub activations: Activations,
     pub heights: Heights,
-    /// See [`Columns`].
+    /// Order of the columns and columns that count as zero, see [`Columns`].
     order: Option<Arc<[u32]>>,
     zeroed: Option<Arc<[u32]>>,
 }

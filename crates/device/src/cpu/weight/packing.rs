@@ -86,7 +86,7 @@ pub fn step_groups(coding: &Coding) -> usize {
 #[derive(Clone, Copy)]
 pub struct GroupPlace {
     pub codes: usize,
-    /// As f16, or as multiples.
+    /// Offset of scales, as f16 or as multiples.
     pub scales: usize,
     pub minimums: usize,
 }

@@ -85,7 +85,7 @@ impl<'m, 'a> Run<'m, 'a> {
         Some(PartShape { packing: Packing::BF16, outputs: self.outputs, inputs: columns.len() })
     }
 
-    /// Both, in the order in which they are packed.
+    /// Shapes of the run and its outliers, in the order in which they are packed.
     pub fn shapes(&self) -> impl Iterator<Item = PartShape> {
         std::iter::once(self.shape()).chain(self.outlier_shape())
     }

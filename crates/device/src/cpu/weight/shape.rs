@@ -4,7 +4,7 @@
 use super::LANES;
 use super::packing::Packing;
 
-/// `[outputs, inputs]` of one packing.
+/// Size `[outputs, inputs]` and packing of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartShape {
     pub(crate) packing: Packing,

@@ -21,7 +21,7 @@ const LZMA: u8 = 1;
 const MAX_BYTES: u64 = 256 << 20;
 const MAX_KIB: u32 = 64 << 10;
 
-/// One compiled file.
+/// One compiled file of kernels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cubin {
     /// Name of its source.
@@ -47,7 +47,7 @@ pub fn prebuilt(architecture: &str) -> Option<Vec<Cubin>> {
     Some(unpack(bytes)?.into_iter().filter_map(own).collect())
 }
 
-/// None if it is no archive, is damaged, or was made from other sources.
+/// Kernels of an archive; none if it is damaged or was made from other sources.
 pub fn unpack(bytes: &[u8]) -> Option<Vec<Cubin>> {
     let (hash, rest) = bytes.strip_prefix(MAGIC)?.strip_prefix(&sources::hash())?.split_first_chunk::<32>()?;
     let body = match rest.split_first()? {
@@ -71,7 +71,7 @@ pub fn unpack(bytes: &[u8]) -> Option<Vec<Cubin>> {
     Some(cubins)
 }
 
-/// Uncompressed, for the cache on disk.
+/// Packs kernels without compression, for the cache on disk.
 pub fn pack(cubins: &[Cubin]) -> Vec<u8> {
     let mut body = Vec::new();
     for cubin in cubins {

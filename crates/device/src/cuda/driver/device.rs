@@ -25,7 +25,7 @@ pub struct CudaConfig {
 /// Times of the stages of opening a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenTimes {
-    /// The driver and its context.
+    /// Time to start the driver and open its context.
     pub device: Duration,
     /// Finding kernels, perhaps compiling them, and loading them.
     pub kernels: Duration,
@@ -106,7 +106,7 @@ impl Device {
         self.context.synchronize(stream)
     }
 
-    /// The driver's handle, for libraries.
+    /// The driver's handle of the stream, for libraries.
     pub fn raw_stream(&self, stream: Stream) -> CUstream {
         self.context.kernel_stream(stream)
     }

@@ -60,7 +60,7 @@ impl CudaError {
     }
 }
 
-/// Ok if the call succeeded.
+/// Turns the driver's code into an error; Ok if the call succeeded.
 pub(super) fn check(code: CUresult, what: &str) -> Result<()> {
     if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(CudaError::from_code(code, what).into()) }
 }

@@ -22,7 +22,7 @@ unsafe impl Send for Graph {}
 unsafe impl Sync for Graph {}
 
 impl Graph {
-    /// Number of operations in it.
+    /// Number of operations in the graph.
     pub fn nodes(&self) -> usize {
         self.nodes
     }

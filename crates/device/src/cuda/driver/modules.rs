@@ -41,7 +41,7 @@ impl fmt::Display for Origin {
 /// The requested kind of kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kernels {
-    /// Prebuilt ones if they fit.
+    /// Prebuilt kernels if they fit the device.
     Prebuilt,
     /// PTX, as used on devices of later generations.
     Translated,

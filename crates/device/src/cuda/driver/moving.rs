@@ -11,7 +11,7 @@ use crate::{Error, HostMemory};
 
 /// A copy in flight.
 pub struct Moving {
-    /// None once it was taken back.
+    /// The host memory of the copy; none once it was taken back.
     memory: Option<Box<dyn HostMemory>>,
     done: Event,
 }

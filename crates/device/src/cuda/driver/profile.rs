@@ -13,7 +13,7 @@ use super::device::Device;
 use super::event::Event;
 use crate::Result;
 
-/// All launches of one kernel.
+/// Time and number of all launches of one kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KernelTime {
     pub name: String,

@@ -86,7 +86,7 @@ pub struct Output90 {
 
 #[derive(Clone, Copy, Debug)]
 pub enum Form90 {
-    /// `[rows, n]`.
+    /// The plain product, `[rows, n]`.
     Whole(Float),
     /// `[rows, n / 2]` of bf16: the first half of n are gates, the second ups; only if
     /// [`Gemm90::gates`] allows it.

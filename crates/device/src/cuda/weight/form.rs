@@ -7,7 +7,7 @@ use super::super::tensor::Float;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Form {
-    /// `[outputs, inputs]`.
+    /// Plain values `[outputs, inputs]`.
     Plain(Float),
     /// e4m3 codes `[outputs, inputs]`; one f32 scale per output, or one for 128 outputs and 128
     /// inputs.

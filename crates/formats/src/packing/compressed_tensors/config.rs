@@ -36,7 +36,7 @@ pub(super) enum Storage {
     Nvfp4,
     Mxfp4,
     Mxfp8,
-    /// Not packed at all.
+    /// The layer's weight is not packed at all.
     Dense,
 }
 

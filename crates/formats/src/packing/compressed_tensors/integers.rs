@@ -121,7 +121,7 @@ struct Form {
 enum ZeroForm {
     None,
     Minimums,
-    /// Subtracted from the integers.
+    /// Zero points are subtracted from the integers.
     Folded,
 }
 

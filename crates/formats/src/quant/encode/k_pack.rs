@@ -10,10 +10,10 @@ use crate::quant::k::LEN;
 pub(super) struct Packed {
     pub scale: f16,
     pub minimum: f16,
-    /// Two's complement in the symmetric formats.
+    /// Scales of the groups, as two's complement in the symmetric formats.
     pub scales: [u8; LEN / 16],
     pub minimums: [u8; LEN / 16],
-    /// From zero up in every format.
+    /// Levels counted from zero up in every format.
     pub levels: [u8; LEN],
 }
 

@@ -30,11 +30,11 @@ pub(super) struct Sizes {
 /// The output matrix of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Output {
-    /// Its file has one.
+    /// The head's file has an output matrix.
     Own,
     /// The decoder's rows of the draft vocabulary's tokens.
     Borrowed,
-    /// The decoder's.
+    /// The head uses the decoder's output matrix.
     Decoders,
 }
 

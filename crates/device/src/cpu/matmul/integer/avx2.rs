@@ -62,7 +62,7 @@ struct Wide(__m256i);
 unsafe impl Dots for Sums {
     type Floats = Eight;
     type Table = __m256i;
-    /// Magnitudes and signs.
+    /// A word of magnitudes, and one of signs.
     const WORDS: usize = 2;
 
     #[inline(always)]
@@ -165,7 +165,7 @@ unsafe impl<const UNITS: usize> Dots for Narrow<UNITS> {
 
 // SAFETY: as above.
 unsafe impl<const UNITS: usize> Quarters for Narrow<UNITS> {
-    /// Codes.
+    /// Unsigned codes stand in for levels here.
     type Levels = __m256i;
 
     #[inline(always)]
@@ -229,7 +229,7 @@ unsafe impl Dots for Wide {
 
 // SAFETY: as above.
 unsafe impl Quarters for Wide {
-    /// Codes.
+    /// Unsigned codes stand in for levels here.
     type Levels = __m256i;
 
     #[inline(always)]

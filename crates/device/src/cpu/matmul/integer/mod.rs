@@ -54,7 +54,7 @@ pub unsafe trait Dots: Copy {
     unsafe fn settle(self) -> Self {
         self
     }
-    /// Converts settled sums.
+    /// Converts settled integer sums to f32.
     unsafe fn to_floats(self) -> Self::Floats;
     unsafe fn table(table: &[u8; 16]) -> Self::Table;
 }
@@ -64,7 +64,7 @@ pub unsafe trait Dots: Copy {
 /// # Safety
 /// As for [`Dots`].
 pub unsafe trait AddUnits: Dots {
-    /// Most units in one call.
+    /// Most units that one call of [`AddUnits::add_units`] adds.
     const AT_ONCE: usize = 1;
 
     /// Adds the products of [`Units`], from lane `column` on, with their words at `activations`.
@@ -82,7 +82,7 @@ pub unsafe trait AddUnits: Dots {
 /// # Safety
 /// As for [`Dots`].
 pub unsafe trait Quarters: Dots {
-    /// Four levels a lane.
+    /// A register of four levels a lane.
     type Levels: Copy;
 
     /// Adds each lane's four levels times the four values at `activations`; if they have a second
@@ -223,7 +223,7 @@ enum Numbers {
     Halves(*const u8),
     /// Multiples, and the units that they are multiples of.
     Multiples(*const i8, *const u8),
-    /// Expanded before.
+    /// Multiples that were multiplied with their units before.
     Floats(*const f32),
 }
 

@@ -216,7 +216,7 @@ fn a_row_has_the_same_bits_when_its_tile_goes_from_panel_to_panel() {
                 continue;
             }
             let x = tensor(rows, blocks * Coding::BLOCK);
-            // One thread has all panels.
+            // With one thread, a tile runs through all panels.
             let all = product(isa, 1, &x, coding, None, (rows, outputs));
             for row in [0, 5, 6, 29, rows - 1] {
                 let mut alone = Tensor::new(1, x.cols()).unwrap();
