@@ -80,8 +80,8 @@ fn gets_more(layer: usize, layers: usize) -> bool {
     layer < eighth || layer >= 7 * layers / 8 || (layer - eighth) % 3 == 2
 }
 
-/// The format, if rows are whole blocks of it; otherwise one with smaller blocks, or F16 if those do
-/// not fit either.
+/// The format, if rows are whole blocks of it; otherwise one with smaller blocks, or F16 if those
+/// do not fit either.
 fn fitting(format: Format, cols: usize) -> Format {
     let smaller = match format {
         _ if cols.is_multiple_of(format.block_len()) => return format,
