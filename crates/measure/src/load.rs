@@ -39,7 +39,7 @@ use rng::Rng;
 use url::BaseUrl;
 use workload::Workload;
 
-/// The stream of a seed that arrivals are drawn from, apart from those of prompts.
+/// The random stream of a seed for arrivals, separate from those of prompts.
 const ARRIVALS: u64 = 1;
 
 /// Sends the requests, reads the answers, and reports on them.

@@ -20,13 +20,13 @@ use crate::naming::{self, Name};
 use crate::options::{GenerationOptions, LoadFormat, Options};
 use crate::vocab;
 
-/// More than any tokenizer unpacks to, and than unpacking it needs.
+/// More bytes than any tokenizer unpacks to, and more memory than unpacking needs.
 const MOST_UNPACKED: u64 = 256 << 20;
 const MOST_UNPACKING_KIB: u32 = 128 << 10;
 
 pub struct Assets {
     pub name: String,
-    /// Which state of it this is, where the hub's cache tells.
+    /// Its commit, if the hub's cache has it.
     pub commit: Option<String>,
     pub model: OpenModel,
     /// Random models and bare weight files have none.
@@ -37,7 +37,7 @@ pub struct Assets {
     pub defaults: SamplingDefaults,
     /// Generation settings of the model that have no effect, in one line.
     pub note: Option<String>,
-    /// For whatever template it is given.
+    /// Special tokens for any chat template.
     special: SpecialTokens,
     /// Generation settings of the model's own files.
     generation: Generation,
@@ -45,7 +45,7 @@ pub struct Assets {
     source: Option<String>,
     place: ModelRef,
     overrides: Overrides,
-    /// Whether its weights have shapes alone.
+    /// Whether its weights have shapes and no values.
     without_weights: bool,
 }
 
@@ -65,7 +65,7 @@ impl Assets {
         Ok(Self { without_weights: true, ..assets.named_by(place, model, wanted) })
     }
 
-    /// Opens the model at a place, which `model` names.
+    /// Opens the model at a place, named `model`.
     pub(crate) fn open_at(place: ModelRef, model: Option<&str>, wanted: Wanted) -> Result<Self> {
         let assets = match &place {
             ModelRef::Embedded => Self::embedded(&wanted),
@@ -75,8 +75,8 @@ impl Assets {
         Ok(assets?.named_by(place, model, wanted))
     }
 
-    /// Keeps how the model was opened. A model of the hub is called as there, not as the folder or
-    /// file that it was downloaded to.
+    /// Stores how the model was opened. A model of the hub has its name there, not that of the
+    /// folder or file that it was downloaded to.
     fn named_by(mut self, place: ModelRef, model: Option<&str>, wanted: Wanted) -> Self {
         if let Some(hub) = model.and_then(HubName::of_argument) {
             self.name = hub.name();
@@ -84,7 +84,7 @@ impl Assets {
         Self { source: model.map(str::to_string), place, overrides: wanted.overrides, ..self }
     }
 
-    /// The same model for a shorter context: position encodings may depend on it.
+    /// The same model for a shorter context, because position encodings may depend on it.
     pub(crate) fn reopen(self, max_context: usize) -> Result<Self> {
         let wanted = Wanted { max_context: Some(max_context), overrides: self.overrides };
         let source = self.source.as_deref();
@@ -97,12 +97,12 @@ impl Assets {
             place => Self::open_at(place.clone(), source, wanted)?,
         };
         anew.model.at_load = self.model.at_load;
-        // Flags may have put others in the place of its own.
+        // Flags may have replaced some of its own.
         (anew.template, anew.eos, anew.defaults, anew.note) = (self.template, self.eos, self.defaults, self.note);
         Ok(anew)
     }
 
-    /// Has plain weights encoded while they are loaded, if that is asked for.
+    /// Quantizes plain weights while they are loaded, if that is requested.
     pub fn quantize(&mut self, kind: Option<AtLoad>) -> Result<()> {
         let Some(kind) = kind else { return Ok(()) };
         if self.is_quantized() {
@@ -112,7 +112,7 @@ impl Assets {
         Ok(())
     }
 
-    /// Whether the layers' weights are codes already.
+    /// Whether the layers' weights are quantized already.
     pub fn is_quantized(&self) -> bool {
         let weights = &self.model.weights;
         let plain = |name: &str| weights.tensor(name).is_some_and(|view| !view.format.is_quantized());
@@ -120,7 +120,7 @@ impl Assets {
         self.model.packing.is_some() || weights.names().into_iter().find(in_layers).is_some_and(|name| !plain(name))
     }
 
-    /// Another chat template than its own.
+    /// Replaces the model's own chat template.
     pub fn set_template(&mut self, source: &str) -> Result<()> {
         self.template = Some(Arc::new(ChatTemplate::new(source, self.special.clone())?));
         Ok(())
@@ -136,7 +136,7 @@ impl Assets {
         &self.place
     }
 
-    /// Settings that took the place of the model's own.
+    /// Settings that replaced the model's own.
     pub fn overrides(&self) -> &Overrides {
         &self.overrides
     }
@@ -153,7 +153,7 @@ impl Assets {
         }
     }
 
-    /// A model without anything beside its weights.
+    /// A model with nothing but its weights.
     #[cfg(test)]
     pub fn bare(name: &str, model: OpenModel) -> Self {
         Self::new(name.into(), model, None, (None, SpecialTokens::default()), Generation::default())
@@ -166,7 +166,7 @@ impl Assets {
         Self::in_binary(&model, wanted)
     }
 
-    /// A model that lies in the binary.
+    /// A model in the binary.
     pub fn in_binary(model: &EmbeddedModel, wanted: &Wanted) -> Result<Self> {
         let gguf = Gguf::from_static(model.name, model.gguf)?;
         let beside = || tokenizer_from(model.tokenizer, true).map(Some).context("the built-in tokenizer");
@@ -181,7 +181,7 @@ impl Assets {
         Ok(Self { commit, ..Self::from_gguf(name, gguf, beside, wanted)? })
     }
 
-    /// A GGUF file, and what reads the tokenizer beside it where it is asked for.
+    /// A GGUF file, and the function that reads the tokenizer beside it if it is needed.
     fn from_gguf(
         name: String,
         gguf: Gguf,
@@ -219,7 +219,7 @@ impl Assets {
         Self::in_folder(folder, folio_model::open_with(folder, wanted)?)
     }
 
-    /// A model with what lies beside its weights.
+    /// A model with the files beside its weights.
     fn in_folder(folder: &Path, model: OpenModel) -> Result<Self> {
         let tokenizer = folder.join("tokenizer.json");
         let tokenizer = tokenizer.exists().then(|| read_tokenizer(&tokenizer)).transpose()?;
@@ -258,7 +258,7 @@ impl Assets {
         assets
     }
 
-    /// Takes sampling defaults from where the flags say.
+    /// Takes sampling defaults from the source in the flags.
     pub fn set_generation(&mut self, options: &GenerationOptions) -> Result<()> {
         self.generate_by(generation::choose(&self.generation, options)?);
         Ok(())
@@ -290,7 +290,7 @@ fn tokenizer_from(json: &[u8], is_compressed: bool) -> Result<Tokenizer> {
     Ok(Tokenizer::from_json(&unpacked)?)
 }
 
-/// chat_template.jinja where there is one, else the template in tokenizer_config.json.
+/// chat_template.jinja if it exists, else the template in tokenizer_config.json.
 fn read_template(folder: &Path) -> Result<(Option<ChatTemplate>, SpecialTokens)> {
     let path = folder.join("tokenizer_config.json");
     let mut config = match read_optional(&path)? {

@@ -27,18 +27,18 @@ use crate::model_ref::ModelRef;
 use crate::naming;
 use crate::options::{Method, Options};
 
-/// A sibling is worth its passes only where it is much smaller than the model.
+/// A sibling pays only if it is much smaller than the model.
 const SIBLING_SHARE: u64 = 3;
 
-/// Most tokens to guess at once where no flag says so.
+/// Most tokens to draft at once if no flag says so.
 const MOST_GUESSED: usize = 32;
 
 const SYNTHETIC_SEED: u64 = 20;
 
-/// A method with all that it reads.
+/// A method with all its files.
 pub struct Drafting {
     pub method: OpenedMethod,
-    /// Most tokens to guess at once, where a flag says so.
+    /// Most tokens to draft at once, if a flag says so.
     pub tokens: Option<usize>,
     pub fixed: bool,
 }
@@ -59,11 +59,11 @@ pub struct Draft {
     tokens: Tokens,
 }
 
-/// How a draft model's tokens become the model's.
+/// Conversion of a draft model's tokens to the model's.
 enum Tokens {
-    /// Ids below this mean the same to both.
+    /// Ids below this are the same in both.
     Shared(usize),
-    /// By the text they stand for.
+    /// By their text.
     Translated(Arc<Translator>),
 }
 
@@ -94,7 +94,7 @@ pub struct Heads {
 }
 
 impl Drafting {
-    /// None where nothing is to be guessed.
+    /// None if nothing is to be drafted.
     pub fn open(assets: &Assets, options: &Options) -> Result<Option<Self>> {
         let wanted = &options.speculate;
         let place = Place::of(assets);
@@ -192,15 +192,14 @@ impl Drafting {
     }
 }
 
-/// Reads as many tokens of requests as there are blocks for: that is what the plan has counted.
+/// Reads as many tokens of requests as there are blocks for: the plan has counted these.
 pub fn suffix_options(spec: &ModelSpec, limits: &DecoderLimits) -> SuffixOptions {
     let group = Ahead::full_group(spec).unwrap_or(0);
     let blocks = limits.blocks.get(group).copied().unwrap_or(0);
     SuffixOptions { request_tokens: blocks * BLOCK_TOKENS, ..SuffixOptions::default() }
 }
 
-/// Heads know the model best, a sibling knows its language, and what was said before is always
-/// there.
+/// Heads know the model best, a sibling knows its language, and past answers are always available.
 fn auto(assets: &Assets, place: &Place, options: &Options) -> Result<OpenedMethod> {
     if let Some(heads) = place.heads("eagle")? {
         return Ok(OpenedMethod::Eagle(heads));
@@ -208,7 +207,7 @@ fn auto(assets: &Assets, place: &Place, options: &Options) -> Result<OpenedMetho
     Ok(place.sibling_draft(assets, options)?.map_or(OpenedMethod::Suffix, OpenedMethod::Draft))
 }
 
-/// A model that guesses for `target`.
+/// A model that drafts for `target`.
 fn draft(model: &str, target: &Assets, options: &Options) -> Result<Box<Draft>> {
     let open = |max_context: Option<usize>| {
         let place = ModelRef::resolve(Some(model), options.folders.hub.as_deref());
@@ -217,13 +216,13 @@ fn draft(model: &str, target: &Assets, options: &Options) -> Result<Box<Draft>> 
     };
     let draft = paired(model, open(options.max_model_len)?, target)?;
     match (&draft.tokens, options.max_model_len) {
-        // The same text may be more tokens to it than the model's context has.
+        // The same text may be more tokens for the draft model than the model's context has.
         (Tokens::Translated(_), Some(_)) => Ok(Box::new(Draft { assets: open(None)?, ..*draft })),
         _ => Ok(draft),
     }
 }
 
-/// An opened `model` that guesses for `target`.
+/// An opened `model` that drafts for `target`.
 fn paired(model: &str, assets: Assets, target: &Assets) -> Result<Box<Draft>> {
     let tokens = match (&assets.tokenizer, &target.tokenizer) {
         (Some(ours), Some(theirs)) => match ours.ids_shared_with(theirs) {
@@ -238,7 +237,7 @@ fn paired(model: &str, assets: Assets, target: &Assets) -> Result<Box<Draft>> {
                 })?))
             }
         },
-        // Nothing but numbers is known of them.
+        // Only the tokens' numbers are known.
         _ => Tokens::Shared(usize::MAX),
     };
     Ok(Box::new(Draft { assets, tokens }))
@@ -305,7 +304,7 @@ impl Place {
         }
     }
 
-    /// The smallest.
+    /// Name of the smallest sibling.
     fn sibling(&self) -> Result<Option<String>> {
         let (Self::File(path) | Self::Folder(path)) = self else { return Ok(None) };
         let own = naming::of(path).name;

@@ -1,6 +1,6 @@
-//! What the binary has inside: the default model, the tokenizer that all of the project's models
-//! share, a smaller model of the same tokens and heads, both to guess ahead with. All of it or,
-//! without the feature `embedded-model`, nothing.
+//! Models in the binary: the default model, the tokenizer that all of the project's models share, a
+//! smaller model of the same tokens, and heads; the latter two are for drafting. Without the
+//! feature `embedded-model` there are none.
 
 /// A model as files that lie in the binary.
 pub struct EmbeddedModel {

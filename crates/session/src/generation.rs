@@ -1,9 +1,9 @@
-//! What a model says of its answers: which tokens end them, and how tokens are drawn where a
-//! request does not say.
+//! A model's defaults for answers: the tokens that end them, and sampling where a request does not
+//! say.
 //!
-//! Of a folder that is config.json, generation_config.json and the tokenizer's own end; of a GGUF
-//! file its metadata. Fields that would change answers and are not honoured are kept by name, to be
-//! told when the model is loaded.
+//! For a folder the sources are config.json, generation_config.json and the tokenizer's own end;
+//! for a GGUF file its metadata. Unsupported fields that would change answers are stored by name,
+//! to be reported when the model is loaded.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ pub const FILE: &str = "generation_config.json";
 /// The fields that are read besides `eos_token_id`, under the names that vLLM reads as well.
 const READ: [&str; 6] = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens"];
 
-/// Fields that change nothing about which tokens come.
+/// Fields that do not affect the choice of tokens.
 const HARMLESS: [&str; 28] = [
     "_from_model_config",
     "_name_or_path",
@@ -52,7 +52,7 @@ const HARMLESS: [&str; 28] = [
     "user_token_id",
 ];
 
-/// Values that ask for nothing, of fields that otherwise would.
+/// Values with which these fields have no effect.
 const NEUTRAL: [(&str, f64); 16] = [
     ("diversity_penalty", 0.0),
     ("encoder_no_repeat_ngram_size", 0.0),
@@ -72,7 +72,7 @@ const NEUTRAL: [(&str, f64); 16] = [
     ("typical_p", 1.0),
 ];
 
-/// llama.cpp's names for what is read.
+/// llama.cpp's names for the fields that are read.
 const GGUF_READ: [(&str, &str); 5] = [
     ("temp", "temperature"),
     ("top_p", "top_p"),
@@ -109,8 +109,8 @@ impl Generation {
         Ok(Self { ends: ends(&fields)?, sampling, ignored })
     }
 
-    /// What a folder's config.json and generation_config.json say; how tokens are drawn is in the
-    /// former only where there is no latter.
+    /// Settings in a folder's config.json and generation_config.json; sampling is taken from the
+    /// former only if there is no latter.
     pub fn of_folder(folder: &Path) -> Result<Self> {
         let read = |file: &str| read_optional(&folder.join(file));
         let named = |file: &str| folder.join(file).display().to_string();
@@ -125,8 +125,7 @@ impl Generation {
         Ok(generation)
     }
 
-    /// A config.json, whose other fields are of no concern here; a model of several parts says it
-    /// of the one for text.
+    /// Settings in a config.json; a model of several parts has them in the one for text.
     fn of_config(json: &str, with_sampling: bool) -> Result<Self> {
         let fields: Map<String, Value> = serde_json::from_str(json)?;
         let mut generation = Self { ends: ends(&fields)?, ..Self::default() };
@@ -139,8 +138,8 @@ impl Generation {
         Ok(generation)
     }
 
-    /// What a GGUF file's metadata says of drawing: its own keys, above the generation_config.json
-    /// that Folio puts into files it writes.
+    /// Sampling settings in a GGUF file's metadata: its own keys, which override the
+    /// generation_config.json that Folio puts into files it writes.
     pub fn of_gguf(gguf: &Gguf) -> Result<Self> {
         let kept = gguf.str("folio.generation_config").ok();
         let kept = kept.map(|json| Self::parse(json).context("folio.generation_config")).transpose()?;
@@ -166,7 +165,7 @@ impl Generation {
                 Err(_) => metadata.find::<f64>(key)?.map(Value::from),
             };
             let Some(number) = number else { continue };
-            // A penalty counts all tokens there are.
+            // -1 applies a penalty to all tokens.
             let neutral = if name == "penalty_last_n" { -1.0 } else { 0.0 };
             match GGUF_READ.iter().find(|(other, _)| *other == name) {
                 Some((_, known)) => drop(fields.insert((*known).into(), number)),
@@ -177,7 +176,7 @@ impl Generation {
         Ok(Self { ends: Vec::new(), sampling: sampling(&fields).context("general.sampling")?, ignored })
     }
 
-    /// One line about what is not honoured, for a model of this context; none where all is.
+    /// One line about unsupported settings, for a model of this context; none if all are supported.
     pub fn note(&self, max_context: usize) -> Option<String> {
         let limit = |field: &&String| {
             let length = field.strip_prefix("max_length ").and_then(|length| length.parse::<usize>().ok());
@@ -189,7 +188,7 @@ impl Generation {
     }
 }
 
-/// Where the flags let sampling defaults come from, of a model whose own are given.
+/// Sampling defaults from the source that the flags choose; `own` are the model's.
 pub fn choose(own: &Generation, options: &GenerationOptions) -> Result<Generation> {
     let mut chosen = match &options.source {
         GenerationSource::Auto => own.clone(),
@@ -264,7 +263,7 @@ fn ends(fields: &Map<String, Value>) -> Result<Vec<u32>> {
     ids.iter().filter_map(|value| id(value).transpose()).collect()
 }
 
-/// Whether a value asks for nothing.
+/// Whether a value has no effect.
 fn is_nothing(value: &Value) -> bool {
     match value {
         Value::Null => true,

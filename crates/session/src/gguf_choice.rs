@@ -1,23 +1,23 @@
-//! Which of a repository's GGUF files is meant.
+//! Chooses one of a repository's GGUF files.
 //!
-//! A repository holds one model in ten to thirty quantizations, and other files beside them. As
-//! llama.cpp has it: a name such as `Q4_K_M` picks the file that bears it; without one it is
-//! Q4_K_M, else Q8_0, else the first. A model in parts is picked whole.
+//! A repository holds one model in ten to thirty quantizations, and other files beside them. As in
+//! llama.cpp, a name such as `Q4_K_M` picks the file with that name; without one it is Q4_K_M, else
+//! Q8_0, else the first. A model in parts is picked whole.
 
 use std::fmt;
 
-/// The file that is asked for.
+/// The requested file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pick {
     /// The repository's default.
     Default,
-    /// A quantization, by the name that files bear: `Q4_K_M`.
+    /// A quantization, by its name in files' names: `Q4_K_M`.
     Tag(String),
-    /// A file, with the folders it lies in.
+    /// A file, with its folders.
     File(String),
 }
 
-/// As it stands behind ORG/NAME.
+/// Written as after ORG/NAME.
 impl fmt::Display for Pick {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -28,18 +28,18 @@ impl fmt::Display for Pick {
     }
 }
 
-/// Taken in this order where nothing is asked for.
+/// Taken in this order if nothing is requested.
 const PREFERRED: [&str; 2] = ["Q4_K_M", "Q8_0"];
-/// In the names of files that go with a model and are none.
+/// Parts of the names of files that accompany a model and are none.
 const BESIDE: [&str; 8] = ["mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-", ".eagle.", ".medusa."];
 const ENDING: &str = ".gguf";
 
 /// A model in one file, or in parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice<'a> {
-    /// In the order of their numbers.
+    /// Files in the order of their numbers.
     pub files: Vec<&'a str>,
-    /// How many there should be.
+    /// Expected number of parts.
     pub parts: usize,
 }
 
@@ -62,7 +62,7 @@ impl Choice<'_> {
     }
 }
 
-/// The model that `pick` means among the files of a repository.
+/// The model that `pick` selects among the files of a repository.
 pub fn choose<'a>(files: &[&'a str], pick: &Pick) -> Option<Choice<'a>> {
     let mut models = models(files);
     let at = match pick {
@@ -78,7 +78,7 @@ pub fn choose<'a>(files: &[&'a str], pick: &Pick) -> Option<Choice<'a>> {
     at.map(|at| models.swap_remove(at))
 }
 
-/// Every model among the files, by what picks it.
+/// Every model among the files, as the pick that selects it.
 pub fn picks(files: &[&str]) -> Vec<Pick> {
     let models = models(files);
     models.iter().map(|model| model.pick(&models)).collect()

@@ -47,9 +47,9 @@ impl HubName {
         ok.then(|| Self { repo: format!("{org}/{name}"), revision: revision.to_string(), pick })
     }
 
-    /// The hub's name that a text is, unless a file or folder has that path.
+    /// The hub's name in a text, unless a file or folder has that path.
     pub fn of_argument(text: &str) -> Option<Self> {
-        // `models/file.gguf` is a file that is not there.
+        // `models/file.gguf` is a missing file.
         let is_path = is_gguf(text) && text.matches('/').count() < 2;
         if is_path || text.starts_with(['.', '/']) || Path::new(text).exists() {
             return None;
@@ -57,7 +57,7 @@ impl HubName {
         Self::parse(text)
     }
 
-    /// Without its revision.
+    /// The name without its revision.
     pub fn name(&self) -> String {
         format!("{}{}", self.repo, self.pick)
     }
@@ -70,7 +70,7 @@ impl HubName {
         }
     }
 
-    /// The folder of the commit that the revision names, as far as it was fetched.
+    /// The folder of the commit that the revision names, as far as it was downloaded.
     fn snapshot(&self, hub: &Path) -> Option<PathBuf> {
         let folder = hub.join(format!("models--{}", self.repo.replace('/', "--")));
         let reference = folder.join("refs").join(&self.revision);

@@ -4,16 +4,16 @@ use std::path::{Component, Path};
 
 use crate::gguf_choice::split_name;
 
-/// A model's name, and which state of it this is where the hub's cache tells.
+/// A model's name, and its commit if the hub's cache has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name {
     pub name: String,
     pub commit: Option<String>,
 }
 
-/// A folder by its own name, a file by its name without `.gguf` and its place among parts. A link
-/// is called by what it leads to, unless that is nameless in the hub's cache; a folder of that
-/// cache is called as on the hub.
+/// A folder has its own name, a file its name without `.gguf` and its number among parts. A link
+/// has the name of its target, unless that is a nameless file in the hub's cache; a folder of that
+/// cache has the hub's name.
 pub fn of(path: &Path) -> Name {
     let real = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
     if path.is_dir() {
@@ -23,7 +23,7 @@ pub fn of(path: &Path) -> Name {
         };
     }
     let commit = path.ancestors().find_map(of_snapshot).map(|(_, commit)| commit);
-    // The hub's cache keeps files under their digests, and links to them.
+    // The hub's cache stores files under their digests, and links to them.
     let named = [real.as_path(), path].map(last);
     let name = named.iter().find_map(|name| split_name(name)).map(|(stem, _)| stem.to_owned());
     Name { name: name.unwrap_or_else(|| named[1].clone()), commit }

@@ -1,4 +1,4 @@
-//! A model opened and planned: all that loading it takes, and nothing of it loaded.
+//! A model opened and planned: everything that loading needs, with nothing loaded yet.
 
 use anyhow::Result;
 
@@ -18,13 +18,13 @@ pub struct Opened {
     pub(crate) packed: Option<PackedCache>,
     pub plan: Plan,
     pub target: Target,
-    /// A reason to doubt the plan, which the options tell to ignore.
+    /// A reason to doubt the plan, if the options say to ignore it.
     pub warning: Option<String>,
 }
 
 impl Opened {
-    /// Opens what belongs to the model and plans its memory. If the plan shortens the context, the
-    /// model is opened anew for it.
+    /// Opens all parts of the model and plans its memory. If the plan shortens the context, the
+    /// model is opened again for it.
     pub fn new(mut assets: Assets, options: &Options, target: Target) -> Result<Self> {
         assets.quantize(options.quantize)?;
         let drafting = Drafting::open(&assets, options)?;

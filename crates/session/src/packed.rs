@@ -1,11 +1,11 @@
-//! Packed weights kept beside the model: whether they are, what they are known by, and when they
-//! are written.
+//! The cache of packed weights beside the model: whether there is one, its key, and when it is
+//! written.
 //!
 //! The key covers the names, sizes and times of the weight files, the configuration beside them,
-//! what they are encoded to at load, and the version of Folio and of its layout. What it does not
-//! see is a model's file changed in place to the same size with its time set back. The shapes of
-//! the parts are compared when the packed file is opened, and its contents while the first step
-//! runs; one that is damaged is removed, and the model loaded again from its own weights.
+//! their format after loading, and the version of Folio and of its layout. It does not notice a
+//! model's file changed in place to the same size with its time set back. The shapes of the parts
+//! are compared when the packed file is opened, and its contents while the first step runs; a
+//! damaged file is removed, and the model loaded again from its own weights.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,22 +21,22 @@ use crate::target::Target;
 
 /// Smaller ones are packed in hardly any time.
 const LEAST_BYTES: u64 = 256 << 20;
-/// Beside the model.
+/// Name of the folder beside the model.
 const FOLDER: &str = ".folio";
-/// Files that say how a folder's tensors are to be read.
+/// Files that describe how a folder's tensors are to be read.
 const CONFIGURATION: [&str; 3] = ["config.json", "hf_quant_config.json", "model.safetensors.index.json"];
 
 /// The cache file of a model's packed weights, if it exists.
 pub struct PackedCache {
     place: PackedPlace,
     found: Option<Arc<Mapped>>,
-    /// Fewer bytes are not kept.
+    /// Smaller weights are not cached.
     least: u64,
 }
 
 impl PackedCache {
-    /// None where nothing is kept: by the flag, on a GPU, for what comes out of the binary, and
-    /// where each memory node is to have its own weights.
+    /// None if nothing is cached: by the flag, on a GPU, for models in the binary, and if each
+    /// memory node has its own weights.
     pub fn find(assets: &Assets, options: &Options, target: &Target) -> Option<Self> {
         let Target::Cpu(cpu) = target else { return None };
         let least = match options.packed_cache {
@@ -55,7 +55,7 @@ impl PackedCache {
         Some(cache)
     }
 
-    /// Has the packed weights fetched in place of the model's own, where they are there.
+    /// Prefetches the packed weights instead of the model's own, if they exist.
     pub fn prepare(&self, model: &OpenModel) {
         if let Some(found) = &self.found {
             model.weights.rest();
@@ -63,7 +63,7 @@ impl PackedCache {
         }
     }
 
-    /// For a model of those parts; none where they are too small to be kept.
+    /// For a model with these parts; none if they are too small to be cached.
     pub fn weights(self, parts: &[PartShape]) -> Option<PackedWeights> {
         let Self { place, found, least } = self;
         if parts.iter().map(PartShape::bytes).sum::<u64>() < least {
@@ -88,8 +88,8 @@ pub struct PackedWeights {
 }
 
 impl PackedWeights {
-    /// For the next load; none if it is to pack, as what was in the file is damaged. That file is
-    /// removed then, and `warn` hears of it.
+    /// The source for the next load; none if it must pack, because the file is damaged. That file
+    /// is removed then, and `warn` receives a message.
     pub fn supply(&self, warn: Option<Warn>) -> Option<Packed> {
         let warn = |line: std::fmt::Arguments<'_>| warn.into_iter().for_each(|warn| warn(line));
         let file = match &self.packed {
@@ -108,7 +108,7 @@ impl PackedWeights {
         None
     }
 
-    /// Begins to write them, unless they came out of the file.
+    /// Starts to write them, unless they came from the file.
     pub fn keep(&self, warn: Option<Warn>) -> Option<PackedWriter> {
         let Packed::Shared(parts) = &self.packed else { return None };
         let folder = self.place.folder.clone();
@@ -117,7 +117,7 @@ impl PackedWeights {
                 warn(format_args!("packed weights are not kept in {}: {error}", folder.display()));
             }
         };
-        // Without a thread they are not kept.
+        // Without a thread they are not cached.
         self.place.clone().write(parts, failed).ok()
     }
 }
@@ -134,7 +134,7 @@ fn place(model: &ModelRef, at_load: Option<AtLoad>) -> Option<PackedPlace> {
     Some(PackedPlace { folder: folder.join(FOLDER), name, key: key(path, at_load) })
 }
 
-/// The key where settings took the place of the configuration's.
+/// The key of a model with settings in place of its configuration's.
 fn with_settings(key: u128, settings: &str) -> u128 {
     if settings.is_empty() {
         return key;
@@ -151,7 +151,7 @@ fn key(path: &Path, at_load: Option<AtLoad>) -> u128 {
     digest.field(env!("CARGO_PKG_VERSION").as_bytes());
     digest.field(at_load.map_or("", AtLoad::name).as_bytes());
     digest.field(file_stamp(path).as_bytes());
-    // A model of several files is named by its first, and the others lie beside it.
+    // A model of several files is named by its first, with the others beside it.
     let is_one_of_many = path.file_name().is_some_and(|name| name.to_string_lossy().contains("-of-"));
     let beside = path.parent().filter(|_| is_one_of_many && !path.is_dir());
     let beside = beside.map(|folder| if folder.as_os_str().is_empty() { Path::new(".") } else { folder });
@@ -168,7 +168,7 @@ mod tests {
 
     use super::*;
 
-    /// A folder that goes with the value.
+    /// A folder that is removed with the value.
     struct Folder(std::path::PathBuf);
 
     impl Folder {

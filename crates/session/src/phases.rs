@@ -1,5 +1,5 @@
-//! How long each part of a start took, and a first step, which finds out whether the device works
-//! at all and has it take what memory it needs between kernels.
+//! Duration of each part of a start, and a first step, which shows whether the device works at all
+//! and allocates the memory that it needs between kernels.
 
 use std::time::{Duration, Instant};
 

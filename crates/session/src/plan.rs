@@ -1,8 +1,8 @@
-//! From a budget in bytes to what will be allocated: weights, activations, keys and values, host
-//! tier. All of it is computed before anything is allocated, and nothing is probed.
+//! From a budget in bytes to the sizes of all allocations: weights, activations, keys and values,
+//! host tier. All of it is computed before anything is allocated, and nothing is measured.
 //!
-//! What a plan does not count: the tokenizer and the HTTP server (tens of MiB), and pages of weight
-//! files, which the system takes back when it needs them.
+//! A plan does not count the tokenizer and the HTTP server (tens of MiB), and pages of weight
+//! files, which the system frees when it needs them.
 
 mod budget;
 mod drafting;
@@ -32,7 +32,7 @@ pub use weights::WeightBytes;
 pub use budget::Budget;
 pub use room::Excess;
 
-/// Prompt positions whose logits one step may give back.
+/// Most prompt positions with logits that one step may return.
 pub const PROMPT_LOGIT_ROWS: usize = 256;
 
 /// Sizes of everything, computed before anything is allocated.
@@ -45,23 +45,23 @@ pub struct Plan {
     pub max_model_len: usize,
     pub max_seqs: usize,
     pub budget_tokens: usize,
-    /// Whether steps have drafts in them.
+    /// Whether steps contain drafts.
     pub speculates: bool,
     pub kv_format: KvFormat,
     pub groups: Vec<GroupPlan>,
     pub bytes: Bytes,
     pub budget: Budget,
-    /// More than there is, where that is so.
+    /// The excess over existing memory, if there is one.
     pub excess: Option<Excess>,
-    /// The context that was asked for, where `--fit` made it shorter.
+    /// The requested context, if `--fit` shortened it.
     pub shrunk_from: Option<usize>,
     /// How many requests of a length run at once: (length, requests).
     pub concurrency: Vec<(usize, usize)>,
-    /// On the CPU: what the weights are packed to, in order.
+    /// On the CPU: the parts of packed weights, in order.
     pub parts: Vec<PartShape>,
 }
 
-/// Layers that keep their keys alike.
+/// Layers with the same shape and window of keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupPlan {
     pub layers: usize,
@@ -75,24 +75,24 @@ pub struct GroupPlan {
 /// Bytes of each part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bytes {
-    /// As the decoder will count them.
+    /// Bytes as the decoder will count them.
     pub weights: u64,
     pub activations: u64,
     /// Norms and biases, step inputs, scratch and, on the CPU, the logits that are sampled from.
     pub working: u64,
     pub kv: u64,
-    /// All that guessing ahead takes besides the model.
+    /// Everything that drafting takes besides the model.
     pub drafting: u64,
     pub host: u64,
-    /// Bodies of requests, and what is read from them.
+    /// Bodies of requests, and the values parsed from them.
     pub bodies: u64,
-    /// The device has memory of its own; host tier and bodies lie in the host's.
+    /// Whether the device has its own memory; host tier and bodies are in the host's.
     pub host_is_apart: bool,
 }
 
 impl Bytes {
-    /// All that does not depend on how many tokens are kept; of guessing ahead, what was added so
-    /// far.
+    /// Everything that does not depend on the number of stored tokens; of drafting, the part added
+    /// so far.
     fn fixed(&self) -> u64 {
         let host = if self.host_is_apart { 0 } else { self.host.saturating_add(self.bodies) };
         let parts = [self.weights, self.activations, self.working, self.drafting, host];
@@ -154,8 +154,8 @@ impl Plan {
         self.groups.iter().map(config).collect()
     }
 
-    /// Tokens that fit at once: those of the largest pool, which is one that sees everything where
-    /// there is such a one.
+    /// Tokens that fit at once: those of the largest pool, which is one without a window if there
+    /// is one.
     pub fn kv_tokens(&self) -> usize {
         self.groups.iter().map(|group| group.blocks).max().unwrap_or(0) * BLOCK_TOKENS
     }
@@ -172,7 +172,7 @@ fn max_model_len(spec: &ModelSpec, options: &Options) -> Result<usize> {
     }
 }
 
-/// How much runs at once.
+/// Sizes of a step.
 #[derive(Clone, Copy)]
 struct StepSizes {
     seqs: usize,
@@ -198,8 +198,8 @@ impl StepSizes {
 
     fn limits(self, max_len: usize, blocks: Vec<usize>, kv_format: KvFormat) -> DecoderLimits {
         let outputs = self.seqs + PROMPT_LOGIT_ROWS;
-        // Drafts take the logits that no prompt asks for; rows of a tree are spans, each with a
-        // table.
+        // Drafts take the rows of logits that no prompt needs; rows of a tree are spans, each with
+        // a table.
         let spans = if self.speculates { outputs } else { self.seqs };
         let table_entries = spans.saturating_mul(max_len.div_ceil(BLOCK_TOKENS));
         DecoderLimits { rows: self.tokens, spans, outputs, table_entries, blocks, kv_format }
@@ -212,7 +212,7 @@ struct Planner<'a> {
     options: &'a Options,
     target: &'a Target,
     sizes: StepSizes,
-    /// The files' own, so that they could be encoded smaller.
+    /// Whether the weights are the files' own, so that they could be quantized further.
     has_plain_weights: bool,
     weights: WeightBytes,
     drafting: DraftingBytes,
@@ -267,7 +267,7 @@ impl<'a> Planner<'a> {
         })
     }
 
-    /// Everything but keys and values, for sequences of that length.
+    /// Bytes of everything but keys and values, for sequences of that length.
     fn beside_kv(&self, max_len: usize) -> Bytes {
         let blocks = vec![0; self.demand.block_bytes.len()];
         let limits = self.sizes.limits(max_len, blocks, self.kv_format);
@@ -283,7 +283,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// The context to plan for: the one asked for or, with `--fit`, the longest that fits.
+    /// The context to plan for: the requested one or, with `--fit`, the longest that fits.
     fn context(&self, asked: usize, fit: bool) -> Result<usize> {
         self.check_fixed()?;
         let fits = |len: usize, kv: u64| kv <= self.budget.for_kv(self.beside_kv(len).fixed());
@@ -305,7 +305,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Whether all but keys and values fits at all.
+    /// Checks whether everything but keys and values fits at all.
     fn check_fixed(&self) -> Result<()> {
         let Budget::All { bytes: budget, flag } = &self.budget else { return Ok(()) };
         let least = self.beside_kv(2);
@@ -365,7 +365,7 @@ fn kv_format(assets: &Assets, target: &Target) -> KvFormat {
     }
 }
 
-/// That of the largest tensor, or bf16 for quantized weights.
+/// The format of the largest tensor, or bf16 for quantized weights.
 pub fn as_precise_as_weights(assets: &Assets) -> KvFormat {
     let weights = &assets.model.weights;
     let biggest = weights.names().into_iter().filter_map(|name| weights.tensor(name)).max_by_key(|t| t.bytes.len());

@@ -1,7 +1,6 @@
-//! Models of real shapes with random bf16 weights, so that speed can be measured without a
-//! download: a folder as Hugging Face lays it out, made once in the cache and then loaded like any
-//! other. Of the largest only config.json is written: their weights are made on the device
-//! (`--load-format dummy`).
+//! Models of real shapes with random bf16 weights, to measure speed without a download: a folder in
+//! Hugging Face's layout, made once in the cache and then loaded like any other. For the largest
+//! only config.json is written: their weights are made on the device (`--load-format dummy`).
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -39,9 +38,9 @@ struct Dimensions {
     kv_heads: usize,
     head_dim: usize,
     vocab: usize,
-    /// Experts of a layer and how many of them a token takes; none for dense models.
+    /// Experts of a layer and the number that a token takes; none for dense models.
     experts: Option<(usize, usize)>,
-    /// Too large to be written.
+    /// Whether it is too large to be written.
     on_device: bool,
 }
 
@@ -146,7 +145,7 @@ pub(crate) fn config(shape: Shape) -> String {
     Dimensions::of(shape).config().to_string()
 }
 
-/// The folder of that model below the cache folder; made on first use.
+/// The folder of this model below the cache folder; made on first use.
 pub fn folder(shape: Shape, cache: &Path) -> Result<PathBuf> {
     let dimensions = Dimensions::of(shape);
     let folder = cache.join(dimensions.name);
@@ -156,7 +155,7 @@ pub fn folder(shape: Shape, cache: &Path) -> Result<PathBuf> {
             write_weights(&dimensions, &folder.join("model.safetensors"))
                 .with_context(|| format!("could not write random weights to {}", folder.display()))?;
         }
-        // Last, so that a folder with a config is a finished one.
+        // Written last, so that a folder with a config is complete.
         std::fs::write(folder.join("config.json"), dimensions.config().to_string())?;
     }
     Ok(folder)

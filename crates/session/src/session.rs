@@ -113,8 +113,8 @@ impl Session {
         }
     }
 
-    /// On the backend that `open` gives, now and whenever it has to be opened anew; what it says of
-    /// that; and one beside it.
+    /// Runs on the backend that `open` returns, now and whenever it has to be opened anew; `opened`
+    /// describes it, and `beside` opens another one beside it.
     fn on<B: Backend>(
         target: Target,
         (open, opened, beside): (
@@ -184,8 +184,8 @@ impl Session {
         Ok(Self { assets, drafting, engine, plan, target, disk, phases, device, packed: None })
     }
 
-    /// Begins to keep what was packed, where that is wanted and it was not there; `warn` hears if
-    /// that fails. It is given up when what comes back goes.
+    /// Starts to write packed weights to the cache, if that is enabled and they were not there;
+    /// `warn` receives a failure. Dropping the result stops the writer.
     pub fn keep_packed(&mut self, warn: Option<Warn>) -> Option<PackedWriter> {
         self.packed.take().and_then(|packed| packed.keep(warn))
     }
@@ -266,9 +266,9 @@ fn tiers<B: Backend>(
     Ok(TierConfig { host, disk, copy_cost: copy_cost(block_bytes) })
 }
 
-/// For how long prompts may hold others up: as asked for, and else what costs nothing to speak of.
-/// On a CPU steps of a few dozen rows are as fast by the row as longer ones, so that they are kept
-/// short; a GPU wants them long.
+/// Target for the time between tokens: as requested, or else a value that costs almost nothing. On
+/// a CPU steps of a few dozen rows are as fast per row as longer ones, so they stay short; a GPU
+/// needs long ones.
 fn inter_token(asked: InterTokenTarget, target: &Target) -> (Option<Duration>, u32) {
     match (asked, target) {
         (InterTokenTarget::Off, _) => (None, 0),
@@ -278,9 +278,8 @@ fn inter_token(asked: InterTokenTarget, target: &Target) -> (Option<Duration>, u
     }
 }
 
-/// While a step runs, no request joins or leaves. On a CPU a step of prompts alone could
-/// take minutes, and is no faster by the row than one of a second; a GPU's budget is done long
-/// before.
+/// While a step runs, no request joins or leaves. On a CPU a step of prompts alone could take
+/// minutes, and is no faster per row than one of a second; a GPU finishes its budget long before.
 fn longest_step(target: &Target) -> Option<Duration> {
     match target {
         Target::Cpu(_) => Some(Duration::from_secs(1)),

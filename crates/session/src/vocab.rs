@@ -4,8 +4,8 @@ use anyhow::{Result, bail};
 use folio_formats::gguf::{Gguf, Metadata};
 use folio_text::{Error, GgufVocab, Tokenizer};
 
-/// The tokenizer, if there is one, and the tokens that end an answer by it. `beside` reads the one
-/// that lies beside the file.
+/// The tokenizer, if there is one, and the tokens that end an answer by it. `beside` reads the
+/// tokenizer beside the file.
 pub fn of_gguf(
     gguf: &Gguf,
     beside: impl FnOnce() -> Result<Option<Tokenizer>>,
@@ -19,7 +19,7 @@ pub fn of_gguf(
     let ends = vocab.ends();
     let tokenizer = match Tokenizer::from_gguf(vocab) {
         Ok(tokenizer) => tokenizer,
-        // A kind that is not known here says nothing against the words.
+        // An unknown kind says nothing about the words.
         Err(error @ Error::TokenizerGguf { field: "model" | "pre", .. }) => {
             let Some(tokenizer) = beside()? else {
                 let path = gguf.metadata().path().display();
@@ -33,7 +33,7 @@ pub fn of_gguf(
     Ok((Some(tokenizer), ends))
 }
 
-/// Whether a tokenizer that was found beside a file is that file's.
+/// Whether a tokenizer that was found beside a file belongs to it.
 fn check(tokenizer: &Tokenizer, gguf: &Gguf) -> Result<()> {
     let vocab = read(gguf.metadata())?.unwrap_or_default();
     if let Some(id) = tokenizer.differs_from(&vocab) {
@@ -45,7 +45,7 @@ fn check(tokenizer: &Tokenizer, gguf: &Gguf) -> Result<()> {
     Ok(())
 }
 
-/// The ids that end an answer where the file has no words.
+/// The ids that end an answer if the file has no words.
 fn given_ends(metadata: &Metadata) -> Result<Vec<u32>> {
     let mut ends = metadata.find::<Vec<u32>>("tokenizer.ggml.eos_token_ids")?.unwrap_or_default();
     for kind in ["eos", "eot", "eom"] {

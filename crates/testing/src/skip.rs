@@ -1,6 +1,6 @@
-//! Skipped tests: [`skip!`](crate::skip!) says what a test needs and this machine lacks.
-//! `cargo xtask test` names a log in [`LOG`], reads it with [`read`], and lists the skips at the end
-//! of a green run; cargo hides what a passing test prints.
+//! Skipped tests: [`skip!`](crate::skip!) reports what a test needs and this machine lacks.
+//! `cargo xtask test` names a log in [`LOG`], reads it with [`read`], and lists the skips at the
+//! end of a green run; cargo hides the output of a passing test.
 
 use std::collections::BTreeSet;
 use std::fmt::{Arguments, Display, Formatter};
@@ -11,7 +11,7 @@ pub const LOG: &str = "FOLIO_SKIP_LOG";
 
 const START: &str = "skipped: ";
 
-/// What a skipped test needs.
+/// The requirement of a skipped test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Need {
     /// A CUDA device.

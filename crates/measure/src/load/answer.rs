@@ -1,4 +1,4 @@
-//! One answer as its stream tells it: when tokens came, how many there were, what they said.
+//! One answer, as its stream shows it: the times of its tokens, their number, and their text.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
-/// What came of one request. Times are in seconds.
+/// Result of one request. Times are in seconds.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// From the start of the run until the request was sent.
@@ -20,7 +20,7 @@ pub struct Outcome {
     pub itls: Vec<f64>,
     /// From sending until the last token.
     pub latency: f64,
-    /// Where it is kept.
+    /// The answer's text, if it is stored.
     pub text: String,
     /// None if the request was answered.
     pub error: Option<String>,
@@ -31,13 +31,13 @@ impl Outcome {
         self.error.is_none()
     }
 
-    /// Time per token after the first; none where there is none after the first.
+    /// Time per token after the first; none without further tokens.
     pub fn tpot(&self) -> Option<f64> {
         (self.output_len > 1).then(|| (self.latency - self.ttft) / (self.output_len - 1) as f64)
     }
 }
 
-/// An answer that is still coming.
+/// An answer that is being received.
 pub struct Answer {
     sent: Instant,
     last_chunk: Option<Instant>,
@@ -78,8 +78,9 @@ struct Usage {
 }
 
 impl Choice {
-    /// A chat opens with a chunk that says who speaks, before anything is computed: that is no token. Every other
-    /// chunk is, an empty one too: its token is hidden, or its text not complete yet.
+    /// A chat opens with a chunk that names the role before anything is computed; it counts as no
+    /// token. Every other chunk counts, even an empty one: its token is hidden, or its text is not
+    /// complete yet.
     fn is_opening(&self) -> bool {
         let silent = |text: &Option<String>| text.as_ref().is_none_or(String::is_empty);
         self.finish_reason.is_none()
@@ -104,7 +105,7 @@ impl Answer {
         }
     }
 
-    /// Takes the data of one event, which came at `now`.
+    /// Takes the data of one event, received at `now`.
     pub fn event(&mut self, data: &[u8], now: Instant) -> Result<()> {
         if data.trim_ascii() == b"[DONE]" {
             return Ok(());
@@ -134,7 +135,7 @@ impl Answer {
         Ok(())
     }
 
-    /// What came of it; `prompt_len` is for servers that do not say how many tokens they read.
+    /// The outcome; `prompt_len` is for servers that do not report how many tokens they read.
     pub fn finish(self, prompt_len: usize) -> Result<Outcome> {
         let Some(last) = self.last_chunk else { bail!("the answer ended without a token") };
         Ok(Outcome {
@@ -150,7 +151,7 @@ impl Answer {
     }
 }
 
-/// What an error object says, whatever its shape.
+/// The message of an error object of any shape.
 pub fn message(error: &Value) -> String {
     let message = error.get("message").or(error.get("error").and_then(|error| error.get("message")));
     match message.unwrap_or(error) {

@@ -1,10 +1,10 @@
-//! When requests are sent: at a rate with a chosen burstiness, or as a trace says.
+//! Send times of requests: at a rate with a chosen burstiness, or from a trace.
 
 use std::time::Duration;
 
 use super::rng::Rng;
 
-/// How the gaps between requests are drawn.
+/// Distribution of the gaps between requests.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
     /// Requests a second; infinite sends all at once.
@@ -13,8 +13,9 @@ pub struct Pace {
     pub burstiness: f64,
 }
 
-/// When each of `count` requests is sent, from the start of the run. What was drawn is stretched so that the last comes
-/// at `count / rate`: the rate is then exact for every seed, and only the order of short and long gaps is random.
+/// Send times of `count` requests, from the start of the run. Random gaps are stretched so that the
+/// last request comes at `count / rate`: the rate is then exact for every seed, and only the order
+/// of short and long gaps is random.
 pub fn drawn(pace: Pace, count: usize, rng: &mut Rng) -> Vec<Duration> {
     if pace.rate.is_infinite() {
         return vec![Duration::ZERO; count];
@@ -22,7 +23,7 @@ pub fn drawn(pace: Pace, count: usize, rng: &mut Rng) -> Vec<Duration> {
     let mut total = 0.0;
     let mut times: Vec<f64> = Vec::with_capacity(count);
     for _ in 0..count {
-        // A very high shape is a metronome, too.
+        // A very high shape means equal gaps, too.
         total += if pace.burstiness > 1e12 { 1.0 } else { rng.gamma(pace.burstiness) };
         times.push(total);
     }
@@ -31,13 +32,13 @@ pub fn drawn(pace: Pace, count: usize, rng: &mut Rng) -> Vec<Duration> {
     times.into_iter().map(|time| seconds(time * stretch)).collect()
 }
 
-/// When each request of a trace is sent: as far from the first as it was, in seconds.
+/// Send times of a trace's requests: at the recorded distances from the first, in seconds.
 pub fn recorded(timestamps: &[f64]) -> Vec<Duration> {
     let first = timestamps.iter().copied().fold(f64::INFINITY, f64::min);
     timestamps.iter().map(|timestamp| seconds(timestamp - first)).collect()
 }
 
-/// Longer than anybody waits is never.
+/// A time too long for a duration counts as never.
 fn seconds(time: f64) -> Duration {
     const NEVER: Duration = Duration::from_secs(100 * 365 * 86_400);
     Duration::try_from_secs_f64(time).unwrap_or(NEVER).min(NEVER)

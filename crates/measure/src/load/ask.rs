@@ -1,4 +1,4 @@
-//! One request: what is sent, and the measured way to its answer.
+//! One request: its contents, and the measured reading of its answer.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,11 +11,11 @@ use super::client::{Client, Response};
 use super::sse::SseParser;
 use super::workload::{Alphabet, Ask, Rendered};
 
-/// Of an error's text.
+/// Most bytes of an error's text.
 const MAX_ERROR_BYTES: usize = 64 << 10;
 const MAX_ERROR_CHARS: usize = 300;
 
-/// What all requests of a run have in common.
+/// Data that all requests of a run share.
 pub struct Asker {
     pub client: Arc<Client>,
     pub path: String,
@@ -29,7 +29,7 @@ pub struct Asker {
 }
 
 impl Asker {
-    /// Sends the request and reads its answer. Whatever goes wrong is part of the outcome.
+    /// Sends the request and reads its answer. Any fault is part of the outcome.
     pub async fn ask(&self, ask: &Ask, began: Instant) -> Outcome {
         let body = self.body(ask);
         let sent = Instant::now();
@@ -91,7 +91,7 @@ impl Asker {
     }
 }
 
-/// What an answer other than 200 says.
+/// The message of an answer other than 200.
 async fn refusal(response: &mut Response) -> String {
     let status = format!("{} {}", response.status, response.reason);
     let body = response.whole(MAX_ERROR_BYTES).await.unwrap_or_default();

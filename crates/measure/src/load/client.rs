@@ -1,7 +1,8 @@
-//! HTTP/1.1 to one server: connections that are kept, requests of known length, answers read as they come.
+//! HTTP/1.1 to one server: reused connections, requests of known length, answers read as they
+//! arrive.
 //!
-//! There is no TLS, no redirect and no retry, save for one: a connection that was kept may have been closed by the
-//! server meanwhile, and then the request is sent once more on a new one.
+//! There is no TLS, no redirect and no retry, except for one case: the server may have closed a
+//! reused connection meanwhile, and then the request is sent once more on a new one.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,21 +18,21 @@ use super::url::BaseUrl;
 
 const READ_BYTES: usize = 16 << 10;
 const MAX_HEAD_BYTES: usize = 64 << 10;
-/// Of an answer that is read whole.
+/// Most bytes of an answer that is read whole.
 const MAX_WHOLE_BYTES: usize = 256 << 20;
 const WHOLE_TIMEOUT: Duration = Duration::from_secs(120);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
 pub struct Client {
     addresses: Vec<SocketAddr>,
-    /// Everything of a request's head that does not change.
+    /// The constant part of a request's head.
     headers: String,
     prefix: String,
     idle: Mutex<Vec<Connection>>,
 }
 
 impl Client {
-    /// Looks the server's address up; connects to nothing yet.
+    /// Looks up the server's address; connects to nothing yet.
     pub async fn new(url: &BaseUrl, api_key: Option<&str>) -> Result<Arc<Self>> {
         let found = tokio::net::lookup_host((url.host.as_str(), url.port)).await;
         let addresses: Vec<SocketAddr> = found.with_context(|| format!("could not find {}", url.host))?.collect();
@@ -49,7 +50,7 @@ impl Client {
         Ok(Arc::new(Self { addresses, headers, prefix: url.prefix.clone(), idle: Mutex::default() }))
     }
 
-    /// Returns when the head of the answer has come.
+    /// Returns when the head of the answer has arrived.
     pub async fn send(self: &Arc<Self>, method: &str, path: &str, body: &[u8]) -> Result<Response> {
         let head = format!(
             "{method} {}{path} HTTP/1.1\r\n{}Content-Length: {}\r\n\r\n",
@@ -73,7 +74,7 @@ impl Client {
         })
     }
 
-    /// Sends and reads all: the status, and the JSON of the answer or null where it holds none.
+    /// Sends and reads everything: the status, and the JSON of the answer, or null if it has none.
     pub async fn json(self: &Arc<Self>, method: &str, path: &str, body: Option<&Value>) -> Result<(u16, Value)> {
         let body = body.map(|body| body.to_string()).unwrap_or_default();
         let asked = tokio::time::timeout(WHOLE_TIMEOUT, async {
@@ -125,7 +126,7 @@ impl Client {
 }
 
 enum Failure {
-    /// Nothing of an answer came.
+    /// No byte of an answer was received.
     Unanswered(anyhow::Error),
     Broken(anyhow::Error),
 }
@@ -139,7 +140,7 @@ struct Connection {
 }
 
 impl Connection {
-    /// Receives more once all is read; false says that the server has closed.
+    /// Receives more once everything is read; false if the server has closed.
     async fn fill(&mut self) -> Result<bool> {
         debug_assert_eq!(self.start, self.end, "what has not been read would be lost");
         (self.start, self.end) = (0, 0);
@@ -161,7 +162,7 @@ impl Connection {
             self.start += 1;
             if bytes.ends_with(b"\r\n\r\n") {
                 let head = Head::parse(&bytes)?;
-                // Interim answers come before the one that counts.
+                // Interim answers precede the final one.
                 if head.status >= 200 {
                     return Ok(head);
                 }
@@ -174,7 +175,7 @@ impl Connection {
     }
 }
 
-/// Status and headers of an answer, as far as they matter here.
+/// Status of an answer, and the headers that matter here.
 #[derive(Debug, PartialEq, Eq)]
 struct Head {
     status: u16,
@@ -222,7 +223,7 @@ impl Head {
     }
 }
 
-/// An answer whose body is still coming.
+/// An answer with a body that is being received.
 pub struct Response {
     pub status: u16,
     pub reason: String,
@@ -234,13 +235,13 @@ pub struct Response {
 }
 
 impl Response {
-    /// Replaces `piece` by what comes next of the body; false says that it has ended.
+    /// Replaces `piece` by the next part of the body; false if the body has ended.
     pub async fn read(&mut self, piece: &mut Vec<u8>) -> Result<bool> {
         piece.clear();
         while let Some(connection) = &mut self.connection {
             if self.framing.is_done() {
                 let connection = self.connection.take();
-                // What comes after an answer that nobody asked for spoils the connection.
+                // Bytes after an answer make the connection unusable.
                 let kept = connection.filter(|connection| self.is_kept && connection.unread().is_empty());
                 self.client.idle().extend(kept);
                 break;

@@ -1,15 +1,15 @@
-//! Where the body of an HTTP/1.1 answer ends: by its chunks, by its length, or with the connection.
+//! The end of an HTTP/1.1 answer's body: by its chunks, by its length, or with the connection.
 
 use anyhow::{Result, bail};
 
 /// Longest line between chunks, extensions and trailers included.
 const MAX_LINE_BYTES: usize = 8 << 10;
 
-/// What is left of a body.
+/// The rest of a body.
 #[derive(Debug)]
 pub enum Framing {
     Chunked(Chunked),
-    /// So many bytes.
+    /// This many bytes.
     Length(u64),
     UntilClose,
 }
@@ -17,7 +17,7 @@ pub enum Framing {
 #[derive(Debug)]
 pub struct Chunked {
     expects: Expects,
-    /// Bytes of the present line, to bound it.
+    /// Bytes of the current line, to bound it.
     line_bytes: usize,
 }
 
@@ -48,8 +48,8 @@ impl Framing {
         }
     }
 
-    /// Appends what `input` holds of the body to `body`; returns how many bytes of it were used up, all of them unless
-    /// the body ends within.
+    /// Appends the part of the body in `input` to `body`; returns the number of used bytes, all of
+    /// them unless the body ends within.
     pub fn decode(&mut self, input: &[u8], body: &mut Vec<u8>) -> Result<usize> {
         match self {
             Self::Chunked(chunked) => chunked.decode(input, body),
@@ -87,7 +87,7 @@ impl Chunked {
         Ok(at)
     }
 
-    /// A byte outside of chunks. A CR is skipped wherever it stands, so that LF alone ends a line.
+    /// A byte outside of chunks. A CR is skipped anywhere, so that LF alone ends a line.
     fn line_byte(&mut self, byte: u8) -> Result<()> {
         self.line_bytes += 1;
         if self.line_bytes > MAX_LINE_BYTES {

@@ -1,4 +1,5 @@
-//! What the outcomes of a run amount to. Definitions are those of `vllm bench serve`, so that figures compare.
+//! Summary of a run's outcomes. Definitions are those of `vllm bench serve`, so that figures
+//! compare.
 
 use super::answer::Outcome;
 use super::options::{Goal, Metric};
@@ -9,25 +10,25 @@ use crate::stats::interpolated;
 pub struct Spread {
     pub mean: f64,
     pub median: f64,
-    /// Of the population.
+    /// Standard deviation of the population.
     pub std: f64,
-    /// Each percentile asked for, and its value.
+    /// Each requested percentile, and its value.
     pub percentiles: Vec<(f64, f64)>,
 }
 
 #[derive(Clone, Debug)]
 pub struct Metrics {
-    /// In seconds, from the first request's turn to the last answer's end.
+    /// Seconds from the first request's send time to the last answer's end.
     pub duration: f64,
     pub completed: usize,
     pub failed: usize,
     pub total_input: usize,
     pub total_output: usize,
-    /// Requests that kept every goal; none where no goal was set.
+    /// Requests that met every goal; none without goals.
     pub good: Option<usize>,
     /// Most chunks in one second of the run.
     pub peak_output_per_s: f64,
-    /// Most requests under way within one second of the run.
+    /// Most requests in flight within one second of the run.
     pub peak_concurrent: usize,
     pub ttft: Spread,
     pub tpot: Spread,
@@ -71,12 +72,12 @@ impl Metrics {
 }
 
 impl Spread {
-    /// The value of a percentile that was asked for.
+    /// The value of a requested percentile.
     pub fn percentile(&self, percent: f64) -> Option<f64> {
         self.percentiles.iter().find(|(asked, _)| *asked == percent).map(|(_, value)| *value)
     }
 
-    /// Of times in seconds; all zero where there is none.
+    /// Summary of times in seconds; all zero if there are none.
     fn new(mut values: Vec<f64>, percentiles: &[f64]) -> Self {
         if values.is_empty() {
             values.push(0.0);
@@ -94,7 +95,7 @@ impl Spread {
     }
 }
 
-/// An answer of one token has no time per further token, and so keeps every goal for it.
+/// An answer of one token has no time per further token, and so meets every goal for it.
 fn keeps(outcome: &Outcome, goals: &[Goal]) -> bool {
     goals.iter().all(|goal| {
         let seconds = match goal.metric {
@@ -107,7 +108,8 @@ fn keeps(outcome: &Outcome, goals: &[Goal]) -> bool {
     })
 }
 
-/// Most chunks and most requests in one second, seconds being counted from the first request that was answered.
+/// Most chunks and most requests in one second; seconds are counted from the first answered
+/// request.
 fn peaks(outcomes: &[&Outcome]) -> (f64, usize) {
     let first = outcomes.iter().map(|outcome| outcome.start).fold(f64::INFINITY, f64::min);
     let last = outcomes.iter().map(|outcome| outcome.start + outcome.latency).fold(first, f64::max);

@@ -11,7 +11,7 @@ use super::options::{Metric, Options};
 
 const WIDTH: usize = 50;
 
-/// Different errors that are worth listing.
+/// Most different errors that are listed.
 const MAX_ERRORS: usize = 10;
 
 /// In the order of the report: metric, key, name, heading.
@@ -128,7 +128,7 @@ impl Report {
         }
         set("max_output_tokens_per_s", json!(metrics.peak_output_per_s));
         set("max_concurrent_requests", json!(metrics.peak_concurrent));
-        // Of speech, which there is none of here.
+        // A figure of speech models, which this tool does not measure.
         set("rtfx", json!(0.0));
         for (metric, key, ..) in self.sections() {
             let spread = metrics.of(*metric);
@@ -142,7 +142,7 @@ impl Report {
         Value::Object(result)
     }
 
-    /// The errors of requests, each with its number; of many different ones the first few.
+    /// The errors of requests, each with its number; of many different ones only the first.
     pub fn errors(&self) -> Vec<(&str, usize)> {
         let mut found: Vec<(&str, usize)> = Vec::new();
         for error in self.outcomes.iter().filter_map(|outcome| outcome.error.as_deref()) {

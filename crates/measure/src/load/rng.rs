@@ -1,6 +1,6 @@
-//! Random numbers that a seed repeats: splitmix64, and the distributions that traffic needs.
+//! Random numbers that a seed repeats: splitmix64, and the distributions of traffic.
 
-/// Any state is a good one; streams of different seeds have nothing in common.
+/// Any state is valid; streams of different seeds are independent.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
@@ -22,7 +22,7 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// In `0..bound`. The bias, at most bound / 2^64, is nothing here.
+    /// In `0..bound`. The bias is at most bound / 2^64, which is negligible here.
     pub fn below(&mut self, bound: u64) -> u64 {
         assert!(bound > 0, "nothing lies below zero");
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
@@ -44,7 +44,8 @@ impl Rng {
         radius * (std::f64::consts::TAU * self.unit()).cos()
     }
 
-    /// With mean `shape`, by Marsaglia and Tsang; a shape below one is drawn one higher and scaled down.
+    /// With mean `shape`, by Marsaglia and Tsang; a shape below one is sampled at one more and
+    /// scaled down.
     pub fn gamma(&mut self, shape: f64) -> f64 {
         if shape < 1.0 {
             return self.gamma(shape + 1.0) * self.unit().powf(1.0 / shape);

@@ -1,4 +1,4 @@
-//! The run itself: every request at its time, as many at once as allowed.
+//! The run itself: every request at its time, as many at once as permitted.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,11 +11,12 @@ use super::ask::Asker;
 use super::workload::Ask;
 use crate::progress::Progress;
 
-/// A request to send, and when, from the start of the run.
+/// A request, and its send time from the start of the run.
 pub type Timed = (Duration, Arc<Ask>);
 
-/// Sends all and waits for all: what came of each, in the same order, and how many seconds it took. `requests` are in
-/// order of time. Waiting for a place among those under way is not part of a request's own times.
+/// Sends all requests and waits for all: returns their outcomes, in the same order, and the seconds
+/// it took. `requests` are in order of time. Waiting for the limit of requests in flight does not
+/// count in a request's own times.
 pub async fn run(
     asker: &Arc<Asker>,
     requests: Vec<Timed>,

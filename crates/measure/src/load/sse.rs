@@ -1,26 +1,26 @@
-//! Server-sent events out of bytes that come in any pieces.
+//! Server-sent events from bytes in arbitrary pieces.
 //!
-//! Only `data` matters here: other fields and comments are skipped. A line ends with LF, CR or both, an event with an
-//! empty line or with the stream.
+//! Only `data` matters here: other fields and comments are skipped. A line ends with LF, CR or
+//! both, an event with an empty line or with the stream.
 
 use anyhow::{Result, bail};
 
-/// No event of an answer comes near.
+/// Far more than any event of an answer.
 const MAX_EVENT_BYTES: usize = 16 << 20;
 
 #[derive(Debug, Default)]
 pub struct SseParser {
-    /// A line whose end has not come yet.
+    /// A line that has not ended yet.
     line: Vec<u8>,
-    /// The data of the event whose end has not come yet, its lines joined by LF.
+    /// The data of the event that has not ended yet, its lines joined by LF.
     data: Vec<u8>,
     has_data: bool,
-    /// The last byte was a CR: an LF that follows belongs to it.
+    /// Whether the last byte was a CR: an LF that follows belongs to it.
     after_cr: bool,
 }
 
 impl SseParser {
-    /// Hands the data of every event that ends within `bytes` to `event`.
+    /// Passes the data of every event that ends within `bytes` to `event`.
     pub fn push(&mut self, mut bytes: &[u8], event: &mut impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
         if bytes.is_empty() {
             return Ok(());
@@ -53,7 +53,7 @@ impl SseParser {
         Ok(())
     }
 
-    /// The stream has ended: what stands without its empty line is an event all the same.
+    /// Handles the end of the stream: data without its empty line is an event all the same.
     pub fn finish(&mut self, event: &mut impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
         let line = std::mem::take(&mut self.line);
         if !line.is_empty() {
@@ -75,7 +75,7 @@ impl SseParser {
         let value = match value {
             [] => value,
             [b':', b' ', value @ ..] | [b':', value @ ..] => value,
-            // Another field that begins alike.
+            // Another field with the same beginning.
             _ => return Ok(()),
         };
         if self.has_data {

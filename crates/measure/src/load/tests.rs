@@ -1,4 +1,4 @@
-//! Runs against a server of this test's own.
+//! Runs against a server of this test.
 
 mod fake;
 

@@ -1,14 +1,14 @@
-//! Where the server is.
+//! Address of the server.
 
 use anyhow::{Result, bail};
 
-/// An http address, taken apart.
+/// A parsed http address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BaseUrl {
     /// Without the brackets of an IPv6 address.
     pub host: String,
     pub port: u16,
-    /// What stands before every route, without a slash at its end.
+    /// Prefix of every route, without a slash at its end.
     pub prefix: String,
 }
 
@@ -47,7 +47,7 @@ impl BaseUrl {
         Ok(Self { host: host.into(), port, prefix })
     }
 
-    /// As the Host header has it.
+    /// Value of the Host header.
     pub fn authority(&self) -> String {
         match self.host.contains(':') {
             true => format!("[{}]:{}", self.host, self.port),

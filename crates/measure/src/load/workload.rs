@@ -1,8 +1,9 @@
-//! What a run asks: prompts and lengths, drawn or read from a file, ready to be sent.
+//! Requests of a run: prompts and lengths, random or read from a file, ready to be sent.
 //!
-//! Drawn prompts are kept as seeds and written out when they are sent, so that a long trace costs little memory. Where
-//! the server can tokenize, they are turned into text of exactly the tokens asked for, as other load generators send
-//! it; else they go as token ids, or as plain words to a chat.
+//! Random prompts are stored as seeds and written out when they are sent, so that a long trace
+//! costs little memory. If the server can tokenize, they become text of exactly the requested
+//! number of tokens, like the prompts of other load generators; otherwise they are sent as token
+//! ids, or as plain words to a chat.
 
 mod fit;
 mod sharegpt;
@@ -21,17 +22,17 @@ use super::rng::Rng;
 use crate::progress::Progress;
 use tokenizer::ServerTokenizer;
 
-/// Ids that every vocabulary has, for servers that say nothing about theirs.
+/// Ids that every vocabulary has, for servers that do not report theirs.
 const ASSUMED_VOCABULARY: u32 = 1000;
 
-/// Longest prompt or answer that is worth writing down.
+/// Longest prompt or answer that is accepted.
 const MAX_TOKENS: usize = 10_000_000;
 
 /// One request to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ask {
     pub prompt: Prompt,
-    /// What the prompt should come to; the server's count is the one reported, where it gives one.
+    /// Expected length of the prompt; the report uses the server's count if it gives one.
     pub prompt_len: usize,
     pub output_len: usize,
 }
@@ -39,18 +40,19 @@ pub struct Ask {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prompt {
     Text(String),
-    /// Equal segments are equal tokens, so that prompts share what their segments share.
+    /// Equal segments are equal tokens, so that prompts share the prefixes that their segments
+    /// share.
     Drawn(Vec<Segment>),
 }
 
-/// So many tokens, drawn from a seed.
+/// A number of tokens that a seed determines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     pub seed: u64,
     pub len: usize,
 }
 
-/// What drawn prompts are made of.
+/// Source of random prompts' tokens.
 #[derive(Clone, Debug)]
 pub enum Alphabet {
     /// Plain words, about a token each.
@@ -70,7 +72,7 @@ pub enum Rendered<'a> {
 
 pub struct Workload {
     pub asks: Vec<Ask>,
-    /// When the requests were recorded, in seconds; of a trace only.
+    /// Recorded times of the requests in seconds; only for a trace.
     pub timestamps: Option<Vec<f64>>,
     pub alphabet: Alphabet,
 }
@@ -110,7 +112,7 @@ impl Alphabet {
     }
 }
 
-/// Makes the requests of a run, asking the server for its tokenizer where it has one.
+/// Makes the requests of a run, with the server's tokenizer if it has one.
 pub async fn prepare(
     prompts: &Prompts,
     client: &Arc<Client>,

@@ -36,8 +36,8 @@ fn open(folder: &Path, source: GenerationSource) -> Assets {
     assets
 }
 
-/// The forms in which tokenizers say what ends an answer, beside a config.json that names
-/// `<|endoftext|>`, 2.
+/// The forms in which tokenizers name the token that ends an answer, beside a config.json that
+/// names `<|endoftext|>`, 2.
 #[test]
 fn the_tokenizers_own_end_ends_answers() {
     let check = |name: &str, files: &[(&str, Value)], expect: &[u32]| {

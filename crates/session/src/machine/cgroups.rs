@@ -1,15 +1,15 @@
 //! Memory limits of control groups: those of this process's own group and of every group above it,
 //! in the old hierarchy, the unified one, or both.
 //!
-//! Where a group lies is put together from two tables: `/proc/self/cgroup` has its path in each
-//! hierarchy, and `/proc/self/mountinfo` says which part of a hierarchy is mounted where. A
-//! container may see only a part.
+//! The position of a group follows from two tables: `/proc/self/cgroup` has its path in each
+//! hierarchy, and `/proc/self/mountinfo` lists the mounted parts of hierarchies. A container may
+//! see only a part.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What the tightest of all limits leaves, in bytes; none without a limit. `root` is `/`, or what a
-/// test puts in its place.
+/// The rest of the tightest of all limits, in bytes; none without a limit. `root` is `/`, or a
+/// test's folder in its place.
 pub fn room(root: &Path) -> Option<u64> {
     let groups = fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
     let mounts = fs::read_to_string(root.join("proc/self/mountinfo")).ok()?;
@@ -60,7 +60,7 @@ impl Hierarchy {
         Some(Self { is_unified, top: fields.next()?, mount_point: fields.next()? })
     }
 
-    /// The group and all above it, as far as they can be seen from here.
+    /// The group and all above it, as far as they are visible.
     fn levels(&self, root: &Path, group: &Path) -> Vec<Level> {
         // A group outside of what is mounted, as after a move between namespaces, is bound by what
         // is seen at the top.
@@ -74,7 +74,7 @@ impl Hierarchy {
     }
 }
 
-/// Blanks and the like are written as three octal digits.
+/// Blanks and other special characters are written as three octal digits.
 fn unescaped(field: &str) -> PathBuf {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field.as_bytes();
@@ -101,7 +101,7 @@ fn unescaped(field: &str) -> PathBuf {
 /// One group's folder.
 struct Level {
     is_unified: bool,
-    /// The process is in this group, not in one below it.
+    /// Whether the process is in this group, not in one below it.
     is_own: bool,
     folder: PathBuf,
 }
@@ -111,7 +111,7 @@ impl Level {
         let stat = fs::read_to_string(self.folder.join("memory.stat")).unwrap_or_default();
         let field = |name: &str| stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
         let (limits, used, unused): ([Option<u64>; 2], _, Option<u64>) = match self.is_unified {
-            // Beyond `high` a process is slowed down until nothing gets done.
+            // Beyond `high` a process is slowed down almost to a stop.
             true => {
                 let limits = [self.number("memory.max"), self.number("memory.high")];
                 (limits, self.number("memory.current"), field("inactive_file"))
@@ -123,12 +123,12 @@ impl Level {
                 (limits, self.number("memory.usage_in_bytes"), field("total_inactive_file"))
             }
         };
-        // Idle file pages are given back when memory runs short.
+        // Idle file pages are freed when memory runs short.
         let used = used.unwrap_or(0).saturating_sub(unused.unwrap_or(0));
         limits.into_iter().flatten().min().map(|limit| limit.saturating_sub(used))
     }
 
-    /// None for `max`, too.
+    /// None also for `max`.
     fn number(&self, file: &str) -> Option<u64> {
         fs::read_to_string(self.folder.join(file)).ok()?.trim().parse().ok()
     }

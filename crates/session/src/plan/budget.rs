@@ -1,4 +1,4 @@
-//! How many bytes may be taken, and which flag said so.
+//! The number of bytes that may be taken, and the flag that set it.
 
 use anyhow::{Result, bail};
 
@@ -6,8 +6,7 @@ use crate::options::{BodyMemory, MemoryBudget, MemoryOptions};
 use crate::target::Target;
 use crate::units;
 
-/// Host tier under a disk tier for which none was asked: what is read from disk must land
-/// somewhere.
+/// Host tier under a disk tier if none was requested: blocks read from disk need host memory.
 const HOST_UNDER_DISK: u64 = 256 << 20;
 
 /// Assumed free memory, if the system does not report it.
@@ -22,9 +21,9 @@ const BODY_MOST: u64 = 128 << 20;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Budget {
-    /// For everything.
+    /// Bytes for everything.
     All { bytes: u64, flag: String },
-    /// For keys and values alone.
+    /// Bytes for keys and values alone.
     Kv { bytes: u64, flag: String },
     /// No size was given: the KV cache gets what requests can use, at most half of what the rest
     /// leaves free.
@@ -32,7 +31,7 @@ pub enum Budget {
 }
 
 impl Budget {
-    /// A GPU is there to be used; a machine's memory is shared with others.
+    /// A GPU is used fully; a machine's memory is shared with other programs.
     pub fn of(options: &MemoryOptions, target: &Target) -> Result<Self> {
         let budget = Self::named(options, target.free_bytes())?;
         Ok(match (budget, target) {
@@ -43,7 +42,7 @@ impl Budget {
         })
     }
 
-    /// `free` is what the device could give now.
+    /// `free`: memory that the device has now.
     fn named(options: &MemoryOptions, free: Option<u64>) -> Result<Self> {
         Ok(match options.budget {
             MemoryBudget::Total(bytes) => Self::All { bytes, flag: "--memory".into() },
@@ -69,8 +68,7 @@ impl Budget {
         }
     }
 
-    /// Whether more than the running requests can use is welcome: a size that was given is
-    /// used up.
+    /// Whether more is useful than the running requests can use: a given size is used up.
     pub fn is_named(&self) -> bool {
         !matches!(self, Self::Polite { .. })
     }
@@ -89,8 +87,8 @@ pub fn host_bytes(options: &MemoryOptions) -> u64 {
     options.host_tier_bytes.unwrap_or(default)
 }
 
-/// Bytes for the bodies of requests, if there are any. They lie in the host's memory, which is not
-/// the budget's if the device has its own.
+/// Bytes for the bodies of requests, if there are any. They are in the host's memory, which is not
+/// part of the budget if the device has its own.
 pub fn body_bytes(options: &MemoryOptions, budget: &Budget, host_is_apart: bool) -> Result<u64> {
     let Some(BodyMemory { body_bytes, least, total }) = options.bodies else { return Ok(0) };
     if let Some(total) = total {

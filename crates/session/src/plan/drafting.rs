@@ -1,6 +1,6 @@
-//! What guessing ahead takes besides the model: its weights, the activations of its steps, what it
-//! keeps of past answers, and a part of its own for each block of keys and values. Upper bounds, as
-//! far as heads and suffixes are concerned.
+//! Memory of drafting besides the model: its weights, the activations of its steps, its record of
+//! past answers, and its own part of each block of keys and values. Upper bounds for heads and
+//! suffixes.
 
 use anyhow::Result;
 use folio_device::cpu::Cpu;
@@ -15,16 +15,16 @@ use crate::assets::Assets;
 use crate::drafting::{Drafting, OpenedMethod};
 use crate::target::Target;
 
-/// Widths of the residual stream that a row of heads takes: states of three layers, what the step
-/// before had, and what lies between the products.
+/// Widths of the residual stream that a row of heads takes: states of three layers, the previous
+/// step's, and the values between the products.
 const HEAD_STREAMS: u64 = 24;
-/// Blocks in which an EAGLE head keeps the guesses of one sequence.
+/// Blocks in which an EAGLE head stores the drafts of one sequence.
 const GUESSED_BLOCKS: u64 = 4;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DraftingBytes {
     pub fixed: u64,
-    /// For each block of the model's first group that sees everything.
+    /// Bytes for each block of the model's first group without a window.
     pub block: u64,
 }
 
@@ -62,9 +62,8 @@ impl DraftingBytes {
         }
     }
 
-    /// `limits` are those beside a model without blocks: what it has of them then holds guesses.
-    /// Where tokens are translated a block of the model's takes `stretch` blocks of the draft
-    /// model's.
+    /// `limits` are those beside a model without blocks: its own blocks then hold drafts. If tokens
+    /// are translated, a block of the model's takes `stretch` blocks of the draft model's.
     fn of_model(draft: &OpenModel, limits: &DecoderLimits, stretch: f32, target: &Target) -> Result<Self> {
         let (spec, groups) = (&draft.spec, draft.spec.kv_groups());
         let weights = WeightBytes::of(draft, target)?;
@@ -77,8 +76,8 @@ impl DraftingBytes {
     }
 }
 
-/// Matrices are held no larger than twice what is stored; rows of the model's output matrix, in at
-/// most sixteen bits.
+/// Matrices take at most twice their stored size; rows of the model's output matrix at most sixteen
+/// bits per value.
 fn heads_bytes(spec: &ModelSpec, limits: &DecoderLimits, weights: &dyn WeightSource) -> u64 {
     let tensors = weights.names().into_iter().filter_map(|name| weights.tensor(name));
     let stored: u64 = tensors.map(|tensor| tensor.bytes.len() as u64).sum();

@@ -1,8 +1,8 @@
-//! How many blocks each layer group gets, so that the most tokens fit a number of bytes.
+//! Number of blocks of each layer group, such that the most tokens fit a number of bytes.
 //!
-//! Groups that see everything hold every token, so their pools are as long as each other. A group
-//! with a window holds only what its window touches; more than all running requests can use, and
-//! half as much again for prefixes to be found, would be bytes that others need.
+//! Groups without a window hold every token, so their pools have the same length. A group with a
+//! window holds only the tokens in it; more blocks than all running requests can use, and half as
+//! many again for prefix hits, would be wasted.
 
 use folio_device::{BLOCK_TOKENS, KvFormat};
 use folio_model::KvGroupSpec;
@@ -15,8 +15,7 @@ const MOST_BLOCKS: u64 = u32::MAX as u64 / BLOCK_TOKENS as u64;
 pub struct Demand {
     /// One sequence may take all of a step.
     config: SchedulerConfig,
-    /// Where it takes a row: a step's tokens are shared, so this is what each further sequence
-    /// adds.
+    /// Each further sequence takes one row: a step's tokens are shared.
     decoding: SchedulerConfig,
     /// Bytes of a block, by group.
     pub block_bytes: Vec<u64>,
@@ -45,8 +44,8 @@ impl Demand {
         Self { config, decoding, block_bytes: groups.iter().map(block).collect(), draft_bytes: vec![0; groups.len()] }
     }
 
-    /// The same with `bytes` more for each block of the first group without a window, or else of the
-    /// first group.
+    /// The same with `bytes` more for each block of the first group without a window, or else of
+    /// the first group.
     pub fn with_drafts(mut self, bytes: u64) -> Self {
         let full = self.config.groups.iter().position(|group| group.window.is_none()).unwrap_or(0);
         self.draft_bytes.iter_mut().skip(full).take(1).for_each(|of_drafts| *of_drafts = bytes);
@@ -57,7 +56,7 @@ impl Demand {
         self.own_bytes(blocks).saturating_add(sum(blocks, &self.draft_bytes))
     }
 
-    /// Without what guessing ahead keeps.
+    /// Bytes of the blocks without drafting's part.
     pub fn own_bytes(&self, blocks: &[usize]) -> u64 {
         sum(blocks, &self.block_bytes)
     }
@@ -76,21 +75,21 @@ impl Demand {
         held.min().unwrap_or(0)
     }
 
-    /// Blocks that a sequence holds while it is given all of a step, and while it is given a row.
+    /// Blocks that a sequence holds if it gets all of a step, and if it gets a row.
     fn held(&self, group: usize, len: usize) -> (usize, usize) {
         (self.config.most_blocks(group, len), self.decoding.most_blocks(group, len))
     }
 
-    /// The longest sequence up to `most` whose pools, and what else its length costs, pass `fits`.
+    /// The longest sequence, up to `most`, such that its pools and its other costs pass `fits`.
     pub fn longest(&self, most: usize, fits: impl Fn(usize, u64) -> bool) -> Option<usize> {
         let passes = |len: u64| fits(len as usize, self.bytes(&self.least(len as usize)));
         // The engine needs room for a prompt of one token and an answer of one.
         largest(2, most as u64, passes).map(|len| len as usize)
     }
 
-    /// Pools for as many tokens as `bytes` hold, at least one sequence of full length; none where
-    /// that does not fit. `keep_spare` also takes what no running request could use, for the prefix
-    /// cache.
+    /// Pools for as many tokens as `bytes` hold, at least one sequence of full length; none if that
+    /// does not fit. `keep_spare` also takes memory that no running request could use, for the
+    /// prefix cache.
     pub fn pools(&self, load: Load, bytes: u64, keep_spare: bool) -> Option<Vec<usize>> {
         let least = self.least(load.max_len);
         if self.bytes(&least) > bytes {
@@ -108,8 +107,8 @@ impl Demand {
         Some(sized(blocks, seqs))
     }
 
-    /// `blocks` for groups that see everything; for windows, no more than `seqs` sequences use and
-    /// half of that again.
+    /// `blocks` for groups without a window; for windows, at most the blocks that `seqs` sequences
+    /// use and half as many again.
     fn sized(&self, max_len: usize, blocks: u64, seqs: u64) -> Vec<usize> {
         let groups = self.config.groups.iter().enumerate();
         let sized = groups.map(|(number, group)| {
@@ -157,7 +156,7 @@ mod tests {
         let demand = Demand::new(&[group(3, None)], KvFormat::BF16, 64);
         let block = demand.block_bytes[0];
         assert_eq!(block, 2 * 3 * 2 * 64 * 16 * 2);
-        // 63 blocks a sequence and one to spare.
+        // 63 blocks for a sequence and one spare.
         assert_eq!(demand.least(1000), [64]);
         assert_eq!(demand.pools(LOAD, 64 * block - 1, false), None);
         assert_eq!(demand.pools(LOAD, 64 * block, false), Some(vec![64]));

@@ -1,5 +1,5 @@
-//! What is said where not even the shortest request fits: what takes how much, what there is, and
-//! what to do.
+//! The message if not even the shortest request fits: the sizes of all parts, the free memory, and
+//! remedies.
 
 use anyhow::{Error, anyhow};
 

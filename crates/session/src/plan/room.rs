@@ -1,6 +1,5 @@
-//! Whether what is planned is there to be taken. A size that is given may be that of another
-//! machine; on this one it would be found out only once the cache has filled, by the system's
-//! ending the process.
+//! Compares a plan with the memory that exists. A given size may be meant for another machine; here
+//! it would fail only once the cache has filled, when the system ends the process.
 
 use anyhow::{Result, bail};
 
@@ -10,14 +9,14 @@ use crate::options::{MemoryBudget, MemoryOptions};
 use crate::target::Target;
 use crate::units;
 
-/// More was planned than there is.
+/// A plan that exceeds the existing memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Excess {
     pub planned: u64,
     pub available: u64,
     /// The owner of that memory.
     pub place: &'static str,
-    /// The flag that asked for so much.
+    /// The flag that requested the size.
     flag: String,
 }
 
@@ -44,7 +43,7 @@ impl Excess {
         Some(Self { planned, available, place, flag })
     }
 
-    /// In words, without saying what to do.
+    /// The excess in words, without a remedy.
     pub fn describe(&self) -> String {
         format!(
             "the plan takes {} ({}), but {} has {} left, limits of its control groups included",
@@ -57,7 +56,7 @@ impl Excess {
 }
 
 impl Plan {
-    /// Whether it may be carried out here; with a warning where it is carried out all the same.
+    /// Whether the plan may be carried out here; with a warning if it is in spite of the excess.
     pub(crate) fn check(&self, unchecked: bool) -> Result<Option<String>> {
         match &self.excess {
             None => Ok(None),

@@ -1,4 +1,4 @@
-//! A server that answers with known tokens and misbehaves as told.
+//! A server that answers with known tokens and fails on demand.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -10,11 +10,11 @@ use serde_json::{Value, json};
 
 #[derive(Clone, Copy, Default)]
 pub struct Behaviour {
-    /// Has `/tokenize` and `/detokenize`.
+    /// Whether it has `/tokenize` and `/detokenize`.
     pub tokenizes: bool,
-    /// Every so many requests one is refused.
+    /// One request in this number is refused.
     pub refuses_every: Option<usize>,
-    /// After so many requests it ends in the middle of the next answer.
+    /// After this number of requests it ends in the middle of the next answer.
     pub dies_after: Option<usize>,
     /// Ends every stream with an error.
     pub breaks_off: bool,
@@ -22,7 +22,7 @@ pub struct Behaviour {
     pub hangs: bool,
     /// Closes connections after an answer without saying so.
     pub closes: bool,
-    /// Wants this key.
+    /// The key that it requires.
     pub key: Option<&'static str>,
 }
 
@@ -59,7 +59,7 @@ impl FakeServer {
                 }
                 state.connections.fetch_add(1, Ordering::SeqCst);
                 let (state, connection) = (state.clone(), connection.expect("a connection"));
-                // A client that goes away ends its thread.
+                // A client that disconnects ends its thread.
                 std::thread::spawn(move || drop(state.serve(connection)));
             }
         });
@@ -126,7 +126,7 @@ impl Shared {
         let events = self.events(&body);
         let mut stream = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n".to_vec();
         stream.extend_from_slice(b"transfer-encoding: chunked\r\n\r\n");
-        // Chunks that know nothing of events, and writes that know nothing of chunks.
+        // Chunk borders are independent of events, and write borders of chunks.
         for piece in events.as_bytes().chunks(37) {
             stream.extend_from_slice(format!("{:x}\r\n", piece.len()).as_bytes());
             stream.extend_from_slice(piece);
@@ -169,7 +169,7 @@ impl Shared {
         events + "data: [DONE]\n\n"
     }
 
-    /// A word is a token, and twice the same in a row is but one.
+    /// A word is a token, and equal words in a row are one.
     fn encode(&self, text: &str, add_special_tokens: bool) -> Vec<u64> {
         let mut words = self.words.lock().expect("no panic");
         let mut tokens: Vec<u64> = Vec::new();

@@ -1,7 +1,8 @@
-//! Drawn tokens as text that the server reads as exactly so many tokens.
+//! Turns random tokens into text that the server reads as exactly the same number of tokens.
 //!
-//! Text made of tokens need not be read as the same ones. What the server reads is cut or lengthened at its end and
-//! written again until the count is right; the beginning stays, so that shared prefixes stay shared.
+//! Text made of tokens need not be read as the same ones. The tokens that the server reads are cut
+//! or lengthened at the end and written again until the number is right; the beginning stays, so
+//! that shared prefixes stay shared.
 
 use std::sync::Arc;
 
@@ -13,9 +14,9 @@ use super::{Alphabet, Ask, Prompt};
 use crate::load::rng::Rng;
 use crate::progress::Progress;
 
-/// Prompts worked on at once: few, since servers limit what one client may have under way.
+/// Prompts in progress at once: few, since servers limit the requests in flight of one client.
 const BATCH: usize = 4;
-/// After this the count is what it is.
+/// After this number of attempts the count is accepted.
 const ATTEMPTS: usize = 10;
 
 pub async fn all(
@@ -25,7 +26,7 @@ pub async fn all(
     is_chat: bool,
     progress: &dyn Progress,
 ) -> Result<()> {
-    // What a chat template adds is on top of the prompt's own.
+    // The tokens of a chat template are not counted in the prompt's own.
     let num_special = if is_chat { 0 } else { tokenizer.num_special };
     progress.begin("preparing", asks.len());
     for batch in asks.chunks_mut(BATCH) {
@@ -48,7 +49,7 @@ pub async fn all(
     Ok(())
 }
 
-/// The text, and how many tokens it is read as.
+/// The text, and its number of tokens on the server.
 async fn one(
     tokenizer: &ServerTokenizer,
     alphabet: &Alphabet,

@@ -1,4 +1,5 @@
-//! Conversations as ShareGPT keeps them: the first question is the prompt, the first answer says how long to answer.
+//! Conversations in ShareGPT's form: the first question is the prompt, the first answer gives the
+//! length of the answer.
 
 use std::fmt;
 use std::fs::File;
@@ -16,15 +17,15 @@ use crate::load::options::ShareGpt;
 use crate::load::rng::Rng;
 use crate::progress::Progress;
 
-/// What vLLM leaves out, so that the same file gives the same kind of traffic.
+/// vLLM leaves out shorter ones, so that the same file gives the same kind of traffic.
 const LEAST_TOKENS: usize = 4;
 const MOST_PROMPT_TOKENS: usize = 1024;
 const MOST_TOTAL_TOKENS: usize = 2048;
 
-/// Where nobody can count tokens.
+/// Estimate without a tokenizer.
 const BYTES_PER_TOKEN: usize = 4;
 
-/// Conversations measured at once: few, since servers limit what one client may have under way.
+/// Conversations measured at once: few, since servers limit the requests in flight of one client.
 const BATCH: usize = 4;
 
 #[derive(Deserialize)]
@@ -33,7 +34,7 @@ struct Entry {
     conversations: Turns,
 }
 
-/// The first two turns; the others are read over.
+/// The first two turns; the others are skipped.
 #[derive(Default)]
 struct Turns {
     first: Option<String>,
@@ -69,10 +70,10 @@ impl<'de> Deserialize<'de> for Turns {
     }
 }
 
-/// A question and the answer it was given.
+/// A question and its recorded answer.
 type Exchange = (String, String);
 
-/// As many conversations as asked for, in random order; if there are fewer, some come again.
+/// The requested number of conversations, in random order; if there are fewer, some occur again.
 pub async fn sample(
     file: &ShareGpt,
     count: usize,
@@ -119,7 +120,7 @@ struct Measured {
 }
 
 impl Measured {
-    /// None for what is too short or too long to be like the rest.
+    /// None if it is much shorter or longer than the others.
     fn ask(self, output_len: Option<usize>) -> Option<Ask> {
         let (prompt_len, wanted) = (self.question_len, output_len.unwrap_or(self.answer_len));
         let is_kept = prompt_len >= LEAST_TOKENS
@@ -130,7 +131,7 @@ impl Measured {
     }
 }
 
-/// Counts tokens, or guesses them from bytes. The order stays.
+/// Counts tokens, or estimates them from bytes. The order stays.
 async fn measure(exchanges: Vec<Exchange>, tokenizer: Option<&Arc<ServerTokenizer>>) -> Result<Vec<Measured>> {
     let Some(tokenizer) = tokenizer else {
         let guess = |text: &str| text.len().div_ceil(BYTES_PER_TOKEN);

@@ -1,4 +1,4 @@
-//! Prompts that are drawn: of known lengths, or of a few prefixes with many endings.
+//! Random prompts: of known lengths, or of a few prefixes with many endings.
 
 use anyhow::{Result, bail};
 
@@ -6,7 +6,7 @@ use super::{Ask, MAX_TOKENS, Prompt, Segment};
 use crate::load::options::{PrefixRepetition, Random};
 use crate::load::rng::Rng;
 
-/// Lengths uniform around the ones asked for, after a prefix that all share.
+/// Lengths uniform around the requested ones, after a prefix that all share.
 pub fn random(lengths: &Random, count: usize, seed: u64) -> Result<Vec<Ask>> {
     let Random { input_len, output_len, range_ratio: ratio, prefix_len } = *lengths;
     if !(0.0..1.0).contains(&ratio) {
@@ -28,7 +28,7 @@ pub fn random(lengths: &Random, count: usize, seed: u64) -> Result<Vec<Ask>> {
     Ok(asks.collect())
 }
 
-/// As many prompts of each prefix as divide evenly, in random order.
+/// The same number of prompts for each prefix, in random order.
 pub fn prefix_repetition(lengths: &PrefixRepetition, count: usize, seed: u64) -> Result<Vec<Ask>> {
     let PrefixRepetition { prefix_len, suffix_len, num_prefixes: prefixes, output_len } = *lengths;
     if prefixes == 0 || prefixes > count {

@@ -1,4 +1,4 @@
-//! The server's own tokenizer, asked over `/tokenize` and `/detokenize` as vLLM has them.
+//! The server's own tokenizer, through `/tokenize` and `/detokenize` as in vLLM.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::load::client::Client;
 use crate::load::rng::Rng;
 
-/// Short words that most vocabularies know as one token.
+/// Short words that are one token in most vocabularies.
 const WORDS: &str = "the of and to in is that for it with as was on be at by this have from or one had not but what \
                      all were when we there can an your which their said if do will each about how up out them then she \
                      many some so these would other into has more her two like him see time could no make than first \
@@ -31,9 +31,9 @@ pub struct ServerTokenizer {
     model: String,
     /// The tokens of common words, each once.
     pub words: Vec<u32>,
-    /// Tokens that the server puts around a prompt's own.
+    /// Tokens that the server adds around a prompt's own.
     pub num_special: usize,
-    /// Whether there is a way back from tokens to text.
+    /// Whether the server can turn tokens into text.
     pub decodes: bool,
 }
 
@@ -45,7 +45,7 @@ pub fn word(rng: &mut Rng) -> &'static str {
 }
 
 impl ServerTokenizer {
-    /// None if the server has no such routes; an error if there is no server.
+    /// None if the server has no such routes; an error if no server answers.
     pub async fn find(client: &Arc<Client>, model: &str) -> Result<Option<Self>> {
         let client = client.clone();
         let mut found = Self { client, model: model.into(), words: Vec::new(), num_special: 0, decodes: false };

@@ -1,7 +1,8 @@
-//! Recorded traffic in Mooncake's format: JSON lines of a timestamp, two lengths and the hashes of the prompt's blocks.
+//! Recorded traffic in Mooncake's format: JSON lines of a timestamp, two lengths and the hashes of
+//! the prompt's blocks.
 //!
-//! Nobody recorded what was said. A hash stands for a block of tokens drawn from it, so that requests share prefixes
-//! exactly where the recorded ones did.
+//! The text itself was not recorded. A hash stands for a block of random tokens that it determines,
+//! so that requests share prefixes exactly where the recorded ones did.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -68,7 +69,7 @@ fn ask(line: &str, number: usize, trace: &Trace, seed: u64) -> Result<(f64, Ask)
     Ok((row.timestamp * trace.unit_seconds, ask))
 }
 
-/// A block for each hash as far as the length goes; what no hash covers is the request's own.
+/// A block for each hash as far as the length goes; tokens without a hash are the request's own.
 fn segments(row: &Row, number: usize, trace: &Trace, seed: u64) -> Vec<Segment> {
     let mut left = row.input_length;
     let mut segments = Vec::with_capacity(row.hash_ids.len() + 1);
