@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use folio_device::cpu::{Cpu, CpuConfig, ceilings};
 use folio_device::{
-    Attention, BLOCK_TOKENS, Backend, Batch, GroupTables, InputLimits, KvFormat, KvShape, NormSpan, PrepareQkv, Result,
-    Span, TensorKind,
+    Attention, BLOCK_TOKENS, Batch, GroupTables, Handles, InputLimits, KvFormat, KvShape, Memory, NormSpan, Operations,
+    PrepareQkv, Result, Span, Steps, TensorKind,
 };
 
 /// Query heads, and KV heads.
@@ -19,10 +19,10 @@ const ROUNDS: usize = 20;
 
 struct Setup {
     cpu: Cpu,
-    kv: <Cpu as Backend>::Kv,
-    inputs: <Cpu as Backend>::Inputs,
-    qkv: <Cpu as Backend>::Tensor,
-    out: <Cpu as Backend>::Tensor,
+    kv: <Cpu as Handles>::Kv,
+    inputs: <Cpu as Handles>::Inputs,
+    qkv: <Cpu as Handles>::Tensor,
+    out: <Cpu as Handles>::Tensor,
     heads: Heads,
     head_dim: usize,
     /// The shortest time of each layer so far: a layer is short enough to run without interference.
@@ -61,7 +61,7 @@ impl Setup {
         let out = cpu.tensor(context, heads.0 * head_dim, TensorKind::Activation)?;
         cpu.upload(&mut inputs, &batch(context, context, blocks));
         for layer in 0..layers {
-            cpu.prepare_qkv(&mut qkv, &mut kv, layer, &prepare(heads, head_dim), &inputs);
+            cpu.prepare_qkv(&mut qkv, &mut kv, layer, prepare(heads, head_dim), &inputs);
         }
         cpu.upload(&mut inputs, &batch(context, rows, blocks));
         Ok(Self { cpu, kv, inputs, qkv, out, heads, head_dim, best: vec![f64::INFINITY; layers] })
@@ -69,20 +69,19 @@ impl Setup {
 
     /// Seconds of storing the step's rows in all layers.
     fn store(&mut self) -> f64 {
-        let op = prepare(self.heads, self.head_dim);
         let start = Instant::now();
         for layer in 0..self.best.len() {
-            self.cpu.prepare_qkv(&mut self.qkv, &mut self.kv, layer, &op, &self.inputs);
+            self.cpu.prepare_qkv(&mut self.qkv, &mut self.kv, layer, prepare(self.heads, self.head_dim), &self.inputs);
         }
         start.elapsed().as_secs_f64()
     }
 
     /// Runs one more pass; returns the sum of all layers' best times in seconds.
     fn pass(&mut self) -> f64 {
-        let op = Attention {
-            heads: self.heads.0,
-            kv_heads: self.heads.1,
-            head_dim: self.head_dim,
+        let op = |(heads, kv_heads): Heads, head_dim| Attention {
+            heads,
+            kv_heads,
+            head_dim,
             group: 0,
             scale: 0.125,
             window: None,
@@ -91,7 +90,8 @@ impl Setup {
         };
         for (layer, best) in self.best.iter_mut().enumerate() {
             let start = Instant::now();
-            self.cpu.attention(&mut self.out, &self.qkv, &self.kv, layer, &op, &self.inputs);
+            let op = op(self.heads, self.head_dim);
+            self.cpu.attention(&mut self.out, &self.qkv, &self.kv, layer, op, &self.inputs);
             *best = best.min(start.elapsed().as_secs_f64());
         }
         self.best.iter().sum()

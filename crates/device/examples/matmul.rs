@@ -10,7 +10,7 @@ use std::borrow::Cow;
 use std::time::Instant;
 
 use folio_device::cpu::{Cpu, CpuConfig, Weight, ceilings};
-use folio_device::{Backend, TensorKind};
+use folio_device::{Memory, Operations, TensorKind};
 use folio_formats::{ActivationScale, Format, Grouped, GroupedLevels, GroupedRow, Matrix};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;

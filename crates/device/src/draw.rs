@@ -1,7 +1,7 @@
 //! Sampling on the device that has the logits: the parameters for each row of a step's logits, and
 //! the results.
 //!
-//! A device that samples ([`Backend::draws_tokens`](crate::Backend::draws_tokens)) does for each
+//! A device that samples ([`Sampling::draws_tokens`](crate::Sampling::draws_tokens)) does for each
 //! [`Draw`] what the engine's sampler does on the host, in the same order: logprobs of the raw
 //! logits; masks; biases; penalties; then the best token for a temperature of 0 (the lowest id wins
 //! a tie), or temperature, min-p, top-k, top-p and one random choice: the token at which the

@@ -31,8 +31,8 @@
 //! [`InputLimits::spans`](crate::InputLimits::spans), and the tree's table counts once per row
 //! against [`InputLimits::table_entries`](crate::InputLimits::table_entries).
 //!
-//! When a path was accepted, [`Backend::move_tokens`](crate::Backend::move_tokens) copies its keys
-//! and values to the slots where the chain would have stored them ([`moves`]).
+//! When a path was accepted, [`Operations::move_tokens`](crate::Operations::move_tokens) copies its
+//! keys and values to the slots where the chain would have stored them ([`moves`]).
 
 use crate::Span;
 

@@ -120,7 +120,7 @@ impl<B: Backend> AttentionLayer<B> {
             norm_span: spec.qk_norm.unwrap_or(folio_device::NormSpan::Head),
             eps: self.eps,
         };
-        backend.prepare_qkv(qkv, &mut kv[self.group], self.slot, &prepare, inputs);
+        backend.prepare_qkv(qkv, &mut kv[self.group], self.slot, prepare, inputs);
         let attention = Attention {
             heads: spec.heads,
             kv_heads: spec.kv_heads,
@@ -133,7 +133,7 @@ impl<B: Backend> AttentionLayer<B> {
         };
         let attended = acts.attended.of_width(spec.q_width());
         backend.fetch_ahead(self.output.product().weight);
-        backend.attention(attended, qkv, &kv[self.group], self.slot, &attention, inputs);
+        backend.attention(attended, qkv, &kv[self.group], self.slot, attention, inputs);
         match added {
             Some(scale) => {
                 let product = self.output.product();

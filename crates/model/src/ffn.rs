@@ -226,7 +226,7 @@ impl<B: Backend> ExpertsLayer<B> {
             groups_kept: self.spec.groups_kept,
             activation: self.spec.activation,
         };
-        backend.experts_forward(&mut acts.branch, x, logits, &self.experts, &routing, rows);
+        backend.experts_forward(&mut acts.branch, x, logits, &self.experts, routing, rows);
         let (Some(shared), Some(out)) = (&self.shared, &mut acts.shared) else { return };
         let gate_up = acts.gate_up.of_width(2 * shared.dense.inter);
         let gated = acts.gated.of_width(shared.dense.inter);

@@ -5,10 +5,13 @@
 //! ones in the same order, which is that of [`LayerSites`]. Experts are run one by one instead of
 //! all at once, since otherwise the inputs of their second matrices never leave the backend.
 
+use std::borrow::Borrow;
+use std::marker::PhantomData;
+
 use folio_device::reference::{self, Reference};
 use folio_device::{
-    Activation, Attention, Backend, Batch, ExpertsSource, InputLimits, KvShape, PrepareQkv, Result, Routing, StepSize,
-    TensorKind,
+    Backend, Batch, BlockCopies, ExpertsSource, Handles, InputLimits, Intercept, KvShape, Memory, Op, Result, Routing,
+    Sampling, StepSize, Steps, TensorKind,
 };
 use folio_formats::Matrix;
 use folio_model::{LayerSites, SiteKind};
@@ -36,11 +39,26 @@ pub(crate) struct Known<V> {
     values: Vec<f32>,
 }
 
+impl<V> Borrow<V> for Known<V> {
+    fn borrow(&self) -> &V {
+        &self.inner
+    }
+}
+
 /// The experts of a layer, each a pair of linears.
-pub(crate) struct Singles<B: Backend> {
+pub(crate) struct Singles<B: Backend, E = <B as Handles>::Experts> {
     experts: Vec<Single<B>>,
     hidden: usize,
     inter: usize,
+    /// The handle that the backend would have for all of them together.
+    together: PhantomData<fn() -> E>,
+}
+
+/// No operation on experts is passed on.
+impl<B: Backend, E> Borrow<E> for Singles<B, E> {
+    fn borrow(&self) -> &E {
+        unreachable!("experts are computed one by one")
+    }
 }
 
 struct Single<B: Backend> {
@@ -92,16 +110,7 @@ impl<B: Backend> Collect<B> {
 /// The rows of each expert, with the weight of its result for each.
 fn rows_of_experts<B: Backend>(logits: &[f32], experts: usize, op: &Routing<'_, Collect<B>>) -> Vec<Vec<(usize, f32)>> {
     let bias = op.choice_bias.map(|bias| Reference::new().vector(&bias.values).expect("a few values"));
-    let op = Routing::<Reference> {
-        score: op.score,
-        top_k: op.top_k,
-        normalize: op.normalize,
-        scale: op.scale,
-        choice_bias: bias.as_ref(),
-        groups: op.groups,
-        groups_kept: op.groups_kept,
-        activation: op.activation,
-    };
+    let op = op.with_choice_bias::<Reference>(bias.as_ref());
     let mut rows = vec![Vec::new(); experts];
     for (row, logits) in logits.chunks_exact(experts).enumerate() {
         for (expert, weight) in reference::route(logits, &op) {
@@ -112,6 +121,46 @@ fn rows_of_experts<B: Backend>(logits: &[f32], experts: usize, op: &Routing<'_, 
 }
 
 impl<B: Backend> Collect<B> {
+    /// Adds the inputs of the linear that this call is for.
+    fn add_linear(&mut self, x: &B::Tensor, rows: usize) {
+        let site = *self.linears.get(self.turn).expect("a layer asks for the linears of its sites and no others");
+        self.turn += 1;
+        let mut values = std::mem::take(&mut self.x);
+        self.inner.download(x, rows, &mut values);
+        assert_eq!(values.len(), rows * self.sums[site].1.size, "the width of what {:?} reads", self.sums[site].0);
+        self.add(site, &values);
+        self.x = values;
+    }
+
+    /// Computes experts one by one, and adds the inputs of each.
+    fn compute_experts(
+        &mut self,
+        out: &mut B::Tensor,
+        x: &B::Tensor,
+        router_logits: &B::Tensor,
+        experts: &Singles<B>,
+        op: &Routing<'_, Self>,
+        rows: usize,
+    ) {
+        let (mut values, mut logits) = (Vec::new(), Vec::new());
+        self.inner.download(x, rows, &mut values);
+        self.inner.download(router_logits, rows, &mut logits);
+        let scratch = match self.scratch.take() {
+            Some(scratch) if scratch.rows >= rows => Ok(scratch),
+            _ => ExpertScratch::new(&mut self.inner, rows, experts.hidden, experts.inter),
+        };
+        match scratch {
+            Ok(mut scratch) => {
+                let sums = self.run_experts(&values, &logits, experts, &mut scratch, op);
+                self.inner.upload_rows(out, &sums);
+                self.scratch = Some(scratch);
+            }
+            Err(error) => {
+                self.failure.get_or_insert(error.into());
+            }
+        }
+    }
+
     fn run_experts(
         &mut self,
         x: &[f32],
@@ -149,14 +198,16 @@ impl<B: Backend> Collect<B> {
     }
 }
 
-impl<B: Backend> Backend for Collect<B> {
+impl<B: Backend> Handles for Collect<B> {
     type Tensor = B::Tensor;
     type Vector = Known<B::Vector>;
     type Weight = B::Weight;
     type Experts = Singles<B>;
     type Kv = B::Kv;
     type Inputs = B::Inputs;
+}
 
+impl<B: Backend> Memory for Collect<B> {
     fn tensor(&mut self, rows: usize, cols: usize, kind: TensorKind) -> Result<Self::Tensor> {
         self.inner.tensor(rows, cols, kind)
     }
@@ -179,7 +230,7 @@ impl<B: Backend> Backend for Collect<B> {
             let (gate_up, down) = (self.inner.weight(gate_up)?, self.inner.weight(down)?);
             experts.push(Single { gate_up, down, gate_up_bias, down_bias });
         }
-        Ok(Singles { experts, hidden, inter })
+        Ok(Singles { experts, hidden, inter, together: PhantomData })
     }
 
     fn kv(&mut self, shape: KvShape) -> Result<Self::Kv> {
@@ -188,10 +239,6 @@ impl<B: Backend> Backend for Collect<B> {
 
     fn inputs(&mut self, limits: InputLimits) -> Result<Self::Inputs> {
         self.inner.inputs(limits)
-    }
-
-    fn numerics(&self) -> String {
-        self.inner.numerics()
     }
 
     fn weight_bytes(&self, weight: &Self::Weight) -> u64 {
@@ -203,11 +250,31 @@ impl<B: Backend> Backend for Collect<B> {
             |single: &Single<B>| self.inner.weight_bytes(&single.gate_up) + self.inner.weight_bytes(&single.down);
         experts.experts.iter().map(bytes).sum()
     }
+}
+
+impl<B: Backend> Intercept for Collect<B> {
+    fn intercept(&mut self, op: Op<'_, Self>) {
+        match op {
+            Op::Linear { x, rows, .. } => {
+                self.add_linear(x, rows);
+                op.inner().run(&mut self.inner);
+            }
+            Op::ExpertsForward { out, x, router_logits, experts, op, rows } => {
+                self.compute_experts(out, x, router_logits, experts, &op, rows);
+            }
+            op => op.inner().run(&mut self.inner),
+        }
+    }
+}
+
+impl<B: Backend> Steps for Collect<B> {
+    fn numerics(&self) -> String {
+        self.inner.numerics()
+    }
 
     fn upload(&mut self, inputs: &mut Self::Inputs, batch: &Batch) -> StepSize {
         self.turn = 0;
-        // Rows that a device adds would be counted, so its operations are asked for the batch's own
-        // alone.
+        // Padding rows would be counted, so operations are asked for the batch's own rows alone.
         self.inner.upload(inputs, batch);
         StepSize::of(batch)
     }
@@ -215,166 +282,11 @@ impl<B: Backend> Backend for Collect<B> {
     fn check(&mut self) -> Result<()> {
         self.inner.check()
     }
-
-    fn rope_angles(&mut self, inputs: &mut Self::Inputs, rope: usize, inv_freq: &Self::Vector, magnitude: f32) {
-        self.inner.rope_angles(inputs, rope, &inv_freq.inner, magnitude);
-    }
-
-    fn embed(&mut self, out: &mut Self::Tensor, table: &Self::Weight, inputs: &Self::Inputs, scale: f32) {
-        self.inner.embed(out, table, inputs, scale);
-    }
-
-    fn rms_norm(&mut self, out: &mut Self::Tensor, x: &Self::Tensor, weight: &Self::Vector, eps: f32, rows: usize) {
-        self.inner.rms_norm(out, x, &weight.inner, eps, rows);
-    }
-
-    fn add(&mut self, residual: &mut Self::Tensor, x: &Self::Tensor, scale: f32, rows: usize) {
-        self.inner.add(residual, x, scale, rows);
-    }
-
-    fn add_rms_norm(
-        &mut self,
-        out: &mut Self::Tensor,
-        residual: &mut Self::Tensor,
-        x: &Self::Tensor,
-        scale: f32,
-        weight: &Self::Vector,
-        eps: f32,
-        rows: usize,
-    ) {
-        self.inner.add_rms_norm(out, residual, x, scale, &weight.inner, eps, rows);
-    }
-
-    fn linear(
-        &mut self,
-        out: &mut Self::Tensor,
-        x: &Self::Tensor,
-        weight: &Self::Weight,
-        bias: Option<&Self::Vector>,
-        rows: usize,
-    ) {
-        let site = *self.linears.get(self.turn).expect("a layer asks for the linears of its sites and no others");
-        self.turn += 1;
-        let mut values = std::mem::take(&mut self.x);
-        self.inner.download(x, rows, &mut values);
-        assert_eq!(values.len(), rows * self.sums[site].1.size, "the width of what {:?} reads", self.sums[site].0);
-        self.add(site, &values);
-        self.x = values;
-        self.inner.linear(out, x, weight, bias.map(|bias| &bias.inner), rows);
-    }
-
-    fn prepare_qkv(
-        &mut self,
-        qkv: &mut Self::Tensor,
-        kv: &mut Self::Kv,
-        layer: usize,
-        op: &PrepareQkv<'_, Self>,
-        inputs: &Self::Inputs,
-    ) {
-        let op = PrepareQkv {
-            heads: op.heads,
-            kv_heads: op.kv_heads,
-            head_dim: op.head_dim,
-            group: op.group,
-            rope: op.rope,
-            q_norm: op.q_norm.map(|norm| &norm.inner),
-            k_norm: op.k_norm.map(|norm| &norm.inner),
-            norm_span: op.norm_span,
-            eps: op.eps,
-        };
-        self.inner.prepare_qkv(qkv, kv, layer, &op, inputs);
-    }
-
-    fn attention(
-        &mut self,
-        out: &mut Self::Tensor,
-        qkv: &Self::Tensor,
-        kv: &Self::Kv,
-        layer: usize,
-        op: &Attention<'_, Self>,
-        inputs: &Self::Inputs,
-    ) {
-        let op = Attention {
-            heads: op.heads,
-            kv_heads: op.kv_heads,
-            head_dim: op.head_dim,
-            group: op.group,
-            scale: op.scale,
-            window: op.window,
-            soft_cap: op.soft_cap,
-            sinks: op.sinks.map(|sinks| &sinks.inner),
-        };
-        self.inner.attention(out, qkv, kv, layer, &op, inputs);
-    }
-
-    fn gate(&mut self, out: &mut Self::Tensor, gate_up: &Self::Tensor, activation: Activation, rows: usize) {
-        self.inner.gate(out, gate_up, activation, rows);
-    }
-
-    fn experts_forward(
-        &mut self,
-        out: &mut Self::Tensor,
-        x: &Self::Tensor,
-        router_logits: &Self::Tensor,
-        experts: &Self::Experts,
-        op: &Routing<'_, Self>,
-        rows: usize,
-    ) {
-        let (mut values, mut logits) = (Vec::new(), Vec::new());
-        self.inner.download(x, rows, &mut values);
-        self.inner.download(router_logits, rows, &mut logits);
-        let scratch = match self.scratch.take() {
-            Some(scratch) if scratch.rows >= rows => Ok(scratch),
-            _ => ExpertScratch::new(&mut self.inner, rows, experts.hidden, experts.inter),
-        };
-        match scratch {
-            Ok(mut scratch) => {
-                let sums = self.run_experts(&values, &logits, experts, &mut scratch, op);
-                self.inner.upload_rows(out, &sums);
-                self.scratch = Some(scratch);
-            }
-            Err(error) => {
-                self.failure.get_or_insert(error.into());
-            }
-        }
-    }
-
-    fn add_gated(&mut self, out: &mut Self::Tensor, x: &Self::Tensor, gate: &Self::Tensor, rows: usize) {
-        self.inner.add_gated(out, x, gate, rows);
-    }
-
-    fn gather_outputs(&mut self, out: &mut Self::Tensor, x: &Self::Tensor, inputs: &Self::Inputs) {
-        self.inner.gather_outputs(out, x, inputs);
-    }
-
-    fn finish_logits(&mut self, logits: &mut Self::Tensor, scale: f32, soft_cap: Option<f32>, rows: usize) {
-        self.inner.finish_logits(logits, scale, soft_cap, rows);
-    }
-
-    fn copy_blocks(&mut self, kv: &mut Self::Kv, pairs: &[(u32, u32)]) {
-        self.inner.copy_blocks(kv, pairs);
-    }
-
-    fn move_tokens(&mut self, kv: &mut Self::Kv, pairs: &[(u32, u32)]) {
-        self.inner.move_tokens(kv, pairs);
-    }
-
-    fn upload_rows(&mut self, tensor: &mut Self::Tensor, values: &[f32]) {
-        self.inner.upload_rows(tensor, values);
-    }
-
-    fn download(&mut self, tensor: &Self::Tensor, rows: usize, out: &mut Vec<f32>) {
-        self.inner.download(tensor, rows, out);
-    }
-
-    fn save_block(&mut self, kv: &Self::Kv, block: u32, out: &mut [u8]) {
-        self.inner.save_block(kv, block, out);
-    }
-
-    fn load_block(&mut self, kv: &mut Self::Kv, block: u32, bytes: &[u8]) {
-        self.inner.load_block(kv, block, bytes);
-    }
 }
+
+impl<B: Backend> Sampling for Collect<B> {}
+
+impl<B: Backend> BlockCopies for Collect<B> {}
 
 impl<B: Backend> ExpertScratch<B> {
     fn new(backend: &mut B, rows: usize, hidden: usize, inter: usize) -> Result<Self> {

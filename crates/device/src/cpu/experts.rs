@@ -225,7 +225,7 @@ mod tests {
     use super::*;
     use crate::cpu::{CpuConfig, Isa};
     use crate::reference::Reference;
-    use crate::{Activation, Backend, RouterScore, TensorKind};
+    use crate::{Activation, Handles, Memory, Operations, RouterScore, TensorKind};
 
     const EXPERTS: usize = 6;
     const HIDDEN: usize = 70;
@@ -252,7 +252,7 @@ mod tests {
         }
     }
 
-    fn routing<B: Backend>() -> Routing<'static, B> {
+    fn routing<H: Handles>() -> Routing<'static, H> {
         Routing {
             score: RouterScore::Softmax,
             top_k: 2,
@@ -279,7 +279,7 @@ mod tests {
             x.row_mut(row).iter_mut().enumerate().for_each(|(i, v)| *v = noise(1, source * HIDDEN + i));
             logits.row_mut(row).iter_mut().enumerate().for_each(|(i, v)| *v = 3.0 * noise(2, source * EXPERTS + i));
         }
-        cpu.experts_forward(&mut out, &x, &logits, &experts, &routing(), rows);
+        cpu.experts_forward(&mut out, &x, &logits, &experts, routing(), rows);
         out.head(rows).to_vec()
     }
 
@@ -321,7 +321,7 @@ mod tests {
                 let logits: Vec<f32> = (0..EXPERTS).map(|i| 3.0 * noise(2, row * EXPERTS + i)).collect();
                 let (x, logits) = (one_row(&mut reference, &x), one_row(&mut reference, &logits));
                 let mut out = reference.tensor(1, HIDDEN, TensorKind::Activation).unwrap();
-                reference.experts_forward(&mut out, &x, &logits, &experts, &routing(), 1);
+                reference.experts_forward(&mut out, &x, &logits, &experts, routing(), 1);
                 let mut expected = Vec::new();
                 reference.download(&out, 1, &mut expected);
                 for (found, expected) in found[row * HIDDEN..].iter().zip(&expected) {
@@ -333,7 +333,7 @@ mod tests {
 
     /// A one-row tensor with these values. The reference's tensors are opaque, so the values are
     /// added as a bias.
-    fn one_row(reference: &mut Reference, values: &[f32]) -> <Reference as Backend>::Tensor {
+    fn one_row(reference: &mut Reference, values: &[f32]) -> <Reference as Handles>::Tensor {
         let zero = reference.tensor(1, 1, TensorKind::Scores).unwrap();
         let weight = reference.weight(&matrix(0, values.len(), 1)).unwrap();
         let bias = reference.vector(values).unwrap();

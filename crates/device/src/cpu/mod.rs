@@ -44,8 +44,8 @@ use folio_formats::Matrix;
 use packed::Supply;
 
 use crate::{
-    Activation, Attention, Backend, Batch, Error, ExpertsSource, InputLimits, KvShape, PrepareQkv, Pulse, Result,
-    Routing, StepSize, TensorKind,
+    Activation, Attention, Batch, BlockCopies, Error, ExpertsSource, Handles, InputLimits, KvShape, Memory, Operations,
+    PrepareQkv, Pulse, Result, Routing, Sampling, StepSize, Steps, TensorKind,
 };
 
 /// Options of a [`Cpu`].
@@ -136,14 +136,16 @@ impl Cpu {
     }
 }
 
-impl Backend for Cpu {
+impl Handles for Cpu {
     type Tensor = Tensor;
     type Vector = Vector;
     type Weight = Weight;
     type Experts = experts::Experts;
     type Kv = kv::Kv;
     type Inputs = inputs::Inputs;
+}
 
+impl Memory for Cpu {
     fn tensor(&mut self, rows: usize, cols: usize, _: TensorKind) -> Result<Tensor> {
         Tensor::new(rows, cols)
     }
@@ -170,24 +172,12 @@ impl Backend for Cpu {
         self.supply = Supply::Fresh;
     }
 
-    fn check(&mut self) -> Result<()> {
-        self.packed.as_ref().map_or(Ok(()), |file| file.check())
-    }
-
     fn kv(&mut self, shape: KvShape) -> Result<kv::Kv> {
         kv::Kv::new(shape)
     }
 
     fn inputs(&mut self, limits: InputLimits) -> Result<inputs::Inputs> {
         inputs::Inputs::new(limits)
-    }
-
-    fn pulse(&self) -> Option<Pulse> {
-        Some(self.pool.pulse().clone())
-    }
-
-    fn numerics(&self) -> String {
-        format!("cpu {} {}", std::env::consts::ARCH, self.isa.name())
     }
 
     fn weight_bytes(&self, weight: &Weight) -> u64 {
@@ -197,12 +187,28 @@ impl Backend for Cpu {
     fn experts_bytes(&self, experts: &experts::Experts) -> u64 {
         experts.bytes()
     }
+}
+
+impl Steps for Cpu {
+    fn numerics(&self) -> String {
+        format!("cpu {} {}", std::env::consts::ARCH, self.isa.name())
+    }
+
+    fn pulse(&self) -> Option<Pulse> {
+        Some(self.pool.pulse().clone())
+    }
 
     fn upload(&mut self, inputs: &mut inputs::Inputs, batch: &Batch) -> StepSize {
         inputs::upload(self.ctx(), inputs, batch);
         StepSize::of(batch)
     }
 
+    fn check(&mut self) -> Result<()> {
+        self.packed.as_ref().map_or(Ok(()), |file| file.check())
+    }
+}
+
+impl Operations for Cpu {
     fn rope_angles(&mut self, inputs: &mut inputs::Inputs, rope: usize, inv_freq: &Vector, magnitude: f32) {
         inputs::rope_angles(self.ctx(), inputs, rope, inv_freq, magnitude);
     }
@@ -242,10 +248,10 @@ impl Backend for Cpu {
         qkv: &mut Tensor,
         kv: &mut kv::Kv,
         layer: usize,
-        op: &PrepareQkv<'_, Self>,
+        op: PrepareQkv<'_, Self>,
         inputs: &inputs::Inputs,
     ) {
-        qkv::prepare_qkv(self.ctx(), qkv, kv, layer, op, inputs);
+        qkv::prepare_qkv(self.ctx(), qkv, kv, layer, &op, inputs);
     }
 
     fn attention(
@@ -254,10 +260,10 @@ impl Backend for Cpu {
         qkv: &Tensor,
         kv: &kv::Kv,
         layer: usize,
-        op: &Attention<'_, Self>,
+        op: Attention<'_, Self>,
         inputs: &inputs::Inputs,
     ) {
-        attention::attention(self.ctx(), out, qkv, kv, layer, op, inputs);
+        attention::attention(self.ctx(), out, qkv, kv, layer, &op, inputs);
     }
 
     fn gate(&mut self, out: &mut Tensor, gate_up: &Tensor, activation: Activation, rows: usize) {
@@ -270,12 +276,12 @@ impl Backend for Cpu {
         x: &Tensor,
         router_logits: &Tensor,
         experts: &experts::Experts,
-        op: &Routing<'_, Self>,
+        op: Routing<'_, Self>,
         rows: usize,
     ) {
         let ctx = Ctx { pool: &self.pool, isa: self.isa };
         let scratch = (&mut self.activations, &mut self.routing);
-        experts::experts_forward(ctx, scratch, out, x, router_logits, experts, op, rows);
+        experts::experts_forward(ctx, scratch, out, x, router_logits, experts, &op, rows);
     }
 
     fn add_gated(&mut self, out: &mut Tensor, x: &Tensor, gate: &Tensor, rows: usize) {
@@ -334,3 +340,7 @@ impl Backend for Cpu {
         kv::load_block(kv, block, bytes);
     }
 }
+
+impl Sampling for Cpu {}
+
+impl BlockCopies for Cpu {}

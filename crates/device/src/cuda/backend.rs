@@ -21,8 +21,8 @@ use super::tensor::{Float, Tensor, Vector};
 use super::weight::{Loader, Weight};
 use super::{attention, copies, launch, linear_stream, moves, rows};
 use crate::{
-    Activation, Attention, Backend, Batch, Drawn, Draws, Error, ExpertsSource, HostMemory, InputLimits, KvShape, Norm,
-    PrepareQkv, Product, Result, Routing, StepSize, TensorKind,
+    Activation, Attention, Batch, BlockCopies, Drawn, Draws, Error, ExpertsSource, Handles, HostMemory, InputLimits,
+    KvShape, Memory, Norm, Operations, PrepareQkv, Product, Result, Routing, Sampling, StepSize, Steps, TensorKind,
 };
 
 /// What activations, and weights that are not coded, are held in.
@@ -214,14 +214,16 @@ impl Cuda {
     }
 }
 
-impl Backend for Cuda {
+impl Handles for Cuda {
     type Tensor = Tensor;
     type Vector = Vector;
     type Weight = Weight;
     type Experts = Experts;
     type Kv = Kv;
     type Inputs = Inputs;
+}
 
+impl Memory for Cuda {
     fn tensor(&mut self, rows: usize, cols: usize, kind: TensorKind) -> Result<Tensor> {
         Tensor::new(&self.device, rows, cols, kind, self.float())
     }
@@ -270,18 +272,6 @@ impl Backend for Cuda {
         Inputs::new(&self.device, limits)
     }
 
-    fn numerics(&self) -> String {
-        let info = self.device.info();
-        let precision = match self.config.activations {
-            Precision::BF16 => "bf16",
-            Precision::F32 => "f32",
-        };
-        let mode = if self.config.batch_invariant { " batch-invariant" } else { "" };
-        let blas = self.blas.as_ref().map_or(String::new(), |blas| format!(" cublaslt {}", blas.version()));
-        let (major, minor) = info.capability;
-        format!("cuda {} {major}.{minor} {precision}{mode}{blas} kernels {}", info.name, driver::kernels_hash())
-    }
-
     fn value_bytes(&self, kind: TensorKind) -> usize {
         match kind {
             TensorKind::Activation => self.float().bytes(),
@@ -295,6 +285,24 @@ impl Backend for Cuda {
 
     fn experts_bytes(&self, experts: &Experts) -> u64 {
         experts.bytes()
+    }
+}
+
+impl Steps for Cuda {
+    fn numerics(&self) -> String {
+        let info = self.device.info();
+        let precision = match self.config.activations {
+            Precision::BF16 => "bf16",
+            Precision::F32 => "f32",
+        };
+        let mode = if self.config.batch_invariant { " batch-invariant" } else { "" };
+        let blas = self.blas.as_ref().map_or(String::new(), |blas| format!(" cublaslt {}", blas.version()));
+        let (major, minor) = info.capability;
+        format!("cuda {} {major}.{minor} {precision}{mode}{blas} kernels {}", info.name, driver::kernels_hash())
+    }
+
+    fn fused_rows(&self) -> usize {
+        self.few_rows()
     }
 
     fn upload(&mut self, inputs: &mut Inputs, batch: &Batch) -> StepSize {
@@ -335,7 +343,9 @@ impl Backend for Cuda {
             None => self.device.check(),
         }
     }
+}
 
+impl Sampling for Cuda {
     fn draws_tokens(&self) -> bool {
         true
     }
@@ -355,7 +365,9 @@ impl Backend for Cuda {
         let drawn = self.sampler.as_mut().expect("something was drawn").drawn(out);
         self.fault.take().map_or(drawn, Err)
     }
+}
 
+impl Operations for Cuda {
     fn rope_angles(&mut self, inputs: &mut Inputs, rope: usize, inv_freq: &Vector, magnitude: f32) {
         rows::rope_angles(&self.device, inputs, rope, inv_freq, magnitude);
     }
@@ -396,10 +408,6 @@ impl Backend for Cuda {
 
     fn linear(&mut self, out: &mut Tensor, x: &Tensor, weight: &Weight, bias: Option<&Vector>, rows: usize) {
         self.multiply(out, x, weight, bias, rows);
-    }
-
-    fn fused_rows(&self) -> usize {
-        self.few_rows()
     }
 
     fn norm_linear(
@@ -474,8 +482,8 @@ impl Backend for Cuda {
         self.ahead = weight.runs().first().map(|run| (run.buffer.ptr(), run.buffer.bytes()));
     }
 
-    fn prepare_qkv(&mut self, qkv: &mut Tensor, kv: &mut Kv, layer: usize, op: &PrepareQkv<'_, Self>, inputs: &Inputs) {
-        rows::prepare_qkv(&self.device, qkv, kv, layer, op, inputs);
+    fn prepare_qkv(&mut self, qkv: &mut Tensor, kv: &mut Kv, layer: usize, op: PrepareQkv<'_, Self>, inputs: &Inputs) {
+        rows::prepare_qkv(&self.device, qkv, kv, layer, &op, inputs);
     }
 
     fn attention(
@@ -484,10 +492,10 @@ impl Backend for Cuda {
         qkv: &Tensor,
         kv: &Kv,
         layer: usize,
-        op: &Attention<'_, Self>,
+        op: Attention<'_, Self>,
         inputs: &Inputs,
     ) {
-        self.attend(out, qkv, kv, layer, op, inputs);
+        self.attend(out, qkv, kv, layer, &op, inputs);
         self.steps.first_piece_ends(&self.device);
     }
 
@@ -501,10 +509,10 @@ impl Backend for Cuda {
         x: &Tensor,
         router_logits: &Tensor,
         experts: &Experts,
-        op: &Routing<'_, Self>,
+        op: Routing<'_, Self>,
         rows: usize,
     ) {
-        self.run_experts(out, x, router_logits, experts, op, rows);
+        self.run_experts(out, x, router_logits, experts, &op, rows);
     }
 
     fn add_gated(&mut self, out: &mut Tensor, x: &Tensor, gate: &Tensor, rows: usize) {
@@ -559,7 +567,9 @@ impl Backend for Cuda {
         let copied = kv.load(&self.device, block, bytes);
         self.note(copied);
     }
+}
 
+impl BlockCopies for Cuda {
     fn start_save(&mut self, kv: &Kv, block: u32, memory: Box<dyn HostMemory>) -> Option<Box<dyn HostMemory>> {
         let begun = kv.start_save(&self.device, block, memory);
         self.begun(begun)

@@ -14,8 +14,8 @@ pub use experts::route;
 use folio_formats::Matrix;
 
 use crate::{
-    Activation, Attention, Backend, Batch, Error, ExpertsSource, InputLimits, KvShape, PrepareQkv, Result, Routing,
-    StepSize, TensorKind, tree,
+    Activation, Attention, Batch, BlockCopies, Error, ExpertsSource, Handles, InputLimits, KvShape, Memory, Operations,
+    PrepareQkv, Result, Routing, Sampling, StepSize, Steps, TensorKind, tree,
 };
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -153,14 +153,16 @@ impl Inputs {
     }
 }
 
-impl Backend for Reference {
+impl Handles for Reference {
     type Tensor = Tensor;
     type Vector = Vector;
     type Weight = Weight;
     type Experts = Experts;
     type Kv = Kv;
     type Inputs = Inputs;
+}
 
+impl Memory for Reference {
     fn tensor(&mut self, rows: usize, cols: usize, _: TensorKind) -> Result<Tensor> {
         Ok(Tensor { rows, cols, values: zeros("tensor", rows * cols)? })
     }
@@ -188,16 +190,18 @@ impl Backend for Reference {
         Ok(Inputs { limits, batch: Batch::default(), ropes: vec![Rope::default(); limits.ropes] })
     }
 
-    fn numerics(&self) -> String {
-        format!("reference {}", std::env::consts::ARCH)
-    }
-
     fn weight_bytes(&self, weight: &Weight) -> u64 {
         4 * weight.values.len() as u64
     }
 
     fn experts_bytes(&self, experts: &Experts) -> u64 {
         experts.bytes()
+    }
+}
+
+impl Steps for Reference {
+    fn numerics(&self) -> String {
+        format!("reference {}", std::env::consts::ARCH)
     }
 
     fn upload(&mut self, inputs: &mut Inputs, batch: &Batch) -> StepSize {
@@ -206,7 +210,9 @@ impl Backend for Reference {
         inputs.ropes.fill(Rope::default());
         StepSize::of(batch)
     }
+}
 
+impl Operations for Reference {
     fn rope_angles(&mut self, inputs: &mut Inputs, rope: usize, inv_freq: &Vector, magnitude: f32) {
         let pairs = inv_freq.0.len();
         assert!(pairs <= inputs.limits.rope_pairs, "{pairs} pairs of at most {}", inputs.limits.rope_pairs);
@@ -275,8 +281,8 @@ impl Backend for Reference {
         }
     }
 
-    fn prepare_qkv(&mut self, qkv: &mut Tensor, kv: &mut Kv, layer: usize, op: &PrepareQkv<'_, Self>, inputs: &Inputs) {
-        attention::prepare_qkv(qkv, kv, layer, op, inputs);
+    fn prepare_qkv(&mut self, qkv: &mut Tensor, kv: &mut Kv, layer: usize, op: PrepareQkv<'_, Self>, inputs: &Inputs) {
+        attention::prepare_qkv(qkv, kv, layer, &op, inputs);
     }
 
     fn attention(
@@ -285,10 +291,10 @@ impl Backend for Reference {
         qkv: &Tensor,
         kv: &Kv,
         layer: usize,
-        op: &Attention<'_, Self>,
+        op: Attention<'_, Self>,
         inputs: &Inputs,
     ) {
-        attention::attention(out, qkv, kv, layer, op, inputs);
+        attention::attention(out, qkv, kv, layer, &op, inputs);
     }
 
     fn gate(&mut self, out: &mut Tensor, gate_up: &Tensor, activation: Activation, rows: usize) {
@@ -308,10 +314,10 @@ impl Backend for Reference {
         x: &Tensor,
         router_logits: &Tensor,
         experts: &Experts,
-        op: &Routing<'_, Self>,
+        op: Routing<'_, Self>,
         rows: usize,
     ) {
-        experts::forward(out, x, router_logits, experts, op, rows);
+        experts::forward(out, x, router_logits, experts, &op, rows);
     }
 
     fn add_gated(&mut self, out: &mut Tensor, x: &Tensor, gate: &Tensor, rows: usize) {
@@ -372,3 +378,7 @@ impl Backend for Reference {
         blocks::load(kv, block, bytes);
     }
 }
+
+impl Sampling for Reference {}
+
+impl BlockCopies for Reference {}

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use folio_device::Backend;
+use folio_device::Steps;
 use folio_device::cuda::{Cuda, CudaConfig, Precision, driver};
 
 use crate::paged::Schedule;

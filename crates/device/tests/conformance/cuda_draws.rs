@@ -4,7 +4,8 @@
 
 use folio_device::cuda::{Cuda, CudaConfig};
 use folio_device::{
-    Backend, Batch, DRAWN_TOKEN, Draw, DrawFailure, Drawn, Draws, GroupTables, InputLimits, SeenToken, Span, TensorKind,
+    Batch, DRAWN_TOKEN, Draw, DrawFailure, Drawn, Draws, GroupTables, Handles, InputLimits, Memory, Operations,
+    Sampling, SeenToken, Span, Steps, TensorKind,
 };
 
 use crate::cuda::open;
@@ -40,7 +41,7 @@ fn logprob(row: &[f32], token: u32) -> f32 {
     (f64::from(row[token as usize]) - whole) as f32
 }
 
-fn inputs(backend: &mut Cuda) -> <Cuda as Backend>::Inputs {
+fn inputs(backend: &mut Cuda) -> <Cuda as Handles>::Inputs {
     let limits =
         InputLimits { rows: 16, spans: 16, outputs: 16, table_entries: 16, groups: 1, ropes: 0, rope_pairs: 0 };
     backend.inputs(limits).unwrap()
@@ -108,7 +109,7 @@ fn cuda_draws_what_is_asked_for() {
 }
 
 /// A step with tokens that the host does not know: draws 6 and 0, around one that it does.
-fn check_awaited(backend: &mut Cuda, inputs: &mut <Cuda as Backend>::Inputs, expected: &[u32]) {
+fn check_awaited(backend: &mut Cuda, inputs: &mut <Cuda as Handles>::Inputs, expected: &[u32]) {
     let table: Vec<f32> = (0..VOCAB).flat_map(|token| [token as f32, 1.0]).collect();
     let table = backend.weight(&f32_matrix(2, &table)).unwrap();
     let span = |row: u32| Span { first_row: row, num_rows: 1, context: 1 };

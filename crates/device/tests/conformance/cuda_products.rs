@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use folio_device::cuda::{Cuda, CudaConfig};
-use folio_device::{Activation, Backend, Product, TensorKind};
+use folio_device::{Activation, Handles, Memory, Operations, Product, Steps, TensorKind};
 use folio_formats::{ActivationScale, Format, Grouped, GroupedLevels, GroupedRow, Matrix};
 
 use crate::cuda::open;
@@ -90,7 +90,7 @@ fn row(number: usize, cols: usize) -> Vec<f32> {
 /// The product of the given rows.
 fn multiply(
     backend: &mut Cuda,
-    weight: &<Cuda as Backend>::Weight,
+    weight: &<Cuda as Handles>::Weight,
     bias: &[f32],
     cols: usize,
     numbers: &[usize],

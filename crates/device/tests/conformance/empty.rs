@@ -50,7 +50,7 @@ pub fn run<B: Backend>(backend: &mut B) {
         norm_span: NormSpan::Head,
         eps: 1e-6,
     };
-    backend.prepare_qkv(&mut qkv, &mut kv, 0, &prepare, &inputs);
+    backend.prepare_qkv(&mut qkv, &mut kv, 0, prepare, &inputs);
     let attention = Attention {
         heads: 2,
         kv_heads: 1,
@@ -61,7 +61,7 @@ pub fn run<B: Backend>(backend: &mut B) {
         soft_cap: None,
         sinks: None,
     };
-    backend.attention(&mut out, &qkv, &kv, 0, &attention, &inputs);
+    backend.attention(&mut out, &qkv, &kv, 0, attention, &inputs);
     backend.gate(&mut out, &wide, Activation::Silu, 0);
     let routing = Routing {
         score: RouterScore::Softmax,
@@ -73,7 +73,7 @@ pub fn run<B: Backend>(backend: &mut B) {
         groups_kept: 1,
         activation: Activation::Silu,
     };
-    backend.experts_forward(&mut out, &x, &one, &experts, &routing, 0);
+    backend.experts_forward(&mut out, &x, &one, &experts, routing, 0);
     backend.add_gated(&mut out, &x, &one, 0);
     backend.gather_outputs(&mut picked, &residual, &inputs);
     backend.finish_logits(&mut logits, 2.0, Some(3.0), 0);

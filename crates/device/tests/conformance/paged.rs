@@ -267,7 +267,7 @@ impl<'a, B: Backend> Run<'a, B> {
         let plain = Case { rope: None, norm: None, ..self.case.clone() };
         for layer in 0..LAYERS {
             let op = plain.prepare::<B>(&self.q_norm, &self.k_norm);
-            backend.prepare_qkv(&mut qkv, &mut self.kv, layer, &op, &self.inputs);
+            backend.prepare_qkv(&mut qkv, &mut self.kv, layer, op, &self.inputs);
         }
     }
 
@@ -320,7 +320,7 @@ impl<'a, B: Backend> Run<'a, B> {
         backend.rope_angles(&mut self.inputs, 0, &self.inv_freq, 1.1);
         // Borrows the storage separately from the vectors of the operation.
         let Self { kv, inputs, q_norm, k_norm, sinks, .. } = self;
-        backend.prepare_qkv(&mut qkv, kv, LAYER, &case.prepare::<B>(q_norm, k_norm), inputs);
+        backend.prepare_qkv(&mut qkv, kv, LAYER, case.prepare::<B>(q_norm, k_norm), inputs);
         let attention = Attention {
             heads: case.heads,
             kv_heads: case.kv_heads,
@@ -332,7 +332,7 @@ impl<'a, B: Backend> Run<'a, B> {
             soft_cap: case.soft_cap,
             sinks: case.sinks.then_some(&*sinks),
         };
-        backend.attention(&mut out, &qkv, kv, LAYER, &attention, inputs);
+        backend.attention(&mut out, &qkv, kv, LAYER, attention, inputs);
 
         let (out, qkv) = (download(backend, &out, rows), download(backend, &qkv, rows));
         let width = case.heads * case.head_dim;

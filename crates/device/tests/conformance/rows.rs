@@ -365,7 +365,7 @@ fn experts<B: Backend>(backend: &mut B, rows: &[usize], case: &Case) -> Vec<f32>
         activation,
     };
     let mut out = tensor(backend, hidden, &vec![5.0; rows.len() * hidden], Activation);
-    backend.experts_forward(&mut out, &x, &logits, &experts, &op, rows.len());
+    backend.experts_forward(&mut out, &x, &logits, &experts, op, rows.len());
     download(backend, &out, rows.len())
 }
 

@@ -238,7 +238,7 @@ impl<'a, B: Backend> Rig<'a, B> {
         for layer in 0..LAYERS {
             let mut qkv = tensor(backend, shape.qkv_width(), &values, TensorKind::Activation);
             let op = plain.prepare::<B>(&self.q_norm, &self.k_norm);
-            backend.prepare_qkv(&mut qkv, &mut self.kv, layer, &op, &self.inputs);
+            backend.prepare_qkv(&mut qkv, &mut self.kv, layer, op, &self.inputs);
         }
     }
 
@@ -293,7 +293,7 @@ impl<'a, B: Backend> Rig<'a, B> {
             let mut qkv = tensor(backend, shape.qkv_width(), &values, TensorKind::Activation);
             let mut out = backend.tensor(batch.num_rows(), width, TensorKind::Activation).unwrap();
             let Self { kv, inputs, q_norm, k_norm, sinks, .. } = self;
-            backend.prepare_qkv(&mut qkv, kv, layer, &shape.prepare::<B>(q_norm, k_norm), inputs);
+            backend.prepare_qkv(&mut qkv, kv, layer, shape.prepare::<B>(q_norm, k_norm), inputs);
             let attention = Attention {
                 heads: shape.heads,
                 kv_heads: shape.kv_heads,
@@ -304,7 +304,7 @@ impl<'a, B: Backend> Rig<'a, B> {
                 soft_cap: shape.soft_cap,
                 sinks: shape.sinks.then_some(&*sinks),
             };
-            backend.attention(&mut out, &qkv, kv, layer, &attention, inputs);
+            backend.attention(&mut out, &qkv, kv, layer, attention, inputs);
             let num_rows = batch.num_rows();
             let (out, qkv) = (download(backend, &out, num_rows), download(backend, &qkv, num_rows));
             for row in 0..rows.len() {

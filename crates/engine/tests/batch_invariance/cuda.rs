@@ -7,7 +7,7 @@ use std::{
 };
 
 use folio_device::{
-    Backend, KvFormat,
+    KvFormat, Steps,
     cuda::{Cuda, CudaConfig, Precision, driver},
 };
 use folio_model::OpenModel;

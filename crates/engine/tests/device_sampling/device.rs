@@ -5,10 +5,9 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use folio_device::{
-    Activation, Attention, Backend, Batch, DRAWN_TOKEN, Drawn, Draws, Error, ExpertsSource, HostMemory, InputLimits,
-    KvShape, PrepareQkv, Result, Routing, StepSize, TensorKind,
+    Backend, Batch, BlockCopies, DRAWN_TOKEN, Drawn, Draws, Error, HostMemory, Intercept, Op, Result, Sampling,
+    StepSize, Steps, Wrapper,
 };
-use folio_formats::Matrix;
 
 use crate::sampler;
 
@@ -99,14 +98,62 @@ fn broken(what: &str) -> Error {
     Error::Device { device: "drawing".into(), message: format!("{what} was broken") }
 }
 
-impl<B: Backend> Backend for Drawing<B> {
-    type Tensor = B::Tensor;
-    type Vector = B::Vector;
-    type Weight = B::Weight;
-    type Experts = B::Experts;
-    type Kv = B::Kv;
-    type Inputs = B::Inputs;
+impl<B: Backend> Wrapper for Drawing<B> {
+    type Inner = B;
 
+    fn inner(&self) -> &B {
+        &self.inner
+    }
+
+    fn inner_mut(&mut self) -> &mut B {
+        &mut self.inner
+    }
+}
+
+impl<B: Backend> Intercept for Drawing<B> {
+    fn intercept(&mut self, op: Op<'_, Self>) {
+        match op {
+            Op::Download { tensor, rows, out } => {
+                self.inner.download(tensor, rows, out);
+                // Logits, by their width: of the first outputs alone, where others are pooled.
+                if out.len() == rows * self.vocab {
+                    self.poison(out);
+                }
+            }
+            op => op.inner().run(&mut self.inner),
+        }
+    }
+}
+
+impl<B: Backend> Steps for Drawing<B> {
+    fn numerics(&self) -> String {
+        self.inner.numerics()
+    }
+
+    fn upload(&mut self, inputs: &mut B::Inputs, batch: &Batch) -> StepSize {
+        let mut batch = batch.clone();
+        let mut notes = self.shared.notes();
+        for token in batch.tokens.iter_mut().filter(|token| **token >= DRAWN_TOKEN) {
+            *token = self.last[(*token - DRAWN_TOKEN) as usize];
+            notes.awaited += 1;
+        }
+        self.fault = notes.broken_step == Some(notes.steps);
+        notes.steps += 1;
+        notes.is_broken |= self.fault && notes.stays_broken;
+        drop(notes);
+        self.output_tokens = batch.outputs.iter().map(|&row| batch.tokens[row as usize]).collect();
+        self.inner.upload(inputs, &batch)
+    }
+
+    fn check(&mut self) -> Result<()> {
+        if std::mem::take(&mut self.fault) || self.shared.notes().is_broken {
+            return Err(broken("a step"));
+        }
+        self.inner.check()
+    }
+}
+
+impl<B: Backend> Sampling for Drawing<B> {
     fn draws_tokens(&self) -> bool {
         self.draws_tokens
     }
@@ -144,192 +191,9 @@ impl<B: Backend> Backend for Drawing<B> {
         }
         Ok(())
     }
+}
 
-    fn upload(&mut self, inputs: &mut B::Inputs, batch: &Batch) -> StepSize {
-        let mut batch = batch.clone();
-        let mut notes = self.shared.notes();
-        for token in batch.tokens.iter_mut().filter(|token| **token >= DRAWN_TOKEN) {
-            *token = self.last[(*token - DRAWN_TOKEN) as usize];
-            notes.awaited += 1;
-        }
-        self.fault = notes.broken_step == Some(notes.steps);
-        notes.steps += 1;
-        notes.is_broken |= self.fault && notes.stays_broken;
-        drop(notes);
-        self.output_tokens = batch.outputs.iter().map(|&row| batch.tokens[row as usize]).collect();
-        self.inner.upload(inputs, &batch)
-    }
-
-    fn check(&mut self) -> Result<()> {
-        if std::mem::take(&mut self.fault) || self.shared.notes().is_broken {
-            return Err(broken("a step"));
-        }
-        self.inner.check()
-    }
-
-    fn download(&mut self, tensor: &B::Tensor, rows: usize, out: &mut Vec<f32>) {
-        self.inner.download(tensor, rows, out);
-        // Logits, by their width: of the first outputs alone, where others are pooled.
-        if out.len() == rows * self.vocab {
-            self.poison(out);
-        }
-    }
-
-    // ---- handed on ----
-
-    fn tensor(&mut self, rows: usize, cols: usize, kind: TensorKind) -> Result<B::Tensor> {
-        self.inner.tensor(rows, cols, kind)
-    }
-
-    fn vector(&mut self, values: &[f32]) -> Result<B::Vector> {
-        self.inner.vector(values)
-    }
-
-    fn weight(&mut self, matrix: &Matrix<'_>) -> Result<B::Weight> {
-        self.inner.weight(matrix)
-    }
-
-    fn experts(&mut self, source: ExpertsSource<'_>) -> Result<B::Experts> {
-        self.inner.experts(source)
-    }
-
-    fn kv(&mut self, shape: KvShape) -> Result<B::Kv> {
-        self.inner.kv(shape)
-    }
-
-    fn inputs(&mut self, limits: InputLimits) -> Result<B::Inputs> {
-        self.inner.inputs(limits)
-    }
-
-    fn numerics(&self) -> String {
-        self.inner.numerics()
-    }
-
-    fn weight_bytes(&self, weight: &B::Weight) -> u64 {
-        self.inner.weight_bytes(weight)
-    }
-
-    fn experts_bytes(&self, experts: &B::Experts) -> u64 {
-        self.inner.experts_bytes(experts)
-    }
-
-    fn rope_angles(&mut self, inputs: &mut B::Inputs, rope: usize, inv_freq: &B::Vector, magnitude: f32) {
-        self.inner.rope_angles(inputs, rope, inv_freq, magnitude);
-    }
-
-    fn embed(&mut self, out: &mut B::Tensor, table: &B::Weight, inputs: &B::Inputs, scale: f32) {
-        self.inner.embed(out, table, inputs, scale);
-    }
-
-    fn rms_norm(&mut self, out: &mut B::Tensor, x: &B::Tensor, weight: &B::Vector, eps: f32, rows: usize) {
-        self.inner.rms_norm(out, x, weight, eps, rows);
-    }
-
-    fn add(&mut self, residual: &mut B::Tensor, x: &B::Tensor, scale: f32, rows: usize) {
-        self.inner.add(residual, x, scale, rows);
-    }
-
-    fn add_rms_norm(
-        &mut self,
-        out: &mut B::Tensor,
-        residual: &mut B::Tensor,
-        x: &B::Tensor,
-        scale: f32,
-        weight: &B::Vector,
-        eps: f32,
-        rows: usize,
-    ) {
-        self.inner.add_rms_norm(out, residual, x, scale, weight, eps, rows);
-    }
-
-    fn linear(
-        &mut self,
-        out: &mut B::Tensor,
-        x: &B::Tensor,
-        weight: &B::Weight,
-        bias: Option<&B::Vector>,
-        rows: usize,
-    ) {
-        self.inner.linear(out, x, weight, bias, rows);
-    }
-
-    fn prepare_qkv(
-        &mut self,
-        qkv: &mut B::Tensor,
-        kv: &mut B::Kv,
-        layer: usize,
-        op: &PrepareQkv<'_, Self>,
-        inputs: &B::Inputs,
-    ) {
-        let &PrepareQkv { heads, kv_heads, head_dim, group, rope, q_norm, k_norm, norm_span, eps } = op;
-        let op = PrepareQkv { heads, kv_heads, head_dim, group, rope, q_norm, k_norm, norm_span, eps };
-        self.inner.prepare_qkv(qkv, kv, layer, &op, inputs);
-    }
-
-    fn attention(
-        &mut self,
-        out: &mut B::Tensor,
-        qkv: &B::Tensor,
-        kv: &B::Kv,
-        layer: usize,
-        op: &Attention<'_, Self>,
-        inputs: &B::Inputs,
-    ) {
-        let &Attention { heads, kv_heads, head_dim, group, scale, window, soft_cap, sinks } = op;
-        let op = Attention { heads, kv_heads, head_dim, group, scale, window, soft_cap, sinks };
-        self.inner.attention(out, qkv, kv, layer, &op, inputs);
-    }
-
-    fn gate(&mut self, out: &mut B::Tensor, gate_up: &B::Tensor, activation: Activation, rows: usize) {
-        self.inner.gate(out, gate_up, activation, rows);
-    }
-
-    fn experts_forward(
-        &mut self,
-        out: &mut B::Tensor,
-        x: &B::Tensor,
-        router_logits: &B::Tensor,
-        experts: &B::Experts,
-        op: &Routing<'_, Self>,
-        rows: usize,
-    ) {
-        let &Routing { score, top_k, normalize, scale, choice_bias, groups, groups_kept, activation } = op;
-        let op = Routing { score, top_k, normalize, scale, choice_bias, groups, groups_kept, activation };
-        self.inner.experts_forward(out, x, router_logits, experts, &op, rows);
-    }
-
-    fn add_gated(&mut self, out: &mut B::Tensor, x: &B::Tensor, gate: &B::Tensor, rows: usize) {
-        self.inner.add_gated(out, x, gate, rows);
-    }
-
-    fn gather_outputs(&mut self, out: &mut B::Tensor, x: &B::Tensor, inputs: &B::Inputs) {
-        self.inner.gather_outputs(out, x, inputs);
-    }
-
-    fn finish_logits(&mut self, logits: &mut B::Tensor, scale: f32, soft_cap: Option<f32>, rows: usize) {
-        self.inner.finish_logits(logits, scale, soft_cap, rows);
-    }
-
-    fn copy_blocks(&mut self, kv: &mut B::Kv, pairs: &[(u32, u32)]) {
-        self.inner.copy_blocks(kv, pairs);
-    }
-
-    fn move_tokens(&mut self, kv: &mut B::Kv, pairs: &[(u32, u32)]) {
-        self.inner.move_tokens(kv, pairs);
-    }
-
-    fn upload_rows(&mut self, tensor: &mut B::Tensor, values: &[f32]) {
-        self.inner.upload_rows(tensor, values);
-    }
-
-    fn save_block(&mut self, kv: &B::Kv, block: u32, out: &mut [u8]) {
-        self.inner.save_block(kv, block, out);
-    }
-
-    fn load_block(&mut self, kv: &mut B::Kv, block: u32, bytes: &[u8]) {
-        self.inner.load_block(kv, block, bytes);
-    }
-
+impl<B: Backend> BlockCopies for Drawing<B> {
     fn start_save(&mut self, kv: &B::Kv, block: u32, mut memory: Box<dyn HostMemory>) -> Option<Box<dyn HostMemory>> {
         self.inner.save_block(kv, block, &mut memory);
         self.keep(memory)

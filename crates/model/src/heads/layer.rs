@@ -112,10 +112,10 @@ impl<B: Backend> DraftLayer<B> {
             norm_span: NormSpan::Head,
             eps: *eps,
         };
-        backend.prepare_qkv(&mut acts.qkv, kv, 0, &prepare, inputs);
+        backend.prepare_qkv(&mut acts.qkv, kv, 0, prepare, inputs);
         let (scale, window, soft_cap) = (spec.scale, spec.window, spec.soft_cap);
         let attention = Attention { heads, kv_heads, head_dim, group: 0, scale, window, soft_cap, sinks: None };
-        backend.attention(&mut acts.attended, &acts.qkv, kv, 0, &attention, inputs);
+        backend.attention(&mut acts.attended, &acts.qkv, kv, 0, attention, inputs);
         self.output.forward(backend, &mut acts.branch, &acts.attended, rows);
         backend.add_rms_norm(&mut acts.normed, state, &acts.branch, 1.0, &self.norm_before_ffn, *eps, rows);
         let (gate_up, product) = (&mut acts.gate_up, self.gate_up.product());

@@ -7,7 +7,7 @@ use std::thread::available_parallelism;
 
 use folio_device::cpu::{Cpu, CpuConfig};
 use folio_device::cuda::{Cuda, CudaConfig, Precision, driver};
-use folio_device::{Backend, KvFormat};
+use folio_device::{KvFormat, Steps};
 use folio_model::OpenModel;
 
 use crate::agreement::Questions;

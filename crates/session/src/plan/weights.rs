@@ -7,8 +7,8 @@
 
 use anyhow::Result;
 use folio_device::{
-    Activation, Attention, Backend, Batch, ExpertsSource, InputLimits, KvFormat, KvShape, PrepareQkv, Routing,
-    StepSize, TensorKind,
+    Batch, BlockCopies, ExpertsSource, Handles, InputLimits, Intercept, KvFormat, KvShape, Memory, Op, Sampling,
+    StepSize, Steps, TensorKind,
 };
 use folio_device::{cpu, cuda};
 use folio_formats::Matrix;
@@ -103,10 +103,9 @@ impl Counting {
     }
 }
 
-/// Said by operations of a step.
 const NO_STEP: &str = "a plan runs no step";
 
-impl Backend for Counting {
+impl Handles for Counting {
     type Tensor = ();
     type Vector = ();
     /// Bytes.
@@ -115,7 +114,9 @@ impl Backend for Counting {
     type Experts = u64;
     type Kv = ();
     type Inputs = ();
+}
 
+impl Memory for Counting {
     fn tensor(&mut self, _: usize, _: usize, _: TensorKind) -> folio_device::Result<()> {
         Ok(())
     }
@@ -169,10 +170,6 @@ impl Backend for Counting {
         Ok(())
     }
 
-    fn numerics(&self) -> String {
-        "counts bytes".into()
-    }
-
     fn weight_bytes(&self, weight: &u64) -> u64 {
         *weight
     }
@@ -180,84 +177,24 @@ impl Backend for Counting {
     fn experts_bytes(&self, experts: &u64) -> u64 {
         *experts
     }
+}
 
-    fn upload(&mut self, _: &mut (), _: &Batch) -> StepSize {
-        unreachable!("{NO_STEP}")
-    }
-
-    fn rope_angles(&mut self, _: &mut (), _: usize, _: &(), _: f32) {
-        unreachable!("{NO_STEP}")
-    }
-
-    fn embed(&mut self, _: &mut (), _: &u64, _: &(), _: f32) {
-        unreachable!("{NO_STEP}")
-    }
-
-    fn rms_norm(&mut self, _: &mut (), _: &(), _: &(), _: f32, _: usize) {
-        unreachable!("{NO_STEP}")
-    }
-
-    fn add(&mut self, _: &mut (), _: &(), _: f32, _: usize) {
-        unreachable!("{NO_STEP}")
-    }
-
-    fn add_rms_norm(&mut self, _: &mut (), _: &mut (), _: &(), _: f32, _: &(), _: f32, _: usize) {
-        unreachable!("{NO_STEP}")
-    }
-
-    fn linear(&mut self, _: &mut (), _: &(), _: &u64, _: Option<&()>, _: usize) {
-        unreachable!("{NO_STEP}")
-    }
-
-    fn prepare_qkv(&mut self, _: &mut (), _: &mut (), _: usize, _: &PrepareQkv<'_, Self>, _: &()) {
-        unreachable!("{NO_STEP}")
-    }
-
-    fn attention(&mut self, _: &mut (), _: &(), _: &(), _: usize, _: &Attention<'_, Self>, _: &()) {
-        unreachable!("{NO_STEP}")
-    }
-
-    fn gate(&mut self, _: &mut (), _: &(), _: Activation, _: usize) {
-        unreachable!("{NO_STEP}")
-    }
-
-    fn experts_forward(&mut self, _: &mut (), _: &(), _: &(), _: &u64, _: &Routing<'_, Self>, _: usize) {
-        unreachable!("{NO_STEP}")
-    }
-
-    fn add_gated(&mut self, _: &mut (), _: &(), _: &(), _: usize) {
-        unreachable!("{NO_STEP}")
-    }
-
-    fn gather_outputs(&mut self, _: &mut (), _: &(), _: &()) {
-        unreachable!("{NO_STEP}")
-    }
-
-    fn finish_logits(&mut self, _: &mut (), _: f32, _: Option<f32>, _: usize) {
-        unreachable!("{NO_STEP}")
-    }
-
-    fn copy_blocks(&mut self, _: &mut (), _: &[(u32, u32)]) {
-        unreachable!("{NO_STEP}")
-    }
-
-    fn move_tokens(&mut self, _: &mut (), _: &[(u32, u32)]) {
-        unreachable!("{NO_STEP}")
-    }
-
-    fn upload_rows(&mut self, _: &mut (), _: &[f32]) {
-        unreachable!("{NO_STEP}")
-    }
-
-    fn download(&mut self, _: &(), _: usize, _: &mut Vec<f32>) {
-        unreachable!("{NO_STEP}")
-    }
-
-    fn save_block(&mut self, _: &(), _: u32, _: &mut [u8]) {
-        unreachable!("{NO_STEP}")
-    }
-
-    fn load_block(&mut self, _: &mut (), _: u32, _: &[u8]) {
+impl Intercept for Counting {
+    fn intercept(&mut self, _: Op<'_, Self>) {
         unreachable!("{NO_STEP}")
     }
 }
+
+impl Steps for Counting {
+    fn numerics(&self) -> String {
+        "counts bytes".into()
+    }
+
+    fn upload(&mut self, (): &mut (), _: &Batch) -> StepSize {
+        unreachable!("{NO_STEP}")
+    }
+}
+
+impl Sampling for Counting {}
+
+impl BlockCopies for Counting {}

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::mpsc;
 
+use folio_device::Memory as _;
 use folio_device::cpu::{Cpu, CpuConfig, Packed, PackedFile, PackedParts, PackedPlace};
 use folio_formats::quant::encode;
 
