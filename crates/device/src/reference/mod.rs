@@ -19,11 +19,19 @@ use crate::{
 };
 
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Reference;
+pub struct Reference {
+    fused_rows: usize,
+}
 
 impl Reference {
     pub fn new() -> Self {
-        Self
+        Self::default()
+    }
+
+    /// Has callers ask for fused products in steps of up to `rows` rows, as a GPU does. They are
+    /// computed by their parts.
+    pub fn with_fused_rows(rows: usize) -> Self {
+        Self { fused_rows: rows }
     }
 }
 
@@ -202,6 +210,10 @@ impl Memory for Reference {
 impl Steps for Reference {
     fn numerics(&self) -> String {
         format!("reference {}", std::env::consts::ARCH)
+    }
+
+    fn fused_rows(&self) -> usize {
+        self.fused_rows
     }
 
     fn upload(&mut self, inputs: &mut Inputs, batch: &Batch) -> StepSize {

@@ -3,6 +3,7 @@
 
 mod changed;
 mod fingerprint;
+mod fused;
 mod packed;
 mod routing;
 mod stage;
