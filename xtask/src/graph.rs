@@ -40,27 +40,60 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("xtask", &["folio-formats", "folio-measure", "folio-testing"]),
 ];
 
+/// A crate of this workspace, and the others that its manifest names.
+struct Crate {
+    name: String,
+    dependencies: Vec<String>,
+    test_dependencies: Vec<String>,
+}
+
 pub fn check() -> Result<()> {
-    let metadata = process::output(&mut process::cargo(&["metadata", "--no-deps", "--format-version", "1"]))?;
-    let metadata: serde_json::Value = serde_json::from_str(&metadata)?;
     let mut wrong = Vec::new();
-    for package in metadata["packages"].as_array().into_iter().flatten() {
-        let name = package["name"].as_str().unwrap_or_default();
+    for Crate { name, dependencies, .. } in crates()? {
         let Some((_, allowed)) = ALLOWED.iter().find(|(known, _)| *known == name) else {
             wrong.push(format!("{name} is not in the crate graph of xtask/src/graph.rs"));
             continue;
         };
-        for dependency in package["dependencies"].as_array().into_iter().flatten() {
-            let target = dependency["name"].as_str().unwrap_or_default();
-            let ours = ALLOWED.iter().any(|(known, _)| *known == target);
-            // Tests may use any lower layer.
-            if ours && dependency["kind"].as_str() != Some("dev") && !allowed.contains(&target) {
-                wrong.push(format!("{name} may not depend on {target}"));
-            }
-        }
+        // Tests may use any lower layer.
+        let refused = dependencies.iter().filter(|target| !allowed.contains(&target.as_str()));
+        wrong.extend(refused.map(|target| format!("{name} may not depend on {target}")));
     }
     if !wrong.is_empty() {
         bail!("crate graph:\n  {}", wrong.join("\n  "));
     }
     Ok(())
+}
+
+/// Prints the edges that the manifests have, crate by crate.
+pub fn print() -> Result<()> {
+    for Crate { name, dependencies, test_dependencies } in crates()? {
+        println!("{name}");
+        dependencies.iter().for_each(|target| println!("  -> {target}"));
+        test_dependencies.iter().for_each(|target| println!("  -> {target} (tests)"));
+    }
+    Ok(())
+}
+
+/// In the order of `ALLOWED`; those that it does not name come last.
+fn crates() -> Result<Vec<Crate>> {
+    let metadata = process::output(&mut process::cargo(&["metadata", "--no-deps", "--format-version", "1"]))?;
+    let metadata: serde_json::Value = serde_json::from_str(&metadata)?;
+    let place = |name: &str| ALLOWED.iter().position(|(known, _)| *known == name);
+    let mut crates: Vec<Crate> = metadata["packages"].as_array().into_iter().flatten().map(read).collect();
+    crates.sort_by_key(|found| place(&found.name).unwrap_or(ALLOWED.len()));
+    for Crate { dependencies, test_dependencies, .. } in &mut crates {
+        dependencies.retain(|target| place(target).is_some());
+        test_dependencies.retain(|target| place(target).is_some());
+    }
+    Ok(crates)
+}
+
+fn read(package: &serde_json::Value) -> Crate {
+    let targets = |of_tests: bool| {
+        let all = package["dependencies"].as_array().into_iter().flatten();
+        let of_kind = all.filter(|dependency| (dependency["kind"].as_str() == Some("dev")) == of_tests);
+        of_kind.filter_map(|dependency| dependency["name"].as_str().map(String::from)).collect()
+    };
+    let name = package["name"].as_str().unwrap_or_default().to_owned();
+    Crate { name, dependencies: targets(false), test_dependencies: targets(true) }
 }

@@ -32,6 +32,7 @@ cargo xtask <command>
   clients [...]    the Python clients' tests, and Schemathesis; arguments go to pytest, or after `schemas` to Schemathesis
   tidy [...]       the quick half of it: format, crate graph, tree size, house rules, language; --write renews the
                    table of the language rule, --lines CRATE lists what it counts
+  graph            which crate depends on which, by their manifests
   gates [...]      instructions of the CPU kernels' inner loops (kernels) and of the code around the model (counts)
                    against committed tables; --write renews them
   simulate [...]   the scheduler under seeded traffic and faults; --help says more
@@ -57,6 +58,7 @@ fn main() -> Result<()> {
         Some("clients") => clients::run(rest),
         Some("tidy") => tidy::run(rest),
         Some("bench") => bench::run(rest),
+        Some("graph") => graph::print(),
         Some("gates") => gates::run(rest).map(|skips| skips.print()),
         Some("simulate") => simulate::run(rest),
         Some("soak") => soak::run(rest),

@@ -7,8 +7,8 @@ use anyhow::{Context, Result, bail};
 use folio_device::cpu::CpuConfig;
 use folio_device::cuda::driver::{CudaError, Device, DeviceInfo, HostBlock, probe};
 use folio_device::cuda::{Cuda, CudaConfig, Precision, RandomForm};
-use folio_device::{KvFormat, TensorKind};
-use folio_engine::tiers::{Allocate, HostMemory};
+use folio_device::{HostMemory, KvFormat, TensorKind};
+use folio_engine::tiers::Allocate;
 
 use crate::options::{DeviceChoice, Dtype, LoadFormat, Options};
 use crate::phases::Phases;

@@ -21,7 +21,6 @@ use std::{sync::Arc, time::Duration};
 
 pub use disk::{CHUNK_BLOCKS, DiskConfig, DiskStats, DiskStore};
 pub use error::TierError;
-pub use folio_device::HostMemory;
 pub use host::{Allocate, HostGroup, HostTier};
 pub use io::{DiskDone, DiskIo};
 
