@@ -55,9 +55,9 @@ struct Row {
 enum Read {
     /// Each value by itself.
     Values(fn(&[u8], &mut [f32])),
-    /// One block into codes, scales and minimums.
+    /// Unpacks one block into codes, scales and minimums.
     Codes(Coding, Unpack<()>),
-    /// One block into codes and multiples of the units that are returned.
+    /// Unpacks one block into codes and multiples of the returned units.
     Multiples(Coding, Unpack<Units>),
 }
 
@@ -73,7 +73,7 @@ const fn affine(group: usize, levels: Levels) -> Coding {
     Coding { affine: true, ..scaled(group, levels) }
 }
 
-/// The same coding with scales and minimums as multiples.
+/// A coding with scales and minimums as multiples.
 const fn by_units(coding: Coding) -> Coding {
     Coding { numbers: Numbers::Multiples, ..coding }
 }
@@ -210,7 +210,7 @@ impl Format {
         }
     }
 
-    /// The same for formats with [`Numbers::Multiples`]: scales and minimums are multiples, and
+    /// Reads codes of formats with [`Numbers::Multiples`]: scales and minimums are multiples, and
     /// `units` has one entry per super-block.
     ///
     /// Panics for other formats and if the lengths do not match.

@@ -93,7 +93,7 @@ impl<B: Backend> Decoder<B> {
         Self::load_stage(backend, model, &Stage::whole(&model.spec), limits, progress)
     }
 
-    /// The same for a part of the model; `limits.blocks` are those of the layer groups of
+    /// Loads a part of the model; `limits.blocks` are those of the layer groups of
     /// [`Stage::spec`].
     pub fn load_stage(
         mut backend: B,
@@ -190,13 +190,13 @@ impl<B: Backend> Decoder<B> {
         self.forward_with(batch, batch.outputs.len())
     }
 
-    /// The same, with logits only for the first `num_logits` of `batch.outputs`; only
+    /// Runs one step, with logits only for the first `num_logits` of `batch.outputs`; only
     /// [`Decoder::hidden`] is needed for the others.
     pub fn forward_with(&mut self, batch: &Batch, num_logits: usize) -> Result<()> {
         self.step(batch, None, num_logits)
     }
 
-    /// The same for a stage in the middle: it continues from the previous stage's
+    /// Runs one step of a stage in the middle: it continues from the previous stage's
     /// [`Decoder::stream`], one row per token. Token ids are ignored.
     pub fn forward_from(&mut self, batch: &Batch, stream: &[f32]) -> Result<()> {
         check::same("a stream of hidden states", stream.len(), batch.num_rows() * self.spec.hidden)?;

@@ -43,7 +43,7 @@ struct Shared<B: Backend> {
 struct DenseParts {
     gate: Part,
     up: Part,
-    /// Both in one matrix; shared experts have no such form.
+    /// Gate and up in one matrix; shared experts have no such form.
     gate_up: Option<Part>,
     down: Part,
 }

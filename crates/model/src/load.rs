@@ -152,7 +152,7 @@ impl<'a> Loader<'a> {
         self.first_name(part, place, suffix, |name| self.exists(name))
     }
 
-    /// The same for a matrix, without a suffix: it may be packed.
+    /// The name of a matrix in this source, without a suffix: it may be packed.
     pub fn stem_of(&self, part: Part, place: Place) -> String {
         self.first_name(part, place, "", |stem| self.has_matrix(stem))
     }

@@ -36,7 +36,7 @@ pub fn open(path: &Path) -> Result<OpenModel> {
     open_with(path, &Wanted::default())
 }
 
-/// The same, with requests that go beyond the files.
+/// Opens a model like [`open`], with requests that go beyond the files.
 pub fn open_with(path: &Path, wanted: &Wanted) -> Result<OpenModel> {
     if path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf")) {
         return OpenModel::from_gguf_with(Gguf::open(path)?, wanted);
@@ -46,7 +46,7 @@ pub fn open_with(path: &Path, wanted: &Wanted) -> Result<OpenModel> {
     Ok(described.with(Box::new(Safetensors::open(path)?)))
 }
 
-/// The same for a folder from which only config.json is read: its weights have shapes and no
+/// Opens a folder from which only config.json is read: its weights have shapes and no
 /// values, for a device that generates them.
 pub fn open_without_weights(folder: &Path, wanted: &Wanted) -> Result<OpenModel> {
     let mut config = config_of(folder, wanted)?;

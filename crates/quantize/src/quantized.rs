@@ -89,7 +89,7 @@ impl Quantized {
         }
     }
 
-    /// The same as a matrix that a backend can pack.
+    /// The values as a matrix that a backend can pack.
     pub fn matrix(&self) -> Result<Matrix<'_>> {
         let levels = match self.target {
             Target::Int { bits: 4, zero_points: false, .. } => {

@@ -11,8 +11,8 @@ pub fn quantize(target: Target, weights: &[f32], cols: usize, threads: usize) ->
     Grid::of_range(target, weights, cols).nearest(weights, threads)
 }
 
-/// The same, with some columns (ascending) stored beside the codes, where they no longer widen a
-/// group's range.
+/// Quantizes `weights` with some columns (ascending) stored beside the codes, where they no longer
+/// widen a group's range.
 pub fn quantize_around(
     target: Target,
     mut weights: Vec<f32>,

@@ -219,7 +219,7 @@ pub enum MemoryBudget {
     Auto,
     /// Bytes for weights, activations, KV cache and host tier together.
     Total(u64),
-    /// The same as a fraction of the memory that is free at start.
+    /// The total as a fraction of the memory that is free at start.
     Fraction(f64),
     /// Bytes for the KV cache alone, and the name of the setting for reports.
     KvCache { bytes: u64, setting: &'static str },

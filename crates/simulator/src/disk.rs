@@ -32,7 +32,7 @@ struct Running {
 pub struct DiskManners {
     /// Most ticks a task takes.
     pub latency: u64,
-    /// One in this number fails; 0: none.
+    /// One task in this number fails; 0: none.
     pub failures: usize,
 }
 

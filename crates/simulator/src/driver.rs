@@ -225,7 +225,7 @@ impl Driver {
         self.propose(id, drafts);
     }
 
-    /// The same as a tree of `num` nodes; `right` of them are the next tokens.
+    /// Drafts a tree of `num` nodes; `right` of them are the next tokens.
     pub fn draft_tree(&mut self, id: RequestId, num: usize, right: usize, rng: &mut Rng) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let drafts = client.drafted_tree(num, right, rng);

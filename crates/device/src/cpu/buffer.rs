@@ -12,7 +12,7 @@ use folio_formats::Mapped;
 use super::region::{self, HUGE, Region};
 use crate::{Error, Result};
 
-/// One cache line, and the width of the widest vector.
+/// Alignment: one cache line, which is the width of the widest vector.
 const ALIGN: usize = 64;
 
 /// Types whose all-zero bytes are a value and which own nothing.

@@ -58,8 +58,8 @@ pub fn f32_peak(threads: usize) -> f64 {
     peak(threads, Isa::best(), f32_burst)
 }
 
-/// The same for products of bf16 summed in f32: with tile registers or the dot-product instruction
-/// if the machine has them, else with f32.
+/// Operations per second of products of bf16 summed in f32: with tile registers or the dot-product
+/// instruction if the machine has them, else with f32.
 pub fn bf16_peak(threads: usize) -> f64 {
     peak(threads, Isa::best(), bf16_burst)
 }

@@ -142,7 +142,8 @@ impl Pool {
             nodes,
             pulse: Pulse::default(),
         });
-        // They have their owner before they start, so that a failed start stops the running ones.
+        // Workers have their owner before they start, so that a failed start stops the running
+        // ones.
         let mut workers = Workers { shared, threads: Vec::new() };
         for thread in 1..threads.max(1) {
             let shared = Arc::clone(&workers.shared);
@@ -224,9 +225,10 @@ impl Pool {
         });
     }
 
-    /// The same for tasks that are faster when a thread does them in order, in runs of whole grains
-    /// except for the last one: each thread has its own stretch, and takes from the ends of others'
-    /// when that is done. `body` receives the thread's number.
+    /// Splits `0..tasks` like [`Pool::for_each_chunk`], for tasks that are faster when a thread
+    /// does them in order, in runs of whole grains except for the last one: each thread has its own
+    /// stretch, and takes from the ends of others' when that is done. `body` receives the thread's
+    /// number.
     pub fn for_each_run(&self, tasks: usize, chunk: usize, grain: usize, body: impl Fn(usize, Range<usize>) + Sync) {
         self.pulse().beat();
         let num_threads = self.num_threads();
@@ -352,7 +354,7 @@ impl Pool {
         board.fork.swap(fork, Ordering::SeqCst);
         if shared.sleepers.load(Ordering::SeqCst) > 0 {
             let _guard = shared.lock();
-            // They may not get a core soon; the forks until then need not wake them again.
+            // Workers may not get a core soon; the forks until then need not wake them again.
             shared.sleepers.store(0, Ordering::Relaxed);
             shared.wake.notify_all();
         }

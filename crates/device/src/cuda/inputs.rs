@@ -73,7 +73,7 @@ struct Layout {
     first_row: usize,
     num_rows: usize,
     context: usize,
-    /// One offset per layer group.
+    /// Offsets of slots, one per layer group.
     slots: Vec<usize>,
     first_block: Vec<usize>,
     /// Numbers of items, two for each list.

@@ -214,7 +214,7 @@ impl Run {
         call
     }
 
-    /// The same for a product of all of `weight`; this run computes its own outputs.
+    /// Arguments for a product of all of `weight`; this run computes its own outputs.
     pub fn product_arguments(&self, weight: &Weight, call: &Call, slices: usize) -> StreamArgs {
         StreamArgs {
             out: call.out + (self.first * call.out_float.bytes()) as u64,
@@ -252,7 +252,7 @@ pub(super) fn stream(device: &Device, weight: &Weight, call: &Call) -> bool {
     stream_and(device, weight, call, Finish::Write(call.out_float))
 }
 
-/// The same with a finishing operation; gated products have eight rows at most.
+/// Like [`stream`], with a finishing operation; gated products have eight rows at most.
 pub(super) fn stream_and(device: &Device, weight: &Weight, call: &Call, finish: Finish) -> bool {
     let runs = weight.runs();
     let gates = match finish {

@@ -73,7 +73,7 @@ pub fn working_bytes(shape: &WorkingShape, limits: &InputLimits, config: &CudaCo
             // Rows rounded to eight bits, at the width of the stream and of the widest input, with
             // their scales.
             parts.push((most_rows * (shape.hidden + shape.widest_input + 4)) as u64);
-            // The same in the order for products with codes.
+            // The rows once more, in the order for products with codes.
             parts.push((2 * linear_coded::MOST_ROWS * (shape.hidden + shape.widest_input)) as u64);
         }
     }

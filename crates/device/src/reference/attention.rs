@@ -1,11 +1,11 @@
-//! Positions, keys and values, and causal attention over paged storage, row by row and head by head; rows of trees along
-//! their own path.
+//! Positions, keys and values, and causal attention over paged storage, row by row and head by
+//! head; rows of trees along their own path.
 
 use super::{Inputs, Kv, Reference, Rope, Tensor, Vector, codes, math};
 use crate::{Attention, BLOCK_TOKENS, NormSpan, PrepareQkv, tree};
 
 impl Kv {
-    /// Where one head of one token lies in `keys` and `values`.
+    /// Range of one head of one token in `keys` and `values`.
     fn place(&self, layer: usize, slot: usize, head: usize) -> std::ops::Range<usize> {
         let shape = &self.shape;
         assert!(layer < shape.layers, "layer {layer} of a group of {}", shape.layers);
@@ -23,7 +23,7 @@ impl Kv {
     }
 }
 
-/// Norms all heads of one projection: each alone, or the row as a whole.
+/// Normalizes all heads of one projection: each alone, or the row as a whole.
 fn norm_heads(heads: &mut [f32], head_dim: usize, weight: &Vector, span: NormSpan, eps: f32) {
     match span {
         NormSpan::Head => heads.chunks_exact_mut(head_dim).for_each(|head| math::rms_norm(head, &weight.0, eps)),
@@ -31,7 +31,7 @@ fn norm_heads(heads: &mut [f32], head_dim: usize, weight: &Vector, span: NormSpa
     }
 }
 
-/// Turns the first `2 * pairs` values of a head; value `i` is paired with value `i + pairs`.
+/// Rotates the first `2 * pairs` values of a head; value `i` is paired with value `i + pairs`.
 fn rotate(head: &mut [f32], rope: &Rope, row: usize) {
     let pairs = rope.pairs;
     assert!(2 * pairs <= head.len(), "a rope of {pairs} pairs on a head of {}", head.len());
@@ -71,7 +71,7 @@ pub fn prepare_qkv(qkv: &mut Tensor, kv: &mut Kv, layer: usize, op: &PrepareQkv<
     }
 }
 
-/// Keys and values of one token to another slot, in every layer.
+/// Copies keys and values of one token to another slot, in every layer.
 pub fn move_token(kv: &mut Kv, from: usize, to: usize) {
     for layer in 0..kv.shape.layers {
         for head in 0..kv.shape.kv_heads {
@@ -114,7 +114,7 @@ pub fn attention(
                 let row = span.first_row as usize + index;
                 let words = tree::of_span(&batch.ancestors, span);
                 let base = tree::base(span, words.unwrap_or_default());
-                // The places of positions from 0 to the row's own.
+                // Storage indices of the positions from 0 to the row's own.
                 let places: Vec<usize> = match words {
                     None => (0..base + index + 1).collect(),
                     Some(words) => (0..base).chain(tree::path(words[index]).map(|row| base + row)).collect(),
@@ -133,7 +133,7 @@ pub fn attention(
     }
 }
 
-/// One query head over the keys and values that it may see.
+/// Attention of one query head over the keys and values that it may see.
 fn attend<'a>(
     out: &mut [f32],
     query: &[f32],
@@ -147,7 +147,7 @@ fn attend<'a>(
         op.soft_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
     };
     let mut weights: Vec<f64> = seen.clone().map(score).collect();
-    // A sink is one more score whose value is nothing: `zip` below leaves its weight out.
+    // A sink is one more score without a value: `zip` below leaves its weight out.
     weights.extend(op.sinks.map(|sinks| f64::from(sinks.0[head])));
     math::softmax(&mut weights);
     let mut sums = vec![0.0f64; op.head_dim];

@@ -1,11 +1,12 @@
-//! One block of keys and values as bytes, `[keys, values][layer][slot][kv_head]` heads in the storage format.
+//! One block of keys and values as bytes: `[keys, values][layer][slot][kv_head]` heads in the
+//! storage format.
 
 use std::ops::Range;
 
 use super::Kv;
 use crate::{BLOCK_TOKENS, KvShape};
 
-/// Where each layer's part of a block lies in `keys` and `values`.
+/// Ranges of each layer's part of a block in `keys` and `values`.
 fn parts(shape: &KvShape, block: u32) -> impl Iterator<Item = Range<usize>> + Clone + use<> {
     let (layers, blocks, block) = (shape.layers, shape.blocks, block as usize);
     assert!(block < blocks, "block {block} of {blocks}");

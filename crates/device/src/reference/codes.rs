@@ -1,4 +1,5 @@
-//! One head of one token as bytes in any storage format, and back: plain loops, codes found by their meaning.
+//! One head of one token as bytes in any storage format, and back: plain loops that search the
+//! nearest code by its value.
 
 use half::{bf16, f16};
 
@@ -7,23 +8,23 @@ use crate::{KV_GROUP, KV_TINY, KvFormat};
 /// The largest e4m3 number.
 const LARGEST_E4M3: f32 = 448.0;
 
-/// What an e4m3 code without its sign means.
+/// Value of an e4m3 code without its sign.
 fn e4m3(code: u8) -> f64 {
     let (exponent, mantissa) = (i32::from(code >> 3), f64::from(code & 7));
     if exponent == 0 { mantissa * 2f64.powi(-9) } else { (8.0 + mantissa) * 2f64.powi(exponent - 10) }
 }
 
-/// The nearest code, the even one of two as near.
+/// The nearest code; of two equally near, the even one.
 fn nearest_e4m3(value: f32) -> u8 {
     let size = f64::from(value).abs();
-    // Code 127 is not a number.
+    // Code 127 is NaN.
     let below = (0..126u8).rev().find(|&code| e4m3(code) <= size).unwrap_or(0);
     let (low, high) = (size - e4m3(below), e4m3(below + 1) - size);
     let code = if high < low || (high == low && below % 2 == 1) { below + 1 } else { below };
     if value.is_sign_negative() { code | 0x80 } else { code }
 }
 
-/// A scale, then a byte a value.
+/// A scale, then a byte per value.
 fn encode_scaled(values: &[f32], out: &mut [u8], largest_level: f32, code: impl Fn(f32) -> u8) {
     let (scale, codes) = out.split_at_mut(size_of::<f32>());
     let largest = values.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
@@ -40,7 +41,7 @@ fn encode_scaled(values: &[f32], out: &mut [u8], largest_level: f32, code: impl 
     }
 }
 
-/// Scale and minimum, then a nibble a value, two to a byte, of one group.
+/// Scale and minimum of one group, then a nibble per value, two to a byte.
 fn encode_group(values: &[f32], out: &mut [u8]) {
     let most = f16::MAX.to_f32();
     let ends = values.iter().map(|value| value.clamp(-most, most));
@@ -61,7 +62,7 @@ fn encode_group(values: &[f32], out: &mut [u8]) {
     }
 }
 
-/// Bytes of an int4 group of so many values, scale and minimum in front.
+/// Bytes of an int4 group of `len` values, with scale and minimum in front.
 fn group_bytes(len: usize) -> usize {
     4 + len.min(KV_GROUP / 2)
 }
@@ -92,7 +93,7 @@ pub fn encode(format: KvFormat, values: &[f32], mut out: &mut [u8]) {
     }
 }
 
-/// What a stored head means, exactly.
+/// Exact values of a stored head.
 pub fn decode(format: KvFormat, head_dim: usize, bytes: &[u8]) -> Vec<f64> {
     assert_eq!(bytes.len(), format.head_bytes(head_dim), "bytes of a head");
     let half = |at: &[u8]| f16::from_le_bytes([at[0], at[1]]).to_f64();

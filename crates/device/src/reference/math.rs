@@ -1,10 +1,11 @@
-//! Formulas over single rows. Inputs and results are f32; everything between is f64, so that the order of a sum is
-//! below what an f32 can show.
+//! Formulas over single rows. Inputs and results are f32; everything between is f64, so that the
+//! order of a sum does not affect the f32 result.
 
 use crate::Activation;
 
-/// The sum of products. Each product of two f32 is exact in f64. Eight sums at a time, since a model's worth of tokens is
-/// judged by this and an addition waits for the one before it. By index: iterators would be calls where tests are compiled.
+/// The sum of products. Each product of two f32 is exact in f64. Eight sums at a time, because
+/// tests compute whole models with this and an addition waits for the previous one. Elements are
+/// read by index: iterators would be calls in the test build.
 pub fn dot(a: &[f32], b: &[f32]) -> f64 {
     assert_eq!(a.len(), b.len(), "dot product of unequal lengths");
     let (a, b) = (a.as_chunks::<8>(), b.as_chunks::<8>());
@@ -55,7 +56,7 @@ pub fn gated(activation: Activation, gate: f32, up: f32) -> f32 {
         }
         Activation::SwigluClamped { alpha, limit } => {
             let (alpha, limit) = (f64::from(alpha), f64::from(limit));
-            // `min` and `max` drop a NaN, a clamp must keep it.
+            // `min` and `max` drop a NaN, and a clamp must keep it.
             let gate = if gate > limit { limit } else { gate };
             (up.clamp(-limit, limit) + 1.0) * gate * sigmoid(alpha * gate)
         }
@@ -63,8 +64,8 @@ pub fn gated(activation: Activation, gate: f32, up: f32) -> f32 {
     value as f32
 }
 
-/// `2/sqrt(pi) * exp(-x^2) * sum_n 2^n x^(2n+1) / (1 * 3 * ... * (2n+1))`: every term has the sign of `x`, so nothing
-/// cancels. Beyond 6 the result is 1 to the last bit of an f64.
+/// `2/sqrt(pi) * exp(-x^2) * sum_n 2^n x^(2n+1) / (1 * 3 * ... * (2n+1))`: every term has the sign
+/// of `x`, so nothing cancels. Beyond 6 the result is 1 to the last bit of an f64.
 fn erf(x: f64) -> f64 {
     if x.is_nan() || x.abs() > 6.0 {
         return x.signum();
@@ -82,7 +83,7 @@ fn erf(x: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// Values of `math.erf` of Python 3.11.
+    /// Values of `math.erf` in Python 3.11.
     #[test]
     fn erf_matches_a_library() {
         for (x, expected) in [

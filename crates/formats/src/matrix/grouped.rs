@@ -71,7 +71,7 @@ impl GroupedLevels {
         }
     }
 
-    /// The same as integers, and the value of one integer step.
+    /// The levels as integers, and the value of one integer step.
     fn as_integers(&self) -> (Levels, f32) {
         let table = match self {
             GroupedLevels::Nibbles(table) => table,

@@ -102,7 +102,7 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// The same for a coding with [`Numbers::Multiples`](crate::Numbers::Multiples), like
+    /// Reads one row of a coding with [`Numbers::Multiples`](crate::Numbers::Multiples), like
     /// [`Format::read_multiples`].
     pub fn read_multiples(
         &self,

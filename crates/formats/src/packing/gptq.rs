@@ -234,8 +234,9 @@ impl Layer<'_> {
                     zeros.push(zero);
                 }
             };
-            // One is added in the way it was subtracted: from whole words, in which a zero point of
-            // 0 borrowed from the next one, or from each code alone if codes lie across words.
+            // The offset of one is added in the way it was subtracted: from whole words, in which a
+            // zero point of 0 borrowed from the next one, or from each code alone if codes lie
+            // across words.
             match (stored, self.bits) {
                 (ZeroPoints::AsTheyAre, bits) => unpack(packed.iter().copied(), bits, keep),
                 (ZeroPoints::LessOne, 3) => unpack(packed.iter().copied(), 3, |zero| keep((zero + 1) & 7)),

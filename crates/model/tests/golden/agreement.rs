@@ -273,7 +273,7 @@ impl Figures {
         self.gaps.iter().filter(|(gap, there)| *gap > NEAR * there.max(1.0)).count()
     }
 
-    /// The same, compared with the overall difference of logits alone.
+    /// Disagreements that are no near ties by the overall difference of logits alone.
     fn clear_overall(&self) -> usize {
         self.gaps.iter().filter(|(gap, _)| *gap > NEAR).count()
     }

@@ -85,7 +85,7 @@ impl<B: Backend> Crowd<B> {
         self.run(&batch, logits)
     }
 
-    /// The same with drafts.
+    /// Runs one step that verifies drafts.
     pub fn verify(&mut self, drafts: &[Drafted], logits: &mut Vec<f32>) -> Result<(), String> {
         let bases: Vec<usize> = drafts.iter().map(|draft| self.computed[draft.who]).collect();
         let turns = drafts.iter().map(|Drafted { who, tokens, .. }| Turn { who: *who, tokens, outputs: tokens.len() });

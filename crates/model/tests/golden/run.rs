@@ -21,7 +21,7 @@ impl<B: Backend> Sequence<B> {
         Self::with_kv(backend, model, tokens, rows, KvFormat::F32)
     }
 
-    /// The same with keys and values stored in another format.
+    /// Room for `tokens`, with keys and values stored in another format.
     pub fn with_kv(
         backend: B,
         model: &OpenModel,

@@ -86,7 +86,7 @@ fn pack_rows(q: &Quantized, bits: u8, words: usize) -> Vec<u8> {
     out
 }
 
-/// The same down the columns: neighbouring rows share a word.
+/// Packs zero points down the columns: neighbouring rows share a word.
 fn pack_zeros(q: &Quantized, bits: u8, words: usize, groups: usize) -> Vec<u8> {
     let in_word = 32 / usize::from(bits);
     let mut packed = vec![0u32; words * groups];

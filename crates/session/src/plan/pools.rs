@@ -44,7 +44,7 @@ impl Demand {
         Self { config, decoding, block_bytes: groups.iter().map(block).collect(), draft_bytes: vec![0; groups.len()] }
     }
 
-    /// The same with `bytes` more for each block of the first group without a window, or else of
+    /// This demand with `bytes` more for each block of the first group without a window, or else of
     /// the first group.
     pub fn with_drafts(mut self, bytes: u64) -> Self {
         let full = self.config.groups.iter().position(|group| group.window.is_none()).unwrap_or(0);

@@ -31,7 +31,7 @@ const BESIDE_BYTES: usize = 256 << 10;
 
 /// Distance of a single tile's prefetches.
 const AHEAD_BYTES: usize = 4 << 10;
-/// The same for codes of bytes with AVX2: on Zen 3 four rows gain a sixth.
+/// Distance of a single tile's prefetches of byte codes with AVX2: on Zen 3 four rows gain a sixth.
 const AVX2_AHEAD_BYTES: usize = 1 << 10;
 /// On other sets tiles up to this height leave prefetching to the hardware: they do little but
 /// load, and prefetches cost them 5%.

@@ -107,7 +107,7 @@ pub struct Product<'a> {
     pub main: Operand<'a>,
     /// Added to the main product, panel by panel.
     pub outliers: Option<Operand<'a>>,
-    /// One value per output of the part.
+    /// Bias, one value per output of the part.
     pub bias: Option<&'a [f32]>,
     /// Column in `out` of the part's first output.
     pub first_column: usize,

@@ -51,7 +51,7 @@ fn product(isa: Isa, threads: usize, x: &Tensor, matrix: &Matrix<'_>, bias: Opti
     out.head(rows).to_vec()
 }
 
-/// The same product in f64 and the sum of the products' magnitudes, which bounds the rounding
+/// The expected product in f64 and the sum of the products' magnitudes, which bounds the rounding
 /// error.
 fn expected(x: &Tensor, matrix: &Matrix<'_>, bias: Option<&Vector>, row: usize, output: usize) -> (f64, f64) {
     let mut weights = vec![0.0; matrix.cols()];

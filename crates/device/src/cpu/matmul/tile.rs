@@ -57,7 +57,7 @@ pub struct Tile {
 }
 
 impl Tile {
-    /// The same rows over the panels behind these.
+    /// The tile of these rows over the next panels.
     #[inline(always)]
     pub fn next(self) -> Self {
         let (lanes, bytes) = (self.panels * LANES, self.panels * self.panel_bytes);

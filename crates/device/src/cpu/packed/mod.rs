@@ -30,7 +30,7 @@ use crate::Result;
 pub enum Packed {
     /// A file that holds them already.
     File(Arc<PackedFile>),
-    /// They are packed at load, and shared with a later writer.
+    /// The weights are packed at load, and shared with a later writer.
     Shared(PackedParts),
 }
 

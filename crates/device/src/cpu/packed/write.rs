@@ -23,7 +23,7 @@ use super::{PackedFile, PackedParts, PartMemory};
 const PIECE: usize = 32 << 20;
 /// The smallest page size of any system.
 const PAGE: usize = 4 << 10;
-/// One part in this number of the disk's free space may be taken.
+/// Divisor of the disk's free space: the share that the file may take.
 const FREE_SHARE: u64 = 4;
 const ENDING: &str = ".packed";
 const PARTIAL: &str = ".partial";

@@ -81,7 +81,7 @@ pub struct Part {
     inputs: usize,
     kernel: Kernel,
     data: Arc<Buffer<u8>>,
-    /// One for each output of each panel, if codes have scales.
+    /// Factors, one for each output of each panel, if codes have scales.
     factors: Arc<Buffer<f32>>,
     /// Index of the feed that it multiplies.
     feed: usize,

@@ -82,7 +82,7 @@ pub fn pack_outliers(run: &Run<'_, '_>, first: usize, target: &mut [u8]) {
     interleave::<4>(lanes, |lane| &rows[lane], target);
 }
 
-/// One output's values.
+/// Reads one output's values from a panel.
 pub fn read_lane(packing: Packing, panel: &[u8], lane: usize, out: &mut [f32]) {
     match packing {
         Packing::F32 => {

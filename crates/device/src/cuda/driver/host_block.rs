@@ -45,7 +45,7 @@ impl HostBlock {
         block
     }
 
-    /// The same memory without a device.
+    /// Memory of this kind without a device, not page-locked.
     pub fn unlocked(bytes: usize) -> HostBlock {
         let pages = vec![Page([0; PAGE]); bytes.div_ceil(PAGE)].into_boxed_slice();
         HostBlock { pages, bytes, context: Weak::new() }

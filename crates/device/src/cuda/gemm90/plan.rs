@@ -67,7 +67,7 @@ impl Variant {
         self.groups * GROUP_ROWS
     }
 
-    /// The same kernel for e4m3 on both sides.
+    /// Name of the corresponding kernel for e4m3 on both sides.
     pub fn float8_name(&self) -> String {
         self.name.replace("gemm90_", "gemm90_fp8_")
     }

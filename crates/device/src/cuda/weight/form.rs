@@ -76,7 +76,7 @@ impl Form {
         }
     }
 
-    /// The same for streaming kernels, which have separate ones for long groups of nibbles.
+    /// First part of streaming kernels' names, which differ for long groups of nibbles.
     pub fn stream_stem(&self) -> &'static str {
         let is_long = matches!(self, Form::Coded(Coded { group: CHUNK, .. }));
         match self.stem() {

@@ -214,7 +214,7 @@ impl<'m, 'a> Plan<'m, 'a> {
         plans
     }
 
-    /// The same for a matrix with generated values, in the given form.
+    /// Runs of a matrix with generated values, in the given form.
     fn of_random(matrix: &'m Matrix<'a>, float: Float, form: RandomForm) -> Vec<Self> {
         let mut plans = Self::of(matrix, float);
         let is_layer = matrix.num_rows() <= MOST_LAYER_OUTPUTS && matrix.cols().is_multiple_of(CHUNK);

@@ -28,7 +28,7 @@ fn stored_as(format: Format, mut weights: Memory) -> Memory {
     weights
 }
 
-/// The same with zeros for matrices.
+/// The weights with zeros for matrices.
 fn emptied(mut weights: Memory) -> Memory {
     let matrices = weights.0.values_mut().filter(|(_, shape, _)| shape.len() > 1);
     matrices.for_each(|(_, _, bytes)| bytes.fill(0));

@@ -125,7 +125,7 @@ fn cpu_agrees() {
     agrees(cpu(), KvFormat::F32, 0.02);
 }
 
-/// The same on a GPU, with bf16 matrices and activations.
+/// The heads on a GPU, with bf16 matrices and activations.
 #[test]
 fn cuda_agrees() {
     if let Some(_turn) = cuda::turn() {

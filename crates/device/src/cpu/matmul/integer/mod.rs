@@ -88,8 +88,8 @@ pub unsafe trait Quarters: Dots {
     /// Adds each lane's four levels times the four values at `activations`; if they have a second
     /// word, it is `rows` words further.
     unsafe fn add_dot(self, levels: Self::Levels, activations: *const u32, rows: usize) -> Self;
-    /// The same for a whole panel of byte levels; false if the instruction set has no special way
-    /// for them.
+    /// Adds the dot products of a whole panel of byte levels; false if the instruction set has no
+    /// special way for them.
     #[inline(always)]
     unsafe fn add_bytes(_: &mut [Self], _levels: *const u8, _activations: *const u32, _rows: usize) -> bool {
         false
