@@ -134,7 +134,7 @@ pub struct Routing<'a, H: Handles> {
     pub scale: f32,
     /// Added to the scores for the choice only, never to the weight.
     pub choice_bias: Option<&'a H::Vector>,
-    /// Experts lie in this many groups, of which the best `groups_kept` (by the sum of their two
+    /// Number of groups of experts; the best `groups_kept` of them (by the sum of their two
     /// best scores) compete.
     pub groups: usize,
     pub groups_kept: usize,

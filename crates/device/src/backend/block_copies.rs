@@ -28,8 +28,8 @@ pub trait BlockCopies: Operations {
         Some(memory)
     }
 
-    /// Waits for the oldest copy in flight and gives its memory back. Once a step that was submitted
-    /// after the copy is collected, the copy is done and this does not wait.
+    /// Waits for the oldest copy in flight and gives its memory back. Once a step that was
+    /// submitted after the copy is collected, the copy is done and this does not wait.
     fn moved(&mut self) -> Box<dyn HostMemory> {
         panic!("this device copies blocks at once");
     }

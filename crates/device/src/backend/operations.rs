@@ -210,8 +210,8 @@ operations! {
         self.upload_rows(out, &target);
     }
 
-    /// Copies rows that the host names between steps: pairs of (from, to), the second a row of
-    /// `out`, each of which is named once. Never part of a recorded step.
+    /// Copies rows between steps: pairs of (from, to) that the host names, the second a row of
+    /// `out` that occurs once. Never part of a recorded step.
     CopyRows = fn copy_rows(&mut self, out: (&mut Self::Tensor), x: (&Self::Tensor), pairs: (&[(u32, u32)])) {
         let (Some(from), Some(to)) = (pairs.iter().map(|pair| pair.0).max(), pairs.iter().map(|pair| pair.1).max())
         else {

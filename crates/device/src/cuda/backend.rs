@@ -1,4 +1,4 @@
-//! The backend itself: what it is opened with, what it holds, and each operation of the trait in a few lines.
+//! The backend itself: its options, its state, and each operation of the trait in a few lines.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -25,12 +25,12 @@ use crate::{
     KvShape, Memory, Norm, Operations, PrepareQkv, Product, Result, Routing, Sampling, StepSize, Steps, TensorKind,
 };
 
-/// What activations, and weights that are not coded, are held in.
+/// Type of activations, and of weights that are not quantized.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Precision {
     #[default]
     BF16,
-    /// Everything in f32, to be compared with the CPU: slow.
+    /// Everything in f32, for comparison with the CPU: slow.
     F32,
 }
 
@@ -38,27 +38,27 @@ pub enum Precision {
 pub struct CudaConfig {
     pub ordinal: usize,
     pub activations: Precision,
-    /// A row's bits depend on that row alone, whatever else is in the step.
+    /// Whether a row's bits depend on that row alone, with any other rows in the step.
     pub batch_invariant: bool,
-    /// Whether cuBLASLt is used where it is found.
+    /// Whether cuBLASLt is used if it is found.
     pub use_cublas: bool,
     /// Whether decode steps are recorded and replayed.
     pub graphs: bool,
-    /// Where kernels compiled on this machine are kept; none are kept without it.
+    /// Folder for kernels compiled on this machine; without it none are stored.
     pub cache_folder: Option<PathBuf>,
-    /// Matrices are not read but invented on the device, from this seed.
+    /// Seed of random matrices that are generated on the device instead of read.
     pub random_weights: Option<u64>,
-    /// What invented matrices of layers are held as.
+    /// Form of generated matrices of layers.
     pub random_form: RandomForm,
 }
 
-/// What random weights are made as; matrices as tall as a vocabulary stay plain.
+/// Form of random weights; matrices as tall as a vocabulary stay plain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RandomForm {
-    /// As the matrix says.
+    /// In the matrix's own form.
     #[default]
     Plain,
-    /// e4m3 with a scale an output.
+    /// e4m3 with a scale per output.
     Float8,
     /// Eight-bit integers in groups of 128.
     Int8,
@@ -85,26 +85,26 @@ pub struct Cuda {
     // Dropped in this order: recorded steps and libraries before the device.
     steps: Recordings<StepKind>,
     pub(super) blas: Option<Blas>,
-    /// Why there is no cuBLASLt, where it was wanted.
+    /// The reason why cuBLASLt is missing, if it was requested.
     blas_missing: Option<String>,
     pub(super) gemm90: Option<Gemm90>,
     pub(super) scratch: Scratch,
     loader: Loader,
-    /// Made with the inputs.
+    /// Created with the inputs.
     sampler: Option<Sampler>,
     most_outputs: usize,
     pub(super) config: CudaConfig,
-    /// Of the largest step that inputs were made for.
+    /// Rows of the largest step that inputs were made for.
     pub(super) most_rows: usize,
-    /// Of any layer group.
+    /// Most KV heads of any layer group.
     most_kv_heads: usize,
-    /// Matrices made so far, so that no two of random values are the same.
+    /// Number of matrices made so far, so that no two random ones are the same.
     matrices: u64,
-    /// Copies of blocks that nobody was told of, oldest first.
+    /// Block copies in flight that have not been collected, oldest first.
     moving: VecDeque<Moving>,
-    /// What went wrong in a step besides what the device remembers.
+    /// Error of a step besides those that the device remembers.
     fault: Option<Error>,
-    /// Where the weight lies that is read behind the next attention, and its bytes.
+    /// Address and bytes of the weight that is read after the next attention.
     pub(super) ahead: Option<(u64, usize)>,
     pub(super) device: Arc<Device>,
 }
@@ -115,7 +115,7 @@ impl Cuda {
         Self::on(Arc::new(Device::open(&opened)?), config)
     }
 
-    /// On a device that is open already; which one the configuration names is not looked at.
+    /// Uses a device that is open already; the one that the configuration names is ignored.
     pub fn on(device: Arc<Device>, config: CudaConfig) -> Result<Self> {
         let wanted = config.use_cublas && !config.batch_invariant && config.activations == Precision::BF16;
         let (blas, blas_missing) = match wanted.then(|| Blas::open(&device)) {
@@ -144,7 +144,8 @@ impl Cuda {
         })
     }
 
-    /// Another one on the same device and its stream, for a model that runs in turn with the one that this is for.
+    /// Another backend on the same device and its stream, for a model that runs in turn with this
+    /// one's.
     pub fn beside(&self) -> Result<Self> {
         Self::on(Arc::clone(&self.device), self.config.clone())
     }
@@ -157,22 +158,22 @@ impl Cuda {
         &self.config
     }
 
-    /// Why matrix products of many rows run without cuBLASLt although it was wanted.
+    /// The reason why matrix products of many rows run without cuBLASLt although it was requested.
     pub fn missing_cublas(&self) -> Option<&str> {
         self.blas_missing.as_deref()
     }
 
-    /// Sizes of decode steps that are replayed by now.
+    /// Number of sizes of decode steps that are replayed.
     pub fn recorded_steps(&self) -> usize {
         self.steps.recorded()
     }
 
-    /// Kinds of draws that are replayed by now.
+    /// Number of kinds of draws that are replayed.
     pub fn recorded_draws(&self) -> usize {
         self.sampler.as_ref().map_or(0, Sampler::recorded)
     }
 
-    /// Whether work is recorded. A profile looks at kernels one by one.
+    /// Whether work is recorded. A profile measures kernels one by one instead.
     fn records(&self) -> bool {
         self.config.graphs && !self.device.is_profiled()
     }
@@ -184,7 +185,7 @@ impl Cuda {
         }
     }
 
-    /// Scratch of a step; where there is none the step is given up.
+    /// Scratch memory of a step; without it the step is given up.
     pub(super) fn room(&mut self, kind: usize, bytes: usize) -> Option<u64> {
         let found = self.scratch.at_least(&self.device, kind, bytes);
         self.note(found)
@@ -207,7 +208,7 @@ impl Cuda {
         }
     }
 
-    /// Another for every matrix, where they are invented.
+    /// A new seed for every matrix, if matrices are generated.
     fn seed(&mut self) -> Option<u64> {
         self.matrices += 1;
         self.config.random_weights.map(|seed| seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(4 * self.matrices))
@@ -242,7 +243,7 @@ impl Memory for Cuda {
         };
         let widened = 2 * weight.n * weight.k;
         if weight.plain().is_none() && widened <= WIDENED_BYTES {
-            // Now, while there is memory: a step takes none.
+            // Allocated now, because a step allocates nothing.
             self.scratch.at_least(&self.device, Scratch::WEIGHTS, widened)?;
         }
         Ok(weight)
@@ -331,7 +332,7 @@ impl Steps for Cuda {
     }
 
     fn forget_steps(&mut self) {
-        // What is under way may be a replay.
+        // The work in flight may be a replay.
         let done = self.device.synchronize(Stream::Compute);
         self.note(done);
         self.steps = Recordings::default();
@@ -361,7 +362,8 @@ impl Sampling for Cuda {
     }
 
     fn drawn(&mut self, out: &mut Vec<Drawn>) -> Result<()> {
-        // Told of in any case: a fault is its step's, and the next step's draw is another.
+        // The results are collected in any case: a fault belongs to its step, and the next step's
+        // draw is another.
         let drawn = self.sampler.as_mut().expect("something was drawn").drawn(out);
         self.fault.take().map_or(drawn, Err)
     }
@@ -552,7 +554,7 @@ impl Operations for Cuda {
     fn download(&mut self, tensor: &Tensor, rows: usize, out: &mut Vec<f32>) {
         let copied = tensor.download(&self.device, rows, out);
         if self.note(copied).is_none() {
-            // Whoever looks at them sees that they are no numbers.
+            // The caller sees NaN and notices the fault.
             out.clear();
             out.resize(rows * tensor.cols(), f32::NAN);
         }
@@ -587,7 +589,8 @@ impl BlockCopies for Cuda {
 
 impl Drop for Cuda {
     fn drop(&mut self) {
-        // What is under way still uses memory that is about to go. A device that was lost has nothing under way.
+        // Work in flight still uses memory that is about to be freed. A lost device has no work in
+        // flight.
         let _ = self.device.synchronize(Stream::Compute);
     }
 }

@@ -1,4 +1,4 @@
-//! Mixture of experts: which experts a row takes, with what weight, and the sum of their outputs.
+//! Mixture of experts: the choice of a row's experts, their weights, and the sum of their outputs.
 
 use super::{Experts, Reference, Tensor, Vector, Weight, math};
 use crate::{Error, ExpertsSource, Result, RouterScore, Routing};
@@ -33,7 +33,7 @@ fn biases(biases: Option<Vec<Vec<f32>>>, weights: &[Weight]) -> Result<Option<Ve
     Ok(Some(biases.into_iter().map(Vector).collect()))
 }
 
-/// The experts a row takes with their weights, in expert order.
+/// The experts of a row with their weights, in expert order.
 pub fn route(logits: &[f32], op: &Routing<'_, Reference>) -> Vec<(usize, f64)> {
     let logits: Vec<f64> = logits.iter().copied().map(f64::from).collect();
     let scores = match op.score {
@@ -66,7 +66,7 @@ pub fn route(logits: &[f32], op: &Routing<'_, Reference>) -> Vec<(usize, f64)> {
     chosen.into_iter().zip(weights.into_iter().map(|weight| weight * f64::from(op.scale))).collect()
 }
 
-/// Takes the experts of all but the best groups out of the race.
+/// Excludes the experts of all but the best groups.
 fn drop_groups(choice: &mut [f64], groups: usize, groups_kept: usize) {
     if groups <= 1 {
         return;
@@ -168,7 +168,7 @@ mod tests {
     fn softmax_after_the_choice_sums_to_one() {
         let share = 1.0 / (1.0 + (-1f64).exp());
         check(route(&LOGITS, &routing(RouterScore::SoftmaxOfBest, 2)), &[(1, share), (3, 1.0 - share)]);
-        // Normalizing the best of a softmax over all is the same thing.
+        // Normalizing the best of a softmax over all experts is equivalent.
         let op = Routing { normalize: true, ..routing(RouterScore::Softmax, 2) };
         check(route(&LOGITS, &op), &[(1, share), (3, 1.0 - share)]);
     }
@@ -181,7 +181,7 @@ mod tests {
         check(route(&LOGITS, &op), &expected);
     }
 
-    /// The best expert of all lies in a group whose two best together lose.
+    /// The best expert is in a group that loses by the sum of its two best.
     #[test]
     fn groups_compete_by_their_two_best() {
         let logits = [4.0, -9.0, 2.0, 2.5, 0.0, 0.0];

@@ -1,7 +1,8 @@
-//! Every operation in plain loops: the judge of the other backends, and an f32 run of any model.
+//! Every operation in plain loops: other backends are compared with it, and it runs any model in
+//! f32.
 //!
-//! Weights are decoded to f32, activations are f32, sums are f64, keys and values are bytes of their storage format.
-//! Nothing here is fast, and nothing here is clever.
+//! Weights are decoded to f32, activations are f32, sums are f64, keys and values are bytes of
+//! their storage format. The code is plain on purpose, and slow.
 
 mod attention;
 mod blocks;
@@ -85,7 +86,7 @@ struct Rope {
     sin: Vec<f32>,
 }
 
-/// Zeros, or an error where the memory is not there.
+/// Zeros, or an error if there is not enough memory.
 fn zeros<T: Clone + Default>(what: &'static str, len: usize) -> Result<Vec<T>> {
     let out_of_memory = |_| Error::OutOfMemory { what, bytes: (size_of::<T>() as u64).saturating_mul(len as u64) };
     let mut values = Vec::new();
@@ -150,7 +151,7 @@ impl Inputs {
 
     fn check(&self, batch: &Batch) {
         batch.check(&self.limits);
-        // Those of trees were looked at.
+        // Spans with trees were checked before.
         for span in batch.spans.iter().filter(|span| tree::of_span(&batch.ancestors, span).is_none()) {
             for index in 0..span.num_rows {
                 let (found, expected) =
@@ -188,7 +189,7 @@ impl Memory for Reference {
     }
 
     fn kv(&mut self, shape: KvShape) -> Result<Kv> {
-        // Half of a block is keys; a size that cannot be is refused like one that is not there.
+        // Half of a block is keys; an impossible size is refused like missing memory.
         let bytes = (shape.block_bytes() / 2).saturating_mul(shape.blocks as u64);
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         Ok(Kv { shape, keys: zeros("keys", len)?, values: zeros("values", len)? })
@@ -283,7 +284,7 @@ impl Operations for Reference {
         x.check("linear input", rows, weight.cols);
         out.check("linear output", rows, weight.rows);
         weight.check_bias(bias);
-        // A few rows at a time, so that weights come from memory once for all of them.
+        // A few rows at a time, so that weights are read from memory once for all of them.
         for first in (0..rows).step_by(8) {
             for output in 0..weight.rows {
                 for row in first..rows.min(first + 8) {
