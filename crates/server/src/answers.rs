@@ -13,7 +13,7 @@ use crate::text_stream::{AnswerToken, Finish, Piece, PromptLogprobs, TextStream}
 /// Every answer to every prompt of one request. Dropping it aborts what still runs.
 pub struct Answers {
     streams: Vec<TextStream>,
-    /// Answers to each prompt.
+    /// Number of answers to each prompt.
     num_samples: usize,
     record: RequestRecord,
     /// First stream of the next search for a piece; it moves on, so that no prompt hides another.
@@ -96,7 +96,7 @@ pub fn failure_reason(error: &ApiError) -> EndReason {
     }
 }
 
-/// An answer, whole.
+/// An answer, collected until it is complete.
 #[derive(Default)]
 pub struct Collected {
     pub text: String,

@@ -68,7 +68,7 @@ impl JsonBody {
         // A long body is read in the pool, so that it delays no other request.
         let read = if length > SMALL_BYTES { service.text_pool.parse(work).await } else { work() };
         let (request, room) = read?;
-        // Without a guard the end of the request is unknown.
+        // Without a guard the end of the request is unknown, so nothing is held for it.
         if let Some(kept) = kept {
             kept.keep(room);
         }

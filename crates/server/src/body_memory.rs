@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Delay after which it should try again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Unit of the semaphore.
+/// Bytes that one permit of the semaphore stands for.
 const UNIT: usize = 1 << 10;
 
 /// Room for one body of the largest size, and for small ones beside it.

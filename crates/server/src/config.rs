@@ -17,7 +17,7 @@ pub struct Limits {
     pub json_values: usize,
     pub header_bytes: usize,
     pub header_fields: usize,
-    /// Prompts of one request.
+    /// Most prompts of one request.
     pub prompts: usize,
     /// Inputs of one request for embeddings.
     pub embedding_inputs: usize,
@@ -37,7 +37,7 @@ pub struct Limits {
     pub messages: usize,
     /// Whether messages that spell the model's control tokens become them; otherwise they are text.
     pub control_tokens_in_messages: bool,
-    /// Number of `chat_template_kwargs`.
+    /// Most entries of `chat_template_kwargs`.
     pub template_kwargs: usize,
     /// Bytes of all of them together.
     pub template_kwarg_bytes: usize,
@@ -45,14 +45,14 @@ pub struct Limits {
     pub connections: usize,
     /// POST requests under way, all keys together.
     pub in_flight: usize,
-    /// The same for one key, unless its own line says otherwise.
+    /// Most requests in flight of one key, unless its own line says otherwise.
     pub in_flight_per_key: usize,
     /// Events of one answer written ahead of its reader, in bytes.
     pub stream_bytes: usize,
     pub request_id_bytes: usize,
     pub cache_salt_bytes: usize,
     pub user_chars: usize,
-    /// Responses kept for `previous_response_id`.
+    /// Most responses stored for `previous_response_id`.
     pub stored_responses: usize,
     /// ... and their bytes together.
     pub stored_response_bytes: usize,
@@ -98,11 +98,11 @@ impl Default for Limits {
 /// How long things may take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Timeouts {
-    /// From a connection's opening, or a request's first byte, to the end of its header.
+    /// Time from a connection's opening, or a request's first byte, to the end of its header.
     pub header: Duration,
-    /// From there to the end of its body.
+    /// Time from the end of a request's header to the end of its body.
     pub body: Duration,
-    /// In the engine's queue, before its first step.
+    /// Time of a request in the engine's queue, before its first step.
     pub queue: TimeLimit,
     /// A client that takes nothing of its answer is given up.
     pub write_stall: Duration,
@@ -110,9 +110,9 @@ pub struct Timeouts {
     pub request: TimeLimit,
     /// A connection without a request.
     pub idle: Duration,
-    /// For requests in flight when the server is shut down.
+    /// Time for requests in flight to finish when the server is shut down.
     pub drain: Duration,
-    /// Without progress while there is work, the engine counts as stuck.
+    /// Time without progress after which an engine with work counts as stuck.
     pub stuck: Duration,
 }
 

@@ -41,7 +41,7 @@ pub enum ApiError {
     /// The engine's queue is full.
     #[error("too many requests are waiting; try again in {} s", whole_seconds(*retry_after))]
     Overloaded { retry_after: Duration },
-    /// As many requests as the key, or the server, may have at once are under way.
+    /// The key, or the server, has its maximum of requests in flight.
     #[error("{most} requests are in flight, the most that are allowed; try again in {} s", whole_seconds(*retry_after))]
     TooManyInFlight { most: usize, retry_after: Duration },
     /// Bodies of other requests take all the memory that there is for bodies.
@@ -74,7 +74,7 @@ pub enum ErrorStyle {
 }
 
 impl ErrorStyle {
-    /// For what is refused before a route is reached.
+    /// The error format for requests that are refused before a route is reached.
     pub fn of_path(path: &str) -> Self {
         if path.starts_with("/v1/messages") { Self::Anthropic } else { Self::OpenAi }
     }
@@ -106,7 +106,7 @@ impl ApiError {
         }
     }
 
-    /// The same refusal where a route calls its fields otherwise.
+    /// This refusal with the names that a route has for its fields.
     pub fn renamed(self, names: &[(&'static str, &'static str)]) -> Self {
         let own = |field: &str| names.iter().find(|(common, _)| *common == field).map(|(_, own)| *own);
         match self {
@@ -205,7 +205,7 @@ fn anthropic_type(status: StatusCode) -> &'static str {
     }
 }
 
-/// As the header wants it: rounded up, and never "at once".
+/// Whole seconds for a `Retry-After` header: rounded up, and at least one.
 fn whole_seconds(duration: Duration) -> u64 {
     duration.as_secs().saturating_add(u64::from(duration.subsec_nanos() > 0)).max(1)
 }

@@ -79,7 +79,7 @@ pub struct Serving {
     pub responses: ResponseStore,
     /// The answer of `/openapi.json`, written at the first request.
     pub openapi: OnceLock<Bytes>,
-    /// Unix seconds at start.
+    /// Start of the server, in Unix seconds.
     pub started: u64,
 }
 

@@ -32,7 +32,7 @@ pub struct EventWriter {
     room: Arc<Semaphore>,
     most: usize,
     stall: Duration,
-    /// None where there is no limit in all.
+    /// The latest end of the whole stream; none without a limit.
     deadline: Option<Instant>,
     buffer: Vec<u8>,
 }

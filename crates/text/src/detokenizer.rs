@@ -31,7 +31,7 @@ enum State {
 }
 
 impl Detokenizer {
-    /// For tokens that are a text of their own.
+    /// A stream of tokens that are a text of their own.
     pub fn new(tokenizer: Arc<Tokenizer>, skip_special: bool) -> Self {
         let state = match tokenizer.style() {
             DecodeStyle::Bytes { drop_leading_space } => {
@@ -42,7 +42,7 @@ impl Detokenizer {
         Detokenizer { tokenizer, skip_special, state }
     }
 
-    /// For tokens that continue an earlier text: a leading space is part of the text.
+    /// A stream of tokens that continue an earlier text: a leading space is part of the text.
     pub fn continuing(tokenizer: Arc<Tokenizer>, skip_special: bool) -> Self {
         let mut this = Self::new(tokenizer, skip_special);
         if let State::Bytes { at_start, .. } = &mut this.state {

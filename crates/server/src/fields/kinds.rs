@@ -63,7 +63,7 @@ impl Kind for Whole {
     }
 }
 
-/// A count.
+/// A field kind: a count, within bounds.
 #[derive(Clone, Copy)]
 pub struct Count(Whole);
 
@@ -113,7 +113,7 @@ impl Kind for TokenId {
     }
 }
 
-/// A finite number.
+/// A field kind: a finite number, within bounds.
 #[derive(Clone, Copy)]
 pub struct Number {
     least: f64,
@@ -170,7 +170,7 @@ impl Text {
         Self { least, most }
     }
 
-    /// As long as the body may be.
+    /// A string that is only bounded by the length of the body.
     pub fn any() -> Self {
         Self { least: 0, most: usize::MAX }
     }
@@ -236,7 +236,7 @@ impl Kind for Opaque {
     }
 }
 
-/// One of some words.
+/// A field kind: one of several words.
 #[derive(Clone, Copy)]
 pub struct Word(pub &'static [&'static str]);
 

@@ -108,7 +108,7 @@ pub fn read_raw<R: Request>(object: Entries<'_>, bounds: &R::Bounds) -> Result<R
     Ok(read_object(object, |fields| R::read(fields, bounds))?)
 }
 
-/// The same of a small value that is there already.
+/// Reads fields from a small JSON object that was parsed already.
 pub fn read<R: Request>(object: Map<String, Value>, bounds: &R::Bounds) -> Result<R, ApiError> {
     let text = Value::Object(object).to_string();
     read_raw(Raw::new(&text).entries().expect("an object"), bounds)

@@ -14,14 +14,14 @@ use super::keys::{Key, Keys, Salt};
 pub struct Caller {
     /// The key's name; "anonymous" where there are no keys.
     pub name: Arc<str>,
-    /// For the scheduler's fairness. 0 is anonymous.
+    /// The tenant, for the scheduler's fairness. 0 is anonymous.
     pub tenant: u64,
     pub weight: u32,
     /// Range that its requests' priorities are clamped to.
     pub priorities: RangeInclusive<i32>,
     /// Which part of the prefix cache it shares; 0 is common to all that have no salt.
     pub cache_salt: u64,
-    /// Requests under way now.
+    /// Number of this key's requests in flight.
     pub in_flight: Arc<AtomicUsize>,
     pub max_in_flight: usize,
 }

@@ -60,7 +60,7 @@ enum Pattern {
 /// The allow-list of hosts.
 #[derive(Clone, Debug)]
 pub struct Hosts {
-    /// `None`: every host.
+    /// Permitted hosts; none permits every host.
     allowed: Option<Vec<Pattern>>,
 }
 

@@ -33,7 +33,7 @@ impl Default for Lifecycle {
 }
 
 impl Lifecycle {
-    /// Loading.
+    /// The state of a server that is still loading its model.
     pub fn new() -> Self {
         let changes = watch::Sender::new(Phase::Loading);
         Self(Arc::new(Shared { phase: AtomicU8::new(Phase::Loading as u8), changes }))

@@ -139,9 +139,9 @@ async fn pass(State(guard): State<Arc<Guard>>, mut request: Request, next: Next)
 #[derive(Default)]
 struct Found {
     source: Option<Source>,
-    /// None for an open route without a key.
+    /// The caller; none for an open route without a key.
     caller: Option<Caller>,
-    /// None for requests that need no permit.
+    /// The permit of this request; none for requests that need no permit.
     permit: Option<Permit>,
 }
 
@@ -161,7 +161,7 @@ impl Guard {
         &self.config.lifecycle
     }
 
-    /// Requests in flight.
+    /// Number of requests in flight.
     pub fn in_flight(&self) -> usize {
         self.in_flight.now()
     }

@@ -27,11 +27,11 @@ const CLIENT_HEADERS_MOST: usize = 32;
 /// The origins that were named.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Origins {
-    /// CORS is off.
+    /// No web page is admitted: CORS is off.
     #[default]
     None,
     Any,
-    /// As `normal_form` writes them.
+    /// Admitted origins, in the form of `normal_form`.
     List(Vec<String>),
 }
 
@@ -47,7 +47,7 @@ pub(super) enum Source {
 }
 
 impl Origins {
-    /// `SCHEME://HOST[:PORT]` each, or `*`.
+    /// Reads origins of the form `SCHEME://HOST[:PORT]`, or `*`.
     pub fn new(texts: &[String]) -> Result<Self, SetupError> {
         if texts.is_empty() {
             return Ok(Self::None);

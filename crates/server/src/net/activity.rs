@@ -58,7 +58,7 @@ pub(super) enum Verdict {
 /// answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Dispensable {
-    /// It has no request.
+    /// It has had no request since this time.
     Quiet(Instant),
     /// It has only requests whose bodies are incomplete. A client that sends them a byte at a time,
     /// on every possible connection, must not lock others out until those time out.
@@ -98,7 +98,7 @@ struct State {
     lingering: Option<Instant>,
     make_room: bool,
     drain: Option<Drain>,
-    /// The connection's task.
+    /// Wakes the connection's task.
     waker: Option<Waker>,
 }
 
@@ -311,7 +311,7 @@ impl State {
     }
 }
 
-/// One request under way.
+/// One request in flight on the connection.
 #[derive(Debug)]
 pub(super) struct UnderWay(Arc<Activity>);
 

@@ -50,14 +50,14 @@ pub struct NetConfig {
     /// From the opening, or a request's first byte, to the end of its header; and for a TLS
     /// handshake.
     pub header_timeout: Duration,
-    /// Between requests.
+    /// Time that a connection may be idle between requests.
     pub idle_timeout: Duration,
     /// Time after which a client that takes nothing of its answer is given up.
     pub write_stall: Duration,
     /// Time for the rest of a body that its route has not read. The answer waits for it; after
     /// that it says that the connection ends.
     pub unread_timeout: Duration,
-    /// `None`: plain HTTP.
+    /// Certificate and key for HTTPS; none for plain HTTP.
     pub tls: Option<Tls>,
     /// Counted here; keep a clone to read it.
     pub stats: Arc<ConnectionStats>,

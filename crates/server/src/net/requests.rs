@@ -1,4 +1,4 @@
-//! From hyper's requests to the router's, and back.
+//! Turns hyper's requests into the router's, and its answers back.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -36,7 +36,7 @@ pub(super) struct Requests {
     pub header_fields: usize,
     pub unread_timeout: Duration,
     pub activity: Arc<Activity>,
-    /// On HTTP/2.
+    /// Progress of the connection's streams, only on HTTP/2.
     pub streams: Option<Streams>,
 }
 

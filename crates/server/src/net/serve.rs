@@ -1,4 +1,4 @@
-//! The accept loop.
+//! The loop that accepts connections.
 
 use std::io;
 use std::sync::Arc;

@@ -71,7 +71,7 @@ impl ShutdownHandle {
         self.advance(Stage::Closing { deadline: None });
     }
 
-    /// The same, and what has not finished after `time` is dropped.
+    /// Closes like [`Shutdown::close`], and drops connections that are left after `time`.
     pub fn close_within(&self, time: Duration) {
         self.advance(Stage::Closing { deadline: Some(Instant::now() + time) });
     }

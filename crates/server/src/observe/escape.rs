@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// Characters of one string that are shown; what lies beyond is cut.
 const MOST_CHARS: usize = 256;
 
-/// True for what must not reach a terminal or a line-based reader as it is.
+/// Whether a character must not reach a terminal or a line-based reader.
 fn is_unsafe(char: char) -> bool {
     // Line and paragraph separators, marks and overrides of direction, invisible operators, the
     // byte order mark, tags.
@@ -16,7 +16,7 @@ fn is_unsafe(char: char) -> bool {
     char.is_control() || invisible
 }
 
-/// As a JSON string, with its quotes.
+/// Appends a text as a JSON string, with its quotes.
 pub fn json(out: &mut String, text: &str) {
     out.push('"');
     for char in text.chars().take(MOST_CHARS) {

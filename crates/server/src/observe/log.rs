@@ -101,7 +101,7 @@ impl<'a> From<&'a String> for Field<'a> {
     }
 }
 
-/// Milliseconds, to the microsecond.
+/// A duration is logged in milliseconds, to the microsecond.
 impl From<Duration> for Field<'_> {
     fn from(value: Duration) -> Self {
         Self::Real((value.as_secs_f64() * 1e6).round() / 1e3)
@@ -120,7 +120,7 @@ enum Message {
 pub struct Log {
     format: LogFormat,
     level: Level,
-    /// None where nothing is to be written.
+    /// The writer's queue; none if nothing is to be written.
     queue: Option<SyncSender<Message>>,
     dropped: Counter,
 }
@@ -168,7 +168,7 @@ impl Log {
         self.queue.is_some() && level >= self.level
     }
 
-    /// Never waits.
+    /// Queues a line without waiting; it is dropped if the queue is full.
     pub fn write(&self, level: Level, message: &str, fields: &[(&str, Field<'_>)]) {
         let Some(queue) = self.queue.as_ref().filter(|_| level >= self.level) else { return };
         let line = line(self.format, SystemTime::now(), level, message, fields);

@@ -21,7 +21,7 @@ const SAMPLES: [f64; 5] = [1.0, 2.0, 5.0, 10.0, 20.0];
 /// `other`.
 const REFUSALS: [u16; 15] = [400, 401, 403, 404, 405, 408, 411, 413, 415, 421, 429, 431, 500, 503, 504];
 
-/// 1, 2, 5, 10, ... up to `most`.
+/// Bounds of buckets: 1, 2, 5, 10, ... up to `most`.
 fn one_two_five(most: usize) -> Vec<f64> {
     let powers = std::iter::successors(Some(1usize), |power| power.checked_mul(10));
     let values = powers.flat_map(|power| [1, 2, 5].map(|factor| power.saturating_mul(factor)));

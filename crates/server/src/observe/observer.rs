@@ -55,7 +55,7 @@ impl Observer {
         Self(Arc::new(Inner { metrics, model_name, log, traces }))
     }
 
-    /// One that only counts.
+    /// An observer that only counts, without log and traces.
     pub fn quiet(model_name: &str, max_model_len: usize) -> Self {
         let (started, log) = (SystemTime::now(), Log::off());
         Self::new(ObserverConfig { model_name: model_name.into(), max_model_len, started, log, traces: None })

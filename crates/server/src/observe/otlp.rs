@@ -21,7 +21,7 @@ pub use endpoint::{Endpoint, EndpointError};
 use endpoint::{Posted, post};
 pub use span::{Attribute, Trace, TraceContext};
 
-/// Spans of one post.
+/// Most spans of one post.
 const BATCH_SPANS: usize = 512;
 /// How long the first of them waits for others.
 const BATCH_WAIT: Duration = Duration::from_secs(5);
@@ -84,7 +84,7 @@ impl Traces {
         u128::from(high) << 64 | u128::from(low)
     }
 
-    /// Never waits.
+    /// Queues a trace without waiting; it is dropped if the queue is full.
     pub fn submit(&self, trace: Trace) {
         let num_spans = trace.num_spans();
         if self.0.queue.try_send(Message::Trace(Box::new(trace))).is_err() {

@@ -146,7 +146,7 @@ impl RequestRecord {
         choice.num_tokens += num_tokens;
     }
 
-    /// An answer has ended.
+    /// Records that an answer has ended.
     pub fn finished(&mut self, choice: usize, reason: EndReason, usage: &Usage) {
         if self.choices.get(choice).is_some_and(|entry| entry.last_token.is_none() && !entry.is_finished) {
             // All it had was a token that ends an answer, which is counted and not sent.

@@ -46,7 +46,7 @@ pub struct Histogram(Arc<Buckets>);
 
 #[derive(Debug)]
 struct Buckets {
-    /// As shown.
+    /// Upper bounds of the buckets, in the unit that is shown.
     bounds: Box<[f64]>,
     /// The same in units of the values; each is included in its bucket.
     limits: Box<[u64]>,

@@ -19,7 +19,7 @@ impl Message {
         Self { role, content: content.into(), name: None, reasoning: None }
     }
 
-    /// As templates read it.
+    /// The message in the form that chat templates read.
     pub fn to_json(&self) -> Value {
         let mut message = json!({"role": self.role, "content": self.content});
         if let Some(name) = &self.name {
@@ -45,7 +45,7 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// An answer to `messages`.
+    /// A chat request for an answer to `messages`.
     pub fn new(messages: Vec<Message>) -> Self {
         Self { messages, add_generation_prompt: true, ..Self::default() }
     }

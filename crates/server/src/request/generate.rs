@@ -14,7 +14,7 @@ use crate::error::ApiError;
 pub struct RawParams {
     pub n: Option<usize>,
     pub max_tokens: Option<usize>,
-    /// For requests that do not limit themselves; the context's end limits all.
+    /// Default length of answers; none leaves only the context's end.
     pub max_tokens_unsaid: Option<usize>,
     pub min_tokens: Option<usize>,
     pub temperature: Option<f32>,

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::{Bounds, Conversation, Prompt, Prompts, RawParams, sampling};
 use crate::fields::{Count, Fields, Flag, Object, Opaque, Request, Text, Wrong};
 
-/// OpenAI's, for completions.
+/// OpenAI's default length of completions.
 const DEFAULT_MAX_TOKENS: usize = 16;
 
 pub struct ChatRequest {
@@ -31,7 +31,7 @@ pub struct CompletionRequest {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StreamOptions {
     pub include_usage: bool,
-    /// With every piece, not only at the end.
+    /// Whether usage comes with every piece of a stream, not only at its end.
     pub continuous_usage: bool,
 }
 

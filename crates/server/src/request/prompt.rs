@@ -14,7 +14,7 @@ pub enum Prompt {
 /// One prompt or several, distinguished by the array's first item.
 pub struct Prompts {
     pub vocab_size: usize,
-    /// Prompts of one request.
+    /// Most prompts of one request.
     pub most: usize,
 }
 

@@ -213,7 +213,7 @@ fn token_ids(shape: Shape, tokens: &[AnswerToken]) -> Option<Vec<u32>> {
 struct Said {
     /// Its prompt has been sent, if it is requested.
     has_begun: bool,
-    /// In characters of its tokens.
+    /// Offset of the next token in the text, in characters.
     offset: usize,
     /// Received but not sent: they go with the first piece.
     prompt_logprobs: Option<PromptLogprobs>,

@@ -28,7 +28,7 @@ pub struct EmbeddingRequest {
 /// The form of an embedding in the answer.
 #[derive(Clone, Copy)]
 struct Form {
-    /// Scaled to length 1.
+    /// Whether vectors are scaled to length 1.
     is_normal: bool,
     /// As the bytes of its numbers, little-endian, rather than as numbers.
     is_base64: bool,

@@ -27,7 +27,7 @@ pub async fn ready(State(app): State<App>) -> (StatusCode, Json<Value>) {
     answer(readiness(app.lifecycle().phase(), Signs::of(&app)))
 }
 
-/// As vLLM has it: requests under way.
+/// The number of requests in flight, in vLLM's form.
 pub async fn load(State(app): State<App>) -> Json<Value> {
     Json(json!({"server_load": app.num_in_flight()}))
 }
@@ -41,7 +41,7 @@ struct Signs {
 }
 
 impl Signs {
-    /// None while there is no engine yet.
+    /// The engine's signs of life; none while there is no engine yet.
     fn of(app: &App) -> Option<Self> {
         app.service().map(|service| {
             let engine: &Engine = &service.model.engine;

@@ -101,7 +101,7 @@ pub struct UsageSum {
     num_samples: usize,
     /// Tokens and cached tokens of each prompt.
     prompts: Vec<(usize, Option<usize>)>,
-    /// Tokens of each answer.
+    /// Number of tokens in each answer.
     answers: Vec<usize>,
     /// Details of answers that have ended.
     details: CompletionTokensDetails,
@@ -118,7 +118,7 @@ impl UsageSum {
         }
     }
 
-    /// More of an answer.
+    /// Counts further tokens of an answer.
     pub fn tokens(&mut self, choice: usize, count: usize) {
         self.answers[choice] += count;
     }

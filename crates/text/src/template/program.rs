@@ -64,7 +64,7 @@ fn through(name: &'static str, expr: Expr<'static>) -> Expr<'static> {
     if matches!(expr, Expr::Const(_)) { expr } else { filter(name, Some(expr), span) }
 }
 
-/// Always, so that nothing is left to fold.
+/// Wraps an expression in the hook `HOLD`, constants too, so that nothing is left to fold.
 fn held(expr: Expr<'static>) -> Expr<'static> {
     let span = expr.span();
     filter(hooks::HOLD, Some(expr), span)

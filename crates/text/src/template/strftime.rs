@@ -22,9 +22,9 @@ const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday",
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WallTime {
     year: i32,
-    /// 1 to 12.
+    /// The month, 1 to 12.
     month: u32,
-    /// 1 to 31.
+    /// The day of the month, 1 to 31.
     day: u32,
     hour: u32,
     minute: u32,
@@ -63,7 +63,7 @@ impl WallTime {
         before + self.day - 1 + u32::from(leap && self.month > 2)
     }
 
-    /// 0 is Sunday.
+    /// The day of the week; 0 is Sunday.
     fn weekday(self) -> u32 {
         let years = i64::from(self.year) - 1;
         let leap_days = years.div_euclid(4) - years.div_euclid(100) + years.div_euclid(400);

@@ -35,7 +35,7 @@ pub fn of_sentence_piece(token: &str) -> Vec<u8> {
     }
 }
 
-/// All of it.
+/// All characters that stand for a byte.
 #[cfg(test)]
 pub fn alphabet() -> impl Iterator<Item = char> {
     (0..0x400).filter_map(char::from_u32).filter(|&character| alphabet_byte(character).is_some())

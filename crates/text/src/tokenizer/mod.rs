@@ -65,12 +65,12 @@ struct Frame {
 }
 
 impl Tokenizer {
-    /// From the bytes of a tokenizer.json.
+    /// Reads a tokenizer from the bytes of a tokenizer.json.
     pub fn from_json(bytes: &[u8]) -> Result<Self> {
         json::load(bytes)
     }
 
-    /// From the `tokenizer.ggml.*` metadata of a GGUF file.
+    /// Reads a tokenizer from the `tokenizer.ggml.*` metadata of a GGUF file.
     pub fn from_gguf(vocab: GgufVocab) -> Result<Self> {
         gguf::load(vocab)
     }

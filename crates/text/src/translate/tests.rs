@@ -18,7 +18,7 @@ fn letters() -> Arc<Tokenizer> {
     Arc::new(made::all_bytes(&[], &["<other>", "<s>"], |_| ()))
 }
 
-/// With a space before every text.
+/// A tokenizer that puts a space before every text.
 fn pieces() -> Arc<Tokenizer> {
     Arc::new(made::sentence_piece(&["<s>", "<odd>"], &["▁", "h", "e", "l", "o", "lo", "▁he", "▁hel", "é"]))
 }

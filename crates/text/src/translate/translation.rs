@@ -22,7 +22,7 @@ pub struct Translation {
     pair: Arc<Translator>,
     /// Number of the request's tokens that were read.
     num_read: usize,
-    /// The draft model's.
+    /// The request's tokens in the draft model's vocabulary.
     tokens: Vec<u32>,
     /// How many of these stay whatever comes.
     num_settled: usize,
@@ -108,7 +108,7 @@ impl Translation {
         self.tail.push_str(&text);
     }
 
-    /// So much of the tail is settled.
+    /// Settles the first `len` bytes of the tail: their tokens will not change any more.
     fn settle(&mut self, len: usize) -> Option<()> {
         let settled = self.encode(&self.tail[..len])?;
         self.tokens.truncate(self.num_settled);

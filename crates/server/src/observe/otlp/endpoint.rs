@@ -24,10 +24,10 @@ pub enum EndpointError {
 /// The address of a collector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// Without brackets, where it is an IPv6 address.
+    /// The host, without the brackets of an IPv6 address.
     host: String,
     port: u16,
-    /// As the `Host` header says it.
+    /// The value of the `Host` header.
     authority: String,
     path: String,
 }
@@ -67,7 +67,7 @@ pub enum Posted {
     Taken,
     /// It may go better another time.
     Failed,
-    /// It will not.
+    /// The endpoint will not take the spans, and a retry is useless.
     Refused,
 }
 

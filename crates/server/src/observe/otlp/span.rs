@@ -17,7 +17,7 @@ pub struct TraceContext {
     pub parent: Option<u64>,
 }
 
-/// The caller's own span.
+/// The caller's own span, from its `traceparent` header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parent {
     pub trace_id: u128,

@@ -12,20 +12,20 @@ use crate::routes::responses::{ItemsQuery, ResponsesRequest, RetrieveQuery};
 use crate::routes::tokenize::{Detokenize, TokenizeChat, TokenizeText};
 use crate::service::Serving;
 
-/// As the store makes them.
+/// Pattern of the ids that the store of responses makes.
 pub const RESPONSE_ID: &str = "^resp_[0-9a-f]{40}$";
 
-/// For routes that generate.
+/// Error statuses of routes that generate text.
 const GENERATES: &[u16] = &[400, 403, 404, 408, 413, 415, 429, 431, 500, 503, 504];
-/// For those that read a body and answer at once.
+/// Error statuses of routes that read a body and answer at once.
 const READS: &[u16] = &[400, 403, 404, 408, 413, 415, 429, 431, 500, 503];
-/// For those that take a permit without a body.
+/// Error statuses of routes that take a permit without a body.
 const SIGNALS: &[u16] = &[403, 429, 431, 500, 503];
-/// For those that only tell something.
+/// Error statuses of routes that only report something.
 const TELLS: &[u16] = &[403, 431, 500, 503];
 /// ... of something that has a name.
 const FINDS: &[u16] = &[403, 404, 431, 500, 503];
-/// ... with a query.
+/// Error statuses of routes that only report something, by a query.
 const QUERIES: &[u16] = &[400, 403, 404, 431, 500, 503];
 
 pub struct Operation {
@@ -164,7 +164,7 @@ fn generating() -> Vec<Operation> {
     ]
 }
 
-/// Responses that are kept.
+/// Operations on stored responses.
 fn kept() -> Vec<Operation> {
     use Content::Json;
     let id = json!({

@@ -66,7 +66,7 @@ pub fn number() -> Value {
     json!({"type": "number"})
 }
 
-/// From 0 to 1.
+/// Schema of a number from 0 to 1.
 pub fn share() -> Value {
     json!({"type": "number", "minimum": 0, "maximum": 1})
 }
@@ -79,7 +79,7 @@ pub fn null() -> Value {
     json!({"type": "null"})
 }
 
-/// Always this word.
+/// Schema of a string that is always this word.
 pub fn word(word: &str) -> Value {
     json!({"type": "string", "const": word})
 }

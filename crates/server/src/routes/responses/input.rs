@@ -31,12 +31,12 @@ impl Item {
         Self { id: id.into(), role, text: text.into() }
     }
 
-    /// All that it takes.
+    /// Bytes of memory that the item takes.
     pub fn bytes(&self) -> usize {
         size_of::<Self>() + self.id.len() + self.text.len()
     }
 
-    /// As `/input_items` lists it.
+    /// The item in the form of `/input_items`.
     pub fn listed(&self) -> ListedItem<'_> {
         let kind = if self.role == "assistant" { "output_text" } else { "input_text" };
         let annotations = (self.role == "assistant").then_some([]);

@@ -119,7 +119,7 @@ pub enum Stage<'a> {
     Failed(&'a ApiError),
 }
 
-/// The model's answer.
+/// The model's answer to a request of the responses route.
 #[derive(Default)]
 pub struct Answer {
     pub text: String,

@@ -39,7 +39,7 @@ struct Entry {
 /// One response, and what a next one goes on from.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Stored {
-    /// As it was sent.
+    /// The response's body, as it was sent.
     pub body: Bytes,
     /// The conversation, the answer last.
     pub items: Box<[Item]>,
@@ -111,7 +111,7 @@ impl ResponseStore {
         is_theirs && shelf.take(id)
     }
 
-    /// Responses that are kept.
+    /// Number of stored responses.
     pub fn len(&self) -> usize {
         self.shelf().by_id.len()
     }

@@ -6,10 +6,10 @@ use super::{Case, Expect, Route};
 #[derive(Clone, Copy, Debug)]
 pub enum Range {
     Whole(i128, i128),
-    /// The same, but for 0.
+    /// Whole numbers in the range, except for 0.
     NotZero(i128, i128),
     Real(f64, f64),
-    /// Above its least.
+    /// Numbers above the least and up to the most.
     Above(f64, f64),
 }
 
@@ -21,7 +21,7 @@ enum Sent {
     /// Written without a point, and so exact.
     Exact(i128),
     Other,
-    /// Not JSON at all.
+    /// Text that is not JSON at all.
     Nonsense,
 }
 
@@ -69,7 +69,7 @@ impl Range {
         }
     }
 
-    /// Just beyond both ends.
+    /// Numbers just beyond both ends of the range.
     fn beyond(self) -> [String; 2] {
         match self {
             Whole(least, most) | NotZero(least, most) => [(least - 1).to_string(), (most + 1).to_string()],
