@@ -31,7 +31,8 @@ cargo xtask <command>
   aarch64          the kernels' tests on an emulated aarch64
   clients [...]    the Python clients' tests, and Schemathesis; arguments go to pytest, or after `schemas` to Schemathesis
   tidy [...]       the quick half of it: format, crate graph, tree size, house rules, language; --write renews the
-                   table of the language rule, --lines CRATE lists what it counts
+                   table of the language rule, --lines CRATE lists what it counts; --repeats [FOLDER] lists runs of
+                   six lines or more that stand in the tree, or in another checkout, more than once
   graph            which crate depends on which, by their manifests
   gates [...]      instructions of the CPU kernels' inner loops (kernels) and of the code around the model (counts)
                    against committed tables; --write renews them

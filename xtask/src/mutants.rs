@@ -8,10 +8,11 @@ use std::{
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::Mutex,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use folio_testing::wait;
 
 use crate::process;
 
@@ -212,18 +213,12 @@ impl Copy {
         command.args(["--seeds", seeds, "--steps", STEPS, "--threads", "1", "--stop", "--json"]);
         command.args(["--seconds", &SECONDS.to_string()]);
         let mut child = command.stdout(fs::File::create(&output)?).stderr(Stdio::null()).spawn()?;
-        let start = Instant::now();
-        let status = loop {
-            if let Some(status) = child.try_wait()? {
-                break status;
-            }
-            if start.elapsed() > HANGS_AFTER {
-                child.kill()?;
-                child.wait()?;
-                return Ok(Some(Caught { by: "hang".into(), seeds: 0, what: "it never ends".into() }));
-            }
-            std::thread::sleep(Duration::from_millis(10));
+        let Some(status) = wait::poll(HANGS_AFTER, || child.try_wait().transpose()) else {
+            child.kill()?;
+            child.wait()?;
+            return Ok(Some(Caught { by: "hang".into(), seeds: 0, what: "it never ends".into() }));
         };
+        let status = status?;
         if status.success() {
             return Ok(None);
         }

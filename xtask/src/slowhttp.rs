@@ -1,8 +1,7 @@
 //! `cargo xtask slowhttp`: a thousand connections of slowhttptest in each of its four modes; the
 //! server's health checks must still succeed.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use folio_measure::stats::percentile;
+use folio_testing::http::{Connection, request};
+use folio_testing::wait;
 
 use crate::process;
 use crate::soak::numbers;
@@ -153,13 +154,12 @@ fn watch(port: u16, is_over: &AtomicBool) -> (Vec<Duration>, Vec<String>) {
 }
 
 fn health(port: u16) -> Result<()> {
-    let mut stream = TcpStream::connect(("127.0.0.1", port))?;
-    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-    stream.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    if !answer.starts_with("HTTP/1.1 200") {
-        bail!("answered {:?}", answer.lines().next().unwrap_or_default());
+    let mut connection = Connection::open(port)?;
+    connection.stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+    connection.send(&request("GET", "/health", "", b""))?;
+    let reply = connection.reply()?;
+    if reply.status != 200 {
+        bail!("answered {:?}", reply.head.lines().next().unwrap_or_default());
     }
     Ok(())
 }
@@ -213,13 +213,8 @@ impl Server {
         // Further output must not block it.
         std::thread::spawn(move || lines.for_each(drop));
         let server = Self { child, port: port.context("the server does not say where it listens")? };
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while let Err(error) = health(server.port) {
-            if Instant::now() > deadline {
-                return Err(error.context("the server does not become ready"));
-            }
-            std::thread::sleep(EVERY);
-        }
+        let ready = wait::poll(wait::SOON, || health(server.port).ok());
+        ready.context("the server does not become ready")?;
         Ok(server)
     }
 }

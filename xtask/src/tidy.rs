@@ -1,6 +1,9 @@
 //! House rules that a machine can check in seconds.
 
 mod language;
+mod repeats;
+
+use std::path::Path;
 
 use anyhow::{Result, bail};
 
@@ -14,6 +17,7 @@ const GOLDENS_MIB: u64 = 1;
 const FILE_LINES: usize = 600;
 
 /// `--write` renews the table of the language rule, `--lines CRATE` lists the lines that it counts.
+/// `--repeats` lists lines that stand in the tree more than once, or in the checkout FOLDER.
 pub fn run(args: &[String]) -> Result<()> {
     let files = process::output(&mut process::command("git", &["ls-files", "-z"]))?;
     let files: Vec<&str> = files.split('\0').filter(|file| !file.is_empty()).collect();
@@ -24,7 +28,9 @@ pub fn run(args: &[String]) -> Result<()> {
             language::list(&files, name);
             Ok(())
         }
-        _ => bail!("expected --write, --lines CRATE or nothing; found {}", args.join(" ")),
+        [flag] if flag == "--repeats" => repeats::list(&process::root()),
+        [flag, folder] if flag == "--repeats" => repeats::list(Path::new(folder)),
+        _ => bail!("expected --write, --lines CRATE, --repeats [FOLDER] or nothing; found {}", args.join(" ")),
     }
 }
 

@@ -15,8 +15,9 @@ use folio_engine::{SamplingParams, SamplingState};
 use folio_scheduler::{Assignment, NewRequest, RequestId, RowResult, Scheduler, SchedulerConfig};
 use folio_server::guard::{Guard, GuardConfig, Lifecycle, protect};
 use folio_server::router;
+use folio_testing::{Rng, wait::until};
 use folio_text::{Detokenizer, StopMatcher};
-use harness::{Setup, start_with, token_of, wait_until};
+use harness::{Setup, start_with, token_of};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tower::ServiceExt;
@@ -56,17 +57,6 @@ fn main() {
 #[inline(never)]
 fn counted<T>(work: impl FnOnce() -> T) -> T {
     black_box(work())
-}
-
-/// Numbers without a pattern, the same ones every time.
-fn numbers() -> impl FnMut() -> u64 {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state >> 32
-    }
 }
 
 /// A scheduler whose steps are done as soon as they are planned.
@@ -140,9 +130,9 @@ fn arrivals() -> usize {
 /// Tokens.
 fn sample(params: SamplingParams) -> usize {
     const TOKENS: usize = 64;
-    let mut next = numbers();
+    let mut rng = Rng::new(0);
     let rows: Vec<Vec<f32>> =
-        (0..TOKENS).map(|_| (0..VOCAB).map(|_| (next() % 4096) as f32 / 256.0).collect()).collect();
+        (0..TOKENS).map(|_| (0..VOCAB).map(|_| rng.below(4096) as f32 / 256.0).collect()).collect();
     let mut state = SamplingState::new(Arc::new(params), &[1, 2, 3], &[0], 0);
     counted(|| {
         for (position, mut logits) in rows.into_iter().enumerate() {
@@ -205,7 +195,7 @@ fn answer(path: &str, body: &Value, end: &[u8]) -> usize {
         let request = request.body(Body::from(body.to_string())).expect("a request");
         let response = counted(|| runtime.block_on(routes.clone().oneshot(request))).expect("an answer");
         let status = response.status();
-        wait_until("the engine is done", || server.engine.num_live() == 0);
+        until("the engine is done", || server.engine.num_live() == 0);
         let text = counted(|| runtime.block_on(response.into_body().collect())).expect("a body").to_bytes();
         assert!(status.is_success() && text.ends_with(end), "{}", String::from_utf8_lossy(&text));
     }

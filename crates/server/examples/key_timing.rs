@@ -9,6 +9,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use folio_server::guard::{Callers, Keys};
+use folio_testing::Rng;
 
 const SAMPLES: usize = 100_000;
 /// A clock tick is of the order of one comparison: each sample is this many look-ups.
@@ -40,18 +41,12 @@ fn main() {
 
 /// Compares random guesses with random guesses whose first `right` characters are the secret's.
 fn welch_t(secret: &[u8], right: usize, look_up: impl Fn(&[u8]) -> bool) -> String {
-    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut next = || {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random >> 32
-    };
+    let mut rng = Rng::new(0);
     // All guesses are made beforehand: what is done differently for the two kinds just before the
     // clock starts, shows.
     let guesses = (0..SAMPLES).map(|_| {
-        let kind = (next() & 1) as usize;
-        let mut guess: [u8; 32] = std::array::from_fn(|_| b'A' + (next() % 26) as u8);
+        let kind = rng.below(2);
+        let mut guess: [u8; 32] = std::array::from_fn(|_| b'A' + rng.below(26) as u8);
         guess[..right * kind].copy_from_slice(&secret[..right * kind]);
         (kind, guess)
     });

@@ -225,6 +225,8 @@ pub fn place_and_time() -> Result<String> {
 
 #[cfg(test)]
 pub mod tests {
+    use folio_testing::Folder;
+
     use super::*;
 
     pub fn record(question: Question, model: &str, rounds: &[(Engine, &[f64])]) -> Record {
@@ -274,13 +276,13 @@ pub mod tests {
 
     #[test]
     fn what_is_measured_again_replaces_what_was_known() {
-        let path = std::env::temp_dir().join(format!("folio-peers-{}.json", std::process::id()));
+        let folder = Folder::new("peers");
+        let path = folder.join("records.json");
         let one = |rate: f64| record(Question::Http, "1b", &[(Engine::Folio, &[rate])]);
         let mut records = Records::open(path.clone()).unwrap();
         records.keep(&[one(1.0), record(Question::Http, "moe", &[])]).unwrap();
         records.keep(&[one(2.0)]).unwrap();
-        assert_eq!(Records::open(path.clone()).unwrap().all, [record(Question::Http, "moe", &[]), one(2.0)]);
-        std::fs::remove_file(path).unwrap();
+        assert_eq!(Records::open(path).unwrap().all, [record(Question::Http, "moe", &[]), one(2.0)]);
         let page = replaced(&format!("a\n{BEGIN}old{END}\nb\n"), "new\n").unwrap();
         assert_eq!(page, format!("a\n{BEGIN}\nnew\n{END}\nb\n"));
     }

@@ -3,16 +3,17 @@
 //! Both get the same token ids, and have room for as many requests and tokens at once.
 
 use std::fs::File;
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use folio_measure::Unwatched;
 use folio_measure::load::{self, Contents, Dataset, Metrics, Options, Prompts, Target, Trace, Traffic};
+use folio_testing::http::{Connection, exchange, request};
+use folio_testing::wait;
 use serde_json::{Value, json};
 
 use super::measure::Engines;
@@ -84,12 +85,9 @@ pub fn open_loop_rate(tokens_per_s: impl Iterator<Item = f64>) -> Option<f64> {
 /// the duration of every later start.
 fn keep_packed(engines: &Engines, model: &Model) -> Result<()> {
     let server = Server::start(engines, Engine::Folio, model)?;
-    let began = Instant::now();
     std::thread::sleep(Duration::from_millis(500));
-    while !packed_files(&model.path, ".partial").is_empty() {
-        ensure!(began.elapsed() < PATIENCE, "packed weights are not kept after {} s", PATIENCE.as_secs());
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    let kept = wait::poll(PATIENCE, || packed_files(&model.path, ".partial").is_empty().then_some(()));
+    ensure!(kept.is_some(), "packed weights are not kept after {} s", PATIENCE.as_secs());
     drop(server);
     Ok(())
 }
@@ -160,38 +158,21 @@ impl Server {
     }
 
     fn wait(&mut self, began: Instant) -> Result<()> {
-        while !self.exchange("GET /health", "", "HTTP/1.1 200").unwrap_or(false) {
-            if let Some(status) = self.process.try_wait()? {
-                bail!("it ended ({status})");
-            }
-            ensure!(began.elapsed() < PATIENCE, "not ready after {} s", PATIENCE.as_secs());
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        let port = self.port;
+        let is_ready = || exchange(port, "GET", "/health", "", b"").is_ok_and(|reply| reply.status == 200);
+        let ready = wait::poll(PATIENCE, || match self.process.try_wait() {
+            Ok(None) => is_ready().then_some(Ok(())),
+            Ok(Some(status)) => Some(Err(anyhow!("it ended ({status})"))),
+            Err(error) => Some(Err(error.into())),
+        });
+        ready.unwrap_or_else(|| bail!("not ready after {} s", PATIENCE.as_secs()))?;
         let prompt: Vec<usize> = (100..116).collect();
         let body = json!({"prompt": prompt, "max_tokens": 2, "temperature": 0, "stream": true, "ignore_eos": true});
-        let answered = self.exchange("POST /v1/completions", &body.to_string(), "\"text\":")?;
-        ensure!(answered, "its answer held no token");
+        let mut connection = Connection::open(port)?;
+        connection.send(&request("POST", "/v1/completions", "", body.to_string().as_bytes()))?;
+        connection.until(b"\"text\":").context("its answer held no token")?;
         self.first_token = began.elapsed();
         Ok(())
-    }
-
-    /// Whether the answer contains `sign`; the rest after it is not read.
-    fn exchange(&self, request: &str, body: &str, sign: &str) -> Result<bool> {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        let (port, length) = (self.port, body.len());
-        let head =
-            format!("{request} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\nContent-Length: {length}");
-        stream.write_all(format!("{head}\r\nContent-Type: application/json\r\n\r\n{body}").as_bytes())?;
-        let (mut answer, mut piece) = (Vec::new(), [0; 4096]);
-        loop {
-            let count = stream.read(&mut piece)?;
-            answer.extend_from_slice(&piece[..count]);
-            let found = answer.windows(sign.len()).any(|window| window == sign.as_bytes());
-            if found || count == 0 {
-                return Ok(found);
-            }
-        }
     }
 
     /// Answers that many requests: 16 at a time, or as they come at that rate.

@@ -167,7 +167,7 @@ fn bodies_take_no_more_than_is_set_aside_for_them() {
                 let most = folio_server::BODY_WHILE_READ * length + BESIDES;
                 assert!(round == 0 || taken <= most, "{what} takes {taken}, and {most} were set aside");
                 drop(told);
-                harness::wait_until("the request is over", || memory.free() == all);
+                folio_testing::wait::until("the request is over", || memory.free() == all);
             }
         }
     }

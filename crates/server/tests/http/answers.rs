@@ -2,9 +2,10 @@
 
 use std::{io::Read, time::Duration};
 
+use folio_testing::wait::until;
 use serde_json::{Value, json};
 
-use crate::harness::{BROKEN, Server, start, wait_until};
+use crate::harness::{BROKEN, Server, start};
 
 const COMPLETIONS: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
@@ -106,10 +107,10 @@ fn a_client_that_leaves_takes_its_request_along() {
         if stream {
             socket.read_exact(&mut [0; 400]).expect("events");
         }
-        wait_until("it runs", || server.engine.stats().tokens_sampled > 4);
+        until("it runs", || server.engine.stats().tokens_sampled > 4);
         drop(socket);
-        wait_until("both have ended", || server.engine.stats().samples_ended == 2);
-        wait_until("the engine is idle", || server.engine.stats().scheduler.running == 0);
+        until("both have ended", || server.engine.stats().samples_ended == 2);
+        until("the engine is idle", || server.engine.stats().scheduler.running == 0);
         assert!(server.engine.stats().tokens_sampled < 4000, "stream {stream}: it ran to its end");
     }
 }

@@ -2,10 +2,10 @@
 
 use std::{
     collections::HashMap,
-    io::{Read, Write},
+    io::Write,
     net::{SocketAddr, TcpStream},
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use folio_engine::{
@@ -16,6 +16,7 @@ use folio_server::guard::{Guard, GuardConfig, Keys, Lifecycle, protect};
 use folio_server::net::{self, ConnectionStats, NetConfig, Shutdown, ShutdownHandle};
 use folio_server::observe::Observer;
 use folio_server::{App, Limits, Model, ModelNames, SamplingDefaults, Timeouts, router};
+use folio_testing::http::{self, Connection, Pace};
 use folio_text::{ChatTemplate, SpecialTokens, Tokenizer};
 use serde_json::{Value, json};
 
@@ -253,14 +254,8 @@ impl Server {
     pub fn open_with(&self, fields: &str, method: &str, path: &str, body: &[u8]) -> TcpStream {
         let mut socket = TcpStream::connect(self.address).expect("it listens");
         socket.set_read_timeout(Some(Duration::from_secs(60))).expect("a socket");
-        let head = format!(
-            "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n{fields}\
-             content-length: {}\r\n\r\n",
-            body.len()
-        );
-        socket.write_all(head.as_bytes()).expect("it reads");
         // A server that has refused already may not read the rest.
-        let _ = socket.write_all(body);
+        let _ = socket.write_all(&http::request(method, path, fields, body));
         socket
     }
 
@@ -295,19 +290,8 @@ fn event_data(body: &str) -> Vec<String> {
     body.lines().filter_map(|line| line.strip_prefix("data: ")).map(str::to_owned).collect()
 }
 
-/// All that comes until the connection ends: status, head and body, as they came.
+/// An answer to its end: status, head and body.
 pub fn read_answer(socket: &mut TcpStream) -> (u16, String, String) {
-    let mut answer = Vec::new();
-    let _ = socket.read_to_end(&mut answer);
-    let answer = String::from_utf8(answer).expect("text");
-    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
-    (head[9..12].parse().expect("a status"), head.to_owned(), body.to_owned())
-}
-
-pub fn wait_until(what: &str, condition: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < Duration::from_secs(60), "never: {what}");
-        std::thread::yield_now();
-    }
+    let reply = Connection::over(socket, Pace::FULL).reply().expect("an answer");
+    (reply.status, reply.head, String::from_utf8(reply.body).expect("text"))
 }

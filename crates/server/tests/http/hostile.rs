@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use folio_testing::wait::until;
 use serde_json::{Value, json};
 
-use crate::harness::{Server, start, wait_until};
+use crate::harness::{Server, start};
 
 fn still_answers(server: &Server) {
     let (status, answer) = server.post("/v1/completions", &json!({"prompt": "a", "max_tokens": 1}));
@@ -114,12 +115,12 @@ fn a_full_queue_says_when_to_come_back_and_a_draining_server_that_it_ends() {
     let server = start(Duration::from_millis(1));
     let body = json!({"prompt": "a", "max_tokens": 4000, "n": 4}).to_string();
     let sockets: Vec<_> = (0..2).map(|_| server.open("POST", "/v1/completions", body.as_bytes())).collect();
-    wait_until("the queue is full", || server.engine.num_live() == 8);
+    until("the queue is full", || server.engine.num_live() == 8);
     let (status, answer) = server.post("/v1/completions", &json!({"prompt": "a"}));
     let message = answer["error"]["message"].as_str().unwrap_or_default();
     assert!(status == 429 && message.contains("try again in"), "{status} {message}");
     drop(sockets);
-    wait_until("they have left", || server.engine.num_live() == 0);
+    until("they have left", || server.engine.num_live() == 0);
     still_answers(&server);
     server.engine.drain();
     let (status, answer) = server.post("/v1/completions", &json!({"prompt": "a"}));

@@ -3,11 +3,10 @@
 
 use std::time::Duration;
 
+use folio_testing::wait::until;
 use serde_json::{Value, json};
 
-use crate::harness::{
-    BROKEN, ROW_FAILURE, STEP_ERROR, STEP_PANIC, Server, Setup, read_answer, start_with, token_of, wait_until,
-};
+use crate::harness::{BROKEN, ROW_FAILURE, STEP_ERROR, STEP_PANIC, Server, Setup, read_answer, start_with, token_of};
 
 const COMPLETIONS: &str = "/v1/completions";
 
@@ -36,7 +35,7 @@ fn beside_neighbours(server: &Server, harm: impl Fn()) {
     let undisturbed: Vec<String> = (0..3).map(|seed| neighbour(server, seed)).collect();
     std::thread::scope(|scope| {
         let disturbed: Vec<_> = (0..3).map(|seed| scope.spawn(move || neighbour(server, seed))).collect();
-        wait_until("they run", || server.engine.stats().scheduler.running == 3);
+        until("they run", || server.engine.stats().scheduler.running == 3);
         harm();
         for (expected, found) in undisturbed.iter().zip(disturbed) {
             assert_eq!(&found.join().expect("answered"), expected, "a neighbour's answer changed");
@@ -46,7 +45,7 @@ fn beside_neighbours(server: &Server, harm: impl Fn()) {
 }
 
 fn is_sound(server: &Server) {
-    wait_until("all have ended", || server.engine.num_live() == 0);
+    until("all have ended", || server.engine.num_live() == 0);
     let (status, answer) = server.post(COMPLETIONS, &json!({"prompt": "a", "max_tokens": 3}));
     assert_eq!((status, &answer["choices"][0]["text"]), (200, &json!("bcd")));
     assert_eq!(server.raw("GET", "/health", b"").0, 200);
@@ -200,9 +199,9 @@ fn a_client_that_leaves_in_the_middle() {
             for _ in 0..5 {
                 let body = json!({"prompt": "a", "max_tokens": 3000, "stream": stream, "n": 2}).to_string();
                 let socket = server.open("POST", COMPLETIONS, body.as_bytes());
-                wait_until("it runs", || server.engine.num_live() > 3);
+                until("it runs", || server.engine.num_live() > 3);
                 drop(socket);
-                wait_until("it has gone", || server.engine.num_live() <= 3);
+                until("it has gone", || server.engine.num_live() <= 3);
             }
         }
     });

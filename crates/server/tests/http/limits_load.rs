@@ -6,9 +6,10 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use folio_server::{Limits, Timeouts};
+use folio_testing::wait::until;
 use serde_json::json;
 
-use crate::harness::{Server, Setup, read_answer, start_with, wait_until};
+use crate::harness::{Server, Setup, read_answer, start_with};
 
 const COMPLETIONS: &str = "/v1/completions";
 const ALICE: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
@@ -53,7 +54,7 @@ fn requests_under_way() {
     is_told_to_wait(&read_answer(&mut server.open("POST", "/v1/messages", b"nonsense")), "2 requests are in flight");
     assert_eq!(server.raw("GET", "/health", b"").0, 200, "who only looks needs no place");
     drop(first);
-    wait_until("there is room", || server.app.num_in_flight() < 2);
+    until("there is room", || server.app.num_in_flight() < 2);
     assert_eq!(one_more(&server, "").0, 200);
     drop(second);
 }
@@ -77,12 +78,12 @@ fn requests_that_wait() {
     let server = slow(Limits::default(), "");
     let body = json!({"prompt": "a", "max_tokens": 4000}).to_string();
     let mut sockets: Vec<_> = (0..8).map(|_| server.open("POST", COMPLETIONS, body.as_bytes())).collect();
-    wait_until("the queue is full", || server.engine.num_live() == 8);
+    until("the queue is full", || server.engine.num_live() == 8);
     is_told_to_wait(&one_more(&server, ""), "too many requests are waiting; try again in");
     sockets.pop();
-    wait_until("there is room", || server.engine.num_live() == 7);
+    until("there is room", || server.engine.num_live() == 7);
     let _ninth = server.open("POST", COMPLETIONS, body.as_bytes());
-    wait_until("it waits", || server.engine.num_live() == 8);
+    until("it waits", || server.engine.num_live() == 8);
 }
 
 #[test]
@@ -95,7 +96,7 @@ fn open_connections() {
     assert_eq!(read_answer(&mut third).0, 200, "there is a place");
     // One that is idle gives way.
     let idle = TcpStream::connect(server.address).expect("it listens");
-    wait_until("it is open", || server.connections.counts().open == 2);
+    until("it is open", || server.connections.counts().open == 2);
     assert_eq!(server.raw("GET", "/health", b"").0, 200);
     assert_eq!(server.connections.counts().evicted, 1);
     drop((busy, idle));
@@ -117,7 +118,7 @@ fn what_is_written_ahead_of_a_reader() {
         ..Setup::default()
     });
     let mut stalled = long_stream(&server, 4000);
-    wait_until("it was given up", || server.engine.stats().samples_ended == 4);
+    until("it was given up", || server.engine.stats().samples_ended == 4);
     let sampled = server.engine.stats().tokens_sampled;
     assert!(sampled < 16_000, "{sampled} tokens: the engine went on for nobody");
     let mut rest = Vec::new();
@@ -126,5 +127,5 @@ fn what_is_written_ahead_of_a_reader() {
     // A client that reads gets all of it, through the same small buffer.
     let (status, _, body) = read_answer(&mut long_stream(&server, 300));
     assert!(status == 200 && body.contains("[DONE]"), "{status}");
-    wait_until("nothing is left", || server.engine.num_live() == 0 && server.app.num_in_flight() == 0);
+    until("nothing is left", || server.engine.num_live() == 0 && server.app.num_in_flight() == 0);
 }

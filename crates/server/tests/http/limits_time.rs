@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use folio_engine::TimeLimit;
 use folio_server::{Limits, Timeouts};
+use folio_testing::wait::until;
 use serde_json::{Value, json};
 
-use crate::harness::{Server, Setup, read_answer, start_with, wait_until};
+use crate::harness::{Server, Setup, read_answer, start_with};
 
 const COMPLETIONS: &str = "/v1/completions";
 const SHORT: Duration = Duration::from_millis(150);
@@ -50,7 +51,7 @@ fn a_body_that_does_not_come() {
         assert!(status == 408 && body.contains("did not arrive within"), "{path}: {status} {body}");
         assert!(head.contains("connection: close"), "{head}");
     }
-    wait_until("no place is taken", || server.app.num_in_flight() == 0);
+    until("no place is taken", || server.app.num_in_flight() == 0);
 }
 
 #[test]
@@ -75,7 +76,7 @@ fn a_request_that_takes_too_long() {
     let (status, answer) = server.post("/v1/messages", &message);
     assert_eq!((status, &answer["error"]["type"]), (504, &json!("timeout_error")), "{answer}");
     assert_eq!(server.post(COMPLETIONS, &json!({"prompt": "a", "max_tokens": 2})).0, 200, "a short one is in time");
-    wait_until("nothing goes on", || server.engine.num_live() == 0);
+    until("nothing goes on", || server.engine.num_live() == 0);
 }
 
 /// Without a limit on the whole request, a client that gets tokens is not cut off, however long it
@@ -96,7 +97,7 @@ fn a_server_that_is_told_to_end() {
     let server = server(Timeouts::default());
     let body = json!({"prompt": "a", "max_tokens": 200, "stream": true}).to_string();
     let mut under_way = server.open("POST", COMPLETIONS, body.as_bytes());
-    wait_until("it runs", || server.engine.stats().tokens_sampled > 2);
+    until("it runs", || server.engine.stats().tokens_sampled > 2);
     server.app.lifecycle().set_draining();
     let (status, answer) = server.post(COMPLETIONS, &json!({"prompt": "a"}));
     assert_eq!((status, &answer["error"]["code"]), (503, &json!("server_draining")));
@@ -106,7 +107,7 @@ fn a_server_that_is_told_to_end() {
     server.shutdown.close_within(Duration::from_secs(60));
     let (_, _, events) = read_answer(&mut under_way);
     assert!(events.contains("[DONE]"), "what was under way is finished");
-    wait_until("no new connection", || TcpStream::connect(server.address).is_err());
+    until("no new connection", || TcpStream::connect(server.address).is_err());
 }
 
 #[test]
@@ -114,12 +115,12 @@ fn a_server_that_has_waited_long_enough() {
     let server = server(Timeouts::default());
     let body = json!({"prompt": "a", "max_tokens": 4000, "stream": true}).to_string();
     let mut under_way = server.open("POST", COMPLETIONS, body.as_bytes());
-    wait_until("it runs", || server.engine.stats().tokens_sampled > 2);
+    until("it runs", || server.engine.stats().tokens_sampled > 2);
     server.shutdown.close_within(SHORT);
     let mut bytes = Vec::new();
     let _ = under_way.read_to_end(&mut bytes);
     assert!(!bytes.ends_with(b"0\r\n\r\n"), "cut off, and seen to be");
-    wait_until("its request has gone with it", || server.engine.num_live() == 0);
+    until("its request has gone with it", || server.engine.num_live() == 0);
 }
 
 #[test]

@@ -2,9 +2,10 @@
 
 use std::{net::TcpStream, time::Duration};
 
+use folio_testing::wait::until;
 use serde_json::json;
 
-use crate::harness::{Server, Setup, read_answer, start_with, wait_until};
+use crate::harness::{Server, Setup, read_answer, start_with};
 
 const KEY: &str = "a-key-of-24-letters-long";
 
@@ -19,11 +20,11 @@ fn overtakes(keys: &'static str) -> bool {
     let server = start_with(Setup { keys, max_seqs: 2, pace: Duration::from_millis(1), ..Setup::default() });
     let scheduler = || server.engine.stats().scheduler;
     let [_stays, leaves] = [ask(&server, 0, 4000), ask(&server, 0, 4000)];
-    wait_until("both seats are taken", || scheduler().running == 2);
+    until("both seats are taken", || scheduler().running == 2);
     let mut first = ask(&server, 0, 2);
-    wait_until("one waits", || scheduler().waiting == 1);
+    until("one waits", || scheduler().waiting == 1);
     let _second = ask(&server, -1_000_000, 1500);
-    wait_until("two wait", || scheduler().waiting == 2);
+    until("two wait", || scheduler().waiting == 2);
     drop(leaves);
     let (status, _, answer) = read_answer(&mut first);
     assert_eq!(status, 200, "{answer}");

@@ -1,11 +1,12 @@
 //! Every refusal that a request may meet before its body is read: the connection is fit for the
 //! next request.
 
-use std::io::{Read, Write};
+use std::io::Read;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use folio_server::Limits;
+use folio_testing::http::{Connection, Pace, Reply};
 use serde_json::json;
 
 use crate::harness::{Server, Setup, start_with};
@@ -17,34 +18,20 @@ const BOB: &str = "authorization: Bearer bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb\r\n";
 const JSON: &str = "content-type: application/json\r\n";
 const COMPLETIONS: &str = "/v1/completions";
 
-/// An answer with a length: status and head.
-fn answer(socket: &mut TcpStream) -> (u16, String) {
-    let mut head = Vec::new();
-    while !head.ends_with(b"\r\n\r\n") {
-        let mut byte = [0];
-        socket.read_exact(&mut byte).unwrap_or_else(|error| panic!("{error} after {}", String::from_utf8_lossy(&head)));
-        head.push(byte[0]);
-    }
-    let head = String::from_utf8(head).expect("text");
-    let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).expect("a length");
-    let mut body = vec![0; length.parse().expect("a number")];
-    socket.read_exact(&mut body).expect("a body");
-    (head[9..12].parse().expect("a status"), head)
-}
-
 /// The same refusal twice on one connection, each body later than its head; then something that is
 /// answered.
 fn refused(server: &Server, path: &str, fields: &str, expected: u16) {
-    let mut socket = TcpStream::connect(server.address).expect("it listens");
+    let socket = TcpStream::connect(server.address).expect("it listens");
     socket.set_read_timeout(Some(Duration::from_secs(60))).expect("a socket");
+    let mut connection = Connection::over(socket, Pace::FULL);
     let body = "{\"prompt\": \"a, and more than is allowed\"}";
     for _ in 0..2 {
         let (begun, length) = (Instant::now(), body.len());
-        write!(socket, "POST {path} HTTP/1.1\r\nhost: x\r\n{fields}content-length: {length}\r\n\r\n")
-            .expect("it reads");
+        let head = format!("POST {path} HTTP/1.1\r\nhost: x\r\n{fields}content-length: {length}\r\n\r\n");
+        connection.send(head.as_bytes()).expect("it reads");
         std::thread::sleep(Duration::from_millis(50));
-        socket.write_all(body.as_bytes()).expect("it reads");
-        let (status, head) = answer(&mut socket);
+        connection.send(body.as_bytes()).expect("it reads");
+        let Reply { status, head, .. } = connection.reply().expect("an answer");
         assert_eq!(status, expected, "{path}: {head}");
         if head.contains("connection: close") {
             // Only a very busy machine delays the body past the wait for it.
@@ -52,8 +39,8 @@ fn refused(server: &Server, path: &str, fields: &str, expected: u16) {
             return;
         }
     }
-    write!(socket, "GET /v1/models HTTP/1.1\r\nhost: x\r\n{ALICE}\r\n").expect("it reads");
-    assert_eq!(answer(&mut socket).0, 200, "after {expected}");
+    connection.send(format!("GET /v1/models HTTP/1.1\r\nhost: x\r\n{ALICE}\r\n").as_bytes()).expect("it reads");
+    assert_eq!(connection.reply().expect("an answer").status, 200, "after {expected}");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! cost it its answer.
 
 use folio_server::net::{Listener, NetConfig, Shutdown, serve};
+use folio_testing::Folder;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
 use crate::support::{Client, HEALTH, Server, config, eventually, millis, router};
@@ -65,11 +66,10 @@ async fn a_client_that_closes_under_tls_is_gone() {
 #[cfg(unix)]
 #[tokio::test]
 async fn a_client_that_closes_a_unix_socket_is_gone() {
-    let name = format!("folio-net-bytes-behind-{}.socket", std::process::id());
-    let path = std::env::temp_dir().join(name);
+    let folder = Folder::new("net-bytes-behind");
+    let path = folder.join("s");
     let listener = tokio::net::UnixListener::bind(&path).unwrap();
     let stream = tokio::net::UnixStream::connect(&path).await.unwrap();
-    std::fs::remove_file(&path).unwrap();
     let seen = std::sync::Arc::default();
     let (_handle, shutdown) = Shutdown::new();
     tokio::spawn(serve(Listener::Unix(listener), router(&seen), config(), shutdown));

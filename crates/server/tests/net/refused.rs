@@ -17,6 +17,13 @@ async fn post(client: &mut Client<TcpStream>, path: &str, fields: &str) {
     client.send(format!("POST {path} HTTP/1.1\r\nhost: x\r\n{fields}\r\n")).await;
 }
 
+/// The same; returns when the server has read the head.
+async fn post_and_wait(server: &Server, client: &mut Client<TcpStream>, path: &str, fields: &str) {
+    let before = server.seen.heads();
+    post(client, path, fields).await;
+    eventually("its head is read", || server.seen.heads() == before + 1).await;
+}
+
 #[tokio::test]
 async fn a_body_that_comes_later_than_its_head_keeps_its_connection() {
     let server = Server::start(config()).await;
@@ -24,11 +31,11 @@ async fn a_body_that_comes_later_than_its_head_keeps_its_connection() {
         for (fields, pieces) in [(LENGTH, ["abc", "de"]), (CHUNKED, ["5\r\nabc", "de\r\n0\r\n\r\n"])] {
             let mut client = server.connect().await;
             for _ in 0..2 {
-                post(&mut client, path, fields).await;
-                for piece in pieces {
-                    tokio::time::sleep(millis(50)).await;
-                    client.send(piece).await;
-                }
+                post_and_wait(&server, &mut client, path, fields).await;
+                client.send(pieces[0]).await;
+                // They are read one by one: nothing says when the first has been.
+                tokio::time::sleep(millis(50)).await;
+                client.send(pieces[1]).await;
                 let answer = client.answer().await;
                 assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{path}: {answer}");
                 assert!(!answer.contains("connection: close"), "{path}: {answer}");
@@ -50,8 +57,7 @@ async fn a_head_that_is_refused_ends_the_connection_and_the_answer_says_so() {
 async fn what_follows_a_refused_body_is_not_lost() {
     let server = Server::start(config()).await;
     let mut client = server.connect().await;
-    post(&mut client, "/unread", LENGTH).await;
-    tokio::time::sleep(millis(50)).await;
+    post_and_wait(&server, &mut client, "/unread", LENGTH).await;
     client.send(format!("abcde{HEALTH}")).await;
     assert!(client.answer().await.starts_with("HTTP/1.1 401"));
     assert!(client.answer().await.ends_with("ok"));
@@ -113,8 +119,7 @@ async fn a_body_that_breaks_off_ends_the_connection_and_the_answer_says_so() {
     let server = Server::start(config()).await;
     for path in ["/unread", "/echo"] {
         let mut client = server.connect().await;
-        post(&mut client, path, CHUNKED).await;
-        tokio::time::sleep(millis(50)).await;
+        post_and_wait(&server, &mut client, path, CHUNKED).await;
         client.send("nonsense\r\n").await;
         let answer = client.answer().await;
         assert!(answer.starts_with("HTTP/1.1 4") && answer.contains("connection: close"), "{path}: {answer}");
@@ -126,10 +131,8 @@ async fn a_body_that_breaks_off_ends_the_connection_and_the_answer_says_so() {
 async fn a_refused_body_that_does_not_come_gives_way() {
     let server = Server::start(NetConfig { connections: 1, ..config() }).await;
     let mut client = server.connect().await;
-    post(&mut client, "/unread", LENGTH).await;
-    eventually("it is there", || server.open() == 1).await;
-    // Time for its head to be read.
-    tokio::time::sleep(millis(100)).await;
+    post_and_wait(&server, &mut client, "/unread", LENGTH).await;
+    assert_eq!(server.open(), 1);
     server.is_healthy().await;
     assert_eq!(server.config.stats.counts().evicted, 1);
     assert_eq!(client.rest().await, "");

@@ -11,6 +11,7 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use axum::extract::Request;
 use axum::http::StatusCode;
+use axum::middleware::Next;
 use axum::routing::{any, get, post};
 use axum::{Extension, Router};
 use folio_server::net::{Listener, NetConfig, Peer, Shutdown, ShutdownHandle, serve};
@@ -38,6 +39,9 @@ pub fn config() -> NetConfig {
 /// The requests that the routes saw.
 #[derive(Default)]
 pub struct Seen {
+    /// Requests whose heads have been read, whatever becomes of them.
+    pub heads: AtomicUsize,
+    /// Requests to routes that take their time.
     pub begun: AtomicUsize,
     /// Requests to `/hang`, `/ignore-body` and `/held`, and bodies of `/endless` and `/fed` that
     /// were dropped.
@@ -49,6 +53,10 @@ pub struct Seen {
 }
 
 impl Seen {
+    pub fn heads(&self) -> usize {
+        self.heads.load(Ordering::SeqCst)
+    }
+
     pub fn begun(&self) -> usize {
         self.begun.load(Ordering::SeqCst)
     }
@@ -112,7 +120,7 @@ async fn count_pieces(request: Request) -> String {
 }
 
 pub fn router(seen: &Arc<Seen>) -> Router {
-    let (hang, ignore, held, endless, fed) = (seen.clone(), seen.clone(), seen.clone(), seen.clone(), seen.clone());
+    let [all, hang, ignore, held, endless, fed] = std::array::from_fn(|_| seen.clone());
     Router::new()
         .route("/health", get(async || "ok"))
         .route("/echo", post(async |body: Bytes| body))
@@ -155,6 +163,11 @@ pub fn router(seen: &Arc<Seen>) -> Router {
                 Body::from_stream(Fed(feed, fed.watch()))
             }),
         )
+        .fallback(async || StatusCode::NOT_FOUND)
+        .layer(axum::middleware::from_fn(move |request: Request, next: Next| {
+            all.heads.fetch_add(1, Ordering::SeqCst);
+            next.run(request)
+        }))
 }
 
 pub struct Server {

@@ -1,6 +1,7 @@
 //! Readers that are slow, and readers that are gone.
 
 use folio_server::net::NetConfig;
+use folio_testing::Folder;
 use tokio::io::AsyncReadExt;
 use tokio::time::Instant;
 
@@ -44,8 +45,8 @@ async fn unix_sockets_are_served_and_given_up_alike() {
     use folio_server::net::{Listener, Shutdown, serve};
     use std::sync::Arc;
 
-    let path = std::env::temp_dir().join(format!("folio-net-{}.sock", std::process::id()));
-    let _ = std::fs::remove_file(&path);
+    let folder = Folder::new("net");
+    let path = folder.join("s");
     let listener = tokio::net::UnixListener::bind(&path).unwrap();
     let seen = Arc::<crate::support::Seen>::default();
     let (handle, shutdown) = Shutdown::new();
@@ -58,5 +59,4 @@ async fn unix_sockets_are_served_and_given_up_alike() {
     eventually("its body is dropped", || seen.dropped() == 1).await;
     handle.close();
     tokio::time::timeout(crate::support::SOON, task).await.unwrap().unwrap().unwrap();
-    std::fs::remove_file(&path).unwrap();
 }

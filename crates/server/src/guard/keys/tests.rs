@@ -1,3 +1,5 @@
+use folio_testing::Folder;
+
 use super::*;
 
 const A: &str = "aaaaaaaaaaaaaaaa";
@@ -112,7 +114,8 @@ fn ten_thousand_keys_are_enough() {
 
 #[test]
 fn files_are_read_and_their_readers_noticed() {
-    let path = std::env::temp_dir().join(format!("folio-keys-{}", std::process::id()));
+    let folder = Folder::new("keys");
+    let path = folder.join("keys");
     let read = |bytes: &[u8]| {
         std::fs::write(&path, bytes).unwrap();
         Keys::none().add_file(&path)

@@ -1,6 +1,8 @@
 //! Bodies that are no JSON, no object, or not what they should be; and what their header says of
 //! them.
 
+use folio_testing::Rng;
+
 use super::{Case, Ending, Expect, MARKER, Route, head, head_with_length};
 
 pub fn add(route: &'static Route, cases: &mut Vec<Case>) {
@@ -17,18 +19,14 @@ fn damaged(route: &'static Route, cases: &mut Vec<Case>) {
     for end in 1..fine.len() {
         cases.push(Case::body(route, format!("body cut off at {end}"), &fine[..end], Expect::Refused(400, "")));
     }
-    let mut state = 0x2545_f491_4f6c_dd1d_u64;
-    let mut draw = |below: usize| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) as usize % below
-    };
+    let mut rng = Rng::new(0x2545_f491_4f6c_dd1d);
     for number in 0..200 {
         let mut body = fine.clone();
-        let at = draw(body.len());
-        match draw(3) {
+        let at = rng.below(body.len());
+        match rng.below(3) {
             0 => drop(body.remove(at)),
             1 => body.insert(at, body[at]),
-            _ => body[at] = draw(256) as u8,
+            _ => body[at] = rng.below(256) as u8,
         }
         // Some bytes bring about faults in the model under test.
         body.iter_mut().filter(|byte| b"!#$%".contains(byte)).for_each(|byte| *byte = b'+');

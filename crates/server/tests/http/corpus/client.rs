@@ -1,9 +1,9 @@
 //! Sends what a case says, byte by byte as it says, reads what comes back, and judges it.
 
-use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
+use folio_testing::http::{Connection, Pace};
 use serde_json::Value;
 
 use super::{Case, Ending, Expect, MARKER, catalogue};
@@ -11,7 +11,7 @@ use super::{Case, Ending, Expect, MARKER, catalogue};
 pub struct Client {
     address: SocketAddr,
     /// Left open by the answer before.
-    socket: Option<TcpStream>,
+    kept: Option<Connection<TcpStream>>,
 }
 
 pub struct Answer {
@@ -25,78 +25,44 @@ pub struct Answer {
 
 impl Client {
     pub fn new(address: SocketAddr) -> Self {
-        Self { address, socket: None }
+        Self { address, kept: None }
     }
 
     /// The answer. Cases follow each other on one connection as long as it lasts: whatever one of
     /// them left behind would spoil the next.
     pub fn ask(&mut self, case: &Case) -> Answer {
-        let kept = if case.ending == Ending::Reusable { self.socket.take() } else { None };
-        let mut socket = kept.unwrap_or_else(|| self.connect());
+        let is_reusable = case.ending == Ending::Reusable;
+        let mut connection = self.kept.take_if(|_| is_reusable).unwrap_or_else(|| self.connect());
         // A server that has refused already may not read the rest.
-        let _ = socket.write_all(&case.request);
+        let _ = connection.send(&case.request);
         let sent = Instant::now();
         if case.ending == Ending::HalfClosed {
-            let _ = socket.shutdown(Shutdown::Write);
+            let _ = connection.stream.shutdown(Shutdown::Write);
         }
-        let answer = read(&mut socket, sent);
-        if case.ending == Ending::Reusable && answer.keeps_open() {
-            self.socket = Some(socket);
+        let answer = match connection.reply() {
+            Ok(reply) => {
+                let body = reply.text();
+                Answer { status: reply.status, head: reply.head, body, took: reply.began.duration_since(sent) }
+            }
+            Err(_) => Answer { took: sent.elapsed(), ..Answer::new(0, String::new()) },
+        };
+        if is_reusable && connection.keeps && answer.status != 0 {
+            self.kept = Some(connection);
         }
         answer
     }
 
-    fn connect(&self) -> TcpStream {
+    fn connect(&self) -> Connection<TcpStream> {
         let socket = TcpStream::connect(self.address).expect("it listens");
         socket.set_read_timeout(Some(Duration::from_secs(20))).expect("a socket");
         socket.set_nodelay(true).expect("a socket");
-        socket
+        Connection::over(socket, Pace::FULL)
     }
 }
 
 impl Answer {
     pub fn new(status: u16, body: String) -> Self {
         Self { status, head: String::new(), body, took: Duration::ZERO }
-    }
-
-    fn field(&self, name: &str) -> Option<&str> {
-        let field = |line: &'_ str| {
-            line.split_once(": ").filter(|(found, _)| found.eq_ignore_ascii_case(name)).map(|(_, value)| value.len())
-        };
-        self.head.lines().find_map(|line| field(line).map(|length| &line[line.len() - length..]))
-    }
-
-    fn keeps_open(&self) -> bool {
-        self.status != 0 && self.field("connection") != Some("close")
-    }
-}
-
-fn read(socket: &mut TcpStream, sent: Instant) -> Answer {
-    let (mut bytes, mut first) = (Vec::new(), None);
-    let mut answer = Answer::new(0, String::new());
-    let mut buffer = [0; 16 << 10];
-    loop {
-        let count = socket.read(&mut buffer).unwrap_or(0);
-        answer.took = *first.get_or_insert_with(|| sent.elapsed());
-        bytes.extend_from_slice(&buffer[..count]);
-        if answer.status == 0
-            && let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n")
-        {
-            answer.head = String::from_utf8_lossy(&bytes[..end]).into_owned();
-            answer.status = answer.head.get(9..12).and_then(|status| status.parse().ok()).unwrap_or(0);
-            bytes.drain(..end + 4);
-        }
-        let length = answer.field("content-length").and_then(|length| length.parse::<usize>().ok());
-        let has_all = match length {
-            Some(length) => bytes.len() >= length,
-            None => answer.status != 0 && bytes.ends_with(b"0\r\n\r\n"),
-        };
-        if count == 0 || (answer.status != 0 && has_all) {
-            // More may have come: a second refusal, of what was left on the connection.
-            bytes.truncate(length.unwrap_or(usize::MAX));
-            answer.body = String::from_utf8_lossy(&bytes).into_owned();
-            return answer;
-        }
     }
 }
 
@@ -127,7 +93,9 @@ pub fn verdict(case: &Case, answer: &Answer) -> Result<(), String> {
     };
     found().map_err(|wrong| {
         let body: String = answer.body.chars().take(300).collect();
-        format!("{} {}: {wrong}; expected {:?}, got {} {body}", case.route.path, case.name, case.expect, answer.status)
+        let Answer { status, took, .. } = answer;
+        let (path, name, expect) = (case.route.path, &case.name, case.expect);
+        format!("{path} {name}: {wrong}; expected {expect:?}, got {status} after {took:?}: {body}")
     })
 }
 
