@@ -6,11 +6,12 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use folio_device::KvFormat;
 use folio_formats::Format;
+use folio_measure::table;
 use folio_model::{AttentionSpec, FfnSpec, LayerSpec, ModelSpec, weight_bytes};
 use folio_session::{Assets, machine};
 
 use crate::args::InspectArgs;
-use crate::{environment, table};
+use crate::environment;
 
 /// Formats to print the size of the weights in.
 const FORMATS: &[Format] = &[Format::F32, Format::BF16, Format::Q8_0, Format::Q6_K, Format::Q5_0, Format::Q4_0];

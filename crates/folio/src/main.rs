@@ -22,7 +22,6 @@ mod quantize;
 mod run;
 mod serve;
 mod signals;
-mod table;
 
 use std::process::ExitCode;
 

@@ -38,6 +38,10 @@ impl Progress for Bar {
         self.bar.lock().unwrap_or_else(PoisonError::into_inner).inc(units as u64);
     }
 
+    fn note(&self, text: &str) {
+        self.bar.lock().unwrap_or_else(PoisonError::into_inner).set_message(text.to_owned());
+    }
+
     fn end(&self) {
         self.replace(ProgressBar::hidden());
     }

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use folio_measure::eval::{Amount, Windows, aimed, disk_bytes};
+use folio_measure::table;
 use folio_model::parameters;
 use folio_quantize::write::{FolderWriter, GgufJob, Mix, write_gguf};
 use folio_quantize::{Method, Options, Progress, Target};
@@ -11,8 +13,7 @@ use folio_session::{Assets, ModelRef, machine};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::args::{QuantizeArgs, QuantizeFormat};
-use crate::eval::text::{Amount, Windows};
-use crate::{environment, table};
+use crate::environment;
 
 /// The default calibration text.
 const OWN_TEXT: [&str; 6] = [
@@ -177,20 +178,9 @@ fn to_folder(
     Ok(Summary { before, after: written.bytes, parameters, num_quantized: written.num_quantized, calibrated })
 }
 
-/// The target of a method. AWQ needs zero points, since the columns that it scales up are seldom
-/// symmetric around zero.
-pub fn aimed(target: Target, method: Method) -> Target {
-    match (target, method) {
-        (Target::Int { bits: 4, group, .. }, Method::Awq) => Target::Int { bits: 4, group, zero_points: true },
-        (target, _) => target,
-    }
-}
-
 /// Bytes of the stored weights, and the number of parameters.
 fn size_of(model: &folio_model::OpenModel) -> (u64, u64) {
-    let weights = &model.weights;
-    let bytes = weights.names().into_iter().filter_map(|name| weights.tensor(name)).map(|view| view.bytes.len() as u64);
-    (bytes.sum(), parameters(&model.spec).total)
+    (disk_bytes(model), parameters(&model.spec).total)
 }
 
 /// Sets the calibration sequences and returns a description of their text.

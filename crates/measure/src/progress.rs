@@ -8,6 +8,9 @@ pub trait Progress: Send + Sync {
     /// Units of the stage that are done in addition to those before.
     fn advance(&self, units: usize);
 
+    /// A remark on the work before the next stage begins.
+    fn note(&self, text: &str);
+
     /// The last stage ends.
     fn end(&self);
 }
@@ -20,6 +23,8 @@ impl Progress for Unwatched {
     fn begin(&self, _: &str, _: usize) {}
 
     fn advance(&self, _: usize) {}
+
+    fn note(&self, _: &str) {}
 
     fn end(&self) {}
 }

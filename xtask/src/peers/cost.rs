@@ -3,7 +3,7 @@
 use anyhow::Result;
 use folio_formats::WeightSource;
 use folio_formats::gguf::Gguf;
-use serde_json::Value;
+use folio_measure::rates;
 
 use super::question::{DECODE_TOKENS, Question, STREAM_PROMPT, STREAM_TOKENS};
 
@@ -139,32 +139,23 @@ impl Ceilings {
         Self { read_bytes_per_s: 0.0, bf16_flops: 0.0, int8_ops: 0.0, read_lowest: f64::INFINITY }
     }
 
-    pub fn take(&mut self, report: &Value) -> Result<()> {
-        let ceilings = &report["ceilings"];
-        let read = super::number(ceilings, "read_bytes_per_s")?;
-        self.read_bytes_per_s = self.read_bytes_per_s.max(read);
-        self.read_lowest = self.read_lowest.min(read);
-        self.bf16_flops = self.bf16_flops.max(super::number(ceilings, "bf16_flops")?);
-        let others = ceilings["others"].as_array().into_iter().flatten();
-        let int8 = others.filter(|other| other["what"] == "int8 operations").find_map(|other| other["per_s"].as_f64());
-        self.int8_ops = self.int8_ops.max(int8.unwrap_or(0.0));
-        Ok(())
+    pub fn take(&mut self, found: &rates::Ceilings) {
+        self.read_bytes_per_s = self.read_bytes_per_s.max(found.read_bytes_per_s);
+        self.read_lowest = self.read_lowest.min(found.read_bytes_per_s);
+        self.bf16_flops = self.bf16_flops.max(found.bf16_flops);
+        self.int8_ops = self.int8_ops.max(found.other("int8 operations").unwrap_or(0.0));
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
     fn bounds_are_those_of_the_ceiling_that_binds() {
         let mut ceilings = Ceilings::none();
-        let int8 = json!([{"what": "f32 FLOP", "per_s": 1e9}, {"what": "int8 operations", "per_s": 900e9}]);
-        let found = json!({"ceilings": {"read_bytes_per_s": 30e9, "bf16_flops": 400e9, "others": int8}});
-        ceilings.take(&found).unwrap();
-        assert!(ceilings.take(&json!({})).is_err());
+        let int8 = rates::Ceiling { what: "int8 operations".into(), per_s: 900e9 };
+        ceilings.take(&rates::Ceilings { read_bytes_per_s: 30e9, bf16_flops: 400e9, others: vec![int8] });
         let mut cost =
             Cost { dense_bytes: 1e9, layer_macs: 0.9e9, head_macs: 0.1e9, is_quantized: true, ..Cost::default() };
         assert_eq!(cost.bound(Question::Decode, 0, &ceilings), (30.0, "read"));

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+use folio_measure::rates::{Rates, Streams};
 use serde_json::Value;
 
 use super::cost::Ceilings;
@@ -57,25 +58,29 @@ impl Engines {
 
     /// Tokens per second.
     fn folio(&mut self, question: Question, model: &Model) -> Result<Vec<f64>> {
-        let (sizes, decode) = (question.sizes(), "decode_tokens_per_s");
+        let sizes = question.sizes();
         if question == Question::Streams {
             // The first token belongs to the prompt; rates are of those after it.
             let mut bench = self.folio_bench("throughput", &model.path, (STREAM_PROMPT, STREAM_TOKENS + 1));
             bench.args(["--inter-token-target", "off", "--concurrency", &list(sizes)]);
             let report = self.report(&mut bench)?;
-            let results = (0..sizes.len()).map(|at| &report["results"][at]);
-            self.pairs = results.clone().map(pairs).collect();
-            return results.map(|result| number(result, decode)).collect();
+            ensure!(report.results.len() == sizes.len(), "folio bench printed {} results", report.results.len());
+            self.pairs = report.results.iter().map(pairs).collect();
+            return report.results.iter().map(decode_rate).collect();
         }
         let rate = |&size: &usize| {
-            let (lengths, rate) = match question {
-                Question::Prefill => ((size, 2), "prefill_tokens_per_s"),
-                _ => ((size.max(1), DECODE_TOKENS + 1), decode),
+            let lengths = match question {
+                Question::Prefill => (size, 2),
+                _ => (size.max(1), DECODE_TOKENS + 1),
             };
             let mut bench = self.folio_bench("latency", &model.path, lengths);
             let report = self.report(&mut bench)?;
-            self.pairs.push(pairs(&report["results"][0]));
-            number(&report["results"][0], rate)
+            let result = first(&report)?;
+            self.pairs.push(pairs(result));
+            match question {
+                Question::Prefill => result.prefill_tokens_per_s.context("folio bench printed no rate of the prompt"),
+                _ => decode_rate(result),
+            }
         };
         // Contexts beyond the model's are left out.
         let most = model.positions - DECODE_TOKENS;
@@ -87,7 +92,7 @@ impl Engines {
         let rate = |format: &&str| {
             let mut bench = self.folio_bench("latency", &model.path, (KV_CONTEXT, DECODE_TOKENS + 1));
             let report = self.report(bench.args(["--kv-cache-dtype", format]))?;
-            number(&report["results"][0], "decode_tokens_per_s")
+            decode_rate(first(&report)?)
         };
         Question::Kv.cases().iter().map(rate).collect()
     }
@@ -103,9 +108,9 @@ impl Engines {
         bench
     }
 
-    fn report(&mut self, bench: &mut Command) -> Result<Value> {
-        let report = serde_json::from_str(&process::output(bench)?).context("folio bench printed no JSON")?;
-        self.ceilings.take(&report)?;
+    fn report(&mut self, bench: &mut Command) -> Result<Rates> {
+        let report = Rates::parse(&process::output(bench)?)?;
+        self.ceilings.take(&report.ceilings);
         Ok(report)
     }
 
@@ -177,10 +182,18 @@ impl Engines {
     }
 }
 
-/// The pairs of each round in a result of `folio bench`; none from an older binary.
-fn pairs(result: &Value) -> Vec<f64> {
-    let pairs = result["decode_tokens_per_byte_read"]["pairs"].as_array();
-    pairs.into_iter().flatten().filter_map(Value::as_f64).collect()
+fn first(report: &Rates) -> Result<&Streams> {
+    report.results.first().context("folio bench printed no result")
+}
+
+fn decode_rate(result: &Streams) -> Result<f64> {
+    result.decode_tokens_per_s.context("folio bench printed no rate of decoding")
+}
+
+/// Tokens decoded for each byte read, of each round; none from a binary that is older than this
+/// figure.
+fn pairs(result: &Streams) -> Vec<f64> {
+    result.decode_tokens_per_byte_read.as_ref().map(|per_byte| per_byte.pairs.clone()).unwrap_or_default()
 }
 
 fn list(sizes: &[usize]) -> String {
@@ -220,13 +233,5 @@ mod tests {
         assert!(best_of(tests.iter(), "n_depth", "samples_ts", &[7]).is_err());
         let runs = [json!({"pl": 1, "speed_tg": 60.5}), json!({"pl": 1, "speed_tg": 61.5}), json!({"pl": 2})];
         assert_eq!(best_of(runs.iter(), "pl", "speed_tg", &[1]).unwrap(), [61.5]);
-    }
-
-    #[test]
-    fn pairs_are_those_that_the_bench_tells() {
-        let result = json!({"decode_tokens_per_byte_read": {"median": 1.5e-9, "pairs": [1e-9, 2e-9]}});
-        assert_eq!(pairs(&result), [1e-9, 2e-9]);
-        assert!(pairs(&json!({"decode_tokens_per_byte_read": null})).is_empty());
-        assert!(pairs(&json!({})).is_empty());
     }
 }

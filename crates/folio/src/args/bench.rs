@@ -1,13 +1,15 @@
-//! Flags of `folio bench`.
+//! Flags of `folio bench`, and the options of `folio-measure` that they stand for.
 
 use std::path::PathBuf;
 
+use anyhow::Result;
 use clap::{Args, Subcommand, ValueEnum};
-
+use folio_measure::bench::{self, fairness, http, interference, prefix, rates, speculate};
 use folio_session::Method;
 use folio_session::random_model::Shape;
 
 use super::{ModelArgs, ServeBench};
+use crate::hooks;
 
 #[derive(Args)]
 pub struct BenchArgs {
@@ -240,5 +242,105 @@ impl From<ShapeArg> for Shape {
             ShapeArg::EightB => Self::EightB,
             ShapeArg::Moe30B => Self::Moe30B,
         }
+    }
+}
+
+impl BenchModel {
+    fn model(&self) -> Result<bench::Model> {
+        Ok(bench::Model {
+            name: self.model.model.clone(),
+            shape: self.shape.map(Into::into),
+            options: self.model.engine.options()?,
+            hooks: hooks::hooks,
+        })
+    }
+}
+
+impl BenchRun {
+    pub fn options(&self, concurrency: Vec<usize>) -> Result<rates::Options> {
+        Ok(rates::Options {
+            model: self.common.model()?,
+            input_len: self.input_len,
+            output_len: self.output_len,
+            concurrency,
+            rounds: self.rounds,
+            profile: self.profile.is_some(),
+        })
+    }
+}
+
+impl PrefixBench {
+    pub fn options(&self) -> Result<prefix::Options> {
+        Ok(prefix::Options {
+            model: self.common.model()?,
+            prompt_len: self.prompt_len,
+            rounds: self.rounds,
+            pairs: self.pairs,
+            streams: self.streams,
+            input_len: self.input_len,
+            output_len: self.output_len,
+        })
+    }
+}
+
+impl InterferenceBench {
+    pub fn options(&self) -> Result<interference::Options> {
+        Ok(interference::Options {
+            model: self.common.model()?,
+            streams: self.streams,
+            prompt_len: self.prompt_len,
+            target_ratio: self.target_ratio,
+            rounds: self.rounds,
+        })
+    }
+}
+
+impl FairnessBench {
+    pub fn options(&self) -> Result<fairness::Options> {
+        Ok(fairness::Options {
+            model: self.common.model()?,
+            weights: self.weights.clone(),
+            flood: self.flood,
+            requests: self.requests,
+            input_len: self.input_len,
+            output_len: self.output_len,
+            streams: self.streams,
+        })
+    }
+}
+
+impl SpeculateBench {
+    pub fn options(&self) -> Result<speculate::Options> {
+        let repeat = self.repeat.map(|source| match source {
+            Repeat::Text => speculate::Repeat::Text,
+            Repeat::Own => speculate::Repeat::Own,
+        });
+        Ok(speculate::Options {
+            model: self.common.model()?,
+            methods: self.methods.clone(),
+            text: self.text.clone(),
+            repeat,
+            shown: self.shown,
+            pairs: self.pairs,
+            prompts: self.prompts,
+            input_len: self.input_len,
+            output_len: self.output_len,
+            temperature: self.temperature,
+            concurrency: self.concurrency.clone(),
+            keep_loops: self.keep_loops,
+        })
+    }
+}
+
+impl HttpBench {
+    pub fn options(&self) -> Result<http::Options> {
+        Ok(http::Options {
+            model: self.common.model()?,
+            concurrency: self.concurrency,
+            tokens: self.tokens,
+            prompt_tokens: self.prompt_tokens,
+            pairs: self.pairs,
+            rounds: self.rounds,
+        })
     }
 }

@@ -1,12 +1,15 @@
-//! Flags of `folio eval`.
+//! Flags of `folio eval`, and the options of `folio-measure` that they stand for.
 
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-
+use folio_measure::eval;
+use folio_measure::eval::matrix::Forms;
 use folio_model::AtLoad;
+use folio_session::Options;
 
 use super::{DeviceArgs, IsaArg, KvCacheDtype};
+use crate::environment;
 
 #[derive(Args)]
 pub struct EvalArgs {
@@ -107,4 +110,44 @@ pub enum BackendArg {
     Reference,
     /// An NVIDIA GPU: the one given by --device, or the first
     Cuda,
+}
+
+impl From<BackendArg> for eval::Backend {
+    fn from(arg: BackendArg) -> Self {
+        match arg {
+            BackendArg::Cpu => Self::Cpu,
+            BackendArg::Reference => Self::Reference,
+            BackendArg::Cuda => Self::Cuda,
+        }
+    }
+}
+
+impl EvalArgs {
+    pub fn options(&self) -> eval::Options {
+        eval::Options {
+            model: self.model.clone(),
+            text: self.text.clone(),
+            tokens: self.tokens,
+            window: self.window,
+            threads: self.threads,
+            isa: self.cpu_isa.map(Into::into),
+            quantize: self.quantize,
+            backend: self.backend.into(),
+            kv_format: self.kv_cache_dtype.0,
+            session: Options { device: self.device.options(), ..environment::options() },
+        }
+    }
+}
+
+impl MatrixArgs {
+    pub fn forms(&self) -> Forms {
+        Forms {
+            formats: self.formats.clone(),
+            methods: self.methods.clone(),
+            kv: self.kv.clone(),
+            calibration: self.calibration.clone(),
+            calibration_tokens: self.calibration_tokens,
+            resume: self.resume.clone(),
+        }
+    }
 }

@@ -20,7 +20,7 @@ pub fn main(args: &ServeBench) -> Result<()> {
     for (error, count) in report.errors() {
         say!("{count} failed: {error}");
     }
-    // A file that was asked for is written even if nobody reads the table.
+    // A file that was asked for is written even if the reader of the table has left.
     if args.result.save_result {
         save(&args.result, &report)?;
     }
