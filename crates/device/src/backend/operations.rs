@@ -9,8 +9,8 @@ use super::op::operations;
 use crate::{Activation, Attention, Handles, Intercept, Norm, PrepareQkv, Product, Routing, Wraps};
 
 operations! {
-    /// Cosines and sines of this step's positions for rope number `rope`: angle = position *
-    /// inv_freq[i] in f32, both multiplied by `magnitude`.
+    /// Cosines and sines of this step's positions for rotary embedding number `rope`: the angle is
+    /// `position * inv_freq[i]` in f32, and both functions are multiplied by `magnitude`.
     RopeAngles = fn rope_angles(
         &mut self,
         inputs: (&mut Self::Inputs),

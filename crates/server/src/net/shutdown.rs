@@ -71,7 +71,7 @@ impl ShutdownHandle {
         self.advance(Stage::Closing { deadline: None });
     }
 
-    /// Closes like [`Shutdown::close`], and drops connections that are left after `time`.
+    /// Closes like `close`, and drops connections that are left after `time`.
     pub fn close_within(&self, time: Duration) {
         self.advance(Stage::Closing { deadline: Some(Instant::now() + time) });
     }
