@@ -1,11 +1,12 @@
-//! An executor with a thread of its own that runs steps, one command after the other, while the engine's thread plans,
-//! listens and delivers.
+//! An executor with a thread of its own. It runs steps, one command after the other, while the
+//! engine's thread plans, receives messages and delivers results.
 //!
-//! Some runners compute on that thread. Others hand their work to a device: the thread then begins the next step as soon
-//! as its plan comes, while the device is busy with the one before, so that the device never waits for the host.
+//! Some runners compute on that thread. Others submit work to a device: the thread then starts the
+//! next step as soon as its plan arrives, while the device computes the one before, so that the
+//! device never waits for the host.
 //!
-//! A panic inside a step is that step's error, and the thread lives on: what a step works in is made anew from its
-//! plan.
+//! A panic inside a step is that step's error, and the thread goes on: the data of a step is made
+//! anew from its plan.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -22,25 +23,26 @@ use std::{
 use folio_device::Pulse;
 use folio_scheduler::{RequestId, StepPlan};
 
-use crate::{Admission, Error, Executor, Result, RowOutput, StepOutput, Wake, arrive, executor::MOST_IN_FLIGHT};
+use crate::{Admission, Error, Executor, Result, RowOutput, StepOutput, Wake, executor::MOST_IN_FLIGHT, prefetch};
 
-/// How long the thread stays awake behind a step.
+/// Time for which the thread polls for a command after a step.
 const SOON: Duration = Duration::from_micros(200);
 
-/// Does a step from its beginning to its end on the thread that calls.
+/// Runs a step from its beginning to its end on the calling thread.
 pub trait StepRunner: Send {
-    /// A request joins.
+    /// Adds a request.
     fn admit(&mut self, id: RequestId, admission: Admission);
 
-    /// Transfers in order, then all rows; one output an assignment.
+    /// Runs the transfers in order, then all rows. Returns one output for each assignment.
     fn run(&mut self, plan: &StepPlan) -> Result<Vec<RowOutput>>;
 
-    /// Begins a step, behind at most one that is under way. None: it is under way now, and [`StepRunner::finish`] will tell.
+    /// Starts a step, after at most one that is in flight. None: the step is in flight, and
+    /// [`StepRunner::finish`] returns its results.
     fn start(&mut self, plan: &StepPlan) -> Result<Option<Vec<RowOutput>>> {
         self.run(plan).map(Some)
     }
 
-    /// Whether a step can begin before the results of the one under way are known.
+    /// Whether a step can start before the results of the one in flight are known.
     fn may_start(&self, _plan: &StepPlan) -> bool {
         false
     }
@@ -50,32 +52,32 @@ pub trait StepRunner: Send {
         true
     }
 
-    /// Waits for the oldest step that is under way.
+    /// Waits for the oldest step in flight.
     fn finish(&mut self) -> Result<Vec<RowOutput>> {
         Err(Error::NothingSubmitted)
     }
 
-    /// Whether a device computes, and not the threads of this machine.
+    /// Whether a device computes the steps, and not the threads of this machine.
     fn computes_elsewhere(&self) -> bool {
         false
     }
 
-    /// See [`Executor::pulse`]; asked once, at the start.
+    /// See [`Executor::pulse`]; called once, at the start.
     fn pulse(&self) -> Option<Pulse> {
         None
     }
 
-    /// How much time went into drafts since it was last asked.
+    /// Time spent on drafts since the last call.
     fn take_drafting(&mut self) -> Duration {
         Duration::ZERO
     }
 
-    /// After a step that failed: whether all that come will fail too, until the runner is built anew.
+    /// After a failed step: whether every later step will fail too, until the runner is rebuilt.
     fn is_lost(&mut self) -> bool {
         false
     }
 
-    /// A request has left.
+    /// Removes a request.
     fn release(&mut self, id: RequestId);
 }
 
@@ -86,15 +88,15 @@ enum Command {
     Release(RequestId),
 }
 
-/// The handle on the thread. Dropping it waits for the step that runs, and leaves out those behind it.
+/// The handle on the thread. Dropping it waits for the step that runs, and skips those after it.
 pub struct Background {
-    /// None once it is being dropped: that ends the thread.
+    /// None while it is dropped, which ends the thread.
     commands: Option<mpsc::Sender<Command>>,
     results: mpsc::Receiver<Result<StepOutput>>,
     num_in_flight: usize,
     computes_elsewhere: bool,
     pulse: Option<Pulse>,
-    /// Failures collected so far. A step of an era in which one failed before it is not run.
+    /// Failures collected so far. After a failure, the other steps of its era are not run.
     era: u64,
     closing: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -114,7 +116,7 @@ impl Background {
             broken: HashSet::new(),
             failed_era: None,
             waker: Waker(Box::new(|| {})),
-            under_way: VecDeque::new(),
+            in_flight: VecDeque::new(),
             free_since: Instant::now(),
         };
         let thread = std::thread::Builder::new().name("folio-executor".into()).spawn(move || worker.run())?;
@@ -138,7 +140,8 @@ impl Background {
 
 impl Executor for Background {
     fn on_done(&mut self, wake: Wake) {
-        // A thread that is gone is met when a step is submitted; so it is below.
+        // An error of a thread that has ended is reported when a step is submitted; the same holds
+        // below.
         let _ = self.send(Command::OnDone(wake));
     }
 
@@ -189,31 +192,32 @@ impl Drop for Background {
     }
 }
 
-/// What the thread owns.
+/// State of the thread.
 struct Worker<R> {
     commands: mpsc::Receiver<Command>,
     runner: R,
     results: mpsc::Sender<Result<StepOutput>>,
     closing: Arc<AtomicBool>,
-    /// Requests that the runner could not take in; their rows fail, and nobody else's.
+    /// Requests that the runner failed to admit; their rows fail, and no others.
     broken: HashSet<RequestId>,
     /// The last era with a failed step.
     failed_era: Option<u64>,
-    /// Begun and not finished, oldest first.
-    under_way: VecDeque<UnderWay>,
-    /// When the last step ended.
+    /// Started and not finished, oldest first.
+    in_flight: VecDeque<InFlight>,
+    /// Time at which the last step ended.
     free_since: Instant,
-    /// The last to go: whoever wakes then finds both channels closed.
+    /// The last field, so that both channels are closed when it wakes the engine.
     waker: Waker,
 }
 
-struct UnderWay {
+struct InFlight {
     started: Instant,
     era: u64,
     failures: Vec<(usize, RowOutput)>,
 }
 
-/// If the thread ends by a fault, steps in flight are never answered: this says so for as many as there may be.
+/// Reports as many steps as may be in flight when the thread ends by a fault, because they are
+/// never answered.
 struct Waker(Wake);
 
 impl Drop for Waker {
@@ -232,24 +236,26 @@ impl<R: StepRunner> Worker<R> {
                         self.broken.insert(id);
                     }
                 }
-                Command::Run { plan, era } => self.take(plan, era),
+                Command::Run { plan, era } => self.run_step(plan, era),
                 Command::Release(id) => {
                     self.broken.remove(&id);
-                    // What a runner fails to forget is lost memory at worst: an id that comes back is admitted anew.
+                    // A runner that fails to remove a request loses memory at worst: an id that
+                    // returns is admitted anew.
                     let _ = guarded(|| self.runner.release(id));
                 }
             }
         }
-        while !self.under_way.is_empty() {
+        while !self.in_flight.is_empty() {
             self.finish();
         }
     }
 
-    /// The next command. Steps under way are finished while none is there. Behind a step's results there is mostly the plan
-    /// of the next, and a device's step takes milliseconds at most: to wake up late would cost a share of that.
+    /// The next command. While there is none, steps in flight are finished. A step's results are
+    /// mostly followed by the next plan, and a device's step takes milliseconds at most, so the
+    /// thread polls: waking up late would cost a share of that.
     fn next(&mut self) -> Option<Command> {
         loop {
-            if self.under_way.is_empty() {
+            if self.in_flight.is_empty() {
                 if self.free_since.elapsed() > SOON {
                     return self.commands.recv().ok();
                 }
@@ -265,10 +271,10 @@ impl<R: StepRunner> Worker<R> {
         }
     }
 
-    fn take(&mut self, mut plan: StepPlan, era: u64) {
-        arrive::plan(&plan);
-        if !self.under_way.is_empty() && !guarded(|| self.runner.may_start(&plan)).unwrap_or(false) {
-            while !self.under_way.is_empty() {
+    fn run_step(&mut self, mut plan: StepPlan, era: u64) {
+        prefetch::plan(&plan);
+        if !self.in_flight.is_empty() && !guarded(|| self.runner.may_start(&plan)).unwrap_or(false) {
+            while !self.in_flight.is_empty() {
                 self.finish();
             }
         }
@@ -276,38 +282,38 @@ impl<R: StepRunner> Worker<R> {
             return self.answer(Err(Error::ExecutorGone), era);
         }
         if self.failed_era == Some(era) {
-            return self.answer(Err(Error::Step("the step before this one failed".into())), era);
+            return self.answer(Err(Error::after_failure()), era);
         }
-        let failures = self.take_broken(&mut plan);
-        let step = UnderWay { started: Instant::now(), era, failures };
+        let failures = self.remove_broken(&mut plan);
+        let step = InFlight { started: Instant::now(), era, failures };
         match guarded(|| self.runner.start(&plan)).unwrap_or(Err(Error::StepPanicked)) {
-            Ok(None) => self.under_way.push_back(step),
-            Ok(Some(rows)) => self.tell(step, Ok(rows)),
-            // Results come in the order of the plans.
+            Ok(None) => self.in_flight.push_back(step),
+            Ok(Some(rows)) => self.return_results(step, Ok(rows)),
+            // Results are returned in the order of the plans.
             Err(error) => {
-                while !self.under_way.is_empty() {
+                while !self.in_flight.is_empty() {
                     self.finish();
                 }
-                self.tell(step, Err(error));
+                self.return_results(step, Err(error));
             }
         }
     }
 
-    /// Waits for the oldest step under way and tells its results.
+    /// Waits for the oldest step in flight and returns its results.
     fn finish(&mut self) {
-        let Some(step) = self.under_way.pop_front() else { return };
+        let Some(step) = self.in_flight.pop_front() else { return };
         let rows = match self.failed_era == Some(step.era) {
-            // The device still has to be done with it.
+            // The device still has to finish the step.
             true => {
                 let _ = guarded(|| self.runner.finish());
-                Err(Error::Step("the step before this one failed".into()))
+                Err(Error::after_failure())
             }
             false => guarded(|| self.runner.finish()).unwrap_or(Err(Error::StepPanicked)),
         };
-        self.tell(step, rows);
+        self.return_results(step, rows);
     }
 
-    fn tell(&mut self, step: UnderWay, rows: Result<Vec<RowOutput>>) {
+    fn return_results(&mut self, step: InFlight, rows: Result<Vec<RowOutput>>) {
         let now = Instant::now();
         let took = now - step.started.max(self.free_since);
         self.free_since = now;
@@ -318,7 +324,7 @@ impl<R: StepRunner> Worker<R> {
         });
         let output = rows.map(|mut rows| {
             for (index, failure) in step.failures {
-                // A runner that gives too few rows is found out by the engine, which counts them.
+                // If a runner returns too few rows, the engine, which counts them, reports it.
                 rows.insert(index.min(rows.len()), failure);
             }
             StepOutput { rows, took, drafting }
@@ -330,18 +336,19 @@ impl<R: StepRunner> Worker<R> {
         if result.is_err() {
             self.failed_era = Some(era);
         }
-        // Nobody listens while the engine ends.
+        // The engine receives no results while it ends.
         let _ = self.results.send(result);
         (self.waker.0)();
     }
 
-    /// Takes rows out of the plan that cannot run, and says where in the results their failures belong.
-    fn take_broken(&self, plan: &mut StepPlan) -> Vec<(usize, RowOutput)> {
+    /// Removes assignments that cannot run from the plan. Returns their failures with their places
+    /// among the results.
+    fn remove_broken(&self, plan: &mut StepPlan) -> Vec<(usize, RowOutput)> {
         if self.broken.is_empty() {
             return Vec::new();
         }
         let is_broken = |(index, id): (usize, RequestId)| {
-            let failure = || RowOutput::failed(id, "the request could not be prepared: its sampler panicked");
+            let failure = || RowOutput::failed(id, "the request was not admitted: its sampler panicked");
             self.broken.contains(&id).then(|| (index, failure()))
         };
         let failures = plan.assignments.iter().map(|a| a.id).enumerate().filter_map(is_broken).collect();
@@ -350,8 +357,8 @@ impl<R: StepRunner> Worker<R> {
     }
 }
 
-/// What `work` gives, or none if it panicked. Whatever it was working on is made anew from the next plan, or belongs to
-/// a request that ends.
+/// The result of `work`, or none if it panicked. The data that `work` left half changed is made
+/// anew from the next plan, or belongs to a request that ends.
 pub(crate) fn guarded<T>(work: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(work)).ok()
 }

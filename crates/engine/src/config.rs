@@ -1,4 +1,4 @@
-//! What an engine is started with.
+//! The configuration of an engine.
 
 use std::{
     hash::{BuildHasher, Hasher, RandomState},
@@ -14,12 +14,12 @@ use crate::{Error, Executor, Result, TimeLimit, tiers::TierConfig};
 pub struct EngineConfig {
     /// Most sequences running at once.
     pub max_seqs: usize,
-    /// Sequences that may wait besides; more are refused.
+    /// Most sequences that wait; further ones are refused.
     pub max_waiting: usize,
-    /// A request that has waited for so long, none of its sequences having run, ends. None: it waits as long as it
-    /// takes.
+    /// A request ends after this time in the queue, if none of its sequences has run. None: it
+    /// waits without limit.
     pub queue_timeout: Option<TimeLimit>,
-    /// All requests end when there has been no progress for so long. None: they wait as long as it takes.
+    /// All requests end after this time without progress. None: they wait without limit.
     pub stall_timeout: Option<Duration>,
     /// Most tokens computed in a step.
     pub budget_tokens: usize,
@@ -30,48 +30,49 @@ pub struct EngineConfig {
     /// Windows and KV blocks of the layer groups, on the device and in the host tier.
     pub groups: Vec<GroupConfig>,
     pub prefix_caching: bool,
-    /// While others decode, a step takes on only as much prompt as keeps it under this. None: as much as the budget
-    /// has.
+    /// While requests decode, a step has only as many prompt rows as keep it under this time. None:
+    /// as many as the budget has.
     pub inter_token_target: Option<Duration>,
     /// See [`SchedulerConfig::inter_token_steps`].
     pub inter_token_steps: u32,
     /// See [`SchedulerConfig::longest_step`].
     pub longest_step: Option<Duration>,
-    /// What one level of priority is worth in waiting time.
+    /// Waiting time that one level of priority is worth.
     pub aging: Duration,
-    /// Most rows a step whose logits are wanted for prompt logprobs; the executor must have room for these and for
-    /// `max_seqs` more.
+    /// Most rows of a step whose logits are needed for prompt logprobs; the executor must have room
+    /// for these and for `max_seqs` more.
     pub prompt_logit_rows: usize,
-    /// Logits a row: token ids lie below this.
+    /// Logits of a row: token ids are below this.
     pub logits_width: usize,
-    /// Values of a hidden state, for requests that want embeddings. 0: the executor gives none.
+    /// Values of a hidden state, for embeddings. 0: the executor gives none.
     pub embedding_width: usize,
     /// Tokens that end an answer.
     pub eos: Vec<u32>,
-    /// Where blocks go that leave the device.
+    /// The lower tiers, for blocks that leave the device.
     pub tiers: TierConfig,
-    /// Whether every request may have a draft from its first decode step on. A new request is then not planned ahead
-    /// of its prompt: without this, the number of its drafts would depend on how long the prompt took.
+    /// Whether every request may have a draft from its first decode step on. A new request is then
+    /// not planned ahead of its prompt: otherwise the number of its drafts would depend on the time
+    /// that the prompt takes.
     pub expects_drafts: bool,
     /// Whether a step is planned and submitted while the one before it runs.
     pub overlap: bool,
-    /// Who hears what happens in the prefix cache. Bounded: a batch that finds no room is dropped and counted, and the
-    /// next that finds some begins with [`KvEvent::Cleared`].
+    /// Listener to events of the prefix cache. Its queue is bounded: a batch that does not fit is
+    /// dropped and counted, and the next batch that fits begins with [`KvEvent::Cleared`].
     pub kv_events: Option<flume::Sender<Vec<KvEvent>>>,
-    /// Where lines for whoever runs the engine go: a step failed, an executor was built anew. They name requests by
-    /// number and never what is in them.
+    /// Writes lines for the operator: a step failed, an executor was rebuilt. A line names requests
+    /// by number and never holds their contents.
     pub warn: Option<fn(std::fmt::Arguments<'_>)>,
-    /// Where lines for whoever looks into the engine's decisions go; nowhere, as a rule.
+    /// Writes lines about the engine's decisions, for debugging.
     pub debug: Option<fn(std::fmt::Arguments<'_>)>,
-    /// What builds an executor in the place of one whose thread has ended. Without it the engine ends with its
+    /// Builds an executor in place of one that was lost. Without it the engine ends with its
     /// executor.
     pub rebuild: Option<Rebuild>,
-    /// Test hook: every so many steps a running sequence loses its blocks.
+    /// Test hook: a running sequence is preempted every this many steps.
     pub force_preempt_every: Option<u64>,
 }
 
-/// Builds an executor like the one that the engine was started with. The old one is gone by then, its memory too; the
-/// host tier must be the same.
+/// Builds an executor like the one that the engine was started with. The old one and its memory are
+/// gone by then; the host tier must be the same.
 #[derive(Clone)]
 pub struct Rebuild(Arc<dyn Fn() -> Result<Box<dyn Executor>> + Send + Sync>);
 
@@ -92,7 +93,8 @@ impl std::fmt::Debug for Rebuild {
 }
 
 impl Default for EngineConfig {
-    /// Sizes that depend on the model (`max_model_len`, `groups`, `logits_width`, `eos`) are left for the caller.
+    /// The caller sets the sizes that depend on the model: `max_model_len`, `groups`,
+    /// `logits_width`, `eos`.
     fn default() -> Self {
         Self {
             max_seqs: 64,
@@ -166,7 +168,8 @@ impl EngineConfig {
     }
 }
 
-/// The longest sequence that every pool holds. Layers with a window hold only a part of it at a time.
+/// The longest sequence that every pool can hold. Layers with a window hold only a part of it at a
+/// time.
 pub(crate) fn pool_tokens(config: &SchedulerConfig) -> usize {
     let endless = usize::MAX - config.block_tokens;
     let longest = |(group, pool): (usize, &GroupConfig)| {
@@ -175,12 +178,12 @@ pub(crate) fn pool_tokens(config: &SchedulerConfig) -> usize {
     config.groups.iter().enumerate().map(longest).min().unwrap_or(0)
 }
 
-/// The scheduler counts nanoseconds; what does not fit is five hundred years away.
+/// The scheduler's nanoseconds; a duration that does not fit, of over five hundred years, is cut.
 pub(crate) fn nanos(duration: Duration) -> Nanos {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// A number that clients cannot know, from the source that also keys std's hash maps.
+/// A number that clients cannot know, from the source that also seeds std's hash maps.
 fn fresh_key() -> u64 {
     RandomState::new().build_hasher().finish()
 }

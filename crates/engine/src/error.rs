@@ -1,4 +1,5 @@
-//! What can go wrong, by where it is met: at start or in a step, when a request is made, when it is handed in.
+//! Errors, by the call that returns them: starting the engine or running a step, making a request,
+//! submitting one.
 
 use std::time::Duration;
 
@@ -17,37 +18,44 @@ pub enum Error {
     Scheduler(#[from] SchedulerError),
     #[error(transparent)]
     Model(#[from] folio_model::Error),
-    #[error("layer group {group} is to have {wanted} blocks in the host tier, which has room for {found}")]
+    #[error("layer group {group} needs {wanted} blocks of the host tier, but it has {found}")]
     HostSlots { group: usize, wanted: usize, found: usize },
     #[error("a thread of the engine cannot start: {0}")]
     Thread(#[from] std::io::Error),
     #[error("request {} has no sampling state", .0.0)]
     UnknownRequest(RequestId),
-    #[error("no step is under way")]
+    #[error("no step is in flight")]
     NothingSubmitted,
     #[error("the step panicked")]
     StepPanicked,
     #[error("the executor's thread has ended")]
     ExecutorGone,
-    /// A step failed, and so would all others: the executor has to be built anew.
+    /// A step failed, and every other would fail too: the executor has to be rebuilt.
     #[error("{0}")]
     Lost(String),
-    #[error("it was started too often of late")]
+    #[error("it was rebuilt too often in the last minute")]
     TooManyRestarts,
-    #[error("what builds it panicked")]
+    #[error("the function that builds it panicked")]
     RebuildPanicked,
-    #[error("a block is to be moved to or from the host, but there is no host tier")]
+    #[error("a transfer of a block needs a host tier, but there is none")]
     NoHostTier,
     #[error(
         "every layer of this {family} model has a sliding window, but a draft model needs one that keeps all blocks"
     )]
     OnlyWindows { family: &'static str },
-    /// For executors of other kinds.
+    /// An error of another kind of executor.
     #[error("{0}")]
     Step(String),
 }
 
-/// Why a request is refused before it is queued.
+impl Error {
+    /// Error of a step that was planned on the tokens of a failed one.
+    pub(crate) fn after_failure() -> Self {
+        Self::Step("the step before this one failed".to_owned())
+    }
+}
+
+/// Reason why a request is refused before it is queued.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum InvalidRequest {
     #[error("the prompt is empty, but at least one token is needed")]
@@ -70,13 +78,13 @@ pub enum InvalidRequest {
     Sampling(#[from] InvalidParam),
 }
 
-/// Why a valid request is not taken now.
+/// Reason why a valid request is not accepted now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
-    /// `retry_after`: how long a request that came now would wait for its first token.
+    /// `retry_after`: expected wait of a new request for its first token.
     #[error("the queue is full; try again in {:.1} s", retry_after.as_secs_f64())]
     QueueFull { retry_after: Duration },
-    #[error("no request is taken any more: the engine is about to end")]
+    #[error("no request is accepted any more: the engine is about to end")]
     Draining,
     #[error("the engine has stopped")]
     Stopped,

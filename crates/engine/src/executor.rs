@@ -1,4 +1,5 @@
-//! The border between the engine's loop and whatever runs a step: a decoder on some device, several ranks, or a mock.
+//! The interface between the engine's loop and the code that runs a step: a decoder on some device,
+//! several ranks, or a mock.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,94 +12,103 @@ use crate::{
     speculate::{Draft, Owner},
 };
 
-/// Most steps in flight: one that runs, and the next, so that the device never waits for a plan.
+/// Most steps in flight: the one that runs, and the next, so that the device never waits for a
+/// plan.
 pub(crate) const MOST_IN_FLIGHT: usize = 2;
 
-/// Called by an executor each time a step has ended, from whatever thread: one [`Executor::collect`] will not wait.
+/// Called by an executor each time a step has ended, from any thread: the next
+/// [`Executor::collect`] does not wait.
 pub type Wake = Box<dyn Fn() + Send>;
 
-/// Runs steps in the order they are submitted, at most two in flight. It keeps what belongs to a request between
-/// steps: its sampling state and the token it sampled last, which the next step's plan does not name.
+/// Runs steps in the order of submission, at most two in flight. It holds the state of each request
+/// between steps: its sampling state, and its last sampled token, which the next step's plan does
+/// not name.
 ///
-/// The engine's thread owns it and calls it between other work, so that no method but `collect` waits for a step. What
-/// goes wrong in a step is that step's error, panics included: a panic out of one of these methods ends the engine.
+/// The engine's thread owns it and calls it between other work, so no method but `collect` waits
+/// for a step. A fault in a step, panics included, is that step's error; a panic out of one of
+/// these methods ends the engine.
 pub trait Executor: Send {
-    /// Comes before anything else, once.
+    /// Called first, once.
     fn on_done(&mut self, wake: Wake);
 
-    /// A request joins: its sampling state stays here until `release`. One that left may come again under the same id.
+    /// Adds a request, whose sampling state stays here until `release`. A request that was released
+    /// may return with the same id.
     fn admit(&mut self, id: RequestId, admission: Admission);
 
-    /// Queues a step. Its transfers are done in order, before its rows and after the steps before.
+    /// Queues a step. Its transfers run in order, before its rows and after the steps before.
     fn submit(&mut self, plan: StepPlan) -> Result<()>;
 
-    /// Waits for the oldest step in flight. After a step that failed, the one behind it fails too: it was planned on
-    /// tokens that were never sampled.
+    /// Waits for the oldest step in flight. The step after a failed one fails too: it was planned
+    /// on tokens that were never sampled.
     fn collect(&mut self) -> Result<StepOutput>;
 
-    /// A request has left, finished or not. Steps in flight may still hold rows of it.
+    /// Removes a request, complete or not. Steps in flight may still have rows of it.
     fn release(&mut self, id: RequestId);
 
-    /// Whether steps leave the host's cores alone, so that the engine's thread may stay awake for one that is about to
-    /// end.
+    /// Whether steps leave the host's cores free, so that the engine's thread may poll for a step
+    /// that is about to end.
     fn computes_elsewhere(&self) -> bool {
         false
     }
 
-    /// What beats while a step gets on, from its beginning to its end. None where only the end is heard of.
+    /// A pulse that beats while a step makes progress. None if progress is known at the end of a
+    /// step alone.
     fn pulse(&self) -> Option<Pulse> {
         None
     }
 }
 
-/// A request as it joins, for the first time or again.
+/// A request that is added, for the first time or again.
 #[derive(Clone, Debug)]
 pub struct Admission {
-    /// With whom it may share what drafts are made from.
+    /// The tenant and salt that decide which requests may share the data that drafts are made from.
     pub owner: Owner,
-    /// Has observed the answer so far.
+    /// The sampling state after `answer`.
     pub state: SamplingState,
     pub prompt: Arc<[u32]>,
-    /// What there is of an answer, where it has been here before.
+    /// The answer so far, if the request was here before.
     pub answer: Vec<u32>,
-    /// Tokens of prompt and answer with which it ends.
+    /// Tokens of prompt and answer with which the request ends.
     pub max_len: usize,
 }
 
-/// What came of a step.
+/// Results of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepOutput {
-    /// One an assignment, in the order of the plan.
+    /// One for each assignment, in the order of the plan.
     pub rows: Vec<RowOutput>,
-    /// How long the step itself was computed, without its time in the queue.
+    /// Time that the step was computed, without its time in the queue.
     pub took: Duration,
-    /// How much of that went into drafts for the next one.
+    /// The part of `took` that was spent on drafts for the next step.
     pub drafting: Duration,
 }
 
-/// What a step found out about one request.
+/// Result of a step for one request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowOutput {
     pub id: RequestId,
-    /// The next tokens, where the assignment sampled: the drafts that hold, in order, and one more, which is missing where
-    /// there is a failure. None for a request that wants its prompt pooled.
+    /// The next tokens, if the assignment sampled: the accepted drafts in order, and one more,
+    /// which is missing after a failure. Empty for an embedding.
     pub sampled: Vec<Sampled>,
-    /// The vector of a request that wants its prompt pooled ([`SamplingState::pooling`]), in place of a token: with the
-    /// assignment that has `samples` set, [`crate::EngineConfig::embedding_width`] long. For the mean, every row of the
-    /// prompt counts once: those of all assignments' `prompt_targets`, and at last the row that would sample.
+    /// The pooled vector of a request for an embedding ([`SamplingState::pooling`]), in place of a
+    /// token: returned for the assignment that has `samples` set, and
+    /// [`crate::EngineConfig::embedding_width`] long. For the mean every row of the prompt counts
+    /// once: the rows of all assignments' `prompt_targets`, and the last one, which would sample.
     pub pooled: Option<Vec<f32>>,
     /// Logprobs of the assignment's prompt targets, one each.
     pub prompt_logprobs: Vec<Logprobs>,
-    /// Set when this row alone went wrong (not a number): the request ends behind what it sampled, its neighbours go on.
+    /// Set if this row alone failed, because a value is not a number: the request ends after the
+    /// tokens in `sampled`, and others are not affected.
     pub failure: Option<String>,
-    /// What may come next, for the next step to verify.
+    /// The draft for the next step to verify.
     pub draft: Option<Draft>,
-    /// Whether the result of its next step will bring a draft, so that nothing should be planned ahead of it.
+    /// Whether the result of its next step will bring a draft, so that no step should be planned
+    /// ahead of it.
     pub expects_drafts: bool,
 }
 
 impl RowOutput {
-    /// Nothing known yet.
+    /// A row without results.
     pub fn new(id: RequestId) -> Self {
         Self {
             id,
@@ -122,7 +132,8 @@ pub struct Sampled {
     pub logprobs: Option<Logprobs>,
 }
 
-/// Natural logarithms of probabilities under the model's raw distribution.
+/// Natural logarithms of probabilities in the model's distribution, before any option of the
+/// request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Logprobs {
     pub token: u32,

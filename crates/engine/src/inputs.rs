@@ -1,4 +1,4 @@
-//! From a plan's requests to a step's rows: what the device hears.
+//! Turns a plan's assignments into the rows of a batch.
 
 use std::{ops::Range, sync::Arc};
 
@@ -7,40 +7,40 @@ use folio_scheduler::{Assignment, BlockId, RequestId, StepPlan};
 
 use crate::speculate::{Draft, ancestors};
 
-/// Which of the step's output rows belong to one request: those of its prompt targets, then those of its sample.
+/// The output rows of one request in a step: those of its prompt targets, then those of its sample.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OutputRows {
     pub id: RequestId,
-    /// Rows of the batch, and the place of the first of them in the sequence.
+    /// Rows of the batch, and the place of the first one in the sequence.
     pub span: Range<usize>,
     pub first: usize,
     pub prompt: Range<usize>,
     pub prompt_targets: Vec<u32>,
-    /// That of the last token; those of the draft's nodes follow it.
+    /// Row of the last token; the rows of the draft's nodes follow it.
     pub sample: Option<usize>,
-    /// Position of the token that the sample's row gives.
+    /// Position of the token that the sampled row gives.
     pub position: usize,
-    /// What is verified behind the last token.
+    /// The draft to verify after the last token.
     pub draft: Draft,
-    /// Of a request whose draft is no chain: where what it accepts has to be moved.
+    /// Block tables, set if the draft is no chain: accepted rows may have to be moved.
     pub tables: Option<Arc<[Vec<BlockId>]>>,
-    /// A token that the rows needed was never sampled, so that theirs mean nothing.
+    /// Whether a token that the rows follow was never sampled, so that their results mean nothing.
     pub is_orphan: bool,
-    /// Its rows are asked for hidden states and not for logits.
+    /// Whether the rows give hidden states and not logits.
     pub pools: bool,
 }
 
-/// What the step's requests are asked about.
+/// The requests of a step, as far as its rows depend on them.
 pub(crate) trait Requests {
-    /// The token that a request sampled for a position, if it did.
+    /// The token that a request sampled for a position, if it has.
     fn awaited(&self, id: RequestId, position: usize) -> Option<u32>;
 
-    /// Whether it wants hidden states.
+    /// Whether the request needs hidden states.
     fn pools(&self, id: RequestId) -> bool;
 }
 
-/// Fills `batch` anew from `plan`, keeping its memory. Rows with logits come first among its outputs; how many there
-/// are is the result.
+/// Fills `batch` from `plan`, reusing its memory. Rows with logits come first among the outputs;
+/// returns their number.
 pub(crate) fn gather(
     plan: &StepPlan,
     requests: &impl Requests,
@@ -69,7 +69,7 @@ pub(crate) fn gather(
         if assignment.awaits_token {
             let token = requests.awaited(assignment.id, rows.position - 1);
             rows.is_orphan = token.is_none();
-            // Whatever an orphan computes lies in blocks of its own, and its request is at its end.
+            // An orphan writes to blocks of its own, and its request is about to end.
             batch.tokens.push(token.unwrap_or(0));
         }
         outputs.push(rows);
@@ -84,7 +84,7 @@ pub(crate) fn gather(
     num_logits
 }
 
-/// The rows of an assignment that begins at `first_row` go to the end of `list`.
+/// Appends the output rows of an assignment that begins at `first_row` to `list`.
 fn push_outputs(assignment: &Assignment, first_row: usize, list: &mut Vec<u32>) -> OutputRows {
     let targets = &assignment.prompt_targets;
     let first = list.len();
@@ -114,7 +114,8 @@ fn push_outputs(assignment: &Assignment, first_row: usize, list: &mut Vec<u32>) 
     }
 }
 
-/// Where some draft is no chain, every row has a word; rows of chains and prompts need none, as each sees all before it.
+/// If a draft is no chain, every row has a word of ancestors. Rows of chains and prompts read all
+/// rows before them, and their word is 0.
 fn push_ancestors(outputs: &[OutputRows], batch: &mut Batch) {
     if outputs.iter().all(|rows| rows.draft.is_chain()) {
         return;
@@ -125,7 +126,7 @@ fn push_ancestors(outputs: &[OutputRows], batch: &mut Batch) {
     }
 }
 
-/// All but the token that is awaited.
+/// Appends all rows but that of the awaited token.
 fn push_rows(assignment: &Assignment, batch: &mut Batch) {
     let places = assignment.first..assignment.first + assignment.num_rows();
     batch.spans.push(Span {
@@ -146,15 +147,15 @@ fn push_rows(assignment: &Assignment, batch: &mut Batch) {
     }
 }
 
-/// Where keys and values of a place of a sequence lie.
+/// The slot of the keys and values at a place of a sequence.
 pub(crate) fn slot(table: &[BlockId], place: usize) -> u32 {
     let block = table[place / BLOCK_TOKENS];
     assert_ne!(block, BlockId::GONE, "a row at place {place} writes to a block that is gone");
     block.0 * BLOCK_TOKENS as u32 + (place % BLOCK_TOKENS) as u32
 }
 
-/// No kernel looks at a block outside the window, but a decoder refuses a table that names one outside its memory, and
-/// rightly so: block 0 stands in for those that are gone.
+/// No kernel reads a block behind the window, but a decoder refuses a block table with an entry
+/// outside its memory. Block 0 therefore takes the place of freed blocks.
 fn device_block(block: BlockId) -> u32 {
     if block == BlockId::GONE { 0 } else { block.0 }
 }
@@ -165,7 +166,7 @@ mod tests {
 
     use super::*;
 
-    /// Request 1 awaits its position plus 100, and request 4 pools.
+    /// Request 1 awaits its position plus 100, and request 4 is for an embedding.
     struct Known;
 
     impl Requests for Known {
@@ -242,7 +243,8 @@ mod tests {
         assert_eq!(outputs.iter().map(|o| o.position).collect::<Vec<_>>(), [32, 4, 2]);
     }
 
-    /// A tree's rows have words, and every node is an output; a chain beside it is a span like any other.
+    /// Rows of a tree have words, and every node is an output. A chain in the same step is a span
+    /// like any other.
     #[test]
     fn drafts_lie_behind_the_last_token() {
         let tree = [None, Some(0), None, Some(2)];

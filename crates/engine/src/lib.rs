@@ -1,38 +1,29 @@
 //! The loop between clients and a model: tokens in, tokens out.
 //!
-//! An [`Engine`] is a handle that any thread may hold; exactly one thread owns the scheduler and the executor and talks
-//! to the others by channel. This crate speaks tokens only: text, JSON and HTTP are others' business.
+//! An [`Engine`] is a handle that any thread may hold. One thread owns the scheduler and the
+//! executor and communicates with handles by channel. This crate knows tokens only: no text, JSON
+//! or HTTP.
 
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
-mod arrive;
 mod background;
-mod command;
 mod config;
-mod core;
-mod deliver;
 mod error;
+mod event_loop;
 mod executor;
-mod failure;
-mod fit;
 mod inputs;
-mod kept;
-mod mail;
-mod moves;
-mod pace;
-mod patience;
+mod messages;
 mod pooling;
+mod prefetch;
 mod progress;
-mod report;
 mod request;
 mod runner;
-mod sample;
 mod sampling;
 pub mod speculate;
 mod stats;
 mod stream;
 pub mod tiers;
-mod trial;
+mod time_limit;
 
 use std::{
     sync::{
@@ -45,17 +36,16 @@ use std::{
 };
 
 pub use background::{Background, StepRunner};
-use command::{Line, Message, step_done};
 pub use config::{EngineConfig, Rebuild};
-use core::Core;
 pub use error::{Error, InvalidRequest, Result, SubmitError};
+use event_loop::EventLoop;
 pub use executor::{Admission, Executor, Logprobs, RowOutput, Sampled, StepOutput, Wake};
 use folio_scheduler::Scheduler;
 pub use folio_scheduler::{
     Assignment, BlockId, GroupConfig, GroupStats, HostSlot, KvEvent, Medium, Miss, PromptTargets, RequestId,
     SchedulerStats, StepPlan, Transfer,
 };
-pub use patience::TimeLimit;
+use messages::{Message, MessageSender, step_done};
 pub use pooling::Pooling;
 use progress::Progress;
 pub use request::{EngineRequest, RequestOptions};
@@ -65,15 +55,16 @@ pub use stats::{EngineStats, ITERATION_BOUNDS, IterationTokens, Occupancy, Specu
 pub use stream::{Event, FinishReason, RequestStream, Timing, Usage};
 use tiers::{DiskIo, DiskStore};
 pub use tiers::{HostTier, TierConfig, TierError};
+pub use time_limit::TimeLimit;
 
-/// A handle on a running engine. When the last handle and the last stream are gone, so is the engine.
+/// A handle on a running engine. The engine ends with the last handle and the last stream.
 #[derive(Clone, Debug)]
 pub struct Engine {
-    commands: Line,
+    messages: MessageSender,
     shared: Arc<Shared>,
 }
 
-/// What handles and the engine's thread both see.
+/// State that handles and the engine's thread share.
 #[derive(Debug)]
 struct Shared {
     config: EngineConfig,
@@ -84,14 +75,14 @@ struct Shared {
     draining: AtomicBool,
     restarting: AtomicBool,
     stats: Mutex<EngineStats>,
-    /// The one that is in use, where there is one.
+    /// The disk tier, if it is used.
     disk: Option<DiskStore>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Shared {
     fn stats(&self) -> MutexGuard<'_, EngineStats> {
-        // Numbers that are set one by one are sound wherever their writer stopped.
+        // Each figure is set by itself, so the figures are sound even if their writer panicked.
         self.stats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -122,19 +113,19 @@ impl Engine {
             disk: store.filter(|_| disk.is_some()),
             thread: Mutex::default(),
         });
-        let core = Core::new(scheduler, executor, disk, (sender.clone(), receiver), Arc::clone(&shared));
-        let thread = std::thread::Builder::new().name("folio-engine".into()).spawn(move || core.run())?;
+        let event_loop = EventLoop::new(scheduler, executor, disk, (sender.clone(), receiver), Arc::clone(&shared));
+        let thread = std::thread::Builder::new().name("folio-engine".into()).spawn(move || event_loop.run())?;
         *shared.thread() = Some(thread);
-        Ok(Engine { commands: Line::new(sender), shared })
+        Ok(Engine { messages: MessageSender::new(sender), shared })
     }
 
-    /// Checks a request; nothing but this and [`Engine::embedding`] makes one.
+    /// Checks a request. Only this function and [`Engine::embedding`] make one.
     pub fn request(&self, prompt: Vec<u32>, params: SamplingParams) -> Result<EngineRequest, InvalidRequest> {
         EngineRequest::new(prompt, params, &self.shared.config, self.shared.pool_tokens)
     }
 
-    /// Checks a request for a vector: it is answered by [`Event::Embedding`] and ends with [`FinishReason::Length`].
-    /// The prompt may fill the whole context.
+    /// Checks a request for an embedding: [`Event::Embedding`] answers it, and it ends with
+    /// [`FinishReason::Length`]. The prompt may fill the whole context.
     pub fn embedding(&self, prompt: Vec<u32>, pooling: Pooling) -> Result<EngineRequest, InvalidRequest> {
         EngineRequest::embedding(prompt, pooling, &self.shared.config, self.shared.pool_tokens)
     }
@@ -158,11 +149,11 @@ impl Engine {
             None => SamplingState::for_samples(&request.params, &request.prompt, &config.eos),
         };
         let (sender, events) = flume::unbounded();
-        if !self.commands.send(Message::Submit { first_id, request, samplers, submitted, events: sender }) {
+        if !self.messages.send(Message::Submit { first_id, request, samplers, submitted, events: sender }) {
             progress.ended(num_samples);
             return Err(SubmitError::Stopped);
         }
-        Ok(RequestStream::new(events, self.commands.clone(), first_id, num_samples))
+        Ok(RequestStream::new(events, self.messages.clone(), first_id, num_samples))
     }
 
     pub fn stats(&self) -> EngineStats {
@@ -175,43 +166,45 @@ impl Engine {
         self.shared.config.max_model_len
     }
 
-    /// Samples that have been taken and have not ended.
+    /// Samples that were submitted and have not ended.
     pub fn num_live(&self) -> usize {
         self.shared.progress.num_live()
     }
 
-    /// How long ago the engine last got anywhere: a step ended well or, where the executor tells, got on, or the first work came.
-    /// What a step does in between counts from when it is first asked for, so ask often. None while there is no
-    /// work: no sample, and no step under way. Never waits, so it tells of an engine too whose thread hangs or has died
-    /// with work left.
+    /// Time since the last progress: a step ended without error or, if the executor reports it, a
+    /// part of one, or work came to an idle engine. A part of a step counts from the first call
+    /// after it, so call this often. None while there is no work: no sample, and no step in flight.
+    /// Never waits, so it also reports an engine whose thread hangs or has died with work left.
     pub fn stalled_for(&self) -> Option<Duration> {
         self.shared.progress.stalled_for()
     }
 
-    /// Rows of the steps that were handed to the executor and have not ended; never waits.
+    /// Rows of the steps that were submitted to the executor and have not ended; never waits.
     pub fn rows_in_flight(&self) -> usize {
         self.shared.progress.rows_in_flight()
     }
 
-    /// False once the engine is told to shut down, or its thread has ended by a fault.
+    /// False after a call of [`Engine::shutdown`], or after a fault of the engine's thread.
     pub fn is_running(&self) -> bool {
         self.shared.thread().as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    /// While an executor that died is built anew: nothing runs, requests are taken and wait. Never waits itself.
+    /// Whether an executor that was lost is being rebuilt: requests are accepted and wait. Never
+    /// waits.
     pub fn is_restarting(&self) -> bool {
         self.shared.restarting.load(Ordering::Acquire)
     }
 
-    /// From now on no handle takes a request; what was taken goes on to its end. The engine itself goes on too, until
-    /// it is shut down.
+    /// From now on no handle accepts a request; accepted ones run to their end. The engine itself
+    /// runs until it is shut down.
     pub fn drain(&self) {
         self.shared.draining.store(true, Ordering::Release);
     }
 
-    /// Aborts what runs and waits for the engine's thread to end. Other handles find the engine stopped.
+    /// Aborts all requests and waits for the engine's thread to end. Other handles find the engine
+    /// stopped.
     pub fn shutdown(self) {
-        self.commands.send(Message::Shutdown);
+        self.messages.send(Message::Shutdown);
         let thread = self.shared.thread().take();
         if let Some(thread) = thread {
             // A thread that panicked has ended too.
@@ -220,7 +213,7 @@ impl Engine {
     }
 }
 
-/// Opens the disk tier, where there is one, and tells the scheduler what is on it.
+/// Opens the disk tier, if there is one, and adds its chunks to the scheduler.
 fn start_disk(tiers: TierConfig, scheduler: &mut Scheduler, done: mpsc::Sender<Message>) -> Result<Option<DiskIo>> {
     let TierConfig { host: Some(host), disk: Some(store), .. } = tiers else { return Ok(None) };
     store.scan().into_iter().for_each(|key| scheduler.disk_found(key));

@@ -1,34 +1,34 @@
-//! From a prompt's hidden states to one vector, in place of an answer.
+//! Pools a prompt's hidden states to one vector, an embedding.
 //!
-//! Rows come in order of position, in however many steps; they are added up one after the other in one sum, so the
-//! vector does not depend on where the prompt was cut.
+//! Rows come in order of position, in any number of steps, and are added one after the other to one
+//! sum. The vector therefore does not depend on the chunks of the prompt.
 
-/// How the states behind the last norm become one vector, which is not normalised.
+/// Computes one vector from the hidden states after the last norm; the vector is not normalised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
     /// The mean over all tokens.
     Mean,
-    /// That of the last token.
+    /// The state of the last token.
     Last,
 }
 
 impl Pooling {
-    /// Whether every row of the prompt is needed, and not the last alone.
+    /// Whether all rows of the prompt are needed, and not only the last.
     pub(crate) fn needs_all_rows(self) -> bool {
         self == Pooling::Mean
     }
 }
 
-/// What is kept of a prompt between steps.
+/// The sum of a prompt's rows between steps.
 #[derive(Clone, Debug)]
 pub(crate) struct Pool {
-    /// Rows it takes.
+    /// Number of rows that the vector needs.
     rows_total: usize,
     rows: usize,
     sum: Vec<f32>,
 }
 
-/// Why there is no vector.
+/// Reason why there is no vector.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub(crate) enum NoVector {
     #[error("value {index} of a hidden state is {value}, but must be a finite number")]
@@ -43,7 +43,7 @@ impl Pool {
         Self { rows_total, rows: 0, sum: Vec::new() }
     }
 
-    /// The next row.
+    /// Adds the next row.
     pub fn add(&mut self, state: &[f32]) {
         self.rows += 1;
         if self.sum.is_empty() {
@@ -53,7 +53,7 @@ impl Pool {
         }
     }
 
-    /// The last row was added.
+    /// The vector, after the last row.
     pub fn finish(&mut self) -> Result<Vec<f32>, NoVector> {
         let (found, expected) = (self.rows, self.rows_total);
         if found != expected {

@@ -1,8 +1,9 @@
-//! When the engine last got anywhere, for whoever watches it: nobody waits for a thread that hangs or has died.
+//! The time of the engine's last progress, for a monitor that must not wait for a thread that hangs
+//! or has died.
 //!
-//! A step may take long and be well all the same, so its executor's pulse counts too. It says that something was done, and not
-//! when: whoever looks first takes that moment for it. A hang is seen later by what lies between two looks, and those who watch
-//! an engine look every second.
+//! A long step may be healthy, so its executor's pulse counts too. A pulse tells that there was
+//! progress, but not when: the first look after it takes its own time. A hang is therefore seen
+//! later by the time between two looks, and monitors look every second.
 
 use std::{
     sync::{
@@ -20,14 +21,15 @@ use crate::config::nanos;
 pub(crate) struct Progress {
     /// The zero of `last`.
     epoch: Instant,
-    /// When a step or a task of the disk last ended well, work came to an idle engine, or the last of it left, in
-    /// nanoseconds. Whoever leaves while others stay has achieved nothing for them.
+    /// Time of the last progress in nanoseconds: a step or a disk task ended without error, work
+    /// came to an idle engine, or its last work left. A sample that ends while others remain is no
+    /// progress.
     last: AtomicU64,
-    /// Samples accepted and not ended. Whoever takes it to or from zero while no rows are in flight calls `note`
-    /// before.
+    /// Samples accepted and not ended. A change to or from zero while no rows are in flight calls
+    /// `note` first.
     live: AtomicUsize,
     rows_in_flight: AtomicUsize,
-    /// The executor's. It is locked for no longer than a look at it takes.
+    /// The pulse of the executor. The lock is held only to look at it.
     pulse: Mutex<Option<Pulse>>,
 }
 
@@ -39,7 +41,7 @@ impl Default for Progress {
 }
 
 impl Progress {
-    /// Something has been achieved.
+    /// Notes progress.
     pub fn note(&self) {
         self.note_at(self.epoch.elapsed());
     }
@@ -48,18 +50,18 @@ impl Progress {
         self.last.fetch_max(nanos(now), Ordering::AcqRel);
     }
 
-    /// From now on this executor's steps count while they run.
+    /// From now on beats of this pulse count.
     pub fn follow(&self, pulse: Option<Pulse>) {
         *self.pulse.lock().unwrap_or_else(PoisonError::into_inner) = pulse;
     }
 
-    /// When that was; at the beginning, when it started.
+    /// Time of the last progress; before any, the time of the start.
     pub fn last(&self) -> Instant {
         self.take_beats(|| self.epoch.elapsed());
         self.epoch + Duration::from_nanos(self.last.load(Ordering::Acquire))
     }
 
-    /// Takes in so many samples, unless there would be more than `most` then.
+    /// Adds `samples`, unless there would be more than `most`.
     pub fn accept(&self, samples: usize, most: usize) -> bool {
         if !self.has_work() {
             self.note();
@@ -68,7 +70,7 @@ impl Progress {
         self.live.fetch_update(Ordering::AcqRel, Ordering::Acquire, room).is_ok()
     }
 
-    /// So many samples have ended.
+    /// Removes `samples`, which have ended.
     pub fn ended(&self, samples: usize) {
         if self.num_live() == samples && self.rows_in_flight() == 0 {
             self.note();
@@ -88,7 +90,7 @@ impl Progress {
         self.rows_in_flight.load(Ordering::Acquire)
     }
 
-    /// A step may outlive everybody who was in it, and those behind it wait all the same.
+    /// A step may outlive all samples in it, and later samples wait for it.
     fn has_work(&self) -> bool {
         self.num_live() > 0 || self.rows_in_flight() > 0
     }
@@ -97,7 +99,7 @@ impl Progress {
         self.stalled_at(|| self.epoch.elapsed())
     }
 
-    /// Beats since the last look are progress of this moment.
+    /// Beats since the last look are progress at this moment.
     fn take_beats(&self, now: impl Fn() -> Duration) {
         if self.pulse.lock().unwrap_or_else(PoisonError::into_inner).as_ref().is_some_and(Pulse::take) {
             self.note_at(now());
@@ -106,7 +108,7 @@ impl Progress {
 
     fn stalled_at(&self, now: impl Fn() -> Duration) -> Option<Duration> {
         self.take_beats(&now);
-        // In this order: work that comes in between has been noted.
+        // The order matters: work that comes in between has noted its progress.
         let has_work = self.has_work();
         let last = Duration::from_nanos(self.last.load(Ordering::Acquire));
         has_work.then(|| now().saturating_sub(last))
@@ -117,7 +119,8 @@ impl Progress {
 mod tests {
     use super::*;
 
-    /// One look a second, at a step of ten minutes that does something every twenty seconds, and from its fifth minute on nothing.
+    /// One look a second at a step of ten minutes, with a beat every twenty seconds for five
+    /// minutes and none after.
     #[test]
     fn a_step_that_gets_on_is_not_stalled_however_long_it_takes() {
         let progress = Progress::default();
@@ -133,7 +136,8 @@ mod tests {
             let since = if second <= 300 { second % 20 } else { second - 300 };
             assert_eq!(stalled.as_secs_f64().round() as u64, since, "after {second} s");
         }
-        // A new executor has a pulse of its own, and one without is heard of at the ends of its steps alone.
+        // A new executor has its own pulse. Without one, progress is known at the ends of steps
+        // alone.
         for other in [Some(Pulse::default()), None] {
             progress.follow(other);
             pulse.beat();

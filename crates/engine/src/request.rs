@@ -1,34 +1,34 @@
-//! What the engine takes: made in one place, where everything is checked.
+//! Requests: made in one place, which checks everything.
 
 use std::{sync::Arc, time::Duration};
 
 use crate::{EngineConfig, InvalidParam, InvalidRequest, Pooling, SamplingParams};
 
-/// A request that can run: nothing in it can fail later for being wrong.
+/// A checked request: no value in it can fail later.
 #[derive(Clone, Debug)]
 pub struct EngineRequest {
     pub(crate) prompt: Vec<u32>,
     pub(crate) params: Arc<SamplingParams>,
-    /// Most tokens the sequence may hold.
+    /// Most tokens of the sequence.
     pub(crate) max_len: usize,
-    /// What is wanted in place of an answer.
+    /// Set if the request is for an embedding.
     pub(crate) pooling: Option<Pooling>,
     pub(crate) options: RequestOptions,
 }
 
-/// When a request runs, and what it shares; nothing here changes its answer.
+/// Scheduling of a request and what it shares; nothing here changes its answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestOptions {
     /// Lower runs sooner.
     pub priority: i32,
-    /// Whose share of the machine this uses.
+    /// The owner of the share of the machine that the request uses.
     pub tenant: u64,
-    /// The tenant's share against others'; the last request's word counts. At least 1.
+    /// The tenant's share relative to others; the newest request's value counts. At least 1.
     pub weight: u32,
-    /// How long after it is submitted it must have ended; if it has not, it ends with
-    /// [`crate::FinishReason::Deadline`].
+    /// Time from submission after which the request ends with [`crate::FinishReason::Deadline`].
     pub deadline: Option<Duration>,
-    /// Requests of different salts share neither what the prefix cache holds nor what drafts are made from.
+    /// Requests of different salts share neither the prefix cache nor the data that drafts are made
+    /// from.
     pub cache_salt: u64,
 }
 
@@ -39,7 +39,8 @@ impl Default for RequestOptions {
 }
 
 impl EngineRequest {
-    /// One of two constructors. The KV pools hold sequences of at most `pool_tokens`.
+    /// The constructor of requests for answers. The KV pools hold sequences of at most
+    /// `pool_tokens`.
     pub(crate) fn new(
         prompt: Vec<u32>,
         params: SamplingParams,
@@ -69,7 +70,7 @@ impl EngineRequest {
         Ok(Self { prompt, params: Arc::new(params), max_len, pooling: None, options: RequestOptions::default() })
     }
 
-    /// The other: a prompt that is pooled and not answered, so that it may be as long as the model allows.
+    /// The constructor of requests for embeddings: the prompt may be as long as the model allows.
     pub(crate) fn embedding(
         prompt: Vec<u32>,
         pooling: Pooling,
@@ -82,7 +83,7 @@ impl EngineRequest {
         if prompt.is_empty() {
             return Err(InvalidRequest::EmptyPrompt);
         }
-        // The scheduler counts a token that would follow; it is never computed.
+        // The scheduler counts a token after the prompt, which is never computed.
         let (max_len, most) = (prompt.len() + 1, config.max_model_len.min(pool_tokens.saturating_sub(1)));
         if prompt.len() > most {
             return Err(InvalidRequest::InputTooLong { input: prompt.len(), most });
@@ -92,7 +93,7 @@ impl EngineRequest {
         Ok(Self { prompt, params, max_len, pooling: Some(pooling), options })
     }
 
-    /// The same request with wishes of its own.
+    /// The same request with other options.
     pub fn with_options(self, options: RequestOptions) -> Result<EngineRequest, InvalidRequest> {
         if options.weight == 0 {
             let (value, range) = (0.to_string(), "at least 1".to_owned());

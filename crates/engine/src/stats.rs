@@ -1,4 +1,4 @@
-//! Figures that the engine keeps about itself.
+//! Figures of the engine.
 
 use std::time::Duration;
 
@@ -8,47 +8,50 @@ use crate::tiers::DiskStats;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EngineStats {
-    /// As of the last step's end, before those that it finished left; and of now, when the engine is idle.
+    /// As of the end of the last step, before requests that it completed leave; while the engine is
+    /// idle, as of now.
     pub scheduler: SchedulerStats,
-    /// How long a request that came now would wait for its first token.
+    /// Expected wait of a new request for its first token.
     pub expected_wait: Duration,
-    /// Steps that ended well.
+    /// Steps that ended without error.
     pub steps_done: u64,
-    /// Rows of the last of them.
+    /// Rows of the last step.
     pub last_step_tokens: usize,
-    /// Rows of each of them.
+    /// Distribution of the steps' rows.
     pub iteration_tokens: IterationTokens,
-    /// Rows that computed a token of a prompt, each time that they did.
+    /// Rows that computed a token of a prompt; a token that is computed again counts again.
     pub prompt_tokens_computed: u64,
-    /// Times that a step failed, with whatever was in flight beside it.
+    /// Failures of a step, with the step in flight beside it.
     pub steps_failed: u64,
-    /// Times that a sample was tried alone, after a step that failed with it.
+    /// Number of times that a sample was tried alone, after a step with it had failed.
     pub samples_tried_again: u64,
-    /// Executors that were built anew.
+    /// Executors that were rebuilt.
     pub restarts: u64,
-    /// Samples that ended, for whatever reason.
+    /// Samples that ended, for any reason.
     pub samples_ended: u64,
-    /// Tokens that belong to an answer.
+    /// Tokens of answers.
     pub tokens_sampled: u64,
-    /// Rows of all steps, those included that ran beyond an answer's end.
+    /// Rows of all steps, with those that were computed after an answer's end.
     pub tokens_computed: u64,
     /// Batches of [`crate::KvEvent`]s that found the listener's queue full.
     pub kv_event_batches_lost: u64,
-    /// Of the disk tier, where there is one; as of now.
+    /// Figures of the disk tier, if there is one; as of now.
     pub disk: Option<DiskStats>,
     pub occupancy: Occupancy,
     pub speculation: SpeculationStats,
 }
 
-/// Upper bounds of [`IterationTokens::counts`], each included; one more count is for what lies above the last.
+/// Upper bounds of [`IterationTokens::counts`], inclusive; one more count is for rows above the
+/// last bound.
 pub const ITERATION_BOUNDS: [u64; 13] = [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384];
 
-/// How many steps had how many rows.
+/// A histogram of steps by their number of rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IterationTokens {
-    /// Steps whose rows are above the bound before and not above the one of the same index.
+    /// Number of steps with more rows than the bound before, and at most the bound of the same
+    /// index.
     pub counts: [u64; ITERATION_BOUNDS.len() + 1],
-    /// Rows of all steps together.
+    /// Rows of all steps.
     pub sum: u64,
 }
 
@@ -59,27 +62,27 @@ impl IterationTokens {
     }
 }
 
-/// What became of drafts, since the start.
+/// Counts of drafts since the start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpeculationStats {
-    /// Times that a request had drafts in a step.
+    /// Number of times that a request had a draft in a step.
     pub drafts: u64,
-    /// Tokens of them, every node of a tree counted.
+    /// Tokens of these drafts, every node of a tree counted.
     pub draft_tokens: u64,
-    /// Tokens of them that the model said too.
+    /// Tokens of drafts that were accepted.
     pub accepted_tokens: u64,
-    /// The same by how far behind the request's last token they were: the first entry is the token next to it.
+    /// Accepted tokens by depth: the first entry is for tokens right after the request's last one.
     pub accepted_per_position: Vec<u64>,
-    /// Steps without a row of a prompt, drafts or not.
+    /// Steps without a row of a prompt, with drafts or not.
     pub passes: u64,
-    /// Time in drafting behind those.
+    /// Time spent on drafts after those steps.
     pub drafting: Duration,
-    /// Time in those, that included.
+    /// Time of those steps, with drafting.
     pub steps: Duration,
 }
 
 impl SpeculationStats {
-    /// What came behind an earlier count of the same engine.
+    /// The difference to an earlier count of the same engine.
     pub fn since(&self, before: &Self) -> Self {
         let earlier = before.accepted_per_position.iter().copied().chain(std::iter::repeat(0));
         Self {
@@ -98,7 +101,7 @@ impl SpeculationStats {
         }
     }
 
-    /// A request had `planned` drafts in a step, and a path of `accepted` of them holds.
+    /// A request had a draft of `planned` nodes in a step, and `accepted` of them were accepted.
     pub(crate) fn add(&mut self, planned: usize, accepted: usize) {
         self.drafts += u64::from(planned > 0);
         self.draft_tokens += planned as u64;
@@ -108,13 +111,13 @@ impl SpeculationStats {
     }
 }
 
-/// Sums over steps of how full the KV blocks were, all layer groups together, taken when a step's keys are stored and
-/// before finished requests leave.
+/// Sums over steps of the use of KV blocks, all layer groups together, taken when a step's keys are
+/// stored and before completed requests leave.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Occupancy {
     pub slots_held: u64,
     pub tokens_stored: u64,
-    /// Running requests, once for each layer group.
+    /// Number of running requests, once for each layer group.
     pub sequences: u64,
 }
 

@@ -1,7 +1,7 @@
-//! What a client hears of its request, and how it says that it has heard enough.
+//! The stream of a request's events, and its aborts.
 //!
-//! The engine never waits for a reader: events queue up, at most one a token and two more, so the request's own limit
-//! bounds them.
+//! The engine never waits for a reader. Events queue up, at most one for each token and two more,
+//! so the limits of the request bound them.
 
 use std::time::Duration;
 
@@ -9,26 +9,27 @@ use folio_scheduler::{Miss, RequestId};
 
 use crate::{
     Logprobs,
-    command::{Line, Message},
+    messages::{Message, MessageSender},
 };
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// One entry a prompt token, the first of which nothing predicts; once, before any token of sample 0.
+    /// One entry for each prompt token; the first is none, because no row predicts it. Sent once,
+    /// before any token of sample 0.
     PromptLogprobs(Vec<Option<Logprobs>>),
     Token {
         sample: usize,
         token: u32,
         logprobs: Option<Logprobs>,
     },
-    /// The token that ended the answer, which is no part of it; only where logprobs were asked for, and just before
-    /// the sample's end.
+    /// The token that ended the answer and is no part of it; sent just before the sample's end, and
+    /// only if the request asked for logprobs.
     StopToken {
         sample: usize,
         token: u32,
         logprobs: Option<Logprobs>,
     },
-    /// The pooled prompt of a request for one, and all there is of its answer.
+    /// The pooled prompt: the whole answer to a request for an embedding.
     Embedding(Vec<f32>),
     /// The last event of a sample.
     Finished {
@@ -40,14 +41,14 @@ pub enum Event {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// This token ended the answer; it is counted, but not sent as one of its tokens.
+    /// The answer ended with this token, which is counted, but not sent as a token of it.
     Stop(u32),
     Length,
-    /// This request or the step it was in went wrong.
+    /// An error of this request, or of a step that it was in.
     Error(String),
-    /// Its deadline passed before it had ended by itself.
+    /// The deadline passed before the sample was complete.
     Deadline,
-    /// It waited longer than [`crate::EngineConfig::queue_timeout`] without ever running.
+    /// The request waited longer than [`crate::EngineConfig::queue_timeout`] and never ran.
     QueueTimeout,
     Aborted,
 }
@@ -56,23 +57,23 @@ pub enum FinishReason {
 pub struct Usage {
     pub prompt_tokens: usize,
     pub completion_tokens: usize,
-    /// Prompt tokens that the prefix cache gave when the request first ran.
+    /// Prompt tokens from the prefix cache when the request first ran.
     pub cached_tokens: usize,
-    /// Why they were not more; none if they are all there could be.
+    /// Reason why they were not more; none if no more are possible.
     pub cache_miss: Option<Miss>,
-    /// How often it lost its blocks to others and started anew.
+    /// Number of preemptions.
     pub preemptions: u32,
-    /// Tokens that were guessed ahead and that the model then said, or did not say.
+    /// Drafted tokens that were accepted.
     pub accepted_drafts: usize,
     pub rejected_drafts: usize,
     pub timing: Timing,
 }
 
-/// Where a sample's time went, as the engine's thread saw it. What never began took no time, and what came before it
-/// took all of it: a sample that never ran was queued its whole life.
+/// Times of a sample, as seen by the engine's thread. A phase that never began took no time, and
+/// the one before it took the rest: a sample that never ran was queued until its end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timing {
-    /// From submission to the first step it was in.
+    /// From submission to the sample's first step.
     pub queued: Duration,
     /// From then to the first token.
     pub prefill: Duration,
@@ -80,23 +81,28 @@ pub struct Timing {
     pub decode: Duration,
 }
 
-/// Events of one request, all its samples interleaved. Dropping it aborts what still runs.
+/// Events of one request, all its samples interleaved. Dropping it aborts samples that still run.
 #[derive(Debug)]
 pub struct RequestStream {
     events: flume::Receiver<Event>,
-    commands: Line,
-    /// The samples' ids follow each other.
+    messages: MessageSender,
+    /// The samples' ids count up from here.
     first_id: RequestId,
     num_samples: usize,
     num_finished: usize,
 }
 
 impl RequestStream {
-    pub(crate) fn new(events: flume::Receiver<Event>, commands: Line, first_id: RequestId, num_samples: usize) -> Self {
-        Self { events, commands, first_id, num_samples, num_finished: 0 }
+    pub(crate) fn new(
+        events: flume::Receiver<Event>,
+        messages: MessageSender,
+        first_id: RequestId,
+        num_samples: usize,
+    ) -> Self {
+        Self { events, messages, first_id, num_samples, num_finished: 0 }
     }
 
-    /// Waits for the next event; none when every sample has ended or the engine is gone.
+    /// Waits for the next event; none when every sample has ended or the engine has stopped.
     pub fn recv(&mut self) -> Option<Event> {
         let event = self.events.recv().ok();
         self.note(event)
@@ -108,11 +114,11 @@ impl RequestStream {
         self.note(event)
     }
 
-    /// One sample is no longer wanted; it ends with [`FinishReason::Aborted`].
+    /// Aborts a sample; it ends with [`FinishReason::Aborted`].
     pub fn abort(&mut self, sample: usize) {
         if sample < self.num_samples {
-            // An engine that is gone has nothing left to abort.
-            self.commands.send(Message::Abort(RequestId(self.first_id.0 + sample as u64)));
+            // A stopped engine has nothing left to abort.
+            self.messages.send(Message::Abort(RequestId(self.first_id.0 + sample as u64)));
         }
     }
 

@@ -1,9 +1,9 @@
-//! From a row of logits to the next token, as one request asked for it.
+//! Samples the next token from a row of logits, as one request asked for it.
 //!
-//! The order is vLLM's: logprobs of the raw logits; masks, those of bad words among them; biases; penalties; then the
-//! best token for a temperature of 0, or temperature, min-p, top-k, top-p and a draw. A draw is a function of (seed,
-//! sample, position), so nothing here depends on the batch. What a row's numbers make impossible is an error of that
-//! row and never a panic.
+//! The order is vLLM's: logprobs of the raw logits; masks, with those of bad words; biases;
+//! penalties; then the best token for a temperature of 0, or temperature, min-p, top-k, top-p and a
+//! draw. A draw is a function of (seed, sample, position), so nothing here depends on the batch.
+//! Values that make sampling impossible give an error of that row and never a panic.
 
 mod bad_words;
 mod defaults;
@@ -21,7 +21,6 @@ use std::sync::Arc;
 
 use bad_words::Recent;
 pub use defaults::SamplingDefaults;
-pub(crate) use on_device::sampled;
 pub use params::{InvalidParam, SamplingParams};
 use penalties::Seen;
 pub(crate) use random::uniform;
@@ -31,7 +30,7 @@ use crate::{
     pooling::{Pool, Pooling},
 };
 
-/// Why a row of logits gives no token.
+/// Reason why a row of logits gives no token.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum NotFinite {
     #[error("the logit of token {token} is {value}, but must be a finite number")]
@@ -40,7 +39,7 @@ pub enum NotFinite {
     NothingLeft,
 }
 
-/// What a request's sampling needs between steps: its parameters and the tokens it has seen.
+/// The state of a request's sampling between steps: its parameters and the tokens it has seen.
 #[derive(Clone, Debug)]
 pub struct SamplingState {
     params: Arc<SamplingParams>,
@@ -49,12 +48,13 @@ pub struct SamplingState {
     /// Tokens that end the answer.
     stops: Vec<u32>,
     sample_index: u32,
-    /// What is wanted in place of tokens, and of how long a prompt.
+    /// Set for an embedding: the pooling and the length of the prompt.
     pooling: Option<(Pooling, usize)>,
 }
 
 impl SamplingState {
-    /// `params` are valid for the logits that will come. `sample_index` tells apart the answers to one prompt.
+    /// `params` must be valid for the logits that are sampled. `sample_index` distinguishes the
+    /// answers to one prompt.
     pub fn new(params: Arc<SamplingParams>, prompt: &[u32], eos: &[u32], sample_index: usize) -> Self {
         let mut stops = params.stop_token_ids.clone();
         if !params.ignore_eos {
@@ -64,18 +64,18 @@ impl SamplingState {
         Self { seen, recent, stops, sample_index: sample_index as u32, pooling: None, params }
     }
 
-    /// One for each of a prompt's answers.
+    /// The states of all answers to a prompt.
     pub(crate) fn for_samples(params: &Arc<SamplingParams>, prompt: &[u32], eos: &[u32]) -> Vec<Self> {
         let first = Self::new(Arc::clone(params), prompt, eos, 0);
         (0..params.n as u32).map(|sample_index| Self { sample_index, ..first.clone() }).collect()
     }
 
-    /// Of a request that wants its prompt pooled, and no token.
+    /// The state of a request for an embedding.
     pub(crate) fn for_pooling(pooling: Pooling, prompt_len: usize) -> Self {
         Self { pooling: Some((pooling, prompt_len)), ..Self::new(Arc::default(), &[], &[], 0) }
     }
 
-    /// Set where the request wants a vector in place of tokens.
+    /// Set if the request is for an embedding.
     pub fn pooling(&self) -> Option<Pooling> {
         self.pooling.map(|(pooling, _)| pooling)
     }
@@ -84,18 +84,19 @@ impl SamplingState {
         self.pooling.map(|(pooling, prompt_len)| Pool::new(pooling, prompt_len))
     }
 
-    /// A token was put out.
+    /// Notes a token of the answer.
     pub fn observe(&mut self, token: u32) {
         self.seen.observe(token);
         self.recent.observe(token);
     }
 
-    /// Whether the answer ends with `token`, if it is the next to be put out.
+    /// Whether the answer ends with `token`, if it is the next one.
     pub(crate) fn stops_at(&self, token: u32) -> bool {
         self.seen.num_outputs() >= self.params.min_tokens && self.stops.contains(&token)
     }
 
-    /// The token at `position` of the sequence, from the logits of the one before. The logits are used up.
+    /// The token at `position` of the sequence, from the logits of the row before. Overwrites the
+    /// logits.
     pub fn sample(&mut self, logits: &mut [f32], position: usize) -> Result<Sampled, NotFinite> {
         check_finite(logits)?;
         let raw = self.params.logprobs.map(|count| (logits.to_vec(), count as usize));
@@ -104,18 +105,19 @@ impl SamplingState {
         Ok(Sampled { token, logprobs })
     }
 
-    /// What the model made of a prompt token, given the logits of the one before.
+    /// The logprob of a prompt token, from the logits of the row before.
     pub fn prompt_logprobs(&self, logits: &[f32], target: u32) -> Result<Logprobs, NotFinite> {
         check_finite(logits)?;
         best_token(logits)?;
         Ok(logprobs::logprobs(logits, target, self.params.prompt_logprobs.unwrap_or(0) as usize))
     }
 
-    /// Tokens of a vocabulary that may not come next.
+    /// Tokens of a vocabulary that must not come next.
     fn banned(&self, vocab: usize) -> impl Iterator<Item = u32> {
         let params = &*self.params;
         let stops = if self.seen.num_outputs() < params.min_tokens { &self.stops[..] } else { &[] };
-        // The model's end tokens come from its configuration, which may name more than the logits hold.
+        // The end tokens come from the model's configuration, which may name some that have no
+        // logit.
         let stops = stops.iter().copied().filter(move |&token| (token as usize) < vocab);
         params.banned_tokens.iter().copied().chain(stops).chain(bad_words::completing(params, &self.recent))
     }
@@ -132,7 +134,7 @@ impl SamplingState {
         }
         let best_logit = logits[best as usize];
         if best_logit == f32::INFINITY {
-            // A penalty near zero divides a logit beyond what f32 holds.
+            // A penalty near zero divides a logit beyond the range of f32.
             return Err(NotFinite::Logit { token: best as usize, value: best_logit });
         }
         filters::soften(logits, best_logit, params.temperature);
@@ -145,13 +147,13 @@ impl SamplingState {
     }
 }
 
-/// Minus infinity is a token that the model rules out; NaN and infinity are a model that went wrong.
+/// Minus infinity is a token that the model excludes; NaN and infinity are errors of the model.
 fn check_finite(logits: &[f32]) -> Result<(), NotFinite> {
     let wrong = lanes::position(logits, |logit| logit.is_nan() || logit == f32::INFINITY);
     wrong.map_or(Ok(()), |token| Err(NotFinite::Logit { token, value: logits[token] }))
 }
 
-/// The same of a row of which nothing is sure.
+/// The token of the largest logit of an unchecked row.
 pub(crate) fn likeliest(logits: &[f32]) -> u32 {
     best_token(logits).unwrap_or(0)
 }

@@ -1,4 +1,4 @@
-//! What a request asks of the sampler, written down for a device that draws tokens itself.
+//! A request's sampling as a `Draw`, for a device that samples by itself.
 
 use folio_device::{Draw, DrawFailure, Drawn, DrawnLogprobs, Draws, SeenToken};
 
@@ -6,8 +6,9 @@ use super::{NotFinite, SamplingState, random};
 use crate::executor::{Logprobs, Sampled};
 
 impl SamplingState {
-    /// Adds the draw of the token at `position`, from logits `row` of `vocab` tokens. Panics where the request names a
-    /// token that there is not: no device may write there.
+    /// Adds the draw of the token at `position`, from row `row` of logits over `vocab` tokens.
+    /// Panics if the request names a token outside the vocabulary, because no device may write
+    /// there.
     pub(crate) fn push_draw(&self, draws: &mut Draws, row: u32, position: usize, vocab: usize) {
         let params = &*self.params;
         let end = |list: usize| list as u32;
@@ -45,13 +46,13 @@ impl SamplingState {
         });
     }
 
-    /// Adds the question what the model made of a prompt token.
+    /// Adds a draw that returns the logprob of a prompt token.
     pub(crate) fn push_target(&self, draws: &mut Draws, row: u32, target: u32) {
         let logprobs = Some(self.params.prompt_logprobs.unwrap_or(0));
         draws.draws.push(Draw { target: Some(target), logprobs, ..Draw::greedy(row) });
     }
 
-    /// Whether the next draw can be written down before the token before it is known.
+    /// Whether the next draw does not depend on the token before it.
     pub(crate) fn draws_ahead(&self) -> bool {
         let params = &*self.params;
         let penalized =
@@ -60,12 +61,19 @@ impl SamplingState {
     }
 }
 
-/// What the device says of a draw.
-pub(crate) fn sampled(drawn: Drawn) -> Result<Sampled, NotFinite> {
-    match drawn.failure {
-        None => Ok(Sampled { token: drawn.token, logprobs: drawn.logprobs.map(|found| logprobs(drawn.token, found)) }),
-        Some(DrawFailure::NotFinite { token, value }) => Err(NotFinite::Logit { token: token as usize, value }),
-        Some(DrawFailure::NothingLeft) => Err(NotFinite::NothingLeft),
+/// The token of a draw, or why the row gives none.
+impl TryFrom<Drawn> for Sampled {
+    type Error = NotFinite;
+
+    fn try_from(drawn: Drawn) -> Result<Sampled, NotFinite> {
+        match drawn.failure {
+            None => {
+                let logprobs = drawn.logprobs.map(|found| logprobs(drawn.token, found));
+                Ok(Sampled { token: drawn.token, logprobs })
+            }
+            Some(DrawFailure::NotFinite { token, value }) => Err(NotFinite::Logit { token: token as usize, value }),
+            Some(DrawFailure::NothingLeft) => Err(NotFinite::NothingLeft),
+        }
     }
 }
 

@@ -1,7 +1,8 @@
-//! Drafting behind every step: what became of the last drafts is noted, and the method asked for the next ones.
+//! Drafting after every step: notes the results of the last drafts, and has the method make the
+//! next ones.
 //!
-//! Nothing here touches what a request is answered. A method that fails or panics costs the drafts of its step; one that
-//! does nothing else is not asked any more.
+//! Nothing here changes an answer. A method that fails or panics costs the drafts of its step;
+//! after a few failures in a row it is switched off.
 
 use std::{
     fmt::Arguments,
@@ -16,49 +17,49 @@ use super::{
     AdaptOptions, Draft, Drafter, Owner, Settled, SettledRequest,
     adapt::{Seen, StepNote, Watches},
 };
-use crate::{RowOutput, background::guarded, inputs::OutputRows, kept::Outcome};
+use crate::{RowOutput, background::guarded, inputs::OutputRows, runner::request_state::Outcome};
 
-/// So often in a row a method may fail.
+/// Failures in a row after which a method is switched off.
 const MOST_FAILURES: u32 = 3;
 
-/// A method of drafting, and how much of it a runner uses.
+/// A drafting method, and the number of nodes that the runner gives it.
 pub struct Speculation<B: Backend> {
     drafter: Box<dyn Drafter<B>>,
     watches: Watches,
     warn: Option<fn(Arguments<'_>)>,
-    /// Failures since it last worked.
+    /// Failures since its last success.
     failures: u32,
     has_warned: bool,
-    /// Time in drafting that nobody has asked for yet.
+    /// Time spent on drafts since it was last taken.
     drafting: Duration,
     drafts: Vec<Draft>,
     /// Rows of all requests of a step, one after the other.
     rows: Vec<u32>,
 }
 
-/// Where the time of a step went.
+/// Times of a step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepTimes {
-    /// From the end of all that came before it to its beginning.
+    /// From the end of all earlier work to its beginning.
     pub gap: Duration,
-    /// From then to its tokens.
+    /// From its beginning to its tokens.
     pub took: Duration,
 }
 
-/// What a step was to one request.
+/// The part of one request in a step.
 pub(crate) struct Part<'a> {
     pub rows: &'a OutputRows,
     pub outcome: &'a Outcome,
-    /// Of nobody in particular where nothing is to be known of it.
+    /// The default owner if the request has ended or failed.
     pub owner: Owner,
-    /// Prompt and answer; empty where nothing is to be known of it.
+    /// Prompt and answer; empty if the request has ended or failed.
     pub tokens: &'a [u32],
     pub max_len: usize,
     pub has_left: bool,
 }
 
 impl Part<'_> {
-    /// Nodes that a draft may have if the method has no limit: behind them there must be room for one more token.
+    /// Most nodes of a draft of a method without a limit: one more token must fit after them.
     fn room(&self) -> usize {
         self.max_len.saturating_sub(self.tokens.len() + 1).min(Draft::MOST_NODES)
     }
@@ -68,12 +69,12 @@ impl Part<'_> {
         self.rows.sample.is_some() && self.rows.span.len() == 1 + self.rows.draft.len()
     }
 
-    /// Whether there is something to draft for.
+    /// Whether a draft can be made for it.
     fn goes_on(&self) -> bool {
         self.outcome.goes_on && !self.tokens.is_empty()
     }
 
-    /// The rows that computed what the sequence has now.
+    /// Adds the rows that computed tokens of the sequence.
     fn push_rows(&self, out: &mut Vec<u32>) {
         let first = self.rows.span.start as u32;
         let known = self.rows.span.len() - self.rows.draft.len();
@@ -81,7 +82,7 @@ impl Part<'_> {
         out.extend(self.outcome.accepted.iter().map(|&node| first + known as u32 + u32::from(node)));
     }
 
-    /// Where the last of them is among the step's outputs.
+    /// Index of the last of these rows among the step's outputs.
     fn output(&self) -> Option<u32> {
         let nth = self.outcome.accepted.last().map_or(0, |&node| usize::from(node) + 1);
         self.rows.sample.filter(|_| !self.rows.pools).map(|row| (row + nth) as u32)
@@ -120,7 +121,7 @@ impl<B: Backend> Speculation<B> {
         }
     }
 
-    /// Where a line goes when drafting fails.
+    /// Sets the function that gets a line when drafting fails.
     pub fn with_warn(self, warn: Option<fn(Arguments<'_>)>) -> Self {
         Self { warn, ..self }
     }
@@ -129,8 +130,9 @@ impl<B: Backend> Speculation<B> {
         self.failures >= MOST_FAILURES
     }
 
-    /// Whether a step of requests of these salts has to wait until the method has looked at the one before. Where nobody
-    /// drafts for long, none does, and the method misses steps: it would make them slower for nothing.
+    /// Whether a step of requests of these salts has to wait until the method has read the one
+    /// before. While no request has had a draft for long, steps do not wait, and the method misses
+    /// them: waiting would make them slower for nothing.
     pub(crate) fn reads_step(&self, salts: impl Iterator<Item = u64>) -> bool {
         !self.is_off() && self.drafter.reads_step() && self.watches.wait(salts)
     }
@@ -143,7 +145,7 @@ impl<B: Backend> Speculation<B> {
         std::mem::take(&mut self.drafting)
     }
 
-    /// A request has left, with this answer.
+    /// A request has ended, with this answer.
     pub(crate) fn forget(&mut self, id: RequestId, owner: Owner, answer: &[u32]) {
         self.watches.forget(id);
         let Self { drafter, .. } = self;
@@ -154,13 +156,13 @@ impl<B: Backend> Speculation<B> {
             drafter.forget(id);
         });
         if forgotten.is_none() {
-            self.failed("it panicked while it forgot a request");
+            self.failed("it panicked while it removed a request");
         }
     }
 
-    /// Drafts behind a step, one part a request of its plan. Where another has begun since, there is nothing left of this
-    /// one for a method to look at.
-    pub(crate) fn behind(
+    /// Makes drafts after a step, one part for each request of its plan. If another step has begun
+    /// since, the method cannot read this one any more.
+    pub(crate) fn after_step(
         &mut self,
         decoder: &mut Decoder<B>,
         batch: &Batch,
@@ -185,12 +187,13 @@ impl<B: Backend> Speculation<B> {
         }
         let took = start.elapsed();
         self.drafting += took;
-        // A method may have kept something of them, and nobody else would tell it to forget them.
+        // A method may have stored data of them, and would not be told otherwise to remove it.
         let left = parts.iter().filter(|part| part.has_left).map(|part| part.rows.id);
         left.for_each(|id| self.forget(id, Owner::default(), &[]));
         let (vocab, mut lengths) = (decoder.spec().vocab_size, Vec::with_capacity(seen.len()));
         for (((part, output), draft), most) in parts.iter().zip(&mut *outputs).zip(&mut self.drafts).zip(mosts) {
-            // A chunk of a prompt says it, too: the step that ends the prompt may bring the first draft.
+            // A chunk of a prompt sets it too: the step that ends the prompt may bring the first
+            // draft.
             output.expects_drafts = !part.tokens.is_empty() && self.watches.expects(part.owner.salt);
             keep_sound(draft, most, vocab);
             if !part.tokens.is_empty() {
@@ -201,7 +204,7 @@ impl<B: Backend> Speculation<B> {
         self.watches.drafted(step, &seen, &lengths, took);
     }
 
-    /// Lets the method fill `self.drafts`, one a part.
+    /// Has the method fill `self.drafts`, one for each part.
     fn ask(&mut self, decoder: &mut Decoder<B>, batch: &Batch, parts: &[Part<'_>], mosts: &[usize]) {
         self.rows.clear();
         let ranges = parts.iter().map(|part| {
@@ -221,20 +224,23 @@ impl<B: Backend> Speculation<B> {
         }
     }
 
-    /// The drafts of this step are gone.
+    /// Drops the drafts of this step.
     fn failed(&mut self, reason: &str) {
         self.drafts.iter_mut().for_each(Draft::clear);
         self.failures += 1;
         let is_worth_a_line = !std::mem::replace(&mut self.has_warned, true) || self.failures == MOST_FAILURES;
         if let Some(warn) = self.warn.filter(|_| is_worth_a_line) {
-            let what =
-                if self.is_off() { "drafting failed and ends" } else { "drafting failed, which costs its drafts" };
+            let what = if self.is_off() {
+                "drafting failed and is switched off"
+            } else {
+                "drafting failed, and its drafts are lost"
+            };
             warn(format_args!("{what}: {reason}"));
         }
     }
 }
 
-/// How many nodes each request may have. `wanted` are those of the parts of which something is known.
+/// Most nodes of each request. `wanted` has those of the parts with tokens.
 fn mosts(limits: &DecoderLimits, parts: &[Part<'_>], wanted: Vec<usize>) -> Vec<usize> {
     let most_of_all = most_of_all(limits, parts.iter().filter(|part| part.goes_on()).count());
     let mut wanted = wanted.into_iter();
@@ -245,12 +251,12 @@ fn mosts(limits: &DecoderLimits, parts: &[Part<'_>], wanted: Vec<usize>) -> Vec<
     parts.iter().map(most).collect()
 }
 
-/// Nodes that each of so many requests may have if all of them are to fit into the next step.
+/// Most nodes of each of `requests` requests, so that all fit into the next step.
 fn most_of_all(limits: &DecoderLimits, requests: usize) -> usize {
     (limits.outputs.min(limits.rows) / requests.max(1)).saturating_sub(1)
 }
 
-/// A method is not trusted with how much it drafts, nor with what.
+/// Cuts a draft of a method that exceeds its nodes, or has unknown tokens.
 fn keep_sound(draft: &mut Draft, most: usize, vocab: usize) {
     let known = draft.tokens().iter().take_while(|&&token| (token as usize) < vocab).count();
     draft.truncate(known.min(most));

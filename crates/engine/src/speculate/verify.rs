@@ -15,7 +15,7 @@ use folio_device::{Drawn, Draws};
 use super::Draft;
 use crate::{
     Sampled,
-    sampling::{NotFinite, SamplingState, sampled},
+    sampling::{NotFinite, SamplingState},
 };
 
 /// Where an answer goes on.
@@ -90,7 +90,7 @@ pub fn verify_drawn(
     walk(draft, state, place, |_, row, _| {
         let answer = drawn.nth(row - taken);
         taken = row + 1;
-        answer.map_or(Err(NotFinite::NothingLeft), sampled)
+        answer.map_or(Err(NotFinite::NothingLeft), Sampled::try_from)
     })
 }
 

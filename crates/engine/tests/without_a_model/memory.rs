@@ -1,4 +1,4 @@
-//! How much of the blocks that running requests hold is used, and what is said of those who lose theirs.
+//! The used part of running requests' blocks, and the log lines of preemptions.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -38,7 +38,7 @@ fn at_most_half_a_block_a_request_is_wasted() {
 fn who_gives_way_is_explained_and_counted() {
     static LINES: AtomicU64 = AtomicU64::new(0);
     let debug = |line: std::fmt::Arguments<'_>| {
-        assert!(line.to_string().starts_with("request 0 gives way"), "{line}");
+        assert!(line.to_string().starts_with("request 0 is preempted"), "{line}");
         LINES.fetch_add(1, Ordering::SeqCst);
     };
     let engine = start(EngineConfig { force_preempt_every: Some(3), debug: Some(debug), ..config(32) });

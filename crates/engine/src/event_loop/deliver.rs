@@ -1,34 +1,34 @@
-//! What a step found out, on its way to the scheduler and to those who asked.
+//! Takes the results of a step to the scheduler and to the clients.
 
 use std::time::Instant;
 
 use folio_scheduler::RowResult;
 
-use crate::{
-    EngineStats, Event, FinishReason, RowOutput, StepOutput,
-    config::nanos,
-    core::{Core, Row, Step},
+use super::{
+    EventLoop,
+    step::{Row, Step},
 };
+use crate::{EngineStats, Event, FinishReason, RowOutput, StepOutput, config::nanos};
 
 impl RowOutput {
-    /// The drafts that hold.
-    pub(crate) fn path(&self) -> Vec<u32> {
+    /// Tokens of the accepted drafts.
+    pub(super) fn accepted_tokens(&self) -> Vec<u32> {
         let len = if self.failure.is_some() { self.sampled.len() } else { self.sampled.len().saturating_sub(1) };
         self.sampled[..len].iter().map(|sampled| sampled.token).collect()
     }
 
-    /// As the scheduler hears of it.
+    /// The result for the scheduler.
     fn result(&self) -> RowResult {
-        let accepted = self.path();
+        let accepted = self.accepted_tokens();
         let token = self.sampled.get(accepted.len()).map(|sampled| sampled.token);
         RowResult { id: self.id, accepted, token }
     }
 }
 
-impl Core {
-    pub fn deliver(&mut self, step: Step, output: StepOutput) {
+impl EventLoop {
+    pub(super) fn deliver(&mut self, step: Step, output: StepOutput) {
         let StepOutput { mut rows, took, drafting } = output;
-        self.pace.note(step.num_tokens, took);
+        self.in_flight.note_duration(&step, took);
         self.shared.progress.note();
         for (row, planned) in rows.iter_mut().zip(&step.rows) {
             self.note_computed(planned.id, planned.end);
@@ -39,7 +39,7 @@ impl Core {
         {
             let live = rows.iter().filter(|row| self.samples.contains_key(&row.id));
             let num_new: usize = live.map(|row| row.sampled.len()).sum();
-            let mut stats = self.publish();
+            let mut stats = self.publish_stats();
             let EngineStats { scheduler, occupancy, speculation, .. } = &mut *stats;
             occupancy.add(scheduler);
             if step.num_prompt_tokens == 0 {
@@ -64,15 +64,15 @@ impl Core {
             if let Some(sample) = self.samples.get_mut(&row.id) {
                 sample.drafts.note(planned.drafts.len(), result.accepted.len());
             }
-            self.deliver_one(row, now);
+            self.deliver_row(row, now);
         }
         self.publish_events();
     }
 
-    /// Takes out of a row what nobody asked for, and finds what is missing in it.
+    /// Removes results that were not requested, and sets the row's failure if one is missing.
     fn examine(&self, row: &mut RowOutput, planned: &Row) {
         if !planned.samples {
-            // The scheduler takes no token that is too early.
+            // The scheduler accepts no token before the prompt is computed.
             (row.pooled, row.draft) = (None, None);
             row.sampled.clear();
         } else if row.failure.is_none() {
@@ -80,24 +80,24 @@ impl Core {
             let width = self.shared.config.embedding_width;
             row.failure = sample.and_then(|sample| sample.find_fault(row, width)).map(str::to_owned);
             if row.failure.is_some() {
-                // What is at fault is not a draft that holds.
+                // A faulty result holds no accepted drafts.
                 row.sampled.clear();
             }
         }
     }
 
-    fn deliver_one(&mut self, row: RowOutput, now: Instant) {
-        // One that has left since then had this row in flight.
+    fn deliver_row(&mut self, row: RowOutput, now: Instant) {
+        // A sample may have ended while the row was in flight.
         let Some(sample) = self.samples.get_mut(&row.id) else { return };
         if let Some(vector) = row.pooled.filter(|_| row.failure.is_none()) {
-            self.mail.post(&sample.events, Event::Embedding(vector));
+            self.outbox.post(&sample.events, Event::Embedding(vector));
             return self.end(row.id, FinishReason::Length);
         }
         if row.failure.is_none() {
-            sample.take_prompt_logprobs(row.prompt_logprobs, &mut self.mail);
+            sample.take_prompt_logprobs(row.prompt_logprobs, &mut self.outbox);
         }
         let eos = &self.shared.config.eos;
-        let ended = row.sampled.into_iter().find_map(|sampled| sample.take_token(sampled, eos, now, &mut self.mail));
+        let ended = row.sampled.into_iter().find_map(|sampled| sample.take_token(sampled, eos, now, &mut self.outbox));
         if let Some(reason) = ended.or(row.failure.map(FinishReason::Error)) {
             return self.end(row.id, reason);
         }

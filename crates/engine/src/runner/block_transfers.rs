@@ -1,7 +1,7 @@
-//! Blocks that move between the device and the host tier while steps go on.
+//! Transfers of blocks between the device and the host tier, while steps run.
 //!
-//! A slot's memory is with the device for as long as its copy lasts. It is back before the step that asked for the copy is
-//! told of, since the slot may belong to a disk task from then on.
+//! A slot's memory belongs to the device until its copy is done. It is returned before the results
+//! of the step that asked for the copy, because a disk task may use the slot from then on.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -11,25 +11,25 @@ use folio_scheduler::{HostSlot, Transfer};
 
 use crate::{Error, HostTier, Result};
 
-pub(crate) struct Moves {
+pub(super) struct BlockTransfers {
     host: Option<Arc<HostTier>>,
-    /// Copies that go on by themselves, oldest first.
-    under_way: VecDeque<Move>,
+    /// Copies that the device has not finished, oldest first.
+    in_flight: VecDeque<HostCopy>,
 }
 
-struct Move {
-    /// The number of the step that asked for it.
+struct HostCopy {
+    /// Number of the step that asked for it.
     step: u64,
     group: usize,
     slot: HostSlot,
 }
 
-impl Moves {
+impl BlockTransfers {
     pub fn new(host: Option<Arc<HostTier>>) -> Self {
-        Self { host, under_way: VecDeque::new() }
+        Self { host, in_flight: VecDeque::new() }
     }
 
-    /// Begins transfers in their order.
+    /// Starts transfers in order.
     pub fn start<B: Backend>(&mut self, decoder: &mut Decoder<B>, transfers: &[Transfer], step: u64) -> Result<()> {
         for transfer in transfers {
             let (group, slot, done) = match *transfer {
@@ -48,7 +48,7 @@ impl Moves {
             };
             match done {
                 Some(memory) => self.host()?.put_back(group, slot, memory),
-                None => self.under_way.push_back(Move { step, group, slot }),
+                None => self.in_flight.push_back(HostCopy { step, group, slot }),
             }
         }
         Ok(())
@@ -56,26 +56,26 @@ impl Moves {
 
     /// Waits for the copies of this step and of those before it.
     pub fn finish<B: Backend>(&mut self, decoder: &mut Decoder<B>, step: u64) {
-        while self.under_way.front().is_some_and(|copy| copy.step <= step) {
+        while self.in_flight.front().is_some_and(|copy| copy.step <= step) {
             self.finish_oldest(decoder);
         }
     }
 
-    /// A slot's memory, when the copy before that uses it is done.
+    /// Takes a slot's memory, after an earlier copy that uses it.
     fn take<B: Backend>(
         &mut self,
         decoder: &mut Decoder<B>,
         group: usize,
         slot: HostSlot,
     ) -> Result<Box<dyn HostMemory>> {
-        while self.under_way.iter().any(|copy| (copy.group, copy.slot) == (group, slot)) {
+        while self.in_flight.iter().any(|copy| (copy.group, copy.slot) == (group, slot)) {
             self.finish_oldest(decoder);
         }
         Ok(self.host()?.take(group, slot))
     }
 
     fn finish_oldest<B: Backend>(&mut self, decoder: &mut Decoder<B>) {
-        if let (Some(Move { group, slot, .. }), Some(host)) = (self.under_way.pop_front(), &self.host) {
+        if let (Some(HostCopy { group, slot, .. }), Some(host)) = (self.in_flight.pop_front(), &self.host) {
             host.put_back(group, slot, decoder.moved());
         }
     }

@@ -1,76 +1,69 @@
-//! One sample of a request, from submission to its last event.
+//! One sample of a request, from its submission to its last event.
 
 use std::{sync::Arc, time::Instant};
 
 use folio_scheduler::{Departed, Miss, NewRequest, RequestId};
 
+use super::outbox::Outbox;
 use crate::{
-    Admission, Event, FinishReason, Logprobs, Pooling, RequestOptions, RowOutput, Sampled, SamplingParams,
-    SamplingState, Timing, Usage, config::nanos, mail::Mail, speculate::Owner,
+    Admission, EngineRequest, Event, FinishReason, Logprobs, Pooling, RequestOptions, RowOutput, Sampled,
+    SamplingParams, SamplingState, Timing, Usage, config::nanos, speculate::Owner,
 };
 
-pub(crate) struct Sample {
+pub(super) struct Sample {
     pub index: usize,
     pub params: Arc<SamplingParams>,
     pub events: flume::Sender<Event>,
     pub prompt: Arc<[u32]>,
-    /// The answer so far, a token that ended it included.
+    /// The answer so far, with the token that ended it.
     pub output: Vec<u32>,
     pub max_len: usize,
-    /// What is wanted in place of an answer.
-    pub pooling: Option<Pooling>,
-    pub options: RequestOptions,
-    /// The sample of the same prompt that came first.
-    pub fork_of: Option<RequestId>,
+    /// Set if the request is for an embedding.
+    pooling: Option<Pooling>,
+    options: RequestOptions,
+    /// The first sample of the same prompt.
+    fork_of: Option<RequestId>,
     pub times: Times,
-    /// When it must have ended.
+    /// Time at which it ends, complete or not.
     pub deadline: Option<Instant>,
-    /// Collected until the prompt is done; only sample 0 has any.
-    pub prompt_logprobs: Option<Vec<Option<Logprobs>>>,
-    pub lives: Lives,
-    pub drafts: Drafts,
+    /// Collected until the prompt is computed; only sample 0 has any.
+    prompt_logprobs: Option<Vec<Option<Logprobs>>>,
+    attempts: Attempts,
+    pub drafts: DraftCounts,
 }
 
-/// What outlives a sample's time in the scheduler, where it has to go in more than once.
+/// State of a sample that outlasts its time in the scheduler, which it may enter more than once.
 #[derive(Debug, Default)]
-pub(crate) struct Lives {
-    /// Whether it has run since it last went in.
+struct Attempts {
+    /// Whether it has run since it last entered.
     has_run: bool,
-    /// What the prefix cache gave when it first ran.
+    /// Tokens from the prefix cache when it first ran.
     first_hit: Option<usize>,
-    /// Why it was not more, if it is known, and how often it gave way, in lives before.
+    /// Reason for a cache miss, and number of preemptions, of earlier attempts.
     miss: Option<Miss>,
     preemptions: u32,
-    /// How much of an answer there was when it was last tried alone.
+    /// Length of its answer when it was last tried alone.
     tried_at: Option<usize>,
 }
 
-/// What became of guesses at a sample's answer.
+/// Counts of a sample's drafted tokens.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Drafts {
+pub(super) struct DraftCounts {
     planned: usize,
     accepted: usize,
 }
 
-impl Drafts {
-    /// A step had so many.
+impl DraftCounts {
+    /// A step verified `planned` drafts and accepted `accepted` of them.
     pub fn note(&mut self, planned: usize, accepted: usize) {
         self.planned += planned;
         self.accepted += accepted;
     }
 }
 
-impl Lives {
-    /// It is in a step, and `first` tokens were there before.
-    pub fn start(&mut self, first: usize) {
-        self.has_run = true;
-        self.first_hit.get_or_insert(first);
-    }
-}
-
-/// Moments of a sample's life, as far as it has come.
+/// Times of a sample's submission, first step and tokens.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Times {
+pub(super) struct Times {
     submitted: Instant,
     started: Option<Instant>,
     /// First and last token.
@@ -82,7 +75,7 @@ impl Times {
         Self { submitted, started: None, tokens: None }
     }
 
-    /// It is in a step that was handed over `now`.
+    /// A step that was submitted at `now` has rows of the sample.
     pub fn start(&mut self, now: Instant) {
         self.started.get_or_insert(now);
     }
@@ -91,7 +84,7 @@ impl Times {
         self.started.is_some()
     }
 
-    /// It got a token.
+    /// A token was sampled.
     pub fn token(&mut self, now: Instant) {
         self.tokens = Some((self.tokens.map_or(now, |(first, _)| first), now));
     }
@@ -106,16 +99,56 @@ impl Times {
 }
 
 impl Sample {
-    pub fn take_prompt_logprobs(&mut self, logprobs: Vec<Logprobs>, mail: &mut Mail) {
+    /// The samples of a request, whose ids count up from `first_id`.
+    pub fn all_of(
+        request: EngineRequest,
+        first_id: RequestId,
+        num_samples: usize,
+        submitted: Instant,
+        events: &flume::Sender<Event>,
+    ) -> Vec<Self> {
+        let EngineRequest { prompt, params, max_len, pooling, options } = request;
+        let prompt: Arc<[u32]> = prompt.into();
+        // A deadline beyond what `Instant` holds is none.
+        let deadline = options.deadline.and_then(|after| submitted.checked_add(after));
+        let sample = |index| Sample {
+            index,
+            params: Arc::clone(&params),
+            events: events.clone(),
+            prompt: Arc::clone(&prompt),
+            output: Vec::new(),
+            max_len,
+            pooling,
+            options: options.clone(),
+            fork_of: (index > 0).then_some(first_id),
+            times: Times::new(submitted),
+            deadline,
+            prompt_logprobs: (params.prompt_logprobs.is_some() && index == 0).then(|| vec![None]),
+            attempts: Attempts::default(),
+            drafts: DraftCounts::default(),
+        };
+        (0..num_samples).map(sample).collect()
+    }
+
+    /// A step that was submitted at `now` has rows of the sample; `first` tokens were computed
+    /// before.
+    pub fn start(&mut self, first: usize, now: Instant) {
+        self.times.start(now);
+        self.attempts.has_run = true;
+        self.attempts.first_hit.get_or_insert(first);
+    }
+
+    pub fn take_prompt_logprobs(&mut self, logprobs: Vec<Logprobs>, outbox: &mut Outbox) {
         let Some(collected) = &mut self.prompt_logprobs else { return };
         collected.extend(logprobs.into_iter().map(Some));
         if collected.len() == self.prompt.len() {
             let all = self.prompt_logprobs.take().unwrap_or_default();
-            mail.post(&self.events, Event::PromptLogprobs(all));
+            outbox.post(&self.events, Event::PromptLogprobs(all));
         }
     }
 
-    /// What is wrong with a row that must end the prompt: each request gets what it asked for, and nothing else.
+    /// The fault of a row that ends the prompt and lacks the result that the request is for, or has
+    /// another one.
     pub fn find_fault(&self, row: &RowOutput, embedding_width: usize) -> Option<&'static str> {
         match (self.pooling, row.sampled.is_empty(), &row.pooled) {
             (None, false, None) => None,
@@ -125,22 +158,29 @@ impl Sample {
         }
     }
 
-    /// The next token of the answer, which its reader hears of; why the answer ends with it, if it does.
-    pub fn take_token(&mut self, sampled: Sampled, eos: &[u32], now: Instant, mail: &mut Mail) -> Option<FinishReason> {
+    /// Adds the next token to the answer and posts it. Returns the reason if the answer ends with
+    /// it.
+    pub fn take_token(
+        &mut self,
+        sampled: Sampled,
+        eos: &[u32],
+        now: Instant,
+        outbox: &mut Outbox,
+    ) -> Option<FinishReason> {
         let (sample, Sampled { token, logprobs }) = (self.index, sampled);
         self.output.push(token);
         self.times.token(now);
         if self.stops_at(token, eos) {
             if self.params.logprobs.is_some() {
-                mail.post(&self.events, Event::StopToken { sample, token, logprobs });
+                outbox.post(&self.events, Event::StopToken { sample, token, logprobs });
             }
             return Some(FinishReason::Stop(token));
         }
-        mail.post(&self.events, Event::Token { sample, token, logprobs });
+        outbox.post(&self.events, Event::Token { sample, token, logprobs });
         self.is_at_length().then_some(FinishReason::Length)
     }
 
-    /// Whether the token just counted ends the answer by itself.
+    /// Whether `token`, the last one of the output, ends the answer.
     fn stops_at(&self, token: u32, eos: &[u32]) -> bool {
         let is_eos = !self.params.ignore_eos && eos.contains(&token);
         let is_stop = is_eos || self.params.stop_token_ids.contains(&token);
@@ -151,12 +191,12 @@ impl Sample {
         self.num_tokens() >= self.max_len
     }
 
-    /// Prompt and answer so far.
+    /// Tokens of the prompt and of the answer so far.
     pub fn num_tokens(&self) -> usize {
         self.prompt.len() + self.output.len()
     }
 
-    /// As the scheduler hears of it, whose time began at `epoch`.
+    /// The request for the scheduler, whose time began at `epoch`.
     pub fn to_request(&self, id: RequestId, epoch: Instant) -> NewRequest {
         let options = &self.options;
         NewRequest {
@@ -166,13 +206,13 @@ impl Sample {
             tenant: options.tenant,
             weight: options.weight,
             deadline: self.deadline.map(|time| nanos(time.saturating_duration_since(epoch))),
-            // Once it has an answer of its own, there is no more to share than the prefix cache knows.
+            // A sample with an answer of its own shares no more than the prefix cache holds.
             fork_of: self.fork_of.filter(|_| self.output.is_empty()),
             ..NewRequest::new(id, [&self.prompt[..], &self.output].concat(), self.max_len)
         }
     }
 
-    /// What an executor that does not know it has to know.
+    /// The state that an executor needs to continue the sample.
     pub fn admission(&self, eos: &[u32]) -> Admission {
         let (prompt, answer) = (Arc::clone(&self.prompt), self.output.clone());
         Admission { owner: self.owner(), state: self.sampling_state(eos), prompt, answer, max_len: self.max_len }
@@ -182,7 +222,7 @@ impl Sample {
         Owner { tenant: self.options.tenant, salt: self.options.cache_salt }
     }
 
-    /// The sampling state that it would have now, had nothing ever gone wrong.
+    /// The sampling state after the answer so far.
     fn sampling_state(&self, eos: &[u32]) -> SamplingState {
         if let Some(pooling) = self.pooling {
             return SamplingState::for_pooling(pooling, self.prompt.len());
@@ -192,41 +232,43 @@ impl Sample {
         state
     }
 
-    /// It is tried alone. Whether it has got no further than the last time.
+    /// The sample is about to be tried alone. Returns whether its answer is as long as at its last
+    /// trial.
     pub fn is_tried_again(&mut self) -> bool {
-        self.lives.tried_at.replace(self.output.len()) == Some(self.output.len())
+        self.attempts.tried_at.replace(self.output.len()) == Some(self.output.len())
     }
 
-    /// It was taken out of the scheduler, which knew this of it.
+    /// The sample was taken out of the scheduler, which returned its figures.
     pub fn withdrawn(&mut self, departed: Departed) {
-        self.lives.preemptions += departed.preemptions;
-        self.lives.miss = self.lives.miss.or(departed.miss.filter(|miss| *miss != Miss::NeverRan));
+        self.attempts.preemptions += departed.preemptions;
+        self.attempts.miss = self.attempts.miss.or(departed.miss.filter(|miss| *miss != Miss::NeverRan));
     }
 
-    /// It goes into the scheduler again. Whether it has run before, so that what the executor knows of it is out of
-    /// date.
-    pub fn start_anew(&mut self) -> bool {
+    /// The sample enters the scheduler again. Returns whether it has run before, so that the
+    /// executor's state of it is out of date.
+    pub fn start_again(&mut self) -> bool {
         if let Some(logprobs) = &mut self.prompt_logprobs {
             logprobs.truncate(1);
         }
-        std::mem::take(&mut self.lives.has_run)
+        std::mem::take(&mut self.attempts.has_run)
     }
 
-    /// Says the last word. What the scheduler does not know any more was lost with a failed step.
-    pub fn finish(self, reason: FinishReason, departed: Option<Departed>, mail: &mut Mail) {
-        let (lives, prompt_tokens) = (self.lives, self.prompt.len());
+    /// Posts the last event. `departed` is missing if a failed step removed the sample from the
+    /// scheduler.
+    pub fn finish(self, reason: FinishReason, departed: Option<Departed>, outbox: &mut Outbox) {
+        let (attempts, prompt_tokens) = (self.attempts, self.prompt.len());
         let timing = self.times.until(Instant::now());
         let usage = Usage {
             prompt_tokens,
             completion_tokens: self.output.len(),
-            cached_tokens: lives.first_hit.unwrap_or(0).min(prompt_tokens),
-            cache_miss: lives.miss.or(departed.and_then(|d| d.miss)),
-            preemptions: lives.preemptions + departed.map_or(0, |d| d.preemptions),
+            cached_tokens: attempts.first_hit.unwrap_or(0).min(prompt_tokens),
+            cache_miss: attempts.miss.or(departed.and_then(|d| d.miss)),
+            preemptions: attempts.preemptions + departed.map_or(0, |d| d.preemptions),
             accepted_drafts: self.drafts.accepted,
             rejected_drafts: self.drafts.planned - self.drafts.accepted,
             timing,
         };
-        mail.post(&self.events, Event::Finished { sample: self.index, reason, usage });
+        outbox.post(&self.events, Event::Finished { sample: self.index, reason, usage });
     }
 }
 
@@ -237,7 +279,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_parts_of_a_life_add_up() {
+    fn the_parts_of_a_samples_time_add_up() {
         let zero = Instant::now();
         let at = |ms| zero + Duration::from_millis(ms);
         let mut times = Times::new(zero);

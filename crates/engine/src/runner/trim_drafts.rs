@@ -1,21 +1,21 @@
-//! Drafts that a step has no room for are left out of it: they are guesses, and the step is not to fail for them.
+//! Trims the drafts of a plan to the limits of the decoder, so that a step never fails for a draft.
 //!
-//! The scheduler counts rows and blocks. What it does not know of is how many rows of logits the decoder was made for, and
-//! that a tree's rows are spans of their own, each with the tree's table.
+//! The scheduler counts rows and blocks. It does not know how many rows of logits the decoder has
+//! memory for, nor that each row of a tree is a span of its own, with the tree's block table.
 
 use folio_device::BLOCK_TOKENS;
 use folio_model::DecoderLimits;
 use folio_scheduler::{Assignment, StepPlan};
 
-/// What a decoder has left beside the rows that are no drafts.
-struct Left {
+/// Room that a decoder has left beside the rows that are no drafts.
+struct Room {
     rows: usize,
     outputs: usize,
     spans: usize,
     table_entries: usize,
 }
 
-impl Left {
+impl Room {
     fn of(plan: &StepPlan, limits: &DecoderLimits) -> Self {
         let sum = |count: fn(&Assignment) -> usize| plan.assignments.iter().map(count).sum::<usize>();
         let entries = (0..limits.blocks.len()).map(|group| {
@@ -30,7 +30,7 @@ impl Left {
         }
     }
 
-    /// Takes what the first `nodes` drafts of an assignment need, if it is there.
+    /// Takes room for the first `nodes` drafts of an assignment, or returns false.
     fn take(&mut self, assignment: &Assignment, nodes: usize) -> bool {
         let mut draft = assignment.draft();
         draft.truncate(nodes);
@@ -48,23 +48,23 @@ impl Left {
     }
 }
 
-/// The plan without the drafts that do not fit; none if all of them do.
-pub(crate) fn fit(plan: &StepPlan, limits: &DecoderLimits) -> Option<StepPlan> {
+/// The plan without the drafts that do not fit; none if all of them fit.
+pub(super) fn trim_drafts(plan: &StepPlan, limits: &DecoderLimits) -> Option<StepPlan> {
     if plan.assignments.iter().all(|a| a.num_drafts == 0) {
         return None;
     }
-    let mut left = Left::of(plan, limits);
-    let mut fitted: Option<StepPlan> = None;
+    let mut room = Room::of(plan, limits);
+    let mut trimmed: Option<StepPlan> = None;
     for (index, assignment) in plan.assignments.iter().enumerate() {
-        let nodes = (0..=assignment.num_drafts).rev().find(|&nodes| left.take(assignment, nodes)).unwrap_or(0);
+        let nodes = (0..=assignment.num_drafts).rev().find(|&nodes| room.take(assignment, nodes)).unwrap_or(0);
         if nodes < assignment.num_drafts {
-            let shorter = &mut fitted.get_or_insert_with(|| plan.clone()).assignments[index];
+            let shorter = &mut trimmed.get_or_insert_with(|| plan.clone()).assignments[index];
             shorter.tokens.truncate(assignment.tokens.len() - assignment.num_drafts + nodes);
             shorter.parents.truncate(nodes);
             shorter.num_drafts = nodes;
         }
     }
-    fitted
+    trimmed
 }
 
 #[cfg(test)]
@@ -74,7 +74,7 @@ mod tests {
 
     use super::*;
 
-    /// One with four drafts behind its 20th token.
+    /// An assignment with a draft of four nodes after its 20th token.
     fn assignment(parents: [Option<u16>; 4]) -> Assignment {
         Assignment {
             id: RequestId(1),
@@ -93,11 +93,11 @@ mod tests {
         let chain = assignment([None, Some(0), Some(1), Some(2)]);
         let tree = assignment([None, Some(0), None, Some(2)]);
         let plan = StepPlan { assignments: vec![chain, tree], ..StepPlan::default() };
-        match fit(&plan, limits) {
+        match trim_drafts(&plan, limits) {
             None => [4, 4],
-            Some(fitted) => {
+            Some(trimmed) => {
                 let one = |index: usize| {
-                    let a: &Assignment = &fitted.assignments[index];
+                    let a: &Assignment = &trimmed.assignments[index];
                     assert_eq!((a.parents.len(), a.tokens.len()), (a.num_drafts, a.num_drafts + 1));
                     a.num_drafts
                 };
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_there_is_no_room_for_is_cut() {
+    fn drafts_without_room_are_cut() {
         let kv_format = KvFormat::F32;
         let ample = DecoderLimits { rows: 10, spans: 6, outputs: 10, table_entries: 12, blocks: vec![4], kv_format };
         assert_eq!(num_drafts(&ample), [4, 4]);
