@@ -1,9 +1,10 @@
-//! Guesses at what a request says next, so that one pass of the model verifies several tokens.
+//! Speculation: drafts of a request's next tokens, so that one pass of the model verifies several
+//! tokens.
 //!
-//! A [`Draft`] is a tree of such guesses behind a request's last token; [`Propose`] is how methods that need no device
-//! make one from the tokens that they have seen. A guess may be as bad as it likes: what is verified is what the model
-//! would have said anyway, so nothing here touches the output, only how soon it comes. [`Drafter`] is a
-//! method as the runner sees it, and [`walk`] how a draft is verified.
+//! A [`Draft`] is a tree of tokens after a request's last one. [`Propose`] is the interface of
+//! methods that need no device and draft from the tokens they have seen. A draft may be arbitrarily
+//! bad: verification gives the tokens of plain decoding in any case, so drafts change only how soon
+//! they come. [`Drafter`] is the runner's interface to a method, and [`walk`] verifies a draft.
 
 mod adapt;
 mod ahead;
@@ -45,38 +46,39 @@ pub use speculation::Speculation;
 pub(crate) use speculation::{Part, StepTimes};
 pub use suffix::{Suffix, SuffixOptions};
 pub use synthetic::Synthetic;
-pub use verify::{Place, Walk, ask, verify, verify_drawn, walk};
+pub use verify::{Place, Walk, ask, walk};
 pub use written::{Mark, Written};
 
-/// What a method on the host knows of a request.
+/// The tokens of a request, for a method on the host.
 #[derive(Clone, Copy, Debug)]
 pub struct Known<'a> {
     pub id: RequestId,
     pub owner: Owner,
-    /// Its prompt, and its answer so far.
+    /// Its prompt and its answer so far.
     pub tokens: &'a [u32],
 }
 
 /// A method on the host.
 pub trait Propose: Send {
-    /// Adds to `draft` what may follow the tokens of a request, until the draft has `most` nodes or the method nothing more
-    /// to say. What is likeliest comes first, as far as parents come before children.
+    /// Adds nodes to `draft` that may follow the tokens of a request, until it has `most` nodes or
+    /// the method has no more. The likeliest nodes come first, except that parents come before
+    /// children.
     fn propose(&mut self, request: Known<'_>, most: usize, draft: &mut Draft);
 
-    /// Takes in what is known of a request, which a proposal does otherwise: worth a call while the device computes a
-    /// long prompt. A request's tokens only ever grow until it is forgotten.
+    /// Reads the tokens of a request, as a proposal does: useful while the device computes a long
+    /// prompt. A request's tokens only ever grow until it is forgotten.
     fn observe(&mut self, _request: Known<'_>) {}
 
-    /// Takes in an answer that has ended, without its prompt, for the good of other requests of the owner's salt. Others
-    /// must never notice.
+    /// Learns from an answer that has ended, without its prompt, for other requests of the owner's
+    /// salt. Requests of other salts must not be affected.
     fn learn(&mut self, _owner: Owner, _answer: &[u32]) {}
 
-    /// The request is gone, and its id may come again for another.
+    /// The request has ended, and its id may be used again.
     fn forget(&mut self, id: RequestId);
 }
 
-/// Which rows of a draft see which: a word a row, as [`tree`] has them. Row 0 is the last token itself, and node `i` is row
-/// `i + 1`.
+/// The ancestors of each row of a draft: a word a row, as [`tree`] has them. Row 0 is the last
+/// token, and node `i` is row `i + 1`.
 pub fn ancestors(draft: &Draft) -> Vec<u64> {
     const { assert!(Draft::MOST_NODES < tree::TREE_ROWS) };
     let row = |parent: &Option<u16>| Some(parent.map_or(0, |node| usize::from(node) + 1));

@@ -1,10 +1,10 @@
-//! With drafts, good and bad, chains and trees, every request gets the tokens and logprobs that it gets without, ends
-//! where it ends without, and its state has seen the same.
+//! With drafts, good and bad, chains and trees, every request gets the tokens and logprobs that it
+//! gets without, ends at the same token, and its sampling state is the same.
 
-use folio_device::Draws;
+use folio_device::{Drawn, Draws};
 use folio_engine::{
-    SamplingState,
-    speculate::{Draft, Place, Walk, ancestors, verify, verify_drawn},
+    Sampled, SamplingState,
+    speculate::{Draft, Place, Walk, ancestors, walk},
 };
 
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
     model::Random,
 };
 
-/// What happened in all cases together: a test that never meets something says nothing about it.
+/// Counts over all cases: each situation has to occur.
 #[derive(Debug, Default)]
 struct Met {
     passes: usize,
@@ -25,11 +25,11 @@ struct Met {
     full: usize,
     failed: usize,
     failed_behind_drafts: usize,
-    /// Rows that are not numbers, and were not come to.
+    /// Rows off the path that are not numbers.
     spared: usize,
 }
 
-/// The nodes on the way to each row of a draft, the last token's row first.
+/// The path to each row of a draft, the last token's row first.
 fn ways(draft: &Draft) -> Vec<Vec<usize>> {
     let words = ancestors(draft);
     let way = |word: &u64| (1..64).filter(|row| word >> row & 1 == 1).map(|row| row - 1).collect();
@@ -45,7 +45,7 @@ fn rows(case: &Case, tokens: &[u32], draft: &Draft) -> Vec<Vec<f32>> {
     ways(draft).into_iter().map(behind).collect()
 }
 
-/// What a walk says of itself holds.
+/// Checks that a walk is consistent.
 fn check(walk: &Walk, draft: &Draft) {
     let ways = ways(draft);
     let way: Vec<usize> = walk.accepted.iter().map(|&node| usize::from(node)).collect();
@@ -57,7 +57,7 @@ fn check(walk: &Walk, draft: &Draft) {
     assert!(walk.failure.is_none() || !walk.has_ended);
 }
 
-/// Answers a case in passes, on the host or by a device that draws ahead.
+/// Answers a case in passes, on the host or with a device that samples ahead.
 fn speculate(case: &Case, manner: Manner, plain: &Answer, on_device: bool, met: &mut Met) -> Answer {
     let mut random = Random(case.seed * 64 + manner.most as u64);
     let expected = plain.tokens();
@@ -67,12 +67,11 @@ fn speculate(case: &Case, manner: Manner, plain: &Answer, on_device: bool, met: 
         let draft = draft(manner, &expected[answer.sampled.len()..], case.vocab, &mut random);
         let rows = rows(case, &tokens, &draft);
         let place = Place { position: tokens.len(), max_len: case.max_len };
-        let walk = if on_device {
-            let mut drawn = draw_all(&draft, &answer.state, place.position, &rows).into_iter();
-            verify_drawn(&draft, &mut answer.state, place, &mut drawn)
-        } else {
-            verify(&draft, &mut answer.state, place, &mut rows.concat())
-        };
+        let drawn: Option<Vec<Drawn>> = on_device.then(|| draw_all(&draft, &answer.state, place.position, &rows));
+        let walk = walk(&draft, &mut answer.state, place, |state, row, position| match &drawn {
+            Some(drawn) => Sampled::try_from(drawn[row].clone()),
+            None => state.sample(&mut rows[row].clone(), position),
+        });
         check(&walk, &draft);
         met.passes += 1;
         met.accepted += walk.accepted.len();
@@ -98,7 +97,7 @@ fn speculate(case: &Case, manner: Manner, plain: &Answer, on_device: bool, met: 
     }
 }
 
-/// What a state would ask next tells all that it has seen.
+/// A state's next draw shows all that it has observed.
 fn next_asked(state: &SamplingState, case: &Case) -> Draws {
     asked(&Draft::default(), state, 0, case.vocab)
 }
