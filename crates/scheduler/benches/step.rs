@@ -1,7 +1,8 @@
-//! What planning costs: one `schedule` and its `commit` for many decoding requests.
+//! The cost of planning: one `schedule` and its `commit` for many decoding requests.
 //!
-//! Contexts start at 512 tokens and grow by one a step; before they have doubled, the scheduler is made anew, outside
-//! the clock. The rate in elements is requests a second: the same for every size where a step's cost grows linearly.
+//! Contexts start at 512 tokens and grow by one a step. Before they have doubled, a new scheduler
+//! is made, outside the measured time. The rate in elements is requests a second: it is the same
+//! for every size if a step's cost grows linearly.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -38,7 +39,7 @@ impl Bench {
         };
         let mut scheduler = Scheduler::new(config).expect("a sound configuration");
         for id in 0..(case.running + case.waiting) as u64 {
-            // No two prompts have a block in common.
+            // No two prompts share a block.
             let prompt = (0..PROMPT as u64).map(|i| (id * 40_503 + i * 7) as u32 % 32_000).collect();
             scheduler.add(NewRequest::new(RequestId(id), prompt, max_len), 0).expect("the request is sound");
         }
@@ -62,7 +63,7 @@ impl Bench {
     }
 }
 
-/// Runs steps on the clock and makes schedulers off it.
+/// Runs measured steps, and makes schedulers outside the measured time.
 fn run(case: Case, kept: &mut Option<Bench>, iterations: u64) -> Duration {
     let mut took = Duration::ZERO;
     let mut left = iterations;

@@ -1,7 +1,8 @@
-//! Who may start: the next in line, if there are blocks for its prompt beside what those who run will need.
+//! Admission: the next request in the queue is admitted if there are blocks for its prompt beside
+//! those that running requests will need.
 //!
-//! A newcomer takes what was computed before, from the cache or from the request it is a fork of, and waits if somebody is
-//! computing what it needs next.
+//! An admitted request shares computed blocks of the prefix cache, or of the request it is a fork
+//! of. It waits while another request computes its next block.
 
 use std::collections::HashMap;
 
@@ -13,43 +14,45 @@ use crate::{
     step::Step,
 };
 
-/// Looks at requests that cannot start yet, in a step: a long line of them must not make planning slow, nor hide those
-/// behind it.
+/// Most waiting requests that are examined in a step: a long queue must not slow planning down, and
+/// requests that cannot start must not hide those after them.
 const MOST_LOOKS: usize = 512;
 
-/// What a search of the cache counts for.
+/// Cost of a search of the prefix cache, in examined requests.
 const LOOKS_OF_A_SEARCH: usize = 8;
 
-/// After so many preemptions for want of blocks, a request starts only if nothing can take its blocks again.
+/// A request that was preempted this often for blocks is admitted only if no other request can take
+/// its blocks again.
 const MOST_SETBACKS: u32 = 2;
 
-/// Why a waiting request did not start.
+/// Reason why a waiting request is not admitted.
 enum Refusal {
-    /// It waits for something else than blocks; those behind it may go on.
+    /// It waits for something other than blocks; requests after it may be admitted.
     Waits,
-    /// The same, told at a glance.
+    /// The same, found without a search.
     StillWaits,
-    /// Not enough blocks for it, and none for those behind it.
+    /// There are not enough blocks for it, and requests after it get none.
     Full,
 }
 
-/// Those who run, as a newcomer must reckon with them; kept up as others start.
+/// The running requests, as far as admission must reckon with them; updated with each admission.
 #[derive(Debug)]
 pub(crate) struct Crowd {
-    /// Free blocks to leave alone, by group.
+    /// Free blocks to leave for running requests, by group.
     pub headroom: Vec<usize>,
-    /// Blocks of everybody's longest sequence, by group.
+    /// Blocks of all running requests at their greatest length, by group.
     longest: Vec<usize>,
-    /// Somebody was sent back too often.
+    /// Whether a running request was preempted too often.
     is_cautious: bool,
-    /// The first in line whose prompt this step does not finish, and how much of it is left.
+    /// The first request in the order whose prompt this step does not finish, and the tokens that
+    /// are left of it.
     unfinished: Option<(Place, usize)>,
 }
 
-/// What a newcomer need not compute.
+/// The tokens that an admitted request need not compute.
 enum Start {
     Hit(Match),
-    /// The first tokens of a running request.
+    /// The first tokens of a running request, which this one is a fork of.
     Fork {
         source: usize,
         tokens: usize,
@@ -65,7 +68,7 @@ impl Scheduler {
         let mut looks = 0;
         while step.prompt_left > 0 && self.running.len() < self.config.max_seqs && looks < MOST_LOOKS {
             let Some((tenant, key)) = self.waiting.next(&mut cursor) else { return };
-            let mut request = self.waiting.take(tenant, key).expect("just found in line");
+            let mut request = self.waiting.take(tenant, key).expect("just found in the queue");
             match self.admit(&mut request, step) {
                 Ok(()) => self.start(request, step),
                 Err(refusal) => {
@@ -84,7 +87,7 @@ impl Scheduler {
         }
     }
 
-    /// Fills the request's tables for its first chunk, or leaves them empty.
+    /// Fills the request's tables for its first chunk. On a refusal the tables are empty.
     fn admit(&mut self, request: &mut Request, step: &mut Step) -> Result<(), Refusal> {
         if request.pending > 0 || matches!(request.fetch, Fetch::Waits(_)) {
             return Err(Refusal::StillWaits);
@@ -122,7 +125,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// A request that `admit` has prepared takes its place among those who run.
+    /// Moves a request that `admit` has prepared to the running ones.
     fn start(&mut self, mut request: Box<Request>, step: &mut Step) {
         request.started = self.now;
         request.rank = self.waiting.rank_of(request.tenant);
@@ -140,7 +143,7 @@ impl Scheduler {
     fn find_start(&mut self, request: &mut Request, step: &mut Step) -> Result<Start, Refusal> {
         let limit_tokens = request.shareable_tokens();
         let limit = if self.config.prefix_caching { limit_tokens / self.config.block_tokens } else { 0 };
-        // Many may wait for one prompt: the cache is not searched for all of them in every step.
+        // Many forks may wait for one prompt: they do not search the cache in every step.
         let fork = self.fork_source(request, limit_tokens);
         if fork.is_some_and(|(source, tokens)| self.running[source].computed < tokens) {
             return Err(Refusal::StillWaits);
@@ -172,7 +175,8 @@ impl Scheduler {
         Ok(Start::Hit(hit))
     }
 
-    /// The running request that this one is a fork of, and how many tokens they have in common.
+    /// Index of the running request that this one is a fork of, and the number of first tokens that
+    /// both have in common.
     fn fork_source(&self, request: &mut Request, limit_tokens: usize) -> Option<(usize, usize)> {
         let index = self.running_index(request.fork_of?)?;
         let source = &self.running[index];
@@ -186,7 +190,7 @@ impl Scheduler {
         Some((index, tokens.min(limit_tokens)))
     }
 
-    /// Whether the request that this one waited for before is still computing what both need.
+    /// Whether the request that this one waits for is still computing a block of both.
     fn is_led(&mut self, request: &Request, limit: usize) -> bool {
         let Some(index) = request.leader.and_then(|leader| self.running_index(leader)) else { return false };
         let leader = &mut self.running[index];
@@ -198,7 +202,7 @@ impl Scheduler {
         leader.hashes[next] == request.hashes[next]
     }
 
-    /// Who computes the block of this name right now.
+    /// The running request that computes the block of this hash.
     fn computing(&mut self, hash: ChainHash, step: &mut Step) -> Option<RequestId> {
         if step.computing.is_none() {
             step.computing = Some(HashMap::new());
@@ -211,7 +215,7 @@ impl Scheduler {
         step.computing.as_ref()?.get(&hash).copied()
     }
 
-    /// The next full block of known tokens that the request will compute.
+    /// Notes the next full block of known tokens that the request will compute.
     fn note_computing(&self, request: &mut Request, step: &mut Step) {
         let Some(computing) = &mut step.computing else { return };
         let next = request.computed / self.config.block_tokens;
@@ -221,8 +225,9 @@ impl Scheduler {
         }
     }
 
-    /// Whether there are blocks for all the tokens the request has, beside what those who run need for theirs and one
-    /// more each. Where somebody was sent back too often, whether everybody's longest fits: then nobody is sent back.
+    /// Checks that there are blocks for all tokens of the request, beside those that each running
+    /// request needs for its tokens and one more. If one of them was preempted too often, checks
+    /// instead that all requests fit at their greatest length, so that none is preempted.
     fn check_room(&self, request: &Request, start: &Start, step: &mut Step) -> Result<(), Refusal> {
         let Crowd { headroom, longest, is_cautious, .. } = step.crowd.get_or_insert_with(|| self.crowd());
         let is_cautious = *is_cautious || request.setbacks >= MOST_SETBACKS;
@@ -267,7 +272,7 @@ impl Scheduler {
         }
     }
 
-    /// Blocks that a running request still needs for the tokens it has, and one more.
+    /// Blocks that a running request still needs for its tokens, and one more.
     pub(crate) fn still_needs(&self, request: &Request, group: usize) -> usize {
         let (table, len) = (&request.tables[group], request.tokens.len());
         let to_come = self.blocks.blocks_for(len).saturating_sub(table.num_blocks());
@@ -275,8 +280,8 @@ impl Scheduler {
         to_come.min(most) + 1
     }
 
-    /// Tokens of a newcomer's first step behind `cached` ones. With more to compute than the first in line, it gets a
-    /// place, but only a little of the step.
+    /// Tokens of an admitted request's first step, after `cached` ones. A request with more to
+    /// compute than the first unfinished one in the order gets only one block of the step.
     fn first_chunk(&self, request: &mut Request, cached: usize, step: &Step) -> usize {
         request.planned = cached;
         let first = step.crowd.as_ref().and_then(|crowd| crowd.unfinished);
@@ -287,7 +292,7 @@ impl Scheduler {
         chunk
     }
 
-    /// Why a hit of `cached` tokens did not cover the whole prompt.
+    /// Reason why a hit of `cached` tokens does not cover the whole prompt.
     fn miss(&self, request: &Request, cached: usize) -> Option<Miss> {
         let cached_blocks = cached / self.config.block_tokens;
         if !self.config.prefix_caching {

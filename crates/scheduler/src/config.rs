@@ -1,8 +1,8 @@
-//! Limits that the scheduler keeps, checked once.
+//! The scheduler's limits, checked once.
 
 use crate::{Nanos, SchedulerError};
 
-/// Tokens in a KV block, unless a test says otherwise.
+/// Tokens in a KV block, except in some tests.
 pub const BLOCK_TOKENS: usize = 16;
 
 #[derive(Clone, Debug)]
@@ -15,41 +15,44 @@ pub struct SchedulerConfig {
     pub max_chunk: Option<usize>,
     /// Most requests running at once.
     pub max_seqs: usize,
-    /// Most rows a step whose logits are wanted for prompt logprobs.
+    /// Most rows of a step whose logits are needed for prompt logprobs.
     pub prompt_logit_rows: usize,
-    /// While others decode, a step takes on only as much prompt as keeps it under this. None: as much as the budget has.
+    /// While requests decode, a step has only as many prompt rows as keep it under this time. None:
+    /// as many as the budget has.
     pub inter_token_target: Option<Nanos>,
-    /// ... or under nearly so many steps without prompt, where those take longer: a model that is slow by itself would else take
-    /// prompts on by the spoonful. For the same reason it then has a row of prompt for each that decodes and, up to 32, for each
-    /// request there is, whatever that takes. 0: the target alone counts.
+    /// Relaxes `inter_token_target` for a model that is slow by itself, which would otherwise
+    /// compute prompts in tiny chunks: a step may take nearly as long as this many steps without
+    /// prompt, if that is longer. It then also has a prompt row for each decoding request and, up
+    /// to 32, for each request, whatever they cost. 0: the target alone counts.
     pub inter_token_steps: u32,
-    /// Where no target counts, as nobody decodes, a step takes on only as much prompt as keeps it under this, or under eight steps
-    /// without prompt, or under 32 rows. None: as much as the budget has.
+    /// While no request decodes, a step has only as many prompt rows as keep it under this time, or
+    /// under eight steps without prompt, or at 32 rows. None: as many as the budget has.
     pub longest_step: Option<Nanos>,
-    /// What one level of priority is worth in waiting time.
+    /// Waiting time that one level of priority is worth.
     pub aging: Nanos,
     pub prefix_caching: bool,
-    /// Key of the block hashes: unknown to clients, so that none can craft a collision. The same after a restart where
-    /// the disk tier is to be found again.
+    /// Key of the block hashes: unknown to clients, so that none can craft a collision. The disk
+    /// tier needs the same key after a restart.
     pub hash_key: [u64; 2],
-    /// Bits kept of a block hash: 128, or few in a test of collisions.
+    /// Bits of a block hash: 128, or few in a test of collisions.
     pub hash_bits: u32,
-    /// What a block of all groups costs to move between device and host, one way.
+    /// Time to copy a block of all groups between device and host, one way.
     pub copy_cost: Nanos,
-    /// Full blocks that the disk tier keeps in one file; none without a disk tier. Needs host slots in every group.
+    /// Full blocks in one file of the disk tier; none without a disk tier. Needs host slots in
+    /// every group.
     pub disk_chunk_blocks: Option<usize>,
-    /// Whether to keep [`crate::KvEvent`]s for [`crate::Scheduler::take_events`].
+    /// Whether to collect [`crate::KvEvent`]s for [`crate::Scheduler::take_events`].
     pub kv_events: bool,
-    /// Test hook: every so many steps a running request loses its blocks.
+    /// Test hook: a running request is preempted every this many steps.
     pub force_preempt_every: Option<u64>,
 }
 
-/// Layers that keep their keys alike.
+/// A layer group: layers of the same window and key shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupConfig {
     /// Blocks in the device's pool.
     pub blocks: usize,
-    /// A row at position p sees positions p-window+1 ..= p.
+    /// A row at position p reads positions p-window+1 ..= p.
     pub window: Option<usize>,
     /// Blocks in the host tier; 0 without one.
     pub host_slots: usize,
@@ -62,7 +65,7 @@ impl GroupConfig {
 }
 
 impl SchedulerConfig {
-    /// Limits that suit most uses, for groups without windows whose pools have the given sizes.
+    /// Default limits, for groups without windows whose pools have the given sizes.
     pub fn new(blocks: Vec<usize>) -> Self {
         Self {
             block_tokens: BLOCK_TOKENS,
@@ -85,7 +88,7 @@ impl SchedulerConfig {
         }
     }
 
-    /// A limit of nothing would wait for ever without a word, so it is refused here.
+    /// A limit of zero would make requests wait for ever, so it is refused here.
     pub(crate) fn validate(&self) -> Result<(), SchedulerError> {
         let limits = [
             ("block_tokens", self.block_tokens),
@@ -114,15 +117,17 @@ impl SchedulerConfig {
         Ok(())
     }
 
-    /// The most blocks of group `group` that a sequence of `len` tokens holds at once: all of them, or what a window and
-    /// the chunks behind it touch.
+    /// The most blocks of `group` that a sequence of `len` tokens holds at once: all of them, or
+    /// those that a window and the chunks after it touch.
     pub fn most_blocks(&self, group: usize, len: usize) -> usize {
         let all = len.div_ceil(self.block_tokens);
         let Some(window) = self.groups[group].window else { return all };
         let chunk = self.budget_tokens.min(self.max_chunk.unwrap_or(usize::MAX));
-        // What the rows of a chunk see and write themselves: a run of n tokens touches so many blocks at most.
+        // Blocks that the rows of a chunk read or write: the most that a run of this length
+        // touches.
         let seen = window.saturating_add(chunk).saturating_sub(2) / self.block_tokens + 2;
-        // The last full block always stays; the blocks of the chunk in flight are not full yet, nor those of the next.
+        // The last full block always stays. The blocks of the chunk in flight are not full yet, nor
+        // are those of the next chunk.
         let filling = chunk.saturating_mul(2).saturating_sub(2) / self.block_tokens + 3;
         all.min(seen.max(filling))
     }

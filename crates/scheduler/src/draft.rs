@@ -1,22 +1,22 @@
-//! Tokens that may follow a request's last one: a tree, parents before children.
+//! Drafts: a tree of tokens that may follow a request's last one, parents before children.
 //!
-//! Whoever proposes them says which token follows which; a step verifies all of them at once and keeps one path. This
-//! file knows nothing of blocks: where the nodes lie is told by the plan.
+//! A drafter proposes the tree; a step verifies all nodes at once and accepts one path. This file
+//! knows nothing of blocks: the plan assigns the slots of the nodes.
 
-/// See the [module](self). A node is known by its number in the order in which nodes were added.
+/// See the [module](self). A node is named by its index, in the order in which nodes were added.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Draft {
     tokens: Vec<u32>,
-    /// As long as `tokens`. None: follows the last token. No two children of one node carry the same token, since the
-    /// second would never be reached.
+    /// As long as `tokens`. None: the node follows the last token. No two children of one node
+    /// carry the same token, because the second would never be reached.
     parents: Vec<Option<u16>>,
 }
 
 impl Draft {
-    /// With the row of the last token they are 64, the bits of a word.
+    /// With the row of the last token there are 64 rows, the bits of a word.
     pub const MOST_NODES: usize = 63;
 
-    /// Panics where that is no tree, or too large a one.
+    /// Panics if the nodes are no tree, or too many.
     pub fn new(tokens: &[u32], parents: &[Option<u16>]) -> Self {
         assert_eq!(tokens.len(), parents.len(), "tokens and parents of a tree");
         let mut draft = Self::default();
@@ -27,14 +27,14 @@ impl Draft {
         draft
     }
 
-    /// Each token behind the one before it.
+    /// A draft in which each token follows the one before it.
     pub fn chain(tokens: impl IntoIterator<Item = u32>) -> Self {
         let mut draft = Self::default();
         tokens.into_iter().fold(None, |parent, token| Some(draft.push(token, parent)));
         draft
     }
 
-    /// The node that carries `token` behind `parent`, which is made if it is not there.
+    /// The child of `parent` that carries `token`, added if it does not exist.
     pub fn push(&mut self, token: u32, parent: Option<u16>) -> u16 {
         self.child(parent, token).unwrap_or_else(|| self.add(token, parent))
     }
@@ -70,7 +70,7 @@ impl Draft {
         &self.parents
     }
 
-    /// Nodes that may still come until there are `most`.
+    /// Nodes that may be added until there are `most`.
     pub fn room(&self, most: usize) -> usize {
         most.min(Self::MOST_NODES).saturating_sub(self.len())
     }
@@ -79,7 +79,8 @@ impl Draft {
         self.truncate(0);
     }
 
-    /// Keeps the first `most` nodes. Children come behind their parents, and so go with them.
+    /// Removes all nodes but the first `most`. Children come after their parents, so no node loses
+    /// its parent.
     pub fn truncate(&mut self, most: usize) {
         self.tokens.truncate(most);
         self.parents.truncate(most);
@@ -90,18 +91,18 @@ impl Draft {
         (0..).zip(&self.parents).all(|(node, &parent)| parent == u16::checked_sub(node, 1))
     }
 
-    /// A node and those on the way to it, the last first.
+    /// A node and its ancestors, the node first.
     pub fn path(&self, node: u16) -> impl Iterator<Item = u16> {
         std::iter::successors(Some(node), |&node| self.parents[usize::from(node)])
     }
 
-    /// Whether the path from the root that carries these tokens is there.
+    /// Whether a path from the root carries these tokens.
     pub fn has_path(&self, tokens: &[u32]) -> bool {
         tokens.iter().try_fold(None, |at, &token| self.child(at, token).map(Some)).is_some()
     }
 }
 
-/// How many tokens behind the request's last one each node is: 1 for those that follow it.
+/// Depth of each node: 1 for those that follow the request's last token.
 pub(crate) fn depths(parents: &[Option<u16>]) -> Vec<usize> {
     let mut depths: Vec<usize> = Vec::with_capacity(parents.len());
     for parent in parents {

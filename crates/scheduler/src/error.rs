@@ -1,4 +1,4 @@
-//! Why a configuration or a request is refused.
+//! Reasons why a configuration or a request is refused.
 
 use crate::RequestId;
 
@@ -20,6 +20,6 @@ pub enum SchedulerError {
     PromptTooLong { prompt: usize, max_len: usize },
     #[error("a sequence of {max_len} tokens needs {needed} blocks of layer group {group}, but its pool has {total}")]
     NeverFits { max_len: usize, group: usize, needed: usize, total: usize },
-    #[error("no request is taken any more: the server is shutting down")]
+    #[error("no request is accepted any more: the server is shutting down")]
     Draining,
 }

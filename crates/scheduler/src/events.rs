@@ -1,11 +1,12 @@
-//! What happens in the prefix cache, for routers that send a request to where its beginning is.
+//! Events of the prefix cache, for routers that send a request to the server which holds its first
+//! blocks.
 
 use crate::blocks::{
     nodes::{NodeId, Nodes},
     prefix::ChainHash,
 };
 
-/// Where a block can be found.
+/// The tier in which a block can be found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Medium {
     Device,
@@ -13,10 +14,11 @@ pub enum Medium {
     Disk,
 }
 
-/// Hashes are the low 64 bits of a block's chain hash: equal for equal beginnings, within one process.
+/// Hashes are the low 64 bits of a block's chain hash: equal for sequences with equal beginnings,
+/// within one process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvEvent {
-    /// Consecutive blocks of one sequence can be found from now on.
+    /// Consecutive blocks of one sequence were published.
     Stored {
         hashes: Vec<u64>,
         parent: Option<u64>,
@@ -30,11 +32,11 @@ pub enum KvEvent {
         medium: Medium,
         group: usize,
     },
-    /// Nothing can be found any more, on the device or in the host tier.
+    /// All blocks were removed, on the device and in the host tier.
     Cleared,
 }
 
-/// Events since somebody last took them; none are kept when nobody asked.
+/// Events since they were last taken; empty unless the configuration asks for events.
 #[derive(Debug)]
 pub(crate) struct EventLog {
     events: Option<Vec<KvEvent>>,

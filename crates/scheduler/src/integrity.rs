@@ -1,14 +1,15 @@
-//! What must hold after every call, written down as a check. Tests run it each step.
+//! The scheduler's invariants, written down as a check. Tests run it in each step.
 
 use std::collections::BTreeMap;
 
 use crate::{BlockId, RequestId, Scheduler, blocks::nodes::NodeId, request::Request};
 
 impl Scheduler {
-    /// Says which invariant is broken, if one is: a block is free or held and counted right; the free list has neither
-    /// doubles nor held blocks; what is being written has one owner and cannot be found; what can be found is full, lies
-    /// under the hash of its tokens, and is where the tree says; no more is computed than there is room and tokens for;
-    /// every request is in exactly one place, in line.
+    /// Returns the invariant that is broken, if one is. A block is free or held and counted right.
+    /// The free list has neither duplicates nor held blocks. A block that is being written has one
+    /// owner and is not published. A published block is full, has the hash of its tokens, and is
+    /// where the tree says. No more is computed than there is room and tokens for. Every request is
+    /// in exactly one place, in order.
     pub fn check_integrity(&self) -> Result<(), String> {
         self.requests().try_for_each(|(request, runs)| self.check_request(request, runs))?;
         self.check_lines()?;
@@ -19,7 +20,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Every request, and whether it runs.
+    /// All requests, and whether each runs.
     fn requests(&self) -> impl Iterator<Item = (&Request, bool)> {
         self.running.iter().map(|r| (&**r, true)).chain(self.waiting.iter().map(|r| (r, false)))
     }
@@ -38,15 +39,11 @@ impl Scheduler {
         let has_root = runs && r.flights.is_empty() && r.planned + 1 == r.tokens.len();
         let has_room = r.tokens.len() + r.drafts.len() < r.max_len;
         if !(r.drafts.is_empty() || has_root && has_room) {
-            return Err(format!("request {id}: {} drafts that nobody could verify", r.drafts.len()));
+            return Err(format!("request {id}: {} drafts that no step could verify", r.drafts.len()));
         }
         if !runs {
             let holds = r.tables.iter().any(|t| t.num_blocks() > 0);
-            return if r.planned > 0 || holds {
-                Err(format!("request {id} waits, but holds something"))
-            } else {
-                Ok(())
-            };
+            return if r.planned > 0 || holds { Err(format!("request {id} waits, but holds blocks")) } else { Ok(()) };
         }
         for table in &r.tables {
             if table.num_blocks() != self.blocks.blocks_for(r.planned) {
@@ -62,7 +59,7 @@ impl Scheduler {
     fn check_lines(&self) -> Result<(), String> {
         let has_rank = |r: &Request| self.waiting.rank_of(r.tenant) == r.rank;
         if !self.running.is_sorted_by_key(|r| r.place()) || !self.running.iter().all(|r| has_rank(r)) {
-            return Err("those who run are not in line".into());
+            return Err("running requests are out of order".into());
         }
         if self.running.len() > self.config.max_seqs {
             return Err(format!("{} requests run, at most {} may", self.running.len(), self.config.max_seqs));
@@ -72,10 +69,10 @@ impl Scheduler {
         ids.dedup();
         let queued = self.running.len() + self.waiting.len();
         if ids.len() != queued || queued != self.known.len() || !ids.iter().all(|id| self.known.contains_key(id)) {
-            return Err(format!("{} requests are known, but {queued} are in line", self.known.len()));
+            return Err(format!("{} requests are known, but {queued} run or wait", self.known.len()));
         }
         if self.requests().any(|(r, runs)| self.known[&r.id].runs != runs || self.known[&r.id].key != r.key) {
-            return Err("a request is not where it is said to be".into());
+            return Err("a request is not where `known` says".into());
         }
         let mut running: BTreeMap<u64, usize> = self.waiting.num_running();
         self.running.iter().for_each(|r| *running.entry(r.tenant).or_default() -= 1);
@@ -88,7 +85,7 @@ impl Scheduler {
         }
         let with_deadline = self.requests().filter(|(r, _)| r.deadline.is_some()).count();
         if with_deadline != self.deadlines.len() {
-            return Err(format!("{with_deadline} requests have deadlines, {} are kept", self.deadlines.len()));
+            return Err(format!("{with_deadline} requests have deadlines, but {} are listed", self.deadlines.len()));
         }
         Ok(())
     }
@@ -113,7 +110,7 @@ impl Scheduler {
             let host = place.host.map(|slot| &mut named_host[slot.0 as usize]);
             for entry in [device, host].into_iter().flatten() {
                 if entry.replace(node).is_some() {
-                    return Err(format!("two nodes are said to be where {node:?} is"));
+                    return Err(format!("another node has the place of {node:?}"));
                 }
             }
         }

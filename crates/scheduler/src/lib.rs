@@ -1,9 +1,9 @@
 //! Decides which tokens run next and which KV blocks they use.
 //!
-//! There is no prefill or decode phase. Every request has tokens computed and tokens in all; each step hands out a
-//! budget so that the first catches up with the second. Steps overlap: the next one is planned while the last is in
-//! flight, so plans name rows and not token values. This crate never sees a device, a clock or a random number: the same
-//! calls give the same plans.
+//! There is no prefill or decode phase. Every request has tokens computed and tokens in all; each
+//! step hands out a budget so that the first catches up with the second. Steps overlap: the next
+//! one is planned while the last is in flight, so plans name rows and not token values. This crate
+//! never sees a device, a clock or a random number: the same calls give the same plans.
 
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
@@ -46,12 +46,13 @@ pub struct Scheduler {
     config: SchedulerConfig,
     blocks: Blocks,
     pace: Pace,
-    /// By their [`queue::Place`]; these hold blocks. Boxed, as they come and go in the middle.
+    /// Sorted by [`queue::Place`]; these requests hold blocks. Boxed, because requests are inserted
+    /// and removed in the middle.
     #[allow(clippy::vec_box)]
     running: Vec<Box<Request>>,
-    /// Those sent back by preemption included; these hold none.
+    /// Requests without blocks, preempted ones included.
     waiting: Waiting,
-    /// Every request in one of the two.
+    /// All requests of `running` and `waiting`.
     known: HashMap<RequestId, Whereabouts, BuildHasherDefault<FirstWord>>,
     deadlines: BTreeSet<(Nanos, RequestId)>,
     /// Steps planned and not committed, oldest first.
@@ -59,7 +60,7 @@ pub struct Scheduler {
     now: Nanos,
     next_arrival: u64,
     is_draining: bool,
-    /// How long a request runs, of late.
+    /// Average time that a request runs.
     residence: Option<Nanos>,
     counts: Counts,
 }
@@ -108,7 +109,7 @@ impl Scheduler {
         })
     }
 
-    /// Queues a request. One that could not finish even alone is refused.
+    /// Queues a request. A request that could not finish even alone is refused.
     pub fn add(&mut self, request: NewRequest, now: Nanos) -> Result<(), SchedulerError> {
         let prompt = request.prompt.len();
         let max_len = request.max_len;
@@ -146,24 +147,25 @@ impl Scheduler {
         Ok(())
     }
 
-    /// From now on nothing is added; what is there goes on to its end.
+    /// From now on no request is added; those that were run to their end.
     pub fn drain(&mut self) {
         self.is_draining = true;
     }
 
-    /// Whether there are requests, or moves that no plan carries yet.
+    /// Whether there are requests, or transfers that no plan has yet.
     pub fn has_work(&self) -> bool {
         let has_tasks = self.blocks.disk.as_ref().is_some_and(|disk| !disk.tasks.is_empty());
         !self.known.is_empty() || !self.blocks.transfers.is_empty() || has_tasks
     }
 
-    /// The oldest step in flight is done, in `took`: `results` has every request of its plan, in order. Requests that
-    /// have left since are passed over. One that sampled without a token must be finished before the next step is planned.
+    /// The oldest step in flight is done and took `took`: `results` has every request of its plan,
+    /// in order. Results of requests that have ended since are ignored. A request whose row sampled
+    /// no token must be finished before the next step is planned.
     pub fn commit(&mut self, results: &[RowResult], took: Nanos) {
         let step = self.flights.pop_front().expect("no step is in flight");
         assert_eq!(results.len(), step.ids.len(), "results and requests of the step");
         self.pace.observe(step.shape, took);
-        // Most requests are still behind one another as they were in the plan.
+        // Most requests still follow each other as they did in the plan.
         let mut next = 0;
         for (result, id) in results.iter().zip(step.ids) {
             assert_eq!(result.id, id, "results come in the plan's order");
@@ -179,17 +181,17 @@ impl Scheduler {
         }
     }
 
-    /// For a request that has given way since, or is gone.
+    /// The result of a request that was preempted since, or has ended.
     fn take_late_result(&mut self, result: &RowResult) {
         if let Some(&Whereabouts { tenant, key, .. }) = self.known.get(&result.id) {
-            self.waiting.change(tenant, key, |request| request.arrive(&result.accepted, result.token));
+            self.waiting.change(tenant, key, |request| request.take_result(&result.accepted, result.token));
         }
     }
 
     fn take_result(&mut self, index: usize, result: &RowResult) {
         let Self { running, blocks, .. } = self;
         let request = &mut running[index];
-        request.arrive(&result.accepted, result.token);
+        request.take_result(&result.accepted, result.token);
         let full = request.computed / blocks.block_tokens;
         let sealed = request.tables[0].num_sealed();
         if full > sealed {
@@ -198,7 +200,7 @@ impl Scheduler {
             }
             let sequence = blocks::Sequence { tokens: &request.tokens, hashes: &request.hashes, salt: request.salt };
             blocks.seal(&mut request.tables, &sequence, full);
-            // Answers are seldom asked again: the disk is for prompts.
+            // Answers are seldom sent as prompts again: only prompts are stored on disk.
             for index in sealed..full.min(request.prompt_len / blocks.block_tokens) {
                 blocks.store_chunk(&request.tables, &sequence, index);
             }
@@ -206,22 +208,22 @@ impl Scheduler {
         blocks.shrink(&mut request.tables, request.planned);
     }
 
-    /// A step in flight failed. All of them are given up: the requests in them are gone, and are named; others start
-    /// anew. Nothing computed so far is trusted.
+    /// A step in flight failed. All steps in flight are dropped: their requests are removed and
+    /// returned; all others start again. No computed block is trusted.
     pub fn fail_steps(&mut self) -> Vec<RequestId> {
         let mut failed: Vec<RequestId> = std::mem::take(&mut self.flights).into_iter().flat_map(|s| s.ids).collect();
         failed.sort_unstable();
         failed.dedup();
         failed.retain(|&id| self.remove(id).is_some());
         while let Some(last) = self.running.len().checked_sub(1) {
-            self.send_back(last);
+            self.requeue(last);
         }
-        self.blocks.give_up_moves();
+        self.blocks.drop_transfers();
         self.blocks.forget_all();
         failed
     }
 
-    /// A request has all its tokens. None if it is not known.
+    /// Removes a request that has all its tokens. None if it is not known.
     pub fn finish(&mut self, id: RequestId) -> Option<Departed> {
         if let Some(index) = self.running_index(id) {
             let ran = self.now.saturating_sub(self.running[index].started);
@@ -230,19 +232,19 @@ impl Scheduler {
         self.remove(id)
     }
 
-    /// A request is no longer wanted, in whatever state it is. None if it is not known.
+    /// Removes a request in any state. None if it is not known.
     pub fn abort(&mut self, id: RequestId) -> Option<Departed> {
         self.remove(id)
     }
 
-    /// There is a file for the chunk of this name.
+    /// The disk tier has a file for the chunk of this key.
     pub fn disk_found(&mut self, key: u128) {
         if let Some(disk) = &mut self.blocks.disk {
             disk.found(key);
         }
     }
 
-    /// There is no file for it any more.
+    /// The disk tier has no file for the chunk any more.
     pub fn disk_lost(&mut self, key: u128) {
         if let Some(disk) = &mut self.blocks.disk {
             disk.lost(key);
@@ -262,17 +264,17 @@ impl Scheduler {
         }
     }
 
-    /// Forgets what was computed for later; running requests keep what they hold.
+    /// Empties the prefix cache; running requests keep their blocks.
     pub fn clear_cache(&mut self) {
         self.blocks.forget_all();
     }
 
-    /// What happened in the prefix cache since the last call.
+    /// Events of the prefix cache since the last call.
     pub fn take_events(&mut self) -> Vec<KvEvent> {
         self.blocks.events.take()
     }
 
-    /// How long a request that came now would wait before it runs, by how long steps and requests took so far.
+    /// Expected wait of a request that is added now, from the times of steps and requests so far.
     pub fn expected_wait(&self) -> Nanos {
         let queued = self.waiting.len() as Nanos + 1;
         let prompts = self.pace.computing(self.waiting.num_tokens()).unwrap_or(0);
@@ -316,13 +318,14 @@ impl Scheduler {
         }
     }
 
-    /// Test hook: the `nth` allocation of blocks from now, the next being 0, fails as if the pool were empty.
+    /// Test hook: the `nth` allocation of blocks from now, counted from 0, fails as if the pool
+    /// were empty.
     pub fn inject_shortage(&mut self, nth: usize) {
         self.blocks.shortage_in = Some(nth);
     }
 
-    /// From running to its old place among the waiting, with nothing computed.
-    fn send_back(&mut self, index: usize) {
+    /// Preempts a running request: it returns to its old place in the queue, with nothing computed.
+    fn requeue(&mut self, index: usize) {
         let mut request = self.running.remove(index);
         self.blocks.release(&mut request.tables);
         request.lose_everything();
@@ -350,11 +353,11 @@ impl Scheduler {
     fn running_index(&self, id: RequestId) -> Option<usize> {
         let at = self.known.get(&id).filter(|at| at.runs)?;
         let place = self.waiting.place(at.tenant, at.key);
-        Some(self.running.binary_search_by_key(&place, |r| r.place()).expect("a running request is in line"))
+        Some(self.running.binary_search_by_key(&place, |r| r.place()).expect("a running request has a place"))
     }
 
-    /// Puts those who run in line by what their tenants have had by now.
-    fn line_up(&mut self) {
+    /// Sorts the running requests by the tokens that their tenants have had by now.
+    fn sort_running(&mut self) {
         if !self.waiting.rank() {
             return;
         }

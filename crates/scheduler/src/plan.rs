@@ -1,10 +1,10 @@
-//! What the scheduler says and hears: requests in, a plan a step out, results back in.
+//! The scheduler's interface: requests in, one plan a step out, results back in.
 
 use std::sync::Arc;
 
 use crate::draft::{Draft, depths};
 
-/// Made by the engine, never by a client.
+/// Assigned by the engine, never by a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
@@ -13,45 +13,48 @@ pub struct RequestId(pub u64);
 pub struct BlockId(pub u32);
 
 impl BlockId {
-    /// Stands in a table for a block that fell out of a sliding window: its keys are not there any more, and no row of
-    /// the plan sees them.
+    /// Takes the place of a block behind a sliding window in a block table: the block was freed,
+    /// and no row of the plan reads it.
     pub const GONE: BlockId = BlockId(u32::MAX);
 }
 
-/// A place for one block in the host tier, in one layer group.
+/// Room for one block in the host tier, in one layer group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HostSlot(pub u32);
 
-/// Nanoseconds since a start that the caller chose. Time comes in as an argument and never runs by itself.
+/// Nanoseconds since a start that the caller chose. Time is an argument: the scheduler has no
+/// clock.
 pub type Nanos = u64;
 
-/// A request as the scheduler sees it: tokens, where it may share, and whom it may overtake.
+/// A request as the scheduler sees it: its tokens, what it shares, and its place in the order.
 #[derive(Clone, Debug)]
 pub struct NewRequest {
     pub id: RequestId,
     pub prompt: Vec<u32>,
-    /// Most tokens the sequence may ever hold, prompt included; checked against the pools on `add`.
+    /// Most tokens that the sequence may have, prompt included; checked against the pools by
+    /// [`crate::Scheduler::add`].
     pub max_len: usize,
-    /// Prompt positions whose logits are wanted too (prompt logprobs): such a request takes no prefix hit over
-    /// positions it has not reported yet.
+    /// Whether logits of prompt rows are needed too, for prompt logprobs: such a request takes no
+    /// prefix hit over positions whose logits it still needs.
     pub wants_prompt_logits: bool,
     /// Requests of different salts never share blocks.
     pub cache_salt: u64,
-    /// Lower runs sooner. Each level is worth [`crate::SchedulerConfig::aging`] of waiting.
+    /// Lower runs sooner. Each level is worth [`crate::SchedulerConfig::aging`] of waiting time.
     pub priority: i32,
-    /// Whose share of the machine this uses.
+    /// The owner of the share of the machine that the request uses.
     pub tenant: u64,
-    /// The tenant's share against others'; the last request's word counts. At least 1.
+    /// The tenant's share relative to others; the newest request's value counts. At least 1.
     pub weight: u32,
-    /// When it must have ended; later it is expired, wherever it is.
+    /// Time after which the request expires, in any state.
     pub deadline: Option<Nanos>,
-    /// A request with the same beginning (another sample of the same prompt, or what this one continues): while it
-    /// runs, this one waits for the part they share and copies its partial block.
+    /// A request with the same first tokens: another sample of the same prompt, or the sequence
+    /// that this one continues. While it runs, this request waits for the tokens that both share,
+    /// and copies its partial block.
     pub fork_of: Option<RequestId>,
 }
 
 impl NewRequest {
-    /// A request without wishes.
+    /// A request with default options.
     pub fn new(id: RequestId, prompt: Vec<u32>, max_len: usize) -> Self {
         Self {
             id,
@@ -68,33 +71,35 @@ impl NewRequest {
     }
 }
 
-/// Rows of one request in a step. Row `i` leaves its keys and values at place `first + i` of the sequence, and stands at
-/// that position too, unless it is a draft: see [`Assignment::positions`].
+/// Rows of one request in a step. Row `i` writes its keys and values to place `first + i` of the
+/// sequence. That is its position too, unless it is a draft: see [`Assignment::positions`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assignment {
     pub id: RequestId,
-    /// Position of the first token computed in this step.
+    /// Place of the first token computed in this step.
     pub first: usize,
     /// The tokens to compute, as far as they are known.
     pub tokens: Vec<u32>,
-    /// One more row follows `tokens`: that of the token which this request's last assignment samples. It may still be
-    /// under way when this plan is made, so only the executor knows it.
+    /// Whether one more row follows `tokens`: that of the token which this request's last
+    /// assignment samples. Only the executor knows the token, because its step may be in flight
+    /// when this plan is made.
     pub awaits_token: bool,
-    /// How many of `tokens`, at their end, are drafts to be verified. Never together with `awaits_token`, and always
-    /// behind exactly one other row, that of the sequence's last token. Where the accepted path does not lie behind that
-    /// row without gaps, the executor moves its keys and values there: before any transfer or row of a later plan, as the
-    /// blocks may be somebody else's by then.
+    /// Number of drafts to verify, at the end of `tokens`. An assignment with drafts has exactly
+    /// one row before them, that of the sequence's last token, and no `awaits_token`. If the
+    /// accepted path is not right after that row, the executor moves its keys and values there
+    /// before any transfer or row of a later plan, because the blocks may belong to another request
+    /// by then.
     pub num_drafts: usize,
-    /// For each draft the draft that it follows, counted among drafts, which comes before it; none: it follows the
+    /// Parent of each draft, as a number among the drafts before it. None: the draft follows the
     /// sequence's last token.
     pub parents: Vec<Option<u16>>,
-    /// True when this step computes the sequence's last token, so that its logits give the next one. With drafts, the
-    /// `num_drafts + 1` last rows give logits.
+    /// Whether this step computes the sequence's last token, so that its logits give the next one.
+    /// With drafts, the last `num_drafts + 1` rows give logits.
     pub samples: bool,
-    /// Rows whose logits are wanted because they predict a token of the prompt; mostly empty.
+    /// Rows whose logits give logprobs of prompt tokens; mostly empty.
     pub prompt_targets: PromptTargets,
-    /// One block table a layer group, covering `first + num_rows()` tokens; [`BlockId::GONE`] where a window has passed.
-    /// Shared with the plans before, as long as it does not change.
+    /// Block table of each layer group, for `first + num_rows()` tokens; [`BlockId::GONE`] behind a
+    /// window. Shared with earlier plans as long as it does not change.
     pub tables: Arc<[Vec<BlockId>]>,
 }
 
@@ -103,17 +108,18 @@ impl Assignment {
         self.tokens.len() + usize::from(self.awaits_token)
     }
 
-    /// The tokens to be verified.
+    /// The tokens to verify.
     pub fn drafts(&self) -> &[u32] {
         &self.tokens[self.tokens.len() - self.num_drafts..]
     }
 
-    /// The same as the tree that they are.
+    /// The same as a tree.
     pub fn draft(&self) -> Draft {
         Draft::new(self.drafts(), &self.parents)
     }
 
-    /// Position of every row in its own sequence: a draft stands behind its parent, wherever its slot is.
+    /// Position of every row in its own sequence: a draft comes after its parent, whatever its
+    /// slot.
     pub fn positions(&self) -> impl Iterator<Item = usize> {
         let end = self.first + self.num_rows() - self.num_drafts;
         let drafts = depths(&self.parents).into_iter().map(move |depth| end - 1 + depth);
@@ -121,17 +127,18 @@ impl Assignment {
     }
 }
 
-/// The row at position `first + i` is asked how likely `tokens[i]` was to follow it.
+/// Prompt logprobs: the logits of row `first + i` give the logprob of `tokens[i]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PromptTargets {
     pub first: usize,
     pub tokens: Vec<u32>,
 }
 
-/// Whole blocks on the move. A plan's transfers are done in order, before its rows and after those of the plan before.
+/// A transfer of a whole block. A plan's transfers run in order, before its rows and after those of
+/// the plan before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transfer {
-    /// Within the device: a partial block that two sequences had in common.
+    /// Within the device, a partial block that two sequences share.
     Copy { group: usize, from: BlockId, to: BlockId },
     /// From the device to the host tier.
     Save { group: usize, from: BlockId, to: HostSlot },
@@ -139,15 +146,15 @@ pub enum Transfer {
     Load { group: usize, from: HostSlot, to: BlockId },
 }
 
-/// Work for the disk tier, done beside the steps. It may begin when its plan's transfers and all before them are done:
-/// until then its host slots may be read or written by those. Its end is told with [`crate::Scheduler::disk_done`]; until
-/// then its host slots belong to it.
+/// A task for the disk tier, which runs beside the steps. It may start when the transfers of its
+/// plan and of all earlier ones are done, since these use its host slots. It owns the slots until
+/// its end is reported by [`crate::Scheduler::disk_done`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskTask {
     pub ticket: u64,
     pub kind: DiskTaskKind,
     pub chunk: DiskChunk,
-    /// Where the blocks lie in the host tier: `slots[group][block]`.
+    /// The blocks' slots in the host tier: `slots[group][block]`.
     pub slots: Vec<Vec<HostSlot>>,
 }
 
@@ -159,12 +166,12 @@ pub enum DiskTaskKind {
     Fetch,
 }
 
-/// Some consecutive full blocks of a sequence, which the disk tier keeps as one file.
+/// Consecutive full blocks of a sequence, which the disk tier stores as one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskChunk {
-    /// Keyed hash of the sequence up to the chunk's end.
+    /// Keyed hash of the sequence up to the end of the chunk.
     pub key: u128,
-    /// The same up to its beginning; 0 at the start of a sequence.
+    /// The same up to the chunk's beginning; 0 at the start of a sequence.
     pub parent: u128,
     pub salt: u64,
     pub tokens: Vec<u32>,
@@ -175,14 +182,14 @@ pub struct StepPlan {
     pub transfers: Vec<Transfer>,
     pub assignments: Vec<Assignment>,
     pub disk_tasks: Vec<DiskTask>,
-    /// Requests that lost their blocks in this step and will go on later.
+    /// Requests that were preempted in this step and will be computed again.
     pub preempted: Vec<Preempted>,
-    /// Requests whose deadline has passed: they are gone.
+    /// Requests whose deadline has passed, and which were removed.
     pub expired: Vec<(RequestId, Departed)>,
 }
 
 impl StepPlan {
-    /// Whether there is nothing for the executor in it.
+    /// Whether the plan has no work for the executor.
     pub fn is_empty(&self) -> bool {
         self.assignments.is_empty() && self.transfers.is_empty()
     }
@@ -192,38 +199,39 @@ impl StepPlan {
     }
 }
 
-/// A request that gave way, and what bringing it back costs.
+/// A preempted request, and the cost of resuming it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Preempted {
     pub id: RequestId,
-    /// Computing its tokens again.
+    /// Time to compute its tokens again.
     pub computing: Nanos,
-    /// Copying its full blocks to the host tier and back; none without a host tier. Its blocks go to the host tier when
-    /// others need their place, if this is less than computing them.
+    /// Time to copy its full blocks to the host tier and back; none without a host tier. If it is
+    /// less than `computing`, its blocks go to the host tier when they are evicted.
     pub copying: Option<Nanos>,
 }
 
-/// What a step found out about one request. No token where the assignment did not sample, or its row failed.
+/// The result of a step for one request. It has no token if the assignment did not sample, or if
+/// its row failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowResult {
     pub id: RequestId,
-    /// The drafts that hold, a path through the tree from its root; mostly empty. Their keys and values lie behind the
-    /// sequence's last token, without gaps.
+    /// The accepted drafts, a path from the root of the tree; mostly empty. Their keys and values
+    /// are right after the sequence's last token.
     pub accepted: Vec<u32>,
-    /// What follows them.
+    /// The token after them.
     pub token: Option<u32>,
 }
 
-/// What is left of a request that has gone.
+/// Figures of a request that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Departed {
-    /// Tokens that the prefix cache gave when the request first ran, and what came between it and more.
+    /// Tokens from the prefix cache when the request first ran, and why they were not more.
     pub cached_tokens: usize,
     pub miss: Option<Miss>,
     pub preemptions: u32,
 }
 
-/// Why a prefix hit ended where it did, short of the whole prompt.
+/// Reason why a prefix hit did not cover the whole prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Miss {
     /// The prefix cache is off.
@@ -232,9 +240,9 @@ pub enum Miss {
     Short,
     /// Prompt logprobs need every position computed.
     PromptLogits,
-    /// The next block was in the cache once and has been evicted.
+    /// The next block was in the cache and has been evicted.
     Evicted,
-    /// Nothing computed so far goes on like this prompt.
+    /// The next block was never computed.
     New,
     /// The request ended before it ran.
     NeverRan,

@@ -1,8 +1,8 @@
-//! Who waits, and who is next: one line a tenant, in order of arrival as priority shifts it; between tenants, whoever has
-//! had the fewest tokens for its weight.
+//! The queue of waiting requests: one for each tenant, in order of arrival as shifted by priority.
+//! The next tenant is the one with the fewest tokens for its weight.
 //!
-//! A level of priority is worth a fixed time of waiting. So two requests never change places while they wait, the line is
-//! sorted once, and nobody waits for ever: that is all of aging.
+//! Aging: a level of priority is worth a fixed waiting time. The order of two requests therefore
+//! never changes while they wait, a queue is sorted once, and every request gets its turn.
 
 use std::{
     cmp::Reverse,
@@ -12,7 +12,8 @@ use std::{
 
 use crate::{Nanos, NewRequest, request::Request};
 
-/// Place in line: the time of arrival, moved by priority and deadline; then the order of arrival.
+/// Place in a tenant's queue: the time of arrival, shifted by priority and deadline; then the order
+/// of arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct OrderKey {
     virtual_arrival: i64,
@@ -30,8 +31,9 @@ impl OrderKey {
     }
 }
 
-/// Place among those who run: tenants by what they have had for their weight, the least first, and then each tenant's own
-/// requests as they were in line. So a priority moves a request before others of its tenant, and before nobody else's.
+/// Place in the order of running requests: by tenant, the one with the fewest tokens for its weight
+/// first, and then by the place in the tenant's queue. A priority therefore moves a request before
+/// others of its tenant, and never before those of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Place {
     rank: u32,
@@ -45,38 +47,41 @@ impl Place {
     }
 }
 
-/// Tokens times this over weight: a weight divides without much loss.
+/// Served tokens are multiplied by this and divided by the weight, so that little is lost in
+/// rounding.
 const SCALE: u128 = 1 << 20;
 
 #[derive(Debug)]
 struct Tenant {
     weight: u32,
-    /// Tokens computed for it, those computed again not counted twice, scaled by weight; comparable between tenants.
+    /// Tokens computed for the tenant, each counted once, divided by its weight; comparable between
+    /// tenants.
     served: u128,
     num_running: usize,
-    /// Its place among the tenants whose requests run, as of the last step.
+    /// The tenant's place among tenants with running requests, as of the last step.
     rank: u32,
     line: BTreeMap<OrderKey, Box<Request>>,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Waiting {
-    /// Those with a request waiting or running.
+    /// Tenants with a waiting or running request.
     tenants: BTreeMap<u64, Tenant>,
     len: usize,
     num_tokens: usize,
 }
 
-/// A search for candidates: how far it has come in each line.
+/// A search for candidates: the point that it has reached in each tenant's queue.
 #[derive(Debug)]
 pub(crate) struct Cursor {
-    /// Tenants with a line and what they had had when last looked at, the least served first.
+    /// Tenants with waiting requests and the tokens they were served when last looked at, the least
+    /// first.
     due: BinaryHeap<Reverse<(u128, u64)>>,
     passed: BTreeMap<u64, OrderKey>,
 }
 
 impl Cursor {
-    /// Those up to `key` in the tenant's line have been seen.
+    /// Moves the search past `key` in the tenant's queue.
     pub fn pass(&mut self, tenant: u64, key: OrderKey) {
         self.passed.insert(tenant, key);
     }
@@ -87,7 +92,7 @@ impl Waiting {
         self.len
     }
 
-    /// Tokens of all who wait.
+    /// Tokens of all waiting requests.
     pub fn num_tokens(&self) -> usize {
         self.num_tokens
     }
@@ -96,20 +101,21 @@ impl Waiting {
         self.tenants.values().flat_map(|tenant| tenant.line.values().map(|r| &**r))
     }
 
-    /// A new request joins its tenant's line.
+    /// Adds a new request to its tenant's queue.
     pub fn push(&mut self, request: Box<Request>, weight: u32) {
         let weight = weight.max(1);
         let fresh = || Tenant { weight, served: 0, num_running: 0, rank: u32::MAX, line: BTreeMap::new() };
         let tenant = self.tenants.entry(request.tenant).or_insert_with(fresh);
         tenant.weight = weight;
-        // As if it had run: `put_back` is told of requests that did.
+        // `put_back` expects a request that has run.
         tenant.num_running += 1;
         self.catch_up(request.tenant);
         self.put_back(request);
     }
 
-    /// A tenant with nobody in line has saved up nothing while others waited: it goes on where the least served of those
-    /// who wait is. When nobody waits, what was before is forgotten, and all are level.
+    /// A tenant without waiting requests saves up no claim: when it returns, it has been served as
+    /// much as the least served tenant with waiting requests. If there is none, all tenants start
+    /// equal.
     pub fn catch_up(&mut self, id: u64) {
         if self.tenants.get(&id).is_none_or(|tenant| !tenant.line.is_empty()) {
             return;
@@ -122,7 +128,7 @@ impl Waiting {
         tenant.served = tenant.served.max(level);
     }
 
-    /// A request taken out of line comes back to its old place.
+    /// Returns a request to its old place in the queue.
     pub fn put_back(&mut self, request: Box<Request>) {
         let tenant = self.tenants.get_mut(&request.tenant).expect("a tenant with a running request is known");
         tenant.num_running -= 1;
@@ -131,14 +137,14 @@ impl Waiting {
         tenant.line.insert(request.key, request);
     }
 
-    /// Before everyone in line. Until the search is over nobody joins, and nobody is refunded.
+    /// A search from the beginning. Until it ends no request may be added and no tenant refunded.
     pub fn cursor(&self) -> Cursor {
         let waits = |(_, tenant): &(&u64, &Tenant)| !tenant.line.is_empty();
         let due: Vec<_> = self.tenants.iter().filter(waits).map(|(&id, t)| Reverse((t.served, id))).collect();
         Cursor { due: due.into(), passed: BTreeMap::new() }
     }
 
-    /// The first in line that the cursor has not passed, of the tenant that is due.
+    /// The first request after the cursor, of the tenant whose turn it is.
     pub fn next(&self, cursor: &mut Cursor) -> Option<(u64, OrderKey)> {
         while let Some(mut due) = cursor.due.peek_mut() {
             let Reverse((served, id)) = *due;
@@ -163,7 +169,7 @@ impl Waiting {
         None
     }
 
-    /// Lets `change` work on a request in line, which may learn a token.
+    /// Applies `change` to a waiting request, which may add a token.
     pub fn change<T>(&mut self, tenant: u64, key: OrderKey, change: impl FnOnce(&mut Request) -> T) -> Option<T> {
         let request = self.tenants.get_mut(&tenant)?.line.get_mut(&key)?;
         self.num_tokens -= request.tokens.len();
@@ -172,7 +178,7 @@ impl Waiting {
         Some(result)
     }
 
-    /// Takes a request out of line: to run, or to be put back at once.
+    /// Takes a request out of the queue: to run, or to be put back at once.
     pub fn take(&mut self, tenant: u64, key: OrderKey) -> Option<Box<Request>> {
         let tenant = self.tenants.get_mut(&tenant)?;
         let request = tenant.line.remove(&key)?;
@@ -182,7 +188,8 @@ impl Waiting {
         Some(request)
     }
 
-    /// A request of the tenant, taken out of line before, has ended. Tenants without requests are not remembered.
+    /// A request of the tenant that was taken before has ended. Tenants without requests are
+    /// forgotten.
     pub fn ended(&mut self, id: u64) {
         let tenant = self.tenants.get_mut(&id).expect("a tenant with a running request is known");
         tenant.num_running -= 1;
@@ -191,19 +198,20 @@ impl Waiting {
         }
     }
 
-    /// The tenant has been given `tokens` of a step.
+    /// Charges the tenant for `tokens` of a step.
     pub fn charge(&mut self, id: u64, tokens: usize) {
         let tenant = self.tenants.get_mut(&id).expect("a tenant with a running request is known");
         tenant.served += tokens as u128 * SCALE / u128::from(tenant.weight);
     }
 
-    /// Of the tokens charged, `tokens` were not computed after all.
+    /// Returns `tokens` that were charged and not computed.
     pub fn refund(&mut self, id: u64, tokens: usize) {
         let tenant = self.tenants.get_mut(&id).expect("a tenant with a running request is known");
         tenant.served = tenant.served.saturating_sub(tokens as u128 * SCALE / u128::from(tenant.weight));
     }
 
-    /// Ranks tenants anew by what they have had; whether any place has changed. New tenants come last until then.
+    /// Ranks tenants by the tokens they were served. Returns whether any rank changed. New tenants
+    /// come last until then.
     pub fn rank(&mut self) -> bool {
         if self.tenants.len() < 2 {
             return false;
@@ -215,7 +223,8 @@ impl Waiting {
                 _ => tenants.push(tenant),
             }
         }
-        // Of equals the one with the lower number, as in line.
+        // The sort is stable: of equal tenants the one with the lower number is first, as in the
+        // queue.
         tenants.sort_by_key(|tenant| tenant.served);
         let mut has_changed = false;
         for (rank, tenant) in (0..).zip(tenants) {
@@ -225,17 +234,17 @@ impl Waiting {
         has_changed
     }
 
-    /// A tenant's own among those whose requests run.
+    /// The tenant's rank among those with running requests.
     pub fn rank_of(&self, tenant: u64) -> u32 {
         self.tenants.get(&tenant).map_or(u32::MAX, |tenant| tenant.rank)
     }
 
-    /// The place that a request would have among those who run.
+    /// The place that a request would have in the order of running requests.
     pub fn place(&self, tenant: u64, key: OrderKey) -> Place {
         Place { rank: self.rank_of(tenant), tenant, key }
     }
 
-    /// How many requests of each tenant run, for the check.
+    /// Number of running requests of each tenant, for the integrity check.
     pub fn num_running(&self) -> BTreeMap<u64, usize> {
         self.tenants.iter().map(|(&id, tenant)| (id, tenant.num_running)).collect()
     }

@@ -1,4 +1,4 @@
-//! One request's place between nothing computed and everything computed.
+//! The state of one request, between nothing computed and everything computed.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -11,77 +11,80 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Request {
     pub id: RequestId,
-    /// Kept through preemption.
+    /// Unchanged by preemption.
     pub key: OrderKey,
-    /// Its tenant's, while it runs.
+    /// The tenant's rank, while the request runs.
     pub rank: u32,
     pub tenant: u64,
     pub deadline: Option<Nanos>,
     pub fork_of: Option<RequestId>,
-    /// How many tokens that one, by its place in line, and this one begin with in common, as far as anybody looked.
+    /// Key of the request that this one is a fork of, and the number of first tokens that both have
+    /// in common, as far as they were compared.
     pub in_common: Option<(OrderKey, usize)>,
-    /// Who was computing what it needs next when it last asked.
+    /// The request that was computing the next block of this one when admission last asked.
     pub leader: Option<RequestId>,
-    /// Prompt and answer so far, as far as results have come back.
+    /// Prompt and answer, as far as results are committed.
     pub tokens: Vec<u32>,
     pub prompt_len: usize,
     pub max_len: usize,
     pub salt: u64,
     pub wants_prompt_logits: bool,
-    /// Rows of the prompt whose logits have been asked for, in front.
+    /// First rows of the prompt whose logits were planned already.
     pub prompt_logits_done: usize,
     /// Tokens whose keys and values are in the tables.
     pub computed: usize,
-    /// The same once all steps in flight are done.
+    /// The same after all steps in flight.
     pub planned: usize,
-    /// Rows in steps in flight, oldest first.
+    /// Rows in steps in flight, oldest step first.
     pub flights: VecDeque<Flight>,
     /// Tokens that steps in flight sample.
     pub pending: usize,
     /// Tokens in the step being planned.
     pub chunk: usize,
-    /// Those of them that its tenant is charged for.
+    /// Tokens in the step being planned that its tenant is charged for.
     pub charged: usize,
-    /// Tokens, from the first on, that its tenant has been charged for, or that it found computed: what is computed again
-    /// is nobody's wish.
+    /// First tokens that its tenant has been charged for, or that a prefix hit gave. A tenant does
+    /// not pay for tokens that are computed again.
     paid: usize,
-    /// To be verified behind `tokens`.
+    /// The draft to verify after `tokens`.
     pub drafts: Draft,
-    /// Rows behind a token under way are not planned: drafts may come for it.
+    /// Whether a draft may come for a token in flight: then no rows after it are planned.
     pub expects_drafts: bool,
-    /// One a layer group; empty while the request waits.
+    /// One for each layer group; empty while the request waits.
     pub tables: Vec<Table>,
-    /// The same as the last plan named them.
+    /// The block ids of `tables`, as the last plan has them.
     table_ids: Arc<[Vec<BlockId>]>,
-    /// Hashes of the full blocks of `tokens`, as far as anybody asked.
+    /// Hashes of the full blocks of `tokens`, as far as they were needed.
     pub hashes: Vec<ChainHash>,
-    /// Prefix hit of the first admission, and what ended it.
+    /// Prefix hit of the first admission, and why it was not longer.
     pub hit: Option<(usize, Option<Miss>)>,
     pub preemptions: u32,
-    /// Preemptions for want of blocks: after two of them nothing is left to chance.
+    /// Preemptions because blocks ran out. After two, the request is admitted only if it can run to
+    /// its end.
     pub setbacks: u32,
-    /// `computed` when the test hook last struck: it must be passed before it strikes again, or nothing would finish.
+    /// `computed` at the last strike of the test hook. The next strike needs more computed tokens,
+    /// or no request would ever finish.
     pub forced_at: usize,
     pub fetch: Fetch,
-    /// When it last began to run.
+    /// Time at which it last began to run.
     pub started: Nanos,
 }
 
-/// Rows of a request in a step under way.
+/// Rows of a request in a step in flight.
 #[derive(Debug)]
 pub(crate) struct Flight {
     pub rows: usize,
     pub drafts: Draft,
     pub samples: bool,
-    /// The blocks it writes to were given up: only its token counts.
+    /// The blocks that the rows write to were released: only the sampled token counts.
     pub lost: bool,
 }
 
-/// What a waiting request has asked of the disk tier.
+/// State of a waiting request's loads from the disk tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fetch {
     NotTried,
-    /// Tasks still under way.
+    /// Number of tasks that have not ended.
     Waits(usize),
     Done,
 }
@@ -124,7 +127,7 @@ impl Request {
         }
     }
 
-    /// Where it stands among those who run.
+    /// Its place among the running requests.
     pub fn place(&self) -> Place {
         Place::of(self)
     }
@@ -133,13 +136,14 @@ impl Request {
         Sequence { tokens: &self.tokens, hashes: &self.hashes, salt: self.salt }
     }
 
-    /// Tokens it has, those still to be heard of included.
+    /// Number of its tokens, with those that steps in flight sample.
     fn total(&self) -> usize {
         self.tokens.len() + self.pending
     }
 
-    /// Tokens that a step may compute now, drafts not counted. The very last token of a full-length sequence is never
-    /// computed: nothing follows it. Behind drafts in flight nobody knows where the sequence goes on.
+    /// Tokens that a step may compute now, without drafts. The last token of a sequence of full
+    /// length is never computed, because no token follows it. After drafts in flight the number of
+    /// accepted tokens is unknown, so no token may be computed.
     pub fn remaining(&self) -> usize {
         if self.flights.iter().any(|flight| !flight.drafts.is_empty()) {
             return 0;
@@ -148,12 +152,12 @@ impl Request {
         total.min(self.max_len - 1).saturating_sub(self.planned)
     }
 
-    /// Whether all but its last token is computed or in flight.
+    /// Whether all tokens but the last are computed or in flight.
     pub fn is_decoding(&self) -> bool {
         self.planned + 1 >= self.total()
     }
 
-    /// Rows of the prompt that predict another token of it.
+    /// Rows of the prompt that give logprobs of the next prompt token.
     fn prompt_rows(&self) -> usize {
         if self.wants_prompt_logits { self.prompt_len - 1 } else { 0 }
     }
@@ -162,14 +166,14 @@ impl Request {
         self.prompt_logits_done < self.prompt_rows()
     }
 
-    /// Most tokens a prefix hit may cover: never the last one, whose logits are needed, and no prompt row whose logits
-    /// are owed.
+    /// Most tokens that a prefix hit may cover: never the last token, whose logits are needed, and
+    /// no prompt row whose logits are still owed.
     pub fn shareable_tokens(&self) -> usize {
         let most = self.tokens.len() - 1;
         if self.owes_prompt_logits() { most.min(self.prompt_logits_done) } else { most }
     }
 
-    /// Of the step being planned, the rows that owe logits.
+    /// The rows of the step being planned whose logits give prompt logprobs.
     pub fn prompt_targets(&self) -> PromptTargets {
         let first = self.planned.max(self.prompt_logits_done);
         let end = (self.planned + self.chunk).min(self.prompt_rows());
@@ -179,7 +183,7 @@ impl Request {
         PromptTargets { first, tokens: self.tokens[first + 1..=end].to_vec() }
     }
 
-    /// Its block tables, as a plan names them.
+    /// The block ids of its tables, for a plan.
     pub fn table_ids(&mut self) -> Arc<[Vec<BlockId>]> {
         let changed = self.tables.iter_mut().fold(false, |changed, table| table.take_changed() | changed);
         if changed {
@@ -188,7 +192,8 @@ impl Request {
         Arc::clone(&self.table_ids)
     }
 
-    /// `tokens` more have been added to the step being planned: for how many its tenant is to be charged.
+    /// Notes that `tokens` were added to the step being planned. Returns the number of them that
+    /// its tenant is charged for.
     pub fn bill(&mut self, tokens: usize) -> usize {
         let end = self.planned + self.chunk;
         let due = tokens.min(end.saturating_sub(self.paid));
@@ -197,13 +202,14 @@ impl Request {
         due
     }
 
-    /// It has no part in the step being planned after all: for how many tokens its tenant gets back what it was charged.
+    /// Removes the request from the step being planned. Returns the number of tokens that its
+    /// tenant was charged for.
     pub fn give_back(&mut self) -> usize {
         self.paid -= self.charged;
         std::mem::take(&mut self.charged)
     }
 
-    /// The step being planned is made: its rows are in flight. Whether they sample.
+    /// Puts the rows of the planned step in flight. Returns whether they sample a token.
     pub fn depart(&mut self) -> bool {
         let rows = std::mem::take(&mut self.chunk);
         self.charged = 0;
@@ -216,8 +222,9 @@ impl Request {
         samples
     }
 
-    /// The oldest step in flight is done: of its drafts `path` holds, and `token` follows it.
-    pub fn arrive(&mut self, path: &[u32], token: Option<u32>) {
+    /// Takes the result of the oldest step in flight: the accepted tokens of its draft and the
+    /// token after them.
+    pub fn take_result(&mut self, path: &[u32], token: Option<u32>) {
         let flight = self.flights.pop_front().expect("a request of the step has rows in flight");
         let (id, drafts, accepted) = (self.id.0, flight.drafts.len(), path.len());
         assert!(flight.drafts.has_path(path), "request {id}: {path:?} is no path of its drafts {:?}", flight.drafts);
@@ -234,7 +241,7 @@ impl Request {
         }
     }
 
-    /// Its blocks are gone: nothing is computed, and what is in flight is not either.
+    /// The blocks were released: no token is computed, and the rows in flight count for nothing.
     pub fn lose_everything(&mut self) {
         self.computed = 0;
         self.planned = 0;
@@ -244,7 +251,7 @@ impl Request {
         }
     }
 
-    /// Slots of its blocks that hold nothing and that no step in flight fills, in one group.
+    /// Slots of its blocks in one group that hold no token and that no step in flight fills.
     pub fn unused_slots(&self, group: usize, block_tokens: usize) -> usize {
         self.tables[group].num_blocks() * block_tokens - self.planned
     }

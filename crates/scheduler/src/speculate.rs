@@ -1,30 +1,32 @@
-//! Drafts: what may follow a request's last token, verified in the step that computes it.
+//! Drafts: tokens that may follow a request's last one, verified in the step that computes it.
 //!
-//! The nodes of a tree take the slots behind the last token, one each, whatever their depth. Those lie in blocks that the
-//! request fills itself, so that nobody else reads them. When the result comes, the accepted path lies where a chain
-//! would have put it, and blocks behind it are given back. A guess is worth less than anything that is known: drafts get
-//! what prompts and newcomers left of a step, and no block that somebody will need soon.
+//! The nodes of a tree take the slots after the last token, one each, whatever their depth. These
+//! slots are in blocks that the request fills itself, so no other request reads them. When the
+//! result is committed, the accepted path is where a chain would have put it, and blocks after it
+//! are freed. A draft is worth less than a known token: drafts get the rows that prompts and
+//! admission leave over, and no block that another request will need soon.
 
 use crate::{Draft, RequestId, Scheduler, Whereabouts, step::Step};
 
 impl Scheduler {
-    /// Tokens to verify behind a request's last one in the next step, instead of earlier ones. False, and ignored, unless
-    /// the request runs, has nothing in flight and nothing but its last token to compute. A tree may be cut short, by its
-    /// last nodes.
+    /// Sets the draft to verify after a request's last token in the next step, in place of an
+    /// earlier one. Returns false, and ignores the draft, unless the request runs, has no step in
+    /// flight and has only its last token to compute. A tree may be cut short, by its last nodes.
     pub fn draft(&mut self, id: RequestId, mut drafts: Draft) -> bool {
         let Some(index) = self.running_index(id) else { return false };
         let request = &mut self.running[index];
         if !request.flights.is_empty() || !request.is_decoding() {
             return false;
         }
-        // Room for a token behind them; and more slots than its longest sequence needs it never holds.
+        // A token must fit after the drafts, and they take no more slots than the longest sequence.
         drafts.truncate(request.max_len - 1 - request.tokens.len().min(request.max_len - 1));
         request.drafts = drafts;
         true
     }
 
-    /// Whether somebody drafts for a request: then it is not planned ahead of its result, as nothing could be verified
-    /// behind a token that is still under way. Forgotten with the request, not with its blocks.
+    /// Sets whether a draft may come for a request. If so, no step is planned ahead of its result,
+    /// because nothing could be verified after a token that is in flight. The setting ends with the
+    /// request, not with its blocks.
     pub fn expect_drafts(&mut self, id: RequestId, expected: bool) {
         let Some(&Whereabouts { tenant, key, .. }) = self.known.get(&id) else { return };
         match self.running_index(id) {
@@ -35,12 +37,12 @@ impl Scheduler {
         }
     }
 
-    /// Gives drafts a place behind their requests' rows, in line, as far as tokens and blocks are left. The rest of them
-    /// is dropped: the next token makes them stale.
+    /// Gives drafts rows after those of their requests, in order, while rows and blocks are left.
+    /// Drafts without a row are dropped, since the next token makes them stale.
     pub(crate) fn allot_drafts(&mut self, step: &mut Step) {
         for index in 0..self.running.len() {
             let request = &self.running[index];
-            // Nothing has changed for a request that got no row: it keeps its drafts.
+            // A request without a row in this step has no new token: it keeps its draft.
             if request.drafts.is_empty() || request.chunk == 0 {
                 continue;
             }
@@ -57,13 +59,14 @@ impl Scheduler {
         }
     }
 
-    /// For how many of `wanted` drafts a request has slots: in the blocks that it holds, and with those that it may take.
+    /// The number of drafts, at most `wanted`, for which a request has slots in its blocks or can
+    /// take free ones.
     fn room_for_drafts(&self, index: usize, wanted: usize, step: &mut Step) -> (usize, usize) {
         let request = &self.running[index];
         let end = request.planned + request.chunk;
         let slots = request.tables[0].num_blocks() * self.config.block_tokens;
         let held = wanted.min(slots - end);
-        // Blocks that come back only with the step's result must not be what others wait for.
+        // Blocks that are freed only with the step's result must not be those that others wait for.
         if held == wanted || step.is_short {
             return (held, held);
         }

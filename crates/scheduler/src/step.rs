@@ -1,12 +1,13 @@
-//! One step's plan: tokens for those who run, then for those who wait.
+//! Plans one step: tokens of running requests, then of waiting ones.
 //!
-//! First every request that decodes gets its row. What is left goes to prompts, as far as the inter-token target allows:
-//! half of it to the request first in line, the rest to shorter ones, so that nobody is stuck behind a long prompt. Drafts
-//! come last. A request whose blocks run out takes them from the last in line. Rows are final only when the plan is
-//! written: until then a request that gives way hands back what it was given.
+//! Every decoding request gets its row first. Prompts get the rest, as far as the inter-token
+//! target allows: half of it goes to the first request in the order and half to shorter ones, so
+//! that no request is stuck after a long prompt. Drafts come last. A request without free blocks
+//! takes those of the last request in the order. Rows are final only when the plan is written:
+//! until then a preempted request returns the rows it was given.
 //!
-//! The line is that of the tenants, the one that has had the least for its weight first, and within a tenant that of
-//! arrival, as priority shifts it.
+//! The order is by tenant, the one with the fewest tokens for its weight first, and within a tenant
+//! by arrival, as shifted by priority.
 
 use std::collections::HashMap;
 
@@ -15,20 +16,21 @@ use crate::{
     blocks::prefix::ChainHash, pace::StepShape, request::Request,
 };
 
-/// A plan in the making.
+/// A step while it is planned.
 #[derive(Debug, Default)]
 pub(crate) struct Step {
     pub plan: StepPlan,
-    /// Tokens that may still be handed out; to prompts no more than `prompt_left`.
+    /// Tokens of the budget that are left; prompts get at most `prompt_left` of them.
     pub tokens_left: usize,
     pub prompt_left: usize,
     pub logit_rows_left: usize,
     pub shape: StepShape,
-    /// A request did not get the blocks it needed, so nobody new may start.
+    /// Whether a request did not get the blocks it needed: then no request is admitted.
     pub is_short: bool,
-    /// Blocks that those who run will fill next, and by whom; built when the first newcomer asks.
+    /// Blocks that running requests will fill next, and by which request; built when the first
+    /// waiting request needs it.
     pub computing: Option<HashMap<ChainHash, RequestId>>,
-    /// Likewise.
+    /// Room that the running requests need; built when the first waiting request needs it.
     pub crowd: Option<Crowd>,
 }
 
@@ -57,8 +59,8 @@ impl Step {
 }
 
 impl Scheduler {
-    /// The next step, while one other may be in flight. Empty, and then no step at all, when nobody can run: all wait for
-    /// what is in flight, or for the disk.
+    /// Plans the next step, while another one may be in flight. A plan is empty, and is no step,
+    /// when no request can run: all wait for the step in flight or for the disk tier.
     pub fn schedule(&mut self, now: Nanos) -> StepPlan {
         assert!(self.flights.len() < 2, "two steps are in flight already");
         self.now = self.now.max(now);
@@ -69,7 +71,7 @@ impl Scheduler {
             ..Step::default()
         };
         self.expire(&mut step);
-        self.line_up();
+        self.sort_running();
         self.force_preemption(&mut step);
         let num_decoding = self.allot_decodes(&mut step);
         let might_decode = (self.running.len() + self.waiting.len()).min(self.config.max_seqs);
@@ -97,7 +99,7 @@ impl Scheduler {
         }
     }
 
-    /// Test hook: someone loses its blocks, in turns.
+    /// Test hook: preempts the running requests one after the other.
     fn force_preemption(&mut self, step: &mut Step) {
         let number = self.counts.steps + 1;
         let Some(every) = self.config.force_preempt_every.filter(|&every| every > 0) else { return };
@@ -112,7 +114,7 @@ impl Scheduler {
         }
     }
 
-    /// How many requests decode in this step.
+    /// Gives every decoding request its row. Returns their number.
     fn allot_decodes(&mut self, step: &mut Step) -> usize {
         let (mut index, mut num_decoding) = (0, 0);
         while index < self.running.len() && step.tokens_left > 0 {
@@ -127,7 +129,8 @@ impl Scheduler {
         num_decoding
     }
 
-    /// For those whose prompt is under way; the first in line may take blocks from others.
+    /// Gives rows to running requests whose prompt is not computed; the first in the order may
+    /// preempt others.
     fn allot_prompts(&mut self, step: &mut Step) {
         let under_way: Vec<usize> = self.prompts_under_way().collect();
         let Some((&first, others)) = under_way.split_first() else { return };
@@ -140,14 +143,15 @@ impl Scheduler {
         let chunk = self.chunk(&self.running[first], share, step);
         self.allot(first, chunk, step);
         for index in shorter {
-            // Those behind may have lost their place to those before.
+            // Requests later in the order may have been preempted by those before them.
             let Some(request) = self.running.get(index) else { continue };
             let chunk = self.chunk(request, step.prompt_left, step);
             self.allot(index, chunk, step);
         }
     }
 
-    /// What newcomers left goes to prompts under way, in line, as far as blocks are free.
+    /// Gives rows that admission has left to prompts of running requests, in order, while blocks
+    /// are free.
     fn top_up(&mut self, step: &mut Step) {
         let under_way: Vec<usize> = self.prompts_under_way().collect();
         for index in under_way {
@@ -171,7 +175,7 @@ impl Scheduler {
         self.running.iter().enumerate().filter(move |(_, r)| is_under_way(r)).map(|(index, _)| index)
     }
 
-    /// Tokens of a prompt in this step, of `most`.
+    /// Tokens of a prompt that this step computes, at most `most`.
     pub(crate) fn chunk(&self, request: &Request, most: usize, step: &Step) -> usize {
         let chunk = request.remaining().min(most).min(step.prompt_left).min(self.max_chunk());
         if request.owes_prompt_logits() { chunk.min(step.logit_rows_left) } else { chunk }
@@ -181,8 +185,8 @@ impl Scheduler {
         self.config.max_chunk.unwrap_or(usize::MAX)
     }
 
-    /// Gives the next `chunk` tokens of a running request a place in the step, and blocks; the last in line give way until
-    /// there are enough.
+    /// Gives a running request rows for its next `chunk` tokens, and blocks. The last requests in
+    /// the order are preempted until there are enough.
     fn allot(&mut self, index: usize, chunk: usize, step: &mut Step) {
         if chunk == 0 {
             return;
@@ -198,7 +202,8 @@ impl Scheduler {
             }
             step.is_short = true;
             let last = running.len() - 1;
-            // What is in flight may fill blocks that its window has passed: better to wait than to start anew.
+            // Steps in flight may fill blocks that the window has passed: waiting is better than
+            // starting again.
             if last == index && !running[last].flights.is_empty() {
                 return;
             }
@@ -223,10 +228,10 @@ impl Scheduler {
             computing: self.pace.computing(request.computed).unwrap_or(0),
             copying: has_host.then(|| self.config.copy_cost.saturating_mul(2 * full)),
         });
-        self.send_back(index);
+        self.requeue(index);
     }
 
-    /// Whether a block is worth its way to the host tier and back.
+    /// Whether copying a block to the host tier and back costs less than computing it again.
     fn copying_pays(&self) -> bool {
         let computing = self.pace.computing(self.config.block_tokens);
         computing.is_none_or(|computing| self.config.copy_cost.saturating_mul(2) <= computing)
@@ -248,7 +253,7 @@ impl Scheduler {
     }
 }
 
-/// The rows that a request was given, as the executor hears of them.
+/// The assignment for the rows that the request was given.
 fn assign(request: &mut Request) -> Assignment {
     let first = request.planned;
     let (end, known) = (first + request.chunk, request.tokens.len());

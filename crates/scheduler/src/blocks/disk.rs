@@ -1,8 +1,9 @@
-//! The disk tier's index: which chunks of sequences have a file, and which are on their way.
+//! The disk tier's index: chunks of sequences that have a file, and chunks with a task.
 //!
-//! A chunk is some consecutive full blocks. It goes to disk through host slots when a prompt's blocks are full, and comes
-//! back into host slots, from where a hit loads it like any other. The files are others' business: here a chunk is a
-//! name, and whoever reads it proves that it is what its name says.
+//! A chunk is a run of consecutive full blocks. It is stored through host slots when a prompt's
+//! blocks are full, and loaded into host slots, where a hit finds it like any other block. Files
+//! are not handled here: a chunk is a key, and the reader of a file proves that its contents have
+//! that key.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -17,17 +18,17 @@ pub(crate) struct DiskTier {
     chunk_blocks: usize,
     /// Chunks that have a file.
     known: HashSet<u128>,
-    /// Chunks with a task under way.
+    /// Chunks with a task in flight.
     busy: HashMap<u128, u64>,
     tickets: BTreeMap<u64, Ticket>,
     next_ticket: u64,
-    /// Tasks that no plan carries yet.
+    /// Tasks that no plan has yet.
     pub tasks: Vec<DiskTask>,
     pub fetched: u64,
     pub failed: u64,
 }
 
-/// A task under way.
+/// A task in flight.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     key: u128,
@@ -36,7 +37,7 @@ pub(crate) struct Ticket {
     pub nodes: Vec<NodeId>,
     /// `[group][block]`, held.
     pub slots: Vec<Vec<Sealed>>,
-    /// Requests that wait for a fetch.
+    /// Requests that wait for the chunk to be loaded.
     waiters: Vec<RequestId>,
 }
 
@@ -79,8 +80,8 @@ impl DiskTier {
 }
 
 impl Blocks {
-    /// Block `index` of a prompt has just become full: if it ends a chunk that has no file, the chunk is stored, unless
-    /// the host tier has no room to copy it through.
+    /// Block `index` of a prompt has become full. If it ends a chunk without a file, the chunk is
+    /// stored, unless the host tier has no room to copy it through.
     pub fn store_chunk(&mut self, tables: &[Table], sequence: &Sequence<'_>, index: usize) {
         let Some(disk) = &self.disk else { return };
         let key = sequence.hashes[index].0;
@@ -90,7 +91,8 @@ impl Blocks {
         }
         let range = index + 1 - size..index + 1;
         let node_of = |index| tables.iter().map(|t| t.full(index)?.node()).collect::<Option<Vec<_>>>();
-        // A window that is shorter than a chunk, or a hash in the way: such chunks are not stored.
+        // A window may be shorter than a chunk, or another sequence may have the same hash: such
+        // chunks are not stored.
         let Some(nodes) = range.clone().map(|i| Some(*node_of(i)?.first()?)).collect::<Option<Vec<_>>>() else {
             return;
         };
@@ -110,7 +112,7 @@ impl Blocks {
         self.disk.as_mut().expect("there is one").issue(DiskTaskKind::Store, chunk, nodes, slots);
     }
 
-    /// A pinned host slot with the content of `block`.
+    /// A pinned host slot with a copy of `block`.
     fn host_copy(&mut self, group: usize, node: NodeId, block: BlockId) -> Option<Sealed> {
         match self.nodes.place(node, group).host {
             Some(slot) => Some(self.groups[group].host.share(BlockId(slot.0), None)),
@@ -121,8 +123,8 @@ impl Blocks {
         }
     }
 
-    /// Asks for the chunks that follow the first `hit` blocks of a sequence, up to `limit`, as far as they have files and
-    /// the host tier has room. The tickets to wait for.
+    /// Loads the chunks after the first `hit` blocks of a sequence, up to block `limit`, as far as
+    /// they have files and the host tier has room. Returns the tickets to wait for.
     pub fn fetch_chunks(&mut self, sequence: &Sequence<'_>, hit: usize, limit: usize, waiter: RequestId) -> Vec<u64> {
         let mut tickets = Vec::new();
         let Some(size) = self.disk.as_ref().filter(|_| self.copying_pays).map(|disk| disk.chunk_blocks) else {
@@ -146,7 +148,7 @@ impl Blocks {
         tickets
     }
 
-    /// Takes host slots only if there are enough of them: a hit found before may rely on what they hold.
+    /// Takes host slots only if there are enough: an earlier hit may rely on their contents.
     fn fetch_chunk(&mut self, sequence: &Sequence<'_>, range: Range<usize>) -> Option<u64> {
         if self.groups.iter().any(|group| group.host.num_free() < range.len()) {
             return None;
@@ -164,7 +166,7 @@ impl Blocks {
         Some(self.disk.as_mut().expect("there is one").issue(DiskTaskKind::Fetch, chunk, nodes, slots))
     }
 
-    /// Nodes for the blocks of `range`, made where they are missing, and held.
+    /// Finds or makes the nodes for the blocks of `range`, and holds them.
     fn hold_path(&mut self, sequence: &Sequence<'_>, range: Range<usize>) -> Option<Vec<NodeId>> {
         let mut held = Vec::new();
         let mut parent = NodeId::ROOT;
@@ -179,12 +181,12 @@ impl Blocks {
             held.push(parent);
         }
         let nodes = held.split_off(range.start);
-        // Those before the range are held by the ones in it.
+        // Nodes before the range are held by those in it.
         held.into_iter().for_each(|node| self.nodes.let_go(node));
         Some(nodes)
     }
 
-    /// A task has ended; the requests that waited for it.
+    /// Ends a task. Returns the requests that waited for it.
     pub fn disk_done(&mut self, number: u64, ok: bool) -> Vec<RequestId> {
         let Some(disk) = &mut self.disk else { return Vec::new() };
         let Some(ticket) = disk.tickets.remove(&number) else { return Vec::new() };

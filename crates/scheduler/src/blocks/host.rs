@@ -1,4 +1,5 @@
-//! The host tier: blocks that had to leave the device, kept where copying them back takes less than computing them again.
+//! The host tier: evicted blocks whose copy back to the device costs less than computing them
+//! again.
 
 use super::{
     Blocks,
@@ -8,7 +9,7 @@ use super::{
 use crate::{BlockId, HostSlot, Medium, Transfer};
 
 impl Blocks {
-    /// Keeps the content of `block`, which is about to be overwritten, if that pays and there is a place for it.
+    /// Saves the content of `block` before it is overwritten, if that pays and a slot can be had.
     pub(super) fn save(&mut self, group: usize, node: NodeId, block: BlockId) {
         if !self.copying_pays || self.nodes.place(node, group).host.is_some() {
             return;
@@ -18,7 +19,7 @@ impl Blocks {
         self.groups[group].host.release(slot);
     }
 
-    /// Writes `block` down to be copied to `slot`, where `node` is found from now on.
+    /// Adds a transfer of `block` to `slot`, where `node` is found from now on.
     pub(super) fn save_to(&mut self, group: usize, node: NodeId, block: BlockId, slot: Filling) -> Sealed {
         self.transfers.push(Transfer::Save { group, from: block, to: HostSlot(slot.id().0) });
         self.publish_host(group, node, slot)
@@ -31,7 +32,7 @@ impl Blocks {
         self.groups[group].host.seal(slot, None)
     }
 
-    /// The host slot that is missed least; what it held is forgotten.
+    /// The next host slot in order of eviction; its content is forgotten.
     pub(super) fn take_host(&mut self, group: usize) -> Option<Filling> {
         let (slot, node) = self.groups[group].host.take()?;
         if let Some(node) = node {
@@ -41,7 +42,8 @@ impl Blocks {
         Some(slot)
     }
 
-    /// Brings `node`, for which the caller has a hold, back to the device; its slot becomes the last to be taken.
+    /// Loads `node`, which the caller holds, into a device block; its slot becomes the last in
+    /// order of eviction.
     pub(super) fn load(&mut self, group: usize, slot: Sealed, node: NodeId) -> Sealed {
         let block = self.take(group).expect("free blocks were counted");
         self.transfers.push(Transfer::Load { group, from: HostSlot(slot.id().0), to: block.id() });

@@ -1,9 +1,9 @@
-//! Paged KV storage, as bookkeeping: a device pool and a host pool for each layer group, one table for each (request,
-//! group), and the tree that says which sequence lies where.
+//! The bookkeeping of paged KV storage: a device pool and a host pool for each layer group, a block
+//! table for each request and group, and the tree that maps sequences to blocks.
 //!
-//! All groups of a request grow, share and shrink together. A prefix hit counts only as far as every group has what its
-//! next row will see: all of it, or a window's worth. Moves between blocks and tiers are written down in order, for the
-//! next plan to carry.
+//! All groups of a request grow, share and shrink together. A prefix hit counts only as far as
+//! every group has the blocks that its next row reads: all of them, or a window. Transfers are
+//! collected in order, for the next plan.
 
 pub(crate) mod disk;
 mod host;
@@ -34,17 +34,17 @@ pub(crate) struct Blocks {
     pub prefix_caching: bool,
     pub hasher: Hasher,
     pub nodes: Nodes,
-    /// Moves that no plan carries yet.
+    /// Transfers that no plan has yet.
     pub transfers: Vec<Transfer>,
     pub events: EventLog,
     pub disk: Option<DiskTier>,
-    /// Whether copying a block to the host tier and back takes less than computing it again.
+    /// Whether copying a block to the host tier and back costs less than computing it again.
     pub copying_pays: bool,
-    /// Test hook: how many more allocations succeed.
+    /// Test hook: number of allocations that succeed before one fails.
     pub shortage_in: Option<usize>,
 }
 
-/// How much of a sequence is in the cache already.
+/// Blocks of a sequence that were found in the prefix cache.
 #[derive(Debug)]
 pub(crate) struct Match {
     /// One for each block.
@@ -52,17 +52,17 @@ pub(crate) struct Match {
     pub groups: Vec<GroupMatch>,
 }
 
-/// What a match means for one group.
+/// A match in one group.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct GroupMatch {
-    /// Blocks before this one lie outside the window of every row to come.
+    /// No row to come reads a block before this one: they are behind the window.
     pub first: usize,
-    /// Blocks on the device, and those of them on the free list: taking these uses up free blocks.
+    /// Blocks on the device, and the free ones among them: sharing those uses up free blocks.
     pub on_device: usize,
     pub free: usize,
 }
 
-/// A sequence as the cache sees it; its hashes reach as far as is asked for.
+/// A sequence as the prefix cache sees it; its hashes cover the blocks that are asked for.
 #[derive(Clone, Copy)]
 pub(crate) struct Sequence<'a> {
     pub tokens: &'a [u32],
@@ -101,12 +101,13 @@ impl Blocks {
         tokens.div_ceil(self.block_tokens)
     }
 
-    /// The first block that a row at `position` sees in `group`.
+    /// The first block that a row at `position` reads in `group`.
     fn first_seen(&self, group: usize, position: usize) -> usize {
         self.groups[group].window.map_or(0, |window| (position + 1).saturating_sub(window) / self.block_tokens)
     }
 
-    /// Makes the tables hold `tokens` tokens; false, and nothing changed, if a pool has not enough.
+    /// Grows the tables to hold `tokens` tokens. False, without a change, if a pool has too few
+    /// free blocks.
     #[must_use]
     pub fn grow(&mut self, tables: &mut [Table], tokens: usize) -> bool {
         let needed = self.blocks_for(tokens);
@@ -140,7 +141,8 @@ impl Blocks {
         }
     }
 
-    /// A free block of the device; what it held is kept in the host tier, if that pays, or forgotten.
+    /// A free device block. Its content is saved to the host tier if that pays, and forgotten
+    /// otherwise.
     fn take(&mut self, group: usize) -> Option<Filling> {
         let (block, node) = self.groups[group].pool.take()?;
         if let Some(node) = node {
@@ -151,7 +153,7 @@ impl Blocks {
         Some(block)
     }
 
-    /// Gives back full blocks that no row from `position` on will see.
+    /// Frees full blocks that no row from `position` on reads.
     pub fn free_passed(&mut self, tables: &mut [Table], position: usize) {
         for (group, table) in tables.iter_mut().enumerate() {
             let end = self.first_seen(group, position);
@@ -161,7 +163,7 @@ impl Blocks {
         }
     }
 
-    /// Gives back blocks beyond those that hold `tokens` tokens.
+    /// Frees blocks after those that hold `tokens` tokens.
     pub fn shrink(&mut self, tables: &mut [Table], tokens: usize) {
         let needed = self.blocks_for(tokens);
         for (group, table) in self.groups.iter_mut().zip(tables) {
@@ -201,7 +203,8 @@ impl Blocks {
         BlockKey { hash: sequence.hashes[index], salt: sequence.salt, tokens }
     }
 
-    /// The first `full` blocks hold all their tokens: they are never written again, and can be found.
+    /// Seals and publishes the first `full` blocks: they hold all their tokens and are never
+    /// written again.
     pub fn seal(&mut self, tables: &mut [Table], sequence: &Sequence<'_>, full: usize) {
         for (group, table) in tables.iter_mut().enumerate() {
             while table.num_sealed() < full {
@@ -225,7 +228,7 @@ impl Blocks {
         self.events.stored(&self.nodes, node, Medium::Device, group);
     }
 
-    /// How many of the first `limit` blocks can be had without computing them.
+    /// The longest prefix of the first `limit` blocks that need not be computed.
     pub fn matched(&self, sequence: &Sequence<'_>, limit: usize) -> Match {
         let mut nodes = Vec::new();
         let mut parent = NodeId::ROOT;
@@ -253,8 +256,8 @@ impl Blocks {
         place.device.is_some() || (self.copying_pays && place.host.is_some())
     }
 
-    /// The first block a table needs that begins with `len` shared ones. The last one is always needed: it says what
-    /// comes before the next.
+    /// The first block that a table which shares `len` blocks needs. The last one is always needed,
+    /// because it is the parent of the next.
     fn first_shared(&self, group: usize, len: usize) -> usize {
         self.first_seen(group, len * self.block_tokens).min(len.saturating_sub(1))
     }
@@ -270,14 +273,16 @@ impl Blocks {
         found
     }
 
-    /// Puts the blocks that [`Blocks::matched`] found into empty tables, from the host tier where they must; says how
-    /// many tokens of the first group came from there. Free blocks must have been counted.
+    /// Adds the blocks that [`Blocks::matched`] found to empty tables, loading those in the host
+    /// tier. Returns the number of tokens of the first group that were loaded. The caller has
+    /// checked that there are enough free blocks.
     pub fn share(&mut self, tables: &mut [Table], hit: &Match) -> usize {
         let mut from_host = 0;
         for (group, table) in tables.iter_mut().enumerate() {
             let first = hit.groups[group].first;
             table.skip(first);
-            // Everything found is held before a block is taken, or it could be taken itself.
+            // All blocks of the hit are held before one is taken, because the free block taken
+            // could be one of them.
             let held: Vec<_> = hit.nodes[first..].iter().map(|&node| self.hold_found(group, node)).collect();
             for (found, &node) in held.into_iter().zip(&hit.nodes[first..]) {
                 let block = match found {
@@ -305,7 +310,7 @@ impl Blocks {
         }
     }
 
-    /// Whether `source` still has every block that a fork of its first `tokens` tokens needs.
+    /// Whether `source` still has the blocks that a fork of its first `tokens` tokens needs.
     pub fn can_fork(&self, source: &[Table], tokens: usize) -> bool {
         let full = tokens / self.block_tokens;
         let partial = !tokens.is_multiple_of(self.block_tokens);
@@ -315,8 +320,9 @@ impl Blocks {
         })
     }
 
-    /// Puts the first `tokens` tokens of a running request's tables into empty ones: full blocks are shared, the partial
-    /// one is copied into a block that [`Blocks::grow`] adds. False, and nothing changed, if a pool has not enough.
+    /// Adds the first `tokens` tokens of a running request's tables to empty ones: full blocks are
+    /// shared, and the partial one is copied into a block that [`Blocks::grow`] adds. False,
+    /// without a change, if a pool has too few free blocks.
     #[must_use]
     pub fn fork(&mut self, source: &[Table], tables: &mut [Table], tokens: usize) -> bool {
         let full = tokens / self.block_tokens;
@@ -344,7 +350,8 @@ impl Blocks {
         true
     }
 
-    /// Nothing can be found any more, on the device or in the host tier; held blocks stay with their holders.
+    /// Removes all published blocks, on the device and in the host tier; held blocks stay with
+    /// their holders.
     pub fn forget_all(&mut self) {
         for group in 0..self.groups.len() {
             for id in self.groups[group].pool.ids() {
@@ -361,8 +368,9 @@ impl Blocks {
         self.events.cleared();
     }
 
-    /// After a failed step: moves and stores that no plan carries yet would move what nobody trusts.
-    pub fn give_up_moves(&mut self) {
+    /// Drops transfers and stores that no plan has yet, after a failed step whose blocks cannot be
+    /// trusted.
+    pub fn drop_transfers(&mut self) {
         self.transfers.clear();
         let is_store = |task: &mut DiskTask| task.kind == DiskTaskKind::Store;
         let stores: Vec<DiskTask> = self.disk.iter_mut().flat_map(|disk| disk.tasks.extract_if(.., is_store)).collect();
@@ -372,7 +380,7 @@ impl Blocks {
     }
 }
 
-/// A block that a hit will use, held so that nobody takes it.
+/// A block of a hit, held so that it is not taken.
 enum Found {
     Device(Sealed),
     Host(Sealed),

@@ -1,9 +1,10 @@
-//! The tree of full blocks that can be found again: one node for "these tokens after that node", whatever group or tier
-//! holds its keys.
+//! The tree of published blocks: one node for "these tokens after that node", whatever group or
+//! tier holds the keys and values.
 //!
-//! A node stands for a whole sequence up to a block's end, and is found by its keyed hash and proved by comparing tokens
-//! and parent: a collision costs a miss, never a wrong answer. It lives while something holds it: a child, a table, a
-//! task of the disk tier, or a block or host slot where its keys are.
+//! A node stands for the whole sequence up to the end of its block. It is found by its keyed hash
+//! and confirmed by comparing tokens and parent: a collision costs a miss, never a wrong answer. A
+//! node exists while something refers to it: a child, a table, a disk task, or a block or host slot
+//! with its keys and values.
 
 use std::{
     collections::HashMap,
@@ -17,11 +18,11 @@ use crate::{BlockId, HostSlot};
 pub(crate) struct NodeId(u32);
 
 impl NodeId {
-    /// What comes before the first block of any sequence.
+    /// The parent of every sequence's first block.
     pub const ROOT: NodeId = NodeId(0);
 }
 
-/// Where one group keeps a node's keys and values.
+/// The place of a node's keys and values in one group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Place {
     pub device: Option<BlockId>,
@@ -35,7 +36,7 @@ struct Node {
     salt: u64,
     tokens: Box<[u32]>,
     places: Box<[Place]>,
-    /// Children, tables and disk tasks.
+    /// References by children, tables and disk tasks.
     holds: u32,
 }
 
@@ -49,7 +50,7 @@ pub(crate) struct Nodes {
 }
 
 impl Nodes {
-    /// `memory`: how many nodes that are gone may be remembered by name.
+    /// `memory`: number of removed nodes whose hashes are remembered.
     pub fn new(num_groups: usize, memory: usize) -> Self {
         let root = Node {
             hash: ChainHash::START,
@@ -68,14 +69,15 @@ impl Nodes {
         }
     }
 
-    /// The node for `key` after `parent`: compared token by token.
+    /// The node for `key` after `parent`, compared token by token.
     pub fn find(&self, parent: NodeId, key: &BlockKey<'_>) -> Option<NodeId> {
         let &id = self.by_hash.get(&key.hash)?;
         let node = self.node(id);
         (node.parent == parent && node.salt == key.salt && *node.tokens == *key.tokens).then_some(id)
     }
 
-    /// As [`Nodes::find`], made if it is not there. None if another sequence's hash is in the way. The caller holds it.
+    /// As [`Nodes::find`], but the node is made if it does not exist. None if another sequence has
+    /// the same hash. The caller holds the node.
     pub fn find_or_make(&mut self, parent: NodeId, key: &BlockKey<'_>) -> Option<NodeId> {
         if self.by_hash.contains_key(&key.hash) {
             let id = self.find(parent, key)?;
@@ -111,7 +113,7 @@ impl Nodes {
 
     pub fn let_go(&mut self, id: NodeId) {
         let node = self.node_mut(id);
-        assert!(node.holds > 0, "a node is let go twice");
+        assert!(node.holds > 0, "a node is released twice");
         node.holds -= 1;
         self.settle(id);
     }
@@ -142,7 +144,8 @@ impl Nodes {
         &self.node(id).tokens
     }
 
-    /// Whether a node of this name was ever there, as far as memory goes. One may outlive its keys: its children need it.
+    /// Whether a node of this hash ever existed, as far as is remembered. A node may outlive its
+    /// keys and values, because its children need it.
     pub fn was_known(&self, hash: ChainHash) -> bool {
         self.by_hash.contains_key(&hash) || self.forgotten.contains(hash)
     }
@@ -153,7 +156,7 @@ impl Nodes {
         self.by_hash.len()
     }
 
-    /// Takes out a node that nothing needs, and those before it that were there for its sake.
+    /// Removes a node without references, and ancestors that were needed by it alone.
     fn settle(&mut self, mut id: NodeId) {
         while id != NodeId::ROOT {
             let node = self.node(id);
@@ -171,14 +174,15 @@ impl Nodes {
     }
 
     fn node(&self, id: NodeId) -> &Node {
-        self.slab[id.0 as usize].as_ref().expect("a node that is held is there")
+        self.slab[id.0 as usize].as_ref().expect("a node that is held exists")
     }
 
     fn node_mut(&mut self, id: NodeId) -> &mut Node {
-        self.slab[id.0 as usize].as_mut().expect("a node that is held is there")
+        self.slab[id.0 as usize].as_mut().expect("a node that is held exists")
     }
 
-    /// Checks every node: tables and tasks hold it `holds[index]` times; `rehash` gives the name its tokens should have.
+    /// Checks every node: tables and tasks refer to it `holds[index]` times, and `rehash` gives the
+    /// hash of its tokens.
     pub fn check(
         &self,
         holds: &[u32],
@@ -198,7 +202,7 @@ impl Nodes {
                 return Err(format!("node {index} counts {} holds, but has {expected}", node.holds));
             }
             if node.holds == 0 && node.places.iter().all(|p| *p == Place::default()) {
-                return Err(format!("node {index} is there for nothing"));
+                return Err(format!("nothing refers to node {index}"));
             }
             if self.by_hash.get(&node.hash) != Some(&NodeId(index as u32)) {
                 return Err(format!("node {index} is not in the index"));
@@ -207,7 +211,7 @@ impl Nodes {
                 return Err(format!("node {index} has {} tokens", node.tokens.len()));
             }
             if rehash(self.node(node.parent).hash, node.salt, &node.tokens) != node.hash {
-                return Err(format!("node {index} lies under a hash that is not its tokens'"));
+                return Err(format!("node {index} has a hash that is not its tokens'"));
             }
         }
         if alive != self.by_hash.len() {
@@ -216,7 +220,7 @@ impl Nodes {
         Ok(())
     }
 
-    /// Where `group` keeps each node, for the check.
+    /// The place of each node's keys and values in `group`, for the integrity check.
     pub fn places(&self, group: usize) -> impl Iterator<Item = (Place, NodeId)> {
         let each =
             move |(index, node): (usize, &Option<Node>)| Some((node.as_ref()?.places[group], NodeId(index as u32)));
@@ -235,7 +239,8 @@ impl NodeId {
     }
 }
 
-/// Names of nodes that are gone, newest over oldest; may forget, and may rarely take one for another.
+/// Hashes of removed nodes, the newer ones in place of older ones; may forget a hash, and may
+/// rarely take one for another.
 #[derive(Debug)]
 struct Forgotten(Box<[u64]>);
 
@@ -258,7 +263,7 @@ impl Forgotten {
     }
 }
 
-/// A chain hash is a keyed hash already: its first word will do.
+/// A chain hash is a keyed hash already, so its first word is used as it is.
 #[derive(Default)]
 pub(crate) struct FirstWord(u64);
 
@@ -274,7 +279,7 @@ impl Hasher for FirstWord {
     }
 
     fn write_u128(&mut self, value: u128) {
-        // Few bits in a test of collisions: spread them over the table.
+        // In tests of collisions a hash has few bits, which are spread over the table.
         self.0 = (value as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 

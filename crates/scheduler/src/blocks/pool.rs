@@ -1,16 +1,16 @@
-//! The blocks of one layer group in one tier: who holds them, in which order free ones are taken, and which of them a
-//! node of the prefix tree names.
+//! The blocks of one layer group in one tier: reference counts, the free list in order of eviction,
+//! and the node that each published block belongs to.
 //!
-//! A block is never copied or moved here; the pool knows nothing of requests. Blocks leave it as [`Filling`] or
-//! [`Sealed`] handles, which cannot be cloned and must come back through [`Pool::discard`] or [`Pool::release`]. The host
-//! tier is a pool as well: there a handle is a pin.
+//! A pool never copies or moves a block and knows no requests. Blocks are handed out as [`Filling`]
+//! or [`Sealed`] handles, which cannot be cloned and are returned through [`Pool::discard`] or
+//! [`Pool::release`]. The host tier is a pool as well: there a handle is a pin.
 
 use super::nodes::NodeId;
 use crate::BlockId;
 
 const NONE: u32 = u32::MAX;
 
-/// Writable, one owner.
+/// A writable block with one owner.
 #[derive(Debug)]
 pub(crate) struct Filling(BlockId);
 
@@ -20,11 +20,12 @@ impl Filling {
     }
 }
 
-/// Full, never written again; shared only through [`Pool::share`].
+/// A full block, never written again; shared only through [`Pool::share`].
 #[derive(Debug)]
 pub(crate) struct Sealed {
     id: BlockId,
-    /// The node of its content, held by this handle; none when nobody can find it, and so none of its successors.
+    /// The node of its content, which this handle refers to. None if the block, and therefore any
+    /// block after it, cannot be published.
     node: Option<NodeId>,
 }
 
@@ -42,17 +43,19 @@ impl Sealed {
 struct Block {
     /// Handles on this block.
     refs: u32,
-    /// Neighbours on the free list, where the block is free.
+    /// Neighbours on the free list, if the block is free.
     prev: u32,
     next: u32,
-    /// The node that says its keys are here. A free block may have one: that *is* the prefix cache.
+    /// The node whose keys and values are here. A free block may have one: these blocks *are* the
+    /// prefix cache.
     node: Option<NodeId>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Pool {
     blocks: Vec<Block>,
-    /// Every block is in exactly one place: held (`refs > 0`) or on this list, next to be taken first.
+    /// Every block is in exactly one place: held (`refs > 0`) or on this list, the next to be taken
+    /// first.
     free_head: u32,
     free_tail: u32,
     num_free: usize,
@@ -83,7 +86,7 @@ impl Pool {
         self.num_free
     }
 
-    /// Blocks that can be found by content, held or free.
+    /// Number of published blocks, held or free.
     pub fn num_published(&self) -> usize {
         self.num_published
     }
@@ -92,7 +95,7 @@ impl Pool {
         self.blocks[id.0 as usize].refs == 0
     }
 
-    /// The free block that is missed least, and the node that must hear that its keys are no longer here.
+    /// The next free block in order of eviction, and the node whose keys and values it held.
     pub fn take(&mut self) -> Option<(Filling, Option<NodeId>)> {
         let id = self.free_head;
         if id == NONE {
@@ -106,26 +109,27 @@ impl Pool {
         Some((Filling(BlockId(id)), node))
     }
 
-    /// A block whose every token is there. The caller has a hold on `node` for it.
+    /// Seals a block that holds all its tokens. The caller has a reference to `node` for the
+    /// handle.
     pub fn seal(&mut self, block: Filling, node: Option<NodeId>) -> Sealed {
         Sealed { id: block.0, node }
     }
 
-    /// The block is where `node`'s keys are found from now on.
+    /// Publishes a block as the place of `node`'s keys and values.
     pub fn publish(&mut self, id: BlockId, node: NodeId) {
         let before = self.blocks[id.0 as usize].node.replace(node);
         assert_eq!(before, None, "block {} is published twice", id.0);
         self.num_published += 1;
     }
 
-    /// The block is found no longer; says by which node it was.
+    /// Ends a block's publication. Returns its node.
     pub fn forget(&mut self, id: BlockId) -> Option<NodeId> {
         let node = self.blocks[id.0 as usize].node.take();
         self.num_published -= usize::from(node.is_some());
         node
     }
 
-    /// One more handle on a full block. The caller has a hold on `node` for it.
+    /// Another handle on a full block. The caller has a reference to `node` for it.
     pub fn share(&mut self, id: BlockId, node: Option<NodeId>) -> Sealed {
         if self.is_free(id) {
             self.unlink(id.0);
@@ -134,12 +138,12 @@ impl Pool {
         Sealed { id, node }
     }
 
-    /// Gives back a block that was never full.
+    /// Returns a block that was never full.
     pub fn discard(&mut self, block: Filling) {
         self.drop_handle(block.0);
     }
 
-    /// Gives back a full block; the node it held, which the caller must let go.
+    /// Returns a handle on a full block. The caller drops the reference to the returned node.
     pub fn release(&mut self, block: Sealed) -> Option<NodeId> {
         self.drop_handle(block.id);
         block.node
@@ -151,12 +155,12 @@ impl Pool {
 
     fn drop_handle(&mut self, id: BlockId) {
         let block = &mut self.blocks[id.0 as usize];
-        assert!(block.refs > 0, "block {} is given back twice", id.0);
+        assert!(block.refs > 0, "block {} is returned twice", id.0);
         block.refs -= 1;
         if block.refs > 0 {
             return;
         }
-        // What nobody can find again is taken first.
+        // Blocks that are not published are taken first.
         if block.node.is_some() { self.push_last(id.0) } else { self.push_first(id.0) }
     }
 
@@ -195,8 +199,8 @@ impl Pool {
         self.num_free -= 1;
     }
 
-    /// Checks the pool against the holders' own count: `held[b]` handles name block `b`, `filling` are writable,
-    /// `named[b]` is the node that says its keys are in `b`.
+    /// Checks the pool against a count of its holders: `held[b]` handles are on block `b`,
+    /// `filling` are writable, and `named[b]` is the node whose keys and values are in `b`.
     pub fn check(&self, held: &[u32], filling: &[BlockId], named: &[Option<NodeId>]) -> Result<(), String> {
         let mut on_list = vec![false; self.blocks.len()];
         let (mut id, mut prev) = (self.free_head, NONE);
@@ -206,7 +210,7 @@ impl Pool {
                 return Err(format!("block {id} is on the free list twice"));
             }
             if block.prev != prev {
-                return Err(format!("the free list is torn before block {id}"));
+                return Err(format!("the free list is broken before block {id}"));
             }
             (prev, id) = (id, block.next);
         }
@@ -261,8 +265,8 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "given back twice")]
-    fn giving_back_twice_is_caught() {
+    #[should_panic(expected = "returned twice")]
+    fn returning_a_block_twice_is_caught() {
         let mut pool = Pool::new(1);
         let (block, _) = pool.take().expect("free");
         let forged = Filling(block.id());

@@ -1,18 +1,18 @@
-//! Names for full blocks: a keyed hash chained over everything before them.
+//! Hashes of full blocks: a keyed hash, chained over all tokens before the block.
 //!
-//! The hash only finds candidates; the tree compares tokens, so a collision costs a miss and never a wrong answer. The
-//! key keeps a client from making collisions on purpose.
+//! A hash only finds candidates. The tree compares tokens, so a collision costs a miss and never a
+//! wrong answer. The key is secret, so that a client cannot make collisions on purpose.
 
-/// Hash of a block's tokens and of all before it.
+/// Hash of a block's tokens and of all tokens before them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ChainHash(pub u128);
 
 impl ChainHash {
-    /// What comes before the first block.
+    /// The hash before the first block.
     pub const START: ChainHash = ChainHash(0);
 }
 
-/// What a full block holds, and the name of the sequence up to its end.
+/// The tokens of a full block, and the hash of the sequence up to its end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockKey<'a> {
     pub hash: ChainHash,
@@ -23,7 +23,7 @@ pub(crate) struct BlockKey<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hasher {
     pub key: [u64; 2],
-    /// Bits kept.
+    /// Bits of the hash that are used.
     pub bits: u32,
 }
 

@@ -1,7 +1,9 @@
-//! Where one request keeps one layer group: blocks that fell out of the window, then full ones, then those being filled.
+//! The block table of one request in one layer group: blocks behind the window, then full blocks,
+//! then those being filled.
 //!
-//! A table is given back through [`super::Blocks`], tail first, so that a sequence's end is forgotten before its start. A
-//! debug build catches one that is dropped with blocks in it.
+//! A table's blocks are returned through [`super::Blocks`], last block first, so that the end of a
+//! sequence is evicted before its start. A debug build catches a table that is dropped with blocks
+//! in it.
 
 use std::collections::VecDeque;
 
@@ -13,17 +15,17 @@ use crate::BlockId;
 
 #[derive(Debug, Default)]
 pub(crate) struct Table {
-    /// How many blocks of the front are held no more.
+    /// Number of first blocks that were freed behind the window.
     gone: usize,
-    /// Not empty once anything is gone: the last full block says what comes before the next one.
+    /// Not empty once `gone` is positive: the last full block is the parent of the next one.
     sealed: VecDeque<Sealed>,
     filling: VecDeque<Filling>,
-    /// Whether `ids` has changed since somebody asked.
+    /// Whether `ids` has changed since [`Table::take_changed`].
     changed: bool,
 }
 
 impl Table {
-    /// Blocks up to its end, those gone included.
+    /// Number of blocks up to its end, with those behind the window.
     pub fn num_blocks(&self) -> usize {
         self.num_sealed() + self.filling.len()
     }
@@ -71,7 +73,7 @@ impl Table {
         self.sealed.get(index.checked_sub(self.gone)?)
     }
 
-    /// What the next block to be sealed comes after, if that can be found.
+    /// The parent of the next block to be sealed, if that can be published.
     pub fn last_node(&self) -> Option<NodeId> {
         match self.sealed.back() {
             Some(block) => block.node(),
@@ -84,7 +86,7 @@ impl Table {
         self.filling.push_back(block);
     }
 
-    /// Starts an empty table behind `gone` blocks that it will never need.
+    /// Begins an empty table after `gone` blocks that it will never need.
     pub fn skip(&mut self, gone: usize) {
         assert_eq!(self.num_blocks(), 0, "a table in use skips blocks");
         self.changed = true;
@@ -105,7 +107,7 @@ impl Table {
         self.sealed.push_back(block);
     }
 
-    /// The first block held, if it is full, lies before block `end` and is not the last full one.
+    /// Removes the first held block if it is full, before block `end`, and not the last full one.
     pub fn pop_passed(&mut self, end: usize) -> Option<Sealed> {
         if self.gone >= end || self.sealed.len() < 2 {
             return None;
@@ -115,7 +117,7 @@ impl Table {
         self.sealed.pop_front()
     }
 
-    /// The last block being filled, if the table has more than `num_blocks`.
+    /// Removes the last block being filled, if the table has more than `num_blocks` blocks.
     pub fn pop_beyond(&mut self, num_blocks: usize) -> Option<Filling> {
         if self.num_blocks() <= num_blocks {
             return None;
@@ -124,7 +126,7 @@ impl Table {
         self.filling.pop_back()
     }
 
-    /// The last block; the empty table is as new.
+    /// Removes the last full block. An empty table is as good as new.
     pub fn pop_sealed(&mut self) -> Option<Sealed> {
         self.changed = true;
         let block = self.sealed.pop_back();

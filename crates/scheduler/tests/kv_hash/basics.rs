@@ -27,7 +27,7 @@ fn a_long_prompt_is_cut_to_the_budget_and_decoding_comes_first() {
     let plan = scheduler.schedule(0);
     assert_eq!(shape(&plan), [(0, 0, 20, false), (1, 0, 12, false)]);
     scheduler.commit(&[result(0, None), result(1, None)], 1);
-    // The first in line has half of the step, the shorter one behind it the rest.
+    // The first request in the order gets half of the step, and the shorter one after it the rest.
     let plan = scheduler.schedule(0);
     assert_eq!(shape(&plan), [(0, 20, 16, false), (1, 12, 16, false)]);
     scheduler.commit(&[result(0, None), result(1, None)], 1);

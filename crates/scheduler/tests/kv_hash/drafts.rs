@@ -1,4 +1,4 @@
-//! Drafts: where they are verified, what they may take from others, what is left of them.
+//! Drafts: when they are verified, which rows and blocks they may take, and which nodes remain.
 
 use folio_scheduler::{
     Assignment, Draft, DraftStats, GroupConfig, NewRequest, RequestId, RowResult, Scheduler, SchedulerConfig, StepPlan,
@@ -48,7 +48,7 @@ fn drafts_are_refused_where_they_cannot_be_verified() {
     assert_eq!((plan.assignments[0].first, plan.assignments[0].tokens.as_slice()), (12, [9].as_slice()));
 }
 
-/// A scheduler where request 0 decodes.
+/// A scheduler in which request 0 decodes.
 fn decoding(config: SchedulerConfig, prompt: usize, max_len: usize) -> Scheduler {
     let mut scheduler = Scheduler::new(config).expect("sound");
     scheduler.add(request(0, tokens(0, prompt), max_len), 0).expect("fits");
@@ -56,7 +56,7 @@ fn decoding(config: SchedulerConfig, prompt: usize, max_len: usize) -> Scheduler
     scheduler
 }
 
-/// One step where no draft holds.
+/// One step that accepts no draft.
 fn commit(scheduler: &mut Scheduler) -> StepPlan {
     let plan = scheduler.schedule(0);
     let of = |a: &Assignment| result(a.id.0, a.samples.then_some(7));
@@ -73,7 +73,7 @@ fn drafts_do_not_stop_a_prompt_under_way() {
     scheduler.add(request(1, tokens(1, 60), 70), 0).expect("fits");
     let mut done = 0;
     for _ in 0..9 {
-        // As many rows as there are requests.
+        // No more rows than requests.
         assert!(scheduler.draft(RequestId(0), Draft::chain(vec![1])));
         let plan = commit(&mut scheduler);
         done += plan.assignments.iter().filter(|a| a.id == RequestId(1)).map(Assignment::num_rows).sum::<usize>();
@@ -213,7 +213,8 @@ fn who_gives_way_keeps_the_path_that_was_under_way() {
     assert_eq!((plan.assignments[0].first, &plan.assignments[0].tokens[6..]), (0, &[7, 3, 7, 11][..]));
 }
 
-/// A fork copies the block in which its source drafts; windows, depth and prefix cache beside.
+/// A fork copies the block in which its source drafts. Windows, steps in flight and the prefix
+/// cache vary.
 #[test]
 fn trees_never_change_the_answer() {
     for (right, depth) in [(0, 1), (3, 1), (5, 2)] {

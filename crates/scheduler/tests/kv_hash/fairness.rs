@@ -1,4 +1,5 @@
-//! Whose turn it is: priorities, aging, deadlines, tenants, long prompts beside short ones and the inter-token target.
+//! The order of requests: priorities, aging, deadlines, tenants, long prompts beside short ones and
+//! the inter-token target.
 
 use folio_scheduler::{NewRequest, RequestId, SchedulerConfig, StepPlan};
 use folio_simulator::End;
@@ -7,7 +8,7 @@ use crate::harness::{Clocked, Sim, tokens};
 
 const SECOND: u64 = 1_000_000_000;
 
-/// One seat, so that the order of starting is the order of ending.
+/// One running request at a time, so that requests end in the order of their admission.
 fn one_seat() -> SchedulerConfig {
     let mut config = SchedulerConfig::new(vec![64]);
     config.max_seqs = 1;
@@ -17,9 +18,9 @@ fn one_seat() -> SchedulerConfig {
 }
 
 struct Line {
-    /// Seconds, priority.
+    /// Time in seconds, and priority.
     arrivals: &'static [(u64, i32)],
-    /// In which they run.
+    /// The order in which they run.
     order: &'static [u64],
 }
 
@@ -77,7 +78,8 @@ fn a_near_deadline_counts_as_an_early_arrival() {
     assert_eq!(sim.finished()[1..], [pressed, relaxed]);
 }
 
-/// Rows computed for two tenants while both always have requests waiting; the first sends ten times as many.
+/// Rows computed for two tenants while both always have waiting requests; the first submits ten
+/// times as many.
 fn rows_of_tenants(weights: [u32; 2]) -> [usize; 2] {
     let mut config = SchedulerConfig::new(vec![512]);
     config.max_seqs = 8;
@@ -103,7 +105,7 @@ fn rows_of_tenants(weights: [u32; 2]) -> [usize; 2] {
         for a in &plan.assignments {
             rows[tenant_of[a.id.0 as usize]] += a.num_rows();
         }
-        // Whoever ended is replaced before the next step.
+        // A request that has ended is replaced before the next step.
         for id in &clocked.finished {
             alive[tenant_of[id.0 as usize]] -= 1;
         }
@@ -121,8 +123,8 @@ fn a_flood_gets_no_more_than_its_weight() {
     }
 }
 
-/// Tokens that two tenants of one kind get, both with more to do than fits, when the first one's requests have
-/// `priority`; and how often one of their requests lost its blocks.
+/// Tokens that two tenants with the same traffic get, both with more requests than fit, if the
+/// first one's requests have `priority`; and the number of preemptions of each.
 fn answers_of_tenants(
     priority: i32,
     weights: [u32; 2],
@@ -206,7 +208,8 @@ fn a_short_prompt_is_not_stuck_behind_a_long_one() {
     }
 }
 
-/// A step costs 4 ms, 0.25 ms a decoding row, and 0.1 ms a prompt token that gets dearer with its context.
+/// A step takes 4 ms, 0.25 ms for each decoding row, and 0.1 ms for each prompt token, more with
+/// its context.
 fn step_time(plan: &StepPlan) -> u64 {
     let row = |a: &folio_scheduler::Assignment| match a.num_rows() {
         1 => 250_000,
@@ -215,7 +218,8 @@ fn step_time(plan: &StepPlan) -> u64 {
     4_000_000 + plan.assignments.iter().map(row).sum::<u64>()
 }
 
-/// Eight requests decode, a long prompt comes: the times of the steps until its first token.
+/// Times of the steps from the arrival of a long prompt to its first token, beside eight decoding
+/// requests.
 fn times_beside_a_long_prompt(target: Option<u64>) -> Vec<u64> {
     let mut config = SchedulerConfig::new(vec![1024]);
     config.inter_token_target = target;
@@ -268,7 +272,8 @@ fn the_expected_wait_grows_with_the_line() {
     assert!(waits.is_sorted() && waits[5] > waits[1], "{waits:?}");
 }
 
-/// Who starts, in order, with one seat free at a time: `veteran` of tenant 0 runs all along, tenant 1 has had a lot.
+/// Order of admission with room for one request at a time: `veteran` of tenant 0 runs all along,
+/// and tenant 1 has been served much.
 fn starts_beside_a_veteran(late: u64) -> Vec<u64> {
     let mut config = SchedulerConfig::new(vec![4096]);
     config.max_seqs = 2;

@@ -1,4 +1,5 @@
-//! The simulator's driver with fewer words, and a scheduler without any model for tests of order and time alone.
+//! Shorthands for the simulator's driver, and a scheduler without a model for tests of order and
+//! time alone.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +11,7 @@ pub fn tokens(seed: u64, len: usize) -> Vec<u32> {
     (0..len).map(|_| rng.below(1000) as u32).collect()
 }
 
-/// Clients, model and scheduler; every answer is checked against the unloaded one as it comes.
+/// Clients, model and scheduler; every answer is compared with the unloaded one as it arrives.
 pub struct Sim {
     pub driver: Driver,
     next_id: u64,
@@ -21,7 +22,7 @@ impl Sim {
         Self::with(config, Manners::default())
     }
 
-    /// With so many steps under way.
+    /// The same with up to `depth` steps in flight.
     pub fn deep(config: SchedulerConfig, depth: usize) -> Self {
         Self::with(config, Manners { depth, ..Manners::default() })
     }
@@ -34,7 +35,7 @@ impl Sim {
         self.add_with(prompt, num_tokens, |_| {})
     }
 
-    /// `change` sees the request before it is added; samples differ by id.
+    /// `change` edits the request before it is added; samples differ by id.
     pub fn add_with(&mut self, prompt: Vec<u32>, num_tokens: usize, change: impl FnOnce(&mut NewRequest)) -> RequestId {
         let id = RequestId(self.next_id);
         self.next_id += 1;
@@ -55,7 +56,8 @@ impl Sim {
         self.driver.abort(id).unwrap_or_else(|violation| panic!("{violation}"));
     }
 
-    /// Until nobody is left and the disk is quiet; the driver stops a run that makes no progress.
+    /// Runs until all requests have ended and the disk is idle; the driver stops a run without
+    /// progress.
     pub fn run_to_end(&mut self) {
         while !self.driver.is_idle() {
             self.step();
@@ -80,11 +82,11 @@ impl Sim {
     }
 }
 
-/// The scheduler with a clock and no model: every row that samples gets the same token.
+/// The scheduler with a clock and no model: every sampled token is the same.
 pub struct Clocked {
     pub scheduler: Scheduler,
     pub now: u64,
-    /// Who finished in the last step.
+    /// Requests that finished in the last step.
     pub finished: Vec<RequestId>,
     wanted: BTreeMap<RequestId, usize>,
 }
@@ -104,7 +106,8 @@ impl Clocked {
         self.scheduler.add(request, self.now).expect("fits");
     }
 
-    /// One step that takes as long as `time` says of its plan; requests with all their tokens are finished.
+    /// Runs one step that takes the time that `time` returns for its plan; complete requests are
+    /// finished.
     pub fn step(&mut self, time: impl FnOnce(&StepPlan) -> u64) -> StepPlan {
         self.finished.clear();
         let plan = self.scheduler.schedule(self.now);

@@ -1,5 +1,5 @@
-//! The scheduler's promises, one by one, mostly against a model that shows every wrong block. Random traffic is the
-//! simulator's part: see the crate `folio-simulator`.
+//! Tests of the scheduler's guarantees, one by one, mostly with a model that shows every wrong
+//! block. Random traffic is tested by the crate `folio-simulator`.
 
 mod basics;
 mod drafts;

@@ -1,4 +1,5 @@
-//! When blocks run out: who gives way, how often, and what stays in the cache.
+//! Preemption when blocks run out: its order, its number, and the blocks that stay in the prefix
+//! cache.
 
 use folio_scheduler::{RequestId, SchedulerConfig};
 
@@ -50,7 +51,7 @@ fn freed_tails_go_before_heads() {
     sim.run_to_end();
     sim.add(tokens(10, 90), 1);
     sim.run_to_end();
-    // Eight blocks, six of them taken since: the old prompt's first two are left.
+    // Six of eight blocks were taken since: the first two of the old prompt remain.
     sim.add(prompt, 1);
     sim.run_to_end();
     assert_eq!(sim.hit_tokens(), 32);

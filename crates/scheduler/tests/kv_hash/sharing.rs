@@ -1,4 +1,5 @@
-//! What requests have in common is computed once: prefix hits, forks, windows, and what the cache says of itself.
+//! Tokens that requests share are computed once: prefix hits, forks, windows, and the figures of
+//! the prefix cache.
 
 use folio_scheduler::{BlockId, GroupConfig, KvEvent, Medium, Miss, RequestId, SchedulerConfig};
 use folio_simulator::reference;
@@ -48,7 +49,7 @@ fn samples_of_one_prompt_compute_it_once() {
             sim.add_with(tokens(6, len), 9, |r| r.fork_of = Some(first));
         }
         sim.run_to_end();
-        // The prompt once, its last token for each fork, and every answer but its last token.
+        // The prompt once, its last token for each fork, and every answer except its last token.
         assert_eq!(sim.computed(), (len + 3 + 4 * 8) as u64, "a prompt of {len}, {depth} in flight");
         assert_eq!(sim.driver.coverage.copies, 3, "the partial block, for each fork");
     }
@@ -66,7 +67,7 @@ fn a_fork_goes_on_from_a_running_answer() {
     sim.add_with([so_far.clone(), vec![1, 2]].concat(), 3, |r| r.fork_of = Some(first));
     sim.step();
     sim.step();
-    // The newest token, which the fork waits for; then the next, and the fork's own two.
+    // The newest token, which the fork waits for; then the next one, and two of the fork.
     assert_eq!(sim.computed() - before, 1 + 1 + 2);
     sim.run_to_end();
 }
@@ -109,7 +110,8 @@ fn a_window_group_that_lost_its_window_limits_the_hit() {
     let prompt = tokens(9, 100);
     sim.add(prompt.clone(), 2);
     sim.run_to_end();
-    // Others use up the small pool of the window group; the large one still has the prompt.
+    // Other requests use up the small pool of the window group; the large pool still has the
+    // prompt.
     sim.add(tokens(10, 100), 2);
     sim.run_to_end();
     let before = sim.hit_tokens();

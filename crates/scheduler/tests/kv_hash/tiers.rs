@@ -1,11 +1,11 @@
-//! Below the device: blocks that come back from the host tier, and from disk after a restart.
+//! The lower tiers: blocks that are loaded from the host tier, and from disk after a restart.
 
 use folio_scheduler::{GroupConfig, SchedulerConfig};
 use folio_simulator::{Manners, disk::DiskManners};
 
 use crate::harness::{Sim, tokens};
 
-/// Two groups, one with a window, over small pools.
+/// Two groups, one of them with a window, with small pools.
 fn config(host_slots: usize, disk: Option<usize>) -> SchedulerConfig {
     let mut config = SchedulerConfig::new(vec![10]);
     config.groups[0].host_slots = host_slots;
@@ -14,7 +14,8 @@ fn config(host_slots: usize, disk: Option<usize>) -> SchedulerConfig {
     config
 }
 
-/// A prompt, others that evict it, and the same prompt again: tokens computed for the last, and those loaded.
+/// Runs a prompt, others that evict it, and the same prompt again. Returns the tokens computed and
+/// the tokens loaded for the last.
 fn come_back(host_slots: usize, copy_cost: u64, depth: usize) -> (u64, u64) {
     let mut config = config(host_slots, None);
     config.copy_cost = copy_cost;
