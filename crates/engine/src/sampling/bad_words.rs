@@ -1,11 +1,11 @@
-//! Sequences of tokens that an answer must never complete: whenever it ends in all of one but the last token, that
-//! token is masked.
+//! Bad words: sequences of tokens that an answer must never complete. When the answer ends in all
+//! tokens of one but the last, that token is masked.
 
 use std::collections::VecDeque;
 
 use super::SamplingParams;
 
-/// The end of an answer, as far as a sequence may go on from it.
+/// The end of an answer, as long as a bad word may need.
 #[derive(Clone, Debug, Default)]
 pub struct Recent {
     tokens: VecDeque<u32>,
@@ -33,7 +33,7 @@ impl Recent {
     }
 }
 
-/// Tokens that would complete one.
+/// Tokens that would complete a bad word.
 pub fn completing(params: &SamplingParams, recent: &Recent) -> impl Iterator<Item = u32> {
     let last =
         |word: &Vec<u32>| word.split_last().filter(|(_, before)| recent.ends_with(before)).map(|(&last, _)| last);
@@ -53,7 +53,8 @@ mod tests {
         (uniform(seed, 7, at) * f64::from(n)) as u32 % n
     }
 
-    /// Up to nine words of one to four tokens, token 0 never the last of a short one: something is always left.
+    /// Up to nine words of one to four tokens. Token 0 is never the last of a short one, so a token
+    /// is always left.
     fn words(seed: u64) -> Vec<Vec<u32>> {
         let word = |w: usize| -> Vec<u32> {
             let len = 1 + below(4, seed, 100 * w) as usize;
@@ -109,7 +110,7 @@ mod tests {
         assert!(recent.tokens.is_empty());
     }
 
-    /// What the prompt ends with is not the answer's doing.
+    /// The end of the prompt is no part of the answer.
     #[test]
     fn the_prompt_does_not_count() {
         let params = SamplingParams { bad_words: vec![vec![0, 1]], temperature: 0.0, ..SamplingParams::default() };

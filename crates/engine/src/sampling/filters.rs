@@ -1,13 +1,14 @@
-//! From logits to weights, and the filters that set weights to zero: min-p, top-k, top-p.
+//! Turns logits into weights, and the filters that set weights to zero: min-p, top-k, top-p.
 //!
-//! A weight is a probability up to a common factor; the best token's is 1. Filters find a border by partial selection
-//! and clear what lies below it: nothing is sorted but a handful of tokens at the border. Where two weights are equal
-//! the lower id counts as better, so that a filter's result is one set and not one of several.
+//! A weight is a probability up to a common factor; the best token's weight is 1. Filters find a
+//! bound by partial selection and clear the weights below it: only a handful of tokens near the
+//! bound is sorted. If two weights are equal, that of the lower id counts as better, so that the
+//! result of a filter is unique.
 
 use super::lanes::{exp, sum};
 
-/// A weight and its token as one number: the better token has the larger key. Weights are never negative, so their
-/// bits are ordered as they are.
+/// A weight and its token as one number: the better token has the larger key. Weights are never
+/// negative, so their bits have the same order as they.
 fn key(token: usize, weight: f32) -> u64 {
     debug_assert!(weight >= 0.0);
     u64::from(weight.to_bits()) << 32 | u64::from(!(token as u32))
@@ -25,26 +26,27 @@ fn clear_below(weights: &mut [f32], border: u64) {
     }
 }
 
-/// Logits, none of them NaN and `best` the largest of them, to weights of `softmax(logits / temperature)`.
+/// Turns logits, none of them NaN and `best` the largest, into weights of `softmax(logits /
+/// temperature)`.
 pub fn soften(logits: &mut [f32], best: f32, temperature: f32) {
     for logit in logits.iter_mut() {
         *logit = exp((*logit - best) / temperature);
     }
 }
 
-/// Only tokens at least `min_p` times as likely as the best.
+/// Keeps tokens at least `min_p` times as likely as the best.
 pub fn min_p(weights: &mut [f32], min_p: f32) {
     if min_p > 0.0 {
         weights.iter_mut().filter(|weight| **weight < min_p).for_each(|weight| *weight = 0.0);
     }
 }
 
-/// Only the best `k`.
+/// Keeps the best `k` tokens.
 pub fn top_k(weights: &mut [f32], k: usize) {
     if k >= weights.len() {
         return;
     }
-    // Twice k keys at most: when they are full, the worse half goes and its border rises.
+    // At most 2k keys: when they are full, the worse half is dropped and the bound rises.
     let mut best: Vec<u64> = Vec::with_capacity(2 * k);
     let mut border = 0;
     for (token, &weight) in weights.iter().enumerate() {
@@ -60,22 +62,22 @@ pub fn top_k(weights: &mut [f32], k: usize) {
     clear_below(weights, border);
 }
 
-/// The `k` largest, in no order; returns the least of them.
+/// Keeps the `k` largest keys, in no order; returns the least of them.
 fn keep_best(keys: &mut Vec<u64>, k: usize) -> u64 {
     let (_, &mut border, _) = keys.select_nth_unstable_by(k - 1, |a, b| b.cmp(a));
     keys.truncate(k);
     border
 }
 
-/// Only the fewest best tokens that together hold at least `top_p` of all weight.
+/// Keeps the fewest best tokens that together have at least `top_p` of all weight.
 pub fn top_p(weights: &mut [f32], top_p: f32) {
     if top_p >= 1.0 {
         return;
     }
     let top_p = f64::from(top_p);
     let total = sum(weights);
-    // Tokens below an equal share of what may be dropped hold less than that together, so the border lies above
-    // them. Half of it leaves room for rounding.
+    // Tokens with less than an equal share of the weight that may be dropped have less than that
+    // weight together, so the bound is above them. Half of it leaves room for rounding.
     let least = 0.5 * (1.0 - top_p) * total / weights.len() as f64;
     let candidate = |&(_, &weight): &(usize, &f32)| weight > 0.0 && f64::from(weight) >= least;
     let mut keys: Vec<u64> =
@@ -109,9 +111,9 @@ fn mass_border(keys: &mut [u64], target: f64) -> Option<u64> {
     rest.iter().find(reached).or(rest.last()).copied()
 }
 
-/// The token on which `uniform`, of [0, 1), falls when all weight is laid out in order of token.
+/// The token at `uniform`, of [0, 1), when all weights are laid out in order of token.
 pub fn draw(weights: &[f32], uniform: f64) -> u32 {
-    /// Weights that are summed up before it is asked whether the target lies among them.
+    /// Number of weights that are summed before the sum is compared with the target.
     const RUN: usize = 256;
     let sums = || weights.chunks(RUN).map(sum);
     let target = uniform * sums().sum::<f64>();
@@ -132,7 +134,7 @@ pub fn draw(weights: &[f32], uniform: f64) -> u32 {
     last_of(weights).unwrap_or(0) as u32
 }
 
-/// The last that has any weight.
+/// The last token with a positive weight.
 fn last_of(weights: &[f32]) -> Option<usize> {
     weights.iter().rposition(|&weight| weight > 0.0)
 }
@@ -228,7 +230,8 @@ mod tests {
         }
     }
 
-    /// Runs of weights, some of them of nothing but zeros, against one weight after the other. Sums of quarters are exact.
+    /// Compares runs of weights, some of them all zeros, with a sum of one weight after the other.
+    /// Sums of quarters are exact.
     #[test]
     fn a_wide_draw_is_that_of_one_long_sum() {
         for set in 0..300u64 {

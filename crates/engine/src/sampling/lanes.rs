@@ -1,7 +1,7 @@
-//! Loops over a whole vocabulary, written so that they compile to vector instructions: several sums or maxima side by
-//! side instead of one that everything waits for, and no way out of the middle of a run.
+//! Loops over a whole vocabulary, written so that they compile to vector instructions: several sums
+//! or maxima side by side, so that no addition waits for the one before, and no exit within a run.
 
-/// Values between which a loop may end.
+/// Values of a run; a loop may end between two runs.
 const RUN: usize = 64;
 const LANES: usize = 16;
 
@@ -18,7 +18,7 @@ pub fn position(values: &[f32], is: impl Fn(f32) -> bool) -> Option<usize> {
     within(rest).map(|at| runs.len() * RUN + at)
 }
 
-/// The first of the largest values, of those that are numbers and not minus infinity.
+/// Index of the first of the largest values, without NaN and minus infinity.
 pub fn largest(values: &[f32]) -> Option<usize> {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
     let (runs, rest) = values.as_chunks::<LANES>();
@@ -47,15 +47,16 @@ pub fn sum(values: &[f32]) -> f64 {
     lanes.into_iter().chain(rest.iter().map(|&value| f64::from(value))).sum()
 }
 
-/// `e^x` for `x` of at most 0, to two units in the last place. Exactly 1 at 0, and exactly 0 where the result is not a
-/// normal number any more, minus infinity included.
+/// `e^x` for `x` of at most 0, to two units in the last place. Exactly 1 at 0, and exactly 0 if the
+/// result is no normal number, also for minus infinity.
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
     const LOWEST: f32 = -87.336_54;
-    // ln 2 in two parts; the first has bits to spare, so that its product with an exponent is exact.
+    // ln 2 in two parts; the first has bits to spare, so that its product with an exponent is
+    // exact.
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
-    // Adding it leaves no bits behind the point.
+    // Adding it leaves no bits after the binary point.
     const WHOLE: f32 = 12_582_912.0;
     const TAIL: [f32; 5] = [0.5, 0.166_665_17, 0.041_666_2, 0.008_369_239, 0.001_395_109_7];
     let clamped = if x < LOWEST { LOWEST } else { x };
@@ -63,7 +64,7 @@ pub fn exp(x: f32) -> f32 {
     let n = shifted - WHOLE;
     let r = clamped - n * LN2_HIGH - n * LN2_LOW;
     let tail = TAIL.iter().rev().fold(0.0, |sum, &coefficient| sum * r + coefficient);
-    // The exponent stands in the last bits of `shifted`.
+    // The exponent is in the last bits of `shifted`.
     let exponent = shifted.to_bits().wrapping_sub(WHOLE.to_bits()).wrapping_add(127) << 23;
     let power = (r * r * tail + r + 1.0) * f32::from_bits(exponent);
     if x < LOWEST { 0.0 } else { power }

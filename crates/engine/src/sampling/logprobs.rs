@@ -1,4 +1,4 @@
-//! Logarithms of probabilities under the model's own distribution, before anything a request asks for changes it.
+//! Logprobs in the model's own distribution, before any option of a request changes it.
 
 use std::cmp::Ordering;
 

@@ -1,8 +1,8 @@
-//! What a request may ask of the sampler, and which of it makes sense.
+//! Sampling parameters of a request, and their valid ranges.
 
 use std::collections::HashSet;
 
-/// How the next token is chosen. Check with [`SamplingParams::validate`] before use.
+/// Options for the choice of the next token. Call [`SamplingParams::validate`] before use.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
     /// Logits are divided by this; 0 takes the best token.
@@ -13,20 +13,21 @@ pub struct SamplingParams {
     pub top_p: f32,
     /// Only tokens at least this fraction as likely as the best compete.
     pub min_p: f32,
-    /// Logits of tokens seen in prompt or output are divided by this where positive, else multiplied.
+    /// Logits of tokens seen in prompt or output are divided by this where positive, else
+    /// multiplied.
     pub repetition_penalty: f32,
-    /// Taken off a token's logit for each time it was put out.
+    /// Subtracted from a token's logit for each time that the answer has it.
     pub frequency_penalty: f32,
-    /// Taken off a token's logit if it was put out at all.
+    /// Subtracted from a token's logit if the answer has it.
     pub presence_penalty: f32,
     /// Added to logits.
     pub logit_bias: Vec<(u32, f32)>,
-    /// If given, no other token may be chosen.
+    /// If set, no other token may be chosen.
     pub allowed_tokens: Option<Vec<u32>>,
     pub banned_tokens: Vec<u32>,
     /// Sequences of tokens that the answer never completes.
     pub bad_words: Vec<Vec<u32>>,
-    /// Until this many tokens are out, none that would end the answer is chosen.
+    /// Until the answer has this many tokens, none that would end it is chosen.
     pub min_tokens: usize,
     pub max_tokens: usize,
     pub stop_token_ids: Vec<u32>,
@@ -42,7 +43,7 @@ pub struct SamplingParams {
 }
 
 impl Default for SamplingParams {
-    /// The model's distribution as it is.
+    /// The model's distribution, unchanged.
     fn default() -> Self {
         Self {
             temperature: 1.0,
@@ -81,7 +82,8 @@ const MAX_REPETITION_PENALTY: f32 = 10.0;
 const MAX_PENALTY: f32 = 2.0;
 const MAX_BIAS: f32 = 100.0;
 const MAX_SAMPLES: usize = 16;
-/// Each step walks through them. A word is two sequences, alone and behind a space: of words there are half as many.
+/// Most sequences of `bad_words`; each step examines all of them. A word is two sequences, alone
+/// and after a space, so the limit in words is half of this.
 const MAX_BAD_WORDS: usize = 256;
 const MAX_BAD_WORD_TOKENS: usize = 2048;
 
@@ -89,7 +91,7 @@ fn check(ok: bool, field: &'static str, value: impl ToString, range: impl ToStri
     if ok { Ok(()) } else { Err(InvalidParam { field, value: value.to_string(), range: range.to_string() }) }
 }
 
-/// A NaN lies in no range.
+/// A NaN is in no range.
 fn check_range(field: &'static str, value: f32, least: f32, most: f32) -> Result<(), InvalidParam> {
     check((least..=most).contains(&value), field, value, format_args!("from {least} to {most}"))
 }
@@ -120,8 +122,9 @@ impl SamplingParams {
         self.validate_tokens(logits_width)
     }
 
-    /// Whether some token may be chosen first, where `eos` end an answer. Later ones are no fewer, but for bad words of
-    /// several tokens: an answer that they leave nowhere to go ends with an error then.
+    /// Whether a first token can be chosen, if `eos` end an answer. Later positions have no fewer
+    /// tokens, except for bad words of several tokens: an answer that they leave without a token
+    /// ends with an error.
     pub(crate) fn leaves_a_choice(&self, eos: &[u32], logits_width: usize) -> bool {
         let mut excluded: HashSet<u32> = self.banned_tokens.iter().copied().collect();
         excluded.extend(self.bad_words.iter().filter(|word| word.len() == 1).flatten());
@@ -145,7 +148,7 @@ impl SamplingParams {
         self.stop_token_ids.iter().try_for_each(|&token| known("stop_token_ids", token))?;
         if let Some(allowed) = &self.allowed_tokens {
             check(!allowed.is_empty(), "allowed_tokens", "empty", "at least one token id")?;
-            // Each step walks the list, so repeating tokens must not make it long.
+            // Each step examines the list, so repeated tokens must not make it long.
             let range = format_args!("at most the {width} tokens there are");
             check(allowed.len() <= width, "allowed_tokens", format_args!("{} long", allowed.len()), range)?;
             allowed.iter().try_for_each(|&token| known("allowed_tokens", token))?;

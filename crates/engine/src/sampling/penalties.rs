@@ -1,11 +1,11 @@
-//! Changes to single logits before any comes to be compared with another: masks, biases, and penalties for tokens
-//! that were there before. A token that may not be chosen gets the logit minus infinity.
+//! Changes to single logits before they are compared: masks, biases, and penalties for tokens that
+//! the sequence has. A masked token gets the logit minus infinity.
 
 use std::collections::HashMap;
 
 use super::SamplingParams;
 
-/// How often a request has seen each token, where it has penalties.
+/// Number of times that a request has seen each token, if it has penalties.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     tokens: HashMap<u32, Count>,
@@ -20,7 +20,7 @@ struct Count {
 }
 
 impl Seen {
-    /// The prompt matters to the repetition penalty alone; without one it is not counted.
+    /// Only the repetition penalty needs the prompt; without it the prompt is not counted.
     pub fn new(params: &SamplingParams, prompt: &[u32]) -> Self {
         let mut seen = Self { is_counted: penalizes(params), ..Self::default() };
         if params.repetition_penalty != 1.0 {
@@ -38,12 +38,12 @@ impl Seen {
         }
     }
 
-    /// Every token that penalties look at, and how often it was put out.
+    /// Every token that penalties apply to, and its number in the answer.
     pub fn counts(&self) -> impl Iterator<Item = (u32, u32)> {
         self.tokens.iter().map(|(&token, count)| (token, count.outputs))
     }
 
-    /// Tokens put out so far.
+    /// Tokens of the answer so far.
     pub fn num_outputs(&self) -> usize {
         self.outputs
     }
@@ -53,7 +53,7 @@ fn penalizes(params: &SamplingParams) -> bool {
     params.repetition_penalty != 1.0 || params.frequency_penalty != 0.0 || params.presence_penalty != 0.0
 }
 
-/// Leaves only the tokens that a request names, where it names any.
+/// Masks all tokens but the allowed ones, if the request names any.
 pub fn keep(logits: &mut [f32], params: &SamplingParams) {
     if let Some(allowed) = &params.allowed_tokens {
         let kept: Vec<f32> = allowed.iter().map(|&token| logits[token as usize]).collect();
@@ -109,7 +109,7 @@ mod tests {
         assert_eq!(logits, [1.0, 0.5 - 0.75, -2.0, 2.0 - 1.25]);
     }
 
-    /// Frequency and presence look at outputs only.
+    /// Frequency and presence penalties count the answer alone.
     #[test]
     fn the_prompt_is_penalized_by_repetition_alone() {
         let params = SamplingParams { frequency_penalty: 2.0, presence_penalty: 2.0, ..SamplingParams::default() };

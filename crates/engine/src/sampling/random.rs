@@ -1,6 +1,7 @@
-//! Randomness without state: Philox4x32-10, a counter-based generator (Salmon, Moraes, Dror, Shaw: "Parallel random
-//! numbers: as easy as 1, 2, 3", 2011). A draw is a function of (seed, sample, position), so that a seeded request
-//! repeats itself whatever runs beside it and however often it is preempted.
+//! Randomness without state: Philox4x32-10, a counter-based generator (Salmon, Moraes, Dror, Shaw:
+//! "Parallel random numbers: as easy as 1, 2, 3", 2011). A draw is a function of (seed, sample,
+//! position), so that a seeded request repeats itself in any batch and after any number of
+//! preemptions.
 
 const ROUNDS: usize = 10;
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
@@ -21,7 +22,7 @@ fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     counter
 }
 
-/// The number in [0, 1) that belongs to a position of one sample of a seeded request.
+/// The number in [0, 1) for a position of one sample of a seeded request.
 pub fn uniform(seed: u64, sample: u32, position: usize) -> f64 {
     let position = position as u64;
     let counter = [position as u32, (position >> 32) as u32, sample, 0];
@@ -34,7 +35,7 @@ pub fn uniform(seed: u64, sample: u32, position: usize) -> f64 {
 mod tests {
     use super::*;
 
-    /// The known answers that the authors' library Random123 ships.
+    /// Known answers of the authors' library Random123.
     #[test]
     fn philox_gives_the_known_answers() {
         for (counter, key, expected) in [

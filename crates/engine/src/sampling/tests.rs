@@ -1,5 +1,5 @@
-//! Samplers against distributions: 20,000 draws each, chi-square against a plain implementation that sorts and knows
-//! nothing of the one it judges.
+//! Samplers against distributions: 20,000 draws each, compared by chi-square with a plain
+//! implementation that sorts and shares no code with the sampler.
 
 use std::sync::Arc;
 
@@ -75,8 +75,9 @@ fn draws(params: &SamplingParams) -> Vec<usize> {
     counts
 }
 
-/// True if the counts may well come from those chances: chi-square below the value that one in 10,000 fair runs
-/// passes, by Wilson and Hilferty's approximation. Tokens expected fewer than 5 times are counted together.
+/// Whether the counts agree with the chances: chi-square below the value that one in 10,000 fair
+/// runs exceeds, by Wilson and Hilferty's approximation. Tokens expected fewer than 5 times are
+/// counted together.
 fn fits(counts: &[usize], chances: &[f64]) -> bool {
     let impossible = counts.iter().zip(chances).any(|(&count, &chance)| count > 0 && chance == 0.0);
     let (mut rare, mut bins, mut square) = ((0.0, 0.0), 0, 0.0);
@@ -99,7 +100,7 @@ fn fits(counts: &[usize], chances: &[f64]) -> bool {
     !impossible && (bins == 1 || square <= limit)
 }
 
-/// Every sampler by itself, and some together.
+/// Every sampler alone, and some together.
 fn samplers() -> Vec<SamplingParams> {
     let base = || SamplingParams { seed: 2024, ..SamplingParams::default() };
     vec![
@@ -144,7 +145,7 @@ fn every_sampler_fits_its_distribution() {
     }
 }
 
-/// The judge can say no: draws do not fit a distribution that differs in one setting.
+/// The test can fail: draws do not fit a distribution that differs in one setting.
 #[test]
 fn a_wrong_distribution_does_not_fit() {
     let base = SamplingParams { seed: 2024, ..SamplingParams::default() };
@@ -187,7 +188,7 @@ fn a_draw_depends_on_seed_sample_and_position_alone() {
     assert_eq!(first, run(&params, 0));
     assert_ne!(first, run(&params, 1), "another answer to the same prompt");
     assert_ne!(first, run(&SamplingParams { seed: 8, ..params.clone() }, 0), "another seed");
-    // One state after 40 draws and a fresh one agree.
+    // A state after 40 draws agrees with a fresh one.
     let mut fresh = state(params, 0);
     assert_eq!(fresh.sample(&mut logits(), 139).unwrap().token, first[39]);
 }
@@ -231,7 +232,7 @@ fn a_row_that_went_wrong_is_an_error() {
     assert_eq!(state.sample(&mut [1.0, 2.0], 1), Err(NotFinite::NothingLeft));
 }
 
-/// A wide row, where every filter takes its partial paths.
+/// A wide row, on which every filter takes its partial path.
 #[test]
 fn a_wide_vocabulary_stays_inside_its_filters() {
     let wide: Vec<f32> = (0..50_000).map(|token| (random::uniform(1, 2, token) * 20.0 - 10.0) as f32).collect();
@@ -245,7 +246,7 @@ fn a_wide_vocabulary_stays_inside_its_filters() {
     }
 }
 
-/// Banned tokens, ends that come too early, and those that the model does not have.
+/// Banned tokens, end tokens before `min_tokens`, and end tokens outside the vocabulary.
 #[test]
 fn what_is_banned_by_hand() {
     let params = SamplingParams { banned_tokens: vec![5], min_tokens: 1, ..SamplingParams::default() };

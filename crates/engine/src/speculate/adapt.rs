@@ -1,15 +1,19 @@
-//! How many nodes to ask for: as many as pay, measured by the clock, and none where none do.
+//! Chooses the number of nodes of each draft: as many as pay, by measured times, and none if none
+//! pay.
 //!
-//! What a draft brings is known by how drafts of the request, and of everybody, agreed of late; what it costs, by how
-//! long steps took and drafts did. From both comes the number of nodes a request that makes most tokens a second. A
-//! step that verifies drafts cannot be planned ahead, and no more can those of the other requests in it without falling
-//! apart into two batches: either all requests wait for drafts, or none. Where drafts do not pay, they are probed now
-//! and then. [`Account`] watches what speculation has gained in fact: whatever the estimates say, it stops when more
-//! time is lost than a small part of all time. Nothing here looks at a clock: all durations come from outside.
+//! The tokens that a draft brings are estimated from how drafts of the request, and of all
+//! requests, agreed recently; its cost from the times of steps and of drafting. Both give the
+//! number of nodes for each request that makes most tokens a second. A step that verifies drafts
+//! cannot be planned ahead, and neither can the other requests in it without splitting into two
+//! batches, so either all requests wait for drafts, or none. While drafts do not pay, they are
+//! probed now and then. [`Account`] compares what speculation gained in fact: whatever the
+//! estimates say, it stops when more time is lost than a small part of all time. Nothing here reads
+//! a clock: all durations are arguments.
 //!
-//! There is one [`Adapt`] for each salt ([`Watches`]), which all begin alike: how much others' drafts agreed must not show
-//! in how many a request is asked for. To one of them, requests of other salts are a part of the machine: so many more
-//! tokens come out of a step, and it takes as long as it takes. Their drafts are not counted as its own.
+//! There is one [`Adapt`] for each salt ([`Watches`]), and all begin alike: how well drafts of
+//! other salts agreed must not show in the number of nodes. For an `Adapt`, requests of other salts
+//! are a part of the machine: they add tokens and time to a step, and their drafts are not counted
+//! as its own.
 
 mod account;
 mod agreement;
@@ -33,14 +37,15 @@ use super::Draft;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AdaptOptions {
-    /// No request is ever asked for more.
+    /// Most nodes of a draft.
     pub most_nodes: usize,
-    /// Every request is always asked for so many.
+    /// Sets the number of nodes of every draft, in place of an adaptive one.
     pub fixed: Option<usize>,
 }
 
-/// Decides how far to speculate for requests of one salt. Behind every step: [`Adapt::note_step`] and [`Adapt::note_walk`]
-/// of what was in it, then [`Adapt::most`] for the next, then [`Adapt::note_drafting`].
+/// Decides on the drafts of the requests of one salt. After every step: [`Adapt::note_step`] and
+/// [`Adapt::note_walk`] of its drafts, then [`Adapt::most`] for the next step, then
+/// [`Adapt::note_drafting`].
 #[derive(Debug)]
 pub struct Adapt {
     options: AdaptOptions,
@@ -49,26 +54,27 @@ pub struct Adapt {
     requests: HashMap<RequestId, Asked>,
     account: Account,
     state: State,
-    /// Steps until a probe, the next time that one fails.
+    /// Steps until the next probe, if this one fails.
     spacing: u32,
-    /// The step behind which [`Adapt::most`] is about to be asked.
+    /// The step after which [`Adapt::most`] is about to be called.
     step: StepSeen,
-    /// What was asked for last.
+    /// The nodes of the last call.
     last: Last,
-    /// Nothing was drafted yet: whatever does so for the first time touches memory that nobody has touched.
+    /// No draft was made yet: the first one touches memory that was never touched.
     is_cold: bool,
     chooser: Chooser,
     steps: Steps,
     hopes: Vec<Hope>,
 }
 
-/// What is known of one request.
+/// State of one request.
 #[derive(Debug)]
 struct Asked {
     agreement: Agreement,
-    /// Nodes that it was asked for, until it is known what came of them.
+    /// Nodes that it was last given, until their result is known.
     nodes: usize,
-    /// Whether a draft came since it was last asked for none. Before that, a method takes in what it missed.
+    /// Whether it had a draft since it was last given no nodes. Before that, a method catches up
+    /// with the tokens that it missed.
     drafted: bool,
 }
 
@@ -80,11 +86,11 @@ impl Asked {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Nobody waits for drafts, for so many steps at least.
+    /// No request waits for drafts, for at least `wait` steps.
     Plain { wait: u32 },
-    /// Drafts of about so many nodes in all are made, to see what comes of them; so many steps are left.
+    /// Drafts of about `nodes` nodes in all are made, to measure them; `left` steps remain.
     Probing { left: u32, nodes: usize },
-    /// Drafts pay, and have done so for so many steps without a look at plain ones.
+    /// Drafts pay, and have been made for `steps` steps without a plain step.
     Speculating { steps: u32 },
 }
 
@@ -93,50 +99,53 @@ struct StepSeen {
     rows: usize,
     seconds: f64,
     is_decode_only: bool,
-    /// Tokens that drafts brought.
+    /// Tokens of accepted drafts.
     accepted: usize,
     walks: usize,
-    /// Walks that accepted anything.
+    /// Drafts with an accepted node.
     lucky_walks: usize,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Last {
-    /// Requests that were decoding, those of other salts included.
+    /// Requests that decode, with those of other salts.
     requests: usize,
-    /// Its own, nodes that they were asked for, and how many of them were.
+    /// Requests of this salt, the nodes they were given, and how many requests had any.
     own: usize,
     nodes: usize,
     drafting: usize,
-    /// Whether the step was waited for.
+    /// Whether the step could not be planned ahead.
     waits: bool,
-    /// Whether somebody had missed something, so that the time of drafting says little of drafts to come.
+    /// Whether the method was catching up, so that the time of drafting says little about later
+    /// drafts.
     catches_up: bool,
-    /// Seconds between the steps: of drafting, and of waiting for the step that then comes.
+    /// Seconds between two steps: of drafting, and of waiting for the next step to begin.
     drafting_seconds: f64,
     gap_seconds: f64,
 }
 
-/// Part of the evidence that stays with each of a request's drafts, and with each step without one.
+/// Part of the evidence that remains after each of a request's drafts, and after each step without
+/// one.
 const KEEP_OWN: f32 = 1.0 - 1.0 / 20.0;
 const KEEP_IDLE: f32 = 1.0 - 1.0 / 200.0;
 
-/// Plain steps that one which verifies so many rows for the first time may cost at most, or else it is a hiccup.
+/// Most time of a step that verifies a number of rows for the first time, in plain steps; a longer
+/// one is an outlier.
 const NEW_COST: f64 = 4.0;
 
-/// By how much speculation must be better than none before it begins, and how bad it may become before it ends.
+/// Gain over plain steps at which speculation begins, and below which it ends.
 const BEGINS_AT: f64 = 1.03;
 const ENDS_AT: f64 = 1.0;
 
-/// Plain steps between looks at whether drafts would pay.
+/// Plain steps between two checks whether drafts would pay.
 const LOOK_EVERY: u32 = 8;
 
-/// Plain steps, now and then, where drafts pay.
+/// Plain steps that are inserted now and then while drafts pay.
 const ANCHOR_STEPS: u32 = 4;
-/// A node behind those that pay is asked for as well, until it has been so often of late.
+/// A node after those that pay is given as well, until it has this much evidence.
 const CURIOUS: f32 = 2.0;
 
-/// Steps of a probe in which there are drafts, and in all.
+/// Steps of a probe that have drafts, and all its steps.
 const PROBE_STEPS: u32 = 4;
 const PROBE_STEPS_SILENT: u32 = 16;
 const PROBE_NODES: usize = 3;
@@ -164,15 +173,16 @@ impl Adapt {
         }
     }
 
-    /// A step has ended: how long the device was busy with it, and not how long it waited for it. Its rows are all but
-    /// drafts of other salts. One that computes any prompt is not `is_decode_only`, and only heard of.
+    /// Notes a step: the time that the device computed it, without waiting. Its rows are all rows
+    /// but drafts of other salts. A step that computes any prompt is not `is_decode_only`, and
+    /// changes no estimate.
     pub fn note_step(&mut self, rows: usize, took: Duration, is_decode_only: bool) {
         self.step = StepSeen { rows, seconds: took.as_secs_f64(), is_decode_only, ..self.step };
     }
 
-    /// How long the device waited for a step after the drafts for it were made (or, without any, after the step before
-    /// ended). Told before [`Adapt::note_step`] of that step; worth telling where drafts keep a step from being planned
-    /// ahead.
+    /// Notes how long the device waited for a step after its drafts were made, or without drafts
+    /// after the step before. Called before [`Adapt::note_step`] of that step, if drafts stop steps
+    /// from being planned ahead.
     pub fn note_gap(&mut self, waited: Duration) {
         self.last.gap_seconds = waited.as_secs_f64();
         if self.last.waits && self.last.requests > 0 {
@@ -180,8 +190,9 @@ impl Adapt {
         }
     }
 
-    /// How long it took to make the drafts that were asked for last, the longest of so many nodes; or, where none were, to
-    /// take in the step. Where only others' were made, there is nothing to tell.
+    /// Notes the time to make the drafts of the last call, the longest of them with `longest`
+    /// nodes; or without drafts, the time to follow the step. Not called if only drafts of other
+    /// salts were made.
     pub fn note_drafting(&mut self, requests: usize, longest: usize, took: Duration) {
         let seconds = took.as_secs_f64();
         self.last.drafting_seconds = seconds;
@@ -198,7 +209,7 @@ impl Adapt {
         }
     }
 
-    /// What came of a draft that a step verified.
+    /// Notes the result of a draft that a step verified.
     pub fn note_walk(&mut self, id: RequestId, drafted: &Draft, accepted: &[u16]) {
         self.step.accepted += accepted.len();
         self.step.walks += 1;
@@ -213,7 +224,8 @@ impl Adapt {
         self.all.note(asked, drafted, accepted);
     }
 
-    /// How many nodes to ask for in the next step, for each of its requests that decode, where `others` do besides; 0: none.
+    /// Nodes to draft in the next step for each of its decoding requests, beside `others` of other
+    /// salts; 0: no draft.
     pub fn most(&mut self, decoding: &[RequestId], others: usize, out: &mut Vec<usize>) {
         out.clear();
         out.resize(decoding.len(), self.options.fixed.unwrap_or(0).min(self.options.most_nodes));
@@ -225,13 +237,14 @@ impl Adapt {
         let could_draft = self.last.waits;
         self.decide(&step, decoding, others, out);
         if !could_draft {
-            // The next step is under way already: drafts can only be for the one behind it.
+            // The next step is in flight already: drafts would be for the one after it.
             out.fill(0);
         }
         self.remember(decoding, others, out);
     }
 
-    /// Whether the next step of its requests should not be planned ahead of its result. All requests wait, or none.
+    /// Whether the next step of these requests should not be planned ahead of its result. All
+    /// requests wait, or none.
     pub fn expects(&self) -> bool {
         match self.options.fixed {
             Some(nodes) => nodes > 0,
@@ -247,12 +260,12 @@ impl Adapt {
         !matches!(self.state, State::Plain { .. })
     }
 
-    /// Takes in what the last step cost and brought.
+    /// Updates the estimates with the times and tokens of the last step.
     fn settle(&mut self, step: &StepSeen) {
         for asked in self.requests.values_mut() {
             let nodes = std::mem::take(&mut asked.nodes);
             if nodes > 0 {
-                // It had nothing to say.
+                // The method made no draft.
                 asked.agreement.fade(KEEP_OWN);
                 asked.agreement.note(nodes, &Draft::default(), &[]);
                 self.all.fade(keep_all(self.last.own));
@@ -268,7 +281,7 @@ impl Adapt {
             false => self.costs.note_plain(requests, step.seconds),
         };
         let Some(plain) = self.costs.plain(requests) else { return };
-        // A hiccup is nobody's fault.
+        // An outlier must not count against drafts.
         let took = took.min(NEW_COST * plain);
         let (seconds, gained) = match waits {
             true => {
@@ -278,15 +291,15 @@ impl Adapt {
             false => (took, 0.0),
         };
         if !waits {
-            // Who keeps up with plain steps does so for drafts to come.
+            // A method that follows plain steps does so for later drafts.
             self.account.borrow(drafting_seconds.min(plain));
         }
-        // All salts together may lose no more than one that is alone.
+        // All salts together may lose no more than a single one.
         let share = own as f64 / requests as f64;
         self.account.note(share * plain, share * seconds, gained);
     }
 
-    /// Moves between the states, and says how many nodes.
+    /// Changes the state, and sets the number of nodes.
     fn decide(&mut self, step: &StepSeen, decoding: &[RequestId], others: usize, nodes: &mut [usize]) {
         let (own, requests) = (decoding.len(), decoding.len() + others);
         let is_new =
@@ -295,7 +308,7 @@ impl Adapt {
             && *wait % LOOK_EVERY > 0
             && !is_new
         {
-            // Little changes from step to step, and to look costs time, too.
+            // Little changes from step to step, and a check takes time, too.
             *wait -= 1;
             return;
         }
@@ -313,12 +326,12 @@ impl Adapt {
             }
             State::Speculating { steps } => State::Speculating { steps: steps + 1 },
             _ if pays >= BEGINS_AT => State::Speculating { steps: 0 },
-            // What looks good is looked at more closely, until all are.
+            // A promising probe is repeated with twice the nodes, until all requests have drafts.
             State::Probing { nodes, .. } if step.lucky_walks * 2 > step.walks && nodes < 2 * PROBE_NODES * own => {
                 State::Probing { left: PROBE_STEPS, nodes: 2 * nodes }
             }
             State::Probing { left: 0, .. } => self.back_off(),
-            // It costs next to nothing to wait for a method that has nothing to say.
+            // Waiting for a method that makes no drafts costs next to nothing.
             State::Probing { left, nodes } if step.walks == 0 && left > 1 => State::Probing { left: left - 1, nodes },
             State::Probing { left, nodes } => State::Probing { left: left.min(PROBE_STEPS) - 1, nodes },
             State::Plain { wait: 0 } => {
@@ -336,8 +349,8 @@ impl Adapt {
         }
     }
 
-    /// Asks somebody for a node more where little is known of such nodes: they are judged by those before them, and would never
-    /// show that they are better.
+    /// Exploration: gives one request an extra node at a depth with little data. Without it that
+    /// depth inherits the estimate of shallower ones and could never prove better.
     fn explore(&self, nodes: &mut [usize]) {
         let most = self.options.most_nodes;
         let is_unknown = |&nodes: &usize| (1..most).contains(&nodes) && self.all.asked(nodes) < CURIOUS;
@@ -346,8 +359,8 @@ impl Adapt {
         }
     }
 
-    /// Steps of speculation after which some plain ones tell again what those take. Where little is known of them, or
-    /// little is won, that matters most.
+    /// Steps of speculation before some plain ones measure their time again. Few measurements or a
+    /// small gain make these steps more important.
     fn anchor_after(&self, requests: usize, pays: f64) -> u32 {
         match self.costs.plain_seen(requests) {
             ..16 => 4 * LOOK_EVERY,
@@ -357,7 +370,7 @@ impl Adapt {
         }
     }
 
-    /// Plain steps until the next probe: twice as many as the last time, if that was in vain.
+    /// Plain steps until the next probe: twice as many as the last time, if the probe failed.
     fn back_off(&mut self) -> State {
         let wait = self.spacing;
         self.spacing = (2 * wait).min(LONGEST_WAIT);
@@ -377,7 +390,7 @@ impl Adapt {
         self.chooser.choose(&self.costs, curve, self.last.nodes, nodes)
     }
 
-    /// Asks those of whom least is known for a few nodes, about `most` in all.
+    /// Gives nodes to the requests with the least data, about `most` in all.
     fn probe(&mut self, most: usize, decoding: &[RequestId], nodes: &mut [usize]) {
         nodes.fill(0);
         let known = |&request: &usize| self.requests[&decoding[request]].agreement.evidence();
@@ -415,7 +428,8 @@ impl Adapt {
     }
 }
 
-/// Part of the evidence about everybody that stays with each draft of anybody: what is older than some steps fades.
+/// Part of the evidence about all requests that remains after each draft of any: it fades over a
+/// few steps.
 fn keep_all(requests: usize) -> f32 {
     1.0 - 1.0 / (100.0 + 8.0 * requests as f32)
 }

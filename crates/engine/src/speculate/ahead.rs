@@ -1,10 +1,12 @@
-//! Room for rows that a decoder has not computed: where a method with keys and values of its own puts them.
+//! Blocks for a drafting method with keys and values of its own, with room beyond the rows that the
+//! decoder has computed.
 //!
-//! Such a method has storage of its own and no blocks of its own. Its blocks are numbered as those of one layer group of
-//! the decoder, so that a sequence lies in the same places in both, and what the scheduler decides about blocks needs no
-//! second thought. Drafts reach beyond a request's table, as nobody has planned them yet: rows out there lie in scratch
-//! blocks behind the last of the group's, as many as the longest draft needs for every sequence of a step. They are for the
-//! step at hand, and are computed again once their tokens are settled and have blocks.
+//! A method of this kind has its own storage, but no block tables of its own. Its blocks have the
+//! numbers of one layer group of the decoder, so that a sequence has the same table in both, and
+//! the scheduler's decisions about blocks hold for both. Drafts reach beyond a request's block
+//! table, because they are not planned yet. Their rows are written to scratch blocks with numbers
+//! above the group's, enough for the longest draft of every sequence in a step. Scratch rows last
+//! for one step; they are computed again once their tokens are accepted and have blocks.
 
 use std::ops::Range;
 
@@ -15,21 +17,21 @@ use folio_model::ModelSpec;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ahead {
     group: usize,
-    /// The first of the scratch blocks.
+    /// Number of the first scratch block.
     first_scratch: usize,
     sequences: usize,
     scratch_each: usize,
 }
 
 impl Ahead {
-    /// `blocks` are those of the decoder's layer group `group`; `sequences` the most of a step, and `rows` the most from
-    /// a request's last token on.
+    /// `blocks` is the size of the decoder's layer group `group`; `sequences` the most of a step,
+    /// and `rows` the most from a request's last token on.
     pub fn new(group: usize, blocks: usize, sequences: usize, rows: usize) -> Self {
         assert!((1..=tree::TREE_ROWS).contains(&rows), "{rows} rows of a draft");
         Self { group, first_scratch: blocks, sequences, scratch_each: rows.div_ceil(BLOCK_TOKENS) }
     }
 
-    /// The layer group that sees everything, and so keeps all blocks of a sequence. There may be none.
+    /// The layer group without a window, which has all blocks of a sequence, if there is one.
     pub fn full_group(spec: &ModelSpec) -> Option<usize> {
         spec.kv_groups().iter().position(|group| group.window.is_none())
     }
@@ -38,29 +40,29 @@ impl Ahead {
         self.group
     }
 
-    /// Behind the blocks that are numbered as the decoder's.
+    /// Number of the first block that is not numbered as the decoder's.
     pub fn first_scratch(&self) -> usize {
         self.first_scratch
     }
 
-    /// Blocks of the method's storage, scratch included.
+    /// Blocks of the method's storage, scratch blocks included.
     pub fn num_blocks(&self) -> usize {
         self.first_scratch + self.sequences * self.scratch_each
     }
 
-    /// Table entries of a step of the method's, from those of the decoder's.
+    /// Block table entries of the method's steps, from those of the decoder's.
     pub fn table_entries(&self, decoders: usize) -> usize {
         decoders + self.sequences * self.scratch_each
     }
 
-    /// The blocks of the request whose span has this number in the decoder's step.
+    /// Block table of the request that has this span in the decoder's step.
     pub fn table<'a>(&self, step: &'a Batch, request: usize) -> &'a [u32] {
         let tables = &step.groups[self.group];
         let end = tables.first_block.get(request + 1).map_or(tables.blocks.len(), |&end| end as usize);
         &tables.blocks[tables.first_block[request] as usize..end]
     }
 
-    /// Empties a batch of so many layer groups, and keeps its memory.
+    /// Empties a batch of this many layer groups, and keeps its memory.
     pub fn clear(batch: &mut Batch, groups: usize) {
         let Batch { tokens, positions, spans, ancestors, groups: tables, outputs } = batch;
         [tokens, positions, outputs].into_iter().for_each(Vec::clear);
@@ -72,9 +74,10 @@ impl Ahead {
         }
     }
 
-    /// Adds a span to `batch`: the tokens at places `first..` of a request of the decoder's step. They are a tree where
-    /// there are words of [`tree::ancestors`], and a chain where there are none. Of a tree that grows, the places are those
-    /// behind the rows before. Gives the number of the span's first row; outputs are for the caller to add.
+    /// Adds a span to `batch`: tokens at places `first..` of a request of the decoder's step. They
+    /// are a tree if `words` has words of [`tree::ancestors`], and a chain if it is empty. For a
+    /// tree that grows, the places are those after the rows before. Returns the span's first row;
+    /// the caller adds outputs.
     pub fn push(
         &self,
         step: &Batch,
@@ -87,7 +90,8 @@ impl Ahead {
         self.push_to(self.table(step, request), request, first, tokens, ancestors, batch)
     }
 
-    /// The same with the request's table, or with its last blocks if places are counted from the first of these.
+    /// The same with the request's block table, or with its last blocks if places are counted from
+    /// the first of these.
     pub fn push_to(
         &self,
         table: &[u32],
@@ -137,7 +141,7 @@ impl Ahead {
 mod tests {
     use super::*;
 
-    /// Two requests, of 18 and of 16 tokens with them.
+    /// Two requests, of 18 and of 16 tokens after the step.
     fn step() -> Batch {
         let tables = |blocks: &[u32]| GroupTables { slots: vec![], blocks: blocks.to_vec(), first_block: vec![0, 2] };
         Batch { groups: vec![tables(&[9, 9, 9]), tables(&[4, 1, 6])], ..Batch::default() }

@@ -1,48 +1,50 @@
-//! A suffix automaton that grows by a token at a time and counts: which strings its texts hold, how often, and what came
-//! behind them.
+//! A suffix automaton that grows by a token at a time and counts: the strings that its texts
+//! contain, how often they occur, and the tokens that follow them.
 //!
-//! A state stands for all strings that end at the same places; the longest names it, and its link leads to the longest
-//! suffix that ends elsewhere too (Blumer et al., "The smallest automaton recognizing the subwords of a text", 1985).
-//! Texts of n tokens together make at most 2n states and 3n edges, at a cost of O(1) a token, spread over all of them.
+//! A state stands for all strings that end at the same places. The longest string names it, and its
+//! link leads to the longest suffix that also ends elsewhere (Blumer et al., "The smallest
+//! automaton recognizing the subwords of a text", 1985). Texts of n tokens together make at most 2n
+//! states and 3n edges, in amortized O(1) time a token.
 //!
-//! A new occurrence of a string is one of all its suffixes, and there are too many of them to count each time: in a run
-//! of one token, as many as tokens. But a suffix is at least as frequent as what it is a suffix of. So counts stop at
-//! [`MOST_COUNTED`], the walk up the links stops at the first such count, and no state is visited more often than that.
+//! A new occurrence of a string is one of all its suffixes, too many to count each time: in a run
+//! of one token they are as many as its tokens. But a suffix is at least as frequent as the string.
+//! Counts therefore stop at [`MOST_COUNTED`], the walk up the links stops at the first such count,
+//! and no state is visited more often than that.
 
 use super::mix::Map;
 
-/// A string that is this frequent or more.
+/// Count of a string that is this frequent or more.
 pub(super) const MOST_COUNTED: u32 = 255;
 
-/// Bytes a token takes at most, long texts assumed: two states and three edges with their keys, in tables that may be
-/// half empty.
+/// Most bytes of a token in long texts: two states and three edges with their keys, in tables that
+/// may be half empty.
 pub(super) const TOKEN_BYTES: usize = 2 * STATE_BYTES * 2 + 3 * (EDGE_BYTES * 2 + KEY_BYTES * 16 / 7 + 1);
 const STATE_BYTES: usize = size_of::<State>();
 const EDGE_BYTES: usize = size_of::<Edge>();
-/// With the byte that the map itself keeps.
+/// With the byte that the map itself uses.
 const KEY_BYTES: usize = size_of::<(u64, u32)>() + 1;
 
 const ROOT: u32 = 0;
 const NONE: u32 = u32::MAX;
 
 pub(super) struct Automaton {
-    /// The first is the empty string's.
+    /// The first state is that of the empty string.
     states: Vec<State>,
     edges: Vec<Edge>,
     /// State and token -> edge.
     by_token: Map<u64, u32>,
-    /// The text so far.
+    /// The state of the whole text so far.
     last: u32,
     num_tokens: usize,
 }
 
 #[derive(Clone, Copy)]
 struct State {
-    /// Tokens of its longest string. The shortest has one more than the longest of `link`.
+    /// Length of its longest string. The shortest is one longer than the longest of `link`.
     len: u32,
-    /// None for the root's.
+    /// None for the root.
     link: u32,
-    /// How often its strings occur, or [`MOST_COUNTED`].
+    /// Number of occurrences of its strings, at most [`MOST_COUNTED`].
     count: u32,
     first_edge: u32,
 }
@@ -51,11 +53,11 @@ struct State {
 struct Edge {
     token: u32,
     to: u32,
-    /// The edge of the same state that is next older.
+    /// The next older edge of the same state.
     next: u32,
 }
 
-/// A string that the texts hold: its state, and how long it is.
+/// A string of the texts: its state and its length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     state: u32,
@@ -74,7 +76,7 @@ impl Default for Automaton {
 }
 
 impl Automaton {
-    /// Begins another text.
+    /// Begins a new text.
     pub fn begin(&mut self) {
         self.last = ROOT;
     }
@@ -98,13 +100,13 @@ impl Automaton {
         self.num_tokens
     }
 
-    /// What it takes on the heap.
+    /// Bytes on the heap.
     pub fn bytes(&self) -> usize {
         let keys = (self.by_token.capacity() * 8).div_ceil(7) * KEY_BYTES;
         self.states.capacity() * STATE_BYTES + self.edges.capacity() * EDGE_BYTES + keys
     }
 
-    /// The longest end of the text that occurs elsewhere too.
+    /// The longest suffix of the text that also occurs elsewhere.
     pub fn repeated(&self) -> Place {
         self.shorter(Place { state: self.last, length: 0 }).unwrap_or(Place::EMPTY)
     }
@@ -128,19 +130,20 @@ impl Automaton {
         }
     }
 
-    /// Whether it holds a string.
+    /// Whether the texts contain a string.
     #[cfg(test)]
     pub fn holds(&self, string: &[u32]) -> bool {
         let next = |state: u32, &token: &u32| self.edge(state, token).map(|edge| self.edges[edge as usize].to);
         string.iter().try_fold(ROOT, next).is_some()
     }
 
-    /// What came behind a string, and how often; what was first seen last comes first.
+    /// The tokens that follow a string, with their counts; the newest edge first.
     pub fn followers(&self, place: Place) -> impl Iterator<Item = (u32, u32)> {
         self.edges_of(place.state).map(|edge| (edge.token, self.states[edge.to as usize].count))
     }
 
-    /// The state of the text with a token that never came behind it, nor then behind any other place where it ends.
+    /// The state of the text with a token that never followed it, nor any of its suffixes that end
+    /// elsewhere.
     fn grow(&mut self, token: u32) -> u32 {
         let len = self.states[self.last as usize].len + 1;
         let new = self.add_state(State { len, link: ROOT, count: 0, first_edge: NONE });
@@ -156,8 +159,8 @@ impl Automaton {
         new
     }
 
-    /// The state whose longest string is that of `state` and the edge's token: made out of where the edge leads to, if
-    /// that has longer ones, which are about to part from it.
+    /// The state whose longest string is that of `state` followed by the edge's token. If the edge
+    /// leads to a state with longer strings, these are split off.
     fn behind(&mut self, mut state: u32, edge: u32) -> u32 {
         let Edge { token, to, .. } = self.edges[edge as usize];
         let len = self.states[state as usize].len + 1;
@@ -221,7 +224,7 @@ mod tests {
         texts.iter().flat_map(|text| text.windows(string.len())).filter(|window| *window == string).count() as u32
     }
 
-    /// Compares what is said to follow `string` with a search.
+    /// Compares the followers of `string` with a search.
     fn check_followers(automaton: &Automaton, place: Place, texts: &[Vec<u32>], string: &[u32], alphabet: u32) {
         let mut found: Vec<_> = automaton.followers(place).collect();
         found.sort_unstable();

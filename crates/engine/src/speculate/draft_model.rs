@@ -1,14 +1,16 @@
 //! A smaller model that drafts for a larger one.
 //!
-//! It is a decoder of its own beside the one that verifies, and follows it from step to step: one pass over the tokens
-//! that were settled since it last drafted for a request, then one row a request and pass for every further token of the
-//! draft. Where its keys and values lie is the [`Ahead`]'s business, what of them holds that of [`Written`]: accepted
-//! tokens that it drafted itself are there already, and nothing is kept by request. A request without drafts costs
-//! nothing; once it is to have one the model catches up with it, a bounded number of rows a step.
+//! The draft model is a decoder beside the one that verifies, and follows it from step to step: one
+//! pass over the tokens that were settled since its last draft for a request, then one row of a
+//! request and pass for every further token of the draft. [`Ahead`] numbers its blocks, and
+//! [`Written`] knows their contents: accepted tokens that the model drafted itself are there
+//! already, and it holds no state by request. A request without drafts costs nothing; when it is to
+//! have one, the model catches up with it, a bounded number of rows a step.
 //!
-//! Its blocks are those of the decoder's layer group that sees everything, for all its own layers, windowed ones too. Where
-//! every layer of the decoder has a window there is no such group: blocks go as the window moves on, and with them what
-//! the draft model would have to read. Such a decoder is refused.
+//! Its blocks are those of the decoder's layer group without a window, for all its own layers, even
+//! those with a window. If every layer of the decoder has a window there is no such group: blocks
+//! that the draft model would have to read are freed as the window moves on. A decoder of this kind
+//! is refused.
 
 mod guess;
 mod translated;
@@ -22,20 +24,21 @@ use crate::{Error, Result};
 use guess::{Guess, Guesses};
 pub use translated::{BeginTranslation, TranslatedModel, Translation};
 
-/// How a draft model drafts.
+/// Options of a draft model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DraftModelOptions {
-    /// Tokens of a draft.
+    /// Most tokens of a draft.
     pub most_tokens: usize,
-    /// Rows of a pass in which it catches up.
+    /// Most rows of a pass that catches up with a request.
     pub most_rows: usize,
-    /// A token goes into the draft if the draft is, by the draft model itself, at least so likely up to it.
+    /// Least probability of a whole draft, in the draft model's estimate, for its last token to be
+    /// used.
     pub keeps_above: f32,
-    /// And another one is asked for if it is at least so likely.
+    /// Least probability of a whole draft for another token to be drafted.
     pub goes_on_above: f32,
-    /// Token ids below this mean the same to both models.
+    /// Token ids below this are the same in both vocabularies.
     pub shared_tokens: usize,
-    /// Tokens of the draft model for one of the target's, where they are translated; otherwise 1.
+    /// Tokens of the draft model for one of the target's if they are translated, otherwise 1.
     pub stretch: f32,
 }
 
@@ -53,12 +56,12 @@ impl Default for DraftModelOptions {
 }
 
 impl DraftModelOptions {
-    /// What so many of the target's tokens, or blocks of them, are to the draft model.
+    /// The draft model's number of tokens, or blocks, for `count` of the target's.
     fn stretched(&self, count: usize) -> usize {
         (count as f64 * f64::from(self.stretch)).ceil() as usize
     }
 
-    /// The draft model's own tokens of a draft.
+    /// Most tokens of a draft in the draft model's vocabulary.
     fn most_own(&self) -> usize {
         self.stretched(self.most_tokens).min(Draft::MOST_NODES)
     }
@@ -72,25 +75,25 @@ pub struct DraftModel<B: Backend> {
     written: Written,
     batch: Batch,
     guesses: Guesses,
-    /// The pass in which each block was last written: two requests that have one in common take turns.
+    /// The pass in which each block was last written: two requests that share a block take turns.
     claims: Vec<u64>,
     passes: u64,
 }
 
-/// A request that is followed, or whose draft grows.
+/// A request that the model follows or drafts for.
 struct Growing {
-    /// Its number in the step.
+    /// Index of the request in the step.
     request: usize,
-    /// How far the model's own blocks hold it.
+    /// Number of its tokens in the model's own blocks.
     mark: Mark,
-    /// Tokens that its draft may still get.
+    /// Tokens that may still be drafted.
     left: usize,
-    /// How likely the draft is so far.
+    /// Probability of the draft so far.
     likelihood: f32,
 }
 
 impl<B: Backend> DraftModel<B> {
-    /// Loads a model that drafts for `target`. The backend is one on the same device.
+    /// Loads a model that drafts for `target`, with another backend on the same device.
     pub fn load(backend: B, model: &OpenModel, target: &Decoder<B>, options: DraftModelOptions) -> Result<Self> {
         let shared_tokens = options.shared_tokens.min(model.spec.vocab_size).min(target.spec().vocab_size);
         Self::load_with(backend, model, target, options, shared_tokens)
@@ -119,7 +122,8 @@ impl<B: Backend> DraftModel<B> {
         })
     }
 
-    /// What it will be sized for, beside a decoder of this size: for who plans memory before anything is loaded.
+    /// The limits that the model will have beside a decoder of these limits, for planning memory
+    /// before anything is loaded.
     pub fn limits(
         model: &ModelSpec,
         target: &ModelSpec,
@@ -162,8 +166,8 @@ impl<B: Backend> DraftModel<B> {
         &self.decoder
     }
 
-    /// Computes what is missing of every request that may have a draft. Those that are complete have logits, in the order
-    /// given back.
+    /// Computes the missing tokens of every request that may have a draft. Requests that are
+    /// complete have logits, in the order returned.
     fn follow(&mut self, step: &Settled<'_>) -> Result<Vec<Growing>> {
         let all = step.requests.iter().enumerate().filter(|(_, request)| request.most > 0);
         let mut behind: Vec<Growing> = all
@@ -176,7 +180,7 @@ impl<B: Backend> DraftModel<B> {
                 (left > 0).then_some(Growing { request: number, mark, left, likelihood: 1.0 })
             })
             .collect();
-        // Those that lack least first: a long prompt must not keep the others waiting.
+        // Requests with the fewest missing tokens first: a long prompt must not delay the others.
         behind.sort_by_key(|growing| step.requests[growing.request].tokens.len() - growing.mark.len());
         self.begin_pass();
         let mut places = Vec::with_capacity(behind.len());
@@ -203,7 +207,8 @@ impl<B: Backend> DraftModel<B> {
         Ok(behind)
     }
 
-    /// Whether no other request of this pass writes to these places; no other may from now on.
+    /// Claims these places for a request; false if another request of this pass writes to their
+    /// blocks.
     fn claim(&mut self, table: &[u32], start: usize, end: usize) -> bool {
         let blocks = table.iter().take(end.div_ceil(BLOCK_TOKENS)).skip(start / BLOCK_TOKENS);
         if blocks.clone().any(|&block| self.claims[block as usize] == self.passes) {
@@ -220,7 +225,8 @@ impl<B: Backend> DraftModel<B> {
 
     fn push(&mut self, step: &Batch, request: usize, first: usize, tokens: &[u32], gives_logits: bool) {
         let row = self.ahead.push(step, request, first, tokens, &[], &mut self.batch) as usize;
-        // What the draft model has no word for is some other word to it: that costs agreement and no more.
+        // A token that the draft model does not have becomes some other token: that costs agreement
+        // and no more.
         let shared = self.options.shared_tokens as u32;
         self.batch.tokens[row..].iter_mut().filter(|token| **token >= shared).for_each(|token| *token = 0);
         if gives_logits {
@@ -232,7 +238,7 @@ impl<B: Backend> DraftModel<B> {
         Ok(self.decoder.forward(&self.batch)?)
     }
 
-    /// Adds a guess to a draft. Whether another one is to follow.
+    /// Adds a token to a draft. Returns whether another one is to follow.
     fn grow(&self, growing: &mut Growing, guess: Guess, draft: &mut Draft) -> bool {
         growing.likelihood *= guess.probability;
         growing.left -= 1;
@@ -270,7 +276,7 @@ impl<B: Backend> Drafter<B> for DraftModel<B> {
             for growing in &mut growing {
                 let draft = &drafts[growing.request];
                 let place = step.requests[growing.request].tokens.len() + draft.len() - 1;
-                // Behind a token in scratch there is nothing that lasts.
+                // Tokens after one in scratch blocks are not in blocks that last.
                 if growing.mark.len() == place {
                     let table = self.ahead.table(step.batch, growing.request);
                     self.written.extend(&mut growing.mark, table, &draft.tokens()[draft.len() - 1..]);

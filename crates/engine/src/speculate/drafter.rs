@@ -1,4 +1,5 @@
-//! What a method of drafting is to the runner: it follows the decoder from step to step, and says what may come next.
+//! The runner's interface to a drafting method, which follows the decoder from step to step and
+//! drafts the next tokens.
 
 use folio_device::{Backend, Batch};
 use folio_model::Decoder;
@@ -7,64 +8,66 @@ use folio_scheduler::RequestId;
 use super::{Draft, Known, Owner, Propose};
 use crate::Result;
 
-/// A method of drafting, next to the decoder that verifies its drafts. One that fails costs its drafts and nothing else.
+/// A drafting method, beside the decoder that verifies its drafts. A failure costs its drafts and
+/// nothing else.
 pub trait Drafter<B: Backend>: Send {
-    /// Takes in a step whose tokens are known, and adds to the draft of every request as many nodes as it may have at
-    /// most. `drafts` are as many as the step's requests, and come empty.
+    /// Follows a step whose tokens are known, and adds to the draft of every request at most `most`
+    /// nodes. `drafts` has an empty draft for each of the step's requests.
     ///
-    /// A request that may have none is told all the same: where a method keeps something of its own for every token, it
-    /// decides itself whether to keep up or to catch up later.
+    /// A request that may have no draft is passed, too: a method with state for every token decides
+    /// whether to follow at once or to catch up later.
     fn draft(&mut self, decoder: &mut Decoder<B>, step: &Settled<'_>, drafts: &mut [Draft]) -> Result<()>;
 
-    /// Whether it looks at states, rows or blocks of the step: the next one then waits until the drafts are there. While
-    /// nobody has had a draft for long, steps do not wait, and those that another has followed by then it is not told of.
+    /// Whether the method reads states, rows or blocks of a step: the next step then waits for the
+    /// drafts. While no request has had a draft for long, steps do not wait, and the method does
+    /// not get a step that was followed by another.
     fn reads_step(&self) -> bool;
 
-    /// Takes in an answer that has ended, without its prompt, for the good of other requests of the owner's salt. Others
-    /// must never notice.
+    /// Learns from an answer that has ended, without its prompt, for other requests of the owner's
+    /// salt. Requests of other salts must not be affected.
     fn learn(&mut self, _owner: Owner, _answer: &[u32]) {}
 
-    /// Whether it wants [`SettledRequest::guesses`].
+    /// Whether the method needs [`SettledRequest::guesses`].
     fn reads_guesses(&self) -> bool {
         false
     }
 
-    /// The request has left, and its id may come again for another.
+    /// The request has ended, and its id may be used again.
     fn forget(&mut self, id: RequestId);
 }
 
 /// A step whose tokens are known.
 pub struct Settled<'a> {
-    /// What the decoder was given; its span `i` belongs to request `i`.
+    /// The decoder's input; span `i` is that of request `i`.
     pub batch: &'a Batch,
     pub requests: &'a [SettledRequest<'a>],
 }
 
-/// What a step settled of one request.
+/// A step's results for one request.
 pub struct SettledRequest<'a> {
     pub id: RequestId,
-    /// Whatever is learned from the request is for those of its salt.
+    /// Only requests of the owner's salt may profit from data learned from this one.
     pub owner: Owner,
-    /// Prompt and answer, with all tokens that the step gave. Empty where there is nothing to be known of the request: it
-    /// wants no tokens, or has left or failed.
+    /// Prompt and answer, with all tokens that the step gave. Empty if the request has ended or
+    /// failed, or is for an embedding.
     pub tokens: &'a [u32],
-    /// How many of them have their keys and values in the request's blocks, in order. All but the last, once the prompt
-    /// is done.
+    /// Number of tokens whose keys and values are in the request's blocks, in order: all but the
+    /// last, once the prompt is computed.
     pub computed: usize,
-    /// The rows of the batch that computed the last of those, by position: a chunk of a prompt, or the way through a draft
-    /// that was accepted.
+    /// Rows of the batch that computed the last of those, by position: a chunk of a prompt, or the
+    /// accepted path of a draft.
     pub rows: &'a [u32],
-    /// Where the last of these rows is among the batch's outputs, if it is.
+    /// Index of the last of these rows among the batch's outputs, if it is one.
     pub output: Option<u32>,
-    /// The likeliest token behind the request's last token before the step and behind every node of its draft, in the order
-    /// of rows: the last rows of its span. Empty unless asked for, and while its prompt is not done. Where the device draws
-    /// tokens, what it drew there.
+    /// The likeliest token after the request's last token before the step, and after every node of
+    /// its draft, in order of rows: the last rows of its span. Empty unless asked for, and until
+    /// the prompt is computed. If the device samples, these are its sampled tokens.
     pub guesses: &'a [u32],
-    /// Nodes that its draft may have; 0 while its prompt is not done, and where no draft would pay.
+    /// Most nodes of its draft; 0 until its prompt is computed, and when no draft would pay.
     pub most: usize,
 }
 
-/// A method on the host, which needs nothing but the tokens.
+/// A method on the host, which needs only the tokens.
 pub struct OnHost<P>(pub P);
 
 impl<B: Backend, P: Propose> Drafter<B> for OnHost<P> {

@@ -1,21 +1,25 @@
-//! Drafts by an EAGLE head: a small layer that follows the decoder row by row and then goes on by itself.
+//! Drafts by an EAGLE head: a small layer that follows the decoder row by row and then continues by
+//! itself.
 //!
-//! **Following.** The head keeps keys and values for every settled row: the decoder's state there beside the token behind
-//! it, which is known for the last row of a chunk too. They lie in the decoder's blocks of one layer group, in storage of
-//! the head's own, so that prefixes found in the cache, requests that come back and chunks of prompts need no care: the rows
-//! of every step are computed where the decoder computed them. What is in a block is kept in [`Held`]. Where a request's
-//! blocks hold something else, as after a time without drafts, the head sees nothing before them.
+//! **Following.** The head stores keys and values for every settled row, computed from the
+//! decoder's state and the next token, which is known even for the last row of a chunk. They are in
+//! storage of the head's own, in blocks numbered as those of one layer group of the decoder. Prefix
+//! hits, preempted requests and chunks of prompts therefore need no care: the rows of every step
+//! are computed in the same blocks as the decoder's. [`Held`] knows the contents of a block. If a
+//! request's blocks have other contents, as after a time without drafts, the head attends to no
+//! rows before them.
 //!
-//! **Drafting.** The row behind which a token was sampled says what may follow it, and a tree of candidates grows from
-//! there, a pass of the head a level ([`Tree`]): the likeliest nodes are expanded while they are likely enough to be worth
-//! a pass, and the likeliest of all make the draft. A level's rows read what earlier levels left in the blocks; what lies
-//! beyond the request's own is scratch.
+//! **Drafting.** The row that gave the last sampled token proposes tokens after it, and a tree of
+//! candidates grows from there, a pass of the head for each level ([`Tree`]): the likeliest nodes
+//! are expanded while they are likely enough to be worth a pass, and the likeliest of all become
+//! the draft. Rows of a level read the keys and values of earlier levels; places beyond the
+//! request's own blocks are scratch.
 //!
-//! **When nobody drafts** for a while, the head no longer keeps up, for one request or for all, since a step of many
-//! sequences would pay for nothing. It then begins anew at the next block.
+//! **Without drafts** for a while, the head stops following a request, or all of them, because a
+//! step of many sequences would take time for nothing. It starts again at the next block.
 //!
-//! A model's own layers for multi-token prediction would be drafters of this kind: the first of them is an EAGLE-1 head with
-//! norms before `fc`, and where there are several, each is the next level's.
+//! A model's own layers for multi-token prediction would be drafters of this kind: the first of
+//! them is an EAGLE-1 head with norms before `fc`, and each further one is that of the next level.
 
 mod held;
 mod tree;
@@ -37,15 +41,15 @@ use tree::{Growth, Tree};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EagleOptions {
-    /// Tokens behind a row that are looked at.
+    /// Tokens after a row that are candidates.
     pub candidates: usize,
-    /// Rows of a level.
+    /// Most rows of a level.
     pub width: usize,
-    /// Tokens ahead that a draft reaches.
+    /// Most levels of a draft.
     pub depth: usize,
-    /// How likely a node must be to be drafted.
+    /// Least probability of a drafted node.
     pub least: f32,
-    /// And for the head to go on behind it.
+    /// Least probability of a node that is expanded.
     pub least_expanded: f32,
 }
 
@@ -58,10 +62,10 @@ impl Default for EagleOptions {
 /// Rows of one tree that the head computes, all levels together.
 const MOST_ROWS: usize = 32;
 const _: () = assert!(MOST_ROWS <= TREE_ROWS);
-/// Drafted rows of one pass, where there are fewer sequences.
+/// Drafted rows of one pass, if there are fewer sequences.
 const LEVEL_ROWS: usize = 64;
-/// Steps without drafts after which the head does not keep up any more.
-const PATIENCE: u32 = 32;
+/// Steps without drafts after which the head stops following.
+const MOST_QUIET_STEPS: u32 = 32;
 
 pub struct EagleDrafter<B: Backend> {
     head: Eagle<B>,
@@ -69,9 +73,9 @@ pub struct EagleDrafter<B: Backend> {
     held: Held,
     trust: Trust,
     options: EagleOptions,
-    /// Steps of a request in which it was to have no draft, since it last had one.
+    /// Steps of each request without a draft, since its last one.
     quiet: HashMap<RequestId, u32>,
-    /// Steps in which answers of a salt went on and none of them was to have a draft, since one last had.
+    /// Steps in which answers of a salt continued and none of them had a draft, since the last one.
     idle: Salts<u32>,
     trees: Vec<Tree>,
     batch: Batch,
@@ -81,11 +85,11 @@ pub struct EagleDrafter<B: Backend> {
 }
 
 impl<B: Backend> EagleDrafter<B> {
-    /// A head for this decoder, whose states it taps from now on.
+    /// Loads a head for this decoder, whose states it taps from now on.
     pub fn load(decoder: &mut Decoder<B>, source: &dyn WeightSource, options: EagleOptions) -> Result<Self> {
         let limits = decoder.limits();
         let sequences = limits.spans;
-        // Which group it is the head says; none has more blocks than the largest.
+        // The head names its group; no group has more blocks than the largest.
         let blocks = limits.blocks.iter().copied().max().unwrap_or(0);
         let room = Ahead::new(0, blocks, sequences, MOST_ROWS);
         let room = EagleRoom { blocks: room.num_blocks(), drafts: sequences.max(LEVEL_ROWS) };
@@ -110,7 +114,7 @@ impl<B: Backend> EagleDrafter<B> {
         self.head.memory()
     }
 
-    /// Whether the head goes over a request's rows.
+    /// Whether the head follows a request.
     fn keeps_up(&mut self, request: &SettledRequest<'_>) -> bool {
         if request.tokens.len() <= request.computed || request.rows.is_empty() {
             return false;
@@ -123,7 +127,7 @@ impl<B: Backend> EagleDrafter<B> {
             _ => 0,
         };
         let idle = self.idle.get(request.owner.salt).copied().unwrap_or(0);
-        *quiet < PATIENCE && (idle < PATIENCE || request.most > 0)
+        *quiet < MOST_QUIET_STEPS && (idle < MOST_QUIET_STEPS || request.most > 0)
     }
 
     fn note_idleness(&mut self, requests: &[SettledRequest<'_>]) {
@@ -139,7 +143,8 @@ impl<B: Backend> EagleDrafter<B> {
         }
     }
 
-    /// One pass over what the step settled. A tree for every request that is to have a draft has its first candidates then.
+    /// One pass over the settled rows of a step. Every request that is to have a draft then has a
+    /// tree with its first candidates.
     fn follow(&mut self, decoder: &mut Decoder<B>, step: &Settled<'_>) -> Result<()> {
         Ahead::clear(&mut self.batch, 1);
         self.features.clear();
@@ -178,7 +183,7 @@ impl<B: Backend> EagleDrafter<B> {
         Ok(())
     }
 
-    /// Another level of all trees that go on; false where none does.
+    /// Grows another level of all trees that continue; false if none does.
     fn grow(&mut self, decoder: &mut Decoder<B>, step: &Settled<'_>) -> Result<bool> {
         Ahead::clear(&mut self.batch, 1);
         self.features.clear();
@@ -187,7 +192,7 @@ impl<B: Backend> EagleDrafter<B> {
         for tree in &mut self.trees {
             let request = &step.requests[tree.request];
             let base = request.computed - tree.start * BLOCK_TOKENS;
-            // A tree's rows count as spans, each with a table.
+            // Each row of a tree counts as a span with a table.
             let per_row = (base + MOST_ROWS).div_ceil(BLOCK_TOKENS);
             let room = (spans.min(entries / per_row)).min(max_context.saturating_sub(base + tree.num_rows()));
             let width = self.options.width.min(room).min(MOST_ROWS - tree.num_rows());
@@ -213,7 +218,7 @@ impl<B: Backend> EagleDrafter<B> {
         Ok(true)
     }
 
-    /// The pass's logits as candidates behind the rows of the trees, in their order.
+    /// Reads the pass's logits as candidates after the rows of the trees, in their order.
     fn read_guesses(&mut self, decoder: &mut Decoder<B>, step: &Settled<'_>) {
         if self.batch.outputs.is_empty() {
             return;
@@ -236,7 +241,7 @@ impl<B: Backend> EagleDrafter<B> {
 impl<B: Backend> Drafter<B> for EagleDrafter<B> {
     fn draft(&mut self, decoder: &mut Decoder<B>, step: &Settled<'_>, drafts: &mut [Draft]) -> Result<()> {
         self.follow(decoder, step)?;
-        // The first level is there already.
+        // The first level exists already.
         for _ in 1..self.options.depth {
             if !self.grow(decoder, step)? {
                 break;

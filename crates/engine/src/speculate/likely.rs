@@ -1,8 +1,9 @@
-//! The likeliest tokens of a row of logits and how likely they are, in three passes that compilers turn into vectors: a
-//! head's logits come to the host behind every step, and what is done with them there must not be felt.
+//! The likeliest tokens of a row of logits and their probabilities, in three passes that compile to
+//! vector instructions: a head's logits are copied to the host after every step, and selecting from
+//! them there must take next to no time.
 
-/// Columns and their probabilities, the likeliest first and at most `count` of them, into `out`. Columns that are no
-/// numbers are never among them.
+/// Writes the likeliest columns and their probabilities to `out`, likeliest first and at most
+/// `count` of them, without columns that are not numbers.
 pub(super) fn likeliest(logits: &[f32], count: usize, out: &mut Vec<(u32, f32)>) {
     out.clear();
     if count == 0 {
@@ -12,7 +13,7 @@ pub(super) fn likeliest(logits: &[f32], count: usize, out: &mut Vec<(u32, f32)>)
     let sum = folded(logits, 0.0, |sum, value| sum + value, |logit| exp(logit - largest));
     let mut least = f32::NEG_INFINITY;
     for (number, chunk) in logits.chunks(LANES).enumerate() {
-        // Nearly all chunks have nothing to say, and are asked at once.
+        // Nearly all chunks have no such value, and each is tested as a whole.
         if !chunk.iter().fold(false, |any, &logit| any | (logit > least)) {
             continue;
         }
@@ -34,7 +35,7 @@ pub(super) fn likeliest(logits: &[f32], count: usize, out: &mut Vec<(u32, f32)>)
 
 const LANES: usize = 16;
 
-/// Lane by lane, and then the lanes.
+/// Folds lane by lane, and then the lanes.
 fn folded(logits: &[f32], start: f32, join: impl Fn(f32, f32) -> f32 + Copy, of: impl Fn(f32) -> f32 + Copy) -> f32 {
     let mut lanes = [start; LANES];
     let chunks = logits.chunks_exact(LANES);
@@ -47,10 +48,11 @@ fn folded(logits: &[f32], start: f32, join: impl Fn(f32, f32) -> f32 + Copy, of:
     lanes.into_iter().fold(rest, join)
 }
 
-/// Of numbers that are not positive, to about six digits: `2^n` by its exponent and the rest by a polynomial.
+/// `e^x` for `x` of at most 0, to about six digits: `2^n` by its exponent and the rest by a
+/// polynomial.
 #[inline(always)]
 fn exp(x: f32) -> f32 {
-    /// Added to a number, the whole part is in its last bits.
+    /// When it is added to a number, the integer part is in the last bits.
     const WHOLE: f32 = 12_582_912.0;
     let x = x.max(-87.0) * std::f32::consts::LOG2_E;
     let whole = x + WHOLE;

@@ -1,10 +1,12 @@
-//! Lookahead decoding: the model finds n-grams of its own while it verifies those that it found before.
+//! Lookahead decoding: the model finds n-grams of its own while it verifies those that it found
+//! before.
 //!
-//! A draft is made of two parts (see [`lookahead_pool`](super::lookahead_pool) for the paper). What the request's pool
-//! knows to follow the last token comes first, since that is what may be accepted; behind it comes the
-//! [window](super::lookahead_window), which is there for what the model says at its ends. Both are rows of one tree, and
-//! which of them is accepted is no concern of this module. A request that had no draft in a step, or another one than it
-//! was given, starts its window anew; its pool stays until it leaves.
+//! A draft has two parts (see [`lookahead_pool`](super::lookahead_pool) for the paper). First are
+//! the continuations of the last token in the request's pool, which may be accepted. After them
+//! comes the [window](super::lookahead_window), which is there for the model's tokens after its
+//! nodes. Both are rows of one tree, and this module does not care which of them is accepted. A
+//! request without a draft in a step, or with another one than it was given, begins a new window;
+//! its pool stays until the request ends.
 
 use folio_device::{Backend, Batch, Span};
 use folio_model::Decoder;
@@ -16,7 +18,7 @@ use super::{
 };
 use crate::Result;
 
-/// The method, for all requests of an engine. Nothing passes from one to another.
+/// The method, for all requests of an engine. Requests share nothing.
 pub struct Lookahead {
     options: LookaheadOptions,
     pools: LookaheadPools,
@@ -28,7 +30,7 @@ impl Lookahead {
         Self { options, pools: LookaheadPools::new(options), windows: Map::default() }
     }
 
-    /// What follows a request's last token, as far as its pool and its window know.
+    /// The tokens that follow a request's last one in its pool and its window.
     fn draft_one(&mut self, batch: &Batch, span: &Span, request: &SettledRequest<'_>, draft: &mut Draft) {
         let SettledRequest { id, owner, tokens, guesses, most, .. } = *request;
         let known = Known { id, owner, tokens };
@@ -45,8 +47,8 @@ impl Lookahead {
             }
             None => window.clear(),
         }
-        // What the pool knows is worth more than what the window may find. That has the rest, and half of all at most;
-        // where not one whole column has room, none would ever complete an n-gram.
+        // Nodes of the pool are worth more than those of the window. The window gets the rest, at
+        // most half of all; without room for one whole column, no n-gram would ever be complete.
         self.pools.propose(known, most, draft);
         let width = width.min(most / (2 * (size - 1)));
         if guesses.is_empty() || width == 0 {
@@ -56,7 +58,7 @@ impl Lookahead {
     }
 }
 
-/// What the model said behind the nodes of the request's last draft, if that is what the step computed.
+/// The model's tokens after the nodes of the request's last draft, if the step computed that draft.
 fn guesses_of<'a>(window: &Window, batch: &Batch, span: &Span, request: &SettledRequest<'a>) -> Option<&'a [u32]> {
     let (first, num_rows) = (span.first_row as usize, span.num_rows as usize);
     let position = *batch.positions.get(first)? as usize;

@@ -1,10 +1,12 @@
-//! The n-grams of lookahead decoding: what its window found goes in, and branches to verify come out.
+//! The n-grams of lookahead decoding: the window adds those that it found, and drafts take branches
+//! to verify.
 //!
-//! Lookahead decoding (Fu et al., "Break the sequential dependency of LLM inference using lookahead decoding", 2024)
-//! lets a model guess at several places ahead at once, again and again; what it said at neighbouring places in
-//! successive steps is an n-gram of its own. A [`NgramPool`] keeps those of one request by their first token. Where the
-//! last token is the first of some, the rest of each is a branch of the draft, the most recent first. What is oldest
-//! goes when there are too many behind one token, or in all.
+//! In lookahead decoding (Fu et al., "Break the sequential dependency of LLM inference using
+//! lookahead decoding", 2024) a model guesses tokens at several later places at once, again and
+//! again. Its tokens at neighbouring places in successive steps form an n-gram of its own. A
+//! [`NgramPool`] stores those of one request by their first token. If the last token is the first
+//! of some n-grams, the rest of each is a branch of the draft, the most recent first. The oldest
+//! n-grams are dropped when there are too many with one first token, or in all.
 
 use std::collections::VecDeque;
 
@@ -16,13 +18,13 @@ use super::{Draft, Known, Propose, mix::Map};
 pub struct LookaheadOptions {
     /// Tokens of an n-gram, the first included.
     pub size: usize,
-    /// n-grams of one first token that are kept.
+    /// Most n-grams with the same first token.
     pub per_token: usize,
-    /// n-grams of a request that are kept.
+    /// Most n-grams of a request.
     pub capacity: usize,
-    /// Whether the n-grams of prompt and answer go in too.
+    /// Whether n-grams of prompt and answer are added too.
     pub from_text: bool,
-    /// Places ahead at which the model guesses in every step.
+    /// Columns of the window: later places at which the model guesses in every step.
     pub window: usize,
 }
 
@@ -35,17 +37,18 @@ impl Default for LookaheadOptions {
 /// The n-grams of one request.
 pub struct NgramPool {
     options: LookaheadOptions,
-    /// First token -> what came behind it, the most recent last. No two are the same.
+    /// First token -> continuations, the most recent last, without duplicates.
     by_first: Map<u32, Vec<Entry>>,
     num_entries: usize,
-    /// When which first token's n-gram was used, oldest first. An entry whose use is no longer its latest, or that is
-    /// gone, is passed over; there are never more than twice as many uses as may be kept.
+    /// Times of use and the first tokens of the n-grams used, oldest first. A use that is not the
+    /// latest of its entry, or has lost its entry, is skipped; there are at most twice as many uses
+    /// as n-grams.
     uses: VecDeque<(u64, u32)>,
     clock: u64,
 }
 
 struct Entry {
-    /// The use that was its latest.
+    /// Time of its latest use.
     used: u64,
     rest: Box<[u32]>,
 }
@@ -57,7 +60,7 @@ impl NgramPool {
         Self { options, by_first: Map::default(), num_entries: 0, uses: VecDeque::new(), clock: 0 }
     }
 
-    /// Adds an n-gram, or makes it the most recent if it is there.
+    /// Adds an n-gram, or makes it the most recent.
     pub fn insert(&mut self, ngram: &[u32]) {
         assert_eq!(ngram.len(), self.options.size, "tokens of an n-gram");
         self.clock += 1;
@@ -80,7 +83,7 @@ impl NgramPool {
         self.shrink();
     }
 
-    /// What came behind `first`, the most recent first.
+    /// Continuations of `first`, the most recent first.
     pub fn branches(&self, first: u32) -> impl Iterator<Item = &[u32]> {
         self.by_first.get(&first).into_iter().flatten().rev().map(|entry| &*entry.rest)
     }
@@ -108,7 +111,8 @@ impl NgramPool {
         }
     }
 
-    /// Whether a use is still some entry's latest. Entries of one token lie in the order of their uses.
+    /// Whether a use is the latest of an entry. Entries of one token are in the order of their
+    /// uses.
     fn is_latest(&self, used: u64, first: u32) -> bool {
         self.by_first.get(&first).is_some_and(|entries| entries.binary_search_by_key(&used, |entry| entry.used).is_ok())
     }
@@ -131,7 +135,7 @@ pub struct LookaheadPools {
 
 struct Pooled {
     pool: NgramPool,
-    /// Tokens of the text whose n-grams are in.
+    /// Tokens of the text whose n-grams were added.
     taken: usize,
 }
 
@@ -173,7 +177,7 @@ impl Propose for LookaheadPools {
             return;
         }
         let pooled = self.pooled(id);
-        // Of a long prompt only as many as the pool keeps.
+        // Only the last tokens of a long prompt, as many as the pool holds.
         let before = pooled.taken.max(tokens.len().saturating_sub(capacity));
         let from = (before + 1).saturating_sub(size).min(tokens.len());
         if tokens.len() > pooled.taken {

@@ -1,10 +1,13 @@
-//! The window of lookahead decoding: guesses at many places ahead of the text, each of which every step makes better.
+//! The window of lookahead decoding: guessed tokens at many later places of the text, which every
+//! step improves.
 //!
-//! Column `i` stands for a place `i` tokens further ahead; what it holds is a run of guesses from that place on, as long
-//! as an n-gram but for its last token. The first guesses of all columns are one chain behind the text, and the rest of
-//! each is a branch behind its first: one draft, in which every guess sees the text, the chain before it and its own
-//! column. What the model says behind the deepest guess of a column completes an n-gram of its own words, and the column
-//! moves on by one place, as the text does. Columns begin with one guess, taken from the text, and grow by one a step.
+//! Column `i` is for a place `i` tokens further on. It holds a run of guessed tokens from that
+//! place on, as long as an n-gram without its last token. The first tokens of all columns are one
+//! chain after the text, and the rest of each is a branch after its first: one draft, in which
+//! every node attends to the text, the chain before it and its own column. The model's token after
+//! the last node of a column completes an n-gram of its own tokens, and the column moves on by one
+//! place, as the text does. Columns begin with one guess, taken from the text, and grow by one a
+//! step.
 
 use std::collections::VecDeque;
 
@@ -13,11 +16,12 @@ use super::{Draft, mix::mix};
 /// The columns of one request.
 #[derive(Debug, Default)]
 pub(super) struct Window {
-    /// `columns[i].guesses[depth]` is one at the token that comes `1 + i + depth` behind the last one. All are equally deep.
+    /// `columns[i].guesses[depth]` is a guess at the token `1 + i + depth` places after the last
+    /// one. All columns are equally deep.
     columns: VecDeque<Column>,
-    /// Of each column that was drafted, the node of its deepest guess.
+    /// The last node of each column in the draft.
     ends: Vec<u16>,
-    /// The draft that they are nodes of, and the tokens of the text then.
+    /// The draft of these nodes, and the length of the text at that time.
     drafted: Vec<u32>,
     text_len: usize,
 }
@@ -25,27 +29,27 @@ pub(super) struct Window {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Column {
     guesses: Vec<u32>,
-    /// How many of them, the last ones, are what the model said.
+    /// Number of its last tokens that came from the model.
     said: usize,
 }
 
 impl Window {
-    /// Starts anew.
+    /// Removes all columns.
     pub fn clear(&mut self) {
         self.columns.clear();
         self.ends.clear();
         self.drafted.clear();
     }
 
-    /// Whether rows that began with the token at position `first`, nodes with these tokens behind it, are its last draft,
-    /// or what was left of it.
+    /// Whether rows that began with the token at position `first`, and the nodes with these tokens
+    /// after it, are its last draft, or the beginning of it.
     pub fn is_of(&self, first: usize, nodes: &[u32]) -> bool {
         first + 1 == self.text_len && self.drafted.starts_with(nodes)
     }
 
-    /// Takes in what the model says behind the nodes of the last draft (`guesses[i]` behind node `i`), with which the text
-    /// has grown to `text_len` tokens. Tells of every n-gram of `size` that is complete. Columns that were cut off are
-    /// dropped.
+    /// Takes the model's tokens after the nodes of the last draft (`guesses[i]` after node `i`),
+    /// with which the text has grown to `text_len` tokens. Calls `found` with every complete n-gram
+    /// of `size` tokens. Columns that were cut off are dropped.
     pub fn advance(&mut self, text_len: usize, guesses: &[u32], size: usize, mut found: impl FnMut(&[u32])) {
         assert!(text_len > self.text_len, "a text of {} tokens has {text_len}", self.text_len);
         let known = self.ends.iter().take_while(|&&end| usize::from(end) < guesses.len()).count();
@@ -57,20 +61,21 @@ impl Window {
             column.said += 1;
             is_complete = column.guesses.len() == size;
             if is_complete {
-                // The first of them may be anybody's.
+                // The first token of an n-gram need not be the model's.
                 if column.said + 1 >= size {
                     found(&column.guesses);
                 }
                 column.guesses.remove(0);
             }
         }
-        // Without their first guesses the columns stand where the text is after one token.
+        // Without their first guesses the columns are at the places after one more token.
         passed -= usize::from(is_complete);
         self.columns.drain(..passed.min(self.columns.len()));
         self.ends.clear();
     }
 
-    /// Adds at most `width` columns to a draft behind `text`, as far as there is room for `most` nodes.
+    /// Adds at most `width` columns to a draft after `text`, as far as there is room for `most`
+    /// nodes.
     pub fn draft(&mut self, text: &[u32], width: usize, most: usize, draft: &mut Draft) {
         self.fill(text, width);
         self.ends.clear();
@@ -89,8 +94,8 @@ impl Window {
         self.text_len = text.len();
     }
 
-    /// Makes it `width` columns. A new one goes on where the one before it ends, with a token from the text: what is wrong
-    /// in it the model itself replaces.
+    /// Extends the window to `width` columns. A new one begins at the end of the one before it,
+    /// with a token from the text: the model replaces wrong tokens.
     fn fill(&mut self, text: &[u32], width: usize) {
         self.columns.truncate(width);
         while self.columns.len() < width && !text.is_empty() {
@@ -108,7 +113,7 @@ impl Window {
     }
 }
 
-/// The child of a node that carries `token`, made if there is room.
+/// The child of a node that carries `token`, added if there is room.
 fn grow(draft: &mut Draft, token: u32, parent: Option<u16>, most: usize) -> Option<u16> {
     draft.child(parent, token).or_else(|| (draft.room(most) > 0).then(|| draft.push(token, parent)))
 }
@@ -126,7 +131,7 @@ mod tests {
         Window { columns: columns.map(column).into(), ..Window::default() }
     }
 
-    /// Three columns and n-grams of three, by hand. Guesses are named by the place that they are for and their age.
+    /// Three columns and n-grams of three, by hand. Guesses are named by their place and their age.
     #[test]
     fn it_moves_as_the_paper_says() {
         let mut window = window([[11], [21], [31], [41]]);
@@ -138,7 +143,7 @@ mod tests {
         assert!(window.is_of(2, &[11, 21, 31, 41]) && window.is_of(2, &[11]) && !window.is_of(2, &[21]));
         assert!(!window.is_of(3, &[11]));
 
-        // One token further: the first column stood for it.
+        // One token further: the first column was for its place.
         window.advance(4, &[22, 32, 42, 52], 3, |ngram| found.push(ngram.to_vec()));
         assert_eq!(columns(&window), [[21, 32], [31, 42], [41, 52]]);
         let mut draft = Draft::default();
@@ -147,12 +152,13 @@ mod tests {
         assert_eq!(draft.parents(), [None, Some(0), Some(0), Some(2), Some(2), Some(4)]);
         assert!(found.is_empty());
 
-        // Columns are as deep as they get: their first guesses go, and they stand for the next places.
+        // Columns have their full depth: their first guesses go, and the columns are for the next
+        // places.
         window.advance(5, &[0, 43, 0, 53, 0, 63], 3, |ngram| found.push(ngram.to_vec()));
         assert_eq!(found, [[21, 32, 43], [31, 42, 53], [41, 52, 63]]);
         assert_eq!(columns(&window), [[32, 43], [42, 53], [52, 63]]);
 
-        // Two tokens further: one column less, and a new one goes on where the last ends.
+        // Two tokens further: one column less, and a new one begins at the end of the last.
         let text = [9; 5];
         window.draft(&text, 3, 63, &mut Draft::default());
         found.clear();
@@ -162,7 +168,8 @@ mod tests {
         window.draft(&[9; 7], 3, 63, &mut Draft::default());
         assert_eq!(columns(&window), [[53, 64], [63, 74], [74, 9]]);
 
-        // A token that the model never said is no part of an n-gram, but where it is the first. (74 is one row.)
+        // A token that is not the model's is no part of an n-gram, except as its first. (74 is one
+        // row.)
         found.clear();
         window.advance(8, &[0, 75, 0, 85, 95], 3, |ngram| found.push(ngram.to_vec()));
         assert_eq!(found, [[53, 64, 75], [63, 74, 85]]);
@@ -178,7 +185,7 @@ mod tests {
             let mut draft = Draft::default();
             window.draft(&[7, 8], 3, most, &mut draft);
             assert_eq!(draft.len(), most.min(6));
-            // Columns that are not whole cannot move on.
+            // Incomplete columns cannot move on.
             assert_eq!((window.columns.len(), window.ends.len()), (draft.len() / 2, draft.len() / 2));
         }
     }
@@ -202,7 +209,7 @@ mod tests {
         window.draft(&[7, 8], 3, 63, &mut Draft::default());
         window.advance(3, &[0, 11, 0, 12, 0], 3, |_| ());
         assert_eq!(columns(&window), [[2, 11], [4, 12]]);
-        // A text that has outrun all of it.
+        // A text that has passed all columns.
         window.draft(&[7, 8, 9], 2, 63, &mut Draft::default());
         window.advance(9, &[0, 1, 0, 1], 3, |_| ());
         assert!(window.columns.is_empty());

@@ -1,9 +1,10 @@
-//! Drafts by Medusa heads: what each head finds likely behind the last row, put together to a tree.
+//! Drafts by Medusa heads: the likely tokens of each head after the last row, combined to a tree.
 //!
-//! All heads read the state of one row, the last that is settled, and head `i` speaks of the token `i + 2` behind it; the
-//! first behind it is sampled and known. Heads do not hear of each other's guesses, so a node is taken to be as likely as
-//! the product of what the heads say on the way to it, and the tree is made of the likeliest nodes, best first. A head's
-//! probabilities are believed as far as its record goes.
+//! All heads read the state of one row, the last that is settled, and head `i` predicts the token
+//! `i + 2` places after it; the first token after it is sampled and known. Heads do not depend on
+//! each other's tokens, so the probability of a node is the product of the heads' probabilities on
+//! its path, and the tree is made of the likeliest nodes, best first. A head's probabilities are
+//! corrected by its record.
 
 use std::{cmp::Ordering, collections::BinaryHeap};
 
@@ -17,9 +18,9 @@ use crate::Result;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MedusaOptions {
-    /// Tokens of each head that are looked at.
+    /// Candidates of each head.
     pub candidates: usize,
-    /// How likely a node must be to be drafted.
+    /// Least probability of a drafted node.
     pub least: f32,
 }
 
@@ -34,11 +35,11 @@ pub struct MedusaDrafter<B: Backend> {
     options: MedusaOptions,
     trust: Trust,
     logits: Vec<f32>,
-    /// Of each head. Tokens, and how likely they are said to be.
+    /// Candidates of each head and their probabilities.
     guesses: Vec<Vec<(u32, f32)>>,
 }
 
-/// Requests whose heads are computed at once: logits of all heads are a row each.
+/// Requests whose heads are computed at once: each head has a row of logits.
 const MOST_ROWS: usize = 16;
 
 impl<B: Backend> MedusaDrafter<B> {
@@ -53,7 +54,7 @@ impl<B: Backend> MedusaDrafter<B> {
         self.heads.memory()
     }
 
-    /// Fills the draft of one request from its rows of the logits, which are `rows` a head.
+    /// Fills the draft of one request from its rows of logits, `rows` apart for each head.
     fn grow(&mut self, request: &SettledRequest<'_>, row: usize, rows: usize, vocab: usize, draft: &mut Draft) {
         let most = draft.room(request.most);
         let heads = self.logits.len() / (rows * vocab);
@@ -96,12 +97,12 @@ impl<B: Backend> Drafter<B> for MedusaDrafter<B> {
     }
 }
 
-/// A node that may come next: the guess of number `rank` of the head at its depth.
+/// A node that may be next: candidate `rank` of the head at its depth.
 #[derive(Clone, Copy)]
 struct Next {
     likely: f32,
     parent: Option<u16>,
-    /// Of the node before it.
+    /// Probability of its parent.
     before: f32,
     depth: usize,
     rank: usize,
@@ -109,7 +110,8 @@ struct Next {
 
 impl Ord for Next {
     fn cmp(&self, other: &Self) -> Ordering {
-        // Of nodes that are as likely the one nearer to the root, so that parents come first.
+        // If two nodes are equally likely, the one nearer to the root is first, so that parents
+        // come before children.
         self.likely.total_cmp(&other.likely).then(other.depth.cmp(&self.depth)).then(other.rank.cmp(&self.rank))
     }
 }
@@ -128,7 +130,8 @@ impl PartialEq for Next {
 
 impl Eq for Next {}
 
-/// The likeliest nodes, best first, until there are `most` or none is as likely as `least`; what the heads said of each.
+/// Adds the likeliest nodes, best first, until there are `most` or none is as likely as `least`.
+/// Returns the heads' probability of each.
 fn tree(
     guesses: &[Vec<(u32, f32)>],
     trust: impl Fn(usize) -> f32,

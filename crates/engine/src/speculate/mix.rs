@@ -1,6 +1,7 @@
-//! Hashes for keys that are integers of our own making: a multiplication or two instead of the standard library's
-//! hasher, which defends against keys that somebody chose. Tokens are chosen by whoever writes a prompt, so whoever uses
-//! this must stay correct when hashes collide; what slows down is guesswork for that one request.
+//! Hashes for integer keys: a multiplication or two in place of the standard library's hasher,
+//! which defends against chosen keys. Tokens are chosen by the writer of a prompt, so a user of
+//! these hashes must stay correct when they collide; only the drafting for that one request slows
+//! down.
 
 use std::hash::{BuildHasherDefault, Hasher};
 
@@ -14,7 +15,7 @@ pub(super) fn mix(value: u64) -> u64 {
     value ^ value >> 31
 }
 
-/// What a sequence hashes to that is one token longer than one that hashes to `hash`.
+/// The hash of a sequence that is one token longer than one with hash `hash`.
 pub(super) fn longer(hash: u64, token: u32) -> u64 {
     mix(hash.wrapping_add(0x9E37_79B9_7F4A_7C15) ^ u64::from(token) << 16)
 }
@@ -42,7 +43,7 @@ impl Hasher for Mixer {
     }
 }
 
-/// Random tokens for tests, from a seed: few symbols, so that everything repeats.
+/// Random tokens from a seed, for tests: of few values, so that everything repeats.
 #[cfg(test)]
 pub(super) fn random_tokens(seed: u64, len: usize, alphabet: u64) -> Vec<u32> {
     (0..len as u64).map(|at| (mix(mix(seed) ^ at) % alphabet) as u32).collect()

@@ -1,9 +1,10 @@
-//! Prompt lookup: what came after the last few tokens when they came before.
+//! Prompt lookup: drafts the tokens that followed an earlier occurrence of the last few tokens.
 //!
-//! The last `n` tokens are looked for in the prompt and the answer, from the longest `n` to the shortest, and where they
-//! were found last, what followed there is the draft. Answers that quote their prompt (edits of a file, summaries) are
-//! mostly such copies. For every `n` a map knows where each n-gram was last, so that a proposal takes as many look-ups
-//! as there are sizes, however long the history; each token is put into the maps once.
+//! The last `n` tokens are searched in the prompt and the answer, from the longest `n` to the
+//! shortest, and the tokens after the latest occurrence are the draft. Answers that quote their
+//! prompt (edits of a file, summaries) are mostly such copies. For every `n` a map has the latest
+//! place of each n-gram, so that a proposal takes one look-up for each `n`, however long the
+//! history; each token is added to the maps once.
 
 use folio_scheduler::RequestId;
 
@@ -12,7 +13,7 @@ use super::{
     mix::{Map, longer},
 };
 
-/// How many tokens must be found again: at least `min`, and no more than `max` are looked for.
+/// Lengths of the n-gram that is searched: at most `max` tokens, and at least `min`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NgramOptions {
     pub min: usize,
@@ -30,12 +31,14 @@ pub struct Ngram {
     requests: Map<u64, Index>,
 }
 
-/// Where each n-gram of one request was last.
+/// The latest places of the n-grams of one request.
 #[derive(Default)]
 struct Index {
-    /// n-grams that end up to this place are in. The one at the very end never is, since it would find itself.
+    /// N-grams that end up to this place were added. The one at the very end is not, because it
+    /// would find itself.
     indexed: usize,
-    /// The hash of an n-gram, read backwards -> the place behind it. Collisions are told by the tokens there.
+    /// The hash of an n-gram, read backwards -> the place after it. Tokens are compared, so
+    /// collisions do no harm.
     latest: Map<u64, u32>,
 }
 
@@ -52,7 +55,8 @@ impl Propose for Ngram {
         let index = self.requests.entry(id.0).or_default();
         index.extend(tokens, self.options);
         let Some(from) = index.find(tokens, self.options) else { return };
-        // A copy that reaches the end goes on with what it copied: whatever has a period goes round in it.
+        // A copy that reaches the end continues with its own tokens, so that a periodic text
+        // repeats.
         let period = tokens.len() - from;
         let (mut parent, mut at) = (None, 0);
         while draft.room(most) > 0 {
@@ -80,7 +84,7 @@ impl Index {
         }
     }
 
-    /// The place behind the latest earlier occurrence of the longest n-gram that ends `tokens`.
+    /// The place after the latest earlier occurrence of the longest n-gram that ends `tokens`.
     fn find(&self, tokens: &[u32], options: NgramOptions) -> Option<usize> {
         let found = suffixes(tokens, options).filter_map(|(n, hash)| {
             let place = *self.latest.get(&hash)? as usize;
@@ -91,7 +95,7 @@ impl Index {
     }
 }
 
-/// The n-grams at the end of `tokens`, shortest first: how long each is and what it hashes to.
+/// The n-grams at the end of `tokens`, shortest first: length and hash.
 fn suffixes(tokens: &[u32], options: NgramOptions) -> impl Iterator<Item = (usize, u64)> {
     let hashes = tokens.iter().rev().take(options.max).scan(0, |hash, &token| {
         *hash = longer(*hash, token);
@@ -135,7 +139,7 @@ mod tests {
             let options = NgramOptions { min, max: min + seed as usize % 5 };
             let tokens = random_tokens(seed, 220, alphabet);
             let mut method = Ngram::new(options);
-            // Some proposals are left out: verification takes several tokens at a time.
+            // Some proposals are skipped: verification may give several tokens at a time.
             for len in (0..=tokens.len()).filter(|len| !(len * 7 + seed as usize).is_multiple_of(3)) {
                 let most = len % 12;
                 let expected = naive(&tokens[..len], options, most);
@@ -191,7 +195,7 @@ mod tests {
         method.forget(RequestId(2));
         method.forget(ID);
         assert!(method.requests.is_empty());
-        // An id that comes again has another text, of which nothing is known.
+        // A request that reuses an id has another text, and none of the old one's n-grams.
         assert_eq!(proposal(&mut method, &[7, 8, 7, 8], 3), [7, 8, 7]);
     }
 

@@ -1,4 +1,5 @@
-//! A decoder of a small model driven by hand, step by step, for tests of methods that look at its states and blocks.
+//! A decoder of a small model, driven step by step, for tests of methods that read its states and
+//! blocks.
 
 use std::collections::BTreeMap;
 
@@ -42,7 +43,7 @@ impl Memory {
         self.put(name, shape, values.take(shape.iter().product()).collect::<Vec<_>>());
     }
 
-    /// Makes what is missing with `make`, until `load` misses nothing.
+    /// Makes missing tensors with `make`, until `load` finds all.
     pub fn complete<T>(
         &mut self,
         mut load: impl FnMut(&Self) -> Result<T, Error>,
@@ -71,17 +72,17 @@ impl WeightSource for Memory {
     fn release(&self, _: &str) {}
 }
 
-/// A request of nobody in particular.
+/// A request of the default owner.
 pub fn known(id: RequestId, tokens: &[u32]) -> Known<'_> {
     Known { id, owner: Owner::default(), tokens }
 }
 
-/// Behind which token comes which in the model that is easy to foresee.
+/// The token that follows each token in the predictable model.
 pub fn follower(token: u32) -> u32 {
     (5 * token + 3) % VOCAB as u32
 }
 
-/// `rows` by `cols`, with `value` where `place` says so.
+/// `rows` by `cols`, with `value` where `place` returns true.
 pub fn sparse(rows: usize, cols: usize, place: impl Fn(usize) -> (usize, usize), value: f32) -> Vec<f32> {
     let mut values = vec![0.0; rows * cols];
     for number in 0..rows.min(cols) {
@@ -91,7 +92,8 @@ pub fn sparse(rows: usize, cols: usize, place: impl Fn(usize) -> (usize, usize),
     values
 }
 
-/// A model whose states are its tokens, one column each, and which says the [`follower`] of every token.
+/// A model whose states are its tokens, one column each, and which continues every token with its
+/// [`follower`].
 pub fn foreseeable(memory: &mut Memory, name: &str, shape: &[usize]) {
     match name {
         "model.embed_tokens.weight" => memory.put(name, shape, sparse(VOCAB, HIDDEN, |token| (token, token), 1.0)),
@@ -119,11 +121,11 @@ pub struct Sequence {
     pub tokens: Vec<u32>,
     pub computed: usize,
     pub table: Vec<u32>,
-    /// Of the next step.
+    /// The draft of the next step.
     pub draft: Draft,
-    /// Nodes that its next draft may have.
+    /// Most nodes of its next draft.
     pub most: usize,
-    /// Tokens put out by each step behind the prompt.
+    /// Tokens that each step after the prompt gave.
     pub paces: Vec<usize>,
 }
 
@@ -149,7 +151,7 @@ impl Rig {
         Self { decoder: Memory::default().complete(load, make), sequences: Vec::new(), next_block: 0 }
     }
 
-    /// A prompt, of which the first `held` tokens lie in blocks of an earlier sequence.
+    /// Adds a prompt. Its first `held` tokens are in blocks of an earlier sequence.
     pub fn add(&mut self, prompt: &[u32], held: Option<(usize, usize)>) -> usize {
         let (computed, table) = held.map_or((0, Vec::new()), |(who, tokens)| {
             assert!(tokens.is_multiple_of(BLOCK_TOKENS));
@@ -169,14 +171,15 @@ impl Rig {
         number
     }
 
-    /// The sequence gives way, and comes back without anything of it computed, in other blocks.
+    /// Preempts the sequence: it restarts in other blocks, with nothing computed.
     pub fn preempt(&mut self, who: usize) {
         let sequence = &mut self.sequences[who];
         sequence.table.clear();
         (sequence.computed, sequence.draft) = (0, Draft::default());
     }
 
-    /// A step of these sequences with at most so many rows of each, greedy, and the drafts behind it.
+    /// A greedy step of these sequences with at most the given number of rows of each, and the
+    /// drafts after it.
     pub fn step(&mut self, drafter: &mut dyn Drafter<Reference>, work: &[(usize, usize)]) {
         let mut batch = Batch::default();
         Ahead::clear(&mut batch, 1);
@@ -214,7 +217,7 @@ impl Rig {
         }
     }
 
-    /// Rows of one sequence: a chunk of what is known, or the last token and its draft.
+    /// Adds the rows of one sequence: a chunk of known tokens, or the last token and its draft.
     fn push(&mut self, who: usize, most: usize, batch: &mut Batch) {
         let sequence = &mut self.sequences[who];
         let (first, known) = (sequence.computed, sequence.tokens.len() - sequence.computed);
@@ -250,7 +253,8 @@ impl Rig {
         batch.tokens.extend(tokens);
     }
 
-    /// Takes what the step says of one sequence: rows that count, and the last of them among the outputs.
+    /// Takes the results of one sequence: the rows that count, and the last of them among the
+    /// outputs.
     fn settle(&mut self, who: usize, span: &Span, last: Option<usize>, best: &[u32]) -> (Vec<u32>, Option<u32>) {
         let sequence = &mut self.sequences[who];
         let draft = std::mem::take(&mut sequence.draft);
@@ -277,7 +281,7 @@ impl Rig {
         (rows, Some(output as u32))
     }
 
-    /// What is known in chunks, until a token comes.
+    /// Computes known tokens in chunks, until one is sampled.
     pub fn read(&mut self, drafter: &mut dyn Drafter<Reference>, who: usize, chunk: usize) {
         let tokens = self.sequences[who].tokens.len();
         while self.sequences[who].tokens.len() == tokens {
@@ -285,7 +289,7 @@ impl Rig {
         }
     }
 
-    /// So many steps of an answer.
+    /// Runs a number of steps of an answer.
     pub fn answer(&mut self, drafter: &mut dyn Drafter<Reference>, who: usize, steps: usize) {
         (0..steps).for_each(|_| self.step(drafter, &[(who, 1)]));
     }

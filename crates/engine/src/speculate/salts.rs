@@ -1,38 +1,40 @@
-//! Whose a request is, and what a method keeps for each salt.
+//! The owner of a request, and a method's data for each salt.
 //!
-//! What is learned from answers shows: in how many guesses hold, which every answer reports, and in its pace. So it
-//! belongs to the salt of the requests it was learned from, as blocks of the prefix cache do: what a request is told
-//! depends on requests of its own salt, and on nothing that others asked or were answered.
+//! Data learned from answers has visible effects: on the number of accepted drafts, which every
+//! answer reports, and on its pace. It therefore belongs to the salt of the requests it was learned
+//! from, as blocks of the prefix cache do: a request is affected by requests of its own salt, and
+//! by nothing that others asked or were answered.
 //!
-//! Clients may name salts, so there is a bound on how many are kept. Beyond it the tenant that has the most of them loses
-//! the one that it used least lately: a key that names ever new salts displaces its own.
+//! Clients may name salts, so their number is bounded. Beyond the bound, the tenant with the most
+//! salts loses the one that it has not used for longest: a tenant that names ever new salts
+//! displaces its own.
 
 use super::mix::Map;
 
-/// Whose a request is.
+/// The owner of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Owner {
-    /// Whose share of what is kept it counts against.
+    /// The tenant that its share of the data counts against.
     pub tenant: u64,
-    /// Requests of different salts know nothing of each other.
+    /// Requests of different salts share nothing.
     pub salt: u64,
 }
 
-/// Salts of which anything is kept.
+/// Most salts with data.
 pub(super) const MOST_SALTS: usize = 256;
 
 /// A value for each salt.
 #[derive(Debug)]
 pub(super) struct Salts<T> {
-    kept: Map<u64, Kept<T>>,
+    entries: Map<u64, Entry<T>>,
     most: usize,
     clock: u64,
 }
 
 #[derive(Debug)]
-struct Kept<T> {
+struct Entry<T> {
     value: T,
-    /// Who used it last.
+    /// The tenant that used it last.
     tenant: u64,
     used: u64,
 }
@@ -46,45 +48,45 @@ impl<T> Default for Salts<T> {
 impl<T> Salts<T> {
     pub fn new(most: usize) -> Self {
         assert!(most > 0, "room for no salt");
-        Self { kept: Map::default(), most, clock: 0 }
+        Self { entries: Map::default(), most, clock: 0 }
     }
 
     pub fn get(&self, salt: u64) -> Option<&T> {
-        self.kept.get(&salt).map(|kept| &kept.value)
+        self.entries.get(&salt).map(|entry| &entry.value)
     }
 
     pub fn get_mut(&mut self, salt: u64) -> Option<&mut T> {
-        self.kept.get_mut(&salt).map(|kept| &mut kept.value)
+        self.entries.get_mut(&salt).map(|entry| &mut entry.value)
     }
 
-    /// The value of a salt that is used now, made if there is none.
+    /// The value of a salt, noted as used now, and made if there is none.
     pub fn of(&mut self, owner: Owner, make: impl FnOnce() -> T) -> &mut T {
         self.clock += 1;
-        if self.kept.len() >= self.most && !self.kept.contains_key(&owner.salt) {
+        if self.entries.len() >= self.most && !self.entries.contains_key(&owner.salt) {
             self.drop_one(owner.tenant);
         }
-        let fresh = || Kept { value: make(), tenant: owner.tenant, used: 0 };
-        let kept = self.kept.entry(owner.salt).or_insert_with(fresh);
-        (kept.tenant, kept.used) = (owner.tenant, self.clock);
-        &mut kept.value
+        let fresh = || Entry { value: make(), tenant: owner.tenant, used: 0 };
+        let entry = self.entries.entry(owner.salt).or_insert_with(fresh);
+        (entry.tenant, entry.used) = (owner.tenant, self.clock);
+        &mut entry.value
     }
 
-    /// All of them, with the tenant that used each last.
+    /// All values, with the tenant that used each last.
     pub fn values(&self) -> impl Iterator<Item = (u64, &T)> {
-        self.kept.values().map(|kept| (kept.tenant, &kept.value))
+        self.entries.values().map(|entry| (entry.tenant, &entry.value))
     }
 
     pub fn values_mut(&mut self) -> impl Iterator<Item = (u64, &mut T)> {
-        self.kept.values_mut().map(|kept| (kept.tenant, &mut kept.value))
+        self.entries.values_mut().map(|entry| (entry.tenant, &mut entry.value))
     }
 
     /// Makes room for a salt of a tenant.
     fn drop_one(&mut self, tenant: u64) {
         let mut of_tenants: Map<u64, usize> = [(tenant, 1)].into_iter().collect();
-        self.kept.values().for_each(|kept| *of_tenants.entry(kept.tenant).or_default() += 1);
-        let order = |kept: &Kept<T>| (std::cmp::Reverse(of_tenants[&kept.tenant]), kept.used);
-        if let Some((&salt, _)) = self.kept.iter().min_by_key(|(_, kept)| order(kept)) {
-            self.kept.remove(&salt);
+        self.entries.values().for_each(|entry| *of_tenants.entry(entry.tenant).or_default() += 1);
+        let order = |entry: &Entry<T>| (std::cmp::Reverse(of_tenants[&entry.tenant]), entry.used);
+        if let Some((&salt, _)) = self.entries.iter().min_by_key(|(_, entry)| order(entry)) {
+            self.entries.remove(&salt);
         }
     }
 }
@@ -93,42 +95,42 @@ impl<T> Salts<T> {
 mod tests {
     use super::*;
 
-    fn salts(salts: &Salts<u32>) -> Vec<u64> {
-        let mut all: Vec<u64> = salts.kept.keys().copied().collect();
+    fn names(salts: &Salts<u32>) -> Vec<u64> {
+        let mut all: Vec<u64> = salts.entries.keys().copied().collect();
         all.sort_unstable();
         all
     }
 
     #[test]
     fn each_salt_has_its_own_and_the_longest_unused_goes() {
-        let mut kept = Salts::new(3);
+        let mut salts = Salts::new(3);
         let owner = |salt| Owner { tenant: 1, salt };
         for salt in [5, 6, 7] {
-            *kept.of(owner(salt), || 10) += salt as u32;
+            *salts.of(owner(salt), || 10) += salt as u32;
         }
-        assert_eq!([5, 6, 7, 8].map(|salt| kept.get(salt).copied()), [Some(15), Some(16), Some(17), None]);
-        *kept.of(owner(5), || 0) += 1;
-        kept.of(owner(8), || 0);
-        assert_eq!(salts(&kept), [5, 7, 8]);
-        assert_eq!(kept.get(5), Some(&16));
-        // To look is not to use.
-        assert!(kept.get_mut(7).is_some());
-        kept.of(owner(9), || 0);
-        assert_eq!(salts(&kept), [5, 8, 9]);
+        assert_eq!([5, 6, 7, 8].map(|salt| salts.get(salt).copied()), [Some(15), Some(16), Some(17), None]);
+        *salts.of(owner(5), || 0) += 1;
+        salts.of(owner(8), || 0);
+        assert_eq!(names(&salts), [5, 7, 8]);
+        assert_eq!(salts.get(5), Some(&16));
+        // Looking is not a use.
+        assert!(salts.get_mut(7).is_some());
+        salts.of(owner(9), || 0);
+        assert_eq!(names(&salts), [5, 8, 9]);
     }
 
     #[test]
     fn a_tenant_of_many_salts_displaces_its_own() {
-        let mut kept = Salts::new(4);
-        kept.of(Owner { tenant: 2, salt: 1 }, || 0);
+        let mut salts = Salts::new(4);
+        salts.of(Owner { tenant: 2, salt: 1 }, || 0);
         for salt in 100..1000 {
-            kept.of(Owner { tenant: 3, salt }, || 0);
+            salts.of(Owner { tenant: 3, salt }, || 0);
         }
-        assert_eq!(salts(&kept), [1, 997, 998, 999]);
-        kept.of(Owner { tenant: 2, salt: 2 }, || 0);
-        kept.of(Owner { tenant: 2, salt: 3 }, || 0);
-        assert_eq!(salts(&kept), [2, 3, 998, 999], "as many for each");
-        kept.of(Owner { tenant: 4, salt: 4 }, || 0);
-        assert_eq!(salts(&kept), [2, 3, 4, 999], "of those who have the most, the longest unused");
+        assert_eq!(names(&salts), [1, 997, 998, 999]);
+        salts.of(Owner { tenant: 2, salt: 2 }, || 0);
+        salts.of(Owner { tenant: 2, salt: 3 }, || 0);
+        assert_eq!(names(&salts), [2, 3, 998, 999], "as many for each");
+        salts.of(Owner { tenant: 4, salt: 4 }, || 0);
+        assert_eq!(names(&salts), [2, 3, 4, 999], "of those who have the most, the longest unused");
     }
 }

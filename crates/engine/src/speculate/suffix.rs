@@ -1,13 +1,15 @@
-//! Drafts from a suffix automaton: what came behind the longest end of the text that came before, in this request or in
-//! past answers, as a tree by how often it did.
+//! Drafts from a suffix automaton: the tokens that followed earlier occurrences of the longest
+//! suffix of the text, in this request or in past answers, as a tree in order of frequency.
 //!
-//! Each request has an automaton of its prompt and answer; one more is shared by all requests of a salt and holds answers
-//! that have ended ([`Past`]). Requests' own are bounded too: one whose tokens find no room does without.
+//! Each request has an automaton of its prompt and answer. All requests of a salt share another
+//! one, of answers that have ended ([`Past`]). Automata of requests are bounded too: a request
+//! whose tokens have no room does without.
 //!
-//! How likely a token is follows from how often it came behind the longest contexts that are known, as in prediction by
-//! partial matching: a context that was seen `total` times leaves 1 / (total + its length) to the shorter ones. A long
-//! context is trusted at its first occurrence; a short one must have occurred often. The tree grows best first, so its
-//! first nodes are the best tree of fewer nodes too.
+//! The probability of a token follows from its counts after the longest known contexts, as in
+//! prediction by partial matching: a context with `total` occurrences leaves 1 / (total + its
+//! length) to the shorter ones. A long context is trusted at its first occurrence; a short one must
+//! have occurred often. The tree grows best first, so that its first nodes are the best tree of
+//! fewer nodes too.
 
 mod past;
 
@@ -25,30 +27,30 @@ use super::{
     mix::Map,
 };
 
-/// Tokens of a request that are looked for in past answers.
+/// Last tokens of a request that are searched in past answers.
 const MOST_CONTEXT: usize = 32;
-/// Contexts whose followers are weighed for one node: in all, and of one automaton.
+/// Contexts that are weighed for one node: in all, and of one automaton.
 const MOST_CONTEXTS: usize = 3;
 const CONTEXTS_EACH: usize = 2;
-/// Followers of a context that are looked at, those seen first most lately; and the most frequent of them, which are
-/// weighed.
+/// Followers of a context that are examined, the newest first; and the most frequent of them, which
+/// are weighed.
 const MOST_SEEN: usize = 64;
 const MOST_WEIGHED: usize = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SuffixOptions {
-    /// Tokens that a context has at least.
+    /// Least length of a context.
     pub min_match: usize,
-    /// Nodes that are reached less probably are left out.
+    /// Least probability of a node.
     pub min_probability: f32,
-    /// What past answers of all salts take at most, together; 0 where none are to be kept.
+    /// Most bytes of past answers of all salts together; 0: they are not stored.
     pub shared_bytes: usize,
-    /// Tokens of requests that are read at most at a time, each of [`SuffixOptions::TOKEN_BYTES`].
+    /// Most tokens of requests at a time, each of [`SuffixOptions::TOKEN_BYTES`].
     pub request_tokens: usize,
 }
 
 impl SuffixOptions {
-    /// What a token of a request takes at most.
+    /// Most bytes of a request's token.
     pub const TOKEN_BYTES: usize = TOKEN_BYTES;
 }
 
@@ -61,7 +63,7 @@ impl Default for SuffixOptions {
 pub struct Suffix {
     options: SuffixOptions,
     requests: Map<u64, Automaton>,
-    /// Tokens that these have read.
+    /// Tokens that requests' automata hold.
     num_tokens: usize,
     past: Past,
     nothing: Automaton,
@@ -73,17 +75,18 @@ impl Suffix {
         Self { options, requests: Map::default(), num_tokens: 0, past, nothing }
     }
 
-    /// What past answers take.
+    /// Bytes of past answers.
     pub fn shared_bytes(&self) -> usize {
         self.past.bytes()
     }
 
-    /// What requests take that are not forgotten.
+    /// Bytes of running requests.
     pub fn request_bytes(&self) -> usize {
         self.requests.values().map(Automaton::bytes).sum()
     }
 
-    /// Reads on in a request. Where there is no room for all of it, what was read of it makes room for others.
+    /// Reads more tokens of a request. If there is no room for all of them, its automaton is
+    /// dropped.
     fn extend(&mut self, id: RequestId, tokens: &[u32]) {
         let known = self.requests.get(&id.0).map_or(0, Automaton::num_tokens).min(tokens.len());
         if tokens.len() - known > self.options.request_tokens.saturating_sub(self.num_tokens) {
@@ -122,20 +125,20 @@ impl Propose for Suffix {
 
 const NUM_SOURCES: usize = 3;
 
-/// The nodes that might come next, likeliest first.
+/// Nodes that may be added next, likeliest first.
 struct Search<'a> {
-    /// The request's own comes first, and wins where contexts are of one length.
+    /// The request's own automaton is first, and wins between contexts of equal length.
     sources: [&'a Automaton; NUM_SOURCES],
     options: SuffixOptions,
     found: BinaryHeap<Candidate>,
 }
 
 struct Candidate {
-    /// That all tokens on the way to it are right, and it too.
+    /// Probability that the node and its ancestors are accepted.
     probability: f32,
     token: u32,
     parent: Option<u16>,
-    /// The longest context in each source, this token not included.
+    /// The longest context in each source, without this token.
     places: [Place; NUM_SOURCES],
 }
 
@@ -162,7 +165,7 @@ impl Search<'_> {
         }
     }
 
-    /// Tokens that may come behind a place, each with how likely it is.
+    /// Tokens that may follow a place, with their probabilities.
     fn weigh(&self, places: [Place; NUM_SOURCES]) -> Vec<(u32, f32)> {
         let mut contexts: Vec<(&Automaton, Place)> = Vec::with_capacity(NUM_SOURCES * CONTEXTS_EACH);
         for (&source, place) in self.sources.iter().zip(places) {
@@ -178,7 +181,7 @@ impl Search<'_> {
             if total == 0 {
                 continue;
             }
-            // Stable: of equally frequent ones the one that was seen first most lately.
+            // Stable: of equally frequent followers the newest is first.
             followers.sort_by_key(|&(_, count)| Reverse(count));
             let escape = 1.0 / (total as f32 + place.length as f32);
             for &(token, count) in followers.iter().take(MOST_WEIGHED) {
@@ -195,7 +198,8 @@ impl Search<'_> {
 }
 
 impl Ord for Candidate {
-    /// Of equally likely ones the shallower comes first: the one whose parent is earlier; then any fixed order.
+    /// If two nodes are equally likely, the shallower one is first: the one with the earlier
+    /// parent; then any fixed order.
     fn cmp(&self, other: &Self) -> Ordering {
         let rest = |candidate: &Self| Reverse((candidate.parent, candidate.token));
         self.probability.total_cmp(&other.probability).then_with(|| rest(self).cmp(&rest(other)))

@@ -1,21 +1,23 @@
-//! Guesses of a known agreement, for measuring: a request whose every token is its last one again is guessed right with a
-//! given chance, token by token, and everything else of speculation is as it is with any method.
+//! Drafts of a known agreement, for measuring: a request that always repeats its last token has
+//! correct drafts with a given probability, token by token, and everything else is as with any
+//! other method.
 
 use folio_scheduler::RequestId;
 
 use super::{Draft, Known, Propose};
 use crate::sampling::uniform;
 
-/// Guesses nothing but the last token again, or another one where it is to be wrong.
+/// Drafts the last token again, or another token that is wrong.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Synthetic {
-    /// Of each guess, if those before it were right.
+    /// Probability that a node is correct, if its ancestors are.
     pub agreement: f64,
     pub seed: u64,
 }
 
 impl Synthetic {
-    /// Tokens that a pass gives with drafts of `most` tokens, by theory: each is reached if all before it were right.
+    /// Expected tokens of a pass with drafts of `most` tokens: each counts if all before it are
+    /// correct.
     pub fn tokens_per_pass(agreement: f64, most: usize) -> f64 {
         (0..=most).map(|right| agreement.powi(right as i32)).sum()
     }
@@ -27,7 +29,7 @@ impl Propose for Synthetic {
         let wrong = last.checked_sub(1).unwrap_or(1);
         let mut parent = None;
         for position in (tokens.len()..).take(draft.room(most)) {
-            // A position that was guessed in vain is not guessed again: the model has said its token by then.
+            // A position is decided once: if its draft was wrong, the model has its token by then.
             let right = uniform(self.seed, id.0 as u32, position) < self.agreement;
             parent = Some(draft.push(if right { last } else { wrong }, parent));
         }

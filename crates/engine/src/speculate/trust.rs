@@ -1,9 +1,10 @@
-//! How far a head's own probabilities can be believed, by how many tokens ahead they speak of.
+//! The reliability of a head's own probabilities, by depth.
 //!
-//! A head is surer of itself, or less, than its record justifies, and differently at every depth. Of each draft it is kept
-//! how likely its nodes were said to be; once the tokens are known, the nodes on the way that were right are set against
-//! what was said of all that were offered there. What a head says is then multiplied by that ratio. It decides which nodes
-//! a draft has and where it ends, nothing else. Each salt has a record of its own, and all begin alike.
+//! A head's confidence may be too high or too low, and differs by depth. The probabilities of the
+//! nodes of each draft are recorded; once the tokens are known, the number of correct nodes on the
+//! path is compared with the sum of the probabilities of all nodes offered there. The head's later
+//! probabilities are multiplied by that ratio. It decides which nodes a draft has and where it
+//! ends, nothing else. Each salt has its own record, and all begin alike.
 
 use std::collections::HashMap;
 
@@ -18,7 +19,7 @@ pub(super) struct Trust {
     pending: HashMap<RequestId, Pending>,
 }
 
-/// Of one depth; what is long past fades.
+/// Record of one depth; older results fade.
 #[derive(Clone, Copy)]
 struct Record {
     said: f32,
@@ -28,14 +29,14 @@ struct Record {
 /// A draft that is being verified.
 struct Pending {
     owner: Owner,
-    /// Tokens that were known when it was made.
+    /// Length of the text when it was made.
     from: usize,
     draft: Draft,
-    /// What the head said of each node, given the one before it.
+    /// The head's probability of each node, given its parent.
     said: Vec<f32>,
 }
 
-/// A record begins as that of a head that was right about so many tokens.
+/// A new record counts as that of a head that was right about this many tokens.
 const BEGINNING: f32 = 10.0;
 const FADING: f32 = 0.998;
 const BOUNDS: (f32, f32) = (0.3, 2.0);
@@ -47,20 +48,20 @@ impl Default for Record {
 }
 
 impl Trust {
-    /// What to multiply with at a depth, which is 1 for what follows the last token, for requests of a salt.
+    /// The factor for nodes of a depth, counted from 1, for requests of a salt.
     pub fn of(&self, salt: u64, depth: usize) -> f32 {
         let record = self.depths.get(salt).and_then(|depths| depths.get(depth - 1)).copied().unwrap_or_default();
         (record.right / record.said).clamp(BOUNDS.0, BOUNDS.1)
     }
 
-    /// A draft that is to be verified behind the tokens that the request has.
+    /// Records a draft that is to be verified after the request's tokens.
     pub fn expect(&mut self, request: &SettledRequest<'_>, draft: &Draft, said: Vec<f32>) {
         assert_eq!(draft.len(), said.len(), "nodes and what was said of them");
         let SettledRequest { id, owner, tokens, .. } = *request;
         self.pending.insert(id, Pending { owner, from: tokens.len(), draft: draft.clone(), said });
     }
 
-    /// What became of a request's draft follows from its tokens.
+    /// Takes the result of a request's draft from its tokens.
     pub fn settle(&mut self, id: RequestId, tokens: &[u32]) {
         if self.pending.get(&id).is_none_or(|pending| tokens.len() <= pending.from) {
             return;
@@ -107,7 +108,8 @@ mod tests {
     fn ratios_follow_what_was_right() {
         let mut trust = Trust::default();
         assert_eq!((trust.of(7, 1), trust.of(7, 9)), (1.0, 1.0));
-        // Of two nodes of 0.4 each the first is right every time; what follows it is never right, and was said to be.
+        // The first of two nodes of 0.4 each is always right; the token after it never is, whatever
+        // its probability.
         for round in 0..3000 {
             let mut draft = Draft::chain([5, 6]);
             draft.push(7, None);
@@ -130,7 +132,7 @@ mod tests {
         trust.expect(&request(2, &[1, 2, 3]), &Draft::default(), vec![]);
         trust.settle(RequestId(2), &[1, 2, 3, 4]);
         assert_eq!(trust.of(7, 1), 1.0);
-        // One token of two drafted.
+        // One of two drafted tokens.
         trust.expect(&request(2, &[1, 2, 3]), &Draft::chain([5, 6]), vec![0.5, 0.5]);
         trust.settle(RequestId(2), &[1, 2, 3, 5]);
         assert!(trust.of(7, 1) > 1.0 && trust.of(7, 2) == 1.0);

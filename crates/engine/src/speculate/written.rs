@@ -1,11 +1,13 @@
-//! What lies in a method's own blocks, by the tokens that led to it.
+//! The contents of a method's own blocks, by the tokens they were computed from.
 //!
-//! A method that keeps keys and values beside the decoder's is not asked when blocks change hands: a request finds a
-//! prefix in the cache, gives way and comes back, goes on without drafts for a while, or has its blocks brought back from
-//! the host, which has nothing of the method's. Instead of following all that, each block says which tokens its contents
-//! are of and what came before them. How far a table is right then follows from the table and the tokens alone, and no
-//! request needs to be known. The hash begins with the request's salt: what a block still holds of a request of another
-//! salt is no use, and never shows. A wrong answer, should two hashes ever be the same, costs a draft and no more.
+//! A method with keys and values beside the decoder's does not know when blocks change hands: a
+//! request finds a prefix in the cache, is preempted and returns, continues without drafts for a
+//! while, or has its blocks loaded from the host tier, which has nothing of the method's. Instead
+//! of following all that, each block records the tokens of its contents and the hash of those
+//! before them. The length for which a block table is right then follows from the table and the
+//! tokens alone, and no state by request is needed. The hash begins with the request's salt:
+//! contents of another salt are never used. A collision of two hashes would cost a draft and no
+//! more.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -20,12 +22,12 @@ pub struct Written {
     blocks: Vec<Contents>,
 }
 
-/// Of one block, from its first place on.
+/// Contents of one block, from its first place on.
 #[derive(Clone, Debug, Default)]
 struct Contents {
-    /// Hash of the salt and of everything before the block.
+    /// Hash of the salt and of all tokens before the block.
     before: u64,
-    /// And of that and the block, where it is full.
+    /// The same with the block's tokens, if it is full.
     with: u64,
     len: u8,
     tokens: [u32; BLOCK_TOKENS],
@@ -42,12 +44,12 @@ impl Written {
         Self { blocks: vec![Contents::default(); num_blocks] }
     }
 
-    /// How many of `tokens`, counted from the first, lie in the blocks of `table`, for a request of this salt.
+    /// Number of first tokens that are in the blocks of `table`, for a request of this salt.
     pub fn reach(&self, salt: u64, table: &[u32], tokens: &[u32]) -> usize {
         self.mark(salt, table, tokens).len
     }
 
-    /// The same, as a place to go on from.
+    /// The same, as a mark to continue from.
     pub fn mark(&self, salt: u64, table: &[u32], tokens: &[u32]) -> Mark {
         let mut mark = Mark { len: 0, hash: salt };
         for (&block, wanted) in table.iter().zip(tokens.chunks(BLOCK_TOKENS)) {
@@ -65,7 +67,8 @@ impl Written {
         mark
     }
 
-    /// A pass wrote `tokens` to the places behind `mark`, which moves behind them; those beyond the table are forgotten.
+    /// A pass wrote `tokens` to the places after `mark`, which moves to their end; tokens beyond
+    /// the table are forgotten.
     pub fn extend(&mut self, mark: &mut Mark, table: &[u32], mut tokens: &[u32]) {
         while let Some(&block) = table.get(mark.len / BLOCK_TOKENS).filter(|_| !tokens.is_empty()) {
             let first = mark.len % BLOCK_TOKENS;
@@ -83,8 +86,8 @@ impl Written {
         }
     }
 
-    /// A pass wrote the places of `range`, of a sequence of these tokens, to the blocks of `table`. What comes before them
-    /// must lie there.
+    /// A pass wrote the places of `range`, of a sequence of these tokens, to the blocks of `table`.
+    /// The places before them must have been written.
     pub fn note(&mut self, salt: u64, table: &[u32], tokens: &[u32], range: Range<usize>) {
         let mut mark = self.mark(salt, table, &tokens[..range.start]);
         assert_eq!(mark.len, range.start, "places before {range:?} that the table holds");
@@ -92,11 +95,11 @@ impl Written {
     }
 }
 
-/// How far a table holds a sequence.
+/// The length for which a block table holds a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
     len: usize,
-    /// Of the salt and all full blocks up to there.
+    /// Hash of the salt and all full blocks up to there.
     hash: u64,
 }
 
@@ -158,9 +161,9 @@ mod tests {
         written.note(SALT, &[0, 1], &ours, 0..20);
         written.note(SALT, &[2, 1], &theirs, 0..20);
         assert_eq!((written.reach(SALT, &[0, 1], &ours), written.reach(SALT, &[2, 1], &theirs)), (16, 20));
-        // The same prefix in another request, which has not seen it computed.
+        // The same prefix in another request, which did not compute it.
         assert_eq!(written.reach(SALT, &[0, 3], &[1; 40]), 16);
-        // Tokens that were written on a guess, of which the second turns out wrong.
+        // The second of three drafted tokens turns out to be wrong.
         let mut mark = written.mark(SALT, &[0, 3], &[1; 16]);
         written.extend(&mut mark, &[0, 3], &[5, 6, 7]);
         assert_eq!(mark.len(), 19);

@@ -1,8 +1,8 @@
-//! One chunk as a file: a header that says whose blocks these are, the blocks, and a digest of all of it.
+//! A chunk as a file: a header that identifies its blocks, the blocks, and a digest of both.
 //!
-//! Whoever reads a chunk knows every byte of its header beforehand, so nothing in a file is ever used as a size or an
-//! offset: the header is compared, not parsed, and the blocks go straight into the host slots that wait for them. The
-//! layout is written down field by field in `docs/kv-tiers.md`.
+//! A reader knows every byte of the header beforehand, so no value in a file is used as a size or
+//! an offset: the header is compared, not parsed, and the blocks are read into the host slots that
+//! wait for them. `docs/kv-tiers.md` describes the layout field by field.
 
 use std::{
     fs::File,
@@ -34,21 +34,21 @@ const FIXED: [(&str, usize); 10] = [
     ("header length", 4),
 ];
 
-/// What a chunk's file looks like: all of its header, and how long it is.
+/// The expected file of a chunk: its header and its length.
 pub(super) struct ChunkFile {
     header: Vec<u8>,
     len: u64,
-    /// Where the tokens end in the header.
+    /// End of the tokens in the header.
     tokens_end: usize,
     groups: usize,
 }
 
-/// Why a file is not the chunk that was expected.
+/// Reason why a file is not the expected chunk.
 #[derive(Debug)]
 pub(super) enum Refused {
-    /// Not what was written, whoever wrote it.
+    /// Its content is not what was written.
     Damaged(String),
-    /// What was written, for something else.
+    /// Its content is what was written, but for something else.
     Foreign(&'static str),
     Io(io::Error),
 }
@@ -121,7 +121,7 @@ impl ChunkFile {
         out.flush()
     }
 
-    /// Whether a file of that length begins as this one would; its blocks are not looked at.
+    /// Whether a file of length `len` has the expected header; its blocks are not read.
     pub fn begins(&self, mut file: &File, len: u64) -> io::Result<bool> {
         if len != self.len {
             return Ok(false);
@@ -131,7 +131,7 @@ impl ChunkFile {
         Ok(header == self.header)
     }
 
-    /// Reads the blocks into their slots. On an error the slots hold anything.
+    /// Reads the blocks into their slots. After an error the contents of the slots are undefined.
     pub fn read(&self, file: &File, len: u64, slots: &[Vec<HostSlot>], host: &HostTier) -> Result<(), Refused> {
         if len != self.len {
             return Err(self.judge(file, len));
@@ -147,10 +147,10 @@ impl ChunkFile {
                 file.read_exact(&mut host.slot(group, slot))?;
             }
         }
-        if file.ends_in_digest()? { Ok(()) } else { Err(Refused::Damaged("the digest does not fit".to_owned())) }
+        if file.ends_in_digest()? { Ok(()) } else { Err(Refused::Damaged("its digest does not match".to_owned())) }
     }
 
-    /// A file of another length: damaged, or somebody else's.
+    /// The reason for a file of another length: damaged, or of another writer.
     fn judge(&self, file: &File, len: u64) -> Refused {
         let damaged = Refused::Damaged(format!("it has {len} bytes, but {} were written", self.len));
         let Some(before_digest) = len.checked_sub(DIGEST as u64) else { return damaged };
@@ -165,7 +165,7 @@ impl ChunkFile {
         }
     }
 
-    /// The first field that is not the same, by name.
+    /// Name of the first field that differs.
     fn differing_field(&self, found: &[u8]) -> &'static str {
         let differs = |(expected, found): (&u8, &u8)| expected != found;
         let Some(at) = self.header.iter().zip(found).position(differs) else { return "length" };
@@ -188,7 +188,7 @@ fn new_digest() -> Digest {
     Digest::new("kv chunk")
 }
 
-/// A file that is digested as it is read; `left` bytes of it are to come.
+/// A file that is digested while it is read; `left` bytes remain.
 struct Digested<'a> {
     file: &'a File,
     digest: Digest,
@@ -203,7 +203,7 @@ impl Digested<'_> {
         Ok(())
     }
 
-    /// Reads all that is left; whether it ends in its digest.
+    /// Reads the rest of the file. Returns whether it ends in its digest.
     fn ends_in_digest(mut self) -> io::Result<bool> {
         let mut buffer = vec![0; BUFFER.min(self.left as usize)];
         while self.left > DIGEST as u64 {
@@ -215,11 +215,11 @@ impl Digested<'_> {
         Ok(self.digest.finish().to_le_bytes() == stored)
     }
 
-    /// A file whose header differs in `field`.
+    /// The reason for a file whose header differs in `field`.
     fn judge(self, field: &'static str) -> Refused {
         match self.ends_in_digest() {
             Ok(true) => Refused::Foreign(field),
-            Ok(false) => Refused::Damaged(format!("its {field} is not what belongs there, nor does its digest fit")),
+            Ok(false) => Refused::Damaged(format!("its {field} and its digest are not the expected ones")),
             Err(error) => error.into(),
         }
     }

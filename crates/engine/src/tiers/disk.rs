@@ -1,9 +1,10 @@
-//! Chunks of KV blocks as files: found again after a restart, never trusted unread.
+//! Chunks of KV blocks as files: found after a restart, and verified when read.
 //!
-//! A store writes one file a chunk, atomically, and deletes the least recently used ones to stay under its size; a
-//! fetch believes a file only if every byte of its header is the one expected and the digest of all of it fits. Nothing
-//! is synced to the medium: after a crash of the system a file may be torn, which costs a miss, and waiting for the
-//! medium would cost every store. When the disk is full or cannot be written, storing pauses and fetching goes on.
+//! A store writes one file for each chunk, atomically, and deletes the least recently used ones to
+//! stay within its size. A fetch accepts a file only if every byte of its header and the digest of
+//! the whole are as expected. Files are not synced to the medium: after a crash of the system a
+//! file may be torn, which costs a miss, while syncing would slow every store. When the disk is
+//! full or cannot be written, storing pauses and fetching continues.
 
 use std::{
     fs::{self, File},
@@ -24,13 +25,14 @@ use super::{
     storing::Storing,
 };
 
-/// Full blocks in one file: 128 tokens. Fewer waste files, more leave more of a prompt's end out.
+/// Full blocks in one file: 128 tokens. A smaller number needs more files, a larger one leaves out
+/// more of a prompt's end.
 pub const CHUNK_BLOCKS: usize = 8;
 
 #[derive(Clone, Debug)]
 pub struct DiskConfig {
     pub folder: PathBuf,
-    /// Of the model that computes the blocks.
+    /// Fingerprint of the model that computes the blocks.
     pub fingerprint: Fingerprint,
     /// The adapter on top of the model; empty without one.
     pub adapter: String,
@@ -47,19 +49,19 @@ impl DiskConfig {
     }
 }
 
-/// How the disk tier fares.
+/// Figures of the disk tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskStats {
     /// Whether the last write worked; true before the first.
     pub is_storing: bool,
-    /// Writes that failed, since the start.
+    /// Failed writes since the start.
     pub store_failures: u64,
-    /// Of all chunks in the folder, as far as this process knows.
+    /// Bytes of all chunks in the folder that this process knows of.
     pub bytes: u64,
 }
 
-/// A handle; clones share one store. Several processes may use one folder: each counts what it found at start and what
-/// it wrote since.
+/// A handle; clones share one store. Several processes may use one folder: each counts the files
+/// that it found at its start and those it wrote since.
 #[derive(Clone, Debug)]
 pub struct DiskStore {
     shared: Arc<Shared>,
@@ -75,25 +77,26 @@ struct Shared {
 }
 
 impl DiskStore {
-    /// Lists what is there, removes what dead processes left half written, and brings the folder under its size.
+    /// Lists the chunks of the folder, removes temporary files of dead processes, and deletes
+    /// chunks until the folder is within its size.
     pub fn open(config: DiskConfig) -> Result<Self, TierError> {
         let folder = Folder::open(&config.folder)?;
         let hash_key = folder.hash_key()?;
         let mut index = Index::default();
         let now = SystemTime::now();
         for chunk in folder.list()? {
-            // A time to come would keep a file for ever.
+            // A time in the future would keep a file for ever.
             index.insert(Place::new(chunk.model, chunk.key), chunk.bytes, chunk.modified.min(now), 0);
         }
         let (index, storing) = (Mutex::new(index), Mutex::default());
         let store = Self { shared: Arc::new(Shared { config, folder, hash_key, index, storing }) };
-        // What goes here was never told to anybody. If a file cannot go, the first store finds out too, and it is
-        // heard.
+        // No scheduler knows the chunks that are deleted here. If a file cannot be deleted, the
+        // first store reports it.
         let _ = store.make_room(0, &mut Vec::new());
         Ok(store)
     }
 
-    /// The key of the block hashes that name chunks; a secret.
+    /// The secret key of the block hashes that name chunks.
     pub fn hash_key(&self) -> [u64; 2] {
         self.shared.hash_key
     }
@@ -102,7 +105,7 @@ impl DiskStore {
         self.shared.config.chunk_blocks
     }
 
-    /// The chunks of this model, most recently used first, by their names alone.
+    /// The chunks of this model by file name, most recently used first.
     pub fn scan(&self) -> Vec<u128> {
         self.index().keys(self.shared.config.fingerprint)
     }
@@ -112,7 +115,7 @@ impl DiskStore {
         self.index().bytes()
     }
 
-    /// False from a write that failed to the next that works.
+    /// False from a failed write to the next successful one.
     pub fn is_storing(&self) -> bool {
         self.storing().is_working()
     }
@@ -122,8 +125,9 @@ impl DiskStore {
         DiskStats { is_storing: storing.is_working(), store_failures: storing.failures(), bytes: self.bytes() }
     }
 
-    /// Writes a chunk from its host slots, or notes that it is used where it is there already. Chunks of this model
-    /// that had to go are added to `lost`, also when this fails. `now` is held against the last time that it failed.
+    /// Writes a chunk from its host slots, or notes its use if it has a file. Chunks of this model
+    /// that were deleted are added to `lost`, even on an error. `now` is compared with the time of
+    /// the last failure.
     pub fn store(
         &self,
         chunk: &DiskChunk,
@@ -160,8 +164,8 @@ impl DiskStore {
                 self.note_use(chunk, file.len(), &path);
                 Ok(())
             }
-            // Another process took the temporary file for a dead one's, or a folder that was empty: only this chunk is
-            // lost.
+            // Another process removed the temporary file, or an empty folder, as a dead process's:
+            // only this chunk is lost.
             Err(error @ TierError::Io { action: "create" | "rename", .. }) if is_not_found(&error) => Err(error),
             Err(error) => {
                 self.storing().failed(now);
@@ -170,8 +174,9 @@ impl DiskStore {
         }
     }
 
-    /// Reads a chunk into its host slots. On an error they hold anything, and the chunk is not known any more; its file
-    /// is removed if it is damaged and left alone if it is somebody else's.
+    /// Reads a chunk into its host slots. After an error their contents are undefined and the chunk
+    /// is forgotten; its file is removed if it is damaged, and left alone if another writer made
+    /// it.
     pub fn fetch(&self, chunk: &DiskChunk, slots: &[Vec<HostSlot>], host: &HostTier) -> Result<(), TierError> {
         let (file, path) = self.expected(chunk, slots, host);
         let read = self.read(&file, &path, chunk.key, slots, host);
@@ -179,7 +184,7 @@ impl DiskStore {
             Ok(()) => self.note_use(chunk, file.len(), &path),
             Err(error) => {
                 if let TierError::Damaged { path, .. } = error {
-                    // It will be met again, and refused again.
+                    // If the removal fails, the file is refused again at its next use.
                     let _ = fs::remove_file(path);
                 }
                 self.index().remove(self.place(chunk.key));
@@ -200,7 +205,7 @@ impl DiskStore {
             io::ErrorKind::NotFound => TierError::Missing { key },
             _ => TierError::io("read", path)(error),
         };
-        // Asked before it is opened: a pipe would wait for a writer.
+        // The kind is checked before opening: opening a pipe would wait for a writer.
         if !fs::symlink_metadata(path).map_err(wrong)?.is_file() {
             return Err(TierError::Foreign { path: path.to_owned(), field: "kind of file" });
         }
@@ -253,7 +258,7 @@ impl DiskStore {
         let used = used_now(depth);
         index.insert(self.place(chunk.key), bytes, used, depth);
         drop(index);
-        // For the order after a restart only.
+        // Sets the time that orders the files after a restart.
         let _ = File::open(path).and_then(|file| file.set_modified(used));
     }
 

@@ -1,5 +1,5 @@
-//! What can go wrong below the device. None of it ends a request: at start it is told to the caller, later it costs a
-//! prefix hit.
+//! Errors of the lower tiers. None of them ends a request: at the start the caller gets it, later
+//! it costs a prefix hit.
 
 use std::{io, path::PathBuf};
 
@@ -11,15 +11,15 @@ pub enum TierError {
     #[error("a host tier of {bytes} bytes cannot be allocated")]
     HostMemory { bytes: u64 },
 
-    #[error("{path} holds no 32 hexadecimal digits; without that file the disk tier starts anew", path = path.display())]
+    #[error("{path} must hold 32 hexadecimal digits; the disk tier starts empty if the file is deleted", path = path.display())]
     BadHashKey { path: PathBuf },
 
-    /// Truncated or changed since it was written; it is gone now.
+    /// Truncated or changed since it was written; removed now.
     #[error("{path} is damaged and was removed: {problem}", path = path.display())]
     Damaged { path: PathBuf, problem: String },
 
-    /// Whole, but another's.
-    #[error("{path} is left alone: its {field} is not what belongs there", path = path.display())]
+    /// Whole, but of another writer.
+    #[error("{path} stays as it is: its {field} is not the expected one", path = path.display())]
     Foreign { path: PathBuf, field: &'static str },
 
     #[error("chunk {key:032x} is not on disk")]
@@ -28,7 +28,7 @@ pub enum TierError {
     #[error("a chunk of {bytes} bytes is more than the disk tier's {limit}")]
     TooLarge { bytes: u64, limit: u64 },
 
-    #[error("the disk tier stores nothing for a while")]
+    #[error("the disk tier has paused storing after a failure")]
     StoringIsPaused,
 }
 

@@ -1,8 +1,10 @@
-//! The folder of the disk tier: names, permissions, the hash key, and what processes that died left behind.
+//! The folder of the disk tier: names, permissions, the hash key, and files that dead processes
+//! left.
 //!
-//! `<folder>/hash-key`, and `<folder>/<fingerprint>/<first two digits>/<key>.kv`, all names in lower-case hexadecimal.
-//! A file is written under a temporary name beside its final one and renamed, so a final name is always a whole file as
-//! far as the writer is concerned. Anything else in the folder is not looked at, and links are not followed.
+//! `<folder>/hash-key`, and `<folder>/<fingerprint>/<first two digits>/<key>.kv`, all names in
+//! lower-case hexadecimal. A file is written under a temporary name next to its final one and
+//! renamed, so that a writer never leaves a partial file under a final name. Other entries of the
+//! folder are ignored, and links are not followed.
 
 use std::{
     fs::{self, DirBuilder, DirEntry, File, OpenOptions},
@@ -23,13 +25,14 @@ use super::TierError;
 const HASH_KEY: &str = "hash-key";
 const CHUNK: &str = "kv";
 const TEMPORARY: &str = "tmp";
-/// No write takes this long: whoever began it is gone, even where that cannot be asked.
+/// No write takes this long: the writer of an older temporary file has ended, even if the system
+/// cannot say so.
 const DEAD_AFTER: Duration = Duration::from_secs(3600);
 
 #[derive(Debug)]
 pub(super) struct Folder {
     root: PathBuf,
-    /// Tells the temporary files of two stores in one process apart.
+    /// Distinguishes the temporary files of two stores in one process.
     nonce: u64,
     next_temporary: AtomicU64,
 }
@@ -44,13 +47,15 @@ pub(super) struct Listed {
 }
 
 impl Folder {
-    /// Makes the folder if need be. What keys and values give away is for the owner's eyes only.
+    /// Makes the folder if it is missing. Keys and values reveal prompts, so only the owner may
+    /// read it.
     pub fn open(root: &Path) -> Result<Self, TierError> {
         create_folders(root).map_err(TierError::io("create", root))?;
         Ok(Self { root: root.to_owned(), nonce: fresh_bits()[0], next_temporary: AtomicU64::new(0) })
     }
 
-    /// The secret that block hashes are keyed with: made once, the same for every process that uses this folder.
+    /// The secret key of the block hashes: made once, the same for every process that uses this
+    /// folder.
     pub fn hash_key(&self) -> Result<[u64; 2], TierError> {
         let path = self.root.join(HASH_KEY);
         match read_small(&path) {
@@ -59,15 +64,16 @@ impl Folder {
         }
         let (mut file, temporary) = self.temporary(&self.root).map_err(TierError::io("create", &path))?;
         let [high, low] = fresh_bits();
-        // Synced, unlike chunks: a torn key would refuse every start to come.
+        // Synced, unlike chunks: a torn key would make every later start fail.
         let written = writeln!(file, "{high:016x}{low:016x}").and_then(|()| file.sync_all());
         written.map_err(TierError::io("write", &path))?;
-        // Of two that start at once, one links first, and both read what it wrote.
+        // If two processes start at once, one links first, and both read its key.
         let linked = fs::hard_link(&temporary.path, &path);
         if let Err(error) = linked
             && error.kind() != io::ErrorKind::AlreadyExists
         {
-            // No links on this file system: the last one wins, and the other's chunks are not found again.
+            // Without hard links on this file system the last one wins, and chunks of the other are
+            // not found again.
             fs::rename(&temporary.path, &path).map_err(TierError::io("create", &path))?;
         }
         parse_hash_key(read_small(&path), &path)
@@ -78,7 +84,7 @@ impl Folder {
         self.root.join(model.to_string()).join(&name[..2]).join(name).with_extension(CHUNK)
     }
 
-    /// A new file beside `path`, to be renamed to it.
+    /// A new file next to `path`, to be renamed to it.
     pub fn temporary_for(&self, path: &Path) -> io::Result<(File, Temporary)> {
         let folder = path.parent().unwrap_or(&self.root);
         match self.temporary(folder) {
@@ -101,28 +107,31 @@ impl Folder {
         Ok((options.open(&path)?, Temporary { path, is_renamed: false }))
     }
 
-    /// Removes a chunk's file, and its folders when they are empty. One that is not there is removed already.
+    /// Removes a chunk's file, and its folders if they are empty. A file that does not exist counts
+    /// as removed.
     pub fn remove(&self, model: Fingerprint, key: u128, is_own: bool) -> io::Result<()> {
         let path = self.path(model, key);
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ if is_own => {}
-            // Another model's, perhaps of weights that are gone: nobody else would clean up.
+            // A folder of another model, perhaps of weights that no longer exist: no other process
+            // would remove it.
             _ => drop(path.ancestors().skip(1).take(2).try_for_each(fs::remove_dir)),
         }
         Ok(())
     }
 
-    /// Every chunk of every model, by name and without a look inside. Temporary files of dead processes are removed.
+    /// Every chunk of every model, by name and without opening it. Temporary files of dead
+    /// processes are removed.
     pub fn list(&self) -> Result<Vec<Listed>, TierError> {
         let mut found = Vec::new();
         for entry in entries(&self.root)? {
             if is_dead_temporary(&entry) {
-                // It will be met again at the next start.
+                // If the removal fails, the next start tries again.
                 let _ = fs::remove_file(entry.path());
             }
             let Some(model) = folder_name(&entry).and_then(|name| hex(&name, 32)) else { continue };
-            // A folder that another process removes meanwhile is empty.
+            // A folder that another process removes at the same time is empty.
             for part in entries(&entry.path()).unwrap_or_default() {
                 let Some(prefix) = folder_name(&part).filter(|name| hex(name, 2).is_some()) else { continue };
                 for file in entries(&part.path()).unwrap_or_default() {
@@ -138,7 +147,7 @@ impl Folder {
     }
 }
 
-/// A file under a temporary name; gone when this is dropped, unless it was renamed before.
+/// A file under a temporary name; removed when this is dropped, unless it was renamed.
 #[derive(Debug)]
 pub(super) struct Temporary {
     path: PathBuf,
@@ -156,7 +165,7 @@ impl Temporary {
 impl Drop for Temporary {
     fn drop(&mut self) {
         if !self.is_renamed {
-            // One that stays is removed at a later start.
+            // If the removal fails, a later start tries again.
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -175,12 +184,12 @@ fn entries(folder: &Path) -> Result<Vec<DirEntry>, TierError> {
     Ok(entries.filter_map(|entry| entry.ok()).collect())
 }
 
-/// The name of a folder that is one and not a link to one.
+/// The name of an entry that is a folder and not a link.
 fn folder_name(entry: &DirEntry) -> Option<String> {
     entry.file_type().ok()?.is_dir().then(|| entry.file_name().into_string().ok())?
 }
 
-/// The value of exactly so many digits, as they are written here.
+/// The value of a string of exactly `digits` hexadecimal digits in lower case.
 fn hex(text: &str, digits: usize) -> Option<u128> {
     let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
     let is_hex = text.len() == digits && text.bytes().all(is_digit);
@@ -194,7 +203,7 @@ fn listed(entry: &DirEntry, model: Fingerprint, prefix: &str) -> Option<Listed> 
         return None;
     }
     let key = hex(stem, 32)?;
-    // Of the entry itself: a link is no file.
+    // Metadata of the entry itself: a link is no file.
     let about = entry.metadata().ok().filter(|about| about.is_file())?;
     Some(Listed { model, key, bytes: about.len(), modified: about.modified().ok()? })
 }
@@ -214,7 +223,7 @@ fn is_dead_temporary(entry: &DirEntry) -> bool {
         return true;
     }
     match pid == std::process::id() {
-        // Process numbers come again, soonest in containers.
+        // Process ids are reused, soonest in containers.
         true => process != u128::from(process_nonce()),
         false => Path::new("/proc/self").exists() && !Path::new(&format!("/proc/{pid}")).exists(),
     }
@@ -236,13 +245,14 @@ fn parse_hash_key(text: io::Result<String>, path: &Path) -> Result<[u64; 2], Tie
     Ok([(key >> 64) as u64, key as u64])
 }
 
-/// The same through the life of a process, and another in the next.
+/// Constant through the life of a process, and different in the next.
 fn process_nonce() -> u64 {
     static NONCE: OnceLock<u64> = OnceLock::new();
     *NONCE.get_or_init(|| fresh_bits()[0])
 }
 
-/// Bits that nobody can guess, from the system; from the source of std's hash keys where that cannot be read.
+/// Random bits from the system, or from the source of std's hash keys if the system's cannot be
+/// read.
 fn fresh_bits() -> [u64; 2] {
     let mut bytes = [0; 16];
     match File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes)) {

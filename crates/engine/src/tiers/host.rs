@@ -1,9 +1,10 @@
-//! Host memory below the device: per layer group a fixed number of slots, each for one block.
+//! The host tier: a fixed number of slots for each layer group, each for one block.
 //!
-//! Who uses which slot when is the scheduler's business: a slot belongs to a transfer of the step under way or to one
-//! disk task, never to both. The locks only make that safe to rely on; nobody waits for one for long. A slot gets its
-//! memory when it is first used and keeps it; a size that the system would never give is refused at start. Whoever knows
-//! of memory that the device reaches faster gives it.
+//! The scheduler decides which slot is used when: a slot belongs to a transfer of the step in
+//! flight or to one disk task, never to both. The locks only make that safe to rely on; no thread
+//! waits long for one. A slot gets its memory at its first use and keeps it; a size that the system
+//! would never give is refused at the start. `allocate` may give memory that the device reaches
+//! faster.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,7 +14,7 @@ use folio_scheduler::HostSlot;
 
 use super::TierError;
 
-/// How many blocks of which size one layer group keeps in host memory.
+/// Number and size of the blocks of one layer group in host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostGroup {
     pub slots: usize,
@@ -25,7 +26,7 @@ pub struct HostTier {
     allocate: Allocate,
 }
 
-/// Gives so many zeros.
+/// Gives this many zero bytes.
 pub type Allocate = Box<dyn Fn(usize) -> Box<dyn HostMemory> + Send + Sync>;
 
 struct Slots {
@@ -39,11 +40,11 @@ enum Slot {
     #[default]
     New,
     Here(Box<dyn HostMemory>),
-    /// With whoever copies from it or to it.
+    /// The memory was taken for a copy.
     Away,
 }
 
-/// A slot's bytes, of which nobody else has hold.
+/// Exclusive access to a slot's bytes.
 pub struct HostSlotBytes<'a> {
     slot: MutexGuard<'a, Slot>,
 }
@@ -74,10 +75,10 @@ impl HostTier {
         Self::with_memory(groups, Box::new(|bytes| Box::new(vec![0; bytes].into_boxed_slice())))
     }
 
-    /// In memory that `allocate` gives.
+    /// A tier in memory that `allocate` gives.
     pub fn with_memory(groups: &[HostGroup], allocate: Allocate) -> Result<Self, TierError> {
         let bytes = groups.iter().fold(0, |sum: u64, group| sum.saturating_add(group.bytes()));
-        // The system's word on all of it together; address space only, and given back at once.
+        // Asks the system for all of the address space, and returns it at once.
         let all = usize::try_from(bytes).map_err(|_| TierError::HostMemory { bytes })?;
         Vec::<u8>::new().try_reserve_exact(all).map_err(|_| TierError::HostMemory { bytes })?;
         let slots =
@@ -93,12 +94,12 @@ impl HostTier {
         self.groups[group].shape
     }
 
-    /// Bytes of all slots: the most this tier ever takes.
+    /// Bytes of all slots: the most memory that this tier takes.
     pub fn bytes(&self) -> u64 {
         self.groups.iter().map(|group| group.shape.bytes()).sum()
     }
 
-    /// The place of one block, zeros at first. Asserts that there is one.
+    /// The bytes of a slot, zeros at first. Panics if the slot does not exist.
     pub fn slot(&self, group: usize, slot: HostSlot) -> HostSlotBytes<'_> {
         let mut slot = self.lock(group, slot);
         match &*slot {
@@ -109,7 +110,8 @@ impl HostTier {
         HostSlotBytes { slot }
     }
 
-    /// Takes the memory of a slot out of it, for a copy that goes on by itself. Whoever wants the slot in the meantime is wrong.
+    /// Takes the memory out of a slot, for a copy that the device makes. Using the slot in the
+    /// meantime is a bug.
     pub fn take(&self, group: usize, slot: HostSlot) -> Box<dyn HostMemory> {
         let mut slot = self.lock(group, slot);
         match std::mem::replace(&mut *slot, Slot::Away) {
@@ -119,14 +121,14 @@ impl HostTier {
         }
     }
 
-    /// Puts back what was taken out.
+    /// Returns memory that was taken.
     pub fn put_back(&self, group: usize, slot: HostSlot, memory: Box<dyn HostMemory>) {
         assert_eq!(memory.len(), self.groups[group].shape.block_bytes, "bytes of a block");
         *self.lock(group, slot) = Slot::Here(memory);
     }
 
     fn lock(&self, group: usize, slot: HostSlot) -> MutexGuard<'_, Slot> {
-        // Bytes have no invariant that a panic could have broken.
+        // A panic cannot have broken bytes: they have no invariant.
         self.groups[group].slots[slot.0 as usize].lock().unwrap_or_else(PoisonError::into_inner)
     }
 

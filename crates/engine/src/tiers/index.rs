@@ -1,8 +1,8 @@
-//! Which chunks are on disk, how large they are, and which of them goes first when room is needed.
+//! The index of the chunks on disk: their sizes, and their order of eviction.
 //!
-//! The order is by last use, and within a sequence by position: a chunk counts as used one second earlier for each
-//! chunk before it, so that of a sequence that was read from front to back the tail goes first. The same time is the
-//! file's, so that the order outlives the process.
+//! The order is by last use, and within a sequence by position: a chunk counts as used one second
+//! earlier for each chunk before it, so that a sequence that was read from front to back is evicted
+//! from its end. The same time is set on the file, so that the order survives the process.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -32,7 +32,7 @@ impl Place {
 struct Entry {
     bytes: u64,
     used: SystemTime,
-    /// Chunks before it in its sequence, as far as they are known.
+    /// Number of chunks before it in its sequence, as far as they are known.
     depth: u32,
 }
 
@@ -48,7 +48,7 @@ pub(super) struct Index {
 }
 
 impl Index {
-    /// A file of that size is there, used at that time; replaces what was known of it.
+    /// Adds a file of this size and time of use, or replaces what was known of it.
     pub fn insert(&mut self, place: Place, bytes: u64, used: SystemTime, depth: u32) {
         self.remove(place);
         self.entries.insert(place, Entry { bytes, used, depth });
@@ -63,7 +63,7 @@ impl Index {
         true
     }
 
-    /// How many chunks come before one whose parent is this; none where the parent is not known.
+    /// Number of chunks before a chunk with this parent; 0 if the parent is not known.
     pub fn depth_after(&self, parent: Place) -> u32 {
         let is_start = parent.key == 0;
         self.entries.get(&parent).filter(|_| !is_start).map_or(0, |entry| entry.depth.saturating_add(1))
@@ -81,19 +81,19 @@ impl Index {
         self.reserved -= bytes;
     }
 
-    /// The chunk that can be missed most.
+    /// The next chunk in order of eviction.
     pub fn oldest(&self) -> Option<Place> {
         self.order.first().map(|&(_, place)| place)
     }
 
-    /// Those of one model, the most recently used first.
+    /// Chunks of one model, most recently used first.
     pub fn keys(&self, model: Fingerprint) -> Vec<u128> {
         let own = |(_, place): &&(SystemTime, Place)| place.model() == model;
         self.order.iter().rev().filter(own).map(|(_, place)| place.key).collect()
     }
 }
 
-/// When a chunk counts as used that is used now.
+/// The time of use of a chunk that is used now.
 pub(super) fn used_now(depth: u32) -> SystemTime {
     let now = SystemTime::now();
     now.checked_sub(Duration::from_secs(depth.into())).unwrap_or(SystemTime::UNIX_EPOCH)

@@ -1,9 +1,9 @@
-//! The thread that reads and writes chunks beside the steps.
+//! The thread that reads and writes chunks while steps run.
 //!
-//! Tasks wait in two short queues; reads go first, because a request waits for each of them, and a write only keeps
-//! what is in memory already. Nobody waits to hand a task in: one that finds its queue full has failed, which costs a
-//! prefix hit. Every task that was handed in is answered exactly once, except reads that still wait when the thread is
-//! told to end; writes are finished then, for as long as somebody may be expected to wait.
+//! Tasks wait in two short queues. Reads go first, because a request waits for each of them, while
+//! a write only preserves what is in memory. Submitting never waits: a task that finds its queue
+//! full fails, which costs a prefix hit. Every task is answered exactly once, except reads that
+//! still wait when the thread ends; waiting writes are then finished within a bounded time.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -20,21 +20,22 @@ use super::{DiskStore, HostTier, TierError};
 
 /// Tasks that may wait, of each kind.
 const MOST_WAITING: usize = 256;
-/// How long stores go on when the process ends: a prompt that was just computed should survive a restart.
+/// Time for which waiting stores are finished when the process ends: a prompt that was just
+/// computed should survive a restart.
 const LAST_STORES: Duration = Duration::from_secs(2);
-/// Files that are warned of by name; a disk that fails altogether is not worth more lines.
+/// Most warnings that name a file; a disk that fails altogether is not worth more lines.
 const MOST_WARNINGS: usize = 100;
 
-/// How a task ended, for `Scheduler::disk_done` and `disk_lost`.
+/// The result of a task, for `Scheduler::disk_done` and `disk_lost`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskDone {
     pub ticket: u64,
     pub ok: bool,
-    /// Chunks found to be no longer on disk.
+    /// Chunks that were found to be missing.
     pub lost: Vec<u128>,
 }
 
-/// The disk tier at work. When it is dropped, chunks that wait to be stored are stored, for two seconds at most.
+/// The disk tier's thread. Dropping it finishes waiting stores, for two seconds at most.
 pub struct DiskIo {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -50,7 +51,7 @@ struct Shared {
 struct Queue {
     fetches: VecDeque<DiskTask>,
     stores: VecDeque<DiskTask>,
-    /// Set when the thread is told to end: the time by which it must.
+    /// Set when the thread is to end: the time by which it must.
     ends_by: Option<Instant>,
 }
 
@@ -61,7 +62,7 @@ impl DiskIo {
         host: Arc<HostTier>,
         done: impl Fn(DiskDone) + Send + Sync + 'static,
     ) -> io::Result<Self> {
-        // Nobody may be there to read it, which is no reason to end.
+        // Standard error may be closed, which is no reason to end.
         Self::start_with(store, host, done, |warning| drop(writeln!(io::stderr(), "warning: {warning}")))
     }
 
@@ -138,9 +139,9 @@ struct Worker {
     store: DiskStore,
     host: Arc<HostTier>,
     warn: Box<dyn Fn(&str) + Send>,
-    /// Chunks whose file was warned of.
+    /// Chunks named in a warning.
     warned: HashSet<u128>,
-    /// How often it was said that storing pauses.
+    /// Number of warnings that storing pauses.
     times_paused: usize,
 }
 
@@ -157,7 +158,7 @@ impl Worker {
         }
     }
 
-    /// Whether it was done.
+    /// Returns whether the task succeeded.
     fn work(&mut self, task: &DiskTask, lost: &mut Vec<u128>) -> bool {
         let was_storing = self.store.is_storing();
         let result = match task.kind {
@@ -175,20 +176,20 @@ impl Worker {
         result.is_ok()
     }
 
-    /// The end of storing is told once, however often it fails before it works again.
+    /// Warns once that storing pauses, however often it fails before it succeeds again.
     fn note_pause(&mut self, error: &TierError) {
         self.times_paused += 1;
         if self.times_paused <= MOST_WARNINGS {
-            (self.warn)(&format!("{error}; the disk tier stores nothing until a later try works"));
+            (self.warn)(&format!("{error}; the disk tier pauses storing until a later try succeeds"));
         }
     }
 
-    /// One line a file.
+    /// Warns once for each file.
     fn report(&mut self, task: &DiskTask, error: &TierError) {
         if !self.store.is_storing() && task.kind == DiskTaskKind::Store {
             return;
         }
-        // Deleted by another process to make room, as it should.
+        // Another process deleted the file to make room.
         if matches!(error, TierError::Missing { .. }) {
             return;
         }

@@ -1,10 +1,11 @@
-//! Where KV blocks go that the device has no room for: host memory, and below it a folder on disk.
+//! The lower tiers, for KV blocks that leave the device: host memory, and a folder on disk.
 //!
-//! The scheduler decides what is kept where and says so in its plans: transfers between device blocks and host slots
-//! are part of a step, and disk tasks between host slots and files run beside the steps on a thread of their own. This
-//! module is the storage they name: [`HostTier`] is bytes, [`DiskStore`] is files, [`DiskIo`] is the thread. It knows
-//! neither requests nor devices, and what it is given comes back bit for bit or not at all: a lost, damaged or foreign
-//! file costs a prefix hit and never an answer.
+//! The scheduler decides which blocks go where, in its plans: transfers between device blocks and
+//! host slots are part of a step, and disk tasks between host slots and files run beside the steps
+//! on a thread of their own. This module is the storage: [`HostTier`] is bytes, [`DiskStore`] is
+//! files, [`DiskIo`] is the thread. It knows neither requests nor devices, and returns stored
+//! blocks bit for bit or not at all: a lost, damaged or foreign file costs a prefix hit and never
+//! an answer.
 
 mod chunk_file;
 mod disk;
@@ -24,24 +25,24 @@ pub use error::TierError;
 pub use host::{Allocate, HostGroup, HostTier};
 pub use io::{DiskDone, DiskIo};
 
-/// What there is below the device; by default nothing.
+/// The tiers below the device; by default none.
 #[derive(Clone, Debug, Default)]
 pub struct TierConfig {
     pub host: Option<Arc<HostTier>>,
-    /// Needs a host tier, through which all its blocks pass.
+    /// Needs a host tier, which all its blocks pass through.
     pub disk: Option<DiskStore>,
-    /// What a block of all groups costs to move between device and host, one way: see [`copy_cost`].
+    /// Time to copy a block of all groups between device and host, one way: see [`copy_cost`].
     pub copy_cost: Duration,
 }
 
-/// Bytes a second between device and host that [`copy_cost`] reckons with.
+/// Bytes a second between device and host that [`copy_cost`] assumes.
 const COPY_BYTES_PER_SECOND: f64 = 8e9;
 
-/// What moving so many bytes between device and host is taken to cost.
+/// Assumed time to copy this many bytes between device and host.
 ///
-/// Computed from one stated rate, which a single core's copy and a bus of sixteen lanes both reach, and not measured:
-/// the cost is only held against that of computing a block again, which is tens of times more, and a start that
-/// measures nothing plans the same every time.
+/// Computed from one stated rate, which a single core's copy and a bus of sixteen lanes both reach,
+/// and not measured: it is only compared with the time to compute a block again, which is tens of
+/// times longer, and without a measurement every start plans the same.
 pub fn copy_cost(block_bytes: u64) -> Duration {
     Duration::from_secs_f64(block_bytes as f64 / COPY_BYTES_PER_SECOND)
 }

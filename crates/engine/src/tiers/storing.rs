@@ -1,17 +1,18 @@
-//! Whether chunks are written: not for a while after one could not be, since the disk is full or broken and trying costs time, and
-//! again when that while is over, since disks get room again. Each failure in a row doubles the while. Time comes in as an argument.
+//! Pauses writing after a failure, since the disk is full or broken and trying costs time. After
+//! the pause one write is tried, since disks get room again. Each failure in a row doubles the
+//! pause. Time is an argument.
 
 use std::time::{Duration, Instant};
 
-/// How long nothing is written after the first failure, and at most after any.
+/// The pause after the first failure, and the longest one.
 pub(super) const FIRST_PAUSE: Duration = Duration::from_secs(5);
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 
 #[derive(Debug, Default)]
 pub(super) struct Storing {
-    /// Writes that failed, since the start.
+    /// Failed writes since the start.
     failures: u64,
-    /// Set from a failure until a write has worked: how long the pause is, and until when.
+    /// Set from a failure until a successful write: length and end of the pause.
     paused: Option<(Duration, Instant)>,
 }
 

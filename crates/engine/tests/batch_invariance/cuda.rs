@@ -1,5 +1,5 @@
-//! The same on a CUDA device whose rows were asked not to depend on each other: alone, among 128, in chunks, from the prefix
-//! cache, after preemption, through the host's memory. Without a device these tests are skipped.
+//! The same on a CUDA device in batch-invariant mode: alone, among 128, in chunks, from the prefix
+//! cache, after preemption, through the host tier. Skipped without a device.
 
 use std::{
     path::PathBuf,
@@ -20,9 +20,9 @@ use crate::{
 };
 
 const ROOM: Room = Room { seqs: 128, max_len: 512, blocks: 768 };
-/// Heads of 64 and widths of 128 and more: what fast kernels are made for.
+/// Heads of 64 and widths of 128 and more, for which there are fast kernels.
 const WIDE: Size = Size { hidden: 256, heads: 8, kv_heads: 2, head_dim: 64, inter: 128, experts: 32, hole: None };
-/// Beyond a split of keys, and beyond two where the context allows.
+/// Longer than a split of keys, and than two if the context allows.
 const LONG: Probes = Probes { lengths: &[1, 16, 33, 70, 300, 470], num_tokens: 24 };
 
 pub fn is_there() -> bool {
@@ -34,12 +34,12 @@ pub fn is_there() -> bool {
     false
 }
 
-/// Where kernels are kept that must be compiled.
+/// Folder for kernels that are compiled at run time.
 pub fn cache_folder() -> Option<PathBuf> {
     Some(std::env::temp_dir().join("folio-kernels-of-tests"))
 }
 
-/// All on one device.
+/// All decoders on one device.
 fn open(config: CudaConfig) -> Cuda {
     static DEVICE: OnceLock<Arc<driver::Device>> = OnceLock::new();
     let device = DEVICE.get_or_init(|| {
@@ -49,7 +49,7 @@ fn open(config: CudaConfig) -> Cuda {
     Cuda::on(Arc::clone(device), config).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// In bf16 as asked, and in f32, which promises as much.
+/// In bf16 as requested, and in f32, which is invariant too.
 fn check(name: &str, model: &OpenModel) {
     let _turn = take_turn();
     let invariant = CudaConfig { batch_invariant: true, ..CudaConfig::default() };
@@ -83,7 +83,7 @@ fn experts_on_cuda() {
 fn default_model_on_cuda() {
     if is_there() {
         let built = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
-        // On a machine that only runs this.
+        // Set on a machine that has the tests without their tree.
         let named = std::env::var_os("FOLIO_TREE").map_or_else(|| PathBuf::from("."), PathBuf::from);
         let tree = if built.is_dir() { built } else { named };
         let path = tree.join("models/folio-rust-42m.gguf");

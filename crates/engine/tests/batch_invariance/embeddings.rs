@@ -1,4 +1,5 @@
-//! Embeddings: the same bits however the prompt was run, and what the plain reference gives, nearly.
+//! Embeddings have the same bits however the prompt was run, and nearly equal those of the
+//! reference backend.
 
 use folio_device::{
     Backend, Batch, GroupTables, KvFormat, Span,
@@ -24,7 +25,7 @@ fn embed(engine: &Engine, prompt: Vec<u32>, pooling: Pooling) -> impl FnOnce() -
     }
 }
 
-/// All lengths and ways of pooling at once, among requests that sample.
+/// All lengths and poolings at once, among requests that sample.
 fn together(bench: &Bench, config: EngineConfig) -> Vec<Vec<f32>> {
     let engine = bench.start(config);
     let beside = |i: u64| {
@@ -40,7 +41,7 @@ fn together(bench: &Bench, config: EngineConfig) -> Vec<Vec<f32>> {
     vectors
 }
 
-/// Each by itself, in one step if its rows may be read in one.
+/// Each alone, in one step if its length allows.
 fn alone(bench: &Bench, config: EngineConfig) -> Vec<Vec<f32>> {
     let engine = bench.start(config);
     let run = |len: usize| POOLINGS.map(|pooling| embed(&engine, bench.prompt(len as u64, len), pooling)());
@@ -49,7 +50,7 @@ fn alone(bench: &Bench, config: EngineConfig) -> Vec<Vec<f32>> {
     vectors
 }
 
-/// One step of a decoder with nothing else in it, its rows added up by the plainest loop there is.
+/// One step of a decoder for nothing else, with its rows added in a plain loop.
 fn plainly<B: Backend>(backend: B, model: &OpenModel, prompt: &[u32]) -> [Vec<f64>; 2] {
     let (groups, blocks) = (model.spec.kv_groups().len(), MAX_LEN / 16);
     let limits = DecoderLimits {
@@ -83,7 +84,7 @@ fn plainly<B: Backend>(backend: B, model: &OpenModel, prompt: &[u32]) -> [Vec<f6
     [mean, last]
 }
 
-/// As a part of the expected vector's length.
+/// Relative to the expected vector's length.
 fn distance(found: &[f32], expected: &[f64]) -> f64 {
     assert_eq!(found.len(), expected.len());
     let off: f64 = found.iter().zip(expected).map(|(found, expected)| (f64::from(*found) - expected).powi(2)).sum();
@@ -101,7 +102,8 @@ fn check(name: &str, model: &OpenModel) {
     for (found, len) in expected.chunks_exact(2).zip(LENGTHS) {
         let prompt = bench.prompt(len as u64, len);
         let cpu = Cpu::new(CpuConfig { threads: 1, isa: None }).expect("a CPU");
-        // The same arithmetic with another sum; and another backend, which rounds nothing on its way.
+        // The same arithmetic with another order of addition; and another backend, which does not
+        // round between operations.
         for (plain, most) in [(plainly(cpu, model, &prompt), 1e-5), (plainly(Reference::new(), model, &prompt), 0.2)] {
             for (found, plain) in found.iter().zip(plain) {
                 let part = distance(found, &plain);

@@ -1,4 +1,5 @@
-//! One loaded decoder, lent to one engine after another, and answers that can be compared bit by bit.
+//! One loaded decoder, used by one engine after another, and answers that can be compared bit by
+//! bit.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -16,14 +17,14 @@ use folio_model::{Decoder, DecoderLimits, OpenModel};
 pub const MAX_SEQS: usize = 32;
 pub const BUDGET: usize = 512;
 pub const MAX_LEN: usize = 256;
-/// In the host tier, for engines that ask for one.
+/// Slots of the host tier, for engines that have one.
 pub const HOST_SLOTS: usize = 64;
 const PROMPT_LOGIT_ROWS: usize = 64;
 
 /// Changes a plan on its way to the device.
 pub type Tamper = fn(step: u64, plan: &mut StepPlan);
 
-/// How much a decoder is made for.
+/// Limits of a decoder.
 #[derive(Clone, Copy)]
 pub struct Room {
     pub seqs: usize,
@@ -35,7 +36,7 @@ impl Room {
     pub const USUAL: Room = Room { seqs: MAX_SEQS, max_len: MAX_LEN, blocks: 160 };
 }
 
-/// A decoder that outlives engines: each starts on the keys and values that the last one left behind.
+/// A decoder that outlives engines: each starts with the keys and values that the last one left.
 pub struct Bench<B: Backend = Cpu> {
     runner: Arc<Mutex<Runner<B>>>,
     host: Arc<HostTier>,
@@ -57,7 +58,7 @@ impl<B: Backend> Lent<B> {
 }
 
 impl<B: Backend> Drop for Lent<B> {
-    /// What this engine left under way is not the next one's.
+    /// The next engine must not get copies that this one left in flight.
     fn drop(&mut self) {
         while self.runner().finish().is_ok() {}
     }
@@ -95,7 +96,7 @@ impl<B: Backend> StepRunner for Lent<B> {
         self.step += 1;
         let mut plan = plan.clone();
         if let Some(tamper) = self.tamper {
-            // It may panic, which must not poison the runner.
+            // A panic here must not poison the runner.
             tamper(self.step, &mut plan);
         }
         self.runner().run(&plan)
@@ -106,7 +107,7 @@ impl<B: Backend> StepRunner for Lent<B> {
     }
 }
 
-/// Token, logprob, and the best tokens with theirs; numbers as bits, so that nothing is nearly equal.
+/// Token, logprob, and the best tokens with theirs; floats as bits, for exact comparison.
 type LogprobBits = (u32, u32, Vec<(u32, u32)>);
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -127,7 +128,7 @@ impl Bench {
         Self::in_format(model, threads, KvFormat::BF16)
     }
 
-    /// The same with keys and values in that format.
+    /// The same with keys and values in the given format.
     pub fn in_format(model: &OpenModel, threads: usize, kv_format: KvFormat) -> Self {
         let cpu = Cpu::new(CpuConfig { threads, isa: None }).expect("a CPU");
         Self::on(cpu, model, kv_format, Room::USUAL)
@@ -176,7 +177,7 @@ impl<B: Backend> Bench<B> {
         self.windows.iter().map(|&window| GroupConfig { window, ..GroupConfig::new(blocks) }).collect()
     }
 
-    /// The same with a host tier below them, which costs nothing to copy to.
+    /// The same with a host tier, to which copies cost nothing.
     pub fn with_host(&self, config: EngineConfig) -> EngineConfig {
         let with_slots = |group: GroupConfig| GroupConfig { host_slots: HOST_SLOTS, ..group };
         let groups = config.groups.into_iter().map(with_slots).collect();
@@ -188,7 +189,7 @@ impl<B: Backend> Bench<B> {
         self.start_tampered(config, None)
     }
 
-    /// What the engine's executor tells while a step runs.
+    /// The executor's pulse while a step runs.
     pub fn pulse(&self) -> Option<Pulse> {
         let lent = Lent { runner: Arc::clone(&self.runner), tamper: None, step: 0 };
         Background::start(lent).expect("a thread").pulse()

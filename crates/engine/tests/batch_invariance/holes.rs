@@ -1,5 +1,5 @@
-//! Rows that are not numbers end their own requests: neither those beside them in a step nor those who get their blocks
-//! afterwards notice.
+//! Rows that are not numbers end their own requests: neither requests in the same step nor later
+//! ones in the same blocks are affected.
 
 use folio_device::{Backend, KvFormat};
 use folio_engine::{Event, FinishReason, RequestStream, SamplingParams};
@@ -10,7 +10,7 @@ use crate::{
     tiny::{self, Size},
 };
 
-/// Its embedding is not a number.
+/// A token with an embedding that is not a number.
 pub const HOLE: u32 = 7;
 const LENGTHS: [usize; 6] = [1, 15, 16, 17, 40, 130];
 
@@ -40,7 +40,7 @@ pub fn check<B: Backend>(name: &str, bench: &Bench<B>) {
     let expected: Vec<Answer> = probes().map(|prompt| read(submit(&engine, prompt, params()))).collect();
     let with_hole = |(seed, len): (usize, usize)| {
         let mut prompt = whole(50 + seed, len);
-        // Sometimes behind good rows, sometimes before them.
+        // Sometimes after good rows, sometimes before them.
         prompt[seed * 5 % len] = HOLE;
         prompt
     };

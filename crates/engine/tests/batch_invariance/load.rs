@@ -1,5 +1,5 @@
-//! A model under load: a quarter of the memory that the requests could use, prompts with common beginnings, and
-//! clients that leave. Every answer is the one its request gets alone.
+//! A model under load: a quarter of the memory that the requests could use, prompts with common
+//! prefixes, and clients that abort. Every answer is that of the request alone.
 
 use std::{path::PathBuf, time::Instant};
 
@@ -12,7 +12,7 @@ use crate::{
     take_turn, tiny,
 };
 
-/// Each comes under both salts: its answer is the same, and the two share nothing.
+/// Each prompt is sent with both salts: its answer is the same, and the two share nothing.
 const NUM_DIFFERENT: usize = 100;
 const SALTS: [u64; 2] = [1, 2];
 const NUM_REQUESTS: usize = SALTS.len() * NUM_DIFFERENT;
@@ -22,7 +22,7 @@ struct Request {
     prompt: Vec<u32>,
     params: SamplingParams,
     cache_salt: u64,
-    /// Its client leaves after so many tokens.
+    /// Number of tokens after which its client aborts.
     leaves_after: Option<usize>,
 }
 
@@ -38,14 +38,15 @@ impl Request {
     }
 }
 
-/// Three in ten begin like others, one in five is left; long and short, greedy or drawn.
+/// Three in ten share a prefix and one in five is aborted; long and short, greedy or sampled.
 fn requests(bench: &Bench) -> Vec<Request> {
     let request = |i: usize| {
         let mut prompt = Vec::new();
         if i % 10 < 3 {
             prompt = bench.prompt(500 + (i / 10 % 4) as u64, 32);
         }
-        // Prompts that nearly fill their block: all of them soon need two more at once, and only one each is set aside.
+        // Prompts that nearly fill their block: all of them soon need two more at once, and
+        // admission reserves one.
         let is_long = i < NUM_DIFFERENT / 4;
         let (len, max_tokens) = if is_long { (13 + i % 3, 34 + i % 3) } else { (3 + i % 3, 6) };
         prompt.extend(bench.prompt(i as u64, len));
@@ -58,7 +59,7 @@ fn requests(bench: &Bench) -> Vec<Request> {
     (0..NUM_DIFFERENT).map(request).collect()
 }
 
-/// The answer as far as its client stays, and what the prefix cache gave it.
+/// The answer until its client aborts, and the tokens from the prefix cache.
 fn read(mut stream: RequestStream, leaves_after: Option<usize>) -> (Vec<u32>, usize) {
     let (mut tokens, mut cached) = (Vec::new(), 0);
     while leaves_after.is_none_or(|most| tokens.len() < most) {
@@ -72,7 +73,7 @@ fn read(mut stream: RequestStream, leaves_after: Option<usize>) -> (Vec<u32>, us
     (tokens, cached)
 }
 
-/// The published weights where they are at hand, else the shipped form of them.
+/// The published weights if they are available, else the built-in ones.
 fn trained_model() -> PathBuf {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
     let published = root.join("../shared/models/folio-rust-42m");
@@ -91,7 +92,7 @@ fn two_hundred_requests_to_a_model_with_two_block_tables() {
 
 fn check(model: &OpenModel) {
     let _turn = take_turn();
-    // Two that do not know of each other, each on one thread, so that both halves of the work run side by side.
+    // Two independent benches of one thread each, so that both halves of the work run side by side.
     let benches = [Bench::new(model, 1), Bench::new(model, 1)];
     let requests = requests(&benches[0]);
     let start = Instant::now();
@@ -108,7 +109,7 @@ fn check(model: &OpenModel) {
     });
 }
 
-/// Every request by itself, one after the other, every second one on the same bench.
+/// Every request alone, one after the other, every second one on the same bench.
 fn alone(benches: &[Bench; 2], requests: &[Request]) -> Vec<Vec<u32>> {
     let half = |bench: &Bench, first: usize| -> Vec<Vec<u32>> {
         let engine = bench.start(bench.config());
@@ -124,7 +125,7 @@ fn alone(benches: &[Bench; 2], requests: &[Request]) -> Vec<Vec<u32>> {
     even.into_iter().zip(odd).flat_map(|(even, odd)| [even, odd]).collect()
 }
 
-/// All at once, in a quarter of the blocks that as many requests as may run could fill.
+/// All at once, in a quarter of the blocks that the running requests could fill.
 fn check_loaded(bench: &Bench, host: bool, requests: &[Request], expected: &[Vec<u32>]) {
     let mut demands: Vec<usize> = requests.iter().map(Request::blocks).collect();
     demands.sort_unstable_by(|a, b| b.cmp(a));
@@ -133,7 +134,7 @@ fn check_loaded(bench: &Bench, host: bool, requests: &[Request], expected: &[Vec
     let config = EngineConfig { groups: bench.groups(peak / 4), prefix_caching: true, ..bench.config() };
     let engine = bench.start(if host { bench.with_host(config) } else { config });
     let streams: Vec<_> = requests.iter().map(|request| request.submit(&engine)).collect();
-    // All clients read at once: one that leaves does so while the others run.
+    // All clients read at once, so that some abort while the others run.
     let found: Vec<(Vec<u32>, usize)> = std::thread::scope(|scope| {
         let reader = |(stream, request): (RequestStream, &Request)| {
             let leaves_after = request.leaves_after;
@@ -164,7 +165,7 @@ fn check_loaded(bench: &Bench, host: bool, requests: &[Request], expected: &[Vec
     engine.shutdown();
 }
 
-/// Every block is free again.
+/// Waits until every block is free.
 fn wait_until_idle(engine: &Engine) -> EngineStats {
     let start = Instant::now();
     loop {

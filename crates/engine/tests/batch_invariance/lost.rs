@@ -1,5 +1,5 @@
-//! A device that is lost for real, to a kernel that writes where nothing is: requests end and say why, the engine ends and is
-//! seen to, and the process lives. Without a device this test says so and passes.
+//! A device that is lost to a kernel with an invalid address: requests end with the reason, the
+//! engine ends visibly, and the process lives. Skipped without a device.
 
 use std::{
     process::Command,
@@ -25,7 +25,7 @@ use crate::{
     tiny,
 };
 
-/// Set where the test runs itself again: the device is lost to a whole process.
+/// Set when the test runs itself again, because a lost device is lost to its whole process.
 const IN_NEW_PROCESS: &str = "FOLIO_TEST_IN_NEW_PROCESS";
 
 #[test]

@@ -1,5 +1,6 @@
-//! A request's tokens and logprobs are the same, bit for bit, however it is run: alone, in a batch, in chunks, after
-//! preemption, from the prefix cache or the host tier, with steps that overlap or not, on any number of threads.
+//! A request's tokens and logprobs are the same, bit for bit, however it is run: alone, in a batch,
+//! in chunks, after preemption, from the prefix cache or the host tier, with steps that overlap or
+//! not, with any number of threads.
 
 mod cuda;
 mod embeddings;
@@ -24,7 +25,7 @@ use folio_engine::{Engine, EngineConfig, Event, FinishReason, SamplingParams};
 use folio_model::OpenModel;
 use harness::{Answer, Bench, Tamper, read, submit};
 
-/// The requests whose answers are compared: greedy and drawn, short and long, around a block's border.
+/// The compared requests: greedy and sampled, short and long, around the end of a block.
 struct Probes {
     lengths: &'static [usize],
     num_tokens: usize,
@@ -46,13 +47,13 @@ impl Probes {
         if index.is_multiple_of(2) {
             return base;
         }
-        // What a sampler remembers must survive preemption too.
+        // The sampler's state must survive preemption too.
         let (temperature, top_p, seed) = (0.9, 0.95, index as u64);
         let (repetition_penalty, frequency_penalty, presence_penalty) = (1.1, 0.2, 0.1);
         SamplingParams { temperature, top_p, seed, repetition_penalty, frequency_penalty, presence_penalty, ..base }
     }
 
-    /// Each by itself, after the other.
+    /// Each alone, one after the other.
     fn alone<B: Backend>(&self, bench: &Bench<B>) -> Vec<Answer> {
         let engine = bench.start(bench.config());
         let run =
@@ -62,7 +63,7 @@ impl Probes {
         answers
     }
 
-    /// All at once, among as many others as there are seats.
+    /// All at once, among as many others as may run.
     fn together<B: Backend>(&self, bench: &Bench<B>, config: EngineConfig, num_others: usize) -> (Vec<Answer>, u64) {
         self.on(bench, &bench.start(config), num_others)
     }
@@ -83,7 +84,7 @@ impl Probes {
     }
 }
 
-/// Thread pools that spin beside each other slow each other down.
+/// Thread pools that spin side by side slow each other down.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 fn take_turn() -> MutexGuard<'static, ()> {
@@ -103,7 +104,7 @@ fn check_in(format: KvFormat, name: &str, model: &OpenModel, probes: &Probes) {
     }
 }
 
-/// Every way to run the probes gives the answers that they get alone.
+/// Compares every way to run the probes with the answers alone.
 fn check_ways<B: Backend>(name: &str, bench: &Bench<B>, probes: &Probes, expected: &[Answer]) {
     assert!(expected.iter().all(|a| a.tokens.len() == probes.num_tokens && a.logprobs.len() == probes.num_tokens));
     assert!(expected.iter().zip(probes.lengths).all(|(a, len)| a.prompt_logprobs.len() == len - 1));
@@ -123,7 +124,7 @@ fn check_ways<B: Backend>(name: &str, bench: &Bench<B>, probes: &Probes, expecte
         let config = EngineConfig { force_preempt_every: Some(3), prefix_caching, ..bench.config() };
         let (found, preemptions) = probes.together(bench, config, 3);
         assert!(preemptions >= 2, "{preemptions} preemptions");
-        // A request that was preempted finds its own blocks, which is no hit of its first run.
+        // A preempted request finds its own blocks, which is no hit of its first run.
         same(&found, "after forced preemption");
     }
     sharing::check_host_swap(name, bench);
@@ -136,7 +137,8 @@ fn tiny_model_with_two_block_tables() {
     check("tiny alternating", &tiny::alternating(), &TINY);
 }
 
-/// Codes and scales travel with their blocks: through prefix hits, preemption, samples, the host tier.
+/// Codes and scales stay with their blocks: through prefix hits, preemption, samples, the host
+/// tier.
 #[test]
 fn coded_keys_and_values() {
     for format in [KvFormat::Int8, KvFormat::Int4] {
@@ -198,7 +200,7 @@ fn trained_moe_47m() {
     check_trained("folio-rust-moe-47m");
 }
 
-/// The inverse: the comparison sees one wrong block of one group in one step.
+/// The inverse: the comparison finds one wrong block of one group in one step.
 #[test]
 fn a_wrong_table_entry_shows() {
     let model = tiny::alternating();
@@ -212,7 +214,8 @@ fn a_wrong_table_entry_shows() {
     };
     let sound = run(None);
     assert_eq!(sound, run(Some(|_, _| {})), "an untouched plan is the same plan");
-    // Not two blocks changing places: attention adds up the same keys in another order, which need not show.
+    // Two swapped blocks would not do: attention adds the same keys in another order, which may
+    // have the same bits.
     for tamper in [
         (|step, plan| {
             if step == 6 {
@@ -236,7 +239,8 @@ fn a_wrong_table_entry_shows() {
     }
 }
 
-/// Whoever was in a step that failed goes on from prompt and answer so far, with the sampler it would have had.
+/// A request in a failed step continues from its prompt and answer so far, with the same sampler
+/// state.
 #[test]
 fn failed_steps_change_no_bit() {
     let _turn = take_turn();
@@ -260,7 +264,7 @@ fn failed_steps_change_no_bit() {
     }
 }
 
-/// A sampler that panics ends its own request; those beside it in the step never notice.
+/// A sampler that panics ends its own request; others in the step are not affected.
 #[test]
 fn a_sampler_that_panics_harms_nobody_else() {
     let bench = Bench::new(&tiny::experts(), 2);
@@ -268,7 +272,7 @@ fn a_sampler_that_panics_harms_nobody_else() {
     let prompts: Vec<Vec<u32>> = (0..3).map(|i| bench.prompt(i, 20)).collect();
     let run = |broken: bool| {
         let width = bench.config().logits_width;
-        // Its sampler looks for a logit that the model does not have.
+        // Its sampler masks a token that the model does not have.
         let banned_tokens = if broken { vec![width as u32] } else { Vec::new() };
         let engine = bench.start(EngineConfig { logits_width: width + 1, ..bench.config() });
         let others: Vec<_> = prompts.iter().map(|prompt| submit(&engine, prompt.clone(), params.clone())).collect();

@@ -1,4 +1,4 @@
-//! What the disk tier keeps is found by the next process, and is worth as much as if it had been computed again.
+//! Chunks in the disk tier are found by the next process, and have the bits of computed blocks.
 
 use std::{
     fs,
@@ -20,7 +20,7 @@ use crate::{
 };
 
 const PROMPT_LEN: usize = 200;
-/// Two blocks a file.
+/// Two blocks in a file.
 const NUM_CHUNKS: usize = PROMPT_LEN / 16 / 2;
 
 struct Folder(PathBuf);
@@ -48,7 +48,7 @@ impl Drop for Folder {
     }
 }
 
-/// Prompts go to the folder, and are found there.
+/// Prompts are stored in the folder, and found there.
 fn config(bench: &Bench, folder: &Folder) -> EngineConfig {
     let config = DiskConfig { chunk_blocks: 2, ..DiskConfig::new(&folder.0, Fingerprint(7), 64 << 20) };
     let store = DiskStore::open(config).expect("a sound folder");
@@ -61,7 +61,7 @@ fn params() -> SamplingParams {
     SamplingParams { max_tokens: 8, temperature, logprobs, ignore_eos: true, ..SamplingParams::default() }
 }
 
-/// A new process as far as the engine can tell: new memory, and nothing known but the folder.
+/// A new process as far as the engine can tell: new memory, and no state but the folder.
 fn run(model: &OpenModel, format: KvFormat, folder: &Folder) -> (Answer, SchedulerStats) {
     let bench = Bench::in_format(model, 1, format);
     let config = config(&bench, folder);
@@ -88,7 +88,7 @@ fn check(name: &str, model: &OpenModel, format: KvFormat) {
     assert_eq!(stats.disk_failed, 0, "{name}");
     assert!(stats.disk_fetched > 0 && stats.host_hit_tokens > 0, "{name}: {stats:?}");
     assert!(Answer { cached_tokens: 0, ..warm } == cold, "{name}: blocks from the disk change the answer");
-    // Damaged files cost the hit and nothing else.
+    // Damaged files cost the prefix hit and nothing else.
     for file in folder.files() {
         let mut bytes = fs::read(&file).expect("readable");
         if bytes.len() > 1000 {
@@ -102,7 +102,7 @@ fn check(name: &str, model: &OpenModel, format: KvFormat) {
     assert!(again == cold, "{name}: damaged files change the answer");
 }
 
-/// What is to be read lies on the disk, whatever becomes of the step that runs meanwhile.
+/// A chunk can be loaded whatever happens to the step that runs meanwhile.
 #[test]
 fn a_failed_step_loses_nothing_that_is_on_disk() {
     static HELD: Mutex<()> = Mutex::new(());
@@ -112,7 +112,8 @@ fn a_failed_step_loses_nothing_that_is_on_disk() {
     let (cold, _) = run(&model, KvFormat::BF16, &folder);
     let bench = Bench::new(&model, 1);
     let held = HELD.lock().expect("one test");
-    // The third step is planned when the second has ended, and with it what to read for the one who has come by then.
+    // The third step is planned when the second has ended, and with it the load for the request
+    // that has arrived by then.
     let engine = bench.start_tampered(
         EngineConfig { overlap: false, ..config(&bench, &folder) },
         Some(|step, _| match step {

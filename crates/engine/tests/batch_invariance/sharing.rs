@@ -1,5 +1,5 @@
-//! What is shared, moved or given back changes no answer: prefix hits, samples of one prompt, blocks in the host tier,
-//! blocks out of a window.
+//! Sharing, copying and freeing blocks changes no answer: prefix hits, samples of one prompt,
+//! blocks in the host tier, blocks behind a window.
 
 use folio_device::Backend;
 use folio_engine::{Engine, EngineConfig, GroupConfig, RequestStream, SamplingParams};
@@ -9,7 +9,7 @@ use crate::{
     tiny,
 };
 
-/// A hit ends at a block's border; the prompt ends there or one token to either side.
+/// A hit ends with a block; the prompt ends there or one token before or after.
 pub fn check_prefix_hits<B: Backend>(name: &str, bench: &Bench<B>, num_tokens: usize) {
     let params = |len: usize| SamplingParams {
         max_tokens: num_tokens,
@@ -22,7 +22,7 @@ pub fn check_prefix_hits<B: Backend>(name: &str, bench: &Bench<B>, num_tokens: u
     let cold = bench.start(bench.config());
     let warm = bench.start(EngineConfig { prefix_caching: true, ..bench.config() });
     let document = bench.prompt(77, 96);
-    // The engines share one KV memory, so the cold one must be done before the warm one writes.
+    // The engines share one KV memory, so the cold one must end before the warm one writes.
     let lengths = [31, 32, 33, 63, 64, 65];
     let expected: Vec<Answer> =
         lengths.iter().map(|&len| read(submit(&cold, document[..len].to_vec(), params(len)))).collect();
@@ -37,8 +37,8 @@ pub fn check_prefix_hits<B: Backend>(name: &str, bench: &Bench<B>, num_tokens: u
     warm.shutdown();
 }
 
-/// Several samples of one prompt share its blocks, the begun one included, and each is what it would be without
-/// sharing.
+/// Samples of one prompt share its blocks, the partial one included, and each equals the sample
+/// without sharing.
 pub fn check_samples<B: Backend>(name: &str, bench: &Bench<B>, num_tokens: usize) {
     let params = |temperature: f32, n: usize| SamplingParams {
         max_tokens: num_tokens,
@@ -67,8 +67,8 @@ pub fn check_samples<B: Backend>(name: &str, bench: &Bench<B>, num_tokens: usize
     assert!(drawn.iter().skip(1).any(|other| other.tokens != drawn[0].tokens), "{name}: samples are copies");
 }
 
-/// A pool for a few of many requests: who loses its blocks finds them again in the host tier. Answers are longer than
-/// the scheduler foresees when it lets a request in, or nobody would lose any.
+/// A small pool for many requests: preempted ones find their blocks in the host tier. Answers are
+/// longer than admission foresees, or none would be preempted.
 pub fn check_host_swap<B: Backend>(name: &str, bench: &Bench<B>) {
     let params = |seed: u64| SamplingParams {
         max_tokens: 36,
@@ -100,7 +100,7 @@ pub fn check_host_swap<B: Backend>(name: &str, bench: &Bench<B>) {
     }
 }
 
-/// A layer with a window gives back the blocks that fell out of it: the answer is that of one which keeps them all.
+/// A layer with a window frees the blocks behind it: the answer equals that with all blocks.
 #[test]
 fn blocks_out_of_the_window_are_not_missed() {
     let bench = Bench::new(&tiny::alternating(), 2);
@@ -125,7 +125,8 @@ fn blocks_out_of_the_window_are_not_missed() {
     let kept = |group: GroupConfig| GroupConfig { window: None, ..group };
     let (expected, _) = run(bench.groups(160).into_iter().map(kept).collect(), false, 512);
     let windowed = bench.groups(160).iter().position(|group| group.window.is_some()).expect("a window");
-    // Six sequences of up to 215 tokens need 69 blocks; with a window of 24 and chunks of 16, six each are plenty.
+    // Six sequences of up to 215 tokens need 69 blocks; with a window of 24 and chunks of 16, six
+    // blocks each are plenty.
     for (blocks, overlap, chunk) in [(160, true, 512), (160, false, 16), (36, true, 16), (36, false, 16), (36, true, 1)]
     {
         let mut groups = bench.groups(160);

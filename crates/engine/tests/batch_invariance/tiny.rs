@@ -1,4 +1,5 @@
-//! Small models with random weights: one whose layers alternate between two block tables, one with routed experts.
+//! Small models with random weights: one with layers that alternate between two block tables, one
+//! with routed experts.
 
 use folio_formats::{Format, TensorView, WeightSource};
 use folio_model::OpenModel;
@@ -15,7 +16,7 @@ impl RandomWeights {
             (state >> 40) as f32 / (1 << 23) as f32 - 1.0
         };
         let mut bytes = |shape: &[usize]| -> Vec<u8> {
-            // Wide enough that attention is sharp and a wrong key shows.
+            // Wide enough for attention to be sharp, so that a wrong key shows.
             let scale = if shape.len() == 1 { 0.2 } else { 3.0 / (shape[1] as f32).sqrt() };
             let offset = if shape.len() == 1 { 1.0 } else { 0.0 };
             let bf16 = |value: f32| ((value.to_bits() >> 16) as u16).to_le_bytes();
@@ -24,7 +25,7 @@ impl RandomWeights {
         Self(shapes.into_iter().map(|(name, shape)| (name, shape.clone(), bytes(&shape))).collect())
     }
 
-    /// A row of a matrix becomes no numbers.
+    /// Makes a row of a matrix NaN.
     fn poison(&mut self, name: &str, row: usize) {
         let (_, shape, bytes) = self.0.iter_mut().find(|(n, _, _)| n == name).expect("a tensor of the model");
         bytes[row * shape[1] * 2..][..shape[1] * 2].fill(0xff);
@@ -44,16 +45,16 @@ impl WeightSource for RandomWeights {
     fn release(&self, _: &str) {}
 }
 
-/// How large a model is.
+/// Dimensions of a model.
 pub struct Size {
     pub hidden: usize,
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
-    /// Of an expert.
+    /// Intermediate size of an expert.
     pub inter: usize,
     pub experts: usize,
-    /// A token whose embedding is not a number. Logits then come from a matrix of their own.
+    /// A token with an embedding that is not a number. Logits then come from a matrix of their own.
     pub hole: Option<u32>,
 }
 
@@ -87,7 +88,7 @@ fn shapes(size: &Size, layers: usize, layer: impl Fn(&mut dyn FnMut(&str, &[usiz
     shapes
 }
 
-/// Gemma 2: soft caps, four norms, and every other layer sees a window only.
+/// Gemma 2: soft caps, four norms, and a window in every other layer.
 pub fn alternating() -> OpenModel {
     let config = format!(
         r#"{{"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "vocab_size": {VOCAB},
@@ -107,12 +108,12 @@ pub fn alternating() -> OpenModel {
     OpenModel::from_config(&config, Box::new(weights)).expect("the tiny model opens")
 }
 
-/// Qwen3-MoE: norms of q and k, and four of nine experts a token.
+/// Qwen3-MoE: norms of q and k, and four of nine experts for each token.
 pub fn experts() -> OpenModel {
     experts_of(&SMALL)
 }
 
-/// The same of any size.
+/// The same in any size.
 pub fn experts_of(size: &Size) -> OpenModel {
     let &Size { hidden, heads, kv_heads, head_dim, inter, experts, hole } = size;
     let tied = hole.is_none();

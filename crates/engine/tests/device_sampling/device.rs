@@ -1,5 +1,5 @@
-//! A device that draws tokens itself and is never done at once, around one that computes on this thread; and, for
-//! comparison, the same one without that gift.
+//! A device that samples tokens itself and is never done at once, around a backend that computes on
+//! this thread; and for comparison the same backend without sampling.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,27 +11,27 @@ use folio_device::{
 
 use crate::sampler;
 
-/// A row of this token has logits that are no numbers.
+/// A row of this token has logits that are not numbers.
 pub const POISON: u32 = 13;
 
-/// What a test sets, and what it finds.
+/// Settings by a test, and counts for it.
 #[derive(Debug, Default)]
 pub struct Notes {
-    /// Draws that began while another was under way.
+    /// Draws that began while another was in flight.
     pub overlapped: usize,
-    /// Tokens of a batch that were not known when it was handed over.
+    /// Tokens of a batch that were not known when it was submitted.
     pub awaited: usize,
     /// Draws so far.
     pub draws: usize,
-    /// Blocks that began to move while a draw was under way.
+    /// Transfers that began while a draw was in flight.
     pub moved_ahead: usize,
     pub moves: usize,
-    /// The draw of this number fails when it is asked for.
+    /// The draw of this number fails when its result is taken.
     pub broken_draw: Option<usize>,
     /// The step of this number fails when it begins.
     pub broken_step: Option<usize>,
     pub steps: usize,
-    /// Once something was broken, everything is.
+    /// After a failure, everything fails.
     pub stays_broken: bool,
     pub is_broken: bool,
 }
@@ -52,10 +52,10 @@ pub struct Drawing<B: Backend> {
     shared: Shared,
     /// Tokens of the last step's output rows.
     output_tokens: Vec<u32>,
-    /// What the last draw gave, for ids that were not known.
+    /// Tokens of the last draw, for ids that were not known.
     last: Vec<u32>,
     under_way: VecDeque<UnderWay>,
-    /// Memory of copies that nobody has asked about.
+    /// Memory of copies that have not been taken.
     moving: VecDeque<Box<dyn HostMemory>>,
     fault: bool,
 }
@@ -63,7 +63,7 @@ pub struct Drawing<B: Backend> {
 struct UnderWay {
     number: usize,
     drawn: Vec<Drawn>,
-    /// Questions whether it is done that are still answered with no.
+    /// Number of calls that still report the draw as not done.
     polls_left: usize,
 }
 
@@ -115,7 +115,7 @@ impl<B: Backend> Intercept for Drawing<B> {
         match op {
             Op::Download { tensor, rows, out } => {
                 self.inner.download(tensor, rows, out);
-                // Logits, by their width: of the first outputs alone, where others are pooled.
+                // Logits, by their width: of the first outputs alone, if others are pooled.
                 if out.len() == rows * self.vocab {
                     self.poison(out);
                 }

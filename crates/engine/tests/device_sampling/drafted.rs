@@ -1,5 +1,5 @@
-//! With somebody who drafts, every request gets the tokens, logprobs and end that it gets without, whatever drafts are
-//! worth: every way to sample and to run, with every kind of draft.
+//! With drafts, every request gets the tokens, logprobs and end that it gets without, however good
+//! the drafts are: every way to sample and to run, with every kind of draft.
 
 use std::sync::{Arc, Mutex};
 
@@ -30,7 +30,7 @@ pub fn sequences(requests: &[Request], answers: &[Vec<Outcome>]) -> Arc<Vec<Vec<
     Arc::new(requests.iter().zip(answers).flat_map(of).collect())
 }
 
-/// Requests, and what plain decoding answers them one by one.
+/// Requests, and their answers by plain decoding, one by one.
 pub struct Expected {
     pub requests: Vec<Request>,
     pub answers: Vec<Vec<Outcome>>,
@@ -50,7 +50,7 @@ impl Expected {
         Box::new(Knowing { manner, reads_step, vocab, sequences, met, random: 11 })
     }
 
-    /// All at once with that drafter, and nobody notices.
+    /// All at once with this drafter: the answers are the expected ones.
     pub fn check(
         &self,
         bench: &Bench<'_>,
@@ -131,7 +131,7 @@ fn preempted_and_swapped() {
     });
 }
 
-/// Always as many as there may be.
+/// Always the most nodes.
 pub fn options(most: usize) -> AdaptOptions {
     AdaptOptions { most_nodes: most, fixed: Some(most) }
 }

@@ -1,5 +1,5 @@
-//! Answers end where they end without drafts, however far drafts go on behind that; and what goes wrong stays with whom
-//! it belongs to.
+//! Answers end at the same token as without drafts, however long the drafts are; and a fault
+//! affects only its own request.
 
 use std::sync::{
     Arc, Mutex,
@@ -19,7 +19,7 @@ use crate::{
     requests, tiny,
 };
 
-/// What a drafter may know goes on behind the ends.
+/// Sequences that a drafter may know, which continue after the ends.
 fn with_long_sequences(bench: &Bench<'_>, requests: Vec<(Vec<u32>, SamplingParams)>) -> Expected {
     let unending = |(prompt, params): &(Vec<u32>, SamplingParams)| {
         let (stop_token_ids, max_tokens) = (Vec::new(), 40);
@@ -71,7 +71,8 @@ fn at_every_stop() {
     check(&bench, &expected, "stops");
 }
 
-/// Behind valid tokens of the same step, and with rows in a tree that are no numbers and that nobody comes to.
+/// After valid tokens of the same step, and with rows of a tree that are not numbers and not on the
+/// path.
 #[test]
 fn a_row_that_is_not_a_number() {
     let model = tiny::experts();
@@ -117,7 +118,7 @@ fn a_drafter_that_fails_costs_its_drafts() {
     }
 }
 
-/// Where the decoder has no room for them, drafts are cut and nothing else.
+/// If the decoder has no room for them, drafts are cut and nothing else.
 #[test]
 fn a_step_without_room_for_drafts() {
     let model = tiny::alternating();
@@ -133,7 +134,8 @@ fn a_step_without_room_for_drafts() {
     }
 }
 
-/// One after the other, each leaves at another moment, with drafts in flight; those who stay never notice.
+/// Requests are aborted one after the other, each at another moment, with drafts in flight; the
+/// others are not affected.
 #[test]
 fn clients_that_leave() {
     let model = tiny::experts();
@@ -166,8 +168,8 @@ fn clients_that_leave() {
     assert_eq!(met.lock().expect("nothing panics with it").faults, [""; 0]);
 }
 
-/// A step that fails is given up with its drafts; requests come again with the answers that they have, which drafts go on
-/// behind.
+/// A failed step is dropped with its drafts; requests return with their answers so far, which
+/// drafts continue.
 #[test]
 fn a_step_that_fails() {
     let model = tiny::alternating();
@@ -186,7 +188,7 @@ fn a_step_that_fails() {
     }
 }
 
-/// However many nodes seem to pay from step to step, and whether steps are planned ahead or not.
+/// For any number of nodes from step to step, and with steps planned ahead or not.
 #[test]
 fn as_many_as_pay() {
     let model = tiny::experts();
@@ -209,7 +211,7 @@ fn as_many_as_pay() {
     }
 }
 
-/// What a request is told of its drafts, and the engine's sum of it.
+/// A request's counts of drafts, and the engine's sum of them.
 #[test]
 fn drafts_are_counted() {
     let model = tiny::alternating();
@@ -236,7 +238,7 @@ fn drafts_are_counted() {
     }
 }
 
-/// A method that looks at steps keeps none waiting when nobody has had a draft for long.
+/// A method that reads steps delays none while no request has had a draft for long.
 #[test]
 fn steps_that_nobody_drafts_for_overlap() {
     let model = tiny::experts();

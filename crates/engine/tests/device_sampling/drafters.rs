@@ -1,4 +1,4 @@
-//! Drafters that know how answers go on, and make of it what a test asks for.
+//! Drafters that know how answers continue, and draft what a test asks for.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -9,25 +9,25 @@ use folio_engine::{
 };
 use folio_model::Decoder;
 
-/// What drafts are like.
+/// The quality of the drafts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Manner {
-    /// All that comes next.
+    /// All tokens are correct.
     Perfect,
-    /// Nothing of it.
+    /// No token is correct.
     Bad,
-    /// Trees in which it is somewhere, as far as it goes.
+    /// Trees that contain the correct path, as far as they reach.
     Trees,
-    /// Every other step fails, in turns by an error and a panic.
+    /// Every other step fails, alternately by an error and a panic.
     Failing,
     /// Every step fails.
     Broken,
 }
 
-/// What a drafter met.
+/// Counts of a drafter.
 #[derive(Debug, Default)]
 pub struct Met {
-    /// What was wrong with what it was told.
+    /// Faults in the steps that it was given.
     pub faults: Vec<String>,
     pub drafts: usize,
     pub trees: usize,
@@ -62,7 +62,7 @@ impl Knowing {
         match self.manner {
             Manner::Trees => self.grow_tree(rest, most, draft),
             Manner::Bad => {
-                // The right one and its neighbours differ.
+                // The correct token and its neighbours differ.
                 let wrong = rest.iter().map(|token| (token + 1 + self.random as u32 % 7) % self.vocab);
                 *draft = Draft::chain(wrong.take(most));
             }
@@ -71,7 +71,7 @@ impl Knowing {
     }
 
     fn grow_tree(&mut self, rest: &[u32], most: usize, draft: &mut Draft) {
-        // The end of the right path, and how far it has come.
+        // The end of the correct path, and its depth.
         let (mut right, mut depth) = (None, 0);
         let nodes = self.below(most as u32 + 1) as usize;
         for _ in 0..10 * nodes {
@@ -90,7 +90,7 @@ impl Knowing {
     }
 }
 
-/// Whether what is told of a request is so.
+/// Checks the data of a request.
 fn check(step: &Settled<'_>, index: usize, request: &SettledRequest<'_>) -> std::result::Result<(), String> {
     let ensure =
         |holds: bool, what: &str| if holds { Ok(()) } else { Err(format!("request {}: {what}", request.id.0)) };

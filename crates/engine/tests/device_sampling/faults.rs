@@ -1,4 +1,5 @@
-//! Steps that fail while another is under way, a device that is lost, and a runner's errors in their order.
+//! Steps that fail while another is in flight, a device that is lost, and a runner's errors in
+//! their order.
 
 use std::collections::VecDeque;
 
@@ -13,7 +14,8 @@ use crate::{
     requests, tiny,
 };
 
-/// Whoever was in a step that failed goes on from prompt and answer so far, with the sampler it would have had.
+/// A request in a failed step continues from its prompt and answer so far, with the same sampler
+/// state.
 #[test]
 fn failed_steps_and_draws_change_no_answer() {
     let model = tiny::alternating();
@@ -36,7 +38,7 @@ fn failed_steps_and_draws_change_no_answer() {
     }
 }
 
-/// A device that fails for good is opened anew, and nobody loses anything.
+/// A device that is lost is opened again, and no request is affected.
 #[test]
 fn a_device_that_is_lost() {
     let model = tiny::experts();
@@ -56,7 +58,7 @@ fn a_device_that_is_lost() {
             assert_eq!(found, expected, "request {index}");
         }
     }
-    // Without a way to build it anew the engine ends, and says why.
+    // Without a function to rebuild it the engine ends, and reports why.
     let broken = Notes { broken_step: Some(9), stays_broken: true, ..Notes::default() };
     let started = bench.start_with(bench.config(), true, broken);
     let streams: Vec<_> = requests.iter().map(|(p, params)| harness::submit(&started.engine, p, params)).collect();
@@ -66,7 +68,8 @@ fn a_device_that_is_lost() {
     assert!(outcomes.iter().filter(says_why).count() > 10);
 }
 
-/// Steps are under way until they are asked for; those of a number given fail, at their beginning or at their end.
+/// Steps are in flight until their results are taken; those of given numbers fail, at their
+/// beginning or at their end.
 struct Scripted {
     started: u64,
     under_way: VecDeque<u64>,
@@ -128,7 +131,7 @@ fn results_come_in_the_order_of_the_plans() {
     assert_eq!(run_two(None, Some(0)), [Err("step 0 fails at its end".to_owned()), before()]);
     assert_eq!(run_two(Some(0), None), [Err("step 0 fails at its start".to_owned()), before()]);
     assert_eq!(run_two(Some(1), None), [Ok(0), Err("step 1 fails at its start".to_owned())]);
-    // The second begins while the first, which is going to fail, is under way.
+    // The second begins while the first, which will fail, is in flight.
     assert_eq!(
         run_two(Some(1), Some(0)),
         [Err("step 0 fails at its end".to_owned()), Err("step 1 fails at its start".to_owned())]

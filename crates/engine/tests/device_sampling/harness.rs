@@ -1,4 +1,4 @@
-//! Engines on a device that draws tokens or not, and what became of requests.
+//! Engines on a device that samples or not, and the results of requests.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -26,23 +26,23 @@ pub struct Bench<'a> {
     pub model: &'a OpenModel,
     windows: Vec<Option<usize>>,
     host: Arc<HostTier>,
-    /// Rows of drafts that a step has room for, each of which may be a span of its own.
+    /// Rows of drafts that a step has room for, each of them possibly a span of its own.
     draft_rows: usize,
 }
 
-/// An engine, and what its device notes.
+/// An engine, and its device's notes.
 pub struct Started {
     pub engine: Engine,
     pub shared: Shared,
 }
 
-/// What one answer was, to the bit.
+/// The result of one sample, bit by bit.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
     pub tokens: Vec<u32>,
     pub logprobs: Vec<Logprobs>,
     pub prompt_logprobs: Vec<Option<Logprobs>>,
-    /// None if its client left.
+    /// None if its client aborted.
     pub reason: Option<FinishReason>,
 }
 
@@ -93,7 +93,7 @@ impl<'a> Bench<'a> {
         self.windows.iter().map(|&window| GroupConfig { window, ..GroupConfig::new(blocks) }).collect()
     }
 
-    /// With a host tier that costs nothing to copy to.
+    /// With a host tier to which copies cost nothing.
     pub fn with_host(&self, config: EngineConfig) -> EngineConfig {
         let with_slots = |group: GroupConfig| GroupConfig { host_slots: HOST_SLOTS, ..group };
         let groups = config.groups.into_iter().map(with_slots).collect();
@@ -159,7 +159,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// All at once, on an engine that ends with them.
+/// All at once, on an engine that is dropped after them.
 pub fn run_on(started: Started, requests: &[(Vec<u32>, SamplingParams)]) -> (Vec<Vec<Outcome>>, Notes, EngineStats) {
     let Started { engine, shared } = started;
     let streams: Vec<_> = requests.iter().map(|(prompt, params)| submit(&engine, prompt, params)).collect();
@@ -171,7 +171,7 @@ pub fn run_on(started: Started, requests: &[(Vec<u32>, SamplingParams)]) -> (Vec
     (outcomes, notes, stats)
 }
 
-/// What builds a device anew that works.
+/// Builds a working device in place of a lost one.
 pub fn rebuild(model: OpenModel, shared: Shared) -> Rebuild {
     Rebuild::new(move || {
         shared.notes().is_broken = false;
@@ -181,7 +181,7 @@ pub fn rebuild(model: OpenModel, shared: Shared) -> Rebuild {
 
 pub fn prompt(seed: usize, len: usize) -> Vec<u32> {
     let mix = |i: usize| ((seed * 1000 + i + 1) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33;
-    // All that no row is poisoned by.
+    // All tokens but the poisonous ones.
     (0..len).map(|i| 14 + (mix(i) % 190) as u32).collect()
 }
 
@@ -189,7 +189,7 @@ pub fn submit(engine: &Engine, prompt: &[u32], params: &SamplingParams) -> Reque
     engine.submit(engine.request(prompt.to_vec(), params.clone()).expect("valid")).expect("room")
 }
 
-/// The answers, as far as a client stays that wants so many tokens.
+/// The answers, until the client aborts after this number of tokens.
 pub fn read(mut stream: RequestStream, samples: usize, most: usize) -> Vec<Outcome> {
     let mut outcomes = vec![Outcome::default(); samples];
     while outcomes[0].tokens.len() < most {

@@ -1,6 +1,6 @@
-//! A device that draws tokens itself, and whose next step begins while the one before is under way, gives every request
-//! the tokens and logprobs that sampling on the host gives it; and its faults stay where they belong. With drafts and
-//! without, on the host and on the device.
+//! A device that samples tokens itself, and begins the next step while one is in flight, gives
+//! every request the tokens and logprobs of sampling on the host; and its faults affect only their
+//! own requests. With drafts and without, on the host and on the device.
 
 mod device;
 mod drafted;
@@ -17,7 +17,7 @@ use device::POISON;
 use folio_engine::{EngineConfig, Event, FinishReason, Pooling, SamplingParams};
 use harness::{Bench, MAX_SEQS, Outcome, prompt};
 
-/// Everything that a request may ask of the sampler, one thing or several at a time.
+/// Every sampling parameter, one or several at a time.
 fn params(index: usize) -> SamplingParams {
     let base = SamplingParams { max_tokens: 5 + index % 13, ignore_eos: true, ..SamplingParams::default() };
     let drawn = SamplingParams { temperature: 0.8, seed: index as u64, ..base.clone() };
@@ -29,7 +29,7 @@ fn params(index: usize) -> SamplingParams {
         3 => SamplingParams { top_k: Some(5), min_p: 0.05, ..drawn },
         4 => SamplingParams { repetition_penalty: 1.3, logprobs: Some(1), ..greedy },
         5 => SamplingParams { frequency_penalty: 0.7, presence_penalty: 0.4, top_p: 0.95, ..drawn },
-        // Most tokens are half of a bad word, so that one is met soon.
+        // Most tokens are half of a bad word, so that one soon occurs.
         6 => SamplingParams { bad_words: (0..60).map(|token| vec![token * 3, token * 3]).collect(), ..greedy },
         7 => {
             let stop_token_ids = (0..100).collect();
@@ -83,7 +83,7 @@ fn preempted_and_swapped() {
     assert!(notes.moved_ahead > 0, "no block moved while a step was under way: {notes:?}");
 }
 
-/// One after the other, each leaves at another moment; those who stay never notice.
+/// Requests are aborted one after the other, each at another moment; the others are not affected.
 #[test]
 fn clients_that_leave() {
     let model = tiny::experts();
@@ -110,7 +110,8 @@ fn clients_that_leave() {
     harness::wait_until_idle(&engine);
 }
 
-/// A row without numbers fails by itself, and so does the row behind it, which is under way by then.
+/// A row that is not a number fails alone, and so does the row after it, which is in flight by
+/// then.
 #[test]
 fn a_row_that_is_not_a_number() {
     let model = tiny::experts();
@@ -153,7 +154,7 @@ fn a_request_that_names_a_token_that_there_is_not() {
     assert_eq!(stats.steps_failed, 0);
 }
 
-/// Vectors come from the same steps as tokens, and in chunks.
+/// Embeddings come from the same steps as tokens, and in chunks.
 #[test]
 fn embeddings_beside_tokens() {
     let model = tiny::alternating();

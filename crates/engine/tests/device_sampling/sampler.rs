@@ -1,4 +1,5 @@
-//! What a device does with a row of logits, written plainly after the words of `Draw`: everything is sorted.
+//! A plain implementation of a device's sampling, following the documentation of `Draw`: everything
+//! is sorted.
 
 use folio_device::{Draw, DrawFailure, Drawn, DrawnLogprobs, Draws};
 

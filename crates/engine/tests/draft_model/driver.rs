@@ -1,4 +1,4 @@
-//! The least that a runner does: steps of a decoder, drafts walked down greedily, blocks handed out.
+//! A minimal runner: steps of a decoder, drafts verified greedily, and block allocation.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,7 +12,7 @@ use folio_model::{Decoder, DecoderLimits, OpenModel};
 pub struct Request {
     pub id: RequestId,
     pub tokens: Vec<u32>,
-    /// Of them, how many the target has computed.
+    /// Number of them that the target has computed.
     pub computed: usize,
     pub table: Vec<u32>,
     pub most: usize,
@@ -26,7 +26,7 @@ impl Request {
         Self { id, tokens: prompt.to_vec(), computed: 0, table: Vec::new(), most, draft: Draft::default() }
     }
 
-    /// Another one that found the first blocks of this in the cache.
+    /// Another request, which found the first blocks of this one in the cache.
     pub fn with_prefix_of(other: &Request, prompt: &[u32], most: usize) -> Self {
         let same = other.tokens[..other.computed].iter().zip(prompt).take_while(|(a, b)| a == b).count();
         let blocks = same.min(prompt.len() - 1) / BLOCK_TOKENS;
@@ -35,10 +35,10 @@ impl Request {
     }
 }
 
-/// What became of drafts.
+/// Counts of drafts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
-    /// Steps in which a request was to have a draft of the step before.
+    /// Steps in which a request was to have a draft from the step before.
     pub asked: usize,
     pub drafted: usize,
     pub accepted: usize,
@@ -68,7 +68,7 @@ impl<B: Backend> Driver<B> {
         })
     }
 
-    /// With any method of drafting.
+    /// With any drafting method.
     pub fn with(
         backend: B,
         model: &OpenModel,
@@ -85,7 +85,7 @@ impl<B: Backend> Driver<B> {
         };
         let target = Decoder::load(backend, model, limits, &mut |_| ())?;
         let draft = drafter(&target)?;
-        // In no order: nothing may pass by reading straight through.
+        // In no order: reading straight through must not work by chance.
         let free = (0..blocks as u32).map(|block| block * 7 % blocks as u32).collect();
         Ok(Self { target, draft, free, count: Count::default(), chunk: 64 })
     }
@@ -138,7 +138,7 @@ impl<B: Backend> Driver<B> {
         }
     }
 
-    /// Takes a request's blocks away; it computes all its tokens anew.
+    /// Frees a request's blocks; all its tokens are computed again.
     pub fn preempt(&mut self, request: &mut Request) {
         request.draft.clear();
         request.computed = 0;

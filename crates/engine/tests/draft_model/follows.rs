@@ -1,5 +1,5 @@
-//! A draft model that is the target itself is never wrong, whatever happened to a request on the way: a single key or
-//! value that is not the one of its tokens shows.
+//! A draft model that is the target itself is always right, whatever happened to a request before:
+//! a single wrong key or value shows.
 
 use folio_device::reference::Reference;
 use folio_engine::speculate::DraftModelOptions;
@@ -10,7 +10,7 @@ use crate::{
     tiny,
 };
 
-/// Every draft is as long as it may be.
+/// Every draft has its full length.
 pub const SURE: DraftModelOptions = DraftModelOptions {
     most_tokens: 5,
     most_rows: 48,
@@ -20,7 +20,7 @@ pub const SURE: DraftModelOptions = DraftModelOptions {
     stretch: 1.0,
 };
 
-/// Two layer groups, of which the second sees everything.
+/// Two layer groups. The second has no window.
 fn twins(options: DraftModelOptions) -> Driver<Reference> {
     let model = tiny::alternating();
     Driver::new([Reference::new(); 2], [&model, &model], 60, options).expect("twins")
@@ -30,7 +30,7 @@ pub fn prompt(seed: u32, len: usize) -> Vec<u32> {
     (0..len as u32).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed * 977) >> 7) % 211).collect()
 }
 
-/// All that was drafted was right, and as much was drafted as was asked for but in `without` steps.
+/// All drafted tokens were accepted, and every draft but `without` had its full length.
 fn assert_sure(count: Count, without: usize) {
     assert_eq!(count.accepted, count.drafted, "{count:?}");
     assert!(count.drafted >= (count.asked - without) * 4, "{count:?} with {without} left out");
@@ -49,18 +49,19 @@ fn it_is_never_wrong_about_itself() {
         }
     }
     assert_eq!(driver.count.accepted, driver.count.drafted, "{:?}", driver.count);
-    // A draft for every step but the first of each request, and every one of them whole.
+    // A full draft for every step but the first of each request.
     assert_eq!(a.tokens.len(), 20 + 8 + 7 * 5);
     assert_eq!(b.tokens.len(), 3 + 8 + 7 * 3);
     assert_eq!(c.tokens.len(), 17 + 8 + 7 * 4);
 }
 
-/// Drafts that reach over several blocks behind the request's own, as `--speculate-tokens` may ask for: scratch follows.
+/// Drafts over several blocks after the request's own, as long `--speculate-tokens` gives: scratch
+/// blocks follow each other.
 #[test]
 fn a_long_draft_has_room_behind_the_table() {
     for most in [16, 17, 33, 63] {
         let mut driver = twins(DraftModelOptions { most_tokens: most, most_rows: 256, ..SURE });
-        // One ends with a block, so that none of its draft lies in its own.
+        // One ends with a block, so that its whole draft is in scratch blocks.
         let (mut a, mut b) = (Request::new(&prompt(12, 32), most), Request::new(&prompt(13, 20), most));
         (0..4).for_each(|_| driver.step(&mut [&mut a, &mut b]));
         assert_eq!(driver.count.accepted, driver.count.drafted, "{most}: {:?}", driver.count);
@@ -75,7 +76,8 @@ fn it_catches_up_behind_a_gap() {
     (0..6).for_each(|_| driver.step(&mut [&mut request]));
     assert_eq!(driver.count.drafted, 0);
     request.most = 5;
-    // 153 tokens at 48 rows a pass: three steps of one token without a draft, and a fourth with one.
+    // 153 tokens at 48 rows a pass: three steps of one token without a draft, and a fourth with
+    // one.
     (0..4).for_each(|_| driver.step(&mut [&mut request]));
     assert_eq!(driver.count.drafted, 0, "{:?}", driver.count);
     (0..5).for_each(|_| driver.step(&mut [&mut request]));
@@ -94,9 +96,9 @@ fn it_follows_a_request_that_gave_way() {
     for _ in 0..3 {
         (0..4).for_each(|_| driver.step(&mut [&mut a, &mut b]));
         driver.preempt(&mut a);
-        // The other one takes some of its blocks.
+        // The other request takes some of its blocks.
         (0..4).for_each(|_| driver.step(&mut [&mut b]));
-        // Its own come back in another order.
+        // Its own are returned in another order.
         driver.free.reverse();
         (0..3).for_each(|_| driver.step(&mut [&mut a]));
     }
@@ -110,7 +112,7 @@ fn it_knows_what_a_cached_prefix_holds() {
     for drafts_before in [true, false] {
         let mut first = Request::new(&text, if drafts_before { 5 } else { 0 });
         (0..4).for_each(|_| driver.step(&mut [&mut first]));
-        // Two requests at once that share blocks, of which the draft model may have written none yet.
+        // Two requests at once that share blocks, perhaps before the draft model has written them.
         let longer = [&text[..], &prompt(8, 9)].concat();
         let mut second = Request::with_prefix_of(&first, &longer, 5);
         let mut third = Request::with_prefix_of(&first, &text, 5);
@@ -163,7 +165,7 @@ fn a_target_without_a_full_group_is_refused() {
     let refused = Driver::new([Reference::new(); 2], [&windowed, &tiny::alternating()], 10, SURE).err();
     let message = refused.expect("refused").to_string();
     assert!(message.contains("has a sliding window"), "{message}");
-    // The other way round there is nothing against it.
+    // The other way round is accepted.
     let model: OpenModel = tiny::alternating();
     Driver::new([Reference::new(); 2], [&model, &windowed], 10, SURE).expect("a draft model of windows alone");
 }

@@ -1,4 +1,5 @@
-//! A draft model beside the model it drafts for, driven by hand: what it drafts, and how far it follows.
+//! A draft model beside the model it drafts for, driven step by step: its drafts, and how well it
+//! follows.
 
 mod driver;
 mod follows;

@@ -1,4 +1,4 @@
-//! The small trained model drafts for the large one, on text that neither has seen.
+//! The small trained model drafts for the large one, on text outside the training data of both.
 
 use std::{fs, path::PathBuf};
 
@@ -8,7 +8,7 @@ use lzma_rust2::LzmaReader;
 
 use crate::driver::{Driver, Request};
 
-/// Token ids of a text of this project's own, which the models were not trained on.
+/// Token ids of a text of this project, which is not in the training data.
 fn unseen() -> Vec<u32> {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/eval.json.lzma");
     let packed = fs::File::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));

@@ -1,4 +1,4 @@
-//! A draft model of another vocabulary: what is translated, what of its keys and values holds, and that answers are those
+//! A draft model of another vocabulary: its translation, its blocks, and answers equal to those
 //! without it.
 
 use std::{fs, io::Read, path::PathBuf, sync::Arc};
@@ -18,8 +18,8 @@ use crate::{
     tiny,
 };
 
-/// A translation into the same tokens. Every other time the last few are other ones, as where a text ends within a word,
-/// and nothing comes back.
+/// A translation into the same tokens. Every other time the last few differ, as for a text that
+/// ends within a word, and nothing is translated back.
 struct Wavering {
     wavers: bool,
     tokens: Vec<u32>,
@@ -51,7 +51,7 @@ impl Wavering {
     }
 }
 
-/// The target drafts for itself: never wrong, unless keys and values are not those of the tokens.
+/// The target drafts for itself: always right if keys and values are those of the tokens.
 fn twins(wavers: bool, options: DraftModelOptions) -> Driver<Reference> {
     let model = tiny::alternating();
     let begin: BeginTranslation = Box::new(move || Box::new(Wavering { wavers, tokens: Vec::new(), calls: 0 }));
@@ -73,7 +73,7 @@ fn what_it_holds_follows_the_tokens() {
                 _ => driver.step(&mut [&mut a]),
             }
         }
-        // The decoder's blocks are another matter.
+        // The decoder's blocks are independent.
         driver.preempt(&mut a);
         driver.free.reverse();
         (0..4).for_each(|_| driver.step(&mut [&mut a, &mut b]));
@@ -94,7 +94,7 @@ fn who_drafts_least_gives_blocks_up() {
             (0..4).for_each(|_| driver.step(&mut [request]));
         }
         if round % 2 == 0 {
-            // All at once: somebody goes without.
+            // All at once: one request has no draft.
             let [a, b, c] = &mut requests[..] else { unreachable!() };
             driver.step(&mut [a, b, c]);
         }
@@ -102,7 +102,7 @@ fn who_drafts_least_gives_blocks_up() {
     let Count { asked, drafted, accepted, .. } = driver.count;
     assert_eq!(accepted, drafted, "{:?}", driver.count);
     assert!(drafted > asked, "{:?}", driver.count);
-    // Those of a request that has left are there for others.
+    // The blocks of a request that has ended can be used by others.
     for mut request in requests.drain(1..) {
         driver.draft.forget(request.id);
         driver.free.append(&mut request.table);
@@ -117,8 +117,8 @@ fn shipped(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../models").join(name)
 }
 
-/// The tokenizer of the models that ship, and one that has forgotten most of how it joins letters: the same text is more
-/// tokens to it.
+/// The built-in models' tokenizer, and one without most of its merges: the same text has more
+/// tokens in it.
 fn tokenizers() -> [Arc<Tokenizer>; 2] {
     let packed = fs::read(shipped("tokenizer.json.lzma")).expect("a tokenizer that ships");
     let mut json = Vec::new();

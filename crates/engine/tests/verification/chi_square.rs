@@ -1,14 +1,14 @@
-//! Whether counts may come from given chances: Pearson's chi-square, and how often fair draws exceed it.
+//! Pearson's chi-square of counts and their probabilities, and how often fair draws exceed it.
 
 /// Cells that are expected less often than this are counted together.
 const FEWEST: f64 = 5.0;
 
-/// Squares of any number of independent tables, added up.
+/// Squares of any number of independent tables, added.
 #[derive(Clone, Debug, Default)]
 pub struct Fit {
     square: f64,
     freedom: usize,
-    /// Something came up that cannot.
+    /// A value of probability zero occurred.
     is_impossible: bool,
 }
 
@@ -23,14 +23,14 @@ impl Fit {
         if rare.1 >= FEWEST {
             often.push(rare);
         } else if let Some(least) = often.iter_mut().min_by(|a, b| a.1.total_cmp(&b.1)) {
-            // Even together they are too few.
+            // Even together they are too rare.
             *least = (least.0 + rare.0, least.1 + rare.1);
         }
         self.square += often.iter().map(|(count, expected)| (count - expected).powi(2) / expected).sum::<f64>();
         self.freedom += often.len().saturating_sub(1);
     }
 
-    /// How often fair draws fit no better.
+    /// Probability that fair draws fit no better.
     pub fn p(&self) -> f64 {
         match (self.is_impossible, self.freedom) {
             (true, _) => 0.0,
@@ -40,8 +40,8 @@ impl Fit {
     }
 }
 
-/// The regularised upper incomplete gamma function Q(a, x): by its series below the bulk of the mass, by Lentz's
-/// continued fraction above.
+/// The regularised upper incomplete gamma function Q(a, x): by its series below the bulk of the
+/// mass, by Lentz's continued fraction above.
 fn upper_gamma(a: f64, x: f64) -> f64 {
     const STEPS: usize = 100_000;
     const TINY: f64 = 1e-300;
@@ -78,7 +78,7 @@ fn upper_gamma(a: f64, x: f64) -> f64 {
     front * fraction
 }
 
-/// By Stirling's series, after the argument is brought beyond 15 by the function's recurrence.
+/// By Stirling's series, after the recurrence has raised the argument above 15.
 fn ln_gamma(mut x: f64) -> f64 {
     let mut shift = 0.0;
     while x < 15.0 {
@@ -100,7 +100,7 @@ mod tests {
         Fit { square, freedom, is_impossible: false }.p()
     }
 
-    /// Critical values as tables print them.
+    /// Critical values of printed tables.
     #[test]
     fn p_values_are_those_of_the_tables() {
         for (freedom, square, expected) in [
@@ -120,7 +120,7 @@ mod tests {
         }
     }
 
-    /// For an even number of degrees Q is a finite sum: that of Poisson's distribution.
+    /// For an even number of degrees Q is a finite sum, that of Poisson's distribution.
     #[test]
     fn p_values_are_sums_of_poissons_distribution() {
         for half in [1, 2, 7, 40, 300, 2000] {
@@ -157,7 +157,8 @@ mod tests {
         fit.add(&[50, 44, 2, 4, 0], &[0.5, 0.42, 0.04, 0.04, 0.0]);
         assert_eq!(fit.freedom, 2);
         assert!((fit.square - (4.0 / 42.0 + 4.0 / 8.0)).abs() < 1e-12, "{fit:?}");
-        // One that is too rare by itself goes to the least of the others; without others there is nothing to judge.
+        // A cell that is too rare alone is added to the least of the others; without others there
+        // is no test.
         let mut fit = Fit::default();
         fit.add(&[52, 45, 3], &[0.5, 0.46, 0.04]);
         assert_eq!(fit.freedom, 1);
@@ -168,7 +169,7 @@ mod tests {
         assert_eq!(fit.p(), 0.0);
     }
 
-    /// Fair draws are refused as often as they should be.
+    /// Fair draws are rejected as often as they should be.
     #[test]
     fn fair_draws_have_uniform_p_values() {
         let chances = [0.4, 0.3, 0.15, 0.1, 0.04, 0.01];

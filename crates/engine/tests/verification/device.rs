@@ -1,4 +1,4 @@
-//! A device that draws all rows of a draft ahead, as the reference sampler does.
+//! A device that samples all rows of a draft ahead, with the reference sampler.
 
 use folio_device::{Drawn, Draws};
 use folio_engine::{
@@ -8,7 +8,7 @@ use folio_engine::{
 
 use crate::sampler;
 
-/// What it is asked about a draft, lists without order in order.
+/// The draws for a draft, with unordered lists sorted.
 pub fn asked(draft: &Draft, state: &SamplingState, position: usize, vocab: usize) -> Draws {
     let mut draws = Draws::default();
     ask(draft, state, position, 0, vocab, &mut draws);
@@ -19,7 +19,7 @@ pub fn asked(draft: &Draft, state: &SamplingState, position: usize, vocab: usize
     draws
 }
 
-/// What it says of the rows of the last token and of all nodes.
+/// The sampled tokens of the rows of the last token and of all nodes.
 pub fn draw_all(draft: &Draft, state: &SamplingState, position: usize, rows: &[Vec<f32>]) -> Vec<Drawn> {
     let draws = asked(draft, state, position, rows[0].len());
     assert_eq!(draws.draws.len(), rows.len(), "a draw a row");

@@ -1,5 +1,6 @@
-//! With drafts, sampled tokens have the distribution that the model and the request give them: each of the next three,
-//! given the ones before, over 50,000 draws, for chains and trees and for drafts from useless to perfect.
+//! With drafts, sampled tokens have the distribution of the model and the request: each of the next
+//! three tokens, given the ones before, over 50,000 draws, for chains and trees and for drafts from
+//! useless to perfect.
 
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ const VOCAB: usize = 16;
 const DRAWS: usize = 50_000;
 const PROMPT: [u32; 2] = [3, 5];
 const MAX_LEN: usize = PROMPT.len() + 3;
-/// Where the first, the second and the third token's rows begin and end: one for every answer so far.
+/// The rows of the first, the second and the third token: one for every answer so far.
 const CONTEXTS: [std::ops::Range<usize>; 3] = [0..1, 1..17, 17..273];
 
 type Row<T> = [T; VOCAB];
@@ -33,7 +34,7 @@ fn answer_of(context: usize) -> Vec<u32> {
     (0..len as u32).rev().map(|place| (number / VOCAB.pow(place) % VOCAB) as u32).collect()
 }
 
-/// A model and a request, and what they make of each token.
+/// A model and a request, and the probabilities of each token.
 struct Target {
     params: Arc<SamplingParams>,
     rows: Vec<Row<f32>>,
@@ -53,8 +54,8 @@ impl Target {
         Self { params: Arc::new(params), rows, chances }
     }
 
-    /// The same with two percentage points moved, in each row, from its least likely token of at least four to the next
-    /// likelier one.
+    /// The same with two percentage points moved in each row, from the least likely token with at
+    /// least four to the next likelier one.
     fn shifted(mut self) -> Self {
         for (row, chances) in self.rows.iter_mut().zip(&self.chances) {
             let mut order: Vec<usize> = (0..VOCAB).filter(|&token| chances[token] >= 0.04).collect();
@@ -70,7 +71,7 @@ impl Target {
         SamplingState::new(Arc::clone(&self.params), &PROMPT, &[], draw)
     }
 
-    /// How likely counts as far from the chances are, for each of the three tokens.
+    /// The p-values of the counts, for each of the three tokens.
     fn p_values(&self, counts: &[Row<u32>]) -> [f64; 3] {
         CONTEXTS.map(|contexts| {
             let mut fit = Fit::default();
@@ -79,7 +80,7 @@ impl Target {
         })
     }
 
-    /// Tokens behind an answer, best first.
+    /// Tokens after an answer, best first.
     fn best_first(&self, answer: &[u32]) -> Vec<u32> {
         let chances = &self.chances[context(answer)];
         let mut order: Vec<u32> = (0..VOCAB as u32).collect();
@@ -88,7 +89,7 @@ impl Target {
     }
 }
 
-/// Frequency penalty, temperature and top-k, in plain words.
+/// Frequency penalty, temperature and top-k, implemented plainly.
 fn chances_of(params: &SamplingParams, row: &Row<f32>, answer: &[u32]) -> Row<f64> {
     let weight = |token: usize| {
         let count = answer.iter().filter(|&&seen| seen as usize == token).count() as f64;
@@ -104,18 +105,19 @@ fn chances_of(params: &SamplingParams, row: &Row<f32>, answer: &[u32]) -> Row<f6
     weights.map(|weight| weight / total)
 }
 
-/// How a draft is made. `width` candidates for each token: 1 is a chain.
+/// The kind of a draft. `width` candidates for each token: 1 is a chain.
 #[derive(Clone, Copy, Debug)]
 enum Guess {
-    /// The right token is among them this often, and the draw is known beforehand: the best and the worst there can be.
+    /// The correct token is among the candidates this often, because the draw is known beforehand:
+    /// the best and the worst drafts.
     Told { agreement: f64, width: usize },
-    /// The likeliest.
+    /// The likeliest candidates.
     Best { width: usize },
-    /// The least likely.
+    /// The least likely candidates.
     Worst { width: usize },
 }
 
-/// A draft, and which context each of its rows has, the last token's first.
+/// A draft, and the context of each of its rows, the last token's first.
 struct Drafted {
     draft: Draft,
     contexts: Vec<usize>,
@@ -132,7 +134,7 @@ impl Drafted {
         self.draft.push(answer[answer.len() - 1], parent)
     }
 
-    /// At each depth `width` candidates, behind the right one where there is one.
+    /// Adds `width` candidates at each depth, after the correct one if there is one.
     fn tell(&mut self, answer: &mut Vec<u32>, rest: &[u32], agreement: f64, width: usize, random: &mut Random) {
         let mut parent = None;
         for &right in rest {
@@ -155,7 +157,7 @@ impl Drafted {
         }
     }
 
-    /// Candidates behind an answer, and those behind each of them.
+    /// Adds candidates after an answer, and candidates after each of them.
     fn grow(&mut self, target: &Target, guess: Guess, answer: &mut Vec<u32>, parent: Option<u16>, depth: usize) {
         if depth == 0 {
             return;
@@ -170,9 +172,9 @@ impl Drafted {
 }
 
 impl Guess {
-    /// A draft behind `answer`, which will go on with `rest`.
+    /// A draft after `answer`, which `rest` will follow.
     fn draft(self, target: &Target, answer: &[u32], rest: &[u32], random: &mut Random) -> Drafted {
-        // The last of an answer's tokens needs no guess: the row before it gives it.
+        // An answer's last token needs no node: the row before it gives it.
         let depth = 2 - answer.len();
         let (mut drafted, mut answer) = (Drafted::new(answer), answer.to_vec());
         match self {
@@ -192,18 +194,18 @@ impl Guess {
     }
 }
 
-/// What came of many draws.
+/// Counts of many draws.
 struct Tally {
     counts: Vec<Row<u32>>,
-    /// Draws whose first token was guessed.
+    /// Draws with the first token in the draft.
     guessed_first: usize,
 }
 
-/// Answers of three tokens, by passes over rows that need not be the target's.
+/// Samples answers of three tokens, in passes over rows that may differ from the target's.
 fn draw(target: &Target, rows: &[Row<f32>], guess: Guess) -> Tally {
     let mut tally = Tally { counts: vec![[0; VOCAB]; rows.len()], guessed_first: 0 };
     let mut random = Random(1);
-    // Who is not told anything makes the same draft behind the same answer.
+    // A drafter without knowledge of the draw makes the same draft after the same answer.
     let answers = (0..CONTEXTS[2].end).map(answer_of);
     let blind: Vec<Drafted> = match guess {
         Guess::Told { .. } => Vec::new(),
@@ -245,7 +247,7 @@ fn params(seed: u64) -> SamplingParams {
     SamplingParams { temperature: 0.8, frequency_penalty: 0.5, seed, ..SamplingParams::default() }
 }
 
-/// How often the first token should be guessed.
+/// Expected part of draws with the first token in the draft.
 fn expected_agreement(target: &Target, guess: Guess) -> f64 {
     match guess {
         Guess::Told { agreement, .. } => agreement,
@@ -283,7 +285,7 @@ fn trees_leave_the_distribution_as_it_is() {
     check(&[Guess::Best { width: 7 }, Guess::Worst { width: 7 }, Guess::Best { width: 3 }], 210);
 }
 
-/// Two percentage points in the wrong place are found, in every one of the three tokens.
+/// Two misplaced percentage points are found, in every one of the three tokens.
 fn find_shifts(seeds: std::ops::Range<u64>) {
     for seed in seeds {
         let target = Target::new(params(seed), seed);

@@ -1,4 +1,4 @@
-//! Requests of all kinds, what plain decoding answers them, and drafts for them, good and bad.
+//! Requests of all kinds, their answers by plain decoding, and drafts for them, good and bad.
 
 use std::sync::Arc;
 
@@ -13,16 +13,16 @@ pub struct Case {
     eos: Vec<u32>,
     params: Arc<SamplingParams>,
     pub max_len: usize,
-    /// The chance that a row is not a number somewhere.
+    /// Probability of a value in a row that is not a number.
     wrong: f64,
 }
 
-/// What decoding makes of a case. Failures are kept as what they say.
+/// The answer to a case by plain decoding. Failures are stored as text.
 pub struct Answer {
     pub sampled: Vec<Sampled>,
     pub failure: Option<String>,
     pub state: SamplingState,
-    /// Whether its last token is one that stops it.
+    /// Whether its last token is a stop token.
     pub is_stopped: bool,
 }
 
@@ -49,7 +49,7 @@ impl Case {
         SamplingState::new(Arc::clone(&self.params), &self.prompt, &self.eos, (self.seed % 3) as usize)
     }
 
-    /// What the model says behind `tokens`.
+    /// The model's logits after `tokens`.
     pub fn row(&self, tokens: &[u32]) -> Vec<f32> {
         let mut row = logits(self.seed, tokens, self.vocab, 4.0);
         let mut random = Random(hash(!self.seed, tokens));
@@ -59,7 +59,7 @@ impl Case {
         row
     }
 
-    /// The engine's rule, in its own words.
+    /// The engine's rule, implemented independently.
     fn is_stop(&self, output: &[u32]) -> bool {
         let params = &self.params;
         output.last().is_some_and(|token| {
@@ -90,7 +90,7 @@ impl Case {
     }
 }
 
-/// Each thing that a request may ask for, in a third of them.
+/// Each sampling parameter, in a third of the cases.
 fn params(random: &mut Random, vocab: usize) -> SamplingParams {
     let mut params = SamplingParams { seed: random.next(), ..SamplingParams::default() };
     let token = |random: &mut Random| random.below(vocab) as u32;
@@ -126,7 +126,7 @@ fn params(random: &mut Random, vocab: usize) -> SamplingParams {
     params
 }
 
-/// How drafts look, and how often a node guesses right.
+/// The shape of drafts, and the probability that a node is correct.
 #[derive(Clone, Copy, Debug)]
 pub struct Manner {
     pub is_tree: bool,
@@ -134,10 +134,10 @@ pub struct Manner {
     pub good: f64,
 }
 
-/// A draft of an answer that goes on with `rest`.
+/// A draft of an answer that `rest` follows.
 pub fn draft(manner: Manner, rest: &[u32], vocab: usize, random: &mut Random) -> Draft {
     let mut draft = Draft::default();
-    // Of each node, how many tokens on the way to it are right; none if not all of them.
+    // Number of correct tokens on the path to each node; none if one is wrong.
     let mut rights: Vec<Option<usize>> = Vec::new();
     for _ in 0..random.below(manner.most + 1) {
         let parent = match manner.is_tree {
@@ -148,7 +148,7 @@ pub fn draft(manner: Manner, rest: &[u32], vocab: usize, random: &mut Random) ->
         let next = right.and_then(|right| rest.get(right)).filter(|_| random.chance(manner.good));
         let token = next.copied().unwrap_or_else(|| random.below(vocab) as u32);
         draft.push(token, parent.map(|parent| parent as u16));
-        // A node that was there already is as right as it was.
+        // A node that existed already remains as correct as it was.
         rights.push(right.filter(|&right| rest.get(right) == Some(&token)).map(|right| right + 1));
         rights.truncate(draft.len());
     }

@@ -1,5 +1,5 @@
-//! Drafts change how many tokens a pass gives, and nothing else: verification against plain decoding, token for token
-//! and as a distribution, and against what theory says of its pace.
+//! Drafts change how many tokens a pass gives, and nothing else: verification is compared with
+//! plain decoding, token by token and as a distribution, and its pace with theory.
 
 mod chi_square;
 mod device;

@@ -1,4 +1,4 @@
-//! A model without weights: logits are a function of the tokens so far. And numbers that look random.
+//! A model without weights: logits are a function of the tokens so far. And pseudo-random numbers.
 
 /// Splitmix64.
 #[derive(Clone, Debug)]
@@ -13,7 +13,7 @@ impl Random {
         z ^ z >> 31
     }
 
-    /// Of [0, 1).
+    /// In [0, 1).
     pub fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
@@ -36,7 +36,7 @@ pub fn hash(seed: u64, tokens: &[u32]) -> u64 {
     tokens.iter().fold(Random(seed).next(), |hash, &token| Random(hash ^ u64::from(token)).next())
 }
 
-/// Logits behind `tokens`, each between `-spread` and `spread`.
+/// Logits after `tokens`, each between `-spread` and `spread`.
 pub fn logits(seed: u64, tokens: &[u32], vocab: usize, spread: f64) -> Vec<f32> {
     let mut random = Random(hash(seed, tokens));
     (0..vocab).map(|_| ((2.0 * random.unit() - 1.0) * spread) as f32).collect()

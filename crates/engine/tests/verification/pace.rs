@@ -1,5 +1,5 @@
-//! How many tokens a pass gives: a chain of `k` guesses, each right with the chance `a`, gives
-//! `1 + a + ... + a^k = (1 - a^(k + 1)) / (1 - a)` of them.
+//! Tokens of a pass: a chain of `k` nodes, each correct with probability `a`, gives `1 + a + ... +
+//! a^k = (1 - a^(k + 1)) / (1 - a)` of them.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ const VOCAB: usize = 16;
 const PASSES: usize = 10_000;
 const PROMPT: [u32; 2] = [3, 5];
 
-/// A model that looks at two tokens.
+/// A model of the last two tokens.
 struct Model(Vec<Vec<f32>>);
 
 impl Model {
@@ -23,7 +23,7 @@ impl Model {
         Self(pairs.map(|pair| logits(11, &pair, VOCAB, 2.0)).collect())
     }
 
-    /// The row behind the `len` first of `tokens`.
+    /// The row after the first `len` of `tokens`.
     fn row(&self, tokens: &[u32], len: usize) -> Vec<f32> {
         self.0[tokens[len - 2] as usize * VOCAB + tokens[len - 1] as usize].clone()
     }
@@ -61,7 +61,7 @@ fn tokens_a_pass_are_what_theory_says() {
                 };
                 let draft = Draft::chain(tokens[len..len + k].iter().map(guess));
                 let place = Place { position: len, max_len: usize::MAX };
-                // Only rows behind right guesses are come to, so that the answer tells what they follow.
+                // Only rows after correct nodes are asked for, so the answer gives their tokens.
                 let walk = walk(&draft, &mut state, place, |state, row, position| {
                     assert_eq!(row, position - len);
                     state.sample(&mut model.row(&tokens, position), position)

@@ -1,4 +1,4 @@
-//! A step that fails: who made it fail ends, everybody else goes on as if nothing had been.
+//! A failed step: the request at fault ends, and all others continue as if it had not failed.
 
 use std::{
     collections::BTreeSet,
@@ -29,7 +29,7 @@ fn assert_whole(found: &Answer, prompt: &[u32], len: usize) {
     assert_eq!((&found.tokens, &found.reason), (&reference(prompt, len), &FinishReason::Length));
 }
 
-/// Nobody in the scheduler, and nobody left behind at the executor.
+/// No request is left in the scheduler or the executor.
 fn assert_nothing_leaks(engine: &Engine, known: &Mutex<BTreeSet<RequestId>>) {
     wait_until_idle(engine);
     wait_until("everybody has left", || known.lock().expect("sound").is_empty());
@@ -64,7 +64,7 @@ fn the_step_behind_a_failed_one_is_not_run() {
         gated.wait_for_submitted(2);
         let others = [1, 2].map(|i| submit(&gated.engine, tokens(i, 20), params(10)));
         gated.run_overlapped(step);
-        // It gets no permit, so this would never come if the queued step were run.
+        // The queued step gets no permit, so this would never come if it were run.
         wait_until("the failure is known", || gated.engine.stats().steps_failed == 1);
         drop(gated.permits);
         for (i, stream) in [first].into_iter().chain(others).enumerate() {
@@ -74,7 +74,8 @@ fn the_step_behind_a_failed_one_is_not_run() {
     }
 }
 
-/// Whether it panics in its prompt, at its first token or later; whether the executor dies of it or not.
+/// The request panics in its prompt, at its first token or later, and the executor's thread
+/// survives or not.
 #[test]
 fn one_who_makes_every_step_fail_dies_alone() {
     for (overlap, is_deadly) in [(true, false), (true, true), (false, false), (false, true)] {
@@ -89,7 +90,7 @@ fn one_who_makes_every_step_fail_dies_alone() {
                     if i == 2 {
                         let reason = if is_deadly { "the executor's thread has ended" } else { "the step panicked" };
                         assert_eq!(found.reason, FinishReason::Error(reason.into()));
-                        // A row that computes n tokens gives the one behind them.
+                        // A row that computes n tokens gives the one after them.
                         assert_eq!(found.tokens, reference(&prompt, poison.saturating_sub(20)));
                     } else {
                         assert_whole(&found, &prompt, 20);
@@ -121,7 +122,8 @@ fn several_at_once_die_and_nobody_else() {
     }
 }
 
-/// Those who have shared many steps are tried last, and not at all once the one is found.
+/// Requests that have shared many steps are tried last, and not at all once the one at fault is
+/// found.
 #[test]
 fn a_newcomer_that_makes_steps_fail_costs_one_trial() {
     for (overlap, is_deadly) in [(true, false), (true, true), (false, false), (false, true)] {
@@ -131,7 +133,7 @@ fn a_newcomer_that_makes_steps_fail_costs_one_trial() {
         let (engine, known) = start_rebuilding_gated(config, faults, Some(gate));
         let mut others: Vec<_> = (0..7).map(|i| submit(&engine, tokens(i, 20), params(30))).collect();
         let permit = || permits.send(()).expect("the engine runs");
-        // Everybody is under way.
+        // All requests are in flight.
         for other in &mut others {
             (0..4).for_each(|_| permit());
             assert!(matches!(other.recv(), Some(Event::Token { .. })));
@@ -149,7 +151,7 @@ fn a_newcomer_that_makes_steps_fail_costs_one_trial() {
     }
 }
 
-/// Requests that take the executor with them do not use up its restarts by being tried.
+/// Requests that end the executor's thread do not use up its restarts by being tried.
 #[test]
 fn the_engine_outlives_three_that_kill_its_executor() {
     for overlap in BOTH {
@@ -166,7 +168,7 @@ fn the_engine_outlives_three_that_kill_its_executor() {
     }
 }
 
-/// Those who wait outside the scheduler are counted, and nobody is told to come sooner for it.
+/// Requests that wait outside the scheduler are counted, and do not lower the expected wait.
 #[test]
 fn figures_during_a_trial_are_of_everybody() {
     let config = EngineConfig { max_seqs: 2, overlap: false, ..config(32) };
@@ -178,13 +180,13 @@ fn figures_during_a_trial_are_of_everybody() {
     let before = engine.stats();
     gated.permit(1);
     gated.wait_for_submitted(7);
-    // One more, so that the figures are told while somebody is tried.
+    // One more, so that figures are published during a trial.
     gated.permit(1);
     wait_until("a step of a trial is done", || engine.stats().steps_done == 6);
     let during = engine.stats();
     assert_eq!(during.steps_failed, 1);
     assert_eq!((during.scheduler.running, during.scheduler.waiting), (1, 7));
-    // Six prompts, and one that has five tokens more.
+    // Six prompts, and one with five tokens more.
     assert!((140..=145).contains(&during.scheduler.waiting_tokens), "{during:?}");
     assert!(during.expected_wait >= before.expected_wait, "{before:?} {during:?}");
     drop(gated.permits);
@@ -194,7 +196,7 @@ fn figures_during_a_trial_are_of_everybody() {
     wait_until_idle(engine);
 }
 
-/// Neither is guilty alone, and what they do to each other comes to an end.
+/// Neither is at fault alone, and their mutual failures come to an end.
 #[test]
 fn two_who_cannot_stand_each_other_are_both_served() {
     for overlap in BOTH {
@@ -229,7 +231,8 @@ fn an_executor_that_dies_is_built_anew_and_everybody_goes_on() {
     }
 }
 
-/// An executor that dies all the time, or cannot be built, ends the engine after three attempts that nothing explains.
+/// An executor that always dies, or cannot be rebuilt, ends the engine after three unexplained
+/// attempts.
 #[test]
 fn an_executor_that_cannot_live_ends_the_engine() {
     static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -250,11 +253,11 @@ fn an_executor_that_cannot_live_ends_the_engine() {
         let warn = |line: std::fmt::Arguments<'_>| LINES.lock().expect("sound").push(line.to_string());
         let config = EngineConfig { rebuild: Some(rebuild), warn: Some(warn), ..config(32) };
         let engine = Engine::start(first, config).expect("a sound configuration");
-        // Three are tried alone and end, for which nothing is charged; the last one is left over.
+        // Three are tried alone and end, which costs no restarts; the last one is left over.
         let streams: Vec<_> = (0..4).map(|i| submit(&engine, tokens(i, 5), params(3))).collect();
         drop(permits);
         for stream in streams {
-            // What went wrong in building is for whoever runs the engine.
+            // An error of rebuilding is for the operator.
             assert_eq!(answer(stream).reason, FinishReason::Error("the executor's thread has ended".into()));
         }
         wait_until("the thread has ended", || !engine.is_running());
@@ -265,7 +268,7 @@ fn an_executor_that_cannot_live_ends_the_engine() {
     }
 }
 
-/// While one is tried, others come, leave, and run out of time.
+/// While a request is tried, others arrive, are aborted, and reach their deadline.
 #[test]
 fn the_doors_stay_open_during_a_trial() {
     let gated = start_gated(EngineConfig { max_seqs: 3, ..config(32) }, planted([1], true));
@@ -291,7 +294,7 @@ fn the_doors_stay_open_during_a_trial() {
     wait_until_idle(engine);
 }
 
-/// Time is over for one when its turn comes.
+/// A request's deadline passes before its trial.
 #[test]
 fn a_suspect_may_run_out_of_time() {
     let gated = start_gated(EngineConfig { max_seqs: 2, ..config(32) }, planted([2], true));
@@ -309,7 +312,7 @@ fn a_suspect_may_run_out_of_time() {
     wait_until_idle(&gated.engine);
 }
 
-/// The suspect leaves while it is tried, or everybody does.
+/// The suspect is aborted during its trial, or all requests are.
 #[test]
 fn a_trial_ends_with_its_suspect() {
     for all_leave in [false, true] {
@@ -329,7 +332,8 @@ fn a_trial_ends_with_its_suspect() {
     }
 }
 
-/// Whatever is collected over several steps is whole and told once; what is said of the cache is of the first run.
+/// Results collected over several steps are complete and sent once; cache figures are of the first
+/// run.
 #[test]
 fn prompt_logprobs_and_usage_survive_a_trial() {
     for overlap in BOTH {
@@ -362,7 +366,7 @@ fn prompt_logprobs_and_usage_survive_a_trial() {
     }
 }
 
-/// Failures at random moments, among requests that share prompts, give way and leave.
+/// Failures at random moments, among requests that share prompts, are preempted and aborted.
 #[test]
 fn under_load_failures_change_no_answer() {
     for (seed, overlap) in (0..6u64).flat_map(|seed| BOTH.map(|overlap| (seed, overlap))) {
@@ -382,7 +386,7 @@ fn under_load_failures_change_no_answer() {
             let found = answer(stream);
             let expected = reference(&prompt(i as u64), 30);
             assert_eq!(found.tokens, expected[..found.tokens.len()], "seed {seed}, request {i}");
-            // A random failure may strike one that is tried; then it is told.
+            // A random failure may strike a request on trial, which then ends with it.
             assert!(found.reason == FinishReason::Length || matches!(found.reason, FinishReason::Error(_)));
             let is_poisoned = faults.poison.iter().any(|(id, _)| id.0 == i as u64);
             assert!(!is_poisoned || found.reason != FinishReason::Length, "seed {seed}, request {i}");

@@ -1,4 +1,4 @@
-//! Requests for a vector in place of an answer.
+//! Requests for embeddings.
 
 use folio_engine::{
     Engine, EngineConfig, Event, FinishReason, InvalidRequest, Pooling, RequestId, RequestStream, Usage,
@@ -16,7 +16,7 @@ fn embed(engine: &Engine, prompt: Vec<u32>, pooling: Pooling) -> RequestStream {
     engine.submit(engine.embedding(prompt, pooling).expect("valid")).expect("room")
 }
 
-/// One vector at most, and the end.
+/// Reads at most one vector, and the end.
 fn read(mut stream: RequestStream) -> (Option<Vec<f32>>, FinishReason, Usage) {
     let mut vector = None;
     loop {
@@ -31,7 +31,7 @@ fn read(mut stream: RequestStream) -> (Option<Vec<f32>>, FinishReason, Usage) {
     }
 }
 
-/// The mock's vector is made of all that its blocks hold.
+/// The mock's vector depends on all that its blocks hold.
 fn expected(prompt: &[u32]) -> Option<Vec<f32>> {
     Some(vec![reference(prompt, 1)[0] as f32; WIDTH])
 }
@@ -111,7 +111,7 @@ fn an_executor_that_gives_something_else_ends_the_request_alone() {
     }
 }
 
-/// What was added up before a step failed is added up anew.
+/// The sum is computed again after a failed step.
 #[test]
 fn vectors_survive_failed_steps() {
     for (overlap, is_deadly) in [(true, false), (true, true), (false, false)] {
@@ -130,14 +130,14 @@ fn vectors_survive_failed_steps() {
     }
 }
 
-/// One that has given way is in no step when the executor dies, and what was added up of it dies too.
+/// A preempted request is in no step when the executor dies, and its sum is lost too.
 #[test]
 fn what_is_pooled_by_half_survives_a_restart_that_nobody_was_in() {
     let (permits, gate) = flume::unbounded();
     let faults = Faults { fatal_steps: [45].into(), ..faults() };
     let config = EngineConfig { embedding_width: WIDTH, overlap: false, prompt_logit_rows: 1, ..config(6) };
     let (engine, _) = start_rebuilding_gated(config, faults, Some(gate));
-    // It has four of the six blocks when the other needs a third, which gives way.
+    // It has four of the six blocks when the other needs a third, and is preempted.
     let first = submit(&engine, tokens(0, 16), params(70));
     wait_until("it is in a step", || engine.rows_in_flight() == 16);
     let vector = embed(&engine, tokens(1, 48), Pooling::Mean);

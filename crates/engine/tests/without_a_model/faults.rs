@@ -1,4 +1,4 @@
-//! One request's fault is its own; a step's fault is the step's; the engine goes on.
+//! A request's fault ends that request; a step's fault ends that step; the engine continues.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ fn a_row_that_is_not_a_number_ends_its_request_alone() {
     }
 }
 
-/// The row that waits for a token which never came is in flight when its request ends.
+/// The row after a token that was never sampled is in flight when its request ends.
 #[test]
 fn a_row_behind_one_that_is_not_a_number_harms_nobody() {
     let faults = Faults { broken_row: Some((RequestId(0), 22)), ..Faults::default() };
@@ -112,7 +112,7 @@ fn when_the_executors_thread_dies_every_request_ends() {
     }
 }
 
-/// Takes the whole engine down: it fails where nothing guards it.
+/// Ends the whole engine: it panics in a call that is not guarded.
 pub struct Fatal(pub flume::Receiver<()>);
 
 impl Executor for Fatal {
@@ -141,14 +141,14 @@ fn when_the_engine_dies_nobody_waits_for_it() {
     let mut streams: Vec<_> = (0..3).map(|i| submit(&engine, tokens(i, 5), params(3))).collect();
     assert!(engine.is_running());
     drop(gate);
-    // The first was being admitted, the others were still queued.
+    // The first was being admitted, and the others were still queued.
     assert!(streams.iter_mut().all(|stream| stream.recv().is_none()));
     wait_until("the thread has ended", || !engine.is_running());
     let request = engine.request(tokens(0, 3), params(1)).expect("valid");
     assert_eq!(engine.submit(request).err(), Some(SubmitError::Stopped));
 }
 
-/// Says more than it was asked.
+/// Returns more results than requested.
 struct Talkative;
 
 impl StepRunner for Talkative {

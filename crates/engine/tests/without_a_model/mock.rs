@@ -1,5 +1,5 @@
-//! A runner with the simulator's model, whose next token is a hash of all that it reads through the block tables.
-//! Faults can be planted, and steps held back.
+//! A runner with the simulator's model: its next token is a hash of all that it reads through the
+//! block tables. Tests can plant faults, and hold steps back.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +20,7 @@ use folio_scheduler::SchedulerConfig;
 use folio_simulator::{Sampling, hash, model::Model};
 
 pub const VOCAB: u32 = 50_000;
-/// Whether steps overlap: what clients see is the same.
+/// Whether steps overlap: clients see the same.
 pub const BOTH: [bool; 2] = [true, false];
 
 /// Every sample of a prompt gets the same answer.
@@ -30,31 +30,32 @@ pub fn tokens(seed: u64, len: usize) -> Vec<u32> {
     (0..len as u64).map(|i| (hash::mix(seed, i) % u64::from(VOCAB)) as u32).collect()
 }
 
-/// The answer of a request that has the model for itself.
+/// The answer to a request that has the model for itself.
 pub fn reference(prompt: &[u32], num_tokens: usize) -> Vec<u32> {
     folio_simulator::reference(&[None], prompt, num_tokens, SAMPLING)
 }
 
-/// What goes wrong, and when.
+/// Planted faults.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     /// Steps that return an error, counted from 1.
     pub failing_steps: BTreeSet<u64>,
     pub panicking_steps: BTreeSet<u64>,
-    /// Steps that take the executor's thread with them.
+    /// Steps that end the executor's thread.
     pub fatal_steps: BTreeSet<u64>,
-    /// Whoever computes so many of its tokens makes the step panic, every time; and takes the thread with it, or not.
+    /// A step panics whenever it computes this many tokens of a request, and ends the thread or
+    /// not.
     pub poison: Vec<(RequestId, usize)>,
     pub is_deadly: bool,
-    /// Two who make every step panic that they are in together.
+    /// Two requests: every step with both of them panics.
     pub quarrel: Option<[RequestId; 2]>,
-    /// The request whose row is not a number once its sequence has so many tokens.
+    /// A request with a row that is not a number once its sequence has this many tokens.
     pub broken_row: Option<(RequestId, usize)>,
-    /// Every row gives a token, whether it was to sample or not.
+    /// Every row gives a token, requested or not.
     pub is_eager: bool,
-    /// How long the vectors are that it gives.
+    /// Length of its vectors.
     pub embedding_width: usize,
-    /// The request that the runner cannot take in, and the one that it cannot let go.
+    /// The request that the runner panics on admitting, and the one on releasing.
     pub panicking_admit: Option<RequestId>,
     pub panicking_release: Option<RequestId>,
 }
@@ -62,20 +63,21 @@ pub struct Faults {
 pub struct Mock {
     model: Model,
     faults: Faults,
-    /// A step begins only when a permit comes.
+    /// A step begins only with a permit.
     gate: Option<flume::Receiver<()>>,
-    /// Beats when a test says so, as if a step that waits got on.
+    /// A test makes it beat, as if a held step made progress.
     pulse: Pulse,
     steps: Arc<AtomicU64>,
-    /// Whose rows ran, in order.
+    /// Requests whose rows ran, in order.
     rows: Arc<Mutex<Vec<RequestId>>>,
-    /// Who came and did not leave.
+    /// Requests admitted and not released.
     known: Arc<Mutex<BTreeSet<RequestId>>>,
-    /// Who wants a vector, and how many rows of its prompt have been pooled.
+    /// Requests for embeddings, and the rows of their prompts that were pooled.
     pooling: BTreeMap<RequestId, (Pooling, usize)>,
 }
 
-/// Ends the executor's thread: what it panics with panics again when it is dropped, behind every guard.
+/// Ends the executor's thread: its panic payload panics again when it is dropped, outside every
+/// guard.
 pub struct Bomb;
 
 impl Drop for Bomb {
@@ -99,7 +101,7 @@ impl Mock {
         }
     }
 
-    /// What goes wrong however often it is tried.
+    /// Checks for faults that repeat with every attempt.
     fn check(&self, step: u64, plan: &StepPlan) {
         let Faults { fatal_steps, poison, is_deadly, quarrel, .. } = &self.faults;
         let reaches = |a: &Assignment| poison.iter().any(|&(id, len)| id == a.id && a.first + a.num_rows() >= len);
@@ -131,7 +133,7 @@ impl Mock {
         let sampled = |token: u32| Sampled { token, logprobs: Some(logprobs(&token)) };
         RowOutput {
             sampled: token.filter(|_| !is_pooling).map(sampled).into_iter().collect(),
-            // What it would have sampled stands for all that was read.
+            // The token it would have sampled stands for all that was read.
             pooled: token.filter(|_| is_pooling).map(|token| vec![token as f32; self.faults.embedding_width]),
             prompt_logprobs: a.prompt_targets.tokens.iter().map(logprobs).collect(),
             ..RowOutput::new(a.id)
@@ -151,13 +153,13 @@ impl StepRunner for Mock {
 
     fn run(&mut self, plan: &StepPlan) -> Result<Vec<RowOutput>> {
         if let Some(gate) = &self.gate {
-            // A test that has ended lets go of everything.
+            // A test that has ended releases all steps.
             let _ = gate.recv();
         }
         let step = self.steps.fetch_add(1, Ordering::SeqCst) + 1;
         let (fails, panics) = (&self.faults.failing_steps, &self.faults.panicking_steps);
         if fails.contains(&step) || panics.contains(&step) {
-            // A step that goes wrong may have written anything anywhere.
+            // A failed step may have written anything anywhere.
             self.model.scribble(step, |_, _| false);
             assert!(!panics.contains(&step), "planted panic");
             return Err(Error::Step("planted failure".into()));
@@ -182,7 +184,7 @@ impl StepRunner for Mock {
     }
 }
 
-/// Counts what the engine hands over, before any of it begins.
+/// Counts the submitted steps, before any of them begins.
 pub struct Counted {
     inner: Background,
     submitted: Arc<AtomicU64>,
@@ -223,7 +225,7 @@ pub fn config(blocks: usize) -> EngineConfig {
         max_model_len: 2048,
         groups: vec![GroupConfig::new(blocks)],
         logits_width: VOCAB as usize,
-        // The measured speed of a mock says nothing, and plans should not depend on it.
+        // A mock's measured speed means nothing, and plans should not depend on it.
         inter_token_target: None,
         ..EngineConfig::default()
     }
@@ -238,12 +240,12 @@ pub fn start_with(config: EngineConfig, faults: Faults) -> Engine {
     Engine::start(Box::new(Background::start(mock).expect("a thread")), config).expect("a sound configuration")
 }
 
-/// An engine that builds its executor anew when it dies, and who is known to the executor of the moment.
+/// An engine that rebuilds its executor when it dies, and the requests of the current executor.
 pub fn start_rebuilding(config: EngineConfig, faults: Faults) -> (Engine, Arc<Mutex<BTreeSet<RequestId>>>) {
     start_rebuilding_gated(config, faults, None)
 }
 
-/// The same; its steps may have to wait for permits.
+/// The same; its steps may wait for permits.
 pub fn start_rebuilding_gated(
     config: EngineConfig,
     faults: Faults,
@@ -267,13 +269,13 @@ pub fn start_rebuilding_gated(
 pub struct Gated {
     pub engine: Engine,
     pub permits: flume::Sender<()>,
-    /// Of the step that waits.
+    /// The pulse of the step that waits.
     pub pulse: Pulse,
-    /// Steps that have begun.
+    /// Number of steps that have begun.
     pub steps: Arc<AtomicU64>,
-    /// Steps that were handed to the executor.
+    /// Number of steps that were submitted to the executor.
     pub submitted: Arc<AtomicU64>,
-    /// Whose rows ran, in order.
+    /// Requests whose rows ran, in order.
     pub rows: Arc<Mutex<Vec<RequestId>>>,
 }
 
@@ -296,7 +298,7 @@ impl Gated {
         wait_until("the step is handed over", || self.submitted.load(Ordering::SeqCst) >= steps);
     }
 
-    /// Lets `steps` steps run, each only when the next has been handed over.
+    /// Lets `steps` steps run, each only when the next has been submitted.
     pub fn run_overlapped(&self, steps: u64) {
         for _ in 0..steps {
             let begun = self.steps.load(Ordering::SeqCst);
@@ -325,7 +327,7 @@ pub fn submit_with(
     engine.submit(request.expect("valid")).expect("room")
 }
 
-/// How one sample ended.
+/// The end of one sample.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
     pub tokens: Vec<u32>,
@@ -362,7 +364,7 @@ pub fn answer(stream: RequestStream) -> Answer {
     answers(stream, 1).remove(0)
 }
 
-/// Waits for another thread to come round to something.
+/// Waits for another thread to fulfil a condition.
 pub fn wait_until(what: &str, condition: impl Fn() -> bool) {
     let start = Instant::now();
     while !condition() {
@@ -371,7 +373,7 @@ pub fn wait_until(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// Nothing runs, nothing waits, and every block is free.
+/// Waits until no request runs or waits, and every block is free.
 pub fn wait_until_idle(engine: &Engine) {
     wait_until("the engine is idle", || {
         let stats = engine.stats().scheduler;

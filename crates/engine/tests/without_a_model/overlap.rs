@@ -1,4 +1,5 @@
-//! What happens while a step computes: the next one is planned, clients are heard, events are delivered.
+//! Events while a step computes: the next one is planned, messages are handled, results are
+//! delivered.
 
 use std::{
     sync::atomic::Ordering,
@@ -19,7 +20,7 @@ fn two_steps_are_in_flight_or_one() {
         let stream = submit(&gated.engine, tokens(0, 20), params(10));
         for step in 1..10 {
             gated.wait_for_submitted(if overlap { step + 1 } else { step });
-            // However long the step is held: no more than that.
+            // However long the step is held, no more steps begin.
             assert_eq!(gated.steps.load(Ordering::SeqCst), step - 1);
             gated.permit(1);
             wait_until("it has begun", || gated.steps.load(Ordering::SeqCst) == step);
@@ -32,7 +33,8 @@ fn two_steps_are_in_flight_or_one() {
     }
 }
 
-/// A held step holds nobody else up: requests come and go, and the tokens of the step before are delivered.
+/// A held step delays no other work: requests arrive and end, and the tokens of the step before are
+/// delivered.
 #[test]
 fn host_work_goes_on_while_a_step_computes() {
     for overlap in BOTH {
@@ -53,7 +55,7 @@ fn host_work_goes_on_while_a_step_computes() {
         let token = first.recv();
         assert!(matches!(token, Some(Event::Token { token, .. }) if token == expected[0]), "{token:?}");
         assert_eq!(gated.steps.load(Ordering::SeqCst), 1, "the second step is held");
-        // One that is in the step itself can leave too.
+        // A request in the step itself can end too.
         first.abort(0);
         let end = first.recv();
         assert!(matches!(end, Some(Event::Finished { reason: FinishReason::Aborted, .. })), "{end:?}");
@@ -63,7 +65,8 @@ fn host_work_goes_on_while_a_step_computes() {
     }
 }
 
-/// Blocks of one that left with rows in flight go to others, whose answers are none the worse.
+/// Blocks of a request that ended with rows in flight are used by others, and their answers are
+/// right.
 #[test]
 fn blocks_are_reused_while_a_step_still_writes_to_them() {
     for steps in 1..7 {
@@ -120,7 +123,8 @@ fn patience_ends_for_those_alone_who_never_ran() {
     wait_until_idle(&gated.engine);
 }
 
-/// Samples wait until the first of their request has read the prompt: once that one runs, none has waited in vain.
+/// Samples wait until the first of their request has computed the prompt; once the first runs, none
+/// times out.
 #[test]
 fn patience_is_a_requests_and_not_a_samples() {
     for overlap in BOTH {
@@ -144,7 +148,7 @@ fn patience_is_a_requests_and_not_a_samples() {
     }
 }
 
-/// A step that never ends must not be waited for by those behind it, nor by those in it.
+/// A step that never ends must not delay timeouts, of requests in it or after it.
 #[test]
 fn an_engine_that_gets_nowhere_is_given_up_without_a_word_from_it() {
     for overlap in BOTH {
@@ -255,13 +259,13 @@ fn cache_events_are_told_or_counted_as_lost() {
     wait_until("batches are lost", || engine.stats().kv_event_batches_lost > 0);
 }
 
-/// Whoever missed that blocks are gone must not believe in them any longer.
+/// A listener that missed removed blocks must be told to forget all of them.
 #[test]
 fn a_listener_that_missed_events_is_told_to_forget_everything() {
     let (sender, events) = flume::bounded(1);
     let engine = start(EngineConfig { kv_events: Some(sender), ..config(64) });
-    // One batch when 16 tokens are full, two when more are: there is room for the first. Is anything lost, and what
-    // comes?
+    // One batch when 16 tokens are full, two when more are: the queue holds the first. Returns
+    // whether one was lost, and the batches.
     let run = |seed: u64, len: usize| {
         let before = engine.stats().kv_event_batches_lost;
         answer(submit(&engine, tokens(seed, len), params(10)));

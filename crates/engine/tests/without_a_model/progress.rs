@@ -1,4 +1,4 @@
-//! Whether the engine gets anywhere, as a watchdog sees it.
+//! The engine's progress, as a watchdog sees it.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ fn a_step_that_hangs_shows_and_one_that_ends_counts() {
         wait_until("it was idle for a while", || idle.elapsed() > Duration::from_millis(20));
         let submitted = Instant::now();
         let stream = submit(engine, tokens(0, 20), params(3));
-        // However long it was idle, the work has only just come.
+        // Idle time does not count: the work has only just come.
         let stalled = engine.stalled_for().expect("there is work");
         assert!(stalled <= submitted.elapsed(), "{stalled:?}");
         gated.wait_for_submitted(1);
@@ -36,7 +36,7 @@ fn a_step_that_hangs_shows_and_one_that_ends_counts() {
     }
 }
 
-/// A step of minutes that gets on is well; once it does not, it is stalled like any other.
+/// A step of minutes with beats is not stalled; without them it is, like any other.
 #[test]
 fn a_step_that_gets_on_counts_before_its_end() {
     for overlap in BOTH {
@@ -57,7 +57,8 @@ fn a_step_that_gets_on_counts_before_its_end() {
     }
 }
 
-/// Clients who give up on a step that hangs, and come again, do not hide it; nor does one whose work is all gone.
+/// Clients that abort and return do not hide a step that hangs; nor does the end of all of its
+/// requests.
 #[test]
 fn a_step_that_hangs_shows_while_clients_come_and_go() {
     for overlap in BOTH {

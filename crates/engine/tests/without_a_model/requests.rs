@@ -1,4 +1,4 @@
-//! What is refused, and when an answer ends.
+//! Refused requests, and the ends of answers.
 
 use std::time::Duration;
 
@@ -25,7 +25,8 @@ fn an_answer_ends_at_the_first_rule_that_holds() {
             assert_eq!((&found.tokens[..], &found.reason), (&free[..len], &reason), "{params:?}");
             let completion_tokens = len + stop_token;
             let usage = Usage { prompt_tokens: 20, completion_tokens, ..Usage::default() };
-            // How long it took is the clock's business; that one token takes no time from itself to itself is not.
+            // Durations are up to the clock, except that one token takes no time from itself to
+            // itself.
             let timing = found.usage.timing;
             assert!(completion_tokens > 1 || timing.decode == Duration::ZERO);
             assert_eq!(found.usage, Usage { cache_miss: Some(Miss::New), timing, ..usage });
@@ -44,7 +45,7 @@ fn an_answer_ends_at_the_first_rule_that_holds() {
     check(vec![free[0]], 2048, base.clone(), 0, Stop(free[0]));
     check(vec![free[9]], 2048, base.clone(), 9, Stop(free[9]));
     check(vec![third], 2048, SamplingParams { min_tokens: 3, ..base.clone() }, 3, Stop(third));
-    // The mock samples what it likes; the rule itself must hold the stop back.
+    // The mock samples any token; the rule itself must prevent the stop.
     check(vec![third], 2048, SamplingParams { min_tokens: 4, ..base.clone() }, 10, Length);
 }
 
@@ -126,7 +127,7 @@ fn a_full_queue_refuses_with_an_estimate_and_takes_again() {
             Some(SubmitError::QueueFull { retry_after }) => retry_after,
             other => panic!("{other:?}"),
         };
-        // Nothing has been measured yet.
+        // No time has been measured yet.
         assert_eq!(refused(engine), Duration::ZERO);
         gated.permit(3);
         wait_until("there is an estimate", || refused(engine) > Duration::ZERO);
@@ -148,7 +149,7 @@ fn requests_of_different_salts_share_nothing() {
     assert_eq!([cached(1), cached(2), cached(1), cached(0)], [(0, true), (0, true), (32, false), (0, true)]);
 }
 
-/// It is no part of the answer, but its logprobs are part of what was asked for.
+/// The stop token is no part of the answer, but its logprobs were requested.
 #[test]
 fn the_logprobs_of_a_token_that_ends_the_answer_are_told() {
     let prompt = tokens(0, 20);

@@ -1,4 +1,4 @@
-//! Streams: tokens in order, ends exactly once, drop aborts, many at a time.
+//! Streams: tokens in order, exactly one end, aborts on drop, many at a time.
 
 use std::{
     future::Future,
@@ -73,7 +73,7 @@ fn a_dropped_stream_frees_its_blocks_and_runs_no_further() {
             wait_until("both have ended", || gated.engine.stats().samples_ended == 2);
             drop(gated.permits);
             wait_until_idle(&gated.engine);
-            // What was in flight then, at most.
+            // The steps that were in flight then, at most.
             assert!(gated.steps.load(Ordering::SeqCst) <= steps_before + 2);
         }
     }
@@ -102,7 +102,8 @@ fn one_sample_can_be_aborted_alone() {
     }
 }
 
-/// Full blocks and the begun one too: each further sample computes the prompt's last token and nothing else.
+/// Full blocks and the partial one are shared: each further sample computes the prompt's last token
+/// and nothing else.
 #[test]
 fn samples_share_the_prompt() {
     for overlap in BOTH {
@@ -168,7 +169,7 @@ fn two_hundred_requests_from_threads_are_answered_as_if_alone() {
     }
 }
 
-/// Sends 25 requests, leaves every fifth, and compares the answers of the rest.
+/// Sends 25 requests, aborts every fifth, and compares the answers of the rest.
 fn client(engine: &Engine, number: u64) {
     let streams: Vec<_> = (0..25u64)
         .map(|i| {

@@ -1,9 +1,9 @@
-//! What speculation has gained and lost in fact, against the time that plain steps would have taken.
+//! The time that speculation has gained and lost in fact, compared with plain steps.
 //!
-//! Estimates may be wrong in ways that nobody thought of; what is lost by them is bounded here. A small part of all
-//! time may be lost to find out whether drafts pay, and what was gained of late may be lost again. A method that has rested
-//! takes in what it missed before it says anything, and one that rests keeps up for a while: the time for both is borrowed.
-//! It ends nothing, but counts before anything new begins.
+//! Estimates may be wrong for unknown reasons; this bounds the time lost by them. A small part of
+//! all time may be lost to find out whether drafts pay, and recent gains may be lost again. A
+//! method that has paused catches up before it drafts, and one that pauses keeps up for a while:
+//! the time for both is borrowed. Borrowed time ends nothing, but counts before a new probe begins.
 
 #[derive(Debug, Default)]
 pub(super) struct Account {
@@ -11,33 +11,34 @@ pub(super) struct Account {
     left: Option<f64>,
     /// Seconds that were borrowed.
     debt: f64,
-    /// What a plain step takes, in seconds.
+    /// Time of a plain step, in seconds.
     plain: f64,
 }
 
 impl Account {
-    /// Steps that may be lost at the beginning.
+    /// Plain steps that may be lost at the beginning.
     const AT_FIRST: f64 = 2.0;
-    /// Steps that it takes to see anything.
+    /// Least number of plain steps that a probe needs.
     const LEAST: f64 = 0.25;
     /// Part of all time that may be lost later.
     const PART: f64 = 0.005;
-    /// Part of all time that may go to what a method had missed, and to keeping up.
+    /// Part of all time that may go to catching up and keeping up.
     const FORGIVEN: f64 = 0.006;
-    /// Steps that may be lost at most, after much was gained.
+    /// Most plain steps that may be lost, after large gains.
     const MOST: f64 = 12.0;
 
-    /// A step took so long, where a plain one takes `plain`, and was quicker than those that it replaced by `gained`.
+    /// A step took `seconds`, and was quicker by `gained` than the plain steps that it replaced. A
+    /// plain step takes `plain`.
     pub fn note(&mut self, plain: f64, seconds: f64, gained: f64) {
         self.plain = plain;
         let left = self.left.unwrap_or(Self::AT_FIRST * plain) + Self::PART * seconds.min(10.0 * plain) + gained;
-        // What is needed from step to step is not paid back: steps that lose come between those that gain.
+        // Enough for the next steps is not paid back: steps that lose come between those that gain.
         let paid_back = (left - Self::AT_FIRST * plain).max(0.0).min(self.debt);
         self.debt = (self.debt - paid_back - Self::FORGIVEN * seconds).max(0.0);
         self.left = Some((left - paid_back).min(Self::MOST * plain));
     }
 
-    /// So many seconds went to what a method had missed.
+    /// Catching up took this many seconds.
     pub fn borrow(&mut self, seconds: f64) {
         self.debt += seconds;
     }
@@ -46,7 +47,7 @@ impl Account {
         self.left.is_some_and(|left| left < 0.0)
     }
 
-    /// Whether there is enough to see what comes of it, where nothing is under way.
+    /// Whether a probe may begin: enough time is left for a result.
     pub fn may_begin(&self) -> bool {
         self.left.is_none_or(|left| left - self.debt > Self::LEAST * self.plain)
     }
@@ -89,7 +90,7 @@ mod tests {
         let mut account = Account::default();
         account.note(1.0, 1.0, 0.0);
         account.borrow(5.0);
-        // A step that loses behind each that gains, and more is gained.
+        // Each step that gains is followed by one that loses less.
         for _ in 0..20 {
             account.note(1.0, 1.0, 1.5);
             account.note(1.0, 1.0, -1.0);

@@ -1,8 +1,9 @@
-//! How far drafts agree with the model, node by node.
+//! The agreement of drafts with the model, node by node.
 //!
-//! Nodes are told apart by their place in the draft: a method puts what is likeliest first, so that the first nodes of
-//! a long draft are those of a short one, in a chain as in a tree. What is kept is how often a node that was asked for
-//! was there, and how often it held. A place that was not asked for of late is judged by the one before it.
+//! Nodes are distinguished by their index in the draft: a method puts the likeliest first, so the
+//! first nodes of a long draft are those of a short one, in a chain as in a tree. Recorded are how
+//! often a requested node was drafted, and how often it was accepted. An index without recent data
+//! is estimated from the one before it.
 
 use super::super::Draft;
 
@@ -11,34 +12,34 @@ pub(super) struct Agreement {
     places: Vec<Place>,
 }
 
-/// Sums in which what is older counts less, of the times this place was asked for.
+/// Sums over the times that this index was requested, in which older ones count less.
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
     asked: f32,
-    /// A node was there.
+    /// The node was drafted.
     there: f32,
     /// It was accepted.
     held: f32,
-    /// There was one at the place before.
+    /// The node before it was drafted.
     there_before: f32,
-    /// That was accepted.
+    /// The node before it was accepted.
     held_before: f32,
 }
 
-/// What a node brings and costs, as far as is known before the draft is made.
+/// Expected gain and cost of a node, before the draft is made.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Hope {
-    /// Probability that it is there, and costs a row.
+    /// Probability that it is drafted, and costs a row.
     pub rows: f64,
-    /// Probability that it holds, and is a token more.
+    /// Probability that it is accepted, and gives a token.
     pub tokens: f64,
 }
 
-/// Times that what is known of everybody counts, against what is known of one.
+/// Weight of the data of all requests, in number of drafts, against the data of one.
 const PRIOR: f32 = 3.0;
-/// And of how a place compares with the one before it.
+/// The same for the ratio of an index to the one before it.
 const PRIOR_ON: f32 = 8.0;
-/// Times that one place counts for the next.
+/// Weight of an index for the next one.
 const NEIGHBOUR: f32 = 2.0;
 
 impl Agreement {
@@ -46,7 +47,7 @@ impl Agreement {
         Self { places: vec![Place::default(); most] }
     }
 
-    /// What is thought before anything is seen: good enough to be tried.
+    /// The estimate without data: good enough to be probed.
     pub fn hopeful(most: usize) -> Self {
         let mut hopeful = Self::new(most);
         if let Some(first) = hopeful.places.first_mut() {
@@ -55,7 +56,7 @@ impl Agreement {
         hopeful
     }
 
-    /// What was known counts less.
+    /// Reduces the weight of earlier data.
     pub fn fade(&mut self, keep: f32) {
         for place in &mut self.places {
             for sum in
@@ -66,7 +67,7 @@ impl Agreement {
         }
     }
 
-    /// What came of so many nodes that were asked for.
+    /// Notes the result of a draft for which `asked` nodes were requested.
     pub fn note(&mut self, asked: usize, drafted: &Draft, accepted: &[u16]) {
         let there = |node: usize| f32::from(u8::from(node < drafted.len()));
         let held = |node: usize| f32::from(u8::from(accepted.contains(&(node as u16))));
@@ -81,17 +82,18 @@ impl Agreement {
         }
     }
 
-    /// How often the first node was asked for, of late.
+    /// Number of times that the first node was requested, recently.
     pub fn evidence(&self) -> f32 {
         self.asked(0)
     }
 
-    /// How often a node was, by its place.
+    /// The same for any node, by its index.
     pub fn asked(&self, node: usize) -> f32 {
         self.places.get(node).map_or(0.0, |place| place.asked)
     }
 
-    /// What to expect of each node of a request, of whom `self` is known: `all` is what is known of everybody.
+    /// The expectation for each node of a request with the data `self`; `all` has the data of all
+    /// requests.
     pub fn hopes(&self, all: &Steps, hopes: &mut Vec<Hope>) {
         hopes.clear();
         let (mut there, mut held) = (all.first.rows as f32, all.first.tokens as f32);
@@ -109,7 +111,7 @@ impl Agreement {
         }
     }
 
-    /// What is known of everybody, as it goes from node to node.
+    /// The data of all requests, as ratios from node to node.
     pub fn steps(&self, steps: &mut Steps) {
         steps.on.clear();
         let Some(first) = self.places.first() else { return };
@@ -120,18 +122,18 @@ impl Agreement {
         for place in &self.places[1..] {
             let there_on = (place.there + NEIGHBOUR) / (place.there_before + NEIGHBOUR);
             held_on = (place.held + NEIGHBOUR * held_on) / (place.held_before + NEIGHBOUR);
-            // In a tree the place before may be one that hardly ever holds.
+            // In a tree the node before may be one that is hardly ever accepted.
             steps.on.push((there_on.min(8.0), held_on.min(8.0)));
             held_on = held_on.min(1.0);
         }
     }
 }
 
-/// How nodes compare with those before them.
+/// Ratios of nodes to those before them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Steps {
     first: Hope,
-    /// Factors of what is there and of what holds.
+    /// Factors for drafted and for accepted nodes.
     on: Vec<(f32, f32)>,
 }
 
@@ -149,7 +151,7 @@ mod tests {
     #[test]
     fn a_chain_falls_off_as_it_agrees() {
         let (mut all, fresh) = (Agreement::hopeful(6), Agreement::new(6));
-        // Three of four hold at every depth.
+        // Three of four are accepted at every depth.
         for i in 0..256_usize {
             let held = (0..4).take_while(|depth| (i >> (2 * depth)) & 3 != 0).count();
             all.note(4, &Draft::chain([1, 2, 3, 4]), &[0, 1, 2, 3][..held]);
@@ -177,7 +179,7 @@ mod tests {
         assert!(none[0].tokens < 0.1 && none[0].rows < 0.1, "{none:?}");
     }
 
-    /// Of a request whose first nodes failed, later ones were never seen to fail.
+    /// After failures of a request's first nodes, its later ones were never seen to fail.
     #[test]
     fn bad_luck_with_the_first_node_counts_once() {
         let (mut all, mut own) = (Agreement::hopeful(3), Agreement::new(3));

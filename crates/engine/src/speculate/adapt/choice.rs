@@ -1,35 +1,37 @@
-//! How many nodes each request gets, so that a step brings the most tokens a second.
+//! Chooses the number of nodes of each request so that a step gives the most tokens a second.
 
 use super::{
     agreement::Hope,
     cost::{Costs, Curve},
 };
 
-/// Nodes of one request that only pay together: in a tree, one that seldom holds may stand before a better one.
+/// Nodes of one request that pay only together: in a tree, a node that is seldom accepted may come
+/// before a better one.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     request: usize,
-    /// Of its draft, with this piece: those that are asked for, and those that are likely there.
+    /// Nodes of the request's draft up to and with this piece: requested ones, and the expected
+    /// number of drafted ones.
     nodes: usize,
     made: f64,
     hope: Hope,
 }
 
 impl Piece {
-    /// Tokens a row.
+    /// Tokens for each row.
     fn worth(&self) -> f64 {
         self.hope.tokens / self.hope.rows.max(1e-3)
     }
 
-    /// What it adds to a step of so many rows, where the request has so many nodes without it: its rows are there now and
-    /// then, and always behind all of those.
+    /// Time that the piece adds to a step of `rows` rows, if the request has `before` nodes without
+    /// it: its rows are there only sometimes, and then after all of those.
     fn seconds(&self, before: usize, rows: f64, curve: &Curve) -> f64 {
         let others = rows - (self.made - self.hope.rows);
         let all = curve.seconds(others + self.nodes as f64) - curve.seconds(others + before as f64);
         all * self.hope.rows / (self.nodes - before) as f64
     }
 
-    /// About its worth, the best first: a rank for every tenth less.
+    /// Rank by worth, the best first: one rank for every tenth less.
     fn rank(&self) -> usize {
         ((-self.worth().log2() * 7.0).max(0.0) as usize).min(RANKS - 1)
     }
@@ -37,25 +39,25 @@ impl Piece {
 
 const RANKS: usize = 64;
 
-/// Finds the best numbers, in memory that is kept.
+/// Finds the best numbers, reusing its memory.
 #[derive(Debug, Default)]
 pub(super) struct Chooser {
     pieces: Vec<Piece>,
     by_rank: Vec<Piece>,
 }
 
-/// What a choice promises.
+/// The expected result of a choice.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Promise {
     /// Tokens a second.
     pub rate: f64,
-    /// Nodes that are asked for, of all requests.
+    /// Requested nodes of all requests.
     pub nodes: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Best {
-    /// The first of the pieces that are no longer than `longest`.
+    /// Number of first pieces in order of rank, without pieces that are longer than `longest`.
     pieces: usize,
     longest: usize,
     promise: Promise,
@@ -66,7 +68,7 @@ impl Chooser {
         self.pieces.clear();
     }
 
-    /// Adds a request, whose nodes are hoped to do so.
+    /// Adds a request with these expectations.
     pub fn add(&mut self, request: usize, hopes: &[Hope]) {
         let (first, mut made) = (self.pieces.len(), 0.0);
         for (node, &hope) in hopes.iter().enumerate() {
@@ -79,22 +81,22 @@ impl Chooser {
             }
             self.pieces.push(piece);
         }
-        // Where time is measured as well as it is, so little cannot be told from nothing.
+        // The precision of the measured times cannot tell so small a gain from none.
         let first_poor = self.pieces[first..].iter().position(|piece| piece.worth() < POOR);
         self.pieces.truncate(first + first_poor.unwrap_or(self.pieces.len() - first));
     }
 
-    /// Writes down the best numbers for as many requests as `nodes` is long, and says what they promise. Those of about
-    /// `kept` nodes in all stay while they are nearly as good. Where the best are many more than were ever tried, what is
-    /// written down is only a little more.
-    pub fn choose(&mut self, costs: &Costs, curve: &Curve, kept: usize, nodes: &mut [usize]) -> Promise {
+    /// Writes the best numbers of nodes to `nodes`, one for each request, and returns their
+    /// expected result. Numbers with about `last_total` nodes in all stay while they are nearly as good.
+    /// If the best are many more than were ever tried, only a few more are written.
+    pub fn choose(&mut self, costs: &Costs, curve: &Curve, last_total: usize, nodes: &mut [usize]) -> Promise {
         self.rank();
         let longest = self.pieces.iter().map(|piece| piece.nodes).max().unwrap_or(0);
-        let mut best = self.best_of(costs, curve, kept, longest, nodes);
+        let mut best = self.best_of(costs, curve, last_total, longest, nodes);
         if costs.drafting(nodes.len()).per_node > DEAR * curve.plain {
             // All requests wait for the longest draft: shorter ones may be better for all.
             for longest in (1..longest).rev() {
-                let found = self.best_of(costs, curve, kept, longest, nodes);
+                let found = self.best_of(costs, curve, last_total, longest, nodes);
                 if found.promise.rate > best.promise.rate {
                     best = found;
                 }
@@ -107,7 +109,7 @@ impl Chooser {
     }
 
     /// The best of drafts that are no longer than `longest`.
-    fn best_of(&self, costs: &Costs, curve: &Curve, kept: usize, longest: usize, nodes: &mut [usize]) -> Best {
+    fn best_of(&self, costs: &Costs, curve: &Curve, last_total: usize, longest: usize, nodes: &mut [usize]) -> Best {
         nodes.fill(0);
         let most_rows = (2.0 * curve.most_known as f64).max(MOST_AT_FIRST);
         let mut most_pieces = 1;
@@ -135,7 +137,7 @@ impl Chooser {
             if found.promise.rate > best.promise.rate {
                 best = found;
             }
-            if total.abs_diff(kept) < near.map_or(usize::MAX, |near| near.promise.nodes.abs_diff(kept)) {
+            if total.abs_diff(last_total) < near.map_or(usize::MAX, |near| near.promise.nodes.abs_diff(last_total)) {
                 near = Some(found);
             }
         }
@@ -143,7 +145,7 @@ impl Chooser {
         Best { pieces: best.pieces.min(most_pieces), ..best }
     }
 
-    /// Sorts the pieces by their ranks; those of one rank, and so those of one request, stay in order.
+    /// Sorts the pieces by rank; pieces of one rank, and so those of one request, stay in order.
     fn rank(&mut self) {
         let mut places = [0; RANKS + 1];
         self.pieces.iter().for_each(|piece| places[piece.rank() + 1] += 1);
@@ -157,13 +159,13 @@ impl Chooser {
     }
 }
 
-/// Tokens a row that are not worth a row.
+/// Tokens of a row below which it is not worth computing.
 const POOR: f64 = 0.04;
-/// Rows that are verified at most where nobody knows what they cost.
+/// Most verified rows while their cost is unknown.
 const MOST_AT_FIRST: f64 = 4.0;
-/// Part of a plain step from which on a node of the longest draft is dear.
+/// Part of a plain step from which on a node of the longest draft is expensive.
 const DEAR: f64 = 0.01;
-/// What is at least so good, of the best, is not changed.
+/// A choice is not changed while it is at least this close to the best.
 const STAYS: f64 = 0.99;
 
 #[cfg(test)]
@@ -213,7 +215,8 @@ mod tests {
         assert_eq!(nodes, [3]);
     }
 
-    /// Three nodes are nearly free and the fourth is dear: that it is seldom there does not make it cheaper when it is.
+    /// Three nodes are nearly free and the fourth is expensive: it is drafted seldom, but costs the
+    /// same when it is.
     #[test]
     fn rows_that_are_seldom_there_cost_what_they_cost_then() {
         let mut costs = Costs::default();

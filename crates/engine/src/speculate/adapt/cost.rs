@@ -1,40 +1,40 @@
-//! What a step costs: by the number of requests in it, and by the rows that it verifies besides.
+//! The cost of a step: by the number of its requests, and by the rows that it verifies.
 
 use super::estimate::{Estimate, Pace};
 
-/// Sizes are told apart up to the next of these, and from the last on in proportion.
+/// Sizes are grouped up to the next of these, and from the last on in proportion.
 const SIZES: [usize; 27] = [
     0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
 ];
 
-/// Up to here every number is a size of its own.
+/// Up to this, every number is a size of its own.
 const EXACT: usize = 6;
 
 fn size(count: usize) -> usize {
     SIZES.partition_point(|&size| size < count).min(SIZES.len() - 1)
 }
 
-/// Of steps with about one number of requests.
+/// Times of steps with about one number of requests.
 #[derive(Clone, Debug, Default)]
 struct Batch {
     /// One token each, planned ahead.
     plain: Estimate,
-    /// By the size of what is verified besides; the first verified nothing, but could not be planned ahead.
+    /// By the size of the verified rows; the first verified none, but could not be planned ahead.
     verifying: Vec<Cell>,
-    /// How long the device waits for a step that cannot be planned ahead, in seconds.
+    /// Time that the device waits for a step that cannot be planned ahead, in seconds.
     gap: f64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Cell {
     took: Estimate,
-    /// Mean of the rows that were verified.
+    /// Mean number of verified rows.
     rows: f64,
 }
 
 impl Batch {
-    /// A step that verifies nothing, but could not be planned ahead. There are few of those, and they are much like plain
-    /// ones, at least.
+    /// Time of a step that verifies no rows, but cannot be planned ahead. There are few of these,
+    /// and they take at least as long as plain ones.
     fn bare(&self, pace: &Pace) -> Option<f64> {
         let plain = self.plain.seconds(pace)?;
         let bare = self.verifying.first().map_or(Estimate::default(), |cell| cell.took);
@@ -42,7 +42,7 @@ impl Batch {
         Some(bare.settled(pace).map_or(plain, |bare| plain.max(bare * weight + plain * (1.0 - weight))))
     }
 
-    /// What rows of a size cost besides, where that was measured: how many, and seconds.
+    /// Additional cost of the rows of a size, if it was measured: rows and seconds.
     fn besides(&self, size: usize, pace: &Pace) -> Option<(f64, f64)> {
         let cell = self.verifying.get(size)?;
         let bare = self.bare(pace)?;
@@ -57,17 +57,17 @@ pub(super) struct Costs {
     drafting: Vec<Drafting>,
 }
 
-/// Of drafts for about one number of requests.
+/// Times of drafting for about one number of requests.
 #[derive(Clone, Debug, Default)]
 struct Drafting {
-    /// No draft was asked for: what a method does to keep up.
+    /// No draft was requested: the time of a method to keep up.
     idle: Estimate,
-    /// By the size of the longest draft that was made.
+    /// By the size of the longest draft.
     made: Vec<Estimate>,
 }
 
 impl Drafting {
-    /// Through what was measured, what was measured often more than the rest.
+    /// A line through the measurements, weighted by their number.
     fn line(&self) -> Option<DraftingLine> {
         let known = self.made.iter().zip(SIZES).filter(|(made, _)| made.seen() > 0);
         let points = known.filter_map(|(made, nodes)| {
@@ -86,7 +86,7 @@ impl Drafting {
         }
         let (nodes, seconds) = (nodes / weight, seconds / weight);
         let spread = squares / weight - nodes * nodes;
-        // Where only one length is known, what comes before the first node is taken for as much as a node.
+        // With one known length, the time before the first node counts as much as a node.
         let even = seconds / (1.0 + nodes);
         let per_node = if spread > 0.1 { (products / weight - nodes * seconds) / spread } else { even };
         let per_node = per_node.clamp(0.0, seconds / nodes.max(0.1));
@@ -94,7 +94,7 @@ impl Drafting {
     }
 }
 
-/// Seconds of drafting by the nodes of the longest draft that is made.
+/// Seconds of drafting by the nodes of the longest draft.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct DraftingLine {
     first: f64,
@@ -118,7 +118,7 @@ impl Default for Costs {
 }
 
 impl Costs {
-    /// What a step took; returned is what it took without hiccups.
+    /// Notes the time of a step; returns it without outliers.
     pub fn note_plain(&mut self, requests: usize, seconds: f64) -> f64 {
         let mut pace = self.pace;
         let took = self.batches[size(requests)].plain.note(seconds, &mut pace);
@@ -126,7 +126,7 @@ impl Costs {
         took
     }
 
-    /// As [`Self::note_plain`], of a step that verified so many rows.
+    /// As [`Self::note_plain`], for a step that verified `rows` rows.
     pub fn note_verifying(&mut self, requests: usize, rows: usize, seconds: f64) -> f64 {
         let batch = &mut self.batches[size(requests)];
         let index = size(rows);
@@ -139,7 +139,8 @@ impl Costs {
         took
     }
 
-    /// Where several numbers are one size, a step may be longer because there is more in it: that says nothing of the pace.
+    /// If several numbers are one size, a step may be longer because it has more rows: that says
+    /// nothing of the pace.
     fn learn(&mut self, pace: Pace, counts: &[usize]) {
         if counts.iter().all(|&count| count <= EXACT) {
             self.pace = pace;
@@ -152,12 +153,12 @@ impl Costs {
         *gap += (seconds.min(most) - *gap) / 8.0;
     }
 
-    /// Nobody was asked for a draft.
+    /// No draft was requested.
     pub fn note_keeping_up(&mut self, requests: usize, seconds: f64) {
         self.drafting[size(requests)].idle.note_alone(seconds);
     }
 
-    /// So many were asked for a draft, and the longest that was made has so many nodes.
+    /// A draft was requested for `requests` requests, and the longest one has `longest` nodes.
     pub fn note_drafting(&mut self, requests: usize, longest: usize, seconds: f64) {
         let made = &mut self.drafting[size(requests)].made;
         let index = size(longest);
@@ -169,32 +170,33 @@ impl Costs {
         self.drafting[size(requests)].idle.seconds(&Pace::default()).unwrap_or(0.0)
     }
 
-    /// What drafts for so many requests take; nothing, where nobody knows.
+    /// Time of drafting for this number of requests; zero while it is unknown.
     pub fn drafting(&self, requests: usize) -> DraftingLine {
         let found = nearest(size(requests), self.drafting.len(), |i| self.drafting[i].line());
         found.map_or(DraftingLine::default(), |(_, line)| line)
     }
 
-    /// Whether what is known of so many requests drafting is the same.
+    /// Whether the times of drafting for both numbers of requests are estimated together.
     pub fn drafts_alike(requests: usize, other: usize) -> bool {
         size(requests) == size(other)
     }
 
-    /// How often a plain step with about so many requests was seen.
+    /// Number of plain steps that were seen with about this number of requests.
     pub fn plain_seen(&self, requests: usize) -> u32 {
         self.batches[size(requests)].plain.seen()
     }
 
-    /// A step of one token each, in seconds; none before any was seen.
+    /// Time of a step of one token each, in seconds; none before one was seen.
     pub fn plain(&self, requests: usize) -> Option<f64> {
         let at = size(requests);
         let (found, seconds) = nearest(at, self.batches.len(), |i| self.batches[i].plain.seconds(&self.pace))?;
-        // More requests take longer, but nobody knows how much: as if the half of a step grew with them.
+        // More requests take longer, but by an unknown amount: assume that half of a step grows
+        // with them.
         let ratio = SIZES[at].max(1) as f64 / SIZES[found].max(1) as f64;
         Some(if found == at { seconds } else { seconds * (0.5 + 0.5 * ratio) })
     }
 
-    /// What verifying costs with so many requests.
+    /// The cost of verifying with this number of requests.
     pub fn curve(&self, requests: usize) -> Option<Curve> {
         let (at, plain) = (size(requests), self.plain(requests)?);
         let own = &self.batches[at];
@@ -206,7 +208,8 @@ impl Costs {
                 Some((found, (rows, _))) if found == at => {
                     points.push((rows, own.verifying[index].took.settled(&self.pace).unwrap_or(bare)))
                 }
-                // Elsewhere it was measured what so many rows cost besides: the best guess here.
+                // The cost of these rows was measured with another number of requests: the best
+                // estimate here.
                 Some((_, (rows, besides))) => points.push((rows, bare + besides)),
                 None => unknown.push(SIZES[index] as f64),
             }
@@ -215,7 +218,8 @@ impl Costs {
         add_hopes(&mut points, &unknown);
         let most_known =
             own.verifying.iter().rposition(|cell| cell.took.settled(&self.pace).is_some()).map_or(0, |i| SIZES[i]);
-        // As much as those before it; and if nothing is known, so little that it is tried. Nothing is free.
+        // At least as much as fewer rows; without any measurement so little that it is tried, but
+        // not nothing.
         let little = plain * f64::min(0.01, 0.25 / requests as f64);
         let beyond = match points.last() {
             Some(&(rows, seconds)) if rows > 0.0 => ((seconds - bare) / rows).max(little / 4.0),
@@ -225,7 +229,7 @@ impl Costs {
     }
 }
 
-/// The nearest index to `at` for which there is something, below first.
+/// The nearest index to `at` with a value, below first.
 fn nearest<T>(at: usize, len: usize, find: impl Fn(usize) -> Option<T>) -> Option<(usize, T)> {
     let pairs = (0..len).flat_map(|away| [at.checked_sub(away), at.checked_add(away).filter(|&i| i < len)]);
     pairs.flatten().find_map(|i| Some((i, find(i)?)))
@@ -246,7 +250,7 @@ fn make_monotone(points: &mut [(f64, f64)]) {
     points.iter_mut().zip(flat).for_each(|(point, seconds)| point.1 = seconds);
 }
 
-/// Adds what was never measured between what was: so cheap that it is tried, should it pay then.
+/// Adds points between measured ones: so cheap that they are tried if they would pay.
 fn add_hopes(points: &mut Vec<(f64, f64)>, unknown: &[f64]) {
     let known = points.clone();
     for &rows in unknown {
@@ -262,15 +266,15 @@ fn add_hopes(points: &mut Vec<(f64, f64)>, unknown: &[f64]) {
 /// Seconds of a step by the rows that it verifies.
 #[derive(Clone, Debug)]
 pub(super) struct Curve {
-    /// Requests in the step, each of which gets a token at least.
+    /// Requests in the step. Each of them gets at least a token.
     pub requests: usize,
     pub plain: f64,
-    /// (rows, seconds), both ascending; the first is of no rows.
+    /// (rows, seconds), both ascending; the first has no rows.
     points: Vec<(f64, f64)>,
-    /// What a row beyond all that was measured adds.
+    /// Additional time of a row beyond all measured ones.
     beyond: f64,
     pub gap: f64,
-    /// Rows of which it is known what they cost together, about.
+    /// Most rows with a measured cost, about.
     pub most_known: usize,
 }
 
@@ -307,7 +311,7 @@ mod tests {
         for rows in [0.0, 2.0, 4.0, 9.0] {
             assert!((curve.seconds(rows) - 4.0 - 0.5 * rows).abs() < 1e-6, "{rows}: {}", curve.seconds(rows));
         }
-        // Nobody knows these, and they may be cheaper.
+        // The cost of these is unknown, and they may be cheaper.
         assert!((curve.seconds(1.0) - 4.25).abs() < 1e-6 && (curve.seconds(3.0) - 5.25).abs() < 1e-6);
         assert_eq!(curve.most_known, 4);
         assert!(Costs::default().curve(1).is_none());

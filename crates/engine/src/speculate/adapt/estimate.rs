@@ -1,55 +1,57 @@
-//! Times that are measured again and again on a machine that has other things to do, too.
+//! Estimates of repeatedly measured times, on a machine that has other work, too.
 //!
-//! Two things change what a kind of step is measured to take: how quick the machine is at the moment, which is the same for
-//! all kinds ([`Pace`]), and how little is known of this kind ([`Estimate`]). What is off is put down to both, in
-//! proportion to how much each is in doubt: where steps of all kinds were measured a moment ago, the machine is known, and
-//! it is the kind; where the kind is well known, the machine has changed.
+//! A measured time depends on two unknowns: the current speed of the machine, which is the same for
+//! all kinds of steps ([`Pace`]), and the time of this kind ([`Estimate`]). A deviation is split
+//! between both in proportion to their uncertainty: if steps of other kinds were measured a moment
+//! ago, the machine's speed is known and the deviation belongs to the kind; if the kind is well
+//! known, the machine has changed.
 
-/// How much longer everything takes than it once did.
+/// The machine's slowdown compared with the beginning.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Pace {
     /// Natural logarithm of a factor.
     log: f64,
-    /// Variance of that.
+    /// Variance of `log`.
     doubt: f64,
 }
 
-/// What one kind of step takes, at the pace of the beginning: the middle of what is noted. What is far off moves it as
-/// much as what is a little off, so that a hiccup costs little; several in a row on one side are no hiccups, and move
-/// it quickly.
+/// Time of one kind of step at the machine's speed of the beginning: the median of the
+/// measurements. A far measurement moves it as much as a near one, so that an outlier costs little;
+/// several far ones in a row on one side are no outliers, and move it quickly.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Estimate {
     /// Natural logarithm of seconds.
     log: f64,
-    /// Variance of that.
+    /// Variance of `log`.
     doubt: f64,
     seen: u32,
     /// The first few: until there are enough of them, the shortest is the estimate.
     first: [f64; Estimate::ENOUGH as usize],
-    /// How many in a row were far off on one side; negative: too short.
+    /// Number of measurements in a row that were far off on one side; negative: too short.
     far_in_a_row: i32,
 }
 
 /// Variance of one measurement.
 const NOISE: f64 = 0.1 * 0.1;
-/// By how much the pace is more in doubt with every step.
+/// Increase of the pace's uncertainty with every step.
 const PACE_CHANGES: f64 = 0.006 * 0.006;
-/// And what one kind of step takes, with every one.
+/// Increase of a kind's uncertainty with every step.
 const KIND_CHANGES: f64 = 0.002 * 0.002;
 
 impl Estimate {
-    /// Notes from which on one of them may be a hiccup without harm.
+    /// Number of measurements from which on one outlier among them does no harm.
     const ENOUGH: u32 = 3;
-    /// Further off than this is far.
+    /// Least deviation of a far measurement.
     const FAR: f64 = 0.25;
     const NO_HICCUP: i32 = 4;
-    /// What takes so many times as long as usual is one.
+    /// Factor over the estimate from which on a time is an outlier.
     const HICCUP: f64 = 1.25;
     /// Clocks are not finer, and zero has no logarithm.
     const SHORTEST: f64 = 1e-8;
 
-    /// A duration, which says something of the pace as well. Returned is what it would have been without a hiccup, as far
-    /// as can be told: where earlier ones turn out to have been some, what was returned for them is taken back.
+    /// Notes a duration, which updates the pace as well. Returns the duration without an outlier,
+    /// as far as can be told: if earlier ones turn out to have been outliers, the amounts returned
+    /// for them are corrected.
     pub fn note(&mut self, seconds: f64, pace: &mut Pace) -> f64 {
         pace.doubt += PACE_CHANGES;
         let log = seconds.max(Self::SHORTEST).ln() - pace.log;
@@ -57,7 +59,8 @@ impl Estimate {
             let before = self.first_without_hiccups();
             self.first[self.seen as usize] = log;
             self.seen += 1;
-            // Nothing makes a step too short, and one that seems dear by hiccups is never tried again.
+            // Nothing makes a step too short, and a kind that seems expensive because of outliers
+            // would never be tried again.
             let known = &self.first[..self.seen as usize];
             self.log = known.iter().copied().fold(f64::INFINITY, f64::min);
             self.doubt = NOISE;
@@ -85,13 +88,13 @@ impl Estimate {
         seconds.min(Self::HICCUP * usual)
     }
 
-    /// Seconds of the first few, together.
+    /// Sum of the first few, in seconds.
     fn first_without_hiccups(&self) -> f64 {
         let most = Self::HICCUP * self.log.exp();
         self.first[..self.seen as usize].iter().map(|first| first.exp().min(most)).sum()
     }
 
-    /// A duration that has nothing to do with the pace.
+    /// Notes a duration that does not depend on the pace.
     pub fn note_alone(&mut self, seconds: f64) {
         self.doubt += PACE_CHANGES;
         self.note(seconds, &mut Pace { log: 0.0, doubt: -PACE_CHANGES });
@@ -101,12 +104,12 @@ impl Estimate {
         (self.seen > 0).then(|| (self.log + pace.log).exp())
     }
 
-    /// As [`Self::seconds`], where one hiccup more or less does not matter.
+    /// As [`Self::seconds`], for uses in which one outlier does not matter.
     pub fn settled(&self, pace: &Pace) -> Option<f64> {
         self.seconds(pace).filter(|_| self.seen >= Self::ENOUGH)
     }
 
-    /// How often it was noted.
+    /// Number of measurements.
     pub fn seen(&self) -> u32 {
         self.seen
     }

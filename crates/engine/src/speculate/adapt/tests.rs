@@ -1,21 +1,22 @@
-//! A world with costs and agreement as they are on real machines, in which speculating must never lose and mostly win.
+//! A model of machines with realistic costs and agreement, on which speculation must never lose and
+//! should mostly win.
 
 mod pair;
 
 use super::*;
 
-/// What the machine does.
+/// The times of a machine.
 #[derive(Clone, Copy)]
 struct World {
-    /// Seconds of a step with so many rows.
+    /// Seconds of a step with this number of rows.
     step: fn(usize) -> f64,
-    /// How much longer the last step takes than the first.
+    /// Ratio of the last step's time to the first's.
     drift: f64,
-    /// Seconds a node of the longest draft.
+    /// Seconds for each node of the longest draft.
     drafting: f64,
-    /// Seconds that a step waits that is not planned ahead.
+    /// Seconds that a step waits if it is not planned ahead.
     gap: f64,
-    /// How often the method has anything to say.
+    /// Part of the steps in which the method makes a draft.
     speaks: f64,
 }
 
@@ -24,7 +25,7 @@ fn cpu(rows: usize) -> f64 {
     4.0e-3 + 0.35e-3 * (rows - 1) as f64
 }
 
-/// Reading the weights is all there is to it for long.
+/// Reading the weights takes all of the time for small steps.
 fn gpu(rows: usize) -> f64 {
     3.9e-3 + 0.01e-3 * rows.min(128) as f64 + 0.05e-3 * rows.saturating_sub(128) as f64
 }
@@ -63,7 +64,7 @@ impl Random {
         ((self.0 >> 33) as f64 + 0.5) / (1_u64 << 31) as f64
     }
 
-    /// About one: a tenth up or down, and now and then a hiccup.
+    /// About one: up to a tenth more or less, and now and then an outlier.
     fn noise(&mut self) -> f64 {
         let bell: f64 = (0..4).map(|_| self.next()).sum::<f64>() - 2.0;
         let hiccup = if self.next() < 0.02 { 1.0 + 4.0 * self.next() } else { 1.0 };
@@ -73,7 +74,7 @@ impl Random {
 
 const MOST: usize = 12;
 
-/// Who decides: the one that is tested, or a number that never changes.
+/// The controller of a run: the one that is tested, or a constant.
 enum Controller {
     Auto(Box<Adapt>),
     Always(usize),
@@ -83,12 +84,12 @@ fn auto() -> Controller {
     Controller::Auto(Box::new(Adapt::new(AdaptOptions { most_nodes: MOST, fixed: None })))
 }
 
-/// What came of a run.
+/// Results of a run.
 struct Run {
-    /// In the mean, as time is: luck is not what is tested.
+    /// Mean tokens: luck is not tested.
     tokens: f64,
     seconds: f64,
-    /// What the same tokens would have taken without speculation.
+    /// Time of the same tokens without speculation.
     plain_seconds: f64,
     /// Mean nodes of each request, in the last quarter.
     nodes: Vec<f64>,
@@ -115,7 +116,7 @@ fn run(world: World, requests: usize, steps: usize, agreement: impl Fn(usize, us
             *draft = if nodes > 0 && random.next() < world.speaks { nodes } else { 0 };
         }
         let rows = requests + drafts.iter().sum::<usize>();
-        // What counts in the end is what a step takes in the mean; what is seen of it is what the clock says.
+        // The result counts a step's mean time; the controller sees the measured one.
         let (took, gap) = ((world.step)(rows) * drift, if waits { world.gap } else { 0.0 });
         run.seconds += took + gap;
         if let Controller::Auto(adapt) = &mut who {
@@ -158,7 +159,8 @@ fn run(world: World, requests: usize, steps: usize, agreement: impl Fn(usize, us
     run
 }
 
-/// One world, batch and agreement: how a controller compares with no speculation, and with the best number.
+/// One machine, batch and agreement: compares a controller with no speculation, and with the best
+/// constant.
 #[derive(Debug)]
 #[allow(dead_code, reason = "for whoever reads that it failed")]
 struct Found {
@@ -258,7 +260,8 @@ fn what_is_tried_at_first_costs_little() {
     }
 }
 
-/// The first draft of all touches new memory, the first of an answer takes in its prompt: neither is what drafts cost.
+/// The first draft of all touches new memory, and the first of an answer reads its prompt: neither
+/// is the cost of drafts.
 #[test]
 fn a_slow_first_draft_is_not_the_last() {
     let mut adapt = Adapt::new(AdaptOptions { most_nodes: 4, fixed: None });

@@ -1,4 +1,5 @@
-//! One [`Adapt`] a salt: each is told what its own requests' drafts came to, and how long steps took.
+//! One [`Adapt`] for each salt: each gets the results of its own requests' drafts, and the times of
+//! steps.
 
 use std::time::Duration;
 
@@ -9,10 +10,10 @@ use super::{
     Adapt, AdaptOptions,
 };
 
-/// Steps without anybody who expects drafts after which no step waits for the method any more.
-const PATIENCE: u32 = 32;
-/// And how much time it may take in them, in steps, to keep up with answers that it is not asked about.
-const PATIENT_STEPS: u32 = 1;
+/// Steps without a request that expects drafts after which steps no longer wait for the method.
+const MOST_QUIET_STEPS: u32 = 32;
+/// Most time of the method in these steps, in steps, to keep up with answers without drafts.
+const MOST_STEPS_TO_KEEP_UP: u32 = 1;
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -21,38 +22,38 @@ pub(in crate::speculate) struct Watches {
     watches: Salts<Watch>,
     /// Salts of the last step.
     present: Vec<u64>,
-    /// Requests that had another token to come behind it.
+    /// Requests that continued after it.
     decoding: usize,
 }
 
-/// Of one salt.
+/// State of one salt.
 #[derive(Debug)]
 struct Watch {
     adapt: Adapt,
-    /// Steps since one of its requests last expected drafts, and what the method took in them.
+    /// Steps since one of its requests last expected drafts, and the method's time in them.
     quiet_steps: u32,
     quiet_time: Duration,
-    /// Who had another token to come behind the last step, and the nodes that each is asked for.
+    /// Requests that continued after the last step, and the nodes requested for each.
     decoding: Vec<RequestId>,
     nodes: Vec<usize>,
-    /// Of those of the step before, one was in this.
+    /// One of the requests of the step before was in this one.
     goes_on: bool,
     /// Rows of its drafts in the step.
     drafts: usize,
 }
 
-/// What a step was to one request.
+/// The part of one request in a step.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::speculate) struct Seen<'a> {
     pub id: RequestId,
     pub owner: Owner,
     pub drafted: &'a Draft,
     pub accepted: &'a [u16],
-    /// There is something to draft for.
+    /// Whether a draft can be made for it.
     pub goes_on: bool,
 }
 
-/// What a step was to all of them.
+/// A step, for all requests together.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::speculate) struct StepNote {
     pub rows: usize,
@@ -74,7 +75,7 @@ impl Watch {
         }
     }
 
-    /// Requests that are asked for a draft.
+    /// Number of requests for which a draft is requested.
     fn asked(&self) -> usize {
         self.nodes.iter().filter(|&&nodes| nodes > 0).count()
     }
@@ -85,8 +86,8 @@ impl Watch {
             return;
         }
         self.quiet_time += drafting;
-        let is_dear = self.quiet_time > PATIENT_STEPS * step;
-        self.quiet_steps = if is_dear { PATIENCE } else { self.quiet_steps.saturating_add(1) };
+        let is_dear = self.quiet_time > MOST_STEPS_TO_KEEP_UP * step;
+        self.quiet_steps = if is_dear { MOST_QUIET_STEPS } else { self.quiet_steps.saturating_add(1) };
     }
 }
 
@@ -95,9 +96,9 @@ impl Watches {
         Self { options, watches: Salts::default(), present: Vec::new(), decoding: 0 }
     }
 
-    /// Whether a request of one of these salts is worth waiting for.
+    /// Whether a step has to wait for the method, because of a request of one of these salts.
     pub fn wait(&self, mut salts: impl Iterator<Item = u64>) -> bool {
-        salts.any(|salt| self.watches.get(salt).is_none_or(|watch| watch.quiet_steps < PATIENCE))
+        salts.any(|salt| self.watches.get(salt).is_none_or(|watch| watch.quiet_steps < MOST_QUIET_STEPS))
     }
 
     /// Whether the next step of a salt's requests should not be planned ahead of its result.
@@ -109,7 +110,7 @@ impl Watches {
         self.watches.values_mut().for_each(|(_, watch)| watch.adapt.forget(id));
     }
 
-    /// Takes in a step. How many nodes to ask for in the next one, for each of these requests.
+    /// Takes a step. Returns the nodes to request in the next one, for each of these requests.
     pub fn behind(&mut self, step: StepNote, seen: &[Seen<'_>]) -> Vec<usize> {
         self.meet(seen);
         let all_drafts: usize = seen.iter().map(|seen| seen.drafted.len()).sum();
@@ -138,7 +139,7 @@ impl Watches {
         seen.iter().map(|seen| nodes(seen).unwrap_or(0)).collect()
     }
 
-    /// Finds out which salts are in a step, and how much of it is theirs.
+    /// Finds the salts of a step, and their parts of it.
     fn meet(&mut self, seen: &[Seen<'_>]) {
         self.present.clear();
         for seen in seen {
@@ -153,8 +154,8 @@ impl Watches {
         }
     }
 
-    /// The drafts behind the step were made, of such lengths, in the order of its requests. What that took is put down to
-    /// those who asked for them; where nobody did, to all alike.
+    /// Drafts of these lengths were made after the step, in the order of its requests. Their time
+    /// counts for the salts that requested them; if none did, for all salts alike.
     pub fn drafted(&mut self, step: StepNote, seen: &[Seen<'_>], lengths: &[usize], took: Duration) {
         let watches = self.present.iter().filter_map(|&salt| self.watches.get(salt));
         let asked: usize = watches.map(Watch::asked).sum();

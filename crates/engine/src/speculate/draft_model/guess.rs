@@ -1,4 +1,4 @@
-//! What a draft model says comes next, and how sure it is.
+//! The likeliest next token in a draft model's logits, and its probability.
 
 use folio_device::{Backend, Draw, Drawn, Draws};
 use folio_model::Decoder;
@@ -8,14 +8,14 @@ use crate::Result;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Guess {
     pub token: u32,
-    /// 0 where the model gives no number.
+    /// 0 if the logits are not numbers.
     pub probability: f32,
 }
 
-/// The likeliest token of every row of logits, found where the logits are.
+/// The likeliest token of every row of logits, found on the device that has them.
 #[derive(Default)]
 pub(super) struct Guesses {
-    /// Tokens beyond these are nobody's.
+    /// Tokens beyond these are padding.
     num_tokens: usize,
     guesses: Vec<Guess>,
     logits: Vec<f32>,
@@ -28,7 +28,7 @@ impl Guesses {
         Self { num_tokens, ..Self::default() }
     }
 
-    /// Reads the decoder's last step, which has so many rows of logits.
+    /// Reads `rows` rows of logits of the decoder's last step.
     pub fn read<B: Backend>(&mut self, decoder: &mut Decoder<B>, rows: usize) -> Result<()> {
         self.guesses.clear();
         if decoder.draws_tokens() {
@@ -55,14 +55,14 @@ impl Guesses {
     }
 }
 
-/// Lanes of the searches below, which are independent so that they run side by side.
+/// Independent lanes of the searches below, which run side by side.
 const LANES: usize = 16;
 
-/// The first of the largest, and its share of all.
+/// The first of the largest logits, and its probability.
 fn likeliest(logits: &[f32]) -> Guess {
     let largest = largest(logits);
     let token = logits.iter().position(|&logit| logit == largest);
-    // What is no number is not likely either.
+    // The probability is 0 if a logit is not a number.
     let probability = if largest.is_finite() { (1.0 / sum_of_powers(logits, largest)).max(0.0) } else { 0.0 };
     Guess { token: token.unwrap_or(0) as u32, probability }
 }
@@ -77,7 +77,8 @@ fn largest(logits: &[f32]) -> f32 {
     lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max)
 }
 
-/// The sum of e^(logit - largest), to a third of a percent: how sure a guess is needs no more.
+/// The sum of e^(logit - largest), with an error of at most a third of a percent, which is enough
+/// for drafting.
 fn sum_of_powers(logits: &[f32], largest: f32) -> f32 {
     let mut lanes = [0.0; LANES];
     let chunks = logits.chunks_exact(LANES);
@@ -88,7 +89,7 @@ fn sum_of_powers(logits: &[f32], largest: f32) -> f32 {
     rest + lanes.iter().sum::<f32>()
 }
 
-/// e^x for x of at most 0: an exponent of whole powers of two, and between them a parabola through both ends.
+/// e^x for x of at most 0: a power of two, and a parabola between two of them.
 fn power(x: f32) -> f32 {
     let x = (x * std::f32::consts::LOG2_E).max(-126.0);
     let whole = x.floor();

@@ -1,10 +1,11 @@
-//! A draft model of another vocabulary, whose tokens are translated.
+//! A draft model with another vocabulary: its tokens are translated.
 //!
-//! What the two models have in common is a text, and a place in it has another number in each: the draft model cannot use
-//! blocks numbered as the decoder's. It has blocks of its own, handed out by request; where they run out, who has gone
-//! longest without a draft gives its own up, and its text is computed again should it need one. The rest is the
-//! [`DraftModel`]'s: it is told of a step in which requests have the translated tokens and these blocks. Where the end of a
-//! text becomes other tokens than before, it finds so by the tokens and goes on from what is left.
+//! The two models share a text, and a place in it has another number in each, so the draft model
+//! cannot use the decoder's block tables. It has blocks of its own, assigned by request. When they
+//! run out, the request that has gone longest without a draft gives up its blocks, and its text is
+//! computed again if needed. The rest is done by [`DraftModel`], which gets a step in which
+//! requests have the translated tokens and these blocks. If the end of a text translates to other
+//! tokens than before, the model notices by comparing tokens and continues from the common prefix.
 
 use std::collections::HashMap;
 
@@ -18,20 +19,21 @@ use crate::{
     speculate::{Draft, Drafter, Settled, SettledRequest},
 };
 
-/// One request in the draft model's words.
+/// One request in the draft model's vocabulary.
 pub trait Translation: Send {
-    /// Reads on in the request's tokens, which only ever grow. Whether all of them were read: a long way may be gone in
-    /// several calls.
+    /// Translates more of the request's tokens, which only ever grow. Returns whether all of them
+    /// are translated: a long text may take several calls.
     fn follow(&mut self, tokens: &[u32]) -> bool;
 
-    /// What was read, in the draft model's tokens; none where that cannot be had. The last few may be others the next time.
+    /// The translated tokens; none if there is no translation. The last few may change with the
+    /// next call.
     fn tokens(&self) -> &[u32];
 
-    /// What the draft model says comes behind them, in at most so many tokens of the request's vocabulary.
+    /// Translates drafted tokens back, to at most `most` tokens of the request's vocabulary.
     fn back(&self, drafted: &[u32], most: usize) -> Vec<u32>;
 }
 
-/// Makes a translation for a request of which nothing was read yet.
+/// Makes a translation for a new request.
 pub type BeginTranslation = Box<dyn Fn() -> Box<dyn Translation> + Send>;
 
 /// See the [module](self).
@@ -45,24 +47,24 @@ pub struct TranslatedModel<B: Backend> {
 
 struct Followed {
     translation: Box<dyn Translation>,
-    /// Blocks of the draft model's storage; nobody else has them.
+    /// Blocks of the draft model's storage that only this request uses.
     table: Vec<u32>,
-    /// The step in which it last had them.
+    /// The step in which the request last used them.
     used: u64,
 }
 
-/// A request that the draft model is told of.
+/// A request of a step that the draft model gets.
 struct Asking {
-    /// Its number in the step.
+    /// Index of the request in the step.
     number: usize,
-    /// Tokens of its own that the draft model may draft.
+    /// Most tokens to draft, in the draft model's vocabulary.
     most: usize,
-    /// Whether all of the request is translated, so that a draft is of use.
+    /// Whether all of the request is translated, so that a draft can be used.
     has_all: bool,
 }
 
 impl<B: Backend> TranslatedModel<B> {
-    /// Loads a model that drafts for `target`, beside which [`DraftModel::limits`] has room for
+    /// Loads a model that drafts for `target`, if [`DraftModel::limits`] has room for
     /// [`stretch`](DraftModelOptions::stretch) times its tokens.
     pub fn load(
         backend: B,
@@ -76,8 +78,8 @@ impl<B: Backend> TranslatedModel<B> {
         Ok(Self { model, begin, requests: HashMap::new(), free, steps: 0 })
     }
 
-    /// Translates what is new of a request, and sees that it has blocks. None where there is nothing to draft behind, or
-    /// no room.
+    /// Translates new tokens of a request, and assigns blocks to it. None if it has no tokens to
+    /// draft after, or no room.
     fn follow(&mut self, number: usize, request: &SettledRequest<'_>) -> Option<Asking> {
         let begin = &self.begin;
         let followed = self.requests.entry(request.id).or_insert_with(|| Followed {
@@ -96,7 +98,7 @@ impl<B: Backend> TranslatedModel<B> {
         if !self.extend(request.id, needed) {
             return None;
         }
-        // Guesses need no blocks, but those that hold need not be computed again where they have some.
+        // Drafted tokens need no blocks, but accepted ones in blocks need not be computed again.
         let wanted = (len + most).div_ceil(BLOCK_TOKENS);
         if self.free.len() >= wanted - needed {
             self.extend(request.id, wanted);
@@ -104,7 +106,8 @@ impl<B: Backend> TranslatedModel<B> {
         Some(Asking { number, most, has_all })
     }
 
-    /// Gives a request so many blocks, or takes what it has where there are not enough. Whether it has them.
+    /// Extends a request to `needed` blocks, or frees its blocks if there are too few. Returns
+    /// whether it has them.
     fn extend(&mut self, id: RequestId, needed: usize) -> bool {
         let idle = self.requests.values().filter(|other| other.used < self.steps);
         let room = self.free.len() + idle.map(|other| other.table.len()).sum::<usize>();

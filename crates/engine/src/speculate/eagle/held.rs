@@ -1,11 +1,14 @@
-//! Which rows the head has computed in each of its blocks, by their tokens: how much of a request's past it can see.
+//! The rows that the head has computed in each of its blocks, by their tokens: they decide how much
+//! of a request's past the head can attend to.
 //!
-//! Unlike [`Written`](crate::speculate::Written) this asks for the end of a sequence and not for its beginning. A head
-//! cannot go back to rows it has left out, as their states are gone; but it can go on without what lies before them. What a
-//! block still holds of a request of another salt is not there, so that it never shows whether it would have been of use.
+//! Unlike [`Written`](crate::speculate::Written) this looks at the end of a sequence and not at its
+//! beginning. A head cannot compute rows that it skipped, because the decoder's states are gone,
+//! but it can continue without the rows before them. The contents of a block that a request of
+//! another salt left count as missing, so that they have no visible effect.
 //!
-//! The last row of a block is computed beside the first token behind the block. Where another sequence finds the block in
-//! the cache and goes on otherwise, that row stays as it is: it is one of many, and most of it is its state.
+//! The last row of a block is computed with the first token after the block. If another sequence
+//! finds the block in the cache and continues with another token, that row stays as it is: it is
+//! one of many, and mostly depends on its state.
 
 use std::ops::Range;
 
@@ -19,9 +22,9 @@ pub(super) struct Held {
 #[derive(Clone, Copy, Default)]
 struct Contents {
     len: u8,
-    /// Of the request that it was computed for.
+    /// Salt of the request that the block was computed for.
     salt: u64,
-    /// The token beside each row, which is the one behind its place.
+    /// The token of each row, which is the one after its place.
     tokens: [u32; BLOCK_TOKENS],
 }
 
@@ -30,8 +33,9 @@ impl Held {
         Self { blocks: vec![Contents::default(); num_blocks] }
     }
 
-    /// The first of a table's blocks from which on everything before place `end` is there for a request of this salt; if the
-    /// block of `end` has holes, the one behind it.
+    /// Index of the first block of a table from which on all rows before place `end` were computed
+    /// for a request of this salt. If the block of `end` has missing rows, the index is the one
+    /// after it.
     pub fn start(&self, salt: u64, table: &[u32], tokens: &[u32], end: usize) -> usize {
         let is_held = |&number: &usize| {
             let places = number * BLOCK_TOKENS..end.min((number + 1) * BLOCK_TOKENS);
@@ -53,7 +57,7 @@ impl Held {
             if contents.salt != salt {
                 (contents.salt, contents.len) = (salt, 0);
             }
-            // Behind a hole a row is as good as not there.
+            // Rows after a missing one are ignored.
             if usize::from(contents.len) >= at {
                 contents.tokens[at] = tokens[place + 1];
                 contents.len = at as u8 + 1;
@@ -79,11 +83,11 @@ mod tests {
             assert_eq!(held.start(SALT, &table, &tokens, end), 0, "{end}");
         }
         assert_eq!(held.start(SALT, &table, &tokens, 21), 2);
-        // A hole from 20 to 31, and then rows again.
+        // Rows 20 to 31 are missing, and later ones are there.
         held.note(SALT, &table, &tokens, 32..40);
         assert_eq!(held.start(SALT, &table, &tokens, 40), 2);
         assert_eq!(held.start(SALT, &table, &tokens, 32), 2);
-        // Rows behind a hole within a block are not there.
+        // Rows after a missing one in the same block are ignored.
         let mut held = Held::new(5);
         held.note(SALT, &table, &tokens, 0..5);
         held.note(SALT, &table, &tokens, 8..16);
@@ -100,7 +104,8 @@ mod tests {
         assert_eq!(held.start(SALT, &[3, 1], &other, 32), 0, "a block may be followed by anything");
         other[4] = 9;
         assert_eq!((held.start(SALT, &[3, 1], &tokens, 32), held.start(SALT, &[3, 1], &other, 32)), (0, 1));
-        // The second block for another sequence from its fourth place on: that one sees the rest of it.
+        // Another sequence writes the second block from its fourth place on, and finds the rows
+        // before.
         other[20] = 9;
         held.note(SALT, &[3, 1], &other, 19..22);
         assert_eq!((held.start(SALT, &[3, 1], &other, 22), held.start(SALT, &[3, 1], &tokens, 32)), (1, 2));
@@ -113,7 +118,7 @@ mod tests {
         let (mut held, table) = (Held::new(5), [3, 1, 4]);
         held.note(SALT, &table, &tokens, 0..40);
         assert_eq!((held.start(SALT, &table, &tokens, 40), held.start(4, &table, &tokens, 40)), (0, 3));
-        // What is written behind another's rows has nothing before it.
+        // No row is found before those written after another sequence's.
         held.note(4, &table, &tokens, 20..32);
         assert_eq!((held.start(4, &table, &tokens, 32), held.start(SALT, &table, &tokens, 32)), (2, 2));
         held.note(4, &table, &tokens, 0..32);

@@ -13,7 +13,7 @@ const PROMPT: [u32; 37] = [
 const CHAIN: EagleOptions = EagleOptions { candidates: 1, width: 1, depth: 8, least: 0.0, least_expanded: 0.0 };
 const BUSH: EagleOptions = EagleOptions { candidates: 3, width: 4, depth: 5, least: 0.0, least_expanded: 0.0 };
 
-/// A random head; of EAGLE-3 with a vocabulary of every second token.
+/// A random head; for EAGLE-3 with a vocabulary of every second token.
 fn random_head(rig: &mut Rig, three: bool) -> Memory {
     let mut weights = Memory::default();
     let layer = if three { "midlayer" } else { "layers.0" };
@@ -40,7 +40,7 @@ fn start(three: bool, options: EagleOptions) -> (Rig, EagleDrafter<Reference>) {
     (rig, drafter)
 }
 
-/// The draft behind all of `tokens` but the last, in one piece and by itself.
+/// The draft after all of `tokens` but the last, in one pass without other requests.
 fn draft_of(three: bool, options: EagleOptions, tokens: &[u32], most: usize) -> Draft {
     let (mut rig, mut drafter) = start(three, options);
     let who = rig.add(&tokens[..tokens.len() - 1], None);
@@ -84,7 +84,7 @@ fn plain_chain(three: bool, prompt: &[u32], len: usize) -> Vec<u32> {
     chain
 }
 
-/// From the last token on always the child that comes first.
+/// The path that takes the first child at every node.
 fn best_path(draft: &Draft) -> Vec<u32> {
     let (mut path, mut at) = (Vec::new(), None);
     while let Some(child) = draft.parents().iter().position(|&parent| parent == at) {
@@ -104,7 +104,7 @@ fn a_chain_is_what_the_head_says_pass_by_pass() {
         let expected = plain_chain(three, &PROMPT, 7);
         assert_eq!(rig.sequences[who].draft, Draft::chain(expected.clone()));
         assert!(!three || expected.iter().all(|token| token % 2 == 0), "{expected:?} of a draft vocabulary");
-        // A tree that has all levels has the chain too, as its best path.
+        // A tree with all levels has the chain as its best path.
         let tree = draft_of(three, BUSH, &rig.sequences[who].tokens, 40);
         assert!(tree.len() > 20 && !tree.is_chain());
         assert_eq!(best_path(&tree)[..5], expected[..5]);
@@ -115,7 +115,7 @@ fn a_chain_is_what_the_head_says_pass_by_pass() {
 
 #[test]
 fn nodes_of_a_tree_are_those_of_chains() {
-    // Behind every node that was expanded its children are what a chain of the same tokens says.
+    // The children of every expanded node are the candidates of a chain with the same tokens.
     let tokens = draft_tokens(true);
     let small = draft_of(true, EagleOptions { width: 2, ..BUSH }, &tokens, 30);
     let large = draft_of(true, EagleOptions { width: 6, ..BUSH }, &tokens, 60);
@@ -173,14 +173,14 @@ fn a_prefix_from_the_cache_and_a_return_change_nothing() {
         rig.read(&mut drafter, second, 64);
         assert_eq!(rig.sequences[second].draft, whole, "behind a prefix");
         assert_eq!(rig.sequences[second].computed, 37);
-        // One that goes on otherwise sees it too, but for one token.
+        // A sequence that continues with another token attends to it too, except for one token.
         let third = rig.add(&[&PROMPT[..32], &[1, 2, 3]].concat(), Some((first, 32)));
         rig.sequences[third].most = 8;
         rig.read(&mut drafter, third, 64);
         let Sequence { table, tokens, draft, .. } = &rig.sequences[third];
         assert_eq!((drafter.held.start(0, table, tokens, 35), draft.len()), (0, 8));
 
-        // Some steps with drafts, whatever becomes of them, then everything anew in other blocks.
+        // Some steps with drafts, and then all tokens again in other blocks.
         rig.answer(&mut drafter, second, 3);
         let (tokens, draft) = (rig.sequences[second].tokens.clone(), rig.sequences[second].draft.clone());
         assert_eq!(draft, draft_of(three, CHAIN, &tokens, 8), "behind steps with drafts");
@@ -191,13 +191,13 @@ fn a_prefix_from_the_cache_and_a_return_change_nothing() {
     }
 }
 
-/// A head for the model that is easy to foresee.
+/// A head for the predictable model.
 fn knowing_head(rig: &mut Rig) -> Memory {
     let mut weights = Memory::default();
     weights.invent("layers.0.self_attn.q_proj.weight", &[32, HIDDEN]);
     weights.invent("layers.0.self_attn.k_proj.weight", &[16, HIDDEN]);
     weights.invent("layers.0.mlp.gate_proj.weight", &[24, HIDDEN]);
-    // The state becomes the embedding of the token beside it.
+    // The state becomes the embedding of the row's token.
     weights.put("fc.weight", &[HIDDEN, 2 * HIDDEN], sparse(HIDDEN, 2 * HIDDEN, |column| (column, column), 1.0));
     weights.complete(|weights| Eagle::load(&mut rig.decoder, weights), foreseeable);
     weights
@@ -221,13 +221,13 @@ fn a_head_that_knows_the_model_is_right_all_the_time() {
     }
 }
 
-/// However far the options would have it go: a chain ends with the rows that there is scratch for.
+/// A chain ends with its last scratch row, even if the options allow more.
 #[test]
 fn a_chain_ends_with_its_scratch() {
     let mut rig = Rig::new(foreseeable);
     let weights = knowing_head(&mut rig);
     let mut drafter = load(&mut rig, &weights, EagleOptions { depth: 60, ..CHAIN });
-    // Behind 32 rows a chain begins in scratch, behind 36 in the request's last block.
+    // After 32 rows a chain begins in a scratch block, after 36 in the request's last block.
     for len in [32, 36] {
         let who = rig.add(&PROMPT[..len], None);
         rig.sequences[who].most = 63;
@@ -244,7 +244,7 @@ fn a_head_that_rested_begins_anew() {
     let (mut rig, mut drafter) = start(true, CHAIN);
     let who = rig.add(&PROMPT[..6], None);
     rig.read(&mut drafter, who, 64);
-    rig.answer(&mut drafter, who, PATIENCE as usize + 20);
+    rig.answer(&mut drafter, who, MOST_QUIET_STEPS as usize + 20);
     let table = rig.sequences[who].table.clone();
     let held = |drafter: &EagleDrafter<Reference>, rig: &Rig| {
         let sequence = &rig.sequences[who];
@@ -282,7 +282,8 @@ fn drafts_end_where_the_head_is_unsure_and_at_the_end_of_the_context() {
     assert!(!rig.sequences[who].draft.is_empty());
 }
 
-/// Requests of one salt that nobody drafts for, as long as the head's patience lasts: what it then does for others.
+/// Requests of one salt without drafts, for as many steps as the head follows them, and the effect
+/// on other salts.
 #[test]
 fn nobody_notices_that_others_rest() {
     let drafts = |owner: Owner| {
@@ -290,10 +291,11 @@ fn nobody_notices_that_others_rest() {
         let rested = rig.add(&PROMPT[..6], None);
         rig.sequences[rested].owner = Owner { tenant: 1, salt: 1 };
         rig.read(&mut drafter, rested, 64);
-        rig.answer(&mut drafter, rested, PATIENCE as usize + 20);
+        rig.answer(&mut drafter, rested, MOST_QUIET_STEPS as usize + 20);
         let who = rig.add(&PROMPT, None);
         (rig.sequences[who].owner, rig.sequences[who].most) = (owner, 4);
-        // The head reads a prompt's chunks only while it is awake, and sees nothing else.
+        // The head reads a prompt's chunks only while it follows requests, and attends to no other
+        // rows.
         rig.step(&mut drafter, &[(who, 17)]);
         rig.read(&mut drafter, who, 64);
         let Sequence { table, tokens, computed, .. } = &rig.sequences[who];

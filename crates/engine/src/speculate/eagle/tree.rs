@@ -1,54 +1,55 @@
-//! A tree of candidates that grows level by level and is cut to its likeliest nodes in the end.
+//! A tree of candidates that grows level by level and is cut to its likeliest nodes at the end.
 //!
-//! A candidate is as likely as what the head said on the way to it, multiplied. Some of a level's are expanded: they
-//! become rows of the head's next pass, and what it says behind them the candidates of the next level. One that could not
-//! have a child among the likeliest nodes is not expanded, since no child is likelier than its parent.
+//! The probability of a candidate is the product of the head's probabilities on its path. Some
+//! candidates of a level are expanded: they become rows of the head's next pass, which gives the
+//! candidates of the next level. A candidate that could not have a child among the likeliest nodes
+//! is not expanded, because no child is likelier than its parent.
 
 use super::super::Draft;
 
 pub(super) struct Tree {
-    /// Number of the request in the step.
+    /// Index of the request in the step.
     pub request: usize,
-    /// The first of the request's blocks that the head sees.
+    /// The first of the request's blocks that the head attends to.
     pub start: usize,
-    /// Nodes that the draft may have.
+    /// Most nodes of the draft.
     pub most: usize,
     candidates: Vec<Candidate>,
     /// Candidate of each row that was computed, level by level.
     rows: Vec<usize>,
-    /// Where the last level begins among the rows, and the one before it.
+    /// First row of the last level, and of the level before it.
     level: usize,
     level_before: usize,
-    /// A word a row, as [`tree`](folio_device::tree) has them.
+    /// A word of ancestors for each row, as [`tree`](folio_device::tree) has them.
     words: Vec<u64>,
-    /// Where the rows of the last level were in the head's step; at first the row of the last token.
+    /// The rows of the last level in the head's step; at first the row of the last token.
     first_row: u32,
     /// Whether the last pass had rows of this tree.
     is_growing: bool,
-    /// Candidates of the level that may be expanded begin here.
+    /// The first candidate of the level that may be expanded.
     fresh: usize,
 }
 
 struct Candidate {
     token: u32,
     parent: Option<usize>,
-    /// The row that it is the guess of; none: the last token's.
+    /// The row that proposed it; none: the row of the last token.
     behind: Option<usize>,
-    /// What the head said of it behind its parent.
+    /// The head's probability of it after its parent.
     said: f32,
-    /// From the last token on.
+    /// Probability of its path from the last token on.
     likely: f32,
     depth: usize,
 }
 
-/// How a level is chosen.
+/// Limits of a level.
 pub(super) struct Growth {
     pub width: usize,
     pub least: f32,
 }
 
 impl Tree {
-    /// `row` is the last token's in the head's step.
+    /// `row` is that of the last token in the head's step.
     pub fn new(request: usize, start: usize, row: u32, most: usize) -> Self {
         Self {
             request,
@@ -69,7 +70,7 @@ impl Tree {
         self.rows.len()
     }
 
-    /// Rows of the last pass whose guesses are to be offered.
+    /// Rows of the last pass that propose candidates.
     pub fn level_rows(&self) -> usize {
         match (self.is_growing, self.rows.len()) {
             (false, _) => 0,
@@ -78,13 +79,13 @@ impl Tree {
         }
     }
 
-    /// Depth of the candidates that are offered next.
+    /// Depth of the candidates that are added next.
     pub fn next_depth(&self) -> usize {
         self.rows[self.level..].first().map_or(1, |&candidate| self.candidates[candidate].depth + 1)
     }
 
-    /// What may follow a row of the last level: tokens and what the head says of them, which is believed as far as
-    /// `trust` goes.
+    /// Adds candidates after a row of the last level, with the head's probabilities, which are
+    /// multiplied by `trust`.
     pub fn offer(&mut self, row: usize, guesses: impl Iterator<Item = (u32, f32)>, trust: f32) {
         let behind = (!self.rows.is_empty()).then_some(self.level + row);
         let parent = behind.map(|row| self.rows[row]);
@@ -98,14 +99,15 @@ impl Tree {
         }));
     }
 
-    /// Makes the likeliest candidates of the last level, which none but they may follow, rows of the next.
+    /// Expands the likeliest candidates of the last level, as far as they can have children in the
+    /// draft: they become rows of the next level.
     pub fn expand(&mut self, growth: &Growth) {
         let deepest = self.candidates[self.fresh..].iter().map(|candidate| candidate.depth).max();
         let mut chosen: Vec<usize> = (self.fresh..self.candidates.len()).collect();
         self.fresh = self.candidates.len();
         let likely = |candidate: usize| self.candidates[candidate].likely;
         chosen.sort_by(|&a, &b| likely(b).total_cmp(&likely(a)));
-        // As many nodes as may be drafted, without one for a child.
+        // As many nodes as the draft may have, which leaves no room for a child.
         let mut all: Vec<f32> = self.candidates.iter().map(|candidate| candidate.likely).collect();
         all.sort_by(|a, b| b.total_cmp(a));
         let last = self.most.checked_sub(2).map(|last| all.get(last).copied().unwrap_or(0.0));
@@ -129,7 +131,7 @@ impl Tree {
         self.words.last().is_some_and(|&word| word.count_ones() as usize == self.rows.len())
     }
 
-    /// Of the last level's rows.
+    /// Words of ancestors of the last level's rows.
     pub fn words(&self) -> &[u64] {
         &self.words[self.level..]
     }
@@ -138,7 +140,8 @@ impl Tree {
         self.rows[self.level..].iter().map(|&candidate| self.candidates[candidate].token).collect()
     }
 
-    /// The last level is computed from row `first` of the head's next step on. Rows of the last step that its rows follow.
+    /// Sets the first row of the last level in the head's next step. Returns the rows of the last
+    /// step that its rows follow.
     pub fn places(&mut self, first: u32) -> impl Iterator<Item = u32> {
         let before = std::mem::replace(&mut self.first_row, first);
         let Self { candidates, rows, level, level_before, .. } = self;
@@ -148,10 +151,11 @@ impl Tree {
         })
     }
 
-    /// The likeliest nodes, parents before children, and what the head said of each.
+    /// The likeliest nodes, parents before children; returns the head's probability of each.
     pub fn finish(&self, least: f32, draft: &mut Draft) -> Vec<f32> {
         let mut order: Vec<usize> = (0..self.candidates.len()).collect();
-        // Parents are offered before their children and are at least as likely, and the order of equals is kept.
+        // Parents are added before their children and are at least as likely, and the sort is
+        // stable.
         order.sort_by(|&a, &b| self.candidates[b].likely.total_cmp(&self.candidates[a].likely));
         let (mut nodes, mut said) = (vec![None; self.candidates.len()], Vec::new());
         for candidate in order.into_iter().take(draft.room(self.most)) {
@@ -174,7 +178,7 @@ mod tests {
         tree.offer(row, guesses.iter().copied(), 1.0);
     }
 
-    /// Grows `levels` levels; behind every token `t` come `t + 1` with 0.6 and `t + 2` with 0.3.
+    /// Grows `levels` levels; every token `t` is followed by `t + 1` with 0.6 and `t + 2` with 0.3.
     fn grown(most: usize, growth: &Growth, levels: usize) -> (Tree, Draft) {
         let mut tree = Tree::new(0, 0, 4, most);
         offer(&mut tree, 0, &[(1, 0.6), (2, 0.3)]);

@@ -11,15 +11,15 @@ fn options() -> LookaheadOptions {
     LookaheadOptions { size: 4, window: 4, from_text: false, ..LookaheadOptions::default() }
 }
 
-/// A language of which everybody knows what comes next.
+/// A language in which the next token is certain.
 type Language = fn(&[u32]) -> u32;
 
-/// One request, and a model that always says what the language says.
+/// One request, and a model that always continues as the language does.
 struct Speaker {
     language: Language,
     text: Vec<u32>,
     draft: Draft,
-    /// Whether the model tells what it would say.
+    /// Whether the model's tokens are known after every node.
     tells: bool,
 }
 
@@ -28,7 +28,8 @@ impl Speaker {
         Self { language, text: prompt.to_vec(), draft: Draft::default(), tells: true }
     }
 
-    /// One pass over the last token and the draft, and the next draft. How many tokens it gave.
+    /// One pass over the last token and the draft, and the next draft. Returns the number of tokens
+    /// that it gave.
     fn pass(&mut self, lookahead: &mut Lookahead, id: RequestId, most: usize) -> usize {
         let before = self.text.len();
         let way = |node: u16| {
@@ -71,18 +72,18 @@ impl Speaker {
         self.text.len() - before
     }
 
-    /// Tokens a pass.
+    /// Tokens of a pass.
     fn rate(&mut self, lookahead: &mut Lookahead, passes: usize, most: usize) -> f64 {
         (0..passes).map(|_| self.pass(lookahead, ID, most)).sum::<usize>() as f64 / passes as f64
     }
 }
 
-/// One circle through 100 tokens: what follows is known from the last token alone.
+/// A circle of 100 tokens: the last token decides the next one.
 fn circle(text: &[u32]) -> u32 {
     (text[text.len() - 1] * 41 + 3) % 100
 }
 
-/// What follows depends on the last two tokens, and much of it does not repeat.
+/// The last two tokens decide the next one, and much of the text does not repeat.
 fn pairs(text: &[u32]) -> u32 {
     let pair = u64::from(text[text.len() - 2] % 40) << 32 | u64::from(text[text.len() - 1]);
     (mix(pair) % 500) as u32
@@ -106,7 +107,7 @@ fn a_text_that_repeats_is_spoken_several_at_a_time() {
     assert!(rate > 2.5, "{rate} tokens a pass with the text");
 }
 
-/// The text is what it is without any of this, however much room there is from pass to pass.
+/// The text is the same without drafts, whatever the room from pass to pass.
 #[test]
 fn drafts_never_change_the_text() {
     for seed in 0..20 {
@@ -131,7 +132,7 @@ fn without_guesses_there_is_the_pool_alone() {
     let mut speaker = Speaker::new(circle, &[1, 2, 3, 4, 10]);
     speaker.tells = false;
     speaker.pass(&mut lookahead, ID, 24);
-    // 13 follows, which was never seen.
+    // The next token is 13, which was not seen before.
     assert!(speaker.draft.is_empty() && lookahead.windows[&ID.0].depth() == 1);
     let again = |text: &[u32]| [2, 3, 4, 10, 1][text.len() % 5];
     let mut speaker = Speaker { tells: false, ..Speaker::new(again, &[9]) };
@@ -139,7 +140,8 @@ fn without_guesses_there_is_the_pool_alone() {
     assert!(speaker.draft.tokens().starts_with(&[4, 10, 1]) && rate > 2.0, "{rate} tokens a pass, {:?}", speaker.draft);
 }
 
-/// A window that had no draft, or another, starts anew with single guesses; so does one of too little room.
+/// A window without a draft, or with another one, starts again with single tokens; so does one with
+/// too little room.
 #[test]
 fn a_window_that_missed_a_step_starts_anew() {
     let depth = |lookahead: &Lookahead| lookahead.windows.get(&ID.0).map(Window::depth);
@@ -151,7 +153,7 @@ fn a_window_that_missed_a_step_starts_anew() {
     assert_eq!(depth(&lookahead), None);
     speaker.rate(&mut lookahead, 10, 24);
     assert_eq!(depth(&lookahead), Some(3));
-    // As after a preemption: what was computed is not what was drafted.
+    // As after a preemption: the step computed other rows than those drafted.
     speaker.draft.clear();
     speaker.text.push(7);
     speaker.pass(&mut lookahead, ID, 24);
@@ -189,7 +191,7 @@ fn nothing_passes_between_requests() {
         alone.pass(&mut own, ID, 24);
         assert_eq!(beside.draft, alone.draft);
     }
-    // Whoever comes with the id of one that has left finds nothing of it.
+    // A request with the id of one that has ended finds none of its data.
     let forget: fn(&mut Lookahead, RequestId) = <Lookahead as Drafter<Reference>>::forget;
     forget(&mut shared, ID);
     let (mut second, mut first) = (Speaker::new(pairs, &[8, 9]), Speaker::new(pairs, &[8, 9]));

@@ -6,7 +6,7 @@ use crate::speculate::rig::{HIDDEN, Memory, Rig, Sequence, VOCAB, follower, fore
 
 const PROMPT: [u32; 21] = [3, 14, 15, 9, 26, 5, 30, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4, 3];
 
-/// Heads with random blocks, three of them, which share the decoder's output matrix.
+/// Three heads with random blocks, which share the decoder's output matrix.
 fn random_heads(decoder: &mut Decoder<Reference>) -> Memory {
     let mut weights = Memory::default();
     for head in 0..3 {
@@ -21,7 +21,8 @@ fn load(rig: &mut Rig, weights: &Memory, options: MedusaOptions) -> MedusaDrafte
     MedusaDrafter::load(&mut rig.decoder, weights, options).expect("a drafter")
 }
 
-/// Every node there can be of the best `candidates` of each head, with its probability, likeliest first.
+/// Every possible node of the best `candidates` of each head, with its probability, likeliest
+/// first.
 fn all_nodes(probabilities: &[Vec<(u32, f64)>]) -> Vec<(Vec<u32>, f64)> {
     let mut nodes: Vec<(Vec<u32>, f64)> = Vec::new();
     let mut level = vec![(Vec::new(), 1.0)];
@@ -55,7 +56,7 @@ fn a_tree_is_made_of_the_likeliest_nodes() {
         let who = rig.add(&PROMPT, None);
         rig.sequences[who].most = most;
         rig.read(&mut drafter, who, 8);
-        // The last step had one output and its states are still there.
+        // The last step had one output, and its states still exist.
         let (mut plain, mut logits) = (Medusa::load(&mut rig.decoder, &weights, 1).expect("heads"), Vec::new());
         plain.start(&mut rig.decoder, &[0]).expect("a start");
         plain.logits(&mut rig.decoder, 3, &mut logits).expect("logits");
@@ -84,11 +85,11 @@ fn a_tree_ends_where_nothing_is_likely() {
     let said = tree(&guesses, |_| 1.0, 9, 0.2, &mut draft);
     assert_eq!((draft.tokens(), draft.parents()), (&[1, 2, 3][..], &[None, None, Some(0)][..]));
     assert_eq!(said, [0.5, 0.25, 0.5]);
-    // Heads that are seldom right at the second token have it left out.
+    // A head that is seldom right at the second token has it left out.
     let mut draft = Draft::default();
     tree(&guesses, |depth| if depth == 1 { 1.0 } else { 0.3 }, 9, 0.2, &mut draft);
     assert_eq!(draft.tokens(), [1, 2]);
-    // And a chain comes out where heads are sure.
+    // Heads that are sure give a chain.
     let mut draft = Draft::default();
     tree(&[vec![(1, 0.9), (2, 0.1)], vec![(3, 0.9), (4, 0.1)]], |_| 1.2, 2, 0.0, &mut draft);
     assert_eq!(draft, Draft::chain([1, 3]));

@@ -1,10 +1,11 @@
-//! Answers that have ended, each salt's by themselves, within one bound on all of them together.
+//! Answers that have ended, separate for each salt, within one bound on all of them.
 //!
-//! An automaton forgets nothing, so a salt has two: when the younger one is full, at half of the salt's share, it takes the
-//! place of the older, which is dropped. Each tenant of whom anything is kept has the same share of all, and each of its
-//! salts the same of that. Where all is full, the tenant that has the most makes room, with the salt of which it has the
-//! most, and that keeps its younger half: whoever says little is never driven out by those who say much, or under many
-//! names. What makes room depends on how much was said, and on nothing that was said.
+//! An automaton forgets nothing, so a salt has two: when the younger one is full, at half of the
+//! salt's share, it replaces the older one, which is dropped. Each tenant with past answers has the
+//! same share of all, and each of its salts the same part of that. When all is full, the tenant
+//! with the most tokens makes room in the salt with the most, which retains its younger half: a
+//! tenant with few tokens is never displaced by one with many, or with many salts. The answers that
+//! make room depend on lengths, and not on contents.
 
 use super::super::{
     Owner,
@@ -13,29 +14,30 @@ use super::super::{
     salts::Salts,
 };
 
-/// What a token, or the beginning of an answer, takes at most: in the automaton, and in the list of what is in it.
+/// Most bytes of a token, or of the beginning of an answer: in the automaton, and in the list of
+/// answers.
 const PAST_BYTES: usize = TOKEN_BYTES + 2 * size_of::<u32>();
 
-/// Stands before every answer; no token has this number.
+/// Comes before every answer; no token has this value.
 const BEGIN: u32 = u32::MAX;
 
 /// See the [module](self).
 pub(super) struct Past {
-    /// Of all salts together, beginnings of answers included.
+    /// Most tokens of all salts together, beginnings of answers included.
     most_tokens: usize,
     num_tokens: usize,
     salts: Salts<Answers>,
     nothing: Automaton,
 }
 
-/// Of one salt.
+/// The answers of one salt.
 #[derive(Default)]
 struct Answers {
     young: Counted,
     old: Counted,
 }
 
-/// An automaton, and the answers that are in it, to make a smaller one of.
+/// An automaton, and its answers, from which a smaller one can be made.
 #[derive(Default)]
 struct Counted {
     automaton: Automaton,
@@ -53,7 +55,7 @@ impl Counted {
         }
     }
 
-    /// The same with its last so many tokens alone.
+    /// The same with its last `count` tokens only.
     fn latest(&self, count: usize) -> Self {
         let mut latest = Self::default();
         latest.push(BEGIN);
@@ -73,12 +75,13 @@ impl Answers {
         self.young.num_tokens + self.old.num_tokens
     }
 
-    /// What is younger becomes what is older.
+    /// The younger answers replace the older ones.
     fn turn(&mut self) {
         self.old = std::mem::take(&mut self.young);
     }
 
-    /// Gives up a quarter at least, the oldest, and keeps about the half; of next to nothing it keeps nothing.
+    /// Drops at least a quarter, the oldest, and retains about half; of very few tokens it retains
+    /// none.
     fn halve(&mut self) {
         let (all, young, old) = (self.num_tokens(), self.young.num_tokens, self.old.num_tokens);
         if all < 8 {
@@ -113,12 +116,12 @@ impl Past {
     }
 
     pub fn learn(&mut self, owner: Owner, answer: &[u32]) {
-        // Where there is room for next to nothing there is nothing to halve.
+        // With next to no room there is nothing to halve.
         if self.most_tokens < 16 || answer.is_empty() {
             return;
         }
         self.salts.of(owner, Answers::default);
-        // For a salt that is new another may have gone.
+        // A new salt may have displaced another one.
         self.num_tokens = self.salts.values().map(|(_, answers)| answers.num_tokens()).sum();
         let mut tenants: Vec<u64> = self.salts.values().map(|(tenant, _)| tenant).collect();
         tenants.sort_unstable();
@@ -146,7 +149,7 @@ impl Past {
         self.num_tokens += 1;
     }
 
-    /// How many tokens less there are now.
+    /// Returns the number of tokens dropped.
     fn make_room(&mut self) -> usize {
         let mut of_tenants: Map<u64, usize> = Map::default();
         for (tenant, answers) in self.salts.values() {
@@ -169,7 +172,7 @@ mod tests {
         Owner { tenant: 1, salt }
     }
 
-    /// Tokens of a text, from its end, that its salt still knows in a row.
+    /// Number of tokens at the end of a text that its salt still has in a row.
     fn known(past: &Past, salt: u64, text: &[u32]) -> usize {
         let holds = |len: &usize| {
             let part = &text[text.len() - len..];
@@ -192,7 +195,8 @@ mod tests {
         let most_bytes = 1 << 20;
         let mut past = Past::new(most_bytes);
         let most_tokens = past.most_tokens;
-        // One salt has all of it, and then goes quiet; others come one by one, each with more than there is room for.
+        // One salt has all of the room and then stays silent; others come one by one, each with
+        // more tokens than there is room for.
         let first = random_tokens(1, 3 * most_tokens, 50_000);
         first.chunks(100).for_each(|answer| past.learn(owner(0), answer));
         assert!(past.num_tokens > most_tokens / 2 && past.num_tokens <= most_tokens);

@@ -1,4 +1,4 @@
-//! What is proposed, what is shared, and what is forgotten.
+//! Drafted tokens, shared answers, and forgetting.
 
 use super::{
     super::{mix::random_tokens, rig::known},
@@ -41,7 +41,7 @@ fn a_short_context_promises_little() {
 
 #[test]
 fn what_came_more_often_comes_first() {
-    // Behind 1, 2: three times 7, twice 8, once 9; the text around is different every time.
+    // After 1, 2: three times 7, twice 8, once 9; the text around differs every time.
     let mut tokens = Vec::new();
     for (at, follower) in [7, 8, 7, 9, 8, 7].into_iter().enumerate() {
         tokens.extend([100 + at as u32, 1, 2, follower]);
@@ -57,7 +57,8 @@ fn what_came_more_often_comes_first() {
     assert_eq!(behind, [101, 103, 200]);
 }
 
-/// Every node's probability is searched for in the text, and that of every token that is not a node.
+/// Compares every node's probability with a search of the text, and that of every token without a
+/// node.
 #[test]
 fn the_tree_is_the_likeliest_there_is() {
     let (most, min_probability, mut num_nodes) = (24, 0.01, 0);
@@ -66,7 +67,7 @@ fn the_tree_is_the_likeliest_there_is() {
         let tokens = random_tokens(seed, 120, u64::from(alphabet));
         let options = SuffixOptions { min_probability, shared_bytes: 0, ..SuffixOptions::default() };
         let draft = proposal(&mut Suffix::new(options), &tokens, most);
-        // Of each node, and of the tokens behind it that are none.
+        // Probabilities of nodes, and of tokens after them without a node.
         let (mut reached, mut left_out): (Vec<f32>, Vec<f32>) = (vec![0.0; draft.len()], Vec::new());
         for parent in std::iter::once(None).chain((0..draft.len() as u16).map(Some)) {
             let up = std::iter::successors(parent, |&node| draft.parents()[usize::from(node)]);
@@ -90,8 +91,9 @@ fn the_tree_is_the_likeliest_there_is() {
     assert!(num_nodes > 20 * most, "{num_nodes} nodes");
 }
 
-/// As `weigh` with one source. The longest context is the longest end of text and path that occurs in the text (before
-/// its end, where there is no path); the next is the longest end of that which occurs more often.
+/// As `weigh` with one source. The longest context is the longest suffix of text and path that
+/// occurs in the text (before its end, if there is no path); the next is its longest suffix that
+/// occurs more often.
 fn naive_share(text: &[u32], path: &[u32], token: u32, min_match: usize) -> f32 {
     let whole = [text, path].concat();
     let count = |string: &[u32]| text.windows(string.len()).filter(|window| *window == string).count();
@@ -147,7 +149,7 @@ fn past_answers_help_other_requests() {
     assert!(proposal(&mut method, &tokens, 8).is_empty());
     method.learn(OWNER, &(0..100).collect::<Vec<_>>());
     assert_eq!(proposal(&mut method, &tokens, 8), Draft::chain(24..32));
-    // Its own text is longer a match.
+    // Its own text is the longer match.
     let own: Vec<u32> = [901, 20, 21, 22, 23, 77, 78].into_iter().chain(tokens).collect();
     method.forget(ID);
     assert_eq!(proposal(&mut method, &own, 2), Draft::chain([77, 78]));
@@ -187,7 +189,7 @@ fn requests_are_read_as_far_as_there_is_room() {
     };
     assert_eq!(draft(&mut method, ids[0], &text(100)), Draft::chain(110..113));
     assert!(draft(&mut method, ids[2], &text(300)).is_empty());
-    // One that outgrows the room gives up its own, which others may have then.
+    // A request that outgrows the room drops its automaton, and others can use the room.
     let grown: Vec<u32> = text(200).into_iter().chain(210..222).collect();
     assert!(draft(&mut method, ids[1], &grown).is_empty());
     assert_eq!(method.num_tokens, 30);

@@ -1,4 +1,4 @@
-//! Order, refusals, answers, warnings, and the end.
+//! Order, refusals, answers, warnings, and the end of the thread.
 
 use std::sync::mpsc::{self, Receiver};
 
@@ -23,7 +23,7 @@ fn ended(ticket: u64, ok: bool, lost: &[u128]) -> DiskDone {
     DiskDone { ticket, ok, lost: lost.to_vec() }
 }
 
-/// Hands in a store whose first slot is locked, and returns when the thread has begun it.
+/// Submits a store whose first slot is locked, and returns when the thread has begun it.
 fn hold_up(io: &DiskIo, store: &DiskStore, task: DiskTask) {
     let before = store.bytes();
     io.submit(task);
@@ -128,10 +128,11 @@ fn evictions_are_told_and_a_pause_in_storing_is_warned_of_once() {
     assert_eq!(done.recv().unwrap(), ended(4, false, &[]));
     let warnings = warnings.lock().unwrap();
     assert_eq!(warnings.len(), 1, "{warnings:?}");
-    assert!(warnings[0].contains("stores nothing until a later try works"), "{warnings:?}");
+    assert!(warnings[0].contains("pauses storing until a later try succeeds"), "{warnings:?}");
 }
 
-/// A task that contradicts the host tier is a bug; whoever waits for it is told so, and the thread goes on.
+/// A task that contradicts the host tier is a bug: it is answered as failed, and the thread
+/// continues.
 #[test]
 fn a_panic_is_an_answer() {
     let scratch = Scratch::new("panic");

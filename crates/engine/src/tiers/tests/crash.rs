@@ -1,6 +1,7 @@
-//! A process that stores chunks is killed at any moment, twenty times over. What is left verifies exactly.
+//! A process that stores chunks is killed at twenty arbitrary moments. The remaining files are
+//! intact.
 //!
-//! The process is this test binary again, told by its environment to be the one that writes.
+//! The process is this test binary again, which its environment makes the writer.
 
 use std::{
     cell::Cell,
@@ -14,12 +15,12 @@ use super::*;
 
 const FOLDER: &str = "FOLIO_TEST_CRASH_FOLDER";
 const SEED: &str = "FOLIO_TEST_CRASH_SEED";
-/// The test below that writes when it is asked to.
+/// The test below that acts as the writer.
 const WRITER: &str = "tiers::tests::crash::writes_until_it_is_killed";
-/// Less than a round's chunks, so that files are deleted too.
+/// Less than the chunks of a round, so that files are deleted too.
 const MAX_BYTES: u64 = 60 << 20;
 
-/// Large enough that a kill mostly comes in the middle of a write.
+/// Large enough that a kill mostly interrupts a write.
 fn large_host() -> HostTier {
     HostTier::new(&[HostGroup { slots: 4, block_bytes: 2_500_000 }, HostGroup { slots: 4, block_bytes: 70_000 }])
         .unwrap()
@@ -29,7 +30,7 @@ fn slots(first: u32) -> Vec<Vec<HostSlot>> {
     vec![vec![HostSlot(first), HostSlot(first + 1)]; 2]
 }
 
-/// Cheaper than the other tests' filling, so that the time goes into writing.
+/// Cheaper than the other tests' contents, so that the time goes into writing.
 fn imprint(host: &HostTier, first: u32, key: u128) {
     for (group, slots) in slots(first).into_iter().enumerate() {
         for (block, slot) in slots.into_iter().enumerate() {
@@ -49,10 +50,10 @@ fn writes_until_it_is_killed() {
     let host = large_host();
     let seed: u128 = seed.parse().unwrap();
     for number in 0.. {
-        // Some keys come again, over several lives.
+        // Some keys return, over several processes.
         let key = 1 + (number * 7 + seed * 3) % 61;
         imprint(&host, 0, key);
-        // What is there would only be touched.
+        // A store of an existing chunk would only note its use.
         if number % 4 != 3 {
             let _ = std::fs::remove_file(path_of(Path::new(&folder), key));
         }
@@ -62,7 +63,7 @@ fn writes_until_it_is_killed() {
     }
 }
 
-/// Runs the writer until it has begun some stores, then a little longer.
+/// Runs the writer until it has begun some stores, and a little longer.
 fn write_and_kill(folder: &Path, seed: u64) {
     let mut writer = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", WRITER, "--nocapture", "--test-threads=1"])
@@ -72,13 +73,13 @@ fn write_and_kill(folder: &Path, seed: u64) {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    // Kept open to the end: a writer that cannot print would stop by itself.
+    // Open to the end: a writer that cannot print would stop by itself.
     let mut out = BufReader::new(writer.stdout.take().unwrap());
     let stores = 1 + seed as usize % 7;
     let lines = out.by_ref().lines();
     let begun = lines.map_while(Result::ok).filter(|line| line.contains("storing")).take(stores).count();
     assert_eq!(begun, stores, "the writer ended by itself");
-    // Anywhere in this store or the next, which take a millisecond or two.
+    // Some time in this store or the next, which take a millisecond or two.
     let moment = Instant::now() + Duration::from_micros(seed * 7919 % 23 * 150);
     while Instant::now() < moment {
         std::hint::spin_loop();
@@ -92,7 +93,7 @@ fn killed_at_any_moment_nothing_wrong_is_found() {
     let scratch = Scratch::new("crash");
     let host = large_host();
     let (half_written, mut verified) = (Cell::new(0), HashSet::new());
-    // Twenty kills, and as many more as it takes for one to come in the middle of a write.
+    // Twenty kills, and more until one of them has interrupted a write.
     for seed in (0..200).take_while(|&seed| seed < 20 || half_written.get() == 0) {
         write_and_kill(&scratch.0, seed);
         let temporary = files(&scratch.0).into_iter().filter(|file| file.extension().is_some_and(|e| e == "tmp"));

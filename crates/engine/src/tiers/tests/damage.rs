@@ -1,4 +1,4 @@
-//! Files that are not what they were, or never were what they should be.
+//! Files that were changed, or never were what they should be.
 
 use super::*;
 
@@ -57,7 +57,8 @@ fn every_flipped_byte_is_refused() {
     assert_damaged(&store, &host, &path, "two blocks that changed places");
 }
 
-/// A whole file that holds something else, under this chunk's name: refused and left alone, then replaced by a store.
+/// An intact file with other contents under this chunk's name is refused and left alone; a store
+/// then replaces it.
 #[test]
 fn foreign_files_are_refused_and_left_alone() {
     type Change = fn(&mut DiskConfig, &mut DiskChunk, &mut Vec<Vec<HostSlot>>);

@@ -1,4 +1,4 @@
-//! The size that a folder keeps to, and what goes first.
+//! The size limit of a folder, and the order of eviction.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -77,7 +77,8 @@ fn a_smaller_size_at_start_removes_the_oldest() {
     assert_eq!(on_disk(&scratch.0), 3 * size);
 }
 
-/// Weights that are gone leave chunks that nobody reads: they are the oldest some day, and go with their folders.
+/// Weights that no longer exist leave chunks without a reader: in time these are the oldest, and
+/// are removed with their folders.
 #[test]
 fn other_models_files_count_and_go() {
     let host = small_host();
@@ -109,7 +110,8 @@ fn what_never_fits_is_refused_and_storing_goes_on() {
     assert_eq!((store.bytes(), on_disk(&scratch.0)), (0, 0));
 }
 
-/// Where nothing can be written storing pauses, and what is there is still found. Once there is room again, it goes on.
+/// If nothing can be written, storing pauses and chunks are still found. Storing continues once
+/// there is room again.
 #[test]
 fn an_unwritable_folder_pauses_storing_and_not_fetching() {
     let host = small_host();
@@ -119,7 +121,7 @@ fn an_unwritable_folder_pauses_storing_and_not_fetching() {
     let size = store.bytes();
     let stats = |is_storing, store_failures, chunks| DiskStats { is_storing, store_failures, bytes: chunks * size };
     assert_eq!(store.stats(), stats(true, 0, 1));
-    // A file where a folder should be: no permission keeps root from writing, this does.
+    // A file in place of a folder: permissions do not stop root from writing, this does.
     let key = 0xcd << 120;
     let blocked = path_of(&scratch.0, key).parent().unwrap().to_owned();
     std::fs::write(&blocked, b"").unwrap();
@@ -131,7 +133,7 @@ fn an_unwritable_folder_pauses_storing_and_not_fetching() {
     assert_eq!(put_at(&store, &host, 1, 0, now).unwrap(), [], "what is there is still touched");
     assert_eq!(store.stats(), stats(false, 1, 1), "which says nothing of writing");
     assert_eq!(store.scan(), [1]);
-    // Tried again when the pause is over, and a longer one follows.
+    // Tried again after the pause; the next pause is longer.
     now += FIRST_PAUSE;
     assert!(matches!(put_at(&store, &host, key, 0, now), Err(TierError::Io { .. })));
     assert_eq!(store.stats(), stats(false, 2, 1));

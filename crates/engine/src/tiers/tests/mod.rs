@@ -1,4 +1,4 @@
-//! Files that are whole, cut, flipped, foreign, shared, evicted and half written.
+//! Files that are intact, cut, flipped, foreign, shared, evicted and partly written.
 
 mod crash;
 mod damage;
@@ -24,11 +24,11 @@ pub(super) struct Scratch(pub PathBuf);
 
 impl Scratch {
     pub fn new(name: &str) -> Self {
-        // Tests that run side by side may ask for the same name.
+        // Tests that run side by side may use the same name.
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("folio-tiers-{name}-{}-{number}", std::process::id()));
-        // Left by an earlier process of the same number.
+        // An earlier process of the same id may have left it.
         let _ = std::fs::remove_dir_all(&path);
         Self(path)
     }
@@ -60,7 +60,7 @@ pub(super) fn two(first: u32) -> Vec<Vec<HostSlot>> {
     vec![vec![HostSlot(first), HostSlot(first + 1)]]
 }
 
-/// What the blocks of a chunk hold in these tests.
+/// The contents of a chunk's blocks in these tests.
 pub(super) fn fill(host: &HostTier, slots: &[Vec<HostSlot>], key: u128) {
     for (group, slots) in slots.iter().enumerate() {
         for (block, &slot) in slots.iter().enumerate() {
@@ -77,7 +77,7 @@ pub(super) fn contents(host: &HostTier, slots: &[Vec<HostSlot>]) -> Vec<Vec<u8>>
     slots.iter().enumerate().flat_map(of).collect()
 }
 
-/// Stores what [`fill`] makes of a key; what had to go.
+/// Stores the contents that [`fill`] gives for a key; returns the chunks that were deleted.
 pub(super) fn put(store: &DiskStore, host: &HostTier, key: u128, parent: u128) -> Result<Vec<u128>, TierError> {
     put_at(store, host, key, parent, Instant::now())
 }
@@ -88,7 +88,7 @@ fn put_at(store: &DiskStore, host: &HostTier, key: u128, parent: u128, now: Inst
     store.store(&chunk(key, parent), &two(0), host, &mut lost, now).map(|()| lost)
 }
 
-/// Fetches it into other slots and compares.
+/// Loads the chunk into other slots and compares.
 pub(super) fn get(store: &DiskStore, host: &HostTier, key: u128, parent: u128) -> Result<(), TierError> {
     fill(host, &two(0), key);
     host.slot(0, HostSlot(2)).fill(0xee);
@@ -138,7 +138,7 @@ fn what_is_stored_is_fetched_for_all_shapes_and_groups() {
             shape.iter().map(|&(blocks, block_bytes)| HostGroup { slots: 2 * blocks, block_bytes }).collect();
         let host = HostTier::new(&groups).unwrap();
         let slots = |first: bool| -> Vec<Vec<HostSlot>> {
-            // Scattered, and the two halves apart.
+            // Slots out of order, and not adjacent.
             shape
                 .iter()
                 .map(|&(n, _)| (0..n).rev().map(|i| HostSlot((2 * i + usize::from(first)) as u32)).collect())
@@ -190,7 +190,7 @@ fn files_are_listed_by_name_and_not_read() {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, b"not a chunk").unwrap();
     }
-    // That nobody looked inside shows in that none of them was missed.
+    // The files are no chunks, and still listed: listing opens no file.
     let store = open(&scratch.0, 1 << 30);
     assert_eq!((store.scan().len(), store.bytes()), (2000, 22_000));
 }

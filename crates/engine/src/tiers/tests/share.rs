@@ -27,7 +27,7 @@ fn two_stores_see_each_others_files() {
     assert_eq!(two.scan(), [1]);
     put(&two, &host, 1, 0).unwrap();
     assert_eq!(two.bytes(), one.bytes());
-    // What one deletes, the other finds missing.
+    // A chunk that one store deletes is missing for the other.
     std::fs::remove_file(path_of(&scratch.0, 1)).unwrap();
     assert!(matches!(get(&two, &host, 1, 0), Err(TierError::Missing { .. })));
     assert!(two.scan().is_empty());
@@ -35,7 +35,8 @@ fn two_stores_see_each_others_files() {
     get(&one, &host, 1, 0).unwrap();
 }
 
-/// Many threads store, fetch and evict the same few keys through stores of their own: what is found is always right.
+/// Many threads store, fetch and evict the same few keys through stores of their own: a chunk that
+/// is found is always right.
 #[test]
 fn stores_of_one_key_at_once_leave_one_whole_file() {
     let scratch = Scratch::new("at-once");
@@ -48,7 +49,7 @@ fn stores_of_one_key_at_once_leave_one_whole_file() {
                 let store = if thread % 2 == 0 { shared } else { open(&scratch.0, 3000) };
                 for round in 0..100 {
                     let key = 1 + (round + thread) % 5;
-                    // Both may find that another has just taken it away.
+                    // Both may find that another thread has just deleted it.
                     match put(&store, &host, key, 0) {
                         Ok(_) | Err(TierError::Io { action: "rename", .. }) => {}
                         other => panic!("{other:?}"),
@@ -92,7 +93,7 @@ fn temporary_files_of_the_dead_go_and_of_the_living_stay() {
         std::fs::write(folder.join(name), b"half").unwrap();
         std::fs::write(scratch.0.join(name), b"half").unwrap();
     }
-    // A live process of that number, and too long ago to be its file.
+    // The file of a process that is alive, but too old to be its file.
     let old = folder.join(format!("1.{nonce}.{nonce}.7.tmp"));
     let ago = SystemTime::now() - Duration::from_secs(7200);
     std::fs::File::create(&old).unwrap().set_modified(ago).unwrap();
@@ -100,7 +101,8 @@ fn temporary_files_of_the_dead_go_and_of_the_living_stay() {
     assert!(living_name.exists(), "a file that this process is writing");
     assert!(!old.exists());
     for (number, name) in names.iter().enumerate() {
-        // The first two are named as temporary files are; where processes cannot be asked for, only age counts.
+        // The first two are named as temporary files are; if processes cannot be looked up, only
+        // age counts.
         let is_left = number >= 2 || (number == 1 && !Path::new("/proc/self").exists());
         assert_eq!(folder.join(name).exists(), is_left, "{name}");
         assert_eq!(scratch.0.join(name).exists(), is_left, "{name}");

@@ -1,4 +1,4 @@
-//! One model and its prompts: what it answers without drafts, and whether it answers the same beside a method.
+//! One model and its prompts: compares its answers without drafts to those with a method.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -18,9 +18,9 @@ const MAX_SEQS: usize = 16;
 const BUDGET: usize = 512;
 const MAX_LEN: usize = 256;
 const BLOCKS: usize = 200;
-/// Steps between preemptions that nothing but the test asks for.
+/// Steps between preemptions that the test forces.
 const PREEMPT_EVERY: u64 = 7;
-/// So many prompts are asked alone too, one after the other: this far apart, so that every kind is among them.
+/// Every this many prompts are also run alone, so that every kind is among them.
 const ALONE_EVERY: usize = 11;
 
 /// Makes a drafter beside the decoder.
@@ -28,7 +28,7 @@ pub type Make = Box<dyn FnOnce(&mut Decoder<Cpu>) -> Box<dyn Drafter<Cpu>>>;
 
 pub struct Method {
     name: &'static str,
-    /// Nodes of its drafts, always.
+    /// Nodes of its drafts, constant.
     most: usize,
     make: Make,
 }
@@ -39,16 +39,16 @@ impl Method {
     }
 }
 
-/// What one client saw, to the bit.
+/// The answer of one client, bit by bit.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Answer {
     tokens: Vec<u32>,
     logprobs: Vec<Logprobs>,
-    /// None where the client left at a stop string.
+    /// None if the client aborted at a stop string.
     reason: Option<FinishReason>,
 }
 
-/// What became of all prompts.
+/// The answers to all prompts.
 struct Answers {
     alone: Vec<Answer>,
     at_once: Vec<Answer>,
@@ -58,7 +58,7 @@ struct Answers {
 pub struct Frame {
     pub model: OpenModel,
     prompts: Vec<Prompt>,
-    /// Of tokens, by id.
+    /// Bytes of tokens, by id.
     bytes: HashMap<u32, Vec<u8>>,
     expected: Vec<Answer>,
     /// Steps without drafts.
@@ -83,7 +83,8 @@ impl Frame {
         Arc::new(self.prompts.iter().zip(&self.expected).map(of).collect())
     }
 
-    /// That nobody notices the method; and that it was right and wrong often enough for somebody to notice.
+    /// The method changes no answer, and its drafts were often enough right and often enough wrong
+    /// for the test to mean something.
     pub fn check(&self, method: Method) {
         let name = method.name;
         let Answers { alone, at_once, stats } = self.answers(Some(method));
@@ -109,7 +110,7 @@ impl Frame {
         }
     }
 
-    /// Some prompts one after the other, and then all of them at once.
+    /// Runs some prompts one after the other, and then all of them at once.
     fn answers(&self, method: Option<Method>) -> Answers {
         let preempts = method.is_some();
         let engine = self.start(method);
@@ -122,7 +123,7 @@ impl Frame {
         let at_once = std::thread::scope(|scope| {
             let client = |prompt| (prompt, ask(prompt));
             let streams: Vec<_> = self.prompts.iter().map(client).collect();
-            // Whoever leaves does so while the others are there.
+            // A client that aborts does so while the others are there.
             let clients: Vec<_> =
                 streams.into_iter().map(|(prompt, stream)| scope.spawn(move || read(prompt, stream))).collect();
             clients.into_iter().map(|client| client.join().expect("a client")).collect()

@@ -1,4 +1,4 @@
-//! Heads that nobody trained, and that are right now and then all the same: they say again what the model has said.
+//! Untrained heads that are sometimes right: they repeat the model's last token.
 
 use std::collections::BTreeMap;
 
@@ -32,7 +32,7 @@ impl WeightSource for Made {
     fn release(&self, _: &str) {}
 }
 
-/// They leave the state as it is.
+/// They do not change the state.
 pub fn medusa(hidden: usize, heads: usize) -> Made {
     (0..heads).fold(Made::default(), |weights, head| {
         let linear = |part: &str| format!("medusa_head.{head}.0.linear.{part}");
@@ -40,7 +40,7 @@ pub fn medusa(hidden: usize, heads: usize) -> Made {
     })
 }
 
-/// The layer attends, and the state goes around it.
+/// The layer attends, and the state bypasses it.
 pub fn eagle(spec: &ModelSpec) -> Made {
     const INNER: usize = 64;
     let attention = &spec.layers[0].attention;

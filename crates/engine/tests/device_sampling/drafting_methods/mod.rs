@@ -1,6 +1,7 @@
-//! Answers with drafts are those without: every method of drafting, beside models that are trained, on 200 prompts of
-//! Rust code, questions and random bytes; greedy and sampled, with penalties, log-probabilities and stop strings, alone
-//! and sixteen at once with preemption. Token for token, and to the bit of every log-probability.
+//! Answers with drafts equal those without: every drafting method with trained models, on 200
+//! prompts of Rust code, questions and random bytes; greedy and sampled, with penalties, logprobs
+//! and stop strings, alone and sixteen at once with preemption. Tokens are equal, and logprobs bit
+//! by bit.
 
 mod frame;
 mod heads;
@@ -43,11 +44,11 @@ fn eagle(head: impl WeightSource + 'static, options: EagleOptions) -> Make {
     Box::new(move |decoder| Box::new(EagleDrafter::load(decoder, &head, options).expect("a head")))
 }
 
-/// As far as a chain may go, however unlikely.
+/// As long as a chain can be, however unlikely.
 const EAGLE_CHAIN: EagleOptions = EagleOptions { candidates: 1, width: 1, depth: 3, least: 0.0, least_expanded: 0.0 };
 const EAGLE_TREE: EagleOptions = EagleOptions { candidates: 3, width: 2, depth: 3, least: 0.0, least_expanded: 0.0 };
 
-/// All prompts, to the small model.
+/// All prompts, with the small model.
 static SMALL: LazyLock<Frame> = LazyLock::new(|| frame("folio-rust-7m.gguf", 200));
 
 #[test]
@@ -69,7 +70,7 @@ fn methods_that_need_no_weights() {
 
 #[test]
 fn methods_with_weights() {
-    // The model itself but for its last layer: it agrees with the whole one now and then.
+    // The model itself without its last layer: it agrees with the whole one now and then.
     let mut shorter = open("folio-rust-7m.gguf");
     shorter.spec.layers.pop();
     SMALL.check(Method::new("a draft model", 5, draft_model(shorter, DraftModelOptions::default())));

@@ -1,4 +1,5 @@
-//! What is asked: Rust code, questions and random bytes, in every way that a draft could get wrong.
+//! The prompts: Rust code, questions and random bytes, with all options that drafts could get
+//! wrong.
 
 use std::{collections::HashMap, io::BufReader, path::PathBuf};
 
@@ -8,7 +9,7 @@ use lzma_rust2::LzmaReader;
 pub struct Prompt {
     pub tokens: Vec<u32>,
     pub params: SamplingParams,
-    /// Its client leaves where the answer has said this.
+    /// Its client aborts when the answer contains this string.
     pub stop: Option<&'static str>,
 }
 
@@ -23,7 +24,7 @@ pub struct Tokens {
 
 impl Tokens {
     pub fn read() -> Self {
-        // As byte-level vocabularies write bytes: those that cannot be seen are moved up.
+        // Byte-level vocabularies map bytes that are not printable to other characters.
         let is_plain = |byte: &u8| matches!(byte, 33..=126 | 161..=172 | 174..=255);
         let hidden = (0..=255).filter(|byte| !is_plain(byte)).enumerate().map(|(i, byte)| (256 + i as u32, byte));
         let plain = (0..=255).filter(is_plain).map(|byte| (u32::from(byte), byte));
@@ -39,7 +40,7 @@ impl Tokens {
         Self { ids: tokens.iter().filter_map(of).collect() }
     }
 
-    /// The longest that fits first: not as the models' tokenizer would cut text, but text all the same.
+    /// The longest matching token first: not the model's tokenization, but text all the same.
     fn cut(&self, text: &[u8], most: usize) -> Vec<u32> {
         let (mut rest, mut tokens) = (text, Vec::new());
         while !rest.is_empty() && tokens.len() < most {
@@ -51,7 +52,7 @@ impl Tokens {
         tokens
     }
 
-    /// What the tokens are in bytes, by id.
+    /// Bytes of the tokens, by id.
     pub fn bytes(&self) -> HashMap<u32, Vec<u8>> {
         self.ids.iter().map(|(bytes, &id)| (id, bytes.clone())).collect()
     }
@@ -90,7 +91,7 @@ pub fn prompts(tokens: &Tokens, count: usize) -> Vec<Prompt> {
     (0..count).map(prompt).collect()
 }
 
-/// A quarter is sampled, and a quarter has penalties; some of each ask for log-probabilities.
+/// A quarter is sampled, and a quarter has penalties; some of each ask for logprobs.
 fn params(index: usize) -> SamplingParams {
     let logprobs = index.is_multiple_of(6).then_some(2);
     let base = SamplingParams { max_tokens: 14, temperature: 0.0, logprobs, ..SamplingParams::default() };
@@ -101,7 +102,7 @@ fn params(index: usize) -> SamplingParams {
     }
 }
 
-/// For a third of all; code has one of these soon.
+/// For a third of all prompts; code soon contains one of these.
 fn stop(index: usize) -> Option<&'static str> {
     index.is_multiple_of(3).then_some([";\n", "self", "()", "  "][index / 3 % 4])
 }

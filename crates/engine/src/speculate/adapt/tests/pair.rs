@@ -1,5 +1,5 @@
-//! A head on a small machine: answers of different agreement come one after the other, drafts end where the head is not
-//! sure any more, rows come in tiles, and the machine is now quicker and now slower.
+//! A head on a small machine: answers of different agreement follow each other, drafts end when the
+//! head is uncertain, rows come in tiles, and the speed of the machine changes.
 
 use super::*;
 
@@ -9,7 +9,7 @@ const MOST_NODES: usize = STEP.len() - 1;
 const ANSWERS: usize = 60;
 const TOKENS: usize = 96;
 
-/// Draws what the machine and the head do; the same for everybody who is compared.
+/// Random times and agreements; the same for all controllers that are compared.
 struct Pair {
     random: Random,
     pace: f64,
@@ -26,7 +26,7 @@ impl Pair {
         Self { random, pace: 1.0, next_pace: 1.0, until: 0 }
     }
 
-    /// One more step: how much longer things take now.
+    /// One more step: returns the factor of its times.
     fn step(&mut self) -> f64 {
         if self.until == 0 {
             self.until = 30 + (300.0 * self.random.next()) as usize;
@@ -37,8 +37,8 @@ impl Pair {
         self.pace
     }
 
-    /// Nodes of a draft and how many of them hold, where so many were asked for. Some places are easy and some are not, and
-    /// a head goes on longer where it is easy.
+    /// Nodes of a draft for which `asked` were requested, and the accepted ones. Some positions are
+    /// easy and some are not, and a head drafts more at easy ones.
     fn draft(&mut self, asked: usize, agreement: f64) -> (usize, usize) {
         let agreement = if self.random.next() < agreement { 0.9 } else { 0.2 };
         let (mut made, mut held) = (0, 0);
@@ -50,7 +50,7 @@ impl Pair {
     }
 }
 
-/// Tokens a second against those of plain steps.
+/// Tokens a second, relative to plain steps.
 fn gain(seed: u64, mut who: Controller) -> f64 {
     let mut pair = Pair::new(seed);
     let accepted: Vec<u16> = (0..MOST_NODES as u16).collect();
@@ -67,7 +67,7 @@ fn gain(seed: u64, mut who: Controller) -> f64 {
             };
             let took = 1e-3 * pace * STEP[made];
             let gap = if waits { 0.08e-3 } else { 0.0 };
-            // Drafting is told when it has happened; here, behind the draft that it made.
+            // The time of drafting is noted after it; here, after the draft that it made.
             let drafting = if nodes[0] > 0 { 1e-3 * pace * (0.09 + 0.15 * made as f64) } else { 0.0 };
             seconds += took + gap + drafting;
             plain_seconds += 1e-3 * pace * STEP[0] * (1 + held) as f64;

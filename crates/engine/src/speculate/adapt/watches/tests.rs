@@ -1,10 +1,10 @@
-//! Requests of several salts side by side and one after the other.
+//! Requests of several salts, side by side and one after the other.
 
 use super::*;
 
 const MOST: usize = 8;
 
-/// A request as it is: how often a guess at it holds, and the steps in which it decodes.
+/// A request: the probability that a drafted token is accepted, and the steps in which it decodes.
 #[derive(Clone, Copy)]
 struct Asks {
     id: u64,
@@ -22,7 +22,7 @@ impl Random {
     }
 }
 
-/// Of one request: the nodes it was asked for by step, and all that held.
+/// Results of one request: the nodes requested in each step, and all accepted ones.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Met {
     asked: Vec<usize>,
@@ -36,7 +36,7 @@ impl Met {
     }
 }
 
-/// Runs them. `seconds` of a step by its rows, all rows that are no drafts included.
+/// Runs the requests. `seconds` of a step by all its rows, drafts included.
 fn run(watches: &mut Watches, all: &[Asks], steps: usize, seconds: impl Fn(usize) -> f64) -> Vec<Met> {
     let mut met = vec![Met::default(); all.len()];
     let mut random: Vec<Random> = all.iter().map(|asks| Random(7919 * asks.id + 17)).collect();
@@ -80,12 +80,12 @@ fn adaptive() -> Watches {
     Watches::new(AdaptOptions { most_nodes: MOST, fixed: None })
 }
 
-/// A step that takes 4 ms and little more for each row.
+/// A step takes 4 ms, and little more for each row.
 fn machine(rows: usize) -> f64 {
     4e-3 + 0.1e-3 * rows as f64
 }
 
-/// Requests of one salt before, beside and among which others ask.
+/// Requests of one salt, with requests of others before, beside and between them.
 #[test]
 fn how_much_others_drafts_agree_does_not_show() {
     let own = |id, steps| Asks { id, salt: 2, agreement: 0.7, steps };
@@ -101,7 +101,7 @@ fn how_much_others_drafts_agree_does_not_show() {
                 own(2, (650, 950)),
                 own(3, (1010, 1200)),
             ];
-            // As long as rows cost nothing to speak of, the time that others' drafts take does not show either.
+            // While rows cost nearly nothing, the time of others' drafts has no effect either.
             let mut met = run(&mut adaptive(), &all, 1200, |_| 4e-3);
             let own = [met.remove(5), met.remove(4), met.remove(2)];
             assert!(own.iter().all(|met| met.mean() > 1.0), "{agreement}: {own:?}");
@@ -128,7 +128,7 @@ fn each_salt_finds_out_whether_drafts_pay_for_it() {
     }
 }
 
-/// Where every row costs as much as a token is worth, many salts lose no more than one.
+/// If every row costs as much as a token is worth, many salts lose no more than one.
 #[test]
 fn many_salts_do_not_lose_more_than_one() {
     let dear = |rows: usize| 0.2e-3 + 1e-3 * rows as f64;
@@ -146,7 +146,7 @@ fn many_salts_do_not_lose_more_than_one() {
 
 #[test]
 fn quiet_is_of_a_salt() {
-    // Nobody ever expects drafts.
+    // No request ever expects drafts.
     let mut watches = Watches::new(AdaptOptions { most_nodes: MOST, fixed: Some(0) });
     let draft = Draft::default();
     let mut steps = |salt, count, drafting| {
