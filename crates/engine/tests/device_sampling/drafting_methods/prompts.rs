@@ -59,7 +59,14 @@ impl Tokens {
 }
 
 pub fn prompts(tokens: &Tokens, count: usize) -> Vec<Prompt> {
-    let sources = ["core.rs", "inputs.rs", "failure.rs", "runner.rs", "speculate/ngram.rs", "tiers/disk.rs"];
+    let sources = [
+        "event_loop/mod.rs",
+        "inputs.rs",
+        "event_loop/failure.rs",
+        "runner/mod.rs",
+        "speculate/ngram.rs",
+        "tiers/disk.rs",
+    ];
     let code: Vec<u8> = sources
         .iter()
         .flat_map(|path| std::fs::read(root().join("crates/engine/src").join(path)).expect("a source"))
