@@ -1,4 +1,4 @@
-//! What commands without a log print while a model starts: a bar, and warnings on standard error.
+//! Output of commands without a log while a model starts: a bar, and warnings on standard error.
 
 use std::fmt::Arguments;
 
@@ -25,7 +25,7 @@ fn warning(line: Arguments<'_>) {
     say!("warning: {line}");
 }
 
-/// Prints why the engine decided as it did.
+/// Prints the reason of a decision of the engine.
 pub fn debug_line(line: Arguments<'_>) {
     say!("debug: {line}");
 }

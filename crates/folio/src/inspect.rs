@@ -118,7 +118,8 @@ fn ffn(ffn: &FfnSpec) -> String {
     }
 }
 
-/// Bytes of a token in each format of `--kv-cache-dtype`, and the tokens that fit beside the weights.
+/// Bytes of a token in each format of `--kv-cache-dtype`, and the tokens that fit beside the
+/// weights.
 fn kv(spec: &ModelSpec, weight_bytes: u64) -> String {
     let free = machine::memory_available();
     let mut rows = vec![vec!["KV cache format".to_string(), "bytes per token".into()]];

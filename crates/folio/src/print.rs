@@ -1,17 +1,18 @@
 //! All that the program prints.
 //!
-//! A reader may leave before everything is said, as in `folio inspect | head -1`. Standard output is the reason that a command
-//! runs, so a command whose reader has left ends: quietly, and with success, because the reader had all it wanted
-//! ([`ReaderLeft`]). Any other failure to write there, a full disk for one, is an error. Standard error is for those who
-//! watch: if nobody does, the message is dropped and the work goes on. The standard library's macros panic in both cases;
-//! clippy keeps them out of every crate that ships.
+//! The reader of the output may leave early, as in `folio inspect | head -1`. A command runs for
+//! its standard output, so it ends then: quietly, and with success, because the reader had all it
+//! wanted ([`ReaderLeft`]). Any other failure to write there, such as a full disk, is an error.
+//! Standard error is for watching: without a reader the message is dropped and the work goes on.
+//! The standard library's macros panic in both cases; clippy keeps them out of every crate that
+//! ships.
 
 use std::fmt;
 use std::io::{ErrorKind, Write};
 
 use anyhow::{Context, Result};
 
-/// Nobody reads standard output any more.
+/// Standard output has no reader any more.
 #[derive(Debug)]
 pub struct ReaderLeft;
 
@@ -33,7 +34,7 @@ macro_rules! outln {
     ($($text:tt)*) => { $crate::print::to_stdout(format_args!("{}\n", format_args!($($text)*))) };
 }
 
-/// A line on standard error, if anybody is there to read it.
+/// A line on standard error, if it has a reader.
 macro_rules! say {
     ($($text:tt)*) => { $crate::print::to_stderr(format_args!($($text)*)) };
 }

@@ -21,7 +21,7 @@ impl Signal {
         }
     }
 
-    /// The exit status of a process that the signal killed, as a shell has it.
+    /// The exit status of a process that the signal killed, in a shell's convention.
     pub fn exit_code(self) -> ExitCode {
         let number = match self {
             Self::Hangup => 1,
@@ -33,7 +33,8 @@ impl Signal {
     }
 }
 
-/// Signals from when it was made: one that comes while nobody waits is kept, and none of them ends the process by itself.
+/// Signals since this was created: a signal that is not awaited yet is stored, and none ends the
+/// process by itself.
 #[cfg(unix)]
 pub struct Signals(Vec<(Signal, tokio::signal::unix::Signal)>);
 
@@ -50,7 +51,7 @@ impl Signals {
         signals.iter().map(|&wanted| Ok((wanted, signal(kind(wanted))?))).collect::<io::Result<_>>().map(Self)
     }
 
-    /// The next one.
+    /// The next signal.
     pub async fn next(&mut self) -> Signal {
         use std::task::Poll;
         std::future::poll_fn(|context| {

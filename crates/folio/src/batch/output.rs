@@ -119,8 +119,8 @@ impl Output {
     }
 }
 
-/// Opens and locks the file at `path`. Opens it again if another run replaced it before the lock was
-/// held.
+/// Opens and locks the file at `path`. Opens it again if another run replaced it before the lock
+/// was held.
 fn open_locked(path: &Path) -> Result<File> {
     loop {
         let file = OpenOptions::new().read(true).append(true).create(true).open(path)?;

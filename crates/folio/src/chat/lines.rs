@@ -1,8 +1,8 @@
 //! The lines of a chat, read by one thread that lives as long as the chat.
 //!
-//! A read cannot be taken back once it waits, so it is never given up: [`Lines::next`] may be dropped half-way, and the line
-//! that comes is the next call's. Nothing is read unless it is asked for, so that between questions the terminal belongs to
-//! the answer.
+//! A read cannot be cancelled once it waits, so it is never given up: [`Lines::next`] may be
+//! dropped half-way, and the next call gets the line. Lines are read only on request, so that
+//! between questions the terminal belongs to the answer.
 
 use std::io::{BufRead, IsTerminal, Write};
 use std::sync::Arc;
@@ -15,32 +15,33 @@ use rustyline::history::MemHistory;
 use rustyline::{Cmd, ConditionalEventHandler, Editor, Event, EventContext, EventHandler, KeyEvent, RepeatCount};
 
 const PROMPT: &str = "> ";
-/// Lines that Up finds again.
+/// Lines in the history of the Up key.
 const REMEMBERED: usize = 1000;
 
 #[derive(Debug, PartialEq, Eq)]
 pub enum Line {
     Text(String),
-    /// Ctrl-C: what was typed is thrown away.
+    /// Ctrl-C: the typed text is discarded.
     Cleared,
     End,
 }
 
-/// Where lines come from.
+/// Source of lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// A file or another program.
     Pipe,
     /// A terminal that cannot move its cursor.
     Dumb,
-    /// A terminal on which lines can be edited. What is pasted at once is one line, however many it has.
+    /// A terminal on which lines can be edited. Text that is pasted at once is one line, even with
+    /// line ends in it.
     Editor,
 }
 
 pub struct Lines {
     wanted: flume::Sender<()>,
     lines: flume::Receiver<Result<Line>>,
-    /// A line has been asked for and has not come.
+    /// Whether a line was requested and has not arrived.
     pending: bool,
 }
 
@@ -59,10 +60,10 @@ impl Lines {
         Ok(Self { wanted, lines, pending: false })
     }
 
-    /// The next line. One whose coming was not awaited is not lost.
+    /// The next line. A line that arrives after this future was dropped is not lost.
     pub async fn next(&mut self) -> Result<Line> {
         if !self.pending {
-            // The thread has ended if it could not begin, and then has said why.
+            // The thread has ended if it could not begin, and then has reported the reason.
             let _ = self.wanted.send(());
             self.pending = true;
         }
@@ -115,7 +116,7 @@ impl Reader {
 
 fn plain(prompts: bool) -> Result<Line> {
     if prompts {
-        // Whoever does not see it can type all the same.
+        // If the prompt cannot be shown, the user can type all the same.
         let _ = std::io::stderr().write_all(PROMPT.as_bytes());
     }
     let mut line = String::new();
@@ -123,7 +124,8 @@ fn plain(prompts: bool) -> Result<Line> {
     Ok(if bytes > 0 { Line::Text(line) } else { Line::End })
 }
 
-/// Ctrl-C ends the line, to be thrown away. The editor's own way is an error, with which what was typed behind it is lost.
+/// Ctrl-C ends the line, and it is discarded. By default the editor returns an error, which would
+/// lose the text typed behind it.
 struct Clear(Arc<AtomicBool>);
 
 impl ConditionalEventHandler for Clear {

@@ -1,9 +1,9 @@
-//! How the terminal is set while a chat runs, and that it is put back: when the chat ends, in a panic, and when a signal asks
-//! for the end while the line editor has it in its hands.
+//! The terminal's settings during a chat, which are restored when the chat ends, in a panic, and
+//! when a signal ends the process while the line editor is active.
 //!
-//! Between two prompts, that is while an answer comes, keys are not shown and wait for the next prompt, as many as come. The
-//! terminal's own editing of lines, which cuts them at 4,095 bytes, stays off all the time, so that no moment is left in
-//! which it could.
+//! Between two prompts, while an answer is printed, keys are not shown and wait for the next
+//! prompt, any number of them. The terminal's own line editing, which cuts lines at 4,095 bytes,
+//! stays off all the time, so that it can never cut one.
 
 #[cfg(unix)]
 mod unix {
@@ -17,7 +17,7 @@ mod unix {
     const MARK_PASTES: &[u8] = b"\x1b[?2004h";
     const PLAIN_PASTES: &[u8] = b"\x1b[?2004l";
 
-    /// Puts the terminal back when it goes.
+    /// Restores the terminal's settings when it is dropped.
     pub struct Terminal(Option<Kept>);
 
     struct Kept {
@@ -26,14 +26,14 @@ mod unix {
     }
 
     impl Terminal {
-        /// Where no line editor is used nothing is changed, and nothing put back.
+        /// Without a line editor no setting is changed or restored.
         pub fn keep(edits: bool) -> Self {
             let kept = || Some(Kept { before: tcgetattr(std::io::stdin()).ok()?, screen: screen()? });
             let terminal = Self(edits.then(kept).flatten());
             if let Some(kept) = &terminal.0 {
                 let mut held = kept.before.clone();
                 held.local_flags.remove(LocalFlags::ICANON | LocalFlags::ECHO | LocalFlags::ECHONL);
-                // Ctrl-C is a signal, and leaves the keys before it where they are.
+                // Ctrl-C is a signal, and the keys typed before it stay in the input.
                 held.local_flags.insert(LocalFlags::ISIG | LocalFlags::NOFLSH);
                 kept.set(&held);
             }
@@ -68,7 +68,7 @@ mod unix {
         }
     }
 
-    /// Where the terminal is written to.
+    /// The file through which the terminal is written to.
     fn screen() -> Option<File> {
         let stdout = std::io::stdout();
         match stdout.is_terminal() {
@@ -81,7 +81,7 @@ mod unix {
 #[cfg(unix)]
 pub use unix::Terminal;
 
-/// Elsewhere the line editor alone sets the terminal.
+/// On other systems only the line editor sets the terminal.
 #[cfg(not(unix))]
 pub struct Terminal;
 

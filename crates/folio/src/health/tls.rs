@@ -1,8 +1,8 @@
 //! TLS of `folio health`, and the certificates that it trusts.
 //!
-//! Request and answer are no secrets, so on loopback a check of the certificate adds nothing to plain
-//! HTTP: any certificate is trusted there, unless `--ca` names one. Elsewhere the certificate must be
-//! the named one, or signed by a public authority.
+//! Request and answer are no secrets, so on loopback a check of the certificate adds nothing to
+//! plain HTTP: any certificate is trusted there, unless `--ca` names one. Elsewhere the certificate
+//! must be the named one, or signed by a public authority.
 
 use std::net::{IpAddr, TcpStream};
 use std::path::Path;

@@ -53,8 +53,8 @@ impl Access {
         Ok(access)
     }
 
-    /// Refuses addresses that other machines can reach without a key, unless `--insecure-no-auth` is
-    /// given.
+    /// Refuses addresses that other machines can reach without a key, unless `--insecure-no-auth`
+    /// is given.
     pub fn check_all(&self, args: &ServeArgs) -> Result<()> {
         if args.listen.uds.is_none() {
             guard::check_exposure(args.listen.host, !self.keys.is_empty(), self.insecure_no_auth).context("--host")?;
