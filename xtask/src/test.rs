@@ -43,7 +43,7 @@ fn stages(filter: &[String]) -> Result<()> {
     skips.add(stage("kernels", kernels::stage)?);
     let llama_cpp = llama_cpp()?;
     let tests = stage("tests", || {
-        // Without examples, which clippy has checked, and documentation, which has none to run.
+        // Without examples, which clippy has checked, and documentation, which is the next stage.
         let mut tests = process::cargo(&["test", "--workspace", "--tests"]);
         if let Some(folder) = &llama_cpp {
             tests.env("FOLIO_LLAMA_CPP", folder);
@@ -55,6 +55,9 @@ fn stages(filter: &[String]) -> Result<()> {
         Skips::tests(&log)
     })?;
     skips.add(tests);
+    stage("examples in documentation", || {
+        process::run(&mut process::cargo(&["test", "--doc", "-p", "folio-session", "-p", "folio-engine"]))
+    })?;
     skips.add(stage("gates", || gates::run(&[]))?);
     skips.add(stage("clients", clients::stage)?);
     stage("mutants", || mutants::run(&[]))?;

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use folio_engine::SamplingParams;
 use folio_server::{Finish, SamplingDefaults, TextOptions, TextStream};
 use folio_session::{Assets, Session};
-use folio_text::{ChatRender, ChatTemplate, Tokenizer};
+use folio_text::Tokenizer;
 use serde_json::{Value, json};
 
 use crate::args::{RunArgs, SamplingArgs};
@@ -34,7 +34,7 @@ async fn run(args: RunArgs) -> Result<ExitCode> {
     let Some(tokenizer) = assets.tokenizer.clone() else {
         bail!("{} has no tokenizer; `folio run` needs one: put tokenizer.json beside the weights", assets.name);
     };
-    let template = if args.raw { None } else { assets.template.clone() };
+    let is_chat = !args.raw && assets.template.is_some();
     options.max_num_seqs = Some(options.max_num_seqs.unwrap_or(CHAT_SEQS).min(CHAT_SEQS));
     let session = Session::start(assets, &options, hooks::hooks())?;
     let prompt = match args.prompt.as_deref() {
@@ -42,7 +42,7 @@ async fn run(args: RunArgs) -> Result<ExitCode> {
         prompt => prompt.map(str::to_string),
     };
     let signals = Signals::of(&[Signal::Interrupt, Signal::Terminate])?;
-    let mut chat = Chat { session, tokenizer, template, sampling: args.sampling, messages: Vec::new(), signals };
+    let mut chat = Chat { session, tokenizer, is_chat, sampling: args.sampling, messages: Vec::new(), signals };
     if let Some(system) = args.system {
         chat.messages.push(json!({"role": "system", "content": system}));
     }
@@ -68,7 +68,8 @@ fn standard_input() -> Result<String> {
 pub struct Chat {
     pub session: Session,
     tokenizer: Arc<Tokenizer>,
-    template: Option<Arc<ChatTemplate>>,
+    /// Prompts go through the model's chat template.
+    is_chat: bool,
     sampling: SamplingArgs,
     pub messages: Vec<Value>,
     pub signals: Signals,
@@ -111,16 +112,10 @@ impl Chat {
     }
 
     fn tokens(&self, prompt: &str) -> Result<Vec<u32>> {
-        let Some(template) = &self.template else { return Ok(self.tokenizer.encode(prompt, true)?) };
-        let mut render = ChatRender {
-            messages: self.messages.clone(),
-            add_generation_prompt: true,
-            now: Some(folio_server::now()),
-            ..ChatRender::default()
-        };
-        // Control tokens in pasted text stay text, so that they cannot end a turn.
-        let mark = self.tokenizer.control_tokens().mark(&mut render)?;
-        Ok(self.tokenizer.encode_marked(&template.render(&render)?, mark)?)
+        match self.is_chat {
+            true => self.session.chat_tokens(&self.messages),
+            false => self.session.text_tokens(prompt),
+        }
     }
 }
 
