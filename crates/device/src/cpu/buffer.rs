@@ -147,6 +147,12 @@ impl<T: Plain> Default for Grown<T> {
 
 impl<T: Plain> Grown<T> {
     /// `len` values with any contents.
+    /// Bytes of its memory.
+    #[cfg(test)]
+    pub fn bytes(&self) -> u64 {
+        self.0.as_ref().map_or(0, |values| size_of_val(&values[..]) as u64)
+    }
+
     pub fn take(&mut self, len: usize) -> &mut [T] {
         if self.0.as_ref().is_none_or(|values| values.len() < len) {
             self.0 = None;

@@ -83,6 +83,17 @@ pub struct Scratch {
     down: Grown<f32>,
 }
 
+#[cfg(test)]
+impl Scratch {
+    /// Bytes of all its memory.
+    pub fn bytes(&self) -> u64 {
+        let words = self.slot_rows.capacity() + self.next_slot.capacity() + self.busy.capacity();
+        let lists = self.choices.capacity() * size_of::<Choice>() + 4 * (self.scores.capacity() + words);
+        let tiles: usize = self.tiles.iter().map(|tiles| tiles.capacity() * size_of::<RowTiles>()).sum();
+        (lists + tiles) as u64 + self.gate_up.bytes() + self.inner.bytes() + self.down.bytes()
+    }
+}
+
 /// `out = sum_e w_e * down_e(act(gate_e(x)) * up_e(x))` over the experts that each row chooses.
 pub(crate) fn experts_forward(
     ctx: Ctx<'_>,

@@ -75,6 +75,18 @@ impl Inputs {
         })
     }
 
+    /// Bytes of all its buffers.
+    #[cfg(test)]
+    pub fn bytes(&self) -> u64 {
+        let words = [&self.tokens, &self.positions, &self.outputs, &self.sorted_slots];
+        let tables = self.groups.iter().flat_map(|group| [&group.slots, &group.blocks, &group.first_block]);
+        let words: usize = words.into_iter().chain(tables).map(|list| 4 * list.capacity()).sum();
+        let wide = 8 * self.ancestors.capacity() + size_of::<Span>() * self.spans.capacity();
+        let angles: usize = self.ropes.iter().map(|rope| size_of_val(&rope.cos[..]) + size_of_val(&rope.sin[..])).sum();
+        let attention = self.attention.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        (words + wide + angles) as u64 + attention.bytes()
+    }
+
     pub fn num_rows(&self) -> usize {
         self.tokens.len()
     }

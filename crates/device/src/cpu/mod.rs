@@ -30,12 +30,14 @@ mod tensor;
 mod tiles;
 mod topology;
 mod weight;
+mod working;
 
 pub use isa::Isa;
 pub use packed::{LAYOUT_VERSION, Packed, PackedFile, PackedParts, PackedPlace, PackedWriter};
 pub use pool::Pool;
 pub use tensor::{Tensor, Vector};
 pub use weight::{PartShape, Weight, packed_experts_parts, packed_parts};
+pub use working::{WorkingShape, working_bytes};
 
 use std::sync::Arc;
 
@@ -129,6 +131,12 @@ impl Cpu {
 
     pub fn num_threads(&self) -> usize {
         self.pool.num_threads()
+    }
+
+    /// Bytes of scratch memory that its operations have allocated so far.
+    #[cfg(test)]
+    fn scratch_bytes(&self) -> u64 {
+        self.activations.bytes() + self.routing.bytes()
     }
 
     fn ctx(&self) -> Ctx<'_> {

@@ -19,7 +19,7 @@ mod tile;
 
 use std::sync::PoisonError;
 
-pub use plan::{MAX_VALUES as MAX_HEAD_DIM, Scratch};
+pub use plan::{Item, MAX_PARTIALS, MAX_VALUES as MAX_HEAD_DIM, Scratch, Tile};
 
 use super::inputs::Inputs;
 use super::kv::{Kv, with_storage};

@@ -110,6 +110,13 @@ impl Scratch {
         })
     }
 
+    /// Bytes of all its memory.
+    #[cfg(test)]
+    pub fn bytes(&self) -> u64 {
+        let lists = self.tiles.capacity() * size_of::<Tile>() + self.items.capacity() * size_of::<Item>();
+        (lists + size_of_val(&self.partials[..])) as u64
+    }
+
     /// Fills the lists for one operation.
     pub fn plan(
         &mut self,

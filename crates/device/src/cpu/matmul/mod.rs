@@ -47,6 +47,14 @@ pub struct Scratch {
     pub per_thread: Grown<f32>,
 }
 
+#[cfg(test)]
+impl Scratch {
+    /// Bytes of all its memory.
+    pub fn bytes(&self) -> u64 {
+        self.packed.bytes() + self.per_thread.bytes()
+    }
+}
+
 /// `out = x * weight^T (+ bias)`.
 pub(crate) fn linear(
     ctx: Ctx<'_>,
