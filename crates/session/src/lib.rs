@@ -27,6 +27,7 @@
 
 mod answer;
 mod assets;
+mod device;
 mod drafting;
 mod embedded;
 mod files;
@@ -48,6 +49,7 @@ mod vocab;
 
 pub use answer::Answer;
 pub use assets::Assets;
+pub use device::{Defaults, Device, StepShape};
 pub use drafting::Drafting;
 pub use generation::overrides as generation_overrides;
 pub use model_ref::{HubName, ModelRef};

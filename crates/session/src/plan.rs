@@ -121,14 +121,14 @@ impl Plan {
         let spec = &assets.model.spec;
         let asked = max_model_len(spec, options)?;
         let sizes = StepSizes { speculates: drafting.is_some(), ..StepSizes::of(options, target)? };
-        let budget = Budget::of(&options.memory, target)?;
+        let budget = Budget::of(&options.memory, target.device())?;
         let planner = Planner::new(assets, drafting, options, target, sizes, budget)?;
         let max_model_len = planner.context(asked, options.memory.fit)?;
         let (groups, bytes) = planner.groups(max_model_len)?;
         Ok(Self {
-            excess: Excess::of(&bytes, &planner.budget, &options.memory, target),
-            device: target.describe(),
-            threads: target.threads(),
+            excess: Excess::of(&bytes, &planner.budget, &options.memory, target.device()),
+            device: target.device().describe(),
+            threads: target.device().threads(),
             max_model_len,
             max_seqs: sizes.seqs,
             budget_tokens: sizes.tokens,
@@ -182,7 +182,7 @@ struct StepSizes {
 
 impl StepSizes {
     fn of(options: &Options, target: &Target) -> Result<Self> {
-        let defaults = target.defaults();
+        let defaults = target.device().defaults();
         let sizes = Self {
             seqs: options.max_num_seqs.unwrap_or(defaults.max_num_seqs),
             tokens: options.max_num_batched_tokens.unwrap_or(defaults.max_num_batched_tokens),
@@ -247,7 +247,7 @@ impl<'a> Planner<'a> {
                 units::bytes(host_bytes)
             );
         }
-        let bodies = budget::body_bytes(&options.memory, &budget, matches!(target, Target::Cuda(_)))?;
+        let bodies = budget::body_bytes(&options.memory, &budget, target.device().has_own_memory())?;
         let weights = WeightBytes::of(&assets.model, target)?;
         let demand = demand.with_drafts(drafting.block);
         let has_plain_weights = !assets.is_quantized();
@@ -273,13 +273,13 @@ impl<'a> Planner<'a> {
         let limits = self.sizes.limits(max_len, blocks, self.kv_format);
         Bytes {
             weights: self.weights.matrices,
-            activations: activation_bytes(self.spec, &limits, |kind| self.target.value_bytes(kind)),
-            working: working::bytes(self.spec, &limits, &self.weights, self.target),
+            activations: activation_bytes(self.spec, &limits, |kind| self.target.device().value_bytes(kind)),
+            working: working::bytes(self.spec, &limits, &self.weights, self.target.device()),
             kv: 0,
             drafting: self.drafting.fixed,
             host: self.demand.block_bytes.iter().sum::<u64>() * self.host_slots as u64,
             bodies: self.bodies,
-            host_is_apart: matches!(self.target, Target::Cuda(_)),
+            host_is_apart: self.target.device().has_own_memory(),
         }
     }
 
@@ -359,10 +359,7 @@ impl<'a> Planner<'a> {
 
 /// Default format of the KV cache.
 fn kv_format(assets: &Assets, target: &Target) -> KvFormat {
-    match target {
-        Target::Cpu(_) => as_precise_as_weights(assets),
-        Target::Cuda(gpu) => gpu.kv_format(),
-    }
+    target.device().kv_format().unwrap_or_else(|| as_precise_as_weights(assets))
 }
 
 /// The format of the largest tensor, or bf16 for quantized weights.

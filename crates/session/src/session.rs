@@ -140,7 +140,7 @@ impl Session {
             decoder = phases.time("weights once more", || load(open()?))?;
         }
         drop(progress);
-        if let Target::Cuda(_) = target {
+        if target.device().computes_at_start() {
             phases.time("first step", || phases::first_step(&mut decoder))?;
         }
         let memory = decoder.memory();
@@ -161,7 +161,7 @@ impl Session {
             prefix_caching: options.prefix_caching,
             inter_token_target,
             inter_token_steps,
-            longest_step: longest_step(&target),
+            longest_step: target.device().longest_step(),
             aging: options.queue.priority_aging,
             prompt_logit_rows: plan::PROMPT_LOGIT_ROWS,
             logits_width: assets.model.spec.vocab_size,
@@ -266,23 +266,14 @@ fn tiers<B: Backend>(
     Ok(TierConfig { host, disk, copy_cost: copy_cost(block_bytes) })
 }
 
-/// Target for the time between tokens: as requested, or else a value that costs almost nothing. On
-/// a CPU steps of a few dozen rows are as fast per row as longer ones, so they stay short; a GPU
-/// needs long ones.
+/// Target for the time between tokens: that of the options, or the device's default.
 fn inter_token(asked: InterTokenTarget, target: &Target) -> (Option<Duration>, u32) {
-    match (asked, target) {
-        (InterTokenTarget::Off, _) => (None, 0),
-        (InterTokenTarget::Within(asked), _) => (Some(asked), 0),
-        (InterTokenTarget::Auto, Target::Cpu(_)) => (Some(Duration::from_millis(15)), 3),
-        (InterTokenTarget::Auto, Target::Cuda(_)) => (Some(Duration::from_millis(50)), 0),
-    }
-}
-
-/// While a step runs, no request joins or leaves. On a CPU a step of prompts alone could take
-/// minutes, and is no faster per row than one of a second; a GPU finishes its budget long before.
-fn longest_step(target: &Target) -> Option<Duration> {
-    match target {
-        Target::Cpu(_) => Some(Duration::from_secs(1)),
-        Target::Cuda(_) => None,
+    match asked {
+        InterTokenTarget::Off => (None, 0),
+        InterTokenTarget::Within(asked) => (Some(asked), 0),
+        InterTokenTarget::Auto => {
+            let (target, steps) = target.device().inter_token_target();
+            (Some(target), steps)
+        }
     }
 }

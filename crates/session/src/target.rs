@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use folio_device::cpu::CpuConfig;
 use folio_device::cuda::driver::{CudaError, Device, DeviceInfo, HostBlock, probe};
 use folio_device::cuda::{Cuda, CudaConfig, Precision, RandomForm};
-use folio_device::{HostMemory, KvFormat, TensorKind};
+use folio_device::{HostMemory, KvFormat};
 use folio_engine::tiers::Allocate;
 
 use crate::options::{DeviceChoice, Dtype, LoadFormat, Options};
@@ -16,12 +16,6 @@ use crate::{machine, units};
 
 /// Random weights are the same in every run.
 const RANDOM_SEED: u64 = 1;
-
-/// How much runs at once where no flag says so.
-pub struct Defaults {
-    pub max_num_seqs: usize,
-    pub max_num_batched_tokens: usize,
-}
 
 #[derive(Clone, Debug)]
 pub enum Target {
@@ -86,45 +80,6 @@ impl Target {
         }
         Ok((Target::Cpu(CpuConfig { threads, isa: options.isa }), "on the CPU".into()))
     }
-
-    pub fn defaults(&self) -> Defaults {
-        match self {
-            Target::Cpu(_) => Defaults { max_num_seqs: 64, max_num_batched_tokens: 512 },
-            Target::Cuda(_) => Defaults { max_num_seqs: 256, max_num_batched_tokens: 8192 },
-        }
-    }
-
-    /// Threads of the host that compute or load.
-    pub fn threads(&self) -> usize {
-        match self {
-            Target::Cpu(cpu) => cpu.threads,
-            Target::Cuda(_) => machine::cores(),
-        }
-    }
-
-    /// Memory that could be taken now, in bytes.
-    pub fn free_bytes(&self) -> Option<u64> {
-        match self {
-            Target::Cpu(_) => machine::memory_available(),
-            Target::Cuda(gpu) => Some(gpu.free_bytes),
-        }
-    }
-
-    /// Bytes of one value of a tensor.
-    pub fn value_bytes(&self, kind: TensorKind) -> usize {
-        match self {
-            Target::Cuda(gpu) if kind == TensorKind::Activation && !gpu.is_f32() => 2,
-            _ => 4,
-        }
-    }
-
-    /// For a table: threads, or the GPU.
-    pub fn describe(&self) -> String {
-        match self {
-            Target::Cpu(cpu) => format!("{} threads", cpu.threads),
-            Target::Cuda(gpu) => gpu.describe(),
-        }
-    }
 }
 
 impl Gpu {
@@ -184,7 +139,7 @@ impl Gpu {
         self.dtype == Dtype::Float32
     }
 
-    fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         let (major, minor) = self.info.capability;
         let Gpu { info, free_bytes, .. } = self;
         let name = &info.name;

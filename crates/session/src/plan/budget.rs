@@ -2,8 +2,8 @@
 
 use anyhow::{Result, bail};
 
+use crate::device::Device;
 use crate::options::{BodyMemory, MemoryBudget, MemoryOptions};
-use crate::target::Target;
 use crate::units;
 
 /// Host tier under a disk tier if none was requested: blocks read from disk need host memory.
@@ -11,9 +11,6 @@ const HOST_UNDER_DISK: u64 = 256 << 20;
 
 /// Assumed free memory, if the system does not report it.
 const FREE_UNKNOWN: u64 = 8 << 30;
-
-/// Default share of a GPU's free memory: kernels and libraries need some of it too.
-const GPU_SHARE: f64 = 0.9;
 
 /// Default share of a budget for request bodies, and its maximum in bytes.
 const BODY_SHARE: u64 = 16;
@@ -32,11 +29,11 @@ pub enum Budget {
 
 impl Budget {
     /// A GPU is used fully; a machine's memory is shared with other programs.
-    pub fn of(options: &MemoryOptions, target: &Target) -> Result<Self> {
-        let budget = Self::named(options, target.free_bytes())?;
-        Ok(match (budget, target) {
-            (Self::Polite { free }, Target::Cuda(_)) => {
-                Self::All { bytes: (free as f64 * GPU_SHARE) as u64, flag: format!("{GPU_SHARE} of the GPU's memory") }
+    pub fn of(options: &MemoryOptions, device: &dyn Device) -> Result<Self> {
+        let budget = Self::named(options, device.free_bytes())?;
+        Ok(match (budget, device.default_share()) {
+            (Self::Polite { free }, Some(share)) => {
+                Self::All { bytes: (free as f64 * share) as u64, flag: format!("{share} of the GPU's memory") }
             }
             (budget, _) => budget,
         })

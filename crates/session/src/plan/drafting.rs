@@ -42,7 +42,7 @@ impl DraftingBytes {
         match &drafting.method {
             OpenedMethod::Ngram(_) | OpenedMethod::Lookahead | OpenedMethod::Synthetic(_) => Ok(Self::default()),
             // Texts are in the host's memory.
-            OpenedMethod::Suffix if matches!(target, Target::Cuda(_)) => Ok(Self::default()),
+            OpenedMethod::Suffix if target.device().has_own_memory() => Ok(Self::default()),
             OpenedMethod::Suffix => {
                 let block = (BLOCK_TOKENS * SuffixOptions::TOKEN_BYTES) as u64;
                 Ok(Self { fixed: SuffixOptions::default().shared_bytes as u64, block })
@@ -69,8 +69,8 @@ impl DraftingBytes {
         let weights = WeightBytes::of(draft, target)?;
         let each = groups.iter().map(|group| group.shape(1, limits.kv_format).block_bytes());
         let scratch: u64 = each.clone().zip(&limits.blocks).map(|(bytes, &count)| bytes * count as u64).sum();
-        let activations = activation_bytes(spec, limits, |kind| target.value_bytes(kind));
-        let working = working::bytes(spec, limits, &weights, target);
+        let activations = activation_bytes(spec, limits, |kind| target.device().value_bytes(kind));
+        let working = working::bytes(spec, limits, &weights, target.device());
         let block = (each.sum::<u64>() as f64 * f64::from(stretch)).ceil() as u64;
         Ok(Self { fixed: weights.matrices + activations + working + scratch, block })
     }

@@ -4,9 +4,9 @@
 use anyhow::{Result, bail};
 
 use super::{Budget, Bytes, Plan};
+use crate::device::Device;
 use crate::machine;
 use crate::options::{MemoryBudget, MemoryOptions};
-use crate::target::Target;
 use crate::units;
 
 /// A plan that exceeds the existing memory.
@@ -23,7 +23,7 @@ pub struct Excess {
 impl Excess {
     /// The excess over the memory of the device, or of the host if the device has its own. Default
     /// sizes were made to fit.
-    pub fn of(bytes: &Bytes, budget: &Budget, options: &MemoryOptions, target: &Target) -> Option<Self> {
+    pub fn of(bytes: &Bytes, budget: &Budget, options: &MemoryOptions, device: &dyn Device) -> Option<Self> {
         let is_named = matches!(options.budget, MemoryBudget::Total(_) | MemoryBudget::KvCache { .. })
             || options.bodies.is_some_and(|bodies| bodies.total.is_some())
             || options.host_tier_bytes.is_some();
@@ -31,11 +31,11 @@ impl Excess {
             return None;
         }
         let host = machine::memory_available();
-        match target {
-            Target::Cpu(_) => Self::over(bytes.total(), host, "this machine", budget.describe()),
-            Target::Cuda(_) => Self::over(bytes.total(), target.free_bytes(), "the GPU", budget.describe())
-                .or_else(|| Self::over(bytes.on_host(), host, "this machine", "--kv-host-mib".into())),
+        if !device.has_own_memory() {
+            return Self::over(bytes.total(), host, "this machine", budget.describe());
         }
+        Self::over(bytes.total(), device.free_bytes(), "the GPU", budget.describe())
+            .or_else(|| Self::over(bytes.on_host(), host, "this machine", "--kv-host-mib".into()))
     }
 
     fn over(planned: u64, available: Option<u64>, place: &'static str, flag: String) -> Option<Self> {
