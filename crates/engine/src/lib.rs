@@ -1,8 +1,55 @@
 //! The loop between clients and a model: tokens in, tokens out.
 //!
-//! An [`Engine`] is a handle that any thread may hold. One thread owns the scheduler and the
-//! executor and communicates with handles by channel. This crate knows tokens only: no text, JSON
-//! or HTTP.
+//! An [`Engine`] is a handle that any thread may hold; exactly one thread owns the scheduler and
+//! the executor and talks to the others by channel. This crate speaks tokens only: text, JSON and
+//! HTTP belong to other crates.
+//!
+//! Requests wait in a queue, run together in steps, and share blocks of equal prefixes. The
+//! executor computes a step. With a real model it is a [`Runner`], which has a decoder;
+//! `folio-session` sets one up. Any [`StepRunner`] will do:
+//!
+//! ```
+//! use folio_engine::{
+//!     Admission, Assignment, Background, Engine, EngineConfig, Event, GroupConfig, RequestId, Result,
+//!     RowOutput, Sampled, SamplingParams, StepPlan, StepRunner,
+//! };
+//!
+//! /// A model with one answer.
+//! struct Sevens;
+//!
+//! impl StepRunner for Sevens {
+//!     fn admit(&mut self, _: RequestId, _: Admission) {}
+//!
+//!     fn run(&mut self, plan: &StepPlan) -> Result<Vec<RowOutput>> {
+//!         let row = |assignment: &Assignment| {
+//!             let mut row = RowOutput::new(assignment.id);
+//!             if assignment.samples {
+//!                 row.sampled.push(Sampled { token: 7, logprobs: None });
+//!             }
+//!             row
+//!         };
+//!         Ok(plan.assignments.iter().map(row).collect())
+//!     }
+//!
+//!     fn release(&mut self, _: RequestId) {}
+//! }
+//!
+//! # fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+//! let mut config = EngineConfig { max_model_len: 64, logits_width: 10, ..EngineConfig::default() };
+//! config.groups = vec![GroupConfig::new(8)];
+//! let engine = Engine::start(Box::new(Background::start(Sevens)?), config)?;
+//! let params = SamplingParams { max_tokens: 2, ..SamplingParams::default() };
+//! let mut stream = engine.submit(engine.request(vec![1, 2, 3], params)?)?;
+//! let mut tokens = Vec::new();
+//! while let Some(event) = stream.recv() {
+//!     if let Event::Token { token, .. } = event {
+//!         tokens.push(token);
+//!     }
+//! }
+//! assert_eq!(tokens, [7, 7]);
+//! # Ok(())
+//! # }
+//! ```
 
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
