@@ -9,6 +9,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 
+use memchr::memchr2;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
@@ -256,14 +257,14 @@ fn end_of_value(bytes: &[u8], at: usize) -> usize {
     at
 }
 
-/// Behind the quote that ends the text whose first character is at `at`.
+/// The position behind the quote that ends the string whose first character is at `at`.
 fn end_of_text(bytes: &[u8], mut at: usize) -> usize {
-    while let Some(&byte) = bytes.get(at) {
-        at += match byte {
-            b'"' => return at + 1,
-            b'\\' => 2,
-            _ => 1,
-        };
+    while let Some(found) = bytes.get(at..).and_then(|rest| memchr2(b'"', b'\\', rest)) {
+        at += found;
+        if bytes[at] == b'"' {
+            return at + 1;
+        }
+        at += 2;
     }
     bytes.len()
 }
