@@ -21,6 +21,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("folio-quantize", &["folio-model", "folio-device", "folio-formats"]),
     ("folio-engine", &["folio-scheduler", "folio-model", "folio-device", "folio-formats"]),
     ("folio-server", &["folio-text", "folio-engine"]),
+    ("folio-hub", &["folio-session"]),
     // All of them under its feature `models`, without which xtask links it.
     (
         "folio-measure",
@@ -34,6 +35,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "folio",
         &[
             "folio-formats",
+            "folio-hub",
             "folio-measure",
             "folio-text",
             "folio-device",

@@ -27,6 +27,11 @@ pub fn hub_token() -> Option<String> {
     std::env::var("HF_TOKEN").ok().filter(|token| !token.is_empty())
 }
 
+/// Address of the hub, if it is another one.
+pub fn hub_endpoint() -> Option<String> {
+    std::env::var("HF_ENDPOINT").ok()
+}
+
 /// Whether downloads are forbidden.
 pub fn is_offline() -> bool {
     ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"]
