@@ -22,6 +22,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("folio-engine", &["folio-scheduler", "folio-model", "folio-device", "folio-formats"]),
     ("folio-server", &["folio-text", "folio-engine"]),
     ("folio-hub", &["folio-session"]),
+    ("folio-terminal", &[]),
     // All of them under its feature `models`, without which xtask links it.
     (
         "folio-measure",
@@ -44,6 +45,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "folio-engine",
             "folio-server",
             "folio-session",
+            "folio-terminal",
         ],
     ),
     ("xtask", &["folio-formats", "folio-measure", "folio-testing"]),

@@ -1,21 +1,16 @@
 //! The chat of `folio run`: reads a line, answers it, and reads the next.
 //!
-//! Lines are read by a thread of their own, and only when they are asked for ([`lines`]). Ctrl-C while an answer comes stops
-//! the answer; at the prompt it clears the line. However the chat ends, the terminal is left as it was ([`terminal`]).
-
-mod lines;
-mod terminal;
+//! Lines are read by a thread of their own, and only when they are asked for ([`Lines`]). Ctrl-C while an answer comes stops
+//! the answer; at the prompt it clears the line. However the chat ends, the terminal is left as it was ([`Terminal`]).
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use anyhow::Result;
+use folio_terminal::{Line, Lines, Signal, Signals, Source, Terminal};
 
 use crate::print::ReaderLeft;
 use crate::run::Chat;
-use crate::signals::{Signal, Signals};
-use lines::{Line, Lines, Source};
-use terminal::Terminal;
 
 /// Terminals whose cursor cannot be moved: their own line discipline edits the line.
 const DUMB: [&str; 3] = ["dumb", "cons25", "emacs"];

@@ -21,7 +21,6 @@ mod pull;
 mod quantize;
 mod run;
 mod serve;
-mod signals;
 
 use std::process::ExitCode;
 

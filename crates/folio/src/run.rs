@@ -9,11 +9,11 @@ use anyhow::{Context, Result, bail};
 use folio_engine::SamplingParams;
 use folio_server::{Finish, SamplingDefaults, TextOptions, TextStream};
 use folio_session::{Assets, Session};
+use folio_terminal::{Signal, Signals};
 use folio_text::Tokenizer;
 use serde_json::{Value, json};
 
 use crate::args::{RunArgs, SamplingArgs};
-use crate::signals::{Signal, Signals};
 use crate::{chat, hooks};
 
 /// Maximum number of sequences. A chat runs one request at a time, so it plans memory for few.

@@ -21,12 +21,12 @@ use folio_server::net::{self, Listener, NetConfig, Shutdown};
 use folio_server::observe::{Level, Log, Observer, ObserverConfig, Traces};
 use folio_server::{App, Model, ModelNames, Surroundings};
 use folio_session::{Assets, BodyMemory, Hooks, HubName, KvEventSender, Opened, Options, Plan, Session, Target};
+use folio_terminal::{Signal, Signals};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::args::{KvEventsArgs, ModelArgs, NamingArgs, ServeArgs, TextList};
 use crate::hooks;
-use crate::signals::{Signal, Signals};
 use access::Access;
 use ending::Ending;
 use greeting::Greeting;

@@ -12,10 +12,9 @@ use folio_server::Timeouts;
 use folio_server::guard::{Guard, Lifecycle};
 use folio_server::net::ShutdownHandle;
 use folio_server::observe::{Log, Observer};
+use folio_terminal::{Signal, Signals};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
-
-use crate::signals::{Signal, Signals};
 
 /// Interval of checks whether the last request has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
