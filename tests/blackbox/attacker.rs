@@ -8,6 +8,7 @@ use std::fmt::Write;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use folio_testing::Rng;
 use serde_json::{Value, json};
 
 use crate::folio;
@@ -73,18 +74,9 @@ impl Setup {
     }
 }
 
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        self.0 >> 33
-    }
-
-    fn coins(seed: u64, count: usize) -> Vec<bool> {
-        let mut random = Self(seed);
-        (0..count + 8).map(|_| random.next() >> 12 & 1 == 1).skip(8).collect()
-    }
+fn coins(seed: u64, count: usize) -> Vec<bool> {
+    let mut rng = Rng::new(seed);
+    (0..count).map(|_| rng.below(2) == 1).collect()
 }
 
 /// Beginnings of functions, no two alike.
@@ -147,7 +139,7 @@ fn read(setup: Setup, questions: &[String], coins: Option<&[bool]>, when: When, 
 /// from one half.
 fn attack(setup: Setup, when: When, num_questions: usize, seed: u64, tokens: usize) -> (usize, f64, Vec<Counts>) {
     let questions = questions(num_questions + num_questions / 2);
-    let coins = Random::coins(seed, questions.len());
+    let coins = coins(seed, questions.len());
     let fresh = read(setup, &questions, None, when, tokens);
     let found = read(setup, &questions, Some(&coins), when, tokens);
     let (known, unknown) = coins.split_at(num_questions / 2);

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
+use folio_testing::wait::until;
 use serde_json::{Value, json};
 
 use crate::{folio, refusal, scratch};
@@ -77,11 +77,7 @@ fn killed_in_the_middle_it_goes_on_where_it_was() {
     let text: String = ids.iter().enumerate().map(|(n, id)| line(id, "/v1/completions", prompt(n))).collect();
     std::fs::write(&input, text).expect("writable");
     let mut child = batch(&input, &output).stderr(Stdio::null()).spawn().expect("the binary starts");
-    let begin = Instant::now();
-    while std::fs::read_to_string(&output).unwrap_or_default().lines().count() < 3 {
-        assert!(begin.elapsed() < Duration::from_secs(60), "answers come");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until("answers come", || std::fs::read_to_string(&output).unwrap_or_default().lines().count() >= 3);
     child.kill().expect("it was running");
     child.wait().expect("it ends");
     // The worst state that a kill can leave.
@@ -136,11 +132,7 @@ fn two_runs_do_not_share_an_output() {
     let text: String = (0..4).map(|n| line(&format!("r{n}"), "/v1/completions", slow.clone())).collect();
     std::fs::write(&input, text).expect("writable");
     let mut first = batch(&input, &output).stderr(Stdio::null()).spawn().expect("the binary starts");
-    let begin = Instant::now();
-    while !output.exists() || answers(&output).is_empty() {
-        assert!(begin.elapsed() < Duration::from_secs(60), "answers come");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until("answers come", || output.exists() && !answers(&output).is_empty());
     let second = batch(&input, &output).output().expect("the binary starts");
     let said = String::from_utf8_lossy(&second.stderr).into_owned();
     assert_eq!(second.status.code(), Some(1), "{said}");

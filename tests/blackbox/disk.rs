@@ -1,8 +1,8 @@
 //! `--kv-disk`: prefixes that outlive the process, and files that cannot be trusted.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
 
+use folio_testing::{http::exchange, wait};
 use serde_json::{Value, json};
 
 use crate::scratch;
@@ -54,11 +54,8 @@ fn files(folder: &Path) -> Vec<(std::path::PathBuf, u64)> {
 /// Chunks are written beside the answers: waits for at least `least` of them.
 fn wait_for_chunks(folder: &Path, least: usize) {
     let chunks = || files(folder).iter().filter(|(_, bytes)| *bytes > 100_000).count();
-    let begin = Instant::now();
-    while chunks() < least {
-        assert!(begin.elapsed() < Duration::from_secs(60), "no chunk was written: {:?}", files(folder));
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let written = wait::poll(wait::SOON, || (chunks() >= least).then_some(()));
+    assert!(written.is_some(), "no chunk was written: {:?}", files(folder));
 }
 
 #[test]
@@ -113,7 +110,7 @@ fn killed_in_the_middle_of_traffic_it_comes_back_right() {
             .map(|number| {
                 std::thread::spawn(move || {
                     let body = chat(&format!("{number} in round {round}: tell me a long story about it"));
-                    crate::http::try_request(port, "POST", "/v1/chat/completions", &body.to_string())
+                    exchange(port, "POST", "/v1/chat/completions", "", body.to_string().as_bytes())
                 })
             })
             .collect();

@@ -1,7 +1,9 @@
 //! The end of a server: running answers finish, or the client learns that they do not.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read};
 use std::net::TcpStream;
+
+use folio_testing::http::{Connection, request as request_bytes};
 
 use crate::http::request;
 use crate::server::Server;
@@ -11,12 +13,9 @@ fn stream(port: u16, max_tokens: usize) -> BufReader<TcpStream> {
     let body = serde_json::json!({
         "prompt": "fn main() {", "max_tokens": max_tokens, "stream": true, "ignore_eos": true, "temperature": 0,
     });
-    let body = body.to_string();
-    let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("it listens");
-    let head =
-        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close";
-    write!(stream, "{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).expect("it reads");
-    let mut reader = BufReader::new(stream);
+    let mut connection = Connection::open(port).expect("it listens");
+    connection.send(&request_bytes("POST", "/v1/completions", "", body.to_string().as_bytes())).expect("it reads");
+    let mut reader = BufReader::new(connection.stream);
     let mut line = String::new();
     while !line.starts_with("data: ") {
         line.clear();

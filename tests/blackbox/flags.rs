@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::http::{request, request_with};
+use crate::http::{health_at, request, request_with};
 use crate::server::Server;
 use crate::{folio, output, refusal, scratch, stdout};
 
@@ -87,7 +87,7 @@ fn a_configuration_that_is_wrong_names_file_and_key() {
 #[cfg(unix)]
 #[test]
 fn a_unix_socket_serves_its_owner_alone() {
-    use std::io::{BufRead, BufReader, Read, Write};
+    use std::io::{BufRead, BufReader};
     use std::os::unix::fs::PermissionsExt;
     let path = scratch("uds").join("s");
     let mut child = folio(&["serve", "--max-num-seqs", "2", "--uds", path.to_str().expect("UTF-8")])
@@ -98,11 +98,7 @@ fn a_unix_socket_serves_its_owner_alone() {
     assert!(lines.any(|line| line.contains("ready at unix:")), "it becomes ready");
     let rest = std::thread::spawn(move || lines.count());
     assert_eq!(std::fs::metadata(&path).expect("a socket").permissions().mode() & 0o777, 0o600);
-    let mut stream = std::os::unix::net::UnixStream::connect(&path).expect("it listens");
-    stream.write_all(b"GET /health HTTP/1.1\r\nhost: anything\r\nconnection: close\r\n\r\n").expect("it reads");
-    let mut text = String::new();
-    stream.read_to_string(&mut text).expect("it answers");
-    assert!(text.starts_with("HTTP/1.1 200"), "{text}");
+    assert_eq!(health_at(&path).expect("it answers"), 200);
     assert!(std::process::Command::new("kill").arg(child.id().to_string()).status().expect("kill runs").success());
     assert!(child.wait().expect("it ends").success());
     rest.join().expect("all was read");

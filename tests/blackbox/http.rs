@@ -1,7 +1,9 @@
 //! Just enough HTTP/1.1 for the tests, both ends of it.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader};
 use std::net::TcpStream;
+
+use folio_testing::http::{self, Connection, Pace, exchange};
 
 pub struct Answer {
     pub status: u16,
@@ -15,42 +17,17 @@ pub fn request(port: u16, method: &str, path: &str, body: &str) -> Answer {
 
 /// The same with more fields in its head, each with its line's end.
 pub fn request_with(port: u16, method: &str, path: &str, fields: &str, body: &str) -> Answer {
-    let text = exchange(port, method, path, fields, body).expect("the server listens, and its answer is UTF-8");
-    let (head, body) = text.split_once("\r\n\r\n").expect("a head and a body");
-    let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status");
-    let chunked = head.to_ascii_lowercase().contains("transfer-encoding: chunked");
-    Answer { status, body: if chunked { unchunk(body) } else { body.to_string() } }
+    let reply = exchange(port, method, path, fields, body.as_bytes()).expect("the server answers");
+    assert!(reply.is_whole, "{method} {path}: only {:?} came", reply.text());
+    Answer { status: reply.status, body: String::from_utf8(reply.body).expect("UTF-8") }
 }
 
-/// The same where the server may be gone at any moment: head and body as they came.
-pub fn try_request(port: u16, method: &str, path: &str, body: &str) -> std::io::Result<String> {
-    exchange(port, method, path, "", body)
-}
-
-fn exchange(port: u16, method: &str, path: &str, fields: &str, body: &str) -> std::io::Result<String> {
-    let mut stream = TcpStream::connect(("127.0.0.1", port))?;
-    let head = format!(
-        "{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n{fields}connection: close\r\n\r\n",
-        body.len()
-    );
-    stream.write_all(head.as_bytes())?;
-    stream.write_all(body.as_bytes())?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text)?;
-    Ok(text)
-}
-
-fn unchunk(mut body: &str) -> String {
-    let mut out = String::new();
-    while let Some((size, rest)) = body.split_once("\r\n") {
-        let size = usize::from_str_radix(size.trim(), 16).expect("a chunk size");
-        if size == 0 {
-            break;
-        }
-        out.push_str(&rest[..size]);
-        body = &rest[size + 2..];
-    }
-    out
+/// The status of `/health` behind a Unix socket.
+#[cfg(unix)]
+pub fn health_at(socket: &std::path::Path) -> std::io::Result<u16> {
+    let mut connection = Connection::over(std::os::unix::net::UnixStream::connect(socket)?, Pace::FULL);
+    connection.send(&http::request("GET", "/health", "", b""))?;
+    Ok(connection.reply()?.status)
 }
 
 /// A request as a stand-in server sees it: its path and, in lower case, its headers.

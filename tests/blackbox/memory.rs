@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use folio_testing::http::exchange;
 use serde_json::Value;
 
-use crate::http::try_request;
 use crate::server::Server;
 use crate::{output, refusal, stdout};
 
@@ -155,8 +155,7 @@ fn many_large_bodies_stay_within_the_plan_and_their_memory_goes_back() {
         let ask = |client: usize| {
             let (path, body) = &bodies[client % bodies.len()];
             // A client that is refused while it still sends may find the connection closed.
-            let answer = try_request(server.port, "POST", path, body).unwrap_or_default();
-            answer.split(' ').nth(1).map(str::to_owned)
+            exchange(server.port, "POST", path, "", body.as_bytes()).ok().map(|reply| reply.status)
         };
         let clients: Vec<_> = (0..CLIENTS).map(|client| scope.spawn(move || ask(client))).collect();
         while !clients.iter().all(|client| client.is_finished()) {
@@ -165,8 +164,8 @@ fn many_large_bodies_stay_within_the_plan_and_their_memory_goes_back() {
         }
         statuses.extend(clients.into_iter().map(|client| client.join().expect("no panic")));
     });
-    let count = |status: &str| statuses.iter().filter(|found| found.as_deref() == Some(status)).count();
-    let (refused, sent_away) = (count("400"), count("429"));
+    let count = |status: u16| statuses.iter().filter(|found| **found == Some(status)).count();
+    let (refused, sent_away) = (count(400), count(429));
     assert!(
         refused > 3 && refused + sent_away > CLIENTS / 2,
         "{refused} refused, {sent_away} to come back: {statuses:?}"

@@ -5,8 +5,8 @@ use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
+use folio_testing::wait::until;
 use lzma_rust2::LzmaReader;
 use serde_json::json;
 
@@ -44,14 +44,6 @@ fn packed_file(model: &Path) -> Option<PathBuf> {
     entries.flatten().map(|entry| entry.path()).find(|path| path.extension().is_some_and(|ending| ending == "packed"))
 }
 
-fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !is_so() {
-        assert!(begin.elapsed() < Duration::from_secs(60), "{what}: it does not come");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
 /// A page of garbage between any two of the sampled pages.
 fn damage(path: &Path) {
     let file = File::options().write(true).open(path).expect("it is there");
@@ -75,7 +67,7 @@ fn damage_costs_time_and_no_answer() {
     let model = model("packed-damage");
     let server = start(&model);
     let expected = ask(&server);
-    wait_for("a packed file", || packed_file(&model).is_some());
+    until("a packed file", || packed_file(&model).is_some());
     server.kill();
     let path = packed_file(&model).expect("it was there");
 
@@ -155,7 +147,7 @@ fn damage_costs_time_and_no_answer() {
     // Written anew by the next start.
     let server = start(&model);
     assert_eq!(ask(&server), expected);
-    wait_for("a new packed file", || path.exists());
+    until("a new packed file", || path.exists());
     server.kill();
     assert!(std::fs::read(&path).expect("it is there") == good, "the same as at first");
     std::fs::remove_dir_all(model.parent().expect("a folder")).expect("it can be removed");

@@ -1,10 +1,11 @@
 //! Output without a reader, and output that cannot be written.
 
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
+use std::io::Write;
 use std::process::{Output, Stdio};
-use std::time::{Duration, Instant};
 
+use folio_testing::wait::until;
+
+use crate::http::health_at;
 use crate::{folio, scratch};
 
 /// The writing end of a pipe with a closed reading end.
@@ -78,19 +79,11 @@ fn a_server_whose_messages_nobody_reads_serves() {
         .stderr(left())
         .spawn()
         .expect("the binary starts");
-    let begin = Instant::now();
-    let health = || -> std::io::Result<String> {
-        let mut stream = UnixStream::connect(&socket)?;
-        stream.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text)?;
-        Ok(text)
-    };
-    while !health().is_ok_and(|text| text.starts_with("HTTP/1.1 200")) {
+    until("it is ready", || {
         let ended = child.try_wait().expect("it can be waited for");
-        assert!(ended.is_none() && begin.elapsed() < Duration::from_secs(60), "it has ended: {ended:?}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+        assert!(ended.is_none(), "it has ended: {ended:?}");
+        health_at(&socket).is_ok_and(|status| status == 200)
+    });
     child.kill().expect("it was running");
     child.wait().expect("it ends");
 }

@@ -7,6 +7,7 @@ use std::process::{Child, Command, ExitStatus};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use folio_testing::wait;
 use nix::pty::{Winsize, openpty};
 use nix::sys::termios::{Termios, tcgetattr};
 
@@ -85,17 +86,13 @@ impl Screen {
 
     /// Exit status when it ends by itself, after all output is read.
     pub fn end(&mut self) -> ExitStatus {
-        let begin = Instant::now();
-        let status = loop {
+        let ended = wait::poll(PATIENCE, || {
             while let Ok(bytes) = self.shown.try_recv() {
                 self.text.push_str(&String::from_utf8_lossy(&bytes));
             }
-            if let Some(status) = self.child.try_wait().expect("it can be waited for") {
-                break status;
-            }
-            assert!(begin.elapsed() < PATIENCE, "it does not end: {:?}", &self.text[self.mark..]);
-            std::thread::sleep(Duration::from_millis(5));
-        };
+            self.child.try_wait().expect("it can be waited for")
+        });
+        let status = ended.unwrap_or_else(|| panic!("it does not end: {:?}", &self.text[self.mark..]));
         while let Ok(bytes) = self.shown.recv_timeout(Duration::from_millis(200)) {
             self.text.push_str(&String::from_utf8_lossy(&bytes));
         }

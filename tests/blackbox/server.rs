@@ -3,8 +3,8 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
 
+use folio_testing::wait::until_some;
 use serde_json::Value;
 
 use crate::folio;
@@ -62,14 +62,7 @@ impl Server {
 
     /// Exit status when it ends by itself.
     pub fn wait(&mut self) -> ExitStatus {
-        let begin = Instant::now();
-        loop {
-            if let Some(status) = self.child.try_wait().expect("it can be waited for") {
-                return status;
-            }
-            assert!(begin.elapsed() < Duration::from_secs(60), "the server does not end");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        until_some("the server ends", || self.child.try_wait().expect("it can be waited for"))
     }
 
     /// Kills it, without a chance to tidy up; returns its output since it was ready.

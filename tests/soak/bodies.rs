@@ -3,13 +3,14 @@
 
 use std::io;
 
+use folio_testing::Rng;
+use folio_testing::http::is_break;
 use serde_json::json;
 
 use crate::answer::Route;
 use crate::client::Load;
-use crate::http::{Connection, Pace, is_break};
+use crate::http::Connection;
 use crate::record::{Outcome, outcome, short};
-use crate::rng::Rng;
 use crate::table::{Malformed, head};
 
 /// Length of a body.
@@ -66,7 +67,7 @@ impl Load {
         let body = record.ask.body.to_string();
         let blanks = LEAST + rng.below(MOST - LEAST - body.len());
         let body = format!("{{{}{}", " ".repeat(blanks), &body[1..]).into_bytes();
-        let Some(mut connection) = self.opened(Connection::open(self.port, Pace::FULL)) else { return };
+        let Some(mut connection) = self.opened(Connection::open(self.port)) else { return };
         let head = head(record.ask.route.path(), body.len());
         let outcome = match sent(&mut connection, &[&head[..], &body].concat()) {
             Ok(()) => outcome(&mut connection, &record.ask),
@@ -82,13 +83,13 @@ impl Load {
 
     fn refused(&self, rng: &mut Rng) {
         let request = rng.pick(&self.large);
-        let Some(mut connection) = self.opened(Connection::open(self.port, Pace::FULL)) else { return };
+        let Some(mut connection) = self.opened(Connection::open(self.port)) else { return };
         match sent(&mut connection, &request.bytes).and_then(|()| connection.reply()) {
             Ok(reply) if reply.status == FULL && reply.is_whole => self.tally.count("large body, to come back"),
             Ok(reply) if reply.status == request.status && reply.is_whole => self.tally.count("large body, refused"),
             other => {
                 let found = match &other {
-                    Ok(reply) => format!("{} {}", reply.status, String::from_utf8_lossy(&reply.body)),
+                    Ok(reply) => format!("{} {}", reply.status, reply.text()),
                     Err(error) => error.to_string(),
                 };
                 self.tally.fail(format!("large body ({}): {}", request.name, short(&found)));

@@ -4,10 +4,12 @@
 use std::io;
 use std::time::{Duration, Instant};
 
+use folio_testing::Rng;
+use folio_testing::http::is_break;
+
 use crate::bodies::{FULL, SMALL};
-use crate::http::{Connection, Pace, is_break};
+use crate::http::{Connection, open_slow};
 use crate::record::{Outcome, Record, Records, exchange, outcome, short};
-use crate::rng::Rng;
 use crate::table::{Kind, Malformed};
 use crate::tally::Tally;
 
@@ -52,13 +54,13 @@ impl Load {
     pub fn client(&self, mut rng: Rng) {
         let mut kept = None;
         while Instant::now() < self.until && !self.tally.has_failed_too_often() {
-            let way = rng.share();
+            let way = rng.unit();
             if way < MALFORMED {
                 self.malformed(&mut rng);
             } else if way < MALFORMED + LEAVES {
                 self.leave(&mut rng);
             } else if way < MALFORMED + LEAVES + SLOW {
-                if rng.share() < STALLS { self.stall(&mut rng) } else { self.dawdle(&mut rng) }
+                if rng.unit() < STALLS { self.stall(&mut rng) } else { self.dawdle(&mut rng) }
             } else if way < MALFORMED + LEAVES + SLOW + LARGE {
                 self.large(&mut rng);
             } else {
@@ -71,7 +73,7 @@ impl Load {
 
     /// One request without any mischief.
     pub fn once(&self, record: &Record) {
-        if let Some(mut connection) = self.opened(Connection::open(self.port, Pace::FULL)) {
+        if let Some(mut connection) = self.opened(Connection::open(self.port)) {
             let outcome = exchange(&mut connection, &record.ask);
             self.compare("plain", record, outcome);
         }
@@ -83,7 +85,7 @@ impl Load {
         let reuses = rng.below(2) == 0;
         let connection = match kept.filter(|_| reuses) {
             Some(connection) => Ok(connection),
-            None => Connection::open(self.port, Pace::FULL),
+            None => Connection::open(self.port),
         };
         let start = Instant::now();
         let mut connection = self.opened(connection)?;
@@ -99,8 +101,8 @@ impl Load {
     fn dawdle(&self, rng: &mut Rng) {
         let record = if rng.below(4) == 0 { rng.pick(&self.records.heavy) } else { rng.pick(&self.records.light) };
         let bytes = (record.wire_bytes / 150).clamp(64, 4096);
-        let pace = Pace::slow(bytes, Duration::from_millis(5 + rng.below(15) as u64));
-        if let Some(mut connection) = self.opened(Connection::open(self.port, pace)) {
+        let pause = Duration::from_millis(5 + rng.below(15) as u64);
+        if let Some(mut connection) = self.opened(open_slow(self.port, bytes, pause)) {
             let outcome = exchange(&mut connection, &record.ask);
             self.compare("slow reader", record, outcome);
         }
@@ -110,8 +112,7 @@ impl Load {
     /// whole.
     fn stall(&self, rng: &mut Rng) {
         let record = rng.pick(&self.records.heavy);
-        let pace = Pace::slow(2048, Duration::ZERO);
-        let Some(mut connection) = self.opened(Connection::open(self.port, pace)) else { return };
+        let Some(mut connection) = self.opened(open_slow(self.port, 2048, Duration::ZERO)) else { return };
         let (head, body) = record.ask.bytes();
         let begun = connection.send(&[head, body].concat()).and_then(|()| connection.receive(4096));
         if let Err(error) = begun {
@@ -127,7 +128,7 @@ impl Load {
 
     fn leave(&self, rng: &mut Rng) {
         let (record, stage) = (rng.pick(&self.records.light), *rng.pick(&STAGES));
-        let Some(mut connection) = self.opened(Connection::open(self.port, Pace::FULL)) else { return };
+        let Some(mut connection) = self.opened(Connection::open(self.port)) else { return };
         let (head, body) = record.ask.bytes();
         let mut part_way = |rng: &mut Rng| -> io::Result<()> {
             match stage {
@@ -136,7 +137,7 @@ impl Load {
                 Stage::HalfBody => connection.send(&[&head[..], &body[..rng.below(body.len())]].concat()),
                 Stage::BeforeAnswer => {
                     connection.send(&[&head[..], &body[..]].concat())?;
-                    std::thread::sleep(Duration::from_secs_f64(rng.share().powi(2)));
+                    std::thread::sleep(Duration::from_secs_f64(rng.unit().powi(2)));
                     Ok(())
                 }
                 Stage::InAnswer => {
@@ -159,7 +160,7 @@ impl Load {
 
     fn malformed(&self, rng: &mut Rng) {
         let request = rng.pick(&self.malformed);
-        let Some(mut connection) = self.opened(Connection::open(self.port, Pace::FULL)) else { return };
+        let Some(mut connection) = self.opened(Connection::open(self.port)) else { return };
         let reply = match connection.send(&request.bytes) {
             // The answer to a body that is too large may come before all of it was sent.
             Ok(()) => connection.reply(),
@@ -175,7 +176,7 @@ impl Load {
             other => {
                 let text = String::from_utf8_lossy(&request.bytes);
                 let found = match &other {
-                    Ok(reply) => format!("{} {}", reply.status, String::from_utf8_lossy(&reply.body)),
+                    Ok(reply) => format!("{} {}", reply.status, reply.text()),
                     Err(error) => error.to_string(),
                 };
                 self.tally.fail(format!(

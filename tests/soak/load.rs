@@ -2,13 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use folio_testing::Rng;
+
 use crate::answer::Route;
 use crate::bodies::refused;
 use crate::client::{Load, WRITE_STALL};
 use crate::memory::Samples;
 use crate::record::{Records, unloaded, until};
 use crate::report::Report;
-use crate::rng::Rng;
 use crate::server::{Metrics, Server, planned};
 use crate::table::{MAX_MODEL_LEN, malformed};
 use crate::tally::Tally;
@@ -95,7 +96,7 @@ fn run(load: &Load, server: &Server, seed: u64) -> Samples {
         let watch = scope.spawn(|| Samples::watch(server.process(), &load.tally));
         let health = scope.spawn(|| watch_health(load, server));
         let clients: Vec<_> =
-            (0..NUM_CLIENTS).map(|index| scope.spawn(move || load.client(Rng::new(seed, index)))).collect();
+            (0..NUM_CLIENTS).map(|index| scope.spawn(move || load.client(Rng::stream(seed, index)))).collect();
         clients.into_iter().for_each(|client| client.join().expect("a client does not panic"));
         load.tally.end();
         health.join().expect("health can be asked for");

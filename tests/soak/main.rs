@@ -12,7 +12,6 @@ mod load;
 mod memory;
 mod record;
 mod report;
-mod rng;
 mod server;
 mod sigterm;
 mod storm;

@@ -3,10 +3,11 @@
 use std::io;
 use std::time::{Duration, Instant};
 
+use folio_testing::wait;
 use serde_json::json;
 
 use crate::answer::{Answer, NoAnswer, Route, parse};
-use crate::http::{Connection, Pace};
+use crate::http::Connection;
 use crate::server::Server;
 use crate::table::{Ask, Kind, MAX_MODEL_LEN, bases, heavy};
 
@@ -77,7 +78,7 @@ fn set_stop(server: &Server, ask: &mut Ask) {
 }
 
 fn record(server: &Server, ask: &Ask) -> Record {
-    let mut connection = Connection::open(server.port, Pace::FULL).expect("the server listens");
+    let mut connection = Connection::open(server.port).expect("the server listens");
     match exchange(&mut connection, ask) {
         Outcome::Answer(answer) => Record { ask: ask.clone(), answer, wire_bytes: connection.received },
         other => panic!("unloaded, {} {} is answered {}", ask.route.path(), ask.body, other.describe()),
@@ -133,28 +134,19 @@ pub fn outcome(connection: &mut Connection, ask: &Ask) -> Outcome {
         Ok(reply) => reply,
         Err(error) => return Outcome::Error(error),
     };
-    let text = || String::from_utf8_lossy(&reply.body).into_owned();
     if reply.status != 200 {
-        return Outcome::Refused(reply.status, text());
+        return Outcome::Refused(reply.status, reply.text());
     }
     match parse(ask.route, ask.is_stream, &reply.body) {
         Ok(answer) if reply.is_whole => Outcome::Answer(answer),
         Err(NoAnswer::ErrorEvent(event)) => Outcome::No(NoAnswer::ErrorEvent(event)),
         Err(no) if reply.is_whole => Outcome::No(no),
-        _ => Outcome::Broken { events: text() },
+        _ => Outcome::Broken { events: reply.text() },
     }
 }
 
 /// Waits for `done`; returns the time it took.
 pub fn until(within: Duration, mut done: impl FnMut() -> bool) -> Option<Duration> {
     let start = Instant::now();
-    loop {
-        if done() {
-            return Some(start.elapsed());
-        }
-        if start.elapsed() > within {
-            return None;
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait::poll(within, || done().then(|| start.elapsed()))
 }

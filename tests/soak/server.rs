@@ -6,11 +6,11 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::http::{Connection, Pace};
+use folio_testing::{http::exchange, wait};
 
 /// Lines of its log that are stored for diagnosis.
 const LINES_KEPT: usize = 60;
@@ -66,11 +66,9 @@ impl Server {
             }
         });
         let server = Self { child, port, log };
-        let deadline = Instant::now() + Duration::from_secs(120);
-        while server.get("/health").map(|(status, _)| status).unwrap_or(0) != 200 {
-            assert!(Instant::now() < deadline, "the server does not become ready: {:#?}", server.log());
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        let is_ready = || matches!(server.get("/health"), Ok((200, _))).then_some(());
+        let ready = wait::poll(Duration::from_secs(120), is_ready);
+        assert!(ready.is_some(), "the server does not become ready: {:#?}", server.log());
         server
     }
 
@@ -105,14 +103,7 @@ impl Server {
     }
 
     pub fn wait(&mut self, within: Duration) -> Option<ExitStatus> {
-        let deadline = Instant::now() + within;
-        loop {
-            match self.ended() {
-                Some(status) => return Some(status),
-                None if Instant::now() > deadline => return None,
-                None => std::thread::sleep(Duration::from_millis(5)),
-            }
-        }
+        wait::poll(within, || self.ended())
     }
 }
 
@@ -125,10 +116,8 @@ impl Drop for Server {
 
 /// One request on its own connection.
 pub fn get(port: u16, path: &str) -> std::io::Result<(u16, String)> {
-    let mut connection = Connection::open(port, Pace::FULL)?;
-    connection.send(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").as_bytes())?;
-    let reply = connection.reply()?;
-    Ok((reply.status, String::from_utf8_lossy(&reply.body).into_owned()))
+    let reply = exchange(port, "GET", path, "", b"")?;
+    Ok((reply.status, reply.text()))
 }
 
 fn port_in(line: &str) -> Option<u16> {

@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use folio_testing::Rng;
+use folio_testing::http::is_break;
 use serde_json::json;
 
 use crate::answer::NoAnswer;
-use crate::http::{Connection, Pace, is_break};
+use crate::http::Connection;
 use crate::record::{Outcome, exchange, outcome};
-use crate::rng::Rng;
 use crate::server::{Server, get};
 use crate::table::{Ask, Kind, bases};
 use crate::{alone, setting};
@@ -31,8 +32,8 @@ fn a_signal_at_any_moment_truncates_nothing_silently() {
     eprintln!("sigterm: {rounds} rounds, seed {seed}");
     let mut totals = Totals::default();
     for round in 0..rounds {
-        let plan = Plan::draw(round, &mut Rng::new(seed, round));
-        let seen = run(&plan, Rng::new(seed, 1000 + round));
+        let plan = Plan::draw(round, &mut Rng::stream(seed, round));
+        let seen = run(&plan, Rng::stream(seed, 1000 + round));
         assert!(seen.wrong.is_empty(), "round {round}: {plan:?}\n{:#?}", seen.wrong);
         totals.add(&seen);
     }
@@ -55,7 +56,7 @@ impl Plan {
         Self {
             drain,
             num_clients: 8 + rng.below(9),
-            after: Duration::from_secs_f64(rng.share() * SPAN),
+            after: Duration::from_secs_f64(rng.unit() * SPAN),
             again_after: (round % 5 == 3).then(|| Duration::from_millis(rng.below(300) as u64)),
         }
     }
@@ -96,7 +97,7 @@ fn run(plan: &Plan, rng: Rng) -> Totals {
         let start = Instant::now();
         let clients: Vec<_> = (0..plan.num_clients)
             .map(|index| {
-                let (seen, signalled, rng) = (&seen, &signalled, Rng::new(rng.clone().next(), index as u64));
+                let (seen, signalled, rng) = (&seen, &signalled, Rng::stream(rng.clone().word(), index as u64));
                 scope.spawn(move || client(port, plan, rng, signalled, seen))
             })
             .collect();
@@ -142,8 +143,8 @@ fn run(plan: &Plan, rng: Rng) -> Totals {
 /// Sends a request that takes a second or so, a little after the others.
 fn client(port: u16, plan: &Plan, mut rng: Rng, signalled: &Mutex<Option<Instant>>, seen: &Mutex<Totals>) {
     let ask = long_ask(&mut rng);
-    std::thread::sleep(Duration::from_secs_f64(rng.share() * SPAN / 2.0));
-    let opened = Connection::open(port, Pace::FULL);
+    std::thread::sleep(Duration::from_secs_f64(rng.unit() * SPAN / 2.0));
+    let opened = Connection::open(port);
     let opened_at = Instant::now();
     let ended = match opened {
         Ok(mut connection) => exchange(&mut connection, &ask),
@@ -196,7 +197,7 @@ fn newcomers(port: u16, sent: Instant, ended: &AtomicBool, seen: &Mutex<Totals>)
     ask.body["max_tokens"] = json!(1);
     while !ended.load(Ordering::Relaxed) {
         let began = sent.elapsed();
-        let found = match Connection::open(port, Pace::FULL) {
+        let found = match Connection::open(port) {
             Ok(mut connection) => match connection.send(&[ask.bytes().0, ask.bytes().1].concat()) {
                 Ok(()) => outcome(&mut connection, &ask),
                 Err(error) => Outcome::Error(error),

@@ -2,11 +2,12 @@
 
 use std::time::{Duration, Instant};
 
+use folio_testing::Rng;
+
 use crate::alone;
-use crate::http::{Connection, Pace};
+use crate::http::Connection;
 use crate::load::Baseline;
 use crate::record::{Outcome, exchange};
-use crate::rng::Rng;
 use crate::server::Server;
 use crate::table::bases;
 
@@ -18,17 +19,17 @@ fn nothing_is_left_of_a_storm_of_cancelled_requests() {
     let _alone = alone();
     let mut server = Server::start(&["--max-model-len", "512", "--kv-cache-mib", "16"]);
     let asks = bases();
-    let mut connection = Connection::open(server.port, Pace::FULL).expect("the server listens");
+    let mut connection = Connection::open(server.port).expect("the server listens");
     let Outcome::Answer(before) = exchange(&mut connection, &asks[3]) else { panic!("an idle server answers") };
     drop(connection);
     let baseline = Baseline::now(&server);
     let start = Instant::now();
     std::thread::scope(|scope| {
         for thread in 0..NUM_THREADS {
-            let (mut rng, asks, port) = (Rng::new(9, thread), &asks, server.port);
+            let (mut rng, asks, port) = (Rng::stream(9, thread), &asks, server.port);
             scope.spawn(move || {
                 for _ in 0..NUM_CONNECTIONS / NUM_THREADS {
-                    let mut connection = Connection::open(port, Pace::FULL).expect("the server listens");
+                    let mut connection = Connection::open(port).expect("the server listens");
                     let (head, body) = rng.pick(asks).streamed().bytes();
                     // Half of them send a complete request.
                     let bytes = [head, body].concat();
@@ -47,7 +48,7 @@ fn nothing_is_left_of_a_storm_of_cancelled_requests() {
         took.as_secs_f64(),
         idle.as_secs_f64()
     );
-    let mut connection = Connection::open(server.port, Pace::FULL).expect("the server listens");
+    let mut connection = Connection::open(server.port).expect("the server listens");
     let Outcome::Answer(after) = exchange(&mut connection, &asks[3]) else { panic!("the server still answers") };
     assert_eq!(after, before);
 }
