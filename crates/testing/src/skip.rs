@@ -124,9 +124,4 @@ mod tests {
             assert_eq!(read(&format!("{line}\n{wrong}\n")), Err(wrong.to_owned()));
         }
     }
-
-    #[test]
-    fn the_macro_names_its_test() {
-        let _: () = crate::skip!(Build, "a trial of the macro, {} of 1", 1);
-    }
 }
