@@ -48,8 +48,8 @@ pub async fn model(service: Service) -> Json<Value> {
     Json(info)
 }
 
-/// A path on this machine is nobody's business: unless the command line says otherwise, it is the
-/// model's name.
+/// Clients do not see a path on this machine: unless the command line says otherwise, both paths
+/// are the model's name.
 fn paths(service: &Service) -> [(&'static str, Value); 2] {
     let name: Value = service.model_name().into();
     [("model_path", name.clone()), ("tokenizer_path", name)]
